@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/write_signals.hpp"
+
 namespace f8 {
 
 Descriptor::~Descriptor() {
@@ -30,6 +32,7 @@ std::string_view kind_of(mode_t mode) {
 }
 
 Status write_all(int fd, std::string_view name, std::string_view bytes) {
+  const WithoutWriteSignals without;
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;

@@ -30,7 +30,8 @@ class Descriptor {
 
 [[nodiscard]] std::string errno_text();
 [[nodiscard]] std::string_view kind_of(mode_t mode);  // "a directory", "a fifo", ...
-// Writes all bytes; `name` is for messages.
+// Writes all bytes; `name` is for messages. A reader that has gone and a limit of size are errors too,
+// and no signals.
 [[nodiscard]] Status write_all(int fd, std::string_view name, std::string_view bytes);
 
 }  // namespace f8

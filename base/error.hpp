@@ -39,7 +39,8 @@ using Status = std::expected<void, Error>;
 template <class... Args>
 [[nodiscard]] std::unexpected<Error> fail(ErrorCode code, fmt::format_string<Args...> format,
                                           Args&&... args) {
-  return std::unexpected(Error{code, printable(f8::format(format, std::forward<Args>(args)...))});
+  return std::unexpected(
+      Error{code, message_text(f8::format(format, std::forward<Args>(args)...))});
 }
 
 // Returns the value that F8_TRY yields. It is not constexpr, because g++ 12 yields the moved-from

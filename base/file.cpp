@@ -8,9 +8,9 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstdlib>
 #include <ctime>
 #include <optional>
+#include <vector>
 
 #include "base/descriptor.hpp"
 
@@ -101,21 +101,6 @@ std::string temporary_prefix(const fs::path& target) {
   return f8::format(".{}.", target.filename().string().substr(0, kLongest));
 }
 
-// A new file beside `target`, under a name that no file has.
-Result<Descriptor> create_beside(const fs::path& target, mode_t mode, fs::path& path) {
-  while (true) {
-    uint64_t random = 0;
-    if (::getrandom(&random, sizeof random, 0) != sizeof random) continue;
-    path = folder_of(target) / f8::format("{}{:016x}", temporary_prefix(target), random);
-    Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
-    if (file.is_open()) return file;
-    if (errno != EEXIST) {
-      return fail(ErrorCode::kIo, "cannot create a file in {}: {}", folder_of(target).string(),
-                  errno_text());
-    }
-  }
-}
-
 // Gives the new file the mode and the owner of the one whose place it takes. Only root may give a
 // file away; then it stays the writer's. Where its group is out of reach too, what the mode allows
 // that group is not for another one.
@@ -128,43 +113,107 @@ Status keep_mode(int fd, const Target& target) {
   return fail(ErrorCode::kIo, "cannot set the mode of {}: {}", target.path.string(), errno_text());
 }
 
+// SQLite puts a file with this ending next to one that it makes.
+constexpr std::string_view kJournal = "-journal";
+
+// Removes what killed processes left beside the target.
 void remove_leftovers(const fs::path& target) {
   const std::string prefix = temporary_prefix(target);
   remove_stale_files(folder_of(target), [&prefix](std::string_view name) {
+    if (name.ends_with(kJournal)) name.remove_suffix(kJournal.size());
     return name.size() == prefix.size() + 16 && name.starts_with(prefix) &&
            name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string_view::npos;
   });
 }
 
-using Fill = std::function<Status(int fd, const fs::path& path)>;
-
-Status fill_and_rename(const Target& target, const Fill& fill) {
+Status may_write(const Target& target) {
+  if (target.own.is_open()) return {};
   if (target.mode && ::faccessat(AT_FDCWD, target.path.c_str(), W_OK, AT_EACCESS) != 0) {
     return fail(ErrorCode::kIo, "cannot write {}: {}", target.path.string(), errno_text());
   }
-  fs::path temporary;
-  Descriptor file = F8_TRY(create_beside(target.path, target.mode ? 0600 : 0666, temporary));
-  const auto complete = [&]() -> Status {
-    F8_TRY(fill(file.get(), temporary));
-    F8_TRY(keep_mode(file.get(), target));
-    if (::fsync(file.get()) != 0) {
-      return fail(ErrorCode::kIo, "cannot flush {} to disk: {}", target.path.string(),
-                  errno_text());
-    }
-    if (::rename(temporary.c_str(), target.path.c_str()) != 0) {
-      return fail(ErrorCode::kIo, "cannot rename {} to {}: {}", temporary.string(),
-                  target.path.string(), errno_text());
-    }
+  const fs::path folder = folder_of(target.path);
+  if (!target.is_replaced() ||
+      ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
     return {};
-  };
-  const Status written = complete();
-  if (!written) {
-    ::unlink(temporary.c_str());
-    return written;
   }
-  remove_leftovers(target.path);
-  return sync_directory(folder_of(target.path));
+  return fail(ErrorCode::kIo, "cannot create a file in {}: {}", folder.string(), errno_text());
 }
+
+// A file beside its target, under a name that no other has, until it takes the target's place. It
+// goes at the end where it did not.
+class NewFile {
+ public:
+  static Result<NewFile> create(Target target) {
+    F8_TRY(may_write(target));
+    const fs::path folder = folder_of(target.path);
+    const mode_t mode = target.mode ? 0600 : 0666;
+    NewFile made(std::move(target));
+    while (true) {
+      uint64_t random = 0;
+      if (::getrandom(&random, sizeof random, 0) != sizeof random) continue;
+      made.path_ = folder / f8::format("{}{:016x}", temporary_prefix(made.target_.path), random);
+      made.journal_ = made.path_.string() + std::string(kJournal);
+      made.file_ =
+          Descriptor(::open(made.path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+      made.is_there_ = made.file_.is_open();
+      if (made.is_there_) return made;
+      if (errno != EEXIST) {
+        return fail(ErrorCode::kIo, "cannot create a file in {}: {}", folder.string(),
+                    errno_text());
+      }
+    }
+  }
+  NewFile(NewFile&& other) noexcept
+      : target_(std::move(other.target_)),
+        file_(std::move(other.file_)),
+        path_(std::move(other.path_)),
+        journal_(std::move(other.journal_)),
+        is_there_(std::exchange(other.is_there_, false)) {}
+  NewFile& operator=(NewFile&&) = delete;
+  ~NewFile() {
+    if (!is_there_) return;
+    ::unlink(path_.c_str());
+    ::unlink(journal_.c_str());
+  }
+
+  [[nodiscard]] int fd() const { return file_.get(); }
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+  // The last of it is on the disk.
+  Status finish() {
+    F8_TRY(keep_mode(file_.get(), target_));
+    if (::fsync(file_.get()) == 0 && file_.close() == 0) return {};
+    return fail(ErrorCode::kIo, "cannot flush {} to disk: {}", target_.path.string(), errno_text());
+  }
+
+  Status take_place() {
+    const fs::path folder = folder_of(target_.path);
+    const auto cannot_flush = [&folder] {
+      return fail(ErrorCode::kIo, "cannot flush the directory {}: {}", folder.string(),
+                  errno_text());
+    };
+    // A folder that may be written but not read is flushed with all of its file system.
+    Descriptor flushed(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const bool is_folder = flushed.is_open();
+    if (!is_folder) flushed = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!flushed.is_open()) return cannot_flush();
+    if (::rename(path_.c_str(), target_.path.c_str()) != 0) {
+      return fail(ErrorCode::kIo, "cannot rename {} to {}: {}", path_.string(),
+                  target_.path.string(), errno_text());
+    }
+    is_there_ = false;
+    if ((is_folder ? ::fsync(flushed.get()) : ::syncfs(flushed.get())) != 0) return cannot_flush();
+    remove_leftovers(target_.path);
+    return {};
+  }
+
+ private:
+  explicit NewFile(Target target) : target_(std::move(target)) {}
+  Target target_;
+  Descriptor file_;
+  fs::path path_, journal_;
+  bool is_there_ = false;
+};
 
 // Copies a finished file into a stream.
 Status copy(const fs::path& from, int to, std::string_view name) {
@@ -187,31 +236,71 @@ fs::path output_path(const fs::path& path) {
   return is_standard_stream(path) ? "/dev/stdout" : path;
 }
 
+Status check_writable(const fs::path& path) {
+  return may_write(F8_TRY(find_target(path)));
+}
+
 Status write_file_atomic(const fs::path& path, std::string_view bytes) {
   Target target = F8_TRY(find_target(path));
   if (!target.is_replaced()) {
     const Descriptor stream = F8_TRY(open_stream(std::move(target)));
     return write_all(stream.get(), path.string(), bytes);
   }
-  return fill_and_rename(
-      target, [&](int fd, const fs::path&) { return write_all(fd, path.string(), bytes); });
+  NewFile file = F8_TRY(NewFile::create(std::move(target)));
+  F8_TRY(write_all(file.fd(), path.string(), bytes));
+  F8_TRY(file.finish());
+  return file.take_place();
 }
 
-Status replace_file(const fs::path& path,
-                    const std::function<Status(const fs::path& empty)>& fill) {
+Status write_files_atomic(std::span<const NamedBytes> files) {
+  std::vector<NewFile> complete;
+  std::vector<const NamedBytes*> streams;
+  for (const NamedBytes& one : files) {
+    Target target = F8_TRY(find_target(one.path));
+    if (!target.is_replaced()) {
+      F8_TRY(may_write(target));
+      streams.push_back(&one);
+      continue;
+    }
+    NewFile file = F8_TRY(NewFile::create(std::move(target)));
+    F8_TRY(write_all(file.fd(), one.path.string(), one.bytes));
+    F8_TRY(file.finish());
+    complete.push_back(std::move(file));
+  }
+  for (NewFile& file : complete) F8_TRY(file.take_place());
+  for (const NamedBytes* one : streams) F8_TRY(write_file_atomic(one->path, one->bytes));
+  return {};
+}
+
+Status replace_file(const fs::path& path, const FillFile& fill) {
   Target target = F8_TRY(find_target(path));
   if (target.is_replaced()) {
-    return fill_and_rename(target, [&](int, const fs::path& temporary) { return fill(temporary); });
+    NewFile file = F8_TRY(NewFile::create(std::move(target)));
+    F8_TRY(fill(file.path(), path));
+    F8_TRY(file.finish());
+    return file.take_place();
   }
+  const TemporaryFolder folder = F8_TRY(TemporaryFolder::make("float8-"));
+  const fs::path temporary = folder.path() / "file";
+  F8_TRY(write_file_synced(temporary, {}));
+  F8_TRY(fill(temporary, temporary));
   const Descriptor stream = F8_TRY(open_stream(std::move(target)));
-  const fs::path folder = F8_TRY(make_temp_directory(fs::temp_directory_path(), "float8-"));
-  const fs::path temporary = folder / "file";
-  Status written = write_file_synced(temporary, {});
-  if (written) written = fill(temporary);
-  if (written) written = copy(temporary, stream.get(), path.string());
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
-  return written;
+  return copy(temporary, stream.get(), path.string());
+}
+
+Result<GrowingFile> GrowingFile::open(const fs::path& path) {
+  Target target = F8_TRY(find_target(path));
+  F8_TRY(may_write(target));
+  GrowingFile file;
+  file.path_ = path;
+  if (!target.is_replaced()) file.stream_ = F8_TRY(open_stream(std::move(target)));
+  return file;
+}
+
+Status GrowingFile::append(std::string_view bytes) {
+  if (stream_.is_open()) return write_all(stream_.get(), path_.string(), bytes);
+  bytes_ += bytes;
+  return write_file_atomic(path_, bytes_);
 }
 
 Status write_file_synced(const fs::path& path, std::string_view bytes) {
@@ -232,32 +321,15 @@ Status write_file_synced(const fs::path& path, std::string_view bytes) {
 void remove_stale_files(const fs::path& folder,
                         const std::function<bool(std::string_view name)>& is_temporary) {
   constexpr time_t kStaleSeconds = 24 * 60 * 60;
-  std::error_code error;
-  fs::directory_iterator entry(folder.empty() ? fs::path(".") : folder, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (!is_temporary(entry->path().filename().string())) continue;
+  FolderNames names(folder);
+  while (const char* name = names.next()) {
+    if (!is_temporary(name)) continue;
     struct stat info {};
-    if (::lstat(entry->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-    if (info.st_uid != ::geteuid() || ::time(nullptr) - info.st_mtime < kStaleSeconds) continue;
-    ::unlink(entry->path().c_str());
+    if (::fstatat(names.directory(), name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) continue;
+    if (::time(nullptr) - info.st_mtime < kStaleSeconds) continue;
+    ::unlinkat(names.directory(), name, 0);
   }
-}
-
-Status sync_directory(const fs::path& path) {
-  const Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory.is_open() || ::fsync(directory.get()) != 0) {
-    return fail(ErrorCode::kIo, "cannot flush the directory {}: {}", path.string(), errno_text());
-  }
-  return {};
-}
-
-Result<fs::path> make_temp_directory(const fs::path& parent, std::string_view prefix) {
-  std::string name = (parent / (std::string(prefix) + "XXXXXX")).string();
-  if (::mkdtemp(name.data()) == nullptr) {
-    return fail(ErrorCode::kIo, "cannot create a directory in {}: {}", parent.string(),
-                errno_text());
-  }
-  return fs::path(name);
 }
 
 }  // namespace f8

@@ -22,16 +22,15 @@
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 
-#include "base/error.hpp"
+#include "base/descriptor.hpp"
+#include "base/folder.hpp"
 
 namespace f8 {
-
-namespace fs = std::filesystem;
 
 // What a caller without a reason for another limit allows.
 inline constexpr size_t kMaxFileBytes = size_t{256} << 20;
@@ -65,19 +64,42 @@ struct FileFront {
 [[nodiscard]] std::string input_name(const fs::path& path);  // for messages
 [[nodiscard]] fs::path output_path(const fs::path& path);    // for the writers below
 
+// Fails where the writers below would fail before their first byte: a command asks before it computes
+// what it is going to write.
+[[nodiscard]] Status check_writable(const fs::path& path);
+
 [[nodiscard]] Status write_file_atomic(const fs::path& path, std::string_view bytes);
+// Files that belong together: all of them are complete before the first takes its place.
+struct NamedBytes {
+  fs::path path;
+  std::string bytes;
+};
+[[nodiscard]] Status write_files_atomic(std::span<const NamedBytes> files);
 // The same for a library that wants a path: `fill` writes into an empty file, which takes the
-// target's place if `fill` succeeds.
-[[nodiscard]] Status replace_file(const fs::path& target,
-                                  const std::function<Status(const fs::path& empty)>& fill);
+// target's place if `fill` succeeds. Where the target is no file that can be replaced, the empty one
+// is a temporary file. `name` is for messages: the path that a full disk is about.
+using FillFile = std::function<Status(const fs::path& empty, const fs::path& name)>;
+[[nodiscard]] Status replace_file(const fs::path& target, const FillFile& fill);
+
+// An output that grows while a command works. A device, a fifo or this process's own descriptor takes
+// each piece as it comes; a file is replaced by a longer one with each, so it is whole at any moment,
+// and what was there before stays until the first piece.
+class GrowingFile {
+ public:
+  [[nodiscard]] static Result<GrowingFile> open(const fs::path& path);
+  [[nodiscard]] Status append(std::string_view bytes);
+
+ private:
+  fs::path path_;
+  Descriptor stream_;
+  std::string bytes_;  // all there are, where there is no stream
+};
+
 // Writes in place and flushes; a crash may leave a part of the bytes.
 [[nodiscard]] Status write_file_synced(const fs::path& path, std::string_view bytes);
 // Removes what killed processes left in a folder: regular files of this user which nobody has
 // written for a day and whose name `is_temporary`.
 void remove_stale_files(const fs::path& folder,
                         const std::function<bool(std::string_view name)>& is_temporary);
-[[nodiscard]] Status sync_directory(const fs::path& path);
-// Creates the private (mode 0700) directory `<parent>/<prefix>XXXXXX` and returns its path.
-[[nodiscard]] Result<fs::path> make_temp_directory(const fs::path& parent, std::string_view prefix);
 
 }  // namespace f8

@@ -1,8 +1,10 @@
 #include "base/log.hpp"
 
-#include <cstdio>
+#include <unistd.h>
+
 #include <mutex>
 
+#include "base/descriptor.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 
@@ -27,7 +29,9 @@ void default_sink(LogLevel level, std::string_view message) {
   }();
   if (level > threshold) return;
   constexpr const char* kNames[] = {"error", "warning", "info"};
-  f8::print(stderr, "float8: {}: {}\n", kNames[static_cast<int>(level)], printable(message));
+  (void)write_all(
+      STDERR_FILENO, "standard error",
+      f8::format("float8: {}: {}\n", kNames[static_cast<int>(level)], printable(message)));
 }
 
 }  // namespace

@@ -2,9 +2,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 namespace f8 {
 namespace {
+
+// True of characters that nobody sees, or that turn the order of others around.
+bool hides(uint32_t code) {
+  constexpr std::pair<uint32_t, uint32_t> kRanges[] = {
+      {0xad, 0xad},     {0x61c, 0x61c},   {0x180e, 0x180e}, {0x200b, 0x200f},   {0x2028, 0x202e},
+      {0x2060, 0x206f}, {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f},
+  };
+  return std::ranges::any_of(
+      kRanges, [code](const auto& range) { return code >= range.first && code <= range.second; });
+}
 
 // The length of the UTF-8 character at the front of `text`, if it is one that can be shown; else 0.
 size_t shown_character(std::string_view text) {
@@ -20,7 +31,8 @@ size_t shown_character(std::string_view text) {
   }
   constexpr uint32_t kLeast[] = {0xa0, 0x800, 0x10000};  // below: C1, or more bytes than needed
   const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
-  return code >= kLeast[length - 2] && code <= 0x10ffff && !is_surrogate ? length : 0;
+  const bool is_shown = code >= kLeast[length - 2] && code <= 0x10ffff && !is_surrogate;
+  return is_shown && !hides(code) ? length : 0;
 }
 
 void append_escaped(std::string& out, char c) {
@@ -58,6 +70,23 @@ std::string printable(std::string_view text) {
     text.remove_prefix(std::max<size_t>(length, 1));
   }
   return result;
+}
+
+std::string message_text(std::string_view text) {
+  constexpr size_t kLongestWord = 4096 + 64;  // a path, and what is written around it
+  constexpr size_t kShown = 80;
+  std::string clipped;
+  while (!text.empty() && clipped.size() < kLongestMessage) {
+    const size_t end = std::min(text.find_first_of(" \n"), text.size());
+    const std::string_view word = text.substr(0, end);
+    clipped += word.size() > kLongestWord ? word.substr(0, kShown) : word;
+    if (word.size() > kLongestWord) clipped += "...";
+    const size_t spaces = std::min(text.find_first_not_of(" \n", end), text.size()) - end;
+    clipped += text.substr(end, spaces);
+    text.remove_prefix(end + spaces);
+  }
+  if (clipped.size() > kLongestMessage) clipped.resize(kLongestMessage);
+  return printable(clipped);
 }
 
 bool has_control(std::string_view text) {

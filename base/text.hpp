@@ -12,9 +12,16 @@ namespace f8 {
 // for all beyond `longest` bytes.
 [[nodiscard]] std::string quote(std::string_view text, size_t longest = 80);
 
-// Returns the text with each control character (C0, DEL, and C1, which some terminals obey too) and
-// each byte that is not UTF-8 as \xNN. Other text stays as it is; all of it is kept.
+// Returns the text with each control character (C0, DEL, and C1, which some terminals obey too), each
+// character that is invisible or turns the order of others around (U+202E and its like), and each byte
+// that is not UTF-8 as \xNN. Other text stays as it is; all of it is kept.
 [[nodiscard]] std::string printable(std::string_view text);
+// Returns what a message has of the text: printable, and with the first 80 bytes and "..." of words that
+// are longer than any path. A message is no longer than kLongestMessage.
+inline constexpr size_t kLongestMessage = 1 << 14;
+[[nodiscard]] std::string message_text(std::string_view text);
+// The most bytes of a name, of a layer or a tensor, that is read from a file.
+inline constexpr size_t kLongestName = 4096;
 // True if printable() would change the text.
 [[nodiscard]] bool has_control(std::string_view text);
 

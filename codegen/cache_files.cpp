@@ -1,7 +1,5 @@
 #include "codegen/cache_files.hpp"
 
-#include <dirent.h>
-
 #include <cerrno>
 #include <random>
 
@@ -12,7 +10,6 @@ namespace {
 
 constexpr int kOpenDirectory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 constexpr mode_t kFileMode = 0644;
-constexpr int kDeepestTree = 16;  // the cache itself makes trees of depth 2
 
 std::string random_letters() {
   constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789";
@@ -37,17 +34,6 @@ std::unexpected<Error> cannot_open(const char* name) {
     default:
       return fail(ErrorCode::kEnvironment, "cannot open {}: {}", name, errno_text());
   }
-}
-
-void remove_tree(int parent, const char* name, int depth) {
-  if (::unlinkat(parent, name, 0) == 0 || depth == kDeepestTree) return;
-  if (errno != EISDIR && errno != EPERM) return;  // POSIX says EPERM for a directory
-  if (const auto directory = open_directory_at(parent, name)) {
-    for (const std::string& inner : names_in(directory->get())) {
-      remove_tree(directory->get(), inner.c_str(), depth + 1);
-    }
-  }
-  ::unlinkat(parent, name, AT_REMOVEDIR);
 }
 
 }  // namespace
@@ -114,24 +100,10 @@ Result<std::string> make_temporary_at(int directory) {
   return fail(ErrorCode::kIo, "cannot create a directory in it: {}", errno_text());
 }
 
-void remove_tree_at(int parent, const char* name) {
-  remove_tree(parent, name, 0);
-}
-
 std::vector<std::string> names_in(int directory) {
   std::vector<std::string> names;
-  // A stream closes its descriptor and moves its offset, so it gets one of its own.
-  const int own = ::openat(directory, ".", kOpenDirectory);
-  DIR* stream = own < 0 ? nullptr : ::fdopendir(own);
-  if (stream == nullptr) {
-    if (own >= 0) ::close(own);
-    return names;
-  }
-  while (const dirent* entry = ::readdir(stream)) {
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  ::closedir(stream);
+  FolderNames each(directory);
+  while (const char* name = each.next()) names.emplace_back(name);
   return names;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/descriptor.hpp"
+#include "base/folder.hpp"
 
 namespace f8::codegen {
 
@@ -34,9 +35,6 @@ namespace f8::codegen {
 
 // Makes a private directory "tmp.<pid>.<random>" and returns its name.
 [[nodiscard]] Result<std::string> make_temporary_at(int directory);
-
-// Removes a file, or a directory with all that is in it, as far as that can be done.
-void remove_tree_at(int parent, const char* name);
 
 // The names in a directory, without "." and "..".
 [[nodiscard]] std::vector<std::string> names_in(int directory);

@@ -60,8 +60,9 @@ Result<Database::MergeCount> Database::import_jsonl(std::string_view text, std::
 }
 
 Status Database::export_db(const fs::path& path) const {
-  return replace_file(path,
-                      [this](const fs::path& empty) { return state_->db->vacuum_into(empty); });
+  return replace_file(path, [this](const fs::path& empty, const fs::path& name) {
+    return state_->db->vacuum_into(empty, name);
+  });
 }
 
 }  // namespace f8::tuning_db

@@ -28,7 +28,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 
 import common
-from fsdp_step import Sharded, profile
+from fsdp_step import Sharded
+from kernel_times import profile
 
 # Llama-3-8B: q and o, k and v, gate and up, down; then those of 70B.
 SHAPES = "4096x4096,1024x4096,14336x4096,4096x14336,8192x8192,28672x8192,8192x28672"

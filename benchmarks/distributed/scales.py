@@ -42,7 +42,8 @@ from float8.torch.ranks import collectives
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 
 import common
-from fsdp_step import Sharded, profile
+from fsdp_step import Sharded
+from kernel_times import profile
 from llama import LLAMA_3_8B, Block, Shape
 
 LINEARS = 7  # of a block

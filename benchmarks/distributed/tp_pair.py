@@ -39,7 +39,8 @@ import float8.torch as f8
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 
 import common
-from fsdp_step import profile, take_turns
+from fsdp_step import take_turns
+from kernel_times import profile
 
 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 _COMMUNICATES = ("nccl", "memcpy", "barrier", "signal")  # parts of names of what runs on a device

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import common
 import torch
+from torch import distributed
 
 STEPS = 3
 # The kinds of kernels and what their names have; the first that fits counts.
@@ -44,6 +45,15 @@ def trace(step: Callable[[], None], file: pathlib.Path) -> dict[str, tuple[float
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
             found[event["name"]].append(event["dur"])
     return {name: (sum(us) / 1e3 / STEPS, len(us) / STEPS) for name, us in found.items()}
+
+
+def profile(folder: str, name: str, call: Callable[[], None]) -> None:
+    """Writes a trace of one call, of rank 0."""
+    with torch.profiler.profile() as found:
+        call()
+        common.wait()
+    if distributed.get_rank() == 0:
+        found.export_chrome_trace(f"{folder}/{name}.json")
 
 
 def print_kinds(traces: Mapping[str, Mapping[str, tuple[float, float]]]) -> None:

@@ -20,8 +20,8 @@
 //   quantize_shard(x, amax, row_amax, config, operand, rows_max) -> (q, qt)
 //     The shard's copies, with scales of the whole tensor.
 //   quantize_amax_list, quantize_shard_list
-//     The same for the shards of many tensors, whose words follow each other, in few launches. Where
-//     rows_max cuts 128x128 blocks, each also has the rows of the whole (whole_rows) and the one of
+//     The same for the shards of many tensors in few launches. The words that are found follow each
+//     other; a cast takes those of each shard as tensors of their own. Where rows_max cuts 128x128 blocks, each also has the rows of the whole (whole_rows) and the one of
 //     them that the shard begins with (first_rows); the scales are those of the whole then. `dtypes`
 //     and `into` are as in quantize_list. `copies` has a float8_copies for each, or is empty: the words
 //     of a cast into one copy are those that amax_words says.
@@ -449,6 +449,12 @@ std::vector<int64_t> plans_op(int64_t device) {
   return handles;
 }
 
+// Adds an op that takes no tensors to stage.
+template <auto kKernel>
+void add(torch::stable::detail::StableLibrary& library, const char* name) {
+  library.impl(name, TORCH_BOX((&InCall<kKernel>::call)));
+}
+
 template <auto kKernel, Roles kRoles>
 void add(torch::stable::detail::StableLibrary& library, const char* name) {
   library.impl(name, TORCH_BOX((&InCall<&Staged<kKernel, kRoles>::call>::call)));
@@ -472,12 +478,9 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");
-  library.impl("scales_set_first",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::scales_set_first>::call)));
-  library.impl("scales_find_first",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::scales_find_first>::call)));
-  library.impl("capture_id",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::capture_id_op>::call)));
+  add<&scales_set_first>(library, "scales_set_first");
+  add<&scales_find_first>(library, "scales_find_first");
+  add<&capture_id_op>(library, "capture_id");
 }
 
 }  // namespace
@@ -492,17 +495,12 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
-  library.impl("saved_bytes",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::saved_bytes_op>::call)));
-  library.impl("quantized_bytes",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::quantized_bytes_op>::call)));
-  library.impl("amax_words", TORCH_BOX((&float8_torch::InCall<&float8_torch::amax_words>::call)));
-  library.impl("tune_on_first_use",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::tune_on_first_use>::call)));
-  library.impl("copy_layout",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::copy_layout_of>::call)));
-  library.impl("scales_bytes",
-               TORCH_BOX((&float8_torch::InCall<&float8_torch::scales_bytes>::call)));
-  library.impl("context", TORCH_BOX((&float8_torch::InCall<&float8_torch::context_op>::call)));
-  library.impl("plans", TORCH_BOX((&float8_torch::InCall<&float8_torch::plans_op>::call)));
+  float8_torch::add<&float8_torch::saved_bytes_op>(library, "saved_bytes");
+  float8_torch::add<&float8_torch::quantized_bytes_op>(library, "quantized_bytes");
+  float8_torch::add<&float8_torch::amax_words>(library, "amax_words");
+  float8_torch::add<&float8_torch::tune_on_first_use>(library, "tune_on_first_use");
+  float8_torch::add<&float8_torch::copy_layout_of>(library, "copy_layout");
+  float8_torch::add<&float8_torch::scales_bytes>(library, "scales_bytes");
+  float8_torch::add<&float8_torch::context_op>(library, "context");
+  float8_torch::add<&float8_torch::plans_op>(library, "plans");
 }

@@ -56,7 +56,8 @@ struct float8_scales {
 
 namespace f8::c_abi {
 
-[[nodiscard]] std::string& last_error();  // of this thread
+[[nodiscard]] std::string& last_error();         // of this thread
+void set_last_error(const char* text) noexcept;  // "out of memory" where there is none for it
 [[nodiscard]] float8_status to_status(ErrorCode code);
 
 // A call of this thread, which fork() waits for.
@@ -90,13 +91,13 @@ float8_status guarded(Body&& body) noexcept {
     last_error() = std::move(status.error().message);
     return to_status(status.error().code);
   } catch (const std::bad_alloc&) {
-    last_error() = "out of memory";  // short enough to need none
+    set_last_error("out of memory");
     return FLOAT8_OUT_OF_MEMORY;
   } catch (const std::exception& e) {
-    last_error() = e.what();
+    set_last_error(e.what());
     return FLOAT8_INTERNAL;
   } catch (...) {
-    last_error() = "an exception of unknown type";
+    set_last_error("an exception of unknown type");
     return FLOAT8_INTERNAL;
   }
 }

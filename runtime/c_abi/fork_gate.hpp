@@ -15,8 +15,8 @@ class ForkGate {
   // where this process was forked in the middle of a call of another thread.
   [[nodiscard]] static bool enter() noexcept {
     if (depth_++ > 0) return true;
-    inside_.fetch_add(
-        1);  // before the look at `closed_`: fork() does the same the other way around
+    // The count comes before the look at `closed_`; fork() does the two the other way around.
+    inside_.fetch_add(1);
     if (closed_.load() == 0 && !torn_.load(std::memory_order_relaxed)) [[likely]] {
       return true;
     }
@@ -28,10 +28,8 @@ class ForkGate {
 
   static constexpr const char* kTorn =
       "this process was forked while another thread was inside of a call of float8, which will "
-      "never end "
-      "here; fork before other threads use float8, or start the process anew (multiprocessing's "
-      "start "
-      "method \"spawn\")";
+      "never end here; fork before other threads use float8, or start the process anew "
+      "(multiprocessing's start method \"spawn\")";
 
  private:
   friend struct ForkHandlers;

@@ -8,6 +8,14 @@ std::string& last_error() {
   return message;
 }
 
+void set_last_error(const char* text) noexcept {
+  try {
+    last_error() = text;
+  } catch (...) {
+    last_error() = "out of memory";  // short enough to need none
+  }
+}
+
 float8_status to_status(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:

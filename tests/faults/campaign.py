@@ -7,6 +7,7 @@ operation that fails, or a kill -9 before, in the middle of or after it (interpo
   - a program that reports success has written the new contents;
   - a program that fails says so in a line on standard error, and leaves nothing else behind;
   - the same command, run again, succeeds with the new contents.
+The same must hold where one allocation fails (failing_malloc.c), and nothing is left behind.
 The short campaign takes a sample of the faults by a seed, with at least one of each kind of operation
 and each kind of fault of each scenario; FLOAT8_LONG_CAMPAIGN takes all of them. Beside them are kills
 at random moments, and cold caches that many processes fill at once.
@@ -45,6 +46,7 @@ def main():
     parser.add_argument("--libraries", required=True)
     parser.add_argument("--only", help="scenarios whose names contain this")
     parser.add_argument("--fault", help="KIND:N:ACTION, to see one again")
+    parser.add_argument("--sanitized", action="store_true", help="the programs bring a malloc of their own")
     parser.add_argument("--keep", action="store_true", help="keep the folders of what fails")
     options = parser.parse_args()
     long = os.environ.get("FLOAT8_LONG_CAMPAIGN", "") not in ("", "0")
@@ -56,7 +58,7 @@ def main():
                  Verdicts(programs), SaveScales(programs)]
     scenarios = [s for s in scenarios if options.only is None or options.only in s.name]
     shared = tempfile.mkdtemp(prefix="float8-faults-")
-    failures, totals = [], {}
+    failures, totals, totals_of_memory = [], {}, {}
     began = time.monotonic()
 
     def attempt(name, what, body):
@@ -75,6 +77,13 @@ def main():
                 kind, at, action = options.fault.split(":")
                 faults = [(kind, int(at), action)]
             kills = 0 if options.fault else 40 if long else 2
+            if not options.fault and not options.sanitized and scenario.meets_full_memory:
+                allocations = scenario.allocations()
+                count = min(allocations, 400 if long else 8)
+                totals_of_memory[scenario.name] = count
+                for at in chance.sample(range(1, allocations + 1), count):
+                    pending.append(pool.submit(attempt, scenario.name, f"allocation {at} fails",
+                                               lambda s=scenario, n=at: s.meet_full_memory(n)))
             totals[scenario.name] = (len(faults), len(list(scenario.all_faults())), kills)
             for fault in faults:
                 words = "{}:{}:{}".format(*fault)
@@ -95,6 +104,7 @@ def main():
               f"{sum(k for _, k in races)} kills")
     for name, (met, of, kills) in totals.items():
         print(f"{name}: {met} of {of} faults, {kills} kills")
+    print(f"{sum(totals_of_memory.values())} failed allocations of {len(totals_of_memory)} programs")
     print(f"{sum(t[0] for t in totals.values())} faults, seed {seed}, {time.monotonic() - began:.1f} s")
     if options.keep:
         print(f"folders: {shared}")

@@ -73,6 +73,15 @@ class Programs:
             counters.close()
         return Outcome(done.returncode, done.stdout, done.stderr, counts, fired)
 
+    def run_without_memory(self, argv, folder, at):
+        """One allocation fails, the `at`-th; 0: none. Returns the outcome, counts["malloc"] with it."""
+        with tempfile.NamedTemporaryFile() as counter:
+            outcome = self.run([str(a) for a in argv], folder,
+                               LD_PRELOAD=str(self.libraries / "libfailing_malloc.so"),
+                               FLOAT8_MALLOC_AT=str(at), FLOAT8_MALLOC_FILE=counter.name)
+            outcome.counts["malloc"] = int(counter.read() or 0)
+        return outcome
+
     def must(self, argv, folder, **more):
         outcome = self.run([str(a) for a in argv], folder, **more)
         expect(outcome.code == 0, f"{' '.join(map(str, argv))} exits {outcome.code}: {outcome.err}")
@@ -84,6 +93,7 @@ class Scenario:
     compared, None where there is nothing; it fails on a part."""
     name = ""
     temporaries = ()  # how the names begin that a kill may leave behind
+    meets_full_memory = True
     journals = ()  # and those that also a failure may, which the next run uses and removes
 
     def __init__(self, programs):
@@ -153,6 +163,21 @@ class Scenario:
         expect(outcome.fired == 1, f"the fault did not happen: {outcome.counts}")
         expect(outcome.killed == ("kill" in fault[2]), f"exit code {outcome.code}: {outcome.err}")
         self.check_after(folder, outcome, may_leave=outcome.killed or fault[0] == "unlink")
+
+    def allocations(self):
+        folder = self.new_folder()
+        outcome = self.programs.run_without_memory(self.argv(folder), folder, 0)
+        expect(outcome.code == 0, f"{self.name} fails without a fault: {outcome.err}")
+        shutil.rmtree(folder)
+        return outcome.counts["malloc"]
+
+    def meet_full_memory(self, at):
+        """One run with a failed allocation: it does without, or says what was missing."""
+        folder = self.new_folder()
+        outcome = self.programs.run_without_memory(self.argv(folder), folder, at)
+        if outcome.code != 0:
+            expect("out of memory" in outcome.err, f"exit code {outcome.code}: {outcome.err}")
+        self.check_after(folder, outcome, may_leave=False)
 
     def kill_at(self, seconds):
         folder = self.new_folder()

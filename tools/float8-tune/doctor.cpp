@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "base/environment.hpp"
+#include "base/folder.hpp"
 #include "codegen/cubin_cache.hpp"
 #include "codegen/nvrtc.hpp"
 #include "runtime/gemm/gemm.hpp"
@@ -138,9 +139,9 @@ void look_at_cache(DoctorReport& report) {
   }
   int64_t kernels = 0;
   uintmax_t bytes = 0;
-  for (auto entry = std::filesystem::directory_iterator(directory, error);
-       !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    const auto cubin = entry->path() / "kernel.cubin";
+  FolderNames names(directory);
+  while (const char* name = names.next()) {
+    const auto cubin = directory / name / "kernel.cubin";
     std::error_code missing;
     const uintmax_t size = std::filesystem::file_size(cubin, missing);
     if (missing) continue;

@@ -1,5 +1,10 @@
 // float8-tune: measure, keep and ask. See command.hpp for how a subcommand plugs in.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
 #include <exception>
+#include <new>
 #include <sstream>
 
 #include "base/text.hpp"
@@ -85,10 +90,39 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace f8::cli
 
+namespace {
+
+// CLI11 allocates while static objects are made, and in functions that are noexcept: there an
+// exception ends the process, and this says why.
+[[noreturn]] void end_with_a_line() {
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    f8::cli::print_out_of_memory();
+    ::_exit(f8::cli::kExitUnfit);
+  } catch (...) {
+  }
+  std::abort();
+}
+
+// Before all other static objects.
+__attribute__((constructor(101))) void before_static_objects() {
+  std::set_terminate(end_with_a_line);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  // A reader that has gone and a limit of a file's size are errors of the write, with a line that says
+  // so. SQLite writes too.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   // Our code does not throw; the libraries may.
   try {
     return f8::cli::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    f8::cli::print_out_of_memory();
+    return f8::cli::kExitUnfit;
   } catch (const std::exception& error) {
     f8::cli::print_error(f8::format("internal error: {}; please report it", error.what()));
     return f8::cli::kExitUsage;

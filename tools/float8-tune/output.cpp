@@ -10,6 +10,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "tools/float8-tune/options.hpp"
 #include "tuning_db/json/json_text.hpp"
 
 namespace f8::cli {
@@ -148,6 +149,7 @@ Status finish_output() {
 
 Status check_output(const Global& global, std::string_view option,
                     const std::filesystem::path& file) {
+  if (!file.empty()) F8_TRY(of_option(option, check_writable(output_path(file))));
   if (!is_standard_stream(file) || !global.json) return {};
   return fail(ErrorCode::kInvalidArgument,
               "{} - and --json both want standard output; name a file for {}", option, option);
@@ -155,9 +157,7 @@ Status check_output(const Global& global, std::string_view option,
 
 Status write_output(const Global& global, std::string_view option,
                     const std::filesystem::path& file, std::string_view bytes) {
-  if (const Status written = write_file_atomic(output_path(file), bytes); !written) {
-    return fail(written.error().code, "{}: {}", option, written.error().message);
-  }
+  F8_TRY(of_option(option, write_file_atomic(output_path(file), bytes)));
   if (!is_standard_stream(file)) note(global, "wrote {}", file.string());
   return {};
 }
@@ -169,7 +169,13 @@ void note_line(const Global& global, std::string_view line) {
 void print_error(std::string_view message) {
   std::string line(message);
   std::ranges::replace(line, '\n', ' ');
-  write_stderr("float8-tune: " + printable(line) + "\n");
+  write_stderr("float8-tune: " + message_text(line) + "\n");
+}
+
+void print_out_of_memory() {
+  constexpr std::string_view kLine =
+      "float8-tune: out of memory; close other programs, or raise the limit (ulimit -v)\n";
+  (void)!::write(STDERR_FILENO, kLine.data(), kLine.size());
 }
 
 Progress::Progress(const Global& global, std::chrono::milliseconds heartbeat)

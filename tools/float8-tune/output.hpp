@@ -52,17 +52,16 @@ void print_styled(std::string_view text);
 [[nodiscard]] bool stdout_color(const Global& global);
 [[nodiscard]] bool stderr_is_terminal();
 // Fails where standard output could not be written: a full disk shows here, and a reader that has
-// gone where SIGPIPE is ignored.
+// gone.
 [[nodiscard]] Status finish_output();
 
-// An output file that the option names. "-" is standard output, which then holds nothing else:
-// --json beside it is refused, before anything is done.
+// An output file that the option names, or none. Before anything is done it is refused where it cannot
+// be written. "-" is standard output, which then holds nothing else: --json beside it is refused.
 [[nodiscard]] Status check_output(const Global& global, std::string_view option,
                                   const std::filesystem::path& file);
 // Writes it and says so.
 [[nodiscard]] Status write_output(const Global& global, std::string_view option,
                                   const std::filesystem::path& file, std::string_view bytes);
-
 // Prints a line on standard error, unless --quiet.
 void note_line(const Global& global, std::string_view line);
 template <class... Args>
@@ -71,6 +70,7 @@ void note(const Global& global, fmt::format_string<Args...> format, Args&&... ar
 }
 // Prints the one line of a failure, with control characters escaped, so that no input can break it.
 void print_error(std::string_view message);
+void print_out_of_memory();  // needs none
 
 // A status line on standard error: rewritten in place on a terminal, else a line at most every
 // `heartbeat`. Silent under --quiet.

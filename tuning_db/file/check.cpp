@@ -41,6 +41,8 @@ Status check_pages(const Connection& db) {
   auto integrity = F8_TRY(db.prepare("PRAGMA integrity_check(1)"));
   while (F8_TRY(integrity.step())) {
     if (integrity.view(0) == "ok") continue;
+    // A page for which there was no memory is a finding too, with SQLite's number for it.
+    if (integrity.view(0).ends_with("error code=7")) return db.failure(SQLITE_NOMEM);
     return fail(ErrorCode::kCorrupt,
                 "{}: the database is damaged ({}); restore a copy, or measure into a new file",
                 db.label(), quote(integrity.view(0)));

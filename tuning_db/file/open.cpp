@@ -134,25 +134,31 @@ Status judge(const fs::path& path, int known) {
   return {};
 }
 
-// Removes the temporary name whatever happens.
+// NAME.new-UUID, and what SQLite puts beside it. Of a long name this is the beginning, so that ours is
+// no longer than allowed.
+std::string temporary_prefix(const fs::path& path) {
+  constexpr size_t kLongest = 128;
+  return path.filename().string().substr(0, kLongest) + ".new-";
+}
+
+// A name beside the database; at the end it is removed, with what SQLite put beside it.
 struct TemporaryName {
   fs::path path;
-  explicit TemporaryName(fs::path p) : path(std::move(p)) {}
+  std::array<std::string, kSuffixes.size()> all;
+  explicit TemporaryName(const fs::path& beside)
+      : path(beside.parent_path() / (temporary_prefix(beside) + new_uuid())) {
+    for (size_t i = 0; i < all.size(); ++i) all[i] = path.string() + std::string(kSuffixes[i]);
+  }
   TemporaryName(const TemporaryName&) = delete;
   TemporaryName& operator=(const TemporaryName&) = delete;
   ~TemporaryName() {
-    std::error_code ignored;
-    for (const std::string_view suffix : kSuffixes) {
-      fs::remove(path.string() + std::string(suffix), ignored);
-    }
+    for (const std::string& name : all) ::unlink(name.c_str());
   }
 };
 
-constexpr std::string_view kTemporary = ".new-";  // NAME.new-UUID, and what SQLite puts beside it
-
 // Removes what killed processes left beside the database.
 void remove_leftovers(const fs::path& path) {
-  const std::string prefix = path.filename().string() + std::string(kTemporary);
+  const std::string prefix = temporary_prefix(path);
   remove_stale_files(path.parent_path(), [&](std::string_view name) {
     if (name.size() < prefix.size() + kUuidChars || !name.starts_with(prefix)) return false;
     name.remove_prefix(prefix.size());
@@ -170,7 +176,7 @@ Status create(const fs::path& path, const fs::path& folder, const SchemaSpec& sc
   if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     return cannot_create(path);
   }
-  const TemporaryName temporary(path.string() + std::string(kTemporary) + new_uuid());
+  const TemporaryName temporary(path);
   {
     auto db = F8_TRY(Connection::open(temporary.path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
     auto transaction = F8_TRY(Transaction::begin(*db));
@@ -232,8 +238,8 @@ Status backup_and_migrate(Connection& db, const fs::path& path, int version,
 
 // The copy is linked to its name when it is complete, so a half one is never taken for a backup.
 Result<fs::path> back_up(const Connection& db, const fs::path& path, std::string_view name) {
-  const TemporaryName temporary(path.string() + std::string(kTemporary) + new_uuid());
-  F8_TRY(db.vacuum_into(temporary.path));
+  const TemporaryName temporary(path);
+  F8_TRY(db.vacuum_into(temporary.path, path.string() + f8::format(".{}.backup", name)));
   for (int i = 1;; ++i) {
     const std::string number = i == 1 ? "" : std::to_string(i);
     const fs::path backup = path.string() + f8::format(".{}.backup{}", name, number);

@@ -61,6 +61,21 @@ int is_late(void* deadline) {
          *static_cast<const std::chrono::steady_clock::time_point*>(deadline);
 }
 
+// True where a copy failed because of what is copied, and not of where it goes.
+bool is_about_reading(int code) {
+  switch (code & 0xff) {
+    case SQLITE_FULL:
+    case SQLITE_CANTOPEN:
+    case SQLITE_PERM:
+    case SQLITE_READONLY:
+      return false;
+    case SQLITE_IOERR:
+      return code == SQLITE_IOERR_READ || code == SQLITE_IOERR_SHORT_READ;
+    default:
+      return true;
+  }
+}
+
 void note_change(void* changed, int /*operation*/, const char* /*database*/, const char* table,
                  sqlite3_int64 row) {
   (*static_cast<ChangedRows*>(changed))[table].push_back(row);
@@ -100,8 +115,12 @@ void Statement::add_null() {
   note_bound(sqlite3_bind_null(statement_, next_++));
 }
 
+int Statement::step_code() {
+  return bound_ == SQLITE_OK ? sqlite3_step(statement_) : bound_;
+}
+
 Result<bool> Statement::step() {
-  const int code = bound_ == SQLITE_OK ? sqlite3_step(statement_) : bound_;
+  const int code = step_code();
   if (code == SQLITE_ROW) return true;
   if (code == SQLITE_DONE) return false;
   return owner_->failure(code);
@@ -243,9 +262,12 @@ Connection::~Connection() {
   sqlite3_close_v2(db_);
 }
 
-Status Connection::vacuum_into(const std::filesystem::path& path) const {
+Status Connection::vacuum_into(const std::filesystem::path& path,
+                               const std::filesystem::path& name) const {
   auto statement = F8_TRY(prepare("VACUUM INTO ?"));
-  return statement.bind(name_of(path)).run();
+  const int code = statement.bind(name_of(path)).step_code();
+  if (code == SQLITE_DONE) return {};
+  return failure(code, is_about_reading(code) ? label_ : name.string());
 }
 
 Status Connection::exec(const std::string& sql) {
@@ -301,7 +323,7 @@ Status Connection::require_sole_user() {
   return exec("PRAGMA journal_mode=WAL");
 }
 
-std::unexpected<Error> Connection::failure(int code) const {
+std::unexpected<Error> Connection::failure(int code, const std::string& name) const {
   // SQLite's words may quote the file's.
   const std::string said = quote(db_ == nullptr ? sqlite3_errstr(code) : sqlite3_errmsg(db_));
   const int system = db_ == nullptr ? 0 : sqlite3_system_errno(db_);
@@ -311,44 +333,43 @@ std::unexpected<Error> Connection::failure(int code) const {
           ErrorCode::kIo,
           "{}: the disk is full, or the file as large as one may be; free some space or go on in "
           "another file: what was finished is kept",
-          label_);
+          name);
     case SQLITE_TOOBIG:
       return fail(ErrorCode::kInvalidArgument,
                   "{}: a value or a row is longer than {} bytes, which no tuning database holds",
-                  label_, kMaxValueBytes);
+                  name, kMaxValueBytes);
     case SQLITE_INTERRUPT:
       return fail(ErrorCode::kUnsupported,
                   "{}: it took longer than {} s to answer and was given up; measure into a new "
                   "file, or merge fewer",
-                  label_, std::chrono::duration<double>(time_limit_).count());
+                  name, std::chrono::duration<double>(time_limit_).count());
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
       return fail(ErrorCode::kIo,
                   "{}: another process is writing to it (waited {} s); try again when it is done",
-                  label_, kBusyTimeoutMs / 1000);
+                  name, kBusyTimeoutMs / 1000);
     case SQLITE_IOERR:
       return fail(ErrorCode::kIo,
                   "{}: cannot read or write ({}, {}); see to the disk and try again: what was "
                   "finished is kept",
-                  label_, said, system == 0 ? "no system error" : std::strerror(system));
+                  name, said, system == 0 ? "no system error" : std::strerror(system));
     case SQLITE_CANTOPEN:
     case SQLITE_PERM:
     case SQLITE_READONLY:
       return fail(ErrorCode::kIo, "{}: {}{}{}; check the permissions of the file and its folder",
-                  label_, said, system == 0 ? "" : ": ", system == 0 ? "" : std::strerror(system));
+                  name, said, system == 0 ? "" : ": ", system == 0 ? "" : std::strerror(system));
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
       return fail(ErrorCode::kCorrupt,
                   "{}: the database is damaged ({}); restore a copy, or measure into a new file",
-                  label_, said);
+                  name, said);
     case SQLITE_NOMEM:
       return fail(ErrorCode::kOutOfMemory,
-                  "{}: out of memory; close other programs, or keep it in several databases",
-                  label_);
+                  "{}: out of memory; close other programs, or keep it in several databases", name);
     case SQLITE_CONSTRAINT:
-      return fail(ErrorCode::kInvalidArgument, "{}: a row was refused ({})", label_, said);
+      return fail(ErrorCode::kInvalidArgument, "{}: a row was refused ({})", name, said);
     default:
-      return fail(ErrorCode::kInternal, "{}: SQLite error {} ({}); please report it", label_, code,
+      return fail(ErrorCode::kInternal, "{}: SQLite error {} ({}); please report it", name, code,
                   said);
   }
 }

@@ -78,6 +78,7 @@ class Statement {
 
  private:
   friend class Connection;
+  [[nodiscard]] int step_code();
   Statement(const Connection* owner, sqlite3_stmt* statement)
       : owner_(owner), statement_(statement) {}
   void note_bound(int code);
@@ -118,12 +119,14 @@ class Connection {
   [[nodiscard]] Status enable_triggers(bool enabled);
   // Refuses a file that another connection has open, as a reader or a writer.
   [[nodiscard]] Status require_sole_user();
-  // Writes a compact copy to `path`, which must not exist.
-  [[nodiscard]] Status vacuum_into(const std::filesystem::path& path) const;
+  // Writes a compact copy to `path`, which does not exist or is empty. An error of writing is about
+  // `name`.
+  [[nodiscard]] Status vacuum_into(const std::filesystem::path& path,
+                                   const std::filesystem::path& name) const;
   // The time that each execution of a statement may take from now on.
   void limit_time(std::chrono::milliseconds limit) { time_limit_ = limit; }
-  // The error of the last failed call.
-  [[nodiscard]] std::unexpected<Error> failure(int code) const;
+  // The error of the last failed call, about the database.
+  [[nodiscard]] std::unexpected<Error> failure(int code) const { return failure(code, label_); }
   [[nodiscard]] const std::string& label() const { return label_; }
 
  private:
@@ -133,6 +136,7 @@ class Connection {
   [[nodiscard]] static Result<std::unique_ptr<Connection>> open_name(const std::string& name,
                                                                      int flags, std::string label);
   [[nodiscard]] Status configure();
+  [[nodiscard]] std::unexpected<Error> failure(int code, const std::string& name) const;
   void start_clock() const { deadline_ = std::chrono::steady_clock::now() + time_limit_; }
 
   sqlite3* db_;

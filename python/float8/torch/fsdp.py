@@ -36,8 +36,9 @@ from float8.torch.gathered_ops import (
 )
 from float8.torch.ranks import collectives
 from float8.torch.shard_casts import cast_late, cast_shards
+from float8.torch.shard_copies import COPIES
 from float8.torch.weight_changes import Changes
-from float8.torch.weight_gather import COPIES, WeightGather
+from float8.torch.weight_gather import WeightGather
 from float8.torch.weight_mesh import param_group, params_of_root
 
 if TYPE_CHECKING:

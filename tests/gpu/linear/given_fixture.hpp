@@ -43,7 +43,7 @@ class TensorTest : public RecipeTest {
     desc.rows = operand == Tensor::kWeight ? shape.n : shape.m;
     desc.cols = operand == Tensor::kGradOutput ? shape.n : shape.k;
     desc.recipe = find_recipe(GetParam()).value();
-    desc.copies = transposed ? FLOAT8_BOTH_COPIES : FLOAT8_Q_ALONE;
+    desc.qt = transposed;
     auto quantizer = Quantizer::plan(context_, desc);
     EXPECT_TRUE(quantizer) << (quantizer ? "" : quantizer.error().message);
     return quantizer ? std::make_unique<Quantized>(context(), *quantizer) : nullptr;

@@ -55,7 +55,8 @@ TEST_F(FileTest, ANewFileHeedsTheUmaskAndAnOldOneKeepsItsMode) {
     ASSERT_EQ(::chmod(path.c_str(), mode), 0);
     ASSERT_TRUE(write_file_atomic(path, "new"));
     EXPECT_EQ(mode_of(path), S_IFREG | mode);
-    ASSERT_TRUE(replace_file(path, [](const fs::path& empty) { return fill_with(empty, "3"); }));
+    ASSERT_TRUE(replace_file(
+        path, [](const fs::path& empty, const fs::path&) { return fill_with(empty, "3"); }));
     EXPECT_EQ(mode_of(path), S_IFREG | mode);
     EXPECT_EQ(read_file(path).value(), "3");
   }
@@ -121,7 +122,8 @@ TEST_F(FileTest, ADeviceIsWrittenIntoAndStaysADevice) {
   fs::create_symlink("null", directory_ / "link");
   for (const fs::path& path : {null, directory_ / "link"}) {
     ASSERT_TRUE(write_file_atomic(path, "x"));
-    ASSERT_TRUE(replace_file(path, [](const fs::path& empty) { return fill_with(empty, "x"); }));
+    ASSERT_TRUE(replace_file(
+        path, [](const fs::path& empty, const fs::path&) { return fill_with(empty, "x"); }));
     EXPECT_TRUE(S_ISCHR(mode_of(null)));
     EXPECT_TRUE(S_ISLNK(mode_of(directory_ / "link")));
   }
@@ -180,12 +182,14 @@ TEST_F(FileTest, NoFileBesideTheTargetIsTouched) {
   }
   const auto before = names();
   ASSERT_TRUE(write_file_atomic(directory_ / "table", "1"));
-  ASSERT_TRUE(replace_file(directory_ / "table",
-                           [](const fs::path& empty) { return fill_with(empty, "2"); }));
-  const Status failed = replace_file(directory_ / "table", [](const fs::path& empty) -> Status {
-    F8_TRY(fill_with(empty, "half"));
-    return fail(ErrorCode::kIo, "no more");
-  });
+  ASSERT_TRUE(replace_file(directory_ / "table", [](const fs::path& empty, const fs::path&) {
+    return fill_with(empty, "2");
+  }));
+  const Status failed =
+      replace_file(directory_ / "table", [](const fs::path& empty, const fs::path&) -> Status {
+        F8_TRY(fill_with(empty, "half"));
+        return fail(ErrorCode::kIo, "no more");
+      });
   expect_error(failed, ErrorCode::kIo, "no more");
   for (const std::string& name : before) EXPECT_EQ(read_file(directory_ / name).value(), name);
   EXPECT_EQ(read_file(directory_ / "table").value(), "2");

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.hpp"
+
 namespace f8 {
 namespace {
 
@@ -39,6 +41,29 @@ TEST(Printable, KeepsTextAndEscapesWhatCommandsATerminal) {
     EXPECT_EQ(has_control(one), printable(one) != one) << byte;
     EXPECT_FALSE(has_control(printable(one))) << byte;
   }
+}
+
+TEST(Printable, EscapesWhatNobodySeesOrTurnsTextAround) {
+  EXPECT_EQ(printable("a\xe2\x80\xae"
+                      "b"),
+            "a\\xe2\\x80\\xaeb");  // U+202E
+  for (const char* hidden : {"\xc2\xad", "\xd8\x9c", "\xe2\x80\x8b", "\xe2\x80\xa8", "\xe2\x81\xa6",
+                             "\xef\xbb\xbf", "\xf3\xa0\x81\x81"}) {
+    EXPECT_TRUE(has_control(hidden)) << printable(hidden);
+  }
+}
+
+TEST(MessageText, KeepsPathsAndClipsWhatIsLonger) {
+  const std::string path(4096, 'p');
+  EXPECT_EQ(message_text("cannot open " + path + ": no"), "cannot open " + path + ": no");
+  EXPECT_EQ(message_text("got '" + std::string(10'000, 'x') + "', and no  more"),
+            "got '" + std::string(79, 'x') + "... and no  more");
+  std::string words;
+  while (words.size() < 100'000) words += "word ";
+  EXPECT_EQ(message_text(words), words.substr(0, kLongestMessage));
+  EXPECT_EQ(message_text("\xe2\x80\xae"), "\\xe2\\x80\\xae");
+  EXPECT_EQ(fail(ErrorCode::kInvalidArgument, "{}", std::string(5000, 'x')).error().message,
+            std::string(80, 'x') + "...");
 }
 
 TEST(TakeUntil, SplitsOffTheFront) {

@@ -193,7 +193,8 @@ TEST(Report, LeavesNothingWhereItCannotWrite) {
   tool.write("file", "");
   fs::create_directory(tool.path() / "folder");
   tool.expect_refused(1, {"report", "-o", "folder"}, {"-o", "folder", "directory"});
-  tool.expect_refused(1, {"report", "--svg", "gone/figures"}, {"--svg", "gone"});
+  tool.expect_refused(1, {"report", "--quiet", "-o", "-", "--svg", "file/figures"},
+                      {"--svg", "file"});
   // The figures are ready when the page fails: they do not appear.
   tool.expect_refused(1, {"report", "-o", "gone/a.html", "--svg", "figures"}, {"-o", "gone"});
   tool.write("old.html", "old");

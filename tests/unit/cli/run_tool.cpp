@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 
 #include "base/format.hpp"
 
@@ -82,7 +81,6 @@ Outcome Tool::operator()(const std::vector<std::string>& arguments) const {
       const Pipe gone;
       ::dup2(gone.ends[1], STDOUT_FILENO);
       for (const int end : gone.ends) ::close(end);
-      ::signal(SIGPIPE, SIG_IGN);
     }
     if (!input_.empty() && ::dup2(::open(input_.c_str(), O_RDONLY), STDIN_FILENO) < 0) ::_exit(126);
     ::execv(argv[0], argv.data());

@@ -30,7 +30,7 @@ class Tool {
   void set(const std::string& variable, const std::string& value) { variables_[variable] = value; }
   // The file that standard input comes from; empty: this process's own.
   void set_input(const std::string& name) { input_ = name; }
-  // Standard output is a pipe whose reader has gone, and SIGPIPE is ignored.
+  // Standard output is a pipe whose reader has gone.
   void lose_reader() { reader_is_gone_ = true; }
 
   [[nodiscard]] Outcome operator()(const std::vector<std::string>& arguments) const;

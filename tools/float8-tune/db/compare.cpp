@@ -222,11 +222,11 @@ void print_text(const CompareResult& result, const CompareCommandOptions& option
                    result.only_b.size(), result.unlike.size()));
 }
 
-Status write_csv(const fs::path& path, const CompareResult& result, Quantity quantity) {
+Result<std::string> csv_of(const CompareResult& result, Quantity quantity) {
   constexpr std::array<std::string_view, 14> kColumns = {
       "problem", "op",    "recipe",   "m",        "n",       "k",      "a",
       "b",       "ratio", "ratio_lo", "ratio_hi", "verdict", "reason", "device"};
-  auto csv = F8_TRY(tuner::CsvFile::create(path, kColumns));
+  tuner::CsvText csv(kColumns);
   for (const Comparison& c : result.compared) {
     const Problem& p = c.a.problem;
     const std::vector<std::string> fields = {p.key(),
@@ -245,7 +245,7 @@ Status write_csv(const fs::path& path, const CompareResult& result, Quantity qua
                                              c.b.device_name};
     F8_TRY(csv.add(fields));
   }
-  return {};
+  return csv.take();
 }
 
 int verdict_of(const CompareResult& result, const CompareCommandOptions& options,
@@ -273,8 +273,10 @@ Result<int> compare(const CompareCommandOptions& options, const Global& global) 
   how.across_devices = !options.a.selection.device.empty() && !options.b.selection.device.empty();
   const CompareResult result = tuning_db::compare(a.rows, b.rows, how);
   F8_TRY(check_common(result, a, b));
-  if (!options.csv.empty())
-    F8_TRY(of_option("--csv", write_csv(options.csv, result, how.quantity)));
+  if (!options.csv.empty()) {
+    const std::string rows = F8_TRY(csv_of(result, how.quantity));
+    F8_TRY(write_output(global, "--csv", options.csv, rows));
+  }
   if (global.json) {
     print_json(to_json(result, options));
   } else if (!is_standard_stream(options.csv)) {

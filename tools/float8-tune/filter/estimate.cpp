@@ -30,7 +30,7 @@ constexpr std::array<std::string_view, 10> kScoreColumns = {
     "m",        "n",           "k",           "recipe",   "speedup",
     "estimate", "estimate_lo", "estimate_hi", "evidence", "basis"};
 
-Status add_csv(tuner::CsvFile& csv, const ScoredEstimate& scored) {
+Status add_csv(tuner::CsvText& csv, const ScoredEstimate& scored) {
   const auto& [truth, estimate] = scored;
   return csv.add(std::array<std::string, kScoreColumns.size()>{
       std::to_string(truth.shape.m), std::to_string(truth.shape.n), std::to_string(truth.shape.k),
@@ -93,6 +93,7 @@ class EstimateReport {
 };
 
 Result<int> score_estimates(const EstimateOptions& options, const Global& global) {
+  F8_TRY(check_output(global, "--csv", options.csv));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
@@ -108,11 +109,7 @@ Result<int> score_estimates(const EstimateOptions& options, const Global& global
   devices.insert(devices.end(), truth.devices.begin(), truth.devices.end());
   const std::string device = F8_TRY(device_named(devices, options.device));
   EstimateReport report;
-  tuner::CsvFile csv;
-  if (!options.csv.empty()) {
-    F8_TRY(check_output(global, "--csv", options.csv));
-    csv = F8_TRY(of_option("--csv", tuner::CsvFile::create(options.csv, kScoreColumns)));
-  }
+  tuner::CsvText csv(kScoreColumns);
   std::vector<ScoredEstimate> all;
   for (const std::string& name : items_of(options.recipes)) {
     const Recipe recipe = F8_TRY(recipe_of(name));
@@ -122,7 +119,7 @@ Result<int> score_estimates(const EstimateOptions& options, const Global& global
                      : tuning_db::estimate_unknown(table, truth, recipe.name, device);
     if (found.empty()) continue;
     report.add(recipe.name, tuning_db::score_estimates(found, options.margin));
-    for (const ScoredEstimate& one : found) F8_TRY(of_option("--csv", add_csv(csv, one)));
+    for (const ScoredEstimate& one : found) F8_TRY(add_csv(csv, one));
     std::ranges::move(found, std::back_inserter(all));
   }
   if (all.empty()) {
@@ -132,6 +129,7 @@ Result<int> score_estimates(const EstimateOptions& options, const Global& global
                 device.empty() ? "" : " on " + device);
   }
   report.add("all", tuning_db::score_estimates(all, options.margin));
+  if (!options.csv.empty()) F8_TRY(write_output(global, "--csv", options.csv, csv.text()));
   if (!is_standard_stream(options.csv)) report.show(global);
   return kExitOk;
 }

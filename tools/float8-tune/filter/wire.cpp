@@ -161,12 +161,11 @@ Json prediction_json(const Prediction& p, const WireModel& model) {
   return json;
 }
 
-Status write_csv(const std::filesystem::path& path, const std::vector<Prediction>& all,
-                 const WireModel& model) {
+Result<std::string> csv_of(const std::vector<Prediction>& all, const WireModel& model) {
   constexpr std::array<std::string_view, 8> kColumns = {
       "ranks",           "hosts",      "bf16_gather_us", "fp8_gather_us", "amax_all_reduce_us",
       "saved_us_a_step", "half_width", "is_prediction"};
-  auto csv = F8_TRY(tuner::CsvFile::create(path, kColumns));
+  tuner::CsvText csv(kColumns);
   for (const Prediction& p : all) {
     const std::vector<std::string> fields = {
         f8::format("{}", p.group.ranks),
@@ -179,7 +178,7 @@ Status write_csv(const std::filesystem::path& path, const std::vector<Prediction
         p.is_prediction ? "1" : "0"};
     F8_TRY(csv.add(fields));
   }
-  return {};
+  return csv.take();
 }
 
 void print_predictions(const PredictCommand& options, const std::vector<Prediction>& all,
@@ -224,7 +223,10 @@ Result<int> predict(const PredictCommand& options, const Global& global) {
                    .amax_us = model.us(Collective::kAllReduce, group, 4 * words),
                    .is_prediction = other_network || !model.is_measured(group)});
   }
-  if (!options.csv.empty()) F8_TRY(write_csv(options.csv, all, model));
+  if (!options.csv.empty()) {
+    const std::string rows = F8_TRY(csv_of(all, model));
+    F8_TRY(write_output(global, "--csv", options.csv, rows));
+  }
   if (is_standard_stream(options.csv)) return kExitOk;
   if (!global.json) {
     print_predictions(options, all, model, stdout_color(global));

@@ -154,15 +154,11 @@ std::string file_stem(const Item& item) {
   return stem;
 }
 
-struct Output {
-  std::string name;
-  std::string bytes;
-};
-
 // The files of one kernel; what NVRTC says goes into `json`.
-Result<std::vector<Output>> outputs_of(const Item& item, const EmitOptions& options, Json& json) {
-  const std::string stem = file_stem(item);
-  std::vector<Output> outputs;
+Result<std::vector<NamedBytes>> outputs_of(const Item& item, const EmitOptions& options,
+                                           Json& json) {
+  const std::string stem = (options.directory / file_stem(item)).string();
+  std::vector<NamedBytes> outputs;
   if (!options.directory.empty() || !options.ptx) {
     outputs.push_back({stem + ".cu", header_of(item) + item.source.source});
   }
@@ -200,19 +196,6 @@ Json to_json(const Item& item) {
   return json;
 }
 
-Status write_files(const std::filesystem::path& directory, const std::vector<Output>& outputs) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}; name another",
-                directory.string(), error.message());
-  }
-  for (const Output& output : outputs) {
-    F8_TRY(of_option("-o", write_file_atomic(directory / output.name, output.bytes)));
-  }
-  return {};
-}
-
 Result<int> list_kernels(const Global& global) {
   const std::set<std::string> keys = F8_TRY(tunable_kernels());
   if (global.json) {
@@ -230,28 +213,31 @@ Result<int> emit(const EmitOptions& options, const Global& global) {
   }
   const std::filesystem::path& directory = options.directory;
   std::vector<Item> items = F8_TRY(items_of(options, global));
-  std::vector<Output> all;
+  std::vector<NamedBytes> all;
   Json kernels = Json::array();
   for (Item& item : items) {  // everything is made before anything is written
     item.source = F8_TRY(codegen::emit(item.spec));
     Json json = to_json(item);
-    std::vector<Output> outputs = F8_TRY(outputs_of(item, options, json));
+    std::vector<NamedBytes> outputs = F8_TRY(outputs_of(item, options, json));
     if (!directory.empty()) {
       json["files"] = Json::array();
-      for (const Output& output : outputs) {
-        json["files"].push_back((directory / output.name).string());
+      for (const NamedBytes& output : outputs) {
+        json["files"].push_back(output.path.string());
       }
     }
     kernels.push_back(std::move(json));
     std::ranges::move(outputs, std::back_inserter(all));
   }
-  if (!directory.empty()) F8_TRY(write_files(directory, all));
+  if (!directory.empty()) {
+    F8_TRY(of_option("-o", make_folders(directory)));
+    F8_TRY(of_option("-o", write_files_atomic(all)));
+  }
   if (global.json) {
     print_json({{"kernels", kernels}});
     return kExitOk;
   }
-  for (const Output& output : all) {
-    print(directory.empty() ? output.bytes : (directory / output.name).string() + "\n");
+  for (const NamedBytes& output : all) {
+    print(directory.empty() ? output.bytes : output.path.string() + "\n");
   }
   return kExitOk;
 }

@@ -1,5 +1,5 @@
 // report: one page of figures about what the databases hold. Everything is made in memory and
-// checked before the first file is written; an SVG folder is filled under another name first.
+// checked before the first file is written, and all files are complete before the first appears.
 #include <memory>
 
 #include "base/file.hpp"
@@ -81,51 +81,15 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
   return decision;
 }
 
-// The files of a folder that appear together: they are written into another folder beside it. If
-// anything fails, what is there stays.
-class FileSet {
- public:
-  FileSet() = default;
-  FileSet(const FileSet&) = delete;
-  FileSet& operator=(const FileSet&) = delete;
-  ~FileSet() {
-    std::error_code ignored;
-    if (!staging_.empty()) fs::remove_all(staging_, ignored);
+std::vector<NamedBytes> svg_files(const ReportOptions& options,
+                                  const std::vector<report::Figure>& figures) {
+  std::vector<NamedBytes> files;
+  for (const report::Figure& figure : figures) {
+    if (figure.body.empty()) continue;
+    files.push_back({options.svg / (figure.name + ".svg"), report::svg_file(figure)});
   }
-
-  Status stage(const fs::path& folder, const std::vector<report::Figure>& figures) {
-    std::error_code error;
-    folder_ = fs::absolute(folder, error).lexically_normal();
-    if (!folder_.has_filename()) folder_ = folder_.parent_path();
-    if (fs::exists(folder_, error) && !fs::is_directory(folder_, error)) {
-      return fail(ErrorCode::kInvalidArgument, "{} is no directory; name a folder for the files",
-                  folder.string());
-    }
-    staging_ = F8_TRY(make_temp_directory(folder_.parent_path(), ".float8-report-"));
-    for (const report::Figure& figure : figures) {
-      if (figure.body.empty()) continue;
-      names_.push_back(figure.name + ".svg");
-      F8_TRY(write_file_atomic(staging_ / names_.back(), report::svg_file(figure)));
-    }
-    return {};
-  }
-
-  Status publish() {
-    std::error_code error;
-    fs::create_directory(folder_, error);
-    for (const std::string& name : names_) {
-      if (!error) fs::rename(staging_ / name, folder_ / name, error);
-    }
-    if (!error) return {};
-    return fail(ErrorCode::kIo, "cannot write into {}: {}; name another folder", folder_.string(),
-                error.message());
-  }
-  [[nodiscard]] size_t size() const { return names_.size(); }
-
- private:
-  fs::path folder_, staging_;
-  std::vector<std::string> names_;
-};
+  return files;
+}
 
 Json to_json(const ReportOptions& options, const std::vector<report::Figure>& figures,
              size_t bytes) {
@@ -150,6 +114,11 @@ Result<int> make_report(const ReportOptions& options, const Global& global) {
   if (is_standard_stream(options.svg)) {
     return fail(ErrorCode::kInvalidArgument, "--svg: - is no folder; name one");
   }
+  std::error_code error;
+  if (fs::exists(options.svg, error) && !fs::is_directory(options.svg, error)) {
+    return fail(ErrorCode::kInvalidArgument, "--svg: {} is no directory; name a folder",
+                options.svg.string());
+  }
   const Databases databases = F8_TRY(open_databases(global));
   F8_TRY(check_user_database(global, databases));
   TuningTable table = F8_TRY(merged_table(databases));
@@ -170,17 +139,20 @@ Result<int> make_report(const ReportOptions& options, const Global& global) {
   }
   const report::Measurements measurements = F8_TRY(report::collect(named, std::move(table)));
   page.figures = report::all_figures(measurements);
-  const std::string html = report::page_html(page, measurements);
-  FileSet files;
+  std::string html = report::page_html(page, measurements);
+  std::vector<NamedBytes> files;
   if (!options.svg.empty()) {
-    F8_TRY(of_option("--svg", files.stage(options.svg, page.figures)));
+    F8_TRY(of_option("--svg", make_folders(options.svg)));
+    files = svg_files(options, page.figures);
   }
-  F8_TRY(write_output(global, "-o", options.output, html));
+  const size_t size = html.size();
+  files.push_back({output_path(options.output), std::move(html)});
+  F8_TRY(write_files_atomic(files));
+  if (!is_standard_stream(options.output)) note(global, "wrote {}", options.output.string());
   if (!options.svg.empty()) {
-    F8_TRY(of_option("--svg", files.publish()));
-    note(global, "wrote {} figures into {}", files.size(), options.svg.string());
+    note(global, "wrote {} figures into {}", files.size() - 1, options.svg.string());
   }
-  if (global.json) print_json(to_json(options, page.figures, html.size()));
+  if (global.json) print_json(to_json(options, page.figures, size));
   return kExitOk;
 }
 

@@ -1,7 +1,6 @@
 #include "tools/tuner/gpus/gpus_sweep.hpp"
 
 #include <algorithm>
-#include <csignal>
 #include <map>
 #include <thread>
 
@@ -88,14 +87,11 @@ GpusOutcome GpusSweep::run(double budget_s) {
       }
     }
   }
-  // Worker::send() sets and restores this, which threads must not do to each other.
-  const auto previous = std::signal(SIGPIPE, SIG_IGN);
   {
     std::vector<std::jthread> threads;
     for (size_t gpu = 0; gpu < gpus_.size(); ++gpu)
       threads.emplace_back([this, gpu] { measure(gpu); });
   }
-  std::signal(SIGPIPE, previous);
   GpusOutcome outcome;
   const bool over = budget_s > 0 && steady_s() - start_s_ >= budget_s;
   outcome.total.end = dispatcher_.left().linears == 0 ? SweepEnd::kDone

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/folder.hpp"
 #include "base/hash.hpp"
 
 namespace f8::tuner {
@@ -66,12 +67,12 @@ Result<Descriptor> lock_shards(const fs::path& database) {
 Result<std::vector<Shard>> idle_shards(const fs::path& database) {
   const std::string prefix = database.filename().string() + std::string(kInfix);
   std::vector<fs::path> paths;
-  std::error_code error;
-  const fs::path folder = database.has_parent_path() ? database.parent_path() : fs::path(".");
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
+  const fs::path folder = database.parent_path();
+  FolderNames names(folder);
+  while (const char* next = names.next()) {
+    const std::string_view name = next;
     if (name.starts_with(prefix) && name.size() == prefix.size() + kDigits) {
-      paths.push_back(entry.path());
+      paths.push_back(folder / name);
     }
   }
   // A folder that cannot be read has no shards: opening the database says what is wrong with it.

@@ -36,6 +36,10 @@ Result<std::vector<NamedLinear>> parse_list(const Json& list, std::string_view w
     }
     NamedLinear layer;
     layer.fqn = fqn->get<std::string>();
+    if (layer.fqn.size() > kLongestName) {
+      return fail(ErrorCode::kInvalidArgument, "{}: \"fqn\" has {} bytes; a name has at most {}",
+                  entry, layer.fqn.size(), kLongestName);
+    }
     if (has_control(layer.fqn)) {
       return fail(ErrorCode::kInvalidArgument, "{}: \"fqn\" has control characters; leave them out",
                   entry);

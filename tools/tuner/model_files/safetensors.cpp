@@ -94,6 +94,10 @@ Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::
   std::vector<TensorShape> tensors;
   const auto take = [&](const std::string& name, const nlohmann::json& entry) -> Status {
     if (name == "__metadata__") return {};
+    if (name.size() > kLongestName) {
+      return fail(ErrorCode::kCorrupt, "{}: a tensor's name has {} bytes; it has at most {}", what,
+                  name.size(), kLongestName);
+    }
     if (has_control(name)) {
       return fail(ErrorCode::kCorrupt,
                   "{}: the name {} of a tensor has control characters; download it again", what,

@@ -1,15 +1,11 @@
 #include "tools/tuner/search/shape_sweep.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <set>
 
-#include "base/file.hpp"
 #include "base/text.hpp"
 #include "tools/tuner/statistics.hpp"
 
@@ -125,35 +121,35 @@ ShapeSlowdown slowdown(std::span<const ShapeRatio> ratios) {
           .worst_of = worst->problem};
 }
 
+CsvText::CsvText(std::span<const std::string_view> columns) : columns_(columns.size()) {
+  const std::vector<std::string> names(columns.begin(), columns.end());
+  (void)add(names);
+}
+
+Status CsvText::add(std::span<const std::string> fields) {
+  if (fields.size() != columns_) {
+    return fail(ErrorCode::kInternal, "{} fields of CSV for {} columns", fields.size(), columns_);
+  }
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (i > 0) text_ += ',';
+    text_ += csv_field(fields[i]);
+  }
+  text_ += '\n';
+  return {};
+}
+
 Result<CsvFile> CsvFile::create(const std::filesystem::path& path,
                                 std::span<const std::string_view> columns) {
-  CsvFile file;
-  file.path_ = path;
-  file.columns_ = columns.size();
-  file.out_ =
-      Descriptor(is_standard_stream(path)
-                     ? ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)
-                     : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file.out_.is_open()) {
-    return fail(ErrorCode::kIo, "cannot create {}: {}; name another file", path.string(),
-                errno_text());
-  }
-  const std::vector<std::string> names(columns.begin(), columns.end());
-  F8_TRY(file.add(names));
-  return file;
+  CsvFile made;
+  GrowingFile file = F8_TRY(GrowingFile::open(output_path(path)));
+  made.open_.emplace(Open{std::move(file), CsvText(columns)});
+  return made;
 }
 
 Status CsvFile::add(std::span<const std::string> fields) {
-  if (path_.empty()) return {};
-  if (fields.size() != columns_) {
-    return fail(ErrorCode::kInternal, "{}: {} fields for {} columns", path_.string(), fields.size(),
-                columns_);
-  }
-  std::string line;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    line += f8::format("{}{}", i == 0 ? "" : ",", csv_field(fields[i]));
-  }
-  return write_all(out_.get(), path_.string(), line + '\n');
+  if (!open_) return {};
+  F8_TRY(open_->rows.add(fields));
+  return open_->file.append(open_->rows.take());
 }
 
 }  // namespace f8::tuner

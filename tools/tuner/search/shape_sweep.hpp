@@ -6,13 +6,15 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "base/descriptor.hpp"
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "recipes/problem.hpp"
 
 namespace f8::tuner {
@@ -48,20 +50,35 @@ struct ShapeSlowdown {
 // There must be ratios.
 [[nodiscard]] ShapeSlowdown slowdown(std::span<const ShapeRatio> ratios);
 
-// A CSV file that is written line by line, so that it holds what was measured before a crash. "-"
-// is standard output.
+// Rows of CSV below a line of the columns' names.
+class CsvText {
+ public:
+  explicit CsvText(std::span<const std::string_view> columns);
+  // Takes one field for each column, and quotes it where it has to be.
+  [[nodiscard]] Status add(std::span<const std::string> fields);
+  [[nodiscard]] const std::string& text() const { return text_; }
+  std::string take() { return std::exchange(text_, {}); }
+
+ private:
+  size_t columns_;
+  std::string text_;
+};
+
+// A CSV file that has each row as soon as it is added, so that it holds what was measured before a
+// crash; what was there before stays until the first row. "-" is standard output.
 class CsvFile {
  public:
   CsvFile() = default;  // writes nothing
   [[nodiscard]] static Result<CsvFile> create(const std::filesystem::path& path,
                                               std::span<const std::string_view> columns);
-  // Takes one field for each column, and quotes it where it has to be.
   [[nodiscard]] Status add(std::span<const std::string> fields);
 
  private:
-  std::filesystem::path path_;
-  Descriptor out_;
-  size_t columns_ = 0;
+  struct Open {
+    GrowingFile file;
+    CsvText rows;
+  };
+  std::optional<Open> open_;
 };
 
 }  // namespace f8::tuner

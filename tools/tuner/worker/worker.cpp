@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/descriptor.hpp"
 #include "tools/tuner/clock.hpp"
 #include "tools/tuner/measure/measurer.hpp"
 #include "tools/tuner/worker/protocol.hpp"
@@ -24,14 +25,8 @@ namespace {
 
 constexpr double kTickS = 0.2;
 
-bool write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return true;
+bool send_text(int fd, std::string_view text) {
+  return f8::write_all(fd, "the pipe", text).has_value();
 }
 
 // Reads what has come; false at the end of input. Nothing may have come where a signal interrupts
@@ -91,7 +86,7 @@ Result<Json> answer(Backend& backend, Measurer& measurer, const Json& request, i
   if (what == "group") {
     const InterleavedGroup group = F8_TRY(parse_group(request));
     const auto outcomes = F8_TRY(measurer.run(group, [&](int candidate) {
-      (void)write_all(out, one_line({{"is", "begin"}, {"candidate", candidate}}));
+      (void)send_text(out, one_line({{"is", "begin"}, {"candidate", candidate}}));
     }));
     Json results = Json::array();
     for (const CandidateOutcome& outcome : outcomes) results.push_back(to_json(outcome.result));
@@ -113,14 +108,13 @@ std::optional<std::string> LineBuffer::next() {
 int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in, int out) {
   // A Ctrl-C reaches the whole process group; the parent decides when the worker ends.
   std::signal(SIGINT, SIG_IGN);
-  std::signal(SIGPIPE, SIG_IGN);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a sweep that is killed leaves nobody on the device
   Result<std::unique_ptr<Backend>> backend = make();
   if (!backend) {
-    (void)write_all(out, one_line(error_json(backend.error(), true)));
+    (void)send_text(out, one_line(error_json(backend.error(), true)));
     return 1;
   }
-  if (!write_all(out, one_line({{"is", "hello"}, {"device", to_json((*backend)->device())}}))) {
+  if (!send_text(out, one_line({{"is", "hello"}, {"device", to_json((*backend)->device())}}))) {
     return 1;
   }
   Measurer measurer(**backend);
@@ -137,7 +131,7 @@ int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in,
     }();
     const bool fatal = !reply && reply.error().code == ErrorCode::kCuda;
     const Json json = reply ? *reply : error_json(reply.error(), fatal);
-    if (!write_all(out, one_line(json))) return 1;
+    if (!send_text(out, one_line(json))) return 1;
     // The process ends without destructors: destroying CUDA objects in a broken context can hang.
     if (fatal) ::_exit(1);
   }
@@ -196,11 +190,7 @@ Worker::Line Worker::read_line(double timeout_s) {
 }
 
 bool Worker::send(const std::string& line) {
-  // A worker that is gone must be an error here, not a signal.
-  const auto previous = std::signal(SIGPIPE, SIG_IGN);
-  const bool sent = write_all(child_.out, line);
-  std::signal(SIGPIPE, previous);
-  return sent;
+  return send_text(child_.out, line);
 }
 
 std::string Worker::reap() {

@@ -52,7 +52,7 @@ std::string step(const Context& context, int64_t n) {
   return error;
 }
 
-// What the body returns in a child of this process.
+// Runs the body in a child of this process, and returns what it returned there.
 std::string in_child(const std::function<std::string()>& body) {
   int ends[2];
   if (pipe(ends) != 0) return "no pipe";

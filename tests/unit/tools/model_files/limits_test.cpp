@@ -80,6 +80,26 @@ TEST(ModelLimits, FilesThatNeverEndAreRefused) {
   EXPECT_NE(sparse.error().message.find("larger than"), std::string::npos);
 }
 
+TEST(ModelLimits, NamesHaveABound) {
+  const TempFolder folder;
+  for (const size_t bytes : {kLongestName, kLongestName + 1}) {
+    const std::string name(bytes, 'n');
+    const std::string header =
+        R"({")" + name +
+        R"(.weight": {"dtype": "BF16", "shape": [16, 16], "data_offsets": [0, 512]}})";
+    const std::string list =
+        R"([{"fqn": ")" + name + R"(", "in_features": 16, "out_features": 16}])";
+    const auto listed = load_model(folder.write("l.json", list));
+    EXPECT_EQ(listed.has_value(), bytes == kLongestName);
+    if (!listed) {
+      EXPECT_NE(listed.error().message.find("at most 4096"), std::string::npos);
+    }
+    const auto tensors = load_model(folder.write("m.safetensors", safetensors(header)));
+    ASSERT_FALSE(tensors);  // ".weight" is part of it
+    EXPECT_NE(tensors.error().message.find("has at most 4096"), std::string::npos);
+  }
+}
+
 TEST(ModelLimits, NoControlByteOfANameIsKept) {
   const TempFolder folder;
   const std::string header =

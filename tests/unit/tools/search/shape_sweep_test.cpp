@@ -77,11 +77,12 @@ TEST(CsvFile, QuotesWhatItMustAndIsThereAtOnce) {
     ASSERT_EQ(::write(target.get(), "head\n", 5), 5);
     const Descriptor before(::dup(STDOUT_FILENO));
     ASSERT_EQ(::dup2(target.get(), STDOUT_FILENO), STDOUT_FILENO);
-    const auto streamed = CsvFile::create("-", kColumns);
+    auto streamed = CsvFile::create("-", kColumns);
     ::dup2(before.get(), STDOUT_FILENO);
     ASSERT_TRUE(streamed) << streamed.error().message;
+    ASSERT_TRUE(streamed->add(std::array<std::string, 3>{"1", "2", "3"}));
   }
-  EXPECT_EQ(read_file(folder / "out").value(), "head\na,b,c\n");
+  EXPECT_EQ(read_file(folder / "out").value(), "head\na,b,c\n1,2,3\n");
   std::error_code ignored;
   fs::remove_all(folder, ignored);
 }
