@@ -237,6 +237,19 @@ std::string settings_label(const Recipe& recipe) {
   return "custom_" + hash_hex(text);
 }
 
+bool is_label_of(std::string_view label, const Recipe& recipe) {
+  if (label == settings_label(recipe)) return true;
+  return label == recipe.name && !find_recipe(label) && label != bf16_recipe().name;
+}
+
+std::string describe(const Recipe& recipe) {
+  const std::string label = settings_label(recipe);
+  if (label == recipe.name) return label;
+  const bool is_named = find_recipe(label).has_value() || label == bf16_recipe().name;
+  return f8::format("{} ({})", recipe.name,
+                    is_named ? "with the settings of " + label : "with settings of its own");
+}
+
 Recipe recipe_of_label(std::string_view label) {
   const Result<Recipe> named = find_recipe(label);
   return named ? *named : Recipe{std::string(label), bf16_recipe().gemms};

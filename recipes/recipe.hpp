@@ -97,7 +97,13 @@ struct Recipe {
 // The word for a recipe's settings in problem keys, tables and filter files: the name of the named
 // recipe that has them, else "custom_" and a hash of them.
 [[nodiscard]] std::string settings_label(const Recipe& recipe);
+// Whether rows and files of this label are of the recipe. The label that version 0.1 gave to a recipe
+// of the caller's own was its name, which tells no settings: it stands for the caller's recipe of
+// that name. The name of a named recipe stands for its settings alone.
+[[nodiscard]] bool is_label_of(std::string_view label, const Recipe& recipe);
 // The recipe of a label. Settings that cannot be known from it count as high precision.
 [[nodiscard]] Recipe recipe_of_label(std::string_view label);
+// A recipe in a message: "rowwise", "mine (with the settings of rowwise)".
+[[nodiscard]] std::string describe(const Recipe& recipe);
 
 }  // namespace f8

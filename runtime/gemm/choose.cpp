@@ -13,15 +13,15 @@ namespace {
 
 // The table keeps choices by the label of a recipe. Recipes whose operands of this GEMM have these
 // scales have the same kernel, so that a row of any of them will do: those with the same mix of a
-// tensor's and rows' scales come first. In high precision there are no scales.
+// tensor's and rows' scales come first. In high precision there are no scales, and any label will do.
 std::vector<std::string_view> table_labels(const GemmDesc& desc) {
   std::vector<std::string_view> exact, alike;
   for (const Recipe& recipe : builtin_recipes()) {
     const GemmSetting& gemm = recipe.at(desc.gemm);
-    if (gemm.is_fp8() != is_fp8(desc.a)) continue;
     const GemmScales scales = gemm_scales(gemm);
-    if (scales.mode != desc.scale) continue;
-    const bool same = scales.scalar_a == desc.scalar_a && scales.scalar_b == desc.scalar_b;
+    if (is_fp8(desc.a) && (!gemm.is_fp8() || scales.mode != desc.scale)) continue;
+    const bool same = gemm.is_fp8() == is_fp8(desc.a) && scales.scalar_a == desc.scalar_a &&
+                      scales.scalar_b == desc.scalar_b;
     (same ? exact : alike).push_back(recipe.name);
   }
   exact.insert(exact.end(), alike.begin(), alike.end());

@@ -120,11 +120,10 @@ Result<std::string> run_program(std::vector<std::string> words, milliseconds mos
 bool is_measured(const TuningTable* table, const DeviceClass& device, const Recipe& recipe,
                  Shape shape) {
   if (table == nullptr) return false;
-  const std::string label = settings_label(recipe);
   return std::ranges::any_of(table->speedups(), [&](const LinearSpeedup& row) {
     const double octaves =
         std::log2(static_cast<double>(row.shape.m) / static_cast<double>(shape.m));
-    return row.recipe == label && row.shape.n == shape.n && row.shape.k == shape.k &&
+    return is_label_of(row.recipe, recipe) && row.shape.n == shape.n && row.shape.k == shape.k &&
            std::abs(octaves) <= 1 && table->devices[row.device].is_same_class(device);
   });
 }

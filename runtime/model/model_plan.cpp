@@ -57,11 +57,11 @@ Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
 
 Status check_verdicts(const ModelOptions& options) {
   const FilterFile& file = *options.filter.verdicts;
-  if (file.recipe == settings_label(options.recipe) && file.tokens == options.tokens) return {};
+  if (is_label_of(file.recipe, options.recipe) && file.tokens == options.tokens) return {};
   return fail(ErrorCode::kInvalidArgument,
               "the filter file is for recipe {} and {} tokens, the model is planned for {} and "
               "{}; write it again for these",
-              file.recipe, file.tokens, options.recipe.name, options.tokens);
+              file.recipe, file.tokens, describe(options.recipe), options.tokens);
 }
 
 // Takes over what the filter file says of a layer.

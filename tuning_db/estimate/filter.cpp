@@ -21,7 +21,7 @@ std::string unknown_reason(Shape shape, const Estimator& estimator) {
   return f8::format(
       "kept in bf16: {}; {}",
       estimator.empty()
-          ? f8::format("there are no measurements of recipe {}{}{}", estimator.recipe().name,
+          ? f8::format("there are no measurements of recipe {}{}{}", describe(estimator.recipe()),
                        estimator.device().empty() ? "" : " on ", estimator.device())
           : std::string("the measured shapes are too few to say anything of this one"),
       how_to_measure(estimator.recipe(), shape));

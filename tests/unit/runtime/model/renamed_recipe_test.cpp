@@ -122,6 +122,84 @@ TEST_P(RenamedRecipe, ANameAloneDecidesNothing) {
   EXPECT_NE(unknown.front().reason.find("no measurements"), std::string::npos);
 }
 
+// Version 0.1 labelled rows and filter files of a recipe of the caller's own by its name.
+class OldLabel : public ::testing::Test {
+ protected:
+  // A recipe with no named recipe's settings.
+  static Recipe own(std::string name) {
+    Recipe recipe{std::move(name), find_recipe("rowwise")->gemms};
+    recipe.gemms[0].fast = false;
+    return recipe;
+  }
+  static ModelOptions options(const Recipe& recipe) {
+    ModelOptions all;
+    all.recipe = recipe;
+    all.tokens = kMeasured.m;
+    return all;
+  }
+  static Result<ConvertedLinear> decide(const ModelOptions& all, const TuningTable* table) {
+    const ModelLinear linear = {"w", kMeasured.k, kMeasured.n, {}};
+    auto linears = F8_TRY(filter_model({&linear, 1}, all, table));
+    return std::move(linears.front());
+  }
+};
+
+TEST_F(OldLabel, OfARowIsTheCallersRecipeOfThatName) {
+  TuningTable written;
+  written.devices = {{.name = "NVIDIA H100 80GB HBM3", .cc = 90, .sm_count = 132}};
+  written.sources = {{"mine.f8db"}};
+  written.add({"mine", kMeasured, 1.5, 1.49, 1.51, 1e6});
+  written.add({"rowwise", kMeasured, 1.25, 1.24, 1.26, 1e6});
+  const TuningTable table = parse_table(written.serialize()).value();
+  const auto speedup_of = [&](const Recipe& recipe) {
+    ModelOptions all = options(recipe);
+    all.filter.names = {std::string(kAutoFlag)};
+    const Result<ConvertedLinear> decided = decide(all, &table);
+    EXPECT_TRUE(decided) << decided.error().message;
+    EXPECT_EQ(decided->evidence, decided->convert ? Evidence::kMeasured : Evidence::kRule);
+    return decided->speedup.speedup;
+  };
+  EXPECT_EQ(speedup_of(own("mine")), 1.5);
+  EXPECT_EQ(speedup_of(own("other")), 1);
+  EXPECT_EQ(speedup_of(own("rowwise")), 1);  // a named recipe's rows are of its settings
+  // The row of the settings goes first.
+  EXPECT_EQ(speedup_of({"mine", find_recipe("rowwise")->gemms}), 1.25);
+  EXPECT_EQ(speedup_of({"mine", find_recipe("blockwise")->gemms}), 1.5);
+}
+
+TEST_F(OldLabel, OfAFilterFileIsTheCallersRecipeOfThatName) {
+  const auto open = [](const std::string& label, const Recipe& recipe) {
+    ModelOptions all = options(recipe);
+    all.filter.verdicts = FilterFile{.recipe = label,
+                                     .tokens = kMeasured.m,
+                                     .decisions = {{"w", kMeasured.k, kMeasured.n, true, "so"}}};
+    return decide(all, nullptr);
+  };
+  EXPECT_TRUE(open("mine", own("mine")));
+  EXPECT_TRUE(open("mine", {"mine", find_recipe("rowwise")->gemms}));
+  EXPECT_TRUE(open("rowwise", {"mine", find_recipe("rowwise")->gemms}));
+  const auto refused = open("mine", own("other"));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(refused.error().message.find("for recipe mine"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("other (with settings of its own)"), std::string::npos);
+  const auto renamed = open("rowwise", own("rowwise"));
+  ASSERT_FALSE(renamed);
+  EXPECT_NE(renamed.error().message.find("rowwise (with settings of its own)"), std::string::npos);
+}
+
+// In high precision nothing of a recipe is left but the types.
+TEST_F(OldLabel, OfARowInHighPrecisionMayBeAny) {
+  TuningTable table;
+  const Problem row = Problem::parse("output/rowwise_with_gw_hp/bf16.bf16.bf16/tn/"
+                                     "m8192n4096k4096/b0f0").value();
+  table.add({row, Provider::kCublasLt, "h7", 1000});
+  const LinearDesc desc = {.shape = kMeasured, .recipe = bf16_recipe(), .choices = {}};
+  const GemmChoice chosen = choose_gemm(&table, *linear_kernels(desc)->gemms[0], 132).value();
+  EXPECT_EQ(chosen.provider, Provider::kCublasLt);
+  EXPECT_EQ(chosen.heuristic, 7);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RenamedRecipe, ::testing::ValuesIn(builtin_recipes()),
                          [](const auto& of) { return of.param.name; });
 
