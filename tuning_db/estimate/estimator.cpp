@@ -32,8 +32,7 @@ Estimator::Estimator(const TuningTable& table, const Recipe& recipe, std::string
     if (row.recipe == label) return true;
     return is_label_of(row.recipe, recipe) &&
            std::ranges::none_of(table.speedups(), [&](const LinearSpeedup& other) {
-             return other.recipe == label && other.shape == row.shape &&
-                    other.device == row.device;
+             return other.recipe == label && other.shape == row.shape && other.device == row.device;
            });
   };
   for (size_t i = 0; i < table.devices.size(); ++i) {

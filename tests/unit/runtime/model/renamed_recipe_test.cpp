@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/file.hpp"
 #include "runtime/gemm/choose.hpp"
 #include "runtime/linear/kernels.hpp"
 #include "runtime/model/model_plan.hpp"
@@ -48,8 +47,27 @@ class RenamedRecipe : public ::testing::TestWithParam<Recipe> {
     }
   }
 
-  TuningTable table_ =
-      parse_table(read_file(FLOAT8_SOURCE_DIR "/tests/fixtures/table_v3.txt").value()).value();
+  // A row of each recipe's linear and of each of its fp8 GEMMs.
+  static TuningTable measured() {
+    TuningTable table;
+    table.devices = {{.name = "NVIDIA H100 80GB HBM3", .cc = 90, .sm_count = 132}};
+    table.sources = {{"built-in"}};
+    for (const Recipe& recipe : builtin_recipes()) {
+      table.add({recipe.name, kMeasured, 1.5, 1.49, 1.51, 1e6});
+      const LinearDesc desc = {.shape = kMeasured, .recipe = recipe, .choices = {}};
+      const LinearKernels kernels = linear_kernels(desc).value();
+      for (const Gemm gemm : kGemms) {
+        if (!recipe.at(gemm).is_fp8()) continue;
+        const GemmChoice any =
+            choose_gemm(nullptr, *kernels.gemms[static_cast<size_t>(gemm)], 132).value();
+        table.add({Problem::make(to_op(gemm), recipe, kMeasured).value(), Provider::kGenerated,
+                   codegen::key(any.otherwise.value_or(any.config)), 1000});
+      }
+    }
+    return parse_table(table.serialize()).value();
+  }
+
+  TuningTable table_ = measured();
   Recipe named_ = GetParam();
   Recipe renamed_ = {"mine", named_.gemms};
 };
@@ -191,8 +209,10 @@ TEST_F(OldLabel, OfAFilterFileIsTheCallersRecipeOfThatName) {
 // In high precision nothing of a recipe is left but the types.
 TEST_F(OldLabel, OfARowInHighPrecisionMayBeAny) {
   TuningTable table;
-  const Problem row = Problem::parse("output/rowwise_with_gw_hp/bf16.bf16.bf16/tn/"
-                                     "m8192n4096k4096/b0f0").value();
+  const Problem row = Problem::parse(
+                          "output/rowwise_with_gw_hp/bf16.bf16.bf16/tn/"
+                          "m8192n4096k4096/b0f0")
+                          .value();
   table.add({row, Provider::kCublasLt, "h7", 1000});
   const LinearDesc desc = {.shape = kMeasured, .recipe = bf16_recipe(), .choices = {}};
   const GemmChoice chosen = choose_gemm(&table, *linear_kernels(desc)->gemms[0], 132).value();
