@@ -1,7 +1,6 @@
 #include "codegen/kernel_spec.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "base/text.hpp"
@@ -13,44 +12,10 @@ namespace {
 
 constexpr int kMaxSmemBytes = 232448;
 
-// Takes a leading positive integer off `text`.
-std::optional<int> take_int(std::string_view& text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || value < 1) return std::nullopt;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return value;
-}
-
 bool take(std::string_view& text, std::string_view word) {
   if (!text.starts_with(word)) return false;
   text.remove_prefix(word.size());
   return true;
-}
-
-// Takes `word` and the integer after it.
-bool take_number(std::string_view& text, std::string_view word, int& out) {
-  if (!take(text, word)) return false;
-  const std::optional<int> value = take_int(text);
-  if (value) out = *value;
-  return value.has_value();
-}
-
-bool take_tile(std::string_view& text, GemmConfig& c) {
-  bool good = take_number(text, "", c.tile_m) && take_number(text, "x", c.tile_n) &&
-              take_number(text, "s", c.stages) && take_number(text, "c", c.cluster_m) &&
-              take_number(text, "x", c.cluster_n);
-  c.split_k = 1;
-  if (good && text.starts_with('k')) good = take_number(text, "k", c.split_k);
-  good = good && take_number(text, "w", c.warpgroups);
-  c.pingpong = good && take(text, "p");
-  return good;
-}
-
-std::string tile_key(const GemmConfig& c) {
-  return f8::format("{}x{}s{}c{}x{}{}w{}{}", c.tile_m, c.tile_n, c.stages, c.cluster_m, c.cluster_n,
-                    c.split_k > 1 ? f8::format("k{}", c.split_k) : "", c.warpgroups,
-                    c.pingpong ? "p" : "");
 }
 
 std::string over_text(const AmaxSpec& s) {
@@ -207,11 +172,7 @@ Result<KernelSpec> parse_gemm_spec(std::string_view rest, int problems) {
                 quote(accumulation));
   }
   s.fast = accumulation == "fast";
-  std::string_view tile = take_until(rest, '/');
-  if (!take_tile(tile, s.config) || !tile.empty()) {
-    return fail(ErrorCode::kInvalidArgument, "tile {}: expected a form such as 128x256s4c2x1w2",
-                quote(tile));
-  }
+  s.config = F8_TRY(parse_gemm_tile(take_until(rest, '/')));
   s.bias = take(rest, "+bias");
   s.add = take(rest, "+add");
   s.amax = take(rest, "+amax");
@@ -376,22 +337,6 @@ bool is_cooperative(const CastSpec& spec) {
 
 std::string key(const KernelSpec& spec) {
   return std::visit(KeyOf{}, spec);
-}
-
-std::string key(const GemmConfig& c) {
-  return f8::format("{}g{}", tile_key(c), c.raster_group);
-}
-
-Result<GemmConfig> parse_gemm_config(std::string_view text) {
-  std::string_view rest = text;
-  GemmConfig c;
-  if (!take_tile(rest, c) || !take_number(rest, "g", c.raster_group) || !rest.empty()) {
-    return fail(ErrorCode::kInvalidArgument,
-                "GEMM configuration {}: expected a form such as 128x256s4c2x1w2g8 "
-                "(tile_m x tile_n, stages, cluster, warpgroups, p for ping-pong, raster group)",
-                quote(text));
-  }
-  return c;
 }
 
 Result<KernelSpec> parse_kernel_spec(std::string_view text) {

@@ -36,6 +36,7 @@
 
 #include "base/error.hpp"
 #include "recipes/dtype.hpp"
+#include "recipes/gemm_kernel.hpp"
 #include "recipes/recipe.hpp"
 
 namespace f8::codegen {
@@ -83,19 +84,6 @@ template <class Spec>
 [[nodiscard]] constexpr Dtype memory_type(const Spec& spec) {
   return spec.from_f32 ? Dtype::kF32 : spec.in;
 }
-
-struct GemmConfig {
-  int tile_m = 128;
-  int tile_n = 256;
-  int stages = 4;     // of (tile_m + tile_n) x 128 bytes
-  int cluster_m = 2;  // CTAs of a cluster along m share the b tile by multicast, along n the a tile
-  int cluster_n = 1;
-  int split_k = 1;        // cluster split-K: CTAs that share K of a tile and reduce over DSMEM
-  int warpgroups = 2;     // consumer warpgroups; one more warpgroup is the producer
-  bool pingpong = false;  // each consumer warpgroup works on its own tile, else they share one
-  int raster_group = 8;   // tiles of m that rasterisation keeps together; an argument of the launch
-  bool operator==(const GemmConfig&) const = default;
-};
 
 struct GemmSpec {
   Dtype a = Dtype::kE4m3;
@@ -146,9 +134,7 @@ using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, F
 [[nodiscard]] bool has_scale(const CastSpec& spec, ScaleMode mode);
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
-[[nodiscard]] std::string key(const GemmConfig& config);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);
-[[nodiscard]] Result<GemmConfig> parse_gemm_config(std::string_view text);
 
 // True where a GEMM can make use of scales that are powers of two: axis scales with nothing between
 // them and the rounding to bf16.

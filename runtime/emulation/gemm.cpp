@@ -29,7 +29,7 @@ CUtensorMapDataType map_type(Dtype type) {
 
 void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
               const TensorMap& d, const kernels::GemmProblem& args, Faults& faults) {
-  const codegen::GemmConfig& config = spec.config;
+  const GemmConfig& config = spec.config;
   const auto fault = [&faults]<class... T>(fmt::format_string<T...> format, T&&... values) {
     faults.push_back(f8::format(format, std::forward<T>(values)...));
   };

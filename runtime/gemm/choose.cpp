@@ -1,6 +1,7 @@
 #include "runtime/gemm/choose.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -10,6 +11,8 @@
 
 namespace f8::runtime {
 namespace {
+
+std::atomic<uint64_t> choices_made = 0;
 
 // The table keeps choices by the label of a recipe. Recipes whose operands of this GEMM have these
 // scales have the same kernel, so that a row of any of them will do: those with the same mix of a
@@ -61,7 +64,7 @@ const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc) 
     for (const std::string_view label : table_labels(desc)) {
       problem.recipe = label;
       const KernelChoice* found = table.find(problem);
-      const bool library = found != nullptr && found->provider == Provider::kCublasLt;
+      const bool library = found != nullptr && found->kernel.provider == Provider::kCublasLt;
       if (found == nullptr || (library && !library_can(desc))) continue;
       if (is_fp8(desc.a) || library) return found;
     }
@@ -78,9 +81,8 @@ std::vector<NearbyWinner> nearby_winners(const TuningTable& table, const GemmDes
     for (const std::string_view label : table_labels(desc)) {
       problem.recipe = label;
       for (const auto& [choice, octaves] : table.neighbours(problem, 2 * kMostNearby)) {
-        const auto parsed = parse_choice(choice->provider, choice->config);
-        if (!parsed || parsed->provider != Provider::kGenerated) continue;
-        winners.push_back({parsed->config, octaves});
+        if (choice->kernel.provider != Provider::kGenerated) continue;
+        winners.push_back({choice->kernel.config, octaves});
         if (winners.size() == kMostNearby) return winners;
       }
       if (!winners.empty()) return winners;
@@ -98,8 +100,7 @@ std::vector<Granularity> scale_modes(const Problem& problem) {
 }
 
 Status check_choice(const KernelChoice& row) {
-  const GemmChoice choice = F8_TRY(parse_choice(row.provider, row.config));
-  if (choice.provider != Provider::kGenerated) return {};
+  if (row.kernel.provider != Provider::kGenerated) return {};
   const Problem& problem = row.problem;
   Status checked;
   for (const Granularity mode : scale_modes(problem)) {
@@ -108,7 +109,7 @@ Status check_choice(const KernelChoice& row) {
                                                   .d = problem.d,
                                                   .scale = mode,
                                                   .fast = problem.fast,
-                                                  .config = choice.config});
+                                                  .config = row.kernel.config});
     if (checked) return {};
   }
   return checked;
@@ -129,7 +130,12 @@ Result<TuningTable> parse_table(std::string_view text) {
   return table;
 }
 
+uint64_t chosen_gemms() {
+  return choices_made.load(std::memory_order_relaxed);
+}
+
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
+  choices_made.fetch_add(1, std::memory_order_relaxed);
   F8_TRY(validate(desc));
   const char* without =
       table == nullptr ? "there is no tuning table" : "the tuning table has no row of this shape";
@@ -141,7 +147,7 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
   }
   if (table != nullptr) {
     if (const KernelChoice* found = find_choice(*table, desc)) {
-      GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
+      GemmChoice choice = {found->kernel};
       // cuBLASLt numbers its suggestions afresh for every type.
       const bool numbered = found->problem.d == desc.d;
       if (!numbered) choice.heuristic = unmeasured_suggestion(desc);

@@ -258,8 +258,8 @@ TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
 TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
   constexpr Shape kWide{320, 512, 592};
   LinearDesc desc = describe(GetParam(), kWide);
-  const GemmChoice choice =
-      parse_choice(Provider::kGenerated, "128x128s4c2x1w2g8").value();  // of both gradients
+  const GemmChoice choice = GemmChoice{
+      parse_gemm_kernel(Provider::kGenerated, "128x128s4c2x1w2g8").value()};  // of both gradients
   desc.choices = {std::nullopt, choice, choice};
   if (!desc.recipe.at(Gemm::kGradWeight).is_fp8()) desc.choices[2] = std::nullopt;
   const auto plain = plan(desc);
@@ -321,7 +321,7 @@ TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
     given.ld_qt = kWide.n;
     expect_refused(*linear, "whole 128s");
   }
-  desc.choices[1] = parse_choice(Provider::kCublasLt, "h0").value();
+  desc.choices[1] = GemmChoice{parse_gemm_kernel(Provider::kCublasLt, "h0").value()};
   EXPECT_FALSE(Linear::plan(context_, desc));
 }
 

@@ -259,7 +259,7 @@ TEST(ModelQuality, RegretIsWhatTheChoiceCostsMore) {
                            .linear = problem.shape,
                            .sm_count = 132,
                            .timed = {}};
-  for (const codegen::GemmConfig& config : codegen::gemm_candidates(gemm.family)) {
+  for (const GemmConfig& config : codegen::gemm_candidates(gemm.family)) {
     codegen::GemmSpec spec = gemm.family;
     spec.config = config;
     gemm.timed.push_back({config, runtime::predicted_clocks(spec, gemm.shape, 132)});

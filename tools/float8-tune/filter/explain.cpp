@@ -190,10 +190,10 @@ Result<std::vector<Kernel>> kernels_of(const Recipe& recipe, const Subject& subj
       kernels.push_back({std::string(to_string(gemm)), chosen.error().message, "nobody"});
       continue;
     }
-    kernels.push_back({std::string(to_string(gemm)),
-                       f8::format("{} {}", to_string(chosen->choice.provider),
-                                  runtime::config_text(chosen->choice)),
-                       std::string(to_string(chosen->by))});
+    kernels.push_back(
+        {std::string(to_string(gemm)),
+         f8::format("{} {}", to_string(chosen->choice.provider), config_text(chosen->choice)),
+         std::string(to_string(chosen->by))});
   }
   return kernels;
 }

@@ -75,7 +75,7 @@ std::string choices_text(const LinearChoices& choices) {
   std::string text;
   for (const runtime::GemmChoice& choice : choices) {
     if (!text.empty()) text += ",";
-    text += f8::format("{}:{}", to_string(choice.provider), runtime::config_text(choice));
+    text += f8::format("{}:{}", to_string(choice.provider), config_text(choice));
   }
   return text;
 }
@@ -97,9 +97,9 @@ Result<LinearChoices> parse_choices(std::string_view text) {
                   "by commas (output, grad_input, grad_weight)",
                   text);
     }
-    choices[i] = F8_TRY(runtime::parse_choice(
+    choices[i] = {F8_TRY(parse_gemm_kernel(
         provider == to_string(Provider::kGenerated) ? Provider::kGenerated : Provider::kCublasLt,
-        one.substr(colon + 1)));
+        one.substr(colon + 1)))};
   }
   if (!rest.empty()) {
     return fail(ErrorCode::kInvalidArgument, "kernel choices \"{}\": more than three", text);
@@ -189,13 +189,13 @@ tuning_db::Candidate to_row(const Candidate& candidate, std::string source_hash)
 
 Candidate to_candidate(const runtime::GemmChoice& choice) {
   return {.impl = choice.provider == Provider::kGenerated ? Impl::kGenerated : Impl::kCublasLt,
-          .config = runtime::config_text(choice)};
+          .config = config_text(choice)};
 }
 
 Result<runtime::GemmChoice> to_choice(const Candidate& candidate) {
   const bool generated = candidate.impl == Impl::kGenerated;
-  return runtime::parse_choice(generated ? Provider::kGenerated : Provider::kCublasLt,
-                               candidate.config);
+  return runtime::GemmChoice{F8_TRY(
+      parse_gemm_kernel(generated ? Provider::kGenerated : Provider::kCublasLt, candidate.config))};
 }
 
 Result<Candidate> from_row(const tuning_db::Candidate& row) {
@@ -220,7 +220,7 @@ Result<Candidate> from_row(const tuning_db::Candidate& row) {
 tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {
   tuning_db::LinearKernels kernels;
   for (size_t i = 0; i < choices.size(); ++i) {
-    kernels[i] = {choices[i].provider, runtime::config_text(choices[i])};
+    kernels[i] = {choices[i].provider, config_text(choices[i])};
   }
   return kernels;
 }

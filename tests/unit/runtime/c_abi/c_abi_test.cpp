@@ -29,7 +29,7 @@ class CAbi : public ::testing::Test {
     desc.shape = {kM, kN, kK};
     desc.recipe = find_recipe(recipe).value();
     auto cache = codegen::CubinCache::open(directory_.path(), FakeCuda::compiler()).value();
-    const auto specs = linear_kernel_specs(desc, nullptr, cuda_.sm_count).value();
+    const auto specs = choose_kernels(desc, nullptr, cuda_.sm_count)->specs();
     for (const auto& spec : specs) {
       ASSERT_TRUE(cache.get(codegen::emit(spec).value()));
     }
@@ -300,7 +300,8 @@ TEST_F(CAbi, RefusesTablesWithKernelsThatCannotBeCompiled) {
   good.devices = {{.name = "Fake H100"}};
   good.sources = {{"made"}};
   const auto row = [](const char* key, const char* config, Provider provider) {
-    return KernelChoice{Problem::parse(key).value(), provider, config, 1000};
+    return KernelChoice{Problem::parse(key).value(), parse_gemm_kernel(provider, config).value(),
+                        1000};
   };
   constexpr const char* kTensor = "output/tensorwise/e4m3.e4m3.bf16/tn/m64n64k64/b0f1";
   constexpr const char* kBlocks = "output/blockwise/e4m3.e4m3.bf16/tn/m64n64k64/b0f0";

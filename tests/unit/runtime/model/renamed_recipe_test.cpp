@@ -60,8 +60,9 @@ class RenamedRecipe : public ::testing::TestWithParam<Recipe> {
         if (!recipe.at(gemm).is_fp8()) continue;
         const GemmChoice any =
             choose_gemm(nullptr, *kernels.gemms[static_cast<size_t>(gemm)], 132).value();
-        table.add({Problem::make(to_op(gemm), recipe, kMeasured).value(), Provider::kGenerated,
-                   codegen::key(any.otherwise.value_or(any.config)), 1000});
+        table.add({Problem::make(to_op(gemm), recipe, kMeasured).value(),
+                   {.config = any.otherwise.value_or(any.config)},
+                   1000});
       }
     }
     return parse_table(table.serialize()).value();
@@ -96,7 +97,7 @@ TEST_P(RenamedRecipe, HasTheSameRowsAndKernels) {
   }
   const auto keys = [&](const LinearDesc& desc) {
     std::vector<std::string> all;
-    const std::vector<codegen::KernelSpec> specs = linear_kernel_specs(desc, &table_, 132).value();
+    const std::vector<codegen::KernelSpec> specs = choose_kernels(desc, &table_, 132)->specs();
     for (const codegen::KernelSpec& spec : specs) all.push_back(codegen::key(spec));
     return all;
   };
@@ -213,7 +214,7 @@ TEST_F(OldLabel, OfARowInHighPrecisionMayBeAny) {
                           "output/rowwise_with_gw_hp/bf16.bf16.bf16/tn/"
                           "m8192n4096k4096/b0f0")
                           .value();
-  table.add({row, Provider::kCublasLt, "h7", 1000});
+  table.add({row, {Provider::kCublasLt, {}, 7}, 1000});
   const LinearDesc desc = {.shape = kMeasured, .recipe = bf16_recipe(), .choices = {}};
   const GemmChoice chosen = choose_gemm(&table, *linear_kernels(desc)->gemms[0], 132).value();
   EXPECT_EQ(chosen.provider, Provider::kCublasLt);

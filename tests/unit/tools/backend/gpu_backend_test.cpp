@@ -64,9 +64,9 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
         choice.provider = Provider::kCublasLt;
         continue;
       }
-      choice.config = codegen::parse_gemm_config(
-                          generated(problem(to_op(gemm), recipe.name.c_str(), p.shape)).config)
-                          .value();
+      choice.config =
+          parse_gemm_config(generated(problem(to_op(gemm), recipe.name.c_str(), p.shape)).config)
+              .value();
     }
     const auto bf16 =
         backend_->add({.impl = Impl::kBf16, .config = "cublaslt:h0,cublaslt:h1,cublaslt:h2"});
