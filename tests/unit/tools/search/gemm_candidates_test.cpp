@@ -48,7 +48,7 @@ TEST(Search, BuiltInChoicesFitEveryEpilogue) {
       const auto desc = gemm_desc(choice.problem, false, epilogue).value();
       const auto chosen = runtime::choose_gemm(&table, desc, h100().sm_count);
       ASSERT_TRUE(chosen) << chosen.error().message;
-      EXPECT_TRUE(codegen::validate(runtime::gemm_spec(desc, config_text(chosen->kernel))))
+      EXPECT_TRUE(codegen::validate(runtime::gemm_spec(desc, chosen->config)))
           << choice.problem.key() << " " << config_text(choice.kernel) << " " << text;
       fitted += config_text(*chosen) != config_text(choice.kernel);
     }
