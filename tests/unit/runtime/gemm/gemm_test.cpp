@@ -240,13 +240,6 @@ TEST_F(GemmTest, ARowIsFittedToTheEpilogue) {
   EXPECT_NE(other.why.find("no room"), std::string::npos) << other.why;
 }
 
-TEST_F(GemmTest, CorruptTableTextIsAnError) {
-  TuningTable table;
-  table.add(row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "banana"));
-  context_->set_table(table);
-  EXPECT_FALSE(GemmPlan::choose(*context_, desc_));
-}
-
 TEST_F(GemmTest, Bf16GoesToCublasLt) {
   desc_.a = desc_.b = Dtype::kBf16;
   EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kCublasLt);

@@ -74,8 +74,7 @@ TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
 TEST_F(SweepTest, WhatIsChosenWithoutASearchTakesPart) {
   // The table has the model's last choice of all, which no search would look at.
   const Problem output = problem(Op::kOutput);
-  const std::string last =
-      key(generated_candidates(output, h100(), 1).value().back().spec.config);
+  const std::string last = key(generated_candidates(output, h100(), 1).value().back().spec.config);
   request_.prior.add(KernelChoice{output, {.config = parse_gemm_config(last).value()}, 1e3});
   machine_.ns = [last](const Problem&, const Candidate& s, double) {
     return s.impl == Impl::kGenerated ? (s.config == last ? 99e3 : 98e3)
