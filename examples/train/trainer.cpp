@@ -194,19 +194,22 @@ class Groups {
 };
 
 // Runs a body for each rank, on a thread of its own. Where one throws, it leaves the others, and the
-// first error is thrown.
-void on_threads(Groups& groups, size_t count, const std::function<void(size_t)>& body) {
+// first error is thrown. NCCL waits for graphs with its collectives before it aborts, so the graph of a
+// rank that leaves goes first.
+void on_threads(Groups& groups, const std::vector<std::unique_ptr<Backend>>& backends,
+                const std::function<void(size_t)>& body) {
   std::exception_ptr first_error;
   std::mutex mutex;
   {
     std::vector<std::jthread> threads;
-    for (size_t index = 0; index < count; ++index) {
+    for (size_t index = 0; index < backends.size(); ++index) {
       threads.emplace_back([&, index] {
         try {
           body(index);
         } catch (...) {
           const std::lock_guard lock(mutex);
           if (!first_error) first_error = std::current_exception();
+          backends[index]->set_communicator(nullptr, 0);
           groups.abort(index);
         }
       });
@@ -269,7 +272,7 @@ RunResult train_on_ranks(const MakeBackend& make_backend, const std::vector<Trai
   const WithoutCommunicators leaving{backends};
   std::vector<std::unique_ptr<Trainer>> trainers(backends.size());
   // All memory is taken before any rank waits for another on its device.
-  on_threads(groups, backends.size(), [&](size_t index) {
+  on_threads(groups, backends, [&](size_t index) {
     const auto body = [&] {
       const Ranks ranks = groups.ranks(index);
       backends[index]->attach();
@@ -280,7 +283,7 @@ RunResult train_on_ranks(const MakeBackend& make_backend, const std::vector<Trai
     of_rank(index, body, [] { return std::string("planning"); });
   });
   RunResult result;
-  on_threads(groups, backends.size(), [&](size_t index) {
+  on_threads(groups, backends, [&](size_t index) {
     Trainer& trainer = *trainers[index];
     const auto body = [&] {
       backends[index]->attach();

@@ -9,14 +9,17 @@ namespace {
 
 constexpr int64_t kBlock = 128;
 
+// Plans the cast of up to `rows` rows of a weight. `is_whole`: these are all, which may end in a part of a
+// block.
 float8::Quantizer quantizer(const float8::Context& context, const std::string& recipe, int64_t rows,
-                            int64_t cols, bool delayed) {
+                            int64_t cols, bool delayed, bool is_whole) {
   float8::QuantizerDesc desc;
   desc.operand = FLOAT8_WEIGHT;
   desc.rows_max = rows;
   desc.cols = cols;
   desc.recipe = float8::Recipe::named(recipe);
   desc.over_ranks = !delayed;  // a delayed scale is known, and is the same on all ranks
+  if (desc.over_ranks && is_whole) desc.whole_rows = rows;
   return float8::Quantizer::plan(context, desc).value();
 }
 
@@ -39,14 +42,14 @@ void Shards::add_cast(size_t index, const std::string& recipe, const float8::Sca
   const bool delayed = slots != nullptr;
   // A weight without over_ranks has all of its planned rows, or none.
   const int64_t rows = delayed && shape.rows > 0 ? shape.rows : shape.shard_rows;
-  casts_[index] =
-      Cast{.quantizer = quantizer(backend_.context(), recipe, rows, shape.k, delayed),
-           .whole_quantizer = quantizer(backend_.context(), recipe, shape.n, shape.k, delayed),
-           .slots = slots,
-           .in_shards = in_shards,
-           .shard = {},
-           .q = {},
-           .qt = {}};
+  casts_[index] = Cast{
+      .quantizer = quantizer(backend_.context(), recipe, rows, shape.k, delayed, false),
+      .whole_quantizer = quantizer(backend_.context(), recipe, shape.n, shape.k, delayed, true),
+      .slots = slots,
+      .in_shards = in_shards,
+      .shard = {},
+      .q = {},
+      .qt = {}};
 }
 
 // A tensor's one maximum does, and those of columns if all parts have these columns.

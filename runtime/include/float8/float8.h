@@ -1196,7 +1196,8 @@ FLOAT8_API float8_status float8_comms_create(float8_context* const* contexts, si
  * NCCL waits for those. */
 FLOAT8_API void float8_comm_destroy(float8_nccl_comm communicator);
 /* Destroys it and ends what other ranks wait for, after a failure. They get an error; with NCCL,
- * float8_comm_wait tells them, and names this rank if float8_comms_create made the communicator. */
+ * float8_comm_wait tells them, and names this rank if float8_comms_create made the communicator.
+ * Destroy graphs that captured calls with it first, also those that still run: NCCL waits for those. */
 FLOAT8_API void float8_comm_abort(float8_nccl_comm communicator);
 /* Waits until `stream` has done its work, and fails (FLOAT8_CUDA) where an operation of `communicator`
  * failed, or where it is not done within `timeout_ms` (0: 60 s), as when a rank has died or makes

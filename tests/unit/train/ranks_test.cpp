@@ -42,6 +42,16 @@ TEST_P(FsdpBits, AreThoseOfMicroBatchesOnOneDevice) {
   }
 }
 
+// Shards of 80 and 64 of 144 rows; under blockwise of 128 and 16, and the whole ends in a part of a block.
+TEST_P(FsdpBits, OfUnevenShardsAreThoseOfMicroBatches) {
+  TrainConfig config = tiny(GetParam(), 2, 1);
+  config.ffn = 144;
+  const std::vector<float> loss = losses(config);
+  config.fsdp = 1;
+  config.micro_batches = 2;
+  EXPECT_EQ(loss, losses(config));
+}
+
 TEST_P(FsdpBits, AreThoseOfMicroBatchesUnderTensorParallelism) {
   for (const int64_t ranks : {2, 3}) {
     const auto [loss, master] = run(ranks, 1, 2);
