@@ -1,55 +1,24 @@
 #include "codegen/emit.hpp"
 
 #include <algorithm>
+#include <span>
+#include <utility>
 
 #include "base/format.hpp"
 
 namespace f8::codegen {
 namespace embedded {
-extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
-    cast_counters_cuh, column_sums_cuh, fingerprint_cuh, fingerprint_args_cuh, tile_amax_cuh,
-    scale_cuh, scale_update_cuh, quantize_cuh, quantize_rows_cuh, gemm_schedule_cuh,
-    gemm_block_scales_cuh, gemm_split_cuh, gemm_epilogue_operands_cuh, gemm_traits_cuh,
-    gemm_mainloop_cuh, gemm_epilogue_cuh, gemm_cuh;
-}
+// The device templates, by name.
+using File = std::pair<std::string_view, const std::string_view*>;
+extern const std::span<const File> files;
+}  // namespace embedded
 namespace {
-
-struct Template {
-  std::string_view name;
-  const std::string_view* text;
-};
-
-constexpr Template kTemplates[] = {
-    {"kernel_args.cuh", &embedded::kernel_args_cuh},
-    {"ptx.cuh", &embedded::ptx_cuh},
-    {"matrix_tile.cuh", &embedded::matrix_tile_cuh},
-    {"amax.cuh", &embedded::amax_cuh},
-    {"cast.cuh", &embedded::cast_cuh},
-    {"cast_counters.cuh", &embedded::cast_counters_cuh},
-    {"column_sums.cuh", &embedded::column_sums_cuh},
-    {"fingerprint.cuh", &embedded::fingerprint_cuh},
-    {"fingerprint_args.cuh", &embedded::fingerprint_args_cuh},
-    {"tile_amax.cuh", &embedded::tile_amax_cuh},
-    {"scale.cuh", &embedded::scale_cuh},
-    {"scale_update.cuh", &embedded::scale_update_cuh},
-    {"quantize.cuh", &embedded::quantize_cuh},
-    {"quantize_rows.cuh", &embedded::quantize_rows_cuh},
-    {"gemm_schedule.cuh", &embedded::gemm_schedule_cuh},
-    {"gemm_block_scales.cuh", &embedded::gemm_block_scales_cuh},
-    {"gemm_split.cuh", &embedded::gemm_split_cuh},
-    {"gemm_epilogue_operands.cuh", &embedded::gemm_epilogue_operands_cuh},
-    {"gemm_traits.cuh", &embedded::gemm_traits_cuh},
-    {"gemm_mainloop.cuh", &embedded::gemm_mainloop_cuh},
-    {"gemm_epilogue.cuh", &embedded::gemm_epilogue_cuh},
-    {"gemm.cuh", &embedded::gemm_cuh},
-};
 
 // The text of a template with its includes in place, each once.
 void append_template(std::string_view name, std::vector<std::string_view>& seen, std::string& out) {
   if (std::ranges::find(seen, name) != seen.end()) return;
   seen.push_back(name);
-  const auto found = std::ranges::find(kTemplates, name, &Template::name);
-  std::string_view text = *found->text;
+  std::string_view text = *std::ranges::find(embedded::files, name, &embedded::File::first)->second;
   out += f8::format("// ---- {}\n", name);
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size() - 1);
