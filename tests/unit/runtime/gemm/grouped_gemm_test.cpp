@@ -123,9 +123,9 @@ TEST_F(GroupedGemmTest, WhatTheLaunchIsTold) {
 TEST_F(GroupedGemmTest, FitsWhatIsAlike) {
   const GemmDesc dx = describe(Gemm::kGradInput, {64, 64, 64});
   GemmDesc dw = describe(Gemm::kGradWeight, {64, 64, 64});
-  const GemmChoice choice = generated("128x128s4c1x1w2g8");
+  const GemmChoice choice = group_choice("128x128s4c1x1w2g8");
   EXPECT_TRUE(GroupedGemm::fits(dx, choice, dw, choice));
-  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw, generated("128x128s4c1x1w2g16")));
+  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw, group_choice("128x128s4c1x1w2g16")));
   EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw,
                                  GemmChoice{parse_gemm_kernel(Provider::kCublasLt, "h0").value()}));
   for (const auto change :
