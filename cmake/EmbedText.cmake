@@ -1,5 +1,7 @@
 # float8_embed_text(OUTPUT NAMESPACE FILES...): a C++ source that defines, for each file a/b/name.ext,
 #   extern const std::string_view NAMESPACE::name_ext;
+# and a list of all of them by name:
+#   extern const std::span<const std::pair<std::string_view, const std::string_view*>> NAMESPACE::files;
 # so that text (device templates, SQL) is read by people as files and by the program from itself. The
 # values are constants, usable from any static initialiser. Bytes are kept: what a raw string literal
 # cannot hold (a carriage return, its own delimiter) fails the build.

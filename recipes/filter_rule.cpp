@@ -1,6 +1,7 @@
 #include "recipes/filter_rule.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/text.hpp"
@@ -8,16 +9,19 @@
 namespace f8 {
 namespace {
 
-// Why torchao's rule keeps a layer in bf16; empty: it converts.
-std::string torchao_keeps(std::string_view recipe, int64_t k, int64_t n) {
-  if (recipe == "rowwise") {
-    if (n <= 2048) return f8::format("N {} <= 2048", n);
-    if (k <= 1024) return f8::format("K {} <= 1024", k);
-    if (n <= 4096 && k <= 2048) return f8::format("N {} <= 4096 and K {} <= 2048", n, k);
-  } else if (recipe == "tensorwise") {
-    if (k <= 4096 && n <= 1024) return f8::format("K {} <= 4096 and N {} <= 1024", k, n);
-  }
-  return {};
+// torchao's rules, by the names of its recipes.
+constexpr std::array kTensorwiseBoxes = {KnBox{1024, 4096}};
+constexpr std::array kRowwiseBoxes = {KnBox{2048, 0}, KnBox{0, 1024}, KnBox{4096, 2048}};
+struct TorchaoRule {
+  std::string_view recipe;
+  std::span<const KnBox> boxes;
+};
+constexpr std::array kTorchaoRules = {TorchaoRule{"tensorwise", kTensorwiseBoxes},
+                                      TorchaoRule{"rowwise", kRowwiseBoxes}};
+
+bool holds(const KnBox& box, const NamedLinear& layer) {
+  return (box.n_max == 0 || layer.out_features <= box.n_max) &&
+         (box.k_max == 0 || layer.in_features <= box.k_max);
 }
 
 }  // namespace
@@ -87,24 +91,37 @@ std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& la
   return {};
 }
 
-bool torchao_has_rule(std::string_view recipe) {
-  return recipe == "rowwise" || recipe == "tensorwise";
+std::string to_string(const KnBox& box) {
+  if (box.k_max == 0) return f8::format("N <= {}", box.n_max);
+  if (box.n_max == 0) return f8::format("K <= {}", box.k_max);
+  return f8::format("N <= {} and K <= {}", box.n_max, box.k_max);
 }
 
-Status check_torchao_rule(std::string_view recipe) {
-  if (torchao_has_rule(recipe)) return {};
+std::span<const KnBox> torchao_boxes(const Recipe& recipe) {
+  for (const TorchaoRule& rule : kTorchaoRules) {
+    if (same_settings(recipe, recipe_of_label(rule.recipe))) return rule.boxes;
+  }
+  return {};
+}
+
+Status check_torchao_rule(const Recipe& recipe) {
+  if (!torchao_boxes(recipe).empty()) return {};
   return fail(ErrorCode::kInvalidArgument,
               "torchao has no {} rule for recipe {}; use policy measured, or leave the flag out",
-              kAutoFlag, recipe);
+              kAutoFlag, recipe.name);
 }
 
-Verdict torchao_verdict(std::string_view recipe, const NamedLinear& layer) {
-  const std::string keeps = torchao_keeps(recipe, layer.in_features, layer.out_features);
-  if (keeps.empty()) {
-    return {true,
-            f8::format("converted: K and N are above the limits of torchao's {} rule", recipe)};
+Verdict torchao_verdict(const Recipe& recipe, const NamedLinear& layer) {
+  const std::string rule = settings_label(recipe);
+  for (const KnBox& box : torchao_boxes(recipe)) {
+    if (!holds(box, layer)) continue;
+    const std::string n = f8::format("N {} <= {}", layer.out_features, box.n_max);
+    const std::string k = f8::format("K {} <= {}", layer.in_features, box.k_max);
+    return {false,
+            f8::format("kept in bf16 by torchao's {} rule: {}{}{}", rule, box.n_max == 0 ? "" : n,
+                       box.n_max == 0 || box.k_max == 0 ? "" : " and ", box.k_max == 0 ? "" : k)};
   }
-  return {false, f8::format("kept in bf16 by torchao's {} rule: {}", recipe, keeps)};
+  return {true, f8::format("converted: K and N are above the limits of torchao's {} rule", rule)};
 }
 
 Verdict speedup_verdict(const SpeedupInterval& interval, double margin, std::string_view basis) {

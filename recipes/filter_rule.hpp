@@ -48,10 +48,20 @@ struct Verdict {
 // the ranks that share it too.
 [[nodiscard]] std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer);
 
-// torchao's automatic rule, which it has for tensorwise and rowwise alone.
-[[nodiscard]] bool torchao_has_rule(std::string_view recipe);
-[[nodiscard]] Status check_torchao_rule(std::string_view recipe);  // the error says what to do
-[[nodiscard]] Verdict torchao_verdict(std::string_view recipe, const NamedLinear& layer);
+// torchao's automatic rule, which it has for the settings of tensorwise and rowwise alone: a layer
+// stays in bf16 where one of these boxes holds it. 0 is no bound.
+struct KnBox {
+  int64_t n_max = 0;
+  int64_t k_max = 0;
+};
+[[nodiscard]] std::string to_string(const KnBox& box);  // "N <= 4096 and K <= 2048"
+// Empty: torchao has no rule for the recipe.
+[[nodiscard]] std::span<const KnBox> torchao_boxes(const Recipe& recipe);
+[[nodiscard]] inline bool has_torchao_rule(std::string_view label) {
+  return !torchao_boxes(recipe_of_label(label)).empty();
+}
+[[nodiscard]] Status check_torchao_rule(const Recipe& recipe);  // the error says what to do
+[[nodiscard]] Verdict torchao_verdict(const Recipe& recipe, const NamedLinear& layer);
 
 // The verdict of a speedup with its interval: convert where the lower end exceeds 1 + margin.
 // `basis` ends the reason.

@@ -238,7 +238,7 @@ Result<Problem> Problem::make(Op op, const Recipe& recipe, Shape shape) {
   const GemmSetting& setting = recipe.at(op == Op::kLinear ? Gemm::kOutput : static_cast<Gemm>(op));
   Problem p;
   p.op = op;
-  p.recipe = recipe.name;
+  p.recipe = settings_label(recipe);
   p.a = setting.a.dtype;
   p.b = setting.b.dtype;
   p.shape = shape;

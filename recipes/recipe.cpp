@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/hash.hpp"
 #include "base/text.hpp"
 
 namespace f8 {
@@ -51,22 +52,10 @@ std::vector<Recipe> make_builtin_recipes() {
   };
 }
 
-constexpr bool is_block(Granularity g) {
-  return g == Granularity::kBlock1x128 || g == Granularity::kBlock128x128;
-}
-
-std::string_view to_string(Granularity g) {
-  switch (g) {
-    case Granularity::kTensor:
-      return "tensor";
-    case Granularity::kAxis:
-      return "axis";
-    case Granularity::kBlock1x128:
-      return "1x128";
-    case Granularity::kBlock128x128:
-      return "128x128";
-  }
-  return "unknown";
+// What of an operand's settings decides.
+CastSetting settings_of(CastSetting c) {
+  if (c.scaling != Scaling::kDisabled) return c;
+  return {.scaling = Scaling::kDisabled, .dtype = c.dtype};
 }
 
 // `where` opens every message: recipe, GEMM and operand.
@@ -142,6 +131,20 @@ Status validate_gemm(const std::string& where, const GemmSetting& g) {
 
 }  // namespace
 
+std::string_view to_string(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kTensor:
+      return "tensor";
+    case Granularity::kAxis:
+      return "axis";
+    case Granularity::kBlock1x128:
+      return "block1x128";
+    case Granularity::kBlock128x128:
+      return "block128x128";
+  }
+  return "unknown";
+}
+
 std::string_view to_string(Gemm g) {
   switch (g) {
     case Gemm::kOutput:
@@ -160,6 +163,27 @@ Result<Gemm> parse_gemm(std::string_view text) {
   }
   return fail(ErrorCode::kInvalidArgument,
               "unknown GEMM {}; one of output, grad_input, grad_weight", quote(text));
+}
+
+GemmScales gemm_scales(const GemmSetting& gemm) {
+  const Granularity a = gemm.a.granularity;
+  const Granularity b = gemm.b.granularity;
+  if (!gemm.is_fp8()) return {};
+  if (is_block(b)) return {.mode = b};
+  if (a != Granularity::kAxis && b != Granularity::kAxis) return {};
+  return {Granularity::kAxis, a == Granularity::kTensor, b == Granularity::kTensor};
+}
+
+bool Recipe::has_delayed_scales() const {
+  return std::ranges::any_of(gemms, [](const GemmSetting& g) {
+    return g.a.scaling == Scaling::kDelayed || g.b.scaling == Scaling::kDelayed;
+  });
+}
+
+bool Recipe::has_block_scales() const {
+  return std::ranges::any_of(gemms, [](const GemmSetting& g) {
+    return g.is_fp8() && (is_block(g.a.granularity) || is_block(g.b.granularity));
+  });
 }
 
 Status Recipe::validate() const {
@@ -188,6 +212,47 @@ const Recipe& bf16_recipe() {
   constexpr GemmSetting kGemm = {.a = kBf16Operand, .b = kBf16Operand, .fast = false};
   static const Recipe recipe = {"bf16", {kGemm, kGemm, kGemm}};
   return recipe;
+}
+
+bool same_settings(const Recipe& a, const Recipe& b) {
+  return std::ranges::equal(a.gemms, b.gemms, [](const GemmSetting& x, const GemmSetting& y) {
+    return settings_of(x.a) == settings_of(y.a) && settings_of(x.b) == settings_of(y.b) &&
+           x.fast == y.fast;
+  });
+}
+
+std::string settings_label(const Recipe& recipe) {
+  for (const Recipe& named : builtin_recipes()) {
+    if (same_settings(named, recipe)) return named.name;
+  }
+  if (same_settings(bf16_recipe(), recipe)) return bf16_recipe().name;
+  std::string text;
+  for (const GemmSetting& gemm : recipe.gemms) {
+    for (const CastSetting& cast : {settings_of(gemm.a), settings_of(gemm.b)}) {
+      text += f8::format("{} {} {} {:d} ", static_cast<int>(cast.scaling),
+                         to_string(cast.granularity), to_string(cast.dtype), cast.pow2);
+    }
+    text += f8::format("{:d}\n", gemm.fast);
+  }
+  return "custom_" + hash_hex(text);
+}
+
+bool is_label_of(std::string_view label, const Recipe& recipe) {
+  if (label == settings_label(recipe)) return true;
+  return label == recipe.name && !find_recipe(label) && label != bf16_recipe().name;
+}
+
+std::string describe(const Recipe& recipe) {
+  const std::string label = settings_label(recipe);
+  if (label == recipe.name) return label;
+  const bool is_named = find_recipe(label).has_value() || label == bf16_recipe().name;
+  return f8::format("{} ({})", recipe.name,
+                    is_named ? "with the settings of " + label : "with settings of its own");
+}
+
+Recipe recipe_of_label(std::string_view label) {
+  const Result<Recipe> named = find_recipe(label);
+  return named ? *named : Recipe{std::string(label), bf16_recipe().gemms};
 }
 
 Result<Recipe> find_recipe(std::string_view name) {

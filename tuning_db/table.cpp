@@ -184,10 +184,8 @@ using RowIterator = std::vector<IdentifiedRow>::const_iterator;
 Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
                                    const FastestLinears& linears) {
   const Problem& problem = first->row.problem;
-  KernelChoice choice{.problem = problem,
-                      .provider = {},
-                      .config = {},
-                      .median_ns = first->row.result.timing->median_ns};
+  KernelChoice choice{
+      .problem = problem, .kernel = {}, .median_ns = first->row.result.timing->median_ns};
   LinearKernel kernel = F8_TRY(table_kernel(first->row));
   const auto linear = linears.find({problem.recipe, problem.shape});
   if (linear != linears.end() && linear->second->is_comparable(*first)) {
@@ -198,8 +196,12 @@ Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
       break;
     }
   }
-  choice.provider = kernel.provider;
-  choice.config = std::move(kernel.config);
+  auto parsed = parse_gemm_kernel(kernel.provider, kernel.config);
+  if (!parsed) {
+    return fail(ErrorCode::kCorrupt, "{}: {}; restore a copy, or measure into a new file",
+                first->row.layer, parsed.error().message);
+  }
+  choice.kernel = *parsed;
   return choice;
 }
 

@@ -4,6 +4,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/ranks.hpp"
 #include "runtime/c_abi/recipe.hpp"
+#include "runtime/model/first_use.hpp"
 #include "runtime/model/info.hpp"
 
 using namespace f8::c_abi;
@@ -104,6 +105,7 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
     f8::runtime::LinearDesc converted = F8_TRY(linear_options(known));
     converted.shape = {known.m_max, known.n, known.k};
     converted.recipe = F8_TRY(one_recipe("float8_linear_desc", known.recipe, known.custom_recipe));
+    f8::runtime::tune_first_use(*context->context, converted.recipe, converted.shape);
     auto linear = F8_TRY(f8::runtime::Linear::plan(context->context, converted));
     *out = new float8_linear{std::move(linear)};
     return {};

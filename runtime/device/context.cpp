@@ -25,12 +25,6 @@ Status check_driver_version(int driver_version) {
               nvrtc.major);
 }
 
-int cluster_size(const codegen::KernelSpec& spec) {
-  const auto* gemm = std::get_if<codegen::GemmSpec>(&spec);
-  if (gemm == nullptr) return 1;
-  return gemm->config.cluster_m * gemm->config.cluster_n * gemm->config.split_k;
-}
-
 // The number of clusters that fit on the device at once. It may be less than SMs / size, since the
 // SMs of a cluster belong to one GPC, and GPCs differ in size.
 int resident_clusters(const Driver& cuda, const Kernel& kernel, int sm_count) {
@@ -69,13 +63,12 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   state.modules.push_back(module);
   auto kernel = std::make_unique<Kernel>();
   kernel->spec = spec;
-  kernel->threads = codegen::threads_per_block(spec);
-  kernel->smem_bytes = codegen::dynamic_smem_bytes(spec);
-  kernel->cluster_size = cluster_size(spec);
-  const auto* cast = std::get_if<codegen::CastSpec>(&spec);
-  kernel->cooperative = cast != nullptr && codegen::is_cooperative(*cast);
-  const auto* amax = std::get_if<codegen::AmaxSpec>(&spec);
-  kernel->occupancy_limited = cast != nullptr || (amax != nullptr && (amax->row || amax->col));
+  const codegen::LaunchTraits traits = codegen::launch_traits(spec);
+  kernel->threads = traits.threads;
+  kernel->smem_bytes = traits.dynamic_smem_bytes;
+  kernel->cluster_size = traits.cluster_size;
+  kernel->cooperative = traits.cooperative;
+  kernel->occupancy_limited = traits.occupancy_limited;
   kernel->registers = cubin.registers;
   kernel->spill_bytes = cubin.spill_bytes;
   F8_TRY(cuda.check(cuda.module_get_function(&kernel->function, module, cubin.entry.c_str()),

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
 #include "base/error.hpp"
 #include "codegen/kernel_spec.hpp"
+#include "recipes/problem.hpp"
 #include "runtime/device/device_info.hpp"
 #include "tuning_db/estimate/tuning_table.hpp"
 
@@ -19,6 +21,8 @@ struct CUfunc_st;
 namespace f8::runtime {
 
 using Stream = CUstream_st*;
+
+class Context;
 
 struct ContextOptions {
   std::filesystem::path cache_dir = {};  // empty: environment().cache_dir
@@ -37,6 +41,9 @@ struct ContextOptions {
   // that it was not measured on. `database` is the user's, and keeps the rows.
   int tune_on_first_use = 0;
   std::filesystem::path database = {};
+  // What measures such a shape, and gives the context a table with its row; empty: float8-tune in a
+  // process of its own (runtime/model/tune_program.hpp).
+  std::function<Status(Context&, const Recipe&, Shape)> measure = {};
 };
 
 // A loaded kernel.

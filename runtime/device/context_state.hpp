@@ -20,7 +20,7 @@
 
 namespace f8::runtime {
 
-// What tuning at first use has done (runtime/linear/first_use.hpp).
+// What tuning at first use has done (runtime/model/first_use.hpp).
 struct FirstUse {
   std::mutex mutex;
   std::set<std::string> tried;

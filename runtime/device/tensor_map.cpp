@@ -48,7 +48,7 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
 Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
                         int64_t shards, int64_t ld_d, const void* a, const void* b, void* d,
                         GemmMaps& out) {
-  const codegen::GemmConfig& config = spec.config;
+  const GemmConfig& config = spec.config;
   const int64_t shard_k = shape.k / shards;
   F8_TRY(encode(driver,
                 {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "base/format.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 
@@ -30,17 +29,18 @@ void sum_columns(const reference::Matrix& x, float* sums) {
   }
 }
 
-void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnSumsArgs& args,
-                     unsigned grid, Faults& faults) {
+void emulate(const codegen::ColumnSumsSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::ColumnSumsArgs>();
+  const unsigned grid = call.launch.grid;
   const unsigned tiles = cast_tiles(args.rows, args.cols);
-  if (grid != tiles) faults.push_back(f8::format("column sums: grid {} for {} tiles", grid, tiles));
+  if (grid != tiles) call.fault("column sums: grid {} for {} tiles", grid, tiles);
   if (args.x == nullptr || !is_aligned(args.x) || args.sums == nullptr) {
-    faults.push_back("column sums: x or sums misaligned or null");
+    call.fault("column sums: x or sums misaligned or null");
   }
   if (args.ld < args.cols || !is_row_stride(args.ld, args.cols, spec.in) || args.cols % 8 != 0) {
-    faults.push_back(f8::format("column sums: ld {} cols {}", args.ld, args.cols));
+    call.fault("column sums: ld {} cols {}", args.ld, args.cols);
   }
-  if (!faults.empty()) return;
+  if (!call.faults.empty()) return;
   reference::Matrix x{args.rows, args.cols, {}};
   for (int64_t r = 0; r < x.rows; ++r) {
     for (int64_t c = 0; c < x.cols; ++c) {
@@ -50,15 +50,16 @@ void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnS
   sum_columns(x, args.sums);
 }
 
-void run_bias_grad(const codegen::BiasGradSpec& spec, const kernels::BiasGradArgs& args,
-                   unsigned grid, Faults& faults) {
+void emulate(const codegen::BiasGradSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::BiasGradArgs>();
+  const unsigned grid = call.launch.grid;
   if (grid != ceil_div(args.cols, kernels::kBiasColumns)) {
-    faults.push_back(f8::format("bias gradient: grid {} for {} columns", grid, args.cols));
+    call.fault("bias gradient: grid {} for {} columns", grid, args.cols);
   }
   if (args.sums == nullptr || args.out == nullptr) {
-    faults.push_back("bias gradient: sums or out is null");
+    call.fault("bias gradient: sums or out is null");
   }
-  if (!faults.empty()) return;
+  if (!call.faults.empty()) return;
   for (int64_t c = 0; c < args.cols; ++c) {
     std::array<float, kWarps> chains{};
     for (int64_t i = 0; i < args.count; ++i) {

@@ -213,7 +213,7 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
     return result;
   }
   if (graph == nullptr) return execute(*module, launch, parameters);
-  const ParameterSizes sizes = parameter_sizes(module->spec);
+  const codegen::ParameterBytes sizes = codegen::parameter_bytes(module->spec);
   graph->operations.emplace_back(
       [module, launch, first = copy_of(parameters[0], sizes.first),
        second = copy_of(sizes.second > 0 ? parameters[1] : nullptr, sizes.second)] {

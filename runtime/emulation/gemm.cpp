@@ -1,4 +1,6 @@
 // The generated GEMM kernels on the CPU, from the tensor maps and arguments of a launch.
+#include <cstring>
+
 #include "base/format.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
@@ -25,11 +27,10 @@ CUtensorMapDataType map_type(Dtype type) {
   return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-}  // namespace
-
+// Computes one of a launch's GEMMs.
 void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
               const TensorMap& d, const kernels::GemmProblem& args, Faults& faults) {
-  const codegen::GemmConfig& config = spec.config;
+  const GemmConfig& config = spec.config;
   const auto fault = [&faults]<class... T>(fmt::format_string<T...> format, T&&... values) {
     faults.push_back(f8::format(format, std::forward<T>(values)...));
   };
@@ -61,7 +62,7 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
   check("b", b, args.k / shards, args.n * shards, spec.b, config.tile_n / config.cluster_m, 128,
         128);
   check("d", d, args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16);
-  const bool block = codegen::is_block(spec.scale);
+  const bool block = is_block(spec.scale);
   if (args.inv_scale_a == nullptr || args.inv_scale_b == nullptr) fault("inverse scales are null");
   if (block && (args.stride_a % 4 != 0 || args.stride_b % 4 != 0 || !is_aligned(args.inv_scale_a) ||
                 !is_aligned(args.inv_scale_b))) {
@@ -85,6 +86,23 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
        .bias = spec.bias ? args.bias : nullptr,
        .add = spec.add,
        .amax = spec.amax ? args.amax : nullptr});
+}
+
+}  // namespace
+
+void emulate(const codegen::GemmSpec& spec, const Call& call) {
+  static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap) &&
+                sizeof(CUtensorMap) == codegen::kTensorMapBytes);
+  if (reinterpret_cast<uintptr_t>(call.parameters[0]) % alignof(CUtensorMap) != 0) {
+    call.fault("the tensor maps are not aligned to {} bytes", alignof(CUtensorMap));
+  }
+  const auto* encoded = &call.args<CUtensorMap>();
+  const auto& args = call.args<kernels::GemmArgs>(1);
+  for (int i = 0; i < spec.problems; ++i) {
+    TensorMap maps[3];
+    for (int j = 0; j < 3; ++j) std::memcpy(&maps[j], &encoded[3 * i + j], sizeof maps[j]);
+    run_gemm(spec, maps[0], maps[1], maps[2], args.problems[i], call.faults);
+  }
 }
 
 }  // namespace f8::runtime::emulation

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.hpp"
 #include "codegen/kernel_spec.hpp"
 #include "codegen/kernels/fingerprint_args.cuh"
 #include "codegen/kernels/kernel_args.cuh"
@@ -49,34 +50,36 @@ struct Launch {
 };
 [[nodiscard]] Launch read_launch(const CUlaunchConfig& config);
 
-// The bytes of the kernel's parameters, in order; 0: there are no more.
-struct ParameterSizes {
-  size_t first = 0;
-  size_t second = 0;
-};
-[[nodiscard]] ParameterSizes parameter_sizes(const codegen::KernelSpec& spec);
-
 // Does the launch's work on a device of `sm_count` SMs, or says in `faults` why it cannot be done.
 void run(const Module& module, const Launch& launch, void* const* parameters, int sm_count,
          Faults& faults);
 
-// Args are those of a launch or of a list's.
-template <class Args>
-void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults);
-template <class Args>
-void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults);
-// Takes the amaxes and casts; the blocks must fit a device of `sm_count` SMs at once.
-void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args, unsigned grid,
-                  int sm_count, Faults& faults);
-void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults);
-void run_found_inf(const kernels::FoundInfArgs& args, unsigned grid, Faults& faults);
-void run_fingerprint(const kernels::FingerprintArgs& args, unsigned grid, Faults& faults);
-void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnSumsArgs& args,
-                     unsigned grid, Faults& faults);
-void run_bias_grad(const codegen::BiasGradSpec& spec, const kernels::BiasGradArgs& args,
-                   unsigned grid, Faults& faults);
-// Computes one of a launch's GEMMs.
-void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
-              const TensorMap& d, const kernels::GemmProblem& args, Faults& faults);
+// What a kind's emulation is given.
+struct Call {
+  const Module& module;
+  const Launch& launch;
+  void* const* parameters;
+  int sm_count;
+  Faults& faults;
+
+  template <class Args>
+  [[nodiscard]] const Args& args(size_t parameter = 0) const {
+    return *static_cast<const Args*>(parameters[parameter]);
+  }
+  template <class... Args>
+  void fault(fmt::format_string<Args...> format, Args&&... values) const {
+    faults.push_back(f8::format(format, std::forward<Args>(values)...));
+  }
+};
+
+// The emulation of each kind of kernel.
+void emulate(const codegen::AmaxSpec& spec, const Call& call);
+void emulate(const codegen::CastSpec& spec, const Call& call);
+void emulate(const codegen::GemmSpec& spec, const Call& call);
+void emulate(const codegen::ScaleUpdateSpec& spec, const Call& call);
+void emulate(const codegen::FoundInfSpec& spec, const Call& call);
+void emulate(const codegen::FingerprintSpec& spec, const Call& call);
+void emulate(const codegen::ColumnSumsSpec& spec, const Call& call);
+void emulate(const codegen::BiasGradSpec& spec, const Call& call);
 
 }  // namespace f8::runtime::emulation

@@ -82,7 +82,7 @@ std::vector<double> block_scaled_sums(const Matmul& p) {
 }  // namespace
 
 void compute(const Matmul& p) {
-  const bool block = codegen::is_block(p.scale_a.mode);
+  const bool block = is_block(p.scale_a.mode);
   const std::vector<double> totals = block ? block_scaled_sums(p) : sums(p, 0, p.k);
   size_t at = 0;
   for (int64_t i = 0; i < p.m; ++i) {

@@ -1,4 +1,4 @@
-// amax, cast, scale_update and fingerprint kernels as loops over their arguments.
+// The amax and cast kernels as loops over their arguments.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -6,13 +6,12 @@
 #include <utility>
 
 #include "base/format.hpp"
-#include "recipes/delayed.hpp"
-#include "recipes/fingerprint.hpp"
 #include "recipes/reference.hpp"
 #include "recipes/scale.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/column_sums.hpp"
 #include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/reserved_bytes.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -112,8 +111,6 @@ bool has_blocks(const Tensor& t, int index, Faults& faults) {
   return faults.size() == before;
 }
 
-}  // namespace
-
 template <class Args>
 void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, codegen::memory_type(spec), grid, faults);
@@ -167,8 +164,6 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
     }
   }
 }
-
-namespace {
 
 Matrix read(const codegen::CastSpec& spec, const kernels::CastTensor& t) {
   Matrix x{t.rows, t.cols, {}};
@@ -284,7 +279,7 @@ struct Copy {
     if (!aligned(out, 16) || ld < x.cols || ld % 16 != 0) {
       return fault(faults, "{}: null, misaligned or rows {} apart", name(), ld);
     }
-    if (mode != ScaleMode::kTensor && !aligned(inverses, codegen::is_block(mode) ? 16 : 4)) {
+    if (mode != ScaleMode::kTensor && !aligned(inverses, is_block(mode) ? 16 : 4)) {
       return fault(faults, "{}: inverse scales null or misaligned", name());
     }
     const auto copy =
@@ -335,8 +330,6 @@ struct Copy {
   }
 };
 
-}  // namespace
-
 template <class Args>
 void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, codegen::memory_type(spec), grid, faults);
@@ -380,11 +373,7 @@ void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Fa
   }
 }
 
-template void run_amax(const codegen::AmaxSpec&, const kernels::AmaxArgs&, unsigned, Faults&);
-template void run_amax(const codegen::AmaxSpec&, const kernels::AmaxListArgs&, unsigned, Faults&);
-template void run_cast(const codegen::CastSpec&, const kernels::CastArgs&, unsigned, Faults&);
-template void run_cast(const codegen::CastSpec&, const kernels::CastListArgs&, unsigned, Faults&);
-
+// Takes the amaxes and casts; the blocks must fit a device of `sm_count` SMs at once.
 void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args, unsigned grid,
                   int sm_count, Faults& faults) {
   const kernels::CastTensor& last = args.cast.tensors[args.cast.count - 1];
@@ -441,98 +430,37 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
   run_cast(spec, cast, static_cast<unsigned>(tiles_of_all), faults);
 }
 
-namespace {
-
-// The scale of a first step over ranks, which is the dynamic one.
-void first_scale(const DelayedSlot& slot, const DelayedOptions& options,
-                 reference::DelayedState& state) {
-  const uint32_t amax = std::exchange(state.amax, 0);
-  if (reference::is_non_finite(amax)) {
-    ++state.non_finite;
-    if (options.non_finite == NonFinite::kHold) return;
+void run_one_launch(const codegen::CastSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::QuantizeArgs>();
+  if (args.sync == nullptr) return call.fault("sync is null");
+  const ReservedBytes reserved = reserved_bytes(args, call.sm_count);
+  if (!are_untouched(reserved)) {
+    return call.fault(
+        "somebody wrote to the first {} bytes of the workspace since its last call; they belong "
+        "to float8 (float8_workspace_reserved_bytes): write behind them, or set all of them to 0 "
+        "before the next call",
+        reserved.count);
   }
-  if (amax != 0) state.scale = scale_from_amax(std::bit_cast<float>(amax), slot.dtype, slot.pow2);
+  run_quantize(spec, args, call.launch.grid, call.sm_count, call.faults);
+  remember(reserved, &call.module);
 }
 
 }  // namespace
 
-void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults) {
-  if (grid != 1) return fault(faults, "scale update: grid {}", grid);
-  const bool first = args.first != 0;
-  const DelayedOptions options{
-      .history = first ? 1 : args.length,
-      .scale_from = args.most_recent != 0 ? ScaleFrom::kMostRecent : ScaleFrom::kMax,
-      .margin = -std::ilogb(args.margin_factor),
-      .non_finite = args.freeze != 0 ? NonFinite::kHold : NonFinite::kPropagate};
-  std::vector<DelayedSlot> slots;
-  std::vector<reference::DelayedState> states;
-  for (int i = 0; i < args.count; ++i) {
-    const uint32_t format = args.format[i];
-    slots.push_back({.dtype = (format & kernels::kFormatE5m2) != 0 ? Dtype::kE5m2 : Dtype::kE4m3,
-                     .pow2 = (format & kernels::kFormatPow2) != 0});
-    auto& state =
-        states.emplace_back(reference::DelayedState{.amax = args.amax[i],
-                                                    .history = {},
-                                                    .scale = args.scale[i * kernels::kScaleStride],
-                                                    .non_finite = args.non_finite[i]});
-    for (int age = 0; age < args.length && !first; ++age) {
-      state.history.push_back(args.history[age * args.count + i]);
-    }
-  }
-  if (first) {
-    for (size_t i = 0; i < states.size(); ++i) first_scale(slots[i], options, states[i]);
-  } else {
-    const bool drop = args.drop != 0 || (args.found_inf != nullptr && *args.found_inf != 0);
-    reference::scale_update(slots, options, states, drop);
-  }
-  for (int i = 0; i < args.count; ++i) {
-    const reference::DelayedState& state = states[static_cast<size_t>(i)];
-    args.amax[i] = state.amax;
-    args.non_finite[i] = state.non_finite;
-    for (int age = 0; age < args.length && !first; ++age) {
-      args.history[age * args.count + i] = state.history[static_cast<size_t>(age)];
-    }
-    args.scale[i * kernels::kScaleStride] = state.scale;
-    args.scale[i * kernels::kScaleStride + kernels::kInverse] = inverse_scale(state.scale);
-  }
+void emulate(const codegen::AmaxSpec& spec, const Call& call) {
+  const unsigned grid = call.launch.grid;
+  if (spec.list) return run_amax(spec, call.args<kernels::AmaxListArgs>(), grid, call.faults);
+  run_amax(spec, call.args<kernels::AmaxArgs>(), grid, call.faults);
 }
 
-void run_found_inf(const kernels::FoundInfArgs& args, unsigned grid, Faults& faults) {
-  if (static_cast<int>(grid) != (args.count + 255) / 256) {
-    return fault(faults, "found inf: grid {} for {} slots", grid, args.count);
+void emulate(const codegen::CastSpec& spec, const Call& call) {
+  const unsigned grid = call.launch.grid;
+  if (codegen::is_cooperative(spec) != call.launch.cooperative) {
+    call.fault("a one-launch cast of tiles is cooperative, others are not");
   }
-  const std::span amaxes(args.amax, static_cast<size_t>(args.count));
-  if (std::ranges::any_of(amaxes, reference::is_non_finite)) *args.found_inf = 1;
-}
-
-void run_fingerprint(const kernels::FingerprintArgs& args, unsigned grid, Faults& faults) {
-  int next = 0;
-  for (int i = 0; i < args.count; ++i) {
-    const kernels::FingerprintWeight& w = args.tensors[i];
-    if (w.first_block != next || w.blocks < 1) {
-      fault(faults, "weight {}: {} blocks from {} on", i, w.blocks, w.first_block);
-    }
-    if (!aligned(w.w, 2) || !aligned(w.state, 8) || !aligned(w.valid, 4) || w.pitch % 2 != 0 ||
-        w.row_bytes % 2 != 0 || w.rows < 1) {
-      fault(faults, "weight {}: misaligned, null or empty", i);
-    }
-    next += w.blocks;
-  }
-  if (static_cast<int>(grid) != next) fault(faults, "grid {} for {} blocks", grid, next);
-  if (!faults.empty()) return;
-  for (const kernels::FingerprintWeight& w :
-       std::span(args.tensors, static_cast<size_t>(args.count))) {
-    kernels::FingerprintState& state = *w.state;
-    if (state.sum[0] != 0 || state.sum[1] != 0 || state.blocks_done != 0) {
-      return fault(faults, "a fingerprint's memory was not zeros before its first comparison");
-    }
-    const auto [low, high] = reference::fingerprint(w.w, w.rows, static_cast<size_t>(w.row_bytes),
-                                                    static_cast<size_t>(w.pitch), w.seed);
-    if (state.value[0] == low && state.value[1] == high) continue;
-    state.value[0] = low;
-    state.value[1] = high;
-    *w.valid = 0;
-  }
+  if (spec.one_launch) return run_one_launch(spec, call);
+  if (spec.list) return run_cast(spec, call.args<kernels::CastListArgs>(), grid, call.faults);
+  run_cast(spec, call.args<kernels::CastArgs>(), grid, call.faults);
 }
 
 }  // namespace f8::runtime::emulation

@@ -1,8 +1,8 @@
 #include "runtime/gemm/choose.hpp"
 
 #include <algorithm>
-#include <array>
-#include <span>
+#include <atomic>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,19 +12,23 @@
 namespace f8::runtime {
 namespace {
 
-// The table keeps choices by recipe. Recipes whose operands have these scales have the same
-// GEMMs, so that a row of any of them will do; the first is asked first.
-std::span<const char* const> table_recipes(const GemmDesc& desc) {
-  static constexpr std::array kTensor = {"tensorwise", "delayed"};
-  static constexpr std::array kAxis = {"rowwise", "rowwise_with_gw_hp"};
-  static constexpr std::array kMixed = {"rowwise_with_gw_hp", "rowwise"};
-  static constexpr std::array kBlock = {"blockwise"};
-  static constexpr std::array kKept = {"rowwise_with_gw_hp"};
-  if (!is_fp8(desc.a)) return kKept;
-  if (codegen::is_block(desc.scale)) return kBlock;
-  if (desc.scale == codegen::ScaleMode::kTensor) return kTensor;
-  if (desc.scalar_a || desc.scalar_b) return kMixed;
-  return kAxis;
+std::atomic<uint64_t> choices_made = 0;
+
+// The table keeps choices by the label of a recipe. Recipes whose operands of this GEMM have these
+// scales have the same kernel, so that a row of any of them will do: those with the same mix of a
+// tensor's and rows' scales come first. In high precision there are no scales, and any label will do.
+std::vector<std::string_view> table_labels(const GemmDesc& desc) {
+  std::vector<std::string_view> exact, alike;
+  for (const Recipe& recipe : builtin_recipes()) {
+    const GemmSetting& gemm = recipe.at(desc.gemm);
+    const GemmScales scales = gemm_scales(gemm);
+    if (is_fp8(desc.a) && (!gemm.is_fp8() || scales.mode != desc.scale)) continue;
+    const bool same = gemm.is_fp8() == is_fp8(desc.a) && scales.scalar_a == desc.scalar_a &&
+                      scales.scalar_b == desc.scalar_b;
+    (same ? exact : alike).push_back(recipe.name);
+  }
+  exact.insert(exact.end(), alike.begin(), alike.end());
+  return exact;
 }
 
 // cuBLASLt multiplies fp8 operands without a mix of a tensor's and rows' scales, and with biases of
@@ -57,10 +61,10 @@ const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc) 
   Problem problem = table_problem(desc);
   for (const Dtype result : table_results(desc.d)) {
     problem.d = result;
-    for (const char* recipe : table_recipes(desc)) {
-      problem.recipe = recipe;
+    for (const std::string_view label : table_labels(desc)) {
+      problem.recipe = label;
       const KernelChoice* found = table.find(problem);
-      const bool library = found != nullptr && found->provider == Provider::kCublasLt;
+      const bool library = found != nullptr && found->kernel.provider == Provider::kCublasLt;
       if (found == nullptr || (library && !library_can(desc))) continue;
       if (is_fp8(desc.a) || library) return found;
     }
@@ -74,12 +78,11 @@ std::vector<NearbyWinner> nearby_winners(const TuningTable& table, const GemmDes
   std::vector<NearbyWinner> winners;
   for (const Dtype result : table_results(desc.d)) {
     problem.d = result;
-    for (const char* recipe : table_recipes(desc)) {
-      problem.recipe = recipe;
+    for (const std::string_view label : table_labels(desc)) {
+      problem.recipe = label;
       for (const auto& [choice, octaves] : table.neighbours(problem, 2 * kMostNearby)) {
-        const auto parsed = parse_choice(choice->provider, choice->config);
-        if (!parsed || parsed->provider != Provider::kGenerated) continue;
-        winners.push_back({parsed->config, octaves});
+        if (choice->kernel.provider != Provider::kGenerated) continue;
+        winners.push_back({choice->kernel.config, octaves});
         if (winners.size() == kMostNearby) return winners;
       }
       if (!winners.empty()) return winners;
@@ -88,38 +91,25 @@ std::vector<NearbyWinner> nearby_winners(const TuningTable& table, const GemmDes
   return winners;
 }
 
-// The scales of a recipe's GEMM in the kernel's words; all of them for a recipe that is not built in.
-std::vector<codegen::ScaleMode> scale_modes(const Problem& problem) {
-  using enum codegen::ScaleMode;
+// The scales of a row's GEMM; all of them where its label does not tell the settings.
+std::vector<Granularity> scale_modes(const Problem& problem) {
+  using enum Granularity;
   const Result<Recipe> recipe = find_recipe(problem.recipe);
   if (!recipe) return {kTensor, kAxis, kBlock1x128, kBlock128x128};
-  const GemmSetting& setting = recipe->gemms[static_cast<size_t>(problem.op)];
-  switch (setting.b.granularity) {
-    case Granularity::kBlock1x128:
-      return {kBlock1x128};
-    case Granularity::kBlock128x128:
-      return {kBlock128x128};
-    case Granularity::kTensor:
-    case Granularity::kAxis:
-      break;
-  }
-  const bool axis =
-      setting.a.granularity == Granularity::kAxis || setting.b.granularity == Granularity::kAxis;
-  return {axis ? kAxis : kTensor};
+  return {gemm_scales(recipe->at(static_cast<Gemm>(problem.op))).mode};
 }
 
 Status check_choice(const KernelChoice& row) {
-  const GemmChoice choice = F8_TRY(parse_choice(row.provider, row.config));
-  if (choice.provider != Provider::kGenerated) return {};
+  if (row.kernel.provider != Provider::kGenerated) return {};
   const Problem& problem = row.problem;
   Status checked;
-  for (const codegen::ScaleMode mode : scale_modes(problem)) {
+  for (const Granularity mode : scale_modes(problem)) {
     checked = codegen::validate(codegen::GemmSpec{.a = problem.a,
                                                   .b = problem.b,
                                                   .d = problem.d,
                                                   .scale = mode,
                                                   .fast = problem.fast,
-                                                  .config = choice.config});
+                                                  .config = row.kernel.config});
     if (checked) return {};
   }
   return checked;
@@ -140,7 +130,12 @@ Result<TuningTable> parse_table(std::string_view text) {
   return table;
 }
 
+uint64_t chosen_gemms() {
+  return choices_made.load(std::memory_order_relaxed);
+}
+
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
+  choices_made.fetch_add(1, std::memory_order_relaxed);
   F8_TRY(validate(desc));
   const char* without =
       table == nullptr ? "there is no tuning table" : "the tuning table has no row of this shape";
@@ -152,7 +147,7 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
   }
   if (table != nullptr) {
     if (const KernelChoice* found = find_choice(*table, desc)) {
-      GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
+      GemmChoice choice = {found->kernel};
       // cuBLASLt numbers its suggestions afresh for every type.
       const bool numbered = found->problem.d == desc.d;
       if (!numbered) choice.heuristic = unmeasured_suggestion(desc);

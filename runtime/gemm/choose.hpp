@@ -11,6 +11,9 @@ namespace f8::runtime {
 [[nodiscard]] Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc,
                                              int sm_count);
 
+// How often this process has chosen: what tests of planning count.
+[[nodiscard]] uint64_t chosen_gemms();
+
 // Reads a table, and checks that each row's configuration is one that can be compiled for the row's
 // own GEMM: an error names the line (kCorrupt), and no layer finds it later.
 [[nodiscard]] Result<TuningTable> parse_table(std::string_view text);

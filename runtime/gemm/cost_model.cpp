@@ -28,11 +28,11 @@ double efficiency_of(Shape shape, int sm_count, double clocks) {
 }
 
 double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
-  const codegen::GemmConfig& config = spec.config;
+  const GemmConfig& config = spec.config;
   for (const CostModel::Tile& tile : model.tiles) {
     if (tile.tile_m == config.tile_m && tile.tile_n == config.tile_n &&
         tile.warpgroups == config.warpgroups && tile.pingpong == config.pingpong) {
-      return codegen::is_block(spec.scale) ? tile.block : spec.fast ? tile.fast : tile.precise;
+      return is_block(spec.scale) ? tile.block : spec.fast ? tile.fast : tile.precise;
     }
   }
   return spec.fast ? 0.6 : 0.45;  // a tile that was never measured
@@ -43,7 +43,7 @@ double ceil_div(double a, double b) {
 }
 
 // The share of the votes for this candidate. Its stages are what fits beside an epilogue.
-double share_of_votes(codegen::GemmConfig candidate, std::span<const NearbyWinner> nearby) {
+double share_of_votes(GemmConfig candidate, std::span<const NearbyWinner> nearby) {
   double all = kNoVote;
   double own = 0;
   for (const NearbyWinner& winner : nearby) {
@@ -59,7 +59,7 @@ double share_of_votes(codegen::GemmConfig candidate, std::span<const NearbyWinne
 
 double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count,
                         const CostModel& model) {
-  const codegen::GemmConfig& config = spec.config;
+  const GemmConfig& config = spec.config;
   const double m = static_cast<double>(shape.m);
   const double n = static_cast<double>(shape.n);
   const double k = static_cast<double>(shape.k);
@@ -103,9 +103,9 @@ double voted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count,
          predicted_clocks(spec, shape, sm_count, model);
 }
 
-Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape,
-                                            int sm_count, std::span<const NearbyWinner> nearby) {
-  const std::vector<codegen::GemmConfig> candidates = codegen::gemm_candidates(spec);
+Result<GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape, int sm_count,
+                                   std::span<const NearbyWinner> nearby) {
+  const std::vector<GemmConfig> candidates = codegen::gemm_candidates(spec);
   if (candidates.empty()) {
     return fail(ErrorCode::kUnsupported, "no generated kernel multiplies {} by {} into {}",
                 to_string(spec.a), to_string(spec.b), to_string(spec.d));
@@ -114,16 +114,16 @@ Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape
     double clocks;
     int area;
     std::string key;
-    codegen::GemmConfig config;
+    GemmConfig config;
   };
   std::vector<Ranked> ranked;
   ranked.reserve(candidates.size());
-  for (const codegen::GemmConfig& config : candidates) {
+  for (const GemmConfig& config : candidates) {
     if (config.cluster_m * config.cluster_n * config.split_k > std::max(1, sm_count)) continue;
     codegen::GemmSpec candidate = spec;
     candidate.config = config;
     ranked.push_back({voted_clocks(candidate, shape, sm_count, nearby),
-                      config.tile_m * config.tile_n, codegen::key(config), config});
+                      config.tile_m * config.tile_n, key(config), config});
   }
   const auto better = [](const Ranked& x, const Ranked& y) {
     if (x.clocks != y.clocks) return x.clocks < y.clocks;

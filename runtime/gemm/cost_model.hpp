@@ -58,7 +58,7 @@ struct CostModel {
 
 // The configuration that was the fastest at a measured shape, so many octaves from the one asked for.
 struct NearbyWinner {
-  codegen::GemmConfig config;
+  GemmConfig config;
   double octaves = 0;
 };
 constexpr size_t kMostNearby = 8;
@@ -71,9 +71,9 @@ constexpr size_t kMostNearby = 8;
 
 // Gives the candidate with the fewest voted clocks; spec.config is ignored. Ties go to the larger
 // tile, then to the smaller raster group, then to the smaller key.
-[[nodiscard]] Result<codegen::GemmConfig> cheapest_config(
-    const codegen::GemmSpec& spec, Shape shape, int sm_count,
-    std::span<const NearbyWinner> nearby = {});
+[[nodiscard]] Result<GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape,
+                                                 int sm_count,
+                                                 std::span<const NearbyWinner> nearby = {});
 
 // The terms of cuBLASLt's lag behind a generated kernel of so many clocks: a constant, and a line with
 // bends in each of log2 of m, of n, of k and of the efficiency, which is the share of the tensor

@@ -23,7 +23,7 @@ emulation::Matmul library_matmul(const GemmDesc& desc, const GemmCall& call) {
                            .add = desc.add,
                            .round_before_add = false};
   if (is_fp8(desc.a)) {
-    const bool block = codegen::is_block(desc.scale);
+    const bool block = is_block(desc.scale);
     const ScaleStrides strides = scale_strides(desc, own);
     matmul.a.row_stride = matmul.b.row_stride = row_pitch(own.k);
     matmul.scale_a = {call.inv_scale_a, block ? codegen::ScaleMode::kBlock1x128 : desc.scale,

@@ -1,7 +1,5 @@
 #include "runtime/gemm/gemm.hpp"
 
-#include <charconv>
-
 #include "codegen/nvrtc.hpp"
 #include "runtime/gemm/choose.hpp"
 #include "runtime/gemm/cublaslt.hpp"
@@ -9,7 +7,7 @@
 #include "runtime/gemm/generated.hpp"
 
 namespace f8::runtime {
-codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config) {
+codegen::GemmSpec gemm_spec(const GemmDesc& desc, const GemmConfig& config) {
   codegen::GemmSpec spec{.a = desc.a,
                          .b = desc.b,
                          .d = desc.d,
@@ -22,32 +20,6 @@ codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& con
                          .config = config};
   spec.pow2 = desc.pow2 && takes_pow2(spec);
   return spec;
-}
-
-std::string config_text(const GemmChoice& choice) {
-  if (choice.provider == Provider::kGenerated) return codegen::key(choice.config);
-  if (choice.heuristic == kRankedFirst) return "ranked first";
-  return f8::format("h{}", choice.heuristic);
-}
-
-Result<GemmChoice> parse_choice(Provider provider, std::string_view config) {
-  GemmChoice choice;
-  choice.provider = provider;
-  if (provider == Provider::kGenerated) {
-    choice.config = F8_TRY(codegen::parse_gemm_config(config));
-    return choice;
-  }
-  const char* end = config.data() + config.size();
-  if (config.size() < 2 || config.front() != 'h') {
-    return fail(ErrorCode::kInvalidArgument,
-                "cublaslt config \"{}\": expected h and a number, as h0", config);
-  }
-  const auto [stop, error] = std::from_chars(config.data() + 1, end, choice.heuristic);
-  if (error != std::errc() || stop != end || choice.heuristic < 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "cublaslt config \"{}\": expected h and a number, as h0", config);
-  }
-  return choice;
 }
 
 ToolchainVersions toolchain_versions() {
@@ -70,7 +42,7 @@ Result<std::shared_ptr<const GemmPlan>> GemmPlan::create(const std::shared_ptr<C
   if (context->device().emulated) return create_emulated(context, desc, choice);
   auto plan = create_cublaslt(context, desc, choice);
   if (plan || !choice.otherwise) return plan;
-  GemmChoice generated{.config = *choice.otherwise};
+  GemmChoice generated{{.config = *choice.otherwise}};
   generated.why = f8::format("{}; cuBLASLt cannot: {}", choice.why, plan.error().message);
   return create_generated(context, desc, generated);
 }

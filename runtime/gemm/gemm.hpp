@@ -40,26 +40,16 @@ struct GemmDesc {
   int sm_limit = 0;     // the most SMs that it takes; 0: all
 };
 
-// A plan takes the suggestion that the model of runtime/gemm/suggestions.hpp ranks first.
-inline constexpr int kRankedFirst = -1;
-
-struct GemmChoice {
-  Provider provider = Provider::kGenerated;
-  codegen::GemmConfig config;  // generated
-  int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first, or kRankedFirst
+struct GemmChoice : GemmKernel {
   // cublaslt by the cost model: the generated kernel where the library has none or cannot be opened.
-  std::optional<codegen::GemmConfig> otherwise = {};
-  bool operator==(const GemmChoice&) const = default;
+  std::optional<GemmConfig> otherwise = {};
   // Where choose_gemm chose it: why, in words, and how many rows near this shape had a vote.
   std::string why = {};
   int neighbours = 0;
+  bool operator==(const GemmChoice&) const = default;
 };
 // The generated kernel for a GEMM of fp8 operands.
-[[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);
-// "128x256s4c2x1w2g8" or "h3", as the database and the tuning table keep it; "ranked first"
-// stands for kRankedFirst, which they never hold.
-[[nodiscard]] std::string config_text(const GemmChoice& choice);
-[[nodiscard]] Result<GemmChoice> parse_choice(Provider provider, std::string_view config);
+[[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const GemmConfig& config);
 
 struct GemmCall {
   const void* a = nullptr;

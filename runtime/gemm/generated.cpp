@@ -30,7 +30,7 @@ kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& ca
 
 // Persistent clusters take work tiles of cluster_m x cluster_n tiles in turn, so more clusters than
 // work tiles, or than fit at once, would find nothing to do.
-int64_t work_tiles(const codegen::GemmConfig& config, Shape own) {
+int64_t work_tiles(const GemmConfig& config, Shape own) {
   return ceil_div(own.m, int64_t{config.tile_m} * config.cluster_m) *
          ceil_div(own.n, int64_t{config.tile_n} * config.cluster_n);
 }
@@ -56,7 +56,7 @@ kernels::u32 tail_offset(int64_t first_k, int64_t second_k) {
 // gained: up to 1.6 times as long without clusters, up to 1.05 times for small tiles with clusters.
 // Tiles below 128x128 and split-K read the most for what they multiply: for them the limit is the K
 // (`work`: its sum over work tiles) that a cluster passes through, for the others the waves.
-bool overlaps_previous(const Kernel& kernel, const codegen::GemmConfig& config, int64_t work_tiles,
+bool overlaps_previous(const Kernel& kernel, const GemmConfig& config, int64_t work_tiles,
                        int64_t work) {
   constexpr int kMedium = 128 * 128;
   constexpr int64_t kLongK = 3072;

@@ -84,7 +84,7 @@ Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspac
   if (is_fp8(desc.a) && (call.inv_scale_a == nullptr || call.inv_scale_b == nullptr)) {
     return invalid("inv_scale_a or inv_scale_b is null; fp8 operands need both");
   }
-  if (is_fp8(desc.a) && codegen::is_block(desc.scale) &&
+  if (is_fp8(desc.a) && is_block(desc.scale) &&
       (!is_aligned(call.inv_scale_a) || !is_aligned(call.inv_scale_b))) {
     return invalid(
         "inv_scale_a or inv_scale_b is not aligned to 16 bytes, as block scales must be");

@@ -139,13 +139,13 @@ void add_tensor(CallMemory& memory, const char* name, const float8_tensor& tenso
                 const Copies& copies, bool q) {
   const Copy copy = copy_of(tensor, copies, q);
   if (!copy.wanted) return;
-  const codegen::ScaleMode mode = scale_mode(copy.wanted->granularity);
+  const codegen::ScaleMode mode = copy.wanted->granularity;
   const auto scales = static_cast<size_t>(scale_floats(mode, copy.rows, copy.cols));
   memory.add(name, copy.data, fp8_copy_bytes(copy.rows, copy.cols), Access::kRead);
   // A tensor's inverse scale follows its scale.
   const bool one = mode == codegen::ScaleMode::kTensor;
   memory.add(name, copy.inverse, (one ? 1 : scales) * sizeof(float), Access::kRead,
-             codegen::is_block(mode) ? 16 : sizeof(float));
+             is_block(mode) ? 16 : sizeof(float));
 }
 
 void bind_tensor(const float8_tensor& tensor, Slot first, CallArguments& to) {

@@ -10,7 +10,6 @@ namespace f8::runtime {
 namespace {
 
 using codegen::CastSpec;
-using codegen::ScaleMode;
 
 constexpr std::string_view kTensorNames[] = {"x", "w", "dy"};
 
@@ -102,8 +101,8 @@ class Planner {
     FusedCast out{.tensor = tensor,
                   .cast = {.in = in,
                            .out = any.dtype,
-                           .scale_q = scale_mode(any.granularity),
-                           .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
+                           .scale_q = any.granularity,
+                           .scale_qt = (qt != nullptr ? *qt : any).granularity,
                            .q = q != nullptr,
                            .qt = qt != nullptr,
                            .pow2 = any.pow2,
@@ -169,15 +168,10 @@ Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
   }
   out.fast = setting.fast;
   out.pow2 = setting.a.pow2 && setting.b.pow2;
-  const ScaleMode a = scale_mode(setting.a.granularity);
-  const ScaleMode b = scale_mode(setting.b.granularity);
-  if (codegen::is_block(b)) {
-    out.scale = b;
-  } else if (a == ScaleMode::kAxis || b == ScaleMode::kAxis) {
-    out.scale = ScaleMode::kAxis;
-    out.scalar_a = a == ScaleMode::kTensor;
-    out.scalar_b = b == ScaleMode::kTensor;
-  }
+  const GemmScales scales = gemm_scales(setting);
+  out.scale = scales.mode;
+  out.scalar_a = scales.scalar_a;
+  out.scalar_b = scales.scalar_b;
   return out;
 }
 
@@ -309,39 +303,44 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
   return named;
 }
 
-Result<GemmChoice> linear_choice(const LinearDesc& desc, const GemmDesc& gemm,
-                                 const TuningTable* table, int sm_count) {
-  const auto& fixed = desc.choices[static_cast<size_t>(gemm.gemm)];
-  return fixed ? Result<GemmChoice>(*fixed) : choose_gemm(table, gemm, sm_count);
+Result<ChosenKernels> choose_kernels(const LinearDesc& desc, const TuningTable* table,
+                                     int sm_count) {
+  ChosenKernels chosen{.kernels = F8_TRY(linear_kernels(desc)), .gemms = {}, .adding = {}};
+  for (size_t i = 0; i < chosen.gemms.size(); ++i) {
+    const auto choose = [&](const std::optional<GemmDesc>& gemm,
+                            std::optional<GemmChoice>& out) -> Status {
+      if (!gemm) return {};
+      out = desc.choices[i];
+      if (!out) out = F8_TRY(choose_gemm(table, *gemm, sm_count));
+      return {};
+    };
+    F8_TRY(choose(chosen.kernels.gemms[i], chosen.gemms[i]));
+    F8_TRY(choose(chosen.kernels.adding[i], chosen.adding[i]));
+  }
+  return chosen;
 }
 
-Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& desc,
-                                                             const TuningTable* table,
-                                                             int sm_count) {
-  const LinearKernels kernels = F8_TRY(linear_kernels(desc));
+bool ChosenKernels::has_grouped_gradients() const {
+  const auto& [output, dx, dw] = kernels.gemms;
+  return dx && dw && GroupedGemm::fits(*dx, *gemms[1], *dw, *gemms[2]);
+}
+
+std::vector<codegen::KernelSpec> ChosenKernels::specs() const {
   std::vector<codegen::KernelSpec> specs;
-  for (const NamedSpec& named : quantize_kernels(kernels)) specs.push_back(named.spec);
+  for (NamedSpec& named : quantize_kernels(kernels)) specs.push_back(std::move(named.spec));
   const auto add = [&](const codegen::KernelSpec& spec) {
     const auto same = [&](const auto& other) { return key(other) == key(spec); };
     if (std::ranges::none_of(specs, same)) specs.push_back(spec);
   };
-  const auto choice_of = [&](const GemmDesc& gemm) {
-    return linear_choice(desc, gemm, table, sm_count);
+  const auto add_gemms = [&](const auto& descs, const auto& choices) {
+    for (size_t i = 0; i < descs.size(); ++i) {
+      if (!descs[i] || choices[i]->provider != Provider::kGenerated) continue;
+      add(gemm_spec(*descs[i], choices[i]->config));
+    }
   };
-  for (const auto* gemms : {&kernels.gemms, &kernels.adding}) {
-    for (const std::optional<GemmDesc>& gemm : *gemms) {
-      if (!gemm) continue;
-      const GemmChoice choice = F8_TRY(choice_of(*gemm));
-      if (choice.provider == Provider::kGenerated) add(gemm_spec(*gemm, choice.config));
-    }
-  }
-  if (const auto& input = kernels.gemms[1], &weight = kernels.gemms[2]; input && weight) {
-    const GemmChoice choice = F8_TRY(choice_of(*input));
-    // Of the two the first may read shards, which makes the kernel.
-    if (GroupedGemm::fits(*input, choice, *weight, F8_TRY(choice_of(*weight)))) {
-      add(GroupedGemm::spec(*input, choice));
-    }
-  }
+  add_gemms(kernels.gemms, gemms);
+  add_gemms(kernels.adding, adding);
+  if (has_grouped_gradients()) add(GroupedGemm::spec(*kernels.gemms[1], *gemms[1]));
   return specs;
 }
 

@@ -90,15 +90,6 @@ struct CallPasses {
 };
 [[nodiscard]] std::vector<CallPasses> all_passes(const LinearKernels& kernels);
 
-// Scale modes are granularities of the same names, in the same order.
-[[nodiscard]] constexpr codegen::ScaleMode scale_mode(Granularity granularity) {
-  return static_cast<codegen::ScaleMode>(granularity);
-}
-static_assert(scale_mode(Granularity::kTensor) == codegen::ScaleMode::kTensor &&
-              scale_mode(Granularity::kAxis) == codegen::ScaleMode::kAxis &&
-              scale_mode(Granularity::kBlock1x128) == codegen::ScaleMode::kBlock1x128 &&
-              scale_mode(Granularity::kBlock128x128) == codegen::ScaleMode::kBlock128x128);
-
 // kUnsupported names the recipe and what this version cannot do.
 [[nodiscard]] Result<LinearKernels> linear_kernels(const LinearDesc& desc);
 
@@ -109,14 +100,20 @@ struct NamedSpec {
 };
 [[nodiscard]] std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels);
 
-// Chooses what computes a GEMM of the linear: as `desc` fixes it, else by the table or the model.
-[[nodiscard]] Result<GemmChoice> linear_choice(const LinearDesc& desc, const GemmDesc& gemm,
-                                               const TuningTable* table, int sm_count);
+// A linear's kernels, with what computes each of its GEMMs. It is made once, and handed on to what
+// compiles, plans and shows them.
+struct ChosenKernels {
+  LinearKernels kernels;
+  std::array<std::optional<GemmChoice>, 3> gemms, adding;  // of kernels.gemms and kernels.adding
 
-// Every kernel of the linear, with the GEMMs chosen as a plan would on a device of `sm_count` SMs
-// (132: H100 SXM) with this table (null: none). GEMMs left to cuBLASLt are not among them.
-[[nodiscard]] Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& desc,
-                                                                           const TuningTable* table,
-                                                                           int sm_count);
+  // One launch computes both gradients.
+  [[nodiscard]] bool has_grouped_gradients() const;
+  // Each kernel once. GEMMs left to cuBLASLt are not among them.
+  [[nodiscard]] std::vector<codegen::KernelSpec> specs() const;
+};
+// GEMMs are chosen as `desc` fixes them, else by this table (null: there is none) or the cost model,
+// for a device of `sm_count` SMs (132: H100 SXM).
+[[nodiscard]] Result<ChosenKernels> choose_kernels(const LinearDesc& desc, const TuningTable* table,
+                                                   int sm_count);
 
 }  // namespace f8::runtime

@@ -83,7 +83,7 @@ class Buffer {
     return take(copy ? fp8_copy_bytes(rows, cols) : 0);
   }
   Ref take_scales(const std::optional<CastSetting>& copy, int64_t rows, int64_t cols) {
-    const int64_t scales = copy ? scale_floats(scale_mode(copy->granularity), rows, cols) : 0;
+    const int64_t scales = copy ? scale_floats(copy->granularity, rows, cols) : 0;
     return take(kWord * static_cast<size_t>(scales));
   }
 

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "runtime/device/memory.hpp"
-#include "runtime/linear/first_use.hpp"
 #include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/state.hpp"
 
@@ -33,38 +32,38 @@ Linear::~Linear() = default;
 
 Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context>& context,
                                                    const LinearDesc& desc) {
+  const auto table = context->table();
+  auto chosen = F8_TRY(choose_kernels(desc, table.get(), context->device().sm_count));
+  F8_TRY(check_size(desc.shape));
+  F8_TRY(context->compile(chosen.specs()));  // side by side, so that what follows only loads
+  return plan(context, desc, std::move(chosen));
+}
+
+Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context>& context,
+                                                   const LinearDesc& desc, ChosenKernels chosen) {
+  F8_TRY(check_size(desc.shape));
   auto state = std::make_unique<State>();
   state->context = context;
   state->desc = desc;
-  state->kernels = F8_TRY(linear_kernels(desc));
-  F8_TRY(check_size(desc.shape));
   state->driver = &context->state().driver;
   state->primary = context->state().primary;
   const int sm_count = context->device().sm_count;
 
-  tune_first_use(*context, desc.recipe, desc.shape);
-  // Compiled side by side, so that what follows only loads.
-  const auto table = context->table();
-  const auto specs = F8_TRY(linear_kernel_specs(desc, table.get(), sm_count));
-  F8_TRY(context->compile(specs));
-
+  const bool groups_gradients = chosen.has_grouped_gradients();
+  state->kernels = std::move(chosen.kernels);
   const LinearKernels& kernels = state->kernels;
-  const auto plan_gemm = [&](const std::optional<GemmDesc>& gemm, GemmPlanPtr& out) -> Status {
-    if (!gemm) return {};
-    const GemmChoice choice = F8_TRY(linear_choice(desc, *gemm, table.get(), sm_count));
-    out = F8_TRY(GemmPlan::create(context, *gemm, choice));
-    return {};
-  };
   LinearGemms& gemms = state->gemms;
   for (size_t i = 0; i < kernels.gemms.size(); ++i) {
-    F8_TRY(plan_gemm(kernels.gemms[i], gemms.all[i]));
-    F8_TRY(plan_gemm(kernels.adding[i], gemms.adding[i]));
+    if (kernels.gemms[i]) {
+      gemms.all[i] = F8_TRY(GemmPlan::create(context, *kernels.gemms[i], *chosen.gemms[i]));
+    }
+    if (kernels.adding[i]) {
+      gemms.adding[i] = F8_TRY(GemmPlan::create(context, *kernels.adding[i], *chosen.adding[i]));
+    }
   }
-  const auto& [output, input, weight] = gemms.all;
-  if (input != nullptr && weight != nullptr &&
-      GroupedGemm::fits(input->desc(), input->choice(), weight->desc(), weight->choice())) {
-    gemms.gradients =
-        F8_TRY(GroupedGemm::create(context, input->desc(), weight->desc(), input->choice()));
+  if (groups_gradients) {
+    gemms.gradients = F8_TRY(
+        GroupedGemm::create(context, *kernels.gemms[1], *kernels.gemms[2], *chosen.gemms[1]));
   }
   const auto gemm_bytes = [&](Gemm gemm) {
     size_t most = 0;

@@ -79,10 +79,16 @@ struct Step {
   double bytes = 0;  // that an amax or cast must move; 0 for what is not bound by memory
 };
 
+struct ChosenKernels;  // kernels.hpp
+
 class Linear {
  public:
+  // Chooses the kernels, compiles what is not there yet, and plans. It starts no process.
   [[nodiscard]] static Result<std::shared_ptr<const Linear>> plan(
       const std::shared_ptr<Context>& context, const LinearDesc& desc);
+  // The same with kernels that were chosen for `desc` and compiled before.
+  [[nodiscard]] static Result<std::shared_ptr<const Linear>> plan(
+      const std::shared_ptr<Context>& context, const LinearDesc& desc, ChosenKernels chosen);
   ~Linear();
 
   [[nodiscard]] size_t workspace_bytes() const;

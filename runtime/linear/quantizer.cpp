@@ -46,7 +46,7 @@ bool has_square_blocks(const Copies& copies) {
 
 bool has_blocks_of_rows(const codegen::CastSpec& cast) {
   return (cast.q && cast.scale_q == codegen::ScaleMode::kBlock128x128) ||
-         (cast.qt && codegen::is_block(cast.scale_qt));
+         (cast.qt && is_block(cast.scale_qt));
 }
 
 // The call takes its first scales from all ranks' tensors, and so writes them.

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "runtime/linear/first_use.hpp"
+#include "runtime/model/first_use.hpp"
 #include "tuning_db/estimate/builtin_tables.hpp"
 
 namespace f8::runtime {

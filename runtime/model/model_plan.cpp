@@ -6,8 +6,8 @@
 
 #include "base/text.hpp"
 #include "recipes/tensor_parallel.hpp"
-#include "runtime/linear/first_use.hpp"
 #include "runtime/linear/kernels.hpp"
+#include "runtime/model/first_use.hpp"
 #include "tuning_db/estimate/filter.hpp"
 
 namespace f8::runtime {
@@ -57,11 +57,11 @@ Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
 
 Status check_verdicts(const ModelOptions& options) {
   const FilterFile& file = *options.filter.verdicts;
-  if (file.recipe == options.recipe.name && file.tokens == options.tokens) return {};
+  if (is_label_of(file.recipe, options.recipe) && file.tokens == options.tokens) return {};
   return fail(ErrorCode::kInvalidArgument,
               "the filter file is for recipe {} and {} tokens, the model is planned for {} and "
               "{}; write it again for these",
-              file.recipe, file.tokens, options.recipe.name, options.tokens);
+              file.recipe, file.tokens, describe(options.recipe), options.tokens);
 }
 
 // Takes over what the filter file says of a layer.
@@ -101,6 +101,7 @@ Error of_layer(const std::string& name, Error error) {
 struct Distinct {
   LinearDesc desc;
   std::vector<size_t> members;
+  ChosenKernels chosen = {};
 };
 
 std::vector<Distinct> distinct_plans(std::span<const ModelLinear> linears,
@@ -116,7 +117,7 @@ std::vector<Distinct> distinct_plans(std::span<const ModelLinear> linears,
         std::ranges::find_if(alike, [&](size_t plan) { return all[plan].desc == desc; });
     if (same == alike.end()) {
       alike.push_back(all.size());
-      all.push_back({std::move(desc), {i}});
+      all.push_back({.desc = std::move(desc), .members = {i}});
     } else {
       all[*same].members.push_back(i);
     }
@@ -124,19 +125,21 @@ std::vector<Distinct> distinct_plans(std::span<const ModelLinear> linears,
   return all;
 }
 
-// The kernels of all of them, each once.
-Result<std::vector<codegen::KernelSpec>> kernels_of(std::span<const ModelLinear> linears,
-                                                    const std::vector<Distinct>& plans,
-                                                    const Context& context) {
+// Chooses the kernels of all of them, and gives each once.
+Result<std::vector<codegen::KernelSpec>> choose_kernels(std::span<const ModelLinear> linears,
+                                                        std::vector<Distinct>& plans,
+                                                        const Context& context) {
   const auto table = context.table();
   std::vector<codegen::KernelSpec> specs;
   std::set<std::string> keys;
-  for (const Distinct& plan : plans) {
-    auto own = linear_kernel_specs(plan.desc, table.get(), context.device().sm_count);
-    if (!own) {
-      return std::unexpected(of_layer(linears[plan.members.front()].name, std::move(own.error())));
+  for (Distinct& plan : plans) {
+    auto chosen = runtime::choose_kernels(plan.desc, table.get(), context.device().sm_count);
+    if (!chosen) {
+      return std::unexpected(
+          of_layer(linears[plan.members.front()].name, std::move(chosen.error())));
     }
-    for (codegen::KernelSpec& spec : *own) {
+    plan.chosen = *std::move(chosen);
+    for (codegen::KernelSpec& spec : plan.chosen.specs()) {
       if (keys.insert(codegen::key(spec)).second) specs.push_back(std::move(spec));
     }
   }
@@ -172,8 +175,7 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
     verdicts.emplace(*filter.verdicts);
   }
   const TuningTable none;
-  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe.name, {},
-                                       here);
+  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe, {}, here);
   auto decided = F8_TRY(tuning_db::filter(layers,
                                           {.policy = filter.policy,
                                            .tokens = options.tokens,
@@ -231,13 +233,13 @@ Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
   std::optional<tuning_db::Machine> here;
   if (!context->device().emulated) here = {context->device(), toolchain_versions()};
   model.linears = F8_TRY(filter_parts(linears, options, table.get(), here ? &*here : nullptr));
-  const std::vector<Distinct> plans = distinct_plans(linears, options, model.linears);
-  const auto specs = F8_TRY(kernels_of(linears, plans, *context));
+  std::vector<Distinct> plans = distinct_plans(linears, options, model.linears);
+  const auto specs = F8_TRY(choose_kernels(linears, plans, *context));
   F8_TRY(context->compile(specs, options.compile_threads));
   model.kernels = specs.size();
   model.distinct_plans = plans.size();
-  for (const Distinct& distinct : plans) {
-    auto plan = Linear::plan(context, distinct.desc);
+  for (Distinct& distinct : plans) {
+    auto plan = Linear::plan(context, distinct.desc, std::move(distinct.chosen));
     if (!plan) {
       const std::string& name = linears[distinct.members.front()].name;
       return std::unexpected(of_layer(name, std::move(plan.error())));

@@ -39,7 +39,7 @@ inline std::vector<std::vector<uint8_t>> copies(Context& context, const float8_t
                        int64_t ld, const float8_cast_setting& setting, int64_t scale_rows,
                        int64_t scale_cols) {
     if (data == nullptr || rows == 0 || cols == 0) return;
-    const auto mode = scale_mode(static_cast<Granularity>(setting.granularity));
+    const auto mode = static_cast<Granularity>(setting.granularity);
     const int64_t scales =
         mode == codegen::ScaleMode::kTensor ? 1 : scale_floats(mode, scale_rows, scale_cols);
     const auto copy = copy_bytes(context, data, inverse, rows, cols, ld, scales);

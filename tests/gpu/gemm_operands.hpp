@@ -15,7 +15,7 @@ inline constexpr double kFastBound = 1e-2;
 // operand may have a single one.
 [[nodiscard]] inline codegen::ScaleMode operand_mode(codegen::ScaleMode scale, bool is_a,
                                                      bool scalar) {
-  if (codegen::is_block(scale) && is_a) return codegen::ScaleMode::kBlock1x128;
+  if (is_block(scale) && is_a) return codegen::ScaleMode::kBlock1x128;
   return scalar ? codegen::ScaleMode::kTensor : scale;
 }
 
@@ -35,8 +35,8 @@ struct GemmOperands {
   static reference::Fp8Matrix cast(int64_t rows, int64_t cols, Dtype type, codegen::ScaleMode scale,
                                    uint64_t seed, bool pow2 = false) {
     // Neighbouring blocks of normal values have nearly the same scale; outliers tell them apart.
-    const auto distribution = codegen::is_block(scale) ? reference::Distribution::kOutliers
-                                                       : reference::Distribution::kNormal;
+    const auto distribution =
+        is_block(scale) ? reference::Distribution::kOutliers : reference::Distribution::kNormal;
     return reference::cast(reference::random_matrix(rows, cols, seed, distribution), over(scale),
                            type, pow2);
   }

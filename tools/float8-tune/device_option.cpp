@@ -42,7 +42,7 @@ Result<std::string> device_named(std::span<const DeviceClass> devices, std::stri
               quote(part), quoted(matching));
 }
 
-tuning_db::Estimator estimator_of(const TuningTable& table, std::string_view recipe,
+tuning_db::Estimator estimator_of(const TuningTable& table, const Recipe& recipe,
                                   const std::string& name) {
   return tuning_db::Estimator(table, recipe, name, name.empty() ? this_machine() : nullptr);
 }

@@ -18,7 +18,7 @@ CLI::Option* add_device(CLI::App& command, std::string& device);
                                                std::string_view part);
 // Answers of the device of this name by its own toolchain; without one, of this machine. The table
 // must outlive it.
-[[nodiscard]] tuning_db::Estimator estimator_of(const TuningTable& table, std::string_view recipe,
+[[nodiscard]] tuning_db::Estimator estimator_of(const TuningTable& table, const Recipe& recipe,
                                                 const std::string& name);
 // The device that an answer is about: the one that is named, else this machine's GPU, else `first`.
 [[nodiscard]] std::string asked_device(const std::string& name, std::string_view first);

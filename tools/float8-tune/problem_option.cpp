@@ -50,16 +50,16 @@ std::string database_to_write(const Global& global) {
   return global.db.empty() ? "tuned.f8db" : global.db.string();
 }
 
-Result<codegen::GemmConfig> parse_config(std::string_view text) {
+Result<GemmConfig> parse_config(std::string_view text) {
   for (const std::string_view provider : {"generated ", "generated:"}) {
-    if (text.starts_with(provider)) return codegen::parse_gemm_config(text.substr(provider.size()));
+    if (text.starts_with(provider)) return parse_gemm_config(text.substr(provider.size()));
   }
   if (text.starts_with("cublaslt")) {
     return fail(ErrorCode::kInvalidArgument,
                 "{} is a kernel of the library; give a generated one, as 128x256s4c2x1w2g8",
                 quote(text));
   }
-  return codegen::parse_gemm_config(text);
+  return parse_gemm_config(text);
 }
 
 }  // namespace f8::cli

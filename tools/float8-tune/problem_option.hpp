@@ -33,6 +33,6 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options);
 
 // A GEMM's configuration, as "128x256s4c2x1w2g8" or as a candidate is printed:
 // "generated 128x256s4c2x1w2g8", "generated:128x256s4c2x1w2g8".
-[[nodiscard]] Result<codegen::GemmConfig> parse_config(std::string_view text);
+[[nodiscard]] Result<GemmConfig> parse_config(std::string_view text);
 
 }  // namespace f8::cli

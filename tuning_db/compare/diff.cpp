@@ -64,7 +64,8 @@ Result<std::map<std::string_view, Records>> records_of(const Database& database)
   }
   const TuningTable table = F8_TRY(database.table());
   for (const KernelChoice& choice : table.choices()) {
-    const std::string kernel = f8::format("{} {}", to_string(choice.provider), choice.config);
+    const std::string kernel =
+        f8::format("{} {}", to_string(choice.kernel.provider), config_text(choice.kernel));
     records["decision"][choice.problem.key()] = {kernel, kernel};
   }
   return records;

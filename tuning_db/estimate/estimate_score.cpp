@@ -121,7 +121,9 @@ EstimateScore score_estimates(std::span<const ScoredEstimate> estimates, double 
     score.rms += error * error;
     score.half_width += std::log(estimate.hi / estimate.lo) / 2;
     measured.add(truth, converts);
-    torchao.add(truth, torchao_verdict(truth.recipe, {"", truth.shape.k, truth.shape.n}).convert);
+    torchao.add(
+        truth,
+        torchao_verdict(recipe_of_label(truth.recipe), {"", truth.shape.k, truth.shape.n}).convert);
     converted.add(truth, true);
     kept.add(truth, false);
   }

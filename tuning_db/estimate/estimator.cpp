@@ -23,14 +23,23 @@ void widen(Estimate& e, double IntervalTerms::*term, double error, const std::st
 
 }  // namespace
 
-Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::string_view device,
+Estimator::Estimator(const TuningTable& table, const Recipe& recipe, std::string_view device,
                      const Machine* here)
     : table_(table), recipe_(recipe), device_(device) {
+  const std::string label = settings_label(recipe);
+  // A row that is labelled by the recipe's settings goes before one under the caller's own name.
+  const auto is_wanted = [&](const LinearSpeedup& row) {
+    if (row.recipe == label) return true;
+    return is_label_of(row.recipe, recipe) &&
+           std::ranges::none_of(table.speedups(), [&](const LinearSpeedup& other) {
+             return other.recipe == label && other.shape == row.shape && other.device == row.device;
+           });
+  };
   for (size_t i = 0; i < table.devices.size(); ++i) {
     if (!device.empty() && table.devices[i].name != device) continue;
     std::vector<LinearSpeedup> rows;
     for (const LinearSpeedup& row : table.speedups()) {
-      if (row.device == i && row.recipe == recipe) rows.push_back(row);
+      if (row.device == i && is_wanted(row)) rows.push_back(row);
     }
     if (rows.empty()) continue;
     if (surfaces_.empty()) {

@@ -37,10 +37,15 @@ class Estimator {
  public:
   // The table must outlive the estimator. device: only rows of devices of this name; empty: all.
   // here: the machine that is asked about; null: the first device with its rows' toolchains.
-  Estimator(const TuningTable& table, std::string_view recipe, std::string_view device = {},
+  // Rows of linears are found by the recipe's settings.
+  Estimator(const TuningTable& table, const Recipe& recipe, std::string_view device = {},
             const Machine* here = nullptr);
+  // The same for the recipe of a row's label.
+  Estimator(const TuningTable& table, std::string_view label, std::string_view device = {},
+            const Machine* here = nullptr)
+      : Estimator(table, recipe_of_label(label), device, here) {}
   [[nodiscard]] bool empty() const { return surfaces_.empty(); }
-  [[nodiscard]] const std::string& recipe() const { return recipe_; }
+  [[nodiscard]] const Recipe& recipe() const { return recipe_; }
   // The name of the table's first device with rows of the recipe; without rows the one that was asked for.
   [[nodiscard]] const std::string& device() const { return device_; }
   [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }  // not empty()
@@ -68,7 +73,8 @@ class Estimator {
                                                          const ToolchainVersions& toolchain) const;
 
   const TuningTable& table_;
-  std::string recipe_, device_;
+  Recipe recipe_;
+  std::string device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
   Machine here_;
 };

@@ -8,18 +8,22 @@
 namespace f8::tuning_db {
 namespace {
 
-std::string sweep_command(std::string_view recipe, Shape s) {
-  return f8::format("float8-tune sweep --mnk {},{},{} --recipe {}", s.m, s.n, s.k, recipe);
+// The tool measures named recipes.
+std::string how_to_measure(const Recipe& recipe, Shape s) {
+  const std::string label = settings_label(recipe);
+  if (!find_recipe(label)) return "only named recipes are measured";
+  return f8::format("measure it with `float8-tune sweep --mnk {},{},{} --recipe {}`", s.m, s.n, s.k,
+                    label);
 }
 
 std::string unknown_reason(Shape shape, const Estimator& estimator) {
   return f8::format(
-      "kept in bf16: {}; measure it with `{}`",
+      "kept in bf16: {}; {}",
       estimator.empty()
-          ? f8::format("there are no measurements of recipe {}{}{}", estimator.recipe(),
+          ? f8::format("there are no measurements of recipe {}{}{}", describe(estimator.recipe()),
                        estimator.device().empty() ? "" : " on ", estimator.device())
           : std::string("the measured shapes are too few to say anything of this one"),
-      sweep_command(estimator.recipe(), shape));
+      how_to_measure(estimator.recipe(), shape));
 }
 
 // What a verdict rests on: the rows, and the wire where there is one.

@@ -19,7 +19,7 @@ int64_t agreement(const std::vector<Measured>& trials, int64_t k_max, int64_t n_
       trials, [=](const Measured& c) { return c.convert == !(c.n <= n_max && c.k <= k_max); });
 }
 
-Threshold best_rule(int64_t m, const std::vector<Measured>& trials, const std::string& recipe) {
+Threshold best_rule(int64_t m, const std::vector<Measured>& trials, const Recipe& recipe) {
   std::set<int64_t> ks, ns;
   for (const Measured& c : trials) {
     ks.insert(c.k);

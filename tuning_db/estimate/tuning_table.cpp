@@ -43,8 +43,8 @@ std::string record(const TableSource& s) {
 }
 
 std::string record(const KernelChoice& c) {
-  return f8::format("kernel {} {} {} {}\n", c.problem.key(), to_string(c.provider), c.config,
-                    c.median_ns);
+  return f8::format("kernel {} {} {} {}\n", c.problem.key(), to_string(c.kernel.provider),
+                    config_text(c.kernel), c.median_ns);
 }
 
 std::string record(const LinearSpeedup& s) {
@@ -104,19 +104,6 @@ bool is_name(std::string_view text) {
   return !text.empty() && !has_control(text);
 }
 
-bool is_config(std::string_view text) {
-  return !text.empty() && std::ranges::all_of(text, [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
-  });
-}
-
-bool is_heuristic(std::string_view text) {
-  if (!text.starts_with('h') || text.size() < 2 || text.size() > 6) return false;
-  text.remove_prefix(1);
-  return std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; }) &&
-         (text[0] != '0' || text.size() == 1);
-}
-
 Status expect_fields(std::string_view line, int64_t fields) {
   const int64_t found = std::ranges::count(line, ' ') + 1;
   if (found == fields) return {};
@@ -133,17 +120,13 @@ Result<KernelChoice> parse_choice(std::string_view line) {
     return fail(ErrorCode::kCorrupt, "a linear as a whole has no kernel");
   }
   const std::string_view provider = take_until(rest, ' ');
-  if (provider == to_string(Provider::kCublasLt)) {
-    c.provider = Provider::kCublasLt;
-  } else if (provider != to_string(Provider::kGenerated)) {
+  const bool library = provider == to_string(Provider::kCublasLt);
+  if (!library && provider != to_string(Provider::kGenerated)) {
     return fail(ErrorCode::kCorrupt, "unknown provider {}; one of generated, cublaslt",
                 quote(provider));
   }
-  c.config = take_until(rest, ' ');
-  const bool known =
-      c.provider == Provider::kCublasLt ? is_heuristic(c.config) : is_config(c.config);
-  if (!known)
-    return fail(ErrorCode::kCorrupt, "config {} is none of {}", quote(c.config), provider);
+  c.kernel = F8_TRY(parse_gemm_kernel(library ? Provider::kCublasLt : Provider::kGenerated,
+                                      take_until(rest, ' ')));
   c.median_ns = F8_TRY(parse_positive("median_ns", rest));
   return c;
 }
@@ -282,10 +265,6 @@ void insert_sorted(std::vector<T>& items, T item, const Key& key_of) {
 }
 
 }  // namespace
-
-std::string_view to_string(Provider p) {
-  return p == Provider::kGenerated ? "generated" : "cublaslt";
-}
 
 std::string to_string(const ToolchainVersions& versions) {
   return f8::format("NVRTC {}, cuBLASLt {}, generator {}", word(versions.nvrtc),

@@ -8,7 +8,7 @@
 //   source   := "source " GENERATOR " " NVRTC " " CUBLASLT " " NAME LF
 //   kernel   := "kernel " problem-key " " provider " " config " " MEDIAN_NS LF
 //   provider := "generated" | "cublaslt"
-//   config   := GEMM config text, or "h" INT for a cuBLASLt heuristic
+//   config   := as in recipes/gemm_kernel.hpp
 //   linear   := "linear " recipe " m" INT "n" INT "k" INT " " DEVICE " " SPEEDUP " " LO " " HI " "
 //               BF16_NS " " SOURCE " " DATE " " TRIAL LF
 //   HASH     := hash_hex of all bytes before the word "end"
@@ -24,12 +24,10 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "recipes/gemm_kernel.hpp"
 #include "recipes/problem.hpp"
 
 namespace f8 {
-
-enum class Provider : uint8_t { kGenerated, kCublasLt };
-[[nodiscard]] std::string_view to_string(Provider p);
 
 // A class of GPU. 0 stands for what is not known.
 struct DeviceClass {
@@ -69,8 +67,7 @@ struct TableSource {
 
 struct KernelChoice {
   Problem problem;  // op is a GEMM
-  Provider provider = Provider::kGenerated;
-  std::string config;
+  GemmKernel kernel;
   double median_ns = 0;
   bool operator==(const KernelChoice&) const = default;
 };

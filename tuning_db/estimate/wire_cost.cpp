@@ -1,7 +1,6 @@
 #include "tuning_db/estimate/wire_cost.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -20,40 +19,71 @@ constexpr double kOutputBytes = 2;  // y and dx
 constexpr double kWordBytes = 4;    // an amax, or a scale
 constexpr int64_t kBlock = 128;
 
-// How many amaxes of an operand span the ranks that share it.
+// How many amaxes of an operand span the ranks that share it; a line has one for each of its rows or
+// columns.
 enum class Words : uint8_t { kNone, kOne, kLine };
+
+// The words that a cast needs of other ranks, where they share its rows, or the columns that its
+// GEMM sums over. Delayed scales are known, and the blocks of a rank are its own.
+Words words_of(const GemmSetting& gemm, const CastSetting& cast, bool shares_columns) {
+  if (!gemm.is_fp8() || cast.scaling == Scaling::kDelayed) return Words::kNone;
+  if (cast.granularity == Granularity::kTensor) return Words::kOne;
+  return cast.granularity == Granularity::kAxis && shares_columns ? Words::kLine : Words::kNone;
+}
+
+// Where both copies need words a line has the tensor's too.
+struct Copy {
+  const GemmSetting& gemm;
+  const CastSetting& cast;
+  bool shares_columns;
+};
+Words words_of(const Copy& q, const Copy& qt) {
+  return std::max(words_of(q.gemm, q.cast, q.shares_columns),
+                  words_of(qt.gemm, qt.cast, qt.shares_columns));
+}
 
 // What is sent, in bytes an element, and reduced, as docs/distributed.md lists it.
 struct Traffic {
-  std::string_view recipe;
-  double weight;                     // each of FSDP's two gathers
-  double x_forward, x_backward, dy;  // of tensor parallelism
-  Words x_by_tokens;                 // a line: k words
-  Words by_columns;                  // of x or dy; a line: m words
-  Words dy_by_tokens;                // n
-  Words w_column, w_row;             // k, n
-  bool row_scales;                   // of a weight, which FSDP gathers
+  double weight = 2;                             // each of FSDP's two gathers
+  double x_forward = 2, x_backward = 0, dy = 2;  // of tensor parallelism
+  Words x_by_tokens{};                           // a line: k words
+  Words x_by_columns{}, dy_by_columns{};         // m
+  Words dy_by_tokens{};                          // n
+  Words w_column{}, w_row{};                     // k, n
+  bool row_scales = false;                       // of a weight, which FSDP gathers
 };
-constexpr auto kNone = Words::kNone;
-constexpr auto kOne = Words::kOne;
-constexpr auto kLine = Words::kLine;
-constexpr Traffic kBf16 = {"bf16", 2, 2, 0, 2, kNone, kNone, kNone, kNone, kNone, false};
-constexpr std::array kTraffic = {
-    Traffic{"tensorwise", 1, 1, 1, 1, kOne, kOne, kOne, kOne, kOne, false},
-    Traffic{"rowwise", 1, 1, 1, 2, kLine, kLine, kLine, kLine, kLine, true},
-    Traffic{"rowwise_with_gw_hp", 1, 1, 2, 2, kNone, kLine, kNone, kOne, kLine, true},
-    Traffic{"delayed", 2, 1, 1, 1, kNone, kNone, kNone, kNone, kNone, false},
-    Traffic{"blockwise", 1, 1, 1, 2, kNone, kNone, kNone, kNone, kNone, true},
-};
+constexpr Traffic kBf16 = {};
 
-// A recipe of the caller's own has no measurements; its operands count as if they stayed in bf16.
-const Traffic& traffic_of(std::string_view recipe) {
-  const auto* found = std::ranges::find(kTraffic, recipe, &Traffic::recipe);
-  return found == kTraffic.end() ? kBf16 : *found;
+Traffic traffic_of(const Recipe& recipe) {
+  const GemmSetting& output = recipe.at(Gemm::kOutput);
+  const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
+  const GemmSetting& grad_weight = recipe.at(Gemm::kGradWeight);
+  Traffic t;
+  const auto is_gathered = [](const GemmSetting& gemm) {
+    return gemm.is_fp8() && gemm.b.scaling == Scaling::kDynamic;
+  };
+  if (is_gathered(output) && is_gathered(grad_input)) t.weight = 1;
+  // x in bf16 is there again in backward, a rank's fp8 copy is not.
+  t.x_forward = output.is_fp8() ? 1 : 2;
+  t.x_backward = !output.is_fp8() ? 0 : grad_weight.is_fp8() ? 1 : 2;
+  // One copy serves both GEMMs where it has one scale; else both copies are sent, or bf16.
+  const bool one_dy = grad_input.is_fp8() && grad_input.a == grad_weight.a &&
+                      grad_input.a.granularity == Granularity::kTensor;
+  t.dy = one_dy ? 1 : 2;
+  t.x_by_tokens = words_of({output, output.a, false}, {grad_weight, grad_weight.b, true});
+  t.x_by_columns = words_of({output, output.a, true}, {grad_weight, grad_weight.b, false});
+  t.dy_by_tokens = words_of({grad_input, grad_input.a, false}, {grad_weight, grad_weight.a, true});
+  t.dy_by_columns = words_of({grad_input, grad_input.a, true}, {grad_weight, grad_weight.a, false});
+  t.w_column = words_of({output, output.b, false}, {grad_input, grad_input.b, true});
+  t.w_row = words_of({output, output.b, true}, {grad_input, grad_input.b, false});
+  t.row_scales = t.weight == 1 && output.b.granularity != Granularity::kTensor;
+  return t;
 }
 
 double bytes_of(Words words, int64_t line) {
-  return words == kNone ? 0 : kWordBytes * (words == kOne ? 1 : static_cast<double>(line));
+  return words == Words::kNone
+             ? 0
+             : kWordBytes * (words == Words::kOne ? 1 : static_cast<double>(line));
 }
 
 double elements(int64_t rows, int64_t columns) {
@@ -62,9 +92,9 @@ double elements(int64_t rows, int64_t columns) {
 
 // Shards of rows that are no whole blocks: their ranks reduce the maxima of all blocks, and then each
 // has all scales.
-bool cuts_blocks(const NamedLinear& layer, std::string_view recipe, int64_t ranks) {
+bool cuts_blocks(const NamedLinear& layer, const Recipe& recipe, int64_t ranks) {
   const int64_t rows = ceil_div(layer.out_features, ranks);
-  return recipe == "blockwise" && rows < layer.out_features && rows % kBlock != 0;
+  return recipe.has_block_scales() && rows < layer.out_features && rows % kBlock != 0;
 }
 
 // "layers.7.attention.wq" as "layers.7": what fully_shard() of a block gathers at once.
@@ -150,7 +180,7 @@ double WireCost::Sent::exposed(double compute_us, double scale) const {
 }
 
 Result<WireCost> WireCost::create(std::span<const NamedLinear> layers, int64_t tokens,
-                                  std::string_view recipe, const Parallelism& parallel,
+                                  const Recipe& recipe, const Parallelism& parallel,
                                   WireModel model) {
   WireCost cost;
   cost.layout_ = F8_TRY(layout_ranks(parallel));
@@ -167,8 +197,8 @@ Result<WireCost> WireCost::create(std::span<const NamedLinear> layers, int64_t t
   return cost;
 }
 
-void WireCost::add_fsdp(std::span<const NamedLinear> layers, std::string_view recipe) {
-  const Traffic& fp8 = traffic_of(recipe);
+void WireCost::add_fsdp(std::span<const NamedLinear> layers, const Recipe& recipe) {
+  const Traffic fp8 = traffic_of(recipe);
   const RankGroup group = layout_.fsdp;
   std::map<std::string_view, double> blocks;
   for (const NamedLinear& layer : layers) {
@@ -194,9 +224,8 @@ void WireCost::add_fsdp(std::span<const NamedLinear> layers, std::string_view re
   }
 }
 
-void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens,
-                      std::string_view recipe) {
-  const Traffic& fp8 = traffic_of(recipe);
+void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens, const Recipe& recipe) {
+  const Traffic fp8 = traffic_of(recipe);
   const RankGroup group = layout_.tp;
   const auto us = [&](Collective collective, double bytes) {
     return bytes == 0 ? 0 : model_.us(collective, group, bytes);
@@ -215,7 +244,7 @@ void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens,
     if (split == TensorSplit::kWhole) continue;
     const bool column = split == TensorSplit::kColumn;
     const int64_t slice = column ? layer.out_features : layer.in_features;
-    if (recipe == "blockwise" && slice % kBlock != 0) {
+    if (recipe.has_block_scales() && slice % kBlock != 0) {
       layers_[i].kept = f8::format(
           "kept in bf16: tensor parallelism leaves a rank {} of its {}, no whole blocks of {}",
           slice, column ? "out_features" : "in_features", kBlock);
@@ -238,14 +267,15 @@ void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens,
             us(Collective::kAllReduce, bytes_of(traffic->dy_by_tokens, layer.out_features));
       }
       // dy of a column-wise linear, and x of a row-wise one.
-      sent->alone += us(Collective::kAllReduce, bytes_of(traffic->by_columns, m));
+      const Words by_columns = column ? traffic->dy_by_columns : traffic->x_by_columns;
+      sent->alone += us(Collective::kAllReduce, bytes_of(by_columns, m));
     }
   }
 }
 
 // Once a step, for all weights; a layer has the share of its words.
-void WireCost::add_weight_amaxes(std::span<const NamedLinear> layers, std::string_view recipe) {
-  const Traffic& fp8 = traffic_of(recipe);
+void WireCost::add_weight_amaxes(std::span<const NamedLinear> layers, const Recipe& recipe) {
+  const Traffic fp8 = traffic_of(recipe);
   const bool sharded = layout_.fsdp.ranks > 1;
   const auto words = [&](const NamedLinear& layer) {
     const TensorSplit split = layout_.tp.ranks > 1 ? tensor_split(layer.fqn) : TensorSplit::kWhole;

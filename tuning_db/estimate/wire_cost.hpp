@@ -27,6 +27,7 @@
 
 #include "base/error.hpp"
 #include "recipes/filter_rule.hpp"
+#include "recipes/recipe.hpp"
 #include "tuning_db/estimate/wire_model.hpp"
 
 namespace f8::tuning_db {
@@ -71,7 +72,7 @@ class WireCost {
  public:
   // layers: the shapes of one tensor-parallel rank. The error names the layer or the option.
   [[nodiscard]] static Result<WireCost> create(std::span<const NamedLinear> layers, int64_t tokens,
-                                               std::string_view recipe, const Parallelism& parallel,
+                                               const Recipe& recipe, const Parallelism& parallel,
                                                WireModel model = WireModel::fitted());
   [[nodiscard]] const RankLayout& layout() const { return layout_; }
   [[nodiscard]] const WireModel& model() const { return model_; }
@@ -101,9 +102,9 @@ class WireCost {
     // scale: of all times on the wire; saving: of what fp8 saves of them.
     [[nodiscard]] double speedup(double compute, double bf16_us, double scale, double saving) const;
   };
-  void add_fsdp(std::span<const NamedLinear> layers, std::string_view recipe);
-  void add_tp(std::span<const NamedLinear> layers, int64_t tokens, std::string_view recipe);
-  void add_weight_amaxes(std::span<const NamedLinear> layers, std::string_view recipe);
+  void add_fsdp(std::span<const NamedLinear> layers, const Recipe& recipe);
+  void add_tp(std::span<const NamedLinear> layers, int64_t tokens, const Recipe& recipe);
+  void add_weight_amaxes(std::span<const NamedLinear> layers, const Recipe& recipe);
 
   WireModel model_;
   RankLayout layout_;

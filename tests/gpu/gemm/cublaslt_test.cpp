@@ -71,7 +71,8 @@ TEST_F(CublasLtTest, ASuggestionServesEverySmallerM) {
       const auto library = GemmPlan::create(context_, desc, heuristic(0));
       F8_ASSERT_OK(library);
       const auto generated = GemmPlan::create(
-          context_, desc, parse_choice(Provider::kGenerated, "128x128s4c1x1w2g8").value());
+          context_, desc,
+          GemmChoice{parse_gemm_kernel(Provider::kGenerated, "128x128s4c1x1w2g8").value()});
       F8_ASSERT_OK(generated);
       const DeviceBuffer workspace(context(), std::max<size_t>((*library)->workspace_bytes(), 16));
       for (const int64_t m : {shape.m, shape.m / 2 + 1, shape.m / 3, int64_t{100}, int64_t{1}}) {

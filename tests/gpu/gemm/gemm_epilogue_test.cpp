@@ -29,8 +29,8 @@ class GemmEpilogueTest : public GpuTest {
     return {.gemm = Gemm::kOutput, .shape = own, .d = v.d, .scale = v.scale, .fast = v.fast};
   }
   std::shared_ptr<const GemmPlan> plan(const GemmDesc& desc, const char* config) {
-    auto made =
-        GemmPlan::create(context_, desc, parse_choice(Provider::kGenerated, config).value());
+    auto made = GemmPlan::create(
+        context_, desc, GemmChoice{parse_gemm_kernel(Provider::kGenerated, config).value()});
     EXPECT_TRUE(made) << (made ? "" : made.error().message);
     return made ? *made : nullptr;
   }

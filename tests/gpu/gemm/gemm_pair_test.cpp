@@ -19,7 +19,7 @@ class GroupedGemmTest : public GpuTestWith<Case> {
   // Both gradients of a linear planned for `planned`, called with m.
   void check(Shape planned, int64_t m) {
     const auto& [config, scale, fast] = GetParam();
-    const GemmChoice choice = parse_choice(Provider::kGenerated, config).value();
+    const GemmChoice choice = GemmChoice{parse_gemm_kernel(Provider::kGenerated, config).value()};
     GemmDesc descs[2];
     for (int i = 0; i < 2; ++i) {
       descs[i] = {.gemm = i == 0 ? Gemm::kGradInput : Gemm::kGradWeight,

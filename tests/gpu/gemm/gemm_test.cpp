@@ -72,9 +72,8 @@ TEST_P(GemmConfigTest, EveryCandidate) {
     kernels.emplace_back(spec);
   }
   compile(kernels);
-  const auto run = [&](const GemmDesc& desc, const codegen::GemmConfig& config) {
-    const auto plan = GemmPlan::create(
-        context_, desc, {.provider = Provider::kGenerated, .config = config, .heuristic = 0});
+  const auto run = [&](const GemmDesc& desc, const GemmConfig& config) {
+    const auto plan = GemmPlan::create(context_, desc, {{.config = config}});
     F8_ASSERT_OK(plan);
     const_cast<DeviceBuffer&>(d).poison();
     F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
@@ -82,8 +81,8 @@ TEST_P(GemmConfigTest, EveryCandidate) {
   for (const auto& config : candidates) {
     codegen::GemmSpec spec = GetParam();
     spec.config = config;
-    SCOPED_TRACE(f8::format("{} config {} shape {} seed {}", codegen::key(spec),
-                            codegen::key(config), to_string(own), seed));
+    SCOPED_TRACE(f8::format("{} config {} shape {} seed {}", codegen::key(spec), key(config),
+                            to_string(own), seed));
     GemmDesc desc{.gemm = Gemm::kOutput,
                   .shape = own,
                   .a = spec.a,

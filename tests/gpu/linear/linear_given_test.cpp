@@ -42,11 +42,11 @@ TEST_P(TensorTest, SavedAndCachedCopiesAreTheQuantizers) {
   F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
   F8_ASSERT_OK(w->run(t.device_w, kShape.n, t.slots));
   const auto qt = [&](const float8_tensor& view) {
-    const auto mode = scale_mode(static_cast<Granularity>(view.qt_setting.granularity));
+    const auto mode = static_cast<Granularity>(view.qt_setting.granularity);
     const int64_t scales =
         mode == codegen::ScaleMode::kTensor ? 1 : scale_floats(mode, view.cols, view.rows);
     return copy_bytes(context(), view.qt, view.qt_inverse_scale, view.cols, view.rows, view.ld_qt,
-                      codegen::is_block(mode) ? 1 : scales);
+                      is_block(mode) ? 1 : scales);
   };
   const float8_tensor saved_x = linear->saved_x(t.saved.as(), kRows);
   EXPECT_EQ(saved_x.q, nullptr);
@@ -258,8 +258,8 @@ TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
 TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
   constexpr Shape kWide{320, 512, 592};
   LinearDesc desc = describe(GetParam(), kWide);
-  const GemmChoice choice =
-      parse_choice(Provider::kGenerated, "128x128s4c2x1w2g8").value();  // of both gradients
+  const GemmChoice choice = GemmChoice{
+      parse_gemm_kernel(Provider::kGenerated, "128x128s4c2x1w2g8").value()};  // of both gradients
   desc.choices = {std::nullopt, choice, choice};
   if (!desc.recipe.at(Gemm::kGradWeight).is_fp8()) desc.choices[2] = std::nullopt;
   const auto plain = plan(desc);
@@ -321,7 +321,7 @@ TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
     given.ld_qt = kWide.n;
     expect_refused(*linear, "whole 128s");
   }
-  desc.choices[1] = parse_choice(Provider::kCublasLt, "h0").value();
+  desc.choices[1] = GemmChoice{parse_gemm_kernel(Provider::kCublasLt, "h0").value()};
   EXPECT_FALSE(Linear::plan(context_, desc));
 }
 

@@ -151,8 +151,8 @@ TEST_P(LinearOptionsTest, CountersAreTheReferences) {
       }
       const reference::Matrix& tensor = *tensors[i / 2];
       const auto matrix = i % 2 == 0 ? tensor : reference::transpose(tensor);
-      const auto copy = reference::cast(matrix, over(scale_mode(setting->granularity)),
-                                        setting->dtype, setting->pow2, NonFinite::kHold);
+      const auto copy = reference::cast(matrix, over(setting->granularity), setting->dtype,
+                                        setting->pow2, NonFinite::kHold);
       const reference::CastCounts expected = reference::count_cast(matrix, copy);
       EXPECT_EQ(c.elements, matrix.values.size());
       EXPECT_EQ(c.saturated, expected.saturated);

@@ -150,7 +150,8 @@ TEST_P(LinearByCublasLtTest, IsLikeTheReference) {
     GTEST_SKIP() << version.error().message;
   }
   LinearDesc desc = describe(GetParam(), {300, 208, 592});
-  for (auto& choice : desc.choices) choice = parse_choice(Provider::kCublasLt, "h0").value();
+  for (auto& choice : desc.choices)
+    choice = GemmChoice{parse_gemm_kernel(Provider::kCublasLt, "h0").value()};
   const auto linear = plan(desc);
   ASSERT_NE(linear, nullptr);
   for (const int64_t m : {300, 17}) {

@@ -184,7 +184,7 @@ TEST(Db, ExportedTableIsWhatATrainerLoads) {
   ASSERT_TRUE(table.has_value());
   const KernelChoice* own = table->find(tuning_db::gemm(8192, 4096, 4096));
   ASSERT_NE(own, nullptr);
-  EXPECT_EQ(own->config, "128x256s4c2x1w2g8");
+  EXPECT_EQ(config_text(own->kernel), "128x256s4c2x1w2g8");
   EXPECT_EQ(own->median_ns, 100) << "the database's, not the built-in one";
   // The built-in rows follow the database's, as for `filter --db`.
   ASSERT_EQ(table->sources.size(), 1U) << "the database has no linear";

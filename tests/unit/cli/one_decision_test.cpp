@@ -246,7 +246,7 @@ TEST_F(OneDecision, KernelsAreThoseOfTheDatabasesTable) {
         const auto chosen = tuner::choose_gemm(recipe, gemm, shape, &table);
         ASSERT_TRUE(chosen) << chosen.error().message;
         rt::GemmChoice choice = chosen->choice;
-        if (choice.heuristic == rt::kRankedFirst) choice.heuristic = 0;  // as emulated
+        if (choice.heuristic == kRankedFirst) choice.heuristic = 0;  // as emulated
         EXPECT_EQ(linear->choice(gemm), choice)
             << recipe.name << " " << to_string(gemm) << " " << to_string(shape);
       }

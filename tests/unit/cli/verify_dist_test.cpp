@@ -95,8 +95,9 @@ TEST(VerifyDist, ARankWithOtherKernelsIsADifference) {
   const std::string another =
       config.starts_with("64x64") ? "128x128s6c1x2w2pg8" : "64x64s8c1x1w1g8";
   const std::string key = emitted["kernels"][0]["problem"];
-  other.add(
-      KernelChoice{.problem = Problem::parse(key).value(), .config = another, .median_ns = 1});
+  other.add(KernelChoice{.problem = Problem::parse(key).value(),
+                         .kernel = {.config = parse_gemm_config(another).value()},
+                         .median_ns = 1});
   tool.write("two", other.serialize());
   const Outcome outcome = tool(kTwo + Words{"--recipe", "rowwise", "--shape", "512x256", "--table",
                                             "one", "--table", "two", "--json"});

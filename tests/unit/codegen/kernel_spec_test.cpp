@@ -113,6 +113,10 @@ TEST(KernelSpec, MalformedKeysNameThemselves) {
            "column_sums/",
            "bias_grad/e5m2",
            "bias_grad/bf16/add",
+           "scale_update/",
+           "found_inf/bf16",
+           "gemm/e4m3.e4m3.bf16/tensor/fast/0128x256s4c2x1w2",
+           "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2/",
            "gemm/e4m3.e4m3.bf16/tensor/fast",
            "gemm/e4m3.e4m3.bf16/tensor/quick/128x256s4c2x1w2",
            "gemm/e4m3.bf16.bf16/tensor/fast/128x256s4c2x1w2",
@@ -179,6 +183,27 @@ TEST(KernelSpec, SplitKTakesTheClusterAndRoomForItsSums) {
   EXPECT_NE(why(spec).find("the whole cluster"), std::string::npos) << why(spec);
 }
 
+template <class... Kinds>
+std::vector<std::string> kinds_of(const std::variant<Kinds...>&) {
+  std::vector<std::string> all;
+  (all.insert(all.end(), std::begin(Kinds::kKinds), std::end(Kinds::kKinds)), ...);
+  return all;
+}
+
+TEST(KernelSpec, AnUnknownKindIsRefusedWithTheRegisteredOnes) {
+  const auto spec = parse_kernel_spec("softmax/bf16");
+  ASSERT_FALSE(spec);
+  EXPECT_NE(spec.error().message.find("unknown kind 'softmax'; one of amax, cast, quantize, gemm"),
+            std::string::npos)
+      << spec.error().message;
+  std::vector<std::string> kinds = kinds_of(KernelSpec());
+  for (const std::string& kind : kinds) {
+    EXPECT_NE(spec.error().message.find(kind), std::string::npos) << kind;
+  }
+  std::ranges::sort(kinds);
+  EXPECT_EQ(std::ranges::adjacent_find(kinds), kinds.end()) << "two kinds of one name";
+}
+
 TEST(KernelSpec, CandidatesAreLegalAndDistinct) {
   for (const bool fast : {false, true}) {
     GemmSpec spec{.fast = fast};
@@ -186,7 +211,7 @@ TEST(KernelSpec, CandidatesAreLegalAndDistinct) {
     for (const GemmConfig& config : gemm_candidates(spec)) {
       spec.config = config;
       EXPECT_EQ(why(spec), "");
-      EXPECT_LE(dynamic_smem_bytes(spec), 232448);
+      EXPECT_LE(spec.launch().dynamic_smem_bytes, 232448);
       keys.push_back(key(config));
     }
     EXPECT_GE(keys.size(), 20U);

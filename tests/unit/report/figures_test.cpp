@@ -70,7 +70,8 @@ TEST(Speedups, AGridHasItsRowsAndTorchaosRule) {
       EXPECT_EQ(cell.evidence, Evidence::kMeasured);
       EXPECT_DOUBLE_EQ(cell.speedup.speedup, small_loses(shape));
       EXPECT_EQ(cell.converts, small_loses(shape) > 1);
-      EXPECT_NE(cell.torchao_keeps, torchao_verdict("rowwise", {"", shape.k, shape.n}).convert);
+      EXPECT_NE(cell.torchao_keeps,
+                torchao_verdict(recipe_of_label("rowwise"), {"", shape.k, shape.n}).convert);
     }
   }
 }
@@ -258,7 +259,7 @@ TEST(ModelQuality, RegretIsWhatTheChoiceCostsMore) {
                            .linear = problem.shape,
                            .sm_count = 132,
                            .timed = {}};
-  for (const codegen::GemmConfig& config : codegen::gemm_candidates(gemm.family)) {
+  for (const GemmConfig& config : codegen::gemm_candidates(gemm.family)) {
     codegen::GemmSpec spec = gemm.family;
     spec.config = config;
     gemm.timed.push_back({config, runtime::predicted_clocks(spec, gemm.shape, 132)});

@@ -183,8 +183,8 @@ TEST(WireOfALibrarysGemm, HasItsQtInOnePiece) {
   rows.devices = {{.name = "a device"}};
   rows.sources = {{"made"}};
   const f8::Recipe recipe = f8::find_recipe("rowwise").value();
-  rows.add(f8::KernelChoice{f8::Problem::make(f8::Op::kGradInput, recipe, up).value(),
-                            f8::Provider::kCublasLt, "h0", 1000});
+  rows.add(f8::KernelChoice{
+      f8::Problem::make(f8::Op::kGradInput, recipe, up).value(), {f8::Provider::kCublasLt}, 1000});
   const TemporaryFolder folder;
   const std::filesystem::path table = folder / "table";
   std::ofstream(table) << rows.serialize();

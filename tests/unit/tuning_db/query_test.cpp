@@ -86,10 +86,10 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
   sweep(db_,
         {{a, heuristic(0)},
          {a, heuristic(5)},
-         {a, generated("128x256s4")},
+         {a, generated("128x256s4c2x1w2g8")},
          {a, {Impl::kBf16CublasLt, "{}", ""}},
          {b, heuristic(5)},
-         {b, generated("128x128s4")}},
+         {b, generated("128x128s4c2x1w2g8")}},
         [](const TrialKey& c) {
           if (c.candidate.impl == Impl::kBf16CublasLt) return timed(1);
           if (c.candidate.impl == Impl::kGenerated)
@@ -104,13 +104,13 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
   ASSERT_EQ(table.choices().size(), 2U);
   const KernelChoice* first = table.find(a);
   ASSERT_NE(first, nullptr);
-  EXPECT_EQ(first->provider, Provider::kGenerated);
-  EXPECT_EQ(first->config, "128x256s4");
+  EXPECT_EQ(first->kernel.provider, Provider::kGenerated);
+  EXPECT_EQ(config_text(first->kernel), "128x256s4c2x1w2g8");
   EXPECT_EQ(first->median_ns, 90);
   const KernelChoice* second = table.find(b);
   ASSERT_NE(second, nullptr);
-  EXPECT_EQ(second->provider, Provider::kCublasLt);
-  EXPECT_EQ(second->config, "h5");
+  EXPECT_EQ(second->kernel.provider, Provider::kCublasLt);
+  EXPECT_EQ(config_text(second->kernel), "h5");
   ASSERT_EQ(table.speedups().size(), 1U);
   const LinearSpeedup& speedup = table.speedups()[0];
   EXPECT_EQ(speedup.lo, 1.245);
@@ -184,14 +184,14 @@ class LinearsChoice : public QueryTest {
 
 TEST_F(LinearsChoice, IsWhatTheTableTakes) {
   measure("abc1234");
-  EXPECT_EQ(choice().config, "h5");
+  EXPECT_EQ(config_text(choice().kernel), "h5");
   EXPECT_EQ(choice().median_ns, 102);
   EXPECT_EQ(db_.table()->choices().size(), 1U);
 }
 
 TEST_F(LinearsChoice, CountsWhereItsOwnRowIsNotSteady) {
   measure("abc1234", true, false);
-  EXPECT_EQ(choice().config, "h5");
+  EXPECT_EQ(config_text(choice().kernel), "h5");
   EXPECT_EQ(choice().median_ns, 100) << "the fastest known stands for it";
 }
 
@@ -201,9 +201,9 @@ TEST_F(LinearsChoice, OfAnOlderToolchainDoesNotCount) {
       db_, {{product_, heuristic(0)}, {product_, heuristic(5)}},
       [](const TrialKey& c) { return timed(c.candidate.config == heuristic(0).config ? 90 : 95); },
       h100(), toolchain("new"));
-  EXPECT_EQ(choice().config, "h0");
+  EXPECT_EQ(config_text(choice().kernel), "h0");
   measure("new", false);
-  EXPECT_EQ(choice().config, "h5") << "measured again with the new one";
+  EXPECT_EQ(config_text(choice().kernel), "h5") << "measured again with the new one";
 }
 
 TEST_F(QueryTest, TableTakesBf16KernelsWhereTheRecipeKeepsAGemmInBf16) {
@@ -214,8 +214,8 @@ TEST_F(QueryTest, TableTakesBf16KernelsWhereTheRecipeKeepsAGemmInBf16) {
   const TuningTable table = db_.table().value();
   const KernelChoice* chosen = table.find(kept);
   ASSERT_NE(chosen, nullptr);
-  EXPECT_EQ(chosen->provider, Provider::kCublasLt);
-  EXPECT_EQ(chosen->config, "h2");
+  EXPECT_EQ(chosen->kernel.provider, Provider::kCublasLt);
+  EXPECT_EQ(config_text(chosen->kernel), "h2");
 }
 
 TEST_F(QueryTest, AnEmptyDatabaseHasAnEmptyTable) {

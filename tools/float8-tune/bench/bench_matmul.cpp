@@ -114,7 +114,7 @@ struct ShapeSweep {
 Result<int> bench_matmul(const MatmulBenchOptions& options, const Global& global) {
   const BenchWork work = F8_TRY(work_of(options));
   const Op op = F8_TRY(op_of(options));
-  std::optional<codegen::GemmConfig> config;
+  std::optional<GemmConfig> config;
   if (!options.config.empty()) {
     config = F8_TRY(of_option("--config", parse_config(options.config)));
   }

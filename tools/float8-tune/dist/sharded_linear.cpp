@@ -42,7 +42,7 @@ class RankRun {
         rows_(problem, ranks, rank.index()),
         sharded_(rank, problem.recipe, shape_, rows_.each * ranks),
         alone_(rank, problem.recipe, shape_, shape_.n),
-        delayed_(problem.recipe == "delayed") {}
+        delayed_(problem.settings().has_delayed_scales()) {}
 
   // Takes all memory: no rank waits for another on its device yet.
   Status prepare() {
@@ -176,7 +176,7 @@ std::vector<Finding> compare(const ShardedProblem& p, const std::vector<RankOutc
         check, [&](const RankOutcome& r) -> const Bytes& { return r.expected.*field; },
         [&](const RankOutcome& r) -> const Bytes& { return r.sharded.*field; });
   };
-  if (p.recipe == "delayed") {
+  if (p.settings().has_delayed_scales()) {
     add_bits_of(
         "scales", [&](const RankOutcome&) -> const Bytes& { return ranks.front().scales; },
         [](const RankOutcome& r) -> const Bytes& { return r.scales; });

@@ -16,15 +16,17 @@
 #include <string>
 #include <vector>
 
+#include "recipes/recipe.hpp"
 #include "tools/float8-tune/dist/finding.hpp"
 
 namespace f8::cli {
 
 struct ShardedProblem {
-  std::string recipe;
+  std::string recipe;       // the name of a named one
   Shape shape;              // of all ranks
   bool one_order = false;   // sums over ranks have one order
   bool one_kernel = false;  // a part of a GEMM adds up K in the order of the whole one
+  [[nodiscard]] Recipe settings() const { return recipe_of_label(recipe); }
 };
 
 // All ranks are joined.

@@ -55,8 +55,8 @@ class RankTp {
         local_{problem.shape.m, problem.shape.n / (columns ? ranks : 1),
                problem.shape.k / (columns ? 1 : ranks)},
         linear_(rank, problem.recipe, local_, local_.n),
-        delayed_(problem.recipe == "delayed"),
-        has_fp8_grad_weight_(problem.recipe != "rowwise_with_gw_hp"),
+        delayed_(problem.settings().has_delayed_scales()),
+        has_fp8_grad_weight_(problem.settings().at(Gemm::kGradWeight).is_fp8()),
         x_{FLOAT8_INPUT, local_.k, {}, {}},
         dy_{FLOAT8_GRAD_OUTPUT, local_.n, {}, {}} {}
 
@@ -187,10 +187,11 @@ Result<std::vector<Pair>> run_all(const DeviceRanks& ranks, const ShardedProblem
 }
 
 bool is_shared_equally(const ShardedProblem& problem, int64_t ranks) {
-  const int64_t unit = (problem.recipe == "blockwise" ? 128 : 16) * ranks;
+  const bool blocks = problem.settings().has_block_scales();
+  const int64_t unit = (blocks ? 128 : 16) * ranks;
   const auto [m, n, k] = problem.shape;
   // Blocks of 128 tokens have a scale too.
-  return n % unit == 0 && k % unit == 0 && m % (problem.recipe == "blockwise" ? unit : ranks) == 0;
+  return n % unit == 0 && k % unit == 0 && m % (blocks ? unit : ranks) == 0;
 }
 
 }  // namespace

@@ -190,10 +190,10 @@ Result<std::vector<Kernel>> kernels_of(const Recipe& recipe, const Subject& subj
       kernels.push_back({std::string(to_string(gemm)), chosen.error().message, "nobody"});
       continue;
     }
-    kernels.push_back({std::string(to_string(gemm)),
-                       f8::format("{} {}", to_string(chosen->choice.provider),
-                                  runtime::config_text(chosen->choice)),
-                       std::string(to_string(chosen->by))});
+    kernels.push_back(
+        {std::string(to_string(gemm)),
+         f8::format("{} {}", to_string(chosen->choice.provider), config_text(chosen->choice)),
+         std::string(to_string(chosen->by))});
   }
   return kernels;
 }
@@ -321,7 +321,7 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
   const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const auto estimator = estimator_of(table, recipe.name, device);
+  const auto estimator = estimator_of(table, recipe, device);
   tuning_db::FilterOptions how;
   how.margin = options.margin;
   how.automatic = true;

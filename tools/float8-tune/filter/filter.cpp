@@ -275,7 +275,7 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
   const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const auto estimator = estimator_of(table, recipe.name, device);
+  const auto estimator = estimator_of(table, recipe, device);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   const RowsByDevice rows = rows_by_device(table, recipe.name, asked_device(device, result.device));
   F8_TRY(show(options, result, rows, global));

@@ -21,24 +21,6 @@ struct ThresholdsOptions {
 // One shape is no rule: any limits beyond its own sizes agree with it.
 constexpr int64_t kFewestShapes = 2;
 
-// torchao's rule: a layer stays bf16 where one of these boxes holds it; 0 is no bound.
-struct Box {
-  int64_t n_max;
-  int64_t k_max;
-};
-
-std::vector<Box> torchao_boxes(const std::string& recipe) {
-  if (recipe == "rowwise") return {{2048, 0}, {0, 1024}, {4096, 2048}};
-  if (recipe == "tensorwise") return {{1024, 4096}};
-  return {};
-}
-
-std::string text_of(const Box& box) {
-  if (box.k_max == 0) return f8::format("N <= {}", box.n_max);
-  if (box.n_max == 0) return f8::format("K <= {}", box.k_max);
-  return f8::format("N <= {} and K <= {}", box.n_max, box.k_max);
-}
-
 // The M at which one shape was measured.
 std::string single_shapes_text(const std::vector<int64_t>& ms) {
   constexpr size_t kShown = 12;
@@ -54,7 +36,7 @@ Result<int> thresholds(const ThresholdsOptions& options, const Global& global) {
   const TuningTable measured =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
   const std::string device = F8_TRY(device_named(measured.devices, options.device));
-  const tuning_db::Estimator estimator(measured, recipe.name, device);
+  const tuning_db::Estimator estimator(measured, recipe, device);
   auto found = tuning_db::thresholds(estimator, options.margin);
   int64_t shapes = 0;
   std::vector<int64_t> single;
@@ -63,7 +45,7 @@ Result<int> thresholds(const ThresholdsOptions& options, const Global& global) {
     if (t.trials < kFewestShapes) single.push_back(t.m);
   }
   std::erase_if(found, [](const tuning_db::Threshold& t) { return t.trials < kFewestShapes; });
-  const std::vector<Box> boxes = torchao_boxes(recipe.name);
+  const std::span<const KnBox> boxes = torchao_boxes(recipe);
   if (global.json) {
     Json rows = Json::array();
     for (const tuning_db::Threshold& t : found) {
@@ -78,7 +60,7 @@ Result<int> thresholds(const ThresholdsOptions& options, const Global& global) {
     Json rule = nullptr;
     if (!boxes.empty()) {
       rule = Json::array();
-      for (const Box& box : boxes) {
+      for (const KnBox& box : boxes) {
         rule.push_back({{"n_max", box.n_max == 0 ? Json() : Json(box.n_max)},
                         {"k_max", box.k_max == 0 ? Json() : Json(box.k_max)}});
       }
@@ -116,7 +98,7 @@ Result<int> thresholds(const ThresholdsOptions& options, const Global& global) {
   }
   if (!single.empty()) print(single_shapes_text(single) + "\n");
   std::vector<std::string> texts;
-  for (const Box& box : boxes) texts.push_back(text_of(box));
+  for (const KnBox& box : boxes) texts.push_back(to_string(box));
   print(f8::format("torchao keeps bf16: {}\n", texts.empty()
                                                    ? "it has no rule for this recipe"
                                                    : f8::format("{}", fmt::join(texts, ", or "))));

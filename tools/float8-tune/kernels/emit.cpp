@@ -59,7 +59,7 @@ Result<Item> gemm_item(const EmitOptions& options, const Recipe& recipe, Gemm ge
   item.problem = F8_TRY(Problem::make(to_op(gemm), recipe, shape)).key();
   item.command =
       f8::format("float8-tune emit --mnk {},{},{} --recipe {} --op {} --config {}", shape.m,
-                 shape.n, shape.k, recipe.name, to_string(gemm), codegen::key(spec.config));
+                 shape.n, shape.k, recipe.name, to_string(gemm), key(spec.config));
   return item;
 }
 
@@ -190,7 +190,7 @@ Json to_json(const Item& item) {
     json["chosen_by"] = item.chosen_by;
   }
   if (const auto* gemm = std::get_if<codegen::GemmSpec>(&item.spec)) {
-    json["config"] = codegen::key(gemm->config);
+    json["config"] = key(gemm->config);
   }
   json["source"] = header_of(item) + item.source.source;
   return json;

@@ -39,7 +39,7 @@ void add_casts(const runtime::LinearKernels& kernels, Keys& keys) {
 }
 
 void add_candidates(codegen::GemmSpec spec, Keys& keys) {
-  for (const codegen::GemmConfig& config : codegen::gemm_candidates(spec)) {
+  for (const GemmConfig& config : codegen::gemm_candidates(spec)) {
     spec.config = config;
     keys.insert(codegen::key(codegen::KernelSpec(spec)));
   }

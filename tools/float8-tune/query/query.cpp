@@ -53,7 +53,8 @@ Status put_linears_choice_first(Answer& answer, const tuning_db::Database& datab
       F8_TRY(database.table(tuning_db::Database::TablePart::kAll, &answer.ok.front().device));
   const auto chosen = std::ranges::find(table.choices(), answer.problem, &KernelChoice::problem);
   if (chosen == table.choices().end()) return {};
-  const std::string text = f8::format("{} {}", to_string(chosen->provider), chosen->config);
+  const std::string text =
+      f8::format("{} {}", to_string(chosen->kernel.provider), config_text(chosen->kernel));
   const auto own = std::ranges::find_if(
       answer.ok, [&](const TrialRow& row) { return candidate_text(row.candidate) == text; });
   if (own == answer.ok.end() || own == answer.ok.begin()) return {};
@@ -166,8 +167,8 @@ Json to_json(const Answer& answer, size_t limit) {
   }
   if (answer.neighbour) {
     json["nearest_measured"] = {{"problem", answer.neighbour->problem.key()},
-                                {"impl", to_string(answer.neighbour->provider)},
-                                {"config", answer.neighbour->config},
+                                {"impl", to_string(answer.neighbour->kernel.provider)},
+                                {"config", config_text(answer.neighbour->kernel)},
                                 {"median_us", rounded(answer.neighbour->median_ns / 1e3)}};
   }
   return json;
@@ -194,7 +195,8 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
     print_failed(answer, limit);
     if (answer.neighbour) {
       print(f8::format("  nearest: {}  {} {}  {}\n", answer.neighbour->problem.key(),
-                       to_string(answer.neighbour->provider), answer.neighbour->config,
+                       to_string(answer.neighbour->kernel.provider),
+                       config_text(answer.neighbour->kernel),
                        microseconds(answer.neighbour->median_ns)));
     }
     return;

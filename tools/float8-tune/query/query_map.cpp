@@ -111,7 +111,7 @@ void print_text(const Map& map, const Recipe& recipe, const tuning_db::Estimator
 
 Result<int> print_map(const std::vector<Shape>& shapes, const Recipe& recipe,
                       const TuningTable& table, const std::string& device, const Global& global) {
-  const auto estimator = estimator_of(table, recipe.name, device);
+  const auto estimator = estimator_of(table, recipe, device);
   if (estimator.empty()) {
     return fail(
         ErrorCode::kNotFound,

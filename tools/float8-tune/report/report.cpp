@@ -43,7 +43,7 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
   tuning_db::FilterOptions how;
   how.tokens = options.model.tokens;
   how.automatic = true;
-  const tuning_db::Estimator estimator(table, recipe.name, {}, this_machine());
+  const tuning_db::Estimator estimator(table, recipe, {}, this_machine());
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   const std::string name =
       is_standard_stream(options.model.model) ? "a model from standard input" : options.model.model;

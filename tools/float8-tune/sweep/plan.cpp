@@ -51,8 +51,7 @@ Json gemm_json(const tuner::PlannedGemm& gemm, bool candidates) {
   if (!candidates) return json;
   Json rows = Json::array();
   for (const tuner::Generated& g : gemm.generated) {
-    Json row = {{"config", codegen::key(g.spec.config)},
-                {"predicted_us", rounded(g.predicted_ns / 1e3)}};
+    Json row = {{"config", key(g.spec.config)}, {"predicted_us", rounded(g.predicted_ns / 1e3)}};
     if (!g.pruned.empty()) row["pruned"] = g.pruned;
     rows.push_back(row);
   }
@@ -98,8 +97,8 @@ void print_candidates(const tuner::SweepPlan& plan) {
     for (const tuner::PlannedGemm& gemm : linear.gemms) {
       print(f8::format("\n{}\n", gemm.problem.key()));
       for (const tuner::Generated& g : gemm.generated) {
-        print(f8::format("  {:<26} {:>10.1f} us  {}\n", codegen::key(g.spec.config),
-                         g.predicted_ns / 1e3, g.pruned.empty() ? "measured" : g.pruned));
+        print(f8::format("  {:<26} {:>10.1f} us  {}\n", key(g.spec.config), g.predicted_ns / 1e3,
+                         g.pruned.empty() ? "measured" : g.pruned));
       }
     }
   }

@@ -75,7 +75,7 @@ std::string choices_text(const LinearChoices& choices) {
   std::string text;
   for (const runtime::GemmChoice& choice : choices) {
     if (!text.empty()) text += ",";
-    text += f8::format("{}:{}", to_string(choice.provider), runtime::config_text(choice));
+    text += f8::format("{}:{}", to_string(choice.provider), config_text(choice));
   }
   return text;
 }
@@ -97,9 +97,9 @@ Result<LinearChoices> parse_choices(std::string_view text) {
                   "by commas (output, grad_input, grad_weight)",
                   text);
     }
-    choices[i] = F8_TRY(runtime::parse_choice(
+    choices[i] = {F8_TRY(parse_gemm_kernel(
         provider == to_string(Provider::kGenerated) ? Provider::kGenerated : Provider::kCublasLt,
-        one.substr(colon + 1)));
+        one.substr(colon + 1)))};
   }
   if (!rest.empty()) {
     return fail(ErrorCode::kInvalidArgument, "kernel choices \"{}\": more than three", text);
@@ -144,7 +144,12 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epi
 }
 
 Problem with_one_scale(Problem problem) {
-  problem.recipe = "tensorwise";
+  problem.recipe = std::ranges::find_if(builtin_recipes(), [](const Recipe& recipe) {
+                     return std::ranges::all_of(recipe.gemms, [](const GemmSetting& gemm) {
+                       return gemm.is_fp8() && gemm.a.granularity == Granularity::kTensor &&
+                              gemm.b.granularity == Granularity::kTensor;
+                     });
+                   })->name;
   return problem;
 }
 
@@ -159,7 +164,7 @@ std::string gemm_identity(const Problem& problem, bool bf16) {
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
   const auto desc = gemm_desc(problem, false);
   const std::string scales =
-      desc ? f8::format("{}{}{}", codegen::to_string(desc->scale), desc->scalar_a ? "-a" : "",
+      desc ? f8::format("{}{}{}", to_string(desc->scale), desc->scalar_a ? "-a" : "",
                         desc->scalar_b ? "-b" : "")
            : problem.recipe;
   return f8::format("{}.{}.{}/{}/{}/{}", to_string(problem.a), to_string(problem.b),
@@ -184,13 +189,13 @@ tuning_db::Candidate to_row(const Candidate& candidate, std::string source_hash)
 
 Candidate to_candidate(const runtime::GemmChoice& choice) {
   return {.impl = choice.provider == Provider::kGenerated ? Impl::kGenerated : Impl::kCublasLt,
-          .config = runtime::config_text(choice)};
+          .config = config_text(choice)};
 }
 
 Result<runtime::GemmChoice> to_choice(const Candidate& candidate) {
   const bool generated = candidate.impl == Impl::kGenerated;
-  return runtime::parse_choice(generated ? Provider::kGenerated : Provider::kCublasLt,
-                               candidate.config);
+  return runtime::GemmChoice{F8_TRY(
+      parse_gemm_kernel(generated ? Provider::kGenerated : Provider::kCublasLt, candidate.config))};
 }
 
 Result<Candidate> from_row(const tuning_db::Candidate& row) {
@@ -215,7 +220,7 @@ Result<Candidate> from_row(const tuning_db::Candidate& row) {
 tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {
   tuning_db::LinearKernels kernels;
   for (size_t i = 0; i < choices.size(); ++i) {
-    kernels[i] = {choices[i].provider, runtime::config_text(choices[i])};
+    kernels[i] = {choices[i].provider, config_text(choices[i])};
   }
   return kernels;
 }

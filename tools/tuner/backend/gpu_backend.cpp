@@ -182,7 +182,7 @@ Status GpuBackend::suballocate_fp8() {
 Status GpuBackend::lay_out_scales(float inv_a, float inv_b) {
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem_, false));
   using codegen::ScaleMode;
-  const bool block = codegen::is_block(desc.scale);
+  const bool block = is_block(desc.scale);
   const ScaleMode mode_a = block           ? ScaleMode::kBlock1x128
                            : desc.scalar_a ? ScaleMode::kTensor
                                            : desc.scale;

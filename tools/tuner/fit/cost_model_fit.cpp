@@ -61,7 +61,7 @@ constexpr size_t kShares = 10;
 CostModel with_tiles_of(const std::vector<MeasuredGemm>& gemms, CostModel model) {
   for (const MeasuredGemm& gemm : gemms) {
     for (const TimedConfig& timed : gemm.timed) {
-      const codegen::GemmConfig& c = timed.config;
+      const GemmConfig& c = timed.config;
       const auto is_it = [&](const CostModel::Tile& tile) {
         return tile.tile_m == c.tile_m && tile.tile_n == c.tile_n &&
                tile.warpgroups == c.warpgroups && tile.pingpong == c.pingpong;
@@ -177,8 +177,8 @@ const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model,
   double best_clocks = 0;
   for (const TimedConfig& timed : gemm.timed) {
     const double clocks = clocks_of(gemm, timed, model, nearby);
-    const auto rank = [](const codegen::GemmConfig& c) {
-      return std::tuple(-c.tile_m * c.tile_n, c.raster_group, codegen::key(c));
+    const auto rank = [](const GemmConfig& c) {
+      return std::tuple(-c.tile_m * c.tile_n, c.raster_group, key(c));
     };
     if (best == nullptr || clocks < best_clocks ||
         (clocks == best_clocks && rank(timed.config) < rank(best->config))) {
@@ -299,7 +299,7 @@ Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& data
         add(gemm.library, {candidate->config, *ns, mad_ns});
         continue;
       }
-      const auto config = codegen::parse_gemm_config(candidate->config);
+      const auto config = parse_gemm_config(candidate->config);
       if (!config) continue;
       if (gemm.problem.empty()) {
         gemm.problem = row.problem.key();

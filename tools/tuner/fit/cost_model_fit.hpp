@@ -17,7 +17,7 @@
 namespace f8::tuner {
 
 struct TimedConfig {
-  codegen::GemmConfig config;
+  GemmConfig config;
   double ns = 0;
   double mad_ns = 0;       // median absolute deviation of its batches
   bool to_the_end = true;  // false: a screening's time

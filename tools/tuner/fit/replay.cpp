@@ -110,7 +110,7 @@ StoredTimes stored_times(const MeasuredGemm& gemm) {
     times[candidate_key(candidate)] = {ns, std::max(kLeastNoise, kMadToSigma * mad_ns / ns)};
   };
   for (const TimedConfig& timed : gemm.timed) {
-    add({.impl = Impl::kGenerated, .config = codegen::key(timed.config)}, timed.ns, timed.mad_ns);
+    add({.impl = Impl::kGenerated, .config = key(timed.config)}, timed.ns, timed.mad_ns);
   }
   for (const TimedHeuristic& timed : gemm.library) {
     add({.impl = Impl::kCublasLt, .config = timed.config}, timed.ns, timed.mad_ns);
@@ -122,9 +122,9 @@ runtime::GemmChoice choice_of(const MeasuredGemm& gemm, const runtime::CostModel
                               std::span<const runtime::NearbyWinner> nearby) {
   const TimedConfig& chosen = choose(gemm, model, nearby);
   if (takes_library(gemm, chosen, model, nearby)) {
-    return {.provider = Provider::kCublasLt, .config = {}};
+    return {{.provider = Provider::kCublasLt}};
   }
-  return {.provider = Provider::kGenerated, .config = chosen.config};
+  return {{.config = chosen.config}};
 }
 
 // What a plan takes without a search: by the model alone, and with the rows of other layers.
@@ -138,14 +138,14 @@ std::vector<Candidate> candidates_of(const ExhaustiveGemm& gemm, const SweepOpti
                                      std::span<const runtime::GemmChoice> prior,
                                      const StoredTimes& times) {
   const MeasuredGemm& measured = gemm.measured;
-  std::vector<codegen::GemmConfig> stored;
+  std::vector<GemmConfig> stored;
   for (const TimedConfig& timed : measured.timed) stored.push_back(timed.config);
   std::vector<Candidate> candidates;
   for (const Generated& generated :
        in_order(measured.family, measured.shape, stored, device_of(measured), options.keep, prior,
                 gemm.model)) {
     if (!generated.pruned.empty()) continue;
-    candidates.push_back({.impl = Impl::kGenerated, .config = codegen::key(generated.spec.config)});
+    candidates.push_back({.impl = Impl::kGenerated, .config = key(generated.spec.config)});
   }
   for (int i = 0; i < options.heuristics; ++i) {
     Candidate suggestion = {.impl = Impl::kCublasLt, .config = f8::format("h{}", i)};
@@ -182,8 +182,8 @@ Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms, int
   std::vector<MeasuredGemm> whole;
   for (MeasuredGemm gemm : gemms) {
     std::erase_if(gemm.timed, [](const TimedConfig& timed) { return !timed.to_the_end; });
-    const std::vector<codegen::GemmConfig> legal = codegen::gemm_candidates(gemm.family);
-    const auto measured = std::ranges::count_if(legal, [&](const codegen::GemmConfig& config) {
+    const std::vector<GemmConfig> legal = codegen::gemm_candidates(gemm.family);
+    const auto measured = std::ranges::count_if(legal, [&](const GemmConfig& config) {
       return std::ranges::find(gemm.timed, config, &TimedConfig::config) != gemm.timed.end();
     });
     if (static_cast<double>(measured) >= kExhaustiveShare * static_cast<double>(legal.size())) {

@@ -47,7 +47,7 @@ void Bench::Screened::add_failed(std::vector<BenchRow>& rows) const {
 }
 
 Result<std::vector<Candidate>> Bench::generated(const Problem& gemm,
-                                                const std::optional<codegen::GemmConfig>& config,
+                                                const std::optional<GemmConfig>& config,
                                                 const Epilogue& epilogue) {
   std::vector<codegen::GemmSpec> specs;
   if (config) {
@@ -67,7 +67,7 @@ Result<std::vector<Candidate>> Bench::generated(const Problem& gemm,
     // A kernel that does not compile says so again when it is added.
     (void)compiler_.wait(spec);
     candidates.push_back(
-        {.impl = Impl::kGenerated, .config = codegen::key(spec.config), .epilogue = epilogue});
+        {.impl = Impl::kGenerated, .config = key(spec.config), .epilogue = epilogue});
   }
   return candidates;
 }
@@ -168,8 +168,7 @@ std::optional<size_t> fastest_row(std::span<const BenchRow> rows, std::initializ
   return best;
 }
 
-Result<MatmulBench> Bench::matmul(const Problem& problem,
-                                  const std::optional<codegen::GemmConfig>& config) {
+Result<MatmulBench> Bench::matmul(const Problem& problem, const std::optional<GemmConfig>& config) {
   MatmulBench bench{.problem = problem, .rows = {}, .failed = {}, .no_baseline = {}};
   std::vector<Candidate> candidates = F8_TRY(generated(problem, config));
   const bool by_axis = F8_TRY(gemm_desc(problem, false)).scale == codegen::ScaleMode::kAxis;

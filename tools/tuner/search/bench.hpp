@@ -125,7 +125,7 @@ class Bench {
 
   // `config`: this generated kernel instead of the best of the candidates.
   [[nodiscard]] Result<MatmulBench> matmul(const Problem& problem,
-                                           const std::optional<codegen::GemmConfig>& config);
+                                           const std::optional<GemmConfig>& config);
   // Measures generated kernels, plain and with each of `epilogues`; the result is of type
   // problem.d.
   [[nodiscard]] Result<EpilogueBench> epilogues(const Problem& problem,
@@ -147,9 +147,9 @@ class Bench {
     void add_failed(std::vector<BenchRow>& rows) const;  // those that were not timed
   };
   enum class Library { kItsScales, kOneScale, kBf16 };
-  [[nodiscard]] Result<std::vector<Candidate>> generated(
-      const Problem& gemm, const std::optional<codegen::GemmConfig>& config,
-      const Epilogue& epilogue = {});
+  [[nodiscard]] Result<std::vector<Candidate>> generated(const Problem& gemm,
+                                                         const std::optional<GemmConfig>& config,
+                                                         const Epilogue& epilogue = {});
   [[nodiscard]] Result<std::vector<Candidate>> library(const Problem& gemm, Library which,
                                                        std::string& why_none);
   [[nodiscard]] Result<Screened> screen(const Problem& gemm, std::vector<Candidate> candidates,

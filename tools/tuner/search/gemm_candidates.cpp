@@ -8,13 +8,13 @@
 namespace f8::tuner {
 
 std::vector<Generated> in_order(const codegen::GemmSpec& family, Shape own,
-                                std::span<const codegen::GemmConfig> configs,
+                                std::span<const GemmConfig> configs,
                                 const runtime::DeviceInfo& device, int keep,
                                 std::span<const runtime::GemmChoice> also,
                                 const runtime::CostModel& model) {
   const double ghz = profile_of(device).settled * std::max(device.sm_clock_max_mhz, 1) / 1e3;
   std::vector<Generated> candidates;
-  for (const codegen::GemmConfig& config : configs) {
+  for (const GemmConfig& config : configs) {
     codegen::GemmSpec spec = family;
     spec.config = config;
     const double clocks = runtime::predicted_clocks(spec, own, device.sm_count, model);
@@ -22,7 +22,7 @@ std::vector<Generated> in_order(const codegen::GemmSpec& family, Shape own,
   }
   std::ranges::stable_sort(candidates, [&](const Generated& x, const Generated& y) {
     if (x.predicted_ns != y.predicted_ns) return x.predicted_ns < y.predicted_ns;
-    return codegen::key(x.spec.config) < codegen::key(y.spec.config);
+    return key(x.spec.config) < key(y.spec.config);
   });
   int kept = 0;
   for (Generated& candidate : candidates) {
@@ -60,7 +60,7 @@ Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,
   std::vector<runtime::GemmChoice> choices;
   for (const TuningTable* known : {static_cast<const TuningTable*>(nullptr), &table}) {
     runtime::GemmChoice choice = F8_TRY(runtime::choose_gemm(known, desc, device.sm_count));
-    if (choice.heuristic == runtime::kRankedFirst) choice.heuristic = unmeasured;
+    if (choice.heuristic == kRankedFirst) choice.heuristic = unmeasured;
     const auto same = [&](const runtime::GemmChoice& other) {
       return to_candidate(other) == to_candidate(choice);
     };

@@ -20,7 +20,7 @@ struct Generated {
 // Configurations in the cost model's order, best first. The first `keep` are measured, and those of
 // `also` that are generated.
 [[nodiscard]] std::vector<Generated> in_order(
-    const codegen::GemmSpec& family, Shape own, std::span<const codegen::GemmConfig> configs,
+    const codegen::GemmSpec& family, Shape own, std::span<const GemmConfig> configs,
     const runtime::DeviceInfo& device, int keep, std::span<const runtime::GemmChoice> also,
     const runtime::CostModel& model = runtime::CostModel::fitted());
 // All that there are of a GEMM.

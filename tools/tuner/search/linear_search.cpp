@@ -48,7 +48,7 @@ LinearChoices join(const std::vector<LinearChoices>& variants,
   for (size_t v = 1; v < variants.size(); ++v) {
     std::vector<size_t> changed;
     for (size_t i = 0; i < joined.size(); ++i) {
-      if (runtime::config_text(variants[v][i]) != runtime::config_text(variants.front()[i]) ||
+      if (config_text(variants[v][i]) != config_text(variants.front()[i]) ||
           variants[v][i].provider != variants.front()[i].provider) {
         changed.push_back(i);
       }

@@ -62,7 +62,7 @@ std::string Sweep::blame_key(const Problem& problem, const Candidate& candidate)
   if (candidate.impl == Impl::kGenerated) {
     if (const auto spec = gemm_spec(problem)) {
       codegen::GemmSpec kernel = *spec;
-      if (const auto config = codegen::parse_gemm_config(candidate.config)) kernel.config = *config;
+      if (const auto config = parse_gemm_config(candidate.config)) kernel.config = *config;
       return codegen::key(kernel);
     }
   }

@@ -99,9 +99,8 @@ Result<TrialResult> Sweep::look_at(const PlannedGemm& gemm, const Candidate& can
     return result;
   };
   if (candidate.impl == Impl::kGenerated) {
-    const auto planned = std::ranges::find_if(gemm.generated, [&](const Generated& g) {
-      return codegen::key(g.spec.config) == candidate.config;
-    });
+    const auto planned = std::ranges::find_if(
+        gemm.generated, [&](const Generated& g) { return key(g.spec.config) == candidate.config; });
     if (planned == gemm.generated.end()) {
       return excluded(TrialState::kPruned, "no longer among the generator's configurations");
     }

@@ -103,7 +103,7 @@ class Planner {
       const bool pruned = !candidate.pruned.empty();
       plan_.pruned += pruned ? 1 : 0;
       if (pruned && !request_.record_pruned) continue;
-      add_trial(gemm.problem, {Impl::kGenerated, codegen::key(candidate.spec.config)},
+      add_trial(gemm.problem, {Impl::kGenerated, key(candidate.spec.config)},
                 F8_TRY(hashes_.of(candidate.spec)));
     }
     for (const int i : gemm.fp8_suggestions) {

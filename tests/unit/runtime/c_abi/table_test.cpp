@@ -26,7 +26,8 @@ TuningTable table() {
   TuningTable out;
   out.devices = {{.name = "a device"}};
   out.sources = {{"made"}};
-  out.add(KernelChoice{Problem::parse(kKey).value(), Provider::kGenerated, kConfig, 1000});
+  out.add(KernelChoice{
+      Problem::parse(kKey).value(), {.config = parse_gemm_config(kConfig).value()}, 1000});
   return out;
 }
 

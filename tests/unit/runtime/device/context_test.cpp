@@ -100,7 +100,7 @@ TEST(Context, GemmKernelsGetTheirSharedMemoryAndClusters) {
   cuda.active_clusters = 60;
   const auto context = cuda.context();
   codegen::GemmSpec spec;
-  spec.config = codegen::parse_gemm_config("128x256s4c2x1w2g8").value();
+  spec.config = parse_gemm_config("128x256s4c2x1w2g8").value();
   const Kernel* kernel = context->kernel(spec).value();
   EXPECT_EQ(kernel->cluster_size, 2);
   EXPECT_EQ(kernel->threads, 384);
@@ -114,7 +114,7 @@ TEST(Context, WithoutAnAnswerTheSmsLimitTheClusters) {
   cuda.sm_count = 133;
   const auto context = cuda.context();
   codegen::GemmSpec spec;
-  spec.config = codegen::parse_gemm_config("128x256s4c2x1w2g8").value();
+  spec.config = parse_gemm_config("128x256s4c2x1w2g8").value();
   EXPECT_EQ(context->kernel(spec).value()->resident_clusters, 66);
 }
 

@@ -9,14 +9,14 @@ namespace {
 
 constexpr int kSms = 132;
 
-codegen::GemmConfig cheapest(Shape shape, const codegen::GemmSpec& spec = {}) {
+GemmConfig cheapest(Shape shape, const codegen::GemmSpec& spec = {}) {
   const auto config = cheapest_config(spec, shape, kSms);
   EXPECT_TRUE(config) << config.error().message;
   return *config;
 }
 
 // The part of the result that a CTA computes; cluster split-K makes it smaller too.
-int area(const codegen::GemmConfig& config) {
+int area(const GemmConfig& config) {
   return config.tile_m * config.tile_n / config.split_k;
 }
 
@@ -26,7 +26,7 @@ TEST(CostModel, LargeProblemsGetLargeTiles) {
 }
 
 TEST(CostModel, SmallProblemsGetSmallTiles) {
-  const codegen::GemmConfig config = cheapest({64, 1024, 4096});
+  const GemmConfig config = cheapest({64, 1024, 4096});
   EXPECT_EQ(config.tile_m, 64);
   EXPECT_LE(area(config), 64 * 128);
   EXPECT_LT(area(cheapest({512, 512, 4096})), 128 * 256);
@@ -35,7 +35,7 @@ TEST(CostModel, SmallProblemsGetSmallTiles) {
 // One tile more than the SMs costs a whole wave; the model must see it.
 TEST(CostModel, ALonelyLastWaveCosts) {
   codegen::GemmSpec spec;
-  spec.config = codegen::parse_gemm_config("128x128s4c1x1w2g8").value();
+  spec.config = parse_gemm_config("128x128s4c1x1w2g8").value();
   const double full = predicted_clocks(spec, {128 * 132, 128, 4096}, kSms);
   const double more = predicted_clocks(spec, {128 * 133, 128, 4096}, kSms);
   EXPECT_GT(more, 1.8 * full);
@@ -49,7 +49,7 @@ TEST(CostModel, PreciseIsNeverCheaper) {
     precise.fast = false;
     for (const Shape shape : {Shape{128, 4096, 4096}, Shape{8192, 8192, 8192}}) {
       EXPECT_GE(predicted_clocks(precise, shape, kSms), predicted_clocks(fast, shape, kSms))
-          << codegen::key(config);
+          << key(config);
     }
   }
 }
@@ -80,7 +80,7 @@ TEST(CostModel, LegalForEveryShapeAndSpec) {
 
 TEST(CostModel, SameAnswerEveryTime) {
   const Shape shape{3000, 4096, 1024};
-  const codegen::GemmConfig first = cheapest(shape);
+  const GemmConfig first = cheapest(shape);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(cheapest(shape), first);
 }
 

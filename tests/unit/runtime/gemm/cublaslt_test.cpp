@@ -218,7 +218,7 @@ TEST_F(CublasLtTest, FailuresSayWhichCall) {
 TEST_F(CublasLtTest, WhatItCannotDoIsGenerated) {
   const GemmDesc desc{.shape = {64, 48, 32}};
   GemmChoice choice = heuristic(0);
-  choice.otherwise = codegen::parse_gemm_config("64x128s6c1x1w2pg4").value();
+  choice.otherwise = parse_gemm_config("64x128s6c1x1w2pg4").value();
   EXPECT_EQ(GemmPlan::create(context_, desc, choice).value()->choice().provider,
             Provider::kCublasLt);
   library_.heuristic_result = CUBLAS_STATUS_NOT_SUPPORTED;

@@ -13,7 +13,7 @@ using testing::FakeCuda;
 using testing::Fixture;
 
 GemmChoice group_choice(std::string_view config) {
-  return parse_choice(Provider::kGenerated, config).value();
+  return GemmChoice{parse_gemm_kernel(Provider::kGenerated, config).value()};
 }
 
 // Operands of a GEMM in host memory, and its result in fp32.
@@ -123,10 +123,11 @@ TEST_F(GroupedGemmTest, WhatTheLaunchIsTold) {
 TEST_F(GroupedGemmTest, FitsWhatIsAlike) {
   const GemmDesc dx = describe(Gemm::kGradInput, {64, 64, 64});
   GemmDesc dw = describe(Gemm::kGradWeight, {64, 64, 64});
-  const GemmChoice choice = generated("128x128s4c1x1w2g8");
+  const GemmChoice choice = group_choice("128x128s4c1x1w2g8");
   EXPECT_TRUE(GroupedGemm::fits(dx, choice, dw, choice));
-  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw, generated("128x128s4c1x1w2g16")));
-  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw, parse_choice(Provider::kCublasLt, "h0").value()));
+  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw, group_choice("128x128s4c1x1w2g16")));
+  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw,
+                                 GemmChoice{parse_gemm_kernel(Provider::kCublasLt, "h0").value()}));
   for (const auto change :
        {+[](GemmDesc& d) { d.d = Dtype::kBf16; }, +[](GemmDesc& d) { d.a = Dtype::kE5m2; },
         +[](GemmDesc& d) { d.scale = ScaleMode::kAxis; }, +[](GemmDesc& d) { d.fast = true; },
@@ -170,7 +171,7 @@ size_t pairs(const FakeCuda& cuda, size_t first) {
 }
 
 bool lists_a_pair(const LinearDesc& desc) {
-  const auto specs = linear_kernel_specs(desc, nullptr, 132).value();
+  const auto specs = choose_kernels(desc, nullptr, 132)->specs();
   return std::ranges::any_of(specs,
                              [](const auto& s) { return codegen::key(s).starts_with("gemm2/"); });
 }

@@ -305,7 +305,7 @@ TEST_P(AnyRecipe, RunDoesNotCompileOrLoad) {
   const LinearDesc desc = describe(GetParam(), {70, 48, 144});
   const int before = cuda_.modules_loaded;
   Fixture s(cuda_, desc, 70);
-  const auto specs = linear_kernel_specs(desc, nullptr, cuda_.sm_count).value();
+  const auto specs = choose_kernels(desc, nullptr, cuda_.sm_count)->specs();
   EXPECT_EQ(static_cast<size_t>(cuda_.modules_loaded - before), specs.size());
   const int planned = cuda_.modules_loaded;
   run(s);

@@ -186,7 +186,7 @@ TEST_P(LinearTest, EveryLaunchGoesToTheCallersStream) {
 
 TEST_P(LinearTest, PrewarmKnowsEveryKernelThatAPlanLoads) {
   const LinearDesc desc = describe(GetParam(), {4096, 4096, 4096});
-  const auto specs = linear_kernel_specs(desc, nullptr, cuda_.sm_count).value();
+  const auto specs = choose_kernels(desc, nullptr, cuda_.sm_count)->specs();
   const auto linear = Linear::plan(cuda_.context(), desc).value();
   EXPECT_EQ(static_cast<size_t>(cuda_.modules_loaded), specs.size());
   for (const auto& module : cuda_.modules) {
@@ -199,7 +199,7 @@ TEST_P(LinearTest, PrewarmKnowsEveryKernelThatAPlanLoads) {
 TEST(LinearPlan, FixedChoicesAreTaken) {
   FakeCuda cuda;
   LinearDesc desc = describe("tensorwise", {4096, 4096, 4096});
-  desc.choices[1] = parse_choice(Provider::kGenerated, "64x64s4c1x1w1g8").value();
+  desc.choices[1] = GemmChoice{parse_gemm_kernel(Provider::kGenerated, "64x64s4c1x1w1g8").value()};
   const auto linear = Linear::plan(cuda.context(), desc).value();
   EXPECT_EQ(config_text(linear->choice(Gemm::kGradInput)), "64x64s4c1x1w1g8");
   EXPECT_NE(config_text(linear->choice(Gemm::kOutput)), "64x64s4c1x1w1g8");

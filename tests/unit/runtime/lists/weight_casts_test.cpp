@@ -27,7 +27,7 @@ class WeightCastsTest : public ::testing::Test {
       const auto n = static_cast<int64_t>(linears_.size());
       LinearDesc desc = testing::describe(recipe, {8, 16 * (1 + n * 5 % 9), 16 * (1 + n * 3 % 11)});
       for (auto& choice : desc.choices) {
-        choice = parse_choice(Provider::kGenerated, "64x64s4c1x1w1g8").value();
+        choice = GemmChoice{parse_gemm_kernel(Provider::kGenerated, "64x64s4c1x1w1g8").value()};
       }
       if (recipe == std::string_view("rowwise_with_gw_hp")) desc.choices[2].reset();
       add(desc);

@@ -48,10 +48,10 @@ TEST(Info, SaysWhyEachKernelWasChosen) {
                                            .fast = true},
                                           132)
                                   .value();
-  table.add({Problem::make(Op::kOutput, desc.recipe, kLinear).value(), Provider::kGenerated,
-             config_text(measured), 1000});
+  table.add({Problem::make(Op::kOutput, desc.recipe, kLinear).value(), measured, 1000});
   table.add({Problem::make(Op::kGradWeight, desc.recipe, {512, 48, 32}).value(),
-             Provider::kCublasLt, "h2", 1000});
+             {Provider::kCublasLt, {}, 2},
+             1000});
   context->set_table(table);
   text = info(context, desc);
   EXPECT_TRUE(

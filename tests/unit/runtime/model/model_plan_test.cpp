@@ -360,8 +360,7 @@ TEST_F(ModelPlanTest, Misuse) {
   linears[2].desc.shape = {1, 16, 16};
   refused(linears, options, "layer 'layers.1.wq': its desc has a shape or a recipe");
   linears = small_model();
-  linears[4].desc.choices[0] =
-      GemmChoice{.provider = Provider::kGenerated, .config = {.tile_m = 7}};
+  linears[4].desc.choices[0] = GemmChoice{{.config = {.tile_m = 7}}};
   refused(linears, options, "layer 'output': ");
   refused(linears, options, "tile_m must be");
 }

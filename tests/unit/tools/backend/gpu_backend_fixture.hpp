@@ -157,7 +157,7 @@ class GpuBackendTest : public ::testing::Test {
   }
   static Candidate generated(const Problem& problem, size_t which = 0) {
     const auto configs = codegen::gemm_candidates(gemm_spec(problem).value());
-    return {.impl = Impl::kGenerated, .config = codegen::key(configs.at(which))};
+    return {.impl = Impl::kGenerated, .config = key(configs.at(which))};
   }
 
   FakeCuda cuda_;

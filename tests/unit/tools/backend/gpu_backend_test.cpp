@@ -24,7 +24,7 @@ TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
           candidates.push_back({.impl = Impl::kCublasLtTensorwise, .config = "h0"});
           // The fake library reads one scale or one for each row, and no library mixes them.
           const runtime::GemmDesc desc = gemm_desc(p, false).value();
-          if (!codegen::is_block(desc.scale) && !desc.scalar_a && !desc.scalar_b) {
+          if (!is_block(desc.scale) && !desc.scalar_a && !desc.scalar_b) {
             candidates.push_back({.impl = Impl::kCublasLt, .config = "h1"});
           }
         }
@@ -64,9 +64,9 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
         choice.provider = Provider::kCublasLt;
         continue;
       }
-      choice.config = codegen::parse_gemm_config(
-                          generated(problem(to_op(gemm), recipe.name.c_str(), p.shape)).config)
-                          .value();
+      choice.config =
+          parse_gemm_config(generated(problem(to_op(gemm), recipe.name.c_str(), p.shape)).config)
+              .value();
     }
     const auto bf16 =
         backend_->add({.impl = Impl::kBf16, .config = "cublaslt:h0,cublaslt:h1,cublaslt:h2"});

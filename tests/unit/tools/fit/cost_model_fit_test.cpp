@@ -30,7 +30,7 @@ MeasuredGemm predicted_gemm(Shape shape, const CostModel& truth) {
                     .linear = shape,
                     .sm_count = 132,
                     .timed = {}};
-  for (const codegen::GemmConfig& config : codegen::gemm_candidates(made.family)) {
+  for (const GemmConfig& config : codegen::gemm_candidates(made.family)) {
     codegen::GemmSpec spec = made.family;
     spec.config = config;
     made.timed.push_back({config, runtime::predicted_clocks(spec, made.shape, 132, truth)});

@@ -26,7 +26,7 @@ MeasuredGemm made_gemm(Shape shape, size_t winner, double faster = 0.5, double m
                     .timed = {},
                     .library = {}};
   double best = 1e18;
-  for (const codegen::GemmConfig& config : codegen::gemm_candidates(made.family)) {
+  for (const GemmConfig& config : codegen::gemm_candidates(made.family)) {
     codegen::GemmSpec spec = made.family;
     spec.config = config;
     const double ns = runtime::predicted_clocks(spec, shape, 132, CostModel::fitted());

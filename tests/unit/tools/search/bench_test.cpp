@@ -124,8 +124,7 @@ TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
   for (const Gemm gemm : kGemms) {
     const auto prior =
         prior_choices(problem(to_op(gemm), "tensorwise", p.shape), h100(), {}, 0).value();
-    EXPECT_EQ(runtime::config_text(chosen->choices[static_cast<size_t>(gemm)]),
-              runtime::config_text(prior.front()));
+    EXPECT_EQ(config_text(chosen->choices[static_cast<size_t>(gemm)]), config_text(prior.front()));
   }
 }
 

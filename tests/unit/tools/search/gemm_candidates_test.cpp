@@ -22,7 +22,7 @@ TEST(Search, KeepsTheBestByTheModelAndSaysWhyOfTheOthers) {
   std::set<std::string> distinct;
   size_t kept = 0;
   for (size_t i = 0; i < candidates.size(); ++i) {
-    distinct.insert(codegen::key(candidates[i].spec.config));
+    distinct.insert(key(candidates[i].spec.config));
     if (candidates[i].pruned.empty()) {
       EXPECT_EQ(kept, i) << "what is measured comes first";
       ++kept;
@@ -40,7 +40,8 @@ TEST(Search, BuiltInChoicesFitEveryEpilogue) {
   ASSERT_GT(table.choices().size(), 100u);
   int fitted = 0;
   for (const KernelChoice& choice : table.choices()) {
-    if (choice.problem.op == Op::kLinear || choice.provider != Provider::kGenerated) continue;
+    if (choice.problem.op == Op::kLinear || choice.kernel.provider != Provider::kGenerated)
+      continue;
     for (const char* text : {"plain", "bias", "amax", "add", "bias+amax", "bias+amax+add"}) {
       Epilogue epilogue;
       if (std::string_view(text) != "plain") epilogue = parse_epilogue(text).value();
@@ -48,8 +49,8 @@ TEST(Search, BuiltInChoicesFitEveryEpilogue) {
       const auto chosen = runtime::choose_gemm(&table, desc, h100().sm_count);
       ASSERT_TRUE(chosen) << chosen.error().message;
       EXPECT_TRUE(codegen::validate(runtime::gemm_spec(desc, chosen->config)))
-          << choice.problem.key() << " " << choice.config << " " << text;
-      fitted += runtime::config_text(*chosen) != choice.config;
+          << choice.problem.key() << " " << config_text(choice.kernel) << " " << text;
+      fitted += config_text(*chosen) != config_text(choice.kernel);
     }
   }
   EXPECT_GT(fitted, 0);
@@ -109,7 +110,7 @@ TEST(Search, CandidatesGoToTheDatabaseAndBack) {
 
 TEST(Search, ChoicesOfALinearReadBack) {
   LinearChoices choices;
-  choices[0].config = codegen::parse_gemm_config("128x256s4c2x1w2g8").value();
+  choices[0].config = parse_gemm_config("128x256s4c2x1w2g8").value();
   choices[1].provider = Provider::kCublasLt;
   choices[1].heuristic = 5;
   const std::string text = choices_text(choices);
@@ -178,7 +179,7 @@ TEST(SweepPlan, MeasuresTheSuggestionThatRanksFirst) {
   EXPECT_EQ(output.fp8_suggestions, (std::vector<int>{0, 1, 2, 3}));
   EXPECT_EQ(output.bf16_suggestions, (std::vector<int>{0, 1, 2, 3}));
   EXPECT_EQ(grad_weight.bf16_suggestions, (std::vector<int>{0, 1, 2, 3, 6}));
-  EXPECT_EQ(runtime::config_text(grad_weight.prior.back()), "h6");
+  EXPECT_EQ(config_text(grad_weight.prior.back()), "h6");
 }
 
 TEST(SweepPlan, TheMethodIsItsFigures) {
@@ -207,7 +208,7 @@ TEST(Plan, TakesEveryRecipe) {
       EXPECT_EQ(gemm.generated.empty(), !recipe.at(g).is_fp8()) << gemm.problem.key();
       ASSERT_FALSE(gemm.prior.empty()) << gemm.problem.key();
       if (!recipe.at(g).is_fp8()) {
-        EXPECT_EQ(runtime::config_text(gemm.prior.back()), g == Gemm::kGradWeight ? "h1" : "h0");
+        EXPECT_EQ(config_text(gemm.prior.back()), g == Gemm::kGradWeight ? "h1" : "h0");
       }
       EXPECT_EQ(gemm.bf16_suggestions, (std::vector<int>{0, 1}));
     }

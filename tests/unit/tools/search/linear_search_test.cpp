@@ -11,7 +11,7 @@ namespace f8::tuner {
 namespace {
 
 runtime::GemmChoice library(int heuristic) {
-  return {.provider = Provider::kCublasLt, .config = {}, .heuristic = heuristic};
+  return {{.provider = Provider::kCublasLt, .heuristic = heuristic}};
 }
 
 std::string text(const LinearChoices& choices) {
@@ -89,8 +89,7 @@ TEST(LinearVariants, FastestThenPriorThenOneChangeAtATime) {
 
 TEST(LinearVariants, BothGradientsByOneConfiguration) {
   const auto kernel = [](const char* config, double ns) {
-    return TimedKernel{
-        {.provider = Provider::kGenerated, .config = *codegen::parse_gemm_config(config)}, ns};
+    return TimedKernel{{{.config = *parse_gemm_config(config)}}, ns};
   };
   KernelShortlists shortlists = shortlists_of(1);
   shortlists[1].timed = {kernel("128x256s4c2x1w2g8", 100), kernel("128x192s5c1x1w2g8", 110)};
@@ -98,10 +97,10 @@ TEST(LinearVariants, BothGradientsByOneConfiguration) {
                          kernel("128x256s4c2x1w2g8", 120)};
   const auto variants = linear_variants(shortlists, {.within = 1.0});
   ASSERT_EQ(variants.size(), 3u);
-  EXPECT_EQ(codegen::key(variants[1][1].config), "128x192s5c1x1w2g8") << "211 before 220";
-  EXPECT_EQ(codegen::key(variants[1][2].config), "128x192s5c1x1w2g8");
-  EXPECT_EQ(codegen::key(variants[2][1].config), "128x256s4c2x1w2g8");
-  EXPECT_EQ(codegen::key(variants[2][2].config), "128x256s4c2x1w2g8");
+  EXPECT_EQ(key(variants[1][1].config), "128x192s5c1x1w2g8") << "211 before 220";
+  EXPECT_EQ(key(variants[1][2].config), "128x192s5c1x1w2g8");
+  EXPECT_EQ(key(variants[2][1].config), "128x256s4c2x1w2g8");
+  EXPECT_EQ(key(variants[2][2].config), "128x256s4c2x1w2g8");
 }
 
 TEST(LinearSearch, TheFastestLinearWinsWhateverItsKernelsTakeAlone) {

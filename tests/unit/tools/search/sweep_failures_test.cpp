@@ -56,7 +56,7 @@ TEST_F(SweepTest, ACrashCostsOneCellAndTheSecondQuarantines) {
   // One kernel that takes every worker down, on three shapes.
   request_.shapes = {{256, 512, 256}, {512, 512, 256}, {1024, 512, 256}};
   const auto candidates = generated_candidates(problem(Op::kOutput), h100(), 3).value();
-  const std::string bad = codegen::key(candidates.front().spec.config);
+  const std::string bad = key(candidates.front().spec.config);
   const Problem first = problem(Op::kOutput);
   machine_.misbehaviour = [bad](const Problem& p, const Candidate& s) {
     return is_generated(s, Op::kOutput, p) && s.config == bad ? Misbehaviour::kAbort

@@ -66,17 +66,16 @@ TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
   const TuningTable table = open().table().value();
   const KernelChoice* chosen = table.find(problem(Op::kOutput));
   ASSERT_NE(chosen, nullptr);
-  EXPECT_EQ(chosen->provider, Provider::kCublasLt);
-  EXPECT_EQ(chosen->config, "h1");
+  EXPECT_EQ(chosen->kernel.provider, Provider::kCublasLt);
+  EXPECT_EQ(config_text(chosen->kernel), "h1");
   EXPECT_NEAR(chosen->median_ns, 102e3, 2e3);
 }
 
 TEST_F(SweepTest, WhatIsChosenWithoutASearchTakesPart) {
   // The table has the model's last choice of all, which no search would look at.
   const Problem output = problem(Op::kOutput);
-  const std::string last =
-      codegen::key(generated_candidates(output, h100(), 1).value().back().spec.config);
-  request_.prior.add(KernelChoice{output, Provider::kGenerated, last, 1e3});
+  const std::string last = key(generated_candidates(output, h100(), 1).value().back().spec.config);
+  request_.prior.add(KernelChoice{output, {.config = parse_gemm_config(last).value()}, 1e3});
   machine_.ns = [last](const Problem&, const Candidate& s, double) {
     return s.impl == Impl::kGenerated ? (s.config == last ? 99e3 : 98e3)
            : s.impl == Impl::kFloat8  ? (s.config.find(last) != std::string::npos ? 300e3 : 330e3)
@@ -113,7 +112,7 @@ TEST_F(SweepTest, EveryRecipeGetsALinear) {
       const Problem own = problem(to_op(gemm), recipe.name.c_str());
       const KernelChoice* chosen = table.find(own);
       ASSERT_NE(chosen, nullptr) << own.key();
-      EXPECT_EQ(chosen->config, kernel.config) << own.key();
+      EXPECT_EQ(config_text(chosen->kernel), kernel.config) << own.key();
     }
   }
 }

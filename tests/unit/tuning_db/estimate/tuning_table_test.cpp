@@ -14,7 +14,7 @@ Problem problem(Op op, Shape shape, const char* recipe = "tensorwise") {
 
 KernelChoice choice(Op op, Shape shape, const char* config = "128x256s4c2x1w2g8",
                     double median_ns = 1000) {
-  return {problem(op, shape), Provider::kGenerated, config, median_ns};
+  return {problem(op, shape), {.config = parse_gemm_config(config).value()}, median_ns};
 }
 
 DeviceClass h100(int power_limit_w = 700) {
@@ -34,7 +34,8 @@ TuningTable example() {
   table.sources = {{"my sweep.f8db"}, {"built-in", {3, "13.0", "13.1.0"}}};
   table.add(choice(Op::kOutput, {8192, 4096, 4096}));
   table.add(choice(Op::kGradInput, {8192, 4096, 4096}, "128x128s6c1x2w2pg4", 0.1));
-  table.add({problem(Op::kGradWeight, {8192, 4096, 4096}, "rowwise"), Provider::kCublasLt, "h3",
+  table.add({problem(Op::kGradWeight, {8192, 4096, 4096}, "rowwise"),
+             {Provider::kCublasLt, {}, 3},
              123456.789});
   table.add({"rowwise",
              {8192, 4096, 4096},
@@ -102,7 +103,7 @@ TEST(TuningTable, AFileOfVersion3Opens) {
       const Problem problem = Problem::make(to_op(gemm), recipe, {8192, 4096, 1024}).value();
       const KernelChoice* row = table->find(problem);
       ASSERT_NE(row, nullptr) << problem.key();
-      EXPECT_EQ(row->config, "128x256s4c2x1w2g8");
+      EXPECT_EQ(config_text(row->kernel), "128x256s4c2x1w2g8");
     }
   }
 }
@@ -204,17 +205,21 @@ TEST(TuningTable, TheNearestClassIsTaken) {
 
 TEST(TuningTable, FindsTheExactProblemAndThoseNearIt) {
   TuningTable table;
-  table.add(choice(Op::kOutput, {4096, 4096, 4096}, "near"));
-  table.add(choice(Op::kOutput, {8192, 4096, 4096}, "exact"));
-  table.add(choice(Op::kGradInput, {1024, 4096, 4096}, "otherop"));
-  const auto config = [&table](const Problem& p) {
-    const KernelChoice* found = table.find(p);
-    return found == nullptr ? std::string("none") : found->config;
+  table.add(choice(Op::kOutput, {4096, 4096, 4096}, "64x64s4c1x1w1g1"));
+  table.add(choice(Op::kOutput, {8192, 4096, 4096}, "64x64s4c1x1w1g2"));
+  table.add(choice(Op::kGradInput, {1024, 4096, 4096}, "64x64s4c1x1w1g3"));
+  const auto name = [](const KernelChoice& row) -> std::string {
+    constexpr const char* kNames[] = {"near", "exact", "otherop"};
+    return kNames[row.kernel.config.raster_group - 1];
   };
-  const auto neighbours = [&table](const Problem& p, size_t most = 8) {
+  const auto config = [&](const Problem& p) {
+    const KernelChoice* found = table.find(p);
+    return found == nullptr ? std::string("none") : name(*found);
+  };
+  const auto neighbours = [&](const Problem& p, size_t most = 8) {
     std::string names;
     for (const auto& [near, octaves] : table.neighbours(p, most)) {
-      names += f8::format("{} {:.2f} ", near->config, octaves);
+      names += f8::format("{} {:.2f} ", name(*near), octaves);
     }
     return names;
   };
@@ -302,9 +307,9 @@ TEST(TuningTable, WellSignedNonsenseIsRefusedWithItsLine) {
   refused("grad_input/tensorwise", "grad_input/tensorwise/", "line 6: problem '");
   refused("grad_input/tensorwise", "linear/tensorwise", "line 6: a linear as a whole");
   refused("generated", "magic", "line 6: unknown provider 'magic'");
-  refused("128x128s6c1x2w2pg4", "128X128", "line 6: config '128X128'");
-  refused("h3", "128x256s4c2x1w2g8", "line 7: config '128x256s4c2x1w2g8' is none of cublaslt");
-  refused("h3", "h03", "line 7: config 'h03'");
+  refused("128x128s6c1x2w2pg4", "128X128", "line 6: GEMM configuration '128X128': expected a form");
+  refused("h3", "128x256s4c2x1w2g8", "line 7: cublaslt config '128x256s4c2x1w2g8': expected h");
+  refused("h3", "h03", "in another way");
   for (const char* number : {"0", "-1", "nan", "inf", "1e999", "0x10", "1000ns", "", "1,5"}) {
     refused("1000\n", std::string(number) + "\n", "line 8: median_ns '");
   }

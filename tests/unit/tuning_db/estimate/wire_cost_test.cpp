@@ -30,7 +30,7 @@ const std::vector<NamedLinear> kBlock = {
 
 WireCost cost(std::string_view recipe, const Parallelism& parallel, const WireModel& model,
               const std::vector<NamedLinear>& layers = kBlock) {
-  auto made = WireCost::create(layers, kTokens, recipe, parallel, model);
+  auto made = WireCost::create(layers, kTokens, recipe_of_label(recipe), parallel, model);
   EXPECT_TRUE(made) << (made ? "" : made.error().message);
   return *std::move(made);
 }
@@ -185,7 +185,7 @@ TEST(WireCost, BlocksWantWholeBlocksOnEachRankOfTensorParallelism) {
 
 TEST(WireCost, BadInputSaysWhatToDo) {
   const auto refused = [](const Parallelism& p, std::string_view words) {
-    const auto made = WireCost::create(kBlock, kTokens, "rowwise", p);
+    const auto made = WireCost::create(kBlock, kTokens, recipe_of_label("rowwise"), p);
     ASSERT_FALSE(made) << words;
     EXPECT_NE(made.error().message.find(words), std::string::npos) << made.error().message;
   };

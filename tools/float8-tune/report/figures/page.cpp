@@ -50,7 +50,7 @@ DataTable policy_table(const std::vector<std::pair<std::string, EstimateScore>>&
   for (const auto& [recipe, score] : rows) {
     const tuning_db::DecisionRegrets& regrets = score.regrets;
     table.rows.push_back({recipe, f8::format("{}", score.shapes), percent(regrets.measured),
-                          torchao_has_rule(recipe) ? percent(regrets.torchao) : "no rule",
+                          has_torchao_rule(recipe) ? percent(regrets.torchao) : "no rule",
                           percent(regrets.convert_all), percent(regrets.keep_all)});
   }
   return table;

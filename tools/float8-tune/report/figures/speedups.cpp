@@ -27,7 +27,7 @@ std::vector<int64_t> most_frequent(const std::map<int64_t, size_t>& counts, size
 
 SpeedupCell cell_of(const Estimator& estimator, Shape shape) {
   SpeedupCell cell;
-  cell.torchao_keeps = torchao_has_rule(estimator.recipe()) &&
+  cell.torchao_keeps = !torchao_boxes(estimator.recipe()).empty() &&
                        !torchao_verdict(estimator.recipe(), {"", shape.k, shape.n}).convert;
   if (const auto estimate = estimator.estimate(shape)) {
     cell.is_known = true;
@@ -54,7 +54,7 @@ void add_grids(size_t device, const TuningTable& table, const Estimator& estimat
       ++ns[row.shape.n];
     }
     SpeedupGrid grid{.device = device,
-                     .recipe = estimator.recipe(),
+                     .recipe = estimator.recipe().name,
                      .m = m,
                      .ks = most_frequent(ks, kMaxAxis),
                      .ns = most_frequent(ns, kMaxAxis),
@@ -69,7 +69,7 @@ void add_grids(size_t device, const TuningTable& table, const Estimator& estimat
 }
 
 DataTable numbers_of(const SpeedupGrid& grid) {
-  const bool has_rule = torchao_has_rule(grid.recipe);
+  const bool has_rule = has_torchao_rule(grid.recipe);
   DataTable table{.caption = f8::format("Speedups at M {}, recipe {}", grid.m, grid.recipe),
                   .columns = {"K", "N", "speedup", "95 % interval", "evidence", "filter"},
                   .rows = {},
@@ -161,7 +161,7 @@ Figure speedup_map(const Measurements& measurements, const SpeedupGrid& grid) {
                                     return at(row, column).speedup.speedup < 1;
                                   },
                                   0}};
-  if (torchao_has_rule(grid.recipe)) {
+  if (has_torchao_rule(grid.recipe)) {
     lines.push_back({"line-rule", "torchao's rule keeps bf16 inside (low K, N)",
                      [&](size_t row, size_t column) -> std::optional<bool> {
                        return at(row, column).torchao_keeps;
@@ -173,7 +173,7 @@ Figure speedup_map(const Measurements& measurements, const SpeedupGrid& grid) {
       "estimates "
       "for shapes that were not measured.{}{}",
       faster, measured, device,
-      torchao_has_rule(grid.recipe) ? "" : " torchao has no rule for this recipe.",
+      has_torchao_rule(grid.recipe) ? "" : " torchao has no rule for this recipe.",
       grid.is_cut ? " Only the K and N with most measurements are shown." : "");
   draw_grid(figure, drawn, lines);
   return figure;

@@ -1,4 +1,4 @@
-#include "runtime/linear/first_use.hpp"
+#include "runtime/model/tune_program.hpp"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -10,7 +10,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <thread>
@@ -18,9 +17,8 @@
 
 #include "base/environment.hpp"
 #include "base/file.hpp"
-#include "base/log.hpp"
-#include "runtime/device/context_state.hpp"
 #include "runtime/gemm/choose.hpp"
+#include "runtime/model/first_use.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -47,7 +45,7 @@ class File {
 std::string program() {
   if (!environment().tune.empty()) return environment().tune;
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&tune_first_use), &info) != 0) {
+  if (::dladdr(reinterpret_cast<const void*>(&measure_by_program), &info) != 0) {
     std::error_code error;
     const fs::path library = fs::canonical(info.dli_fname, error);
     const fs::path beside = library.parent_path().parent_path() / "bin" / "float8-tune";
@@ -117,17 +115,6 @@ Result<std::string> run_program(std::vector<std::string> words, milliseconds mos
               told.empty() ? "it says nothing" : told);
 }
 
-bool is_measured(const TuningTable* table, const DeviceClass& device, const Recipe& recipe,
-                 Shape shape) {
-  if (table == nullptr) return false;
-  return std::ranges::any_of(table->speedups(), [&](const LinearSpeedup& row) {
-    const double octaves =
-        std::log2(static_cast<double>(row.shape.m) / static_cast<double>(shape.m));
-    return row.recipe == recipe.name && row.shape.n == shape.n && row.shape.k == shape.k &&
-           std::abs(octaves) <= 1 && table->devices[row.device].is_same_class(device);
-  });
-}
-
 // Makes the context's table that of the database, with the built-in rows behind it.
 Status read_database(Context& context) {
   const fs::path& database = context.options().database;
@@ -140,8 +127,9 @@ Status read_database(Context& context) {
   return {};
 }
 
-// Ranks of one host take turns, so that one measures what all of them read then.
-Status measure(Context& context, const Recipe& recipe, Shape shape) {
+}  // namespace
+
+Status measure_by_program(Context& context, const Recipe& recipe, Shape shape) {
   const ContextOptions& options = context.options();
   const std::string lock_name = options.database.string() + ".first-use";
   const File lock(::open(lock_name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
@@ -156,45 +144,13 @@ Status measure(Context& context, const Recipe& recipe, Shape shape) {
   if (is_measured(context.table().get(), context.device(), recipe, shape)) return {};
   constexpr milliseconds kStart{60'000};  // to start, to compile, and to write the last row
   const milliseconds budget(options.tune_on_first_use);
-  F8_TRY(run_program({"sweep", "--mnk", f8::format("{},{},{}", shape.m, shape.n, shape.k),
-                      "--recipe", recipe.name, "--device", std::to_string(context.device().ordinal),
-                      "--budget", f8::format("{:.3f}s", 1e-3 * static_cast<double>(budget.count())),
-                      "--db", options.database.string(), "--quiet"},
-                     budget + kStart));
+  F8_TRY(
+      run_program({"sweep", "--mnk", f8::format("{},{},{}", shape.m, shape.n, shape.k), "--recipe",
+                   settings_label(recipe), "--device", std::to_string(context.device().ordinal),
+                   "--budget", f8::format("{:.3f}s", 1e-3 * static_cast<double>(budget.count())),
+                   "--db", options.database.string(), "--quiet"},
+                  budget + kStart));
   return read_database(context);
-}
-
-}  // namespace
-
-void tune_first_use(Context& context, const Recipe& recipe, Shape shape) {
-  if (context.options().tune_on_first_use == 0 || shape.m <= 0) return;
-  const Result<Recipe> builtin = find_recipe(recipe.name);
-  if (!builtin || *builtin != recipe) return;
-  FirstUse& state = context.state().first_use;
-  const std::lock_guard lock(state.mutex);
-  if (is_measured(context.table().get(), context.device(), recipe, shape)) return;
-  const std::string name = f8::format("{} m{}n{}k{}", recipe.name, shape.m, shape.n, shape.k);
-  if (!state.tried.insert(name).second) return;
-  const Status done = measure(context, recipe, shape);
-  if (done && is_measured(context.table().get(), context.device(), recipe, shape)) {
-    ++state.measured;
-    return;
-  }
-  state.failure = f8::format(
-      "{}: {}", name,
-      done ? "its linear was not measured in the time that there was" : done.error().message);
-  log_warning("a linear stays untuned, {}", state.failure);
-}
-
-std::string describe_first_use(const Context& context) {
-  const ContextOptions& options = context.options();
-  if (options.tune_on_first_use == 0) return {};
-  FirstUse& state = const_cast<Context&>(context).state().first_use;
-  const std::lock_guard lock(state.mutex);
-  return f8::format(
-      "\ntuning at first use: at most {} ms a shape, into {}; {} of {} shapes measured{}",
-      options.tune_on_first_use, options.database.string(), state.measured, state.tried.size(),
-      state.failure.empty() ? "" : f8::format("; {}", state.failure));
 }
 
 }  // namespace f8::runtime

@@ -1,4 +1,4 @@
-#include "runtime/linear/first_use.hpp"
+#include "runtime/model/first_use.hpp"
 
 #include <float8/float8.hpp>
 #include <fstream>
@@ -72,17 +72,15 @@ class FirstUse : public ::testing::Test {
     const GemmDesc gemm = {
         .gemm = Gemm::kOutput, .shape = shape, .scale = codegen::ScaleMode::kAxis, .fast = true};
     GemmChoice choice = choose_gemm(nullptr, gemm, 132).value();
-    table.add(KernelChoice{Problem::make(Op::kOutput, recipe, shape).value(), Provider::kGenerated,
-                           config_text(choice), 1000});
+    table.add(KernelChoice{Problem::make(Op::kOutput, recipe, shape).value(), choice, 1000});
     return table.serialize();
   }
 
   [[nodiscard]] static std::string why(const std::shared_ptr<Context>& context,
                                        Shape shape = kLinearShape, const char* recipe = "rowwise") {
-    return Linear::plan(context, testing::describe(recipe, shape))
-        .value()
-        ->choice(Gemm::kOutput)
-        .why;
+    const LinearDesc desc = testing::describe(recipe, shape);
+    tune_first_use(*context, desc.recipe, shape);
+    return Linear::plan(context, desc).value()->choice(Gemm::kOutput).why;
   }
 
   fs::path folder_;
@@ -150,9 +148,58 @@ TEST_F(FirstUse, ADamagedTableLeavesTheContextsOwn) {
 TEST_F(FirstUse, OtherRecipesAndContextsAreLeftAlone) {
   const auto context = this->context();
   LinearDesc custom = testing::describe("rowwise", kLinearShape);
-  custom.recipe.name = "custom";
-  ASSERT_TRUE(Linear::plan(context, custom));
+  custom.recipe.gemms[0].fast = false;
+  tune_first_use(*context, custom.recipe, kLinearShape);
+  tune_first_use(*context, find_recipe("rowwise").value(), {512, 81, 64});  // no shape
   (void)why(this->context(0));
+  EXPECT_TRUE(calls().empty());
+}
+
+TEST_F(FirstUse, APlanStartsNoProcess) {
+  const auto context = this->context();
+  write(file(".measured"), table(*context));
+  const auto linear = Linear::plan(context, testing::describe("rowwise", kLinearShape)).value();
+  EXPECT_TRUE(linear->choice(Gemm::kOutput).why.starts_with("by the cost model"));
+  EXPECT_TRUE(calls().empty());
+}
+
+TEST_F(FirstUse, TheCInterfaceMeasuresBeforeItPlans) {
+  float8::ContextOptions options;
+  options.emulate = true;
+  options.tune_on_first_use = 1000;
+  options.database = file();
+  const auto context = float8::Context::create(0, options).value();
+  write(file(".measured"), table(*this->context()));
+  float8::LinearDesc desc;
+  desc.m_max = kLinearShape.m;
+  desc.n = kLinearShape.n;
+  desc.k = kLinearShape.k;
+  desc.recipe = float8::Recipe::rowwise();
+  const std::string info = float8::Linear::plan(context, desc).value().info().value();
+  EXPECT_NE(info.find("the tuning table's row of this shape"), std::string::npos) << info;
+  EXPECT_EQ(sweeps(), 1U);
+}
+
+TEST_F(FirstUse, ACallbackTakesThePlaceOfTheProgram) {
+  ContextOptions options;
+  options.emulate = true;
+  options.tune_on_first_use = 1000;
+  options.database = file();
+  std::vector<Shape> asked;
+  options.measure = [&](Context& context, const Recipe&, Shape shape) -> Status {
+    asked.push_back(shape);
+    if (shape != kLinearShape) return fail(ErrorCode::kUnsupported, "not this one");
+    context.set_table(TuningTable::parse(table(context)).value());
+    return {};
+  };
+  const auto context = Context::create(0, options).value();
+  const Shape other = {4096, 80, 64};
+  EXPECT_EQ(why(context), "the tuning table's row of this shape");
+  EXPECT_TRUE(why(context, other).starts_with("by the cost model"));
+  (void)why(context, other);
+  EXPECT_EQ(asked, (std::vector<Shape>{kLinearShape, other}));
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("rowwise m4096n80k64: not this one"), std::string::npos);
   EXPECT_TRUE(calls().empty());
 }
 

@@ -1,0 +1,81 @@
+#include "codegen/specs/amax.hpp"
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "codegen/specs/text.hpp"
+
+namespace f8::codegen {
+namespace {
+
+std::string over_text(const AmaxSpec& s) {
+  if (s.block) return "block";
+  if (!s.row && !s.col) return "tensor";
+  return f8::format("{}{}{}", s.row ? "row" : "", s.col ? "col" : "", s.tensor ? "+tensor" : "");
+}
+
+}  // namespace
+
+Result<AmaxSpec> AmaxSpec::parse(std::string_view, std::string_view rest) {
+  AmaxSpec s;
+  s.list = take_off_end(rest, "/list");
+  s.noop_flag = take_off_end(rest, "/flag");
+  s.from_f32 = take_off_end(rest, "/from_f32");
+  s.in = F8_TRY(parse_dtype(take_until(rest, '/')));
+  std::string_view more = rest;
+  const std::string_view axes = take_until(more, '+');
+  s.row = axes == "row" || axes == "rowcol";
+  s.col = axes == "col" || axes == "rowcol";
+  s.tensor = rest == "tensor" || more == "tensor";
+  s.block = rest == "block";
+  if ((!s.row && !s.col && !s.block && rest != "tensor") || rest != over_text(s)) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "amax over {}: expected tensor, block, or row, col or rowcol with or without +tensor",
+        quote(rest));
+  }
+  return s;
+}
+
+std::string AmaxSpec::key() const {
+  const auto& s = *this;
+  return f8::format("amax/{}/{}{}{}{}", to_string(s.in), over_text(s),
+                    s.from_f32 ? "/from_f32" : "", s.noop_flag ? "/flag" : "",
+                    s.list ? "/list" : "");
+}
+
+Status AmaxSpec::validate() const {
+  const auto& s = *this;
+  F8_TRY(check_input(s.in, s.from_f32));
+  if (s.block ? s.tensor || s.row || s.col : !s.tensor && !s.row && !s.col) {
+    return fail(ErrorCode::kInvalidArgument,
+                "an amax is over the tensor, rows or columns, or over blocks alone");
+  }
+  return {};
+}
+
+Stub AmaxSpec::stub() const {
+  const auto& s = *this;
+  Stub stub{"amax.cuh", "float8_amax", {}};
+  stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in, s.from_f32)) +
+              constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
+              constant("kBlock", s.block) + constant("kNoopFlag", s.noop_flag) + "};\n" +
+              (s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
+                      : check_args<kernels::AmaxArgs>("AmaxArgs")) +
+              check_threads("kTileThreads", launch()) +
+              f8::format(
+                  "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                  "float8_amax(const __grid_constant__ {} args) {{\n"
+                  "  Amax<Config>::run(args);\n"
+                  "}}\n",
+                  s.list ? "AmaxListArgs" : "AmaxArgs");
+  return stub;
+}
+
+LaunchTraits AmaxSpec::launch() const {
+  return {.occupancy_limited = row || col};
+}
+
+ParameterBytes AmaxSpec::parameters() const {
+  return {.first = list ? sizeof(kernels::AmaxListArgs) : sizeof(kernels::AmaxArgs)};
+}
+
+}  // namespace f8::codegen

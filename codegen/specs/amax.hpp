@@ -1,0 +1,31 @@
+// The maxima of a tensor's absolute values.
+//   amax := "amax/" in "/" over ["/from_f32"] ["/flag"] ["/list"]
+//           over := "tensor" | "block" | axes ["+tensor"]
+//           axes := "row" | "col" | "rowcol"
+#pragma once
+
+#include "codegen/specs/kind.hpp"
+
+namespace f8::codegen {
+
+struct AmaxSpec {
+  Dtype in = Dtype::kBf16;
+  bool tensor = true;
+  bool row = false;
+  bool col = false;
+  bool block = false;      // alone: over the 128x128 blocks of a whole that x is some rows of
+  bool list = false;       // takes up to kernels::kMaxListed matrices, else kMaxTensors
+  bool noop_flag = false;  // does nothing where a flag says that its results are there already
+  bool from_f32 = false;   // x is in fp32, and each element is rounded to `in` as it is read
+
+  static constexpr std::string_view kKinds[] = {"amax"};
+  [[nodiscard]] std::string key() const;
+  [[nodiscard]] static Result<AmaxSpec> parse(std::string_view kind, std::string_view rest);
+  [[nodiscard]] Status validate() const;
+  [[nodiscard]] Stub stub() const;
+  [[nodiscard]] LaunchTraits launch() const;
+  [[nodiscard]] ParameterBytes parameters() const;
+  bool operator==(const AmaxSpec&) const = default;
+};
+
+}  // namespace f8::codegen

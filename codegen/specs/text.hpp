@@ -1,0 +1,35 @@
+// The words that the kinds' keys and stubs are made of.
+#pragma once
+
+#include "base/text.hpp"
+#include "codegen/specs/kind.hpp"
+
+namespace f8::codegen {
+
+// Takes a word off the front, or off the end.
+[[nodiscard]] bool take(std::string_view& text, std::string_view word);
+[[nodiscard]] bool take_off_end(std::string_view& text, std::string_view word);
+[[nodiscard]] Result<ScaleMode> parse_scale(std::string_view text);
+// Refuses fp8, and with from_f32 fp32, as the type of elements that are read.
+[[nodiscard]] Status check_input(Dtype in, bool from_f32 = false);
+
+// Names of the device templates.
+[[nodiscard]] const char* input_name(Dtype in, bool from_f32 = false);
+[[nodiscard]] const char* scale_name(ScaleMode mode);
+
+// Members of a stub's Config.
+[[nodiscard]] std::string constant(std::string_view type, std::string_view name,
+                                   std::string_view value);
+[[nodiscard]] std::string constant(std::string_view name, int value);
+[[nodiscard]] std::string constant(std::string_view name, bool value);
+
+// Asserts a value that the host restates: a stub whose template disagrees does not compile. `host`
+// names the place that restates it.
+[[nodiscard]] std::string check(std::string_view device, size_t value, std::string_view host);
+template <class Args>
+[[nodiscard]] std::string check_args(std::string_view name) {
+  return check(f8::format("sizeof({})", name), sizeof(Args), "kernel_args.cuh");
+}
+[[nodiscard]] std::string check_threads(std::string_view device, const LaunchTraits& launch);
+
+}  // namespace f8::codegen
