@@ -476,6 +476,21 @@ def test_what_cannot_be_is_an_error(tmp_path: Any) -> None:
     ranks.spawn(_misuse, 2, tmp_path)
 
 
+def _eager(mesh: Any, rank: int, world: int) -> None:
+    model = _shard(_mlp("rowwise", 128 * world, True), mesh)
+    x = torch.randn(16, 64, device=ranks.device)
+    with torch.profiler.profile() as profile:
+        model(x).square().mean().backward()
+    ops = {event.key for event in profile.key_averages()}
+    assert {"float8::linear_forward", "float8::linear_backward"} <= ops
+    assert not ops & {"float8::gathered_forward", "float8::gathered_backward"}
+
+
+def test_eager_linears_call_no_op_in_python(tmp_path: Any) -> None:
+    """An op whose kernel is Python takes tens of microseconds more than a call."""
+    ranks.spawn(_eager, 2, tmp_path)
+
+
 def test_without_fsdp_nothing_changes() -> None:
     models = [_mlp("rowwise", 80, gather) for gather in (True, False)]
     x = torch.randn(16, 64)
