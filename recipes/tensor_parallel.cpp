@@ -54,10 +54,10 @@ std::string unfit_part(int64_t tp, int64_t whole, const char* what, std::string_
 }  // namespace
 
 TensorSplit tensor_split(std::string_view fqn) {
-  constexpr std::array<std::string_view, 16> kColumn = {
+  constexpr std::array<std::string_view, 17> kColumn = {
       "wq",      "wk",           "wv",       "wqkv",      "w1",      "w3",
       "q_proj",  "k_proj",       "v_proj",   "gate_proj", "up_proj", "output",
-      "lm_head", "gate_up_proj", "q_b_proj", "kv_b_proj"};
+      "lm_head", "gate_up_proj", "q_b_proj", "kv_b_proj", "qkv_proj"};
   constexpr std::array<std::string_view, 4> kRow = {"wo", "w2", "o_proj", "down_proj"};
   const std::string_view last = fqn.substr(fqn.rfind('.') + 1);
   if (std::ranges::find(kColumn, last) != kColumn.end()) return TensorSplit::kColumn;

@@ -1,8 +1,8 @@
 // How tensor-parallel ranks share the linears of a model, by the last part of a layer's name:
 //
-//   column-wise   wq wk wv wqkv w1 w3, q/k/v_proj, q_b_proj kv_b_proj (latent attention), gate_proj,
-//                 up_proj, the output head: a rank has out_features / tp of the weight's rows, and
-//                 all of x
+//   column-wise   wq wk wv wqkv w1 w3, q/k/v/qkv_proj, q_b_proj kv_b_proj (latent attention),
+//                 gate_proj, up_proj, gate_up_proj, the output head: a rank has out_features / tp of
+//                 the weight's rows, and all of x
 //   row-wise      wo w2 o_proj down_proj: a rank has in_features / tp of the columns, and of x
 //   whole         all others: every rank has the same weight
 #pragma once

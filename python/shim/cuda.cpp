@@ -1,13 +1,16 @@
 // CUDA by way of what is loaded in the process.
 #include "python/shim/cuda.hpp"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/util/shim_utils.h>
 
 #include <filesystem>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace float8_torch {
 
@@ -77,14 +80,14 @@ void load_cuda_libraries() {
   // <site-packages>/torch/lib/libtorch_cpu.so
   const auto site =
       std::filesystem::path(torch.dli_fname).parent_path().parent_path().parent_path();
-  std::error_code none;
-  const std::filesystem::directory_iterator folder(site / "nvidia" / "cu13" / "lib", none);
-  if (none) return;
-  for (const auto& entry : folder) {
-    const std::string name = entry.path().filename();
+  const std::filesystem::path folder = site / "nvidia" / "cu13" / "lib";
+  // The standard library's iterator ends the process where memory is short.
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(opendir(folder.c_str()), &closedir);
+  while (const dirent* entry = stream == nullptr ? nullptr : readdir(stream.get())) {
+    const std::string_view name = entry->d_name;
     if (name == "libnvrtc.so.13" || name == "libcublasLt.so.13" ||
         name.starts_with("libnvrtc-builtins.so.13.")) {
-      (void)dlopen(entry.path().c_str(), RTLD_LAZY | RTLD_LOCAL);
+      (void)dlopen((folder / name).c_str(), RTLD_LAZY | RTLD_LOCAL);
     }
   }
 }

@@ -7,7 +7,9 @@ operation that fails, or a kill -9 before, in the middle of or after it (interpo
   - a program that reports success has written the new contents;
   - a program that fails says so in a line on standard error, and leaves nothing else behind;
   - the same command, run again, succeeds with the new contents.
-The same must hold where one allocation fails (failing_malloc.c), and nothing is left behind.
+The same must hold where one allocation fails (failing_malloc.c), where files have a limit (ulimit -f),
+and where the folder may be written to and not read; nothing is left behind. What is written into a
+fifo or a pipe whose reader leaves ends with one line.
 The short campaign takes a sample of the faults by a seed, with at least one of each kind of operation
 and each kind of fault of each scenario; FLOAT8_LONG_CAMPAIGN takes all of them. Beside them are kills
 at random moments, and cold caches that many processes fill at once.
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 
-from programs import Collect, ColdCache, Export, ExportDatabase, Import, Prewarm, SaveScales, Verdicts
+from programs import Collect, ColdCache, Export, ExportDatabase, GoneReader, Import, Prewarm, SaveScales, Verdicts
 from scenario import Failed, Programs
 
 
@@ -58,7 +60,7 @@ def main():
                  Verdicts(programs), SaveScales(programs)]
     scenarios = [s for s in scenarios if options.only is None or options.only in s.name]
     shared = tempfile.mkdtemp(prefix="float8-faults-")
-    failures, totals, totals_of_memory = [], {}, {}
+    failures, totals, totals_of_memory, surroundings = [], {}, {}, 0
     began = time.monotonic()
 
     def attempt(name, what, body):
@@ -89,13 +91,31 @@ def main():
                 words = "{}:{}:{}".format(*fault)
                 pending.append(pool.submit(attempt, scenario.name, words,
                                            lambda s=scenario, f=fault: s.meet(f)))
+            if not options.fault:
+                limits = range(scenario.largest // 512 + 2)
+                limits = chance.sample(limits, min(len(limits), 40 if long else 2))
+                surroundings += len(limits) + 1
+                for blocks in limits:
+                    pending.append(pool.submit(attempt, scenario.name, f"files of at most {blocks} blocks",
+                                               lambda s=scenario, b=blocks: s.meet_limit(b)))
+                pending.append(pool.submit(attempt, scenario.name, "folders that cannot be read",
+                                           scenario.meet_unreadable_folders))
             for _ in range(kills):
                 after = chance.uniform(0, 0.15)
                 pending.append(pool.submit(attempt, scenario.name, f"killed after {after:.3f} s",
                                            lambda s=scenario, t=after: s.kill_at(t)))
+        if not options.fault:
+            gone = GoneReader(programs, [s for s in scenarios if hasattr(s, "target")])
+            chance = random.Random(f"{seed} gone reader")
+            for at, name in enumerate(gone.names):
+                for _ in range(40 if long else 1):
+                    read = chance.choice((1, 100, 4096, 65536, chance.randrange(1, 1 << 20)))
+                    surroundings += 1
+                    pending.append(pool.submit(attempt, name, f"the reader leaves after {read} bytes",
+                                               lambda a=at, r=read: gone.meet(a, r)))
         for done in pending:
             done.result()
-    if options.only is None:
+    if options.only is None or options.only in "cold cache":
         races = [(8, 0)] * 2 + [(8, 4)] * 2 if not long else [(32, 0)] * 5 + [(16, 8)] * 40
         for number, (processes, kills) in enumerate(races):
             attempt("cold cache", f"{processes} processes, {kills} kills",
@@ -105,6 +125,7 @@ def main():
     for name, (met, of, kills) in totals.items():
         print(f"{name}: {met} of {of} faults, {kills} kills")
     print(f"{sum(totals_of_memory.values())} failed allocations of {len(totals_of_memory)} programs")
+    print(f"{surroundings} limits, folders and readers")
     print(f"{sum(t[0] for t in totals.values())} faults, seed {seed}, {time.monotonic() - began:.1f} s")
     if options.keep:
         print(f"folders: {shared}")

@@ -11,6 +11,8 @@
  *                        kill         SIGKILL before the call
  *                        kill_short   half of a write happens, then SIGKILL
  *                        kill_after   SIGKILL after the call
+ *   FLOAT8_FAULT_UNREADABLE   folders may be written to and not read, as those of mode 0300: this also
+ *                        holds for root
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,6 +43,7 @@ static uint64_t* g_counts;
 static int g_kind = -1;
 static int g_action = kFail;
 static uint64_t g_at;
+static int g_unreadable;
 
 static int index_of(const char* text, const char* const* names, int count) {
   for (int i = 0; text != NULL && i < count; ++i) {
@@ -70,6 +73,7 @@ __attribute__((constructor)) static void begin(void) {
   g_kind = index_of(getenv("FLOAT8_FAULT_CALL"), kNames, kKinds);
   g_action = index_of(getenv("FLOAT8_FAULT_DO"), kActionNames, kActions);
   g_at = at == NULL ? 0 : strtoull(at, NULL, 10);
+  g_unreadable = getenv("FLOAT8_FAULT_UNREADABLE") != NULL;
   g_counts = shared;
 }
 
@@ -206,11 +210,21 @@ static int for_writing(int flags) {
 static mode_t mode_of(int flags, va_list list) {
   return (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(list, mode_t) : 0;
 }
-#define OPEN(name, directory, call)         \
-  va_list list;                             \
-  va_start(list, flags);                    \
-  const mode_t mode = mode_of(flags, list); \
-  va_end(list);                             \
+static int refuses(int directory, const char* path, int flags, int counts) {
+  struct stat info;
+  if (!g_unreadable || !counts || (flags & O_PATH) != 0 ||
+      fstatat(directory, path, &info, 0) != 0 || !S_ISDIR(info.st_mode)) {
+    return 0;
+  }
+  errno = EACCES;
+  return 1;
+}
+#define OPEN(name, directory, call)                                       \
+  va_list list;                                                           \
+  va_start(list, flags);                                                  \
+  const mode_t mode = mode_of(flags, list);                               \
+  va_end(list);                                                           \
+  if (refuses(directory, path, flags, UNDER(directory, path))) return -1; \
   DO(for_writing(flags) ? kOpen : kOpenRead, UNDER(directory, path), -1, call)
 
 int open(const char* path, int flags, ...) {

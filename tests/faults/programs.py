@@ -1,7 +1,9 @@
 """The programs of the campaign: what each of them writes, and in which form that can be compared."""
 import json
+import os
 import pathlib
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ class Prewarm(Scenario):
     """Two kernels are missing from a cache."""
     name = "prewarm"
     meets_full_memory = False  # its report has other words for each kernel
+    writes_unreadable = False  # a cache is opened once, to read it
     temporaries = ("tmp.",)
     missing = 2
 
@@ -83,6 +86,7 @@ class Output(Scenario):
     """A command that replaces one file."""
     temporaries = (".out", "out.")
     old_bytes = b"older contents\n" * 400
+    stream = "-"  # what stands for standard output where the target is named
 
     def target(self, folder):
         return folder / "work" / "out"
@@ -128,6 +132,7 @@ class Verdicts(Output):
 
 class SaveScales(Output):
     name = "scales_save_file"
+    stream = "/dev/stdout"
 
     def argv(self, folder):
         return [self.programs.save_scales, self.target(folder)]
@@ -212,6 +217,60 @@ class Collect(Import):
     def argv(self, folder):
         return [self.programs.tool, "db", "gc", "--older-than", "1s", "--include-current", "--no-backup", "--db",
                 folder / "work" / "user.db"]
+
+
+class GoneReader:
+    """Programs that write into a fifo or a pipe whose reader leaves after some bytes: they end with one
+    line, by no signal, and leave nothing in the folder of temporary files."""
+
+    def __init__(self, programs, outputs):
+        self.programs = programs
+        self.outputs = outputs  # scenarios whose argv names their target
+        self.names = [f"{s.name} into a {kind}" for s in outputs for kind in ("fifo", "pipe")]
+
+    def meet(self, at, read):
+        """The at-th of names, whose reader leaves after `read` bytes."""
+        scenario, is_fifo = self.outputs[at // 2], at % 2 == 0
+        folder = pathlib.Path(tempfile.mkdtemp(dir=scenario.shared.parent))
+        (folder / "work").mkdir()
+        (folder / "tmp").mkdir()
+        target = scenario.target(folder)
+        argv = [str(a) for a in scenario.argv(folder)]
+        if is_fifo:
+            os.mkfifo(target)
+            reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+            out = subprocess.DEVNULL
+        else:
+            argv[argv.index(str(target))] = scenario.stream
+            reader, out = os.pipe()
+        child = subprocess.Popen(argv, cwd=folder, env=self.programs.environment(TMPDIR=str(folder / "tmp")),
+                                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, text=True)
+        if not is_fifo:
+            os.close(out)
+        self.read_some(reader, read, child)
+        os.close(reader)
+        try:
+            _, err = child.communicate(timeout=TIMEOUT_S)
+        finally:
+            child.kill()
+        expect(child.returncode >= 0, f"ends by signal {-child.returncode}: {err}")
+        if child.returncode != 0:  # else all that it wrote fitted into the pipe
+            expect(len(err.splitlines()) == 1 and "Broken pipe" in err, f"exits {child.returncode}: {err}")
+        expect(not any((folder / "tmp").iterdir()), "leaves a temporary file behind")
+        expect([p for p in (folder / "work").iterdir()] == ([target] if is_fifo else []), "leaves a file behind")
+        shutil.rmtree(folder)
+
+    @staticmethod
+    def read_some(reader, count, child):
+        """Reads so many bytes, or all that the child writes. A fifo has a reader before its writer: at
+        least one byte is waited for, since a writer waits for a reader."""
+        while child.poll() is None or select.select([reader], [], [], 0)[0]:
+            if not select.select([reader], [], [], 0.05)[0]:
+                continue
+            part = os.read(reader, min(count, 1 << 16))
+            count -= len(part)
+            if count <= 0 or not part:
+                return
 
 
 class ColdCache:

@@ -94,6 +94,7 @@ class Scenario:
     name = ""
     temporaries = ()  # how the names begin that a kill may leave behind
     meets_full_memory = True
+    writes_unreadable = True  # a folder that may be written to and not read; else it says so
     journals = ()  # and those that also a failure may, which the next run uses and removes
 
     def __init__(self, programs):
@@ -133,6 +134,7 @@ class Scenario:
         self.counts = clean.counts
         self.new = self.contents(folder)
         self.files = self.names(folder)
+        self.largest = max(p.stat().st_size for p in (folder / "work").rglob("*"))
         expect(self.new is not None and self.new != self.old, f"{self.name} changes nothing")
         shutil.rmtree(folder)
 
@@ -178,6 +180,26 @@ class Scenario:
         if outcome.code != 0:
             expect("out of memory" in outcome.err, f"exit code {outcome.code}: {outcome.err}")
         self.check_after(folder, outcome, may_leave=False)
+
+    def meet_limit(self, blocks):
+        """One run where a file has at most so many blocks of 512 bytes: past that SIGXFSZ is raised."""
+        folder = self.new_folder()
+        argv = [str(a) for a in self.argv(folder)]
+        outcome = self.programs.run(["sh", "-c", 'ulimit -f "$0" && exec "$@"', str(blocks), *argv], folder)
+        self.check_after(folder, outcome, may_leave=False)
+
+    def meet_unreadable_folders(self):
+        """One run where folders may be written to and not read."""
+        folder = self.new_folder()
+        outcome = self.programs.run([str(a) for a in self.argv(folder)], folder, under=folder / "work",
+                                    FLOAT8_FAULT_UNREADABLE="1")
+        if self.writes_unreadable:
+            expect(outcome.code == 0, f"exits {outcome.code}: {outcome.err}")
+            self.check_after(folder, outcome, may_leave=False)
+        else:
+            expect(outcome.code > 0 and "cannot be read" in outcome.err, f"exits {outcome.code}: {outcome.err}")
+            expect(self.contents(folder) == self.old, "the contents are not the old ones")
+            shutil.rmtree(folder)
 
     def kill_at(self, seconds):
         folder = self.new_folder()

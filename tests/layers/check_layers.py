@@ -107,6 +107,8 @@ NAMED_NOWHERE = [
 ]
 # A direct call compiles all of fmt's formatting into its file, which takes 3 s.
 DIRECT_FMT = re.compile(r"\bfmt::(v?format|print|format_to)\(")
+# These allocate inside of functions that are noexcept: where memory is short, the process ends.
+FOLDER_ITERATOR = re.compile(r"\bdirectory_iterator\b|\brecursive_directory_iterator\b")
 FOLDERS = sorted(f for f in MAY_INCLUDE if "/" not in f) + ["cmake", "docs", "scripts", ".ci"]
 
 
@@ -181,6 +183,10 @@ def check(root):
             if (is_source and DIRECT_FMT.search(line)
                     and not path.startswith(("base/format.", "examples/"))):
                 findings.append(f"{path}:{number}: calls fmt itself: use f8::format or f8::print")
+            if (is_source and FOLDER_ITERATOR.search(line)
+                    and not path.startswith(("tests/", "benchmarks/", "examples/"))):
+                findings.append(f"{path}:{number}: ends the process without memory: use FolderNames of "
+                                "base/folder.hpp, or readdir")
             for pattern, what in NAMED_NOWHERE:
                 if found := pattern.search(line):
                     findings.append(f"{path}:{number}: names {what}: {found.group().strip()}")
@@ -252,6 +258,7 @@ def self_test():
         ("examples/a/x.cpp", "#include <sqlite3.h>\n"),
         ("examples/a/kernels/x.cuh", '#include "codegen/kernels/ptx.cuh"\n'),
         ("recipes/x.cpp", 'auto text = fmt::format("{}", 1);\n'),
+        ("python/shim/x.cpp", "for (const auto& e : std::filesystem::directory_iterator(folder)) {\n"),
         ("scripts/x", "cd /" + "work/main\n"),
         ("README.md", "fetched from py" + "pi.org\n"),
     ]

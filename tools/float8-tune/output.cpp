@@ -83,40 +83,39 @@ std::string interval_text(double lo, double hi, int digits) {
   return f8::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
 }
 
-void Table::add(std::vector<std::string> row) {
-  for (std::string& cell : row) {
-    if (has_control(cell)) cell = printable(cell);
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
+  for (const Column& column : columns_) widths_.push_back(width(column.title));
+}
+
+void Table::add(const std::vector<std::string>& row) {
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    const size_t begin = cells_.size();
+    if (i < row.size()) cells_ += has_control(row[i]) ? printable(row[i]) : row[i];
+    ends_.push_back(cells_.size());
+    widths_[i] = std::max(widths_[i], width(std::string_view(cells_).substr(begin)));
   }
-  rows_.push_back(std::move(row));
 }
 
 std::string Table::text(bool color) const {
-  std::vector<size_t> widths;
-  for (const Column& column : columns_) widths.push_back(width(column.title));
-  for (const auto& row : rows_) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
-  }
-  std::string out;
-  const auto add_line = [&](auto&& cell) {
-    std::string line;
-    for (size_t i = 0; i < columns_.size(); ++i) {
-      const std::string_view value = cell(i);
-      const std::string padding(widths[i] - width(value), ' ');
-      const bool left = columns_[i].align == Align::kLeft;
-      if (i > 0) line += "  ";
-      if (!left) line += padding;
-      line += value;
-      if (left) line += padding;
-    }
-    while (line.ends_with(' ')) line.pop_back();
-    return line;
+  std::string out = color ? "\x1b[1m" : "";
+  const auto add_cell = [&](size_t i, std::string_view value) {
+    const size_t padding = widths_[i] - width(value);
+    const bool left = columns_[i].align == Align::kLeft;
+    if (i > 0) out += "  ";
+    if (!left) out.append(padding, ' ');
+    out += value;
+    if (left) out.append(padding, ' ');
   };
-  const std::string header =
-      add_line([&](size_t i) { return std::string_view(columns_[i].title); });
-  out += color ? "\x1b[1m" + header + "\x1b[0m\n" : header + "\n";
-  for (const auto& row : rows_) {
-    out +=
-        add_line([&](size_t i) { return i < row.size() ? std::string_view(row[i]) : ""; }) + "\n";
+  const auto end_line = [&](std::string_view end) {
+    while (out.ends_with(' ')) out.pop_back();
+    out += end;
+  };
+  for (size_t i = 0; i < columns_.size(); ++i) add_cell(i, columns_[i].title);
+  end_line(color ? "\x1b[0m\n" : "\n");
+  std::string_view cells = cells_;
+  for (size_t at = 0, begin = 0; at < ends_.size(); begin = ends_[at++]) {
+    add_cell(at % columns_.size(), cells.substr(begin, ends_[at] - begin));
+    if ((at + 1) % columns_.size() == 0) end_line("\n");
   }
   return out;
 }

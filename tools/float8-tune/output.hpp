@@ -36,13 +36,17 @@ class Table {
     std::string title;
     Align align = Align::kRight;
   };
-  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
-  void add(std::vector<std::string> row);  // control characters are escaped
+  explicit Table(std::vector<Column> columns);
+  // Control characters are escaped. Cells that are missing at the end are empty.
+  void add(const std::vector<std::string>& row);
   [[nodiscard]] std::string text(bool color) const;
 
  private:
   std::vector<Column> columns_;
-  std::vector<std::vector<std::string>> rows_;
+  std::vector<size_t> widths_;
+  // All cells, one after the other, and where each ends: a table may have a million rows.
+  std::string cells_;
+  std::vector<size_t> ends_;
 };
 
 // To standard output: lines of text. Control characters that the text brings along are escaped.

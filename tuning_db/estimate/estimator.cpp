@@ -60,7 +60,14 @@ const ToolchainVersions* Estimator::other_toolchain(const Estimate& e,
   return nullptr;
 }
 
-std::optional<Estimate> Estimator::estimate(Shape shape, const ToolchainVersions& toolchain) const {
+Estimator::Slices Estimator::slices(int64_t m) const {
+  Slices slices;
+  for (const auto& surface : surfaces_) slices.push_back(surface->slice(m));
+  return slices;
+}
+
+std::optional<Estimate> Estimator::estimate(const Slices& slices, Shape shape,
+                                            const ToolchainVersions& toolchain) const {
   std::optional<double> miss;  // of all surfaces
   const auto most_missed = [&] {
     if (!miss) {
@@ -72,9 +79,10 @@ std::optional<Estimate> Estimator::estimate(Shape shape, const ToolchainVersions
     return *miss;
   };
   std::optional<Estimate> narrowest;
-  for (const auto& surface : surfaces_) {
+  for (size_t i = 0; i < surfaces_.size(); ++i) {
+    const Surface* surface = surfaces_[i].get();
     auto e = surface->from_column(shape);
-    if (!e) e = surface->from_neighbours(shape, most_missed());
+    if (!e) e = surface->from_neighbours(slices[i], shape, most_missed());
     if (!e) continue;
     if (const ToolchainVersions* other = other_toolchain(*e, toolchain)) {
       widen(*e, &IntervalTerms::toolchain, kBetweenToolchains,
@@ -87,6 +95,23 @@ std::optional<Estimate> Estimator::estimate(Shape shape, const ToolchainVersions
     if (!narrowest || e->hi / e->lo < narrowest->hi / narrowest->lo) narrowest = std::move(e);
   }
   return narrowest;
+}
+
+const std::optional<Estimate>& Estimates::operator()(Shape shape) {
+  if (shapes_.size() >= kMostShapes) shapes_.clear();
+  const auto [at, is_new] = shapes_.try_emplace(shape);
+  if (is_new) at->second = estimator_.estimate(slices(shape.m), shape);
+  return at->second;
+}
+
+const Estimator::Slices& Estimates::slices(int64_t m) {
+  if (slices_.size() >= kMostSlices) slices_.clear();
+  const auto [at, is_new] = slices_.try_emplace(m);
+  if (is_new) {
+    at->second = estimator_.slices(m);
+    ++slices_made_;
+  }
+  return at->second;
 }
 
 }  // namespace f8::tuning_db

@@ -8,6 +8,7 @@
 // count.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,9 +55,19 @@ class Estimator {
   }
   // The same for another toolchain than this machine's.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape,
-                                                 const ToolchainVersions& toolchain) const;
+                                                 const ToolchainVersions& toolchain) const {
+    return estimate(slices(shape.m), shape, toolchain);
+  }
+  // The surfaces at one m, for those who ask for many shapes of it.
+  using Slices = std::vector<Surface::Slice>;
+  [[nodiscard]] Slices slices(int64_t m) const;
+  [[nodiscard]] std::optional<Estimate> estimate(const Slices& slices, Shape shape) const {
+    return estimate(slices, shape, here_.toolchain);
+  }
 
  private:
+  [[nodiscard]] std::optional<Estimate> estimate(const Slices& slices, Shape shape,
+                                                 const ToolchainVersions& toolchain) const;
   // The first toolchain of the estimate's rows that is another one than this; null: there is none.
   [[nodiscard]] const ToolchainVersions* other_toolchain(const Estimate& e,
                                                          const ToolchainVersions& toolchain) const;
@@ -66,6 +77,31 @@ class Estimator {
   std::string device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
   Machine here_;
+};
+
+// The estimates of a model's layers: many of them have one shape, whose estimate is made once, and
+// most have one m. Of a list with more unlike ones than a model has it forgets now and then what it
+// knows, so that it stays small.
+class Estimates {
+ public:
+  static constexpr size_t kMostShapes = 4096;
+  static constexpr size_t kMostSlices = 16;
+
+  explicit Estimates(const Estimator& estimator) : estimator_(estimator) {}
+  // As the estimator's own; valid until the next call.
+  [[nodiscard]] const std::optional<Estimate>& operator()(Shape shape);
+  // What it has made and what it keeps.
+  [[nodiscard]] size_t slices_made() const { return slices_made_; }
+  [[nodiscard]] size_t shapes_kept() const { return shapes_.size(); }
+  [[nodiscard]] size_t slices_kept() const { return slices_.size(); }
+
+ private:
+  [[nodiscard]] const Estimator::Slices& slices(int64_t m);
+
+  const Estimator& estimator_;
+  std::map<Shape, std::optional<Estimate>> shapes_;
+  std::map<int64_t, Estimator::Slices> slices_;  // by m
+  size_t slices_made_ = 0;
 };
 
 }  // namespace f8::tuning_db

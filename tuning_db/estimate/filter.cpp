@@ -2,7 +2,6 @@
 #include "tuning_db/estimate/filter.hpp"
 
 #include <cmath>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -38,21 +37,6 @@ std::string basis_of(const Estimate& e, const FilterDecision& d,
       share.compute.speedup, share.compute.lo, share.compute.hi, share.bf16_us, share.fp8_us,
       share.bf16_exposed_us, share.fp8_exposed_us, wire->describe(), e.basis);
 }
-
-// Many layers of a model have one shape, whose estimate is made once.
-class Estimates {
- public:
-  explicit Estimates(const Estimator& estimator) : estimator_(estimator) {}
-  const std::optional<Estimate>& operator()(Shape shape) {
-    const auto [at, is_new] = known_.try_emplace(shape);
-    if (is_new) at->second = estimator_.estimate(shape);
-    return at->second;
-  }
-
- private:
-  const Estimator& estimator_;
-  std::map<Shape, std::optional<Estimate>> known_;
-};
 
 // The speedup of the i-th layer, if anything is known of its shape.
 void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
@@ -153,6 +137,7 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   if (options.parallel.ranks() == 1) result.wire.reset();
   Estimates estimates(estimator);
   const Question asked{options, names, estimator, result.wire};
+  result.decisions.reserve(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     result.decisions.push_back(decide(layers[i], i, asked, estimates));
   }

@@ -2,7 +2,10 @@
 #include "tuning_db/estimate/surface.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 namespace f8::tuning_db {
 namespace {
@@ -32,6 +35,12 @@ double trend(const SpeedModel* model, Shape shape) {
   return model == nullptr ? 0 : std::log(model->bf16_ns(shape) / model->fp8_ns(shape));
 }
 
+// The log time in bf16 of the model; without one it grows as the work does.
+double trend_bf16(const SpeedModel* model, Shape s) {
+  return model == nullptr ? std::log(s.m) + std::log(s.n) + std::log(s.k)
+                          : std::log(model->bf16_ns(s));
+}
+
 double size_of(Shape shape) {
   return log2_of(shape.m) + log2_of(shape.n) + log2_of(shape.k);
 }
@@ -39,6 +48,10 @@ double size_of(Shape shape) {
 // Printed and compared on many machines, whose last bits of exp and log differ.
 double rounded(double v) {
   return std::round(v * 1e4) / 1e4;
+}
+
+double squared(double v) {
+  return v * v;
 }
 
 double rms(const std::vector<double>& errors) {
@@ -50,7 +63,7 @@ double rms(const std::vector<double>& errors) {
 }  // namespace
 
 bool Surface::Column::covers(int64_t m) const {
-  return points.front()->shape.m <= m && m <= points.back()->shape.m;
+  return points.front().m() <= m && m <= points.back().m();
 }
 
 Surface::Surface(std::vector<LinearSpeedup> points) : points_(std::move(points)) {
@@ -65,7 +78,12 @@ Surface::Surface(std::vector<LinearSpeedup> points) : points_(std::move(points))
                           .y = log2_of(p.shape.n),
                           .points = {}});
     }
-    columns_.back().points.push_back(&p);
+    columns_.back().points.push_back({.row = &p,
+                                      .log2_m = log2_of(p.shape.m),
+                                      .log_speedup = std::log(p.speedup),
+                                      .log_lo = std::log(p.lo),
+                                      .log_hi = std::log(p.hi),
+                                      .log_bf16 = std::log(p.bf16_ns)});
     m_min_ = m_min_ == 0 ? p.shape.m : std::min(m_min_, p.shape.m);
     m_max_ = std::max(m_max_, p.shape.m);
   }
@@ -76,14 +94,15 @@ Surface::Surface(std::vector<LinearSpeedup> points) : points_(std::move(points))
 
 std::optional<Estimate> Surface::estimate(Shape shape) const {
   auto known = from_column(shape);
-  return known ? known : from_neighbours(shape, miss(shape).value_or(0));
+  return known ? known : from_neighbours(slice(shape.m), shape, miss(shape).value_or(0));
 }
 
 std::optional<Estimate> Surface::from_column(Shape shape) const {
   for (const Column& column : columns_) {
     if (!column.is_of(shape) || !column.covers(shape.m)) continue;
-    for (const LinearSpeedup* p : column.points) {
-      if (p->shape.m != shape.m) continue;
+    for (const Point& point : column.points) {
+      if (point.m() != shape.m) continue;
+      const LinearSpeedup* p = point.row;
       return Estimate{.evidence = Evidence::kMeasured,
                       .speedup = p->speedup,
                       .lo = p->lo,
@@ -100,95 +119,126 @@ std::optional<Estimate> Surface::from_column(Shape shape) const {
 }
 
 Surface::Value Surface::at(const Column& column, int64_t m) const {
-  const LinearSpeedup* below = column.points.front();
-  const LinearSpeedup* above = column.points.back();
-  m = std::clamp(m, below->shape.m, above->shape.m);
-  for (const LinearSpeedup* p : column.points) {
-    if (p->shape.m <= m) below = p;
+  const Point* below = &column.points.front();
+  const Point* above = &column.points.back();
+  m = std::clamp(m, below->m(), above->m());
+  for (const Point& p : column.points) {
+    if (p.m() <= m) below = &p;
   }
-  for (const LinearSpeedup* p : column.points) {
-    if (p->shape.m < m) continue;
-    above = p;
+  for (const Point& p : column.points) {
+    if (p.m() < m) continue;
+    above = &p;
     break;
   }
-  const double span = log2_of(above->shape.m) - log2_of(below->shape.m);
-  const double t = span == 0 ? 0 : (log2_of(m) - log2_of(below->shape.m)) / span;
-  const auto line = [&](double LinearSpeedup::*field) {
-    return (1 - t) * std::log(below->*field) + t * std::log(above->*field);
+  const double log2_m = log2_of(m);
+  const double span = above->log2_m - below->log2_m;
+  const double t = span == 0 ? 0 : (log2_m - below->log2_m) / span;
+  const auto line = [&](double Point::*field) {
+    return (1 - t) * below->*field + t * above->*field;
   };
   const double bend = bulge_ * span * span * t * (1 - t);
   const double off = kSigmas * walk_ * std::sqrt(span * t * (1 - t)) + kBendMargin * std::abs(bend);
-  return {.log_speedup = line(&LinearSpeedup::speedup) + bend,
-          .log_lo = line(&LinearSpeedup::lo) + bend - off,
-          .log_hi = line(&LinearSpeedup::hi) + bend + off,
-          .log_bf16 = line(&LinearSpeedup::bf16_ns),
+  return {.log_speedup = line(&Point::log_speedup) + bend,
+          .log_lo = line(&Point::log_lo) + bend - off,
+          .log_hi = line(&Point::log_hi) + bend + off,
+          .log_bf16 = line(&Point::log_bf16),
           .off = off,
           .m = m,
+          .log2_m = log2_m,
           .below = below,
           .above = above};
 }
 
+const LinearSpeedup* Surface::Value::nearest() const {
+  const bool is_below = std::abs(below->log2_m - log2_m) <= std::abs(above->log2_m - log2_m);
+  return (is_below ? below : above)->row;
+}
+
 Estimate Surface::along_m(const Column& column, int64_t m) const {
   const Value v = at(column, m);
-  return {
-      .evidence = Evidence::kInterpolated,
-      .speedup = rounded(std::exp(v.log_speedup)),
-      .lo = rounded(std::exp(v.log_lo)),
-      .hi = rounded(std::exp(v.log_hi)),
-      .bf16_ns = std::exp(v.log_bf16),
-      .terms = {.rows = (v.log_hi - v.log_lo) / 2 - v.off, .shape = v.off},
-      .basis = f8::format("interpolated between M {} ({:.3f}) and {} ({:.3f})", v.below->shape.m,
-                          v.below->speedup, v.above->shape.m, v.above->speedup),
-      .rows = {v.below, v.above}};
+  return {.evidence = Evidence::kInterpolated,
+          .speedup = rounded(std::exp(v.log_speedup)),
+          .lo = rounded(std::exp(v.log_lo)),
+          .hi = rounded(std::exp(v.log_hi)),
+          .bf16_ns = std::exp(v.log_bf16),
+          .terms = {.rows = (v.log_hi - v.log_lo) / 2 - v.off, .shape = v.off},
+          .basis = f8::format("interpolated between M {} ({:.3f}) and {} ({:.3f})", v.below->m(),
+                              v.below->row->speedup, v.above->m(), v.above->row->speedup),
+          .rows = {v.below->row, v.above->row}};
 }
 
 std::optional<SpeedModel> Surface::fit_without(const Column* left_out) const {
   std::vector<TimedShape> rows;
   for (const Column& column : columns_) {
     if (&column == left_out) continue;
-    for (const LinearSpeedup* p : column.points) {
-      rows.push_back({p->shape, p->bf16_ns, p->bf16_ns / p->speedup});
+    for (const Point& p : column.points) {
+      rows.push_back({p.row->shape, p.row->bf16_ns, p.row->bf16_ns / p.row->speedup});
     }
   }
   return SpeedModel::fit(rows);
 }
 
-std::optional<Surface::Prediction> Surface::predict(Shape shape, const SpeedModel* model,
-                                                    const Column* left_out) const {
+Surface::Slice Surface::slice(int64_t m) const {
+  return slice(m, model_ ? &*model_ : nullptr, nullptr);
+}
+
+Surface::Slice Surface::slice(int64_t m, const SpeedModel* model, const Column* left_out) const {
+  Slice slice;
+  const double log2_m = log2_of(m);
+  for (const Column& column : columns_) {
+    if (&column == left_out || (model == nullptr && !column.covers(m))) continue;
+    const Value v = at(column, m);
+    const Shape taken{v.m, column.n, column.k};
+    slice.parts_.push_back({.x = column.x,
+                            .y = column.y,
+                            .m_squared = squared(log2_m - v.log2_m),
+                            .speedup = v.log_speedup - trend(model, taken),
+                            .bf16 = v.log_bf16 - trend_bf16(model, taken),
+                            .half_lo = v.log_speedup - v.log_lo - v.off,
+                            .half_hi = v.log_hi - v.log_speedup - v.off,
+                            .nearest = v.nearest()});
+  }
+  return slice;
+}
+
+std::optional<Surface::Prediction> Surface::predict(const Slice& slice, Shape shape,
+                                                    const SpeedModel* model) {
+  if (slice.parts_.empty()) return std::nullopt;
   const double x = log2_of(shape.k);
   const double y = log2_of(shape.n);
-  const auto trend_bf16 = [model](Shape s) {
-    return model == nullptr ? std::log(s.m) + std::log(s.n) + std::log(s.k)
-                            : std::log(model->bf16_ns(s));
+  struct Near {
+    double distance_squared = std::numeric_limits<double>::infinity();
+    const LinearSpeedup* row = nullptr;
   };
-  std::vector<std::pair<double, const Column*>> by_distance;
+  std::array<Near, kNamedNeighbours> nearest;  // the first of equals is nearer
   // The prior weighs on the speedup's residual; without a model there is nothing to fall back to.
   const double prior = model == nullptr ? 0 : 1 / (kPriorOctaves * kPriorOctaves);
   double weights = 0;
   Prediction sum;
-  for (const Column& column : columns_) {
-    if (&column == left_out || (model == nullptr && !column.covers(shape.m))) continue;
-    const Value v = at(column, shape.m);
-    const double distance = std::hypot(column.x - x, column.y - y, log2_of(shape.m) - log2_of(v.m));
+  for (const Slice::Part& part : slice.parts_) {
+    const double distance_squared = squared(part.x - x) + squared(part.y - y) + part.m_squared;
     // A row of the shape itself outweighs everything.
-    const double weight = 1 / std::max(distance * distance, 1e-9);
-    const Shape taken{v.m, column.n, column.k};
+    const double weight = 1 / std::max(distance_squared, 1e-9);
     weights += weight;
-    sum.log_speedup += weight * (v.log_speedup - trend(model, taken));
-    sum.half_lo += weight * (v.log_speedup - v.log_lo - v.off);
-    sum.half_hi += weight * (v.log_hi - v.log_speedup - v.off);
-    sum.log_bf16 += weight * (v.log_bf16 - trend_bf16(taken));
-    by_distance.emplace_back(distance, &column);
+    sum.log_speedup += weight * part.speedup;
+    sum.half_lo += weight * part.half_lo;
+    sum.half_hi += weight * part.half_hi;
+    sum.log_bf16 += weight * part.bf16;
+    if (distance_squared >= nearest.back().distance_squared) continue;
+    nearest.back() = {distance_squared, part.nearest};
+    for (size_t i = nearest.size() - 1; i > 0; --i) {
+      if (nearest[i].distance_squared >= nearest[i - 1].distance_squared) break;
+      std::swap(nearest[i], nearest[i - 1]);
+    }
   }
-  if (by_distance.empty()) return std::nullopt;
-  std::ranges::stable_sort(by_distance, {}, &std::pair<double, const Column*>::first);
-  sum.distance = by_distance.front().first;
-  by_distance.resize(std::min(by_distance.size(), kNamedNeighbours));
-  for (const auto& [distance, column] : by_distance) sum.nearest.push_back(column);
+  sum.distance = std::sqrt(nearest.front().distance_squared);
+  for (const Near& near : nearest) {
+    if (near.row != nullptr) sum.nearest.push_back(near.row);
+  }
   sum.log_speedup = sum.log_speedup / (weights + prior) + trend(model, shape);
   sum.half_lo /= weights;
   sum.half_hi /= weights;
-  sum.log_bf16 = sum.log_bf16 / weights + trend_bf16(shape);
+  sum.log_bf16 = sum.log_bf16 / weights + trend_bf16(model, shape);
   return sum;
 }
 
@@ -199,8 +249,7 @@ std::optional<double> Surface::miss(Shape shape) const {
   double squares = 0;
   double weights = 0;
   for (const Miss& miss : misses_) {
-    const double apart = std::hypot(miss.m - m, miss.size - size);
-    const double weight = std::pow(apart * apart + 1, -2);
+    const double weight = 1 / squared(squared(miss.m - m) + squared(miss.size - size) + 1);
     squares += weight * miss.error * miss.error;
     weights += weight;
   }
@@ -217,8 +266,9 @@ double Surface::error_of(Shape shape, double miss, double distance) const {
   return kSigmas * error;
 }
 
-std::optional<Estimate> Surface::from_neighbours(Shape shape, double miss) const {
-  const auto prediction = predict(shape, model_ ? &*model_ : nullptr, nullptr);
+std::optional<Estimate> Surface::from_neighbours(const Slice& slice, Shape shape,
+                                                 double miss) const {
+  const auto prediction = predict(slice, shape, model_ ? &*model_ : nullptr);
   if (!prediction || misses_.size() < kMinErrors) return std::nullopt;
   const bool inside = m_min_ <= shape.m && shape.m <= m_max_ && prediction->distance <= reach_;
   if (!inside && !model_) return std::nullopt;
@@ -230,15 +280,7 @@ std::optional<Estimate> Surface::from_neighbours(Shape shape, double miss) const
              .bf16_ns = std::exp(prediction->log_bf16),
              .terms = {.rows = (prediction->half_lo + prediction->half_hi) / 2, .shape = error},
              .basis = {},
-             .rows = {}};
-  for (const Column* column : prediction->nearest) {
-    const Value v = at(*column, shape.m);
-    const auto* nearest = std::abs(log2_of(v.below->shape.m) - log2_of(v.m)) <=
-                                  std::abs(log2_of(v.above->shape.m) - log2_of(v.m))
-                              ? v.below
-                              : v.above;
-    e.rows.push_back(nearest);
-  }
+             .rows = prediction->nearest};
   const double off = 100 * (std::exp(error) - 1);
   e.basis = inside ? f8::format("interpolated between {} measured (n, k), give or take {:.0f} %",
                                 columns_.size(), off)
@@ -259,13 +301,13 @@ void Surface::leave_rows_out() {
   double squares = 0;
   for (const Column& column : columns_) {
     for (size_t i = 1; i + 1 < column.points.size(); ++i) {
-      const LinearSpeedup& a = *column.points[i - 1];
-      const LinearSpeedup& b = *column.points[i];
-      const LinearSpeedup& c = *column.points[i + 1];
-      const double span = log2_of(c.shape.m) - log2_of(a.shape.m);
-      const double t = (log2_of(b.shape.m) - log2_of(a.shape.m)) / span;
-      const double line = (1 - t) * std::log(a.speedup) + t * std::log(c.speedup);
-      middles.push_back({std::log(b.speedup) - line, span, t});
+      const Point& a = column.points[i - 1];
+      const Point& b = column.points[i];
+      const Point& c = column.points[i + 1];
+      const double span = c.log2_m - a.log2_m;
+      const double t = (b.log2_m - a.log2_m) / span;
+      const double line = (1 - t) * a.log_speedup + t * c.log_speedup;
+      middles.push_back({b.log_speedup - line, span, t});
       product += middles.back().above_line * middles.back().bend();
       squares += middles.back().bend() * middles.back().bend();
     }
@@ -288,12 +330,13 @@ void Surface::leave_columns_out() {
     const Column& column = columns_[i];
     const auto model = fit_without(&column);
     if (model_ && !model) continue;
-    for (const LinearSpeedup* p : column.points) {
-      const auto predicted = predict(p->shape, model ? &*model : nullptr, &column);
+    const SpeedModel* without = model ? &*model : nullptr;
+    for (const Point& p : column.points) {
+      const auto predicted = predict(slice(p.m(), without, &column), p.row->shape, without);
       if (!predicted) continue;
-      misses_.push_back({.m = log2_of(p->shape.m),
-                         .size = size_of(p->shape),
-                         .error = predicted->log_speedup - std::log(p->speedup)});
+      misses_.push_back({.m = p.log2_m,
+                         .size = size_of(p.row->shape),
+                         .error = predicted->log_speedup - p.log_speedup});
       distances.push_back(predicted->distance);
     }
   }

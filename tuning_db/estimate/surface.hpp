@@ -16,7 +16,6 @@
 // outside, and the interval grows with the distance beyond that.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,20 +50,30 @@ class Surface {
   Surface& operator=(const Surface&) = delete;
   // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
-  // The two parts of it: what the rows of this (n, k) say, and a prediction from all rows, which is
-  // off by `miss` where they are near.
+  // All (n, k) at one m: most of a prediction's work, and the same for every shape of this m.
+  class Slice;
+  [[nodiscard]] Slice slice(int64_t m) const;
+  // The two parts of an estimate: what the rows of this (n, k) say, and a prediction from all rows,
+  // which is off by `miss` where they are near. The slice is one of this surface, at the shape's m.
   [[nodiscard]] std::optional<Estimate> from_column(Shape shape) const;
-  [[nodiscard]] std::optional<Estimate> from_neighbours(Shape shape, double miss) const;
+  [[nodiscard]] std::optional<Estimate> from_neighbours(const Slice& slice, Shape shape,
+                                                        double miss) const;
   // How far off predictions from rows of other (n, k) are at shapes like this one, as the standard
   // deviation of the log speedup; nothing where too few were tried.
   [[nodiscard]] std::optional<double> miss(Shape shape) const;
   [[nodiscard]] const std::vector<LinearSpeedup>& points() const { return points_; }
 
  private:
+  struct Point {  // a row and its logarithms
+    const LinearSpeedup* row = nullptr;
+    double log2_m = 0;
+    double log_speedup = 0, log_lo = 0, log_hi = 0, log_bf16 = 0;
+    [[nodiscard]] int64_t m() const { return row->shape.m; }
+  };
   struct Column {  // the rows of one (n, k)
     int64_t n = 0, k = 0;
-    double x = 0, y = 0;                       // log2 k, log2 n
-    std::vector<const LinearSpeedup*> points;  // by m
+    double x = 0, y = 0;        // log2 k, log2 n
+    std::vector<Point> points;  // by m
     [[nodiscard]] bool covers(int64_t m) const;
     [[nodiscard]] bool is_of(Shape shape) const { return n == shape.n && k == shape.k; }
   };
@@ -72,13 +81,15 @@ class Surface {
     double log_speedup = 0, log_lo = 0, log_hi = 0, log_bf16 = 0;
     double off = 0;  // of the interval: how far from the rows' line the speedup may be
     int64_t m = 0;   // where it was taken: m clamped into the column's range
-    const LinearSpeedup* below = nullptr;
-    const LinearSpeedup* above = nullptr;
+    double log2_m = 0;
+    const Point* below = nullptr;
+    const Point* above = nullptr;
+    [[nodiscard]] const LinearSpeedup* nearest() const;  // of the two
   };
   struct Prediction {
     double log_speedup = 0, half_lo = 0, half_hi = 0, log_bf16 = 0;
     double distance = 0;  // octaves to the nearest row
-    std::vector<const Column*> nearest;
+    std::vector<const LinearSpeedup*> nearest;
   };
   // A row that was predicted without its column.
   struct Miss {
@@ -88,8 +99,9 @@ class Surface {
 
   [[nodiscard]] Value at(const Column& column, int64_t m) const;
   [[nodiscard]] std::optional<SpeedModel> fit_without(const Column* left_out) const;
-  [[nodiscard]] std::optional<Prediction> predict(Shape shape, const SpeedModel* model,
-                                                  const Column* left_out) const;
+  [[nodiscard]] Slice slice(int64_t m, const SpeedModel* model, const Column* left_out) const;
+  [[nodiscard]] static std::optional<Prediction> predict(const Slice& slice, Shape shape,
+                                                         const SpeedModel* model);
   // How much the log speedup of a prediction may be off, beyond the rows' own intervals.
   [[nodiscard]] double error_of(Shape shape, double miss, double distance) const;
   [[nodiscard]] Estimate along_m(const Column& column, int64_t m) const;
@@ -104,6 +116,18 @@ class Surface {
   std::vector<Miss> misses_;
   double reach_ = 0;  // so far from the nearest row were 19 of 20 of those left out
   int64_t m_min_ = 0, m_max_ = 0;
+};
+
+class Surface::Slice {
+  friend Surface;
+  struct Part {                       // of a column
+    double x = 0, y = 0;              // its log2 k, log2 n
+    double m_squared = 0;             // the square of the octaves from m to where it was taken
+    double speedup = 0, bf16 = 0;     // logs: how far its value is above the trend
+    double half_lo = 0, half_hi = 0;  // of the rows' own intervals
+    const LinearSpeedup* nearest = nullptr;
+  };
+  std::vector<Part> parts_;
 };
 
 }  // namespace f8::tuning_db

@@ -17,7 +17,7 @@ from float8.recipes import Granularity
 from float8.torch import _ops, weight_changes
 from float8.torch.copy_layout import BLOCK, blocks, in_4s
 from float8.torch.shard_copies import COPIES
-from float8.torch.weight_gather import GatheredCopy, gather_at
+from float8.torch.weight_gather import GatheredCopy, WeightGather, gather_at
 
 torch.library.define(
     "float8::gathered_forward",
@@ -59,26 +59,35 @@ torch.library.define(
 )
 
 
-_elements: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+_shapes: dict[tuple[Any, ...], Tensor] = {}
 
 
-def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype, fake: bool) -> Tensor:
     """Returns an element in the weight's shape: nobody reads it."""
-    if is_fake(like) or weight_changes.is_capturing(like):
+    if fake:
         return like.new_empty((), dtype=dtype).expand(shape)
-    element = _elements.get((like.device, dtype))
-    if element is None:
+    key = (like.device, dtype, *shape)
+    found = _shapes.get(key)
+    if found is None:
         with torch.inference_mode(False):
-            element = torch.empty((), dtype=dtype, device=like.device)
-        _elements[like.device, dtype] = element
-    return element.expand(shape)
+            found = torch.empty((), dtype=dtype, device=like.device).expand(shape)
+        if not weight_changes.is_capturing(like):  # or a CUDA graph has the memory
+            _shapes[key] = found
+    return found
+
+
+def _gather_of(key: Any) -> WeightGather | None:
+    """Returns the gather that an op is told, None where torch.compile traces the op."""
+    if isinstance(key, WeightGather):
+        return key
+    return None if is_fake(key) else gather_at(key)
 
 
 def _forward(
     x: Tensor,
     x_q: Tensor | None,
     x_qt: Tensor | None,
-    gather: Tensor,
+    gather: Any,
     n: int,
     dtype: torch.dtype,
     bias: Tensor | None,
@@ -87,8 +96,9 @@ def _forward(
     layout: int,
     save: bool,
 ) -> Any:
-    weight = _weight(x, (n, x.shape[-1]), dtype)
-    q = GatheredCopy(x, None) if is_fake(gather) else gather_at(gather).q(x.dtype)
+    known = _gather_of(gather)
+    weight = _weight(x, (n, x.shape[-1]), dtype, known is None)
+    q = GatheredCopy(x, None) if known is None else known.q(x.dtype)
     return _ops.linear_forward(
         x, x_q, x_qt, weight, q.data, None, bias, scales, config, layout, save, q.scales
     )
@@ -99,7 +109,7 @@ def _backward(
     saved: Tensor,
     x: Tensor | None,
     x_qt: Tensor | None,
-    gather: Tensor,
+    gather: Any,
     shape: Sequence[int],
     dtype: torch.dtype,
     scales: Tensor | None,
@@ -107,13 +117,12 @@ def _backward(
     layout: int,
     wanted: int,
 ) -> Any:
-    weight = _weight(dy, shape, dtype)
-    if is_fake(gather):
+    known = _gather_of(gather)
+    weight = _weight(dy, shape, dtype, known is None)
+    if known is None:
         qt = GatheredCopy(dy, None)
     else:
-        qt = gather_at(gather).qt(
-            dy.dtype, lambda: torch.ops.float8.reads_shards(dy, weight, config)
-        )
+        qt = known.qt(dy.dtype, lambda: _reads_shards(dy, weight, config))
     return _ops.linear_backward(
         dy, saved, x, x_qt, weight, qt.data, scales, config, layout, wanted, qt.scales, qt.shards
     )
@@ -158,14 +167,17 @@ def _copy_of(
     return (data.clone(), scales.clone()) if clone else (data, scales)
 
 
-def _direct(op: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what calls the op, or its kernel where nobody sees ops: an op in Python takes a while."""
+def _direct(op: Any, call: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """Returns what calls the op, or its kernel where nobody sees ops: an op in Python takes a while.
+
+    at: the place of the gather among the op's arguments.
+    """
 
     def run(*args: Any) -> Any:
-        key = args[4]
+        key = args[at]
         if type(key) is not Tensor or torch._C._len_torch_dispatch_stack() > 0:
             return op(*args)
-        return call(*args)
+        return call(*args[:at], gather_at(key), *args[at + 1 :])
 
     return run
 
@@ -178,9 +190,10 @@ for name, call in (
 ):
     torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
     torch.library.register_fake(f"float8::{name}", call)
-gathered_forward = _direct(torch.ops.float8.gathered_forward.default, _forward)
-gathered_backward = _direct(torch.ops.float8.gathered_backward.default, _backward)
+gathered_forward = _direct(torch.ops.float8.gathered_forward.default, _forward, 3)
+gathered_backward = _direct(torch.ops.float8.gathered_backward.default, _backward, 4)
 gathered_gemm = torch.ops.float8.gathered_gemm.default
 gathered_copy = torch.ops.float8.gathered_copy.default
 weight_gemm = torch.ops.float8.weight_gemm.default
 weight_copy = torch.ops.float8.weight_copy.default
+_reads_shards = torch.ops.float8.reads_shards.default

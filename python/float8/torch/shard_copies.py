@@ -82,7 +82,7 @@ class ShardCopies:
         assert self._cast_late is not None
         _, qt = self._cast_late
         self._cast_late = None
-        return qt.view(self.rows, self.cols)
+        return qt
 
     @property
     def has_late(self) -> bool:
@@ -102,9 +102,11 @@ class ShardCopies:
         # Those of columns, which qt with scales of its lines has, come first; the tensor's is the last.
         in_lines = copies == _ops.QT_ALONE and self._granularity["qt"] is Granularity.AXIS
         begin = 0 if in_lines else amax.numel() - count
+        if amax.numel() != count:
+            amax = amax[begin : begin + count]
         if row_amax.numel() < rows:
             row_amax = row_amax.new_empty(rows)  # a cast into one copy does not read them
-        return amax[begin : begin + count], row_amax[:rows]
+        return amax, row_amax if row_amax.numel() == rows else row_amax[:rows]
 
     def _counts(self, copies: int) -> tuple[int, int]:
         """Returns how many words a cast into these copies takes."""
@@ -120,16 +122,20 @@ class ShardCopies:
         rows = max(self.own_rows, 1)
         of_cast = (self.rows, rows, self.cols, self.dynamic_config)
         at = layout(*of_cast, _ops.WEIGHT, _ops.QT_ALONE, True, self.whole_rows)
-        _, copy = at.copies(qt, qt, rows, self.cols)
-        assert copy is not None
-        self._cast_late = self._seen, _packed(copy.data[:, :rows], self.cols, self.rows)
+        if at.qt_pitch == rows == self.rows:
+            lines = qt[: self.cols * rows]
+        else:
+            lines = qt[: self.cols * at.qt_pitch].view(self.cols, at.qt_pitch)[:, :rows]
+            lines = _packed(lines, self.cols, self.rows)
+        self._cast_late = self._seen, lines.view(self.rows, self.cols)
         if self._one_scale:
             return None
+        scales = qt[at.qt_scales :].view(torch.float32)
         count = 1 if self._granularity["qt"] is Granularity.TENSOR else self.cols
         if "qt" not in self._scales:
             with torch.inference_mode(False):  # or nothing else could write them
-                self._scales["qt"] = copy.scales.new_empty(count)
-        return self._scales["qt"], copy.scales[:count]
+                self._scales["qt"] = scales.new_empty(count)
+        return self._scales["qt"], scales[:count]
 
     @property
     def keeps_buffers(self) -> bool:

@@ -84,6 +84,7 @@ class WeightGather(ShardCopies):
         self._weight: DTensor
         number = next(_numbers)
         self.key = torch.tensor(number)
+        self.key.of_gather = weakref.ref(self)  # type: ignore[attr-defined]
         _gathers[number] = self
 
     # The shard
@@ -232,7 +233,8 @@ class WeightGather(ShardCopies):
         """Returns q for an x of that type."""
         data = self._gathered("q", dtype)
         if self.cols % _STEP == 0:
-            return GatheredCopy(data[: self.size.numel()], self._scales["q"])
+            whole = self.size.numel()
+            return GatheredCopy(data if data.numel() == whole else data[:whole], self._scales["q"])
         n = self.size[0]
         at, out = self._buffer("q", data)
         _copy(out[: n * at.q_pitch].view(n, -1)[:, : self.cols], data.view(-1, self.cols)[:n])
@@ -325,7 +327,9 @@ class WeightGather(ShardCopies):
 
 def gather_at(key: Tensor) -> WeightGather:
     """Returns the gather that an op is told."""
-    return _gathers[int(key)]
+    own = getattr(key, "of_gather", None)  # reading a tensor's value takes a while
+    gather: WeightGather | None = None if own is None else own()
+    return _gathers[int(key)] if gather is None else gather
 
 
 class GatheredCopy(NamedTuple):

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "sample.hpp"
 #include "tuning_db/file/sqlite.hpp"
@@ -61,6 +62,33 @@ class FilterTest : public ::testing::Test {
 
   TempFolder folder_;
 };
+
+// A list of a million unlike layers is no attack: the work for an m is done once, and little is kept.
+TEST_F(FilterTest, UnlikeLayersShareTheWorkOfTheirM) {
+  Database db = make("t.db");
+  fill(db, "tensorwise", 0.9, 1.5);
+  const Database* dbs[] = {&db};
+  const TuningTable table = table_of(dbs);
+  const Estimator estimator(table, "tensorwise");
+  Estimates estimates(estimator);
+  constexpr int64_t kLayers = 3 * Estimates::kMostShapes;
+  for (int64_t i = 0; i < kLayers; ++i) {
+    const Shape shape{i % 2 == 0 ? 8192 : 3000, 16 * (1 + i % 100), 16 * (1 + i / 100)};
+    const auto& e = estimates(shape);
+    ASSERT_TRUE(e);
+    ASSERT_LE(estimates.shapes_kept(), Estimates::kMostShapes);
+    if (i % 97 != 0) continue;
+    const auto alone = estimator.estimate(shape);
+    ASSERT_TRUE(alone);
+    ASSERT_EQ(std::tuple(e->speedup, e->lo, e->hi, e->basis, e->rows),
+              std::tuple(alone->speedup, alone->lo, alone->hi, alone->basis, alone->rows));
+  }
+  EXPECT_EQ(estimates.slices_made(), 2U);
+  for (int64_t m = 1; m < 100; ++m) {
+    ASSERT_TRUE(estimates({m, 4096, 4096}));
+    ASSERT_LE(estimates.slices_kept(), Estimates::kMostSlices);
+  }
+}
 
 TEST_F(FilterTest, AMeasuredShapeIsItsRow) {
   Database db = make("t.db");

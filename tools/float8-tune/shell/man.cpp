@@ -69,7 +69,9 @@ std::string page(const CommandWords& root) {
   out +=
       ".SH EXIT STATUS\n"
       ".TP\n.B 0\nSuccess.\n"
-      ".TP\n.B 1\nThe command line or an input is wrong.\n"
+      ".TP\n.B 1\nThe command line or an input is wrong, or an output cannot be written: also "
+      "where the "
+      "reader of a pipe has gone, as head does.\n"
       ".TP\n.B 2\nThe machine lacks a GPU, a driver or a library.\n"
       ".TP\n.B 3\nSomething that was measured or verified is worse than it should be.\n"
       ".TP\n.B 4\nA budget was spent; what was measured is kept.\n"

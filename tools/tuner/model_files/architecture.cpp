@@ -32,32 +32,52 @@ constexpr std::array kBuiltins = {
 
 using Layers = std::vector<NamedLinear>;
 
+struct Ffn {
+  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
+  int64_t extent = 0;
+  int64_t count = 1;
+  double share = 1;  // of the tokens
+};
+
+void add_ffn(Layers& out, const std::string& prefix, int64_t hidden, const Ffn& f) {
+  const auto add = [&](std::string_view name, int64_t in, int64_t outputs) {
+    out.push_back({f8::format("{}{}", prefix, name), in, outputs, f.count, f.share});
+  };
+  add(f.gate, hidden, f.up.empty() ? 2 * f.extent : f.extent);
+  if (!f.up.empty()) add(f.up, hidden, f.extent);
+  add(f.down, f.extent, hidden);
+}
+
 void add_dense(Layers& out, const std::string& prefix, const Architecture& a) {
-  const bool titan = a.naming == kTitan;
-  const std::string ffn = prefix + (titan ? "feed_forward." : "mlp.");
-  out.push_back({ffn + (titan ? "w1" : "gate_proj"), a.hidden, a.intermediate});
-  out.push_back({ffn + (titan ? "w3" : "up_proj"), a.hidden, a.intermediate});
-  out.push_back({ffn + (titan ? "w2" : "down_proj"), a.intermediate, a.hidden});
+  if (a.naming == kTitan) {
+    return add_ffn(out, prefix + "feed_forward.", a.hidden,
+                   {.gate = "w1", .up = "w3", .down = "w2", .extent = a.intermediate});
+  }
+  const bool feed_forward = a.moe_names.block == kLlama4Names.block;
+  Ffn dense{.extent = a.intermediate};
+  if (a.fused) dense = {.gate = "gate_up_proj", .up = "", .extent = a.intermediate};
+  add_ffn(out, prefix + (feed_forward ? "feed_forward." : "mlp."), a.hidden, dense);
 }
 
 void add_experts(Layers& out, const std::string& prefix, const Architecture& a, bool merge) {
-  const bool mixtral = a.moe_names == MoeNames::kMixtral;
-  const std::string moe = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
-  out.push_back({moe + "gate", a.hidden, a.experts});
-  const double routed = static_cast<double>(a.top_k) / static_cast<double>(a.experts);
-  const auto add = [&](const std::string& expert, int64_t extent, int64_t count, double share) {
-    out.push_back({expert + (mixtral ? "w1" : "gate_proj"), a.hidden, extent, count, share});
-    out.push_back({expert + (mixtral ? "w3" : "up_proj"), a.hidden, extent, count, share});
-    out.push_back({expert + (mixtral ? "w2" : "down_proj"), extent, a.hidden, count, share});
-  };
-  const int64_t extent = a.expert_intermediate > 0 ? a.expert_intermediate : a.intermediate;
+  const MoeNames& names = a.moe_names;
+  const std::string moe = f8::format("{}{}", prefix, names.block);
+  out.push_back({f8::format("{}{}", moe, names.router), a.hidden, a.experts});
+  Ffn expert{.gate = names.gate,
+             .up = names.up,
+             .down = names.down,
+             .extent = a.expert_intermediate > 0 ? a.expert_intermediate : a.intermediate,
+             .count = merge ? a.experts : 1,
+             .share = static_cast<double>(a.top_k) / static_cast<double>(a.experts)};
   if (merge) {
-    add(moe + "experts.*.", extent, a.experts, routed);
+    add_ffn(out, moe + "experts.*.", a.hidden, expert);
   } else {
     for (int64_t e = 0; e < a.experts; ++e)
-      add(f8::format("{}experts.{}.", moe, e), extent, 1, routed);
+      add_ffn(out, f8::format("{}experts.{}.", moe, e), a.hidden, expert);
   }
-  if (a.shared_intermediate > 0) add(moe + "shared_experts.", a.shared_intermediate, 1, 1);
+  if (a.shared_intermediate == 0) return;
+  add_ffn(out, f8::format("{}{}", moe, names.shared), a.hidden, {.extent = a.shared_intermediate});
+  if (a.shared_gate) out.push_back({moe + "shared_expert_gate", a.hidden, 1});
 }
 
 void add_attention(Layers& out, const std::string& prefix, const Architecture& a) {
@@ -65,9 +85,13 @@ void add_attention(Layers& out, const std::string& prefix, const Architecture& a
   const std::string attention = prefix + (titan ? "attention." : "self_attn.");
   const int64_t q = a.heads * a.head_dim;
   const int64_t kv = a.kv_heads * a.head_dim;
-  out.push_back({attention + (titan ? "wq" : "q_proj"), a.hidden, q});
-  out.push_back({attention + (titan ? "wk" : "k_proj"), a.hidden, kv});
-  out.push_back({attention + (titan ? "wv" : "v_proj"), a.hidden, kv});
+  if (a.fused) {
+    out.push_back({attention + "qkv_proj", a.hidden, q + 2 * kv});
+  } else {
+    out.push_back({attention + (titan ? "wq" : "q_proj"), a.hidden, a.gated_queries ? 2 * q : q});
+    out.push_back({attention + (titan ? "wk" : "k_proj"), a.hidden, kv});
+    out.push_back({attention + (titan ? "wv" : "v_proj"), a.hidden, kv});
+  }
   out.push_back({attention + (titan ? "wo" : "o_proj"), q, a.hidden});
 }
 
@@ -83,7 +107,21 @@ void add_latent_attention(Layers& out, const std::string& prefix, const Architec
   }
   out.push_back({attention + "kv_a_proj_with_mqa", a.hidden, l.kv_rank + l.rope_dim});
   out.push_back({attention + "kv_b_proj", l.kv_rank, a.heads * (l.nope_dim + l.value_dim)});
+  if (l.index_heads > 0) {
+    out.push_back({attention + "indexer.wq_b", l.q_rank, l.index_heads * l.index_dim});
+    out.push_back({attention + "indexer.wk", a.hidden, l.index_dim});
+    out.push_back({attention + "indexer.weights_proj", a.hidden, l.index_heads});
+  }
   out.push_back({attention + "o_proj", a.heads * l.value_dim, a.hidden});
+}
+
+void add_linear_attention(Layers& out, const std::string& prefix, const Architecture& a) {
+  const std::string attention = prefix + "linear_attn.";
+  const LinearAttention& l = a.linear;
+  const int64_t values = l.value_heads * l.value_dim;
+  out.push_back({attention + "in_proj_qkvz", a.hidden, 2 * l.key_heads * l.key_dim + 2 * values});
+  out.push_back({attention + "in_proj_ba", a.hidden, 2 * l.value_heads});
+  out.push_back({attention + "out_proj", values, a.hidden});
 }
 
 void add_gpt2_block(Layers& out, const std::string& prefix, const Architecture& a) {
@@ -137,6 +175,8 @@ std::vector<NamedLinear> linears(const Architecture& a) {
     }
     if (a.latent.kv_rank > 0) {
       add_latent_attention(out, prefix, a);
+    } else if (a.linear.key_heads > 0 && (i + 1) % a.linear.full_step != 0) {
+      add_linear_attention(out, prefix, a);
     } else {
       add_attention(out, prefix, a);
     }

@@ -11,10 +11,21 @@
 namespace f8::tuner {
 
 enum class Naming { kTorchtitan, kHuggingFace, kGpt2 };
-enum class MoeNames {
-  kMixtral,  // block_sparse_moe.experts.0.w1
-  kMlp,      // mlp.experts.0.gate_proj
+// What the parts of a layer with experts are called. The parts of its shared experts and of a dense
+// layer are gate_proj, up_proj and down_proj.
+struct MoeNames {
+  std::string_view block, router;
+  std::string_view gate, up, down;  // of an expert; up is empty where one weight has gate and up
+  std::string_view shared = {};
 };
+inline constexpr MoeNames kMixtralNames = {"block_sparse_moe.", "gate", "w1", "w3", "w2"};
+inline constexpr MoeNames kDeepseekNames = {"mlp.",    "gate",      "gate_proj",
+                                            "up_proj", "down_proj", "shared_experts."};
+inline constexpr MoeNames kQwenNames = {"mlp.",    "gate",      "gate_proj",
+                                        "up_proj", "down_proj", "shared_expert."};
+inline constexpr MoeNames kGptOssNames = {"mlp.", "router", "gate_up_proj", "", "down_proj"};
+inline constexpr MoeNames kLlama4Names = {"feed_forward.", "router",        "gate_up_proj", "",
+                                          "down_proj",     "shared_expert."};
 
 // Multi-head latent attention: keys and values come from one vector of kv_rank numbers per token.
 struct LatentAttention {
@@ -23,6 +34,18 @@ struct LatentAttention {
   int64_t nope_dim = 0;
   int64_t rope_dim = 0;
   int64_t value_dim = 0;
+  // Of the indexer, which chooses the tokens that a query sees; 0: it sees all.
+  int64_t index_heads = 0;
+  int64_t index_dim = 0;
+};
+
+// Gated delta rule: layers without a softmax, between those of full attention.
+struct LinearAttention {
+  int64_t key_heads = 0;  // 0: the model has no linear attention
+  int64_t key_dim = 0;
+  int64_t value_heads = 0;
+  int64_t value_dim = 0;
+  int64_t full_step = 1;  // layer i has full attention where this divides i + 1
 };
 
 struct Architecture {
@@ -37,14 +60,18 @@ struct Architecture {
   Naming naming = Naming::kHuggingFace;
   int64_t top_k = 1;  // experts that a token is sent to
 
-  MoeNames moe_names = MoeNames::kMixtral;
+  MoeNames moe_names = kMixtralNames;
   int64_t expert_intermediate = 0;  // 0: intermediate
   int64_t shared_intermediate = 0;  // all shared experts together; 0: none
+  bool shared_gate = false;         // a linear of one output scales the shared expert's
   // Layer i has experts if i >= first_moe_layer and moe_layer_step divides i + moe_layer_shift.
   int64_t first_moe_layer = 0;
   int64_t moe_layer_step = 1;
   int64_t moe_layer_shift = 0;
   LatentAttention latent = {};
+  LinearAttention linear = {};
+  bool gated_queries = false;    // q_proj has a gate for each query
+  bool fused = false;            // one qkv_proj, and one gate_up_proj in dense layers
   bool tied_head = false;        // The head is the embedding, so it is no layer of its own.
   std::string_view prefix = {};  // what precedes "model." and "lm_head" in the names
 };

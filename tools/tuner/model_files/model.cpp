@@ -87,7 +87,11 @@ Result<std::vector<NamedLinear>> parse_model_json(std::string_view text, const f
   if (parsed.is_object() && parsed.contains("weight_map")) {
     return linears(F8_TRY(read_index(path, parsed)), where);
   }
-  if (parsed.is_object() && (parsed.contains("hidden_size") || parsed.contains("model_type"))) {
+  const auto is_config = [&] {
+    return parsed.contains("hidden_size") || parsed.contains("model_type") ||
+           parsed.contains("architectures");
+  };
+  if (parsed.is_object() && is_config()) {
     return linears(F8_TRY(parse_config(parsed, where)));
   }
   return fail(ErrorCode::kInvalidArgument,

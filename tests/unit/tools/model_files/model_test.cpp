@@ -156,7 +156,7 @@ TEST(Config, ArchitecturesSayTheFamilyWithoutAModelType) {
   const Model typed = with(R"("model_type": "qwen3_moe",)").value();
   EXPECT_EQ(with(R"("architectures": ["Qwen3MoeForCausalLM"],)").value().layers, typed.layers);
   EXPECT_ERROR(with(""), "num_experts", "model_type", "add it");
-  EXPECT_ERROR(with(R"("architectures": ["NewForCausalLM"],)"), "num_experts", "model_type");
+  EXPECT_ERROR(with(R"("architectures": ["NewForCausalLM"],)"), "NewForCausalLM", "qwen3_moe");
 }
 
 TEST(Config, BadFieldsAreNamed) {

@@ -28,6 +28,20 @@ constexpr int64_t vision(int64_t hidden) {
   return 416'866'032 + 1152 * hidden + 1152;
 }
 
+// Pixtral of 24 layers of width 1024, and the projector, which merges four patches into one.
+constexpr int64_t pixtral(int64_t hidden) {
+  constexpr int64_t kLayer = 3 * 4096 * 1024 + 4 * 1024 * 1024 + 2 * 1024;
+  constexpr int64_t kTower = 3 * 14 * 14 * 1024 + 1024 + 24 * kLayer;
+  return kTower + 1024 + 4096 * 1024 + 1024 * hidden + hidden * hidden;
+}
+
+// The vision tower of 34 layers of width 1408, and the projector.
+constexpr int64_t llama4_vision(int64_t hidden) {
+  constexpr int64_t kLayer = 4 * (1408 * 1408 + 1408) + 2 * 1408 * 5632 + 5632 + 1408 + 4 * 1408;
+  constexpr int64_t kEnds = 1408 * 588 + 1408 + 577 * 1408 + 4 * 1408;
+  return kEnds + 34 * kLayer + 4096 * 5632 + 4096 * 4096 + 4096 * hidden;
+}
+
 constexpr int64_t gpt2_others(int64_t layers, int64_t hidden) {
   return (50257 + 1024) * hidden + layers * 13 * hidden + 2 * hidden;
 }
@@ -131,6 +145,93 @@ const Published kPublished[] = {
       "vocab_size": 129280, "tie_word_embeddings": false})",
      671'026'419'200, 129280 * 7168 + norms(61, 7168) + 61 * (1536 + 512) + 58 * 256,
      61 * 5 + 3 * 3 + 58 * (1 + 256 * 3 + 3) + 1},
+    {"SmolLM3 3B", R"({"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3",
+      "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
+      "num_key_value_heads": 4, "num_hidden_layers": 36, "vocab_size": 128256})",
+     3'075'098'624, 128256 * 2048 + norms(36, 2048), 36 * 7},
+    {"OLMo 2 7B", R"({"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2",
+      "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
+      "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 100352,
+      "tie_word_embeddings": false})",
+     7'298'617'344, 100352 * 4096 + norms(32, 4096, 4), 32 * 7 + 1},
+    {"Granite 3.3 8B", R"({"architectures": ["GraniteForCausalLM"], "model_type": "granite",
+      "hidden_size": 4096, "intermediate_size": 12800, "num_attention_heads": 32,
+      "num_key_value_heads": 8, "num_hidden_layers": 40, "vocab_size": 49159,
+      "residual_multiplier": 0.22, "tie_word_embeddings": true})",
+     8'170'864'640, 49159 * 4096 + norms(40, 4096), 40 * 7},
+    {"Phi-3 mini", R"({"architectures": ["Phi3ForCausalLM"], "model_type": "phi3",
+      "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 32,
+      "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32064,
+      "tie_word_embeddings": false})",
+     3'821'079'552, 32064 * 3072 + norms(32, 3072), 32 * 4 + 1},
+    {"Mistral Small 3.1 24B", R"({"architectures": ["Mistral3ForConditionalGeneration"],
+      "model_type": "mistral3", "spatial_merge_size": 2, "text_config": {"model_type": "mistral",
+      "hidden_size": 5120, "intermediate_size": 32768, "head_dim": 128, "num_attention_heads": 32,
+      "num_key_value_heads": 8, "num_hidden_layers": 40, "vocab_size": 131072},
+      "vision_config": {"model_type": "pixtral", "hidden_size": 1024, "num_hidden_layers": 24}})",
+     24'011'361'280, 131072 * 5120 + norms(40, 5120) + pixtral(5120), 40 * 7 + 1},
+    {"Kimi K2", R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2",
+      "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+      "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8,
+      "first_k_dense_replace": 1, "moe_layer_freq": 1, "q_lora_rank": 1536, "kv_lora_rank": 512,
+      "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+      "num_attention_heads": 64, "num_key_value_heads": 64, "num_hidden_layers": 61,
+      "num_nextn_predict_layers": 0, "vocab_size": 163840, "tie_word_embeddings": false})",
+     1'026'408'232'448, 163840LL * 7168 + norms(61, 7168) + 61 * (1536 + 512) + 60 * 384,
+     61 * 5 + 3 + 60 * (1 + 384 * 3 + 3) + 1},
+    {"DeepSeek-V3.2", R"({"architectures": ["DeepseekV32ForCausalLM"],
+      "model_type": "deepseek_v32", "hidden_size": 7168, "intermediate_size": 18432,
+      "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+      "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+      "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+      "v_head_dim": 128, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
+      "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 61,
+      "num_nextn_predict_layers": 1, "vocab_size": 129280, "tie_word_embeddings": false})",
+     671'877'944'064, 129280 * 7168 + norms(61, 7168) + 61 * (1536 + 512 + 2 * 128) + 58 * 256,
+     61 * 8 + 3 * 3 + 58 * (1 + 256 * 3 + 3) + 1},
+    {"GLM-4.5 Air", R"({"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+      "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+      "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8,
+      "first_k_dense_replace": 1, "head_dim": 128, "num_attention_heads": 96,
+      "num_key_value_heads": 8, "num_hidden_layers": 46, "num_nextn_predict_layers": 1,
+      "vocab_size": 151552, "attention_bias": true, "tie_word_embeddings": false})",
+     106'852'251'264, 151552 * 4096 + norms(46, 4096) + 46 * (12288 + 2 * 1024) + 45 * 128,
+     46 * 4 + 3 + 45 * (1 + 128 * 3 + 3) + 1},
+    {"MiniMax-M2", R"({"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2",
+      "hidden_size": 3072, "intermediate_size": 1536, "num_local_experts": 256,
+      "num_experts_per_tok": 8, "head_dim": 128, "num_attention_heads": 48,
+      "num_key_value_heads": 8, "num_hidden_layers": 62, "vocab_size": 200064,
+      "use_qk_norm": true, "tie_word_embeddings": false})",
+     228'689'764'864, 200064 * 3072 + norms(62, 3072) + 62 * (48 * 128 + 8 * 128 + 256),
+     62 * (4 + 1 + 256 * 3) + 1},
+    {"gpt-oss 20B", R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+      "hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 32,
+      "num_experts_per_tok": 4, "experts_per_token": 4, "head_dim": 64, "attention_bias": true,
+      "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 24,
+      "vocab_size": 201088, "tie_word_embeddings": false})",
+     20'914'757'184,
+     201088 * 2880 + norms(24, 2880) +
+         24 * (64 + 4096 + 2 * 512 + 2880 + 32 + 32 * (2 * 2880 + 2880)),
+     24 * (4 + 1 + 32 * 2) + 1},
+    {"Qwen3-Next 80B-A3B", R"({"architectures": ["Qwen3NextForCausalLM"],
+      "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120,
+      "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 512,
+      "num_experts_per_tok": 10, "decoder_sparse_step": 1, "mlp_only_layers": [],
+      "full_attention_interval": 4, "head_dim": 256, "num_attention_heads": 16,
+      "num_key_value_heads": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+      "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+      "num_hidden_layers": 48, "vocab_size": 151936, "tie_word_embeddings": false})",
+     79'674'391'296,
+     151936 * 2048 + norms(48, 2048) + 36 * (32 + 32 + 8192 * 4 + 128) + 12 * 2 * 256,
+     36 * 3 + 12 * 4 + 48 * (1 + 512 * 3 + 3 + 1) + 1},
+    {"Llama 4 Scout", R"({"architectures": ["Llama4ForConditionalGeneration"],
+      "model_type": "llama4", "text_config": {"model_type": "llama4_text", "hidden_size": 5120,
+      "intermediate_size": 8192, "intermediate_size_mlp": 16384, "interleave_moe_layer_step": 1,
+      "num_local_experts": 16, "num_experts_per_tok": 1, "head_dim": 128,
+      "num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": 48,
+      "vocab_size": 202048}, "vision_config": {"model_type": "llama4_vision_model"}})",
+     108'641'793'536, 202048 * 5120 + norms(48, 5120) + llama4_vision(5120),
+     48 * (4 + 1 + 16 * 2 + 3) + 1},
     {"GPT-2", R"({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12,
       "n_ctx": 1024, "n_positions": 1024, "vocab_size": 50257})",
      124'439'808, gpt2_others(12, 768), 12 * 4},
@@ -245,6 +346,80 @@ TEST(PublishedConfig, DeepSeekHasLatentAttentionAndSharedExperts) {
   EXPECT_EQ(model.layers[4], (NamedLinear{"model.layers.0.self_attn.o_proj", 2048, 7168}));
 }
 
+TEST(PublishedConfig, FusedWeightsAreOneLinear) {
+  EXPECT_EQ(shapes("Phi-3 mini", "model.layers.31."), (Shapes{{"self_attn.qkv_proj", {9216, 3072}},
+                                                              {"self_attn.o_proj", {3072, 3072}},
+                                                              {"mlp.gate_up_proj", {16384, 3072}},
+                                                              {"mlp.down_proj", {3072, 8192}}}));
+  EXPECT_EQ(shapes("gpt-oss 20B", "model.layers.23.mlp.experts.31."),
+            (Shapes{{"gate_up_proj", {5760, 2880}}, {"down_proj", {2880, 2880}}}));
+  EXPECT_EQ(shapes("gpt-oss 20B", "model.layers.0.mlp.router"), (Shapes{{"", {32, 2880}}}));
+}
+
+TEST(PublishedConfig, AnIndexerIsBesideLatentAttention) {
+  EXPECT_EQ(shapes("DeepSeek-V3.2", "model.layers.60.self_attn.indexer."),
+            (Shapes{{"wq_b", {8192, 1536}}, {"wk", {128, 7168}}, {"weights_proj", {64, 7168}}}));
+  EXPECT_EQ(shapes("Kimi K2", "model.layers.60.self_attn.indexer."), Shapes{});
+}
+
+TEST(PublishedConfig, Qwen3NextHasLinearAttentionInThreeOfFourLayers) {
+  EXPECT_EQ(shapes("Qwen3-Next 80B-A3B", "model.layers.46.linear_attn."),
+            (Shapes{{"in_proj_qkvz", {12288, 2048}},
+                    {"in_proj_ba", {64, 2048}},
+                    {"out_proj", {2048, 4096}}}));
+  EXPECT_EQ(shapes("Qwen3-Next 80B-A3B", "model.layers.47.self_attn."),
+            (Shapes{{"q_proj", {8192, 2048}},
+                    {"k_proj", {512, 2048}},
+                    {"v_proj", {512, 2048}},
+                    {"o_proj", {2048, 4096}}}));
+  EXPECT_EQ(shapes("Qwen3-Next 80B-A3B", "model.layers.0.mlp.shared_expert"),
+            (Shapes{{".gate_proj", {512, 2048}},
+                    {".up_proj", {512, 2048}},
+                    {".down_proj", {2048, 512}},
+                    {"_gate", {1, 2048}}}));
+}
+
+// Maverick has experts in every second layer, and wider dense layers between.
+TEST(PublishedConfig, Llama4HasDenseLayersBetween) {
+  EXPECT_EQ(
+      shapes("Llama 4 Scout",
+             "language_model.model.layers.0.feed_forward."
+             "shared_expert."),
+      (Shapes{
+          {"gate_proj", {8192, 5120}}, {"up_proj", {8192, 5120}}, {"down_proj", {5120, 8192}}}));
+  std::string text = published("Llama 4 Scout").config;
+  text.replace(text.find("step\": 1"), 8, "step\": 2");
+  const std::vector<NamedLinear> layers = parse(text).value();
+  std::map<std::string, int64_t> outputs;
+  for (const NamedLinear& layer : layers) outputs[layer.fqn] = layer.out_features;
+  EXPECT_EQ(outputs.at("language_model.model.layers.0.feed_forward.up_proj"), 16384);
+  EXPECT_EQ(outputs.at("language_model.model.layers.1.feed_forward.experts.15.gate_up_proj"),
+            16384);
+  EXPECT_EQ(outputs.count("language_model.model.layers.1.feed_forward.up_proj"), 0U);
+}
+
+// The class alone names the family; one that is of none is not guessed at.
+TEST(PublishedConfig, TheClassAloneNamesTheFamily) {
+  for (const Published& model : kPublished) {
+    std::string text = model.config;
+    const size_t type = text.find("\"model_type\"");
+    if (text.find("\"architectures\"") > type) continue;
+    text.replace(type, 12, "\"other\"");
+    const auto layers = parse(text);
+    ASSERT_TRUE(layers) << model.name << ": " << layers.error().message;
+    EXPECT_EQ(*layers, parse(model.config).value()) << model.name;
+  }
+  for (const char* named : {"[\"NewForCausalLM\"]", "[]", "7"}) {
+    const auto layers = parse(f8::format(R"({{"architectures": {}, "hidden_size": 64,
+        "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1,
+        "vocab_size": 64}})",
+                                         named));
+    ASSERT_FALSE(layers) << named;
+    EXPECT_EQ(layers.error().code, ErrorCode::kUnsupported) << named;
+    EXPECT_NE(layers.error().message.find("architectures"), std::string::npos);
+  }
+}
+
 // Conv1D holds its weight as [in_features, out_features].
 TEST(PublishedConfig, Gpt2HasFourLinearsPerBlock) {
   EXPECT_EQ(shapes("GPT-2", "transformer.h.11."), (Shapes{{"attn.c_attn", {2304, 768}},
@@ -264,18 +439,24 @@ std::string error_with(std::string_view name, std::string_view from, std::string
 }
 
 TEST(PublishedConfig, AMissingFieldIsNamed) {
-  const std::pair<const char*, const char*> kNeeded[] = {{"Mixtral 8x7B", "num_local_experts"},
-                                                         {"Qwen3 30B-A3B", "num_experts"},
-                                                         {"Qwen3 30B-A3B", "moe_intermediate_size"},
-                                                         {"DeepSeek-V3", "kv_lora_rank"},
-                                                         {"DeepSeek-V3", "qk_rope_head_dim"},
-                                                         {"DeepSeek-V3", "v_head_dim"},
-                                                         {"DeepSeek-V3", "n_routed_experts"},
-                                                         {"DeepSeek-V3", "first_k_dense_replace"},
-                                                         {"GPT-2", "n_embd"},
-                                                         {"GPT-2", "n_head"},
-                                                         {"Gemma 3 12B", "text_config"},
-                                                         {"Gemma 2 9B", "vocab_size"}};
+  const std::pair<const char*, const char*> kNeeded[] = {
+      {"Mixtral 8x7B", "num_local_experts"},
+      {"Qwen3 30B-A3B", "num_experts"},
+      {"Qwen3 30B-A3B", "moe_intermediate_size"},
+      {"DeepSeek-V3", "kv_lora_rank"},
+      {"DeepSeek-V3", "qk_rope_head_dim"},
+      {"DeepSeek-V3", "v_head_dim"},
+      {"DeepSeek-V3", "n_routed_experts"},
+      {"DeepSeek-V3", "first_k_dense_replace"},
+      {"DeepSeek-V3.2", "index_n_heads"},
+      {"DeepSeek-V3.2", "q_lora_rank"},
+      {"Qwen3-Next 80B-A3B", "linear_value_head_dim"},
+      {"Llama 4 Scout", "intermediate_size_mlp"},
+      {"Mistral Small 3.1 24B", "text_config"},
+      {"GPT-2", "n_embd"},
+      {"GPT-2", "n_head"},
+      {"Gemma 3 12B", "text_config"},
+      {"Gemma 2 9B", "vocab_size"}};
   for (const auto& [model, field] : kNeeded) {
     const std::string quoted = "\"" + std::string(field) + "\"";
     const std::string message = error_with(model, quoted, "\"other\"");
@@ -296,6 +477,13 @@ TEST(PublishedConfig, AContradictionNamesItsFields) {
          {"first_k_dense_replace 62", "num_hidden_layers 61"});
   expect(error_with("GPT-2", "n_head\": 12", "n_head\": 11"), {"n_embd 768", "n_head 11"});
   expect(error_with("Qwen3 30B-A3B", "[]", "[0]"), {"mlp_only_layers", "index.json"});
+  expect(error_with("Llama 4 Scout", "step\": 1", "step\": 1, \"moe_layers\": [1]"),
+         {"moe_layers", "index.json"});
+  expect(error_with("Qwen3-Next 80B-A3B", "interval\": 4",
+                    "interval\": 4, \"layer_types\": [\"full_attention\"]"),
+         {"layer_types", "index.json"});
+  expect(error_with("Phi-3 mini", "size\": 8192", "size\": 1000000000"),
+         {"intermediate_size", "1000000000"});
   expect(error_with("Llama-3 8B", "embeddings\": false", "embeddings\": 1"),
          {"tie_word_embeddings", "true or false"});
   expect(error_with("DeepSeek-V3", "shared_experts\": 1", "shared_experts\": -1"),
