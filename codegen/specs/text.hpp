@@ -24,7 +24,8 @@ namespace f8::codegen {
 [[nodiscard]] std::string constant(std::string_view name, bool value);
 
 // Asserts a value that the host restates: a stub whose template disagrees does not compile. `host`
-// names the place that restates it.
+// names the place that restates it: of LaunchTraits, threads_per_block() and dynamic_smem_bytes(),
+// which are words of every source that caches have the hash of.
 [[nodiscard]] std::string check(std::string_view device, size_t value, std::string_view host);
 template <class Args>
 [[nodiscard]] std::string check_args(std::string_view name) {
