@@ -35,9 +35,10 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 import float8.torch as f8
-from float8.torch import _ops, shard_casts
-from float8.torch.fsdp import gather_of
+from float8.torch import _ops
 from float8.torch.ranks import collectives
+from float8.torch.shard import shard_casts
+from float8.torch.shard.fsdp import gather_of
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 

@@ -38,7 +38,8 @@ class ContextOptions(ctypes.Structure):
         ("emulate", ctypes.c_int32),
         ("no_table", ctypes.c_int32),
         ("moves_saved", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("tune_on_first_use", ctypes.c_int32),
+        ("database", ctypes.c_char_p),
     ]
 
 
@@ -62,6 +63,10 @@ class LinearDesc(ctypes.Structure):
         ("non_finite", ctypes.c_int32),
         ("count", ctypes.c_int32),
         ("weight_flag", ctypes.c_int32),
+        ("accumulate_grad_input", ctypes.c_int32),
+        ("sm_limit", ctypes.c_int32),
+        ("weight_shards", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

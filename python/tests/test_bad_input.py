@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import float8.torch as f8
-from float8.torch import notices, stale_optimizers
+from float8.torch import notices
+from float8.torch.layer import stale_optimizers
 
 Config = Callable[..., f8.LinearConfig]
 

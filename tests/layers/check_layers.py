@@ -17,6 +17,8 @@ and those of tools/tuner/, over the files that lie in it itself:
 
     model_files      backend <- measure <- worker <- search <- fit, gpus
 
+python_imports.py has those of the Python package.
+
 A path in quotes is the project's, from the root (device templates and tests may also name a file
 beside them, and an example names its own files as it finds them); angle brackets are the system's.
 """
@@ -24,6 +26,8 @@ import pathlib
 import re
 import sys
 import tempfile
+
+import python_imports
 
 MAY_INCLUDE = {
     "base": {"base"},
@@ -163,7 +167,7 @@ def room_findings(path, number, target):
 
 def check(root):
     """All findings under `root`, and how many files were read."""
-    findings, count = [], 0
+    findings, count, of_python = [], 0, {}
     files = [p for p in root.iterdir() if p.is_file() and p.name != ".git"]  # a worktree has one
     for folder in FOLDERS:
         files += [p for p in (root / folder).rglob("*") if p.is_file()]
@@ -174,6 +178,8 @@ def check(root):
         except UnicodeDecodeError:
             continue
         count += 1
+        if path.startswith("python/float8/") and file.suffix == ".py":
+            of_python[path] = "\n".join(lines)
         is_source = file.suffix in SOURCE and path.split("/")[0] in MAY_INCLUDE
         is_device_text = path.startswith("tests/golden/")
         for number, line in enumerate(lines, 1):
@@ -190,7 +196,7 @@ def check(root):
             for pattern, what in NAMED_NOWHERE:
                 if found := pattern.search(line):
                     findings.append(f"{path}:{number}: names {what}: {found.group().strip()}")
-    return findings, count
+    return findings + list(python_imports.findings(of_python)), count
 
 
 def self_test():
@@ -210,6 +216,13 @@ def self_test():
         "examples/a/b.cpp": '#include <vector>\n#include <float8/float8.hpp>\n#include "b.hpp"\n'
                             '#include <CLI/CLI.hpp>\n#include <cuda.h>\n#include "kernels/b.cuh"\n'
                             '#include <mpi.h>\n#include <nccl.h>\n',
+        "python/float8/recipes.py": "import enum\n",
+        "python/float8/torchao/config.py": "from float8.torch.layer.a import a\n",
+        "python/float8/torch/__init__.py": "from float8.torch.layer.a import a\n",
+        "python/float8/torch/_ops.py": "from float8 import recipes\n",
+        "python/float8/torch/shard/a.py": "from float8.torch import _ops\n",
+        "python/float8/torch/layer/a.py": "from float8.torch.shard import a\n",
+        "python/float8/torch/layer/b.py": "from float8.torch.layer.a import a\n",
         "docs/a.md": "the work/root of $HOME/work and .../work\n",
     }
     planted = [
@@ -259,6 +272,13 @@ def self_test():
         ("examples/a/kernels/x.cuh", '#include "codegen/kernels/ptx.cuh"\n'),
         ("recipes/x.cpp", 'auto text = fmt::format("{}", 1);\n'),
         ("python/shim/x.cpp", "for (const auto& e : std::filesystem::directory_iterator(folder)) {\n"),
+        ("python/float8/filter.py", "import float8.torch._ops\n"),
+        ("python/float8/filter.py", "from float8.torchao import config\n"),
+        ("python/float8/torch/notices.py", "from float8.torch.shard.a import a\n"),
+        ("python/float8/torch/shard/b.py", "from float8.torch.layer.a import a\n"),
+        ("python/float8/torch/checks/x.py", "def f(): from float8.torch import _ops\n"),
+        ("python/float8/torch/other/x.py", "from float8.torch import _ops\n"),
+        ("python/float8/torch/layer/a.py", "from float8.torch.layer import b\n"),
         ("scripts/x", "cd /" + "work/main\n"),
         ("README.md", "fetched from py" + "pi.org\n"),
     ]

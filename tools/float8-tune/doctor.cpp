@@ -215,10 +215,11 @@ void look_at_environment(DoctorReport& report) {
   const Environment& e = environment();
   report.json["environment"] = {{"FLOAT8_CACHE_DIR", e.cache_dir.string()},
                                 {"FLOAT8_DB", e.db.string()},
-                                {"FLOAT8_LOG", e.log_level}};
+                                {"FLOAT8_LOG", e.log_level},
+                                {"FLOAT8_TUNE", e.tune}};
   report.add("environment", true,
-             f8::format("FLOAT8_CACHE_DIR={} FLOAT8_DB={} FLOAT8_LOG={}", e.cache_dir.string(),
-                        e.db.string(), e.log_level));
+             f8::format("FLOAT8_CACHE_DIR={} FLOAT8_DB={} FLOAT8_LOG={} FLOAT8_TUNE={}",
+                        e.cache_dir.string(), e.db.string(), e.log_level, e.tune));
 }
 
 Result<int> run(const Global& global, int ordinal) {

@@ -15,8 +15,8 @@ from torch import nn
 
 from float8.recipes import Recipe
 from float8.torch import functional
-from float8.torch.convert import ModuleFilter
-from float8.torch.linear import check_sizes
+from float8.torch.layer.convert import ModuleFilter
+from float8.torch.layer.linear import check_sizes
 
 
 def convert(

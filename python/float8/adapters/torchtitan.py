@@ -26,9 +26,9 @@ from torchtitan.protocols.module import Module
 
 from float8.adapters import selective
 from float8.filter import Layer, filter_layers
-from float8.torch import tensor_parallel
-from float8.torch.linear import Float8Linear as _Float8Linear
-from float8.torch.linear import resolve_recipe
+from float8.torch.layer.linear import Float8Linear as _Float8Linear
+from float8.torch.layer.linear import resolve_recipe
+from float8.torch.parallel import tensor_parallel
 
 LAYERS = ("*.layers.*.attention.*", "*.layers.*.feed_forward.*", "*.layers.*.shared_experts.*")
 

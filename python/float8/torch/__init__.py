@@ -10,21 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from float8.torch import functional
-from float8.torch.convert import LinearConfig, convert_to_float8_training
-from float8.torch.filters import module_filter, verdicts
-from float8.torch.fsdp import precompute_float8_dynamic_scale_for_fsdp
-from float8.torch.linear import Float8Linear, prepare
+from float8.torch.checks.rank_watch import Watch, watch
+from float8.torch.checks.verify import verify_distributed
+from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
+from float8.torch.layer.filters import module_filter, verdicts
+from float8.torch.layer.linear import Float8Linear, prepare
+from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
 from float8.torch.ranks.agreement import agree
 from float8.torch.ranks.collectives import DistributedError
-from float8.torch.ranks.rank_watch import Watch, watch
-from float8.torch.ranks.verify import verify_distributed
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
+from float8.torch.shard.fsdp import precompute_float8_dynamic_scale_for_fsdp
+from float8.torch.shard.weight_changes import check_copies
 from float8.torch.tuning import tune_on_first_use
-from float8.torch.weight_casts import WeightCasts, cache_weight_casts
-from float8.torch.weight_changes import check_copies
 
 if TYPE_CHECKING:
-    from float8.torch.parallel_styles import (
+    from float8.torch.layer.parallel_styles import (
         Float8ColwiseParallel,
         Float8RowwiseParallel,
         PrepareFloat8ModuleInput,
@@ -58,7 +58,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("Float8ColwiseParallel", "Float8RowwiseParallel", "PrepareFloat8ModuleInput"):
-        from float8.torch import parallel_styles  # it loads DTensor, which takes a while
+        from float8.torch.layer import parallel_styles  # it loads DTensor, which takes a while
 
         return getattr(parallel_styles, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

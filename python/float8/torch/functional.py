@@ -9,7 +9,7 @@ import torch
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
-from float8.torch.linear import check_switches, resolve_recipe
+from float8.torch.layer.linear import check_switches, resolve_recipe
 
 
 def linear(

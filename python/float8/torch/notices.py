@@ -13,6 +13,8 @@ import warnings
 import torch
 from torch import nn
 
+from float8.torch.base_linear import is_float8
+
 conversions = 0  # calls that convert a model
 _told: set[str] = set()
 _FOLDERS = tuple(
@@ -44,9 +46,7 @@ def note_conversion() -> None:
 
 def has_linears(module: nn.Module) -> bool:
     """Tells whether a Float8Linear is below the module."""
-    from float8.torch.linear import Float8Linear
-
-    return any(isinstance(each, Float8Linear) for each in module.modules())
+    return any(is_float8(each) for each in module.modules())
 
 
 def warn_without_linears(call: str, module: nn.Module) -> None:

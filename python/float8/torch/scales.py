@@ -19,11 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
 from float8.torch import notices
+from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
 
 if TYPE_CHECKING:
-    from float8.torch.linear import Float8Linear
+    from float8.torch.layer.linear import Float8Linear
 
 NAME = "float8_scales"
 PART_BYTES = 16
@@ -454,12 +455,8 @@ def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> N
 
     history: amaxes kept of each operand, 1 to 1024. margin: scales are divided by 2^margin.
     """
-    from float8.torch.linear import Float8Linear
-
     linears = [
-        m
-        for m in module.modules()
-        if isinstance(m, Float8Linear) and m.recipe.delayed and m._scales is None
+        m for m in module.modules() if is_float8(m) and m.recipe.delayed and m._scales is None
     ]
     if not linears:
         return

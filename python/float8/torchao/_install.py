@@ -37,7 +37,7 @@ def install() -> None:
     find this package, accelerate finds a torchao 0.6.1 to train with, and to all others that look
     for torchao it is not there.
     """
-    import float8.torchao as ours
+    ours = importlib.import_module("float8.torchao")
 
     before = sys.modules.get("torchao.float8")
     if before is not None and getattr(before, "install", None) is not ours.install:

@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 
 from float8.recipes import Cast, Format, Gemm, Granularity, Recipe, Scaling
-from float8.torch.convert import LinearConfig
-from float8.torch.linear import resolve_recipe
+from float8.torch.layer.convert import LinearConfig
+from float8.torch.layer.linear import resolve_recipe
 from float8.torchao import _asked
 
 e4m3_dtype = torch.float8_e4m3fn

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from float8.torch import linear as _linear
 from float8.torch import notices
+from float8.torch.layer import linear as _linear
 from float8.torchao.config import Float8LinearConfig
 
 

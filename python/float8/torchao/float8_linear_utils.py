@@ -11,7 +11,7 @@ from torch import nn
 
 from float8.adapters import selective
 from float8.torch import notices, scales
-from float8.torch.convert import (
+from float8.torch.layer.convert import (
     ModuleFilter,
     Path,
     convert_linears,
@@ -19,7 +19,7 @@ from float8.torch.convert import (
     swap_linears,
     wrong_config,
 )
-from float8.torch.convertible import refuse_lazy
+from float8.torch.layer.convertible import refuse_lazy
 from float8.torchao.config import ConfigError, Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
 

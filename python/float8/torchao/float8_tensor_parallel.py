@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from float8.torch.parallel_styles import (
+from float8.torch.layer.parallel_styles import (
     Float8ColwiseParallel,
     Float8RowwiseParallel,
     PrepareFloat8ModuleInput,

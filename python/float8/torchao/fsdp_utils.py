@@ -6,7 +6,8 @@ from typing import NoReturn
 
 from torch import nn
 
-from float8.torch import fsdp, notices
+from float8.torch import notices
+from float8.torch.shard import fsdp
 
 __all__ = [
     "WeightWithDynamicFloat8CastTensor",
@@ -22,7 +23,7 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
 
 
 class WeightWithDynamicFloat8CastTensor:
-    """torchao's weight that is gathered in fp8. Here it is float8.torch.fsdp.ShardedWeight."""
+    """torchao's weight that is gathered in fp8. Here it is float8.torch.shard.fsdp.ShardedWeight."""
 
     def __init__(self, *_: object) -> None:
         not_yet("WeightWithDynamicFloat8CastTensor")

@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 import float8
 import float8.torch as f8
-from float8.torch import async_tensor_parallel, chunk_exchange
-from float8.torch import sharded_operands as operands
-from float8.torch.sharded_operands import Gemm, Sharing, rules_of
+from float8.torch.parallel import async_tensor_parallel, chunk_exchange
+from float8.torch.parallel import sharded_operands as operands
+from float8.torch.parallel.sharded_operands import Gemm, Sharing, rules_of
 
 GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 

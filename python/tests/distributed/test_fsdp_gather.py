@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
 from float8 import recipes
-from float8.torch import _ops, shard_casts
-from float8.torch.fsdp import GatheredWeight
+from float8.torch import _ops
+from float8.torch.shard import shard_casts
+from float8.torch.shard.fsdp import GatheredWeight
 
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 RECIPES = (*DYNAMIC, "delayed")

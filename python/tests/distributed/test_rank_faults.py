@@ -26,7 +26,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 import float8.torch as f8
-from float8.torch.ranks import collectives, rank_watch
+from float8.torch.checks import rank_watch
+from float8.torch.ranks import collectives
 
 TIMEOUT = 3.0
 STEPS = 3

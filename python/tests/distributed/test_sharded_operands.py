@@ -17,8 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import float8
 import float8.torch as f8
 from float8.torch import _ops
-from float8.torch import sharded_operands as operands
-from float8.torch.sharded_operands import Copy, Sharing, rules_of
+from float8.torch.parallel import sharded_operands as operands
+from float8.torch.parallel.sharded_operands import Copy, Sharing, rules_of
 
 GEMM = float8.recipes.Gemm
 ROWS = float8.Cast(granularity=float8.Granularity.AXIS)

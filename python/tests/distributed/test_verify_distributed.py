@@ -145,7 +145,7 @@ def test_what_is_planted_is_found_on_all_ranks(world: int, tmp_path: Any) -> Non
 
 
 def _kernels(mesh: Any, rank: int, world: int) -> None:
-    from float8.torch.ranks import verify
+    from float8.torch.checks import verify
 
     original = verify._plans
 
@@ -220,5 +220,5 @@ def _parallel(_: Any, rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", (2, 4))
 def test_tensor_parallel_linears(world: int, tmp_path: Any) -> None:
-    pytest.importorskip("float8.torch.tensor_parallel")
+    pytest.importorskip("float8.torch.parallel.tensor_parallel")
     ranks.spawn(_parallel, world, tmp_path)

@@ -26,8 +26,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import float8.torch as f8
-from float8.torch import fsdp, weight_changes
-from float8.torch.fsdp import GatheredWeight, ShardedWeight
+from float8.torch.shard import fsdp, weight_changes
+from float8.torch.shard.fsdp import GatheredWeight, ShardedWeight
 
 SIZE, WIDE = 64, 96
 

@@ -1,1 +1,1 @@
-"""Ranks: their collectives, that they agree, that one who fails is named, and what they compute."""
+"""Ranks: their collectives, that they agree, and that one who fails is named."""

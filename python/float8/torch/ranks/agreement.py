@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from float8 import _library
-from float8.torch import async_tensor_parallel
+from float8.torch.base_linear import is_float8
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import DistributedError, Operation
 
@@ -151,39 +151,14 @@ def table_hash(device: int) -> str:
 
 def _devices(model: nn.Module | None) -> list[int]:
     """Returns the devices that this process computes on."""
-    layers = [] if model is None else [m for m in model.modules() if _is_float8(m)]
+    layers = [] if model is None else [m for m in model.modules() if is_float8(m)]
     if any(layer.emulate for layer in layers) or not torch.cuda.is_available():
         return [_EMULATED]
     return [torch.cuda.current_device()]
 
 
-def _is_float8(module: nn.Module) -> bool:
-    from float8.torch.linear import Float8Linear
-
-    return isinstance(module, Float8Linear)
-
-
-def describe(layer: Any) -> str:
-    """Returns what a layer has in common on all ranks, in words."""
-    n, k = layer.weight.shape
-    dtype = str(layer.weight.dtype).removeprefix("torch.")
-    words = [f"[{n}, {k}] {layer.recipe} in {dtype}"]
-    words += [name for name in ("emulate", "saturate") if getattr(layer, name)]
-    if layer.recompute is not None:
-        words.append(f"recompute={layer.recompute}")
-    if layer.bias is not None:
-        words.append("bias")
-    if layer.enable_fsdp_float8_all_gather:
-        words.append("fp8 gathers")
-    if async_tensor_parallel.wanted(layer.async_tensor_parallel):
-        words.append("async tensor parallelism")
-    if layer._scales is not None:
-        words.append(f"a scale state of {layer._scales.words()}")
-    return ", ".join(words)
-
-
 def _layers(model: nn.Module) -> dict[str, str]:
-    return {name: describe(m) for name, m in model.named_modules() if _is_float8(m)}
+    return {name: m.describe() for name, m in model.named_modules() if is_float8(m)}
 
 
 # The table

@@ -18,8 +18,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from float8.filter import layer_pattern
 from float8.torch import notices
-from float8.torch.linear import Float8Linear
-from float8.torch.weight_mesh import fsdp_params
+from float8.torch.layer.linear import Float8Linear
+from float8.torch.shard.weight_mesh import fsdp_params
 
 # A conversion would lose these where a subclass has its own.
 _OF_CLASS = (

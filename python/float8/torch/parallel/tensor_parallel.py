@@ -14,17 +14,18 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
-from float8.torch import async_tensor_parallel, sharded_linear
-from float8.torch import sharded_grads as grads
-from float8.torch import sharded_operands as operands
-from float8.torch.fsdp import GatheredWeight
+from float8.torch.parallel import async_tensor_parallel, sharded_linear
+from float8.torch.parallel import sharded_grads as grads
+from float8.torch.parallel import sharded_operands as operands
+from float8.torch.parallel.sharded_grads import Call
+from float8.torch.parallel.sharded_operands import Sharing
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.sharded_grads import Call
-from float8.torch.sharded_operands import Sharing
+from float8.torch.shard.fsdp import GatheredWeight
+from float8.torch.shard.weight_mesh import check_split
 
 if TYPE_CHECKING:
-    from float8.torch.linear import Float8Linear
+    from float8.torch.layer.linear import Float8Linear
 
 
 def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
@@ -101,7 +102,7 @@ def compare_layer(layer: Float8Linear, mesh: Any, style: str) -> None:
     It comes before the weight is distributed, which ranks with unlike shapes would not get through.
     """
     if mesh.ndim == 1 and mesh.size() > 1:
-        words = f"{agreement.describe(layer)}, {style}"
+        words = f"{layer.describe()}, {style}"
         _compare(layer, mesh, {"layers": {layer._layer_name: words}})
 
 
@@ -119,7 +120,7 @@ def compare_call(layer: Float8Linear, x: Any) -> None:
             layer,
             mesh,
             {
-                "layers": {name: f"{agreement.describe(layer)}, {layouts}"},
+                "layers": {name: f"{layer.describe()}, {layouts}"},
                 "inputs": {name: f"{list(x.shape)} in {x.dtype}{at}"},
             },
         )
@@ -147,31 +148,10 @@ def sharing_of(layer: Float8Linear, weight: Any) -> tuple[int, Sharing]:
             "Shard(0) or Shard(1) on one dimension of a mesh"
         )
     dim = placements[0].dim
-    check(layer, dim, mesh.size())
+    check_split(layer, dim, mesh.size())
     to = Sharing(layer._rules, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
     layer._sharing = ((mesh, placements, layer._config), dim, to)
     return dim, to
-
-
-def check(layer: Float8Linear, dim: int, ranks: int) -> None:
-    """Raises ValueError, with the layer's name, where ranks cannot share its weight."""
-    name = f"layer {layer._layer_name!r}" if layer._layer_name else "a Float8Linear"
-    extent, what = (
-        (layer.out_features, "out_features") if dim == 0 else (layer.in_features, "in_features")
-    )
-    blocks = layer._rules.has_blocks
-    multiple = operands.BLOCK if blocks else 16
-    if extent % (ranks * multiple) != 0 or layer._padding:
-        why = "whole blocks of 128" if blocks else "multiples of 16"
-        raise ValueError(
-            f"float8: {name} has {what} {extent}, which {ranks} ranks cannot share in {why}; leave "
-            "it out of the parallelize plan, or out of the conversion"
-        )
-    if layer._rules.mixed:
-        raise ValueError(
-            f"float8: {name} has a custom recipe with delayed and other casts; tensor parallelism is "
-            "for delayed scaling of all operands, or of none"
-        )
 
 
 def _check_tokens(tokens: int, to: Sharing) -> None:

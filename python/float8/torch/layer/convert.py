@@ -20,20 +20,22 @@ from float8.filter import (
     list_of,
 )
 from float8.recipes import Recipe
-from float8.torch import fsdp, notices, stale_optimizers
-from float8.torch.convertible import (
+from float8.torch import notices
+from float8.torch.layer import stale_optimizers
+from float8.torch.layer.convertible import (
     is_convertible,
     is_linear,
     refuse_sharded,
     without_unusual,
 )
-from float8.torch.linear import Float8Linear, check_switches, resolve_recipe
+from float8.torch.layer.linear import Float8Linear, check_switches, resolve_recipe
 from float8.torch.scales import (
     attach_scales,
     drop_unused_states,
     expect_other_checkpoints,
     refuse_second_state,
 )
+from float8.torch.shard import fsdp
 
 ModuleFilter = Callable[[nn.Module, str], bool]
 Path = str | os.PathLike[str]

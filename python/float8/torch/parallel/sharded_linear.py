@@ -21,12 +21,12 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch import sharded_grads as grads
-from float8.torch import sharded_operands as operands
-from float8.torch.gathered_ops import weight_gemm
+from float8.torch.parallel import sharded_grads as grads
+from float8.torch.parallel import sharded_operands as operands
+from float8.torch.parallel.sharded_grads import Call
+from float8.torch.parallel.sharded_operands import Copy, Gemm, Share, Sharing
 from float8.torch.ranks import collectives
-from float8.torch.sharded_grads import Call
-from float8.torch.sharded_operands import Copy, Gemm, Share, Sharing
+from float8.torch.shard.gathered_ops import weight_gemm
 
 
 def linear(

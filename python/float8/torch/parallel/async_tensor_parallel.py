@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from float8.recipes import Granularity
-from float8.torch import _ops, chunk_exchange
+from float8.torch import _ops
+from float8.torch.parallel import chunk_exchange
 
 BLOCK = 128
 _LEAST_ROWS = 512  # of a GEMM on a GPU: with fewer, more launches cost what the overlap saves

@@ -17,12 +17,12 @@ from float8.torch import _ops
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.scales import record_amax
-from float8.torch.weight_gather import WeightGather
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from float8.torch.scales import ScaleState
+    from float8.torch.shard.weight_gather import WeightGather
 
 _ROWS = 16  # a weight that is cast as a whole has multiples of so many rows
 _PIECE = 1 << 27  # elements of the weights without copies to cast into that are cast at once

@@ -25,8 +25,10 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Granularity, Recipe, Scaling
-from float8.torch import _ops, notices, weight_changes
-from float8.torch.gathered_ops import (
+from float8.torch import _ops, notices
+from float8.torch.ranks import collectives
+from float8.torch.shard import weight_changes
+from float8.torch.shard.gathered_ops import (
     gathered_backward,
     gathered_copy,
     gathered_forward,
@@ -34,12 +36,11 @@ from float8.torch.gathered_ops import (
     weight_copy,
     weight_gemm,
 )
-from float8.torch.ranks import collectives
-from float8.torch.shard_casts import cast_late, cast_shards
-from float8.torch.shard_copies import COPIES
-from float8.torch.weight_changes import Changes
-from float8.torch.weight_gather import WeightGather
-from float8.torch.weight_mesh import param_group, params_of_root
+from float8.torch.shard.shard_casts import cast_late, cast_shards
+from float8.torch.shard.shard_copies import COPIES
+from float8.torch.shard.weight_changes import Changes
+from float8.torch.shard.weight_gather import WeightGather
+from float8.torch.shard.weight_mesh import param_group, params_of_root
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from float8.recipes import Granularity
-from float8.torch import _ops, weight_changes
-from float8.torch.copy_layout import BLOCK, blocks, in_4s
-from float8.torch.shard_copies import COPIES
-from float8.torch.weight_gather import GatheredCopy, WeightGather, gather_at
+from float8.torch import _ops
+from float8.torch.shard import weight_changes
+from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s
+from float8.torch.shard.shard_copies import COPIES
+from float8.torch.shard.weight_gather import GatheredCopy, WeightGather, gather_at
 
 torch.library.define(
     "float8::gathered_forward",

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from float8.torch.shard.copy_layout import BLOCK
+
 
 class MeshDims(NamedTuple):
     """Dimensions of the weight's mesh."""
@@ -106,3 +108,24 @@ def _groups(state: Any) -> list[Any]:
     if groups is None:
         groups = [getattr(state, "_fsdp_param_group", None)]
     return [group for group in groups if group is not None]
+
+
+def check_split(layer: Any, dim: int, ranks: int) -> None:
+    """Raises ValueError, with the layer's name, where ranks cannot share its weight."""
+    name = f"layer {layer._layer_name!r}" if layer._layer_name else "a Float8Linear"
+    extent, what = (
+        (layer.out_features, "out_features") if dim == 0 else (layer.in_features, "in_features")
+    )
+    blocks = layer._rules.has_blocks
+    multiple = BLOCK if blocks else 16
+    if extent % (ranks * multiple) != 0 or layer._padding:
+        why = "whole blocks of 128" if blocks else "multiples of 16"
+        raise ValueError(
+            f"float8: {name} has {what} {extent}, which {ranks} ranks cannot share in {why}; leave "
+            "it out of the parallelize plan, or out of the conversion"
+        )
+    if layer._rules.mixed:
+        raise ValueError(
+            f"float8: {name} has a custom recipe with delayed and other casts; tensor parallelism is "
+            "for delayed scaling of all operands, or of none"
+        )

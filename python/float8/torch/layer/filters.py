@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from float8.filter import Verdict, filter_layers, list_of
-from float8.torch.convert import (
+from float8.torch.layer.convert import (
     Config,
     ModuleFilter,
     check_names,
@@ -16,7 +16,7 @@ from float8.torch.convert import (
     layers_of,
     resolve_config,
 )
-from float8.torch.convertible import is_convertible
+from float8.torch.layer.convertible import is_convertible
 
 
 def verdicts(

@@ -23,18 +23,20 @@ from torch import Tensor
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops, weight_changes
-from float8.torch.copy_layout import Copy, Layout, layout
-from float8.torch.ranks import agreement, collectives
+from float8.torch import _ops
+from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.shard_copies import COPIES, ShardCopies
-from float8.torch.weight_changes import is_capturing
-from float8.torch.weight_mesh import mesh_dims
+from float8.torch.shard import weight_changes
+from float8.torch.shard.copy_layout import Copy, Layout, layout
+from float8.torch.shard.shard_casts import cast_late, cast_shards
+from float8.torch.shard.shard_copies import COPIES, ShardCopies
+from float8.torch.shard.weight_changes import is_capturing
+from float8.torch.shard.weight_mesh import check_split, mesh_dims
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-    from float8.torch.linear import Float8Linear
+    from float8.torch.layer.linear import Float8Linear
     from float8.torch.scales import ScaleState
 
 _gathers: weakref.WeakValueDictionary[int, WeightGather] = weakref.WeakValueDictionary()
@@ -58,11 +60,9 @@ class WeightGather(ShardCopies):
         self.tensor_group: Any = None  # that of tensor parallelism
         self.tensor_dim: int | None = None
         if dims.tensor is not None:
-            from float8.torch import tensor_parallel
-
             self.tensor_group = mesh.get_group(dims.tensor)
             self.tensor_dim = placements[dims.tensor].dim
-            tensor_parallel.check(layer, self.tensor_dim, self.tensor_group.size())
+            check_split(layer, self.tensor_dim, self.tensor_group.size())
             size[self.tensor_dim] //= self.tensor_group.size()
         self._own_shape = tuple(map(int, weight._local_tensor.shape))
         group, device = mesh.get_group(dims.fsdp), weight._local_tensor.device
@@ -70,7 +70,7 @@ class WeightGather(ShardCopies):
         self.dtype = dtype  # of x
         self.name = f"a weight of {list(size)}"  # the layer's, once somebody knows it
         self.agreed = False  # the ranks have compared it
-        self._what = agreement.describe(layer)
+        self._what = layer.describe()
         self.operations: dict[tuple[str, ...], Operation] = {
             names: Operation("FSDP's all-gather of " + " and ".join(names), lambda: (self.name,))
             for names in (("q",), ("qt",), COPIES)
@@ -218,8 +218,6 @@ class WeightGather(ShardCopies):
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy, which is cast first if it is late."""
         if name == "qt" and self.late and not self.has_late:
-            from float8.torch.shard_casts import cast_late
-
             cast_late([self])
         return super().shard(name)
 
@@ -276,8 +274,6 @@ class WeightGather(ShardCopies):
         """
         if dtype != self.dtype:
             self.dtype = dtype
-            from float8.torch.shard_casts import cast_shards
-
             cast_shards([(self, self._weight)])
         found = self._copies.get(name)
         if found is None or found.untyped_storage().size() == 0:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from float8.torch import _ops, fsdp
-from float8.torch.linear import Float8Linear
+from float8.torch import _ops
+from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.scales import PART_BYTES
-from float8.torch.shard_casts import cast_shards
-from float8.torch.weight_gather import WeightGather, plain_parts
-from float8.torch.weight_mesh import is_sharded_by_fsdp
+from float8.torch.shard import fsdp
+from float8.torch.shard.shard_casts import cast_shards
+from float8.torch.shard.weight_gather import WeightGather, plain_parts
+from float8.torch.shard.weight_mesh import is_sharded_by_fsdp
 
 # Sums in another order differ by rounding, 50 dB and more in bfloat16. One operand that was cast
 # with another scale costs more: two such casts agree to about 30 dB.

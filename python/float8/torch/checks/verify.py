@@ -12,10 +12,10 @@ import torch
 from torch import distributed, nn
 
 from float8 import _library
-from float8.torch.linear import Float8Linear
+from float8.torch.checks.verify_layer import TENSORS, THRESHOLD_DB, Layer, LayerCheck
+from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import DistributedError, Operation
-from float8.torch.ranks.verify_layer import TENSORS, THRESHOLD_DB, Layer, LayerCheck
 
 _REMEDY = {
     "w": "the ranks' weights differ, or a shard lies where it should not; load the checkpoint again "

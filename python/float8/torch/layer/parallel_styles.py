@@ -19,9 +19,10 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 
-from float8.torch import tensor_parallel
-from float8.torch.linear import Float8Linear
-from float8.torch.sharded_linear import LEFT
+from float8.torch.layer.linear import Float8Linear
+from float8.torch.parallel import tensor_parallel
+from float8.torch.parallel.sharded_linear import LEFT
+from float8.torch.shard.weight_mesh import check_split
 
 
 class Float8ColwiseParallel(ColwiseParallel):
@@ -127,5 +128,5 @@ def _check(style: Any, module: nn.Module, dim: int, mesh: DeviceMesh) -> Float8L
         )
     layouts = f"{style.input_layouts} to {style.output_layouts}"
     tensor_parallel.compare_layer(module, mesh, f"{type(style).__name__} of {layouts}")
-    tensor_parallel.check(module, dim, mesh.size())
+    check_split(module, dim, mesh.size())
     return module

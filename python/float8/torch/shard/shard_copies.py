@@ -11,10 +11,10 @@ from torch import Tensor
 from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
-from float8.torch.copy_layout import BLOCK, blocks, in_4s, layout
+from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s, layout
 
 if TYPE_CHECKING:
-    from float8.torch.linear import Float8Linear
+    from float8.torch.layer.linear import Float8Linear
 
 COPIES = ("q", "qt")
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from float8 import recipes
-from float8.torch import _ops, async_tensor_parallel
-from float8.torch import sharded_operands as operands
-from float8.torch.gathered_ops import weight_copy
+from float8.torch import _ops
+from float8.torch.parallel import async_tensor_parallel
+from float8.torch.parallel import sharded_operands as operands
+from float8.torch.parallel.sharded_operands import Copy, Gemm, Shard, Share, Sharing, Slot
 from float8.torch.ranks.collectives import Operation
-from float8.torch.sharded_operands import Copy, Gemm, Shard, Share, Sharing, Slot
+from float8.torch.shard.gathered_ops import weight_copy
 
 
 class Call(NamedTuple):

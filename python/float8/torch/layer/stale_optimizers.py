@@ -21,8 +21,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from float8.torch import notices
-from float8.torch.convertible import listed
-from float8.torch.linear import Float8Linear
+from float8.torch.layer.convertible import listed
+from float8.torch.layer.linear import Float8Linear
 
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()

@@ -21,14 +21,15 @@ from torch.nn.functional import pad
 
 from float8 import recipes
 from float8.recipes import Cast, Granularity, Recipe, Scaling
-from float8.torch import _ops, async_tensor_parallel
-from float8.torch.copy_layout import BLOCK as BLOCK
-from float8.torch.copy_layout import Copies as Copies
-from float8.torch.copy_layout import Copy as Copy
-from float8.torch.copy_layout import blocks as _blocks
-from float8.torch.copy_layout import in_4s as _in_4s
-from float8.torch.copy_layout import layout
+from float8.torch import _ops
+from float8.torch.parallel import async_tensor_parallel
 from float8.torch.scales import record_amax
+from float8.torch.shard.copy_layout import BLOCK as BLOCK
+from float8.torch.shard.copy_layout import Copies as Copies
+from float8.torch.shard.copy_layout import Copy as Copy
+from float8.torch.shard.copy_layout import blocks as _blocks
+from float8.torch.shard.copy_layout import in_4s as _in_4s
+from float8.torch.shard.copy_layout import layout
 
 HIGH_PRECISION = -1  # in the place of a Granularity
 OUTPUT, GRAD_INPUT, GRAD_WEIGHT = range(3)  # float8_gemm_kind of float8.h

@@ -12,17 +12,20 @@ from torch.nn import functional
 from float8 import recipes
 from float8.filter import check_tokens
 from float8.recipes import Recipe
-from float8.torch import _ops, fsdp, notices
+from float8.torch import _ops, notices
+from float8.torch.base_linear import BaseLinear
+from float8.torch.layer.weight_casts import WeightCast
+from float8.torch.parallel import async_tensor_parallel
+from float8.torch.parallel.sharded_operands import Sharing, rules_of
 from float8.torch.scales import EXPORTED_FIRST, ScaleState
-from float8.torch.sharded_operands import Sharing, rules_of
-from float8.torch.weight_casts import WeightCast
-from float8.torch.weight_gather import WeightGather
-from float8.torch.weight_mesh import dtype_of_rank, size_of_rank
+from float8.torch.shard import fsdp
+from float8.torch.shard.weight_gather import WeightGather
+from float8.torch.shard.weight_mesh import dtype_of_rank, size_of_rank
 
 _OWN_DICTIONARIES = ("_parameters", "_buffers", "_modules")
 
 
-class Float8Linear(nn.Linear):
+class Float8Linear(BaseLinear):
     """A linear whose GEMMs run in fp8, in the place of nn.Linear.
 
     Its parameters, their names and its state dict are nn.Linear's. x is [..., in_features], in
@@ -186,7 +189,7 @@ class Float8Linear(nn.Linear):
         if weight is None:
             weight = self.weight
         if type(weight) is not nn.Parameter and hasattr(weight, "_local_tensor"):
-            from float8.torch import tensor_parallel  # it takes a while to load
+            from float8.torch.parallel import tensor_parallel  # it takes a while to load
 
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         bias = self.bias if self._config & recipes.BIAS else None
@@ -214,6 +217,24 @@ class Float8Linear(nn.Linear):
             source,
             copies,
         )
+
+    def describe(self) -> str:
+        """Returns what a layer has in common on all ranks, in words."""
+        n, k = self.weight.shape
+        dtype = str(self.weight.dtype).removeprefix("torch.")
+        words = [f"[{n}, {k}] {self.recipe} in {dtype}"]
+        words += [name for name in ("emulate", "saturate") if getattr(self, name)]
+        if self.recompute is not None:
+            words.append(f"recompute={self.recompute}")
+        if self.bias is not None:
+            words.append("bias")
+        if self.enable_fsdp_float8_all_gather:
+            words.append("fp8 gathers")
+        if async_tensor_parallel.wanted(self.async_tensor_parallel):
+            words.append("async tensor parallelism")
+        if self._scales is not None:
+            words.append(f"a scale state of {self._scales.words()}")
+        return ", ".join(words)
 
     def scales_on(self, device: torch.device) -> torch.Tensor | None:
         """Returns the linear's part of its scale state, which follows the weights."""

@@ -14,12 +14,14 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops, notices, weight_changes
-from float8.torch.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
-from float8.torch.weight_mesh import is_sharded_by_fsdp, mesh_dims
+from float8.torch import _ops, notices
+from float8.torch.base_linear import is_float8
+from float8.torch.shard import weight_changes
+from float8.torch.shard.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
+from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, mesh_dims
 
 if TYPE_CHECKING:
-    from float8.torch.linear import Float8Linear
+    from float8.torch.layer.linear import Float8Linear
 
 
 class WeightCast:
@@ -112,14 +114,11 @@ class WeightCasts:
     """The cached casts of a model's weights; `cache_weight_casts` makes it."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
-        from float8.torch.linear import Float8Linear
-
         self._module = module
         layers = [
             layer
             for layer in module.modules()
-            if isinstance(layer, Float8Linear)
-            and (layer.recipe.output.b.fp8 or layer.recipe.grad_input.b.fp8)
+            if is_float8(layer) and (layer.recipe.output.b.fp8 or layer.recipe.grad_input.b.fp8)
         ]
         kinds = [_kind(layer) for layer in layers]
         # FSDP's gathers in fp8 keep the shards' casts themselves.
