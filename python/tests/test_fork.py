@@ -1,10 +1,17 @@
-"""Children that are forked while other threads compute: they work, or their first call says why not."""
+"""Children that are forked while other threads compute: they work, or their first call says why not.
+
+Each scenario has a process of its own: in one where autograd's own threads run, such as that of other
+tests, PyTorch refuses a backward in a child.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,7 +24,6 @@ from torch import nn
 import float8.torch as f8
 from float8 import _library
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 SECONDS = 60  # after which a child that waits for ever is ended
 
 
@@ -52,9 +58,9 @@ def _in_child(body: Callable[[], object]) -> str:
     return said.strip() + (f" (the child ended with {status})" if status else "")
 
 
-@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
-def test_a_fork_while_threads_train(recipe: str) -> None:
-    stop, errors = threading.Event(), []
+def _fork_while_threads_train(recipe: str) -> None:
+    stop = threading.Event()
+    errors: list[BaseException] = []
     models = [_model(recipe) for _ in range(3)]
     for model in models:
         _step(model, 16)
@@ -81,7 +87,7 @@ def test_a_fork_while_threads_train(recipe: str) -> None:
     assert _in_child(lambda: _step(_model(recipe), 600)) == ""
 
 
-def test_a_fork_while_a_thread_stays_in_a_call() -> None:
+def _fork_while_a_thread_stays_in_a_call() -> None:
     model = _model("rowwise")
     _step(model, 16)
     library: Any = ctypes.CDLL(_library.library()._name)
@@ -105,3 +111,29 @@ def test_a_fork_while_a_thread_stays_in_a_call() -> None:
     assert said.count("\n") == 0 and "spawn" in said
     _step(model, 16)
     assert _in_child(lambda: _step(model, 16)) == ""
+
+
+def _run(scenario: str) -> None:
+    """Runs a scenario of this file in a process of its own."""
+    run = subprocess.run(
+        (
+            sys.executable,
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            f"import test_fork as t; t.{scenario}",
+        ),
+        cwd=pathlib.Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_a_fork_while_threads_train(recipe: str) -> None:
+    _run(f"_fork_while_threads_train({recipe!r})")
+
+
+def test_a_fork_while_a_thread_stays_in_a_call() -> None:
+    _run("_fork_while_a_thread_stays_in_a_call()")
