@@ -289,6 +289,27 @@ TEST(Page, NamesOfDevicesAreEscaped) {
   EXPECT_GT(occurrences(html, "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;co&quot;"), 1u);
 }
 
+TEST(Page, OpensWithRowwiseAtManyTokensOfTheBuiltInRows) {
+  TuningTable table = table_with("rowwise", square({1024, 4096}, 8192), small_loses);
+  const TuningTable others =
+      table_with("tensorwise", square({1024, 2048, 4096}, 64), [](Shape) { return 1.1; });
+  for (const LinearSpeedup& row : others.speedups()) table.add(row);
+  const auto chosen = [&](const std::string& source) {
+    table.sources = {{source}};
+    const Measurements measurements = of(table);
+    const Page page{
+        .version = "1", .figures = all_figures(measurements), .model = {}, .recipe = {}};
+    return page_html(page, measurements);
+  };
+  const std::string builtin = chosen("built-in");
+  EXPECT_EQ(occurrences(builtin, "<option value=\"rowwise\" selected=\"selected\">"), 1u);
+  EXPECT_EQ(occurrences(builtin, "<option value=\"8192\" selected=\"selected\">"), 1u);
+  // Of the user's rows most are of another recipe, which has none at 8192.
+  const std::string own = chosen("my.db");
+  EXPECT_EQ(occurrences(own, "<option value=\"tensorwise\" selected=\"selected\">"), 1u);
+  EXPECT_EQ(occurrences(own, "<option value=\"8192\" selected=\"selected\">"), 0u);
+}
+
 TEST(Page, FewRowsGiveAPageWithoutTheFiguresThatTheyDoNotAllow) {
   const Measurements measurements =
       of(table_with("my_recipe", {{64, 1024, 1024}}, [](Shape) { return 1.1; }));

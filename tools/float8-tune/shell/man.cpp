@@ -80,7 +80,8 @@ std::string page(const CommandWords& root) {
       ".TP\n.B FLOAT8_DB\nThe user's tuning database, for commands without \\-\\-db.\n"
       ".TP\n.B FLOAT8_CACHE_DIR\nThe folder of compiled kernels (default: ~/.cache/float8).\n"
       ".TP\n.B FLOAT8_LOG\nerror, warning or info (default: warning).\n"
-      ".TP\n.B FLOAT8_TUNE\nThe program that the library starts to tune a linear at its first use (default: "
+      ".TP\n.B FLOAT8_TUNE\nThe program that the library starts to tune a linear at its first use "
+      "(default: "
       "float8\\-tune in ../bin beside the library, else in PATH).\n";
   return out;
 }

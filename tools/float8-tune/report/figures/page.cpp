@@ -117,9 +117,17 @@ std::string select(std::string_view name, std::string_view label,
   return out + "</select></div>\n";
 }
 
-// The recipe of which the first database, which is the user's where there is one, has most rows.
+// What most people ask for first.
+constexpr std::string_view kUsualRecipe = "rowwise";
+constexpr int64_t kUsualTokens = 8192;
+
+// The recipe of which the user's database has most rows; without one the usual recipe.
 std::string main_recipe(const Measurements& measurements) {
   const std::vector<std::string> recipes = measurements.recipes();
+  const bool is_builtin = measurements.table.sources.front().name == "built-in";
+  if (is_builtin && std::ranges::find(recipes, kUsualRecipe) != recipes.end()) {
+    return std::string(kUsualRecipe);
+  }
   const std::vector<TableSource>& sources = measurements.table.sources;
   const auto rows = [&](const std::string& recipe) {
     return std::ranges::count_if(measurements.table.speedups(), [&](const LinearSpeedup& row) {
@@ -142,11 +150,15 @@ std::string controls(const Page& page, const Measurements& measurements) {
   for (const int64_t m : ms) tokens.push_back(f8::format("{}", m));
   const std::vector<std::string> recipes = measurements.recipes();
   const std::string recipe = page.recipe.empty() ? main_recipe(measurements) : page.recipe;
+  const std::string device = devices.empty() ? "" : devices.front();
+  const bool has_usual = std::ranges::any_of(page.figures, [&](const Figure& figure) {
+    return figure.device == device && figure.recipe == recipe && figure.m == kUsualTokens;
+  });
+  const std::string m = has_usual ? f8::format("{}", kUsualTokens) : "";
   return "<div id=\"controls\" role=\"group\" aria-label=\"Which figures to show\" "
          "hidden=\"hidden\">\n" +
-         select("device", "Device", devices, devices.empty() ? "" : devices.front()) +
-         select("recipe", "Recipe", recipes, recipe) + select("m", "M (tokens)", tokens, "") +
-         "<p id=\"shown\" role=\"status\"></p></div>\n";
+         select("device", "Device", devices, device) + select("recipe", "Recipe", recipes, recipe) +
+         select("m", "M (tokens)", tokens, m) + "<p id=\"shown\" role=\"status\"></p></div>\n";
 }
 
 std::string model_section(const ModelDecision& model) {
