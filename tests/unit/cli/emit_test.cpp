@@ -113,6 +113,7 @@ TEST(Emit, ListsTheKernelsOfEveryRecipe) {
   const Outcome text = tool({"emit", "--list"});
   ASSERT_EQ(text.code, 0) << text.err;
   EXPECT_EQ(static_cast<size_t>(std::ranges::count(text.out, '\n')), keys.size());
+  tool.expect_refused(1, {"emit", "--list", "-o", "folder"}, {"--list", "--output"});
 }
 
 TEST(Emit, PtxAndCubinByNvrtc) {

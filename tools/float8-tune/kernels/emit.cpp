@@ -265,17 +265,19 @@ void add_emit(CLI::App& app, Program& program) {
           ->excludes(mnk)
           ->excludes(problem)
           ->excludes(command->get_option("--db"));
+  CLI::Option* output =
+      command
+          ->add_option("-o,--output", options->directory,
+                       "write files to this folder; - is standard output, as without it")
+          ->type_name("DIR");
   command
       ->add_flag("--list", options->list,
                  "only the keys of all kernels that the recipes' plans may load")
       ->excludes(mnk)
       ->excludes(problem)
       ->excludes(kernel)
+      ->excludes(output)
       ->excludes(command->get_option("--db"));
-  command
-      ->add_option("-o,--output", options->directory,
-                   "write files to this folder; - is standard output, as without it")
-      ->type_name("DIR");
   command->add_flag("--ptx", options->ptx, "PTX, by NVRTC");
   command->add_flag("--cubin", options->cubin, "the compiled kernel, by NVRTC; with -o");
 }
