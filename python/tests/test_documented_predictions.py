@@ -1,4 +1,4 @@
-"""The predictions of docs/distributed.md are those that the program makes."""
+"""The predictions of docs/communication-model.md are those that the program makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import programs
 import pytest
 from test_without_torch import float8_tune
 
-DOCUMENT = (programs.ROOT / "docs/distributed.md").read_text()
+DOCUMENT = (programs.ROOT / "docs/communication-model.md").read_text()
 # GPUs, FSDP x TP, layers that are converted, speedup, exposed in bf16 and in fp8.
 RANKS = re.findall(
     r"^\| [\d,]+ \| (\d+) x (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+), ([\d.]+) (ms|s) \| (\w+) \|$",

@@ -1,4 +1,4 @@
-# The C++ program of docs/distributed.md compiles without a warning, runs on emulated ranks, and prints what
+# The C++ program of docs/c-distributed.md compiles without a warning, runs on emulated ranks, and prints what
 # its comment says.
 file(READ ${DOCUMENT} text)
 string(FIND "${text}" "```cpp\n" begin)

@@ -1,4 +1,4 @@
-// `float8-tune wire fit` writes this file; docs/distributed.md says what these come from.
+// `float8-tune wire fit` writes this file; docs/communication-model.md says what these come from.
 #include "tuning_db/estimate/wire_model.hpp"
 
 namespace f8::tuning_db {
@@ -12,7 +12,7 @@ const WireModel& WireModel::fitted() {
       .error = 0.112,
       .measured = {{2, 1}},
       .source =
-          "2 NVIDIA H200 of one host, 7 figures of docs/distributed.md; steps and network assumed",
+          "2 NVIDIA H200 of one host, 7 figures of docs/lab/distributed.md; steps and network assumed",
       .date = "2026-11-23"};
   return kModel;
 }

@@ -42,7 +42,7 @@ Words words_of(const Copy& q, const Copy& qt) {
                   words_of(qt.gemm, qt.cast, qt.shares_columns));
 }
 
-// What is sent, in bytes an element, and reduced, as docs/distributed.md lists it.
+// What is sent, in bytes an element, and reduced, as docs/communication-model.md lists it.
 struct Traffic {
   double weight = 2;                             // each of FSDP's two gathers
   double x_forward = 2, x_backward = 0, dy = 2;  // of tensor parallelism

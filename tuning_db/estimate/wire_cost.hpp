@@ -7,7 +7,7 @@
 //   amaxes and one all-gather of their scales, which nothing hides.
 // Tensor parallelism (tp ranks) gathers x before column-wise linears and dy of row-wise ones, and
 //   reduce-scatters dx and y in bf16 (sequence parallelism). In fp8 what is gathered has the bytes
-//   that docs/distributed.md lists, and amaxes that span ranks are reduced before a cast. Nothing
+//   that docs/communication-model.md lists, and amaxes that span ranks are reduced before a cast. Nothing
 //   hides any of it.
 //
 // The layers of a block (the name up to its first number) are gathered together, and the linears

@@ -62,7 +62,7 @@ class Float8Linear(_Float8Linear, Module):  # type: ignore[misc]
         """Distributes the parameters as torchtitan's sharding config says.
 
         A weight that tensor parallelism shares by rows or columns of one dimension of a mesh, as a
-        DTensor, is cast with the whole weight's scale (docs/distributed.md); others are an error.
+        DTensor, is cast with the whole weight's scale (docs/tensor-parallel.md); others are an error.
         """
         super().parallelize(parallel_dims)
         if isinstance(self.weight, DTensor):

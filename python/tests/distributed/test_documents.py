@@ -22,7 +22,13 @@ from torch import distributed
 import float8
 import float8.torch as f8
 
-BLOCKS = {"README.md": 1, "docs/pytorch.md": 8, "docs/distributed.md": 7}
+BLOCKS = {
+    "README.md": 1,
+    "docs/pytorch.md": 8,
+    "docs/fsdp.md": 1,
+    "docs/ranks.md": 3,
+    "docs/tensor-parallel.md": 3,
+}
 _EXCHANGED = {
     'config="rowwise"': 'config=float8.torch.LinearConfig("rowwise", emulate=True)',
     'LinearConfig("rowwise", enable': 'LinearConfig("rowwise", emulate=True, enable',

@@ -1103,8 +1103,8 @@ typedef struct float8_model_desc {
   double margin;
   int32_t policy;          /* a float8_filter_policy */
   int32_t compile_threads; /* how many compile kernels; 0: one for each core */
-  /* The ranks that share the model: speedups then have in them what these send (docs/distributed.md,
-   * "The cost of a wire"). 0 is 1 rank. With tp over 1 the layers are given whole, and the last part
+  /* The ranks that share the model: speedups then have in them what these send
+   * (docs/communication-model.md). 0 is 1 rank. With tp over 1 the layers are given whole, and the last part
    * of a name (wq, o_proj, ...) says how ranks share it; sizes, callback, filter file and plans are
    * of one rank's part. */
   int64_t fsdp;
@@ -1180,7 +1180,7 @@ FLOAT8_API size_t float8_model_workspace_bytes(const float8_model* model);
  *   row-wise (tensor parallel)           w and x are sharded by columns of K, and cast so; the ranks' y
  *                                        are summed, and dy is gathered where the sequence is sharded
  *
- * docs/distributed.md says which results are those of one device bit for bit. */
+ * docs/c-distributed.md says which results are those of one device bit for bit. */
 
 /* Makes a communicator for each of `count` contexts of this process, for a program that drives all
  * its devices itself, with a thread for each rank: out[r] is rank r's, on the device of contexts[r].

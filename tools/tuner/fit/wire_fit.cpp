@@ -254,7 +254,7 @@ std::string wire_constants_source(const WireModel& model) {
     measured += f8::format("{}{{{}, {}}}", measured.empty() ? "" : ", ", group.ranks, group.hosts);
   }
   return f8::format(
-      R"(// `float8-tune wire fit` writes this file; docs/distributed.md says what these come from.
+      R"(// `float8-tune wire fit` writes this file; docs/communication-model.md says what these come from.
 #include "tuning_db/estimate/wire_model.hpp"
 
 namespace f8::tuning_db {{

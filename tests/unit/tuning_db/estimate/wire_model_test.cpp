@@ -88,7 +88,7 @@ TEST(WireModel, ItsIntervalIsTwiceTheErrorOfWhatWasMeasured) {
   EXPECT_FALSE(model().is_measured({64, 8}));
 }
 
-// What a gather in bf16 takes over one in fp8, on two GPUs, as docs/distributed.md has it.
+// What a gather in bf16 takes over one in fp8, on two GPUs, as docs/lab/distributed.md has it.
 TEST(WireModel, TheBuiltInConstantsGiveWhatWasMeasured) {
   const WireModel& m = WireModel::fitted();
   const auto ratio = [&](double n, double k) {
