@@ -5,7 +5,7 @@
 //   history := amax history[0 .. length-2]                          newest first
 //   scale   := scale_from_amax(max history | amax) * 2^-margin      then pow2, if the slot has it
 //
-// Of a history's maximum no more counts than lone_growth() times the second largest amax. So a step
+// The maximum of a history counts as at most lone_growth() times its second largest amax. So a step
 // with an absurd but finite gradient does not take all that others see to 0 for as long as the history
 // has it; what is there to stay is there twice.
 //

@@ -39,7 +39,7 @@ struct GemmSpec {
   bool operator==(const GemmSpec&) const = default;
 };
 
-// Of a tensor map, of which each problem has three: the launch's first parameter.
+// The size of a tensor map. Each problem has three, which are the launch's first parameter.
 inline constexpr size_t kTensorMapBytes = 128;
 
 // True where a GEMM can make use of scales that are powers of two: axis scales with nothing between

@@ -44,7 +44,7 @@ class Campaign {
   std::vector<std::filesystem::path> paths_;
 };
 
-// Of the idle shards those of the run that `run` begins the uuid of, or of the newest one.
+// Returns the idle shards of one run: the one whose uuid begins with `run`, or the newest.
 [[nodiscard]] std::vector<Shard> shards_of_run(std::vector<Shard> idle, std::string_view run);
 
 }  // namespace f8::tuner

@@ -32,8 +32,8 @@ struct Shard {
 // The linears of a shard, by problem key. Its newest run is this process's afterwards.
 struct ShardLinears {
   std::set<std::string> missing, measured;
-  // Of a run that crashed, those that failed after all that were timed: the fault may be the GPU's.
-  // The run has their rows, so it cannot repeat them.
+  // Linears of a crashed run that failed after the last timed one: the GPU may be at fault. The run
+  // has their rows, so it cannot repeat them.
   std::set<std::string> failed;
 };
 [[nodiscard]] Result<ShardLinears> linears_of(Shard& shard, const SweepPlan& plan);

@@ -34,7 +34,7 @@ struct LatentAttention {
   int64_t nope_dim = 0;
   int64_t rope_dim = 0;
   int64_t value_dim = 0;
-  // Of the indexer, which chooses the tokens that a query sees; 0: it sees all.
+  // The indexer chooses the tokens that a query sees. With 0 heads there is none, and it sees all.
   int64_t index_heads = 0;
   int64_t index_dim = 0;
 };
