@@ -13,10 +13,11 @@ bool is_measured(const TuningTable* table, const DeviceClass& device, const Reci
                  Shape shape) {
   if (table == nullptr) return false;
   return std::ranges::any_of(table->speedups(), [&](const LinearSpeedup& row) {
+    if (row.shape.n != shape.n || row.shape.k != shape.k) return false;
     const double octaves =
         std::log2(static_cast<double>(row.shape.m) / static_cast<double>(shape.m));
-    return is_label_of(row.recipe, recipe) && row.shape.n == shape.n && row.shape.k == shape.k &&
-           std::abs(octaves) <= 1 && table->devices[row.device].is_same_class(device);
+    return std::abs(octaves) <= 1 && is_label_of(row.recipe, recipe) &&
+           table->devices[row.device].is_same_class(device);
   });
 }
 

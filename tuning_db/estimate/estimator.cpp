@@ -30,7 +30,7 @@ Estimator::Estimator(const TuningTable& table, const Recipe& recipe, std::string
   // A row that is labelled by the recipe's settings goes before one under the caller's own name.
   const auto is_wanted = [&](const LinearSpeedup& row) {
     if (row.recipe == label) return true;
-    return is_label_of(row.recipe, recipe) &&
+    return row.recipe == recipe.name && is_label_of(row.recipe, recipe) &&
            std::ranges::none_of(table.speedups(), [&](const LinearSpeedup& other) {
              return other.recipe == label && other.shape == row.shape && other.device == row.device;
            });
