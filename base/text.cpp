@@ -105,4 +105,16 @@ std::string_view take_until(std::string_view& rest, char separator) {
   return part;
 }
 
+bool take(std::string_view& text, std::string_view word) {
+  if (!text.starts_with(word)) return false;
+  text.remove_prefix(word.size());
+  return true;
+}
+
+bool take_off_end(std::string_view& text, std::string_view word) {
+  if (!text.ends_with(word)) return false;
+  text.remove_suffix(word.size());
+  return true;
+}
+
 }  // namespace f8

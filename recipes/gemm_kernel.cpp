@@ -11,15 +11,9 @@ namespace {
 
 std::atomic<uint64_t> parsed_kernels = 0;
 
-bool take_word(std::string_view& text, std::string_view word) {
-  if (!text.starts_with(word)) return false;
-  text.remove_prefix(word.size());
-  return true;
-}
-
 // Takes `word` and the positive integer after it.
 bool take_number(std::string_view& text, std::string_view word, int& out) {
-  if (!take_word(text, word)) return false;
+  if (!take(text, word)) return false;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   if (error != std::errc() || out < 1) return false;
   text.remove_prefix(static_cast<size_t>(end - text.data()));
@@ -32,7 +26,7 @@ bool take_tile(std::string_view& text, GemmConfig& c) {
               take_number(text, "x", c.cluster_n);
   if (good && text.starts_with('k')) good = take_number(text, "k", c.split_k);
   good = good && take_number(text, "w", c.warpgroups);
-  c.pingpong = good && take_word(text, "p");
+  c.pingpong = good && take(text, "p");
   return good;
 }
 
@@ -85,7 +79,7 @@ Result<GemmKernel> parse_gemm_kernel(Provider provider, std::string_view config)
   }
   parsed_kernels.fetch_add(1, std::memory_order_relaxed);
   std::string_view number = config;
-  const bool named = take_word(number, "h");
+  const bool named = take(number, "h");
   const char* end = number.data() + number.size();
   const auto [stop, error] = std::from_chars(number.data(), end, kernel.heuristic);
   if (!named || error != std::errc() || stop != end || kernel.heuristic < 0) {

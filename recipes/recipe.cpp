@@ -52,7 +52,7 @@ std::vector<Recipe> make_builtin_recipes() {
   };
 }
 
-// What of an operand's settings decides.
+// Returns the settings of an operand that decide: one that is not cast has a type alone.
 CastSetting settings_of(CastSetting c) {
   if (c.scaling != Scaling::kDisabled) return c;
   return {.scaling = Scaling::kDisabled, .dtype = c.dtype};

@@ -2,18 +2,6 @@
 
 namespace f8::codegen {
 
-bool take(std::string_view& text, std::string_view word) {
-  if (!text.starts_with(word)) return false;
-  text.remove_prefix(word.size());
-  return true;
-}
-
-bool take_off_end(std::string_view& text, std::string_view word) {
-  if (!text.ends_with(word)) return false;
-  text.remove_suffix(word.size());
-  return true;
-}
-
 Result<ScaleMode> parse_scale(std::string_view text) {
   for (const ScaleMode mode :
        {ScaleMode::kTensor, ScaleMode::kAxis, ScaleMode::kBlock1x128, ScaleMode::kBlock128x128}) {

@@ -6,9 +6,6 @@
 
 namespace f8::codegen {
 
-// Takes a word off the front, or off the end.
-[[nodiscard]] bool take(std::string_view& text, std::string_view word);
-[[nodiscard]] bool take_off_end(std::string_view& text, std::string_view word);
 [[nodiscard]] Result<ScaleMode> parse_scale(std::string_view text);
 // Refuses fp8, and with from_f32 fp32, as the type of elements that are read.
 [[nodiscard]] Status check_input(Dtype in, bool from_f32 = false);
