@@ -253,14 +253,14 @@ QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
           .copies = checked_copies(copies)};
 }
 
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
-                                    bool transposed, const std::optional<Tensor>& scales,
-                                    int64_t layout, bool evaluate) {
-  const Cast cast(x, config, operand, copies_of(transposed));
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
+                                    const std::optional<Tensor>& scales, int64_t layout,
+                                    bool evaluate) {
+  const Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
     const auto of = [&](int64_t rows) {
-      return quantized_bytes(rows, cast.rows.cols, Config(config), operand, transposed);
+      return quantized_bytes(rows, cast.rows.cols, Config(config), operand, backward);
     };
     const QuantizedBytes one = of(kRows);
     const QuantizedBytes two = of(2 * kRows);

@@ -13,9 +13,9 @@ namespace float8_torch {
 [[nodiscard]] QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
                                     int64_t rows, int64_t cols, int32_t dtype, int64_t copies);
 
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
-                                    bool transposed, const std::optional<Tensor>& scales,
-                                    int64_t layout, bool evaluate);
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
+                                    const std::optional<Tensor>& scales, int64_t layout,
+                                    bool evaluate);
 
 // A weight's kept copies come with their state: a fingerprint, and the flag that says whether the
 // copies are of the weight that it is of.

@@ -2,11 +2,12 @@
 // functional: every tensor that they return is new, but for cast_weight, gemm_into and the calls
 // of scales. python/float8/torch/ has their schemas, fake kernels and gradients.
 //
-//   quantize(x, config, operand, transposed, scales?, layout, evaluate) -> (q, qt)
+//   quantize(x, config, operand, backward, scales?, layout, evaluate) -> (q, qt)
 //     The copies of an operand in fp8 (a float8_operand), as bytes: q as it lies and qt transposed,
-//     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
-//     is false. An input has any rank; a weight is in x's type. Delayed scaling needs the linear's
-//     part of a scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
+//     each with its scales; one that the recipe does not make is empty, as is qt where no `backward`
+//     follows. Of an input of a linear that recomputes, qt is what FLOAT8_Q_FOR_RECOMPUTE leaves there.
+//     An input has any rank; a weight is in x's type. Delayed scaling needs the linear's part of a
+//     scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
 //   cast_weight(weight, q!, qt!, state!, like, config)
 //     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
 //     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
@@ -51,7 +52,7 @@
 //     has a multiple of 128 and zeros behind its elements, with the inverse scales of float8_tensor.
 //     It takes at most `sm_limit` SMs where that is not 0.
 //   saved_bytes(m, n, k, config, x_given, w_given), quantized_bytes(rows, cols, config, operand,
-//   transposed, whole_rows)
+//   backward, whole_rows)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
 //     others have the size of the next multiple. With whole_rows, those of a shard's copies.
 //   tune_on_first_use(milliseconds, database)
@@ -202,9 +203,9 @@ struct LinearCall {
   }
 
   [[nodiscard]] QuantizerKey quantizer_key(float8_operand operand, int64_t rows,
-                                           bool transposed) const {
+                                           bool backward) const {
     return cast_key(config, place, operand, rows, operand == FLOAT8_GRAD_OUTPUT ? n : k, dtype,
-                    copies_of(transposed));
+                    copies_of(config, operand, backward));
   }
 
   [[nodiscard]] const void* bytes_of(const std::optional<Tensor>& copy, size_t bytes) const {
@@ -361,7 +362,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   args.w_tensor = w_scales ? call.gathered(false, *w_qt, *w_scales, w_shards, w_view)
                            : call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
   Matrix inputs, w;
-  if (call.config.reads_x() && want_dw && (!x_qt || x_qt->numel() == 0)) {
+  const bool casts_x = call.config.recompute() || !x_qt || x_qt->numel() == 0;
+  if (call.config.reads_x() && want_dw && casts_x) {
     if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
     call.check_device(*x, "x");
     inputs = as_matrix(to_dtype(*x, call.dtype));
@@ -397,10 +399,10 @@ int64_t saved_bytes_op(int64_t m, int64_t n, int64_t k, int64_t config, bool x_g
 }
 
 std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int64_t config,
-                                                int64_t operand, bool transposed,
+                                                int64_t operand, bool backward,
                                                 int64_t whole_rows) {
   const QuantizedBytes bytes =
-      quantized_bytes(rows, cols, Config(config), operand, transposed, whole_rows);
+      quantized_bytes(rows, cols, Config(config), operand, backward, whole_rows);
   return {bytes.q, bytes.qt};
 }
 
@@ -425,7 +427,8 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
   plan_all(keys, place);
   if (!apart) return;
   for (const int64_t cols : k) {
-    for (const float8_copies copies : {FLOAT8_Q_ALONE, FLOAT8_BOTH_COPIES}) {
+    for (const bool backward : {false, true}) {
+      const float8_copies copies = copies_of(Config(config), FLOAT8_INPUT, backward);
       (void)quantizer_for(
           cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), copies), place);
     }

@@ -254,9 +254,11 @@ float8_context* context_of(int32_t device) {
 }
 
 int8_t checked_copies(int64_t copies) {
-  if (copies >= FLOAT8_BOTH_COPIES && copies <= FLOAT8_QT_ALONE) return static_cast<int8_t>(copies);
+  if (copies >= FLOAT8_BOTH_COPIES && copies <= FLOAT8_Q_FOR_RECOMPUTE)
+    return static_cast<int8_t>(copies);
   throw std::invalid_argument("float8: copies is " + std::to_string(copies) +
-                              "; it is 0 (both), 1 (q alone) or 2 (qt alone)");
+                              "; it is 0 (both), 1 (q alone), 2 (qt alone) or 3 (q for "
+                              "recompute)");
 }
 
 Place place_of(const Tensor& tensor, Config config) {
@@ -379,13 +381,13 @@ int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given
 }
 
 QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_t operand,
-                               bool transposed, int64_t whole_rows) {
+                               bool backward, int64_t whole_rows) {
   const QuantizerKey key{.config = config.of_casts(),
                          .rows_max = rows,
                          .cols = cols,
                          .device = kEmulated,
                          .operand = static_cast<int8_t>(operand_of(operand)),
-                         .copies = copies_of(transposed),
+                         .copies = copies_of(config, operand_of(operand), backward),
                          .over_ranks = whole_rows > 0,
                          .whole_rows = whole_rows};
   const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});

@@ -63,8 +63,10 @@ struct QuantizerKey {
 [[nodiscard]] float8_operand operand_of(int64_t operand);
 
 // The copies of a cast for a forward that is followed by a backward, or is not.
-[[nodiscard]] constexpr float8_copies copies_of(bool transposed) {
-  return transposed ? FLOAT8_BOTH_COPIES : FLOAT8_Q_ALONE;
+[[nodiscard]] inline float8_copies copies_of(Config config, float8_operand operand, bool backward) {
+  if (!backward) return FLOAT8_Q_ALONE;
+  return operand == FLOAT8_INPUT && config.recompute() ? FLOAT8_Q_FOR_RECOMPUTE
+                                                       : FLOAT8_BOTH_COPIES;
 }
 
 [[nodiscard]] int8_t checked_copies(int64_t copies);  // throws for what is no float8_copies
@@ -149,7 +151,7 @@ struct QuantizedBytes {
 };
 // `whole_rows`: those of a shard of up to `rows` rows, which may cut blocks of the whole; else 0.
 [[nodiscard]] QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config,
-                                             int64_t operand, bool transposed,
+                                             int64_t operand, bool backward,
                                              int64_t whole_rows = 0);
 
 // The places of a quantizer's copies in their buffers, in bytes. `scales_in_qt`: q's inverse scale

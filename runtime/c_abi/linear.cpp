@@ -173,9 +173,9 @@ float8_status float8_linear_saved_tensors(const float8_linear* linear, const voi
     F8_TRY(need(linear, "linear"));
     F8_TRY(need(saved, "saved"));
     const f8::runtime::Linear& plan = *linear->linear;
-    if (plan.saved_bytes() == 0) {
+    if (plan.saved_bytes() == 0 || plan.desc().recompute) {
       return f8::fail(ErrorCode::kInvalidArgument,
-                      "float8_linear_saved_tensors: the linear saves nothing");
+                      "float8_linear_saved_tensors: the linear saves no copies");
     }
     if (m < 0 || m > plan.desc().shape.m) {
       return f8::fail(ErrorCode::kInvalidArgument, "m is {}, the plan was made for 0 to {}", m,

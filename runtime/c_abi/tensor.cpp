@@ -60,7 +60,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
     F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
     F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_HOLD));
-    F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_QT_ALONE));
+    F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_Q_FOR_RECOMPUTE));
     f8::runtime::QuantizerDesc converted;
     converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
     converted.rows = known.rows_max;
@@ -72,7 +72,8 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.non_finite = non_finite_of(known.non_finite);
     converted.count = known.count != 0;
     converted.q = known.copies != FLOAT8_QT_ALONE;
-    converted.qt = known.copies != FLOAT8_Q_ALONE;
+    converted.qt = known.copies == FLOAT8_BOTH_COPIES || known.copies == FLOAT8_QT_ALONE;
+    converted.scale_apart = known.copies == FLOAT8_Q_FOR_RECOMPUTE;
     converted.over_ranks = known.over_ranks != 0;
     converted.whole_rows = known.whole_rows;
     converted.weight_flag = known.weight_flag != 0;

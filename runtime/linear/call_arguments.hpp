@@ -40,6 +40,8 @@ enum class Slot : uint8_t {
   kGradOutputQInverse,
   kGradOutputQt,
   kGradOutputQtInverse,
+  kInputScale,  // which forward found, where backward casts again
+  kWeightScale,
   kRankAmax,  // of a shard: the words that ranks reduce
   kRowAmax,   // and those of its own rows
   kAmax,      // ScaleSlots::amax

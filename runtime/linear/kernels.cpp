@@ -60,6 +60,10 @@ class Planner {
     } else {
       all.push_back(fused_cast(tensor, q, qt, in));
     }
+    if (q == nullptr && kernels_.keeps_scale(tensor)) {
+      all.back().kept_scale = true;
+      all.back().cast.delayed = true;
+    }
   }
 
   // Casts that two kernels would do alike, one does.
@@ -184,6 +188,12 @@ std::optional<CastSetting> copy_of(const GemmSetting& gemm, const CastSetting& o
 bool Copies::share_scale() const {
   return q && qt && one_cast(*q, *qt) && q->granularity == Granularity::kTensor &&
          qt->granularity == Granularity::kTensor;
+}
+
+bool LinearKernels::keeps_scale(Tensor tensor) const {
+  const Copies& all = of(tensor);
+  return recompute && tensor != Tensor::kGradOutput && all.share_scale() &&
+         all.q->scaling == Scaling::kDynamic;
 }
 
 Result<LinearKernels> linear_kernels(const LinearDesc& desc) {

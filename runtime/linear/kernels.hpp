@@ -40,6 +40,7 @@ struct FusedCast {
   Tensor tensor = Tensor::kInput;
   codegen::CastSpec cast;
   int slot = -1;             // of the linear's delayed scales
+  bool kept_scale = false;   // it takes the scale that the forward's cast found
   std::string operand = {};  // "x", or "x.q" where the tensor's copies are cast apart
 };
 
@@ -72,6 +73,8 @@ struct LinearKernels {
   [[nodiscard]] const Copies& of(Tensor tensor) const {
     return copies[static_cast<size_t>(tensor)];
   }
+  // Backward casts the tensor again with the scale that forward found, which is kept in between.
+  [[nodiscard]] bool keeps_scale(Tensor tensor) const;
   // The copies that a call makes; those that the recipe does not have count for nothing.
   // `given`: kXq for an x, kWq for a w that the call is given in fp8.
   [[nodiscard]] CopySet forward_copies(bool saved, CopySet given) const;

@@ -66,6 +66,13 @@ class Buffer {
     at.q = take_elements(copy, rows(at), at.cols);
     at.q_scale = take_scales(copy, scale_rows(copy, at, whole_rows), at.cols);
   }
+  void take_q_scale(Tensor tensor, TensorBuffers& at) {
+    at.q_scale = take_scales(kernels_.of(tensor).q, rows(at), at.cols);
+  }
+  void take_kept_scale(Tensor tensor, TensorBuffers& at) {
+    if (!kernels_.keeps_scale(tensor)) return;
+    at.kept_scale = take_scales(kernels_.of(tensor).q, rows(at), at.cols);
+  }
   void take_qt(Tensor tensor, TensorBuffers& at, int64_t whole_rows = 0) {
     const auto& copy = kernels_.of(tensor).qt;
     at.qt = take_elements(copy, at.cols, rows(at));
@@ -127,7 +134,8 @@ Fp8Refs fp8_refs(const Copies& copies, const TensorBuffers& at, bool with_qt) {
 }
 
 QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int sm_count,
-                                 Tensor tensor, bool with_qt, int64_t whole_rows) {
+                                 Tensor tensor, bool with_qt, int64_t whole_rows,
+                                 bool scale_apart) {
   const auto [m, n, k] = shape;
   const std::vector<CallPasses> calls = all_passes(kernels);
   QuantizerLayout layout;
@@ -153,6 +161,7 @@ QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int 
   layout.q_bytes = q.size();
   Buffer qt(Slot::kTransposed, kernels, calls, shape);
   if (with_qt) qt.take_qt(tensor, at, whole_rows);
+  if (scale_apart) qt.take_q_scale(tensor, at);
   layout.qt_bytes = qt.size();
   layout.refs = fp8_refs(kernels.of(tensor), at, with_qt);
   return layout;
@@ -192,15 +201,17 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   layout.cache_bytes = cache.size();
   layout.cached_w = fp8_refs(kernels.of(Tensor::kWeight), layout.cache);
 
-  if (!kernels.recompute) {
-    Buffer saved(Slot::kSaved, kernels, calls, shape);
-    saved.take_qt(Tensor::kInput, x);
-    layout.saved_input_bytes = saved.size();
-    saved.take_qt(Tensor::kWeight, w);
-    layout.saved_bytes = saved.size();
-  }
+  Buffer saved(Slot::kSaved, kernels, calls, shape);
+  const auto save = [&](Tensor tensor, TensorBuffers& at) {
+    kernels.recompute ? saved.take_kept_scale(tensor, at) : saved.take_qt(tensor, at);
+    return saved.size();
+  };
+  layout.saved_input_bytes = save(Tensor::kInput, x);
+  layout.saved_bytes = save(Tensor::kWeight, w);
 
   layout.backward = layout.forward;
+  layout.backward.x.kept_scale = Slot::kInputScale;
+  layout.backward.w.kept_scale = Slot::kWeightScale;
   TensorBuffers& dy = layout.backward.dy = {.x = Slot::kDy, .cols = n};
   Buffer backward(Slot::kWorkspace, kernels, calls, shape);
   (void)backward.take(layout.amax.offset());

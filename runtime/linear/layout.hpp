@@ -4,7 +4,8 @@
 //
 //   forward   := sync | first | amax buffer (w, x) | partial maxima of x | of w |
 //                q of x | of w | own workspace of the GEMM
-//   saved     := qt of x | of w         without what a call is given as a tensor in fp8
+//   saved     := qt of x | of w         without what a call is given as a tensor in fp8;
+//                scale of x | of w      where the linear recomputes
 //   cache     := q of w | qt of w
 //   backward  := sync | first | amax buffer (dy) | partial maxima of dy | q of dy | qt of dy |
 //                again | column sums of dy | own workspace of GEMMs
@@ -13,7 +14,8 @@
 // q and qt are a tensor's copies (kernels.hpp), each followed by its scales. Partial maxima are a
 // tensor's tile amax and its partials.
 //
-// A linear that recomputes saves nothing: `saved` is empty, and backward casts again.
+// A linear that recomputes saves no copy, and backward casts again: with the scale that forward
+// found, where one scale is that of the whole tensor and of both copies.
 //
 // sync       is the reserved bytes of the workspace (float8.h, convention 6), which belong to the
 //            one-launch kernels (quantize.cuh) of all linears. Every linear has it at the start of
@@ -55,6 +57,7 @@ struct TensorBuffers {
   Ref tile_amax = {}, partials = {};
   Ref block_amax = {};  // of a shard that cuts blocks
   Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};
+  Ref kept_scale = {};  // which forward leaves, and backward reads
 };
 
 // `with_qt`: a cast made qt with q, and so may have left their scale with it.
@@ -95,7 +98,7 @@ struct LinearLayout {
 
 // A tensor that is cast alone: its buffers, and the bytes of the workspace and of its copies, which
 // may lie apart. `whole_rows` is not 0 for a shard of so many rows, which cuts blocks: scales of
-// 128x128 blocks are those of the whole then.
+// 128x128 blocks are those of the whole then. `scale_apart`: q's scale lies in qt's place.
 struct QuantizerLayout {
   Ref sync = Slot::kLaunchCounts;
   Ref first, amax;
@@ -107,7 +110,7 @@ struct QuantizerLayout {
 };
 [[nodiscard]] QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels,
                                                int sm_count, Tensor tensor, bool with_qt,
-                                               int64_t whole_rows = 0);
+                                               int64_t whole_rows = 0, bool scale_apart = false);
 
 // `gemm_forward` and `gemm_backward` are the bytes that the GEMMs ask for.
 [[nodiscard]] LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,

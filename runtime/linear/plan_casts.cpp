@@ -96,6 +96,7 @@ CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref re
     operand.delayed = word_at(Slot::kScale, fused.slot * kernels::kScaleStride);
     operand.recorded_amax = word_at(recorded, fused.slot);
   }
+  if (fused.kept_scale) operand.delayed = at.kept_scale;
   operand.counters =
       Ref(Slot::kCounters) + 2 * static_cast<size_t>(fused.tensor) * sizeof(kernels::CastCounters);
   return operand;

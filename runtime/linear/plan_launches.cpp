@@ -68,11 +68,16 @@ class LaunchPlanner {
   }
 
   Result<LaunchList> forward(CallKind kind) {
-    const bool saved = (kind & kForwardSaved) != 0;
-    const auto& [x, w, none] = layout_.forward;
+    const bool keeps = (kind & kForwardSaved) != 0;
+    const bool saved = keeps && !desc_.recompute;  // copies
+    CallTensors tensors = layout_.forward;
+    for (TensorBuffers* at : {&tensors.x, &tensors.w}) {
+      if (keeps && at->kept_scale.slot() != 0) at->q_scale = at->kept_scale;
+    }
+    const auto& [x, w, none] = tensors;
     const Ref first = (kind & kGivenW) != 0 ? x.col_amax : w.row_amax;
     LaunchList list =
-        F8_TRY(casts_.plan({.tensors = layout_.forward, .clear = clear_amax(first, x.row_amax, 0)},
+        F8_TRY(casts_.plan({.tensors = tensors, .clear = clear_amax(first, x.row_amax, 0)},
                            kernels_.forward_copies(saved, kind & kGiven), kind));
     const auto refs = [&](Tensor tensor, const TensorBuffers& at) {
       return fp8_refs(kernels_.of(tensor), at, saved);

@@ -76,6 +76,8 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   F8_TRY(quantizer->check_source());
   kernels.from_f32 = desc.f32_source;
   Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
+  kernels.recompute = desc.scale_apart;
+  const bool scale_apart = kernels.keeps_scale(desc.operand);
   if (!desc.q) copies.q.reset();
   if (!desc.qt) copies.qt.reset();
   if (!copies.q && !copies.qt) {
@@ -85,11 +87,12 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   }
   F8_TRY(quantizer->check_whole());
   F8_TRY(quantizer->check_flag());
+  F8_TRY(quantizer->check_scale_apart());
   const bool cuts_blocks = desc.whole_rows > desc.rows && desc.rows % kernels::kCastTile != 0 &&
                            has_square_blocks(copies);
   if (cuts_blocks) quantizer->whole_rows_ = desc.whole_rows;
   quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
-                                        desc.operand, desc.qt, quantizer->whole_rows_);
+                                        desc.operand, desc.qt, quantizer->whole_rows_, scale_apart);
   F8_TRY(desc.over_ranks ? quantizer->plan_shards() : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }
@@ -107,6 +110,13 @@ Status Quantizer::check_source() const {
   return fail(ErrorCode::kInvalidArgument,
               "float8_quantizer_desc.f32_source rounds x to dtype, which is f32; set dtype to bf16 "
               "or f16, or leave f32_source 0");
+}
+
+Status Quantizer::check_scale_apart() const {
+  if (!desc_.scale_apart || (desc_.operand == Tensor::kInput && !desc_.over_ranks)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "float8_quantizer_desc.copies is FLOAT8_Q_FOR_RECOMPUTE; it is for FLOAT8_INPUT "
+              "without over_ranks");
 }
 
 Status Quantizer::check_flag() const {

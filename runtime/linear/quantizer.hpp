@@ -24,6 +24,7 @@ struct QuantizerDesc {
   bool count = false;
   bool q = true;  // the copies that are made, of those that the recipe has
   bool qt = true;
+  bool scale_apart = false;  // of q alone: the tensor's scale lies in qt's place
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool weight_flag = false;  // casts of a weight heed QuantizeCall::valid
@@ -74,6 +75,7 @@ class Quantizer {
   [[nodiscard]] Status check_whole() const;
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
+  [[nodiscard]] Status check_scale_apart() const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check_first_row(const QuantizeCall& call) const;
   // Check all of a call but its memory. `name` is the function of the C interface.

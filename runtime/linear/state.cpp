@@ -106,8 +106,13 @@ Status Linear::State::check_tensors(const Call& call, bool q) const {
   }
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   if (call.x_tensor != nullptr) {
+    const bool again = casts_x_tensor(call);
     F8_TRY(check_tensor(args_name(call), "x_tensor", *call.x_tensor, m, k,
-                        kernels.of(Tensor::kInput), q));
+                        again ? Copies() : kernels.of(Tensor::kInput), q));
+    if (again && kernels.keeps_scale(Tensor::kInput)) {
+      F8_TRY(check_given("float8_backward_args.x_tensor.q_inverse_scale",
+                         call.x_tensor->q_inverse_scale));
+    }
   }
   if (call.w_tensor != nullptr) {
     F8_TRY(check_tensor(args_name(call), "w_tensor", *call.w_tensor, n, k,
@@ -169,14 +174,15 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
   if (call.dy_tensor == nullptr) F8_TRY(check_given("float8_backward_args.dy", call.dy));
   // A gradient needs a copy of the weight or of the input that no cache has.
   const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && !has_weight(call);
-  const bool casts_input = dw && is_fp8(Gemm::kGradWeight) && call.x_tensor == nullptr;
+  const bool casts_input =
+      dw && is_fp8(Gemm::kGradWeight) && (call.x_tensor == nullptr || casts_x_tensor(call));
   F8_TRY(
       refuse_if(call.dy_tensor != nullptr && desc.recompute && (casts_weight || casts_input),
                 "float8_backward_args.dy_tensor is given, and float8_linear_desc.recompute casts "
                 "again beside dy; give x_tensor and w_tensor too, or dy alone"));
-  if (!desc.recompute && (casts_weight || casts_input)) {
-    F8_TRY(check_given("float8_backward_args.saved", call.saved));
-  }
+  const bool reads_saved = (casts_weight && layout.saved_bytes > layout.saved_input_bytes) ||
+                           (dw && call.x_tensor == nullptr && layout.saved_input_bytes > 0);
+  if (reads_saved) F8_TRY(check_given("float8_backward_args.saved", call.saved));
   const auto check_source = [&](const char* name, const void* pointer, Gemm gemm) -> Status {
     if (pointer == nullptr) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "{} is NULL; {} is computed from it: {}", name,
@@ -230,7 +236,7 @@ Status Linear::State::check(const WeightCall& call, const void* workspace) const
 
 Status Linear::State::check_records(const ForwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
-  if (call.saved != nullptr && !desc.recompute) {
+  if (call.saved != nullptr && layout.saved_bytes > 0) {
     context->state().records.set_forward(call.saved, {this, call.m, has_weight(call)});
   }
   return {};
@@ -238,7 +244,7 @@ Status Linear::State::check_records(const ForwardCall& call) const {
 
 Status Linear::State::check_records(const BackwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
-  if (call.saved == nullptr || desc.recompute) return {};
+  if (call.saved == nullptr || layout.saved_bytes == 0) return {};
   const CallRecords::Forward forward = context->state().records.forward(call.saved);
   if (forward.linear != this) return {};  // unknown: the buffer may have been moved
   if (forward.m != call.m) {
@@ -308,7 +314,10 @@ void Linear::State::add_copies(CallMemory& memory, const Call& call, Access save
   memory.add("saved", call.saved, layout.saved_bytes_of(call.x_tensor != nullptr, has_weight(call)),
              saved);
   memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
-  if (call.x_tensor != nullptr) {
+  if (call.x_tensor != nullptr && casts_x_tensor(call)) {
+    memory.add("x_tensor", call.x_tensor->q_inverse_scale, sizeof(float), Access::kRead,
+               sizeof(float));
+  } else if (call.x_tensor != nullptr) {
     add_tensor(memory, "x_tensor", *call.x_tensor, kernels.of(Tensor::kInput), q);
   }
   if (call.w_tensor != nullptr) {
@@ -333,8 +342,8 @@ CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace)
 CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   const Dtype type = desc.tensor_dtype;
-  const bool reads_input = call.dw != nullptr && ((desc.recompute && call.x_tensor == nullptr) ||
-                                                  !is_fp8(Gemm::kGradWeight));
+  const bool casts_input = desc.recompute && (call.x_tensor == nullptr || casts_x_tensor(call));
+  const bool reads_input = call.dw != nullptr && (casts_input || !is_fp8(Gemm::kGradWeight));
   CallMemory memory = common_memory(call, workspace);
   memory.add_rows("dy", call.dy, m, n, call.ld_dy, type,
                   reads_dy(call) ? Access::kRead : Access::kNone);
@@ -370,6 +379,8 @@ CallKind Linear::State::bind_inputs(const Call& call, CallArguments& to) const {
   const bool shifted = call.saved != nullptr && call.x_tensor != nullptr;
   to.set(Slot::kSaved, shifted ? shifted_saved(call.saved) : call.saved);
   CallKind kind = 0;
+  to.set(Slot::kInputScale, to.at<void>(layout.forward.x.kept_scale));
+  to.set(Slot::kWeightScale, to.at<void>(layout.forward.w.kept_scale));
   if (call.x_tensor != nullptr) {
     kind |= kGivenX;
     bind_tensor(*call.x_tensor, Slot::kInputQ, to);
@@ -396,7 +407,7 @@ const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
     to.set(Slot::kAmax, nullptr);
     kind &= ~kOverRanks;
   }
-  if (call.saved != nullptr && !desc.recompute) kind |= kForwardSaved;
+  if (call.saved != nullptr) kind |= kForwardSaved;
   return launches.forward[kind];
 }
 
@@ -408,7 +419,12 @@ const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
   to.set(Slot::kDx, call.dx, call.ld_dx);
   to.set(Slot::kDw, call.dw, call.ld_dw);
   to.set(Slot::kDb, call.db);
-  const CallKind given = bind_inputs(call, to);
+  CallKind given = bind_inputs(call, to);
+  if (casts_x_tensor(call)) {
+    given &= ~kGivenX;
+    // A tensor's inverse scale follows its scale.
+    to.set(Slot::kInputScale, call.x_tensor->q_inverse_scale - kernels::kInverse);
+  }
   if ((given & kGivenX) == 0) bind_refs(layout.backward_x, Slot::kInputQ, to);
   if ((given & kGivenW) == 0) bind_refs(layout.backward_w, Slot::kWeightQ, to);
   CallKind kind = 0;

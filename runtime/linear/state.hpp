@@ -30,6 +30,11 @@ struct Linear::State {
     bool q = false, qt = false;
   };
   [[nodiscard]] DyCopies copies_of_dy(const BackwardCall& call) const;
+  // Backward casts x again, though the call has the x_tensor of the forward: it has no qt.
+  [[nodiscard]] bool casts_x_tensor(const ForwardCall&) const { return false; }
+  [[nodiscard]] bool casts_x_tensor(const BackwardCall& call) const {
+    return desc.recompute && call.x_tensor != nullptr && call.x_tensor->qt == nullptr;
+  }
   [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const WeightCall& call) const;

@@ -56,11 +56,11 @@ def _saved_bytes(n: int, k: int, config: int, x_given: bool, w_given: bool) -> t
 
 @functools.cache
 def _quantized_bytes(
-    cols: int, config: int, operand: int, transposed: bool
+    cols: int, config: int, operand: int, backward: bool
 ) -> tuple[tuple[int, int], ...]:
     """Returns the same for q and for qt of an input or a gradient."""
     one, two = (
-        torch.ops.float8.quantized_bytes(m, cols, config, operand, transposed)
+        torch.ops.float8.quantized_bytes(m, cols, config, operand, backward)
         for m in (ROWS, 2 * ROWS)
     )
     return tuple((2 * a - b, b - a) for a, b in zip(one, two, strict=True))
@@ -75,17 +75,17 @@ def _fake_quantize(
     x: torch.Tensor,
     config: int,
     operand: int,
-    transposed: bool,
+    backward: bool,
     scales: torch.Tensor | None = None,
     layout: int = 0,
     evaluate: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     if operand == WEIGHT:
         rows, cols = map(int, x.shape)
-        sizes = torch.ops.float8.quantized_bytes(rows, cols, config, operand, transposed)
+        sizes = torch.ops.float8.quantized_bytes(rows, cols, config, operand, backward)
     else:
         blocks = _blocks(x)
-        parts = _quantized_bytes(int(x.shape[-1]), config, operand, transposed)
+        parts = _quantized_bytes(int(x.shape[-1]), config, operand, backward)
         sizes = tuple(base + step * blocks for base, step in parts)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
 
@@ -304,7 +304,6 @@ def _is_checkpointed() -> bool:
 def _quantize_input(
     x: torch.Tensor, config: int, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    save = save and not config & recipes.RECOMPUTE
     q, qt = quantize(x.detach(), config, INPUT, save)
     return q, qt if save else None
 

@@ -11,7 +11,7 @@ import torch
 # its own, in memory, if it fuses what computes x.
 _FLEXIBLE = (
     (
-        "quantize(Tensor x, int config, int operand, bool transposed, Tensor? scales=None, int "
+        "quantize(Tensor x, int config, int operand, bool backward, Tensor? scales=None, int "
         "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
     ),
     (
@@ -64,7 +64,7 @@ _OTHERS = (
     ),
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     (
-        "quantized_bytes(int rows, int cols, int config, int operand, bool transposed, int "
+        "quantized_bytes(int rows, int cols, int config, int operand, bool backward, int "
         "whole_rows=0) -> (int, int)"
     ),
     "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool apart) -> ()",

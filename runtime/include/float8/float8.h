@@ -355,7 +355,10 @@ typedef enum float8_copies {
   FLOAT8_BOTH_COPIES = 0,
   FLOAT8_Q_ALONE = 1, /* there is no backward */
   FLOAT8_QT_ALONE =
-      2 /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
+      2, /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
+  /* q of an input, for linears with recompute. Their backward casts the input again, and needs the
+   * tensor's scale for that, if it has one: it lies apart, in the place of qt. */
+  FLOAT8_Q_FOR_RECOMPUTE = 3
 } float8_copies;
 
 typedef struct float8_quantizer_desc {
@@ -400,7 +403,7 @@ FLOAT8_API void float8_quantizer_destroy(float8_quantizer* quantizer);
 /* Returns the bytes that hold a tensor's copies and scales at any number of rows, 0 for NULL. */
 FLOAT8_API size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer);
 /* Returns qt's part of them, which may lie apart: what is needed in backward alone. 0 for NULL, and
- * where qt is not made. */
+ * where qt is not made; see FLOAT8_Q_FOR_RECOMPUTE. */
 FLOAT8_API size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer);
 /* Returns the bytes of scratch that a call needs, 0 for NULL (convention 6). */
 FLOAT8_API size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer);
@@ -432,8 +435,9 @@ typedef struct float8_linear_desc {
   int32_t no_grad_input;              /* nonzero: a first layer; no backward will ask for dx */
   const float8_recipe* custom_recipe; /* replaces `recipe`; it is read during the call alone */
   int32_t tensor_dtype;               /* a float8_dtype, the type of x, w, bias, y, dy and dx */
-  /* Nonzero: forward saves nothing. backward reads x, and w if it has no weight cache, and casts
-   * them again to the same bits. Delayed scales must still be those that forward had. */
+  /* Nonzero: forward saves no copy. backward reads x, and w if it has no weight cache, and casts
+   * them again to the same bits. Where a dynamic scale is that of a whole tensor, forward saves it,
+   * a few bytes. Delayed scales must still be those that forward had. */
   int32_t recompute;
   /* Nonzero: casts of the weight into a weight cache read it in fp32, an optimizer's master weight.
    * Calls with the cache need no w then, except for a GEMM in high precision. */
@@ -498,7 +502,7 @@ typedef struct float8_forward_args {
   const void* x FLOAT8_ZERO; /* [m][k] */
   const void* w FLOAT8_ZERO; /* [n][k]; not read if weight_cache is given and `output` is fp8 */
   void* y FLOAT8_ZERO;       /* [m][n], written */
-  /* float8_linear_saved_bytes(), written; NULL: no backward, or recompute */
+  /* float8_linear_saved_bytes(), written; NULL: no backward, or none are needed */
   void* saved FLOAT8_ZERO;
   int64_t m FLOAT8_DEFAULT(-1); /* 0 to m_max; float8.hpp: -1 is m_max */
   int64_t ld_x FLOAT8_ZERO;
@@ -569,7 +573,8 @@ typedef struct float8_backward_args {
   int32_t accumulate_bias FLOAT8_ZERO; /* nonzero: db += instead of db = */
   int32_t reserved FLOAT8_ZERO;        /* 0 */
   float8_nccl_comm ranks FLOAT8_ZERO;  /* as in the forward */
-  /* The forward's: each is given in both or in neither. */
+  /* The forward's: each is given in both or in neither. With recompute, an x_tensor without qt is cast
+   * again, with the scale in front of its q_inverse_scale if the tensor has one: q may be gone. */
   const float8_tensor* x_tensor FLOAT8_ZERO;
   const float8_tensor* w_tensor FLOAT8_ZERO;
   /* nonzero: dx += instead of dx =, as linears that share x need; see accumulate_grad_input */

@@ -20,8 +20,12 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 using Memory = std::unique_ptr<void, Free>;
+// Zeros, as a workspace's reserved bytes have to be before the first call.
 inline Memory memory(size_t bytes) {
-  return Memory(std::aligned_alloc(256, (bytes + 256) / 256 * 256));
+  const size_t whole = (bytes + 256) / 256 * 256;
+  Memory out(std::aligned_alloc(256, whole));
+  std::memset(out.get(), 0, whole);
+  return out;
 }
 inline Memory random_bf16(int64_t count, unsigned seed) {
   Memory out = memory(static_cast<size_t>(count) * 2);

@@ -72,6 +72,64 @@ TEST_F(TensorAbi, OneTensorServesALinearAndAGemm) {
   EXPECT_EQ(std::memcmp(plain.get(), alone.get(), kM * kN * 2), 0);
 }
 
+// Linears that recompute share x's q, which may be gone in backward: its scale alone is kept.
+TEST_F(TensorAbi, AnInputIsCastAgainWithItsScale) {
+  const Memory dy = random_bf16(kM * kN, 3);
+  for (const auto& recipe : {float8::Recipe::tensorwise(), float8::Recipe::rowwise()}) {
+    const float8::Quantizer of_x =
+        float8::Quantizer::plan(
+            context_,
+            {.rows_max = kM, .cols = kK, .recipe = recipe, .copies = FLOAT8_Q_FOR_RECOMPUTE})
+            .value();
+    const size_t apart = of_x.transposed_bytes();
+    EXPECT_LT(apart, 512U);
+    const Memory kept = memory(apart + 16);
+    std::vector<std::vector<char>> results;
+    for (const bool recompute : {false, true}) {
+      const auto linear = float8::Linear::plan(
+          context_, {.m_max = kM, .n = kN, .k = kK, .recipe = recipe, .recompute = recompute});
+      ASSERT_TRUE(linear);
+      const Memory scratch =
+          memory(std::max(linear.value().workspace_bytes(), of_x.workspace_bytes()));
+      const Memory saved = memory(linear.value().saved_bytes() + 16);
+      const Memory y = memory(kM * kN * 2), dx = memory(kM * kK * 2), dw = memory(kN * kK * 2);
+      float8::Tensor given;
+      {
+        const Memory q = memory(of_x.tensor_bytes());
+        if (recompute) {
+          ASSERT_TRUE(
+              of_x.run({.x = x_.get(), .tensor = q.get(), .rows = kM, .transposed = kept.get()},
+                       scratch.get(), nullptr));
+          given = of_x.view(q.get(), kM, kept.get()).value();
+        }
+        ASSERT_TRUE(linear.value().forward({.x = x_.get(),
+                                            .w = w_.get(),
+                                            .y = y.get(),
+                                            .saved = saved.get(),
+                                            .m = kM,
+                                            .x_tensor = recompute ? &given : nullptr},
+                                           scratch.get(), nullptr));
+        if (recompute) given = of_x.view(nullptr, kM, kept.get()).value();
+      }
+      ASSERT_TRUE(linear.value().backward({.dy = dy.get(),
+                                           .saved = saved.get(),
+                                           .dx = dx.get(),
+                                           .dw = dw.get(),
+                                           .m = kM,
+                                           .x = x_.get(),
+                                           .w = w_.get(),
+                                           .x_tensor = recompute ? &given : nullptr},
+                                          scratch.get(), nullptr))
+          << float8_last_error();
+      for (const auto& [at, size] :
+           {std::pair{y.get(), kM * kN * 2}, {dx.get(), kM * kK * 2}, {dw.get(), kN * kK * 2}}) {
+        results.emplace_back(static_cast<char*>(at), static_cast<char*>(at) + size);
+      }
+    }
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(results[i], results[i + 3]) << i;
+  }
+}
+
 TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
   const float8::Quantizer of_x = quantizer(FLOAT8_INPUT, kM, kK);
   const size_t apart = of_x.transposed_bytes();
@@ -178,9 +236,13 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("float8_quantizer_desc.operand is 3")) << float8_last_error();
   desc.operand = FLOAT8_INPUT;
-  desc.copies = 3;
+  desc.copies = 4;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_quantizer_desc.copies is 3")) << float8_last_error();
+  EXPECT_TRUE(says("float8_quantizer_desc.copies is 4")) << float8_last_error();
+  desc.copies = FLOAT8_Q_FOR_RECOMPUTE;
+  desc.operand = FLOAT8_WEIGHT;
+  EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("FLOAT8_Q_FOR_RECOMPUTE; it is for FLOAT8_INPUT")) << float8_last_error();
   EXPECT_EQ(out, nullptr);
 
   float8_gemm_plan* gemm = nullptr;
