@@ -14,6 +14,7 @@
 #include "codegen/specs/fingerprint.hpp"
 #include "codegen/specs/gemm.hpp"
 #include "codegen/specs/scale_update.hpp"
+#include "codegen/specs/swiglu_cast.hpp"
 
 namespace f8::codegen {
 
@@ -21,7 +22,7 @@ template <Kind... Kinds>
 using OneOf = std::variant<Kinds...>;
 // The registered kinds.
 using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
-                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec>;
+                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec, SwigluCastSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

@@ -355,8 +355,19 @@ struct Cast {
     }
   }
 
-  template <class Args>
-  static F8_DEVICE void run(const Args& args) {
+  // A loader gives the elements that are cast: those of the tensor's x.
+  struct Load {
+    static F8_DEVICE void prefetch(const CastTensor& t, i32 row0, i32 column0) {
+      prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
+    }
+    static F8_DEVICE void load(const CastTensor& t, i32 row0, i32 column0,
+                               ThreadFragment<Config::kInput>& fragment) {
+      fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    }
+  };
+
+  template <class Args, class Loader = Load>
+  static F8_DEVICE void run(const Args& args, const Loader& loader = {}) {
     const int index_of_tensor = tensor_of_block(args);
     const CastTensor& t = args.tensors[index_of_tensor];
     const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
@@ -365,12 +376,12 @@ struct Cast {
     const i32 row0 = tile.row * kCastTile;
     const i32 column0 = tile.column * kCastTile;
     if constexpr (!kAfterAmax && !Config::kNoopFlag) {
-      prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
+      loader.prefetch(t, row0, column0);
     }
     begin_overlapped(args.overlap);
     if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     ThreadFragment<Config::kInput> fragment;
-    fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    loader.load(t, row0, column0, fragment);
     __shared__ Scales scales;
     __shared__ TileAmax<Config::kInput> tile_amax;
     const bool first = index == 0;

@@ -144,6 +144,13 @@ using CastArgs = CastOf<kMaxTensors>;
 using CastListArgs = CastOf<kMaxListed>;
 static_assert(sizeof(AmaxListArgs) <= 4096 && sizeof(CastListArgs) <= 4096);
 
+// The cast of silu(gate) up: one tensor, whose x is gate.
+struct SwigluCastArgs {
+  CastArgs cast;
+  const void* up;  // of gate's type and shape
+  i64 ld_up;
+};
+
 // Amax and cast in one launch.
 struct QuantizeArgs {
   CastArgs cast;

@@ -116,20 +116,24 @@ Status CastSpec::validate() const {
   return {};
 }
 
+std::string cast_config(const CastSpec& s) {
+  return "struct Config {\n" + constant("Input", "kInput", input_name(s.in, s.from_f32)) +
+         constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
+         constant("Scale", "kScaleQ", scale_name(s.scale_q)) +
+         constant("Scale", "kScaleQt", scale_name(s.scale_qt)) + constant("kDelayed", s.delayed) +
+         constant("kRowMajor", s.q) + constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
+         constant("kSaturate", s.saturate) + constant("kCount", s.count) +
+         constant("kSums", s.sums) + constant("kNoopFlag", s.noop_flag) +
+         constant("kShard", s.shard) + "};\n";
+}
+
 Stub CastSpec::stub() const {
   const auto& s = *this;
   Stub stub{"cast.cuh", "float8_cast", {}};
   if (s.one_launch) {
     stub = {scales_rows_alone(s) ? "quantize_rows.cuh" : "quantize.cuh", "float8_quantize", {}};
   }
-  stub.text =
-      "struct Config {\n" + constant("Input", "kInput", input_name(s.in, s.from_f32)) +
-      constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
-      constant("Scale", "kScaleQ", scale_name(s.scale_q)) +
-      constant("Scale", "kScaleQt", scale_name(s.scale_qt)) + constant("kDelayed", s.delayed) +
-      constant("kRowMajor", s.q) + constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
-      constant("kSaturate", s.saturate) + constant("kCount", s.count) + constant("kSums", s.sums) +
-      constant("kNoopFlag", s.noop_flag) + constant("kShard", s.shard) + "};\n";
+  stub.text = cast_config(s);
   stub.text += s.one_launch ? check_args<kernels::QuantizeArgs>("QuantizeArgs")
                : s.list     ? check_args<kernels::CastListArgs>("CastListArgs")
                             : check_args<kernels::CastArgs>("CastArgs");

@@ -44,6 +44,9 @@ struct CastSpec {
   bool operator==(const CastSpec&) const = default;
 };
 
+// The stub's Config.
+[[nodiscard]] std::string cast_config(const CastSpec& spec);
+
 // True where a copy that the cast writes has scales of this mode.
 [[nodiscard]] bool has_scale(const CastSpec& spec, ScaleMode mode);
 

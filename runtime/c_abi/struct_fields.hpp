@@ -104,16 +104,16 @@ struct StructFields<float8_quantizer_desc> {
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::rows_max, &S::cols, &S::operand, &S::dtype, &S::recipe,
               &S::custom_recipe, &S::non_finite, &S::count, &S::copies, &S::over_ranks,
-              &S::whole_rows, &S::weight_flag, &S::f32_source);
+              &S::whole_rows, &S::weight_flag, &S::f32_source, &S::source, &S::reserved);
 };
 
 template <>
 struct StructFields<float8_quantize_args> {
   using S = float8_quantize_args;
-  static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
-              &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks,
-              &S::transposed, &S::amax, &S::row_amax, &S::launch_counts, &S::first_row, &S::valid);
+  static constexpr auto kAll = lay_out(
+      &S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
+      &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks, &S::transposed,
+      &S::amax, &S::row_amax, &S::launch_counts, &S::first_row, &S::valid, &S::up, &S::ld_up);
 };
 
 template <>

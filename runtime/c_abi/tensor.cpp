@@ -77,6 +77,9 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.over_ranks = known.over_ranks != 0;
     converted.whole_rows = known.whole_rows;
     converted.weight_flag = known.weight_flag != 0;
+    F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU));
+    converted.swiglu = known.source == FLOAT8_SWIGLU;
+    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};

@@ -81,5 +81,6 @@ void emulate(const codegen::FoundInfSpec& spec, const Call& call);
 void emulate(const codegen::FingerprintSpec& spec, const Call& call);
 void emulate(const codegen::ColumnSumsSpec& spec, const Call& call);
 void emulate(const codegen::BiasGradSpec& spec, const Call& call);
+void emulate(const codegen::SwigluCastSpec& spec, const Call& call);
 
 }  // namespace f8::runtime::emulation

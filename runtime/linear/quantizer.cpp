@@ -88,12 +88,15 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   F8_TRY(quantizer->check_whole());
   F8_TRY(quantizer->check_flag());
   F8_TRY(quantizer->check_scale_apart());
+  F8_TRY(quantizer->check_swiglu());
   const bool cuts_blocks = desc.whole_rows > desc.rows && desc.rows % kernels::kCastTile != 0 &&
                            has_square_blocks(copies);
   if (cuts_blocks) quantizer->whole_rows_ = desc.whole_rows;
   quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
                                         desc.operand, desc.qt, quantizer->whole_rows_, scale_apart);
-  F8_TRY(desc.over_ranks ? quantizer->plan_shards() : quantizer->plan_launches());
+  F8_TRY(desc.over_ranks ? quantizer->plan_shards()
+         : desc.swiglu   ? quantizer->plan_swiglu()
+                         : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }
 
@@ -149,6 +152,44 @@ Status Quantizer::plan_shards() {
   layout_.workspace_bytes = 0;
   const ListedTensor tensor = listed();
   shards_ = F8_TRY(CastList::plan(context_, std::span(&tensor, 1)));
+  return {};
+}
+
+Status Quantizer::check_swiglu() const {
+  if (!desc_.swiglu ||
+      (desc_.operand == Tensor::kInput && !desc_.over_ranks && !desc_.f32_source)) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "float8_quantizer_desc.source is FLOAT8_SWIGLU; it is for FLOAT8_INPUT without "
+              "over_ranks and f32_source");
+}
+
+Status Quantizer::plan_swiglu() {
+  for (const KernelPass& pass : kernels_.passes(copies_of(desc_), false)) {
+    for (const FusedCast& cast : pass.casts) {
+      const CastOperand operand =
+          cast_operand(cast, layout_.tensors.of(desc_.operand), Slot::kAmax);
+      swiglu_.push_back(F8_TRY(plan_swiglu_cast(*context_, cast, operand, desc_.recipe.name)));
+    }
+  }
+  layout_.workspace_bytes = 0;
+  return {};
+}
+
+Status Quantizer::check_up(const QuantizeCall& call) const {
+  if (desc_.swiglu != (call.up != nullptr)) {
+    return fail(ErrorCode::kInvalidArgument, "{}.up is {}; the quantizer's source is {}", kArgs,
+                desc_.swiglu ? "NULL" : "given",
+                desc_.swiglu ? "FLOAT8_SWIGLU, which multiplies by it" : "FLOAT8_PLAIN");
+  }
+  if (desc_.swiglu && call.first_step != 0 && is_delayed()) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}.first_step is set; the scale of a first step is that of silu(x) up itself: compute "
+        "it, and quantize it with FLOAT8_PLAIN in that step",
+        kArgs);
+  }
   return {};
 }
 
@@ -269,6 +310,7 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_amax(name, call, true));
   F8_TRY(check_first_row(call));
   if (call.rows == 0) return {};
+  F8_TRY(check_up(call));
   for (const auto& [field, pointer] :
        {std::pair<const char*, const void*>{"x", call.x}, {"tensor", call.tensor}}) {
     if (pointer == nullptr) [[unlikely]] {
@@ -302,6 +344,7 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   const size_t slots = kernels_.slots.size();
   CallMemory memory(kArgs);
   add_x(memory, call);
+  memory.add_rows("up", call.up, call.rows, desc_.cols, call.ld_up, desc_.dtype, Access::kRead);
   memory.add("tensor", call.tensor, call.transposed == nullptr ? tensor_bytes() : layout_.q_bytes,
              Access::kWrite);
   memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
@@ -362,6 +405,12 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   to.set(Slot::kWorkspace, workspace);
   to.set(Slot::kLaunchCounts, launch_counts(call, workspace));
   bind(call, to);
+  if (desc_.swiglu) {
+    for (const SwigluCast& cast : swiglu_) {
+      F8_TRY(launch_swiglu_cast(state, cast, to, call.up, call.ld_up, stream));
+    }
+    return {};
+  }
   CallKind kind = 0;
   if (call.first_step != 0 && is_delayed()) {
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;

@@ -10,6 +10,7 @@
 #include "runtime/linear/cast_list.hpp"
 #include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/plan_launches.hpp"
+#include "runtime/linear/swiglu.hpp"
 
 namespace f8::runtime {
 
@@ -28,6 +29,7 @@ struct QuantizerDesc {
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool weight_flag = false;  // casts of a weight heed QuantizeCall::valid
+  bool swiglu = false;       // silu(x) * QuantizeCall::up is cast
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -67,6 +69,7 @@ class Quantizer {
   [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
   [[nodiscard]] Status plan_launches();
   [[nodiscard]] Status plan_shards();
+  [[nodiscard]] Status plan_swiglu();
   // What a list's plan reads of the tensors that calls cast.
   [[nodiscard]] ListedTensor listed() const;
   // qt follows q where it has no place of its own.
@@ -76,6 +79,8 @@ class Quantizer {
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_scale_apart() const;
+  [[nodiscard]] Status check_swiglu() const;
+  [[nodiscard]] Status check_up(const QuantizeCall& call) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check_first_row(const QuantizeCall& call) const;
   // Check all of a call but its memory. `name` is the function of the C interface.
@@ -96,6 +101,7 @@ class Quantizer {
   std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
   ShardWords words_;
   std::optional<CastList> shards_;  // of the tensor alone, in place of launches_: over ranks
+  std::vector<SwigluCast> swiglu_;  // in place of launches_
 };
 
 struct TensorGemmDesc {

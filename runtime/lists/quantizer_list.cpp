@@ -54,12 +54,12 @@ Result<QuantizerList> QuantizerList::plan(
       return fail(ErrorCode::kInvalidArgument, "float8_quantizer_list_plan: quantizers[{}] is {}",
                   i, quantizers[i] == nullptr ? "NULL" : "another context's");
     }
-    if (quantizers[i]->desc().weight_flag) {
-      return fail(
-          ErrorCode::kUnsupported,
-          "float8_quantizer_list_plan: quantizers[{}] has a weight_flag, which the casts of a "
-          "list do not look at",
-          i);
+    const QuantizerDesc& desc = quantizers[i]->desc();
+    if (desc.weight_flag || desc.swiglu) {
+      return fail(ErrorCode::kUnsupported,
+                  "float8_quantizer_list_plan: quantizers[{}] has {}, which the casts of a list do "
+                  "not look at",
+                  i, desc.weight_flag ? "a weight_flag" : "FLOAT8_SWIGLU as its source");
     }
     tensors.push_back(quantizers[i]->listed());
   }

@@ -361,6 +361,14 @@ typedef enum float8_copies {
   FLOAT8_Q_FOR_RECOMPUTE = 3
 } float8_copies;
 
+/* What a quantizer casts. */
+typedef enum float8_source {
+  FLOAT8_PLAIN = 0, /* x */
+  /* silu(x) * up, where x is a gate: computed in fp32, rounded once to dtype, and never in memory. The
+   * recipe's scales are delayed, or those of blocks, since it is computed once. */
+  FLOAT8_SWIGLU = 1
+} float8_source;
+
 typedef struct float8_quantizer_desc {
   size_t struct_size;
   int64_t rows_max;   /* the most rows that a call will have; at least 1 */
@@ -391,6 +399,8 @@ typedef struct float8_quantizer_desc {
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride ld_x counts fp32 elements. */
   int32_t f32_source;
+  int32_t source;   /* a float8_source; FLOAT8_SWIGLU is for FLOAT8_INPUT, not in lists */
+  int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -733,6 +743,10 @@ typedef struct float8_quantize_args {
   int64_t first_row FLOAT8_ZERO;
   /* As in float8_weight_args, with float8_quantizer_desc.weight_flag; not in lists. */
   uint32_t* valid FLOAT8_ZERO;
+  /* [rows][cols] like x, with FLOAT8_SWIGLU, whose first_step is 0: a first scale is that of the product,
+   * which a quantizer of FLOAT8_PLAIN finds. */
+  const void* up FLOAT8_ZERO;
+  int64_t ld_up FLOAT8_ZERO;
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

@@ -437,6 +437,7 @@ struct QuantizerDesc {
   std::int64_t whole_rows = 0;  // with over_ranks: those of the whole, whose blocks shards may cut
   bool weight_flag = false;     // casts of the weight look at QuantizeArgs::valid
   bool f32_source = false;      // x is in fp32, and is rounded to dtype as it is read
+  float8_source source = FLOAT8_PLAIN;  // FLOAT8_SWIGLU: silu(x) * QuantizeArgs::up is cast
 };
 
 // The casts of an operand apart from a linear. Copies are the same quantizer.
@@ -460,6 +461,7 @@ class Quantizer {
     c.whole_rows = desc.whole_rows;
     c.weight_flag = desc.weight_flag ? 1 : 0;
     c.f32_source = desc.f32_source ? 1 : 0;
+    c.source = desc.source;
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

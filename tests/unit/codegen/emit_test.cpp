@@ -56,6 +56,7 @@ TEST(Emit, GoldenStubs) {
            "fingerprint",
            "column_sums/bf16",
            "bias_grad/f32",
+           "swiglu_cast/bf16.e4m3/delayed/q+qt",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
        }) {
@@ -176,6 +177,10 @@ std::set<std::string> tunable_kernels() {
                                 "bias_grad/bf16",
                                 "bias_grad/f16",
                                 "bias_grad/f32",
+                                "swiglu_cast/bf16.e4m3/delayed/q+qt",
+                                "swiglu_cast/f16.e5m2/delayed/qt/hold/count",
+                                "swiglu_cast/f32.e4m3/block1x128/q+qt/pow2",
+                                "swiglu_cast/bf16.e4m3/block128x128+block1x128/q+qt/count",
                                 "scale_update",
                                 "found_inf",
                                 "fingerprint"};

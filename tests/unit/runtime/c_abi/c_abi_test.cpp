@@ -390,8 +390,8 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_gemm_setting, fast, 36U);
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_tensor, whole_rows, 120U);
-  F8_ENDS(float8_quantizer_desc, f32_source, 80U);
-  F8_ENDS(float8_quantize_args, valid, 160U);
+  F8_ENDS(float8_quantizer_desc, reserved, 88U);
+  F8_ENDS(float8_quantize_args, ld_up, 176U);
   F8_ENDS(float8_fingerprint_args, valid, 72U);
   F8_ENDS(float8_grouped_linear_args, accumulate_bias, 152U);
   F8_ENDS(float8_linear_group_args, saved_bytes, 112U);

@@ -1,0 +1,38 @@
+// The cast of silu(gate) up: it is computed as a device computes it, and cast as any tensor.
+#include "codegen/kernels/swiglu.cuh"
+#include "runtime/device/memory.hpp"
+#include "runtime/emulation/kernels.hpp"
+
+namespace f8::runtime::emulation {
+
+void emulate(const codegen::SwigluCastSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::SwigluCastArgs>();
+  const kernels::CastTensor& t = args.cast.tensors[0];
+  const Dtype type = spec.cast.in;
+  if (args.cast.count != 1) call.fault("swiglu: {} tensors", args.cast.count);
+  for (const auto& [name, from, ld] :
+       {std::tuple{"gate", t.x, t.ld}, {"up", args.up, args.ld_up}}) {
+    if (from == nullptr || !is_aligned(from)) call.fault("swiglu: {} misaligned or null", name);
+    if (ld < t.cols || !is_row_stride(ld, t.cols, type)) {
+      call.fault("swiglu: {} has rows of {}, {} apart", name, t.cols, ld);
+    }
+  }
+  if (!call.faults.empty()) return;
+  std::vector<uint64_t> aligned((static_cast<size_t>(t.rows * t.cols) * size_bytes(type) + 31) / 8);
+  const auto skip = (16 - reinterpret_cast<uintptr_t>(aligned.data()) % 16) % 16;
+  uint8_t* const h = reinterpret_cast<uint8_t*>(aligned.data()) + skip;
+  for (int64_t r = 0; r < t.rows; ++r) {
+    for (int64_t c = 0; c < t.cols; ++c) {
+      const float value = kernels::swiglu(load_element(t.x, r * t.ld + c, type),
+                                          load_element(args.up, r * args.ld_up + c, type));
+      store_element(h, r * t.cols + c, value, type);
+    }
+  }
+  kernels::CastArgs cast = args.cast;
+  cast.tensors[0].x = h;
+  cast.tensors[0].ld = t.cols;
+  void* const parameters[] = {&cast};
+  emulate(spec.cast, Call{call.module, call.launch, parameters, call.sm_count, call.faults});
+}
+
+}  // namespace f8::runtime::emulation

@@ -1,0 +1,97 @@
+// The cast of silu(gate) up on a device: every byte is that of the emulated device, whose product has the
+// same bits by construction (codegen/kernels/swiglu.cuh).
+#include <random>
+
+#include "runtime/linear/quantizer.hpp"
+#include "tests/gpu/gpu_test.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+struct Case {
+  const char* recipe;
+  int64_t rows, cols, gap;  // gap: elements between rows
+};
+
+class SwigluCastTest : public GpuTestWith<Case> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, SwigluCastTest,
+                         ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
+                                           Case{"delayed", 1024, 512, 0},
+                                           Case{"blockwise", 1, 16, 8},
+                                           Case{"blockwise", 127, 144, 0},
+                                           Case{"blockwise", 513, 400, 16}));
+
+// Elements of every size, with infinities, NaN and zeros among them.
+std::vector<uint8_t> elements(int64_t rows, int64_t ld, Dtype type, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0, 12);
+  std::vector<uint8_t> bytes(static_cast<size_t>(rows * ld) * size_bytes(type));
+  for (int64_t i = 0; i < rows * ld; ++i) {
+    float value = normal(generator);
+    switch (generator() % 997) {
+      case 0:
+        value *= 1e6F;
+        break;
+      case 1:
+        value *= 1e-6F;
+        break;
+      case 2:
+        value = 0;
+        break;
+    }
+    store_element(bytes.data(), i, value, type);
+  }
+  constexpr float kSpecial[] = {INFINITY, -INFINITY, NAN, -0.0F};
+  if (rows > 1) {
+    for (size_t i = 0; i < 4; ++i) {
+      store_element(bytes.data(), static_cast<int64_t>(i) * 3 + seed % 2, kSpecial[i], type);
+    }
+  }
+  return bytes;
+}
+
+struct Left {
+  std::vector<uint8_t> tensor;
+  uint32_t amax;
+  bool operator==(const Left&) const = default;
+};
+
+// Casts on a device, with rows `ld` elements apart.
+Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t ld) {
+  const Quantizer& quantizer = *Quantizer::plan(context, desc).value();
+  const DeviceBuffer gate(*context, elements(desc.rows, ld, desc.dtype, 1));
+  const DeviceBuffer up(*context, elements(desc.rows, ld, desc.dtype, 2));
+  const DeviceBuffer scale(*context, std::vector<float>{0.02F, 0, 0, 0, 50.0F, 0, 0, 0});
+  const DeviceBuffer amax(*context, std::vector<uint32_t>(4));
+  const DeviceBuffer tensor(*context, quantizer.tensor_bytes());
+  QuantizeCall call{.x = gate.as(), .tensor = tensor.as(), .rows = desc.rows, .ld_x = ld};
+  call.up = up.as();
+  call.ld_up = ld;
+  call.scales = ScaleSlots{amax.as<uint32_t>(), scale.as<float>(), nullptr};
+  const Status status = quantizer.run(call, nullptr, nullptr);
+  EXPECT_TRUE(status) << status.error().message;
+  Left left{tensor.download<uint8_t>(), amax.download<uint32_t>().front()};
+  EXPECT_TRUE(tensor.guards_are_whole() && amax.guards_are_whole());
+  return left;
+}
+
+TEST_P(SwigluCastTest, HasTheBitsOfTheEmulatedDevice) {
+  const auto& [recipe, rows, cols, gap] = GetParam();
+  ContextOptions options;
+  options.emulate = true;
+  const auto emulated = Context::create(0, options);
+  F8_ASSERT_OK(emulated);
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kHold}) {
+      SCOPED_TRACE(f8::format("{} {}", to_string(type), static_cast<int>(policy)));
+      QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
+      desc.dtype = type;
+      desc.non_finite = policy;
+      desc.swiglu = true;
+      EXPECT_EQ(cast(context_, desc, cols + gap), cast(*emulated, desc, cols + gap));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu
