@@ -204,6 +204,16 @@ class Collector {
 
 }  // namespace
 
+std::string config_of(const Kernel& kernel) {
+  return kernel.name.substr(kernel.name.find(':') + 1);
+}
+
+std::vector<std::string> name_cells(const Problem& gemm) {
+  const Shape s = gemm.shape;
+  return {std::string(to_string(gemm.op)), f8::format("{}", s.m), f8::format("{}", s.n),
+          f8::format("{}", s.k)};
+}
+
 std::optional<double> LinearTimes::Side::rest_ns() const {
   double rest = ns;
   for (const std::optional<double>& gemm : gemm_ns) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/fit/cost_model_fit.hpp"
+#include "tools/tuner/fit/regret.hpp"
 #include "tuning_db/database.hpp"
 
 namespace f8::report {
@@ -21,6 +21,9 @@ struct Kernel {
   double ns = 0;
   std::optional<double> predicted_ns{}, sm_mhz{};
 };
+[[nodiscard]] std::string config_of(const Kernel& kernel);  // "128x256s4c2x1w2g8" or "h3"
+// The cells that name a GEMM in a table: its operation, and its linear's M, N and K.
+[[nodiscard]] std::vector<std::string> name_cells(const Problem& gemm);
 
 // The fastest kernels of a GEMM, by kind.
 struct GemmTimes {
