@@ -214,9 +214,10 @@ void add_replay(CLI::App& app, Program& program) {
       Needs::kNothing, [options, &program] { return replay(*options, program.global); });
   refuse_db(*command, "replay reads the exhaustive sweeps that --set names");
   command
-      ->add_option(
-          "--set", options->sets,
-          "what sweep --exhaustive measured: databases, .jsonl exports, separated by commas")
+      ->add_option("--set", options->sets,
+                   "what sweep --exhaustive measured: databases, .jsonl exports, separated by "
+                   "commas; layers "
+                   "that the cost model was fitted to look better than others")
       ->type_name("LIST");
   command
       ->add_option("--strategy", options->strategies,
