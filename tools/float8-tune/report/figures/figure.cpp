@@ -112,10 +112,10 @@ void Drawing::bar(double x, double y, double width, std::string_view style) {
 }
 
 void Drawing::line(double x1, double y1, double x2, double y2, std::string_view style) {
-  const std::string from = f8::format("M{} {}", px(x1), px(y1));
-  if (x1 == x2) return path(f8::format("{}V{}", from, px(y2)), style);
-  if (y1 == y2) return path(f8::format("{}H{}", from, px(x2)), style);
-  path(f8::format("{}L{} {}", from, px(x2), px(y2)), style);
+  const std::string from = f8::format("M{:.0f} {:.0f}", x1, y1);
+  if (x1 == x2) return path(f8::format("{}V{:.0f}", from, y2), style);
+  if (y1 == y2) return path(f8::format("{}H{:.0f}", from, x2), style);
+  path(f8::format("{}L{:.0f} {:.0f}", from, x2, y2), style);
 }
 
 void Drawing::text(double x, double y, std::string_view text, Anchor anchor,
@@ -124,30 +124,29 @@ void Drawing::text(double x, double y, std::string_view text, Anchor anchor,
   const std::string_view align = kAnchors[static_cast<size_t>(anchor)];
   const char* space = align.empty() || style.empty() ? "" : " ";
   part(texts_, f8::format("{}{}{}", align, space, style)) +=
-      f8::format("<text x=\"{}\" y=\"{}\">{}</text>", px(x), px(std::round(y)), escape(text));
+      f8::format("<text x=\"{:.0f}\" y=\"{:.0f}\">{}</text>", x, y, escape(text));
 }
 
 void Drawing::vertical_text(double x, double y, std::string_view text) {
-  part(texts_, "mid") += f8::format("<text transform=\"translate({} {}) rotate(-90)\">{}</text>",
-                                    px(x), px(y), escape(text));
+  part(texts_, "mid") += f8::format(
+      "<text transform=\"translate({:.0f} {:.0f}) rotate(-90)\">{}</text>", x, y, escape(text));
 }
 
 void Drawing::path(std::string_view d, std::string_view style) {
   if (drawn_.insert(f8::format("{} {}", style, d)).second) part(shapes_, style) += d;
 }
 
-// A short line with round ends is a dot. Whole pixels make most of those in a crowd equal.
+// A short line with round ends is a dot.
 void Drawing::marker(Marker marker, double x, double y, std::string_view style) {
-  const auto at = [](double value) { return f8::format("{:.0f}", value); };
   switch (marker) {
     case Marker::kCircle:
-      return path(f8::format("M{} {}h1", at(x), at(y)), f8::format("dot {}", style));
+      return path(f8::format("M{:.0f} {:.0f}h1", x, y), f8::format("dot {}", style));
     case Marker::kSquare:
-      return path(f8::format("M{} {}h5", at(x - 2.5), at(y)), f8::format("square {}", style));
+      return path(f8::format("M{:.0f} {:.0f}h5", x - 2.5, y), f8::format("square {}", style));
     case Marker::kTriangle:
-      return path(f8::format("M{} {}l3.5 6h-7z", at(x), at(y - 3.5)), style);
+      return path(f8::format("M{:.0f} {:.0f}l3.5 6h-7z", x, y - 3.5), style);
     case Marker::kCross:
-      return path(f8::format("M{} {}l7 7m0-7l-7 7", at(x - 3.5), at(y - 3.5)), style);
+      return path(f8::format("M{:.0f} {:.0f}l7 7m0-7l-7 7", x - 3.5, y - 3.5), style);
   }
 }
 

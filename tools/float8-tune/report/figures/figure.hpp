@@ -34,7 +34,8 @@ void name_figures(std::vector<Figure>& figures);
 [[nodiscard]] std::string svg_file(const Figure& figure);  // with its style, for use by itself
 
 // Collects SVG elements. `style` names classes of figure.css. Shapes of one style are one path, and
-// equal ones are drawn once: a page has tens of thousands. The first style lies lowest, and text on top.
+// equal ones are drawn once: a page has tens of thousands, nearly all at whole pixels. The first style
+// lies lowest, and text on top.
 class Drawing {
  public:
   enum class Anchor { kStart, kMiddle, kEnd };

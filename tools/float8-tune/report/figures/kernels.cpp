@@ -226,7 +226,7 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
       .width = kPlotWidth,
       .height = 330,
       .table = {.caption = f8::format("GEMMs of {} on the roofline", recipe),
-                .columns = {"GEMM", "M", "N", "K", "fp8 FLOP/byte", "TFLOP/s", "% of the roof",
+                .columns = {"GEMM", "N", "K", "M", "fp8 FLOP/byte", "TFLOP/s", "% of the roof",
                             "SM MHz", "bf16 FLOP/byte", "TFLOP/s", "% of the roof", "SM MHz"},
                 .rows = {},
                 .heads = 4}};

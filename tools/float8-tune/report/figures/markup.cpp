@@ -85,7 +85,7 @@ std::string lines(const DataTable& table) {
   const auto add = [&](const std::vector<std::string>& row) {
     for (size_t i = 0; i < row.size(); ++i) {
       if (i > 0) out += '\t';
-      const bool is_same = above != &table.columns && i < table.heads && row[i] == (*above)[i];
+      const bool is_same = above != &table.columns && row[i] == (*above)[i];
       if (!is_same) out += escape(row[i]);
     }
     above = &row;

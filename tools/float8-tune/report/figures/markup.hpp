@@ -22,7 +22,7 @@ struct DataTable {
 };
 [[nodiscard]] std::string html(const DataTable& table);
 // The same in a tenth of the bytes: a line for each row, the columns' heads first, and tabs between the
-// cells. A cell of a row's name that is empty is that of the row above. page.js makes a table of it.
+// cells. A cell that is left empty is that of the row above. page.js makes a table of it.
 [[nodiscard]] std::string lines(const DataTable& table);
 
 [[nodiscard]] std::string microseconds(double ns);  // "12.3", three significant digits or more

@@ -22,7 +22,7 @@ struct Kernel {
   std::optional<double> predicted_ns{}, sm_mhz{};
 };
 [[nodiscard]] std::string config_of(const Kernel& kernel);  // "128x256s4c2x1w2g8" or "h3"
-// The cells that name a GEMM in a table: its operation, and its linear's M, N and K.
+// The cells that name a GEMM in a table: its operation, and its linear's N, K and M.
 [[nodiscard]] std::vector<std::string> name_cells(const Problem& gemm);
 
 // The fastest kernels of a GEMM, by kind.
@@ -63,7 +63,7 @@ struct Campaign {
 
 struct Measurements {
   TuningTable table;
-  std::vector<GemmTimes> gemms;      // by problem key and device
+  std::vector<GemmTimes> gemms;      // by operation, n, k, m, problem key and device
   std::vector<LinearTimes> linears;  // by recipe, n, k, m and device
   std::vector<tuner::MeasuredGemm> choices;
   std::vector<Run> runs;

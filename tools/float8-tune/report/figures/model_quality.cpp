@@ -114,7 +114,7 @@ std::optional<Figure> predicted_times(const Measurements& measurements, size_t d
                 .width = kPlotWidth,
                 .height = 320,
                 .table = {.caption = f8::format("Fastest generated kernels of {}", recipe),
-                          .columns = {"GEMM", "M", "N", "K", "kernel", "predicted us",
+                          .columns = {"GEMM", "N", "K", "M", "kernel", "predicted us",
                                       "measured us", "measured / predicted"},
                           .rows = {},
                           .heads = 4}};

@@ -30,10 +30,9 @@
     lines.forEach(function (line, number) {
       const row = number === 0 ? head : body.insertRow();
       above = line.split("\t").map(function (text, column) {
-        const is_name = heads > column;
-        const cell = document.createElement(number === 0 || is_name ? "th" : "td");
+        const cell = document.createElement(number === 0 || heads > column ? "th" : "td");
         if (cell.tagName === "TH") cell.scope = number === 0 ? "col" : "row";
-        cell.textContent = is_name ? text || above[column] : text;
+        cell.textContent = text || above[column];
         row.append(cell);
         return cell.textContent;
       });
