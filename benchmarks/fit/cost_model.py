@@ -99,7 +99,7 @@ def votes(kernels: Kernels, known: Kernels) -> Floats:
         of = slice(kernels.first[i], kernels.first[i] + kernels.count[i])
         weights = [1 / (octaves**2 + NEAREST) for _, octaves in near]
         for (other, _), weight in zip(near, weights, strict=True):
-            same = kernels.identity[of] == known.identity[winner[other]]
+            same = kernels.rows["winner"][of] == known.rows["winner"][winner[other]]
             shares[of] += same * weight / (NO_VOTE + sum(weights))
     return shares
 
@@ -115,11 +115,12 @@ def fitted_library(kernels: Kernels, constants: Constants) -> Floats:
     """The coefficients of the library's lag behind the model's choices."""
     clocks = voted(kernels, constants, kernels)
     chosen = kernels.cheapest(clocks)
-    rows = kernels.is_tensor & (kernels.suggestion > 0)
+    suggestion = kernels.gemms["suggestion"]
+    rows = kernels.gemms["is_tensor"] & (suggestion > 0)
     terms = library_terms(kernels, clocks[chosen])[rows]
     if len(terms) < ROWS_PER_TERM * terms.shape[1]:
         return constants.library
-    lag = np.log(kernels.suggestion[rows] / kernels.ns[chosen][rows]).clip(-MOST_LAG, MOST_LAG)
+    lag = np.log(suggestion[rows] / kernels.ns[chosen][rows]).clip(-MOST_LAG, MOST_LAG)
     ridge = np.eye(terms.shape[1])
     ridge[0, 0] = 0
     return np.linalg.solve(terms.T @ terms + ridge, terms.T @ lag)
@@ -132,9 +133,10 @@ def regrets(
     clocks = voted(kernels, constants, known)
     chosen = kernels.cheapest(clocks)
     takes = takes_library(kernels, clocks[chosen], constants.library)
-    taken = np.where(takes, kernels.suggestion, kernels.ns[chosen])
-    any_ns = np.minimum(kernels.best, np.where(kernels.library > 0, kernels.library, np.inf))
-    return kernels.regret[chosen], (taken / any_ns - 1)[kernels.library > 0]
+    taken = np.where(takes, kernels.gemms["suggestion"], kernels.ns[chosen])
+    has_library = kernels.gemms["library"] > 0
+    either = np.minimum(kernels.best, kernels.gemms["library"])[has_library]
+    return kernels.regret[chosen], taken[has_library] / either - 1
 
 
 def held_out(kernels: Kernels, constants: Constants, folds: int) -> tuple[Floats, Floats]:
