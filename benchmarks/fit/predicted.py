@@ -85,7 +85,7 @@ class Kernels:
         gemms = {row["number"]: row for row in table}
         place = {number: at for at, number in enumerate(gemms)}
         library: list[dict[str, float]] = [{} for _ in gemms]
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         for row in table:
             at, ns = place[row["number"]], _positive(row, "ns")
             if row["impl"] == "cublaslt":
@@ -109,7 +109,7 @@ class Kernels:
                 4 if d == "f32" else 2,
             )
             about.append((own, linear, *values, fastest, times.get("h0", 0)))
-        rows.sort(key=lambda row: row[0])
+        rows.sort(key=lambda kernel: kernel[0])
         return cls(np.array(rows, ROW), np.array(about, ABOUT))
 
     def subset(self, chosen: NDArray[np.bool_]) -> Kernels:
@@ -232,7 +232,8 @@ class Model:
 def efficiency(of: Kernels, clocks: Floats) -> Floats:
     """The share of the tensor cores' rate that these clocks of each GEMM are."""
     macs: Floats = of.gemms["own"].prod(1, dtype=float)
-    return macs / MACS_PER_CLOCK / np.maximum(1, of.gemms["sms"]) / clocks
+    peak: Ints = MACS_PER_CLOCK * np.maximum(1, of.gemms["sms"])
+    return macs / peak / clocks
 
 
 def library_terms(of: Kernels, clocks: Floats) -> Floats:
