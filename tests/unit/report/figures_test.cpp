@@ -1,6 +1,7 @@
 // What the figures say, on databases and tables of known numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tests/unit/report/occurrences.hpp"

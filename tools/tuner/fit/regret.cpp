@@ -1,9 +1,6 @@
 #include "tools/tuner/fit/regret.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
 #include <map>
 #include <optional>
 #include <span>
