@@ -48,7 +48,7 @@ struct CostModel {
   static constexpr size_t kSuggestionTerms = 12;
   std::array<double, kSuggestionTerms> suggestions = {};
 
-  // The constants that `float8-tune cost-model fit` found for the built-in measurements.
+  // The constants that benchmarks/fit found for the built-in measurements.
   [[nodiscard]] static const CostModel& fitted();
 };
 

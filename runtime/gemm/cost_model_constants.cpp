@@ -1,4 +1,4 @@
-// Written by `float8-tune cost-model fit` and `fit-suggestions`; see docs/method.md.
+// Written by the programs of benchmarks/fit; see docs/method.md.
 #include "runtime/gemm/cost_model.hpp"
 
 namespace f8::runtime {

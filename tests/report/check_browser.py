@@ -27,9 +27,14 @@ addEventListener("load", function () {
     select.dispatchEvent(new Event("change"));
   }
   const wide = document.documentElement.scrollWidth > innerWidth;
+  const details = document.querySelector("article details");
+  const lines = details.querySelector("pre").textContent.split("\\n").length;
+  details.open = true;
+  details.dispatchEvent(new Event("toggle"));
+  const rows = details.querySelectorAll("table tr").length === lines;
   const text = document.querySelector("article svg text").getBoundingClientRect().height;
   document.title = [first, visible(), document.querySelectorAll("article").length, wide,
-    text > 9, getComputedStyle(document.body).backgroundColor].join(" ");
+    text > 9, rows, getComputedStyle(document.body).backgroundColor].join(" ");
 });
 </script></body>"""
 
@@ -67,11 +72,12 @@ def main(tool):
             for dark in (False, True):
                 seen = look(browser, page, width, dark)
                 print(f"{width} px, {'dark' if dark else 'light'}: {seen}")
-                first, every, there, is_wide, is_legible, *color = seen.split(" ", 5)
+                first, every, there, is_wide, is_legible, is_table, *color = seen.split(" ", 6)
                 assert 5 <= int(first) < total, "the script chooses one device and recipe"
                 assert int(every) == int(there) == total, "and shows all where it is asked to"
                 assert is_wide == "false", "the page is wider than the window"
                 assert is_legible == "true", "the figures' text is too small"
+                assert is_table == "true", "opened numbers are no table"
                 assert color[0] == ("rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)")
     return 0
 

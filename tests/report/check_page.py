@@ -75,7 +75,17 @@ def check_tables(page):
     assert len(figures) > 40
     for figure in figures:
         check_svg(figure.find(".//svg"), figure.get("id"))
-        assert figure.findall(".//table/tbody/tr"), f"{figure.get('id')} has no numbers"
+        check_numbers(figure.find(".//details//pre"), figure.get("id"))
+
+
+def check_numbers(numbers, where):
+    """The lines that the script makes a table of: a cell below each head, and a name for each row."""
+    heads = int(numbers.get("data-heads"))
+    columns, *rows = (line.split("\t") for line in numbers.text.split("\n"))
+    assert numbers.get("data-caption") and all(columns) and 0 < heads < len(columns), where
+    assert rows and all(rows[0]), f"{where} has no numbers"
+    for row in rows:
+        assert len(row) == len(columns), f"{where}: {row}"
 
 
 def luminance(color):

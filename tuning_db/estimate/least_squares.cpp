@@ -3,12 +3,38 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 namespace f8::tuning_db {
 namespace {
 
 constexpr size_t kTerms = std::tuple_size_v<Terms>;
 using Matrix = std::array<Terms, kTerms>;
+
+// Solves a x = b by elimination with pivots; nothing if the matrix is singular.
+std::optional<Terms> solve(Matrix a, Terms b) {
+  for (size_t i = 0; i < kTerms; ++i) {
+    size_t pivot = i;
+    for (size_t r = i + 1; r < kTerms; ++r) {
+      if (std::abs(a[r][i]) > std::abs(a[pivot][i])) pivot = r;
+    }
+    if (std::abs(a[pivot][i]) < 1e-12) return std::nullopt;
+    std::swap(a[i], a[pivot]);
+    std::swap(b[i], b[pivot]);
+    for (size_t r = i + 1; r < kTerms; ++r) {
+      const double factor = a[r][i] / a[i][i];
+      for (size_t c = i; c < kTerms; ++c) a[r][c] -= factor * a[i][c];
+      b[r] -= factor * b[i];
+    }
+  }
+  Terms x{};
+  for (size_t i = kTerms; i-- > 0;) {
+    double sum = b[i];
+    for (size_t c = i + 1; c < kTerms; ++c) sum -= a[i][c] * x[c];
+    x[i] = sum / a[i][i];
+  }
+  return x;
+}
 
 // Solves a x = b for the chosen terms, the others 0; nothing if the matrix is singular.
 std::optional<Terms> solve_chosen(Matrix a, Terms b, unsigned chosen) {

@@ -66,7 +66,6 @@ TEST(Frame, DbIsRefusedWhereNoDatabaseIsAsked) {
                         {{"bench", "matmul", "--mnk", "16,16,16"}, "query"},
                         {{"bench", "epilogue", "--mnk", "16,16,16"}, "query"},
                         {{"cost-model", "score"}, "--train"},
-                        {{"cost-model", "fit"}, "--train"},
                         {{"replay"}, "--set"},
                         {{"wire", "predict", "--weight", "16,16", "--ranks", "2"}, "--wire-rows"},
                         {{"wire", "fit", "--rows", "rows.csv"}, "--rows"},

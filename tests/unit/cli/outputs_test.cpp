@@ -102,8 +102,7 @@ TEST(Outputs, ADashIsStandardOutputForThatAlone) {
   const Words emit = {"emit", "--kernel", "amax/bf16/tensor"};
   EXPECT_TRUE(contains(tool(emit).out, "__global__"));
   EXPECT_EQ(tool(with(emit, {"-o", "-"})).out, tool(emit).out);
-  const Words fit = {"cost-model", "fit", "--train", "builtin", "--folds", "1"};
-  EXPECT_TRUE(tool(with(fit, {"-o", "-"})).out.starts_with("//"));
+  EXPECT_TRUE(tool({"cost-model", "score", "--csv", "-"}).out.starts_with("set,number,"));
 }
 
 TEST(Outputs, TwoThatWantStandardOutputAreRefused) {
@@ -113,8 +112,7 @@ TEST(Outputs, TwoThatWantStandardOutputAreRefused) {
   tool.expect_refused(1, with(kFilterRowwise, {"--verdicts", "-", "--json"}),
                       {"--verdicts", "--json"});
   tool.expect_refused(1, {"db", "export", "-o", "-", "--json"}, {"-o", "--json"});
-  tool.expect_refused(1, {"cost-model", "fit", "--train", "builtin", "-o", "-", "--json"},
-                      {"-o", "--json"});
+  tool.expect_refused(1, {"cost-model", "score", "--csv", "-", "--json"}, {"--csv", "--json"});
   tool.expect_refused(1, with(kFilterRowwise, {"--db", "-"}), {"--db", "database is a file"});
   tool.expect_refused(1, {"db", "merge", "-", "--db", "new.db"}, {"database is a file"});
   tool.expect_refused(1, {"emit", "--kernel", "amax/bf16/tensor", "--cubin", "-o", "-"},

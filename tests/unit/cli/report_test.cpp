@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-constexpr size_t kMaxPageBytes = 8'000'000;  // of the built-in measurements
+constexpr size_t kMaxPageBytes = 2'000'000;  // of the built-in measurements
 
 size_t count(std::string_view text, std::string_view part) {
   size_t n = 0;

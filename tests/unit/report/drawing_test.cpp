@@ -28,6 +28,29 @@ TEST(Markup, ATableHasHeadsForRowsAndColumns) {
   EXPECT_EQ(occurrences(text, "<caption>c&lt;</caption>"), 1u);
 }
 
+TEST(Markup, LinesLeaveOutWhatTheRowAboveHas) {
+  const DataTable table{.caption = "c<",
+                        .columns = {"N", "K", "us"},
+                        .rows = {{"1", "2", "9"}, {"1", "3", "9"}, {"4", "3", "<5>"}},
+                        .heads = 2};
+  EXPECT_EQ(lines(table),
+            "<pre data-caption=\"c&lt;\" data-heads=\"2\">N\tK\tus\n"
+            "1\t2\t9\n\t3\t\n4\t\t&lt;5&gt;</pre>\n");
+}
+
+TEST(Drawings, ShapesOfAStyleAreOnePathBelowTheTexts) {
+  Drawing drawing;
+  drawing.text(1, 2, "<", Drawing::Anchor::kEnd, "small");
+  drawing.line(0, 0, 0, 5, "grid");
+  drawing.marker(Drawing::Marker::kCircle, 3.2, 4, "series0");
+  drawing.line(0, 0, 7.25, 0, "grid");
+  drawing.marker(Drawing::Marker::kCircle, 3.4, 4, "series0");  // nobody would see it
+  EXPECT_EQ(drawing.body(),
+            "<path d=\"M0 0V5M0 0H7\" class=\"grid\"/>\n"
+            "<path d=\"M3 4h1\" class=\"dot series0\"/>\n"
+            "<g class=\"end small\"><text x=\"1\" y=\"2\">&lt;</text></g>\n");
+}
+
 TEST(Figures, HaveNamesThatNoOtherOneHas) {
   std::vector<Figure> figures(3);
   for (Figure& figure : figures) figure.kind = "speedup";

@@ -1,11 +1,18 @@
 // bench suggestions times all of cuBLASLt's suggestions for a weight gradient in bf16 and says what each
 // is, for the model that ranks them where none was measured.
+#include <algorithm>
+#include <array>
+
 #include "tools/float8-tune/bench/bench.hpp"
 #include "tools/float8-tune/refuse_db.hpp"
-#include "tools/tuner/fit/suggestion_fit.hpp"
 
 namespace f8::cli {
 namespace {
+
+// A row for each suggestion; benchmarks/fit/suggestions.py reads them.
+constexpr std::array<std::string_view, 14> kSuggestionColumns = {
+    "device",    "sms",    "d",      "m",         "n",         "k",       "heuristic",
+    "algorithm", "tile_m", "tile_n", "cluster_m", "cluster_n", "split_k", "us"};
 
 struct SuggestionBenchOptions : BenchOptions {
   std::string type = "bf16";
@@ -94,7 +101,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::SuggestionBench& bench,
     const auto& timing = bench.results[i].timing;
     if (!timing) continue;
     const runtime::Suggestion& s = bench.suggestions[i];
-    F8_TRY(csv.add(std::array<std::string, tuner::kSuggestionColumns.size()>{
+    F8_TRY(csv.add(std::array<std::string, kSuggestionColumns.size()>{
         device.name, std::to_string(device.sm_count), std::string(to_string(bench.problem.d)),
         std::to_string(shape.m), std::to_string(shape.n), std::to_string(shape.k),
         std::to_string(i), std::to_string(s.algorithm), std::to_string(s.tile_m),
@@ -108,7 +115,7 @@ Result<int> bench_suggestions(const SuggestionBenchOptions& options, const Globa
   const BenchWork work = F8_TRY(work_of(options));
   const Dtype type = F8_TRY(gradient_type(options));
   const Recipe recipe = F8_TRY(recipe_of("rowwise_with_gw_hp"));
-  BenchMachine machine = F8_TRY(open_bench(options, global, tuner::kSuggestionColumns));
+  BenchMachine machine = F8_TRY(open_bench(options, global, kSuggestionColumns));
   Json results = Json::array();
   std::string text;
   bool bad = false;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/fit/cost_model_fit.hpp"
+#include "tools/tuner/fit/regret.hpp"
 
 namespace f8::cli {
 

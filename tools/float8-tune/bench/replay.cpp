@@ -26,7 +26,6 @@ struct ReplayOptions {
   std::string recipes;
   bool curve = false;
   int64_t seeds = 5;
-  int64_t folds = 5;
   tuner::SweepOptions measuring;
 };
 
@@ -82,7 +81,7 @@ Result<tuner::ExhaustiveSet> set_of(const ReplayOptions& options) {
                 ".jsonl exports; `tar xf tuning_db/data/exhaustive.tar.xz` unpacks float8's own");
   }
   const auto gemms = F8_TRY(gemms_of("--set", options.sets));
-  tuner::ExhaustiveSet set = F8_TRY(tuner::exhaustive_set(gemms, static_cast<int>(options.folds)));
+  tuner::ExhaustiveSet set = tuner::exhaustive_set(gemms);
   if (set.gemms.empty()) {
     return fail(
         ErrorCode::kInvalidArgument,
@@ -215,9 +214,10 @@ void add_replay(CLI::App& app, Program& program) {
       Needs::kNothing, [options, &program] { return replay(*options, program.global); });
   refuse_db(*command, "replay reads the exhaustive sweeps that --set names");
   command
-      ->add_option(
-          "--set", options->sets,
-          "what sweep --exhaustive measured: databases, .jsonl exports, separated by commas")
+      ->add_option("--set", options->sets,
+                   "what sweep --exhaustive measured: databases, .jsonl exports, separated by "
+                   "commas; layers "
+                   "that the cost model was fitted to look better than others")
       ->type_name("LIST");
   command
       ->add_option("--strategy", options->strategies,
@@ -228,8 +228,6 @@ void add_replay(CLI::App& app, Program& program) {
   command->add_option("--recipe", options->recipes, "these recipes alone, separated by commas")
       ->type_name("LIST");
   add_integer(*command, "--seeds", options->seeds, "how often each search is repeated", 1, 1000);
-  add_integer(*command, "--folds", options->folds,
-              "parts of the layers; the cost model is fitted to the others", 2, 100);
   declare_figures(*command, options->measuring, true);
 }
 

@@ -23,21 +23,6 @@ struct Stored {
 };
 using StoredTimes = std::map<std::string, Stored>;  // by candidate
 
-// The start of the fits: round numbers, since the shipped constants have seen the layers.
-runtime::CostModel unfitted() {
-  return {.l2_bytes_per_clock = 64,
-          .port_bytes_per_clock = 64,
-          .store_bytes_per_clock = 16,
-          .tile_overhead = 1000,
-          .latency = 1000,
-          .launch = 2000,
-          .cluster_skew = 500,
-          .pingpong_epilogue = 0.5,
-          .exchange = 1000,
-          .exchange_bytes_per_clock = 16,
-          .tiles = {}};
-}
-
 // Answers with stored times. Batches vary as the stored ones did.
 class ReplayBackend final : public Backend {
  public:
@@ -118,8 +103,9 @@ StoredTimes stored_times(const MeasuredGemm& gemm) {
   return times;
 }
 
-runtime::GemmChoice choice_of(const MeasuredGemm& gemm, const runtime::CostModel& model,
+runtime::GemmChoice choice_of(const MeasuredGemm& gemm,
                               std::span<const runtime::NearbyWinner> nearby) {
+  const runtime::CostModel& model = runtime::CostModel::fitted();
   const TimedConfig& chosen = choose(gemm, model, nearby);
   if (takes_library(gemm, chosen, model, nearby)) {
     return {{.provider = Provider::kCublasLt}};
@@ -129,8 +115,7 @@ runtime::GemmChoice choice_of(const MeasuredGemm& gemm, const runtime::CostModel
 
 // What a plan takes without a search: by the model alone, and with the rows of other layers.
 std::array<runtime::GemmChoice, 2> prior_of(const ExhaustiveGemm& gemm) {
-  return {choice_of(gemm.measured, gemm.model, gemm.nearby),
-          choice_of(gemm.measured, gemm.model, {})};
+  return {choice_of(gemm.measured, gemm.nearby), choice_of(gemm.measured, {})};
 }
 
 // The candidates that a sweep measures if those stored are all that there are.
@@ -141,9 +126,8 @@ std::vector<Candidate> candidates_of(const ExhaustiveGemm& gemm, const SweepOpti
   std::vector<GemmConfig> stored;
   for (const TimedConfig& timed : measured.timed) stored.push_back(timed.config);
   std::vector<Candidate> candidates;
-  for (const Generated& generated :
-       in_order(measured.family, measured.shape, stored, device_of(measured), options.keep, prior,
-                gemm.model)) {
+  for (const Generated& generated : in_order(measured.family, measured.shape, stored,
+                                             device_of(measured), options.keep, prior)) {
     if (!generated.pruned.empty()) continue;
     candidates.push_back({.impl = Impl::kGenerated, .config = key(generated.spec.config)});
   }
@@ -177,7 +161,7 @@ Result<Strategy> find_strategy(std::string_view name, const SweepOptions& option
   return strategy;
 }
 
-Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms, int folds) {
+ExhaustiveSet exhaustive_set(const std::vector<MeasuredGemm>& gemms) {
   ExhaustiveSet set;
   std::vector<MeasuredGemm> whole;
   for (MeasuredGemm gemm : gemms) {
@@ -192,10 +176,7 @@ Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms, int
       ++set.left_out;
     }
   }
-  const std::vector<runtime::CostModel> models = held_out_models(whole, unfitted(), folds);
-  for (size_t i = 0; i < whole.size(); ++i) {
-    set.gemms.push_back({whole[i], models[i], winners_near(whole[i], whole)});
-  }
+  for (const MeasuredGemm& gemm : whole) set.gemms.push_back({gemm, winners_near(gemm, whole)});
   return set;
 }
 

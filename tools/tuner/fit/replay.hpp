@@ -2,15 +2,14 @@
 // with the times of an exhaustive sweep, their noise, and a clock that runs as fast as they say. So
 // a strategy's choice is known against the best there is, and what it would cost.
 //
-// The cost model that ranks the configurations has not seen the layer (n, k) of the GEMM, and so
-// haven't the winners nearby that have a vote. Whole linears are not replayed: their times are
-// stored for one choice of kernels alone.
+// The built-in cost model ranks the configurations, and winners of other layers (n, k) have a vote.
+// Whole linears are not replayed: their times are stored for one choice of kernels alone.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "tools/tuner/fit/cost_model_fit.hpp"
+#include "tools/tuner/fit/regret.hpp"
 #include "tools/tuner/search/sweep_plan.hpp"
 
 namespace f8::tuner {
@@ -28,7 +27,6 @@ inline constexpr std::string_view kUntuned = "untuned";
 // A GEMM of which (nearly) every configuration of today's generator was measured to the end.
 struct ExhaustiveGemm {
   MeasuredGemm measured;
-  runtime::CostModel model;                        // that has not seen its layer
   std::vector<runtime::NearbyWinner> nearby = {};  // of other layers
 };
 struct ExhaustiveSet {
@@ -38,8 +36,7 @@ struct ExhaustiveSet {
 // A set is what was measured of at least this share of the configurations, so that it stays one when
 // some join them.
 inline constexpr double kExhaustiveShare = 0.7;
-[[nodiscard]] Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms,
-                                                   int folds);
+[[nodiscard]] ExhaustiveSet exhaustive_set(const std::vector<MeasuredGemm>& gemms);
 
 struct ReplayedSearch {
   double regret = 0;  // the time of what was chosen over the best's, less one

@@ -54,7 +54,7 @@ ReplayedSearch replayed(const ExhaustiveSet& set, const char* strategy, uint64_t
 
 TEST(Replay, FindsTheBestWhereItIsMeasured) {
   // Rank 20 of the model: among the first 8 it is not.
-  const ExhaustiveSet set = exhaustive_set(made_gemms(20), 3).value();
+  const ExhaustiveSet set = exhaustive_set(made_gemms(20));
   ASSERT_EQ(set.gemms.size(), 3U);
   EXPECT_EQ(set.left_out, 0U);
   for (const char* strategy : {"exhaustive", "halving"}) {
@@ -69,7 +69,7 @@ TEST(Replay, FindsTheBestWhereItIsMeasured) {
 }
 
 TEST(Replay, CostsWhatIsMeasured) {
-  const ExhaustiveSet set = exhaustive_set(made_gemms(0), 3).value();
+  const ExhaustiveSet set = exhaustive_set(made_gemms(0));
   const double exhaustive = replayed(set, "exhaustive").gpu_s;
   const double halving = replayed(set, "halving").gpu_s;
   const double automatic = replayed(set, "auto").gpu_s;
@@ -85,7 +85,7 @@ TEST(Replay, CostsWhatIsMeasured) {
 }
 
 TEST(Replay, ASeedGivesTheSameSearchAgain) {
-  const ExhaustiveSet set = exhaustive_set(made_gemms(3, 0.999, 0.02), 3).value();
+  const ExhaustiveSet set = exhaustive_set(made_gemms(3, 0.999, 0.02));
   const ReplayedSearch first = replayed(set, "auto", 7);
   const ReplayedSearch again = replayed(set, "auto", 7);
   EXPECT_EQ(first.regret, again.regret);
@@ -95,7 +95,7 @@ TEST(Replay, ASeedGivesTheSameSearchAgain) {
 
 // The noise of the stored times is the search's too: what is best by less than that is missed.
 TEST(Replay, NoiseMakesItChooseAnother) {
-  const ExhaustiveSet set = exhaustive_set(made_gemms(2, 0.9999, 0.2), 3).value();
+  const ExhaustiveSet set = exhaustive_set(made_gemms(2, 0.9999, 0.2));
   double worst = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     worst = std::max(worst, replayed(set, "topk", seed).regret);
@@ -106,7 +106,7 @@ TEST(Replay, NoiseMakesItChooseAnother) {
 TEST(Replay, TheLibrarysKernelsTakePart) {
   std::vector<MeasuredGemm> gemms = made_gemms(0);
   for (MeasuredGemm& gemm : gemms) gemm.library[1].ns = 0.1 * gemm.timed[0].ns;
-  const ExhaustiveSet set = exhaustive_set(gemms, 3).value();
+  const ExhaustiveSet set = exhaustive_set(gemms);
   EXPECT_EQ(replayed(set, "auto").regret, 0);
   EXPECT_NEAR(replayed(set, "untuned").regret, 9, 2) << "without a search no row is the library's";
 }
@@ -115,14 +115,14 @@ TEST(Replay, SetsThatAreNotExhaustiveAreLeftOut) {
   std::vector<MeasuredGemm> gemms = made_gemms(0);
   gemms[0].timed.resize(gemms[0].timed.size() / 2);
   for (size_t i = 0; i < gemms[1].timed.size(); i += 2) gemms[1].timed[i].to_the_end = false;
-  const ExhaustiveSet set = exhaustive_set(gemms, 3).value();
+  const ExhaustiveSet set = exhaustive_set(gemms);
   EXPECT_EQ(set.left_out, 2U);
   ASSERT_EQ(set.gemms.size(), 1U);
   EXPECT_EQ(set.gemms.front().measured.problem, gemms[2].problem);
 }
 
 TEST(Replay, ARacesFiguresMayBeOverruled) {
-  const ExhaustiveSet set = exhaustive_set(made_gemms(0), 3).value();
+  const ExhaustiveSet set = exhaustive_set(made_gemms(0));
   SweepOptions options;
   options.keep = 12;
   EXPECT_GT(replayed(set, "race", 1, options).candidates, replayed(set, "race").candidates);

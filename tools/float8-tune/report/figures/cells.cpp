@@ -87,9 +87,8 @@ class Outline {
 double draw_legend(Drawing& drawing, double left, double y, const std::vector<GridLine>& lines) {
   double x = left;
   for (const Band& band : kBands) {
-    drawing.rect(x, y, 40, 16, f8::format("cell {}", band.style));
-    drawing.text(x + 20, y + 12.5, band.text, Drawing::Anchor::kMiddle,
-                 f8::format("small on-{}", band.style));
+    drawing.bar(x, y + 8, 39, f8::format("key {}", band.style));
+    drawing.text(x + 20, y + 12.5, band.text, Drawing::Anchor::kMiddle, "small");
     x += 40;
   }
   y += 26;
@@ -133,10 +132,10 @@ void draw_grid(Figure& figure, const Grid& grid, const std::vector<GridLine>& li
       const double x = left + kCellWidth * static_cast<double>(column);
       const Cell& cell = grid.cells[row][column];
       const std::string style = cell.ratio ? ratio_style(*cell.ratio) : "none";
-      drawing.rect(x, y, kCellWidth, kCellHeight, "cell " + style);
+      drawing.bar(x, y + kCellHeight / 2, kCellWidth - 1,
+                  "cell " + style);  // a pixel of paper between
       if (cell.text.empty()) continue;
-      drawing.text(x + kCellWidth / 2, y + kCellHeight / 2 + 4.5, cell.text, kMiddle,
-                   "on-" + style);
+      drawing.text(x + kCellWidth / 2, y + kCellHeight / 2 + 4.5, cell.text, kMiddle);
     }
   }
   for (const GridLine& line : lines) {

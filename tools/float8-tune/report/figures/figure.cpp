@@ -107,14 +107,15 @@ std::string svg_file(const Figure& figure) {
   return svg(figure, attributes, kStyle) + "\n";
 }
 
-void Drawing::rect(double x, double y, double width, double height, std::string_view style) {
-  body_ += f8::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" class=\"{}\"/>\n", px(x),
-                      px(y), px(width), px(height), style);
+void Drawing::bar(double x, double y, double width, std::string_view style) {
+  path(f8::format("M{} {}h{}", px(x), px(y), px(width)), style);
 }
 
 void Drawing::line(double x1, double y1, double x2, double y2, std::string_view style) {
-  body_ += f8::format("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" class=\"{}\"/>\n", px(x1),
-                      px(y1), px(x2), px(y2), style);
+  const std::string from = f8::format("M{:.0f} {:.0f}", x1, y1);
+  if (x1 == x2) return path(f8::format("{}V{:.0f}", from, y2), style);
+  if (y1 == y2) return path(f8::format("{}H{:.0f}", from, x2), style);
+  path(f8::format("{}L{:.0f} {:.0f}", from, x2, y2), style);
 }
 
 void Drawing::text(double x, double y, std::string_view text, Anchor anchor,
@@ -122,42 +123,48 @@ void Drawing::text(double x, double y, std::string_view text, Anchor anchor,
   constexpr std::string_view kAnchors[] = {"", "mid", "end"};
   const std::string_view align = kAnchors[static_cast<size_t>(anchor)];
   const char* space = align.empty() || style.empty() ? "" : " ";
-  std::string attribute;
-  if (!align.empty() || !style.empty()) {
-    attribute = f8::format(" class=\"{}{}{}\"", align, space, style);
-  }
-  body_ +=
-      f8::format("<text x=\"{}\" y=\"{}\"{}>{}</text>\n", px(x), px(y), attribute, escape(text));
+  part(texts_, f8::format("{}{}{}", align, space, style)) +=
+      f8::format("<text x=\"{:.0f}\" y=\"{:.0f}\">{}</text>", x, y, escape(text));
 }
 
 void Drawing::vertical_text(double x, double y, std::string_view text) {
-  body_ += f8::format("<text transform=\"translate({} {}) rotate(-90)\" class=\"mid\">{}</text>\n",
-                      px(x), px(y), escape(text));
+  part(texts_, "mid") += f8::format(
+      "<text transform=\"translate({:.0f} {:.0f}) rotate(-90)\">{}</text>", x, y, escape(text));
 }
 
 void Drawing::path(std::string_view d, std::string_view style) {
-  body_ += f8::format("<path d=\"{}\" class=\"{}\"/>\n", d, style);
+  if (drawn_.insert(f8::format("{} {}", style, d)).second) part(shapes_, style) += d;
 }
 
-void Drawing::marker(Marker marker, double x, double y, std::string_view style,
-                     std::string_view tip) {
-  std::string d;
+// A short line with round ends is a dot.
+void Drawing::marker(Marker marker, double x, double y, std::string_view style) {
   switch (marker) {
     case Marker::kCircle:
-      d = f8::format("M{} {}a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", px(x - 3), px(y));
-      break;
+      return path(f8::format("M{:.0f} {:.0f}h1", x, y), f8::format("dot {}", style));
     case Marker::kSquare:
-      d = f8::format("M{} {}h5v5h-5z", px(x - 2.5), px(y - 2.5));
-      break;
+      return path(f8::format("M{:.0f} {:.0f}h5", x - 2.5, y), f8::format("square {}", style));
     case Marker::kTriangle:
-      d = f8::format("M{} {}l3.5 6h-7z", px(x), px(y - 3.5));
-      break;
+      return path(f8::format("M{:.0f} {:.0f}l3.5 6h-7z", x, y - 3.5), style);
     case Marker::kCross:
-      d = f8::format("M{} {}l7 7m0-7l-7 7", px(x - 3.5), px(y - 3.5));
-      break;
+      return path(f8::format("M{:.0f} {:.0f}l7 7m0-7l-7 7", x - 3.5, y - 3.5), style);
   }
-  body_ += f8::format("<path d=\"{}\" class=\"{}\"", d, style);
-  body_ += tip.empty() ? "/>\n" : f8::format("><title>{}</title></path>\n", escape(tip));
+}
+
+std::string& Drawing::part(Parts& parts, std::string_view style) {
+  const auto known = std::ranges::find(parts, style, &Parts::value_type::first);
+  return known != parts.end() ? known->second : parts.emplace_back(style, "").second;
+}
+
+std::string Drawing::body() const {
+  std::string body;
+  for (const auto& [style, d] : shapes_) {
+    body += f8::format("<path d=\"{}\" class=\"{}\"/>\n", d, style);
+  }
+  for (const auto& [style, texts] : texts_) {
+    body +=
+        f8::format("<g{}>{}</g>\n", style.empty() ? "" : f8::format(" class=\"{}\"", style), texts);
+  }
+  return body;
 }
 
 Axis::Axis(double lo, double hi, bool is_log, double from_px, double to_px)

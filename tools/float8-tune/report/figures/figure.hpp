@@ -4,8 +4,10 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tools/float8-tune/report/figures/markup.hpp"
@@ -31,23 +33,28 @@ void name_figures(std::vector<Figure>& figures);
 [[nodiscard]] std::string inline_svg(const Figure& figure);
 [[nodiscard]] std::string svg_file(const Figure& figure);  // with its style, for use by itself
 
-// Collects SVG elements. `style` names classes of figure.css.
+// Collects SVG elements. `style` names classes of figure.css. Shapes of one style are one path, and
+// equal ones are drawn once: a page has tens of thousands, nearly all at whole pixels. The first style
+// lies lowest, and text on top.
 class Drawing {
  public:
   enum class Anchor { kStart, kMiddle, kEnd };
-  void rect(double x, double y, double width, double height, std::string_view style);
+  // A horizontal bar, whose height is the style's stroke-width; `y` is its middle.
+  void bar(double x, double y, double width, std::string_view style);
   void line(double x1, double y1, double x2, double y2, std::string_view style);
   void text(double x, double y, std::string_view text, Anchor anchor = Anchor::kStart,
             std::string_view style = {});
   void vertical_text(double x, double y, std::string_view text);  // centred, read upwards
   void path(std::string_view d, std::string_view style);
   enum class Marker { kCircle, kSquare, kTriangle, kCross };
-  // `tip` is what a pointer shows there.
-  void marker(Marker marker, double x, double y, std::string_view style, std::string_view tip = {});
-  [[nodiscard]] const std::string& body() const { return body_; }
+  void marker(Marker marker, double x, double y, std::string_view style);
+  [[nodiscard]] std::string body() const;
 
  private:
-  std::string body_;
+  using Parts = std::vector<std::pair<std::string, std::string>>;  // by style
+  static std::string& part(Parts& parts, std::string_view style);
+  Parts shapes_, texts_;
+  std::set<std::string> drawn_;
 };
 
 // A scale from values to pixels, linear or logarithmic, whose ends are round numbers. A logarithmic

@@ -1,7 +1,9 @@
 #include "tools/float8-tune/report/figures/kernels.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 
 #include "tools/float8-tune/report/figures/cells.hpp"
 #include "tools/tuner/statistics.hpp"
@@ -9,8 +11,9 @@
 namespace f8::report {
 namespace {
 
-std::string name_of(const Problem& gemm) {
-  return f8::format("{} {}", to_string(gemm.op), to_string(gemm.shape));
+// A share of the roof, under a head that says per cent.
+std::string share_text(double share) {
+  return f8::format("{:.1f}", 100 * share);
 }
 
 // The faster one of generated and library.
@@ -69,13 +72,23 @@ double share_of(const Point& p, const Roofs& roofs) {
   return p.tflops * 1e12 / std::min(peak, p.intensity * roofs.bytes);
 }
 
-std::vector<std::string> numbers_of(const Point& p, const std::optional<Roofs>& roofs) {
-  return {name_of(p.times->problem),
-          p.bf16 ? "bf16" : "fp8",
-          f8::format("{:.0f}", p.intensity),
-          f8::format("{:.0f}", p.tflops),
-          roofs ? percent(share_of(p, *roofs)) : "-",
-          p.kernel->sm_mhz ? f8::format("{:.0f}", *p.kernel->sm_mhz) : "-"};
+// A row for each GEMM: its fp8 kernel, and its bf16 one.
+std::vector<std::vector<std::string>> numbers_of(const std::vector<Point>& points,
+                                                 const std::optional<Roofs>& roofs) {
+  std::map<const GemmTimes*, std::array<const Point*, 2>> gemms;  // in the points' order
+  for (const Point& p : points) gemms[p.times][p.bf16 ? 1 : 0] = &p;
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [times, types] : gemms) {
+    std::vector<std::string>& row = rows.emplace_back(name_cells(times->problem));
+    for (const Point* p : types) {
+      row.push_back(p != nullptr ? f8::format("{:.0f}", p->intensity) : "-");
+      row.push_back(p != nullptr ? f8::format("{:.0f}", p->tflops) : "-");
+      row.push_back(p != nullptr && roofs ? share_text(share_of(*p, *roofs)) : "-");
+      row.push_back(p != nullptr && p->kernel->sm_mhz ? f8::format("{:.0f}", *p->kernel->sm_mhz)
+                                                      : "-");
+    }
+  }
+  return rows;
 }
 
 std::string words_on_roofs(const std::vector<Point>& points, const std::optional<Roofs>& roofs,
@@ -104,6 +117,10 @@ constexpr struct {
               {"grad_weight GEMM", "dw", "part2"},
               {"amax, casts and gaps", "cast", "part3"}};
 
+std::string bar_style(size_t part) {
+  return f8::format("bar {}", kParts[part].style);
+}
+
 std::vector<const LinearTimes*> linears_of(const Measurements& measurements, size_t device,
                                            const std::string& recipe, int64_t m) {
   std::vector<const LinearTimes*> linears;
@@ -128,18 +145,17 @@ std::vector<double> parts_of(const LinearTimes::Side& side) {
 
 // Bars are shares of the bf16 linear's time, so that small and large shapes fit one figure.
 void draw_bar(Drawing& drawing, const Axis& x, double y, const LinearTimes::Side& side,
-              double bf16_ns) {
+              double bf16_ns, bool has_letters) {
   double sum = 0;
   const std::vector<double> parts = parts_of(side);
   for (size_t i = 0; i < parts.size(); ++i) {
-    const double from = x.at(sum);
+    const double from = std::round(x.at(sum));
     sum += 100 * parts[i] / bf16_ns;
-    const double to = x.at(sum);
-    drawing.rect(from, y, to - from, 15, f8::format("cell {}", kParts[i].style));
+    const double to = std::round(x.at(sum));
+    if (to > from) drawing.bar(from, y + 8, std::max(1.0, to - from - 1), bar_style(i));
     const double needed = i == 3 ? 30 : 18;
-    if (to - from >= needed) {
-      drawing.text((from + to) / 2, y + 11.5, kParts[i].letter, Drawing::Anchor::kMiddle,
-                   f8::format("small on-{}", kParts[i].style));
+    if (has_letters && to - from >= needed) {
+      drawing.text((from + to) / 2, y + 11.5, kParts[i].letter, Drawing::Anchor::kMiddle, "small");
     }
   }
 }
@@ -148,9 +164,8 @@ void draw_part_legend(Drawing& drawing, double top) {
   for (size_t i = 0; i < std::size(kParts); ++i) {
     const double at = i % 2 == 0 ? 8 : 210;
     const double y = top + (i < 2 ? 0 : 22);
-    drawing.rect(at, y, 32, 16, f8::format("cell {}", kParts[i].style));
-    drawing.text(at + 16, y + 12, kParts[i].letter, Drawing::Anchor::kMiddle,
-                 f8::format("small on-{}", kParts[i].style));
+    drawing.bar(at, y + 8, 32, bar_style(i));
+    drawing.text(at + 16, y + 12, kParts[i].letter, Drawing::Anchor::kMiddle, "small");
     drawing.text(at + 38, y + 12, kParts[i].name, Drawing::Anchor::kStart, "small");
   }
 }
@@ -211,9 +226,10 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
       .width = kPlotWidth,
       .height = 330,
       .table = {.caption = f8::format("GEMMs of {} on the roofline", recipe),
-                .columns = {"GEMM", "type", "FLOP/byte", "TFLOP/s", "of the roof", "SM MHz"},
+                .columns = {"GEMM", "N", "K", "M", "fp8 FLOP/byte", "TFLOP/s", "% of the roof",
+                            "SM MHz", "bf16 FLOP/byte", "TFLOP/s", "% of the roof", "SM MHz"},
                 .rows = {},
-                .heads = 2}};
+                .heads = 4}};
   double x_hi = 100, y_lo = 1e9, y_hi = roofs ? roofs->fp8_flops / 1e12 : 1;
   double x_lo = roofs ? roofs->bf16_flops / roofs->bytes / 2 : 1e9;
   for (const Point& p : points) {
@@ -234,11 +250,9 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
   }
   for (const Point& p : points) {
     drawing.marker(p.bf16 ? Drawing::Marker::kSquare : Drawing::Marker::kCircle, x.at(p.intensity),
-                   y.at(p.tflops), p.bf16 ? "series1" : "series0",
-                   f8::format("{} {}: {:.0f} TFLOP/s, {}", p.bf16 ? "bf16" : "fp8",
-                              name_of(p.times->problem), p.tflops, p.kernel->name));
-    figure.table.rows.push_back(numbers_of(p, roofs));
+                   y.at(p.tflops), p.bf16 ? "series1" : "series0");
   }
+  figure.table.rows = numbers_of(points, roofs);
   drawing.marker(Drawing::Marker::kCircle, 70, 318, "series0");
   drawing.text(80, 322, "fp8, fastest kernel of a GEMM", Drawing::Anchor::kStart, "small");
   drawing.marker(Drawing::Marker::kSquare, 270, 318, "series1");
@@ -288,8 +302,9 @@ std::optional<Figure> time_by_part(const Measurements& measurements, size_t devi
         106, top + 28,
         f8::format("{} : {} us", microseconds(linear->fp8.ns), microseconds(linear->bf16.ns)),
         Drawing::Anchor::kEnd, "small");
-    draw_bar(drawing, x, top, linear->fp8, linear->bf16.ns);
-    draw_bar(drawing, x, top + 16, linear->bf16, linear->bf16.ns);
+    const bool is_first = linear == linears.front();  // the others' parts are in the same order
+    draw_bar(drawing, x, top, linear->fp8, linear->bf16.ns, is_first);
+    draw_bar(drawing, x, top + 16, linear->bf16, linear->bf16.ns, is_first);
     figure.table.rows.push_back(numbers_of(linear->shape, "float8", linear->fp8));
     figure.table.rows.push_back(numbers_of(linear->shape, "bf16", linear->bf16));
     top += 40;
@@ -341,7 +356,7 @@ std::optional<Figure> generated_against_library(const Measurements& measurements
                 .description = {},
                 .table = {.caption = f8::format("Fastest kernels, M {}, recipe {}", m, recipe),
                           .columns = {"N", "K", "GEMM", "generated us", "kernel", "cuBLASLt us",
-                                      "kernel", "ratio"},
+                                      "suggestion", "ratio"},
                           .rows = {},
                           .heads = 3}};
   Grid grid{.rows = {},
@@ -362,8 +377,8 @@ std::optional<Figure> generated_against_library(const Measurements& measurements
       cells.push_back({ratio, f8::format("{:.2f}", ratio)});
       figure.table.rows.push_back({f8::format("{}", row.n), f8::format("{}", row.k),
                                    std::string(to_string(gemm->problem.op)),
-                                   microseconds(gemm->generated->ns), gemm->generated->name,
-                                   microseconds(gemm->library->ns), gemm->library->name,
+                                   microseconds(gemm->generated->ns), config_of(*gemm->generated),
+                                   microseconds(gemm->library->ns), config_of(*gemm->library),
                                    f8::format("{:.3f}", ratio)});
     }
   }

@@ -78,6 +78,26 @@ std::string html(const DataTable& table) {
   return out + "</tbody></table>\n";
 }
 
+std::string lines(const DataTable& table) {
+  std::string out =
+      f8::format("<pre data-caption=\"{}\" data-heads=\"{}\">", escape(table.caption), table.heads);
+  const std::vector<std::string>* above = &table.columns;
+  const auto add = [&](const std::vector<std::string>& row) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) out += '\t';
+      const bool is_same = above != &table.columns && row[i] == (*above)[i];
+      if (!is_same) out += escape(row[i]);
+    }
+    above = &row;
+  };
+  add(table.columns);
+  for (const auto& row : table.rows) {
+    out += '\n';
+    add(row);
+  }
+  return out + "</pre>\n";
+}
+
 std::string microseconds(double ns) {
   const double us = ns / 1e3;
   return us < 99.95 ? f8::format("{:.1f}", us) : f8::format("{:.0f}", us);

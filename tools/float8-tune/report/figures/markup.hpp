@@ -21,6 +21,9 @@ struct DataTable {
   size_t heads = 1;
 };
 [[nodiscard]] std::string html(const DataTable& table);
+// The same in a tenth of the bytes: a line for each row, the columns' heads first, and tabs between the
+// cells. A cell that is left empty is that of the row above. page.js makes a table of it.
+[[nodiscard]] std::string lines(const DataTable& table);
 
 [[nodiscard]] std::string microseconds(double ns);  // "12.3", three significant digits or more
 [[nodiscard]] std::string percent(double share);    // "12.3 %"

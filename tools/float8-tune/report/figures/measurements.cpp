@@ -79,6 +79,10 @@ class Collector {
 
   Measurements take() {
     for (auto& [key, times] : gemms_) result_.gemms.push_back(std::move(times));
+    std::ranges::stable_sort(result_.gemms, {}, [](const GemmTimes& times) {
+      const Shape s = times.problem.shape;
+      return std::tuple(times.problem.op, s.n, s.k, s.m);
+    });
     for (auto& [key, times] : linears_) result_.linears.push_back(std::move(times));
     for (auto& [key, campaign] : campaigns_) result_.campaigns.push_back(std::move(campaign));
     for (auto& [key, method] : methods_) result_.methods.push_back(std::move(method));
@@ -203,6 +207,16 @@ class Collector {
 };
 
 }  // namespace
+
+std::string config_of(const Kernel& kernel) {
+  return kernel.name.substr(kernel.name.find(':') + 1);
+}
+
+std::vector<std::string> name_cells(const Problem& gemm) {
+  const Shape s = gemm.shape;
+  return {std::string(to_string(gemm.op)), f8::format("{}", s.n), f8::format("{}", s.k),
+          f8::format("{}", s.m)};
+}
 
 std::optional<double> LinearTimes::Side::rest_ns() const {
   double rest = ns;

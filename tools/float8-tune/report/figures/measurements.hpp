@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/fit/cost_model_fit.hpp"
+#include "tools/tuner/fit/regret.hpp"
 #include "tuning_db/database.hpp"
 
 namespace f8::report {
@@ -21,6 +21,9 @@ struct Kernel {
   double ns = 0;
   std::optional<double> predicted_ns{}, sm_mhz{};
 };
+[[nodiscard]] std::string config_of(const Kernel& kernel);  // "128x256s4c2x1w2g8" or "h3"
+// The cells that name a GEMM in a table: its operation, and its linear's N, K and M.
+[[nodiscard]] std::vector<std::string> name_cells(const Problem& gemm);
 
 // The fastest kernels of a GEMM, by kind.
 struct GemmTimes {
@@ -60,7 +63,7 @@ struct Campaign {
 
 struct Measurements {
   TuningTable table;
-  std::vector<GemmTimes> gemms;      // by problem key and device
+  std::vector<GemmTimes> gemms;      // by operation, n, k, m, problem key and device
   std::vector<LinearTimes> linears;  // by recipe, n, k, m and device
   std::vector<tuner::MeasuredGemm> choices;
   std::vector<Run> runs;

@@ -17,8 +17,12 @@ namespace {
 std::string steps(const std::vector<double>& ascending, const Axis& x, const Axis& y) {
   std::string d = f8::format("M{:.1f} {:.1f}", x.at(0), y.at(0));
   for (size_t i = 0; i < ascending.size(); ++i) {
+    const std::string at = f8::format("{:.1f}", x.at(100 * ascending[i]));
+    const bool goes_on =
+        i + 1 < ascending.size() && f8::format("{:.1f}", x.at(100 * ascending[i + 1])) == at;
+    if (goes_on) continue;  // the same step
     const double share = 100 * static_cast<double>(i + 1) / static_cast<double>(ascending.size());
-    d += f8::format("H{:.1f}V{:.1f}", x.at(100 * ascending[i]), y.at(share));
+    d += f8::format("H{}V{:.1f}", at, y.at(share));
   }
   return d + f8::format("H{:.1f}", x.at(x.hi()));
 }
@@ -110,9 +114,10 @@ std::optional<Figure> predicted_times(const Measurements& measurements, size_t d
                 .width = kPlotWidth,
                 .height = 320,
                 .table = {.caption = f8::format("Fastest generated kernels of {}", recipe),
-                          .columns = {"GEMM", "kernel", "predicted us", "measured us",
-                                      "measured / predicted"},
-                          .rows = {}}};
+                          .columns = {"GEMM", "N", "K", "M", "kernel", "predicted us",
+                                      "measured us", "measured / predicted"},
+                          .rows = {},
+                          .heads = 4}};
   const Axis x(lo, hi, true, 62, kRight);
   const Axis y(lo, hi, true, 252, 10);
   Drawing drawing;
@@ -123,13 +128,14 @@ std::optional<Figure> predicted_times(const Measurements& measurements, size_t d
   for (const GemmTimes* gemm : gemms) {
     const Kernel& kernel = *gemm->generated;
     const auto op = static_cast<size_t>(gemm->problem.op);
-    const std::string name =
-        f8::format("{} {}", to_string(gemm->problem.op), to_string(gemm->problem.shape));
     drawing.marker(kMarkers[op], x.at(*kernel.predicted_ns / 1e3), y.at(kernel.ns / 1e3),
-                   f8::format("series{}", op), f8::format("{}, {}", name, kernel.name));
-    figure.table.rows.push_back({name, kernel.name, microseconds(*kernel.predicted_ns),
-                                 microseconds(kernel.ns),
-                                 f8::format("{:.2f}", kernel.ns / *kernel.predicted_ns)});
+                   f8::format("series{}", op));
+    std::vector<std::string>& row = figure.table.rows.emplace_back(name_cells(gemm->problem));
+    for (const std::string& cell :
+         {config_of(kernel), microseconds(*kernel.predicted_ns), microseconds(kernel.ns),
+          f8::format("{:.2f}", kernel.ns / *kernel.predicted_ns)}) {
+      row.push_back(cell);
+    }
   }
   double at = 70;
   for (const Gemm gemm : kGemms) {
@@ -184,7 +190,7 @@ std::optional<Figure> interval_coverage(const Measurements& measurements, size_t
     const double at = x.at(truth.speedup);
     drawing.line(at, y.at(estimate.lo), at, y.at(estimate.hi), f8::format("whisker {}", style));
     drawing.marker(in ? Drawing::Marker::kCircle : Drawing::Marker::kCross, at,
-                   y.at(estimate.speedup), style, to_string(truth.shape));
+                   y.at(estimate.speedup), style);
     figure.table.rows.push_back(
         {f8::format("{}", truth.shape.m), f8::format("{}", truth.shape.n),
          f8::format("{}", truth.shape.k), f8::format("{:.3f}", truth.speedup),

@@ -100,7 +100,7 @@ std::string article(const Figure& figure) {
              : std::string("<div>");
   out += inline_svg(figure) + "</div>\n";
   return out + "<details><summary>Numbers<span class=\"of\"> of this figure</span></summary>" +
-         scroll + html(figure.table) + "</div></details></article>\n";
+         scroll + lines(figure.table) + "</div></details></article>\n";
 }
 
 std::string select(std::string_view name, std::string_view label,
@@ -269,6 +269,10 @@ std::string page_html(const Page& page, const Measurements& measurements) {
   out += "<li><a href=\"#provenance\">Where the numbers come from</a></li></ul></nav></header>\n";
   out += "<main id=\"main\" tabindex=\"-1\">\n";
   if (page.model) out += model_section(*page.model);
+  out +=
+      "<noscript><p>The numbers of a figure are lines with tabs between the cells; an empty cell "
+      "is "
+      "that of the line above.</p></noscript>\n";
   out += controls(page, measurements) + sections + provenance_section(measurements);
   return out + f8::format("</main>\n<script>\n{}</script></body></html>\n", text::page_js);
 }

@@ -1,6 +1,6 @@
 // The cost model on the built-in measurements: how much slower its choices are, for layers that its
 // constants have seen and for layers that they have not.
-#include "tools/tuner/fit/cost_model_fit.hpp"
+#include "tools/tuner/fit/regret.hpp"
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ MeasuredGemm predicted_gemm(Shape shape, const CostModel& truth) {
   return made;
 }
 
-TEST(CostModelFit, TheBuiltInMeasurementsAreRead) {
+TEST(Regrets, TheBuiltInMeasurementsAreRead) {
   ASSERT_GE(measured().size(), 100u);
   for (const MeasuredGemm& one : measured()) {
     EXPECT_GE(one.timed.size(), 2u) << one.problem;
@@ -53,7 +53,7 @@ TEST(CostModelFit, TheBuiltInMeasurementsAreRead) {
   }
 }
 
-TEST(CostModelFit, TheModelsChoicesAreNearTheFastest) {
+TEST(Regrets, TheModelsChoicesAreNearTheFastest) {
   const Regret now = regret(measured(), CostModel::fitted());
   EXPECT_EQ(now.gemms, static_cast<int>(measured().size()));
   EXPECT_LE(now.median, 0.03);
@@ -61,45 +61,7 @@ TEST(CostModelFit, TheModelsChoicesAreNearTheFastest) {
   EXPECT_LE(now.median_to_any, 0.08) << "the library's kernels counted too";
 }
 
-TEST(CostModelFit, OnLayersThatTheFitHasNotSeenToo) {
-  const FitOptions quick{.first_step = 0.25, .last_step = 0.05, .passes = 3, .rounds = 1};
-  const Regret held_out = cross_validate(measured(), CostModel::fitted(), 3, quick);
-  EXPECT_EQ(held_out.gemms, static_cast<int>(measured().size()));
-  EXPECT_LE(held_out.median, 0.08) << held_out.worst_of;
-  EXPECT_LE(held_out.p95, 0.20) << held_out.worst_of;
-}
-
-TEST(CostModelFit, FindsItsWayBackFromSpoiledConstants) {
-  const CostModel& truth = CostModel::fitted();
-  std::vector<MeasuredGemm> gemms;
-  for (const int64_t m : {512, 2048, 8192}) {
-    for (const int64_t n : {1024, 4096}) gemms.push_back(predicted_gemm({m, n, 4096}, truth));
-  }
-  CostModel spoiled = truth;
-  spoiled.l2_bytes_per_clock /= 2;
-  for (CostModel::Tile& tile : spoiled.tiles) {
-    if (tile.pingpong) tile.fast = tile.precise = tile.block = 0.3;
-  }
-  EXPECT_EQ(regret(gemms, truth).worst, 0);
-  const Regret before = regret(gemms, spoiled);
-  ASSERT_GT(before.worst, 0.03) << "nothing to mend";
-  const CostModel mended = fit(gemms, spoiled, {.passes = 4, .rounds = 1});
-  EXPECT_LT(regret(gemms, mended).worst, before.worst / 2);
-  for (const CostModel::Tile& tile : mended.tiles) {
-    EXPECT_LE(tile.fast, 1);
-    EXPECT_LE(tile.precise, tile.fast);
-  }
-}
-
-TEST(CostModelFit, LearnsTilesThatItHasNotHeardOf) {
-  CostModel forgetful = CostModel::fitted();
-  forgetful.tiles.erase(forgetful.tiles.begin());
-  const CostModel again = fit({predicted_gemm({4096, 4096, 4096}, CostModel::fitted())}, forgetful,
-                              {.passes = 1, .rounds = 1});
-  EXPECT_EQ(again.tiles.size(), CostModel::fitted().tiles.size());
-}
-
-TEST(CostModelFit, RegretIsWhatAChoiceCosts) {
+TEST(Regrets, RegretIsWhatAChoiceCosts) {
   MeasuredGemm one = predicted_gemm({4096, 4096, 4096}, CostModel::fitted());
   const auto chosen = std::ranges::min_element(one.timed, {}, &TimedConfig::ns);
   const double best = chosen->ns;
@@ -116,14 +78,6 @@ TEST(CostModelFit, RegretIsWhatAChoiceCosts) {
   EXPECT_NEAR(all.worst, 0.25, 1e-9);
   EXPECT_NEAR(all.median_to_any, 1.5, 1e-9);
   EXPECT_EQ(all.worst_of, one.problem);
-}
-
-TEST(CostModelFit, TheSourceHoldsTheConstants) {
-  CostModel model = CostModel::fitted();
-  model.launch = 4321;
-  const std::string source = constants_source(model);
-  EXPECT_NE(source.find(".launch = 4321,"), std::string::npos);
-  EXPECT_NE(source.find("{64, 64, 1, false, "), std::string::npos);
 }
 
 }  // namespace

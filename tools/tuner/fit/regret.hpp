@@ -1,10 +1,6 @@
-// Scores the cost model's choices on measured GEMMs, and fits its constants to them.
-//
-// A GEMM's regret is the time of the configuration that the model chooses among those timed, over
-// the fastest one's, minus one. The fit minimises a smooth form of it, the regret that a choice by
-// chance would have if better predictions were likelier. It goes through the constants one by one
-// with ever smaller steps, which is deterministic, needs no derivative and takes some seconds. What
-// cuBLASLt's first suggestion takes is fitted to its times after that, by ridge regression.
+// Scores the cost model's choices on measured GEMMs. A GEMM's regret is the time of the configuration
+// that the model chooses among those timed, over the fastest one's, less one.
+// benchmarks/fit/cost_model.py fits the model's constants.
 #pragma once
 
 #include <span>
@@ -72,28 +68,5 @@ struct Regret {
 [[nodiscard]] Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms,
                                             const std::vector<MeasuredGemm>& known,
                                             const runtime::CostModel& model);
-
-struct FitOptions {
-  double first_step = 0.25;  // relative
-  double last_step = 0.01;
-  int passes = 12;  // at most so many through all constants with each step
-  int rounds = 3;   // through all steps
-};
-[[nodiscard]] runtime::CostModel fit(const std::vector<MeasuredGemm>& gemms,
-                                     const runtime::CostModel& start,
-                                     const FitOptions& options = {});
-
-// Each of `folds` parts of the (n, k) is held out in turn, and the constants are fitted to the
-// others: a model for each GEMM that has not seen its layer.
-[[nodiscard]] std::vector<runtime::CostModel> held_out_models(
-    const std::vector<MeasuredGemm>& gemms, const runtime::CostModel& start, int folds,
-    const FitOptions& options = {});
-// The regret of all GEMMs under these.
-[[nodiscard]] Regret cross_validate(const std::vector<MeasuredGemm>& gemms,
-                                    const runtime::CostModel& start, int folds,
-                                    const FitOptions& options = {});
-
-// The text of runtime/gemm/cost_model_constants.cpp.
-[[nodiscard]] std::string constants_source(const runtime::CostModel& model);
 
 }  // namespace f8::tuner
