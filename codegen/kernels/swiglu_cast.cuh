@@ -8,6 +8,13 @@
 
 namespace f8::kernels {
 
+struct DeviceMath {
+  static F8_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+  static F8_DEVICE float reciprocal(float x) { return __frcp_rn(x); }
+  static F8_DEVICE u32 bits(float x) { return __float_as_uint(x); }
+  static F8_DEVICE float value(u32 bits) { return __uint_as_float(bits); }
+};
+
 template <Input kInput>
 F8_DEVICE u32 pack_pair(float low, float high) {
   return kInput == Input::kBf16 ? pack_bf16(low, high) : pack_f16(low, high);
@@ -32,7 +39,9 @@ struct LoadSwiglu {
 #pragma unroll
     for (int i = 0; i < kFragment; ++i) {
       Values& gate = fragment.rows[i];
-      const auto product = [&](int e) { return swiglu(gate.value(e), of_up.rows[i].value(e)); };
+      const auto product = [&](int e) {
+        return swiglu<DeviceMath>(gate.value(e), of_up.rows[i].value(e));
+      };
 #pragma unroll
       for (int w = 0; w < Values::kWords; ++w) {
         if constexpr (kInput == Input::kF32) {

@@ -253,10 +253,12 @@ QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
           .copies = checked_copies(copies)};
 }
 
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
-                                    const std::optional<Tensor>& scales, int64_t layout,
-                                    bool evaluate) {
-  const Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
+// `up`: silu(x) up is cast, else x.
+static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up, int64_t config,
+                                               int64_t operand, bool backward,
+                                               const std::optional<Tensor>& scales,
+                                               int64_t layout, bool evaluate) {
+  Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
     const auto of = [&](int64_t rows) {
@@ -266,13 +268,39 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
     const QuantizedBytes two = of(2 * kRows);
     return {empty_bytes(2 * one.q - two.q, device), empty_bytes(2 * one.qt - two.qt, device)};
   }
+  cast.key.swiglu = up != nullptr;
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
   float8_quantize_args args = cast.args();
+  Matrix of_up;
+  if (up != nullptr) {
+    of_up = as_matrix(*up);
+    args.up = of_up.data;
+    args.ld_up = of_up.stride;
+  }
   if (scales) cast.set_scales(args, *scales, layout, evaluate);
   run_quantizer(quantizer, cast.place, q, qt, args);
   return {q, qt};
+}
+
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
+                                    const std::optional<Tensor>& scales, int64_t layout,
+                                    bool evaluate) {
+  return quantize_one(x, nullptr, config, operand, backward, scales, layout, evaluate);
+}
+
+std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
+                                           bool backward, const std::optional<Tensor>& scales,
+                                           int64_t layout, bool evaluate) {
+  const Matrix of_gate = as_matrix(gate);
+  const Matrix of_up = as_matrix(up);
+  if (of_gate.rows != of_up.rows || of_gate.cols != of_up.cols || dtype_of(gate) != dtype_of(up) ||
+      device_of(gate) != device_of(up)) {
+    throw std::invalid_argument(
+        "float8: gate and up of quantize_swiglu have one shape, one type and one device");
+  }
+  return quantize_one(gate, &up, config, FLOAT8_INPUT, backward, scales, layout, evaluate);
 }
 
 void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const Tensor& state,

@@ -16,6 +16,9 @@ namespace float8_torch {
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
                                     const std::optional<Tensor>& scales, int64_t layout,
                                     bool evaluate);
+std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
+                                           bool backward, const std::optional<Tensor>& scales,
+                                           int64_t layout, bool evaluate);
 
 // A weight's kept copies come with their state: a fingerprint, and the flag that says whether the
 // copies are of the weight that it is of.

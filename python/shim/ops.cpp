@@ -8,6 +8,9 @@
 //     follows. Of an input of a linear that recomputes, qt is what FLOAT8_Q_FOR_RECOMPUTE leaves there.
 //     An input has any rank; a weight is in x's type. Delayed scaling needs the linear's part of a
 //     scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
+//   quantize_swiglu(gate, up, config, backward, scales?, layout, evaluate) -> (q, qt)
+//     The copies of the input silu(gate) up, which is never in memory, as quantize gives them: under
+//     delayed scaling but in its first step, and under block scales.
 //   cast_weight(weight, q!, qt!, state!, like, config)
 //     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
 //     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
@@ -465,6 +468,7 @@ void add(torch::stable::detail::StableLibrary& library, const char* name) {
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
+  add<&quantize_swiglu, Roles{.config = 2, .scales = 4}>(library, "quantize_swiglu");
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
   add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");

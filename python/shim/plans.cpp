@@ -38,6 +38,7 @@ struct Hash {
   }
   size_t operator()(const QuantizerKey& key) const {
     const int64_t flags = (key.weight_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
+                          (key.swiglu ? 1 << 15 : 0) |
                           (key.over_ranks ? 2 : 0) | key.copies << 13;
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
@@ -169,6 +170,7 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.whole_rows = key.whole_rows;
   desc.weight_flag = key.weight_flag;
   desc.f32_source = key.f32_source;
+  desc.source = key.swiglu ? FLOAT8_SWIGLU : FLOAT8_PLAIN;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;

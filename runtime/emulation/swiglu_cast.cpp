@@ -1,7 +1,7 @@
 // The cast of silu(gate) up: it is computed as a device computes it, and cast as any tensor.
-#include "codegen/kernels/swiglu.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/swiglu.hpp"
 
 namespace f8::runtime::emulation {
 
@@ -23,8 +23,8 @@ void emulate(const codegen::SwigluCastSpec& spec, const Call& call) {
   uint8_t* const h = reinterpret_cast<uint8_t*>(aligned.data()) + skip;
   for (int64_t r = 0; r < t.rows; ++r) {
     for (int64_t c = 0; c < t.cols; ++c) {
-      const float value = kernels::swiglu(load_element(t.x, r * t.ld + c, type),
-                                          load_element(args.up, r * args.ld_up + c, type));
+      const float value = swiglu(load_element(t.x, r * t.ld + c, type),
+                                 load_element(args.up, r * args.ld_up + c, type));
       store_element(h, r * t.cols + c, value, type);
     }
   }

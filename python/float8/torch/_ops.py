@@ -24,6 +24,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 )
 
 quantize = torch.ops.float8.quantize.default
+quantize_swiglu = torch.ops.float8.quantize_swiglu.default
 cast_weight = torch.ops.float8.cast_weight.default
 quantize_list = torch.ops.float8.quantize_list.default
 quantize_amax = torch.ops.float8.quantize_amax.default
@@ -88,6 +89,15 @@ def _fake_quantize(
         parts = _quantized_bytes(int(x.shape[-1]), config, operand, backward)
         sizes = tuple(base + step * blocks for base, step in parts)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_swiglu")  # type: ignore[untyped-decorator]
+def _fake_quantize_swiglu(
+    gate: torch.Tensor, up: torch.Tensor, config: int, backward: bool, *_: Any, **__: Any
+) -> tuple[torch.Tensor, ...]:
+    if gate.shape != up.shape:
+        raise ValueError(f"float8: gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}")
+    return _fake_quantize(gate, config, INPUT, backward)
 
 
 @torch.library.register_fake("float8::cast_weight")  # type: ignore[untyped-decorator]

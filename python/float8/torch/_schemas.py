@@ -28,6 +28,10 @@ _FLEXIBLE = (
 
 _OTHERS = (
     (
+        "quantize_swiglu(Tensor gate, Tensor up, int config, bool backward, Tensor? scales=None, int "
+        "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
+    ),
+    (
         "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "
         "-> ()"
     ),

@@ -1,5 +1,6 @@
 // The cast of silu(gate) up on a device: every byte is that of the emulated device, whose product has the
 // same bits by construction (codegen/kernels/swiglu.cuh).
+#include <cmath>
 #include <random>
 
 #include "runtime/linear/quantizer.hpp"

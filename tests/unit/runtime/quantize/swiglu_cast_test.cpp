@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "codegen/kernels/swiglu.cuh"
+#include "runtime/emulation/swiglu.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
@@ -27,20 +27,20 @@ TEST(Swiglu, IsWithinThreeUlpOfTheProduct) {
     const float gate = static_cast<float>(i) * 1.0009e-3F;
     const double wanted = exact(gate, 1.7F);
     if (std::abs(wanted) < 1e-36) continue;
-    worst = std::max(worst, std::abs(kernels::swiglu(gate, 1.7F) / wanted - 1));
+    worst = std::max(worst, std::abs(emulation::swiglu(gate, 1.7F) / wanted - 1));
   }
   EXPECT_LT(worst, 3 * 0x1p-23);
 }
 
 TEST(Swiglu, KeepsWhatIsNotFinite) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  EXPECT_TRUE(std::isnan(kernels::swiglu(NAN, 1)));
-  EXPECT_TRUE(std::isnan(kernels::swiglu(1, NAN)));
-  EXPECT_TRUE(std::isnan(kernels::swiglu(-kInf, 1)));  // -inf / (1 + inf)
-  EXPECT_EQ(kernels::swiglu(kInf, 2), kInf);
-  EXPECT_EQ(kernels::swiglu(3, -kInf), -kInf);
-  EXPECT_EQ(kernels::swiglu(-1e30F, 1), 0);
-  EXPECT_EQ(kernels::swiglu(0, 5), 0);
+  EXPECT_TRUE(std::isnan(emulation::swiglu(NAN, 1)));
+  EXPECT_TRUE(std::isnan(emulation::swiglu(1, NAN)));
+  EXPECT_TRUE(std::isnan(emulation::swiglu(-kInf, 1)));  // -inf / (1 + inf)
+  EXPECT_EQ(emulation::swiglu(kInf, 2), kInf);
+  EXPECT_EQ(emulation::swiglu(3, -kInf), -kInf);
+  EXPECT_EQ(emulation::swiglu(-1e30F, 1), 0);
+  EXPECT_EQ(emulation::swiglu(0, 5), 0);
 }
 
 struct Case {
@@ -82,7 +82,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       Matrix h = gate;
       for (size_t i = 0; i < h.values.size(); ++i) {
-        h.values[i] = kernels::swiglu(gate.values[i], up.values[i]);
+        h.values[i] = emulation::swiglu(gate.values[i], up.values[i]);
       }
       h = reference::rounded_to(h, type);
       Buffer of_gate(gate, type, gap), of_up(up, type, gap), of_h(h, type, 0);

@@ -1,0 +1,102 @@
+"""The cast of silu(gate) up, whose product is never in memory."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import float8.torch as f8
+from float8 import recipes
+from float8.torch import _ops
+
+DEVICE = os.environ.get("FLOAT8_TEST_DEVICE", "cpu")
+EMULATE = DEVICE == "cpu"
+
+
+def config_of(recipe: str) -> int:
+    return recipes.pack(recipes.resolve_recipe(recipe), emulate=EMULATE)
+
+
+def operands(
+    rows: int, cols: int, dtype: torch.dtype, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    gate, up = (4 * torch.randn(rows, cols) for _ in range(2))
+    return gate.to(DEVICE, dtype), up.to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 16), (130, 272), (256, 512)])
+def test_is_close_to_the_cast_of_the_product(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """One rounding of the product to dtype apart, an element becomes at most the next one in fp8."""
+    gate, up = operands(*shape, dtype)
+    product = (torch.nn.functional.silu(gate.double()) * up.double()).to(dtype)
+    config = config_of("blockwise")
+    got = _ops.quantize_swiglu(gate, up, config, True)
+    expected = _ops.quantize(product, config, _ops.INPUT, True)
+    for one, other in zip(got, expected, strict=True):
+        assert one.shape == other.shape
+        equal = (one == other).float().mean().item()
+        assert equal > 0.99
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_compiles(backward: bool) -> None:
+    gate, up = operands(64, 128, torch.bfloat16)
+    config = config_of("blockwise")
+
+    def cast(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, qt = _ops.quantize_swiglu(gate, up, config, backward)
+        return q, qt
+
+    for one, other in zip(
+        torch.compile(cast, backend="aot_eager", fullgraph=True)(gate, up),
+        cast(gate, up),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+def test_serves_a_linear() -> None:
+    gate, up = operands(96, 64, torch.bfloat16)
+    weight = torch.randn(32, 64, device=DEVICE).bfloat16()
+    config = config_of("blockwise")
+    q, _ = _ops.quantize_swiglu(gate, up, config, False)
+    y, _ = _ops.linear_forward(
+        gate, q, None, weight, None, None, None, None, config, 0, False, None, None
+    )
+    product = torch.nn.functional.silu(gate.float()) * up.float()
+    expected = product @ weight.float().T
+    assert torch.nn.functional.cosine_similarity(y.float(), expected, -1).min() > 0.99
+
+
+def test_delayed_scales_are_those_of_a_linear() -> None:
+    """Under delayed scaling: the first step finds its scale, a later one takes it and records."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False)).to(DEVICE, torch.bfloat16)
+    f8.convert_to_float8_training(
+        model, config=f8.LinearConfig("delayed", emulate=EMULATE), module_filter_fn=lambda *_: True
+    )
+    layer = model[0]
+    gate, up = operands(96, 64, torch.bfloat16)
+    product = (torch.nn.functional.silu(gate.double()) * up.double()).bfloat16()
+    for _ in range(2):
+        model(product).float().sum().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+    scales, layout = layer._scales, layer._layout
+    got = _ops.quantize_swiglu(gate, up, layer._config, True, scales, layout, True)
+    expected = _ops.quantize(product, layer._config, _ops.INPUT, True, scales, layout, True)
+    for one, other in zip(got, expected, strict=True):
+        assert (one == other).float().mean().item() > 0.99
+
+
+def test_refuses_what_it_cannot_do() -> None:
+    gate, up = operands(32, 64, torch.bfloat16)
+    with pytest.raises(RuntimeError, match="quantize it with FLOAT8_PLAIN"):
+        _ops.quantize_swiglu(gate, up, config_of("rowwise"), True)
+    with pytest.raises(RuntimeError, match="one shape, one type"):
+        _ops.quantize_swiglu(gate, up[:16], config_of("blockwise"), True)
+    with pytest.raises(RuntimeError, match="one shape, one type"):
+        _ops.quantize_swiglu(gate, up.half(), config_of("blockwise"), True)
