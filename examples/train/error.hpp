@@ -1,27 +1,27 @@
-// Everything that fails throws float8::Exception, as value() of the public header does: it holds a
-// status, and one line that says what happened and what to do about it.
+// What fails throws float8::Exception, as value() of the public header does: a status, and one line that
+// says what happened and what to do about it.
 #pragma once
 
+#include <cstdio>
 #include <float8/float8.hpp>
-#include <string>
 
 namespace train {
 
 // Gives what printf would print.
-[[nodiscard, gnu::format(printf, 1, 2)]] std::string format(const char* format, ...);
+template <class... Arguments>
+[[nodiscard]] std::string format(const char* format, Arguments... arguments) {
+  std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, format, arguments...)), '\0');
+  std::snprintf(text.data(), text.size() + 1, format, arguments...);
+  return text;
+}
 
-// Throws; the message is what printf would print.
-[[noreturn, gnu::format(printf, 2, 3)]] void fail(float8_status code, const char* format, ...);
-
-// An error that all ranks of a run have in the same words; that of one rank alone names the rank.
-class CommonException : public float8::Exception {
- public:
-  using float8::Exception::Exception;
-};
-[[noreturn, gnu::format(printf, 2, 3)]] void fail_on_all(float8_status code, const char* format,
-                                                         ...);
+[[noreturn]] inline void fail(float8_status code, std::string message) {
+  throw float8::Exception({code, std::move(message)});
+}
 
 // Throws where a call of float8 has failed.
-void check(const float8::Status& status);
+inline void check(const float8::Status& status) {
+  if (!status) fail(status.code(), status.message());
+}
 
 }  // namespace train
