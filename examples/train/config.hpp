@@ -6,8 +6,7 @@
 #include <numbers>
 #include <vector>
 
-#include "error.hpp"
-#include "kernels.cuh"
+#include "device.hpp"
 
 namespace train {
 

@@ -9,8 +9,8 @@
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 #define ITEM_OF_BLOCK(item) item = blockIdx.x
 #else
-#include <bit>
 #include <cmath>
+#include <cstring>
 #define FUNCTION inline
 #define KERNEL inline void
 #define ITEM_OF_BLOCK(item) (void)item
@@ -34,14 +34,6 @@ constexpr i32 kLanes = 256;
 FUNCTION i32 lane() {
   return static_cast<i32>(threadIdx.x);
 }
-FUNCTION float to_float(u16 bf16) {
-  return __uint_as_float(u32{bf16} << 16);
-}
-FUNCTION u16 to_bf16(float x) {
-  u16 out;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(x));
-  return out;
-}
 
 // Gives all threads of the block what `join` makes of their values, in a fixed order.
 template <class Join>
@@ -60,20 +52,24 @@ constexpr i32 kLanes = 1;
 inline i32 lane() {
   return 0;
 }
-inline float to_float(u16 bf16) {
-  return std::bit_cast<float>(u32{bf16} << 16);
-}
-inline u16 to_bf16(float x) {
-  const u32 bits = std::bit_cast<u32>(x);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // NaN, as on the device
-  return static_cast<u16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 template <class Join>
 float over_block(float x, const Join&) {
   return x;
 }
 #endif
 
+FUNCTION float to_float(u16 bf16) {
+  const u32 bits = u32{bf16} << 16;
+  float out;
+  memcpy(&out, &bits, sizeof out);
+  return out;
+}
+FUNCTION u16 to_bf16(float x) {
+  u32 bits;
+  memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // NaN
+  return static_cast<u16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
 FUNCTION float sigmoid(float x) {
   return 1.0F / (1.0F + expf(-x));
 }
@@ -229,21 +225,16 @@ KERNEL add(i64 chunk, i64 count, const float* __restrict__ from, float* __restri
   for (i64 i = chunk * kChunk + lane(); i < chunk_end(chunk, count); i += kLanes) to[i] += from[i];
 }
 
-KERNEL row_squares(i64 row, const float* x, float* out, i64 width) {
+// out[row] = factor times the sum of a row's values, or of their squares.
+KERNEL row_sums(i64 row, const float* x, i64 width, bool squares, float factor, float* out) {
   ITEM_OF_BLOCK(row);
   float sum = 0;
-  for (i64 c = lane(); c < width; c += kLanes) sum += x[row * width + c] * x[row * width + c];
+  for (i64 c = lane(); c < width; c += kLanes) {
+    const float value = x[row * width + c];
+    sum += squares ? value * value : value;
+  }
   sum = block_sum(sum);
-  if (lane() == 0) out[row] = sum;
-}
-
-// *out = the sum of x * factor.
-KERNEL sum(i64 item, const float* x, i64 count, float factor, float* out) {
-  ITEM_OF_BLOCK(item);
-  float partial = 0;
-  for (i64 i = lane(); i < count; i += kLanes) partial += x[i];
-  partial = block_sum(partial);
-  if (lane() == 0) out[item] = partial * factor;
+  if (lane() == 0) out[row] = sum * factor;
 }
 
 // AdamW. The gradient has this sum of squares, and is clipped to a norm of 1. `copy` has the weights in bf16.

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "config.hpp"
-#include "device.hpp"
 
 namespace train {
 

@@ -29,13 +29,8 @@ class Model {
  public:
   // Copies `text`. The device and the communicator outlive the model.
   Model(Device& device, const Config& config, const std::string& text)
-      : device_(device),
-        config_(config),
-        layout_(config, device.rank(), device.ranks()),
-        tokens_(config.batch_tokens()),
-        small_count_(layout_.count - layout_.embedding),
-        width_(config.hidden),
-        places_(text.size() - static_cast<u64>(config.context)) {
+      : device_(device), config_(config), layout_(config, device.rank(), device.ranks()) {
+    places_ = text.size() - static_cast<u64>(config.context);
     const i64 stream = tokens_ * config.hidden, inner = tokens_ * config.ffn;
     text_ = device.take<u8>(std::ssize(text));
     device.upload(text_, std::vector<u8>(text.begin(), text.end()));
@@ -169,24 +164,24 @@ class Model {
   // zeros, so that it has the same bits on any number of them.
   void optimize() {
     for (const Weight& weight : layout_.weights) {
-      LAUNCH(device_, row_squares, weight.rows, grad_ + weight.offset,
-             own_squares_ + weight.row_index + weight.first_row, weight.k);
+      LAUNCH(device_, row_sums, weight.rows, grad_ + weight.offset, weight.k, true, 1,
+             own_squares_ + weight.row_index + weight.first_row);
     }
     device_.all_reduce(own_squares_, squares_, layout_.rows);
     const i64 own_tokens = config_.tokens / device_.ranks();
     (void)device_.gather(losses_ + device_.rank() * own_tokens, losses_, own_tokens);
     const i64 small_rows = small_count_ / width_;
-    LAUNCH(device_, row_squares, small_rows, grad_ + layout_.embedding, squares_ + layout_.rows,
-           width_);
-    LAUNCH(device_, sum, 1, squares_, layout_.rows + small_rows, 1, norm_);
+    LAUNCH(device_, row_sums, small_rows, grad_ + layout_.embedding, width_, true, 1,
+           squares_ + layout_.rows);
+    LAUNCH(device_, row_sums, 1, squares_, layout_.rows + small_rows, false, 1, norm_);
     const auto correction = [this](float beta) {
       return static_cast<float>(1 / (1 - std::pow(double{beta}, static_cast<double>(step_ + 1))));
     };
     LAUNCH(device_, adamw, chunks(layout_.count), layout_.count, norm_, config_.lr_at(step_),
            correction(kBeta1), correction(kBeta2), grad_, master_, m_, v_, copy_,
            layout_.embedding);
-    LAUNCH(device_, sum, 1, losses_, config_.tokens, 1.0F / static_cast<float>(config_.tokens),
-           curve_ + step_);
+    LAUNCH(device_, row_sums, 1, losses_, config_.tokens, false,
+           1.0F / static_cast<float>(config_.tokens), curve_ + step_);
   }
 
   [[nodiscard]] std::vector<float> whole(const float* shards) {
@@ -218,10 +213,11 @@ class Model {
   Device& device_;
   const Config config_;
   const Layout layout_;
-  const i64 tokens_, small_count_;  // of a micro-batch; of embeddings and gains
-  const i64 width_;
-  const u64 places_;  // of the text
-  i64 step_ = 0;      // of the next step
+  const i64 tokens_ = config_.batch_tokens();  // of a micro-batch
+  const i64 width_ = config_.hidden;
+  const i64 small_count_ = layout_.count - layout_.embedding;  // of embeddings and gains
+  u64 places_;                                                 // of the text
+  i64 step_ = 0;                                               // the next one
 
   u8 *text_, *slots_, *targets_;
   float *curve_, *master_, *m_, *v_, *grad_;

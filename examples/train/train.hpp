@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <mutex>
 #include <numeric>
@@ -118,7 +117,7 @@ class Ranks {
   // Runs `body` on each rank. Where one throws, it leaves the others, and the first error is thrown, which
   // names the rank.
   void run(const std::function<void(Device&)>& body) {
-    std::exception_ptr first_error;
+    float8::Error first_error;
     std::mutex mutex;
     const auto run_rank = [&](size_t r) {
       try {
@@ -127,10 +126,9 @@ class Ranks {
       } catch (const std::exception& error) {
         const std::lock_guard lock(mutex);
         const auto* known = dynamic_cast<const float8::Exception*>(&error);
-        const std::string rank = communicators_.empty() ? "" : format("rank %zu: ", r);
-        if (!first_error) {
-          first_error = std::make_exception_ptr(float8::Exception(
-              {known == nullptr ? FLOAT8_INTERNAL : known->code(), rank + error.what()}));
+        if (first_error.message.empty()) {
+          first_error = {known == nullptr ? FLOAT8_INTERNAL : known->code(), error.what()};
+          if (!communicators_.empty()) first_error.message.insert(0, format("rank %zu: ", r));
         }
         if (!communicators_.empty()) communicators_[r].abort();
       }
@@ -139,7 +137,7 @@ class Ranks {
       std::vector<std::jthread> threads;
       for (size_t r = 0; r < devices_.size(); ++r) threads.emplace_back(run_rank, r);
     }
-    if (first_error) std::rethrow_exception(first_error);
+    if (!first_error.message.empty()) throw float8::Exception(first_error);
   }
 
  private:

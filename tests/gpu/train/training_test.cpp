@@ -1,6 +1,5 @@
 // Short trainings on GPUs: they agree with the emulated device, which computes the same kernels on the host,
 // and two ranks with two micro-batches. Each test is skipped where there are too few GPUs.
-#include "tests/sanitized.hpp"
 #include "tests/unit/train/tiny_training.hpp"
 
 namespace train {
@@ -37,27 +36,7 @@ TEST_P(GpuTraining, AgreesWithTheEmulatedDevice) {
   options_.emulate = true;
   const State host = run(config, 1, "host"), host_later = run(config, 4, "host4");
   expect_close(gpu_later, host_later, 0.01F);
-  const Layout layout(config);
-  const auto sqnr_db = [&](i64 first, i64 last) {
-    double signal = 0, noise = 0;
-    for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(last); ++i) {
-      signal += double{host.m[i]} * double{host.m[i]};
-      noise += std::pow(double{gpu.m[i]} - double{host.m[i]}, 2);
-    }
-    return 10 * std::log10(signal / noise);
-  };
-  for (const Weight& weight : layout.weights) {
-    EXPECT_GT(sqnr_db(weight.offset, weight.offset + weight.shard_size()), 25) << weight.offset;
-  }
-  EXPECT_GT(sqnr_db(layout.embedding, layout.gain), 25);
-  EXPECT_GT(sqnr_db(layout.gain, layout.count), 25);
-}
-
-TEST_P(GpuTraining, LossFallsAsInBf16) {
-  if (f8::sanitized()) GTEST_SKIP() << "60 steps of the kernels that the other tests run";
-  const State curve = run(small(GetParam()), 30, "curve");
-  EXPECT_LT(curve.loss.back(), 0.75F * curve.loss.front());
-  expect_close(curve, run(small("bf16"), 30, "bf16"), 0.03F);
+  expect_gradient(config, {host.m.begin(), host.m.end()}, gpu.m, 25);
 }
 
 TEST_P(GpuTraining, BitsRepeatAndResume) {

@@ -59,6 +59,22 @@ class Training : public ::testing::TestWithParam<std::string> {
       EXPECT_NEAR(one.loss[i] / two.loss[i], 1, tolerance) << "step " << i + 1;
     }
   }
+  // Parts of the gradient, or of what is proportional to it, have this signal over noise at least. Where
+  // `expected` is 0, it is not known.
+  static void expect_gradient(const Config& config, const std::vector<double>& expected,
+                              const std::vector<float>& got, double least_db) {
+    const Layout layout(config);
+    std::vector<i64> ends = {layout.embedding, layout.gain, layout.count};
+    for (const Weight& weight : layout.weights) ends.insert(ends.end() - 3, weight.offset);
+    for (size_t part = 1; part < ends.size(); ++part) {
+      double signal = 0, noise = 0;
+      for (auto i = static_cast<size_t>(ends[part - 1]); i < static_cast<size_t>(ends[part]); ++i) {
+        signal += expected[i] * expected[i];
+        noise += expected[i] == 0 ? 0 : std::pow(double{got[i]} - expected[i], 2);
+      }
+      EXPECT_GT(10 * std::log10(signal / noise), least_db) << "up to " << ends[part];
+    }
+  }
   // The error of a call; a test whose call throws none fails.
   static float8::Error error_of(const std::function<void()>& call) {
     try {

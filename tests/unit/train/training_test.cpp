@@ -118,18 +118,20 @@ TEST_F(EmulatedTraining, ACheckpointThatIsDamagedOrOfAnotherRunIsRefused) {
 }
 
 TEST_F(EmulatedTraining, WhatDoesNotFitIsNamed) {
-  const auto expect_error = [&](const std::function<void(Config&)>& change, const char* words) {
-    Config config = tiny("bf16");
-    change(config);
-    const auto error = error_of([&] { (void)train(config, sample_text(), options_); });
+  const auto expect_error = [&](std::string words, std::string recipe, i64 fsdp, i64 ffn,
+                                i64 context) {
+    Config config = tiny(recipe, fsdp);
+    config.ffn = ffn;
+    config.context = context;
+    const auto error = error_of([&] { (void)train(config, "some text", options_); });
     EXPECT_NE(error.message.find(words), std::string::npos) << error.message;
     EXPECT_EQ(error.message.find('\n'), std::string::npos);
   };
-  expect_error([](Config& c) { c.recipe = "fp4"; }, "'fp4'");
-  expect_error([](Config& c) { c.fsdp = 5; }, "--fsdp is 5 and --micro-batches 1");
-  expect_error([](Config& c) { c.ffn = 100; }, "--ffn 100");
-  expect_error([](Config& c) { c.context = 5; }, "--context 5");
-  expect_error([](Config& c) { c.hidden = c.context = 1 << 20; }, "the text has");
+  expect_error("'fp4'", "fp4", 1, 144, 4);
+  expect_error("--fsdp is 5 and --micro-batches 1", "bf16", 5, 144, 4);
+  expect_error("--ffn 100", "bf16", 1, 100, 4);
+  expect_error("--context 5", "bf16", 1, 144, 5);
+  expect_error("the text has 9 bytes", "bf16", 1, 144, 16);
 }
 
 TEST_F(EmulatedTraining, TextIsFilesEndToEndInOrder) {
