@@ -23,21 +23,17 @@ struct Config {
   u32 seed = 1;
   double lr = 3e-4;  // the highest rate
 
-  // Throws where sizes do not fit each other; the message names the options.
+  // Throws where sizes do not fit each other; the message names all options.
   void validate() const {
-    if (tokens % (16 * fsdp * micro_batches) != 0) {
+    const bool fits = tokens % (16 * fsdp * micro_batches) == 0 && hidden % 16 == 0 &&
+                      ffn % 16 == 0 && hidden % context == 0;
+    constexpr const char* kRule =
+        "--tokens (%lld) is a multiple of 16 times --fsdp (%lld) times --micro-batches (%lld); "
+        "--hidden "
+        "(%lld) and --ffn (%lld) are multiples of 16, and --context (%lld) divides --hidden";
+    if (!fits)
       fail(FLOAT8_INVALID_ARGUMENT,
-           format(
-               "--fsdp is %lld and --micro-batches %lld; together they divide --tokens (%lld) into "
-               "multiples of 16",
-               fsdp, micro_batches, tokens));
-    }
-    if (hidden % 16 != 0 || ffn % 16 != 0 || hidden % context != 0) {
-      fail(FLOAT8_INVALID_ARGUMENT, format("--hidden is %lld, --ffn %lld and --context %lld; the "
-                                           "widths are multiples of 16, and "
-                                           "the context divides --hidden",
-                                           hidden, ffn, context));
-    }
+           format(kRule, tokens, fsdp, micro_batches, hidden, ffn, context));
   }
   // The rate rises in a hundred steps, and falls in a cosine to a tenth.
   [[nodiscard]] float lr_at(i64 step) const {

@@ -92,9 +92,12 @@ inline void check_result(CUresult result, const char* call) {
   return out;
 }
 
-// One rank alone has no communicator; it gathers and reduces nothing.
 class Device {
  public:
+  // One rank alone has no communicator; it gathers and reduces nothing.
+  const float8::Communicator* communicator = nullptr;
+  int rank = 0, ranks = 1;
+
   // `index` is CUDA's, or that of an emulated device.
   Device(int index, bool emulate)
       : context_(float8::Context::create(index, {.emulate = emulate}).value()), emulate_(emulate) {
@@ -169,45 +172,31 @@ class Device {
   }
 #define LAUNCH(device, kernel, ...) (device).launch(#kernel, kernel, __VA_ARGS__)
 
-  void join(const float8::Communicator* communicator, int rank, int ranks) {
-    communicator_ = communicator;
-    rank_ = rank;
-    ranks_ = ranks;
-  }
-  [[nodiscard]] int rank() const {
-    return rank_;
-  }
-  [[nodiscard]] int ranks() const {
-    return ranks_;
-  }
-  [[nodiscard]] const float8::Communicator* communicator() const {
-    return communicator_;
-  }
   [[nodiscard]] float8_nccl_comm handle() const {
-    return communicator_ == nullptr ? nullptr : communicator_->get();
+    return communicator == nullptr ? nullptr : communicator->get();
   }
   // Gathers `count` elements of each rank in `whole`; returns where all of them are.
   template <class T>
   [[nodiscard]] const T* gather(const T* shard, T* whole, i64 count) {
-    if (communicator_ == nullptr) return shard;
+    if (communicator == nullptr) return shard;
     const auto dtype = sizeof(T) == 2 ? FLOAT8_BF16 : FLOAT8_F32;
-    check(communicator_->all_gather(shard, whole, static_cast<size_t>(count), dtype, stream_));
+    check(communicator->all_gather(shard, whole, static_cast<size_t>(count), dtype, stream_));
     return whole;
   }
   // Sums over ranks; of a scatter each rank gets `count` elements.
   void all_reduce(const float* from, float* to, i64 count) {
-    if (communicator_ == nullptr) return;
-    check(communicator_->all_reduce(from, to, static_cast<size_t>(count), FLOAT8_F32, stream_));
+    if (communicator == nullptr) return;
+    check(communicator->all_reduce(from, to, static_cast<size_t>(count), FLOAT8_F32, stream_));
   }
   void reduce_scatter(const float* from, float* to, i64 count) {
-    if (communicator_ == nullptr) return;
-    check(communicator_->reduce_scatter(from, to, static_cast<size_t>(count), FLOAT8_F32, stream_));
+    if (communicator == nullptr) return;
+    check(communicator->reduce_scatter(from, to, static_cast<size_t>(count), FLOAT8_F32, stream_));
   }
   // Waits for the work. An error of a rank, or a rank that does not come, ends the wait.
   void wait(const std::string& what, i64 timeout_ms = 0) const {
     if (emulate_) return;  // a call is done when it returns
     const auto most = static_cast<int>(std::min<i64>(timeout_ms, 1 << 30));
-    if (communicator_ != nullptr) check(communicator_->wait(context_, what, stream_, most));
+    if (communicator != nullptr) check(communicator->wait(context_, what, stream_, most));
     CUDA(cuStreamSynchronize, stream_);
   }
 
@@ -230,8 +219,6 @@ class Device {
   CUmodule module_ = nullptr;
   CUstream stream_ = nullptr;
   std::vector<void*> memory_;
-  const float8::Communicator* communicator_ = nullptr;
-  int rank_ = 0, ranks_ = 1;
 };
 
 // The items of a kernel that takes chunks.

@@ -22,7 +22,6 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
-using i32 = int;
 using i64 = long long;
 
 constexpr i64 kBytes = 256;   // the values of a byte: embeddings of a slot, logits of a token
@@ -30,26 +29,26 @@ constexpr i64 kShares = 512;  // parts of the sum over tokens that is the gradie
 constexpr i64 kChunk = 2048;  // elements of an item that is no token or row
 
 #ifdef __CUDACC__
-constexpr i32 kLanes = 256;
-FUNCTION i32 lane() {
-  return static_cast<i32>(threadIdx.x);
+constexpr int kLanes = 256;
+FUNCTION int lane() {
+  return static_cast<int>(threadIdx.x);
 }
 
 // Gives all threads of the block what `join` makes of their values, in a fixed order.
 template <class Join>
 FUNCTION float over_block(float x, const Join& join) {
   __shared__ float of_warp[kLanes / 32];
-  for (i32 step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(0xffffffffu, x, step));
+  for (int step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(0xffffffffu, x, step));
   __syncthreads();  // the previous call's values are read
   if (lane() % 32 == 0) of_warp[lane() / 32] = x;
   __syncthreads();
   x = of_warp[0];
-  for (i32 warp = 1; warp < kLanes / 32; ++warp) x = join(x, of_warp[warp]);
+  for (int warp = 1; warp < kLanes / 32; ++warp) x = join(x, of_warp[warp]);
   return x;
 }
 #else
-constexpr i32 kLanes = 1;
-inline i32 lane() {
+constexpr int kLanes = 1;
+inline int lane() {
   return 0;
 }
 template <class Join>

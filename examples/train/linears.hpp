@@ -16,12 +16,12 @@ namespace train {
 // that n ranks give the bits of n micro-batches. A kernel leaves a micro-batch's in `apart`, or in its place.
 [[nodiscard]] inline float* gradient_target(const Device& device, float* grad, float* apart,
                                             i64 micro_batch) {
-  return device.ranks() == 1 && micro_batch == 0 ? grad : apart;
+  return device.ranks == 1 && micro_batch == 0 ? grad : apart;
 }
 // Then this adds it to `grad`, of `count` elements. Of a gradient in shards, `apart` has so many of each rank.
 inline void add_gradient(Device& device, float* grad, float* apart, i64 count, bool in_shards,
                          i64 micro_batch) {
-  float* const own = in_shards ? apart + device.rank() * count : apart;
+  float* const own = in_shards ? apart + device.rank * count : apart;
   float* const sum = micro_batch == 0 ? grad : own;
   in_shards ? device.reduce_scatter(apart, sum, count) : device.all_reduce(apart, sum, count);
   if (micro_batch > 0) LAUNCH(device, add, chunks(count), count, own, grad);
@@ -58,7 +58,7 @@ class Linears {
     plan_casts(config);
     if (casts_) workspace_bytes = std::max(workspace_bytes, casts_->workspace_bytes());
     workspace_ = device.allocate(workspace_bytes);
-    const bool is_alone = device.ranks() == 1;
+    const bool is_alone = device.ranks == 1;
     dw_ = device.take<float>(is_alone && config.micro_batches == 1 ? 0 : layout.largest);
     whole_bf16_ = device.take<u16>(is_alone ? 0 : layout.largest);
   }
@@ -68,12 +68,10 @@ class Linears {
     first_step_ = first_step;
     if (!casts_) return;
     for (float8::QuantizeArgs& args : cast_args_) args.first_step = first_step;
-    if (!is_delayed_) {
-      check(casts_->find_amax(cast_args_, device_.stream()));
-      if (amax_words_ > 0 && device_.communicator() != nullptr) {
-        u32* const words = cast_args_.front().amax;
-        check(device_.communicator()->sync_amax(words, amax_words_, device_.stream()));
-      }
+    if (!is_delayed_) check(casts_->find_amax(cast_args_, device_.stream()));
+    if (amax_words_ > 0 && device_.communicator != nullptr) {
+      u32* const words = cast_args_.front().amax;
+      check(device_.communicator->sync_amax(words, amax_words_, device_.stream()));
     }
     check(casts_->run(cast_args_, workspace_, device_.stream()));
   }
@@ -160,11 +158,11 @@ class Linears {
       const float8::Tensor view = whole->view(layer.shard, weight.n).value();
       whole_bytes = std::max(whole_bytes, whole->tensor_bytes());
       gather_bytes = std::max(
-          gather_bytes, float8_gather_workspace_bytes(&view, weight.shard_rows, device_.ranks()));
+          gather_bytes, float8_gather_workspace_bytes(&view, weight.shard_rows, device_.ranks));
     }
     if (plans.empty()) return;
     casts_ = float8::QuantizerList::plan(device_.context(), plans).value();
-    whole_fp8_ = device_.allocate(device_.ranks() == 1 ? 0 : whole_bytes);
+    whole_fp8_ = device_.allocate(device_.ranks == 1 ? 0 : whole_bytes);
     gather_workspace_ = device_.allocate(gather_bytes);
     // The words that span ranks follow each other, for one all-reduce.
     auto* amax = device_.take<u32>(static_cast<i64>(amax_words_));
@@ -196,13 +194,13 @@ class Linears {
     float8::Tensor shard;
     shard.cols = weight.k;
     if (weight.rows > 0) shard = layer.cast_shard->view(layer.shard, weight.rows).value();
-    if (device_.communicator() == nullptr) return shard;
+    if (device_.communicator == nullptr) return shard;
     float8::Tensor whole = layer.cast_whole->view(whole_fp8_, weight.n).value();
     (backward ? whole.q : whole.qt) = nullptr;
     const float8::GatherArgs args{
         .shard = &shard, .whole = &whole, .shard_rows = weight.shard_rows};
-    check(device_.communicator()->gather_tensor(device_.context(), args, gather_workspace_,
-                                                device_.stream()));
+    check(device_.communicator->gather_tensor(device_.context(), args, gather_workspace_,
+                                              device_.stream()));
     return whole;
   }
 

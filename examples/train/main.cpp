@@ -55,9 +55,7 @@ void print_progress(int rank, const State& curve) {
 }
 
 void run(CommandLine& line) {
-  if (line.recipes == std::vector<std::string>{"all"}) {
-    line.recipes = {"bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"};
-  }
+  if (line.recipes.front() == "all") line.recipes = kRecipes;
   fs::create_directories(line.out);
   const std::string text = load_text(line.data);
   std::string table = "| recipe | loss (nats a byte) | tokens/s |\n|---|--:|--:|\n";

@@ -29,7 +29,7 @@ class Model {
  public:
   // Copies `text`. The device and the communicator outlive the model.
   Model(Device& device, const Config& config, const std::string& text)
-      : device_(device), config_(config), layout_(config, device.rank(), device.ranks()) {
+      : device_(device), config_(config), layout_(config, device.rank, device.ranks) {
     places_ = text.size() - static_cast<u64>(config.context);
     const i64 stream = tokens_ * config.hidden, inner = tokens_ * config.ffn;
     text_ = device.take<u8>(std::ssize(text));
@@ -53,8 +53,8 @@ class Model {
     norm_ = device.take<float>(1);
     // Those of all weights, then those of embeddings and gains. Those of other ranks are 0 in a rank's own.
     squares_ = device.take<float>(layout_.rows + small_count_ / config.hidden);
-    own_squares_ = device.ranks() == 1 ? squares_ : device.take<float>(layout_.rows);
-    gathered_ = device.take<float>(device.ranks() == 1 ? 0 : layout_.largest);
+    own_squares_ = device.ranks == 1 ? squares_ : device.take<float>(layout_.rows);
+    gathered_ = device.take<float>(device.ranks == 1 ? 0 : layout_.largest);
     linears_.emplace(device, config, layout_, copy_, grad_);
     State start;
     start.master = initial_parameters(config);
@@ -112,7 +112,7 @@ class Model {
   };
 
   void forward(i64 micro_batch) {
-    const i64 first = (device_.rank() * config_.micro_batches + micro_batch) * tokens_;
+    const i64 first = (device_.rank * config_.micro_batches + micro_batch) * tokens_;
     LAUNCH(device_, embed, tokens_, text_, places_, config_.seed, step_ * config_.tokens + first,
            copy_ + layout_.embedding, slots_, targets_, saved_[0].h, tokens_, config_.context,
            width_);
@@ -168,8 +168,8 @@ class Model {
              own_squares_ + weight.row_index + weight.first_row);
     }
     device_.all_reduce(own_squares_, squares_, layout_.rows);
-    const i64 own_tokens = config_.tokens / device_.ranks();
-    (void)device_.gather(losses_ + device_.rank() * own_tokens, losses_, own_tokens);
+    const i64 own_tokens = config_.tokens / device_.ranks;
+    (void)device_.gather(losses_ + device_.rank * own_tokens, losses_, own_tokens);
     const i64 small_rows = small_count_ / width_;
     LAUNCH(device_, row_sums, small_rows, grad_ + layout_.embedding, width_, true, 1,
            squares_ + layout_.rows);

@@ -11,6 +11,9 @@
 
 namespace train {
 
+inline const std::vector<std::string> kRecipes = {
+    "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"};
+
 struct RunOptions {
   bool emulate = false;
   int device = 0;           // rank r has the device of this ordinal plus r
@@ -68,7 +71,7 @@ class Trainer {
       fail(FLOAT8_INVALID_ARGUMENT,
            format("the loss of step %lld is not finite; try a smaller --lr", done()));
     }
-    if (options_.progress) options_.progress(device_.rank(), curve_);
+    if (options_.progress) options_.progress(device_.rank, curve_);
     if (options_.save_every > 0 && done() % options_.save_every == 0) save_checkpoint();
   }
 
@@ -83,7 +86,7 @@ class Trainer {
     }
     state.loss = curve_.loss;
     state.ms = curve_.ms;
-    if (device_.rank() == 0) save(options_.checkpoint, run_, state);
+    if (device_.rank == 0) save(options_.checkpoint, run_, state);
   }
 
   Device& device_;
@@ -103,15 +106,15 @@ class Ranks {
       // There are eight emulated devices, which ranks may share.
       const int index = options.emulate ? rank % 8 : options.device + rank;
       devices_.push_back(std::make_unique<Device>(index, options.emulate));
-      float8::Context& context = devices_.back()->context();
-      if (!options.table.empty()) (void)context.load_table(options.table).value();
-      contexts.push_back(&context);
+      Device& device = *devices_.back();
+      device.rank = rank;
+      device.ranks = static_cast<int>(config.fsdp);
+      if (!options.table.empty()) (void)device.context().load_table(options.table).value();
+      contexts.push_back(&device.context());
     }
     if (config.fsdp == 1) return;
     communicators_ = float8::Communicator::create(contexts, options.timeout_ms).value();
-    for (size_t r = 0; r < devices_.size(); ++r) {
-      devices_[r]->join(&communicators_[r], static_cast<int>(r), static_cast<int>(config.fsdp));
-    }
+    for (size_t r = 0; r < devices_.size(); ++r) devices_[r]->communicator = &communicators_[r];
   }
 
   // Runs `body` on each rank. Where one throws, it leaves the others, and the first error is thrown, which
@@ -160,13 +163,13 @@ class Ranks {
   std::vector<std::unique_ptr<Trainer>> trainers(static_cast<size_t>(config.fsdp));
   // All memory is taken before any rank waits for another on its device.
   ranks.run([&](Device& device) {
-    trainers[static_cast<size_t>(device.rank())] =
+    trainers[static_cast<size_t>(device.rank)] =
         std::make_unique<Trainer>(device, config, text, options);
   });
   State curve;
   ranks.run([&](Device& device) {
-    State own = trainers[static_cast<size_t>(device.rank())]->run();
-    if (device.rank() == 0) curve = std::move(own);
+    State own = trainers[static_cast<size_t>(device.rank)]->run();
+    if (device.rank == 0) curve = std::move(own);
   });
   return curve;
 }

@@ -9,9 +9,6 @@
 
 namespace train {
 
-inline const std::vector<std::string> kRecipes = {
-    "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"};
-
 inline std::string sample_text() {
   std::string text;
   for (int i = 0; i < 500; ++i) text += format("line %d: the quick brown fox jumps.\n", i * i);
