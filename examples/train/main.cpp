@@ -49,7 +49,7 @@ struct CommandLine {
 
 void print_progress(int rank, const State& curve) {
   const size_t done = curve.loss.size();
-  if (rank != 0 || (done != 1 && done % 100 != 0)) return;
+  if (rank != 0 || (done > 20 && done % 100 != 0)) return;
   std::printf("step %6zu  loss %.4f  %.2f ms\n", done, final_loss(curve), double{curve.ms.back()});
   std::fflush(stdout);
 }
