@@ -58,9 +58,8 @@ class Linears {
     plan_casts(config);
     if (casts_) workspace_bytes = std::max(workspace_bytes, casts_->workspace_bytes());
     workspace_ = device.allocate(workspace_bytes);
-    const bool is_alone = device.ranks == 1;
-    dw_ = device.take<float>(is_alone && config.micro_batches == 1 ? 0 : layout.largest);
-    whole_bf16_ = device.take<u16>(is_alone ? 0 : layout.largest);
+    dw_ = device.take<float>(layout.largest);
+    whole_bf16_ = device.take<u16>(device.ranks == 1 ? 0 : layout.largest);
   }
 
   // Begins a step. In the first step of all, delayed scaling has no scales of earlier ones.
@@ -70,8 +69,7 @@ class Linears {
     for (float8::QuantizeArgs& args : cast_args_) args.first_step = first_step;
     if (!is_delayed_) check(casts_->find_amax(cast_args_, device_.stream()));
     if (amax_words_ > 0 && device_.communicator != nullptr) {
-      u32* const words = cast_args_.front().amax;
-      check(device_.communicator->sync_amax(words, amax_words_, device_.stream()));
+      check(device_.communicator->sync_amax(amax_, amax_words_, device_.stream()));
     }
     check(casts_->run(cast_args_, workspace_, device_.stream()));
   }
@@ -165,9 +163,9 @@ class Linears {
     whole_fp8_ = device_.allocate(device_.ranks == 1 ? 0 : whole_bytes);
     gather_workspace_ = device_.allocate(gather_bytes);
     // The words that span ranks follow each other, for one all-reduce.
-    auto* amax = device_.take<u32>(static_cast<i64>(amax_words_));
-    for (size_t i = 0; amax_words_ > 0 && i < plans.size(); ++i) {
-      cast_args_[i].amax = amax;
+    u32* amax = amax_ = device_.take<u32>(static_cast<i64>(amax_words_));
+    for (size_t i = 0; i < plans.size(); ++i) {
+      if (plans[i].amax_words() > 0) cast_args_[i].amax = amax;
       amax += plans[i].amax_words();
     }
   }
@@ -214,6 +212,7 @@ class Linears {
   void* scale_state_ = nullptr;
   std::optional<float8::QuantizerList> casts_;
   std::vector<float8::QuantizeArgs> cast_args_;
+  u32* amax_ = nullptr;
   size_t amax_words_ = 0;
   // These serve one call at a time.
   float8::Tensor w_tensor_;

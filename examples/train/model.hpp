@@ -58,8 +58,7 @@ class Model {
     linears_.emplace(device, config, layout_, copy_, grad_);
     State start;
     start.master = initial_parameters(config);
-    start.m.resize(start.master.size());
-    start.v.resize(start.master.size());
+    start.m = start.v = std::vector<float>(start.master.size());
     set_state(start);
   }
 

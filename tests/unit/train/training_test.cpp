@@ -154,16 +154,21 @@ TEST_P(EmulatedTraining, LossFallsAsInBf16AndARunResumes) {
   expect_same(run(config, 30, "rest", "half"), whole);
 }
 
-// Three ranks hold 48, 48 and 48 rows of 144 and 32, 32 and none of 64; two and four have uneven shards, which
-// cut the blocks of blockwise.
+// Three ranks hold 48 rows each of 144, and 32, 32 and none of 64. Two have uneven shards, which cut the blocks of
+// blockwise; four have whole blocks of one weight and parts of the other's.
 TEST_P(EmulatedTraining, RanksHaveTheBitsOfMicroBatches) {
   for (const i64 ranks : {2, 3, 4}) {
-    const State sharded = run(tiny(GetParam(), ranks), 4, "sharded");
-    const State alone = run(tiny(GetParam(), 1, ranks), 4, "alone");
+    Config config = tiny(GetParam(), ranks);
+    if (ranks == 4) config.ffn = 512;
+    const State sharded = run(config, 4, "sharded");
+    config.fsdp = 1;
+    const State one = run(config, 4, "one");
+    config.micro_batches = ranks;
+    const State alone = run(config, 4, "alone");
     // Delayed scales are those of all ranks' activations, and so of no micro-batch.
     if (GetParam() == "delayed") {
       expect_close(sharded, alone, 0.02F);
-      expect_close(sharded, run(tiny(GetParam()), 4, "one"), 1e-3F);
+      expect_close(sharded, one, 1e-3F);
     } else {
       expect_same(sharded, alone);
     }
