@@ -1,54 +1,119 @@
-// The configuration decides the bits of a training run. Here it is checked, and named.
+// What decides the bits of a run, and how its ranks share the weights out.
 #pragma once
 
-#include <cstdint>
-#include <string>
+#include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <vector>
 
-#include "device/kernels/args.cuh"
+#include "device.hpp"
 
 namespace train {
 
-// The others are compared with the first, in which no operand of any linear is fp8.
-[[nodiscard]] const std::vector<std::string>& recipe_names();
-[[nodiscard]] std::string recipe_list();  // the names in one line
-
-struct TrainConfig {
+struct Config {
   std::string recipe = "bf16";
-  int64_t hidden = 2048;  // width of the residual stream
-  int64_t ffn = 8192;     // width inside a block
-  int64_t layers = 4;
-  int64_t context = 16;       // bytes that a prediction sees
-  int64_t tokens = 8192;      // predictions of a step
-  int64_t micro_batches = 1;  // of each rank, whose gradients are added up
-  int64_t fsdp = 1;           // ranks that share the weights out, and the tokens
-  int64_t tp = 1;             // ranks that share out the inner width of a block
-  int64_t steps = 2000;
-  uint32_t seed = 1;
-  // The highest rate; it is reached in a hundred steps and falls in a cosine to a tenth of it.
-  double lr = 3e-4;
+  i64 hidden = 2048;  // width of the residual stream
+  i64 ffn = 8192;     // width inside a block
+  i64 layers = 4;
+  i64 context = 16;       // bytes that a prediction sees
+  i64 tokens = 8192;      // predictions of a step, of all ranks
+  i64 micro_batches = 1;  // parts of a rank's predictions, whose gradients are added up
+  i64 fsdp = 1;           // ranks, which share out the weights and the predictions
+  i64 steps = 2000;
+  u32 seed = 1;
+  double lr = 3e-4;  // the highest rate
 
-  [[nodiscard]] int64_t ranks() const { return fsdp * tp; }
+  // Throws where sizes do not fit each other; the message names all options.
+  void validate() const {
+    const bool fits = tokens % (16 * fsdp * micro_batches) == 0 && hidden % 16 == 0 &&
+                      ffn % 16 == 0 && hidden % context == 0;
+    constexpr const char* kRule =
+        "--tokens (%lld) is a multiple of 16 times --fsdp (%lld) times --micro-batches (%lld); "
+        "--hidden "
+        "(%lld) and --ffn (%lld) are multiples of 16, and --context (%lld) divides --hidden";
+    if (!fits)
+      fail(FLOAT8_INVALID_ARGUMENT,
+           format(kRule, tokens, fsdp, micro_batches, hidden, ffn, context));
+  }
+  // The rate rises in a hundred steps, and falls in a cosine to a tenth.
+  [[nodiscard]] float lr_at(i64 step) const {
+    const auto warm_up = static_cast<double>(std::min<i64>(100, steps / 10)),
+               t = static_cast<double>(step);
+    const double done = (t - warm_up) / (static_cast<double>(steps) - warm_up);
+    const double factor =
+        t < warm_up ? (t + 1) / (warm_up + 1) : 0.55 + 0.45 * std::cos(std::numbers::pi * done);
+    return static_cast<float>(lr * factor);
+  }
   // Predictions of one forward.
-  [[nodiscard]] int64_t batch_tokens() const { return tokens / (fsdp * micro_batches); }
+  [[nodiscard]] i64 batch_tokens() const { return tokens / (fsdp * micro_batches); }
 };
 
-// Throws where an option is out of its range; the message names it and says what it may be.
-void validate(const TrainConfig& config);
-// Names the configuration and the text's hash in one line: runs with equal identities give equal
-// bits, up to the order of sums over ranks and micro-batches.
-[[nodiscard]] std::string identity(const TrainConfig& config, const std::string& text_hash);
+// A linear's weight [n][k]. Rank r has the rows from r * shard_rows on; the last ranks may have fewer, or
+// none.
+struct Weight {
+  bool follows_recipe;
+  i64 n, k;
+  double deviation;  // of its initial values
+  i64 shard_rows, first_row, rows;
+  i64 offset;     // of the shard among the rank's parameters
+  i64 row_index;  // of row 0 among the rows of all weights
 
-struct AdamConfig {
-  float beta1 = 0.9F;
-  float beta2 = 0.95F;
-  float epsilon = 1e-8F;
-  float weight_decay = 0.1F;
-  float max_norm = 1.0F;  // of the gradient
+  [[nodiscard]] i64 shard_size() const { return shard_rows * k; }
 };
 
-// Gives the scalars of each step.
-[[nodiscard]] std::vector<StepScalars> make_schedule(const TrainConfig& config,
-                                                     const AdamConfig& adam);
+// A rank's parameters lie end to end in one array, so that one kernel updates them all. Masters, gradients,
+// moments and the bf16 copy have this layout:
+//
+//   parameters := (up[ffn][hidden] down[hidden][ffn])[layers] head[256][hidden]    shards, which decay
+//                 embedding[context][256][hidden / context] gain[layers + 1][hidden]    on all ranks
+struct Layout {
+  std::vector<Weight> weights;
+  i64 embedding = 0, gain = 0, count = 0;  // offsets, and the end
+  i64 rows = 0;                            // of all weights
+  i64 largest = 0;                         // the shards of a weight, of all ranks together
+
+  explicit Layout(const Config& config, int rank = 0, int ranks = 1) : rank_(rank), ranks_(ranks) {
+    for (i64 i = 0; i < config.layers; ++i) {
+      add(true, config.ffn, config.hidden, 1);
+      // The blocks together add as much to the residual stream, however many there are.
+      add(true, config.hidden, config.ffn, std::sqrt(0.5 / static_cast<double>(config.layers)));
+    }
+    // The head is a hundredth of the work, and its output decides the loss.
+    add(false, kBytes, config.hidden, 0.5);
+    embedding = count;
+    gain = embedding + kBytes * config.hidden;
+    count = gain + (config.layers + 1) * config.hidden;
+  }
+
+ private:
+  void add(bool follows_recipe, i64 n, i64 k, double factor) {
+    const i64 each = (n / 16 + ranks_ - 1) / ranks_ * 16, first = std::min(rank_ * each, n);
+    weights.push_back({follows_recipe, n, k, factor / std::sqrt(static_cast<double>(k)), each,
+                       first, std::min(each, n - first), count, rows});
+    count += each * k;
+    rows += n;
+    largest = std::max(largest, each * k * ranks_);
+  }
+  int rank_, ranks_;
+};
+
+// The parameters of all ranks, as one rank lays them out.
+[[nodiscard]] inline std::vector<float> initial_parameters(const Config& config) {
+  const Layout layout(config);
+  std::vector<float> values(static_cast<size_t>(layout.count), 1.0F);  // the gains'
+  // Uniform numbers, each a function of the seed and its place alone.
+  const auto fill = [&](i64 first, i64 last, double deviation) {
+    for (i64 i = first; i < last; ++i) {
+      const u32 random = mix((~u64{config.seed} << 40) + static_cast<u64>(i));
+      values[static_cast<size_t>(i)] =
+          static_cast<float>((random * 0x1p-32 - 0.5) * deviation * std::sqrt(12.0));
+    }
+  };
+  for (const Weight& weight : layout.weights) {
+    fill(weight.offset, weight.offset + weight.shard_size(), weight.deviation);
+  }
+  fill(layout.embedding, layout.gain, 0.5);
+  return values;
+}
 
 }  // namespace train

@@ -100,6 +100,51 @@ TEST_F(GpuRanks, CollectivesAreCapturedInAGraph) {
   }
 }
 
+// A rank fails between two replays of a graph with collectives: it destroys its graph and aborts, and the other
+// rank, whose replay waits for it, hears of it. NCCL waits for graphs before it aborts, so the other drops its own too.
+TEST_F(GpuRanks, AnAbortEndsTheReplayOfTheOtherRank) {
+  const DeviceRanks ranks = make(2);
+  ASSERT_FALSE(ranks.empty());
+  std::vector<void*> values;
+  for (const auto& rank : ranks) values.push_back(rank->allocate(4).value());
+  const Status status = run_ranks(ranks, [&](DeviceRank& rank) -> Status {
+    void* const value = values[static_cast<size_t>(rank.index())];
+    const auto sum = [&] {
+      return of_call(rank.communicator().all_reduce(value, value, 1, FLOAT8_F32, rank.stream()));
+    };
+    const auto wait = [&](const char* what) {
+      return of_call(rank.communicator().wait(rank.context(), what, rank.stream(), 60'000));
+    };
+    F8_TRY(sum());  // connects the ranks
+    F8_TRY(wait("a sum"));
+    const runtime::Driver& cuda = rank.driver();
+    const runtime::ScopedContext current(cuda, rank.primary());
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    F8_TRY(cuda.check(cuda.stream_begin_capture(rank.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                      "cuStreamBeginCapture"));
+    F8_TRY(sum());
+    F8_TRY(cuda.check(cuda.stream_end_capture(rank.stream(), &graph), "cuStreamEndCapture"));
+    F8_TRY(cuda.check(cuda.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate"));
+    cuda.graph_destroy(graph);
+    F8_TRY(cuda.check(cuda.graph_launch(exec, rank.stream()), "cuGraphLaunch"));
+    F8_TRY(wait("replay 1"));
+    Status waited;
+    if (rank.index() == 0) {
+      F8_TRY(cuda.check(cuda.graph_launch(exec, rank.stream()), "cuGraphLaunch"));
+      waited = wait("replay 2");
+    }
+    cuda.graph_exec_destroy(exec);
+    if (rank.index() == 1) rank.communicator().abort();
+    return waited;
+  });
+  ASSERT_FALSE(status);
+  EXPECT_NE(
+      status.error().message.find("replay 2: rank 0 of 2: rank 1 has aborted the communicator"),
+      std::string::npos)
+      << status.error().message;
+}
+
 TEST_F(GpuRanks, ARankThatDoesNotComeIsAnErrorNotAHang) {
   const DeviceRanks ranks = make(2);
   ASSERT_FALSE(ranks.empty());

@@ -1,70 +1,82 @@
-// Short trainings on the GPU: the loss falls, the recipes agree, and bits repeat.
-#include <cmath>
-
-#include "small_training.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/unit/train/train_test.hpp"
+// Short trainings on GPUs: they agree with the emulated device, which computes the same kernels on the host,
+// and two ranks with two micro-batches. Each test is skipped where there are too few GPUs.
+#include "tests/unit/train/tiny_training.hpp"
 
 namespace train {
 namespace {
 
-class GpuTraining : public ::testing::TestWithParam<std::string> {
+class GpuTraining : public Training {
  protected:
-  // Gives an empty curve where there is no GPU; then the test is skipped.
-  static Curve run(const TrainConfig& config, const RunOptions& options = {}) {
-    const auto backend = gpu_backend_or_skip(config.hidden, config.context);
-    if (backend == nullptr) return {};
-    return train(*backend, config, sample_text(), options).curve;
+  void SetUp() override { need_gpu(0); }
+  void need_gpu(int index) {
+    try {
+      const Device device(index, false);
+    } catch (const float8::Exception& error) {
+      if (index == 0 && error.code() != FLOAT8_ENVIRONMENT && error.code() != FLOAT8_UNSUPPORTED)
+        throw;
+      GTEST_SKIP() << "no Hopper GPU " << index << ": " << error.what();
+    }
+  }
+  static Config small(const std::string& recipe, i64 fsdp = 1, i64 micro_batches = 1) {
+    Config config = tiny(recipe, fsdp, micro_batches);
+    config.hidden = 320;
+    config.ffn = 400;  // two ranks have 208 and 192 rows
+    config.tokens = 256;
+    config.lr = 2e-3;
+    return config;
   }
 };
+INSTANTIATE_TEST_SUITE_P(Recipes, GpuTraining, ::testing::ValuesIn(kRecipes),
+                         [](const auto& recipe) { return recipe.param; });
 
-TEST_P(GpuTraining, LossFallsAsInBf16) {
-  if (f8::sanitized()) GTEST_SKIP() << "120 steps of the kernels that the other tests run";
-  const Curve curve = run(small(GetParam()));
-  if (IsSkipped() || HasFailure()) return;
-  const Curve bf16 = run(small("bf16"));
-  ASSERT_EQ(curve.loss.size(), bf16.loss.size());
-  EXPECT_LT(curve.loss.back(), 0.6F * curve.loss.front());
-  EXPECT_NEAR(smoothed(curve.loss).back() / smoothed(bf16.loss).back(), 1, 0.02);
-}
-
+// The first moments are a tenth of the gradients.
 TEST_P(GpuTraining, AgreesWithTheEmulatedDevice) {
-  TrainConfig config = small(GetParam());
-  config.tokens = 256;
-  config.steps = 4;
-  const Curve gpu = run(config);
-  if (IsSkipped() || HasFailure()) return;
-  const Curve emulated = train(*make_host_backend(), config, sample_text(), {}).curve;
-  for (size_t i = 0; i < gpu.loss.size(); ++i) {
-    EXPECT_NEAR(gpu.loss[i] / emulated.loss[i], 1, 0.01) << "step " << i + 1;
-  }
+  const Config config = small(GetParam());
+  const State gpu = run(config, 1, "gpu"), gpu_later = run(config, 4, "gpu4");
+  options_.emulate = true;
+  const State host = run(config, 1, "host"), host_later = run(config, 4, "host4");
+  expect_close(gpu_later, host_later, 0.01F);
+  expect_gradient(config, {host.m.begin(), host.m.end()}, gpu.m, 20);
 }
 
 TEST_P(GpuTraining, BitsRepeatAndResume) {
-  TrainConfig config = small(GetParam());
-  RunOptions first;
-  config.steps = 12;
-  first.save_every = 5;
-  first.stop_after = 7;
-  if (f8::sanitized()) {
-    config.tokens = 256;
-    config.steps = 3;
-    first.save_every = 1;
-    first.stop_after = 2;
-  }
-  const TemporaryFolder folder;
-  first.checkpoint = folder / "half";
-  const Curve whole = run(config);
-  if (IsSkipped() || HasFailure()) return;
-  EXPECT_EQ(run(config).loss, whole.loss);
-  run(config, first);
-  RunOptions second;
-  second.resume = folder / "half";
-  EXPECT_EQ(run(config, second).loss, whole.loss);
+  const Config config = small(GetParam());
+  const State whole = run(config, 6, "whole");
+  expect_same(run(config, 6, "again"), whole);
+  run(config, 3, "half");
+  expect_same(run(config, 6, "rest", "half"), whole);
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, GpuTraining, ::testing::ValuesIn(recipe_names()),
-                         [](const auto& recipe) { return recipe.param; });
+// A sum over two ranks has one order. Delayed scales are those of all ranks' activations.
+TEST_P(GpuTraining, TwoRanksHaveTheBitsOfMicroBatches) {
+  need_gpu(1);
+  if (IsSkipped()) return;
+  const State two = run(small(GetParam(), 2), 6, "two");
+  const State alone = run(small(GetParam(), 1, 2), 6, "alone");
+  run(small(GetParam(), 2), 3, "half");
+  const State resumed = run(small(GetParam(), 1, 2), 6, "rest", "half");
+  if (GetParam() == "delayed") {
+    expect_close(two, alone, 0.02F);
+    expect_close(resumed, two, 0.02F);
+  } else {
+    expect_same(two, alone);
+    expect_same(resumed, two);
+  }
+}
+
+TEST_F(GpuTraining, ARankThatFailsStopsTheOtherAndIsNamed) {
+  need_gpu(1);
+  if (IsSkipped()) return;
+  options_.timeout_ms = 5000;
+  options_.checkpoint = folder_ / "lost";
+  options_.save_every = 1;
+  options_.progress = [](int rank, const State& curve) {
+    if (rank == 1 && curve.loss.size() == 4) fail(FLOAT8_CUDA, "the device is lost");
+  };
+  const auto error = error_of([&] { (void)train(small("rowwise", 2), sample_text(), options_); });
+  EXPECT_EQ(error.message, "rank 1: the device is lost");
+  EXPECT_EQ(load(folder_ / "lost", name_of_run(small("rowwise"), sample_text())).loss.size(), 3U);
+}
 
 }  // namespace
 }  // namespace train

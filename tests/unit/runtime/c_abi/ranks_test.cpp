@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/device/emulated_driver.hpp"
+#include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 #include "tests/unit/runtime/c_abi/emulated_ranks.hpp"
 
 namespace f8::testing {
@@ -132,6 +133,42 @@ TEST(Ranks, ThatLeaveAreAnErrorAtOnce) {
                     .find("step 7: rank 0 of 2: another rank failed"),
                 std::string::npos);
     }
+  }
+}
+
+// A rank whose shard has a wrong size is refused at once, and leaves; the others hear of it.
+TEST(Ranks, WithAShardOfAWrongSizeAreNamed) {
+  Ranks ranks(3);
+  const auto all = errors(ranks, [&](int rank) {
+    float8::QuantizerDesc desc;
+    desc.operand = FLOAT8_WEIGHT;
+    desc.rows_max = 32;
+    desc.cols = 64;
+    desc.recipe = float8::Recipe::rowwise();
+    desc.over_ranks = true;
+    const auto shard_plan = float8::Quantizer::plan(ranks.context(rank), desc).value();
+    desc.rows_max = 96;
+    desc.over_ranks = false;
+    const auto whole_plan = float8::Quantizer::plan(ranks.context(rank), desc).value();
+    const auto memory = float8::testing::memory(shard_plan.tensor_bytes());
+    const auto whole_memory = float8::testing::memory(whole_plan.tensor_bytes());
+    const float8::Tensor shard = shard_plan.view(memory.get(), rank == 1 ? 16 : 32).value();
+    const float8::Tensor whole = whole_plan.view(whole_memory.get(), 96).value();
+    const auto workspace = float8::testing::memory(float8_gather_workspace_bytes(&whole, 32, 3));
+    float8::GatherArgs args;
+    args.shard = &shard;
+    args.whole = &whole;
+    args.shard_rows = 32;
+    auto status =
+        ranks.communicator(rank).gather_tensor(ranks.context(rank), args, workspace.get(), nullptr);
+    if (!status) ranks.communicator(rank).abort();
+    return status;
+  });
+  EXPECT_EQ(all[1],
+            "float8_gather_args.shard has 16 rows; rank 1 of 3 has 32 of the 96 rows of whole, "
+            "where shard_rows is 32");
+  for (const std::string& error : {all[0], all[2]}) {
+    EXPECT_NE(error.find(" has aborted the communicator"), std::string::npos) << error;
   }
 }
 

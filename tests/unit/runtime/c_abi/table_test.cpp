@@ -63,6 +63,29 @@ TEST(TableText, GivesAnotherRankTheSameKernels) {
   EXPECT_NE(with.find("the tuning table's row of this shape"), std::string::npos) << with;
 }
 
+// cuBLASLt reads no operand in shards: where it is the choice for grad_input, such a linear is refused.
+TEST(TableText, NamesALibrarysGemmThatReadsNoShards) {
+  TuningTable rows = table();
+  const Recipe recipe = find_recipe("rowwise").value();
+  rows.add(KernelChoice{Problem::make(Op::kGradInput, recipe, {kTokens, kOut, kIn}).value(),
+                        {Provider::kCublasLt},
+                        1000});
+  float8::Context on = context(true);
+  ASSERT_TRUE(on.set_table(rows.serialize()));
+  float8::LinearDesc desc;
+  desc.m_max = kTokens;
+  desc.n = kOut;
+  desc.k = kIn;
+  desc.recipe = float8::Recipe::rowwise();
+  const auto whole = float8::Linear::plan(on, desc);
+  ASSERT_TRUE(whole) << whole.error().message;
+  EXPECT_NE(whole.value().info().value().find("cublaslt h0"), std::string::npos);
+  desc.weight_shards = true;
+  const auto in_shards = float8::Linear::plan(on, desc);
+  ASSERT_FALSE(in_shards);
+  EXPECT_EQ(in_shards.error().code, FLOAT8_UNSUPPORTED);
+}
+
 TEST(TableText, OfTheBuiltInTableIsATable) {
   float8::Context first = context(false), other = context(true);
   const std::string text = first.table().value();
