@@ -256,8 +256,8 @@ QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
 // `up`: silu(x) up is cast, else x.
 static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up, int64_t config,
                                                int64_t operand, bool backward,
-                                               const std::optional<Tensor>& scales,
-                                               int64_t layout, bool evaluate) {
+                                               const std::optional<Tensor>& scales, int64_t layout,
+                                               bool evaluate) {
   Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {

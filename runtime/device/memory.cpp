@@ -1,5 +1,7 @@
 #include "runtime/device/memory.hpp"
 
+#include <iterator>
+
 #include "recipes/problem.hpp"
 
 namespace f8::runtime {
@@ -14,6 +16,17 @@ Status set_words(const Driver& driver, uint32_t* words, uint32_t value, size_t c
   return driver.check(
       driver.memset_d32_async(reinterpret_cast<CUdeviceptr>(words), value, count, stream),
       "cuMemsetD32Async");
+}
+
+const void* allocation_end(const Driver& driver, const void* address) {
+  CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                 CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  CUdeviceptr start = 0;
+  size_t size = 0;
+  void* values[] = {&start, &size};
+  const CUresult result = driver.pointer_get_attributes(std::size(which), which, values,
+                                                        reinterpret_cast<CUdeviceptr>(address));
+  return result == CUDA_SUCCESS ? reinterpret_cast<const void*>(start + size) : nullptr;
 }
 
 Status copy_lines(const Driver& driver, void* to, size_t to_pitch, const void* from,

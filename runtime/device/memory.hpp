@@ -38,6 +38,8 @@ class Arena {
 // Sets 32-bit words in stream order.
 [[nodiscard]] Status set_words(const Driver& driver, uint32_t* words, uint32_t value, size_t count,
                                Stream stream);
+// The first byte behind the allocation that the driver has at `address`; null where it knows none.
+[[nodiscard]] const void* allocation_end(const Driver& driver, const void* address);
 // Copies lines of `width` bytes, a pitch apart on each side, in stream order.
 [[nodiscard]] Status copy_lines(const Driver& driver, void* to, size_t to_pitch, const void* from,
                                 size_t from_pitch, size_t width, size_t lines, Stream stream);

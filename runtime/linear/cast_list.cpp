@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 
 #include "runtime/device/context_state.hpp"
@@ -211,23 +212,27 @@ Status CastList::find_first_scales(const Bind& bind, const Call& call) const {
   return {};
 }
 
-// Clears words of the shards, with one call for those that follow each other.
+// Clears words of the shards, with one call for those that follow each other in one allocation: the
+// driver sets none of two.
 Status CastList::clear(const Bind& bind, Slot slot, int64_t ShardWords::*count,
                        Stream stream) const {
+  const Driver& driver = context_->state().driver;
   uint32_t* begin = nullptr;
+  const void* end = nullptr;  // of its allocation
   size_t pending = 0;
   const auto flush = [&]() -> Status {
     if (pending == 0) return {};
-    return set_words(context_->state().driver, begin, 0, std::exchange(pending, 0), stream);
+    return set_words(driver, begin, 0, std::exchange(pending, 0), stream);
   };
   for (size_t i = 0; i < tensors_.size(); ++i) {
     CallArguments arguments;
     const auto words = static_cast<size_t>(tensors_[i].words.*count);
     if (words == 0 || !bind(i, arguments)) continue;
     auto* at = arguments.at<uint32_t>(slot);
-    if (at != begin + pending) {
+    if (at != begin + pending || std::greater<const void*>()(at + words, end)) {
       F8_TRY(flush());
       begin = at;
+      end = allocation_end(driver, at);
     }
     pending += words;
   }

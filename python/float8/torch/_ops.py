@@ -97,7 +97,8 @@ def _fake_quantize_swiglu(
 ) -> tuple[torch.Tensor, ...]:
     if gate.shape != up.shape:
         raise ValueError(f"float8: gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}")
-    return _fake_quantize(gate, config, INPUT, backward)
+    copies: tuple[torch.Tensor, ...] = _fake_quantize(gate, config, INPUT, backward)
+    return copies
 
 
 @torch.library.register_fake("float8::cast_weight")  # type: ignore[untyped-decorator]

@@ -59,17 +59,17 @@ struct Left {
 
 // Casts on a device, with rows `ld` elements apart.
 Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t ld) {
-  const Quantizer& quantizer = *Quantizer::plan(context, desc).value();
+  const std::shared_ptr<const Quantizer> quantizer = Quantizer::plan(context, desc).value();
   const DeviceBuffer gate(*context, elements(desc.rows, ld, desc.dtype, 1));
   const DeviceBuffer up(*context, elements(desc.rows, ld, desc.dtype, 2));
   const DeviceBuffer scale(*context, std::vector<float>{0.02F, 0, 0, 0, 50.0F, 0, 0, 0});
   const DeviceBuffer amax(*context, std::vector<uint32_t>(4));
-  const DeviceBuffer tensor(*context, quantizer.tensor_bytes());
+  const DeviceBuffer tensor(*context, quantizer->tensor_bytes());
   QuantizeCall call{.x = gate.as(), .tensor = tensor.as(), .rows = desc.rows, .ld_x = ld};
   call.up = up.as();
   call.ld_up = ld;
   call.scales = ScaleSlots{amax.as<uint32_t>(), scale.as<float>(), nullptr};
-  const Status status = quantizer.run(call, nullptr, nullptr);
+  const Status status = quantizer->run(call, nullptr, nullptr);
   EXPECT_TRUE(status) << status.error().message;
   Left left{tensor.download<uint8_t>(), amax.download<uint32_t>().front()};
   EXPECT_TRUE(tensor.guards_are_whole() && amax.guards_are_whole());

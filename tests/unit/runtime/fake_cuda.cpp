@@ -249,8 +249,15 @@ CUresult memset_d2d8_async(CUdeviceptr to, size_t pitch, unsigned char value, si
   return emulation::driver().memset_d2d8_async(to, pitch, value, width, height, nullptr);
 }
 
+// The driver sets no words of two allocations.
 CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
+  for (const FakeAllocation& a : g_fake->allocations) {
+    const auto begin = reinterpret_cast<CUdeviceptr>(a.begin);
+    if (to >= begin && to < begin + a.bytes && to + count * 4 > begin + a.bytes) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
   ++g_fake->memsets;
   if (!g_fake->touch_memory) return CUDA_SUCCESS;
   return emulation::driver().memset_d32_async(to, value, count, nullptr);
