@@ -10,7 +10,12 @@ namespace f8::kernels {
 
 struct DeviceMath {
   static F8_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-  static F8_DEVICE float reciprocal(float x) { return __frcp_rn(x); }
+  static F8_DEVICE float magnitude(float x) { return fabsf(x); }
+  static F8_DEVICE float least(float a, float may_be_nan) {
+    float r;
+    asm("min.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(may_be_nan));
+    return r;
+  }
   static F8_DEVICE u32 bits(float x) { return __float_as_uint(x); }
   static F8_DEVICE float value(u32 bits) { return __uint_as_float(bits); }
 };
@@ -40,7 +45,7 @@ struct LoadSwiglu {
     for (int i = 0; i < kFragment; ++i) {
       Values& gate = fragment.rows[i];
       const auto product = [&](int e) {
-        return swiglu<DeviceMath>(gate.value(e), of_up.rows[i].value(e));
+        return swiglu<DeviceMath, kInput == Input::kF32>(gate.value(e), of_up.rows[i].value(e));
       };
 #pragma unroll
       for (int w = 0; w < Values::kWords; ++w) {

@@ -6,18 +6,22 @@
 #include <cstdint>
 
 #include "codegen/kernels/swiglu.cuh"
+#include "recipes/dtype.hpp"
 
 namespace f8::runtime::emulation {
 
 struct HostMath {
   static float fma(float a, float b, float c) { return std::fma(a, b, c); }
-  static float reciprocal(float x) { return 1.0F / x; }
+  static float magnitude(float x) { return std::fabs(x); }
+  static float least(float a, float may_be_nan) { return std::fmin(a, may_be_nan); }
   static uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
   static float value(uint32_t bits) { return std::bit_cast<float>(bits); }
 };
 
-[[nodiscard]] inline float swiglu(float gate, float up) {
-  return kernels::swiglu<HostMath>(gate, up);
+// The result stays in fp32, or is to be rounded to 16 bits.
+[[nodiscard]] inline float swiglu(float gate, float up, Dtype to) {
+  return to == Dtype::kF32 ? kernels::swiglu<HostMath, true>(gate, up)
+                           : kernels::swiglu<HostMath, false>(gate, up);
 }
 
 }  // namespace f8::runtime::emulation

@@ -24,7 +24,7 @@ void emulate(const codegen::SwigluCastSpec& spec, const Call& call) {
   for (int64_t r = 0; r < t.rows; ++r) {
     for (int64_t c = 0; c < t.cols; ++c) {
       const float value = swiglu(load_element(t.x, r * t.ld + c, type),
-                                 load_element(args.up, r * args.ld_up + c, type));
+                                 load_element(args.up, r * args.ld_up + c, type), type);
       store_element(h, r * t.cols + c, value, type);
     }
   }
