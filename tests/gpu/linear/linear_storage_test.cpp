@@ -21,7 +21,7 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
     desc.recompute = true;
     const auto recomputes = Linear::plan(context_, desc);
     F8_ASSERT_OK(recomputes);
-    EXPECT_EQ((*recomputes)->saved_bytes(), 0U);
+    EXPECT_LT((*recomputes)->saved_bytes(), 1024U);  // no copies, but the scales of tensors
     Bits bits[2];
     for (const bool again : {false, true}) {
       const Linear& linear = again ? **recomputes : **keeps;
