@@ -236,7 +236,7 @@ Status Linear::State::check(const WeightCall& call, const void* workspace) const
 
 Status Linear::State::check_records(const ForwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
-  if (call.saved != nullptr && layout.saved_bytes > 0) {
+  if (call.saved != nullptr && !desc.recompute) {
     context->state().records.set_forward(call.saved, {this, call.m, has_weight(call)});
   }
   return {};
@@ -244,7 +244,7 @@ Status Linear::State::check_records(const ForwardCall& call) const {
 
 Status Linear::State::check_records(const BackwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
-  if (call.saved == nullptr || layout.saved_bytes == 0) return {};
+  if (call.saved == nullptr || desc.recompute) return {};
   const CallRecords::Forward forward = context->state().records.forward(call.saved);
   if (forward.linear != this) return {};  // unknown: the buffer may have been moved
   if (forward.m != call.m) {
