@@ -22,7 +22,7 @@ namespace f8::kernels {
 
 // Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kSplitK, kWarpgroups,
 // kPingpong, kProblems, kConsumerRegisters, kProducerRegisters; of the main loop kScale, kFast,
-// kMmaN, kPromotionAccumulators, and mma(acc, desc_a, desc_b, accumulate), one wgmma of
+// kMmaN, kPromotionAccumulators, kShards, and mma(acc, desc_a, desc_b, accumulate), one wgmma of
 // 64 x kMmaN x 32; of the epilogue kFloatOutput, kHalfOutput, kBias, kAdd, kAmax, kPow2,
 // kOutBuffers.
 template <class Config>
