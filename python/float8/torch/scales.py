@@ -22,6 +22,7 @@ from float8.torch import notices
 from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
+from float8.torch.shard.weight_amaxes import take_back
 
 if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
@@ -116,6 +117,7 @@ class ScaleState(nn.Module):
         self._first = frozenset(range(len(linears)))  # linears of which an operand has no scale yet
         self._syncs_with_first = 0
         self.generation = 0  # of the scales; what was cast with others is to be cast again
+        self.epoch = 0  # grows where the amaxes begin anew
         self._agreed = False  # the ranks have compared it
         self._steps_before_sync: int | None = 0  # None: it has been synchronised
         _watch(self)
@@ -168,6 +170,7 @@ class ScaleState(nn.Module):
     def _refresh(self) -> None:
         """Tells linears and the shim where the state is now; it may be another one."""
         self.generation += 1
+        self.epoch += 1
         for linear in self._attached:
             linear._scale_view = self._view(linear._scale_index)
         self._tell_first()
@@ -204,6 +207,7 @@ class ScaleState(nn.Module):
 
     def sync(self, group: Any = None, found_inf: torch.Tensor | None = None) -> None:
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
+        take_back([x._weight_gather for x in self._attached if x._weight_gather is not None])
         # Process groups that are gone after a step with them would give each rank scales of its own.
         if distributed.is_available() and (distributed.is_initialized() or self._agreed):
             self._reduce(group)
@@ -211,6 +215,7 @@ class ScaleState(nn.Module):
             self._plan_shared_linear()
         torch.ops.float8.scales_sync(self._live, self.config, self.layout, found_inf)
         self.generation += 1
+        self.epoch += 1
         self._steps_before_sync = None
         if self._first and self._looks():
             self._find_first()
@@ -251,6 +256,13 @@ class ScaleState(nn.Module):
         """Returns the amaxes since the latest sync, which lie in front."""
         return self._live[: 4 * self.slots * self.linears].view(torch.int32)
 
+    def amax_of_weight(self, index: int) -> torch.Tensor:
+        """Returns the amax of a linear's weight, where all operands have delayed scaling.
+
+        Backward takes the state for changed by what writes to a view of it, but for one of `.data`.
+        """
+        return self.amaxes().data[3 * index + 1]
+
     def _histories(self) -> torch.Tensor:
         first, end = self._history_bytes()
         return self._live[first:end].view(torch.int32)
@@ -263,6 +275,7 @@ class ScaleState(nn.Module):
     def discard_step(self) -> None:
         """Forgets a step that failed: the state is that after the latest sync."""
         self.amaxes().zero_()
+        self.epoch += 1
         self.generation += 1  # the casts of sharded weights have recorded amaxes
 
     def _tensor_groups(self) -> list[Any]:
