@@ -19,58 +19,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
 from float8.torch import notices
+from float8.torch.amaxes import PART_BYTES, take_back
 from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.shard.weight_amaxes import take_back
 
 if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
 
 NAME = "float8_scales"
-PART_BYTES = 16
 EXPORTED_FIRST = 1 << 56  # of a layout: kExportedFirst of python/shim/scales.cpp
 _LOOKS = 16  # syncs after which the host looks for linears without scales; then every 16th
-
-
-# A tensor parallel first step finds the amaxes of whole tensors apart from the casts. As in
-# linear_forward, that the state changes is not declared.
-_library: Any = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("record_amax(Tensor amax, Tensor scales, int operand) -> Tensor")
-
-
-@torch.library.impl(_library, "record_amax", "CompositeExplicitAutograd")
-def _record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
-    word = 3 * (scales.storage_offset() // PART_BYTES) + operand
-    # set_ and out= resize what is too small.
-    if (
-        amax.dtype != torch.int32
-        or amax.numel() != 1
-        or scales.dtype != torch.uint8
-        or not 0 <= operand < 3
-        or 4 * (word + 1) > scales.untyped_storage().nbytes()
-    ):
-        raise ValueError(
-            "float8: record_amax takes one int32 word, a linear's part of a scale state, and an "
-            "operand from 0 to 2"
-        )
-    recorded = torch.empty(0, dtype=torch.int32, device=scales.device)
-    recorded.set_(scales.untyped_storage(), word, (1,))  # type: ignore[call-overload]
-    torch.maximum(recorded, amax, out=recorded)
-    return amax.clone()
-
-
-@torch.library.register_fake("float8::record_amax")  # type: ignore[untyped-decorator]
-def _fake_record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
-    return torch.empty_like(amax)
-
-
-def record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
-    """Raises the amax of an operand in a linear's part of a scale state; returns the amax.
-
-    All operands of the linear have delayed scaling.
-    """
-    return torch.ops.float8.record_amax.default(amax, scales, operand)  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from float8.torch import _ops
+from float8.torch.amaxes import PART_BYTES
 from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.scales import PART_BYTES
 from float8.torch.shard import fsdp
 from float8.torch.shard.shard_casts import cast_shards
 from float8.torch.shard.weight_gather import WeightGather, plain_parts

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from float8.torch import _ops
+from float8.torch.amaxes import record_amax, take_back
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.scales import record_amax
-from float8.torch.shard import weight_amaxes
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -39,7 +38,7 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     if not weights:
         return
     _compare([gather for gather, _ in weights])
-    weight_amaxes.take_back([gather for gather, _ in weights])
+    take_back([gather for gather, _ in weights])
     delayed: dict[ScaleState, list[tuple[WeightGather, DTensor]]] = {}
     dynamic = []
     for gather, weight in weights:

@@ -24,13 +24,13 @@ from torch import Tensor
 from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
+from float8.torch.amaxes import WeightAmax
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import weight_changes
 from float8.torch.shard.copy_layout import Copy, Layout, layout
 from float8.torch.shard.shard_casts import cast_late, cast_shards
 from float8.torch.shard.shard_copies import COPIES, ShardCopies
-from float8.torch.shard.weight_amaxes import WeightAmax
 from float8.torch.shard.weight_changes import is_capturing
 from float8.torch.shard.weight_mesh import check_split, mesh_dims
 
