@@ -417,7 +417,7 @@ class TestErrors:
                 f8.functional.linear(x, model[0].weight, emulate=device == "cpu")
         model.double()
         with pytest.raises(
-            ValueError, match="^float8: layer '0': the weight is neither .* float64"
+            ValueError, match=r"^float8: layer '0': the weight is neither .* float64"
         ):
             model(good)
 
