@@ -63,17 +63,13 @@ class WeightAmax(NamedTuple):
     unread: int | None = None  # that of the latest cast, until such a forward reads it
     before: Tensor | None = None  # the word before that cast; None: 0
 
-    def after_read(self) -> WeightAmax:
-        """Returns the same once a forward with gradients has read the copies."""
-        return self if self.unread is None else WeightAmax(read=self.unread)
-
     def after_cast(self, gather: Any) -> WeightAmax:
         """Returns the same for the cast that comes, which raises the word.
 
-        Nobody sees the reads of a CUDA graph, so what it casts or reads counts as read.
+        Nobody sees what a CUDA graph reads, and when it synchronises: its casts count as read.
         """
         epoch = gather.scales.epoch
-        if gather.in_graph or _is_capturing(gather):
+        if gather.in_graph or gather.scales.in_graph or _is_capturing(gather):
             return WeightAmax(read=epoch)
         before = gather.amax_word.clone() if self.read == epoch else None
         return WeightAmax(self.read, epoch, before)

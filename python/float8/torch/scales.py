@@ -77,6 +77,7 @@ class ScaleState(nn.Module):
         self._syncs_with_first = 0
         self.generation = 0  # of the scales; what was cast with others is to be cast again
         self.epoch = 0  # grows where the amaxes begin anew
+        self.in_graph = False  # a captured CUDA graph synchronises it, unseen
         self._agreed = False  # the ranks have compared it
         self._steps_before_sync: int | None = 0  # None: it has been synchronised
         _watch(self)
@@ -166,7 +167,9 @@ class ScaleState(nn.Module):
 
     def sync(self, group: Any = None, found_inf: torch.Tensor | None = None) -> None:
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
-        take_back([x._weight_gather for x in self._attached if x._weight_gather is not None])
+        self.in_graph |= self._live.is_cuda and torch.cuda.is_current_stream_capturing()
+        own = [linear for linear in self._attached if linear._scales is self]
+        take_back([each._weight_gather for each in own if each._weight_gather is not None])
         # Process groups that are gone after a step with them would give each rank scales of its own.
         if distributed.is_available() and (distributed.is_initialized() or self._agreed):
             self._reduce(group)

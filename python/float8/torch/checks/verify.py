@@ -83,8 +83,8 @@ def verify_distributed(
     compares, and the kernels of all plans that more than one rank has. The memory is that of one
     layer's weight and gradient; the model, its gradients, random numbers and scales stay as they are.
 
-    tokens: rows of x. dtype: x's; None: autocast's where it is on, else the weights', or FSDP's
-        param_dtype. Weights that FSDP gathers in fp8 take the type of their latest forward.
+    tokens: rows of x. dtype: x's; None: the weights', or FSDP's param_dtype. Where autocast is on, its
+        type comes first, and weights that FSDP gathers in fp8 take the type of their latest forward.
     group: the ranks that have this model, None: all.
 
     Returns the report, which prints as a table. Raises DistributedError on all ranks, which names

@@ -147,9 +147,9 @@ class LayerCheck:
             self._run_both(gathered.detach().requires_grad_(), whole, dtype)
 
     def _type_of_x(self, whole: Tensor) -> torch.dtype:
-        """Returns x's type: the given one, else what a forward here would have."""
+        """Returns x's type: autocast's, as in a forward, else the given one or the weight's."""
         device = whole.device.type
-        if self._dtype is None and torch.is_autocast_enabled(device):
+        if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
         return self._dtype or whole.dtype
 

@@ -257,8 +257,8 @@ class WeightGather(ShardCopies):
     def q(self, dtype: torch.dtype, records: bool) -> GatheredCopy:
         """Returns q for an x of that type. `records`: whether delayed scaling records this forward."""
         data = self._gathered("q", dtype)
-        if records:
-            self.amax = self.amax.after_read()
+        if records and self.amax.unread is not None:
+            self.amax = WeightAmax(read=self.amax.unread)
         if self.cols % _STEP == 0:
             whole = self.size.numel()
             return GatheredCopy(data if data.numel() == whole else data[:whole], self._scales["q"])
