@@ -12,7 +12,9 @@ from typing import Any
 import ranks
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 import float8
 import float8.torch as f8
@@ -65,7 +67,8 @@ class Run:
 
     def __init__(self, model: Any, of_ranks: tuple[int, ...], x: torch.dtype, within: Any) -> None:
         self.model, self._ranks, self._x, self._within = model, of_ranks, x, within
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+        # Some parameters are DTensors of one mesh and some of another.
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4, foreach=False)
         self._step = 0
         self.kept: list[torch.Tensor] = []
 
@@ -176,6 +179,27 @@ def _types(mesh: Any, rank: int, world: int) -> None:
 
 def test_every_pair_of_types_rounds_as_in_high_precision(tmp_path: Any) -> None:
     ranks.spawn(_types, 2, tmp_path)
+
+
+def _with_tensor_parallelism(_: Any, rank: int, world: int) -> None:
+    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("data", "tensor"))
+    plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+    for recipe in ("delayed", "rowwise"):
+        found = []
+        for gather in (True, False):
+            model = _model(None, recipe, gather, F32, None)
+            parallelize_module(model, mesh["tensor"], plan)
+            fully_shard(model, mesh=mesh["data"])
+            run = Run(model, (rank // 2,), F32, BF16)
+            f8.precompute_float8_dynamic_scale_for_fsdp(model)
+            for _ in range(4):
+                run.step()
+            found.append(run.kept + run.weights())
+        _assert_equal(*found, recipe)
+
+
+def test_autocast_with_tensor_parallelism(tmp_path: Any) -> None:
+    ranks.spawn(_with_tensor_parallelism, 4, tmp_path)
 
 
 def _evaluates(mesh: Any, rank: int, world: int) -> None:
