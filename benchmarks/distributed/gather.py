@@ -65,7 +65,7 @@ def gathers(variant: Sharded, n: int, k: int, device: str) -> dict[str, Callable
         group._training_state = training_state
         layer.unshard()
         if ours and training_state is TrainingState.FORWARD:
-            layer._weight_gather.q(torch.bfloat16)
+            layer._weight_gather.q(torch.bfloat16, True)
         elif ours:
             layer._weight_gather.qt(
                 torch.bfloat16,

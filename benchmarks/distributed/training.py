@@ -189,6 +189,16 @@ def add_up_partial_sums(llama: Llama, count: int) -> None:
             getattr(block, name).register_forward_hook(of_gradients)
 
 
+def fsdp_rounds_gradients() -> bool:
+    """Tells whether FSDP rounds gradients to param_dtype before ranks add them in reduce_dtype.
+
+    PyTorch 2.13's does. 2.15's takes what backward gives, which is fp32 for the weight of a norm.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    return not hasattr(FSDPParam, "unsharded_grad_dtype")
+
+
 class Masters:
     """Parameters in bf16 with masters in fp32, and the sum of the gradients of micro-batches."""
 
@@ -196,6 +206,8 @@ class Masters:
         """whole: a model in fp32, which has what ranks may share."""
         self.pairs = []
         for parameter, each in zip(model.parameters(), whole.parameters(), strict=True):
+            if not fsdp_rounds_gradients():
+                parameter.grad_dtype = None  # that of what backward gives
             master = each.detach().to(parameter.device)
             if isinstance(parameter, DTensor):
                 master = distribute_tensor(master, parameter.device_mesh, parameter.placements)

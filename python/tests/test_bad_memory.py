@@ -12,7 +12,7 @@ from torch import nn
 import float8.torch as f8
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.scales import record_amax
+from float8.torch.amaxes import record_amax
 
 N, K, ROWS = 48, 64, 32
 Config = Callable[..., f8.LinearConfig]

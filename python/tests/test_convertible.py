@@ -222,10 +222,18 @@ def test_unusual_layers_are_left_out_by_name(kind: str, config: Any, device: str
         convert_to_float8_training(model, config=config("rowwise"), **wanted)
 
 
+def test_a_float64_layer_stays() -> None:
+    model = nn.ModuleDict({"usual": _plain(), "odd": _plain().double()})
+    why = r"its weight is of torch\.float64: cast the model to bfloat16, float16 or float32 before"
+    with pytest.warns(UserWarning, match=rf"layer 'odd' stays as it is, and is not in fp8: {why}"):
+        convert_to_float8_training(model)
+    assert isinstance(model["usual"], Float8Linear) and not isinstance(model["odd"], Float8Linear)
+
+
 @pytest.mark.parametrize("kind", ("weight norm", "old weight norm", "pruned", "float8"))
 def test_an_unusual_root(kind: str) -> None:
     linear = _UNUSUAL[kind][0]()
-    with pytest.warns(UserWarning, match="layer 'root' stays as it is|its linears are none that"):
+    with pytest.warns(UserWarning, match="layer 'root' stays as it is|none of its linears can be"):
         assert convert_to_float8_training(linear) is linear
 
 

@@ -403,6 +403,24 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"rows of 48 elements.*\[32, 64\]"):
             layer(torch.ones(2, 48, dtype=torch.bfloat16, device=device))
 
+    def test_the_layer_is_named(self, device: str, mlp: Any, config: Any) -> None:
+        model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+        good = torch.ones(2, 64, dtype=torch.bfloat16, device=device)
+        for x, words in (
+            (good.double(), "x is neither bfloat16, float16 nor float32, but float64; cast it"),
+            (good[:, :48], r"x has rows of 48 elements, and the weight is \[\d+, 64\]"),
+            (good[0, 0], "x has no dimension"),
+        ):
+            with pytest.raises(ValueError, match=f"^float8: layer '0': {words}"):
+                model(x)
+            with pytest.raises(ValueError, match=f"^float8: {words}"):
+                f8.functional.linear(x, model[0].weight, emulate=device == "cpu")
+        model.double()
+        with pytest.raises(
+            ValueError, match=r"^float8: layer '0': the weight is neither .* float64"
+        ):
+            model(good)
+
     def test_bias(self, device: str, options: Options) -> None:
         layer = make(device, options)
         layer.bias = nn.Parameter(torch.zeros(16, dtype=torch.bfloat16, device=device))

@@ -15,9 +15,8 @@ namespace {
 
 constexpr const char* kSoname = "libcuda.so.1";
 constexpr const char* kRemedy =
-    "there is no NVIDIA driver here: install one of branch 580 or newer, or use the parts of "
-    "float8 "
-    "that need no GPU (filters, queries, emitting and compiling kernels)";
+    "there is no NVIDIA driver here: install one of branch 580 or newer, or use what needs no GPU: "
+    "an emulated device (float8_context_options.emulate), filters, queries, emitting and compiling";
 
 std::atomic<const Driver*> g_injected_driver{nullptr};
 

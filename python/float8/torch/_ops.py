@@ -380,6 +380,26 @@ class LinearFunction(torch.autograd.Function):
         )
 
 
+def refuse(x: torch.Tensor, weight: torch.Tensor, words: str = "") -> None:
+    """Raises ValueError where a linear failed for its operands; `words` begin with the layer's name.
+
+    It comes after a failure, so that calls which succeed pay nothing. An op says less: it knows no
+    layer, and PyTorch 2.15 makes a RuntimeError of all that an op raises.
+    """
+    for name, each in (("x", x), ("the weight", weight)):
+        if each.dtype not in ELEMENT_TYPES:
+            kind = str(each.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"float8: {words}{name} is neither bfloat16, float16 nor float32, but {kind}; cast it first"
+            )
+    if x.dim() == 0:
+        raise ValueError(f"float8: {words}x has no dimension; it has at least one dimension")
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"float8: {words}x has rows of {x.shape[-1]} elements, and the weight is {list(weight.shape)}"
+        )
+
+
 _apply: Any = LinearFunction.apply
 
 

@@ -75,4 +75,11 @@ def apply(
     device = "cuda" if x.is_cuda else x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    return _ops.linear(x, weight, bias, config | (recipes.BIAS if bias is not None else 0))
+    config |= recipes.BIAS if bias is not None else 0
+    if torch.compiler.is_compiling():
+        return _ops.linear(x, weight, bias, config)
+    try:
+        return _ops.linear(x, weight, bias, config)
+    except (RuntimeError, ValueError):
+        _ops.refuse(x, weight)
+        raise

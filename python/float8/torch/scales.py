@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
 from float8.torch import notices
+from float8.torch.amaxes import PART_BYTES, take_back
 from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
@@ -27,49 +28,8 @@ if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
 
 NAME = "float8_scales"
-PART_BYTES = 16
 EXPORTED_FIRST = 1 << 56  # of a layout: kExportedFirst of python/shim/scales.cpp
 _LOOKS = 16  # syncs after which the host looks for linears without scales; then every 16th
-
-
-# A tensor parallel first step finds the amaxes of whole tensors apart from the casts. As in
-# linear_forward, that the state changes is not declared.
-_library: Any = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("record_amax(Tensor amax, Tensor scales, int operand) -> Tensor")
-
-
-@torch.library.impl(_library, "record_amax", "CompositeExplicitAutograd")
-def _record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
-    word = 3 * (scales.storage_offset() // PART_BYTES) + operand
-    # set_ and out= resize what is too small.
-    if (
-        amax.dtype != torch.int32
-        or amax.numel() != 1
-        or scales.dtype != torch.uint8
-        or not 0 <= operand < 3
-        or 4 * (word + 1) > scales.untyped_storage().nbytes()
-    ):
-        raise ValueError(
-            "float8: record_amax takes one int32 word, a linear's part of a scale state, and an "
-            "operand from 0 to 2"
-        )
-    recorded = torch.empty(0, dtype=torch.int32, device=scales.device)
-    recorded.set_(scales.untyped_storage(), word, (1,))  # type: ignore[call-overload]
-    torch.maximum(recorded, amax, out=recorded)
-    return amax.clone()
-
-
-@torch.library.register_fake("float8::record_amax")  # type: ignore[untyped-decorator]
-def _fake_record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
-    return torch.empty_like(amax)
-
-
-def record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
-    """Raises the amax of an operand in a linear's part of a scale state; returns the amax.
-
-    All operands of the linear have delayed scaling.
-    """
-    return torch.ops.float8.record_amax.default(amax, scales, operand)  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -116,6 +76,8 @@ class ScaleState(nn.Module):
         self._first = frozenset(range(len(linears)))  # linears of which an operand has no scale yet
         self._syncs_with_first = 0
         self.generation = 0  # of the scales; what was cast with others is to be cast again
+        self.epoch = 0  # grows where the amaxes begin anew
+        self.in_graph = False  # a captured CUDA graph synchronises it, unseen
         self._agreed = False  # the ranks have compared it
         self._steps_before_sync: int | None = 0  # None: it has been synchronised
         _watch(self)
@@ -168,6 +130,7 @@ class ScaleState(nn.Module):
     def _refresh(self) -> None:
         """Tells linears and the shim where the state is now; it may be another one."""
         self.generation += 1
+        self.epoch += 1
         for linear in self._attached:
             linear._scale_view = self._view(linear._scale_index)
         self._tell_first()
@@ -204,6 +167,9 @@ class ScaleState(nn.Module):
 
     def sync(self, group: Any = None, found_inf: torch.Tensor | None = None) -> None:
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
+        self.in_graph |= self._live.is_cuda and torch.cuda.is_current_stream_capturing()
+        own = [linear for linear in self._attached if linear._scales is self]
+        take_back([each._weight_gather for each in own if each._weight_gather is not None])
         # Process groups that are gone after a step with them would give each rank scales of its own.
         if distributed.is_available() and (distributed.is_initialized() or self._agreed):
             self._reduce(group)
@@ -211,6 +177,7 @@ class ScaleState(nn.Module):
             self._plan_shared_linear()
         torch.ops.float8.scales_sync(self._live, self.config, self.layout, found_inf)
         self.generation += 1
+        self.epoch += 1
         self._steps_before_sync = None
         if self._first and self._looks():
             self._find_first()
@@ -251,6 +218,13 @@ class ScaleState(nn.Module):
         """Returns the amaxes since the latest sync, which lie in front."""
         return self._live[: 4 * self.slots * self.linears].view(torch.int32)
 
+    def amax_of_weight(self, index: int) -> torch.Tensor:
+        """Returns the amax of a linear's weight, where all operands have delayed scaling.
+
+        Backward takes the state for changed by what writes to a view of it, but for one of `.data`.
+        """
+        return self.amaxes().data[3 * index + 1]
+
     def _histories(self) -> torch.Tensor:
         first, end = self._history_bytes()
         return self._live[first:end].view(torch.int32)
@@ -263,6 +237,7 @@ class ScaleState(nn.Module):
     def discard_step(self) -> None:
         """Forgets a step that failed: the state is that after the latest sync."""
         self.amaxes().zero_()
+        self.epoch += 1
         self.generation += 1  # the casts of sharded weights have recorded amaxes
 
     def _tensor_groups(self) -> list[Any]:

@@ -159,7 +159,7 @@ def _in_place(mesh: Any, rank: int, world: int) -> None:
         gathers = [models[0][i]._weight_gather for i in (0, 2)]
         parts = [part for g in gathers for part in (*g._shards.values(), *g._scales.values())]
         for gather in gathers:
-            gather._in_graph = True
+            gather.in_graph = True
         for model in models:
             with torch.no_grad():
                 model[0].weight.to_local().mul_(3)

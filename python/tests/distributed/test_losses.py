@@ -23,7 +23,9 @@ sys.path.append(str(pathlib.Path(__file__).parents[3] / "benchmarks/distributed"
 
 import losses
 import scales
-from training import Sizes
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from training import Masters, Sizes
 
 BENCHMARKS = pathlib.Path(losses.__file__).parent
 
@@ -70,6 +72,27 @@ def test_more_ranks(world: int, schemes: tuple[str, ...], tmp_path: Any) -> None
     results = ranks.spawn(_rank, world, tmp_path, "rowwise", sizes, schemes)
     _expect(results, sizes)
     assert sum(result.comparison.bits for result in results[0]) == 2
+
+
+def _gradients(mesh: Any, rank: int, world: int) -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 64, bias=False))
+
+    sharded, single, x = model(), model().bfloat16(), torch.randn(256, 64).bfloat16()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    fully_shard(sharded, mesh=mesh, mp_policy=policy)
+    masters = Masters(single, model())
+    for each in (sharded, single):
+        each(x).float().square().mean().backward()
+    masters.add()
+    for parameter, master in zip(sharded.parameters(), masters.parameters(), strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), master.grad)
+
+
+def test_one_device_rounds_gradients_as_fsdp(tmp_path: Any) -> None:
+    """Which PyTorch's releases do at unlike places: the gradient of a norm's weight tells."""
+    ranks.spawn(_gradients, 2, tmp_path)
 
 
 def _gpus(world: int) -> Any:

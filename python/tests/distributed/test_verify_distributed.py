@@ -13,8 +13,10 @@ import ranks
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 import float8.torch as f8
+from float8.torch.checks import verify, verify_layer
 from float8.torch.ranks import agreement
 
 
@@ -98,6 +100,45 @@ def test_right_models_have_equal_bits_on_gpus(tmp_path: Any) -> None:
     ranks.spawn(_right, 2, tmp_path, device="cuda")
 
 
+def _in_autocast(_: Any, rank: int, world: int) -> None:
+    mesh = distributed.device_mesh.init_device_mesh(
+        ranks.device, (world // 2, 2), mesh_dim_names=("data", "tensor")
+    )
+    for recipe in ("tensorwise", "rowwise", "delayed"):
+        for gather, shares in ((True, False), (False, False), (True, True), (False, True)):
+            model = _model(recipe, gather, 128)
+            if shares:
+                plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+                parallelize_module(model, mesh["tensor"], plan)
+            _shard(model, mesh["data"])
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                with torch.autocast(ranks.device, torch.bfloat16):
+                    _step(model, optimizer, rank // 2)
+            outside = f8.verify_distributed(model)
+            with torch.autocast(ranks.device, torch.bfloat16):
+                inside = f8.verify_distributed(model)
+            for report in (outside, inside):
+                for layer in report.layers:
+                    assert ("q" in layer.tensors) is gather, report
+                    assert {"y", "dx", "dw"} <= set(layer.tensors), report
+                    assert layer.tensors["dw"].bits, report
+
+
+def test_autocast_is_no_difference(tmp_path: Any) -> None:
+    ranks.spawn(_in_autocast, 4, tmp_path)
+
+
+def test_another_type_is_no_other_scale() -> None:
+    own, expected = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bfloat16)
+    found = verify_layer._comparison(own, expected, True)
+    assert not found.allowed
+    text = verify._words(verify_layer.Layer("0", "[2, 2]", "gathers", {"dw": found}))
+    assert text.startswith("dw is not that of one device: it is torch.float32 of [2, 2], not torch")
+    assert "scale" not in text
+    assert str(found) == "DIFFERS in type or shape"
+
+
 def _find(model: Any, words: str, culprit: int) -> None:
     with pytest.raises(f8.DistributedError) as caught:
         f8.verify_distributed(model)
@@ -145,8 +186,6 @@ def test_what_is_planted_is_found_on_all_ranks(world: int, tmp_path: Any) -> Non
 
 
 def _kernels(mesh: Any, rank: int, world: int) -> None:
-    from float8.torch.checks import verify
-
     original = verify._plans
 
     def plans(device: int) -> dict[str, str]:
@@ -183,8 +222,6 @@ def test_one_process() -> None:
 
 
 def _parallel(_: Any, rank: int, world: int) -> None:
-    from torch.distributed.tensor.parallel import parallelize_module
-
     mesh = distributed.device_mesh.init_device_mesh(
         ranks.device, (world // 2, 2), mesh_dim_names=("data", "tensor")
     )

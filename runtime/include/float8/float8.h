@@ -6,7 +6,9 @@
  * in_features.
  *
  *     float8_context* context;
- *     float8_context_create(0, NULL, &context);
+ *     if (float8_context_create(0, NULL, &context) != FLOAT8_OK) puts(float8_last_error());
+ *     // Without a GPU: float8_context_options options = {.struct_size = sizeof options, .emulate = 1};
+ *     // float8_context_create(0, &options, &context); memory is malloc's then, and stream NULL.
  *     float8_linear_desc desc = {.struct_size = sizeof desc, .m_max = 16384, .n = 4096, .k = 4096,
  *                                .recipe = "rowwise"};
  *     float8_linear* linear;

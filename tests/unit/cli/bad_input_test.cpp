@@ -71,8 +71,13 @@ TEST_F(BadInput, Names) {
   refuse({"query", "--mnk", "8192,4096,4096", "--recipe", ""}, {"--recipe"});
   refuse(
       {"explain", "layers.99.wk", "--model", "llama3-8b", "--tokens", "8", "--recipe", "rowwise"},
-      {"layers.99.wk", "llama3-8b"});
-  refuse({"explain", "layers.9.wk", "--recipe", "rowwise"}, {"--model", "--tokens"});
+      {"layers.99.wk", "llama3-8b", "'layers.*.attention.wq', 'layers.*.attention.wk', "});
+  refuse({"explain", "layers.9.wk", "--recipe", "rowwise"}, {"give --model and --tokens,"});
+  refuse({"explain", "layers.9.wk", "--recipe", "rowwise", "--model", "llama3-8b"},
+         {"give --tokens,"});
+  refuse({"explain", "layers.9.wk", "--recipe", "rowwise", "--tokens", "8"}, {"give --model,"});
+  refuse({"explain", "--model", "llama3-8b", "--tokens", "8", "--recipe", "rowwise"},
+         {"takes a layer, such as layers.0.attention.wk", "M,N,K"});
 }
 
 TEST_F(BadInput, Shapes) {

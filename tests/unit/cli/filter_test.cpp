@@ -341,7 +341,9 @@ TEST_F(Asking, ExplainsColumnsAreApartAndItsFlipsHaveIntervals) {
   EXPECT_TRUE(contains(line, "[") && contains(line, "]")) << line;
   const Json flips = ask({"explain", "8192,1024,4096", "--recipe", "rowwise"})["flips"];
   ASSERT_FALSE(flips.empty());
+  EXPECT_TRUE(contains(line, ", to float8: speedup 1.")) << line;
   for (const Json& one : flips) {
+    EXPECT_EQ(one["convert"], true);
     EXPECT_LE(one["speedup_lo"], one["speedup"]);
     EXPECT_LE(one["speedup"], one["speedup_hi"]);
     // At the flip the verdict is another, one step of 16 before it is not.
@@ -356,6 +358,18 @@ TEST_F(Asking, ExplainsColumnsAreApartAndItsFlipsHaveIntervals) {
     };
     const int64_t own = dimension == 'm' ? 8192 : dimension == 'n' ? 1024 : 4096;
     EXPECT_NE(converts(value), converts(value + (value > own ? -16 : 16))) << one;
+  }
+}
+
+// A shape that nobody measured has a wide interval, which is not to be read as a slower fp8.
+TEST_F(Asking, AFlipForWantOfMeasurementsSaysSo) {
+  const Words words = {"explain", "8192,1024,4096", "--recipe", "rowwise"};
+  EXPECT_TRUE(contains(tool_(words).out,
+                       "n = 1008, to bf16, for want of measurements: speedup 1.084 [1.005, "));
+  for (const Json& one : tool_.json(words)["flips"]) {
+    EXPECT_EQ(one["convert"], false) << one;
+    EXPECT_EQ(one["measured"], false) << one;
+    EXPECT_GT(one["speedup"], 1.02) << one;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "base/text.hpp"
 #include "recipes/filter_file.hpp"
@@ -49,6 +50,11 @@ bool looks_like_shape(const std::string& text) {
 
 // A problem key as the subject stands for its linear and its recipe.
 Result<ExplainOptions> resolved(ExplainOptions options) {
+  if (options.subject.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "explain takes a layer, such as layers.0.attention.wk with --model and --tokens, "
+                "or a shape M,N,K, or a problem key");
+  }
   if (options.model.model.empty() && options.subject.find('/') != std::string::npos) {
     const Problem problem = F8_TRY(parse_problem(options.subject));
     if (!options.recipe.empty() && options.recipe != problem.recipe) {
@@ -66,6 +72,32 @@ Result<ExplainOptions> resolved(ExplainOptions options) {
   return options;
 }
 
+// A layer's name with * for each number in it: what the layers of all blocks share.
+std::string kind_of(const std::string& fqn) {
+  std::string kind;
+  for (std::string_view rest = fqn; !rest.empty();) {
+    const std::string_view part = take_until(rest, '.');
+    const bool number = part.find_first_not_of("0123456789") == std::string_view::npos;
+    kind += number ? "*" : part;
+    if (!rest.empty()) kind += '.';
+  }
+  return kind;
+}
+
+// The kinds of a model's layers, in words.
+std::string kinds_of(const std::vector<NamedLinear>& layers) {
+  constexpr size_t kMost = 8;
+  std::set<std::string> seen;
+  std::string text;
+  for (const NamedLinear& layer : layers) {
+    const std::string kind = kind_of(layer.fqn);
+    if (!seen.insert(kind).second) continue;
+    if (seen.size() > kMost) return text + ", ...";
+    text += (text.empty() ? "" : ", ") + quote(kind);
+  }
+  return text;
+}
+
 Result<Question> find_question(const ExplainOptions& options) {
   if (looks_like_shape(options.subject)) {
     const auto dims = parse_dims(options.subject);
@@ -79,11 +111,13 @@ Result<Question> find_question(const ExplainOptions& options) {
     const NamedLinear layer = {to_string(s), s.k, s.n};
     return Question{{layer, s.m}, {layer}, 0, s.m};
   }
-  if (options.model.model.empty() || options.model.tokens == 0) {
+  const bool no_model = options.model.model.empty();
+  const bool no_tokens = options.model.tokens == 0;
+  if (no_model || no_tokens) {
     return fail(ErrorCode::kInvalidArgument,
-                "to explain the layer {} give --model and --tokens, or give a shape M,N,K or a "
-                "problem key",
-                quote(options.subject));
+                "to explain the layer {} give {}{}{}, or give a shape M,N,K or a problem key",
+                quote(options.subject), no_model ? "--model" : "",
+                no_model && no_tokens ? " and " : "", no_tokens ? "--tokens" : "");
   }
   tuner::Model model = F8_TRY(load(options.model));
   for (size_t i = 0; i < model.layers.size(); ++i) {
@@ -95,8 +129,8 @@ Result<Question> find_question(const ExplainOptions& options) {
       return Question{std::move(subject), std::move(model.layers), i, options.model.tokens};
     }
   }
-  return fail(ErrorCode::kNotFound, "{} has no linear named {}; its names are such as {}",
-              model.name, quote(options.subject), quote(model.layers.front().fqn));
+  return fail(ErrorCode::kNotFound, "{} has no linear named {}; its layers are {}", model.name,
+              quote(options.subject), kinds_of(model.layers));
 }
 
 // Asks the filter for one layer of the given sizes.
@@ -118,6 +152,8 @@ struct Flip {
   char dimension;
   int64_t value;
   SpeedupInterval speedup;
+  bool convert = false;  // the verdict there
+  bool measured = false;
 };
 
 int64_t round_16(double value) {
@@ -158,7 +194,11 @@ Result<std::optional<Flip>> find_flip(const Asker& asker, Subject subject, char 
         other = d;
       }
     }
-    return Flip{dimension, there, {other.speedup, other.lo, other.hi}};
+    return Flip{dimension,
+                there,
+                {other.speedup, other.lo, other.hi},
+                other.convert,
+                other.evidence == Evidence::kMeasured};
   }
   return std::nullopt;
 }
@@ -249,7 +289,10 @@ Json to_json(const Explanation& e) {
     json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
   }
   for (const Flip& f : e.flips) {
-    Json flip = {{"dimension", std::string(1, f.dimension)}, {"value", f.value}};
+    Json flip = {{"dimension", std::string(1, f.dimension)},
+                 {"value", f.value},
+                 {"convert", f.convert},
+                 {"measured", f.measured}};
     add_interval(flip, "speedup", f.speedup.speedup, f.speedup.lo, f.speedup.hi);
     json["flips"].push_back(flip);
   }
@@ -276,6 +319,15 @@ std::string terms_text(const tuning_db::IntervalTerms& terms) {
   return text;
 }
 
+// What the verdict is at a flip. Few measurements make a wide interval, which alone may keep bf16.
+std::string flip_text(const Flip& f, double needed) {
+  const bool unknown = !f.convert && !f.measured && f.speedup.speedup > needed;
+  return f8::format("{} = {}, {}{}: speedup {}", f.dimension, f.value,
+                    f.convert ? "to float8" : "to bf16",
+                    unknown ? ", for want of measurements" : "",
+                    speedup_text(f.speedup.speedup, f.speedup.lo, f.speedup.hi));
+}
+
 void print_text(const Explanation& e) {
   const FilterDecision& d = e.decision;
   print(f8::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
@@ -290,10 +342,7 @@ void print_text(const Explanation& e) {
   if (e.wire) print_line("wire", e.wire->describe());
   print_line("torchao", e.torchao_reason);
   for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
-  for (const Flip& f : e.flips) {
-    print_line("flips at", f8::format("{} = {}, speedup {}", f.dimension, f.value,
-                                      speedup_text(f.speedup.speedup, f.speedup.lo, f.speedup.hi)));
-  }
+  for (const Flip& f : e.flips) print_line("flips at", flip_text(f, e.needed));
   for (const auto& row : e.trials) {
     const auto& ratio = row.result.ratio;
     print_line("trial", f8::format("{}  {}  {}, {}{}", row.uuid.substr(0, 8), row.problem.key(),
@@ -364,7 +413,6 @@ void add_explain(CLI::App& app, Program& program) {
   command
       ->add_option("subject", options->subject,
                    "a layer's name, M,N,K, or a problem as query and compare print it")
-      ->required()
       ->type_name("FQN|M,N,K|KEY");
   add_model(*command, options->model);
   add_ranks(*command, options->ranks);

@@ -83,7 +83,8 @@ def verify_distributed(
     compares, and the kernels of all plans that more than one rank has. The memory is that of one
     layer's weight and gradient; the model, its gradients, random numbers and scales stay as they are.
 
-    tokens: rows of x. dtype: x's; None: the weights', or FSDP's param_dtype.
+    tokens: rows of x. dtype: x's; None: the weights', or FSDP's param_dtype. Where autocast is on, its
+        type comes first, and weights that FSDP gathers in fp8 take the type of their latest forward.
     group: the ranks that have this model, None: all.
 
     Returns the report, which prints as a table. Raises DistributedError on all ranks, which names
@@ -148,10 +149,10 @@ def _differs(layer: Layer) -> bool:
 
 def _words(layer: Layer) -> str:
     name, found = next((n, each) for n, each in layer.tensors.items() if not each.allowed)
-    return (
-        f"{name} is not that of one device{found.where}, signal to noise ratio {found.db:.0f} dB; "
-        f"{_REMEDY[name]}"
-    )
+    what = f"{name} is not that of one device{found.where}"
+    if not found.same_kind:
+        return f"{what}; it is a defect to report, with the table of this check"
+    return f"{what}, signal to noise ratio {found.db:.0f} dB; {_REMEDY[name]}"
 
 
 # Over ranks

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from float8.torch import _ops
+from float8.torch.amaxes import PART_BYTES
 from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.scales import PART_BYTES
 from float8.torch.shard import fsdp
 from float8.torch.shard.shard_casts import cast_shards
 from float8.torch.shard.weight_gather import WeightGather, plain_parts
@@ -36,10 +36,13 @@ class Comparison:
     db: float = math.inf  # the signal to noise ratio
     where: str = ""  # the first element that differs
     allowed: bool = True
+    same_kind: bool = True  # the shapes and types are equal
 
     def __str__(self) -> str:
         if self.bits:
             return "bits"
+        if not self.same_kind:
+            return "DIFFERS in type or shape"
         return f"{self.db:.0f} dB" if self.allowed else f"DIFFERS, {self.db:.0f} dB"
 
 
@@ -118,29 +121,37 @@ class LayerCheck:
             expected = plain_parts(cast.fresh(layer), layer.out_features, layer)
             for name, parts in plain_parts(cast.copies, layer.out_features, layer).items():
                 self._compare_parts(name, parts, expected[name])
-        self._run_both(weight, whole, self._dtype or whole.dtype)
+        self._run_both(weight, whole, self._type_of_x(whole))
 
     def _gathered(self, weight: Any) -> None:
         """Compares the copies that ranks gather in fp8, and the linear with them."""
         layer = self._layer
         gather = fsdp.gather_of(layer)
-        dtype = gather.dtype
-        whole = _whole(weight).to(dtype)
-        self.digest = _digest(whole)
         with _cast(gather, weight), fsdp.unsharded(layer) as gathered:
+            dtype = gather.dtype
+            whole = _whole(weight).to(gather.param_dtype or weight.dtype)
+            self.digest = _digest(whole)
             with _cloned_scales(layer) as scales:
+                source = whole.to(dtype)
                 copies = _ops.quantize(
-                    whole, gather.config, _ops.WEIGHT, True, scales, layer._layout, True
+                    source, gather.config, _ops.WEIGHT, True, scales, layer._layout, True
                 )
             for name, expected in plain_parts(copies, layer.out_features, layer).items():
                 self._compare_parts(name, gather.parts(name), gather.own_parts(name, expected))
             if gather.tensor_dim is not None:
                 if gathered is not None:  # before FSDP's first forward no linear can have it
-                    self._parallel(gathered, whole)
+                    self._parallel(gathered, whole, dtype)
                 return
             if gathered is None:
-                gathered = fsdp.GatheredWeight(gather.key, gather.size, dtype, gather.device)
+                gathered = fsdp.GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
             self._run_both(gathered.detach().requires_grad_(), whole, dtype)
+
+    def _type_of_x(self, whole: Tensor) -> torch.dtype:
+        """Returns x's type: autocast's, as in a forward, else the given one or the weight's."""
+        device = whole.device.type
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return self._dtype or whole.dtype
 
     def _run_both(self, weight: Tensor, whole: Tensor, dtype: torch.dtype) -> None:
         """Compares forward and backward with the weight of the ranks, and with the whole one."""
@@ -184,13 +195,13 @@ class LayerCheck:
             bias = _whole(bias).detach().clone().requires_grad_()
         return x, normal(layer.out_features), bias
 
-    def _parallel(self, weight: Any, whole: Tensor) -> None:
+    def _parallel(self, weight: Any, whole: Tensor, dtype: torch.dtype | None = None) -> None:
         """Compares a linear that tensor parallelism shares, whose forward takes DTensors."""
         from torch.distributed.tensor import DTensor, Replicate
 
         layer = self._layer
         self.digest = _digest(whole)
-        x, dy, bias = self._operands(self._dtype or whole.dtype, own_batch=False)
+        x, dy, bias = self._operands(dtype or self._type_of_x(whole), own_batch=False)
         with _cloned_scales(layer) as scales:
             y = self._linear(x, whole.requires_grad_(), bias, scales)
             wanted = [x, whole] + ([] if bias is None else [bias])
@@ -241,8 +252,12 @@ def _concatenated(shard: Tensor, dim: int, group: Any) -> Tensor:
 @contextlib.contextmanager
 def _cast(gather: WeightGather, weight: Any) -> Iterator[None]:
     """Casts a weight where no step has. Delayed scaling forgets it, with the amax of the cast."""
+    of_weight = gather.amax
     if gather.is_current(weight):
-        yield
+        try:
+            yield
+        finally:
+            gather.amax = of_weight
         return
     amaxes = None if gather.scales is None else gather.scales.amaxes()
     before = None if amaxes is None else amaxes.clone()
@@ -250,6 +265,7 @@ def _cast(gather: WeightGather, weight: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        gather.amax = of_weight
         if gather.scales is not None and amaxes is not None and before is not None:
             amaxes.copy_(before)
             gather.scales.generation += 1  # other weights may have been cast with this one
@@ -282,7 +298,7 @@ def _comparison(own: Tensor, expected: Tensor, exact: bool) -> Comparison:
     own, expected = own.detach().contiguous(), expected.detach().contiguous()
     if own.shape != expected.shape or own.dtype != expected.dtype:
         where = f": it is {own.dtype} of {list(own.shape)}, not {expected.dtype} of {list(expected.shape)}"
-        return Comparison(False, -math.inf, where, False)
+        return Comparison(False, -math.inf, where, False, False)
     unequal = own.view(torch.uint8) != expected.view(torch.uint8)
     if not bool(unequal.any()):
         return Comparison(True)

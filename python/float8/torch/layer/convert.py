@@ -346,7 +346,7 @@ def convert_linears(
         if linears:
             why = "no linear passed the filter"
         if linears and not any(map(is_convertible, linears)):
-            why = "its linears are none that it takes"
+            why = "none of its linears can be in fp8"
         notices.warn_once(
             "convert",
             f"convert_to_float8_training converted nothing in {type(module).__name__}: {why}; with "

@@ -92,6 +92,10 @@ def _obstacle_of(linear: nn.Module, name: str) -> str | None:
         own.is_floating_point() and own.element_size() > 1
     ):
         return f"its {name} is of {own.dtype}, which is quantised already"
+    if own.dtype == torch.float64:
+        return (
+            f"its {name} is of {own.dtype}: cast the model to bfloat16, float16 or float32 before"
+        )
     return None
 
 

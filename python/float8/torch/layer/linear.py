@@ -206,17 +206,15 @@ class Float8Linear(BaseLinear):
                 scales = self._scales.part(self._scale_index)
                 if self._first_step:
                     layout |= EXPORTED_FIRST
-        return _ops.linear(
-            input,
-            weight,
-            bias,
-            self._compiled_config if torch.compiler.is_compiling() else self._config,
-            scales,
-            layout,
-            self if self._may_share else None,
-            source,
-            copies,
-        )
+        owner = self if self._may_share else None
+        rest = (scales, layout, owner, source, copies)
+        if torch.compiler.is_compiling():
+            return _ops.linear(input, weight, bias, self._compiled_config, *rest)
+        try:
+            return _ops.linear(input, weight, bias, self._config, *rest)
+        except (RuntimeError, ValueError):
+            _ops.refuse(input, weight, f"{self._words()}: ")
+            raise
 
     def describe(self) -> str:
         """Returns what a layer has in common on all ranks, in words."""

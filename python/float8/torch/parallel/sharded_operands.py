@@ -22,8 +22,8 @@ from torch.nn.functional import pad
 from float8 import recipes
 from float8.recipes import Cast, Granularity, Recipe, Scaling
 from float8.torch import _ops
+from float8.torch.amaxes import record_amax
 from float8.torch.parallel import async_tensor_parallel
-from float8.torch.scales import record_amax
 from float8.torch.shard.copy_layout import BLOCK as BLOCK
 from float8.torch.shard.copy_layout import Copies as Copies
 from float8.torch.shard.copy_layout import Copy as Copy

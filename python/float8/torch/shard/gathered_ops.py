@@ -99,7 +99,7 @@ def _forward(
 ) -> Any:
     known = _gather_of(gather)
     weight = _weight(x, (n, x.shape[-1]), dtype, known is None)
-    q = GatheredCopy(x, None) if known is None else known.q(x.dtype)
+    q = GatheredCopy(x, None) if known is None else known.q(x.dtype, save)
     return _ops.linear_forward(
         x, x_q, x_qt, weight, q.data, None, bias, scales, config, layout, save, q.scales
     )

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from float8.torch import _ops
+from float8.torch.amaxes import record_amax, take_back
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.scales import record_amax
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -38,9 +38,12 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     if not weights:
         return
     _compare([gather for gather, _ in weights])
+    take_back([gather for gather, _ in weights])
     delayed: dict[ScaleState, list[tuple[WeightGather, DTensor]]] = {}
     dynamic = []
     for gather, weight in weights:
+        if gather.scales is not None:
+            gather.amax = gather.amax.after_cast(gather)
         if gather.scales is not None and not gather.first_step:
             delayed.setdefault(gather.scales, []).append((gather, weight))
         else:
@@ -227,21 +230,16 @@ def _rows_in_wholes(gathers: Sequence[WeightGather]) -> tuple[list[int], list[in
 def cast_types(operands: Sequence[Tensor], gathers: Sequence[WeightGather]) -> list[int]:
     """Returns the types that casts round operands to: x's, which a weight is rounded to before."""
     return [
-        _ops.ELEMENT_TYPES.get(_type(operand, gather), -1)  # the op refuses other types
+        _ops.ELEMENT_TYPES.get(gather.cast_type(operand.dtype), -1)  # the op refuses other types
         for operand, gather in zip(operands, gathers, strict=True)
     ]
-
-
-def _type(source: Tensor, gather: WeightGather) -> torch.dtype:
-    # float32 has every number of bfloat16 and float16.
-    as_it_is = gather.dtype == torch.float32 and source.dtype in _ops.ELEMENT_TYPES
-    return source.dtype if as_it_is else gather.dtype
 
 
 def _operands(weights: Sequence[tuple[WeightGather, DTensor]], multiple: int = 1) -> list[Tensor]:
     """Returns what casts read: the shards, or copies with zeros up to whole multiples of rows.
 
-    Casts round float32 as they read it. From bfloat16 to float16 and back a copy is rounded.
+    Casts round float32 as they read it. From bfloat16 to float16 and back a copy is rounded, also where
+    FSDP's policy has the one and x the other.
     """
     operands: list[Tensor] = []
     to: list[Tensor] = []
@@ -250,7 +248,10 @@ def _operands(weights: Sequence[tuple[WeightGather, DTensor]], multiple: int = 1
         source = gather.source(weight)
         rows, cols = source.shape
         missing = -rows % multiple
-        dtype = _type(source, gather)
+        dtype = gather.cast_type(source.dtype)
+        gathered = gather.gathered_type(source.dtype)
+        if gathered not in (source.dtype, dtype):
+            source = source.to(gathered)
         if source.dtype in (torch.float32, dtype) and not missing:
             operands.append(source)
             continue

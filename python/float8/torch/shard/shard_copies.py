@@ -68,15 +68,13 @@ class ShardCopies:
         ] = ()  # what the layout of the last cast's copies follows from
         self._cast_scales: tuple[Tensor, ...] = ()  # in these buffers
         self._scales: dict[str, Tensor] = {}
-        self._in_graph = (
-            False  # a captured CUDA graph reads the shard and the scales where they are
-        )
+        self.in_graph = False  # a captured CUDA graph reads the shard and the scales where they are
         self._seen: tuple[Any, ...] | None = None  # the state of the weight that was cast
 
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._in_graph = True
+            self.in_graph = True
         if name == "q" or not self.late:
             return self._shards[name].view(self.rows, self.cols)
         assert self._cast_late is not None
@@ -163,7 +161,7 @@ class ShardCopies:
 
     def _take(self, to: dict[str, Tensor], name: str, new: Tensor) -> None:
         """Keeps a shard or scales, where they were before if a graph reads them there."""
-        if self._in_graph and name in to:
+        if self.in_graph and name in to:
             if to[name].data_ptr() != new.data_ptr():
                 to[name].copy_(new)
         else:

@@ -24,6 +24,7 @@ from torch import Tensor
 from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
+from float8.torch.amaxes import WeightAmax
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import weight_changes
@@ -68,6 +69,8 @@ class WeightGather(ShardCopies):
         group, device = mesh.get_group(dims.fsdp), weight._local_tensor.device
         super().__init__(layer, torch.Size(size), group, self._own_shape[0], device)
         self.dtype = dtype  # of x
+        self.param_dtype: torch.dtype | None = None  # of FSDP's policy
+        self.amax = WeightAmax()
         self.name = f"a weight of {list(size)}"  # the layer's, once somebody knows it
         self.agreed = False  # the ranks have compared it
         self._what = layer.describe()
@@ -99,7 +102,10 @@ class WeightGather(ShardCopies):
             self.forget()  # FSDP moves the shards of some ranks before, but all ranks cast or none
             self.fsdp_group = group
             self.name = (param._param_fqn or "").removesuffix(".weight") or self.name
-            self.dtype = param.mp_policy.param_dtype or param.sharded_param.dtype
+            self.param_dtype = param.mp_policy.param_dtype
+            self.dtype = self.param_dtype or param.sharded_param.dtype
+            if torch.is_autocast_enabled(self.device.type):
+                self.dtype = torch.get_autocast_dtype(self.device.type)
             self.both = self.ranks > 1 and not group._reshard_after_forward
 
     @property
@@ -165,6 +171,27 @@ class WeightGather(ShardCopies):
         assert view is not None
         return view
 
+    @property
+    def amax_word(self) -> Tensor:
+        """Returns the word of the scale state in which casts record the weight's amax."""
+        layer = self._layer()
+        assert layer is not None and layer._scales is not None
+        return layer._scales.amax_of_weight(layer._scale_index)
+
+    def gathered_type(self, own: torch.dtype) -> torch.dtype:
+        """Returns the type in which FSDP would gather a weight of its own type, in as few bits as do.
+
+        float32 has every number of bfloat16 and float16.
+        """
+        to = self.param_dtype
+        return own if to is None or to == torch.float32 else to
+
+    def cast_type(self, own: torch.dtype) -> torch.dtype:
+        """Returns the type in which a linear would cast a weight of its own type: x's, rounded once more."""
+        gathered = self.gathered_type(own)
+        as_gathered = self.dtype == torch.float32 and gathered in _ops.ELEMENT_TYPES
+        return gathered if as_gathered else self.dtype
+
     def forget(self) -> None:
         """Makes the next gather cast the shard again."""
         self._seen = None
@@ -227,9 +254,11 @@ class WeightGather(ShardCopies):
         """Takes gathers of some of the copies; the others are gathered where they are asked for."""
         self._copies = {name: data.view(-1) for name, data in gathered.items()}
 
-    def q(self, dtype: torch.dtype) -> GatheredCopy:
-        """Returns q for an x of that type."""
+    def q(self, dtype: torch.dtype, records: bool) -> GatheredCopy:
+        """Returns q for an x of that type. `records`: whether delayed scaling records this forward."""
         data = self._gathered("q", dtype)
+        if records and self.amax.unread is not None:
+            self.amax = WeightAmax(read=self.amax.unread)
         if self.cols % _STEP == 0:
             whole = self.size.numel()
             return GatheredCopy(data if data.numel() == whole else data[:whole], self._scales["q"])
@@ -257,7 +286,7 @@ class WeightGather(ShardCopies):
 
     def copy(self, name: str, dtype: torch.dtype) -> Copy:
         """Returns a copy as a GEMM apart from a linear takes it."""
-        found = self.q(dtype) if name == "q" else self.qt(dtype, lambda: False)
+        found = self.q(dtype, True) if name == "q" else self.qt(dtype, lambda: False)
         data, scales = found.data, found.scales
         lines = self.size[COPIES.index(name)]
         if scales is None:
@@ -273,8 +302,11 @@ class WeightGather(ShardCopies):
         gathered here.
         """
         if dtype != self.dtype:
+            own = self._weight.dtype
+            before = self.cast_type(own)
             self.dtype = dtype
-            cast_shards([(self, self._weight)])
+            if self.cast_type(own) != before:
+                cast_shards([(self, self._weight)])
         found = self._copies.get(name)
         if found is None or found.untyped_storage().size() == 0:
             shard = self.shard(name).flatten()

@@ -15,6 +15,7 @@ TEST(Driver, MissingLibraryIsOneClearError) {
   ASSERT_FALSE(table);
   EXPECT_EQ(table.error().code, ErrorCode::kEnvironment);
   EXPECT_NE(table.error().message.find("no NVIDIA driver"), std::string::npos);
+  EXPECT_NE(table.error().message.find("float8_context_options.emulate"), std::string::npos);
   EXPECT_NE(table.error().message.find("libcuda-that-is-not-there.so.1"), std::string::npos);
   EXPECT_EQ(table.error().message.find('\n'), std::string::npos);
 }
