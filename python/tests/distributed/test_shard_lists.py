@@ -124,8 +124,8 @@ def test_what_does_not_fit_is_an_error() -> None:
         (lambda: cast([x], [amax], [row_amax], [config], WEIGHT, [16]), "are not the 32 words"),
         (lambda: cast([x], [], [], [config], WEIGHT, [16]), "has the words of the maxima of each"),
         (
-            lambda: cast([x], [amax], [row_amax], [config], WEIGHT, [16], copies=[3]),
-            r"copies is 3; it is 0 \(both\)",
+            lambda: cast([x], [amax], [row_amax], [config], WEIGHT, [16], copies=[4]),
+            r"copies is 4; it is 0 \(both\)",
         ),
         (lambda: find([x], [config], WEIGHT, [16], [32], []), "of each whole and each first row"),
         (lambda: find([x], [_config("blockwise")], WEIGHT, [16]), "set .*whole_rows"),
