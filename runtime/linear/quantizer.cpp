@@ -23,7 +23,6 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
   linear.grad_weight_dtype = desc.dtype;
   linear.non_finite = desc.non_finite;
   linear.count = desc.count;
-  linear.weight_flag = desc.weight_flag;
   switch (desc.operand) {
     case Tensor::kInput:
       linear.shape = {desc.rows, kAny, desc.cols};
@@ -59,7 +58,7 @@ CopySet copies_of(const QuantizerDesc& desc) {
     case Tensor::kInput:
       return (desc.q ? kXq : 0) | (desc.qt ? kXqt : 0);
     case Tensor::kWeight:
-      return (desc.q ? kWq : 0) | (desc.qt ? kWqt : 0) | (desc.weight_flag ? kCacheWeight : 0);
+      return (desc.q ? kWq : 0) | (desc.qt ? kWqt : 0);
     case Tensor::kGradOutput:
       return (desc.q ? kDyq : 0) | (desc.qt ? kDyqt : 0);
   }
@@ -74,6 +73,7 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   const LinearDesc linear = linear_of(desc);
   LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
   F8_TRY(quantizer->check_source());
+  kernels.noop_flag = desc.weight_flag;
   kernels.from_f32 = desc.f32_source;
   Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
   kernels.recompute = desc.scale_apart;
@@ -336,7 +336,8 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
                 desc_.recipe.name);
   }
-  return {};
+  const bool first = call.first_step != 0 || !is_delayed();
+  return first ? Status() : check_not_fresh(*context_, kArgs, call.scales);
 }
 
 CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
@@ -416,7 +417,14 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
   }
   F8_TRY(runtime::run(launches_[kind], state, to, stream));
-  return call.valid == nullptr ? Status() : set_words(state.driver, call.valid, 1, 1, stream);
+  return call.valid == nullptr ? Status() : set_valid(call.valid, stream);
+}
+
+Status Quantizer::set_valid(uint32_t* valid, Stream stream) const {
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  return set_words(state.driver, valid, 1, 1, stream);
 }
 
 Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {

@@ -75,6 +75,8 @@ class Quantizer {
   // qt follows q where it has no place of its own.
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
+  // Sets the flag of a call behind its casts.
+  [[nodiscard]] Status set_valid(uint32_t* valid, Stream stream) const;
   [[nodiscard]] Status check_whole() const;
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;

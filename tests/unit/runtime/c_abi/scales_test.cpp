@@ -183,10 +183,10 @@ TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   b.m = kShape.m;
   b.first_step = 1;
   b.ranks = communicator;
-  float8_weight_args w{};
+  testing::Fp8Weight weight(s);
+  const float8_quantizer quantizer{weight.quantizer};
+  float8_quantize_args w = weight.call();
   w.struct_size = sizeof w;
-  w.w = s.w.data();
-  w.cache = s.cache.data();
   w.first_step = 1;
   w.ranks = communicator;
   ASSERT_EQ(float8_scales_slots(scales, s.state.data(), 0, &f.scales), FLOAT8_OK);
@@ -219,20 +219,21 @@ TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   EXPECT_TRUE(s.guards_are_whole());
 
   // A weight alone or those of a model, to the same bits; one reduction for all of them.
-  EXPECT_EQ(reductions(float8_linear_cast_weight(&linear, &w, s.workspace.data(), nullptr)), 1U);
-  const std::vector<uint8_t> alone(s.cache.data(), s.cache.data() + s.cache.bytes());
-  float8_weight_casts* casts = nullptr;
-  ASSERT_EQ(float8_weight_casts_plan(&context, linears, 2, &casts), FLOAT8_OK);
-  Buffer workspace(float8_weight_casts_workspace_bytes(casts));
-  Buffer second(s.cache.bytes());
-  float8_weight_args all[] = {w, w};
-  all[1].cache = second.data();
-  EXPECT_EQ(reductions(float8_weight_casts_run(casts, all, 2, workspace.data(), nullptr)), 1U);
-  EXPECT_TRUE(std::ranges::equal(std::span(s.cache.data(), s.cache.bytes()), alone));
-  EXPECT_TRUE(std::ranges::equal(std::span(second.data(), second.bytes()), alone));
+  EXPECT_EQ(reductions(float8_quantize(&quantizer, &w, weight.workspace.data(), nullptr)), 1U);
+  const std::vector<uint8_t> alone = bytes(weight.tensor);
+  const float8_quantizer* const quantizers[] = {&quantizer, &quantizer};
+  float8_quantizer_list* casts = nullptr;
+  ASSERT_EQ(float8_quantizer_list_plan(&context, quantizers, 2, &casts), FLOAT8_OK);
+  Buffer workspace(float8_quantizer_list_workspace_bytes(casts));
+  Buffer second(weight.tensor.bytes());
+  float8_quantize_args all[] = {w, w};
+  all[1].tensor = second.data();
+  EXPECT_EQ(reductions(float8_quantize_list(casts, all, 2, workspace.data(), nullptr)), 1U);
+  EXPECT_EQ(bytes(weight.tensor), alone);
+  EXPECT_EQ(bytes(second), alone);
   EXPECT_TRUE(workspace.guard_is_whole() && second.guard_is_whole());
   all[1].ranks = nullptr;
-  EXPECT_EQ(float8_weight_casts_run(casts, all, 2, workspace.data(), nullptr),
+  EXPECT_EQ(float8_quantize_list(casts, all, 2, workspace.data(), nullptr),
             FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says(float8_last_error(), "args[1].ranks is not args[0]'s"));
 
@@ -253,7 +254,7 @@ TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   EXPECT_EQ(forward(), FLOAT8_CUDA);
   EXPECT_TRUE(says(float8_last_error(), "a rank is gone"));
   set_nccl_for_testing(nullptr);
-  float8_weight_casts_destroy(casts);
+  float8_quantizer_list_destroy(casts);
   float8_scales_destroy(scales);
 }
 
