@@ -21,7 +21,7 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
     desc.recompute = true;
     const auto recomputes = Linear::plan(context_, desc);
     F8_ASSERT_OK(recomputes);
-    EXPECT_EQ((*recomputes)->saved_bytes(), 0U);
+    EXPECT_LT((*recomputes)->saved_bytes(), 1024U) << "scales of whole tensors alone";
     Bits bits[2];
     for (const bool again : {false, true}) {
       const Linear& linear = again ? **recomputes : **keeps;
@@ -36,11 +36,13 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
       // The weight's copies are given, which leaves the input's to be cast.
       const Fp8Weight weight(context_, linear.desc());
       F8_ASSERT_OK(weight.run(t));
-      t.dx.poison();
-      t.dw.poison();
-      BackwardCall call = t.backward();
-      call.w_tensor = &weight.w_tensor;
-      F8_ASSERT_OK(linear.backward(call, t.workspace.as(), nullptr));
+      t.poison_results();
+      ForwardCall forward = t.forward();
+      forward.w_tensor = &weight.w_tensor;
+      F8_ASSERT_OK(linear.forward(forward, t.workspace.as(), nullptr));
+      BackwardCall backward = t.backward();
+      backward.w_tensor = &weight.w_tensor;
+      F8_ASSERT_OK(linear.backward(backward, t.workspace.as(), nullptr));
       EXPECT_EQ(results(t), bits[again]);
     }
     EXPECT_EQ(bits[1], bits[0]);
