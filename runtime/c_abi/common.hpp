@@ -14,6 +14,7 @@
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensor_gemm.hpp"
 #include "runtime/lists/linear_group.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/quantize/fingerprint.hpp"

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "runtime/linear/tensor_gemm.hpp"
 #include "tests/gpu/fp8_copies.hpp"
 #include "tests/gpu/linear/given_fixture.hpp"
 

@@ -269,25 +269,39 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       EXPECT_EQ(counted.empty(), std::string_view(GetParam()) == "bf16");
       EXPECT_TRUE(s.guards_are_whole());
       EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+    }
+  }
+}
 
-      // Each size, one byte short.
-      if (s.workspace.bytes() > 1) {
-        --forward.workspace_bytes;
-        EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
-                            "float8_forward_args.workspace_bytes is"));
-        ++forward.workspace_bytes;
-        --backward.workspace_bytes;
-        EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
-                            "float8_backward_args.workspace_bytes is"));
-        ++backward.workspace_bytes;
-      }
-      if (const size_t needed = s.linear->saved_bytes(given && weight); needed > 1) {
-        forward.saved_bytes = backward.saved_bytes = needed - 1;
-        EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
-                            "float8_forward_args.saved_bytes is"));
-        EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
-                            "float8_backward_args.saved_bytes is"));
-      }
+TEST_P(CAbiCalls, RefuseASizeThatIsOneByteShort) {
+  LinearDesc desc;
+  desc.shape = kShape;
+  desc.recipe = c_abi::named_recipe(GetParam()).value();
+  Fixture s(cuda_, desc, 24);
+  const float8_linear handle{s.linear};
+  std::optional<testing::Fp8Weight> weight;
+  if (casts_weight(desc)) {
+    ASSERT_TRUE(weight.emplace(s).run());
+  }
+  for (const bool given : {false, true}) {
+    ForwardCall forward = s.forward();
+    BackwardCall backward = s.backward();
+    if (given && weight) forward.w_tensor = backward.w_tensor = &weight->view;
+    const auto expect_refused = [&](const std::string& field) {
+      EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
+                          "float8_forward_args." + field));
+      EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
+                          "float8_backward_args." + field));
+    };
+    const size_t workspace = s.linear->workspace_bytes();
+    if (workspace > 1) {
+      forward.workspace_bytes = backward.workspace_bytes = workspace - 1;
+      expect_refused("workspace_bytes is");
+    }
+    forward.workspace_bytes = backward.workspace_bytes = workspace;
+    if (const size_t saved = s.linear->saved_bytes(given && weight); saved > 1) {
+      forward.saved_bytes = backward.saved_bytes = saved - 1;
+      expect_refused("saved_bytes is");
     }
   }
 }
