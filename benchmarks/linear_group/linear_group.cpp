@@ -84,7 +84,12 @@ struct Bench {
   [[nodiscard]] Status forward_alone(bool shared, bool first_step = false);
   [[nodiscard]] Status backward_alone(bool shared, bool first_step = false);
   [[nodiscard]] LinearGroupCall group_call();
-  [[nodiscard]] const void* cache(size_t i) const { return cached ? caches[i]->get() : nullptr; }
+  // The copies of an operand; null where the recipe makes none.
+  [[nodiscard]] std::shared_ptr<const Quantizer> plan_casts(const Recipe& recipe, Tensor operand,
+                                                            int64_t rows, int64_t cols) const;
+  [[nodiscard]] const float8_tensor* weight(size_t i) const {
+    return cached && of_w[i] != nullptr ? &w_views[i] : nullptr;
+  }
   [[nodiscard]] const Driver& driver() const { return context->state().driver; }
 
   std::shared_ptr<Context> context;
@@ -92,13 +97,22 @@ struct Bench {
   bool cached = false;
   std::vector<std::shared_ptr<const Linear>> linears;
   std::shared_ptr<const LinearGroup> group;
-  std::shared_ptr<const Quantizer> quantizer;  // null: the recipe makes no copy of x
-  std::vector<MemoryPtr> w, y, dy, dw, caches, saved;
+  std::shared_ptr<const Quantizer> quantizer;  // of x
+  std::vector<std::shared_ptr<const Quantizer>> of_w;
+  std::vector<MemoryPtr> w, y, dy, dw, w_tensors, saved;
   MemoryPtr x, dx, x_tensor, workspace, group_saved, state;
   std::vector<ScaleSlots> slots;
   std::vector<GroupedLinearCall> members;
   float8_tensor x_view = {};
+  std::vector<float8_tensor> w_views;
 };
+
+std::shared_ptr<const Quantizer> Bench::plan_casts(const Recipe& recipe, Tensor operand,
+                                                   int64_t rows, int64_t cols) const {
+  auto planned =
+      Quantizer::plan(context, {.operand = operand, .rows = rows, .cols = cols, .recipe = recipe});
+  return planned ? *planned : nullptr;
+}
 
 Status Bench::plan(const Recipe& recipe, const Projections& projections) {
   const auto [name, ns, k] = projections;
@@ -120,18 +134,20 @@ Status Bench::plan(const Recipe& recipe, const Projections& projections) {
     y.push_back(std::make_unique<Memory>(driver(), bytes(m, n)));
     dw.push_back(std::make_unique<Memory>(driver(), bytes(n, k)));
     saved.push_back(std::make_unique<Memory>(driver(), linear->saved_bytes()));
-    caches.push_back(std::make_unique<Memory>(driver(), linear->weight_cache_bytes()));
-    workspace_bytes = std::max(workspace_bytes, linear->workspace_bytes());
+    of_w.push_back(plan_casts(recipe, Tensor::kWeight, n, k));
+    const bool casts = of_w.back() != nullptr;
+    w_tensors.push_back(
+        std::make_unique<Memory>(driver(), casts ? of_w.back()->tensor_bytes() : 0));
+    w_views.push_back(casts ? F8_TRY(of_w.back()->view(w_tensors.back()->get(), nullptr, n))
+                            : float8_tensor());
+    workspace_bytes = std::max(
+        {workspace_bytes, linear->workspace_bytes(), casts ? of_w.back()->workspace_bytes() : 0});
     first_slot.push_back(delayed.size());
     delayed.insert(delayed.end(), linear->scale_slots().begin(), linear->scale_slots().end());
     linears.push_back(linear);
   }
   group = F8_TRY(LinearGroup::plan(context, linears));
-  QuantizerDesc of_x;
-  of_x.rows = m;
-  of_x.cols = k;
-  of_x.recipe = recipe;
-  if (const auto planned = Quantizer::plan(context, of_x)) quantizer = *planned;
+  quantizer = plan_casts(recipe, Tensor::kInput, m, k);
   workspace_bytes = std::max({workspace_bytes, group->workspace_bytes(),
                               quantizer == nullptr ? 0 : quantizer->workspace_bytes()});
   workspace = std::make_unique<Memory>(driver(), workspace_bytes);
@@ -146,9 +162,13 @@ Status Bench::plan(const Recipe& recipe, const Projections& projections) {
   F8_TRY(scales.init(state->get(), nullptr));
   for (size_t i = 0; i < linears.size(); ++i) {
     slots.push_back(scales.count() == 0 ? ScaleSlots{} : scales.slots(state->get(), first_slot[i]));
-    F8_TRY(linears[i]->cast_weight(
-        {.w = w[i]->get(), .cache = caches[i]->get(), .scales = slots[i], .first_step = 1},
-        workspace->get(), nullptr));
+    if (of_w[i] == nullptr) continue;
+    F8_TRY(of_w[i]->run({.x = w[i]->get(),
+                         .tensor = w_tensors[i]->get(),
+                         .rows = linears[i]->desc().shape.n,
+                         .scales = slots[i],
+                         .first_step = 1},
+                        workspace->get(), nullptr));
   }
   if (scales.count() == 0) return {};
   // With delayed scaling, one step leaves the scales of the calls that are timed.
@@ -164,7 +184,7 @@ LinearGroupCall Bench::group_call() {
     members[i].y = y[i]->get();
     members[i].dy = dy[i]->get();
     members[i].dw = dw[i]->get();
-    members[i].weight_cache = cache(i);
+    members[i].w_tensor = weight(i);
     members[i].scales = slots[i];
   }
   LinearGroupCall call;
@@ -193,7 +213,7 @@ Status Bench::forward_alone(bool shared, bool first_step) {
     call.y = y[i]->get();
     call.saved = saved[i]->get();
     call.m = m;
-    call.weight_cache = cache(i);
+    call.w_tensor = weight(i);
     call.scales = slots[i];
     call.first_step = first_step ? 1 : 0;
     if (shared && quantizer != nullptr) call.x_tensor = &x_view;
@@ -212,7 +232,7 @@ Status Bench::backward_alone(bool shared, bool first_step) {
     call.m = m;
     call.x = x->get();
     call.w = w[i]->get();
-    call.weight_cache = cache(i);
+    call.w_tensor = weight(i);
     call.scales = slots[i];
     call.first_step = first_step ? 1 : 0;
     call.accumulate_dx = i > 0 ? 1 : 0;

@@ -36,15 +36,12 @@ class Linears {
     size_t workspace_bytes = 0;
     std::vector<const float8_linear*> handles;
     for (const Weight& weight : layout.weights) {
-      const std::string recipe = weight.follows_recipe ? config.recipe : "bf16";
       const float8::LinearDesc desc{.m_max = config.batch_tokens(),
                                     .n = weight.n,
                                     .k = weight.k,
-                                    .recipe = float8::Recipe::named(recipe),
+                                    .recipe = recipe_of(config, weight),
                                     .grad_weight_dtype = FLOAT8_F32};
       Layer layer{.weight = weight, .linear = float8::Linear::plan(device.context(), desc).value()};
-      layer.saved =
-          device.allocate(layer.linear.saved_bytes(layer.linear.weight_cache_bytes() > 0));
       workspace_bytes = std::max(workspace_bytes, layer.linear.workspace_bytes());
       handles.push_back(layer.linear.get());
       layers_.push_back(std::move(layer));
@@ -118,28 +115,35 @@ class Linears {
     void* shard = nullptr;                                              // in fp8
   };
 
-  float8::Quantizer plan_cast(const Config& config, const Weight& weight, i64 rows,
-                              bool over_ranks) {
+  static float8::Recipe recipe_of(const Config& config, const Weight& weight) {
+    return float8::Recipe::named(weight.follows_recipe ? config.recipe : "bf16");
+  }
+
+  float8::Result<float8::Quantizer> plan_cast(const Config& config, const Weight& weight, i64 rows,
+                                              bool over_ranks) {
     const float8::QuantizerDesc desc{
         .operand = FLOAT8_WEIGHT,
         .rows_max = rows,
         .cols = weight.k,
-        .recipe = float8::Recipe::named(config.recipe),
+        .recipe = recipe_of(config, weight),
         .over_ranks = over_ranks,
         .whole_rows = over_ranks ? weight.n : 0};  // shards may cut blocks that have a scale
-    return float8::Quantizer::plan(device_.context(), desc).value();
+    return float8::Quantizer::plan(device_.context(), desc);
   }
 
   void plan_casts(const Config& config) {
     std::vector<float8::Quantizer> plans;
     size_t whole_bytes = 0, gather_bytes = 0;
     for (Layer& layer : layers_) {
-      if (layer.linear.weight_cache_bytes() == 0) continue;  // no GEMM reads the weight in fp8
       const Weight& weight = layer.weight;
+      const auto whole = plan_cast(config, weight, weight.n, false);
+      const bool is_cast = whole.ok() || whole.error().code != FLOAT8_UNSUPPORTED;
+      layer.saved = device_.allocate(layer.linear.saved_bytes_with_tensors(false, is_cast));
+      if (!is_cast) continue;
+      layer.cast_whole = whole.value();
       // A delayed scale is the same on all ranks already; its casts have all rows that are planned.
       const i64 rows = is_delayed_ && weight.rows > 0 ? weight.rows : weight.shard_rows;
-      const auto& shard = layer.cast_shard = plan_cast(config, weight, rows, !is_delayed_);
-      const auto& whole = layer.cast_whole = plan_cast(config, weight, weight.n, false);
+      const auto& shard = layer.cast_shard = plan_cast(config, weight, rows, !is_delayed_).value();
       plans.push_back(*shard);
       float8::QuantizeArgs args;
       args.x = weights_ + weight.offset;
@@ -153,8 +157,8 @@ class Linears {
       if (is_delayed_) args.ranks = device_.handle();
       cast_args_.push_back(args);
       amax_words_ += shard->amax_words();
-      const float8::Tensor view = whole->view(layer.shard, weight.n).value();
-      whole_bytes = std::max(whole_bytes, whole->tensor_bytes());
+      const float8::Tensor view = layer.cast_whole->view(layer.shard, weight.n).value();
+      whole_bytes = std::max(whole_bytes, layer.cast_whole->tensor_bytes());
       gather_bytes = std::max(
           gather_bytes, float8_gather_workspace_bytes(&view, weight.shard_rows, device_.ranks));
     }

@@ -14,9 +14,9 @@
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensor_gemm.hpp"
 #include "runtime/lists/linear_group.hpp"
 #include "runtime/lists/quantizer_list.hpp"
-#include "runtime/lists/weight_casts.hpp"
 #include "runtime/quantize/fingerprint.hpp"
 
 struct float8_context {
@@ -25,11 +25,6 @@ struct float8_context {
 
 struct float8_linear {
   std::shared_ptr<const f8::runtime::Linear> linear;
-};
-
-struct float8_weight_casts {
-  f8::runtime::WeightCasts casts;
-  std::vector<std::shared_ptr<const f8::runtime::Linear>> linears;
 };
 
 struct float8_quantizer {

@@ -44,8 +44,7 @@ f8::Result<f8::runtime::AmaxReducer> open_call(const float8_linear_group* group,
           f8::format("float8_linear_group_args.linears[{}]: {}", i, good.error().message);
       return std::unexpected(std::move(good).error());
     }
-    weights =
-        weights && (to.linears[i].weight_cache != nullptr || to.linears[i].w_tensor != nullptr);
+    weights = weights && to.linears[i].w_tensor != nullptr;
     has_slots = has_slots || !plan.linears()[i]->scale_slots().empty();
   }
   to.known.linears = to.linears.data();

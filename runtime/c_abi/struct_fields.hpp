@@ -56,9 +56,8 @@ struct StructFields<float8_linear_desc> {
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::m_max, &S::n, &S::k, &S::recipe, &S::grad_weight_dtype, &S::bias,
               &S::accumulate_grad_weight, &S::no_grad_input, &S::custom_recipe, &S::tensor_dtype,
-              &S::recompute, &S::f32_master_weight, &S::bias_grad, &S::bias_grad_dtype,
-              &S::non_finite, &S::count, &S::weight_flag, &S::accumulate_grad_input, &S::sm_limit,
-              &S::weight_shards, &S::reserved);
+              &S::recompute, &S::bias_grad, &S::bias_grad_dtype, &S::non_finite, &S::count,
+              &S::accumulate_grad_input, &S::sm_limit, &S::weight_shards, &S::reserved);
 };
 
 template <>
@@ -66,28 +65,20 @@ struct StructFields<float8_forward_args> {
   using S = float8_forward_args;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::x, &S::w, &S::y, &S::saved, &S::m, &S::ld_x, &S::ld_w, &S::ld_y,
-              &S::bias, &S::weight_cache, &S::scales, &S::first_step, &S::reserved,
-              &S::workspace_bytes, &S::saved_bytes, &S::weight_cache_bytes, &S::counters, &S::ranks,
-              &S::evaluate, &S::reserved_2, &S::x_tensor, &S::w_tensor, &S::launch_counts);
+              &S::bias, &S::scales, &S::first_step, &S::reserved, &S::workspace_bytes,
+              &S::saved_bytes, &S::counters, &S::ranks, &S::evaluate, &S::reserved_2, &S::x_tensor,
+              &S::w_tensor, &S::launch_counts);
 };
 
 template <>
 struct StructFields<float8_backward_args> {
   using S = float8_backward_args;
-  static constexpr auto kAll = lay_out(
-      &S::struct_size, &S::dy, &S::saved, &S::dx, &S::dw, &S::m, &S::ld_dy, &S::ld_dx, &S::ld_dw,
-      &S::ld_x, &S::ld_w, &S::x, &S::w, &S::weight_cache, &S::scales, &S::first_step,
-      &S::accumulate, &S::workspace_bytes, &S::saved_bytes, &S::weight_cache_bytes, &S::counters,
-      &S::db, &S::accumulate_bias, &S::reserved, &S::ranks, &S::x_tensor, &S::w_tensor,
-      &S::accumulate_dx, &S::reserved_2, &S::launch_counts, &S::dy_tensor);
-};
-
-template <>
-struct StructFields<float8_weight_args> {
-  using S = float8_weight_args;
   static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::w, &S::ld_w, &S::cache, &S::scales, &S::first_step, &S::reserved,
-              &S::workspace_bytes, &S::cache_bytes, &S::counters, &S::valid, &S::ranks);
+      lay_out(&S::struct_size, &S::dy, &S::saved, &S::dx, &S::dw, &S::m, &S::ld_dy, &S::ld_dx,
+              &S::ld_dw, &S::ld_x, &S::ld_w, &S::x, &S::w, &S::scales, &S::first_step,
+              &S::accumulate, &S::workspace_bytes, &S::saved_bytes, &S::counters, &S::db,
+              &S::accumulate_bias, &S::reserved, &S::ranks, &S::x_tensor, &S::w_tensor,
+              &S::accumulate_dx, &S::reserved_2, &S::launch_counts, &S::dy_tensor);
 };
 
 template <>
@@ -128,8 +119,8 @@ struct StructFields<float8_grouped_linear_args> {
   using S = float8_grouped_linear_args;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::w, &S::y, &S::dy, &S::dw, &S::ld_w, &S::ld_y, &S::ld_dy,
-              &S::ld_dw, &S::bias, &S::db, &S::weight_cache, &S::w_tensor, &S::scales, &S::counters,
-              &S::accumulate, &S::accumulate_bias);
+              &S::ld_dw, &S::bias, &S::db, &S::w_tensor, &S::scales, &S::counters, &S::accumulate,
+              &S::accumulate_bias);
 };
 
 template <>

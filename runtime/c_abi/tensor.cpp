@@ -236,3 +236,23 @@ float8_status float8_gemm(const float8_gemm_plan* plan, const float8_gemm_args* 
     return plan->gemm.run(known, workspace, stream);
   });
 }
+
+float8_status float8_weights_compare(float8_context* context, const float8_fingerprint_args* args,
+                                     size_t count, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(context, "context"));
+    if (count > 0) F8_TRY(need(args, "args"));
+    const f8::runtime::FingerprintCalls calls{count, args};
+    for (size_t i = 0; i < count; ++i) {
+      float8_fingerprint_args known;
+      f8::Status good = read_element(calls.given(i), args, "float8_fingerprint_args", known);
+      if (good) good = need_zero("float8_fingerprint_args.reserved", known.reserved);
+      if (good) good = check_enum("float8_fingerprint_args.dtype", known.dtype, FLOAT8_F16);
+      if (!good) [[unlikely]] {
+        good.error().message = f8::format("args[{}]: {}", i, good.error().message);
+        return good;
+      }
+    }
+    return f8::runtime::compare_weights(*context->context, calls, stream);
+  });
+}

@@ -17,7 +17,7 @@ class CallRecords {
   struct Forward {
     const void* linear = nullptr;  // null: no forward is known
     int64_t m = 0;
-    bool weight_cache = false;
+    bool weight_given = false;  // in fp8
   };
   bool moves_saved = false;  // set before the first call: no forward is known
   void set_forward(const void* saved, const Forward& forward);

@@ -22,7 +22,7 @@ enum class Slot : uint8_t {
   kBias = kStrided,
   kDb,
   kSaved,
-  kTensor,      // the copies of a tensor that a cast fills, such as a weight cache
+  kTensor,      // the copies of a tensor that a quantizer fills
   kTransposed,  // qt of a tensor whose copies are apart
   kWorkspace,
   kLaunchCounts,  // the reserved bytes, wherever they are
@@ -76,10 +76,7 @@ class Ref {
 // Where a call's launch counts are: apart, if it says so, else at the front of the workspace.
 template <class Call>
 [[nodiscard]] void* launch_counts(const Call& call, void* workspace) {
-  if constexpr (requires { call.launch_counts; }) {
-    if (call.launch_counts != nullptr) return call.launch_counts;
-  }
-  return workspace;
+  return call.launch_counts != nullptr ? call.launch_counts : workspace;
 }
 
 // The arguments of one call.

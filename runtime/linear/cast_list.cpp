@@ -40,7 +40,7 @@ void place_shard_words(const ShardWords& words, TensorBuffers& at) {
 
 Result<std::vector<CastList::Group>> CastList::groups(const std::shared_ptr<Context>& context,
                                                       std::span<const ListedTensor> tensors,
-                                                      bool first, const ListOptions& options) {
+                                                      bool first) {
   struct Alike {
     codegen::CastSpec cast;
     bool over_ranks;
@@ -78,7 +78,9 @@ Result<std::vector<CastList::Group>> CastList::groups(const std::shared_ptr<Cont
       for (const Member& member : members) {
         sizes.push_back({tensors[member.tensor].rows_max, member.operand.cols});
       }
-      const ListOptions of_group = alike.over_ranks ? ListOptions{.given_maxima = true} : options;
+      const ListOptions of_group = alike.over_ranks
+                                       ? ListOptions{.given_maxima = true}
+                                       : ListOptions{.tile_amax = true, .one_launch = true};
       groups.push_back({F8_TRY(QuantizeList::plan(context, alike.cast, std::move(sizes), of_group)),
                         members, alike.over_ranks, alike.cast.delayed});
     }
@@ -87,7 +89,7 @@ Result<std::vector<CastList::Group>> CastList::groups(const std::shared_ptr<Cont
 }
 
 Result<CastList> CastList::plan(const std::shared_ptr<Context>& context,
-                                std::span<const ListedTensor> tensors, const ListOptions& options) {
+                                std::span<const ListedTensor> tensors) {
   CastList list;
   list.context_ = context;
   bool has_slots = false;
@@ -111,9 +113,9 @@ Result<CastList> CastList::plan(const std::shared_ptr<Context>& context,
     list.tensors_.push_back(listed);
   }
   if (!has_slots) list.first_count_ = 0;
-  list.groups_ = F8_TRY(groups(context, tensors, false, options));
+  list.groups_ = F8_TRY(groups(context, tensors, false));
   if (has_slots) {
-    list.first_groups_ = F8_TRY(groups(context, tensors, true, options));
+    list.first_groups_ = F8_TRY(groups(context, tensors, true));
     list.scale_update_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
   }
   size_t scratch = 0;
@@ -123,7 +125,7 @@ Result<CastList> CastList::plan(const std::shared_ptr<Context>& context,
   // The front of a workspace belongs to one-launch casts, also where linears share it.
   Arena arena;
   const bool shards_alone = std::ranges::all_of(list.groups_, &Group::over_ranks);
-  if (scratch + list.first_count_ > 0 || (options.one_launch && !shards_alone)) {
+  if (scratch + list.first_count_ > 0 || !shards_alone) {
     arena.take(quantize_sync_bytes(context->device().sm_count));
   }
   list.scratch_ = arena.take(scratch);

@@ -60,15 +60,13 @@ class CastList {
     bool first_step = false;  // delayed scales are taken from the tensors
     float8_nccl_comm ranks = nullptr;
     AmaxReducer reduce = nullptr;
-    const uint32_t* noop_flag = nullptr;
+    const uint32_t* noop_flag = nullptr;  // of tensors whose kernels have one
     void* workspace = nullptr;
     Stream stream = nullptr;
   };
 
-  // `options` are those of all launches but the shards'.
   [[nodiscard]] static Result<CastList> plan(const std::shared_ptr<Context>& context,
-                                             std::span<const ListedTensor> tensors,
-                                             const ListOptions& options = {});
+                                             std::span<const ListedTensor> tensors);
 
   // A workspace begins with the reserved bytes (layout.hpp), unless there is none.
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
@@ -102,7 +100,7 @@ class CastList {
   CastList() = default;
   [[nodiscard]] static Result<std::vector<Group>> groups(const std::shared_ptr<Context>& context,
                                                          std::span<const ListedTensor> tensors,
-                                                         bool first, const ListOptions& options);
+                                                         bool first);
   [[nodiscard]] std::span<const QuantizeOperand> bind_group(const Bind& bind, const Group& group,
                                                             uint32_t* recorded,
                                                             Operands& operands) const;

@@ -24,16 +24,10 @@ class Planner {
   Planner(const LinearKernels& kernels, bool first) : kernels_(kernels), first_(first) {}
 
   [[nodiscard]] std::vector<KernelPass> passes(CopySet copies) const {
-    const bool cache = (copies & kCacheWeight) != 0;
     std::vector<FusedCast> all;
-    add(all, Tensor::kGradOutput, copies & kDyq, copies & kDyqt, kernels_.tensor_dtype);
-    add(all, Tensor::kInput, copies & kXq, copies & kXqt, kernels_.tensor_dtype);
-    add(all, Tensor::kWeight, copies & kWq, copies & kWqt,
-        cache ? kernels_.master_dtype : kernels_.tensor_dtype);
-    for (FusedCast& cast : all) {
-      cast.cast.noop_flag = cache && kernels_.weight_flag;
-      cast.cast.from_f32 = kernels_.from_f32;
-    }
+    add(all, Tensor::kGradOutput, copies & kDyq, copies & kDyqt);
+    add(all, Tensor::kInput, copies & kXq, copies & kXqt);
+    add(all, Tensor::kWeight, copies & kWq, copies & kWqt);
     std::vector<KernelPass> passes = group(all);
     for (KernelPass& pass : passes) complete(pass, all);
     // The sums are of a launch's only matrix.
@@ -49,16 +43,16 @@ class Planner {
 
  private:
   // Appends the casts that write these copies of a tensor.
-  void add(std::vector<FusedCast>& all, Tensor tensor, bool want_q, bool want_qt, Dtype in) const {
+  void add(std::vector<FusedCast>& all, Tensor tensor, bool want_q, bool want_qt) const {
     const Copies& copies = kernels_.of(tensor);
     const CastSetting* q = want_q && copies.q ? &*copies.q : nullptr;
     const CastSetting* qt = want_qt && copies.qt ? &*copies.qt : nullptr;
     if (q == nullptr && qt == nullptr) return;
     if (q != nullptr && qt != nullptr && !one_cast(*q, *qt)) {
-      all.push_back(fused_cast(tensor, q, nullptr, in));
-      all.push_back(fused_cast(tensor, nullptr, qt, in));
+      all.push_back(fused_cast(tensor, q, nullptr));
+      all.push_back(fused_cast(tensor, nullptr, qt));
     } else {
-      all.push_back(fused_cast(tensor, q, qt, in));
+      all.push_back(fused_cast(tensor, q, qt));
     }
     if (q == nullptr && kernels_.keeps_scale(tensor)) {
       all.back().kept_scale = true;
@@ -100,10 +94,10 @@ class Planner {
     }
   }
 
-  FusedCast fused_cast(Tensor tensor, const CastSetting* q, const CastSetting* qt, Dtype in) const {
+  FusedCast fused_cast(Tensor tensor, const CastSetting* q, const CastSetting* qt) const {
     const CastSetting& any = q != nullptr ? *q : *qt;
     FusedCast out{.tensor = tensor,
-                  .cast = {.in = in,
+                  .cast = {.in = kernels_.tensor_dtype,
                            .out = any.dtype,
                            .scale_q = any.granularity,
                            .scale_qt = (qt != nullptr ? *qt : any).granularity,
@@ -111,7 +105,9 @@ class Planner {
                            .qt = qt != nullptr,
                            .pow2 = any.pow2,
                            .saturate = kernels_.hold,
-                           .count = kernels_.count}};
+                           .count = kernels_.count,
+                           .noop_flag = kernels_.noop_flag,
+                           .from_f32 = kernels_.from_f32}};
     for (const CastSetting* copy : {q, qt}) {
       if (copy == nullptr || copy->scaling != Scaling::kDelayed) continue;
       out.slot = slot_of(tensor, *copy);
@@ -200,11 +196,9 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   const Recipe& recipe = desc.recipe;
   F8_TRY(recipe.validate());
   F8_TRY(validate_shape(desc.shape));
-  const Dtype master = desc.master_dtype.value_or(desc.tensor_dtype);
-  for (const auto& [name, type] :
-       {std::pair{"grad_weight_dtype", desc.grad_weight_dtype},
-        std::pair{"tensor_dtype", desc.tensor_dtype}, std::pair{"master_dtype", master},
-        std::pair{"bias_grad_dtype", desc.bias_grad_dtype}}) {
+  for (const auto& [name, type] : {std::pair{"grad_weight_dtype", desc.grad_weight_dtype},
+                                   std::pair{"tensor_dtype", desc.tensor_dtype},
+                                   std::pair{"bias_grad_dtype", desc.bias_grad_dtype}}) {
     if (is_fp8(type)) {
       return fail(ErrorCode::kUnsupported, "{} {}: bf16, f16 and f32 are supported", name,
                   to_string(type));
@@ -212,11 +206,9 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   }
   LinearKernels kernels;
   kernels.tensor_dtype = desc.tensor_dtype;
-  kernels.master_dtype = master;
   kernels.recompute = desc.recompute;
   kernels.hold = desc.non_finite == NonFinite::kHold;
   kernels.count = desc.count;
-  kernels.weight_flag = desc.weight_flag;
   if (desc.bias_grad) kernels.bias_grad = codegen::BiasGradSpec{desc.bias_grad_dtype};
   const GemmSetting& output = recipe.at(Gemm::kOutput);
   const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
@@ -276,13 +268,12 @@ std::vector<CallPasses> all_passes(const LinearKernels& kernels) {
       if (training) add("", kernels.forward_copies(true, given));
       add(" (no backward)", kernels.forward_copies(false, given));
     }
-    add("", kernels.cache_copies());
     add("", kernels.backward_copies(true, true, 0));
     add(" (grad_input alone)", kernels.backward_copies(true, false, 0));
     add(" (grad_weight alone)", kernels.backward_copies(false, true, 0));
     if (!kernels.recompute) continue;
-    add(" (weight cached)", kernels.backward_copies(true, true, kWq));
-    add(" (grad_input alone, weight cached)", kernels.backward_copies(true, false, kWq));
+    add(" (weight in fp8)", kernels.backward_copies(true, true, kWq));
+    add(" (grad_input alone, weight in fp8)", kernels.backward_copies(true, false, kWq));
   }
   return all;
 }

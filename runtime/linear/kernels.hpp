@@ -28,12 +28,9 @@ struct Copies {
   [[nodiscard]] bool share_scale() const;
 };
 
-// The copies that a call makes, as a set of bits: q and qt of x, of w and of dy. kCacheWeight:
-// those of w go into a weight cache, from master_dtype and under a noop_flag where the linear has
-// one.
+// The copies that a call makes, as a set of bits: q and qt of x, of w and of dy.
 using CopySet = unsigned;
-inline constexpr CopySet kXqt = 1, kWqt = 2, kXq = 4, kWq = 8, kDyq = 16, kDyqt = 32,
-                         kCacheWeight = 64;
+inline constexpr CopySet kXqt = 1, kWqt = 2, kXq = 4, kWq = 8, kDyq = 16, kDyqt = 32;
 
 // One cast of a tensor, which writes one copy or both.
 struct FusedCast {
@@ -57,12 +54,11 @@ struct KernelPass {
 
 struct LinearKernels {
   Dtype tensor_dtype = Dtype::kBf16;
-  Dtype master_dtype = Dtype::kBf16;
   bool recompute = false;
   bool hold = false;
   bool count = false;
-  bool weight_flag = false;
-  bool from_f32 = false;  // casts read fp32 and round it to tensor_dtype
+  bool noop_flag = false;  // casts do nothing where a flag of the call holds 1
+  bool from_f32 = false;   // casts read fp32 and round it to tensor_dtype
   std::optional<codegen::BiasGradSpec> bias_grad;
   std::array<Copies, 3> copies;                   // indexed by Tensor
   std::vector<DelayedSlot> slots;                 // of delayed scaling; empty: the recipe has none
@@ -79,7 +75,6 @@ struct LinearKernels {
   // `given`: kXq for an x, kWq for a w that the call is given in fp8.
   [[nodiscard]] CopySet forward_copies(bool saved, CopySet given) const;
   [[nodiscard]] CopySet backward_copies(bool dx, bool dw, CopySet given) const;
-  [[nodiscard]] CopySet cache_copies() const { return kWq | kWqt | kCacheWeight; }
   // The passes that make the copies `made`. `first_step`: delayed scales are taken from the tensors
   // themselves.
   [[nodiscard]] std::vector<KernelPass> passes(CopySet made, bool first_step) const;

@@ -57,14 +57,13 @@ struct ByRows {
   }
 };
 
-// Sets `count` words to `value`, and with `and_m` as many more as m.
-struct SetWords {
+// Sets `count` words to 0, and with `and_m` as many more as m.
+struct ClearWords {
   Ref words = {};
   int64_t count = 0;
-  uint32_t value = 0;
   bool and_m = false;
   Status operator()(const LaunchTarget& to) const {
-    return set_words(to.context.driver, to.call.at<uint32_t>(words), value,
+    return set_words(to.context.driver, to.call.at<uint32_t>(words), 0,
                      static_cast<size_t>(count + (and_m ? to.call.m : 0)), to.stream);
   }
 };

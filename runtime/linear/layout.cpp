@@ -194,13 +194,6 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   forward.take_q(Tensor::kWeight, w);
   layout.forward_gemm = forward.take(gemm_forward);
 
-  Buffer cache(Slot::kTensor, kernels, calls, shape);
-  layout.cache = w;
-  cache.take_q(Tensor::kWeight, layout.cache);
-  cache.take_qt(Tensor::kWeight, layout.cache);
-  layout.cache_bytes = cache.size();
-  layout.cached_w = fp8_refs(kernels.of(Tensor::kWeight), layout.cache);
-
   Buffer saved(Slot::kSaved, kernels, calls, shape);
   const auto save = [&](Tensor tensor, TensorBuffers& at) {
     kernels.recompute ? saved.take_kept_scale(tensor, at) : saved.take_qt(tensor, at);

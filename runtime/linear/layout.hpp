@@ -1,4 +1,4 @@
-// The layout of a linear's buffers: the workspace, the saved buffer and the weight cache.
+// The layout of a linear's buffers: the workspace and the saved buffer.
 // Offsets are multiples of kAlign bytes, fixed at plan time for the largest m. Row strides follow
 // the m of the call, so a smaller call uses the front of each part.
 //
@@ -6,7 +6,6 @@
 //                q of x | of w | own workspace of the GEMM
 //   saved     := qt of x | of w         without what a call is given as a tensor in fp8;
 //                scale of x | of w      where the linear recomputes
-//   cache     := q of w | qt of w
 //   backward  := sync | first | amax buffer (dy) | partial maxima of dy | q of dy | qt of dy |
 //                again | column sums of dy | own workspace of GEMMs
 //   again     := partial maxima of x | of w | qt of x | of w     only where the linear recomputes
@@ -80,15 +79,12 @@ struct LinearLayout {
   Ref amax;                        // the amax buffer, after those in both
   CallTensors forward;             // of which q is in the workspace, qt in `saved`
   CallTensors backward;            // of x and w: qt in `saved`, or made again in the workspace
-  TensorBuffers cache;             // the weight, cast into a weight cache
-  Fp8Refs cached_w;                // what GEMMs read of it
   Fp8Refs backward_x, backward_w;  // what they read in backward without x_tensor and w_tensor
   Ref sums;
   Ref forward_gemm, backward_gemm;
   size_t workspace_bytes = 0;
   size_t saved_bytes = 0;
   size_t saved_input_bytes = 0;  // its part without the weight's
-  size_t cache_bytes = 0;
 
   // The bytes of `saved` for calls that are given x, or w, in fp8.
   [[nodiscard]] size_t saved_bytes_of(bool x_tensor, bool w_tensor) const {

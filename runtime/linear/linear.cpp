@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "runtime/device/memory.hpp"
 #include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/state.hpp"
 
@@ -87,33 +86,22 @@ size_t Linear::saved_bytes(bool w_tensor, bool x_tensor) const {
   return state_->layout.saved_bytes_of(x_tensor, w_tensor);
 }
 
-float8_tensor Linear::State::view(Tensor tensor, const Fp8Refs& refs, Slot slot, const void* buffer,
-                                  int64_t rows) const {
+float8_tensor Linear::State::saved_view(Tensor tensor, const Fp8Refs& refs, const void* saved,
+                                        int64_t rows) const {
   CallArguments call;
-  call.set(slot, buffer);
-  return tensor_view(refs, call, rows, desc.shape.k, kernels.of(tensor));
+  call.set(Slot::kSaved, saved);
+  return tensor_view({.qt = refs.qt, .qt_inverse = refs.qt_inverse}, call, rows, desc.shape.k,
+                     kernels.of(tensor));
 }
 
 float8_tensor Linear::saved_x(const void* saved, int64_t m) const {
-  const Fp8Refs& x = state_->layout.backward_x;
-  return state_->view(Tensor::kInput, {.qt = x.qt, .qt_inverse = x.qt_inverse}, Slot::kSaved, saved,
-                      m);
+  return state_->saved_view(Tensor::kInput, state_->layout.backward_x, saved, m);
 }
 
 float8_tensor Linear::saved_w(const void* saved) const {
-  const Fp8Refs& w = state_->layout.backward_w;
-  return state_->view(Tensor::kWeight, {.qt = w.qt, .qt_inverse = w.qt_inverse}, Slot::kSaved,
-                      saved, desc().shape.n);
+  return state_->saved_view(Tensor::kWeight, state_->layout.backward_w, saved, desc().shape.n);
 }
 
-float8_tensor Linear::cached_w(const void* cache) const {
-  return state_->view(Tensor::kWeight, state_->layout.cached_w, Slot::kTensor, cache,
-                      desc().shape.n);
-}
-
-size_t Linear::weight_cache_bytes() const {
-  return state_->layout.cache_bytes;
-}
 const std::vector<DelayedSlot>& Linear::scale_slots() const {
   return state_->kernels.slots;
 }
@@ -173,40 +161,12 @@ Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream
   return state_->run("float8_linear_backward", call, workspace, stream, reduce);
 }
 
-Status Linear::cast_weight(const WeightCall& call, void* workspace, Stream stream,
-                           AmaxReducer reduce) const {
-  if (state_->layout.cache_bytes == 0) return {};
-  return state_->run("float8_linear_cast_weight", call, workspace, stream, reduce);
-}
-
 std::vector<Step> Linear::forward_steps(const ForwardCall& call, void* workspace) const {
   return state_->steps("float8_linear_forward", call, workspace);
 }
 
 std::vector<Step> Linear::backward_steps(const BackwardCall& call, void* workspace) const {
   return state_->steps("float8_linear_backward", call, workspace);
-}
-
-std::vector<Step> Linear::cast_weight_steps(const WeightCall& call, void* workspace) const {
-  if (state_->layout.cache_bytes == 0) return {};
-  return state_->steps("float8_linear_cast_weight", call, workspace);
-}
-
-Status invalidate_weights(Context& context, uint32_t* valid, size_t count, Stream stream) {
-  if (valid == nullptr || !is_aligned(valid, 4)) {
-    return fail(ErrorCode::kInvalidArgument, "float8_weights_invalidate: valid is {}",
-                valid == nullptr ? "NULL" : "not aligned to 4 bytes");
-  }
-  if (count > std::numeric_limits<size_t>::max() / sizeof(uint32_t)) {
-    return fail(ErrorCode::kInvalidArgument, "float8_weights_invalidate: count is {}", count);
-  }
-  CallMemory memory;
-  memory.add("valid", valid, count * sizeof(uint32_t), Access::kWrite);
-  F8_TRY(memory.check_device("float8_weights_invalidate", context, stream));
-  const Driver& driver = context.state().driver;
-  const ScopedContext current(driver, context.state().primary);
-  F8_TRY(current.status());
-  return set_words(driver, valid, 0, count, stream);
 }
 
 }  // namespace f8::runtime

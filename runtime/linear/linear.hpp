@@ -8,8 +8,8 @@
 //
 // Tensors that a recipe keeps in high precision in a backward GEMM are not saved: backward reads x
 // or w itself. With `recompute` nothing is saved: backward casts x and w again. A weight that stays
-// the same for several calls (gradient accumulation) can be cast once, into a weight cache, and
-// delayed scaling takes and leaves its state in ScaleSlots.
+// the same for several calls (gradient accumulation) can be cast once, by a Quantizer, and delayed
+// scaling takes and leaves its state in ScaleSlots.
 #pragma once
 
 #include <array>
@@ -40,13 +40,8 @@ struct LinearDesc {
   std::array<std::optional<GemmChoice>, 3> choices;  // indexed by Gemm; empty: GemmPlan::choose
   Dtype tensor_dtype = Dtype::kBf16;                 // or f16, f32: of x, w, dy, y, dx and bias
   // Keep nothing in fp8 between forward and backward: backward reads x (and w, where it has no
-  // weight cache) and casts them again, to the same bits. Delayed scales must be those that forward
-  // had.
+  // w_tensor) and casts them again, to the same bits. Delayed scales must be those that forward had.
   bool recompute = false;
-  // The type of WeightCall::w, where it is not tensor_dtype: f32 master weights go into the cache.
-  // The cache is then all that forward and backward need of the weight, unless the recipe has a
-  // GEMM in high precision that reads w.
-  std::optional<Dtype> master_dtype = {};
   bool bias_grad = false;                // backward may be asked for db
   Dtype bias_grad_dtype = Dtype::kBf16;  // or f16, f32
   // The policy for dynamic scales whose amax is not finite; DelayedOptions has that for delayed
@@ -55,8 +50,6 @@ struct LinearDesc {
   // Casts add to the counters that a call brings (cast_counters.hpp). It takes some time, and small
   // tensors are cast in two launches.
   bool count = false;
-  // cast_weight heeds WeightCall::valid; small weights are then cast in two launches.
-  bool weight_flag = false;
   bool weight_shards = false;  // qt of w_tensor may lie in shards: float8_tensor::qt_shards
   bool operator==(const LinearDesc&) const = default;
 };
@@ -65,12 +58,6 @@ struct LinearDesc {
 // and nothing reads struct_size and the sizes of buffers, which the C interface checks.
 using ForwardCall = float8_forward_args;
 using BackwardCall = float8_backward_args;
-using WeightCall = float8_weight_args;
-
-// Sets `count` words of WeightCall::valid to 0, in stream order: after an optimizer's step, and
-// before the first cast.
-[[nodiscard]] Status invalidate_weights(Context& context, uint32_t* valid, size_t count,
-                                        Stream stream);
 
 // One launch of a call, in order: what `bench linear` times one by one.
 struct Step {
@@ -92,23 +79,17 @@ class Linear {
   ~Linear();
 
   [[nodiscard]] size_t workspace_bytes() const;
-  // Without the parts of the weight (`w_tensor`: calls have a weight cache or w_tensor) and of the
-  // input (`x_tensor`) that calls are given. May be 0: then null serves, and a forward without
-  // `saved` is as good.
+  // Without the parts of the weight (`w_tensor`) and of the input (`x_tensor`) that calls are given
+  // in fp8. May be 0: then null serves, and a forward without `saved` is as good.
   [[nodiscard]] size_t saved_bytes(bool w_tensor = false, bool x_tensor = false) const;
-  [[nodiscard]] size_t weight_cache_bytes() const;  // 0 where the weight is never cast
   // The slot of DelayedScales for each operand with delayed scaling, in the order of ScaleSlots.
   [[nodiscard]] const std::vector<DelayedSlot>& scale_slots() const;
 
-  // The views of what calls left; see float8_linear_saved_tensors and float8_linear_cached_weight.
+  // The views of what a forward left; see float8_linear_saved_tensors.
   [[nodiscard]] float8_tensor saved_x(const void* saved, int64_t m) const;
   [[nodiscard]] float8_tensor saved_w(const void* saved) const;
-  [[nodiscard]] float8_tensor cached_w(const void* cache) const;
 
-  // Calls with ranks need `reduce`, which reduces amaxes over them. cast_weight writes the weight's
-  // fp8 copies and scales into a buffer that calls use until the weight changes.
-  [[nodiscard]] Status cast_weight(const WeightCall& call, void* workspace, Stream stream,
-                                   AmaxReducer reduce = nullptr) const;
+  // Calls with ranks need `reduce`, which reduces amaxes over them.
   [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Stream stream,
                                AmaxReducer reduce = nullptr) const;
   [[nodiscard]] Status backward(const BackwardCall& call, void* workspace, Stream stream,
@@ -119,7 +100,6 @@ class Linear {
   // error.
   [[nodiscard]] std::vector<Step> forward_steps(const ForwardCall& call, void* workspace) const;
   [[nodiscard]] std::vector<Step> backward_steps(const BackwardCall& call, void* workspace) const;
-  [[nodiscard]] std::vector<Step> cast_weight_steps(const WeightCall& call, void* workspace) const;
 
   [[nodiscard]] const std::shared_ptr<Context>& context() const;
   [[nodiscard]] const LinearDesc& desc() const;
@@ -127,7 +107,6 @@ class Linear {
 
  private:
   friend class LinearGroup;
-  friend class WeightCasts;
   struct State;
   explicit Linear(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

@@ -102,9 +102,9 @@ CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref re
   return operand;
 }
 
-SetWords clear_amax(Ref begin, Ref end, std::optional<int64_t> rows) {
+ClearWords clear_amax(Ref begin, Ref end, int64_t rows) {
   const auto words = static_cast<int64_t>((end.offset() - begin.offset()) / sizeof(uint32_t));
-  return {.words = begin, .count = words + rows.value_or(0), .and_m = rows == 0};
+  return {.words = begin, .count = words + rows, .and_m = rows == 0};
 }
 
 Result<std::span<const CastPlanner::Pass>> CastPlanner::load(CopySet copies, bool first_step) {
@@ -233,7 +233,7 @@ Status CastPlanner::add_first_step(LaunchRange& range, const CastSection& sectio
                                    std::span<const Choice> choices) const {
   const size_t count = kernels_.slots.size();
   const Ref at = shared_.first;
-  range.add("clear amax", SetWords{at, static_cast<int64_t>(kFirstWords * count)});
+  range.add("clear amax", ClearWords{at, static_cast<int64_t>(kFirstWords * count)});
   add(range, {.tensors = section.tensors, .clear = section.clear, .recording = true}, passes,
       choices);
   range.add("reduce amax", [at, count](const LaunchTarget& to) {

@@ -16,13 +16,13 @@ namespace f8::runtime {
                                        Ref recorded);
 
 // The clear of the words of an amax buffer from `begin` to `end`, and of one for each of `rows`
-// more (0: the call's m; none: nothing more).
-[[nodiscard]] SetWords clear_amax(Ref begin, Ref end, std::optional<int64_t> rows);
+// more (0: the call's m).
+[[nodiscard]] ClearWords clear_amax(Ref begin, Ref end, int64_t rows);
 
 // A part of a list that casts tensors.
 struct CastSection {
   const CallTensors& tensors;
-  SetWords clear;          // of its amax buffer
+  ClearWords clear;        // of its amax buffer
   bool sums = false;       // a cast of dy leaves column sums where it can
   bool recording = false;  // casts are only for the maxima of a first step over ranks
 };

@@ -61,9 +61,6 @@ class LaunchPlanner {
     for (CallKind kind = 0; kind < kGradientKinds; ++kind) {
       all.gradients[kind] = F8_TRY(gradients(kind << kGradientShift));
     }
-    for (CallKind kind = 0; kind < kWeightKinds; ++kind) {
-      if (is_step(kind)) all.cast_weight[kind] = F8_TRY(cast_weight(kind));
-    }
     return all;
   }
 
@@ -198,8 +195,8 @@ class LaunchPlanner {
     return {};
   }
 
-  // What is read of x and w is bound by the call: its tensors, a cache, `saved`, or the copies that
-  // are made again.
+  // What is read of x and w is bound by the call: its tensors, `saved`, or the copies that are
+  // made again.
   void add_gradients(LaunchRange& range, CallKind kind, const Fp8Refs& dy) const {
     GemmOperands input = operands(Gemm::kGradInput, dy, kGivenWRefs);
     input.shards = desc_.weight_shards;
@@ -220,20 +217,6 @@ class LaunchPlanner {
     if ((kind & kDw) != 0) {
       add_gemm(range, Gemm::kGradWeight, (kind & kBackwardAddDw) != 0, workspace, weight);
     }
-  }
-
-  Result<LaunchList> cast_weight(CallKind kind) {
-    const CallTensors tensors{.w = layout_.cache};
-    const Ref end = layout_.forward.x.col_amax;
-    LaunchList list = F8_TRY(casts_.plan(
-        {.tensors = tensors, .clear = clear_amax(layout_.cache.row_amax, end, std::nullopt)},
-        kernels_.cache_copies(), kind));
-    if ((kind & kWeightFlag) != 0) {
-      for (LaunchRange& range : list) {
-        range.add("set valid", SetWords{Slot::kNoopFlag, 1, 1});
-      }
-    }
-    return list;
   }
 
   Context& context_;

@@ -33,14 +33,10 @@ inline constexpr CallKind kGradientShift = 4;
 inline constexpr size_t kGradientKinds = kBackwardKinds >> kGradientShift;
 static_assert(kBackwardDx == 1U << kGradientShift);
 
-inline constexpr CallKind kWeightFlag = 4;
-inline constexpr size_t kWeightKinds = 8;
-
 struct LinearLaunches {
   std::array<LaunchList, kForwardKinds> forward;
   std::array<LaunchList, kBackwardKinds> backward;
   std::array<LaunchList, kGradientKinds> gradients;  // plan_gradients() by kind
-  std::array<LaunchList, kWeightKinds> cast_weight;
 };
 
 [[nodiscard]] Result<LinearLaunches> plan_launches(const std::shared_ptr<Context>& context,

@@ -23,7 +23,6 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
   linear.grad_weight_dtype = desc.dtype;
   linear.non_finite = desc.non_finite;
   linear.count = desc.count;
-  linear.weight_flag = desc.weight_flag;
   switch (desc.operand) {
     case Tensor::kInput:
       linear.shape = {desc.rows, kAny, desc.cols};
@@ -59,7 +58,7 @@ CopySet copies_of(const QuantizerDesc& desc) {
     case Tensor::kInput:
       return (desc.q ? kXq : 0) | (desc.qt ? kXqt : 0);
     case Tensor::kWeight:
-      return (desc.q ? kWq : 0) | (desc.qt ? kWqt : 0) | (desc.weight_flag ? kCacheWeight : 0);
+      return (desc.q ? kWq : 0) | (desc.qt ? kWqt : 0);
     case Tensor::kGradOutput:
       return (desc.q ? kDyq : 0) | (desc.qt ? kDyqt : 0);
   }
@@ -74,6 +73,7 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   const LinearDesc linear = linear_of(desc);
   LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
   F8_TRY(quantizer->check_source());
+  kernels.noop_flag = desc.weight_flag;
   kernels.from_f32 = desc.f32_source;
   Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
   kernels.recompute = desc.scale_apart;
@@ -336,7 +336,8 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
                 desc_.recipe.name);
   }
-  return {};
+  const bool first = call.first_step != 0 || !is_delayed();
+  return first ? Status() : check_not_fresh(*context_, kArgs, call.scales);
 }
 
 CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
@@ -416,7 +417,14 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
   }
   F8_TRY(runtime::run(launches_[kind], state, to, stream));
-  return call.valid == nullptr ? Status() : set_words(state.driver, call.valid, 1, 1, stream);
+  return call.valid == nullptr ? Status() : set_valid(call.valid, stream);
+}
+
+Status Quantizer::set_valid(uint32_t* valid, Stream stream) const {
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  return set_words(state.driver, valid, 1, 1, stream);
 }
 
 Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
@@ -446,80 +454,6 @@ Status Quantizer::find_amax(const QuantizeCall& call, Stream stream) const {
     return true;
   };
   return shards_->find(std::cref(bind_call), stream);
-}
-
-Result<TensorGemm> TensorGemm::plan(const std::shared_ptr<Context>& context,
-                                    const TensorGemmDesc& desc) {
-  if (!desc.recipe.at(desc.gemm).is_fp8()) {
-    return fail(ErrorCode::kUnsupported, "recipe {} has {} in high precision; nothing is in fp8",
-                desc.recipe.name, to_string(desc.gemm));
-  }
-  LinearDesc linear;
-  linear.shape = desc.shape;
-  linear.recipe = desc.recipe;
-  linear.sm_limit = desc.sm_limit;
-  const LinearKernels kernels = F8_TRY(linear_kernels(linear));
-  GemmDesc gemm = *kernels.gemms[static_cast<size_t>(desc.gemm)];
-  if (desc.bias && desc.gemm != Gemm::kOutput) {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_gemm_desc.bias is set; FLOAT8_OUTPUT alone adds a bias");
-  }
-  gemm.d = desc.d;
-  gemm.bias = desc.bias;
-  gemm.add = desc.add;
-  TensorGemm out;
-  out.context_ = context;
-  const GemmChoice choice = F8_TRY(GemmPlan::choose(*context, gemm));
-  out.plan_ = F8_TRY(GemmPlan::create(context, gemm, choice));
-  const bool of_dy = desc.gemm != Gemm::kOutput;
-  out.copies_ = {kernels.of(of_dy ? Tensor::kGradOutput : Tensor::kInput),
-                 kernels.of(desc.gemm == Gemm::kGradWeight ? Tensor::kInput : Tensor::kWeight)};
-  out.reads_q_ = {desc.gemm != Gemm::kGradWeight, desc.gemm == Gemm::kOutput};
-  return out;
-}
-
-Status TensorGemm::run(const TensorGemmCall& call, void* workspace, Stream stream) const {
-  constexpr const char* kGemmArgs = "float8_gemm_args";
-  const GemmDesc& desc = plan_->desc();
-  if (call.a == nullptr || call.b == nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", kGemmArgs,
-                call.a == nullptr ? "a" : "b");
-  }
-  const float8_tensor& a = *call.a;
-  const float8_tensor& b = *call.b;
-  const auto [m_max, n, k] = desc.shape;
-  const int64_t m = a.rows;
-  if (m < 0 || m > m_max) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}.a has {} rows, the plan was made for 0 to {}",
-                kGemmArgs, m, m_max);
-  }
-  const bool weight = desc.gemm == Gemm::kGradWeight;
-  F8_TRY(check_tensor(kGemmArgs, "a", a, m, desc.gemm == Gemm::kOutput ? k : n, copies_[0],
-                      reads_q_[0]));
-  F8_TRY(check_tensor(kGemmArgs, "b", b, weight ? m : n, k, copies_[1], reads_q_[1]));
-  if (!desc.bias && call.bias != nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.bias is given, the plan has none; set float8_gemm_desc.bias", kGemmArgs);
-  }
-  CallMemory memory(kGemmArgs);
-  add_tensor(memory, "a", a, copies_[0], reads_q_[0]);
-  add_tensor(memory, "b", b, copies_[1], reads_q_[1]);
-  memory.add_rows("d", call.d, weight ? n : m, desc.gemm == Gemm::kOutput ? n : k, call.ld_d,
-                  desc.d, Access::kWrite);
-  memory.add_rows("bias", call.bias, 1, n, 0, desc.d, Access::kRead);
-  memory.add_beside("workspace", workspace, workspace_bytes(), Access::kWrite);
-  F8_TRY(memory.check_alignment("float8_gemm"));
-  F8_TRY(memory.check_overlaps("float8_gemm"));
-  F8_TRY(memory.check_device("float8_gemm", *context_, stream));
-  return plan_->run({.a = reads_q_[0] ? a.q : a.qt,
-                     .b = reads_q_[1] ? b.q : b.qt,
-                     .d = call.d,
-                     .inv_scale_a = reads_q_[0] ? a.q_inverse_scale : a.qt_inverse_scale,
-                     .inv_scale_b = reads_q_[1] ? b.q_inverse_scale : b.qt_inverse_scale,
-                     .m = m,
-                     .bias = call.bias,
-                     .ld_d = call.ld_d},
-                    workspace, stream);
 }
 
 }  // namespace f8::runtime

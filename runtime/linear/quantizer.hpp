@@ -75,6 +75,8 @@ class Quantizer {
   // qt follows q where it has no place of its own.
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
+  // Sets the flag of a call behind its casts.
+  [[nodiscard]] Status set_valid(uint32_t* valid, Stream stream) const;
   [[nodiscard]] Status check_whole() const;
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
@@ -102,34 +104,6 @@ class Quantizer {
   ShardWords words_;
   std::optional<CastList> shards_;  // of the tensor alone, in place of launches_: over ranks
   std::vector<SwigluCast> swiglu_;  // in place of launches_
-};
-
-struct TensorGemmDesc {
-  Gemm gemm = Gemm::kOutput;
-  Shape shape;  // the linear's; m is the largest M that a call has
-  Recipe recipe;
-  Dtype d = Dtype::kBf16;
-  bool bias = false;
-  bool add = false;
-  int sm_limit = 0;
-};
-
-using TensorGemmCall = float8_gemm_args;
-
-// A GEMM of a linear over tensors in fp8.
-class TensorGemm {
- public:
-  [[nodiscard]] static Result<TensorGemm> plan(const std::shared_ptr<Context>& context,
-                                               const TensorGemmDesc& desc);
-  [[nodiscard]] size_t workspace_bytes() const { return plan_->workspace_bytes(); }
-  [[nodiscard]] Status run(const TensorGemmCall& call, void* workspace, Stream stream) const;
-
- private:
-  TensorGemm() = default;
-  std::shared_ptr<Context> context_;
-  GemmPlanPtr plan_;
-  std::array<Copies, 2> copies_;      // of a and b
-  std::array<bool, 2> reads_q_ = {};  // which copy it reads of each; else qt
 };
 
 }  // namespace f8::runtime

@@ -43,9 +43,6 @@ constexpr const char* args_name(const ForwardCall&) {
 constexpr const char* args_name(const BackwardCall&) {
   return "float8_backward_args";
 }
-constexpr const char* args_name(const WeightCall&) {
-  return "float8_weight_args";
-}
 
 }  // namespace
 
@@ -55,12 +52,6 @@ Status Linear::State::check_counters(const Call& call) const {
   return fail(ErrorCode::kInvalidArgument,
               "{}.counters is given, the plan's casts do not count; set float8_linear_desc.count",
               args_name(call));
-}
-
-// The call is given the weight in fp8.
-template <class Call>
-static bool has_weight(const Call& call) {
-  return call.weight_cache != nullptr || call.w_tensor != nullptr;
 }
 
 // The call takes its first scales from all ranks' tensors, and so writes them.
@@ -100,10 +91,6 @@ Linear::State::DyCopies Linear::State::copies_of_dy(const BackwardCall& call) co
 // Checks the tensors that a call is given in fp8, whose copies it reads: q in forward, else qt.
 template <class Call>
 Status Linear::State::check_tensors(const Call& call, bool q) const {
-  if (call.w_tensor != nullptr && call.weight_cache != nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}: w_tensor and weight_cache are given; give one",
-                args_name(call));
-  }
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   if (call.x_tensor != nullptr) {
     const bool again = casts_x_tensor(call);
@@ -127,7 +114,7 @@ Status Linear::State::check_arguments(const ForwardCall& call) const {
   if (call.x_tensor == nullptr || !is_fp8(Gemm::kOutput)) {
     F8_TRY(check_given("float8_forward_args.x", call.x));
   }
-  if (!has_weight(call) || !is_fp8(Gemm::kOutput)) {
+  if (call.w_tensor == nullptr || !is_fp8(Gemm::kOutput)) {
     F8_TRY(check_given("float8_forward_args.w", call.w));
   }
   if (is_fp8(Gemm::kOutput)) F8_TRY(check_tensors(call, true));
@@ -172,8 +159,8 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
         "are computed from it");
   }
   if (call.dy_tensor == nullptr) F8_TRY(check_given("float8_backward_args.dy", call.dy));
-  // A gradient needs a copy of the weight or of the input that no cache has.
-  const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && !has_weight(call);
+  // A gradient needs a copy of the weight or of the input that the call does not have.
+  const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.w_tensor == nullptr;
   const bool casts_input =
       dw && is_fp8(Gemm::kGradWeight) && (call.x_tensor == nullptr || casts_x_tensor(call));
   F8_TRY(
@@ -218,26 +205,10 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   return check_memory("float8_linear_backward", memory(call, workspace));
 }
 
-Status Linear::State::check(const WeightCall& call) const {
-  F8_TRY(check_given("float8_weight_args.w", call.w));
-  F8_TRY(check_given("float8_weight_args.cache", call.cache));
-  F8_TRY(check_counters(call));
-  F8_TRY(refuse_if(call.valid != nullptr && !desc.weight_flag,
-                   "float8_weight_args.valid is given, the plan's casts look at no flag; set "
-                   "float8_linear_desc.weight_flag"));
-  return check_scales(call);
-}
-
-Status Linear::State::check(const WeightCall& call, const void* workspace) const {
-  F8_TRY(check(call));
-  F8_TRY(check_given("workspace of float8_linear_cast_weight", workspace));
-  return check_memory("float8_linear_cast_weight", memory(call, workspace));
-}
-
 Status Linear::State::check_records(const ForwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
   if (call.saved != nullptr && !desc.recompute) {
-    context->state().records.set_forward(call.saved, {this, call.m, has_weight(call)});
+    context->state().records.set_forward(call.saved, {this, call.m, call.w_tensor != nullptr});
   }
   return {};
 }
@@ -253,32 +224,21 @@ Status Linear::State::check_records(const BackwardCall& call) const {
                 "`saved` had an m of {}",
                 call.m, forward.m);
   }
-  const bool cached = has_weight(call);
-  if (forward.weight_cache != cached && layout.cache_bytes > 0) {
+  const bool given = call.w_tensor != nullptr;
+  const Copies& weight = kernels.of(Tensor::kWeight);
+  if (forward.weight_given != given && (weight.q || weight.qt)) {
     return fail(ErrorCode::kInvalidArgument,
-                "float8_backward_args.weight_cache is {}, the forward that "
+                "float8_backward_args.w_tensor is {}, the forward that "
                 "filled `saved` had {}; give it to both or to neither",
-                cached ? "given" : "NULL", cached ? "none" : "one");
+                given ? "given" : "NULL", given ? "none" : "one");
   }
   return {};
 }
 
-Status Linear::State::check_records(const WeightCall& call) const {
-  return check_fresh_scales(call);
-}
-
-// An emulated device's memory can be looked at: a state that a trainer copied there is none of the
-// initial ones, whose scales are 1.
 template <class Call>
 Status Linear::State::check_fresh_scales(const Call& call) const {
   if (kernels.slots.empty() || call.first_step != 0) return {};
-  const ScaleSlots slots = ScaleSlots::of(call.scales);
-  if (!context->state().records.is_fresh(slots.amax)) return {};
-  if (context->options().emulate && *slots.scale != 1.0F) return {};
-  return fail(ErrorCode::kInvalidArgument,
-              "{}.first_step is 0, the scale state was initialised and has not seen a step; set "
-              "it in all calls of the first step",
-              args_name(call));
+  return check_not_fresh(*context, args_name(call), call.scales);
 }
 
 template Status Linear::State::check_fresh_scales(const ForwardCall& call) const;
@@ -290,10 +250,8 @@ CallMemory Linear::State::common_memory(const Call& call, const void* workspace)
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
   memory.add_beside("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  if constexpr (requires { call.launch_counts; }) {
-    memory.add("launch_counts", call.launch_counts, quantize_sync_bytes(context->device().sm_count),
-               Access::kWrite);
-  }
+  memory.add("launch_counts", call.launch_counts, quantize_sync_bytes(context->device().sm_count),
+             Access::kWrite);
   const size_t count = kernels.slots.size();
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
   memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
@@ -311,9 +269,8 @@ CallMemory Linear::State::common_memory(const Call& call, const void* workspace)
 // What forward and backward share. `q`: of the tensors they read q, else qt.
 template <class Call>
 void Linear::State::add_copies(CallMemory& memory, const Call& call, Access saved, bool q) const {
-  memory.add("saved", call.saved, layout.saved_bytes_of(call.x_tensor != nullptr, has_weight(call)),
-             saved);
-  memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
+  memory.add("saved", call.saved,
+             layout.saved_bytes_of(call.x_tensor != nullptr, call.w_tensor != nullptr), saved);
   if (call.x_tensor != nullptr && casts_x_tensor(call)) {
     memory.add("x_tensor", call.x_tensor->q_inverse_scale, sizeof(float), Access::kRead,
                sizeof(float));
@@ -360,15 +317,6 @@ CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace
   return memory;
 }
 
-CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) const {
-  CallMemory memory = common_memory(call, workspace);
-  memory.add_rows("w", call.w, desc.shape.n, desc.shape.k, call.ld_w, kernels.master_dtype,
-                  Access::kRead);
-  memory.add("cache", call.cache, layout.cache_bytes, Access::kWrite);
-  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
-  return memory;
-}
-
 // Binds x, w and `saved`, which holds nothing of what the call is given in fp8. Where x is not given,
 // the copies of w in `saved` follow those of x.
 template <class Call>
@@ -389,10 +337,6 @@ CallKind Linear::State::bind_inputs(const Call& call, CallArguments& to) const {
     kind |= kGivenW;
     bind_tensor(*call.w_tensor, Slot::kWeightQ, to);
     to.weight_shards = std::max<int64_t>(call.w_tensor->qt_shards, 1);
-  } else if (call.weight_cache != nullptr) {
-    kind |= kGivenW;
-    to.set(Slot::kTensor, call.weight_cache);
-    bind_refs(layout.cached_w, Slot::kWeightQ, to);
   }
   return kind;
 }
@@ -438,17 +382,6 @@ const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
   }
   if (desc.recompute) kind |= given;
   return launches.backward[kind | step_kind(call.first_step != 0, to)];
-}
-
-const LaunchList& Linear::State::bind(const WeightCall& call, void* workspace,
-                                      CallArguments& to) const {
-  set_common(call, workspace, to);
-  to.m = desc.shape.m;  // any will do
-  to.set(Slot::kW, call.w, call.ld_w);
-  to.set(Slot::kTensor, call.cache);
-  to.set(Slot::kNoopFlag, call.valid);
-  return launches
-      .cast_weight[step_kind(call.first_step != 0, to) | (call.valid != nullptr ? kWeightFlag : 0)];
 }
 
 }  // namespace f8::runtime

@@ -37,8 +37,6 @@ struct Linear::State {
   }
   [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
-  [[nodiscard]] Status check(const WeightCall& call) const;
-  [[nodiscard]] Status check(const WeightCall& call, const void* workspace) const;
   template <class Call>
   [[nodiscard]] Status check_counters(const Call& call) const;
   template <class Call>
@@ -48,14 +46,12 @@ struct Linear::State {
   // Compare a call with earlier ones (CallRecords).
   [[nodiscard]] Status check_records(const ForwardCall& call) const;
   [[nodiscard]] Status check_records(const BackwardCall& call) const;
-  [[nodiscard]] Status check_records(const WeightCall& call) const;
   template <class Call>
   [[nodiscard]] Status check_fresh_scales(const Call& call) const;
 
   // Lists the memory that a call touches.
   [[nodiscard]] CallMemory memory(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] CallMemory memory(const BackwardCall& call, const void* workspace) const;
-  [[nodiscard]] CallMemory memory(const WeightCall& call, const void* workspace) const;
   template <class Call>
   [[nodiscard]] CallMemory common_memory(const Call& call, const void* workspace) const;
   template <class Call>
@@ -72,14 +68,13 @@ struct Linear::State {
     return memory(call, workspace).check_device(name, *context, stream);
   }
 
-  // Gives the view of a tensor's copies in a buffer that has `slot` in calls.
-  [[nodiscard]] float8_tensor view(Tensor tensor, const Fp8Refs& refs, Slot slot,
-                                   const void* buffer, int64_t rows) const;
+  // Gives the view of a tensor's transposed copy in `saved`.
+  [[nodiscard]] float8_tensor saved_view(Tensor tensor, const Fp8Refs& refs, const void* saved,
+                                         int64_t rows) const;
 
   // The launches of a call, and what it gives to them.
   const LaunchList& bind(const ForwardCall& call, void* workspace, CallArguments& to) const;
   const LaunchList& bind(const BackwardCall& call, void* workspace, CallArguments& to) const;
-  const LaunchList& bind(const WeightCall& call, void* workspace, CallArguments& to) const;
   template <class Call>
   CallKind bind_inputs(const Call& call, CallArguments& to) const;
   // `saved` without the input's part, as the offsets of the layout count it.

@@ -17,12 +17,12 @@ LinearGroup::Launches LinearGroup::launches(int64_t m) const {
   Launches count;
   const bool dx = state_->desc().needs_grad_input;
   count.forward = state_->forward_casts[1]->launches(m);
-  count.forward_with_caches = kernels_of(state_->cast_x[kGivenW | kForwardSaved], m);
+  count.forward_with_weights = kernels_of(state_->cast_x[kGivenW | kForwardSaved], m);
   count.backward = state_->dy_casts[dx ? kReadsQ | kReadsQt : kReadsQt]->launches(m);
   for (size_t i = 0; i < state_->members.size(); ++i) {
     const State::Member& member = state_->members[i];
     count.forward += kernels_of(member.output, m);
-    if (i > 0) count.forward_with_caches += kernels_of(member.output, m);
+    if (i > 0) count.forward_with_weights += kernels_of(member.output, m);
     CallKind kind = kBackwardDw | (dx ? kBackwardDx : 0) | (dx && i > 0 ? kBackwardAddDx : 0);
     if (state_->linear(i).desc.bias_grad) kind |= kBackwardDb;
     count.backward += kernels_of(member.gradients[kind >> kGradientShift], m);
@@ -38,7 +38,7 @@ LinearGroup::Launches LinearGroup::launches_one_by_one(int64_t m) const {
     CallKind kind = kBackwardDw | (dx ? kBackwardDx : 0) | (dx && i > 0 ? kBackwardAddDx : 0);
     if (linear.desc.bias_grad) kind |= kBackwardDb;
     count.forward += kernels_of(linear.launches.forward[kForwardSaved], m);
-    count.forward_with_caches += kernels_of(linear.launches.forward[kForwardSaved | kGivenW], m);
+    count.forward_with_weights += kernels_of(linear.launches.forward[kForwardSaved | kGivenW], m);
     count.backward += kernels_of(linear.launches.backward[kind], m);
   }
   return count;
@@ -61,7 +61,7 @@ std::string describe(const LinearGroup& group) {
     text += f8::format("\n  {:<42} {:>5}  {:>10}", name, of_group.*count, alone.*count);
   };
   add("forward", &LinearGroup::Launches::forward);
-  add("forward with weights in fp8", &LinearGroup::Launches::forward_with_caches);
+  add("forward with weights in fp8", &LinearGroup::Launches::forward_with_weights);
   add("backward", &LinearGroup::Launches::backward);
   return text + f8::format(
                     "\n  bytes: workspace {}, saved {} ({} with weights in fp8); one by one, "

@@ -13,7 +13,7 @@ constexpr const char* kBackward = "float8_linear_group_backward";
 
 bool has_all_weights(const LinearGroupCall& call) {
   return std::all_of(call.linears, call.linears + call.count,
-                     [](const GroupedLinearCall& linear) { return has_weight(linear); });
+                     [](const GroupedLinearCall& linear) { return linear.w_tensor != nullptr; });
 }
 
 ForwardCall forward_call(const LinearGroupCall& call, size_t i) {
@@ -27,7 +27,6 @@ ForwardCall forward_call(const LinearGroupCall& call, size_t i) {
           .ld_w = of.ld_w,
           .ld_y = of.ld_y,
           .bias = of.bias,
-          .weight_cache = of.weight_cache,
           .scales = of.scales,
           .first_step = call.first_step,
           .counters = of.counters,
@@ -51,7 +50,6 @@ BackwardCall backward_call(const LinearGroupCall& call, size_t i) {
           .ld_w = of.ld_w,
           .x = call.x,
           .w = of.w,
-          .weight_cache = of.weight_cache,
           .scales = of.scales,
           .first_step = call.first_step,
           .accumulate = of.accumulate,
@@ -145,12 +143,12 @@ Status LinearGroup::State::check_backward(const LinearGroupCall& call, const voi
                 "float8_linear_group_args.m is {}, the forward that filled `saved` had an m of {}",
                 call.m, forward.m);
   }
-  if (forward.weight_cache == has_all_weights(call)) return {};
+  if (forward.weight_given == has_all_weights(call)) return {};
   return fail(ErrorCode::kInvalidArgument,
               "{}: {} weights are given in fp8, the forward that filled `saved` had {}; give each "
               "to both or to neither",
-              kBackward, forward.weight_cache ? "not all" : "all",
-              forward.weight_cache ? "all" : "not all");
+              kBackward, forward.weight_given ? "not all" : "all",
+              forward.weight_given ? "all" : "not all");
 }
 
 unsigned LinearGroup::State::reads(const LinearGroupCall& call, size_t i) const {
@@ -186,9 +184,6 @@ void LinearGroup::State::bind(const LinearGroupCall& call, size_t i, void* works
   if (of.w_tensor != nullptr) {
     bind_tensor(*of.w_tensor, Slot::kWeightQ, to);
     to.weight_shards = std::max<int64_t>(of.w_tensor->qt_shards, 1);
-  } else if (of.weight_cache != nullptr) {
-    to.set(Slot::kTensor, of.weight_cache);
-    bind_refs(linear(i).layout.cached_w, Slot::kWeightQ, to);
   } else {
     bind_refs(fp8_refs(kernels.of(Tensor::kWeight), buffers.forward.w, with_qt), Slot::kWeightQ,
               to);

@@ -17,10 +17,6 @@ namespace f8::runtime {
 // The copies of dy that a linear's gradients read: an index of lists of casts.
 inline constexpr unsigned kReadsQ = 1, kReadsQt = 2;
 
-[[nodiscard]] inline bool has_weight(const GroupedLinearCall& call) {
-  return call.weight_cache != nullptr || call.w_tensor != nullptr;
-}
-
 struct LinearGroup::State {
   struct Member {
     LaunchList output;  // of a forward that is given x and w

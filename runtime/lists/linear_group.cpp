@@ -94,7 +94,6 @@ void LinearGroup::State::plan_layout(size_t casts) {
 }
 
 Status LinearGroup::State::plan_casts() {
-  constexpr ListOptions kOptions{.tile_amax = true, .one_launch = true};
   for (const bool saved : {false, true}) {
     std::vector<ListedTensor> tensors;
     tensors.push_back({.kernels = linear(0).kernels,
@@ -109,7 +108,7 @@ Status LinearGroup::State::plan_casts() {
                          .at = layout.members[i].forward.w,
                          .rows_max = linear(i).desc.shape.n});
     }
-    forward_casts[saved ? 1 : 0] = F8_TRY(CastList::plan(context, tensors, kOptions));
+    forward_casts[saved ? 1 : 0] = F8_TRY(CastList::plan(context, tensors));
   }
   for (unsigned copies = 1; copies < dy_casts.size(); ++copies) {
     std::vector<ListedTensor> tensors;
@@ -121,7 +120,7 @@ Status LinearGroup::State::plan_casts() {
            .at = layout.members[i].backward.dy,
            .rows_max = desc().shape.m});
     }
-    dy_casts[copies] = F8_TRY(CastList::plan(context, tensors, kOptions));
+    dy_casts[copies] = F8_TRY(CastList::plan(context, tensors));
   }
   return {};
 }
@@ -180,12 +179,12 @@ Status LinearGroup::forward(const LinearGroupCall& call, void* workspace, Stream
   bool casts_weights = false;
   for (size_t i = 0; i < call.count; ++i) {
     casts_weights =
-        casts_weights || (!has_weight(call.linears[i]) && state.casts_weights(saved, i));
+        casts_weights || (call.linears[i].w_tensor == nullptr && state.casts_weights(saved, i));
   }
   if (casts_weights) {
     const auto bind = [&](size_t tensor, CallArguments& to) {
       const size_t i = tensor == 0 ? 0 : tensor - 1;
-      if (tensor > 0 && has_weight(call.linears[i])) return false;
+      if (tensor > 0 && call.linears[i].w_tensor != nullptr) return false;
       state.bind(call, i, workspace, saved, to);
       return true;
     };

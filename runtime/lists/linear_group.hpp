@@ -39,7 +39,7 @@ class LinearGroup {
   // dx.
   struct Launches {
     size_t forward = 0;
-    size_t forward_with_caches = 0;
+    size_t forward_with_weights = 0;
     size_t backward = 0;
   };
   [[nodiscard]] Launches launches(int64_t m) const;

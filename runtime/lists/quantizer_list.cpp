@@ -11,7 +11,7 @@ constexpr const char* kRun = "float8_quantize_list";
 constexpr const char* kFind = "float8_quantize_list_amax";
 
 // Checks the memory of a call alone, and adds it to that of the others. Calls may have scale slots
-// and counters in common, to which their casts add.
+// and counters in common, to which their casts add; a flag they have in common.
 Status add_memory(const char* name, const CallMemory& memory, const QuantizeCall& call, size_t i,
                   Context& context, Stream stream, const void* workspace, CallOverlaps& overlaps) {
   F8_TRY(memory.check_alignment(name));
@@ -20,6 +20,7 @@ Status add_memory(const char* name, const CallMemory& memory, const QuantizeCall
   for (const Region& region : memory.regions()) {
     const auto is = [&](const void* at) { return region.begin == reinterpret_cast<uintptr_t>(at); };
     if (workspace != nullptr && is(workspace)) continue;
+    if (call.valid != nullptr && is(call.valid)) continue;
     overlaps.add(region, i,
                  is(call.counters) || is(call.scales.opaque[0]) || is(call.scales.opaque[1]));
   }
@@ -55,17 +56,17 @@ Result<QuantizerList> QuantizerList::plan(
                   i, quantizers[i] == nullptr ? "NULL" : "another context's");
     }
     const QuantizerDesc& desc = quantizers[i]->desc();
-    if (desc.weight_flag || desc.swiglu) {
+    if (desc.swiglu) {
       return fail(ErrorCode::kUnsupported,
-                  "float8_quantizer_list_plan: quantizers[{}] has {}, which the casts of a list do "
-                  "not look at",
-                  i, desc.weight_flag ? "a weight_flag" : "FLOAT8_SWIGLU as its source");
+                  "float8_quantizer_list_plan: quantizers[{}] has FLOAT8_SWIGLU as its source, "
+                  "which the casts of a list do not look at",
+                  i);
     }
     tensors.push_back(quantizers[i]->listed());
   }
   constexpr size_t kRegionsOfCall = 8;
   list.overlaps_ = std::make_unique<SharedOverlaps>(quantizers.size() * kRegionsOfCall);
-  list.casts_ = F8_TRY(CastList::plan(context, tensors, {.tile_amax = true, .one_launch = true}));
+  list.casts_ = F8_TRY(CastList::plan(context, tensors));
   return list;
 }
 
@@ -94,6 +95,12 @@ Status QuantizerList::check_run(const QuantizeCalls& calls, void* workspace, Str
     F8_TRY(check_common(i, (call.evaluate != 0) == (common.evaluate != 0), "evaluate",
                         "all record their amaxes or none does"));
     F8_TRY(check_common(i, call.ranks == common.ranks, "ranks", "all are reduced at once"));
+    F8_TRY(check_common(i, call.valid == common.valid, "valid", "one flag is for all tensors"));
+    if (call.rows == 0 && call.valid != nullptr) [[unlikely]] {
+      return in_call(i, fail(ErrorCode::kInvalidArgument,
+                             "float8_quantize_args.rows is 0 beside valid; one flag is for all "
+                             "tensors, so leave none of them out"));
+    }
     if (call.rows == 0) continue;
     CallMemory memory = quantizer.cast_memory(call);
     memory.add_beside("workspace", workspace, workspace_bytes(), Access::kWrite);
@@ -121,11 +128,13 @@ Status QuantizerList::run(const QuantizeCalls& calls, void* workspace, Stream st
     return call.rows > 0;
   };
   const QuantizeCall common = calls.count > 0 ? calls.at(0) : QuantizeCall{};
-  return casts_->run(std::cref(bind), {.first_step = common.first_step != 0,
+  F8_TRY(casts_->run(std::cref(bind), {.first_step = common.first_step != 0,
                                        .ranks = common.evaluate != 0 ? nullptr : common.ranks,
                                        .reduce = reduce,
+                                       .noop_flag = common.valid,
                                        .workspace = workspace,
-                                       .stream = stream});
+                                       .stream = stream}));
+  return common.valid == nullptr ? Status() : quantizers_[0]->set_valid(common.valid, stream);
 }
 
 Status QuantizerList::check_find(const QuantizeCalls& calls, Stream stream,

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/model/first_use.hpp"
 #include "tuning_db/estimate/builtin_tables.hpp"
 
@@ -45,6 +46,20 @@ class FakeAddresses {
   uintptr_t count_ = 0;
 };
 
+// A view of the linear's weight in fp8; without copies where the weight is never cast.
+float8_tensor weight_view(const LinearDesc& desc, FakeAddresses& addresses) {
+  const auto kernels = linear_kernels(desc);
+  if (!kernels) return {};
+  CallArguments call;
+  constexpr Fp8Refs kRefs{Slot::kWeightQ, Slot::kWeightQInverse, Slot::kWeightQt,
+                          Slot::kWeightQtInverse};
+  for (const Slot slot :
+       {Slot::kWeightQ, Slot::kWeightQInverse, Slot::kWeightQt, Slot::kWeightQtInverse}) {
+    call.set(slot, addresses.next());
+  }
+  return tensor_view(kRefs, call, desc.shape.n, desc.shape.k, kernels->of(Tensor::kWeight));
+}
+
 void add_launches(const Linear& linear, std::string& text) {
   const LinearDesc& desc = linear.desc();
   FakeAddresses addresses;
@@ -68,13 +83,11 @@ void add_launches(const Linear& linear, std::string& text) {
   };
   add("forward", linear.forward_steps(forward, workspace));
   add("backward", linear.backward_steps(backward, workspace));
-  if (linear.weight_cache_bytes() == 0) return;
-  add("cast of the weight",
-      linear.cast_weight_steps({.w = forward.w, .cache = addresses.next(), .scales = slots},
-                               workspace));
-  forward.weight_cache = backward.weight_cache = addresses.next();
-  add("forward with cache", linear.forward_steps(forward, workspace));
-  if (desc.recompute) add("backward with cache", linear.backward_steps(backward, workspace));
+  const float8_tensor weight = weight_view(desc, addresses);
+  if (weight.q == nullptr && weight.qt == nullptr) return;
+  forward.w_tensor = backward.w_tensor = &weight;
+  add("forward, w in fp8", linear.forward_steps(forward, workspace));
+  if (desc.recompute) add("backward, w in fp8", linear.backward_steps(backward, workspace));
 }
 
 std::string describe(const TuningTable& table, const DeviceInfo& device) {
@@ -117,13 +130,9 @@ std::string describe(const Linear& linear) {
                  to_string(desc.tensor_dtype), to_string(desc.grad_weight_dtype),
                  desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
                  desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
-  if (desc.master_dtype) {
-    text += f8::format(", weights cast from {}", to_string(*desc.master_dtype));
-  }
   if (desc.bias_grad) text += f8::format(", db {}", to_string(desc.bias_grad_dtype));
   if (desc.non_finite == NonFinite::kHold) text += ", holds scales that are not finite";
   if (desc.count) text += ", counts";
-  if (desc.weight_flag) text += ", heeds a flag";
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
     const GemmSetting& setting = desc.recipe.at(gemm);
@@ -138,10 +147,10 @@ std::string describe(const Linear& linear) {
   }
   add_launches(linear, text);
   return text + f8::format(
-                    "\n  bytes: workspace {}, saved {} ({} with a weight cache), weight "
-                    "cache {}; delayed scales {}",
+                    "\n  bytes: workspace {}, saved {} ({} with the weight in fp8); delayed "
+                    "scales {}",
                     linear.workspace_bytes(), linear.saved_bytes(), linear.saved_bytes(true),
-                    linear.weight_cache_bytes(), linear.scale_slots().size());
+                    linear.scale_slots().size());
 }
 
 }  // namespace f8::runtime

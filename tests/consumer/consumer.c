@@ -43,10 +43,12 @@ static int all(const uint16_t* values, size_t count, uint16_t bits) {
 static void train(float8_context* context, const char* recipe) {
   uint16_t *x = ones(M * K), *w = ones(N * K), *dy = ones(M * N);
   uint16_t *y = ones(M * N), *dx = ones(M * K), *dw = ones(N * K);
-  void *workspace, *saved, *cache, *state, *checkpoint;
+  void *workspace, *saved, *w_fp8, *state, *checkpoint;
   float8_linear* linear = NULL;
   float8_scales* scales = NULL;
-  float8_weight_casts* casts = NULL;
+  float8_quantizer* quantizer = NULL;
+  float8_quantizer_list* casts = NULL;
+  const float8_quantizer* quantizers[1];
   float8_linear_group* group = NULL;
   float8_grouped_linear_args member = {.struct_size = sizeof member};
   float8_linear_group_args together = {.struct_size = sizeof together, .m = M, .count = 1};
@@ -55,7 +57,10 @@ static void train(float8_context* context, const char* recipe) {
   float8_scales_desc scales_desc = {.struct_size = sizeof scales_desc, .count = 1};
   float8_forward_args forward = {.struct_size = sizeof forward, .m = M};
   float8_backward_args backward = {.struct_size = sizeof backward, .m = M};
-  float8_weight_args weight = {.struct_size = sizeof weight};
+  float8_quantizer_desc weight_desc = {
+      .struct_size = sizeof weight_desc, .rows_max = N, .cols = K, .operand = FLOAT8_WEIGHT};
+  float8_quantize_args weight = {.struct_size = sizeof weight, .rows = N};
+  float8_tensor w_tensor = {.struct_size = sizeof w_tensor};
   char text[2000];
   int32_t first_step = 1;
   int step;
@@ -68,31 +73,39 @@ static void train(float8_context* context, const char* recipe) {
   list[0] = linear;
   scales_desc.linears = list;
   OK(float8_scales_plan(context, &scales_desc, &scales));
-  OK(float8_weight_casts_plan(context, list, 1, &casts));
+  weight_desc.recipe = recipe;
+  if (float8_quantizer_plan(context, &weight_desc, &quantizer) == FLOAT8_OK) {
+    quantizers[0] = quantizer;
+    OK(float8_quantizer_list_plan(context, quantizers, 1, &casts));
+  } else { /* no GEMM reads the weight in fp8 */
+    EXPECT(strcmp(recipe, "bf16") == 0);
+  }
   OK(float8_linear_group_plan(context, list, 1, &group));
   workspace =
-      buffer(float8_linear_workspace_bytes(linear) + float8_weight_casts_workspace_bytes(casts));
+      buffer(float8_linear_workspace_bytes(linear) + float8_quantizer_list_workspace_bytes(casts));
   saved = buffer(float8_linear_saved_bytes(linear));
-  cache = buffer(float8_linear_weight_cache_bytes(linear));
+  w_fp8 = buffer(float8_quantizer_tensor_bytes(quantizer));
   state = buffer(float8_scales_bytes(scales));
   checkpoint = buffer(float8_scales_saved_bytes(scales));
   OK(float8_scales_init(scales, state, NULL));
   OK(float8_scales_slots(scales, state, 0, &forward.scales));
   backward.scales = weight.scales = forward.scales;
   forward.x = backward.x = x;
-  forward.w = backward.w = weight.w = w;
+  forward.w = backward.w = w;
+  weight.x = w;
   forward.y = y;
   forward.saved = saved;
   backward.saved = saved;
   backward.dy = dy;
   backward.dx = dx;
   backward.dw = dw;
-  weight.cache = cache;
+  weight.tensor = w_fp8;
   for (step = 0; step < 3; ++step) {
     forward.first_step = backward.first_step = weight.first_step = first_step;
-    if (step == 2) { /* with a weight cache */
-      OK(float8_weight_casts_run(casts, &weight, 1, workspace, NULL));
-      forward.weight_cache = backward.weight_cache = cache;
+    if (step == 2 && casts != NULL) { /* with a weight that is cast before */
+      OK(float8_quantize_list(casts, &weight, 1, workspace, NULL));
+      OK(float8_quantizer_view(quantizer, w_fp8, NULL, N, &w_tensor));
+      forward.w_tensor = backward.w_tensor = &w_tensor;
     }
     OK(float8_linear_forward(linear, &forward, workspace, NULL));
     OK(float8_linear_backward(linear, &backward, workspace, NULL));
@@ -131,11 +144,12 @@ static void train(float8_context* context, const char* recipe) {
   EXPECT(all(dx, M * K, 0x4240));
   EXPECT(all(dw, N * K, 0x4180));
   float8_linear_group_destroy(group);
-  float8_weight_casts_destroy(casts);
+  float8_quantizer_list_destroy(casts);
+  float8_quantizer_destroy(quantizer);
   float8_scales_destroy(scales);
   float8_linear_destroy(linear);
   free(x), free(w), free(dy), free(y), free(dx), free(dw);
-  free(workspace), free(saved), free(cache), free(state), free(checkpoint);
+  free(workspace), free(saved), free(w_fp8), free(state), free(checkpoint);
 }
 
 int main(void) {

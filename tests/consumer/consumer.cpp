@@ -45,14 +45,16 @@ std::vector<std::uint16_t> ones(std::int64_t count) {  // bf16
 }
 
 struct Layer {
-  explicit Layer(float8::Linear plan) : linear(std::move(plan)) {}
+  Layer(float8::Linear plan, float8::Quantizer casts)
+      : linear(std::move(plan)), quantizer(std::move(casts)) {}
   float8::Linear linear;
+  float8::Quantizer quantizer;  // of the weight
   float8::ScaleSlots scales{};
   std::vector<std::uint16_t> w = ones(kWidth * kWidth);
   std::vector<float> dw = std::vector<float>(kWidth * kWidth);
   std::vector<std::uint16_t> bias = ones(kWidth);
-  Bytes saved = buffer(linear.saved_bytes(true));
-  Bytes cache = buffer(linear.weight_cache_bytes());
+  Bytes saved = buffer(linear.saved_bytes_with_tensors(false, true));
+  Bytes w_fp8 = buffer(quantizer.tensor_bytes());
 };
 
 // Scaling of the caller's: delayed where nothing else is asked for.
@@ -71,16 +73,23 @@ void train(const float8::Context& context) {
   desc.grad_weight_dtype = FLOAT8_F32;
   desc.bias = true;
   desc.accumulate_grad_weight = true;
+  float8::QuantizerDesc weight_desc;
+  weight_desc.operand = FLOAT8_WEIGHT;
+  weight_desc.rows_max = weight_desc.cols = kWidth;
+  weight_desc.recipe = desc.recipe;
   std::vector<Layer> layers;
+  std::vector<float8::Quantizer> quantizers;
   std::vector<const float8_linear*> linears;
   std::size_t most = 0;
   for (int i = 0; i < 2; ++i) {
-    layers.emplace_back(checked(float8::Linear::plan(context, desc), "plan"));
+    layers.emplace_back(checked(float8::Linear::plan(context, desc), "plan"),
+                        checked(float8::Quantizer::plan(context, weight_desc), "quantizer"));
+    quantizers.push_back(layers.back().quantizer);
     linears.push_back(layers.back().linear.get());
     most = layers.back().linear.workspace_bytes();
   }
   const auto scales = checked(float8::Scales::plan(context, linears), "scales");
-  const auto casts = checked(float8::WeightCasts::plan(context, linears), "casts");
+  const auto casts = checked(float8::QuantizerList::plan(context, quantizers), "casts");
   if (casts.workspace_bytes() > most) most = casts.workspace_bytes();
   Bytes workspace = buffer(most);
   Bytes state = buffer(scales.bytes());
@@ -91,11 +100,11 @@ void train(const float8::Context& context) {
 
   for (int step = 0; step < 2; ++step) {
     const bool first_step = step == 0;
-    std::vector<float8::WeightArgs> weights;
+    std::vector<float8::QuantizeArgs> weights;
     for (Layer& layer : layers) {
-      float8::WeightArgs args;
-      args.w = layer.w.data();
-      args.cache = layer.cache.data();
+      float8::QuantizeArgs args;
+      args.x = layer.w.data();
+      args.tensor = layer.w_fp8.data();
       args.scales = layer.scales;
       args.first_step = first_step;
       weights.push_back(args);
@@ -103,6 +112,7 @@ void train(const float8::Context& context) {
     check(casts.run(weights, workspace.data(), nullptr), "run");
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
       for (Layer& layer : layers) {
+        const auto w_tensor = checked(layer.quantizer.view(layer.w_fp8.data(), kWidth), "view");
         const auto x = ones(kM * kWidth);
         auto y = ones(kM * kWidth);
         auto dx = ones(kM * kWidth);
@@ -111,7 +121,7 @@ void train(const float8::Context& context) {
         forward.y = y.data();
         forward.saved = layer.saved.data();
         forward.bias = layer.bias.data();
-        forward.weight_cache = layer.cache.data();
+        forward.w_tensor = &w_tensor;
         forward.scales = layer.scales;
         forward.first_step = first_step;
         check(layer.linear.forward(forward, workspace.data(), nullptr), "forward");
@@ -121,7 +131,7 @@ void train(const float8::Context& context) {
         backward.saved = layer.saved.data();
         backward.dx = dx.data();
         backward.dw = layer.dw.data();
-        backward.weight_cache = layer.cache.data();
+        backward.w_tensor = &w_tensor;
         backward.scales = layer.scales;
         backward.first_step = first_step;
         backward.accumulate = micro_batch > 0;

@@ -8,6 +8,7 @@
 
 #include "runtime/linear/linear.hpp"
 #include "tests/gpu/gpu_test.hpp"
+#include "tests/weight_of.hpp"
 
 namespace f8::runtime::gpu {
 
@@ -91,6 +92,48 @@ struct Tensors {
   backward.counters = counters;
   return linear.backward(backward, t.workspace.as(), stream);
 }
+
+// A quantizer with the buffers of one tensor.
+struct Quantized {
+  Quantized(const Context& context, std::shared_ptr<const Quantizer> plan)
+      : quantizer(std::move(plan)),
+        tensor(context, quantizer->tensor_bytes()),
+        workspace(context, quantizer->workspace_bytes()) {
+    tensor.poison();
+    workspace.poison();
+  }
+  [[nodiscard]] QuantizeCall call(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
+    return {.x = x.as(), .tensor = tensor.as(), .rows = rows, .scales = slots, .first_step = 1};
+  }
+  [[nodiscard]] Status run(const QuantizeCall& call, Stream stream = nullptr,
+                           AmaxReducer reduce = nullptr) const {
+    return quantizer->run(call, workspace.as(), stream, reduce);
+  }
+  [[nodiscard]] Status run(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
+    return run(call(x, rows, slots));
+  }
+  [[nodiscard]] float8_tensor view(int64_t rows) const {
+    return quantizer->view(tensor.as(), nullptr, rows).value();
+  }
+
+  std::shared_ptr<const Quantizer> quantizer;
+  DeviceBuffer tensor, workspace;
+};
+
+// A linear's weight in fp8.
+struct Fp8Weight : Quantized {
+  Fp8Weight(const std::shared_ptr<Context>& on, const LinearDesc& linear)
+      : Fp8Weight(on, weight_of(linear)) {}
+  Fp8Weight(const std::shared_ptr<Context>& on, const QuantizerDesc& desc)
+      : Quantized(*on, Quantizer::plan(on, desc).value()), w_tensor(view(desc.rows)) {}
+  using Quantized::call;
+  using Quantized::run;
+  [[nodiscard]] QuantizeCall call(const Tensors& t) const {
+    return call(t.device_w, w_tensor.rows, t.slots);
+  }
+  [[nodiscard]] Status run(const Tensors& t) const { return run(call(t)); }
+  float8_tensor w_tensor;
+};
 
 // A GEMM that the recipe leaves in high precision is the library's.
 inline void skip_without_library(const char* recipe) {

@@ -238,7 +238,7 @@ def self_test():
         ("runtime/device/x.hpp", '#include "runtime/gemm/gemm.hpp"\n'),
         ("runtime/quantize/x.cpp", '#include "runtime/gemm/gemm.hpp"\n'),
         ("runtime/linear/x.cpp", '#include "runtime/model/info.hpp"\n'),
-        ("runtime/linear/x.cpp", '#include "runtime/lists/weight_casts.hpp"\n'),
+        ("runtime/linear/x.cpp", '#include "runtime/lists/quantizer_list.hpp"\n'),
         ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
         ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
         ("runtime/device/x.cpp", '#include "tuning_db/database.hpp"\n'),

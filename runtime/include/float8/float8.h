@@ -21,7 +21,8 @@
  *                                      .dx = dx, .dw = dw, .m = 16384};
  *     float8_linear_backward(linear, &backward, workspace, stream);
  *
- * AND THEN. For gradient accumulation, cast the weights once (the weight cache) and set accumulate.
+ * AND THEN. For gradient accumulation, cast the weights once (float8_quantize of FLOAT8_WEIGHT, for
+ * w_tensor) and set accumulate.
  * For delayed scaling, keep one scale state for all linears, synchronise it once a step and put it
  * into checkpoints. Where several linears read one x, such as Q, K and V, run them as a group
  * (float8_linear_group_plan). Casts of many tensors share launches (float8_quantizer_list_plan),
@@ -37,17 +38,17 @@
  *  3. Every struct that a caller fills begins with struct_size, which the caller sets to sizeof.
  *     New fields go at the end and 0 is always their default, so programs built against an older
  *     header keep working. A struct_size that ends inside a field is refused.
- *  4. Device memory is the caller's: tensors, workspace, saved, weight caches, scale states. All of
+ *  4. Device memory is the caller's: tensors, workspace, saved, copies in fp8, scale states. All of
  *     it is on the context's device and aligned to 16 bytes. Tensors are row-major; their rows are
  *     dense or a stride apart (ld_x and the like). float8 allocates none but for its kernels.
  *  5. Work is enqueued on the given stream. No function waits for it but those that save and load a
- *     scale state, and float8_comm_wait. Forward, backward, casts of weights, float8_scales_sync and
+ *     scale state, and float8_comm_wait. Forward, backward, quantizers, float8_scales_sync and
  *     float8_gather_tensor do not allocate, lock or read files, and may be captured in a CUDA graph.
  *     Small tensors are cast by a cooperative launch, which starts when all of its blocks fit beside
  *     what runs on other streams.
  *  6. Handles may be used by several threads at once. A scale state belongs to one stream at a
  *     time. Calls that are in flight at the same time need workspaces of their own; linears and
- *     weight casts may share one workspace on one stream. Between calls a workspace is free for
+ *     quantizers may share one workspace on one stream. Between calls a workspace is free for
  *     other work on the stream, except for its reserved bytes: the first
  *     float8_workspace_reserved_bytes() of it belong to float8, which counts launches there. What
  *     is in them before the first call does not matter. After it nobody else writes to them, unless
@@ -123,7 +124,6 @@ typedef enum float8_dtype { FLOAT8_BF16 = 0, FLOAT8_F32 = 1, FLOAT8_F16 = 2 } fl
 typedef struct float8_context float8_context;
 typedef struct float8_linear float8_linear;
 typedef struct float8_scales float8_scales;
-typedef struct float8_weight_casts float8_weight_casts;
 typedef struct float8_quantizer float8_quantizer;
 typedef struct float8_quantizer_list float8_quantizer_list;
 typedef struct float8_linear_group float8_linear_group;
@@ -158,7 +158,7 @@ typedef struct float8_context_options {
    * asks the driver whether its tensors and buffers are memory of the context's device and large
    * enough, and whether its stream belongs to the device's primary CUDA context. The context also
    * remembers earlier calls by the addresses of their buffers, and refuses a backward whose m or
-   * weight_cache is not that of the forward that filled `saved`, and a call without first_step on a
+   * w_tensor is not that of the forward that filled `saved`, and a call without first_step on a
    * scale state that was only initialised. This costs some microseconds a call. */
   int32_t check_pointers;
   /* Nonzero replaces the GPU by a slow device in host memory, for tests of a program on a machine
@@ -214,8 +214,8 @@ FLOAT8_API float8_status float8_context_table(const float8_context* context, cha
 FLOAT8_API float8_status float8_context_set_table(float8_context* context, const char* text,
                                                   uint64_t* hash);
 
-/* Returns the reserved bytes at the front of every workspace of the context's linears and weight
- * casts (convention 6), 0 for NULL. */
+/* Returns the reserved bytes at the front of every workspace of the context's linears and
+ * quantizers (convention 6), 0 for NULL. */
 FLOAT8_API size_t float8_workspace_reserved_bytes(const float8_context* context);
 
 /* Describes the device, the options and the tuning table in use in a few lines of text for people.
@@ -447,18 +447,14 @@ typedef struct float8_linear_desc {
   int32_t no_grad_input;              /* nonzero: a first layer; no backward will ask for dx */
   const float8_recipe* custom_recipe; /* replaces `recipe`; it is read during the call alone */
   int32_t tensor_dtype;               /* a float8_dtype, the type of x, w, bias, y, dy and dx */
-  /* Nonzero: forward saves no copy. backward reads x, and w if it has no weight cache, and casts
+  /* Nonzero: forward saves no copy. backward reads x, and w if it has no w_tensor, and casts
    * them again to the same bits. Where a dynamic scale is that of a whole tensor, forward saves it,
    * a few bytes. Delayed scales must still be those that forward had. */
   int32_t recompute;
-  /* Nonzero: casts of the weight into a weight cache read it in fp32, an optimizer's master weight.
-   * Calls with the cache need no w then, except for a GEMM in high precision. */
-  int32_t f32_master_weight;
   int32_t bias_grad;       /* nonzero: a backward may be asked for db */
   int32_t bias_grad_dtype; /* a float8_dtype, the type of db */
-  int32_t non_finite;  /* a float8_non_finite for dynamic scales; float8_scales_desc has its own */
-  int32_t count;       /* nonzero: casts add to the counters of a call, which takes some time */
-  int32_t weight_flag; /* nonzero: casts of the weight look at float8_weight_args.valid */
+  int32_t non_finite; /* a float8_non_finite for dynamic scales; float8_scales_desc has its own */
+  int32_t count;      /* nonzero: casts add to the counters of a call, which takes some time */
   int32_t accumulate_grad_input; /* nonzero: a backward may add to the dx that is there */
   /* The most SMs that a GEMM takes, for work that runs beside it, such as communication; 0: all.
    * Where it is set, the cost model chooses the GEMMs' kernels. */
@@ -482,15 +478,10 @@ FLOAT8_API size_t float8_linear_workspace_bytes(const float8_linear* linear);
  * need. The result is 0 for NULL, and where backward needs none: then `saved` may be NULL in both.
  */
 FLOAT8_API size_t float8_linear_saved_bytes(const float8_linear* linear);
-/* Returns the same for calls with a weight cache, which holds the weight's part. */
-FLOAT8_API size_t float8_linear_saved_bytes_with_cache(const float8_linear* linear);
-/* Returns the same for calls with x_tensor (`x_tensor` nonzero), and with w_tensor or a weight cache
- * (`w_tensor` nonzero). */
+/* Returns the same for calls with x_tensor (`x_tensor` nonzero), and with w_tensor (`w_tensor`
+ * nonzero), which hold their parts. */
 FLOAT8_API size_t float8_linear_saved_bytes_with_tensors(const float8_linear* linear,
                                                          int32_t x_tensor, int32_t w_tensor);
-/* Returns the bytes of a weight cache, which holds the weight's fp8 copies and scales. The result
- * is 0 for NULL, and where the recipe never casts the weight: then calls need no cache. */
-FLOAT8_API size_t float8_linear_weight_cache_bytes(const float8_linear* linear);
 
 /* A linear's part of a scale state: float8_scales_slots fills it and calls read it. It is zero if
  * no operand of the linear has delayed scaling. */
@@ -512,7 +503,7 @@ FLOAT8_API float8_status float8_linear_info(const float8_linear* linear, char* t
 typedef struct float8_forward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_forward_args));
   const void* x FLOAT8_ZERO; /* [m][k] */
-  const void* w FLOAT8_ZERO; /* [n][k]; not read if weight_cache is given and `output` is fp8 */
+  const void* w FLOAT8_ZERO; /* [n][k]; not read if w_tensor is given and `output` is fp8 */
   void* y FLOAT8_ZERO;       /* [m][n], written */
   /* float8_linear_saved_bytes(), written; NULL: no backward, or none are needed */
   void* saved FLOAT8_ZERO;
@@ -521,15 +512,12 @@ typedef struct float8_forward_args {
   int64_t ld_w FLOAT8_ZERO;
   int64_t ld_y FLOAT8_ZERO;
   const void* bias FLOAT8_ZERO;          /* [n], if the linear has one; else NULL */
-  const void* weight_cache FLOAT8_ZERO;  /* as a cast of the weight left it; NULL: w is cast here */
   float8_scale_slots scales FLOAT8_ZERO; /* needed if the recipe has delayed scaling */
   int32_t first_step FLOAT8_ZERO;        /* nonzero: delayed operands are scaled as if dynamic */
   int32_t reserved FLOAT8_ZERO;          /* 0 */
-  /* The sizes of workspace, saved and weight_cache are checked where they are given; 0: not
-   * checked. */
+  /* The sizes of workspace and saved are checked where they are given; 0: not checked. */
   size_t workspace_bytes FLOAT8_ZERO;
   size_t saved_bytes FLOAT8_ZERO;
-  size_t weight_cache_bytes FLOAT8_ZERO;
   /* FLOAT8_LINEAR_COUNTERS of them, which the casts add to, if desc.count is set; or NULL. */
   float8_cast_counters* counters FLOAT8_ZERO;
   /* The ranks that hold the other parts of the tensors. With first_step, delayed operands are
@@ -545,7 +533,8 @@ typedef struct float8_forward_args {
    * linears. `x` is then read only if `output` is in high precision, and `saved` holds nothing of it.
    * NULL: x is cast here. */
   const float8_tensor* x_tensor FLOAT8_ZERO;
-  /* w in fp8, in place of a weight cache. */
+  /* w in fp8, as a float8_quantizer of FLOAT8_WEIGHT makes it under the same recipe, for all calls
+   * until the weight changes. `saved` then holds nothing of it. NULL: w is cast here. */
   const float8_tensor* w_tensor FLOAT8_ZERO;
   /* float8_workspace_reserved_bytes() of device memory, aligned to 16 bytes, in place of the
    * workspace's own reserved bytes (convention 6), for a workspace that others use between calls, such
@@ -567,17 +556,14 @@ typedef struct float8_backward_args {
   int64_t ld_w FLOAT8_ZERO;
   /* the forward's; read if grad_weight is in high precision, or with recompute */
   const void* x FLOAT8_ZERO;
-  /* The forward's; read if grad_input is in high precision, or with recompute and no weight cache.
-   */
+  /* The forward's; read if grad_input is in high precision, or with recompute and no w_tensor. */
   const void* w FLOAT8_ZERO;
-  const void* weight_cache FLOAT8_ZERO;  /* the forward's: given in both or in neither */
   float8_scale_slots scales FLOAT8_ZERO; /* as in the forward */
   int32_t first_step FLOAT8_ZERO;        /* as in the forward */
   /* nonzero: dw += instead of dw =; see accumulate_grad_weight */
   int32_t accumulate FLOAT8_ZERO;
   size_t workspace_bytes FLOAT8_ZERO; /* as in the forward */
   size_t saved_bytes FLOAT8_ZERO;
-  size_t weight_cache_bytes FLOAT8_ZERO;
   float8_cast_counters* counters FLOAT8_ZERO; /* as in the forward */
   /* [n] in bias_grad_dtype, written: the sum of dy over its rows, added up in fp32 in one order and
    * rounded once. NULL: not wanted. It needs desc.bias_grad. */
@@ -607,15 +593,12 @@ FLOAT8_API float8_status float8_linear_backward(const float8_linear* linear,
                                                 const float8_backward_args* args, void* workspace,
                                                 float8_stream stream);
 
-/* Fill views with what a forward with `m` rows left in `saved` (x: qt alone, w: qt alone) and with
- * what a cast of the weight left in `cache`. `w_tensor`: nonzero if that forward had a weight cache
- * or w_tensor; then *w has no copies. The caller sets struct_size of each view; a view that is NULL is
- * not filled. FLOAT8_INVALID_ARGUMENT: the linear saves nothing, or casts no weight. They enqueue
- * nothing. */
+/* Fills views with what a forward with `m` rows left in `saved` (x: qt alone, w: qt alone).
+ * `w_tensor`: nonzero if that forward had a w_tensor; then *w has no copies. The caller sets
+ * struct_size of each view; a view that is NULL is not filled. FLOAT8_INVALID_ARGUMENT: the linear
+ * saves nothing. It enqueues nothing. */
 FLOAT8_API float8_status float8_linear_saved_tensors(const float8_linear* linear, const void* saved,
                                                      int64_t m, int32_t w_tensor, float8_tensor* x,
-                                                     float8_tensor* w);
-FLOAT8_API float8_status float8_linear_cached_weight(const float8_linear* linear, const void* cache,
                                                      float8_tensor* w);
 
 /* ---- linears that read one x: Q, K and V, or gate and up ----
@@ -650,8 +633,7 @@ FLOAT8_API float8_status float8_linear_group_plan(float8_context* context,
                                                   const float8_linear* const* linears, size_t count,
                                                   float8_linear_group** out);
 FLOAT8_API void float8_linear_group_destroy(float8_linear_group* group);
-/* These are as for one linear. `weights` nonzero: calls are given all weights in fp8, by weight
- * caches or w_tensor. */
+/* These are as for one linear. `weights` nonzero: calls are given all weights in fp8, by w_tensor. */
 FLOAT8_API size_t float8_linear_group_workspace_bytes(const float8_linear_group* group);
 FLOAT8_API size_t float8_linear_group_saved_bytes(const float8_linear_group* group,
                                                   int32_t weights);
@@ -674,8 +656,7 @@ typedef struct float8_grouped_linear_args {
   int64_t ld_dw FLOAT8_ZERO;
   const void* bias FLOAT8_ZERO;
   void* db FLOAT8_ZERO;
-  const void* weight_cache FLOAT8_ZERO;
-  const float8_tensor* w_tensor FLOAT8_ZERO; /* w in fp8, in place of a weight cache */
+  const float8_tensor* w_tensor FLOAT8_ZERO;
   float8_scale_slots scales FLOAT8_ZERO;
   float8_cast_counters* counters FLOAT8_ZERO; /* those of x are the first linear's */
   int32_t accumulate FLOAT8_ZERO;
@@ -743,7 +724,12 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_ZERO;
-  /* As in float8_weight_args, with float8_quantizer_desc.weight_flag; not in lists. */
+  /* A flag in device memory (the noop_flag of other libraries), which needs
+   * float8_quantizer_desc.weight_flag. If it is 1, the copies are as they should be and nothing is
+   * written; else the weight is cast and the flag becomes 1. So a graph of micro-batches may cast in
+   * each of them: set the flag to 0 (cudaMemsetAsync) before the first cast and behind the optimizer's
+   * step, or let float8_weights_compare do so. NULL: the weight is always cast. A cast that is left
+   * out records no amax of delayed scaling. */
   uint32_t* valid FLOAT8_ZERO;
   /* [rows][cols] like x, with FLOAT8_SWIGLU, whose first_step is 0: a first scale is that of the product,
    * which a quantizer of FLOAT8_PLAIN finds. */
@@ -783,7 +769,8 @@ FLOAT8_API void float8_quantizer_list_destroy(float8_quantizer_list* list);
 FLOAT8_API size_t float8_quantizer_list_workspace_bytes(const float8_quantizer_list* list);
 /* `args` is an array of `count` structs, one for each quantizer of the plan in order, each with
  * rows of its own; a tensor of 0 rows is left out. first_step and evaluate are the same in all of
- * them, and so is `ranks` (one all-reduce for all). What one tensor's cast writes overlaps nothing
+ * them, and so are `ranks` (one all-reduce for all) and `valid` (one flag for all, which leaves none
+ * out). What one tensor's cast writes overlaps nothing
  * of another's; the scale slots and the counters of two tensors are the same ones or apart. In a
  * first step over ranks two tensors of one operand need scale slots of their own. */
 FLOAT8_API float8_status float8_quantize_list(const float8_quantizer_list* list,
@@ -838,53 +825,6 @@ typedef struct float8_gemm_args {
 FLOAT8_API float8_status float8_gemm(const float8_gemm_plan* plan, const float8_gemm_args* args,
                                      void* workspace, float8_stream stream);
 
-/* ---- the weight cache: a weight that stays the same for several calls is cast once ---- */
-
-typedef struct float8_weight_args {
-  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_weight_args));
-  const void* w FLOAT8_ZERO; /* [n][k]; fp32 if the linear has f32_master_weight */
-  int64_t ld_w FLOAT8_ZERO;
-  void* cache FLOAT8_ZERO;               /* float8_linear_weight_cache_bytes(), written */
-  float8_scale_slots scales FLOAT8_ZERO; /* as in float8_forward_args */
-  int32_t first_step FLOAT8_ZERO;
-  int32_t reserved FLOAT8_ZERO;       /* 0 */
-  size_t workspace_bytes FLOAT8_ZERO; /* checked if given; 0: not checked */
-  size_t cache_bytes FLOAT8_ZERO;
-  float8_cast_counters* counters FLOAT8_ZERO; /* as in float8_forward_args */
-  /* A flag in device memory (the noop_flag of other libraries), which needs desc.weight_flag. If it
-   * is 1, the cache is as it should be and nothing is written; else the weight is cast and the flag
-   * becomes 1. So a graph of micro-batches may cast in each of them. NULL: the weight is always
-   * cast. A cast that is left out records no amax of delayed scaling. */
-  uint32_t* valid FLOAT8_ZERO;
-  float8_nccl_comm ranks FLOAT8_ZERO; /* as in float8_forward_args */
-} float8_weight_args;
-
-/* Casts the weight for the calls until it changes. `workspace` is the linear's. */
-FLOAT8_API float8_status float8_linear_cast_weight(const float8_linear* linear,
-                                                   const float8_weight_args* args, void* workspace,
-                                                   float8_stream stream);
-
-/* Plans the same casts for the weights of many linears in few launches, to the same bits. The
- * linears belong to `context` and are kept alive. On failure *out is NULL. */
-FLOAT8_API float8_status float8_weight_casts_plan(float8_context* context,
-                                                  const float8_linear* const* linears, size_t count,
-                                                  float8_weight_casts** out);
-FLOAT8_API void float8_weight_casts_destroy(float8_weight_casts* casts);
-FLOAT8_API size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts);
-/* `args` is an array of `count` structs, one for each linear of the plan in order. first_step is
- * the same in all of them, and so are `valid` (one flag for all weights) and `ranks` (one
- * all-reduce for all). A cache overlaps no weight and no other cache of the array; the scale slots
- * and the counters of two weights are the same ones or apart. Linears that never cast their weight
- * are passed over. */
-FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* casts,
-                                                 const float8_weight_args* args, size_t count,
-                                                 void* workspace, float8_stream stream);
-
-/* Sets `count` flags of float8_weight_args.valid to 0. Call it behind the optimizer's step, and
- * before the first cast. */
-FLOAT8_API float8_status float8_weights_invalidate(float8_context* context, uint32_t* valid,
-                                                   size_t count, float8_stream stream);
-
 /* Finds on the device whether weights changed since the call before, whoever wrote them: it computes
  * a fingerprint of a weight's bytes, compares it with the one that the call before left, keeps it, and
  * sets the weight's flag to 0 where they differ; elsewhere the flag stays as it is. A guarded cast that
@@ -905,7 +845,7 @@ typedef struct float8_fingerprint_args {
   /* FLOAT8_FINGERPRINT_BYTES of device memory of this weight alone, aligned to 16 bytes: zeros before
    * the first call, and written by these calls alone. */
   void* fingerprint FLOAT8_ZERO;
-  uint32_t* valid FLOAT8_ZERO; /* as in float8_weight_args; several weights may have one */
+  uint32_t* valid FLOAT8_ZERO; /* as in float8_quantize_args; several weights may have one */
 } float8_fingerprint_args;
 
 /* `args` is an array of `count` structs. The first call of a context loads the kernel; call it with a

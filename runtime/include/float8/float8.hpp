@@ -209,10 +209,6 @@ class Context {
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return hash;
   }
-  // Words of WeightArgs::valid to 0.
-  Status invalidate_weights(std::uint32_t* valid, std::size_t count, float8_stream stream) const {
-    return Status(float8_weights_invalidate(handle_.get(), valid, count, stream));
-  }
   // Words of `valid` to 0 where weights changed since the call before.
   Status compare_weights(const float8_fingerprint_args* args, std::size_t count,
                          float8_stream stream) const {
@@ -255,12 +251,10 @@ struct LinearDesc {
   bool needs_grad_input = true;
   float8_dtype tensor_dtype = FLOAT8_BF16;
   bool recompute = false;
-  bool f32_master_weight = false;
   bool bias_grad = false;
   float8_dtype bias_grad_dtype = FLOAT8_BF16;
   float8_non_finite non_finite = FLOAT8_PROPAGATE;
   bool count = false;
-  bool weight_flag = false;
   bool accumulate_grad_input = false;
   std::int32_t sm_limit = 0;
   bool weight_shards = false;
@@ -278,12 +272,10 @@ struct LinearDesc {
     c.no_grad_input = needs_grad_input ? 0 : 1;
     c.tensor_dtype = tensor_dtype;
     c.recompute = recompute ? 1 : 0;
-    c.f32_master_weight = f32_master_weight ? 1 : 0;
     c.bias_grad = bias_grad ? 1 : 0;
     c.bias_grad_dtype = bias_grad_dtype;
     c.non_finite = non_finite;
     c.count = count ? 1 : 0;
-    c.weight_flag = weight_flag ? 1 : 0;
     c.accumulate_grad_input = accumulate_grad_input ? 1 : 0;
     c.sm_limit = sm_limit;
     c.weight_shards = weight_shards ? 1 : 0;
@@ -299,7 +291,6 @@ using ScaleSlots = float8_scale_slots;
 // are set, pointers are null, and m and rows are -1, which stands for m_max and rows_max.
 using ForwardArgs = float8_forward_args;
 using BackwardArgs = float8_backward_args;
-using WeightArgs = float8_weight_args;
 using QuantizeArgs = float8_quantize_args;
 using FingerprintArgs = float8_fingerprint_args;
 using GroupedLinearArgs = float8_grouped_linear_args;
@@ -326,24 +317,11 @@ class Linear {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_linear_workspace_bytes(handle_.get());
   }
-  [[nodiscard]] std::size_t saved_bytes(bool weight_cache = false) const {
-    return weight_cache ? float8_linear_saved_bytes_with_cache(handle_.get())
-                        : float8_linear_saved_bytes(handle_.get());
-  }
+  [[nodiscard]] std::size_t saved_bytes() const { return float8_linear_saved_bytes(handle_.get()); }
   // The same for calls that are given x, or w, in fp8.
   [[nodiscard]] std::size_t saved_bytes_with_tensors(bool x_tensor, bool w_tensor) const {
     return float8_linear_saved_bytes_with_tensors(handle_.get(), x_tensor ? 1 : 0,
                                                   w_tensor ? 1 : 0);
-  }
-  [[nodiscard]] std::size_t weight_cache_bytes() const {
-    return float8_linear_weight_cache_bytes(handle_.get());
-  }
-  // The weight in fp8, as cast_weight left it in `cache`.
-  [[nodiscard]] Result<Tensor> cached_weight(const void* cache) const {
-    Tensor w;
-    const float8_status status = float8_linear_cached_weight(handle_.get(), cache, &w);
-    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return w;
   }
 
   Status forward(ForwardArgs args, void* workspace, float8_stream stream) const {
@@ -353,9 +331,6 @@ class Linear {
   Status backward(BackwardArgs args, void* workspace, float8_stream stream) const {
     if (args.m == -1) args.m = m_max_;
     return Status(float8_linear_backward(handle_.get(), &args, workspace, stream));
-  }
-  Status cast_weight(const WeightArgs& args, void* workspace, float8_stream stream) const {
-    return Status(float8_linear_cast_weight(handle_.get(), &args, workspace, stream));
   }
   // Says what was planned and why, for people.
   [[nodiscard]] Result<std::string> info() const {
@@ -597,31 +572,6 @@ class Gemm {
  private:
   explicit Gemm(float8_gemm_plan* handle) : handle_(handle, float8_gemm_plan_destroy) {}
   std::shared_ptr<const float8_gemm_plan> handle_;
-};
-
-// The weights of many linears, cast in few launches.
-class WeightCasts {
- public:
-  static Result<WeightCasts> plan(const Context& context,
-                                  const std::vector<const float8_linear*>& linears) {
-    float8_weight_casts* handle = nullptr;
-    const float8_status status =
-        float8_weight_casts_plan(context.get(), linears.data(), linears.size(), &handle);
-    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return WeightCasts(handle);
-  }
-  [[nodiscard]] std::size_t workspace_bytes() const {
-    return float8_weight_casts_workspace_bytes(handle_.get());
-  }
-  Status run(const std::vector<WeightArgs>& args, void* workspace, float8_stream stream) const {
-    return Status(
-        float8_weight_casts_run(handle_.get(), args.data(), args.size(), workspace, stream));
-  }
-  [[nodiscard]] float8_weight_casts* get() const { return handle_.get(); }
-
- private:
-  explicit WeightCasts(float8_weight_casts* handle) : handle_(handle) {}
-  detail::Handle<float8_weight_casts, float8_weight_casts_destroy> handle_;
 };
 
 struct ScalesOptions {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <thread>
 
-#include "runtime/lists/weight_casts.hpp"
+#include "runtime/lists/quantizer_list.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {
@@ -15,7 +15,7 @@ constexpr Shape kRankShape = {300, 208, 592};
 constexpr std::array<int64_t, 2> kRows = {176, 124};  // of each rank
 
 // The way in which a step casts the weight.
-enum class Weights { kEachCall, kCached, kCachedAtOnce, kRecomputed };
+enum class Weights { kEachCall, kGiven, kGivenAtOnce, kRecomputed };
 
 // The point where both ranks wait for each other when amaxes are reduced.
 struct Meeting {
@@ -33,10 +33,10 @@ struct Model {
     desc.count = true;
     linear = Linear::plan(context, desc).value();
     scales = DelayedScales::plan(context, linear->scale_slots(), {.history = 3}).value();
-    casts = WeightCasts::plan(context, {&linear, 1}).value();
+    weight = std::make_unique<Fp8Weight>(context, desc);
+    casts = QuantizerList::plan(context, {&weight->quantizer, 1}).value();
     t = std::make_unique<Tensors>(*context, *linear, rows, 5);
     state = std::make_unique<DeviceBuffer>(*context, scales->bytes());
-    cache = std::make_unique<DeviceBuffer>(*context, linear->weight_cache_bytes());
     casts_workspace = std::make_unique<DeviceBuffer>(*context, casts->workspace_bytes());
     counters = std::make_unique<DeviceBuffer>(
         *context, std::vector<uint8_t>(kCountersOfLinear * sizeof(CastCounters)));
@@ -59,25 +59,23 @@ struct Model {
   }
 
   Status step(bool first_step) {
-    const bool cached = weights == Weights::kCached || weights == Weights::kCachedAtOnce;
+    const bool given = weights == Weights::kGiven || weights == Weights::kGivenAtOnce;
     auto* const counted = counters->as<CastCounters>();
-    if (cached) {
-      const WeightCall cast{.w = t->device_w.as(),
-                            .cache = cache->as(),
-                            .scales = t->slots,
-                            .first_step = first_step,
-                            .counters = counted,
-                            .ranks = ranks};
-      F8_TRY(weights == Weights::kCached
-                 ? linear->cast_weight(cast, t->workspace.as(), stream->get(), reduce)
-                 : casts->run({&cast, 1}, casts_workspace->as(), stream->get(), reduce));
+    if (given) {
+      QuantizeCall cast = weight->call(*t);
+      cast.first_step = first_step;
+      cast.counters = counted;
+      cast.ranks = ranks;
+      F8_TRY(weights == Weights::kGiven
+                 ? weight->Quantized::run(cast, stream->get(), reduce)
+                 : casts->run({1, &cast}, casts_workspace->as(), stream->get(), reduce));
     }
     ForwardCall forward = t->forward();
     BackwardCall backward = t->backward();
     forward.first_step = backward.first_step = first_step;
     forward.ranks = backward.ranks = ranks;
     forward.counters = backward.counters = counted;
-    if (cached) forward.weight_cache = backward.weight_cache = cache->as();
+    if (given) forward.w_tensor = backward.w_tensor = &weight->w_tensor;
     F8_TRY(linear->forward(forward, t->workspace.as(), stream->get(), reduce));
     F8_TRY(linear->backward(backward, t->workspace.as(), stream->get(), reduce));
     if (ranks != nullptr) {
@@ -93,9 +91,10 @@ struct Model {
   Weights weights;
   std::shared_ptr<const Linear> linear;
   std::optional<DelayedScales> scales;
-  std::optional<WeightCasts> casts;
+  std::unique_ptr<Fp8Weight> weight;
+  std::optional<QuantizerList> casts;
   std::unique_ptr<Tensors> t;
-  std::unique_ptr<DeviceBuffer> state, cache, casts_workspace, counters;
+  std::unique_ptr<DeviceBuffer> state, casts_workspace, counters;
   std::unique_ptr<DeviceStream> stream;
   // A rank stands for its communicator.
   float8_nccl_comm ranks = nullptr;
@@ -134,8 +133,8 @@ struct Rank {
 
 class DelayedRanks : public GpuTestWith<Weights> {};
 INSTANTIATE_TEST_SUITE_P(By, DelayedRanks,
-                         ::testing::Values(Weights::kEachCall, Weights::kCached,
-                                           Weights::kCachedAtOnce, Weights::kRecomputed));
+                         ::testing::Values(Weights::kEachCall, Weights::kGiven,
+                                           Weights::kGivenAtOnce, Weights::kRecomputed));
 
 TEST_P(DelayedRanks, ScaleAsOneDeviceFromTheFirstStepOn) {
   Model whole(context_, GetParam(), kRankShape.m);
@@ -175,8 +174,8 @@ TEST_P(DelayedRanks, ScaleAsOneDeviceFromTheFirstStepOn) {
     }
     F8_ASSERT_OK(ran[0]);
     F8_ASSERT_OK(ran[1]);
-    const bool cached = GetParam() == Weights::kCached || GetParam() == Weights::kCachedAtOnce;
-    EXPECT_EQ(meeting.reductions[0], step > 0 ? 1 : cached ? 4 : 3);
+    const bool given = GetParam() == Weights::kGiven || GetParam() == Weights::kGivenAtOnce;
+    EXPECT_EQ(meeting.reductions[0], step > 0 ? 1 : given ? 4 : 3);
 
     const auto state = whole.state->download<uint32_t>();
     const auto append = [](std::vector<double> to, const std::vector<double>& more) {

@@ -4,32 +4,9 @@
 
 #include <memory>
 
-#include "runtime/linear/quantizer.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {
-
-// A quantizer with the buffers of one tensor.
-struct Quantized {
-  Quantized(const Context& context, std::shared_ptr<const Quantizer> plan)
-      : quantizer(std::move(plan)),
-        tensor(context, quantizer->tensor_bytes()),
-        workspace(context, quantizer->workspace_bytes()) {
-    tensor.poison();
-    workspace.poison();
-  }
-  [[nodiscard]] Status run(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
-    return quantizer->run(
-        {.x = x.as(), .tensor = tensor.as(), .rows = rows, .scales = slots, .first_step = 1},
-        workspace.as(), nullptr);
-  }
-  [[nodiscard]] float8_tensor view(int64_t rows) const {
-    return quantizer->view(tensor.as(), nullptr, rows).value();
-  }
-
-  std::shared_ptr<const Quantizer> quantizer;
-  DeviceBuffer tensor, workspace;
-};
 
 class TensorTest : public RecipeTest {
  protected:

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "runtime/linear/tensor_gemm.hpp"
 #include "tests/gpu/fp8_copies.hpp"
 #include "tests/gpu/linear/given_fixture.hpp"
 
@@ -27,15 +28,11 @@ TEST_P(TensorTest, GivenOperandsGiveTheSameWhereALinearRecomputes) {
   expect_the_same(desc, true, true);
 }
 
-TEST_P(TensorTest, SavedAndCachedCopiesAreTheQuantizers) {
+TEST_P(TensorTest, SavedCopiesAreTheQuantizers) {
   const auto linear = plan(describe(GetParam(), kShape));
   ASSERT_NE(linear, nullptr);
   Tensors t(context(), *linear, kRows, 7);
   F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
-  const DeviceBuffer cache(context(), linear->weight_cache_bytes());
-  F8_ASSERT_OK(linear->cast_weight(
-      {.w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = t.first_step},
-      t.workspace.as(), nullptr));
   const auto x = quantized(Tensor::kInput);
   const auto w = quantized(Tensor::kWeight);
   ASSERT_TRUE(x && w);
@@ -58,12 +55,9 @@ TEST_P(TensorTest, SavedAndCachedCopiesAreTheQuantizers) {
   }
   const float8_tensor of_w = w->view(kShape.n);
   const float8_tensor saved_w = linear->saved_w(t.saved.as());
-  const float8_tensor cached_w = linear->cached_w(cache.as());
   ASSERT_EQ(saved_w.qt == nullptr, of_w.qt == nullptr);
-  EXPECT_NE(cached_w.q, nullptr);
   if (of_w.qt == nullptr) return;
   EXPECT_EQ(qt(saved_w), qt(of_w));
-  EXPECT_EQ(qt(cached_w), qt(of_w));
 }
 
 TEST_P(TensorTest, AGemmOfTensorsIsTheLinears) {
@@ -358,14 +352,6 @@ TEST_P(TensorTest, WhatDoesNotFitIsNamed) {
           "x_tensor is not aligned");
   refused(with([&](float8_tensor& v) { v.q = t.y.as(); }), "overlap");
 
-  const DeviceBuffer cache(context(), linear->weight_cache_bytes());
-  const float8_tensor of_w = w->view(kShape.n);
-  ForwardCall both = t.forward();
-  both.weight_cache = cache.as();
-  both.w_tensor = &of_w;
-  const Status twice = linear->forward(both, t.workspace.as(), nullptr);
-  ASSERT_FALSE(twice);
-  EXPECT_NE(twice.error().message.find("w_tensor and weight_cache are given"), std::string::npos);
   BackwardCall adds = t.backward();
   adds.accumulate_dx = 1;
   const Status no_gemm = linear->backward(adds, t.workspace.as(), nullptr);

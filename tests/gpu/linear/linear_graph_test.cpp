@@ -110,15 +110,19 @@ TEST_P(LinearGraphTest, LayoutsAlternateOnOneWorkspace) {
 // calls leave one by one.
 TEST_P(LinearGraphTest, AWholeStepWithItsState) {
   LinearDesc desc = describe(GetParam(), {300, 208, 592});
-  desc.accumulate_grad_weight = desc.count = desc.weight_flag = true;
+  desc.accumulate_grad_weight = desc.count = true;
   desc.grad_weight_dtype = Dtype::kF32;
   const auto linear = plan(desc);
   ASSERT_NE(linear, nullptr);
   const auto scales = DelayedScales::plan(context_, linear->scale_slots(), {.history = 2}).value();
+  QuantizerDesc of_weight = weight_of(desc);
+  of_weight.weight_flag = true;
   struct Run {
-    Run(const Context& context, const Linear& linear, const DelayedScales& scales)
-        : t(context, linear, 300, 5),
-          cache(context, linear.weight_cache_bytes()),
+    Run(const std::shared_ptr<Context>& on, const Linear& linear, const DelayedScales& scales,
+        const QuantizerDesc& of_weight)
+        : context(*on),
+          t(context, linear, 300, 5),
+          weight(on, of_weight),
           state(context, scales.bytes()),
           counters(context, std::vector<uint8_t>(kCountersOfLinear * sizeof(CastCounters))),
           valid(context, std::vector<uint32_t>{0}),
@@ -129,29 +133,29 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
     }
     [[nodiscard]] Bits all() const {
       Bits bits = results(t);
-      for (const DeviceBuffer* buffer : {&cache, &state, &counters, &valid}) {
+      for (const DeviceBuffer* buffer : {&weight.tensor, &state, &counters, &valid}) {
         EXPECT_TRUE(buffer->guards_are_whole());
         bits.push_back(buffer->download<uint8_t>());
       }
       return bits;
     }
+    const Context& context;
     Tensors t;
-    DeviceBuffer cache, state, counters, valid;
+    Fp8Weight weight;
+    DeviceBuffer state, counters, valid;
     DeviceStream stream;
   };
   const auto step = [&](const Run& r, bool first) -> Status {
     auto* const counters = r.counters.as<CastCounters>();
     for (const bool later : {false, true}) {
-      F8_TRY(linear->cast_weight({.w = r.t.device_w.as(),
-                                  .cache = r.cache.as(),
-                                  .scales = r.t.slots,
-                                  .first_step = first,
-                                  .counters = counters,
-                                  .valid = r.valid.as<uint32_t>()},
-                                 r.t.workspace.as(), r.stream.get()));
+      QuantizeCall cast = r.weight.call(r.t);
+      cast.first_step = first;
+      cast.counters = counters;
+      cast.valid = r.valid.as<uint32_t>();
+      F8_TRY(r.weight.Quantized::run(cast, r.stream.get()));
       ForwardCall forward = r.t.forward();
       BackwardCall backward = r.t.backward();
-      forward.weight_cache = backward.weight_cache = r.cache.as();
+      forward.w_tensor = backward.w_tensor = &r.weight.w_tensor;
       forward.first_step = backward.first_step = first;
       forward.counters = backward.counters = counters;
       backward.accumulate = later;
@@ -159,10 +163,10 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
       F8_TRY(linear->backward(backward, r.t.workspace.as(), r.stream.get()));
     }
     F8_TRY(scales.update(r.state.as(), r.stream.get()));
-    return invalidate_weights(context(), r.valid.as<uint32_t>(), 1, r.stream.get());
+    return set_words(driver(), r.valid.as<uint32_t>(), 0, 1, r.stream.get());
   };
-  Run direct(context(), *linear, scales);
-  Run replayed(context(), *linear, scales);
+  Run direct(context_, *linear, scales, of_weight);
+  Run replayed(context_, *linear, scales, of_weight);
   F8_ASSERT_OK(step(direct, true));
   F8_ASSERT_OK(step(replayed, true));
   direct.stream.synchronize();

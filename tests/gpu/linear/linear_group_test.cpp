@@ -37,36 +37,35 @@ class GroupTest : public RecipeTest {
     out.x = Quantizer::plan(context_, of_x).value();
     return out;
   }
-  static GroupedLinearCall member(const Tensors& t, const DeviceBuffer& db, const void* cache) {
+  static GroupedLinearCall member(const Tensors& t, const DeviceBuffer& db,
+                                  const float8_tensor* w_tensor) {
     GroupedLinearCall call;
     call.w = t.device_w.as();
     call.y = t.y.as();
     call.dy = t.device_dy.as();
     call.dw = t.dw.as();
     if (db.bytes() > 0) call.db = db.as();
-    call.weight_cache = cache;
+    call.w_tensor = w_tensor;
     call.scales = t.slots;
     return call;
   }
 
-  void expect_the_same(int64_t m, bool cached, bool bias) {
-    SCOPED_TRACE(::testing::Message() << "m " << m << ", cached " << cached << ", bias " << bias);
+  void expect_the_same(int64_t m, bool give_w, bool bias) {
+    SCOPED_TRACE(::testing::Message() << "m " << m << ", w " << give_w << ", bias " << bias);
     const Group of = group(bias);
     std::vector<std::unique_ptr<Tensors>> tensors;
-    std::vector<std::unique_ptr<DeviceBuffer>> caches, biases;
+    std::vector<std::unique_ptr<Fp8Weight>> weights;
+    std::vector<std::unique_ptr<DeviceBuffer>> biases;
     for (size_t i = 0; i < kLinears; ++i) {
       const Linear& linear = *of.linears[i];
       Tensors& t = *tensors.emplace_back(std::make_unique<Tensors>(context(), linear, m, 20 + i));
       biases.push_back(
           std::make_unique<DeviceBuffer>(context(), bias ? static_cast<size_t>(kN[i]) * 4 : 0));
-      DeviceBuffer& cache = *caches.emplace_back(
-          std::make_unique<DeviceBuffer>(context(), linear.weight_cache_bytes()));
-      F8_ASSERT_OK(linear.cast_weight(
-          {.w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = 1},
-          t.workspace.as(), nullptr));
+      weights.push_back(std::make_unique<Fp8Weight>(context_, linear.desc()));
+      F8_ASSERT_OK(weights.back()->run(t));
     }
     const Tensors& first = *tensors.front();
-    const auto given = [&](size_t i) { return cached ? caches[i]->as() : nullptr; };
+    const auto given = [&](size_t i) { return give_w ? &weights[i]->w_tensor : nullptr; };
     DeviceBuffer dx(context(), static_cast<size_t>(m * kK) * 2);
     const auto results_of_all = [&] {
       Bits all = {dx.download<uint8_t>()};
@@ -96,12 +95,12 @@ class GroupTest : public RecipeTest {
       ForwardCall forward = tensors[i]->forward();
       forward.x = first.device_x.as();
       forward.x_tensor = &x;
-      forward.weight_cache = given(i);
+      forward.w_tensor = given(i);
       F8_ASSERT_OK(of.linears[i]->forward(forward, tensors[i]->workspace.as(), nullptr));
       BackwardCall backward = tensors[i]->backward();
       backward.x = first.device_x.as();
       backward.x_tensor = &x;
-      backward.weight_cache = given(i);
+      backward.w_tensor = given(i);
       backward.dx = dx.as();
       backward.accumulate_dx = i > 0 ? 1 : 0;
       if (bias) backward.db = biases[i]->as();
@@ -110,7 +109,7 @@ class GroupTest : public RecipeTest {
     const Bits one_by_one = results_of_all();
 
     const DeviceBuffer workspace(context(), of.plan->workspace_bytes());
-    const DeviceBuffer saved(context(), of.plan->saved_bytes(cached));
+    const DeviceBuffer saved(context(), of.plan->saved_bytes(give_w));
     std::array<GroupedLinearCall, kLinears> members;
     for (size_t i = 0; i < kLinears; ++i) members[i] = member(*tensors[i], *biases[i], given(i));
     LinearGroupCall call;

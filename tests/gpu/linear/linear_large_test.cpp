@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "runtime/lists/weight_casts.hpp"
+#include "runtime/lists/quantizer_list.hpp"
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
@@ -79,16 +79,17 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
       return at(t.dy, j, r) * at(t.x, j, c);
     })) << "dw";
 
-    const DeviceBuffer cache(context(), linear.weight_cache_bytes());
-    const DeviceBuffer by_list(context(), linear.weight_cache_bytes());
-    WeightCall weight{.w = t.device_w.as(), .cache = cache.as()};
-    F8_ASSERT_OK(linear.cast_weight(weight, t.workspace.as(), nullptr));
-    const auto casts = WeightCasts::plan(two_launches, {&*planned, 1});
+    const Fp8Weight weight(two_launches, linear.desc());
+    F8_ASSERT_OK(weight.run(t));
+    const auto alone = weight.tensor.download<uint8_t>();
+    const auto casts = QuantizerList::plan(two_launches, {&weight.quantizer, 1});
     F8_ASSERT_OK(casts);
     const DeviceBuffer workspace(context(), std::max<size_t>(casts->workspace_bytes(), 16));
-    weight.cache = by_list.as();
-    F8_ASSERT_OK(casts->run({&weight, 1}, workspace.as(), nullptr));
-    EXPECT_TRUE(cache.download<uint8_t>() == by_list.download<uint8_t>());
+    const DeviceBuffer by_list(context(), weight.tensor.bytes());
+    QuantizeCall call = weight.call(t);
+    call.tensor = by_list.as();
+    F8_ASSERT_OK(casts->run({1, &call}, workspace.as(), nullptr));
+    EXPECT_TRUE(by_list.download<uint8_t>() == alone);
     if (HasFailure()) return;
   }
 }

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "runtime/linear/kernels.hpp"
-#include "runtime/lists/weight_casts.hpp"
+#include "runtime/lists/quantizer_list.hpp"
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 #include "tests/gpu/quantize/scale_layout.hpp"
@@ -73,7 +73,7 @@ TEST_P(LinearOptionsTest, OptionsChangeNoOtherResult) {
     SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     const auto plain = plan(desc);
-    desc.bias_grad = desc.count = desc.weight_flag = true;
+    desc.bias_grad = desc.count = true;
     desc.non_finite = NonFinite::kHold;
     const auto linear = plan(desc);
     ASSERT_TRUE(plain != nullptr && linear != nullptr);
@@ -174,86 +174,84 @@ TEST_P(LinearOptionsTest, CountersAreTheReferences) {
 TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
   for (const Shape shape : {kShapes[0], kShapes[1]}) {
     SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
-    LinearDesc desc = describe(GetParam(), shape);
-    desc.weight_flag = true;
-    const auto linear = plan(desc);
+    const auto linear = plan(describe(GetParam(), shape));
     ASSERT_NE(linear, nullptr);
     Tensors t(context(), *linear, shape.m, 5);
-    DeviceBuffer cache(context(), linear->weight_cache_bytes());
+    QuantizerDesc of_weight = weight_of(linear->desc());
+    of_weight.weight_flag = true;
+    const Fp8Weight weight(context_, of_weight);
     DeviceBuffer valid(context(), std::vector<uint32_t>{0xdeadbeef});
     const DeviceStream stream(context());
     const auto micro_batch = [&]() -> Status {
-      F8_TRY(linear->cast_weight({.w = t.device_w.as(),
-                                  .cache = cache.as(),
-                                  .scales = t.slots,
-                                  .first_step = true,
-                                  .valid = valid.as<uint32_t>()},
-                                 t.workspace.as(), stream.get()));
+      QuantizeCall cast = weight.call(t);
+      cast.valid = valid.as<uint32_t>();
+      F8_TRY(weight.Quantized::run(cast, stream.get()));
       ForwardCall forward = t.forward();
-      forward.weight_cache = cache.as();
+      forward.w_tensor = &weight.w_tensor;
       F8_TRY(linear->forward(forward, t.workspace.as(), stream.get()));
       BackwardCall backward = t.backward();
-      backward.weight_cache = cache.as();
+      backward.w_tensor = &weight.w_tensor;
       return linear->backward(backward, t.workspace.as(), stream.get());
     };
     const DeviceGraph graph(context(), stream, micro_batch);
     graph.replay();
     EXPECT_EQ(valid.download<uint32_t>()[0], 1U);
-    const auto cast = cache.download<uint8_t>();
+    const auto cast = weight.tensor.download<uint8_t>();
     const Bits first = results(t);
 
     // The weight changes, and nobody says so: its copies stay.
     const reference::Matrix old = t.w;
     put(t.w, t.device_w, 3, 4, 1000);
     graph.replay();
-    EXPECT_EQ(cache.download<uint8_t>(), cast);
+    EXPECT_EQ(weight.tensor.download<uint8_t>(), cast);
 
-    F8_ASSERT_OK(invalidate_weights(context(), valid.as<uint32_t>(), 1, stream.get()));
+    F8_ASSERT_OK(set_words(driver(), valid.as<uint32_t>(), 0, 1, stream.get()));
     graph.replay();
-    EXPECT_NE(cache.download<uint8_t>(), cast);
+    EXPECT_NE(weight.tensor.download<uint8_t>(), cast);
 
     t.w = old;
     put(t.w, t.device_w, 0, 0, old.values[0]);
-    F8_ASSERT_OK(invalidate_weights(context(), valid.as<uint32_t>(), 1, stream.get()));
+    F8_ASSERT_OK(set_words(driver(), valid.as<uint32_t>(), 0, 1, stream.get()));
     graph.replay();
-    EXPECT_EQ(cache.download<uint8_t>(), cast);
+    EXPECT_EQ(weight.tensor.download<uint8_t>(), cast);
     EXPECT_EQ(results(t), first);
-    EXPECT_TRUE(cache.guards_are_whole() && valid.guards_are_whole());
+    EXPECT_TRUE(weight.tensor.guards_are_whole() && valid.guards_are_whole());
   }
 }
 
 TEST_P(LinearOptionsTest, OneFlagForTheWeightsOfAModel) {
-  LinearDesc desc = describe(GetParam(), {300, 208, 592});
-  desc.weight_flag = true;
-  const auto linear = plan(desc);
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
   ASSERT_NE(linear, nullptr);
+  QuantizerDesc of_weight = weight_of(linear->desc());
+  of_weight.weight_flag = true;
+  const auto quantizer = Quantizer::plan(context_, of_weight).value();
   constexpr size_t kLayers = 33;  // more than a launch takes
-  const std::vector<std::shared_ptr<const Linear>> linears(kLayers, linear);
-  const auto casts = WeightCasts::plan(context_, linears);
+  const std::vector<std::shared_ptr<const Quantizer>> quantizers(kLayers, quantizer);
+  const auto casts = QuantizerList::plan(context_, quantizers);
   F8_ASSERT_OK(casts);
   const DeviceBuffer workspace(context(), casts->workspace_bytes());
   const DeviceBuffer valid(context(), std::vector<uint32_t>{0});
   Tensors t(context(), *linear, 300, 5);
-  std::vector<std::unique_ptr<DeviceBuffer>> caches;
-  std::vector<WeightCall> calls;
+  std::vector<std::unique_ptr<Quantized>> weights;
+  std::vector<QuantizeCall> calls;
   for (size_t i = 0; i < kLayers; ++i) {
-    caches.push_back(std::make_unique<DeviceBuffer>(context(), linear->weight_cache_bytes()));
-    calls.push_back({.w = t.device_w.as(),
-                     .cache = caches.back()->as(),
-                     .scales = t.slots,
-                     .first_step = true,
-                     .valid = valid.as<uint32_t>()});
+    weights.push_back(std::make_unique<Quantized>(context(), quantizer));
+    calls.push_back(weights.back()->call(t.device_w, 208, t.slots));
+    calls.back().valid = valid.as<uint32_t>();
   }
-  F8_ASSERT_OK(casts->run(calls, workspace.as(), nullptr));
+  const auto run_all = [&] {
+    return casts->run({calls.size(), calls.data()}, workspace.as(), nullptr);
+  };
+  F8_ASSERT_OK(run_all());
   EXPECT_EQ(valid.download<uint32_t>()[0], 1U);
-  const auto first = caches.back()->download<uint8_t>();
-  EXPECT_EQ(caches.front()->download<uint8_t>(), first);
+  const auto first = weights.back()->tensor.download<uint8_t>();
+  EXPECT_EQ(weights.front()->tensor.download<uint8_t>(), first);
   put(t.w, t.device_w, 3, 4, 1000);
-  F8_ASSERT_OK(casts->run(calls, workspace.as(), nullptr));
-  EXPECT_EQ(caches.back()->download<uint8_t>(), first);
-  F8_ASSERT_OK(invalidate_weights(context(), valid.as<uint32_t>(), 1, nullptr));
-  F8_ASSERT_OK(casts->run(calls, workspace.as(), nullptr));
-  EXPECT_NE(caches.back()->download<uint8_t>(), first);
+  F8_ASSERT_OK(run_all());
+  EXPECT_EQ(weights.back()->tensor.download<uint8_t>(), first);
+  F8_ASSERT_OK(set_words(driver(), valid.as<uint32_t>(), 0, 1, nullptr));
+  F8_ASSERT_OK(run_all());
+  EXPECT_NE(weights.back()->tensor.download<uint8_t>(), first);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
     desc.recompute = true;
     const auto recomputes = Linear::plan(context_, desc);
     F8_ASSERT_OK(recomputes);
-    EXPECT_LT((*recomputes)->saved_bytes(), 1024U);  // no copies, but the scales of tensors
+    EXPECT_LT((*recomputes)->saved_bytes(), 1024U) << "scales of whole tensors alone";
     Bits bits[2];
     for (const bool again : {false, true}) {
       const Linear& linear = again ? **recomputes : **keeps;
@@ -33,53 +33,50 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
       bits[again] = results(t);
       t.expect_whole_guards();
       if (!again) continue;
-      // The weight's copies are cached, which leaves the input's to be cast.
-      const DeviceBuffer cache(context(), linear.weight_cache_bytes());
-      F8_ASSERT_OK(linear.cast_weight(
-          {.w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = true},
-          t.workspace.as(), nullptr));
-      t.dx.poison();
-      t.dw.poison();
-      BackwardCall call = t.backward();
-      call.weight_cache = cache.as();
-      F8_ASSERT_OK(linear.backward(call, t.workspace.as(), nullptr));
+      // The weight's copies are given, which leaves the input's to be cast.
+      const Fp8Weight weight(context_, linear.desc());
+      F8_ASSERT_OK(weight.run(t));
+      t.poison_results();
+      ForwardCall forward = t.forward();
+      forward.w_tensor = &weight.w_tensor;
+      F8_ASSERT_OK(linear.forward(forward, t.workspace.as(), nullptr));
+      BackwardCall backward = t.backward();
+      backward.w_tensor = &weight.w_tensor;
+      F8_ASSERT_OK(linear.backward(backward, t.workspace.as(), nullptr));
       EXPECT_EQ(results(t), bits[again]);
     }
     EXPECT_EQ(bits[1], bits[0]);
   }
 }
 
-TEST_P(LinearStorageTest, MasterWeightsGoIntoTheCacheAtOnce) {
+TEST_P(LinearStorageTest, MasterWeightsAreCastAtOnce) {
   const Recipe recipe = find_recipe(GetParam()).value();
   for (const Shape shape :
        {Shape{300, 208, 592}, by_device<Shape>({2100, 1040, 1168}, {4200, 16, 48})}) {
     SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
-    LinearDesc desc = describe(GetParam(), shape);
-    const auto plain = Linear::plan(context_, desc);
-    F8_ASSERT_OK(plain);
-    desc.master_dtype = Dtype::kF32;
+    const LinearDesc desc = describe(GetParam(), shape);
     const auto linear = Linear::plan(context_, desc);
     F8_ASSERT_OK(linear);
-    Tensors expected(context(), **plain, shape.m, 5);
-    F8_ASSERT_OK((*plain)->forward(expected.forward(), expected.workspace.as(), nullptr));
-    F8_ASSERT_OK((*plain)->backward(expected.backward(), expected.workspace.as(), nullptr));
+    Tensors expected(context(), **linear, shape.m, 5);
+    F8_ASSERT_OK((*linear)->forward(expected.forward(), expected.workspace.as(), nullptr));
+    F8_ASSERT_OK((*linear)->backward(expected.backward(), expected.workspace.as(), nullptr));
 
     Tensors t(context(), **linear, shape.m, 5);
     const DeviceBuffer master(context(), reference::to_bytes(t.w, Dtype::kF32));
-    const DeviceBuffer cache(context(), (*linear)->weight_cache_bytes());
-    F8_ASSERT_OK((*linear)->cast_weight(
-        {.w = master.as(), .cache = cache.as(), .scales = t.slots, .first_step = true},
-        t.workspace.as(), nullptr));
+    QuantizerDesc of_master = weight_of(desc);
+    of_master.dtype = Dtype::kF32;
+    const Fp8Weight weight(context_, of_master);
+    F8_ASSERT_OK(weight.run(master, shape.n, t.slots));
     ForwardCall forward = t.forward();
-    forward.weight_cache = cache.as();
+    forward.w_tensor = &weight.w_tensor;
     if (recipe.at(Gemm::kOutput).is_fp8()) forward.w = nullptr;
     F8_ASSERT_OK((*linear)->forward(forward, t.workspace.as(), nullptr));
     BackwardCall backward = t.backward();
-    backward.weight_cache = cache.as();
+    backward.w_tensor = &weight.w_tensor;
     if (recipe.at(Gemm::kGradInput).is_fp8()) backward.w = nullptr;
     F8_ASSERT_OK((*linear)->backward(backward, t.workspace.as(), nullptr));
     EXPECT_EQ(results(t), results(expected)) << "the masters are bf16, so the bits are the same";
-    EXPECT_TRUE(cache.guards_are_whole());
+    EXPECT_TRUE(weight.tensor.guards_are_whole());
   }
 }
 

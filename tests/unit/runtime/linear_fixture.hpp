@@ -10,6 +10,7 @@
 #include "recipes/reference.hpp"
 #include "runtime/linear/linear.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
+#include "tests/weight_of.hpp"
 
 namespace f8::runtime::testing {
 
@@ -81,7 +82,6 @@ struct Fixture {
         dw(bytes(desc.shape.n, desc.shape.k, desc.grad_weight_dtype)),
         workspace(linear->workspace_bytes()),
         saved(linear->saved_bytes()),
-        cache(linear->weight_cache_bytes()),
         state(0) {
     if (linear->scale_slots().empty()) return;
     delayed = DelayedScales::plan(context, linear->scale_slots()).value();
@@ -119,13 +119,6 @@ struct Fixture {
             .scales = slots,
             .first_step = first_step};
   }
-  [[nodiscard]] WeightCall weight() {
-    return {.w = w.data(),
-            .ld_w = ld(linear->desc().shape.k),
-            .cache = cache.data(),
-            .scales = slots,
-            .first_step = first_step};
-  }
   [[nodiscard]] reference::LinearResult expected(const reference::DelayedAmax& amax = {}) const {
     return reference::linear(linear->desc().recipe, xm, wm, dym, amax).value();
   }
@@ -152,7 +145,7 @@ struct Fixture {
     return linear->desc().grad_weight_dtype == Dtype::kF32 ? dw.f32() : dw.bf16();
   }
   [[nodiscard]] bool guards_are_whole() {
-    const auto buffers = {&y, &dx, &dw, &workspace, &saved, &cache, &state};
+    const auto buffers = {&y, &dx, &dw, &workspace, &saved, &state};
     return std::ranges::all_of(buffers, [](Buffer* buffer) { return buffer->guard_is_whole(); });
   }
 
@@ -161,7 +154,7 @@ struct Fixture {
   int64_t m, gap;
   Dtype type;
   Matrix xm, wm, dym, biasm;
-  Buffer x, w, dy, bias, y, dx, dw, workspace, saved, cache, state;
+  Buffer x, w, dy, bias, y, dx, dw, workspace, saved, state;
   std::optional<DelayedScales> delayed;
   ScaleSlots slots;
   bool first_step = true;
@@ -176,6 +169,35 @@ struct Fixture {
     return static_cast<size_t>(rows * (cols + gap)) * size_bytes(of);
   }
   [[nodiscard]] int64_t ld(int64_t cols) const { return gap == 0 ? 0 : cols + gap; }
+};
+
+// A fixture's weight in fp8, for calls with w_tensor.
+struct Fp8Weight {
+  explicit Fp8Weight(Fixture& fixture) : Fp8Weight(fixture, weight_of(fixture.linear->desc())) {}
+  Fp8Weight(Fixture& fixture, const QuantizerDesc& desc)
+      : s(fixture),
+        quantizer(Quantizer::plan(s.context, desc).value()),
+        tensor(quantizer->tensor_bytes()),
+        workspace(quantizer->workspace_bytes()),
+        view(quantizer->view(tensor.data(), nullptr, desc.rows).value()) {}
+
+  [[nodiscard]] QuantizeCall call() {
+    return {.x = s.w.data(),
+            .tensor = tensor.data(),
+            .rows = view.rows,
+            .ld_x = s.forward().ld_w,
+            .scales = s.slots,
+            .first_step = s.first_step};
+  }
+  [[nodiscard]] Status run(const QuantizeCall& of) {
+    return quantizer->run(of, workspace.data(), nullptr);
+  }
+  [[nodiscard]] Status run() { return run(call()); }
+
+  Fixture& s;
+  std::shared_ptr<const Quantizer> quantizer;
+  Buffer tensor, workspace;
+  float8_tensor view;
 };
 
 [[nodiscard]] inline LinearDesc describe(const char* recipe, Shape shape) {

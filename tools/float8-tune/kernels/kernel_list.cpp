@@ -81,20 +81,28 @@ Status add_gemms_of(runtime::LinearDesc desc, Keys& keys) {
   return {};
 }
 
+// A weight's casts may be under a flag.
+void add_flagged_casts(runtime::LinearKernels kernels, Keys& keys) {
+  kernels.noop_flag = true;
+  kernels.copies[static_cast<size_t>(runtime::Tensor::kInput)] = {};
+  kernels.copies[static_cast<size_t>(runtime::Tensor::kGradOutput)] = {};
+  add_casts(kernels, keys);
+}
+
 // A linear's casts depend on independent switches, so that each combination of them is a case.
 Status add_casts_of(runtime::LinearDesc desc, Keys& keys) {
   desc.bias_grad = true;
   desc.bias_grad_dtype = desc.tensor_dtype;
-  constexpr unsigned kSwitches = 6;
+  constexpr unsigned kSwitches = 4;
   for (unsigned bits = 0; bits < 1U << kSwitches; ++bits) {
     const auto is_on = [&](unsigned index) { return (bits >> index & 1U) != 0; };
-    desc.master_dtype = is_on(0) ? std::optional(Dtype::kF32) : std::nullopt;
-    desc.recompute = is_on(1);
-    desc.needs_grad_input = is_on(2);
-    desc.weight_flag = is_on(3);
-    desc.count = is_on(4);
-    desc.non_finite = is_on(5) ? NonFinite::kHold : NonFinite::kPropagate;
-    add_casts(F8_TRY(runtime::linear_kernels(desc)), keys);
+    desc.recompute = is_on(0);
+    desc.needs_grad_input = is_on(1);
+    desc.count = is_on(2);
+    desc.non_finite = is_on(3) ? NonFinite::kHold : NonFinite::kPropagate;
+    const runtime::LinearKernels kernels = F8_TRY(runtime::linear_kernels(desc));
+    add_casts(kernels, keys);
+    if (!desc.recompute) add_flagged_casts(kernels, keys);
   }
   return {};
 }

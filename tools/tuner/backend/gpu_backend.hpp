@@ -10,7 +10,7 @@
 #include <map>
 #include <memory>
 
-#include "runtime/lists/weight_casts.hpp"
+#include "runtime/lists/quantizer_list.hpp"
 #include "runtime/model/model_plan.hpp"
 #include "tools/tuner/backend/backend.hpp"
 #include "tools/tuner/backend/nvml.hpp"
@@ -85,8 +85,8 @@ class GpuBackend final : public Backend {
     CUdeviceptr y = 0, dx = 0, dw = 0, saved = 0;
   };
   struct Weights {
-    runtime::ModelPlan model;
-    std::vector<std::vector<runtime::WeightCall>> calls;  // by operand set
+    std::vector<std::shared_ptr<const runtime::Quantizer>> quantizers;
+    std::vector<std::vector<runtime::QuantizeCall>> calls;  // by operand set
     std::vector<uint8_t> copies;  // samples of what the candidate that was checked before wrote
   };
   enum class Operands { kFp8, kFp8OneScale, kBf16 };  // a GEMM's
@@ -101,9 +101,10 @@ class GpuBackend final : public Backend {
     std::shared_ptr<const runtime::Linear> linear;
     std::vector<runtime::ForwardCall> forward;  // a linear's, by operand set
     std::vector<runtime::BackwardCall> backward;
-    std::function<Status()> prime;  // runs once, before the first launch
-    int64_t k = 0;                  // how far a GEMM's provider reads K: it may pad it
-    CUdeviceptr amax = 0;           // where a GEMM leaves its result's amax; 0: nowhere
+    std::vector<float8_tensor> weights;  // in fp8, which those calls are given
+    std::function<Status()> prime;       // runs once, before the first launch
+    int64_t k = 0;                       // how far a GEMM's provider reads K: it may pad it
+    CUdeviceptr amax = 0;                // where a GEMM leaves its result's amax; 0: nowhere
   };
   // Sampled elements of a result, computed in fp64 from the host's copy of the operands.
   struct Reference {
@@ -144,7 +145,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Result<Built> add_casts(const Candidate& candidate);
   [[nodiscard]] Result<Check> verify_casts(Timed& timed);
   [[nodiscard]] Status add_delayed_scales(Timed& timed);
-  [[nodiscard]] Status add_weight_caches(Timed& timed);
+  [[nodiscard]] Status add_weights_in_fp8(Timed& timed);
 
   [[nodiscard]] Reference gemm_reference(Operands operands, int64_t k) const;
   [[nodiscard]] Status check_output(CUdeviceptr d, Dtype type, int64_t row_length,
@@ -169,7 +170,7 @@ class GpuBackend final : public Backend {
   std::map<std::string, Pool> pools_;
   Arena results_;                         // outputs and saved buffers
   std::vector<DeviceBuffer> workspaces_;  // the last is the largest; plans may hold earlier ones
-  std::vector<DeviceBuffer> buffers_;     // what belongs to one candidate: copies, caches, states
+  std::vector<DeviceBuffer> buffers_;     // what belongs to one candidate: copies, weights, states
   Arena scales_;
 
   Problem problem_;

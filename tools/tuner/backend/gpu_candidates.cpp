@@ -132,7 +132,7 @@ Result<Built> GpuBackend::add_float8(const Candidate& candidate) {
                               .w = set.w.data});
   }
   if (!timed.linear->scale_slots().empty()) F8_TRY(add_delayed_scales(timed));
-  if (candidate.impl == Impl::kFloat8Reused) F8_TRY(add_weight_caches(timed));
+  if (candidate.impl == Impl::kFloat8Reused) F8_TRY(add_weights_in_fp8(timed));
   void* workspace = mutable_pointer(workspaces_.back().address());
   for (size_t i = 0; i < timed.forward.size(); ++i) {
     timed.launch.emplace_back([linear = timed.linear, forward = timed.forward[i],
@@ -171,24 +171,36 @@ Status GpuBackend::add_delayed_scales(Timed& timed) {
 }
 
 // Makes the weight's fp8 copies once, outside of what is timed, as gradient accumulation does.
-Status GpuBackend::add_weight_caches(Timed& timed) {
-  const size_t bytes = suballocation_bytes(std::max<size_t>(1, timed.linear->weight_cache_bytes()));
+Status GpuBackend::add_weights_in_fp8(Timed& timed) {
+  const runtime::LinearDesc& desc = timed.linear->desc();
+  const runtime::LinearKernels kernels = F8_TRY(runtime::linear_kernels(desc));
+  const runtime::Copies& copies = kernels.of(runtime::Tensor::kWeight);
+  if (!copies.q && !copies.qt) return {};
+  const auto quantizer =
+      F8_TRY(runtime::Quantizer::plan(context_, {.operand = runtime::Tensor::kWeight,
+                                                 .rows = desc.shape.n,
+                                                 .cols = desc.shape.k,
+                                                 .recipe = recipe_}));
+  F8_TRY(reserve_workspace(quantizer->workspace_bytes()));
+  const size_t bytes = suballocation_bytes(quantizer->tensor_bytes());
   buffers_.push_back(
-      F8_TRY(DeviceBuffer::allocate(driver_, bytes * timed.forward.size(), "weight caches")));
-  std::vector<runtime::WeightCall> calls;
+      F8_TRY(DeviceBuffer::allocate(driver_, bytes * timed.forward.size(), "weights in fp8")));
+  std::vector<runtime::QuantizeCall> calls;
+  timed.weights.resize(timed.forward.size());
   for (size_t i = 0; i < timed.forward.size(); ++i) {
-    void* cache = mutable_pointer(buffers_.back().address() + i * bytes);
-    calls.push_back({.w = timed.forward[i].w, .cache = cache, .scales = timed.forward[i].scales});
-    if (timed.linear->weight_cache_bytes() == 0) continue;
-    timed.forward[i].weight_cache = timed.backward[i].weight_cache = cache;
+    runtime::ForwardCall& forward = timed.forward[i];
+    void* tensor = mutable_pointer(buffers_.back().address() + i * bytes);
+    calls.push_back(
+        {.x = forward.w, .tensor = tensor, .rows = desc.shape.n, .scales = forward.scales});
+    timed.weights[i] = F8_TRY(quantizer->view(tensor, nullptr, desc.shape.n));
+    forward.w_tensor = timed.backward[i].w_tensor = &timed.weights[i];
   }
   void* workspace = mutable_pointer(workspaces_.back().address());
   timed.prime = [this, before = std::move(timed.prime), calls = std::move(calls), workspace,
-                 linear = timed.linear]() -> Status {
+                 quantizer]() -> Status {
     if (before) F8_TRY(before());
-    if (linear->weight_cache_bytes() == 0) return {};
-    for (const runtime::WeightCall& call : calls) {
-      F8_TRY(linear->cast_weight(call, workspace, stream_));
+    for (const runtime::QuantizeCall& call : calls) {
+      F8_TRY(quantizer->run(call, workspace, stream_));
     }
     return {};
   };

@@ -1,5 +1,4 @@
-// Lays out the weights of a model's linears as operand sets, and adds and checks the candidates
-// that cast them.
+// Lays out weights as operand sets, and adds and checks the candidates that cast them.
 #include <algorithm>
 
 #include "tools/tuner/backend/gpu_backend.hpp"
@@ -7,9 +6,13 @@
 namespace f8::tuner {
 namespace {
 
-constexpr int64_t kTokens = 16;             // no GEMM of these plans runs
 constexpr size_t kSampledBytes = 64 << 10;  // at either end of a weight's copies
 constexpr uint8_t kUnwritten = 0xff;        // a NaN in both formats
+
+std::string name_of(size_t weight, const runtime::Quantizer& quantizer) {
+  const runtime::QuantizerDesc& desc = quantizer.desc();
+  return f8::format("weight {} ({} x {})", weight, desc.rows, desc.cols);
+}
 
 }  // namespace
 
@@ -29,26 +32,22 @@ Status GpuBackend::open_weights(const Recipe& recipe, std::span<const runtime::M
 
 Status GpuBackend::lay_out_weights(const Recipe& recipe,
                                    std::span<const runtime::MatrixSize> weights) {
-  std::vector<runtime::ModelLinear> linears;
-  for (const auto& [rows, cols] : weights) {
-    linears.push_back({.name = f8::format("weight {} ({} x {})", linears.size(), rows, cols),
-                       .in_features = cols,
-                       .out_features = rows});
-  }
   weights_ = std::make_unique<Weights>();
-  weights_->model =
-      F8_TRY(runtime::plan_model(context_, linears, {.recipe = recipe, .tokens = kTokens}));
   size_t inputs = 0;
   size_t copies = 0;
-  for (const runtime::ConvertedLinear& linear : weights_->model.linears) {
-    const auto& [m, n, k] = linear.plan->desc().shape;
-    inputs += suballocation_bytes(static_cast<size_t>(n * k) * size_bytes(Dtype::kBf16));
-    copies += suballocation_bytes(linear.plan->weight_cache_bytes());
-    if (linear.plan->weight_cache_bytes() == 0) {
-      return fail(ErrorCode::kUnsupported,
-                  "{}: the recipe {} casts no weight; name another --recipe", linear.name,
+  size_t workspace_bytes = 0;
+  for (const auto& [rows, cols] : weights) {
+    auto quantizer = runtime::Quantizer::plan(
+        context_,
+        {.operand = runtime::Tensor::kWeight, .rows = rows, .cols = cols, .recipe = recipe});
+    if (!quantizer && quantizer.error().code == ErrorCode::kUnsupported) {
+      return fail(ErrorCode::kUnsupported, "the recipe {} casts no weight; name another --recipe",
                   recipe.name);
     }
+    weights_->quantizers.push_back(F8_TRY(std::move(quantizer)));
+    inputs += suballocation_bytes(static_cast<size_t>(rows * cols) * size_bytes(Dtype::kBf16));
+    copies += suballocation_bytes(weights_->quantizers.back()->tensor_bytes());
+    workspace_bytes = std::max(workspace_bytes, weights_->quantizers.back()->workspace_bytes());
   }
   if (inputs + copies > budget_) {
     return fail(ErrorCode::kOutOfMemory,
@@ -64,14 +63,15 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
   Pool& operands = pool(nullptr);
   F8_TRY(operands.reserve(driver_, inputs * sets));
   F8_TRY(results_.reserve(driver_, copies * sets, "fp8 weights"));
-  F8_TRY(reserve_workspace(weights_->model.workspace_bytes));
+  F8_TRY(reserve_workspace(workspace_bytes));
   for (size_t set = 0; set < sets; ++set) {
-    std::vector<runtime::WeightCall>& calls = weights_->calls.emplace_back();
-    for (const runtime::ConvertedLinear& linear : weights_->model.linears) {
-      const auto& [m, n, k] = linear.plan->desc().shape;
-      calls.push_back(
-          {.w = operands.suballocate(n * k).data,
-           .cache = mutable_pointer(results_.suballocate(linear.plan->weight_cache_bytes()))});
+    std::vector<runtime::QuantizeCall>& calls = weights_->calls.emplace_back();
+    for (const auto& quantizer : weights_->quantizers) {
+      const auto& [rows, cols] =
+          runtime::MatrixSize{quantizer->desc().rows, quantizer->desc().cols};
+      calls.push_back({.x = operands.suballocate(rows * cols).data,
+                       .tensor = mutable_pointer(results_.suballocate(quantizer->tensor_bytes())),
+                       .rows = rows});
     }
   }
   return settle_weight_scales();
@@ -79,19 +79,27 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
 
 // Gives delayed scaling a state in which one step has left the weights' scales.
 Status GpuBackend::settle_weight_scales() {
-  const runtime::ModelPlan& model = weights_->model;
-  if (model.slots.empty()) return {};
-  const auto state = F8_TRY(runtime::DelayedScales::plan(context_, model.slots));
+  const auto& quantizers = weights_->quantizers;
+  if (!quantizers.front()->is_delayed()) return {};
+  // The slots are those of a linear with this recipe, whatever its sizes.
+  const auto of_linear =
+      F8_TRY(runtime::linear_kernels({.shape = {16, 16, 16}, .recipe = recipe_, .choices = {}}))
+          .slots;
+  std::vector<DelayedSlot> slots;
+  for (size_t i = 0; i < quantizers.size(); ++i) {
+    slots.insert(slots.end(), of_linear.begin(), of_linear.end());
+  }
+  const auto state = F8_TRY(runtime::DelayedScales::plan(context_, slots));
   buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, state.bytes(), "delayed scales")));
   void* bytes = mutable_pointer(buffers_.back().address());
   F8_TRY(state.init(bytes, stream_));
   void* workspace = mutable_pointer(workspaces_.back().address());
-  for (std::vector<runtime::WeightCall>& calls : weights_->calls) {
+  for (std::vector<runtime::QuantizeCall>& calls : weights_->calls) {
     for (size_t i = 0; i < calls.size(); ++i) {
-      calls[i].scales = state.slots(bytes, model.linears[i].first_slot);
-      runtime::WeightCall first = calls[i];
-      first.first_step = true;
-      F8_TRY(model.linears[i].plan->cast_weight(first, workspace, stream_));
+      calls[i].scales = state.slots(bytes, i * of_linear.size());
+      runtime::QuantizeCall first = calls[i];
+      first.first_step = 1;
+      F8_TRY(quantizers[i]->run(first, workspace, stream_));
     }
   }
   return state.update(bytes, stream_);
@@ -107,27 +115,23 @@ Result<Built> GpuBackend::add_casts(const Candidate& candidate) {
   timed.candidate = candidate;
   if (candidate.impl == Impl::kCastEach) {
     void* workspace = mutable_pointer(workspaces_.back().address());
-    for (const std::vector<runtime::WeightCall>& calls : weights_->calls) {
-      timed.launch.emplace_back([&calls, &linears = weights_->model.linears,
+    for (const std::vector<runtime::QuantizeCall>& calls : weights_->calls) {
+      timed.launch.emplace_back([&calls, &quantizers = weights_->quantizers,
                                  workspace](runtime::Stream stream) -> Status {
         for (size_t i = 0; i < calls.size(); ++i) {
-          F8_TRY(linears[i].plan->cast_weight(calls[i], workspace, stream));
+          F8_TRY(quantizers[i]->run(calls[i], workspace, stream));
         }
         return {};
       });
     }
   } else if (candidate.impl == Impl::kCastList) {
-    std::vector<std::shared_ptr<const runtime::Linear>> linears;
-    for (const auto& linear : weights_->model.linears) linears.push_back(linear.plan);
-    const auto casts = std::make_shared<const runtime::WeightCasts>(
-        F8_TRY(runtime::WeightCasts::plan(context_, linears)));
-    // The list has a workspace of its own, because the front of the linears' belongs to them.
-    buffers_.push_back(F8_TRY(DeviceBuffer::allocate(
-        driver_, std::max<size_t>(casts->workspace_bytes(), 16), "a list's workspace")));
-    void* workspace = mutable_pointer(buffers_.back().address());
-    for (const std::vector<runtime::WeightCall>& calls : weights_->calls) {
+    const auto casts = std::make_shared<const runtime::QuantizerList>(
+        F8_TRY(runtime::QuantizerList::plan(context_, weights_->quantizers)));
+    F8_TRY(reserve_workspace(casts->workspace_bytes()));
+    void* workspace = mutable_pointer(workspaces_.back().address());
+    for (const std::vector<runtime::QuantizeCall>& calls : weights_->calls) {
       timed.launch.emplace_back([&calls, casts, workspace](runtime::Stream stream) {
-        return casts->run(calls, workspace, stream);
+        return casts->run({calls.size(), calls.data()}, workspace, stream);
       });
     }
   } else {
@@ -142,13 +146,13 @@ Result<Built> GpuBackend::add_casts(const Candidate& candidate) {
 Result<Check> GpuBackend::verify_casts(Timed& timed) {
   Check check;
   if (timed.candidate.impl == Impl::kCopy) return check;
-  const std::vector<runtime::WeightCall>& calls = weights_->calls.front();
-  const auto& linears = weights_->model.linears;
-  const auto copies_of = [&](size_t i) { return reinterpret_cast<CUdeviceptr>(calls[i].cache); };
+  const std::vector<runtime::QuantizeCall>& calls = weights_->calls.front();
+  const auto& quantizers = weights_->quantizers;
+  const auto copies_of = [&](size_t i) { return reinterpret_cast<CUdeviceptr>(calls[i].tensor); };
   for (size_t i = 0; i < calls.size(); ++i) {
-    F8_TRY(driver_.check(driver_.memset_d8_async(copies_of(i), kUnwritten,
-                                                 linears[i].plan->weight_cache_bytes(), stream_),
-                         "cuMemsetD8Async"));
+    F8_TRY(driver_.check(
+        driver_.memset_d8_async(copies_of(i), kUnwritten, quantizers[i]->tensor_bytes(), stream_),
+        "cuMemsetD8Async"));
   }
   if (const Status ran = launch_once(timed, 0); !ran) return triage(ran.error());
   if (const Status done = driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
@@ -157,7 +161,7 @@ Result<Check> GpuBackend::verify_casts(Timed& timed) {
   }
   std::vector<uint8_t> seen;
   for (size_t i = 0; i < calls.size(); ++i) {
-    const size_t bytes = linears[i].plan->weight_cache_bytes();
+    const size_t bytes = quantizers[i]->tensor_bytes();
     const size_t some = std::min(bytes, kSampledBytes);
     const size_t begin = seen.size();
     seen.resize(begin + 2 * some);
@@ -172,7 +176,7 @@ Result<Check> GpuBackend::verify_casts(Timed& timed) {
     if (written && alike) continue;
     check.right = false;
     check.what =
-        f8::format("{}: its fp8 copies {}", linears[i].name,
+        f8::format("{}: its fp8 copies {}", name_of(i, *quantizers[i]),
                    written ? "are not those that it has cast the other way" : "were not written");
     return check;
   }

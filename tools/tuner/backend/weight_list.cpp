@@ -62,7 +62,7 @@ Result<double> cast_bytes(const Recipe& recipe, const std::vector<runtime::Matri
   const auto kernels =
       F8_TRY(runtime::linear_kernels({.shape = {16, 16, 16}, .recipe = recipe, .choices = {}}));
   double per_element = 0;
-  for (const auto& pass : kernels.passes(kernels.cache_copies(), false)) {
+  for (const auto& pass : kernels.passes(runtime::kWq | runtime::kWqt, false)) {
     const auto read = static_cast<double>(size_bytes(codegen::memory_type(pass.cast)));
     const double once = (pass.amax ? 2 : 1) * read + (pass.cast.q ? 1 : 0) + (pass.cast.qt ? 1 : 0);
     per_element += once * static_cast<double>(pass.casts.size());

@@ -183,9 +183,6 @@ TEST_F(CAbi, AStructSizeThatEndsInsideAFieldIsRefused) {
   d.recipe = "delayed";
   float8_linear* linear = nullptr;
   ASSERT_EQ(float8_linear_plan(ctx.get(), &d, &linear), FLOAT8_OK) << float8_last_error();
-  const float8_linear* const linears[] = {linear};
-  float8_weight_casts* casts = nullptr;
-  ASSERT_EQ(float8_weight_casts_plan(ctx.get(), linears, 1, &casts), FLOAT8_OK);
   float8_context* made = nullptr;
   expect_whole_fields<float8_context_options>([&](const float8_context_options* options) {
     const float8_status status = float8_context_create(9, options, &made);  // there is no device 9
@@ -204,12 +201,6 @@ TEST_F(CAbi, AStructSizeThatEndsInsideAFieldIsRefused) {
   });
   expect_whole_fields<float8_backward_args>([&](const float8_backward_args* args) {
     return float8_linear_backward(linear, args, nullptr, nullptr);
-  });
-  expect_whole_fields<float8_weight_args>([&](const float8_weight_args* args) {
-    return float8_linear_cast_weight(linear, args, nullptr, nullptr);
-  });
-  expect_whole_fields<float8_weight_args>([&](const float8_weight_args* args) {
-    return float8_weight_casts_run(casts, args, 1, nullptr, nullptr);
   });
   expect_whole_fields<float8_scales_desc>([&](const float8_scales_desc* desc) {
     float8_scales* out = nullptr;
@@ -231,7 +222,6 @@ TEST_F(CAbi, AStructSizeThatEndsInsideAFieldIsRefused) {
     float8_model* out = nullptr;
     return float8_model_plan(ctx.get(), &desc, &out);
   });
-  float8_weight_casts_destroy(casts);
   float8_linear_destroy(linear);
 }
 
@@ -241,10 +231,10 @@ TEST(CAbiLayout, TheListsOfFieldsAreTheStructs) {
     return field.begin == begin && field.end == begin + size;
   };
   const auto& forward = c_abi::StructFields<float8_forward_args>::kAll;
-  EXPECT_TRUE(is(forward[11], offsetof(float8_forward_args, scales), sizeof(float8_scale_slots)));
-  EXPECT_TRUE(is(forward[18], offsetof(float8_forward_args, ranks), sizeof(void*)));
+  EXPECT_TRUE(is(forward[10], offsetof(float8_forward_args, scales), sizeof(float8_scale_slots)));
+  EXPECT_TRUE(is(forward[16], offsetof(float8_forward_args, ranks), sizeof(void*)));
   const auto& backward = c_abi::StructFields<float8_backward_args>::kAll;
-  EXPECT_TRUE(is(backward[22], offsetof(float8_backward_args, accumulate_bias), sizeof(int32_t)));
+  EXPECT_TRUE(is(backward[20], offsetof(float8_backward_args, accumulate_bias), sizeof(int32_t)));
   const auto& recipe = c_abi::StructFields<float8_recipe>::kAll;
   EXPECT_TRUE(is(recipe[3], offsetof(float8_recipe, grad_input), sizeof(float8_gemm_setting)));
   const auto& model = c_abi::StructFields<float8_model_desc>::kAll;
@@ -393,14 +383,13 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_quantizer_desc, reserved, 88U);
   F8_ENDS(float8_quantize_args, ld_up, 176U);
   F8_ENDS(float8_fingerprint_args, valid, 72U);
-  F8_ENDS(float8_grouped_linear_args, accumulate_bias, 152U);
+  F8_ENDS(float8_grouped_linear_args, accumulate_bias, 144U);
   F8_ENDS(float8_linear_group_args, saved_bytes, 112U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace_bytes, 56U);
-  F8_ENDS(float8_linear_desc, reserved, 112U);
-  F8_ENDS(float8_forward_args, launch_counts, 200U);
-  F8_ENDS(float8_backward_args, dy_tensor, 248U);
-  F8_ENDS(float8_weight_args, ranks, 112U);
+  F8_ENDS(float8_linear_desc, reserved, 104U);
+  F8_ENDS(float8_forward_args, launch_counts, 184U);
+  F8_ENDS(float8_backward_args, dy_tensor, 232U);
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, non_finite, 40U);
   F8_ENDS(float8_scale_slots, opaque, 32U);

@@ -66,7 +66,7 @@ struct ShardedLinear {
         tensor(shard.tensor_bytes()),
         q_memory(whole.tensor_bytes()),
         qt_memory(whole.transposed_bytes()),
-        saved(linear.saved_bytes(true)),
+        saved(linear.saved_bytes_with_tensors(false, true)),
         w(bf16(rows * kK)),
         x(bf16(kTokens * kK)),
         dy(bf16(kTokens * n)),

@@ -34,11 +34,14 @@ class CAbiDriver : public ::testing::Test {
     desc.linears = linears;
     desc.count = 1;
     EXPECT_EQ(float8_scales_plan(&context_, &desc, &scales_), FLOAT8_OK) << float8_last_error();
-    EXPECT_EQ(float8_weight_casts_plan(&context_, linears, 1, &casts_), FLOAT8_OK);
+    const float8_quantizer* const quantizers[] = {&quantizer_};
+    EXPECT_EQ(float8_quantizer_list_plan(&context_, quantizers, 1, &casts_), FLOAT8_OK);
+    EXPECT_EQ(float8_quantizer_view(&quantizer_, tensor_.data(), nullptr, kShape.n, &view_),
+              FLOAT8_OK);
     saved_state_.resize(float8_scales_saved_bytes(scales_));
-    for (Buffer* buffer : {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace,
-                           &s_.saved, &s_.cache, &s_.state, &db_, &counters_, &valid_, &found_inf_,
-                           &casts_workspace_, &fingerprint_}) {
+    for (Buffer* buffer :
+         {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved, &tensor_,
+          &s_.state, &db_, &counters_, &valid_, &found_inf_, &casts_workspace_, &fingerprint_}) {
       cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
     }
     EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK)
@@ -49,13 +52,13 @@ class CAbiDriver : public ::testing::Test {
               FLOAT8_OK);
   }
   ~CAbiDriver() override {
-    float8_weight_casts_destroy(casts_);
+    float8_quantizer_list_destroy(casts_);
     float8_scales_destroy(scales_);
   }
 
   static LinearDesc description() {
     LinearDesc desc = testing::describe("delayed", kShape);
-    desc.bias = desc.bias_grad = desc.count = desc.weight_flag = true;
+    desc.bias = desc.bias_grad = desc.count = true;
     return desc;
   }
   [[nodiscard]] float8_cast_counters* counters() {
@@ -78,14 +81,14 @@ class CAbiDriver : public ::testing::Test {
     args.counters = counters();
     return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
   }
-  float8_status forward_with_cache(float8_stream stream) {
+  float8_status forward_with_weight(float8_stream stream) {
     float8_forward_args args{};
     args.struct_size = sizeof args;
     args.x = s_.x.data();
     args.y = s_.y.data();
     args.m = kShape.m;
     args.bias = s_.bias.data();
-    args.weight_cache = s_.cache.data();
+    args.w_tensor = &view_;
     args.scales = slots_;
     args.first_step = 1;
     return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
@@ -104,11 +107,12 @@ class CAbiDriver : public ::testing::Test {
     args.counters = counters();
     return float8_linear_backward(&linear_, &args, s_.workspace.data(), stream);
   }
-  [[nodiscard]] float8_weight_args weight() {
-    float8_weight_args args{};
+  [[nodiscard]] float8_quantize_args weight() {
+    float8_quantize_args args{};
     args.struct_size = sizeof args;
-    args.w = s_.w.data();
-    args.cache = s_.cache.data();
+    args.x = s_.w.data();
+    args.tensor = tensor_.data();
+    args.rows = kShape.n;
     args.scales = slots_;
     args.first_step = 1;
     args.counters = counters();
@@ -119,8 +123,8 @@ class CAbiDriver : public ::testing::Test {
   std::vector<Call> calls() {
     return {
         {"float8_linear_forward",
-         {{"float8_forward_args.weight_cache", &s_.cache}},
-         [this](float8_stream stream) { return forward_with_cache(stream); }},
+         {{"float8_forward_args.w_tensor", &tensor_}},
+         [this](float8_stream stream) { return forward_with_weight(stream); }},
         {"float8_linear_forward",
          {{"float8_forward_args.x", &s_.x},
           {"float8_forward_args.w", &s_.w},
@@ -141,30 +145,25 @@ class CAbiDriver : public ::testing::Test {
           {"float8_backward_args.counters", &counters_},
           {"workspace", &s_.workspace}},
          [this](float8_stream stream) { return backward(stream); }},
-        {"float8_linear_cast_weight",
-         {{"float8_weight_args.w", &s_.w},
-          {"float8_weight_args.cache", &s_.cache},
-          {"float8_weight_args.valid", &valid_},
+        {"float8_quantize",
+         {{"float8_quantize_args.x", &s_.w},
+          {"float8_quantize_args.tensor", &tensor_},
+          {"float8_quantize_args.valid", &valid_},
           {"float8_scale_slots (amax)", &s_.state},
-          {"float8_weight_args.counters", &counters_},
+          {"float8_quantize_args.counters", &counters_},
           {"workspace", &s_.workspace}},
          [this](float8_stream stream) {
-           const float8_weight_args args = weight();
-           return float8_linear_cast_weight(&linear_, &args, s_.workspace.data(), stream);
+           const float8_quantize_args args = weight();
+           return float8_quantize(&quantizer_, &args, s_.workspace.data(), stream);
          }},
-        {"args[0]: float8_weight_casts_run",
-         {{"float8_weight_args.w", &s_.w},
-          {"float8_weight_args.cache", &s_.cache},
-          {"float8_weight_args.valid", &valid_},
+        {"args[0]: float8_quantize_list",
+         {{"float8_quantize_args.x", &s_.w},
+          {"float8_quantize_args.tensor", &tensor_},
+          {"float8_quantize_args.valid", &valid_},
           {"workspace", &casts_workspace_}},
          [this](float8_stream stream) {
-           const float8_weight_args args = weight();
-           return float8_weight_casts_run(casts_, &args, 1, casts_workspace_.data(), stream);
-         }},
-        {"float8_weights_invalidate",
-         {{"valid", &valid_}},
-         [this](float8_stream stream) {
-           return float8_weights_invalidate(&context_, valid(), 1, stream);
+           const float8_quantize_args args = weight();
+           return float8_quantize_list(casts_, &args, 1, casts_workspace_.data(), stream);
          }},
         {"args[0]: float8_weights_compare",
          {{"float8_fingerprint_args.w", &s_.w},
@@ -254,6 +253,14 @@ class CAbiDriver : public ::testing::Test {
   Fixture s_{cuda_, description(), kShape.m};
   float8_context context_{cuda_.context({.cache_dir = {}, .check_pointers = true})};
   float8_linear linear_{Linear::plan(context_.context, description()).value()};
+  static QuantizerDesc of_weight() {
+    QuantizerDesc desc = weight_of(description());
+    desc.weight_flag = true;
+    return desc;
+  }
+  float8_quantizer quantizer_{Quantizer::plan(context_.context, of_weight()).value()};
+  Buffer tensor_{float8_quantizer_tensor_bytes(&quantizer_)};
+  float8_tensor view_;
   Buffer db_{static_cast<size_t>(kShape.n) * 2};
   Buffer counters_{FLOAT8_LINEAR_COUNTERS * sizeof(float8_cast_counters)};
   Buffer valid_{16};
@@ -261,7 +268,7 @@ class CAbiDriver : public ::testing::Test {
   Buffer found_inf_{16};
   Buffer casts_workspace_{size_t{4} << 20};
   float8_scales* scales_ = nullptr;
-  float8_weight_casts* casts_ = nullptr;
+  float8_quantizer_list* casts_ = nullptr;
   float8_scale_slots slots_{};
   std::vector<unsigned char> saved_state_;
   float8_cast_counters read_[FLOAT8_LINEAR_COUNTERS];
@@ -269,7 +276,7 @@ class CAbiDriver : public ::testing::Test {
 };
 
 TEST_F(CAbiDriver, GoodCallsPass) {
-  ASSERT_LE(float8_weight_casts_workspace_bytes(casts_), casts_workspace_.bytes());
+  ASSERT_LE(float8_quantizer_list_workspace_bytes(casts_), casts_workspace_.bytes());
   auto* const stream = reinterpret_cast<float8_stream>(uintptr_t{8});
   for (const Call& call : calls()) {
     EXPECT_EQ(call.run(stream), FLOAT8_OK) << call.name << ": " << float8_last_error();
@@ -337,8 +344,7 @@ TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
 TEST_F(CAbiDriver, CallsAtRandom) {
   std::mt19937_64 random(11);
   const auto rarely = [&] { return random() % 6 == 0; };
-  std::array<Buffer*, 6> others{&s_.x,   &s_.state,         &counters_,
-                                &valid_, &casts_workspace_, &s_.cache};
+  std::array<Buffer*, 6> others{&s_.x, &s_.state, &counters_, &valid_, &casts_workspace_, &tensor_};
   const auto pointer = [&](void* usual) -> void* {
     if (!rarely()) return usual;
     switch (random() % 5) {
@@ -362,24 +368,23 @@ TEST_F(CAbiDriver, CallsAtRandom) {
   const auto valid_at = [&] { return static_cast<uint32_t*>(pointer(valid_.data())); };
   const auto state_at = [&] { return pointer(s_.state.data()); };
   const auto weights = [&] {
-    std::array<float8_weight_args, 2> args{weight(), weight()};
-    for (float8_weight_args& w : args) {
+    std::array<float8_quantize_args, 2> args{weight(), weight()};
+    for (float8_quantize_args& w : args) {
       if (rarely()) w.struct_size = random() % (sizeof w + 1);
-      w.w = pointer(s_.w.data());
-      w.cache = pointer(s_.cache.data());
-      w.ld_w = static_cast<int64_t>(rarely() ? number(0) : 0);
+      w.x = pointer(s_.w.data());
+      w.tensor = pointer(tensor_.data());
+      w.ld_x = static_cast<int64_t>(rarely() ? number(0) : 0);
       w.counters = counters_at();
       w.valid = valid_at();
       w.first_step = rarely() ? 1 : 0;
-      w.reserved = rarely() ? static_cast<int32_t>(random()) : 0;
+      w.rows = static_cast<int64_t>(number(kShape.n));
       for (void*& slot : w.scales.opaque) slot = slot == nullptr ? nullptr : pointer(slot);
       w.workspace_bytes = number(0);
-      w.cache_bytes = number(0);
+      w.tensor_bytes = number(0);
     }
     return args;
   };
   const std::vector<std::function<float8_status()>> tries = {
-      [&] { return float8_weights_invalidate(&context_, valid_at(), number(1), nullptr); },
       [&] {
         return float8_counters_clear(&context_, counters_at(), number(FLOAT8_LINEAR_COUNTERS),
                                      nullptr);
@@ -413,14 +418,13 @@ TEST_F(CAbiDriver, CallsAtRandom) {
       },
       [&] {
         const auto args = weights();
-        return float8_linear_cast_weight(&linear_, args.data(), pointer(s_.workspace.data()),
-                                         nullptr);
+        return float8_quantize(&quantizer_, args.data(), pointer(s_.workspace.data()), nullptr);
       },
       [&] {
         const auto args = weights();
         const size_t count = number(1) == 1 ? 1 : random() % 3;
-        return float8_weight_casts_run(casts_, args.data(), count, pointer(casts_workspace_.data()),
-                                       nullptr);
+        return float8_quantize_list(casts_, args.data(), count, pointer(casts_workspace_.data()),
+                                    nullptr);
       },
       [&] {
         const float8_linear* const linears[] = {&linear_, rarely() ? nullptr : &linear_};

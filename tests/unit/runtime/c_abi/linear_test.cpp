@@ -127,19 +127,15 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   desc.grad_weight_dtype = FLOAT8_F32;
   desc.tensor_dtype = FLOAT8_F16;
   EXPECT_FALSE(got.recompute);
-  EXPECT_FALSE(got.master_dtype);
   EXPECT_FALSE(got.bias_grad);
   EXPECT_EQ(got.bias_grad_dtype, Dtype::kBf16);
   EXPECT_EQ(got.non_finite, NonFinite::kPropagate);
   EXPECT_FALSE(got.count);
-  EXPECT_FALSE(got.weight_flag);
   desc.recompute = 1;
-  desc.f32_master_weight = 1;
   desc.bias_grad = 1;
   desc.bias_grad_dtype = FLOAT8_F32;
   desc.non_finite = FLOAT8_HOLD;
   desc.count = 1;
-  desc.weight_flag = 1;
   got = planned(desc).value();
   EXPECT_EQ(got.shape, kShape);
   EXPECT_TRUE(got.bias);
@@ -148,12 +144,10 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   EXPECT_EQ(got.grad_weight_dtype, Dtype::kF32);
   EXPECT_EQ(got.tensor_dtype, Dtype::kF16);
   EXPECT_TRUE(got.recompute);
-  EXPECT_EQ(got.master_dtype, Dtype::kF32);
   EXPECT_TRUE(got.bias_grad);
   EXPECT_EQ(got.bias_grad_dtype, Dtype::kF32);
   EXPECT_EQ(got.non_finite, NonFinite::kHold);
   EXPECT_TRUE(got.count);
-  EXPECT_TRUE(got.weight_flag);
 }
 
 TEST_F(CAbiLinear, BadRecipes) {
@@ -212,67 +206,52 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
   desc.grad_weight_dtype = Dtype::kF32;
   desc.bias_grad = true;
   desc.count = true;
-  desc.weight_flag = true;
   Fixture s(cuda_, desc, 24, 1, 16);
   const float8_linear handle{s.linear};
   EXPECT_EQ(float8_linear_workspace_bytes(&handle), s.linear->workspace_bytes());
   EXPECT_EQ(float8_linear_saved_bytes(&handle), s.linear->saved_bytes());
-  EXPECT_EQ(float8_linear_saved_bytes_with_cache(&handle), s.linear->saved_bytes(true));
-  EXPECT_EQ(float8_linear_weight_cache_bytes(&handle), s.linear->weight_cache_bytes());
+  EXPECT_EQ(float8_linear_saved_bytes_with_tensors(&handle, 0, 1), s.linear->saved_bytes(true));
+  std::optional<testing::Fp8Weight> weight;
+  if (casts_weight(desc)) weight.emplace(s);
 
   Buffer db(static_cast<size_t>(kShape.n) * 2);
   std::vector<CastCounters> counters(kCountersOfLinear);
-  uint32_t valid = 0;
   const auto clear = [&] {
     EXPECT_EQ(float8_counters_clear(&context_, counters.data(), counters.size(), nullptr),
               FLOAT8_OK);
-    EXPECT_EQ(float8_weights_invalidate(&context_, &valid, 1, nullptr), FLOAT8_OK);
     std::memset(db.data(), 0, db.bytes());
   };
-  for (const bool cached : {false, true}) {
+  for (const bool given : {false, true}) {
     for (const bool first_step : {true, false}) {
-      SCOPED_TRACE(::testing::Message() << cached << first_step);
+      SCOPED_TRACE(::testing::Message() << given << first_step);
       s.first_step = first_step;
-      WeightCall weight = s.weight();
       ForwardCall forward = s.forward();
       BackwardCall backward = s.backward();
       backward.accumulate = true;
-      weight.counters = forward.counters = backward.counters = counters.data();
-      weight.valid = &valid;
+      forward.counters = backward.counters = counters.data();
       backward.db = db.data();
       backward.accumulate_bias = true;
       clear();
       std::memset(s.dw.data(), 0, s.dw.bytes());
-      if (cached) {
-        forward.weight_cache = backward.weight_cache = s.cache.data();
-        if (s.cache.bytes() > 0) {
-          ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
-        }
+      if (given && weight) {
+        ASSERT_TRUE(weight->run());
+        forward.w_tensor = backward.w_tensor = &weight->view;
       }
       ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
       ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
       const auto y = bytes(s.y);
       const auto dx = bytes(s.dx);
       const auto dw = bytes(s.dw);
-      const auto cache = bytes(s.cache);
       const auto sums = bytes(db);
       const auto counted = format_counters("l", counters);
       clear();
-      for (Buffer* buffer : {&s.y, &s.dx, &s.saved, &s.cache}) {
+      for (Buffer* buffer : {&s.y, &s.dx, &s.saved}) {
         std::memset(buffer->data(), testing::kPoison, buffer->bytes());
       }
       std::memset(s.dw.data(), 0, s.dw.bytes());
 
-      weight.workspace_bytes = s.workspace.bytes();
-      weight.cache_bytes = s.cache.bytes();
       forward.workspace_bytes = backward.workspace_bytes = s.workspace.bytes();
       forward.saved_bytes = backward.saved_bytes = s.saved.bytes();
-      forward.weight_cache_bytes = backward.weight_cache_bytes = s.cache.bytes();
-      if (cached && s.cache.bytes() > 0) {
-        ASSERT_TRUE(ok(float8_linear_cast_weight(&handle, &weight, s.workspace.data(), nullptr)));
-        EXPECT_EQ(bytes(s.cache), cache);
-        EXPECT_EQ(valid, 1U);
-      }
       ASSERT_TRUE(ok(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr)));
       ASSERT_TRUE(ok(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr)));
       EXPECT_EQ(bytes(s.y), y);
@@ -290,25 +269,39 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       EXPECT_EQ(counted.empty(), std::string_view(GetParam()) == "bf16");
       EXPECT_TRUE(s.guards_are_whole());
       EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+    }
+  }
+}
 
-      // Each size, one byte short.
-      if (s.workspace.bytes() > 1) {
-        --forward.workspace_bytes;
-        EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
-                            "float8_forward_args.workspace_bytes is"));
-        ++forward.workspace_bytes;
-        --backward.workspace_bytes;
-        EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
-                            "float8_backward_args.workspace_bytes is"));
-        ++backward.workspace_bytes;
-      }
-      if (const size_t needed = s.linear->saved_bytes(cached); needed > 1) {
-        forward.saved_bytes = backward.saved_bytes = needed - 1;
-        EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
-                            "float8_forward_args.saved_bytes is"));
-        EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
-                            "float8_backward_args.saved_bytes is"));
-      }
+TEST_P(CAbiCalls, RefuseASizeThatIsOneByteShort) {
+  LinearDesc desc;
+  desc.shape = kShape;
+  desc.recipe = c_abi::named_recipe(GetParam()).value();
+  Fixture s(cuda_, desc, 24);
+  const float8_linear handle{s.linear};
+  std::optional<testing::Fp8Weight> weight;
+  if (casts_weight(desc)) {
+    ASSERT_TRUE(weight.emplace(s).run());
+  }
+  for (const bool given : {false, true}) {
+    ForwardCall forward = s.forward();
+    BackwardCall backward = s.backward();
+    if (given && weight) forward.w_tensor = backward.w_tensor = &weight->view;
+    const auto expect_refused = [&](const std::string& field) {
+      EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
+                          "float8_forward_args." + field));
+      EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
+                          "float8_backward_args." + field));
+    };
+    const size_t workspace = s.linear->workspace_bytes();
+    if (workspace > 1) {
+      forward.workspace_bytes = backward.workspace_bytes = workspace - 1;
+      expect_refused("workspace_bytes is");
+    }
+    forward.workspace_bytes = backward.workspace_bytes = workspace;
+    if (const size_t saved = s.linear->saved_bytes(given && weight); saved > 1) {
+      forward.saved_bytes = backward.saved_bytes = saved - 1;
+      expect_refused("saved_bytes is");
     }
   }
 }
@@ -342,9 +335,8 @@ TEST_F(CAbiLinear, RunDoesNotAllocate) {
   EXPECT_EQ(allocations, 0);
 }
 
-TEST_F(CAbiLinear, CountersAndFlagsRefuseNonsense) {
+TEST_F(CAbiLinear, CountersRefuseNonsense) {
   float8_cast_counters counters[FLOAT8_LINEAR_COUNTERS];
-  uint32_t valid = 0;
   auto* crooked = reinterpret_cast<float8_cast_counters*>(reinterpret_cast<char*>(counters) + 4);
   EXPECT_TRUE(refused(float8_counters_clear(nullptr, counters, 6, nullptr), "context is NULL"));
   EXPECT_TRUE(refused(float8_counters_clear(&context_, nullptr, 6, nullptr), "counters is NULL"));
@@ -354,75 +346,7 @@ TEST_F(CAbiLinear, CountersAndFlagsRefuseNonsense) {
   EXPECT_TRUE(
       refused(float8_counters_text(nullptr, counters, nullptr, 0, nullptr), "name is NULL"));
   EXPECT_TRUE(refused(float8_counters_text("x", nullptr, nullptr, 0, nullptr), "counters is NULL"));
-  EXPECT_TRUE(refused(float8_weights_invalidate(nullptr, &valid, 1, nullptr), "context is NULL"));
-  EXPECT_TRUE(refused(float8_weights_invalidate(&context_, nullptr, 1, nullptr), "valid is NULL"));
-  EXPECT_TRUE(ok(float8_weights_invalidate(&context_, nullptr, 0, nullptr)));
   EXPECT_TRUE(ok(float8_counters_clear(&context_, nullptr, 0, nullptr)));
-}
-
-TEST_F(CAbiLinear, WeightsOfAModel) {
-  std::vector<std::unique_ptr<Fixture>> layers;
-  std::vector<float8_linear> handles;
-  std::vector<const float8_linear*> linears;
-  for (const char* recipe : {"tensorwise", "rowwise", "bf16", "blockwise"}) {
-    LinearDesc desc;
-    desc.shape = kShape;
-    desc.recipe = c_abi::named_recipe(recipe).value();
-    layers.push_back(std::make_unique<Fixture>(cuda_, desc, 16));
-    auto linear = Linear::plan(context_.context, desc).value();
-    handles.push_back({linear});
-  }
-  for (const float8_linear& handle : handles) linears.push_back(&handle);
-  float8_weight_casts* casts = nullptr;
-  ASSERT_TRUE(ok(float8_weight_casts_plan(&context_, linears.data(), linears.size(), &casts)));
-  Buffer workspace(float8_weight_casts_workspace_bytes(casts));
-  std::vector<std::vector<uint8_t>> expected;
-  // Structs of a newer header, further apart than this one's.
-  struct Longer {
-    float8_weight_args known;
-    uint64_t future;
-  };
-  std::vector<Longer> args(layers.size());
-  for (size_t i = 0; i < layers.size(); ++i) {
-    Fixture& layer = *layers[i];
-    const WeightCall call = layer.weight();
-    if (layer.cache.bytes() > 0) {
-      ASSERT_TRUE(layer.linear->cast_weight(call, layer.workspace.data(), nullptr));
-    }
-    expected.push_back(bytes(layer.cache));
-    std::memset(layer.cache.data(), testing::kPoison, layer.cache.bytes());
-    args[i].known.struct_size = sizeof(Longer);
-    args[i].known.w = call.w;
-    args[i].known.cache = call.cache;
-    args[i].known.workspace_bytes = workspace.bytes();
-  }
-  const auto run = [&] {
-    return float8_weight_casts_run(casts, &args[0].known, args.size(), workspace.data(), nullptr);
-  };
-  ASSERT_TRUE(ok(run()));
-  for (size_t i = 0; i < layers.size(); ++i) EXPECT_EQ(bytes(layers[i]->cache), expected[i]) << i;
-  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
-
-  args[1].known.w = nullptr;
-  EXPECT_TRUE(refused(run(), "args[1]: float8_weight_args.w is NULL"));
-  args[1].known.w = layers[1]->w.data();
-  args[3].future = 1;
-  EXPECT_TRUE(refused(run(), "args[3]: float8_weight_args: it sets fields"));
-  args[3].future = 0;
-  args[0].known.cache_bytes = 8;
-  EXPECT_TRUE(refused(run(), "args[0]: float8_weight_args.cache_bytes is 8"));
-  args[0].known.cache_bytes = 0;
-  args[2].known.struct_size = 0;
-  EXPECT_TRUE(refused(run(), "args[2]: float8_weight_args: struct_size is 0"));
-  EXPECT_TRUE(
-      refused(float8_weight_casts_run(casts, nullptr, 4, nullptr, nullptr), "args is NULL"));
-  EXPECT_TRUE(
-      refused(float8_weight_casts_run(casts, &args[0].known, 1, nullptr, nullptr), "1 are given"));
-  float8_weight_casts_destroy(casts);
-  linears[1] = nullptr;
-  EXPECT_TRUE(refused(float8_weight_casts_plan(&context_, linears.data(), 4, &casts),
-                      "linears[1] is NULL"));
-  EXPECT_EQ(casts, nullptr);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ using testing::Fixture;
 struct Args {
   float8_forward_args forward{};
   float8_backward_args backward{};
-  float8_weight_args weight{};
+  float8_quantize_args weight{};
   void* workspace = nullptr;
 };
 
@@ -38,12 +38,12 @@ class Misuse : public ::testing::Test {
     return float8_linear_backward(&linear_, &call.backward, call.workspace, nullptr);
   }
   [[nodiscard]] float8_status cast(const Args& call) const {
-    return float8_linear_cast_weight(&linear_, &call.weight, call.workspace, nullptr);
+    return float8_quantize(&quantizer_, &call.weight, call.workspace, nullptr);
   }
 
  protected:
   explicit Misuse(const char* recipe = "tensorwise")
-      : s_(cuda_, described(recipe), kShape.m), linear_{s_.linear} {}
+      : s_(cuda_, described(recipe), kShape.m), weight_(s_) {}
 
   [[nodiscard]] Args good() {
     Args call;
@@ -64,9 +64,8 @@ class Misuse : public ::testing::Test {
     b.m = kShape.m;
     b.x = s_.x.data();
     b.w = s_.w.data();
+    call.weight = weight_.call();
     call.weight.struct_size = sizeof call.weight;
-    call.weight.w = s_.w.data();
-    call.weight.cache = s_.cache.data();
     f.scales = b.scales =
         call.weight.scales = {{s_.slots.amax, const_cast<float*>(s_.slots.scale)}};
     call.workspace = s_.workspace.data();
@@ -100,7 +99,9 @@ class Misuse : public ::testing::Test {
   FakeCuda cuda_;
   FakeCublasLt library_;
   Fixture s_;
-  float8_linear linear_;
+  testing::Fp8Weight weight_;
+  float8_linear linear_{s_.linear};
+  float8_quantizer quantizer_{weight_.quantizer};
 };
 
 TEST_F(Misuse, OfAForward) {
@@ -144,11 +145,8 @@ TEST_F(Misuse, OfAForward) {
       {kForward, [](Args& c) { c.workspace = const_cast<void*>(c.forward.x); }, "workspace"},
       {kForward, [](Args& c) { c.forward.bias = into(c.forward.y, 16); },
        "and float8_forward_args.bias (96 bytes)"},
-      {kForward, [](Args& c) { c.forward.weight_cache = c.forward.y; },
-       "and float8_forward_args.weight_cache"},
       {kForward, [](Args& c) { c.forward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
       {kForward, [](Args& c) { c.forward.saved_bytes = 1; }, "saved_bytes is 1, "},
-      {kForward, [](Args& c) { c.forward.weight_cache_bytes = 1; }, "weight_cache_bytes is 1, "},
   });
 }
 
@@ -195,17 +193,15 @@ TEST_F(Misuse, OfACastOfTheWeight) {
   constexpr Do kCast = &Misuse::cast;
   expect_refused({
       {kCast, [](Args& c) { c.weight.struct_size = 5000; }, "struct_size is 5000"},
-      {kCast, [](Args& c) { c.weight.reserved = -1; }, "reserved is -1"},
-      {kCast, [](Args& c) { c.weight.w = nullptr; }, "float8_weight_args.w is NULL"},
-      {kCast, [](Args& c) { c.weight.cache = nullptr; }, "float8_weight_args.cache is NULL"},
-      {kCast, [](Args& c) { c.workspace = nullptr; },
-       "workspace of float8_linear_cast_weight is NULL"},
-      {kCast, [](Args& c) { c.weight.valid = static_cast<uint32_t*>(c.weight.cache); },
-       "valid is given, the plan's casts look at no flag"},
-      {kCast, [](Args& c) { c.weight.ld_w = 8; }, "ld_w is 8"},
-      {kCast, [](Args& c) { c.weight.cache = const_cast<void*>(c.weight.w); }, "cache"},
-      {kCast, [](Args& c) { c.weight.cache = c.workspace; }, "overlap"},
-      {kCast, [](Args& c) { c.weight.cache_bytes = 7; }, "cache_bytes is 7, "},
+      {kCast, [](Args& c) { c.weight.x = nullptr; }, "float8_quantize_args.x is NULL"},
+      {kCast, [](Args& c) { c.weight.tensor = nullptr; }, "float8_quantize_args.tensor is NULL"},
+      {kCast, [](Args& c) { c.workspace = nullptr; }, "workspace of float8_quantize is NULL"},
+      {kCast, [](Args& c) { c.weight.valid = static_cast<uint32_t*>(c.weight.tensor); },
+       "valid is given, the quantizer's casts do not look at it"},
+      {kCast, [](Args& c) { c.weight.ld_x = 8; }, "ld_x is 8"},
+      {kCast, [](Args& c) { c.weight.tensor = const_cast<void*>(c.weight.x); }, "tensor"},
+      {kCast, [](Args& c) { c.weight.tensor = c.workspace; }, "overlap"},
+      {kCast, [](Args& c) { c.weight.tensor_bytes = 7; }, "tensor_bytes is 7, "},
       {kCast, [](Args& c) { c.weight.workspace_bytes = 7; }, "workspace_bytes is 7, "},
   });
 }
@@ -221,7 +217,8 @@ TEST_F(MisuseDelayed, OfTheScales) {
        "float8_forward_args.scales is empty"},
       {&Misuse::backward, [](Args& c) { c.backward.scales = {}; },
        "float8_backward_args.scales is empty"},
-      {&Misuse::cast, [](Args& c) { c.weight.scales = {}; }, "float8_weight_args.scales is empty"},
+      {&Misuse::cast, [](Args& c) { c.weight.scales = {}; },
+       "float8_quantize_args.scales is empty"},
       {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[0] = c.forward.y; },
        "float8_scale_slots (amax)"},
       {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[1] = c.forward.y; },
@@ -307,7 +304,7 @@ TEST_F(Misuse, CallsAtRandom) {
     f.y = pointer(f.y);
     f.saved = pointer(f.saved);
     f.bias = pointer(f.bias);
-    f.weight_cache = rarely() ? pointer(s_.cache.data()) : nullptr;
+    f.w_tensor = rarely() ? &weight_.view : nullptr;
     f.m = number(f.m);
     f.ld_x = number(0);
     f.ld_w = number(0);
@@ -323,7 +320,7 @@ TEST_F(Misuse, CallsAtRandom) {
     b.saved = pointer(b.saved);
     b.x = pointer(b.x);
     b.w = pointer(b.w);
-    b.weight_cache = rarely() ? pointer(s_.cache.data()) : nullptr;
+    b.w_tensor = rarely() ? &weight_.view : nullptr;
     b.m = number(b.m);
     b.ld_dy = number(0);
     b.ld_dx = number(0);
@@ -370,12 +367,10 @@ TEST_F(Misuse, CallsAtRandom) {
     desc.no_grad_input = flag();
     desc.tensor_dtype = flag();
     desc.recompute = flag();
-    desc.f32_master_weight = flag();
     desc.bias_grad = flag();
     desc.bias_grad_dtype = flag();
     desc.non_finite = flag();
     desc.count = flag();
-    desc.weight_flag = flag();
     float8_linear* linear = nullptr;
     const float8_status status = float8_linear_plan(&context, &desc, &linear);
     expect_words(status);

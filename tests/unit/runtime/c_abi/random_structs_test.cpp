@@ -206,21 +206,20 @@ class RandomStructs : public ::testing::Test {
     forward.m = kM;
     fill_common(forward);
     if (!rarely()) forward.reserved = forward.reserved_2 = 0;
-    if (!rarely()) forward.saved_bytes = forward.weight_cache_bytes = 0;
+    if (!rarely()) forward.saved_bytes = 0;
     keep_small({&forward.ld_x, &forward.ld_w, &forward.ld_y});
     forward.x = pointer(slice(1));
     forward.w = pointer(slice(2));
     forward.y = pointer(slice(3));
     forward.saved = pointer(slice(4));
     forward.bias = rarely() ? somewhere() : nullptr;
-    forward.weight_cache = rarely() ? somewhere() : nullptr;
     expect_told("forward", float8_linear_forward(linear_.get(), &forward, workspace(), nullptr));
 
     float8_backward_args backward{};
     backward.m = forward.m;
     fill_common(backward);
     if (!rarely()) backward.reserved = backward.accumulate = backward.accumulate_bias = 0;
-    if (!rarely()) backward.saved_bytes = backward.weight_cache_bytes = 0;
+    if (!rarely()) backward.saved_bytes = 0;
     keep_small({&backward.ld_dy, &backward.ld_dx, &backward.ld_dw, &backward.ld_x, &backward.ld_w});
     backward.dy = pointer(slice(5));
     backward.saved = pointer(slice(4));
@@ -228,26 +227,9 @@ class RandomStructs : public ::testing::Test {
     backward.dw = pointer(slice(7));
     backward.x = rarely() ? somewhere() : nullptr;
     backward.w = rarely() ? somewhere() : nullptr;
-    backward.weight_cache = rarely() ? somewhere() : nullptr;
     backward.db = rarely() ? somewhere() : nullptr;
     expect_told("backward", float8_linear_backward(linear_.get(), &backward, workspace(), nullptr));
 
-    std::array<float8_weight_args, 2> weights{};
-    for (size_t i = 0; i < weights.size(); ++i) {
-      fill_common(weights[i]);
-      if (!rarely()) weights[i].reserved = 0;
-      if (!rarely()) weights[i].cache_bytes = 0;
-      if (!rarely()) weights[i].struct_size = sizeof weights[i];
-      keep_small({&weights[i].ld_w});
-      weights[i].w = pointer(slice(2));
-      weights[i].cache = pointer(slice(9 + i));
-      weights[i].valid = rarely() && rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
-    }
-    expect_told("cast_weight",
-                float8_linear_cast_weight(linear_.get(), weights.data(), workspace(), nullptr));
-    expect_told("weight_casts_run",
-                float8_weight_casts_run(casts_, weights.data(), rarely() ? random_() % 3 : 2,
-                                        workspace(), nullptr));
     expect_told("scales_sync", float8_scales_sync(scales_.get(), rarely() ? nullptr : state_,
                                                   forward.ranks, nullptr));
   }
@@ -256,19 +238,22 @@ class RandomStructs : public ::testing::Test {
     std::array<float8_quantize_args, 2> tensors{};
     for (size_t i = 0; i < tensors.size(); ++i) {
       float8_quantize_args& args = tensors[i];
-      args.rows = kM;
+      args.rows = kN;
       fill_common(args);
       if (!rarely()) args.struct_size = sizeof args;
       if (!rarely()) args.tensor_bytes = 0;
       if (!rarely()) args.evaluate = 0;
-      if (!rarely()) args.rows = kM;
+      if (!rarely()) args.rows = kN;
       keep_small({&args.ld_x});
-      args.x = pointer(slice(1));
+      args.x = pointer(slice(2));
       args.tensor = pointer(slice(9 + i));
       args.transposed = rarely() ? somewhere() : nullptr;
       args.amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
       args.row_amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
+      args.valid = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
     }
+    expect_told("quantize",
+                float8_quantize(quantizer_.get(), tensors.data(), workspace(), nullptr));
     expect_told("quantize_list",
                 float8_quantize_list(list_, tensors.data(), rarely() ? random_() % 3 : 2,
                                      workspace(), nullptr));
@@ -294,7 +279,6 @@ class RandomStructs : public ::testing::Test {
     member.dw = pointer(slice(7));
     member.bias = rarely() ? somewhere() : nullptr;
     member.db = rarely() ? somewhere() : nullptr;
-    member.weight_cache = rarely() ? somewhere() : nullptr;
     member.w_tensor = nullptr;
     member.counters = static_cast<float8_cast_counters*>(rarely() ? pointer(slice(8)) : nullptr);
     group.x = pointer(slice(1));
@@ -342,26 +326,19 @@ class RandomStructs : public ::testing::Test {
   }
 
   RandomStructs() {
-    const float8::QuantizerDesc of_x{
-        .rows_max = kM, .cols = kK, .recipe = float8::Recipe::delayed()};
-    const float8::Quantizer x = float8::Quantizer::plan(context_, of_x).value();
-    const float8_quantizer* const quantizers[] = {x.get(), x.get()};
+    const float8_quantizer* const quantizers[] = {quantizer_.get(), quantizer_.get()};
     EXPECT_EQ(float8_quantizer_list_plan(context_.get(), quantizers, 2, &list_), FLOAT8_OK);
     EXPECT_LT(float8_quantizer_list_workspace_bytes(list_), kSlice);
     const float8_linear* const one[] = {linear_.get()};
     EXPECT_EQ(float8_linear_group_plan(context_.get(), one, 1, &group_), FLOAT8_OK);
     EXPECT_LT(float8_linear_group_workspace_bytes(group_), kSlice);
     EXPECT_LT(float8_linear_group_saved_bytes(group_, 0), kSlice);
-    const float8_linear* const linears[] = {linear_.get(), linear_.get()};
-    EXPECT_EQ(float8_weight_casts_plan(context_.get(), linears, 2, &casts_), FLOAT8_OK);
-    EXPECT_LT(float8_weight_casts_workspace_bytes(casts_), kSlice);
     EXPECT_LT(linear_.workspace_bytes(), kSlice);
     EXPECT_TRUE(scales_.init(state_, nullptr));
   }
   ~RandomStructs() override {
     float8_linear_group_destroy(group_);
     float8_quantizer_list_destroy(list_);
-    float8_weight_casts_destroy(casts_);
   }
 
   static float8::Linear plan(const float8::Context& context) {
@@ -384,9 +361,15 @@ class RandomStructs : public ::testing::Test {
   Memory memory_;
   float8::Context context_ = float8::Context::create(0, {.cache_dir = "", .emulate = true}).value();
   float8::Linear linear_ = plan(context_);
+  float8::Quantizer quantizer_ =  // of the weight
+      float8::Quantizer::plan(context_, {.operand = FLOAT8_WEIGHT,
+                                         .rows_max = kN,
+                                         .cols = kK,
+                                         .recipe = float8::Recipe::delayed(),
+                                         .weight_flag = true})
+          .value();
   float8::Scales scales_ = float8::Scales::plan(context_, {linear_.get(), linear_.get()}).value();
   void* state_ = slice(11);
-  float8_weight_casts* casts_ = nullptr;
   float8_quantizer_list* list_ = nullptr;
   float8_linear_group* group_ = nullptr;
   std::vector<float8::Communicator> ranks_ = float8::Communicator::create({&context_}).value();
@@ -405,10 +388,9 @@ TEST_F(RandomStructs, EveryCallReturnsAStatus) {
     if (HasFailure())
       f8::print(stderr, "round {} of seed {}\n", i, setting("FLOAT8_CAMPAIGN_SEED", 18));
   }
-  for (const char* call :
-       {"context", "linear_plan", "scales_plan", "model_plan", "model_verdict", "forward",
-        "backward", "cast_weight", "weight_casts_run", "quantize_list", "group_forward",
-        "group_backward", "scales_sync", "gather"}) {
+  for (const char* call : {"context", "linear_plan", "scales_plan", "model_plan", "model_verdict",
+                           "forward", "backward", "quantize", "quantize_list", "group_forward",
+                           "group_backward", "scales_sync", "gather"}) {
     EXPECT_GT(good_[call], 0) << call;
     EXPECT_GT(bad_[call], 0) << call;
     RecordProperty(call, f8::format("{} good, {} bad", good_[call], bad_[call]));

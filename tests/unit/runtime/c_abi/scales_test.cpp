@@ -140,121 +140,129 @@ TEST_F(CAbiScales, RanksAgreeInOneAllReduce) {
   float8_scales_destroy(scales);
 }
 
-// Each call of a first step reduces the amaxes of its casts, and nothing else does.
-TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
+// A linear's calls in a first step over ranks, of which the others have tensors with larger maxima.
+class FirstStepOverRanks : public ::testing::Test {
+ protected:
   static constexpr float kOther = 1000.0F;  // the largest of all ranks'
-  Nccl table{};
-  table.all_reduce = [](const void* send, void* receive, size_t count, ncclDataType_t, ncclRedOp_t,
-                        ncclComm_t, cudaStream_t) {
-    g_reductions.push_back({send, count});
-    auto* bits = static_cast<uint32_t*>(receive);
-    for (size_t i = 0; i < count; ++i) bits[i] = std::max(bits[i], std::bit_cast<uint32_t>(kOther));
-    return ncclSuccess;
-  };
-  table.get_error_string = [](ncclResult_t) { return "a rank is gone"; };
-  set_nccl_for_testing(&table);
-  auto* const communicator = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
 
-  testing::Fixture s(cuda_, testing::describe("delayed", kShape), kShape.m);
-  const float8_linear linear{s.linear};
-  const float8_linear* const linears[] = {&linear, &linear};
-  float8_context context{s.context};
-  float8_scales_desc d = desc();
-  d.linears = linears;
-  d.count = 1;
-  float8_scales* scales = nullptr;
-  ASSERT_EQ(float8_scales_plan(&context, &d, &scales), FLOAT8_OK) << float8_last_error();
-  ASSERT_EQ(float8_scales_init(scales, s.state.data(), nullptr), FLOAT8_OK);
-  float8_forward_args f{};
-  f.struct_size = sizeof f;
-  f.x = s.x.data();
-  f.w = s.w.data();
-  f.y = s.y.data();
-  f.saved = s.saved.data();
-  f.m = kShape.m;
-  f.first_step = 1;
-  f.ranks = communicator;
-  float8_backward_args b{};
-  b.struct_size = sizeof b;
-  b.dy = s.dy.data();
-  b.saved = s.saved.data();
-  b.dx = s.dx.data();
-  b.dw = s.dw.data();
-  b.m = kShape.m;
-  b.first_step = 1;
-  b.ranks = communicator;
-  float8_weight_args w{};
-  w.struct_size = sizeof w;
-  w.w = s.w.data();
-  w.cache = s.cache.data();
-  w.first_step = 1;
-  w.ranks = communicator;
-  ASSERT_EQ(float8_scales_slots(scales, s.state.data(), 0, &f.scales), FLOAT8_OK);
-  b.scales = w.scales = f.scales;
-  const auto reductions = [&](float8_status status) {
+  FirstStepOverRanks() {
+    table_.all_reduce = [](const void* send, void* receive, size_t count, ncclDataType_t,
+                           ncclRedOp_t, ncclComm_t, cudaStream_t) {
+      g_reductions.push_back({send, count});
+      auto* bits = static_cast<uint32_t*>(receive);
+      for (size_t i = 0; i < count; ++i) {
+        bits[i] = std::max(bits[i], std::bit_cast<uint32_t>(kOther));
+      }
+      return ncclSuccess;
+    };
+    table_.get_error_string = [](ncclResult_t) { return "a rank is gone"; };
+    set_nccl_for_testing(&table_);
+    g_reductions.clear();
+    const float8_linear* const linears[] = {&linear_};
+    float8_scales_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.linears = linears;
+    desc.count = 1;
+    EXPECT_EQ(float8_scales_plan(&context_, &desc, &scales_), FLOAT8_OK) << float8_last_error();
+    EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK);
+    EXPECT_EQ(float8_scales_slots(scales_, s_.state.data(), 0, &slots_), FLOAT8_OK);
+  }
+  ~FirstStepOverRanks() override {
+    set_nccl_for_testing(nullptr);
+    float8_scales_destroy(scales_);
+  }
+
+  template <class Args>
+  [[nodiscard]] Args over_ranks(Args args) const {
+    args.struct_size = sizeof args;
+    args.scales = slots_;
+    args.first_step = 1;
+    args.ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
+    return args;
+  }
+  float8_status forward(const float8_forward_args& args) {
+    return float8_linear_forward(&linear_, &args, s_.workspace.data(), nullptr);
+  }
+  float8_status backward(const float8_backward_args& args) {
+    return float8_linear_backward(&linear_, &args, s_.workspace.data(), nullptr);
+  }
+  // The reductions of a call that succeeded.
+  static size_t reductions(float8_status status) {
     EXPECT_EQ(status, FLOAT8_OK) << float8_last_error();
     return std::exchange(g_reductions, {}).size();
-  };
-  const auto forward = [&] {
-    return float8_linear_forward(&linear, &f, s.workspace.data(), nullptr);
-  };
-  const auto backward = [&] {
-    return float8_linear_backward(&linear, &b, s.workspace.data(), nullptr);
-  };
+  }
 
-  g_reductions.clear();
-  ASSERT_LT(reference::amax(s.xm, reference::AmaxOver::kTensor)[0], kOther);
-  EXPECT_EQ(reductions(forward()), 1U);
-  EXPECT_EQ(reductions(backward()), 1U);
-  const reference::DelayedAmax amax{kOther, kOther, kOther};
-  const auto expected = s.expected(amax);
-  EXPECT_LE(reference::relative_error(expected.y, s.values_y()), 2.5e-3);
-  EXPECT_LE(reference::relative_error(expected.dx, s.values_dx()), 2.5e-3);
-  EXPECT_LE(reference::relative_error(expected.dw, s.result_dw()), 2.5e-3);
+  Nccl table_{};
+  FakeCuda cuda_;
+  testing::Fixture s_{cuda_, testing::describe("delayed", kShape), kShape.m};
+  float8_context context_{s_.context};
+  float8_linear linear_{s_.linear};
+  float8_scales* scales_ = nullptr;
+  float8_scale_slots slots_{};
+};
+
+// Each call reduces the amaxes of its casts, and nothing else does.
+TEST_F(FirstStepOverRanks, TakesScalesOfAllRanks) {
+  ASSERT_LT(reference::amax(s_.xm, reference::AmaxOver::kTensor)[0], kOther);
+  float8_forward_args f = over_ranks(s_.forward());
+  float8_backward_args b = over_ranks(s_.backward());
+  EXPECT_EQ(reductions(forward(f)), 1U);
+  EXPECT_EQ(reductions(backward(b)), 1U);
+  const auto expected = s_.expected({kOther, kOther, kOther});
+  EXPECT_LE(reference::relative_error(expected.y, s_.values_y()), 2.5e-3);
+  EXPECT_LE(reference::relative_error(expected.dx, s_.values_dx()), 2.5e-3);
+  EXPECT_LE(reference::relative_error(expected.dw, s_.result_dw()), 2.5e-3);
   // The state has this rank's maxima, and the scales of all.
-  const uint32_t* const own = scales->delayed.amaxes(s.state.data());
+  const uint32_t* const own = scales_->delayed.amaxes(s_.state.data());
   EXPECT_EQ(own[0],
-            std::bit_cast<uint32_t>(reference::amax(s.xm, reference::AmaxOver::kTensor)[0]));
-  EXPECT_EQ(scales->delayed.slots(s.state.data(), 0).scale[0], 448.0F / kOther);
-  EXPECT_TRUE(s.guards_are_whole());
+            std::bit_cast<uint32_t>(reference::amax(s_.xm, reference::AmaxOver::kTensor)[0]));
+  EXPECT_EQ(scales_->delayed.slots(s_.state.data(), 0).scale[0], 448.0F / kOther);
+  EXPECT_TRUE(s_.guards_are_whole());
+  // Later steps reduce nothing.
+  ASSERT_EQ(float8_scales_sync(scales_, s_.state.data(), nullptr, nullptr), FLOAT8_OK);
+  f.first_step = b.first_step = 0;
+  EXPECT_EQ(reductions(forward(f)), 0U);
+  EXPECT_EQ(reductions(backward(b)), 0U);
+}
 
-  // A weight alone or those of a model, to the same bits; one reduction for all of them.
-  EXPECT_EQ(reductions(float8_linear_cast_weight(&linear, &w, s.workspace.data(), nullptr)), 1U);
-  const std::vector<uint8_t> alone(s.cache.data(), s.cache.data() + s.cache.bytes());
-  float8_weight_casts* casts = nullptr;
-  ASSERT_EQ(float8_weight_casts_plan(&context, linears, 2, &casts), FLOAT8_OK);
-  Buffer workspace(float8_weight_casts_workspace_bytes(casts));
-  Buffer second(s.cache.bytes());
-  float8_weight_args all[] = {w, w};
-  all[1].cache = second.data();
-  EXPECT_EQ(reductions(float8_weight_casts_run(casts, all, 2, workspace.data(), nullptr)), 1U);
-  EXPECT_TRUE(std::ranges::equal(std::span(s.cache.data(), s.cache.bytes()), alone));
-  EXPECT_TRUE(std::ranges::equal(std::span(second.data(), second.bytes()), alone));
+// A weight alone or those of a model, to the same bits; one reduction for all of them.
+TEST_F(FirstStepOverRanks, CastsWeightsWithOneReduction) {
+  testing::Fp8Weight weight(s_);
+  const float8_quantizer quantizer{weight.quantizer};
+  const float8_quantize_args w = over_ranks(weight.call());
+  EXPECT_EQ(reductions(float8_quantize(&quantizer, &w, weight.workspace.data(), nullptr)), 1U);
+  const std::vector<uint8_t> alone = bytes(weight.tensor);
+  const float8_quantizer* const quantizers[] = {&quantizer, &quantizer};
+  float8_quantizer_list* casts = nullptr;
+  ASSERT_EQ(float8_quantizer_list_plan(&context_, quantizers, 2, &casts), FLOAT8_OK);
+  Buffer workspace(float8_quantizer_list_workspace_bytes(casts));
+  Buffer second(weight.tensor.bytes());
+  float8_quantize_args all[] = {w, w};
+  all[1].tensor = second.data();
+  EXPECT_EQ(reductions(float8_quantize_list(casts, all, 2, workspace.data(), nullptr)), 1U);
+  EXPECT_EQ(bytes(weight.tensor), alone);
+  EXPECT_EQ(bytes(second), alone);
   EXPECT_TRUE(workspace.guard_is_whole() && second.guard_is_whole());
   all[1].ranks = nullptr;
-  EXPECT_EQ(float8_weight_casts_run(casts, all, 2, workspace.data(), nullptr),
+  EXPECT_EQ(float8_quantize_list(casts, all, 2, workspace.data(), nullptr),
             FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says(float8_last_error(), "args[1].ranks is not args[0]'s"));
+  float8_quantizer_list_destroy(casts);
+}
 
-  // Later steps reduce nothing; where a rank is gone the call says so.
-  f.first_step = b.first_step = 0;
-  EXPECT_EQ(reductions(forward()), 0U);
-  EXPECT_EQ(reductions(backward()), 0U);
-  f.first_step = 1;
+TEST_F(FirstStepOverRanks, SaysWhatIsWrong) {
+  float8_forward_args f = over_ranks(s_.forward());
   f.scales.opaque[2] = f.y;
-  EXPECT_EQ(forward(), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(forward(f), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says(float8_last_error(), "and float8_scale_slots (format) (12 bytes) overlap"));
   f.scales.opaque[2] = nullptr;
-  EXPECT_EQ(forward(), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(forward(f), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says(float8_last_error(), "float8_forward_args.scales is empty"));
-  f.scales = b.scales;
-  table.all_reduce = [](const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
-                        cudaStream_t) { return ncclSystemError; };
-  EXPECT_EQ(forward(), FLOAT8_CUDA);
+  f.scales = slots_;
+  table_.all_reduce = [](const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+                         cudaStream_t) { return ncclSystemError; };
+  EXPECT_EQ(forward(f), FLOAT8_CUDA);
   EXPECT_TRUE(says(float8_last_error(), "a rank is gone"));
-  set_nccl_for_testing(nullptr);
-  float8_weight_casts_destroy(casts);
-  float8_scales_destroy(scales);
 }
 
 TEST_F(CAbiScales, MisuseIsOneClearError) {

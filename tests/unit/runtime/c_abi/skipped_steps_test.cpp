@@ -71,6 +71,12 @@ class SkippedSteps : public ::testing::Test {
 
   float8::Context context_ = float8::Context::create(0, {.cache_dir = "", .emulate = true}).value();
   float8::Linear linear_ = plan(context_);
+  float8::Quantizer quantizer_ =  // of the weight
+      float8::Quantizer::plan(context_, {.operand = FLOAT8_WEIGHT,
+                                         .rows_max = kN,
+                                         .cols = kK,
+                                         .recipe = float8::Recipe::delayed()})
+          .value();
   float8::Scales scales_ = float8::Scales::plan(context_, {linear_.get()}).value();
   reference::Matrix xm_ = reference::random_matrix(kM, kK, 1);
   reference::Matrix wm_ = reference::random_matrix(kN, kK, 2);
@@ -304,24 +310,18 @@ TEST_F(SkippedSteps, AnEmulatedDeviceNeverCallsNccl) {
   backward.first_step = true;
   backward.ranks = ranks;
   refused(linear_.backward(backward, workspace_.data(), nullptr));
-  Buffer cache(linear_.weight_cache_bytes());
-  float8::WeightArgs weight;
-  weight.w = w_.data();
-  weight.cache = cache.data();
-  weight.scales = forward.scales;
-  weight.first_step = true;
-  weight.ranks = ranks;
-  refused(linear_.cast_weight(weight, workspace_.data(), nullptr));
-  const float8_linear* const linears[] = {linear_.get()};
-  float8_weight_casts* casts = nullptr;
-  ASSERT_EQ(float8_weight_casts_plan(context_.get(), linears, 1, &casts), FLOAT8_OK);
-  Buffer casts_workspace(float8_weight_casts_workspace_bytes(casts));
-  const float8_weight_args one = weight;
-  EXPECT_EQ(float8_weight_casts_run(casts, &one, 1, casts_workspace.data(), nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-  EXPECT_NE(std::string_view(float8_last_error()).find("args[0]: float8_weight_args.ranks"),
-            std::string_view::npos);
-  float8_weight_casts_destroy(casts);
+  Buffer tensor(quantizer_.tensor_bytes());
+  const float8::QuantizeArgs weight{.x = w_.data(),
+                                    .tensor = tensor.data(),
+                                    .scales = forward.scales,
+                                    .first_step = 1,
+                                    .ranks = ranks};
+  refused(quantizer_.run(weight, workspace_.data(), nullptr));
+  const auto casts = float8::QuantizerList::plan(context_, {quantizer_}).value();
+  EXPECT_NE(casts.run({weight}, workspace_.data(), nullptr)
+                .message()
+                .find("args[0]: float8_quantize_args.ranks"),
+            std::string::npos);
   float found = 0;
   refused(scales_.found_inf(state_.data(), ranks, &found, nullptr));
   refused(scales_.sync(state_.data(), ranks, nullptr));
@@ -374,13 +374,14 @@ TEST_F(SkippedSteps, AFirstStepSaysSo) {
   first_step_ = false;
   expect_refused(linear_.forward(forward_args(), workspace_.data(), nullptr),
                  "float8_forward_args.first_step is 0");
-  float8::WeightArgs weight;
-  Buffer cache(linear_.weight_cache_bytes());
-  weight.w = w_.data();
-  weight.cache = cache.data();
-  weight.scales = scales_.slots(state_.data(), 0).value();
-  expect_refused(linear_.cast_weight(weight, workspace_.data(), nullptr),
-                 "float8_weight_args.first_step is 0");
+  Buffer tensor(quantizer_.tensor_bytes());
+  const float8::QuantizeArgs weight{
+      .x = w_.data(), .tensor = tensor.data(), .scales = scales_.slots(state_.data(), 0).value()};
+  expect_refused(quantizer_.run(weight, workspace_.data(), nullptr),
+                 "float8_quantize_args.first_step is 0");
+  const auto casts = float8::QuantizerList::plan(context_, {quantizer_}).value();
+  expect_refused(casts.run({weight}, workspace_.data(), nullptr),
+                 "args[0]: float8_quantize_args.first_step is 0");
   first_step_ = true;
   good_step();
   const auto saved = scales_.save(state_.data(), nullptr).value();
@@ -414,27 +415,25 @@ TEST_F(SkippedSteps, ABackwardFitsItsForward) {
   args.m = kM;
   EXPECT_TRUE(backward());
 
-  Buffer cache(linear_.weight_cache_bytes());
-  float8::WeightArgs weight;
-  weight.w = w_.data();
-  weight.cache = cache.data();
-  weight.scales = args.scales;
-  ASSERT_TRUE(linear_.cast_weight(weight, workspace_.data(), nullptr));
-  args.weight_cache = cache.data();
+  Buffer tensor(quantizer_.tensor_bytes());
+  ASSERT_TRUE(quantizer_.run({.x = w_.data(), .tensor = tensor.data(), .scales = args.scales},
+                             workspace_.data(), nullptr));
+  const float8::Tensor weight = quantizer_.view(tensor.data(), kN).value();
+  args.w_tensor = &weight;
   expect_refused(backward(),
-                 "float8_backward_args.weight_cache is given, the forward that filled "
+                 "float8_backward_args.w_tensor is given, the forward that filled "
                  "`saved` had none");
   float8::ForwardArgs forward = forward_args();
-  forward.weight_cache = cache.data();
+  forward.w_tensor = &weight;
   ASSERT_TRUE(linear_.forward(forward, workspace_.data(), nullptr));
   EXPECT_TRUE(backward());
-  args.weight_cache = nullptr;
-  expect_refused(backward(), "float8_backward_args.weight_cache is NULL");
+  args.w_tensor = nullptr;
+  expect_refused(backward(), "float8_backward_args.w_tensor is NULL");
   // A buffer that was moved is unknown, and accepted.
   Buffer moved(saved_.bytes());
   std::memcpy(moved.data(), saved_.data(), saved_.bytes());
   args.saved = moved.data();
-  args.weight_cache = cache.data();
+  args.w_tensor = &weight;
   EXPECT_TRUE(backward());
 }
 

@@ -73,7 +73,7 @@ class CheckedPointers : public ::testing::Test {
     context_ = cuda_.context({.cache_dir = {}, .check_pointers = true});
     linear_ = Linear::plan(context_, s_.linear->desc()).value();
     for (testing::Buffer* buffer :
-         {&s_.x, &s_.w, &s_.dy, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved, &s_.cache}) {
+         {&s_.x, &s_.w, &s_.dy, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved}) {
       cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
     }
   }
@@ -99,7 +99,6 @@ TEST_F(CheckedPointers, GoodCallsPass) {
   auto* stream = reinterpret_cast<Stream>(uintptr_t{8});
   EXPECT_TRUE(linear_->forward(s_.forward(), s_.workspace.data(), stream));
   EXPECT_TRUE(linear_->backward(s_.backward(), s_.workspace.data(), stream));
-  EXPECT_TRUE(linear_->cast_weight(s_.weight(), s_.workspace.data(), nullptr));
   of(s_.y).managed = true;
   of(s_.y).device = -2;
   EXPECT_TRUE(linear_->forward(s_.forward(), s_.workspace.data(), nullptr));
@@ -128,10 +127,6 @@ TEST_F(CheckedPointers, AllocationsAreLargeEnough) {
   const Status backward = linear_->backward(s_.backward(), s_.workspace.data(), nullptr);
   ASSERT_FALSE(backward);
   EXPECT_TRUE(says(backward.error(), "float8_linear_backward: float8_backward_args.saved needs"));
-  of(s_.cache).bytes = 16;
-  const Status cast = linear_->cast_weight(s_.weight(), s_.workspace.data(), nullptr);
-  ASSERT_FALSE(cast);
-  EXPECT_TRUE(says(cast.error(), "float8_linear_cast_weight: float8_weight_args.cache needs"));
 }
 
 TEST_F(CheckedPointers, StreamsAreOfTheContext) {

@@ -109,17 +109,21 @@ TEST_F(ReservedBytesOfAWorkspace, MayLieApart) {
   expect_found(apart());
 }
 
-// Weight casts keep off them: they may share the workspace of linears.
-TEST_F(ReservedBytesOfAWorkspace, WeightCastsKeepThem) {
-  const auto casts = float8::WeightCasts::plan(context_, {linear_.get()}).value();
+// Quantizers and lists of them keep off them: they may share the workspace of linears.
+TEST_F(ReservedBytesOfAWorkspace, CastsOfTheWeightKeepThem) {
+  const auto quantizer =
+      float8::Quantizer::plan(
+          context_, {.operand = FLOAT8_WEIGHT, .rows_max = kOutFeatures, .cols = kInFeatures})
+          .value();
+  const auto casts = float8::QuantizerList::plan(context_, {quantizer, quantizer}).value();
   ASSERT_LE(casts.workspace_bytes(), workspace_.bytes());
-  Buffer cache(linear_.weight_cache_bytes());
-  float8::WeightArgs args;
-  args.w = w_.data();
-  args.cache = cache.data();
+  Buffer tensor(quantizer.tensor_bytes()), other(quantizer.tensor_bytes());
+  const std::vector<float8::QuantizeArgs> args = {{.x = w_.data(), .tensor = tensor.data()},
+                                                  {.x = w_.data(), .tensor = other.data()}};
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(forward());
-    ASSERT_TRUE(casts.run({args}, workspace_.data(), nullptr));
+    ASSERT_TRUE(quantizer.run(args[0], workspace_.data(), nullptr));
+    ASSERT_TRUE(casts.run(args, workspace_.data(), nullptr));
     const float8::Status status = forward();
     EXPECT_TRUE(status) << status.message();
   }

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "runtime/linear/kernels.hpp"
-#include "runtime/lists/weight_casts.hpp"
+#include "runtime/lists/quantizer_list.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
@@ -19,6 +19,7 @@ using testing::describe;
 using testing::FakeCublasLt;
 using testing::FakeCuda;
 using testing::Fixture;
+using testing::Fp8Weight;
 using testing::says;
 
 class LinearOptions : public ::testing::TestWithParam<const char*> {
@@ -319,109 +320,118 @@ TEST(Counters, AreALineEach) {
   expect_refused(snapshot_counters(*context, counters, 6, nullptr, nullptr), "to is NULL");
 }
 
-// --- the flag of the weight cache
+// --- the flag of a weight
 
 TEST_P(LinearOptions, AValidWeightIsNotCastAgain) {
   for (const bool one_launch : {true, false}) {
     cuda_.cooperative = one_launch;
-    LinearDesc desc = describe(GetParam(), {70, 48, 144});
+    Fixture s(cuda_, describe(GetParam(), {70, 48, 144}), 70);
+    QuantizerDesc desc = weight_of(s.linear->desc());
+    Fp8Weight plain(s, desc);
     desc.weight_flag = true;
-    Fixture s(cuda_, desc, 70);
-    LinearDesc plain_desc = desc;
-    plain_desc.weight_flag = false;
-    Fixture plain(cuda_, plain_desc, 70);
-    std::memset(s.cache.data(), 0, s.cache.bytes());
-    std::memset(plain.cache.data(), 0, plain.cache.bytes());
-    ASSERT_TRUE(plain.linear->cast_weight(plain.weight(), plain.workspace.data(), nullptr));
+    Fp8Weight kept(s, desc);
+    for (Fp8Weight* of : {&plain, &kept}) std::memset(of->tensor.data(), 0, of->tensor.bytes());
+    ASSERT_TRUE(plain.run());
 
     uint32_t valid = 0xdeadbeef;  // whatever it is: not 1
-    WeightCall call = s.weight();
+    QuantizeCall call = kept.call();
     call.valid = &valid;
-    ASSERT_TRUE(s.linear->cast_weight(call, s.workspace.data(), nullptr));
+    ASSERT_TRUE(kept.run(call));
     EXPECT_EQ(valid, 1U);
-    EXPECT_EQ(bits(s.cache), bits(plain.cache));
+    EXPECT_EQ(bits(kept.tensor), bits(plain.tensor));
 
-    // Valid: the cache stays as it is though the weight changed.
+    // Valid: the copies stay as they are though the weight changed.
     put(s, s.w, s.wm, 0, 0, 4096);
-    ASSERT_TRUE(s.linear->cast_weight(call, s.workspace.data(), nullptr));
-    EXPECT_EQ(bits(s.cache), bits(plain.cache));
+    ASSERT_TRUE(kept.run(call));
+    EXPECT_EQ(bits(kept.tensor), bits(plain.tensor));
     EXPECT_EQ(valid, 1U);
 
     // Invalid, or without a flag: cast.
+    ASSERT_TRUE(plain.run());
     for (const bool flag : {true, false}) {
-      std::memset(s.cache.data(), 0, s.cache.bytes());
-      ASSERT_TRUE(invalidate_weights(*s.context, &valid, 1, nullptr));
-      EXPECT_EQ(valid, 0U);
+      std::memset(kept.tensor.data(), 0, kept.tensor.bytes());
+      valid = 0;
       call.valid = flag ? &valid : nullptr;
-      ASSERT_TRUE(s.linear->cast_weight(call, s.workspace.data(), nullptr));
+      ASSERT_TRUE(kept.run(call));
       EXPECT_EQ(valid, flag ? 1U : 0U);
-      put(plain, plain.w, plain.wm, 0, 0, 4096);
-      ASSERT_TRUE(plain.linear->cast_weight(plain.weight(), plain.workspace.data(), nullptr));
-      EXPECT_EQ(bits(s.cache), bits(plain.cache));
+      EXPECT_EQ(bits(kept.tensor), bits(plain.tensor));
     }
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
   }
 }
 
 TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
-  LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  Fixture s(cuda_, describe(GetParam(), {70, 48, 144}), 70);
+  QuantizerDesc desc = weight_of(s.linear->desc());
   desc.weight_flag = true;
-  Fixture first(cuda_, desc, 70, 1);
-  Fixture second(cuda_, desc, 70, 9);
-  const std::shared_ptr<const Linear> linears[] = {first.linear, first.linear};
-  const auto casts = WeightCasts::plan(first.context, linears);
-  ASSERT_TRUE(casts);
+  Fp8Weight first(s, desc), second(s, desc);
+  Buffer other(s.w.bytes());
+  std::memcpy(other.data(), s.w.data(), s.w.bytes());
+  for (Fp8Weight* of : {&first, &second}) std::memset(of->tensor.data(), 0, of->tensor.bytes());
+  const std::shared_ptr<const Quantizer> quantizers[] = {first.quantizer, second.quantizer};
+  const auto casts = QuantizerList::plan(s.context, quantizers);
+  ASSERT_TRUE(casts) << casts.error().message;
   Buffer workspace(casts->workspace_bytes());
-  for (Fixture* s : {&first, &second}) std::memset(s->cache.data(), 0, s->cache.bytes());
+  std::memset(workspace.data(), 0, workspace.bytes());
   uint32_t valid = 0;
-  WeightCall calls[] = {first.weight(), second.weight()};
-  for (WeightCall& call : calls) call.valid = &valid;
-  ASSERT_TRUE(casts->run(calls, workspace.data(), nullptr));
+  std::array calls{first.call(), second.call()};
+  calls[1].x = other.data();
+  for (QuantizeCall& call : calls) {
+    call.struct_size = sizeof call;
+    call.valid = &valid;
+  }
+  const auto run = [&] { return casts->run({2, calls.data()}, workspace.data(), nullptr); };
+  ASSERT_TRUE(run()) << run().error().message;
   EXPECT_EQ(valid, 1U);
-  const auto before = bits(second.cache);
-  EXPECT_NE(before, std::vector<uint8_t>(second.cache.bytes()));
-  put(second, second.w, second.wm, 0, 0, 4096);
-  ASSERT_TRUE(casts->run(calls, workspace.data(), nullptr));
-  EXPECT_EQ(bits(second.cache), before);
-  ASSERT_TRUE(invalidate_weights(*first.context, &valid, 1, nullptr));
-  ASSERT_TRUE(casts->run(calls, workspace.data(), nullptr));
-  EXPECT_NE(bits(second.cache), before);
+  EXPECT_EQ(bits(second.tensor), bits(first.tensor));
+  const auto before = bits(second.tensor);
+  EXPECT_NE(before, std::vector<uint8_t>(second.tensor.bytes()));
+  put(s, other, s.wm, 0, 0, 4096);
+  ASSERT_TRUE(run());
+  EXPECT_EQ(bits(second.tensor), before);
+  valid = 0;
+  ASSERT_TRUE(run());
+  EXPECT_NE(bits(second.tensor), before);
+  EXPECT_EQ(bits(first.tensor), before);
+  calls[1].rows = 0;
+  expect_refused(run(), "args[1]: float8_quantize_args.rows is 0 beside valid");
+  calls[1].rows = calls[0].rows;
   calls[1].valid = nullptr;
-  expect_refused(casts->run(calls, workspace.data(), nullptr), "args[1].valid is not args[0]'s");
+  expect_refused(run(), "args[1].valid is not args[0]'s");
+  calls[0].valid = calls[1].valid = reinterpret_cast<uint32_t*>(second.tensor.data());
+  expect_refused(run(), "overlap");
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-TEST_P(LinearOptions, AFlagNeedsAPlanThatHeedsIt) {
+TEST_P(LinearOptions, AFlagIsAWord) {
   Fixture s(cuda_, describe(GetParam(), {64, 48, 80}), 64);
-  uint32_t valid[2] = {};
-  WeightCall call = s.weight();
-  call.valid = valid;
-  expect_refused(s.linear->cast_weight(call, s.workspace.data(), nullptr),
-                 "float8_linear_desc.weight_flag");
-  LinearDesc desc = describe(GetParam(), {64, 48, 80});
+  QuantizerDesc desc = weight_of(s.linear->desc());
   desc.weight_flag = true;
-  Fixture heeding(cuda_, desc, 64);
-  call = heeding.weight();
+  Fp8Weight weight(s, desc);
+  uint32_t valid[2] = {};
+  QuantizeCall call = weight.call();
   call.valid = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(valid) + 2);
-  expect_refused(heeding.linear->cast_weight(call, heeding.workspace.data(), nullptr), "4 bytes");
-  expect_refused(invalidate_weights(*s.context, nullptr, 1, nullptr), "valid is NULL");
+  expect_refused(weight.run(call), "4 bytes");
 }
 
 // --- all of it
 
 TEST_P(LinearOptions, EverythingAtOnceDoesNotAllocate) {
   LinearDesc desc = describe(GetParam(), {64, 48, 80});
-  desc.bias_grad = desc.count = desc.weight_flag = desc.recompute = true;
+  desc.bias_grad = desc.count = desc.recompute = true;
   desc.non_finite = NonFinite::kHold;
   Fixture s(cuda_, desc, 64);
+  QuantizerDesc of_weight = weight_of(desc);
+  of_weight.weight_flag = true;
+  Fp8Weight kept(s, of_weight);
   CastCounters counters[kCountersOfLinear] = {};
   Buffer db(48 * 2);
   uint32_t valid = 0;
   ForwardCall forward = s.forward();
   BackwardCall backward = s.backward();
-  WeightCall weight = s.weight();
+  QuantizeCall weight = kept.call();
   forward.counters = backward.counters = weight.counters = counters;
-  forward.weight_cache = backward.weight_cache = s.cache.data();
+  forward.w_tensor = backward.w_tensor = &kept.view;
   backward.db = db.data();
   weight.valid = &valid;
   cuda_.emulate = false;
@@ -429,7 +439,7 @@ TEST_P(LinearOptions, EverythingAtOnceDoesNotAllocate) {
   int allocations = 0;
   {
     const testing::CountAllocations counting;
-    good = s.linear->cast_weight(weight, s.workspace.data(), nullptr).has_value() &&
+    good = kept.run(weight).has_value() &&
            s.linear->forward(forward, s.workspace.data(), nullptr).has_value() &&
            s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
     allocations = counting.count();

@@ -14,6 +14,7 @@ using testing::describe;
 using testing::FakeCublasLt;
 using testing::FakeCuda;
 using testing::Fixture;
+using testing::Fp8Weight;
 using testing::says;
 
 constexpr double kRounding = 2.5e-3;  // of bf16 results
@@ -121,7 +122,7 @@ TEST_P(AnyRecipe, AForwardWithoutBackwardGivesTheSame) {
 }
 
 // Nothing is kept in fp8 between forward and backward but the scales of whole tensors, and the bits
-// are the same: both gradients, each alone, with and without a weight cache.
+// are the same: both gradients, each alone, with the weight in fp8 and without.
 TEST_P(AnyRecipe, RecomputingGivesTheSame) {
   LinearDesc desc = describe(GetParam(), {150, 144, 272});
   for (const int64_t m : {150, 33}) {
@@ -137,17 +138,21 @@ TEST_P(AnyRecipe, RecomputingGivesTheSame) {
     EXPECT_EQ(again.dx.bf16(), kept.dx.bf16());
     EXPECT_EQ(again.dw.bf16(), kept.dw.bf16());
 
-    ASSERT_TRUE(again.linear->cast_weight(again.weight(), again.workspace.data(), nullptr));
-    for (const bool cached : {false, true}) {
+    std::optional<Fp8Weight> weight;
+    if (casts_weight(desc)) {
+      ASSERT_TRUE(weight.emplace(again).run());
+    }
+    for (const bool given : {false, true}) {
+      if (given && !weight) continue;
       for (const bool input : {false, true}) {
         std::memset(again.workspace.data(), testing::kPoison, again.linear->workspace_bytes());
         std::memset(again.dx.data(), testing::kPoison, again.dx.bytes());
         std::memset(again.dw.data(), testing::kPoison, again.dw.bytes());
         BackwardCall call = again.backward();
-        if (!keeps_scales || (input && cached)) call.saved = nullptr;
-        call.weight_cache = cached ? again.cache.data() : nullptr;
+        if (!keeps_scales || (input && given)) call.saved = nullptr;
+        call.w_tensor = given ? &weight->view : nullptr;
         (input ? call.dw : call.dx) = nullptr;
-        const bool reads_w = input && !(cached && GetParam().at(Gemm::kGradInput).is_fp8());
+        const bool reads_w = input && !(given && GetParam().at(Gemm::kGradInput).is_fp8());
         if (!reads_w) call.w = nullptr;
         if (input) call.x = nullptr;
         const auto status = again.linear->backward(call, again.workspace.data(), nullptr);
@@ -163,27 +168,29 @@ TEST_P(AnyRecipe, RecomputingGivesTheSame) {
 }
 
 // fp8 as the weight's only storage: cast from fp32 masters, after which nobody has w.
-TEST_P(AnyRecipe, MasterWeightsGoIntoTheCacheAtOnce) {
-  LinearDesc desc = describe(GetParam(), {70, 144, 272});
-  desc.master_dtype = Dtype::kF32;
+TEST_P(AnyRecipe, MasterWeightsAreCastAtOnce) {
+  const LinearDesc desc = describe(GetParam(), {70, 144, 272});
+  if (!casts_weight(desc)) GTEST_SKIP() << "the weight is never cast";
   Fixture s(cuda_, desc, 70);
-  if (s.linear->weight_cache_bytes() == 0) GTEST_SKIP() << "the weight is never cast";
+  QuantizerDesc of_master = weight_of(desc);
+  of_master.dtype = Dtype::kF32;
+  Fp8Weight weight(s, of_master);
   const bool needs_w = !GetParam().at(Gemm::kOutput).is_fp8();
   for (const bool rounded : {true, false}) {
     if (!rounded) {
       for (float& value : s.wm.values) value *= 1.00390625F;  // no bf16
     }
     testing::Buffer master(s.wm, Dtype::kF32);
-    WeightCall weight = s.weight();
-    weight.w = master.data();
-    ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
+    QuantizeCall cast = weight.call();
+    cast.x = master.data();
+    ASSERT_TRUE(weight.run(cast));
     std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
     ForwardCall forward = s.forward();
-    forward.weight_cache = s.cache.data();
+    forward.w_tensor = &weight.view;
     if (!needs_w) forward.w = nullptr;
     ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
     BackwardCall backward = s.backward();
-    backward.weight_cache = s.cache.data();
+    backward.w_tensor = &weight.view;
     if (GetParam().at(Gemm::kGradInput).is_fp8()) backward.w = nullptr;
     ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
     expect_no_faults();
@@ -196,21 +203,22 @@ TEST_P(AnyRecipe, MasterWeightsGoIntoTheCacheAtOnce) {
     }
     if (!rounded) continue;
     // Masters that are bf16 give the bits that the bf16 weight gives.
-    Fixture plain(cuda_, describe(GetParam(), {70, 144, 272}), 70);
-    std::memset(s.cache.data(), 0, s.cache.bytes());
-    std::memset(plain.cache.data(), 0, plain.cache.bytes());
-    ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
-    ASSERT_TRUE(plain.linear->cast_weight(plain.weight(), plain.workspace.data(), nullptr));
-    EXPECT_TRUE(std::equal(s.cache.data(), s.cache.data() + s.cache.bytes(), plain.cache.data()));
+    Fp8Weight plain(s);
+    for (Fp8Weight* of : {&weight, &plain}) std::memset(of->tensor.data(), 0, of->tensor.bytes());
+    ASSERT_TRUE(weight.run(cast));
+    ASSERT_TRUE(plain.run());
+    EXPECT_EQ(bytes(weight.tensor), bytes(plain.tensor));
   }
 }
 
 // Two micro-batches with one cast of the weight, and a saved buffer without its part.
-TEST_P(AnyRecipe, AWeightCacheGivesTheSame) {
+TEST_P(AnyRecipe, AWeightInFp8GivesTheSame) {
   const LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  if (!casts_weight(desc)) GTEST_SKIP() << "the weight is never cast";
   Fixture cached(cuda_, desc, 70);
+  Fp8Weight weight(cached);
   EXPECT_LE(cached.linear->saved_bytes(true), cached.linear->saved_bytes());
-  ASSERT_TRUE(cached.linear->cast_weight(cached.weight(), cached.workspace.data(), nullptr));
+  ASSERT_TRUE(weight.run());
   for (const int64_t m : {70, 33}) {
     std::memset(cached.workspace.data(), testing::kPoison, cached.linear->workspace_bytes());
     Fixture plain(cuda_, desc, m);
@@ -220,7 +228,7 @@ TEST_P(AnyRecipe, AWeightCacheGivesTheSame) {
     forward.m = m;
     forward.x = plain.x.data();
     forward.saved = saved.data();
-    forward.weight_cache = cached.cache.data();
+    forward.w_tensor = &weight.view;
     if (GetParam().at(Gemm::kOutput).is_fp8()) forward.w = nullptr;
     for (const Step& step : cached.linear->forward_steps(forward, cached.workspace.data())) {
       EXPECT_EQ(step.name.find('w'), std::string::npos) << step.name;
@@ -231,7 +239,7 @@ TEST_P(AnyRecipe, AWeightCacheGivesTheSame) {
     backward.dy = plain.dy.data();
     backward.x = plain.x.data();
     backward.saved = saved.data();
-    backward.weight_cache = cached.cache.data();
+    backward.w_tensor = &weight.view;
     ASSERT_TRUE(cached.linear->backward(backward, cached.workspace.data(), nullptr));
     const auto front = [](std::vector<double> values, size_t count) {
       values.resize(count);
@@ -243,6 +251,7 @@ TEST_P(AnyRecipe, AWeightCacheGivesTheSame) {
     EXPECT_TRUE(saved.guard_is_whole());
   }
   EXPECT_TRUE(cached.guards_are_whole());
+  EXPECT_TRUE(weight.tensor.guard_is_whole());
   expect_no_faults();
 }
 
@@ -363,11 +372,6 @@ TEST(LinearSteps, SayWhatTheyDoAndMove) {
       EXPECT_EQ(steps[i].bytes, expected[i].bytes) << recipe << ": " << steps[i].name;
       EXPECT_TRUE(steps[i].launch(nullptr)) << recipe << ": " << steps[i].name;
     }
-    const auto weight = s.linear->cast_weight_steps(s.weight(), s.workspace.data());
-    ASSERT_FALSE(weight.empty());
-    const bool two_launches =
-        recipe == std::string_view("delayed") || recipe == std::string_view("blockwise");
-    EXPECT_EQ(weight.back().name, two_launches ? "cast w" : "quantize w") << recipe;
   }
   EXPECT_TRUE(cuda.faults.empty()) << cuda.faults.front();
 }
@@ -392,13 +396,11 @@ TEST(LinearMisuse, WhatARecipeNeedsBesides) {
     ForwardCall with_bias = s.forward();
     with_bias.bias = s.bias.data();
     refused(s.linear->forward(with_bias, s.workspace.data(), nullptr), "float8_linear_desc.bias");
-    ForwardCall bad_cache = s.forward();
-    bad_cache.weight_cache = s.cache.data() + 4;
-    refused(s.linear->forward(bad_cache, s.workspace.data(), nullptr),
-            "weight_cache is not aligned");
-    WeightCall no_cache = s.weight();
-    no_cache.cache = nullptr;
-    refused(s.linear->cast_weight(no_cache, s.workspace.data(), nullptr), "cache is NULL");
+    float8_tensor odd = Fp8Weight(s).view;
+    odd.q = static_cast<const uint8_t*>(odd.q) + 4;
+    ForwardCall with_weight = s.forward();
+    with_weight.w_tensor = &odd;
+    refused(s.linear->forward(with_weight, s.workspace.data(), nullptr), "w_tensor");
   }
   {
     Fixture s(cuda, describe("delayed", {64, 32, 48}), 64);

@@ -119,13 +119,13 @@ TEST_P(LinearTensors, RowsApartGiveTheSame) {
     EXPECT_EQ(apart.values_dx(), dense.values_dx());
     EXPECT_EQ(apart.values_dw(), dense.values_dw());
 
-    if (apart.linear->weight_cache_bytes() == 0) continue;
-    Fixture cached(cuda_, desc, 130, 1, 24);
-    ASSERT_TRUE(cached.linear->cast_weight(cached.weight(), cached.workspace.data(), nullptr));
-    ForwardCall call = cached.forward();
-    call.weight_cache = cached.cache.data();
-    ASSERT_TRUE(cached.linear->forward(call, cached.workspace.data(), nullptr));
-    EXPECT_EQ(cached.values_y(), dense.values_y());
+    if (!casts_weight(desc)) continue;
+    testing::Fp8Weight weight(apart);
+    ASSERT_TRUE(weight.run());
+    ForwardCall call = apart.forward();
+    call.w_tensor = &weight.view;
+    ASSERT_TRUE(apart.linear->forward(call, apart.workspace.data(), nullptr));
+    EXPECT_EQ(apart.values_y(), dense.values_y());
   }
 }
 
@@ -164,10 +164,11 @@ TEST_P(LinearTensors, StridesThatNoCopyCanFollowAreNamed) {
       call.*field = ld;
       refuse(s.linear->backward(call, s.workspace.data(), nullptr), name);
     }
-    if (s.linear->weight_cache_bytes() == 0) continue;
-    WeightCall call = s.weight();
-    call.ld_w = ld;
-    refuse(s.linear->cast_weight(call, s.workspace.data(), nullptr), "ld_w");
+    if (!casts_weight(desc)) continue;
+    testing::Fp8Weight weight(s);
+    QuantizeCall call = weight.call();
+    call.ld_x = ld;
+    refuse(weight.run(call), "ld_x");
   }
   EXPECT_EQ(cuda_.launches.size(), before);
 }

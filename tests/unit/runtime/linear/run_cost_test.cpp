@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/lists/weight_casts.hpp"
+#include "runtime/lists/quantizer_list.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/intercept.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
@@ -120,26 +120,28 @@ TEST(InterceptTest, Counts) {
 struct Use {
   const char* name;
   void (*plan)(LinearDesc&);
-  bool cached = false, accumulate = false, flagged = false;
+  bool cached = false, accumulate = false;
+  void (*plan_weight)(QuantizerDesc&) = [](QuantizerDesc&) {};
 };
 constexpr Use kUses[] = {
     {"plain", [](LinearDesc&) {}},
-    {"a weight cache", [](LinearDesc&) {}, true},
+    {"a weight in fp8", [](LinearDesc&) {}, true},
     {"bias and its gradient", [](LinearDesc& d) { d.bias = d.bias_grad = true; }},
     {"accumulation", [](LinearDesc& d) { d.accumulate_grad_weight = true; }, true, true},
     {"recomputing", [](LinearDesc& d) { d.recompute = true; }},
-    {"recomputing from a cache", [](LinearDesc& d) { d.recompute = true; }, true},
+    {"recomputing from a weight in fp8", [](LinearDesc& d) { d.recompute = true; }, true},
     {"counters", [](LinearDesc& d) { d.count = true; }},
-    {"a flag", [](LinearDesc& d) { d.weight_flag = true; }, true, false, true},
+    {"a flag", [](LinearDesc&) {}, true, false, [](QuantizerDesc& d) { d.weight_flag = true; }},
     {"f32 tensors", [](LinearDesc& d) { d.tensor_dtype = d.grad_weight_dtype = Dtype::kF32; }},
-    {"a master weight", [](LinearDesc& d) { d.master_dtype = Dtype::kF32; }, true},
+    {"a master weight", [](LinearDesc&) {}, true, false,
+     [](QuantizerDesc& d) { d.f32_source = true; }},
     {"no gradient of the input", [](LinearDesc& d) { d.needs_grad_input = false; }},
     {"everything",
      [](LinearDesc& d) {
-       d.bias = d.bias_grad = d.accumulate_grad_weight = d.count = d.weight_flag = true;
+       d.bias = d.bias_grad = d.accumulate_grad_weight = d.count = true;
        d.non_finite = NonFinite::kHold;
      },
-     true, true, true}};
+     true, true, [](QuantizerDesc& d) { d.weight_flag = true; }}};
 
 TEST_P(RunCostTest, AsksNothingOfTheSystem) {
   for (const Use& use : kUses) {
@@ -152,41 +154,44 @@ TEST_P(RunCostTest, AsksNothingOfTheSystem) {
     testing::Buffer counters(kCountersOfLinear * sizeof(CastCounters)), valid(16);
     CastCounters read[kCountersOfLinear];
     auto* const counted = desc.count ? reinterpret_cast<CastCounters*>(counters.data()) : nullptr;
-    const std::shared_ptr<const Linear> all[] = {s.linear};
-    const WeightCasts casts = WeightCasts::plan(s.context, all).value();
+    QuantizerDesc of_weight = weight_of(desc);
+    use.plan_weight(of_weight);
+    testing::Fp8Weight kept(s, of_weight);
+    const std::shared_ptr<const Quantizer> all[] = {kept.quantizer};
+    const QuantizerList casts = QuantizerList::plan(s.context, all).value();
     testing::Buffer casts_workspace(casts.workspace_bytes());
 
     for (const bool first_step : {true, false}) {
       s.first_step = first_step;
       ForwardCall forward = s.forward();
       BackwardCall backward = s.backward();
-      WeightCall cast = s.weight();
+      QuantizeCall cast = kept.call();
+      cast.struct_size = sizeof cast;
       forward.counters = backward.counters = cast.counters = counted;
-      if (use.cached) forward.weight_cache = backward.weight_cache = s.cache.data();
+      if (use.cached) forward.w_tensor = backward.w_tensor = &kept.view;
       if (desc.bias_grad) backward.db = db.data();
       backward.accumulate = use.accumulate;
-      if (use.flagged) cast.valid = reinterpret_cast<uint32_t*>(valid.data());
-      if (desc.master_dtype) cast.w = master.data();
+      if (of_weight.weight_flag) cast.valid = reinterpret_cast<uint32_t*>(valid.data());
+      if (of_weight.f32_source) cast.x = master.data();
       g_idle = true;
       library_.computes = false;
       g_counts = {};
-      std::array<bool, 8> good{};
+      std::array<bool, 7> good{};
       SystemCalls calls;
       {
         const Intercept intercept;
         if (use.cached) {
-          good[0] = s.linear->cast_weight(cast, s.workspace.data(), nullptr).has_value();
-          good[1] = casts.run(std::span(&cast, 1), casts_workspace.data(), nullptr).has_value();
+          good[0] = kept.run(cast).has_value();
+          good[1] = casts.run({1, &cast}, casts_workspace.data(), nullptr).has_value();
         } else {
           good[0] = good[1] = true;
         }
         good[2] = s.linear->forward(forward, s.workspace.data(), nullptr).has_value();
         good[3] = s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
         good[4] = !s.delayed || s.delayed->update(s.state.data(), nullptr).has_value();
-        good[5] = !use.flagged || invalidate_weights(*s.context, cast.valid, 1, nullptr);
-        good[6] = counted == nullptr ||
+        good[5] = counted == nullptr ||
                   snapshot_counters(*s.context, counted, kCountersOfLinear, read, nullptr);
-        good[7] =
+        good[6] =
             counted == nullptr || clear_counters(*s.context, counted, kCountersOfLinear, nullptr);
         calls = intercept.calls();
       }

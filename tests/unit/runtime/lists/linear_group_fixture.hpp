@@ -22,7 +22,7 @@ inline Recipe recipe_of(std::string_view name) {
 }
 
 // The weights that a caller gives in fp8.
-enum class Weights { kCast, kCached, kMixed };
+enum class Weights { kCast, kGiven, kMixed };
 
 struct Trio {
   Trio(FakeCuda& cuda, const char* recipe_name, bool bias, NonFinite non_finite)
@@ -37,6 +37,8 @@ struct Trio {
       desc.bias_grad_dtype = Dtype::kF32;
       desc.non_finite = non_finite;
       linears.push_back(Linear::plan(context, desc).value());
+      weights.push_back(casts_weight(desc) ? Quantizer::plan(context, weight_of(desc)).value()
+                                           : nullptr);
       first_slot.push_back(slots.size());
       const auto& of = linears.back()->scale_slots();
       slots.insert(slots.end(), of.begin(), of.end());
@@ -55,6 +57,7 @@ struct Trio {
   std::optional<DelayedScales> delayed;
   std::shared_ptr<const LinearGroup> group;
   std::shared_ptr<const Quantizer> quantizer;  // of x; null: the recipe makes no copy of it
+  std::vector<std::shared_ptr<const Quantizer>> weights;  // the same of each w
 };
 
 // One way of computing, with everything that it writes.
@@ -73,12 +76,16 @@ struct Tensors {
       bias.emplace_back(reference::random_matrix(1, kN[i], seed + 20 + i));
       dw.emplace_back(static_cast<size_t>(kN[i] * kK) * 2);
       db.emplace_back(static_cast<size_t>(kN[i]) * 4);
-      cache.emplace_back(trio.linears[i]->weight_cache_bytes());
+      const auto& quantizer = trio.weights[i];
+      w_fp8.emplace_back(quantizer == nullptr ? 0 : quantizer->tensor_bytes());
+      w_view.push_back(quantizer == nullptr
+                           ? float8_tensor()
+                           : quantizer->view(w_fp8.back().data(), nullptr, kN[i]).value());
     }
   }
   [[nodiscard]] std::vector<std::vector<uint8_t>> written() {
     std::vector<std::vector<uint8_t>> out = {bytes(y), bytes(dx), bytes(state)};
-    for (auto* of : {&dw, &db, &cache}) {
+    for (auto* of : {&dw, &db, &w_fp8}) {
       for (Buffer& buffer : *of) {
         EXPECT_TRUE(buffer.guard_is_whole());
         out.push_back(bytes(buffer));
@@ -90,12 +97,13 @@ struct Tensors {
   }
 
   Buffer x, dy, y, dx, state;
-  std::vector<Buffer> w, bias, dw, db, cache;
+  std::vector<Buffer> w, bias, dw, db, w_fp8;
+  std::vector<float8_tensor> w_view;
 };
 
 inline constexpr std::array kWritten = {"y",     "dx",       "state",    "dw[0]",
                                         "dw[1]", "dw[2]",    "db[0]",    "db[1]",
-                                        "db[2]", "cache[0]", "cache[1]", "cache[2]"};
+                                        "db[2]", "w_fp8[0]", "w_fp8[1]", "w_fp8[2]"};
 
 struct GroupStep {
   int64_t m = kM;
@@ -107,8 +115,8 @@ struct GroupStep {
   bool accumulate = false;  // into what is there
   float8_nccl_comm ranks = nullptr;
 
-  [[nodiscard]] bool has_cache(size_t i) const {
-    return weights == Weights::kCached || (weights == Weights::kMixed && i == 1);
+  [[nodiscard]] bool gives(size_t i) const {
+    return weights == Weights::kGiven || (weights == Weights::kMixed && i == 1);
   }
   [[nodiscard]] bool wants_dw(size_t i) const {
     return dw && (weights != Weights::kMixed || i != 2);
@@ -141,22 +149,23 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
   }
   static void cast_weights(const Trio& trio, Tensors& to, const GroupStep& step) {
     for (size_t i = 0; i < kN.size(); ++i) {
-      const Linear& linear = *trio.linears[i];
-      if (!step.has_cache(i) || linear.weight_cache_bytes() == 0) continue;
-      Buffer workspace(linear.workspace_bytes());
+      const auto& quantizer = trio.weights[i];
+      if (!step.gives(i) || quantizer == nullptr) continue;
+      Buffer workspace(quantizer->workspace_bytes());
       zero(workspace);
-      ASSERT_TRUE(linear.cast_weight({.w = to.w[i].data(),
-                                      .cache = to.cache[i].data(),
-                                      .scales = slots(trio, to, i),
-                                      .first_step = step.first_step,
-                                      .ranks = step.ranks},
-                                     workspace.data(), nullptr, reduce_with_three));
+      ASSERT_TRUE(quantizer->run({.x = to.w[i].data(),
+                                  .tensor = to.w_fp8[i].data(),
+                                  .rows = kN[i],
+                                  .scales = slots(trio, to, i),
+                                  .first_step = step.first_step,
+                                  .ranks = step.ranks},
+                                 workspace.data(), nullptr, reduce_with_three));
     }
   }
   static void zero(Buffer& buffer) { std::fill_n(buffer.data(), buffer.bytes(), uint8_t{0}); }
-  static const void* cache_of(const Trio& trio, Tensors& to, const GroupStep& step, size_t i) {
-    return step.has_cache(i) && trio.linears[i]->weight_cache_bytes() > 0 ? to.cache[i].data()
-                                                                          : nullptr;
+  static const float8_tensor* weight(const Trio& trio, Tensors& to, const GroupStep& step,
+                                     size_t i) {
+    return step.gives(i) && trio.weights[i] != nullptr ? &to.w_view[i] : nullptr;
   }
 
   static std::array<GroupedLinearCall, 3> members(const Trio& trio, Tensors& to,
@@ -172,7 +181,7 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
                 .ld_dy = kAllN,
                 .bias = desc.bias ? to.bias[i].data() : nullptr,
                 .db = desc.bias_grad ? to.db[i].data() : nullptr,
-                .weight_cache = cache_of(trio, to, step, i),
+                .w_tensor = weight(trio, to, step, i),
                 .scales = slots(trio, to, i),
                 .accumulate = step.accumulate,
                 .accumulate_bias = step.accumulate};
@@ -183,7 +192,7 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
     cast_weights(trio, to, step);
     Buffer workspace(trio.group->workspace_bytes());
     zero(workspace);
-    Buffer saved(trio.group->saved_bytes(step.weights == Weights::kCached));
+    Buffer saved(trio.group->saved_bytes(step.weights == Weights::kGiven));
     const auto linears = members(trio, to, step);
     const LinearGroupCall call{.x = to.x.data(),
                                .saved = step.saved ? saved.data() : nullptr,
@@ -241,12 +250,12 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
                                           .m = step.m,
                                           .ld_y = of.ld_y,
                                           .bias = of.bias,
-                                          .weight_cache = of.weight_cache,
                                           .scales = of.scales,
                                           .first_step = step.first_step,
                                           .ranks = step.ranks,
                                           .evaluate = step.evaluate,
-                                          .x_tensor = x_tensor},
+                                          .x_tensor = x_tensor,
+                                          .w_tensor = of.w_tensor},
                                          workspace.data(), nullptr, reduce_with_three);
       ASSERT_TRUE(good) << good.error().message;
     }
@@ -263,7 +272,6 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
                                            .ld_dy = of.ld_dy,
                                            .x = to.x.data(),
                                            .w = of.w,
-                                           .weight_cache = of.weight_cache,
                                            .scales = of.scales,
                                            .first_step = step.first_step,
                                            .accumulate = of.accumulate,
@@ -271,6 +279,7 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
                                            .accumulate_bias = of.accumulate_bias,
                                            .ranks = step.ranks,
                                            .x_tensor = x_tensor,
+                                           .w_tensor = of.w_tensor,
                                            .accumulate_dx = i > 0 || step.accumulate},
                                           workspace.data(), nullptr, reduce_with_three);
       ASSERT_TRUE(good) << good.error().message;

@@ -23,7 +23,7 @@ TEST_P(LinearGroupTest, TheSameAsOneByOneAtAnyM) {
 
 TEST_P(LinearGroupTest, TheSameWithWeightsInFp8) {
   const Trio trio(cuda_, GetParam(), false, NonFinite::kPropagate);
-  for (const Weights weights : {Weights::kCached, Weights::kMixed}) {
+  for (const Weights weights : {Weights::kGiven, Weights::kMixed}) {
     SCOPED_TRACE(static_cast<int>(weights));
     Tensors together(trio, 2), alone(trio, 2);
     expect_the_same(trio, together, alone, {.m = 131, .weights = weights});
@@ -32,7 +32,7 @@ TEST_P(LinearGroupTest, TheSameWithWeightsInFp8) {
 
 TEST_P(LinearGroupTest, TheSameWithoutABackwardOrAGradient) {
   const Trio trio(cuda_, GetParam(), false, NonFinite::kPropagate);
-  for (const Weights weights : {Weights::kCast, Weights::kCached}) {
+  for (const Weights weights : {Weights::kCast, Weights::kGiven}) {
     Tensors together(trio, 3), alone(trio, 3);
     expect_the_same(trio, together, alone, {.m = 50, .weights = weights, .saved = false});
   }
@@ -74,7 +74,7 @@ TEST_P(LinearGroupTest, TheSameOverSteps) {
   Tensors together(trio, 7), alone(trio, 7);
   for (const GroupStep& step :
        {GroupStep{.m = 77}, GroupStep{.m = kM, .first_step = false},
-        GroupStep{.m = 12, .weights = Weights::kCached, .first_step = false},
+        GroupStep{.m = 12, .weights = Weights::kGiven, .first_step = false},
         GroupStep{.m = 40, .saved = false, .first_step = false, .evaluate = true}}) {
     SCOPED_TRACE(step.m);
     expect_the_same(trio, together, alone, step);
@@ -92,7 +92,7 @@ TEST_P(LinearGroupTest, TheSameInAFirstStepOverRanks) {
   if (GetParam() != std::string_view("delayed")) GTEST_SKIP() << "no scale is kept";
   const Trio trio(cuda_, GetParam(), false, NonFinite::kPropagate);
   int any = 0;
-  for (const Weights weights : {Weights::kCast, Weights::kCached}) {
+  for (const Weights weights : {Weights::kCast, Weights::kGiven}) {
     Tensors together(trio, 11), alone(trio, 11);
     GroupStep step{.m = 77, .weights = weights};
     step.ranks = reinterpret_cast<float8_nccl_comm>(&any);
@@ -120,7 +120,7 @@ TEST_P(LinearGroupTest, ItsLaunchesAreFewer) {
   const LinearGroup::Launches planned = trio.group->launches(kM);
   const LinearGroup::Launches alone = trio.group->launches_one_by_one(kM);
   EXPECT_LE(planned.forward, alone.forward);
-  EXPECT_LE(planned.forward_with_caches, alone.forward_with_caches);
+  EXPECT_LE(planned.forward_with_weights, alone.forward_with_weights);
   EXPECT_LE(planned.backward, alone.backward);
   const std::string_view recipe = GetParam();
   if (recipe == "bf16" || recipe == "rowwise_with_gw_hp") return;
@@ -130,9 +130,9 @@ TEST_P(LinearGroupTest, ItsLaunchesAreFewer) {
   if (recipe == "tensorwise") {
     // One launch casts x and the weights, or all dy; then a GEMM for each result.
     EXPECT_EQ(planned.forward, 4U);
-    EXPECT_EQ(planned.forward_with_caches, 4U);
+    EXPECT_EQ(planned.forward_with_weights, 4U);
     EXPECT_EQ(alone.forward, 6U);
-    EXPECT_EQ(alone.forward_with_caches, 6U);
+    EXPECT_EQ(alone.forward_with_weights, 6U);
   }
 }
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
 #include <optional>
+#include <thread>
 
 #include "recipes/fp8_layout.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"
@@ -292,6 +294,27 @@ TEST_P(QuantizerListTest, BadArgumentsLeaveNothingEnqueued) {
   EXPECT_TRUE(empty.run({}, nullptr, nullptr));
   EXPECT_TRUE(empty.find_amax({}, nullptr));
   EXPECT_EQ(cuda_.launches.size(), before);
+}
+
+TEST_P(QuantizerListTest, RunsOfTwoThreadsAtOnceAreChecked) {
+  Items items = mixed();
+  const QuantizerList list = list_of(context_, items);
+  cuda_.emulate = false;
+  auto bad = calls_of(items);
+  bad[8].tensor = bad[0].tensor;
+  std::atomic<int> wrong = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        Buffer workspace(list.workspace_bytes());
+        for (int i = 0; i < 300; ++i) {
+          wrong += list.run(array(bad), workspace.data(), nullptr) ? 1 : 0;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(wrong, 0);
 }
 
 // Tensors that ranks hold by rows.

@@ -72,8 +72,7 @@ TEST(Info, ListsTheLaunches) {
   LinearDesc desc = testing::describe("tensorwise", {8192, 2048, 2048});
   std::string text = info(context, desc);
   EXPECT_TRUE(says(text, "forward              quantize x; quantize w; gemm output\n"));
-  EXPECT_TRUE(says(text, "forward with cache   quantize x; gemm output\n"));
-  EXPECT_TRUE(says(text, "cast of the weight   quantize w\n"));
+  EXPECT_TRUE(says(text, "forward, w in fp8    quantize x; gemm output\n"));
   desc.shape = kLinear;
   EXPECT_TRUE(says(info(context, desc), "forward              quantize x,w; gemm output\n"));
   desc.recipe = find_recipe("delayed").value();
@@ -87,15 +86,12 @@ TEST(Info, ListsTheLaunches) {
   desc.recompute = true;
   text = info(context, desc);
   EXPECT_TRUE(says(text, ", recompute\n"));
-  EXPECT_TRUE(says(text, "backward with cache  "));
+  EXPECT_TRUE(says(text, "backward, w in fp8  "));
   desc.recompute = false;
-  desc.bias_grad = desc.count = desc.weight_flag = true;
-  desc.master_dtype = Dtype::kF32;
+  desc.bias_grad = desc.count = true;
   desc.non_finite = NonFinite::kHold;
   text = info(context, desc);
-  EXPECT_TRUE(says(text,
-                   ", weights cast from f32, db bf16, holds scales that are not finite, "
-                   "counts, heeds a flag\n"));
+  EXPECT_TRUE(says(text, ", db bf16, holds scales that are not finite, counts\n"));
   EXPECT_TRUE(says(text, "; bias gradient; "));
 }
 
