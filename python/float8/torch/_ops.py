@@ -394,6 +394,8 @@ def refuse(x: torch.Tensor, weight: torch.Tensor, words: str = "") -> None:
             )
     if x.dim() == 0:
         raise ValueError(f"float8: {words}x has no dimension; it has at least one dimension")
+    if weight.dim() != 2:
+        raise ValueError(f"float8: {words}a weight has two dimensions, this one has {weight.dim()}")
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"float8: {words}x has rows of {x.shape[-1]} elements, and the weight is {list(weight.shape)}"
