@@ -73,6 +73,13 @@ class Constants:
             lines.append(f"      .{name} = {{{_joined(values, 8, 12 + len(name))}}}{ending}")
         return _SOURCE.format("\n".join(lines))
 
+    def write(self, path: pathlib.Path | None) -> None:
+        """Writes the text to a file, or prints it where none is given."""
+        if path is None:
+            print("\n" + self.source())
+        else:
+            path.write_text(self.source())
+
 
 def _joined(parts: list[str], columns: int, indent: int) -> str:
     rows = [", ".join(parts[i : i + columns]) for i in range(0, len(parts), columns)]

@@ -183,10 +183,7 @@ def main() -> int:
             for q in (50, 95)
         ]
         print(f"{name:<28}{len(generated):>6}" + "".join(f"{f:>6.1f} %" for f in figures))
-    if options.output:
-        options.output.write_text(after.source())
-    else:
-        print("\n" + after.source())
+    after.write(options.output)
     return 0
 
 

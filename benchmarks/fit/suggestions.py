@@ -179,10 +179,7 @@ def main() -> int:
         figures = (np.mean(lost), np.median(lost), np.percentile(lost, 95))
         print(f"{name:<28}{len(lost):>6}" + "".join(f"{100 * f:>6.1f} %" for f in figures))
     constants.suggestions = fitted
-    if options.output:
-        options.output.write_text(constants.source())
-    else:
-        print("\n" + constants.source())
+    constants.write(options.output)
     return 0
 
 

@@ -11,11 +11,7 @@ namespace f8::kernels {
 struct DeviceMath {
   static F8_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
   static F8_DEVICE float magnitude(float x) { return fabsf(x); }
-  static F8_DEVICE float least(float a, float may_be_nan) {
-    float r;
-    asm("min.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(may_be_nan));
-    return r;
-  }
+  static F8_DEVICE float least(float a, float may_be_nan) { return fminf(a, may_be_nan); }
   static F8_DEVICE u32 bits(float x) { return __float_as_uint(x); }
   static F8_DEVICE float value(u32 bits) { return __uint_as_float(bits); }
 };

@@ -1,4 +1,4 @@
-// What decides the bits of a run, and how its ranks share the weights out.
+// The options that decide the bits of a run, and how its ranks share the weights out.
 #pragma once
 
 #include <algorithm>

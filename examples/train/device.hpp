@@ -1,4 +1,4 @@
-// Where a rank trains: a GPU, by the CUDA driver and NVRTC, or the host, which computes the same kernels beside
+// A rank trains on a Device: a GPU, by the CUDA driver and NVRTC, or the host, which computes the same kernels beside
 // float8's emulated device. Work is in order, and copies wait for the work before.
 #pragma once
 
@@ -26,7 +26,7 @@ template <class... Arguments>
   return text;
 }
 
-// What fails throws float8::Exception, as value() of the public header does: a status, and one line that says
+// A failure is a float8::Exception, as with value() of the public header: a status, and one line that says
 // what happened and what to do about it.
 [[noreturn]] inline void fail(float8_status code, std::string message) {
   throw float8::Exception({code, std::move(message)});

@@ -18,18 +18,19 @@ void emulate(const codegen::SwigluCastSpec& spec, const Call& call) {
     }
   }
   if (!call.faults.empty()) return;
-  std::vector<uint64_t> aligned((static_cast<size_t>(t.rows * t.cols) * size_bytes(type) + 31) / 8);
-  const auto skip = (16 - reinterpret_cast<uintptr_t>(aligned.data()) % 16) % 16;
-  uint8_t* const h = reinterpret_cast<uint8_t*>(aligned.data()) + skip;
+  // operator new aligns it to 16 bytes, as the cast needs.
+  static_assert(__STDCPP_DEFAULT_NEW_ALIGNMENT__ >= 16);
+  std::vector<uint8_t> h(static_cast<size_t>(t.rows) * static_cast<size_t>(t.cols) *
+                         size_bytes(type));
   for (int64_t r = 0; r < t.rows; ++r) {
     for (int64_t c = 0; c < t.cols; ++c) {
       const float value = swiglu(load_element(t.x, r * t.ld + c, type),
                                  load_element(args.up, r * args.ld_up + c, type), type);
-      store_element(h, r * t.cols + c, value, type);
+      store_element(h.data(), r * t.cols + c, value, type);
     }
   }
   kernels::CastArgs cast = args.cast;
-  cast.tensors[0].x = h;
+  cast.tensors[0].x = h.data();
   cast.tensors[0].ld = t.cols;
   void* const parameters[] = {&cast};
   emulate(spec.cast, Call{call.module, call.launch, parameters, call.sm_count, call.faults});

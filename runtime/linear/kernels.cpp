@@ -186,10 +186,12 @@ bool Copies::share_scale() const {
          qt->granularity == Granularity::kTensor;
 }
 
+bool Copies::share_dynamic_scale() const {
+  return share_scale() && q->scaling == Scaling::kDynamic;
+}
+
 bool LinearKernels::keeps_scale(Tensor tensor) const {
-  const Copies& all = of(tensor);
-  return recompute && tensor != Tensor::kGradOutput && all.share_scale() &&
-         all.q->scaling == Scaling::kDynamic;
+  return recompute && tensor != Tensor::kGradOutput && of(tensor).share_dynamic_scale();
 }
 
 Result<LinearKernels> linear_kernels(const LinearDesc& desc) {

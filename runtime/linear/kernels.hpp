@@ -26,6 +26,8 @@ struct Copies {
 
   // Both are written by one fused cast with one tensor scale.
   [[nodiscard]] bool share_scale() const;
+  // That scale is found in each cast.
+  [[nodiscard]] bool share_dynamic_scale() const;
 };
 
 // The copies that a call makes, as a set of bits: q and qt of x, of w and of dy.

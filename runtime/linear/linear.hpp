@@ -7,7 +7,7 @@
 // forward fills and backward reads.
 //
 // Tensors that a recipe keeps in high precision in a backward GEMM are not saved: backward reads x
-// or w itself. With `recompute` nothing is saved: backward casts x and w again. A weight that stays
+// or w itself. With `recompute` scales of whole tensors alone are saved: backward casts x and w again. A weight that stays
 // the same for several calls (gradient accumulation) can be cast once, by a Quantizer, and delayed
 // scaling takes and leaves its state in ScaleSlots.
 #pragma once

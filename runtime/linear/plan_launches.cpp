@@ -195,8 +195,7 @@ class LaunchPlanner {
     return {};
   }
 
-  // What is read of x and w is bound by the call: its tensors, `saved`, or the copies that are
-  // made again.
+  // The call binds what is read of x and w: its tensors, `saved`, or the copies that are made again.
   void add_gradients(LaunchRange& range, CallKind kind, const Fp8Refs& dy) const {
     GemmOperands input = operands(Gemm::kGradInput, dy, kGivenWRefs);
     input.shards = desc_.weight_shards;

@@ -76,8 +76,7 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   kernels.noop_flag = desc.weight_flag;
   kernels.from_f32 = desc.f32_source;
   Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
-  kernels.recompute = desc.scale_apart;
-  const bool scale_apart = kernels.keeps_scale(desc.operand);
+  const bool scale_apart = desc.scale_apart && copies.share_dynamic_scale();
   if (!desc.q) copies.q.reset();
   if (!desc.qt) copies.qt.reset();
   if (!copies.q && !copies.qt) {

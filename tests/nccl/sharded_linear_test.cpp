@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
 
 #include "runtime/device/device_info.hpp"
 #include "runtime/distributed/nccl_api.hpp"
@@ -61,6 +62,21 @@ TEST_F(GpuRanks, ShardedLinearsAreThoseOfOneDevice) {
   }
 }
 
+// Captures a call of the rank, whose context is current, in a graph.
+Result<CUgraphExec> captured(DeviceRank& rank, const std::function<Status()>& call) {
+  const runtime::Driver& cuda = rank.driver();
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  F8_TRY(cuda.check(cuda.stream_begin_capture(rank.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                    "cuStreamBeginCapture"));
+  F8_TRY(call());
+  F8_TRY(cuda.check(cuda.stream_end_capture(rank.stream(), &graph), "cuStreamEndCapture"));
+  const Status made = cuda.check(cuda.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate");
+  cuda.graph_destroy(graph);
+  F8_TRY(made);
+  return exec;
+}
+
 TEST_F(GpuRanks, CollectivesAreCapturedInAGraph) {
   const DeviceRanks ranks = make(2);
   ASSERT_FALSE(ranks.empty());
@@ -78,19 +94,12 @@ TEST_F(GpuRanks, CollectivesAreCapturedInAGraph) {
     F8_TRY(of_call(rank.communicator().wait(rank.context(), "a sum", rank.stream())));
     const runtime::Driver& cuda = rank.driver();
     const runtime::ScopedContext current(cuda, rank.primary());
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    F8_TRY(cuda.check(cuda.stream_begin_capture(rank.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
-                      "cuStreamBeginCapture"));
-    F8_TRY(sum());
-    F8_TRY(cuda.check(cuda.stream_end_capture(rank.stream(), &graph), "cuStreamEndCapture"));
-    F8_TRY(cuda.check(cuda.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate"));
+    CUgraphExec exec = F8_TRY(captured(rank, sum));
     for (int i = 0; i < 2; ++i) {
       F8_TRY(cuda.check(cuda.graph_launch(exec, rank.stream()), "cuGraphLaunch"));
     }
     F8_TRY(of_call(rank.communicator().wait(rank.context(), "a graph", rank.stream())));
     cuda.graph_exec_destroy(exec);
-    cuda.graph_destroy(graph);
     return {};
   }));
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -119,14 +128,7 @@ TEST_F(GpuRanks, AnAbortEndsTheReplayOfTheOtherRank) {
     F8_TRY(wait("a sum"));
     const runtime::Driver& cuda = rank.driver();
     const runtime::ScopedContext current(cuda, rank.primary());
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    F8_TRY(cuda.check(cuda.stream_begin_capture(rank.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
-                      "cuStreamBeginCapture"));
-    F8_TRY(sum());
-    F8_TRY(cuda.check(cuda.stream_end_capture(rank.stream(), &graph), "cuStreamEndCapture"));
-    F8_TRY(cuda.check(cuda.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate"));
-    cuda.graph_destroy(graph);
+    CUgraphExec exec = F8_TRY(captured(rank, sum));
     F8_TRY(cuda.check(cuda.graph_launch(exec, rank.stream()), "cuGraphLaunch"));
     F8_TRY(wait("replay 1"));
     Status waited;

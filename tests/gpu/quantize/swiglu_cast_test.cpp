@@ -77,7 +77,7 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
   call.scales = ScaleSlots{amax.as<uint32_t>(), scale.as<float>(), nullptr};
   const Status status = quantizer->run(call, nullptr, nullptr);
   EXPECT_TRUE(status) << status.error().message;
-  // Of an amax that is NaN a device chooses the other bits.
+  // A device chooses the other bits of an amax that is NaN.
   Left left{tensor.download<uint8_t>(), std::min(amax.download<uint32_t>().front(), 0x7F800001U)};
   EXPECT_TRUE(tensor.guards_are_whole() && amax.guards_are_whole());
   return left;

@@ -24,7 +24,7 @@ class Reference {
     values.assign(start.begin(), start.end());
   }
 
-  // Of the first step, whose tokens are places of the text by a counter from 1 on.
+  // These are the first step's tokens: places of the text by a counter from 1 on.
   [[nodiscard]] double loss() const {
     double sum = 0;
     for (i64 token = 0; token < config_.tokens; ++token) {
