@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 import pathlib
+import sys
 
 import torch
 from torch import Tensor, distributed, nn
