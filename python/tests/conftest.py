@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import float8.torch as f8
+from float8.torch import notices
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +55,12 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the warnings that come once come again."""
+    monkeypatch.setattr(notices, "_told", set())
 
 
 @pytest.fixture

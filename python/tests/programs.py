@@ -6,11 +6,14 @@ import contextlib
 import os
 import pathlib
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+import float8
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -39,3 +42,12 @@ def run(script: str, *arguments: str) -> str | int | None:
         except SystemExit as end:
             return end.code
     return None
+
+
+def float8_tune(*arguments: str) -> str:
+    """Runs the program of the wheel, and returns what it prints."""
+    program = pathlib.Path(float8.__file__).parent / "bin" / "float8-tune"
+    if not program.exists():
+        pytest.skip("the wheel is not installed")
+    command = [str(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -64,6 +66,11 @@ def error(actual: Tensor, expected: Tensor) -> float:
     """The relative Frobenius error."""
     expected = expected.double()
     return float((actual.detach().cpu().double() - expected).norm() / expected.norm())
+
+
+def same(first: Iterable[Tensor], second: Iterable[Tensor]) -> bool:
+    """Whether two lists of tensors are equal, one by one."""
+    return all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
 
 
 def agree(actual: Tensor, expected: Tensor) -> bool:

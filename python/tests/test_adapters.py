@@ -6,15 +6,15 @@ Where torchtitan is installed its own code runs; else a small model of its inter
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torchtitan_model
+from copies import COPIES
+from reference import same
 from torch import nn
 
 import float8
@@ -270,10 +270,10 @@ class TestModules:
         assert all(buffer.any() for buffer in buffers)
         assert all(parameter.grad is None for parameter in model.parameters())
 
-    @pytest.mark.parametrize("how", ("deepcopy", "pickle"))
+    @pytest.mark.parametrize("how", COPIES)
     def test_copies(self, how: str, device: str, options: Any) -> None:
         model = modules.convert(plain_model(device), [PlainLinear], **options)
-        other = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+        other = COPIES[how](model)
         x = torch.randn(8, 64, device=device)
         assert torch.equal(other(x), model(x)) and other[0].weight is not model[0].weight
         assert type(other[0]) is type(model[0])
@@ -324,8 +324,7 @@ class TestFunctional:
         results = [layer(x), f8.functional.linear(*leaves, recipe="rowwise", **options)]
         assert torch.equal(*results)
         grads = [torch.autograd.grad(y.square().sum(), leaves) for y in results]
-        for one, two in zip(*grads, strict=True):
-            assert torch.equal(one, two)
+        assert same(*grads)
 
     def test_autocast(self, device: str, options: Any) -> None:
         x, weight = torch.randn(8, 64, device=device), torch.randn(32, 64, device=device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -31,8 +30,7 @@ def test_dynamic_m(recipe: str, device: str, mlp: Any, config: Any) -> None:
         x = torch.randn(m, 64, dtype=torch.bfloat16, device=device)
         dy = torch.randn(m, 64, dtype=torch.bfloat16, device=device)
         eager = step(model, parameters, x, dy)
-        for one, two in zip(eager, step(compiled, parameters, x, dy), strict=True):
-            assert torch.equal(one, two)
+        assert reference.same(eager, step(compiled, parameters, x, dy))
     assert counter.frame_count <= 2
 
 
@@ -44,10 +42,7 @@ def test_no_rows(device: str, mlp: Any, config: Any) -> None:
         x = torch.randn(m, 64, dtype=torch.bfloat16, device=device)
         dy = torch.randn(m, 64, dtype=torch.bfloat16, device=device)
         parameters = list(model.parameters())
-        for one, two in zip(
-            step(model, parameters, x, dy), step(compiled, parameters, x, dy), strict=True
-        ):
-            assert torch.equal(one, two)
+        assert reference.same(step(model, parameters, x, dy), step(compiled, parameters, x, dy))
 
 
 def test_ranks_and_strides(device: str, mlp: Any, config: Any) -> None:
@@ -58,10 +53,7 @@ def test_ranks_and_strides(device: str, mlp: Any, config: Any) -> None:
     for x in (wide[0, 0, 0, :64], wide[..., 64:], wide[..., :64].transpose(0, 1)):
         parameters = list(model.parameters())
         dy = torch.randn_like(x)
-        for one, two in zip(
-            step(model, parameters, x, dy), step(compiled, parameters, x, dy), strict=True
-        ):
-            assert torch.equal(one, two)
+        assert reference.same(step(model, parameters, x, dy), step(compiled, parameters, x, dy))
 
 
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
@@ -98,36 +90,43 @@ def test_autocast_with_float32_weights(device: str, mlp: Any, config: Any) -> No
     y.float().sum().backward()
 
 
-@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp"))
-def test_opcheck(recipe: str, device: str, options: Any) -> None:
-    """PyTorch's own checks of schema, fake kernels and tracing.
+# PyTorch's own checks of schema and fake kernels.
+OPCHECKS = ("test_schema", "test_faketensor")
+CHECKED = pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp"))
 
-    Tracing is not checked of forward: `saved` has bytes that nobody writes, for a smaller M.
-    """
+
+@CHECKED
+@pytest.mark.parametrize("transposed", (True, False))
+@pytest.mark.parametrize("operand", (_ops.INPUT, _ops.WEIGHT))
+def test_opcheck_of_casts(
+    operand: int, transposed: bool, recipe: str, device: str, options: Any
+) -> None:
     layer = f8.Float8Linear(64, 32, dtype=torch.bfloat16, device=device, recipe=recipe, **options)
     x = torch.randn(3, 7, 64, dtype=torch.bfloat16, device=device)
-    weight, bias = layer.weight.detach(), layer.bias.detach()
-    tests = ("test_schema", "test_faketensor")
-    config = layer._config
-    ops = torch.ops.float8
-    for operand, tensor in ((_ops.INPUT, x), (_ops.WEIGHT, weight)):
-        for transposed in (True, False):
-            torch.library.opcheck(
-                _ops.quantize, (tensor, config, operand, transposed), test_utils=tests
-            )
-    cast = (
-        ops.quantize(x, config, _ops.INPUT, True),
-        ops.quantize(weight, config, _ops.WEIGHT, True),
-    )
-    none = None, None
-    for (x_q, x_qt), (w_q, w_qt) in itertools.product((none, cast[0]), (none, cast[1])):
-        arguments = (x, x_q, x_qt, weight, w_q, w_qt, bias, None, config, 0, True)
-        torch.library.opcheck(_ops.linear_forward, arguments, test_utils=tests)
-        y, saved = _ops.linear_forward(*arguments)
-        dy = torch.randn_like(y)
-        for wanted in (7, 3, 1, 2):
-            torch.library.opcheck(
-                _ops.linear_backward,
-                (dy, saved, x, x_qt, weight, w_qt, None, config, 0, wanted),
-                test_utils=(*tests, "test_aot_dispatch_dynamic"),
-            )
+    tensor = x if operand == _ops.INPUT else layer.weight.detach()
+    arguments = (tensor, layer._config, operand, transposed)
+    torch.library.opcheck(_ops.quantize, arguments, test_utils=OPCHECKS)
+
+
+@CHECKED
+@pytest.mark.parametrize("weight_is_cast", (False, True))
+@pytest.mark.parametrize("x_is_cast", (False, True))
+def test_opcheck_of_linears(
+    x_is_cast: bool, weight_is_cast: bool, recipe: str, device: str, options: Any
+) -> None:
+    """Tracing is not checked of forward: `saved` has bytes that nobody writes, for a smaller M."""
+    layer = f8.Float8Linear(64, 32, dtype=torch.bfloat16, device=device, recipe=recipe, **options)
+    x = torch.randn(3, 7, 64, dtype=torch.bfloat16, device=device)
+    weight, config, none = layer.weight.detach(), layer._config, (None, None)
+    x_q, x_qt = _ops.quantize(x, config, _ops.INPUT, True) if x_is_cast else none
+    w_q, w_qt = _ops.quantize(weight, config, _ops.WEIGHT, True) if weight_is_cast else none
+    arguments = (x, x_q, x_qt, weight, w_q, w_qt, layer.bias.detach(), None, config, 0, True)
+    torch.library.opcheck(_ops.linear_forward, arguments, test_utils=OPCHECKS)
+    y, saved = _ops.linear_forward(*arguments)
+    dy = torch.randn_like(y)
+    for wanted in (7, 3, 1, 2):  # what a backward has to compute
+        torch.library.opcheck(
+            _ops.linear_backward,
+            (dy, saved, x, x_qt, weight, w_qt, None, config, 0, wanted),
+            test_utils=(*OPCHECKS, "test_aot_dispatch_dynamic"),
+        )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import re
-import subprocess
 from typing import Any
 
 import pytest
 import torch
+from programs import float8_tune
 from torch import nn
 
-import float8
 import float8.torch as f8
 from float8.filter import layer_pattern
 from float8.torch import Float8Linear, convert_to_float8_training
@@ -92,14 +90,17 @@ def test_root_linear_is_returned() -> None:
     assert convert_to_float8_training(linear, module_filter_fn=lambda *_: False) is linear
 
 
-def test_failure_leaves_the_model() -> None:
+def test_a_layer_that_cannot_be_leaves_the_model() -> None:
     model = Model()
     model.blocks.append(nn.Linear(63, 64))
     before = dict(model.named_modules())
     with pytest.raises(ValueError, match=r"multiples of 16.*blocks\.2"):
         convert_to_float8_training(model)
     assert dict(model.named_modules()) == before and not names(model)
-    del model.blocks[2]
+
+
+def test_a_filter_that_fails_leaves_the_model() -> None:
+    model = Model()
     before = dict(model.named_modules())
 
     def fails(module: nn.Module, name: str) -> bool:
@@ -112,11 +113,17 @@ def test_failure_leaves_the_model() -> None:
     assert dict(model.named_modules()) == before and not names(model)
 
 
-def test_sizes_name_the_remedy() -> None:
-    with pytest.raises(ValueError, match="module_filter_fn, or pad in_features with pad_inner_dim"):
-        convert_to_float8_training(nn.Linear(60, 64))
-    with pytest.raises(ValueError, match=r"out_features 10.*module_filter_fn \(layer 'root'\)"):
-        convert_to_float8_training(nn.Linear(64, 10))
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    (
+        ((60, 64), r"module_filter_fn.*pad_inner_dim"),
+        ((64, 10), r"out_features 10.*module_filter_fn.*'root'"),
+    ),
+    ids=("in_features", "out_features"),
+)
+def test_sizes_name_the_remedy(sizes: tuple[int, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        convert_to_float8_training(nn.Linear(*sizes))
 
 
 def test_shared_module_stays_shared() -> None:
@@ -180,7 +187,7 @@ def test_pad_inner_dim(device: str, config: Any) -> None:
 
 
 def test_config_of_another_kind() -> None:
-    with pytest.raises(TypeError, match="config is 3, of type"):
+    with pytest.raises(TypeError, match="config is 3"):
         convert_to_float8_training(Model(), config=3)  # type: ignore[arg-type]
 
 
@@ -226,14 +233,6 @@ def llama(layers: int = 32) -> nn.Module:
             for _ in range(layers)
         )
         return nn.ModuleDict({"layers": nn.ModuleList(blocks), "output": nn.Linear(4096, 128256)})
-
-
-def float8_tune(*arguments: str) -> str:
-    program = pathlib.Path(float8.__file__).parent / "bin" / "float8-tune"
-    if not program.exists():
-        pytest.skip("the wheel is not installed")
-    command = [str(program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout
 
 
 @pytest.mark.parametrize("policy", ("measured", "torchao"))
@@ -301,10 +300,19 @@ def test_experts_are_judged_by_their_own_tokens(capsys: Any) -> None:
     assert table.split()[:4] == ["layer", "count", "M", "N"]
     assert re.search(r"experts\.\*\.w2 +8 +2048 ", table)
     assert names(model) == [verdict.layer.name for verdict in found if verdict.convert]
-    with pytest.raises(ValueError, match="tokens_of: 'expert_mlp' is part of no linear's name"):
-        f8.verdicts(mixtral(1), "rowwise", 8192, tokens_of={"expert_mlp": 2048})
-    with pytest.raises(ValueError, match=r"tokens of model.layers.0.block_sparse_moe.* is 0"):
-        f8.verdicts(mixtral(1), "rowwise", 8192, tokens_of={"experts": 0})
+
+
+@pytest.mark.parametrize(
+    ("tokens_of", "words"),
+    (
+        ({"expert_mlp": 2048}, "tokens_of: 'expert_mlp'"),
+        ({"experts": 0}, r"tokens of model.layers.0.block_sparse_moe.* is 0"),
+    ),
+    ids=("no layer", "no tokens"),
+)
+def test_tokens_of_experts_that_cannot_be(tokens_of: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        f8.verdicts(mixtral(1), "rowwise", 8192, tokens_of=tokens_of)
 
 
 def test_filter_file(tmp_path: Any, capsys: Any) -> None:
@@ -356,8 +364,10 @@ def test_measured_head_of_ten_outputs() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4096, 14336), nn.Linear(14336, 10))
     assert names(convert_to_float8_training(model, config="rowwise", tokens=8192)) == ["0"]
-    with torch.device("meta"):
-        linear = nn.Linear(4096, 10)
+
+
+def test_a_measured_root_of_ten_outputs() -> None:
+    linear = nn.Linear(4096, 10, device="meta")
     assert convert_to_float8_training(linear, tokens=8192) is linear
 
 
@@ -375,6 +385,6 @@ def test_measured_head_of_ten_outputs() -> None:
 )
 def test_verdicts_need_tokens(arguments: dict[str, Any]) -> None:
     model = Model()
-    with pytest.raises(ValueError, match="give tokens too"):
+    with pytest.raises(ValueError, match="tokens"):
         convert_to_float8_training(model, **arguments)
     assert not names(model)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import io
 import os
-import pickle
 import warnings
 from typing import Any
 
 import pytest
 import reference
 import torch
+from copies import COPIES
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils import checkpoint
@@ -32,10 +31,6 @@ def step(model: nn.Module, x: torch.Tensor, sync: bool = True) -> list[torch.Ten
     if sync:
         f8.sync_float8_amax_and_scale_history(model)
     return results
-
-
-def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    return all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
 
 
 def agree(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
@@ -124,7 +119,7 @@ def test_activation_checkpoint(reentrant: bool, device: str, mlp: Any, config: A
         y.float().square().sum().backward()
         f8.sync_float8_amax_and_scale_history(other)
         grads = [leaf.grad, *(p.grad for p in other.parameters())]
-        assert same(step(model, scale * x), [y, *grads])
+        assert reference.same(step(model, scale * x), [y, *grads])
         other.zero_grad()
     assert torch.equal(model.float8_scales.state, other.float8_scales.state)
 
@@ -134,7 +129,7 @@ def test_no_rows(device: str, mlp: Any, config: Any) -> None:
     other = copy.deepcopy(model)
     for _ in range(2):
         step(other, x[:0], sync=False)
-        assert same(step(model, x), step(other, x))
+        assert reference.same(step(model, x), step(other, x))
     assert torch.equal(model.float8_scales.state, other.float8_scales.state)
 
 
@@ -152,26 +147,19 @@ def test_partly_delayed_recipe(device: str, mlp: Any, config: Any) -> None:
         assert agree(step(model, x), expected)
 
 
-@pytest.mark.parametrize("how", ("state_dict", "assign", "deepcopy", "pickle", "torch.save"))
+@pytest.mark.parametrize("how", ("state_dict", "assign", *COPIES))
 def test_resume(how: str, device: str, mlp: Any, config: Any) -> None:
     plain = mlp()
     model, x = convert(copy.deepcopy(plain), config, history=3), inputs(device)
     step(model, x)
     step(model, 2 * x)
-    if how in ("state_dict", "assign"):
+    if how in COPIES:
+        other = COPIES[how](model)
+    else:
         other = convert(plain, config, history=3)
         other.load_state_dict(copy.deepcopy(model.state_dict()), assign=how == "assign")
-    elif how == "deepcopy":
-        other = copy.deepcopy(model)
-    elif how == "pickle":
-        other = pickle.loads(pickle.dumps(model))
-    else:
-        buffer = io.BytesIO()
-        torch.save(model, buffer)
-        buffer.seek(0)
-        other = torch.load(buffer, weights_only=False)
     for scale in (1, 4, 1):
-        assert same(step(model, scale * x), step(other, scale * x))
+        assert reference.same(step(model, scale * x), step(other, scale * x))
     assert torch.equal(model.float8_scales.state, other.float8_scales.state)
     assert model.float8_scales.state.data_ptr() != other.float8_scales.state.data_ptr()
 
@@ -187,8 +175,8 @@ def test_distributed_checkpoint(tmp_path: Any, device: str, mlp: Any, config: An
         state = {"model": loading.state_dict()}
         dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
         loading.load_state_dict(state["model"])
-    assert same(list(plain.parameters()), list(model.parameters()))
-    assert same(step(model, 2 * x), step(other, 2 * x))
+    assert reference.same(list(plain.parameters()), list(model.parameters()))
+    assert reference.same(step(model, 2 * x), step(other, 2 * x))
 
 
 def test_fresh_state_is_loaded_as_a_first_step(device: str, mlp: Any, config: Any) -> None:
@@ -196,7 +184,7 @@ def test_fresh_state_is_loaded_as_a_first_step(device: str, mlp: Any, config: An
     fresh = copy.deepcopy(model.state_dict())
     expected = step(model, x)
     model.load_state_dict(fresh)
-    assert same(step(model, x), expected)
+    assert reference.same(step(model, x), expected)
 
 
 def test_state_of_plain_linears(mlp: Any, config: Any) -> None:
@@ -219,7 +207,7 @@ def test_plain_checkpoint_begins_anew(device: str, mlp: Any, config: Any) -> Non
     step(model, 100 * x)
     assert not model.load_state_dict(weights).missing_keys
     for results in expected:
-        assert same(step(model, x), results)
+        assert reference.same(step(model, x), results)
 
 
 @pytest.mark.parametrize("damage", ("size", "dtype", "amax", "recipe"))
@@ -295,7 +283,7 @@ class TestAnotherRecipe:
         model = f8.convert_to_float8_training(plain, config=config("rowwise"))
         convert(model, config)
         for scale in (1, 2):
-            assert same(step(model, scale * x), step(expected, scale * x))
+            assert reference.same(step(model, scale * x), step(expected, scale * x))
 
     def test_equal_options_keep_the_scales(self, device: str, mlp: Any, config: Any) -> None:
         model, x = convert(mlp(), config), inputs(device)
@@ -310,7 +298,7 @@ class TestAnotherRecipe:
         step(model, 100 * x)
         convert(model, config, history=2)
         assert model.float8_scales.history == 2
-        assert same(step(model, x), expected)
+        assert reference.same(step(model, x), expected)
 
     def test_some_layers(self, device: str, mlp: Any, config: Any) -> None:
         """The layers that keep delayed scaling keep their scales."""
@@ -358,7 +346,7 @@ def test_meta(device: str, config: Any) -> None:
     for layer in model[:2]:
         layer.reset_parameters()
     x = inputs(device)
-    assert same(step(model, x), step(model, x))
+    assert reference.same(step(model, x), step(model, x))
 
 
 def test_made_on_the_cpu_and_moved(device: str, config: Any) -> None:
@@ -369,7 +357,7 @@ def test_made_on_the_cpu_and_moved(device: str, config: Any) -> None:
     if device == "cuda":
         model.to(device)
         x = inputs(device)
-        assert same(step(model, x), step(model, x))
+        assert reference.same(step(model, x), step(model, x))
 
 
 def test_compile(device: str, mlp: Any, config: Any) -> None:
@@ -384,7 +372,7 @@ def test_compile(device: str, mlp: Any, config: Any) -> None:
         y = compiled(leaf)
         grads = torch.autograd.grad(y.float().square().sum(), (leaf, *model.parameters()))
         f8.sync_float8_amax_and_scale_history(model)
-        assert same(step(eager, x), [y, *grads])
+        assert reference.same(step(eager, x), [y, *grads])
     assert counter.frame_count <= 2
     assert torch.equal(eager.float8_scales.state, model.float8_scales.state)
 
@@ -414,7 +402,7 @@ def test_torchao_names(device: str, mlp: Any) -> None:
     )
     assert config.recipe().name == "delayed"
     model, x = torchao.convert_to_float8_training(mlp(), config=config), inputs(device)
-    assert same(step(model, x, sync=False), step(model, x, sync=False))
+    assert reference.same(step(model, x, sync=False), step(model, x, sync=False))
     torchao.sync_float8_amax_and_scale_history(model)
     step(model, x)
     assert torchao.Float8LinearConfig.from_recipe_name("delayed").recipe().name == "delayed"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference import same
 from torch import nn
 
 import float8.torch as f8
@@ -37,8 +38,7 @@ def test_weights_that_begin_with_zeros(device: str, config: Any) -> None:
             results.append([y, leaf.grad, *(p.grad for p in each.parameters())])
             optimizer.zero_grad()
         without.append(model.float8_scales.first)
-        for one, two in zip(*results, strict=True):
-            assert torch.equal(one, two)
+        assert same(*results)
         plain.load_state_dict({k: v for k, v in model.state_dict().items() if "scales" not in k})
     # B's weight is 0 in step 0, and then grows, as the gradient that comes through it does.
     assert without == [[0, 1]] * 8
@@ -133,8 +133,7 @@ class TestMetaModels:
             for layer, source in zip(model[:2], copy.deepcopy(plain), strict=True):
                 layer.weight, layer.bias = source.weight, source.bias
         eager = f8.convert_to_float8_training(plain, config=config("delayed"))
-        for one, two in zip(self.steps(model, device), self.steps(eager, device), strict=True):
-            assert torch.equal(one, two)
+        assert same(self.steps(model, device), self.steps(eager, device))
         assert torch.equal(model.float8_scales.state, eager.float8_scales.state)
         saved = model.state_dict()["float8_scales.state"]
         assert torch.equal(saved, model.float8_scales.state)
@@ -145,8 +144,7 @@ class TestMetaModels:
         model = self.meta(config)
         model.load_state_dict(copy.deepcopy(trained.state_dict()), assign=True)
         assert model.float8_scales.first == []
-        for one, two in zip(self.steps(model, device), self.steps(trained, device), strict=True):
-            assert torch.equal(one, two)
+        assert same(self.steps(model, device), self.steps(trained, device))
 
     def test_after_a_step(self, device: str, config: Any) -> None:
         """Weights that are assigned again leave a state that is there."""
@@ -156,5 +154,4 @@ class TestMetaModels:
         self.steps(model, device)
         model.load_state_dict(copy.deepcopy(trained.state_dict()), assign=True)
         assert model.float8_scales.first == [0, 1]
-        for one, two in zip(self.steps(model, device), self.steps(trained, device), strict=True):
-            assert torch.equal(one, two)
+        assert same(self.steps(model, device), self.steps(trained, device))

@@ -9,7 +9,7 @@ from typing import Any
 
 import programs
 import pytest
-from test_without_torch import float8_tune
+from programs import float8_tune
 
 DOCUMENT = (programs.ROOT / "docs/communication-model.md").read_text()
 # GPUs, FSDP x TP, layers that are converted, speedup, exposed in bf16 and in fp8.

@@ -13,8 +13,8 @@ import tarfile
 import numpy as np
 import programs
 import pytest
+from programs import float8_tune
 from scipy import optimize
-from test_without_torch import float8_tune
 
 sys.path.append(str(programs.ROOT / "benchmarks/fit"))
 

@@ -43,8 +43,7 @@ def test_cuda_graph(recipe: str, mlp: Any, config: Any) -> None:
         with torch.no_grad():
             x.copy_(torch.randn_like(x))
         graph.replay()
-        for one, two in zip(captured, step(), strict=True):
-            assert torch.equal(one, two)
+        assert reference.same(captured, step())
 
 
 def test_capture_before_the_plan(config: Any) -> None:
@@ -116,10 +115,7 @@ def test_make_graphed_callables(mlp: Any, config: Any) -> None:
     x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     expected = torch.autograd.grad(model(x).sum(), (x, *model.parameters()))
     graphed = torch.cuda.make_graphed_callables(model, (x,))
-    for one, two in zip(
-        expected, torch.autograd.grad(graphed(x).sum(), (x, *model.parameters())), strict=True
-    ):
-        assert torch.equal(one, two)
+    assert reference.same(expected, torch.autograd.grad(graphed(x).sum(), (x, *model.parameters())))
 
 
 @pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
@@ -212,8 +208,7 @@ def test_backward_on_a_stream_of_its_own(mlp: Any, config: Any) -> None:
                 results.append(torch.autograd.grad(model(x).sum(), list(model.parameters())))
         torch.cuda.synchronize()
         for own, other in zip(results, expected, strict=True):
-            for one, two in zip(own, other, strict=True):
-                assert torch.equal(one, two)
+            assert reference.same(own, other)
 
 
 @pytest.mark.parametrize("recipe", ("tensorwise", "rowwise"))
@@ -277,8 +272,7 @@ def test_layers_on_two_devices(recipe: str, config: Any) -> None:
             results.append((y.to("cuda:0"), leaf.grad))
             for half in (first, second):
                 f8.sync_float8_amax_and_scale_history(half)
-        for one, two in zip(*results, strict=True):
-            assert torch.equal(one, two)
+        assert reference.same(*results)
 
 
 def test_conversion_asks_the_table_of_the_device(config: Any, capsys: Any) -> None:

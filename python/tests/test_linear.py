@@ -5,13 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import reference
 import torch
+from calls import Calls
+from copies import COPIES
 from torch import nn
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,11 +34,6 @@ def grads(layer: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Ten
     return [y, *torch.autograd.grad(y, (leaf, *layer.parameters()), dy)]
 
 
-def assert_same(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
-    for one, two in zip(first, second, strict=True):
-        assert torch.equal(one, two)
-
-
 @pytest.mark.parametrize("shape", ((64,), (5, 64), (2, 3, 64), (2, 1, 3, 64), (1, 1, 64)))
 def test_rank(shape: tuple[int, ...], device: str, options: Options) -> None:
     layer = make(device, options)
@@ -46,7 +42,7 @@ def test_rank(shape: tuple[int, ...], device: str, options: Options) -> None:
     y, dx, dw, db = grads(layer, x, dy)
     flat = grads(layer, x.view(-1, 64), dy.view(-1, 32))
     assert y.shape == dy.shape and dx.shape == x.shape
-    assert_same([y.view(-1, 32), dx.view(-1, 64), dw, db], flat)
+    assert reference.same([y.view(-1, 32), dx.view(-1, 64), dw, db], flat)
 
 
 @pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"))
@@ -70,7 +66,7 @@ def test_non_contiguous(kind: str, device: str, options: Options) -> None:
         "permuted": lambda: torch.randn(6, 4, 64, device=device).bfloat16().transpose(0, 1),
     }[kind]()
     dy = torch.randn(32, x.numel() // 64, device=device).bfloat16().t().reshape(*x.shape[:-1], 32)
-    assert_same(grads(layer, x, dy), grads(layer, x.clone(), dy.contiguous()))
+    assert reference.same(grads(layer, x, dy), grads(layer, x.clone(), dy.contiguous()))
 
 
 def test_expanded_gradient(device: str, options: Options) -> None:
@@ -92,7 +88,7 @@ def test_float32_weights_have_float32_gradients(device: str, options: Options) -
     y, dx, dw, db = grads(layer, x, dy)
     other_y, other_dx, other_dw, other_db = grads(twin, x, dy)
     assert dw.dtype == db.dtype == torch.float32 and y.dtype == dx.dtype == torch.bfloat16
-    assert_same([y, dx, db.bfloat16()], [other_y, other_dx, other_db])
+    assert reference.same([y, dx, db.bfloat16()], [other_y, other_dx, other_db])
     assert reference.agree(dw.bfloat16(), other_dw)
     assert not torch.equal(dw, other_dw.float())
 
@@ -210,22 +206,9 @@ def test_activation_checkpoint(
     y = checkpointed(leaf)
     y.backward(dy)
     assert leaf.grad is not None
-    assert_same(
+    assert reference.same(
         expected, [y, leaf.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
     )
-
-
-class Count(TorchDispatchMode):
-    """Counts how often an op runs."""
-
-    def __init__(self, op: Any) -> None:
-        super().__init__()
-        self.op = op
-        self.runs = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.runs += func is self.op
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("save", "runs"), ((True, 2), (False, 4)))
@@ -237,10 +220,10 @@ def test_selective_checkpoint(save: bool, runs: int, device: str, mlp: Any, conf
     def contexts() -> Any:
         return checkpoint.create_selective_checkpoint_contexts([op] if save else [])
 
-    with Count(op) as count:
+    with Calls() as calls:
         y = checkpoint.checkpoint(model, x, use_reentrant=False, context_fn=contexts)
         y.sum().backward()
-    assert count.runs == runs and x.grad is not None
+    assert calls.count(op) == runs and x.grad is not None
     expected = grads(model, x, torch.ones_like(y))
     assert torch.equal(x.grad, expected[1])
 
@@ -265,7 +248,7 @@ def test_compiled_checkpoint(save: bool, device: str, mlp: Any, config: Any) -> 
     expected = grads(model, x, dy)
     leaf = x.clone().requires_grad_()
     y = torch.compile(run, fullgraph=True, backend="aot_eager")(leaf)
-    assert_same(expected, [y, *torch.autograd.grad(y, (leaf, *model.parameters()), dy)])
+    assert reference.same(expected, [y, *torch.autograd.grad(y, (leaf, *model.parameters()), dy)])
 
 
 def test_state_dict_is_that_of_a_linear(device: str, options: Options) -> None:
@@ -280,20 +263,11 @@ def test_state_dict_is_that_of_a_linear(device: str, options: Options) -> None:
     linear.load_state_dict(torch.load(buffer, weights_only=True))
 
 
-@pytest.mark.parametrize("how", ("deepcopy", "pickle", "torch.save"))
+@pytest.mark.parametrize("how", COPIES)
 def test_copies(how: str, device: str, options: Options) -> None:
     layer = make(device, options, recipe="rowwise", saturate=True)
     x = torch.randn(16, 64, dtype=torch.bfloat16, device=device)
-    expected = layer(x)
-    if how == "deepcopy":
-        other = copy.deepcopy(layer)
-    elif how == "pickle":
-        other = pickle.loads(pickle.dumps(layer))
-    else:
-        buffer = io.BytesIO()
-        torch.save(layer, buffer)
-        buffer.seek(0)
-        other = torch.load(buffer, weights_only=False)
+    expected, other = layer(x), COPIES[how](layer)
     assert torch.equal(other(x), expected) and other.recipe == layer.recipe
     assert other.weight is not layer.weight
 
@@ -328,10 +302,21 @@ def test_prepare(device: str, mlp: Any, config: Any) -> None:
     with torch.autocast(device, dtype=torch.bfloat16):
         f8.prepare(model, 700)
     f8.prepare(model, 700, dtype=torch.float16)
-    with pytest.raises(ValueError, match="tokens is 0; it must be 1 or more"):
-        f8.prepare(model, 0)
-    with pytest.raises(ValueError, match="neither bfloat16"):
-        f8.prepare(model, 700, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "words"),
+    ((0, {}, "tokens is 0"), (700, {"dtype": torch.float64}, "bfloat16")),
+    ids=("no tokens", "float64"),
+)
+def test_prepare_refuses(tokens: int, options: Options, words: str, mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(torch.float32), config=config("rowwise"))
+    with pytest.raises(ValueError, match=words):
+        f8.prepare(model, tokens, **options)
+
+
+def test_prepare_of_a_meta_model(mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(torch.float32), config=config("rowwise"))
     with pytest.raises(ValueError, match="layer '0' is on the meta device"):
         f8.prepare(model.to("meta"), 700)
 
@@ -346,7 +331,7 @@ def test_threads(device: str, options: Options) -> None:
             for one, two in zip(
                 pool.map(lambda layer: grads(layer, x, dy), layers), expected, strict=True
             ):
-                assert_same(one, two)
+                assert reference.same(one, two)
 
 
 def test_distributed_checkpoint(tmp_path: Any, device: str, mlp: Any, config: Any) -> None:
@@ -364,7 +349,14 @@ def test_distributed_checkpoint(tmp_path: Any, device: str, mlp: Any, config: An
     state = {"model": other.state_dict()}
     dcp.load(state, checkpoint_id=tmp_path / "converted", no_dist=True)
     assert list(state["model"]) == list(expected)
-    assert_same(list(state["model"].values()), list(expected.values()))
+    assert reference.same(list(state["model"].values()), list(expected.values()))
+
+
+WRONG_X: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "float64": (torch.Tensor.double, "is neither .* float64; cast it"),
+    "short rows": (lambda x: x[:, :48], r"has rows of 48 .*\[\d+, 64\]"),
+    "no dimension": (lambda x: x[0, 0], "has no dimension"),
+}
 
 
 class TestErrors:
@@ -381,17 +373,20 @@ class TestErrors:
 
     @pytest.mark.parametrize("dtype", (torch.int32, torch.float64, torch.float8_e4m3fn), ids=str)
     def test_dtype(self, dtype: torch.dtype, device: str, options: Options) -> None:
+        with pytest.raises(ValueError, match=r"x is .*bfloat16, float16 nor float32"):
+            make(device, options)(torch.ones(2, 64, device=device).to(dtype))
+
+    @pytest.mark.parametrize("dtype", (torch.int32, torch.float64, torch.float8_e4m3fn), ids=str)
+    def test_dtype_of_the_weight(self, dtype: torch.dtype, device: str, options: Options) -> None:
         layer = make(device, options)
-        with pytest.raises(ValueError, match="x is neither bfloat16, float16 nor float32"):
-            layer(torch.ones(2, 64, device=device).to(dtype))
         layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
-        with pytest.raises(ValueError, match="weight is neither bfloat16, float16 nor float32"):
+        with pytest.raises(ValueError, match=r"weight is .*bfloat16, float16 nor float32"):
             layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
 
     def test_half_of_a_meta_model(self, device: str, options: Options) -> None:
         layer = make(device, options)
         layer.weight = nn.Parameter(layer.weight.to("meta"))
-        with pytest.raises(ValueError, match="the weight on meta"):
+        with pytest.raises(ValueError, match="weight on meta"):
             layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
 
     def test_no_dimension(self, device: str, options: Options) -> None:
@@ -403,31 +398,33 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"rows of 48 elements.*\[32, 64\]"):
             layer(torch.ones(2, 48, dtype=torch.bfloat16, device=device))
 
-    def test_the_layer_is_named(self, device: str, mlp: Any, config: Any) -> None:
+    @pytest.mark.parametrize("of", ("layer '0': ", ""), ids=("model", "function"))
+    @pytest.mark.parametrize("wrong", WRONG_X)
+    def test_the_layer_of_an_x_is_named(
+        self, wrong: str, of: str, device: str, mlp: Any, config: Any
+    ) -> None:
         model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
-        good = torch.ones(2, 64, dtype=torch.bfloat16, device=device)
-        for x, words in (
-            (good.double(), "x is neither bfloat16, float16 nor float32, but float64; cast it"),
-            (good[:, :48], r"x has rows of 48 elements, and the weight is \[\d+, 64\]"),
-            (good[0, 0], "x has no dimension"),
-        ):
-            with pytest.raises(ValueError, match=f"^float8: layer '0': {words}"):
+        make_x, words = WRONG_X[wrong]
+        x = make_x(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
+        with pytest.raises(ValueError, match=f"^float8: {of}x {words}"):
+            if of:
                 model(x)
-            with pytest.raises(ValueError, match=f"^float8: {words}"):
+            else:
                 f8.functional.linear(x, model[0].weight, emulate=device == "cpu")
-        model.double()
-        with pytest.raises(
-            ValueError, match=r"^float8: layer '0': the weight is neither .* float64"
-        ):
-            model(good)
 
-    def test_bias(self, device: str, options: Options) -> None:
+    def test_the_layer_of_a_weight_is_named(self, device: str, mlp: Any, config: Any) -> None:
+        model = f8.convert_to_float8_training(mlp(), config=config("rowwise")).double()
+        with pytest.raises(ValueError, match=r"^float8: layer '0': the weight is .* float64"):
+            model(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
+
+    @pytest.mark.parametrize(
+        ("rows", "words"), ((16, r"bias .* 32 rows"), (None, "against the config"))
+    )
+    def test_bias(self, rows: int | None, words: str, device: str, options: Options) -> None:
         layer = make(device, options)
-        layer.bias = nn.Parameter(torch.zeros(16, dtype=torch.bfloat16, device=device))
-        with pytest.raises(ValueError, match="the bias has not the weight's 32 rows"):
-            layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
-        layer.bias = None
-        with pytest.raises(ValueError, match="against the config"):
+        bias = rows and nn.Parameter(torch.zeros(rows, dtype=torch.bfloat16, device=device))
+        layer.bias = bias  # type: ignore[assignment]
+        with pytest.raises(ValueError, match=words):
             layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
 
     def test_recipe_name(self) -> None:

@@ -22,9 +22,7 @@ CALLS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_told", set())
+pytestmark = pytest.mark.usefixtures("untold")
 
 
 def told(call: Callable[[], Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from calls import Calls
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -42,23 +43,10 @@ def _forwards(model: nn.Module, save_list: set[Any], x: torch.Tensor) -> int:
         return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = functools.partial(create_selective_checkpoint_contexts, policy)
-    mode = _Counting()
-    with mode:
+    with Calls() as calls:
         y = checkpoint(model, x, use_reentrant=False, context_fn=contexts)
         y.square().sum().backward()
-    return mode.linears
-
-
-class _Counting(torch.utils._python_dispatch.TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linears = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.linears += func in selective.LINEARS
-        return func(*args, **(kwargs or {}))
+    return calls.count(*selective.LINEARS)
 
 
 def test_a_conversion_adds_the_linears(mlp: Any, device: str, lists: Any) -> None:

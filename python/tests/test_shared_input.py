@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from calls import Calls
 from functorch.compile import make_boxed_compiler, min_cut_rematerialization_partition
+from reference import same
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import float8.torch as f8
@@ -23,18 +24,9 @@ Config = Callable[..., f8.LinearConfig]
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
-class Calls(TorchDispatchMode):
-    """Counts the casts that are calls of their own, and the forwards that were given one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.casts = 0
-        self.given = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.casts += func is _ops.quantize
-        self.given += func is _ops.linear_forward and args[1] is not None
-        return func(*args, **(kwargs or {}))
+def casts(calls: Calls) -> tuple[int, int]:
+    """Returns how many casts were calls of their own, and how many forwards were given one."""
+    return calls.count(_ops.quantize), calls.count(_ops.linear_forward, given=1)
 
 
 class Attention(nn.Module):
@@ -65,10 +57,6 @@ def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [y.detach(), x.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
 
 
-def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
-
-
 @pytest.fixture
 def model(device: str) -> nn.Module:
     return Attention().to(device, torch.bfloat16)
@@ -91,9 +79,8 @@ def test_x_is_cast_once(recipe: str, model: nn.Module, x: torch.Tensor, config: 
     ]
     with Calls() as calls:
         second = step(model, x)
-    assert calls.casts == 1
-    assert calls.given == 3
-    assert equal(first, second)
+    assert casts(calls) == (1, 3)
+    assert same(first, second)
 
 
 @pytest.mark.parametrize("recompute", (False, True))
@@ -115,7 +102,7 @@ def test_compiled_casts_are_merged(
         partition_fn=min_cut_rematerialization_partition,  # inductor's
     )
     compiled = torch.compile(copy.deepcopy(model), backend=backend)
-    assert equal(eager, step(compiled, x))
+    assert same(eager, step(compiled, x))
     casts = [[node.target for node in graph.graph.nodes].count(_ops.quantize) for graph in graphs]
     assert casts == [2, 0]  # x, and what the last linear reads
 
@@ -141,7 +128,7 @@ def test_checkpointing_in_the_first_step(
             return checkpoint(self.model, x, use_reentrant=False, **options)  # type: ignore[no-any-return]
 
     for _ in range(2):
-        assert equal(expected, step(Checkpointed(), x))
+        assert same(expected, step(Checkpointed(), x))
 
 
 def test_a_second_derivative_is_an_error(x: torch.Tensor, options: dict[str, Any]) -> None:
@@ -203,7 +190,7 @@ def test_delayed_scaling_has_an_amax_for_each_linear(
     f8.sync_float8_amax_and_scale_history(model)
     with Calls() as calls:
         step(model, x)
-    assert calls.casts == calls.given == 0
+    assert casts(calls) == (0, 0)
 
 
 def test_what_changed_is_cast_again(model: nn.Module, x: torch.Tensor, config: Config) -> None:
@@ -227,7 +214,7 @@ def test_other_settings_are_cast_apart(x: torch.Tensor, options: dict[str, Any])
         layer.shares_input = True
     with torch.no_grad(), Calls() as calls:
         shared = [layer(x) for layer in layers]
-    assert calls.casts == 2
+    assert calls.count(_ops.quantize) == 2
     for layer, y in zip(layers, shared, strict=True):
         layer.shares_input = False
         with torch.no_grad():
@@ -242,8 +229,8 @@ def test_autocast_shares_too(model: nn.Module, device: str, config: Config) -> N
         first = step(model, x)
         with Calls() as calls:
             second = step(model, x)
-    assert calls.given == 3
-    assert equal(first, second)
+    assert casts(calls) == (1, 3)
+    assert same(first, second)
 
 
 def test_no_rows(model: nn.Module, x: torch.Tensor, config: Config) -> None:
@@ -276,4 +263,4 @@ def test_saved_tensors_may_move(model: nn.Module, x: torch.Tensor, config: Confi
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
         step(model, x[:2])
         moved = step(model, x)
-    assert equal(plain, moved)
+    assert same(plain, moved)

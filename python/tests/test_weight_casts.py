@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from calls import Calls
+from reference import same
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
@@ -21,18 +22,9 @@ Gradients = list[torch.Tensor]
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
-class Given(TorchDispatchMode):
-    """Counts the forwards that were given copies of their weight, and casts of weights beside them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given = 0
-        self.apart = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.apart += func is _ops.cast_weight
-        self.given += func is _ops.linear_forward and args[4] is not None
-        return func(*args, **(kwargs or {}))
+def given(calls: Calls) -> int:
+    """Returns how many forwards were given copies of their weight."""
+    return calls.count(_ops.linear_forward, given=4)
 
 
 def micro_batches(model: nn.Module, xs: list[torch.Tensor]) -> Gradients:
@@ -40,10 +32,6 @@ def micro_batches(model: nn.Module, xs: list[torch.Tensor]) -> Gradients:
     for x in xs:
         model(x).square().sum().backward()
     return [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
-
-
-def equal(left: Gradients, right: Gradients) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def poison(model: nn.Module) -> None:
@@ -79,14 +67,14 @@ def test_steps_are_the_same(
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1, fused=True) for m in (plain, cached)]
     f8.cache_weight_casts(cached, optimizers[1])
     for _ in range(3):
-        with Given() as casts:
+        with Calls() as calls:
             gradients = micro_batches(cached, xs)
-        assert casts.given == 6
-        assert equal(micro_batches(plain, xs), gradients)
-        with Given() as casts:
+        assert given(calls) == 6
+        assert same(micro_batches(plain, xs), gradients)
+        with Calls() as calls:
             for optimizer in optimizers:
                 optimizer.step()
-        assert casts.apart == 0  # the next forward casts
+        assert calls.count(_ops.cast_weight) == 0  # the next forward casts
 
 
 # --- every way in which weights change
@@ -239,7 +227,7 @@ def test_every_change_is_seen(
             expected.sum().backward()
             for p, q in zip(model.parameters(), plain.parameters(), strict=True):
                 assert torch.equal(p.grad, q.grad), run  # type: ignore[arg-type]
-        assert equal(micro_batches(model, xs[:1]), micro_batches(plain, xs[:1])), run
+        assert same(micro_batches(model, xs[:1]), micro_batches(plain, xs[:1])), run
 
 
 def test_compiled_forwards_see_every_change(
@@ -257,8 +245,8 @@ def test_compiled_forwards_see_every_change(
         change(model)
         before, plain = plain, copy.deepcopy(model)
         if name != "averages and back":
-            assert not equal([*before.parameters()], [*plain.parameters()]), name
-        assert equal(micro_batches(compiled, xs[:1]), micro_batches(plain, xs[:1])), name
+            assert not same([*before.parameters()], [*plain.parameters()]), name
+        assert same(micro_batches(compiled, xs[:1]), micro_batches(plain, xs[:1])), name
         poison(model)  # nothing is cast for an unchanged weight
         assert is_poisoned(compiled, plain, xs[0]), name
         poison(model)  # the second time takes it out again
@@ -339,12 +327,12 @@ def test_autocast_of_float32_weights(
     cached = copy.deepcopy(plain)
     f8.cache_weight_casts(cached, dtype=torch.bfloat16)
     xs = [torch.randn(40, 64, device=device)]
-    with torch.autocast(device, torch.bfloat16), Given() as casts:
-        assert equal(micro_batches(cached, xs), micro_batches(plain, xs))
-    assert casts.given == 2
-    with Given() as casts:  # float32 x finds no copies
-        assert equal(micro_batches(cached, xs), micro_batches(plain, xs))
-    assert casts.given == 0
+    with torch.autocast(device, torch.bfloat16), Calls() as calls:
+        assert same(micro_batches(cached, xs), micro_batches(plain, xs))
+    assert given(calls) == 2
+    with Calls() as calls:  # float32 x finds no copies
+        assert same(micro_batches(cached, xs), micro_batches(plain, xs))
+    assert given(calls) == 0
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -361,9 +349,9 @@ def test_copies_serve_x_of_any_type(
                 p.data.mul_(1.25)
                 q.data.mul_(1.25)
             on = dtype is torch.bfloat16
-            with torch.autocast(device, torch.bfloat16, enabled=on), Given() as casts:
-                assert equal(micro_batches(cached, [x]), micro_batches(plain, [x]))
-            assert casts.given == 2
+            with torch.autocast(device, torch.bfloat16, enabled=on), Calls() as calls:
+                assert same(micro_batches(cached, [x]), micro_batches(plain, [x]))
+            assert given(calls) == 2
         poison(cached)
         with torch.autocast(device, torch.bfloat16, enabled=on):
             assert is_poisoned(cached, plain, x)
@@ -383,7 +371,7 @@ def test_padded_weights(options: dict[str, Any], device: str) -> None:
     xs = [torch.randn(8, 50, device=device, dtype=torch.bfloat16)]
     for _ in range(2):
         plain = copy.deepcopy(layer)
-        assert equal(micro_batches(layer, xs), micro_batches(plain, xs))
+        assert same(micro_batches(layer, xs), micro_batches(plain, xs))
         poison(layer)
         assert is_poisoned(layer, plain, xs[0])
         layer.weight.data.neg_()
@@ -396,7 +384,7 @@ def test_a_cache_made_in_inference_mode_serves_training(
     with torch.inference_mode():
         f8.cache_weight_casts(model)
         model(xs[0])
-    assert equal(micro_batches(model, xs), micro_batches(copy.deepcopy(model), xs))
+    assert same(micro_batches(model, xs), micro_batches(copy.deepcopy(model), xs))
 
 
 def test_compiled(mlp: Callable[..., nn.Module], xs: list[torch.Tensor], config: Config) -> None:
@@ -406,7 +394,7 @@ def test_compiled(mlp: Callable[..., nn.Module], xs: list[torch.Tensor], config:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for _ in range(2):
         plain = copy.deepcopy(model)
-        assert equal(micro_batches(compiled, xs), micro_batches(plain, xs))
+        assert same(micro_batches(compiled, xs), micro_batches(plain, xs))
         optimizer.step()
 
 
@@ -437,11 +425,11 @@ def test_remove_gives_the_memory_back(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     casts = f8.cache_weight_casts(model, optimizer)
     casts.remove()
-    with Given() as counted:
+    with Calls() as calls:
         micro_batches(model, xs)
         optimizer.step()
         model.load_state_dict(model.state_dict())
-    assert counted.given == counted.apart == 0
+    assert given(calls) == calls.count(_ops.cast_weight) == 0
 
 
 def test_what_has_no_cast_is_refused(mlp: Callable[..., nn.Module], config: Config) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from programs import float8_tune
 
 import float8
 from float8 import Layer, explain, filter_layers
@@ -94,14 +95,6 @@ def test_table_info() -> None:
     assert "measured on NVIDIA H100" in info
     assert "emulated" not in info
     assert "none is of this device" not in info
-
-
-def float8_tune(*arguments: str) -> str:
-    program = pathlib.Path(float8.__file__).parent / "bin" / "float8-tune"
-    if not program.exists():
-        pytest.skip("the wheel is not installed")
-    command = [str(program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout
 
 
 # The layers of a Llama-3-8B.

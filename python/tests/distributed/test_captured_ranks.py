@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from reference import same
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -167,8 +168,7 @@ def _in_place(mesh: Any, rank: int, world: int) -> None:
             f8.precompute_float8_dynamic_scale_for_fsdp(model)
         expected = [models[1][i]._weight_gather for i in (0, 2)]
         others = [part for g in expected for part in (*g._shards.values(), *g._scales.values())]
-        for a, b in zip(parts, others, strict=True):
-            assert torch.equal(a, b)
+        assert same(parts, others)
 
 
 @pytest.mark.parametrize("main", (_sync, _casts, _in_place))

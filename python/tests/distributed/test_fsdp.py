@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from reference import same
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -80,8 +81,7 @@ def test_distributed_checkpoint(recipe: str, tmp_path: Any) -> None:
     state = {"model": plain.state_dict()}
     dcp.load(state, checkpoint_id=folder, no_dist=True)
     plain.load_state_dict(state["model"])
-    for own, other in zip(plain.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(own, other)
+    assert same(plain.parameters(), expected.parameters())
 
 
 def _preparing_rank(mesh: Any, rank: int, world: int) -> None:
