@@ -98,11 +98,14 @@ def test_delayed_scales_are_those_of_a_linear() -> None:
         assert (one == other).float().mean().item() > 0.99
 
 
-def test_refuses_what_it_cannot_do() -> None:
+def test_refuses_a_recipe_without_blocks() -> None:
     gate, up = operands(32, 64, torch.bfloat16)
-    with pytest.raises(RuntimeError, match="quantize it with FLOAT8_PLAIN"):
+    with pytest.raises(RuntimeError, match="FLOAT8_PLAIN"):
         _ops.quantize_swiglu(gate, up, config_of("rowwise"), True)
+
+
+@pytest.mark.parametrize(("rows", "dtype"), ((16, torch.bfloat16), (32, torch.float16)), ids=str)
+def test_refuses_an_up_unlike_the_gate(rows: int, dtype: torch.dtype) -> None:
+    gate, up = operands(32, 64, torch.bfloat16)
     with pytest.raises(ValueError, match="one shape, one type"):
-        _ops.quantize_swiglu(gate, up[:16], config_of("blockwise"), True)
-    with pytest.raises(ValueError, match="one shape, one type"):
-        _ops.quantize_swiglu(gate, up.half(), config_of("blockwise"), True)
+        _ops.quantize_swiglu(gate, up[:rows].to(dtype), config_of("blockwise"), True)

@@ -25,11 +25,10 @@ from float8.torchao import (
 )
 
 
-@pytest.mark.parametrize("name", list(Float8LinearRecipeName))
-def test_recipe_names(name: Float8LinearRecipeName) -> None:
-    for given in (name, name.value):
-        recipe = Float8LinearConfig.from_recipe_name(given).recipe()
-        assert recipe == float8.Recipe.named(name.value)
+@pytest.mark.parametrize("kind", (str, Float8LinearRecipeName))
+@pytest.mark.parametrize("name", [each.value for each in Float8LinearRecipeName])
+def test_recipe_names(name: str, kind: Any) -> None:
+    assert Float8LinearConfig.from_recipe_name(kind(name)).recipe() == float8.Recipe.named(name)
 
 
 @pytest.mark.parametrize("name", ("delayed", "blockwise"))
@@ -74,6 +73,9 @@ def test_every_legal_cast_constructs() -> None:
     ]
     for x, w, dy in itertools.product(dynamic, repeat=3):
         Float8LinearConfig(cast_config_input=x, cast_config_weight=w, cast_config_grad_output=dy)
+
+
+def test_disabled_casts_are_bf16() -> None:
     off = CastConfig(ScalingType.DISABLED)
     config = Float8LinearConfig(
         cast_config_input=off, cast_config_weight=off, cast_config_grad_output=off
@@ -99,24 +101,30 @@ def test_every_legal_cast_constructs() -> None:
         ),
         (
             {"cast_config_weight": CastConfig(scaling_granularity=ScalingGranularity.BLOCK_1X128)},
-            "blocks go with blocks",
+            "blocks",
         ),
     ),
 )
-def test_contradictions(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
-        Float8LinearConfig(**fields)
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("error", (AssertionError, ValueError))
+def test_contradictions(fields: dict[str, Any], message: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=message):
         Float8LinearConfig(**fields)
 
 
-def test_contradictions_of_a_cast() -> None:
-    with pytest.raises(AssertionError, match="axiswise"):
-        CastConfig(ScalingType.DISABLED, ScalingGranularity.AXISWISE)
-    with pytest.raises(AssertionError, match="block_1x128"):
-        CastConfig(ScalingType.DELAYED, ScalingGranularity.BLOCK_1X128)
-    with pytest.raises(AssertionError, match="target_dtype"):
-        CastConfig(target_dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    (
+        ((ScalingType.DISABLED, ScalingGranularity.AXISWISE), "axiswise"),
+        ((ScalingType.DELAYED, ScalingGranularity.BLOCK_1X128), "block_1x128"),
+        ((ScalingType.DYNAMIC, ScalingGranularity.TENSORWISE, torch.bfloat16), "target_dtype"),
+    ),
+)
+def test_contradictions_of_a_cast(fields: Any, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        CastConfig(*fields)
+
+
+def test_a_recipe_name_that_is_none() -> None:
     with pytest.raises(AssertionError, match=r"rowwisee.*tensorwise"):
         Float8LinearConfig.from_recipe_name("rowwisee")
 
@@ -188,14 +196,31 @@ def test_repr_names_the_casts_as_torchao_does(config: Float8LinearConfig, casts:
     assert repr(layer).endswith(f", cast_configs={casts})")
 
 
-def test_a_root_linear_with_children() -> None:
-    root = nn.Linear(16, 16)
-    root.child = nn.Sequential(nn.Linear(16, 16))
-    with pytest.raises(AssertionError, match="Does not support a root"):
-        torchao.convert_to_float8_training(root)
-    with pytest.raises(ValueError, match="that has others below it"):
-        float8.torch.convert_to_float8_training(root)
+@pytest.fixture
+def root() -> Any:
+    """A linear with another one below it."""
+    linear = nn.Linear(16, 16)
+    linear.child = nn.Sequential(nn.Linear(16, 16))
+    return linear
+
+
+@pytest.mark.parametrize(
+    ("convert", "error"),
+    (
+        (torchao.convert_to_float8_training, AssertionError),
+        (float8.torch.convert_to_float8_training, ValueError),
+    ),
+    ids=("torchao", "float8"),
+)
+def test_a_root_linear_with_children_is_refused(
+    convert: Any, error: type[Exception], root: Any
+) -> None:
+    with pytest.raises(error, match="root"):
+        convert(root)
     assert type(root.child[0]) is nn.Linear
+
+
+def test_children_of_a_root_linear_are_converted(root: Any) -> None:
     float8.torch.convert_to_float8_training(root, module_filter_fn=lambda _, name: bool(name))
     assert isinstance(root.child[0], float8.torch.Float8Linear)
 
@@ -231,11 +256,16 @@ def test_auto_filter(recipe: str, k: int, n: int, expected: bool) -> None:
     assert keep(nn.ReLU(), "layers.0.w1") is False
 
 
-def test_auto_filter_without_a_rule() -> None:
-    with pytest.raises(NotImplementedError, match="filter_layers"):
-        torchao._auto_filter_for_recipe("rowwise_with_gw_hp", [])
-    with pytest.raises(ValueError, match="rowwisee"):
-        torchao._auto_filter_for_recipe("rowwisee", [])
+@pytest.mark.parametrize(
+    ("recipe", "error", "words"),
+    (
+        ("rowwise_with_gw_hp", NotImplementedError, "filter_layers"),
+        ("rowwisee", ValueError, "rowwisee"),
+    ),
+)
+def test_auto_filter_without_a_rule(recipe: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        torchao._auto_filter_for_recipe(recipe, [])
 
 
 def run_python(code: str) -> None:
@@ -421,11 +451,17 @@ def test_install_beside_a_torchao(tmp_path: Any) -> None:
     )
 
 
-def test_what_is_no_module_or_config_is_named() -> None:
-    with pytest.raises(TypeError, match=r"it is a float8.torchao.Float8LinearConfig"):
-        torchao.convert_to_float8_training(nn.Linear(64, 64), config="rowwise")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="is converted, not a int"):
-        torchao.convert_to_float8_training(3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("module", "options", "words"),
+    (
+        (nn.Linear(64, 64), {"config": "rowwise"}, "float8.torchao.Float8LinearConfig"),
+        (3, {}, "not a int"),
+    ),
+    ids=("config", "module"),
+)
+def test_what_is_no_module_or_config_is_named(module: Any, options: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        torchao.convert_to_float8_training(module, **options)
 
 
 def _of_torchao(name: str, base: type) -> Any:
@@ -433,13 +469,16 @@ def _of_torchao(name: str, base: type) -> Any:
     return type(name, (base,), {"__module__": "torchao.float8.module"})
 
 
-def test_what_is_of_the_other_package() -> None:
+@pytest.mark.parametrize("package", (torchao, float8.torch), ids=("torchao", "float8"))
+def test_a_config_of_the_other_package(package: Any) -> None:
     config = _of_torchao("Float8LinearConfig", object)()
-    for convert in (torchao.convert_to_float8_training, float8.torch.convert_to_float8_training):
-        with pytest.raises(TypeError, match=r"torchao's own Float8LinearConfig .*float8.torchao"):
-            convert(nn.Sequential(nn.Linear(64, 64)), config=config)
+    with pytest.raises(TypeError, match=r"torchao's own Float8LinearConfig .*float8.torchao"):
+        package.convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)), config=config)
+
+
+def test_a_layer_of_the_other_package() -> None:
     model = nn.Sequential(_of_torchao("Float8Linear", nn.Linear)(64, 64), nn.Linear(64, 64))
-    with pytest.raises(ValueError, match="layer '0' is torchao's Float8Linear already"):
+    with pytest.raises(ValueError, match="layer '0' is torchao's Float8Linear"):
         torchao.convert_to_float8_training(model)
     assert type(model[1]) is nn.Linear
 
