@@ -7,6 +7,7 @@ from typing import Any
 import ranks
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -17,6 +18,13 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 import float8.torch as f8
+
+
+def shard(model: Any, mesh: Any, **options: Any) -> Any:
+    """Shards two linears, with something between them, each by itself, and what is left."""
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 class Attention(nn.Module):

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -195,6 +196,27 @@ def spawn(
     ]
     assert not failed, "\n".join(failed)
     return [outcome.value for outcome in outcomes]
+
+
+def _gpu_marks(count: int) -> tuple[pytest.MarkDecorator, ...]:
+    few = torch.cuda.device_count() < count
+    return pytest.mark.gpu, pytest.mark.skipif(few, reason=f"needs {count} GPUs")
+
+
+def gpus(*worlds: int) -> list[Any]:
+    """Returns parameters of tests on so many GPUs."""
+    return [pytest.param(world, marks=_gpu_marks(world)) for world in worlds]
+
+
+def needs_gpus(count: int) -> Callable[[Any], Any]:
+    """Marks a test that needs so many GPUs."""
+
+    def mark(test: Any) -> Any:
+        for each in _gpu_marks(count):
+            test = each(test)
+        return test
+
+    return mark
 
 
 class Collectives(TorchDispatchMode):

@@ -180,21 +180,13 @@ def test_a_whole_step(tmp_path: Any) -> None:
     ranks.spawn(_whole_step, 2, tmp_path, "rowwise")
 
 
-def _gpus(world: int) -> Any:
-    few = torch.cuda.device_count() < world
-    return pytest.mark.skipif(few, reason=f"needs {world} GPUs")
-
-
-GPUS = [pytest.param(world, marks=(pytest.mark.gpu, _gpus(world))) for world in (1, 2)]
-
-
 @pytest.mark.parametrize("main", (_sync, _casts))
-@pytest.mark.parametrize("world", GPUS)
+@pytest.mark.parametrize("world", ranks.gpus(1, 2))
 def test_on_gpus(main: Any, world: int, tmp_path: Any) -> None:
     ranks.spawn(main, world, tmp_path, device="cuda")
 
 
-@pytest.mark.parametrize("world", GPUS[1:])
+@pytest.mark.parametrize("world", ranks.gpus(2))
 def test_a_whole_step_on_gpus(world: int, tmp_path: Any) -> None:
     """PyTorch does not promise that FSDP2 can be captured, so plain linears go first."""
     plain = ranks.run(_whole_step, world, tmp_path, None, on="cuda", timeout=20, limit=40)

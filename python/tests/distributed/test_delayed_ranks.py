@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from parallel_models import shard
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import float8.torch as f8
@@ -143,9 +143,7 @@ def _meta_rank(mesh: Any, rank: int, world: int, broadcast: bool, scales: bool) 
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     f8.convert_to_float8_training(model, config=f8.LinearConfig("delayed", emulate=True))
-    for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    shard(model, mesh)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
     loaded = copy.deepcopy(state) if rank == 0 or not broadcast else {}
     set_model_state_dict(model, loaded, options=options)

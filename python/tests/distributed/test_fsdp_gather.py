@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from parallel_models import shard
 from torch import distributed, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed import checkpoint as dcp
@@ -45,12 +46,6 @@ def _mlp(
     emulate = ranks.device == "cpu"
     config = f8.LinearConfig(recipe, emulate=emulate, enable_fsdp_float8_all_gather=gather)
     return f8.convert_to_float8_training(model.to(ranks.device), config=config)
-
-
-def _shard(model: nn.Sequential, mesh: Any, **options: Any) -> nn.Sequential:
-    for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
 
 
 def _rows(world: int) -> int:
@@ -94,7 +89,7 @@ def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> 
     x = torch.randn(world, 16, 64)[rank].to(ranks.device)
     # Rows in whole 128s are read as they are gathered.
     rows = _rows(world) if options["reshard_after_forward"] else 128 * world
-    models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
+    models = [shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
     if "mp_policy" not in options:
         single = _mlp(recipe, rows, False)
         with torch.no_grad():
@@ -113,8 +108,7 @@ def test_the_bits_of_a_gather_in_high_precision(world: int, tmp_path: Any) -> No
     ranks.spawn(_equal, world, tmp_path)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@ranks.needs_gpus(2)
 def test_the_bits_of_a_gather_in_high_precision_on_gpus(tmp_path: Any) -> None:
     ranks.spawn(_equal, 2, tmp_path, device="cuda")
 
@@ -127,7 +121,7 @@ def _cut_blocks(mesh: Any, rank: int, world: int) -> None:
     for rows in (16,) if world == 5 else (112, 400, 1024):
         for options in ({}, {"mp_policy": bf16, "reshard_after_forward": rows != 400}):
             models = [
-                _shard(_mlp("blockwise", rows, gather), mesh, **options) for gather in (True, False)
+                shard(_mlp("blockwise", rows, gather), mesh, **options) for gather in (True, False)
             ]
             _expect_equal_steps(models, x)
             assert models[0][2]._weight_gather.cuts_blocks is (rows // world % 128 != 0)
@@ -138,8 +132,7 @@ def test_shards_that_cut_blocks_have_the_bits_of_the_whole(world: int, tmp_path:
     ranks.spawn(_cut_blocks, world, tmp_path)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@ranks.needs_gpus(2)
 def test_shards_that_cut_blocks_have_the_bits_of_the_whole_on_gpus(tmp_path: Any) -> None:
     ranks.spawn(_cut_blocks, 2, tmp_path, device="cuda")
 
@@ -149,7 +142,7 @@ def _composed(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(world, 16, 64)[rank]
     for recipe in ("tensorwise", "rowwise", "blockwise"):
         models = [
-            _shard(_mlp(recipe, 80, gather, Checkpointed), mesh, reshard_after_forward=True)
+            shard(_mlp(recipe, 80, gather, Checkpointed), mesh, reshard_after_forward=True)
             for gather in (True, False)
         ]
         _expect_equal_steps(models, x)
@@ -185,7 +178,7 @@ def _replicated(_: Any, rank: int, world: int) -> None:
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    _expect_equal_steps([_shard(_mlp("rowwise", 80, gather), mesh) for gather in (True, False)], x)
+    _expect_equal_steps([shard(_mlp("rowwise", 80, gather), mesh) for gather in (True, False)], x)
 
 
 def test_shards_that_are_replicated(tmp_path: Any) -> None:
@@ -196,7 +189,7 @@ def _failed(mesh: Any, rank: int, world: int) -> None:
     """Delayed scaling goes on after a step that fails, an evaluation and a checkpoint."""
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    models = [_shard(_mlp("delayed", 80, gather), mesh) for gather in (True, False)]
+    models = [shard(_mlp("delayed", 80, gather), mesh) for gather in (True, False)]
     _expect_equal_steps(models, x)
     amaxes = []
     for model in models:
@@ -378,7 +371,7 @@ def _in_pieces(mesh: Any, rank: int, world: int) -> None:
         models = [_mlp(recipe, _rows(world), gather) for gather in (True, False)]
         for model in models:
             model[2].bfloat16()  # which float16 has not
-        _expect_equal_steps([_shard(model, mesh, mp_policy=mixed) for model in models], x)
+        _expect_equal_steps([shard(model, mesh, mp_policy=mixed) for model in models], x)
     assert casts.read
     assert max(map(len, casts.read)) == 1
 
@@ -389,7 +382,7 @@ def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:
 
 def _not_a_number(mesh: Any, rank: int, world: int) -> None:
     for recipe in RECIPES:  # all rows are in one block of 128
-        models = [_shard(_mlp(recipe, 80, gather), mesh) for gather in (True, False)]
+        models = [shard(_mlp(recipe, 80, gather), mesh) for gather in (True, False)]
         results = []
         for model in models:
             with torch.no_grad():
@@ -415,7 +408,7 @@ def test_a_nan_on_one_rank_reaches_all(tmp_path: Any) -> None:
 def _saving(mesh: Any, rank: int, world: int, folder: str) -> None:
     """Saves after a step, changes the weights, and takes them back."""
     x = torch.randn(16, 64)
-    model = _shard(_mlp("rowwise", 80, True), mesh)
+    model = shard(_mlp("rowwise", 80, True), mesh)
     _step(model, torch.optim.SGD(model.parameters(), lr=0.1), x)
     expected = model(x)
     state = {"model": get_model_state_dict(model)}
@@ -447,38 +440,54 @@ def test_the_state_dict_is_in_high_precision(tmp_path: Any) -> None:
 
 
 def _misuse(mesh: Any, rank: int, world: int) -> None:
-    model = _shard(_mlp("rowwise", 80, True), mesh)
+    model = shard(_mlp("rowwise", 80, True), mesh)
     model[0].register_forward_pre_hook(lambda layer, *_: layer.weight + 1)
     with pytest.raises(NotImplementedError, match="no values in high precision"):
         model(torch.randn(16, 64))
     blockwise, rowwise = (recipes.Recipe.named(name) for name in ("blockwise", "rowwise"))
     mixed = dataclasses.replace(blockwise, grad_input=rowwise.grad_input)
-    blocks = _shard(_mlp(mixed, 80, True), mesh)
-    with pytest.raises(ValueError, match="2 ranks hold 40 rows each of a weight of 80 rows"):
+    blocks = shard(_mlp(mixed, 80, True), mesh)
+    with pytest.raises(ValueError, match="40 rows each of a weight of 80 rows"):
         blocks(torch.randn(16, 64))
 
 
-def test_what_cannot_be_is_an_error(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="is for recipes with the weight in fp8"):
-        _mlp("bf16", 80, True)
-    mixed = recipes.Recipe.named("delayed")
-    dynamic = recipes.Recipe.named("tensorwise").grad_weight
-    with pytest.raises(ValueError, match="is for delayed scaling of all operands, or of none"):
-        _mlp(dataclasses.replace(mixed, grad_weight=dynamic), 80, True)
-    blocks = recipes.Recipe.named("blockwise")
-    by_rows = dataclasses.replace(blocks.output, b=blocks.output.a)
-    with pytest.raises(ValueError, match="custom has one for each 1x128"):
-        _mlp(dataclasses.replace(blocks, output=by_rows), 80, True)
+def test_what_ranks_cannot_do_is_an_error(tmp_path: Any) -> None:
+    ranks.spawn(_misuse, 2, tmp_path)
+
+
+DELAYED, BLOCKWISE = (recipes.Recipe.named(name) for name in ("delayed", "blockwise"))
+PARTLY_DELAYED = dataclasses.replace(
+    DELAYED, grad_weight=recipes.Recipe.named("tensorwise").grad_weight
+)
+BY_ROWS = dataclasses.replace(
+    BLOCKWISE, output=dataclasses.replace(BLOCKWISE.output, b=BLOCKWISE.output.a)
+)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    (
+        ("bf16", "weight in fp8"),
+        (PARTLY_DELAYED, "delayed scaling of all operands, or of none"),
+        (BY_ROWS, "custom .* 1x128"),
+    ),
+    ids=("bf16", "partly delayed", "blocks of 1x128"),
+)
+def test_recipes_whose_weight_is_not_gathered(recipe: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        _mlp(recipe, 80, True)
+
+
+def test_padded_weights_are_not_gathered() -> None:
     config = f8.LinearConfig(
         "rowwise", emulate=True, pad_inner_dim=True, enable_fsdp_float8_all_gather=True
     )
     with pytest.raises(ValueError, match="whole 16s"):
         f8.convert_to_float8_training(nn.Sequential(nn.Linear(40, 64)), config=config)
-    ranks.spawn(_misuse, 2, tmp_path)
 
 
 def _eager(mesh: Any, rank: int, world: int) -> None:
-    model = _shard(_mlp("rowwise", 128 * world, True), mesh)
+    model = shard(_mlp("rowwise", 128 * world, True), mesh)
     x = torch.randn(16, 64, device=ranks.device)
     with torch.profiler.profile() as profile:
         model(x).square().mean().backward()

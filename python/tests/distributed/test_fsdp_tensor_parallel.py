@@ -143,15 +143,7 @@ def test_the_bits_of_tensor_parallelism_alone(world: int, tmp_path: Any) -> None
     ranks.spawn(_equal, world, tmp_path)
 
 
-def _gpus(world: int) -> Any:
-    few = torch.cuda.device_count() < world
-    return pytest.mark.skipif(few, reason=f"needs {world} GPUs")
-
-
-GPUS = [pytest.param(world, marks=(pytest.mark.gpu, _gpus(world))) for world in (2, 4)]
-
-
-@pytest.mark.parametrize("world", GPUS)
+@pytest.mark.parametrize("world", ranks.gpus(2, 4))
 def test_the_bits_of_tensor_parallelism_alone_on_gpus(world: int, tmp_path: Any) -> None:
     ranks.spawn(_equal, world, tmp_path, device="cuda")
 

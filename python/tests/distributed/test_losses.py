@@ -95,14 +95,8 @@ def test_one_device_rounds_gradients_as_fsdp(tmp_path: Any) -> None:
     ranks.spawn(_gradients, 2, tmp_path)
 
 
-def _gpus(world: int) -> Any:
-    few = torch.cuda.device_count() < world
-    marks = (pytest.mark.gpu, pytest.mark.skipif(few, reason=f"needs {world} GPUs"))
-    return pytest.param(world, marks=marks)
-
-
 @pytest.mark.parametrize("recipe", losses.RECIPES)
-@pytest.mark.parametrize("world", [_gpus(2), _gpus(4)])
+@pytest.mark.parametrize("world", ranks.gpus(2, 4))
 def test_losses_on_gpus(world: int, recipe: str, tmp_path: Any) -> None:
     for schemes in (SCHEMES[:2], SCHEMES[2:4], *([SCHEMES[4:]] if world >= 4 else [])):
         args = (recipe, ON_GPUS, schemes)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from parallel_models import shard
 from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
@@ -183,18 +184,13 @@ def test_without_process_groups_it_loads_the_table(table: str, tmp_path: Any) ->
 
 
 def _first_gather(mesh: Any, rank: int, world: int, what: str) -> None:
-    def shard(model: Any) -> Any:
-        for layer in (model[0], model[2]):
-            fully_shard(layer, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
-
     own = rank == 1
     x = torch.randn(8, 64)
     if what == "recipe":
-        model = shard(_model("rowwise_with_gw_hp" if own else "rowwise", gather=True))
+        model = shard(_model("rowwise_with_gw_hp" if own else "rowwise", gather=True), mesh)
         _expect("it has [96, 64] rowwise_with_gw_hp", 1, lambda: model(x))
     elif what == "shape":
-        model = shard(_model(rows=128 if own else 96, gather=True))
+        model = shard(_model(rows=128 if own else 96, gather=True), mesh)
         _expect("it has [128, 64] rowwise", 1, lambda: model(x))
         _expect(
             "it has [128, 64] rowwise",
@@ -202,14 +198,14 @@ def _first_gather(mesh: Any, rank: int, world: int, what: str) -> None:
             lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model),
         )
     elif what == "shard":
-        model = shard(_model(gather=True))
+        model = shard(_model(gather=True), mesh)
         if own:
             local = model[2].weight._local_tensor
             model[2].weight._local_tensor = local[:8]
         call = lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model)  # noqa: E731
         _expect(f"and a shard of [8, 96] in the place of [{64 // world}, 96]", 1, call)
     else:
-        model = shard(_model("delayed", history=4 if own else 8))
+        model = shard(_model("delayed", history=4 if own else 8), mesh)
         model(x).sum().backward()
         words = "rank 1 differs in scales: it has 2 linears of recipe delayed, history 4, margin 0"
         _expect(words, 1, lambda: f8.sync_float8_amax_and_scale_history(model))

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from parallel_models import shard
 from torch import distributed, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -49,10 +50,7 @@ def _model(mesh: Any, recipe: str) -> Any:
         plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
         parallelize_module(model, mesh["tensor"], plan)
     if "shard" in names:
-        own = mesh if mesh.ndim == 1 else mesh["shard"]
-        for layer in (model[0], model[2]):
-            fully_shard(layer, mesh=own)
-        fully_shard(model, mesh=own)
+        shard(model, mesh if mesh.ndim == 1 else mesh["shard"])
     return model
 
 
@@ -385,8 +383,7 @@ def test_a_process_that_is_stuck_ends(tmp_path: Any) -> None:
     _expect_ends(outcomes, tmp_path)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@ranks.needs_gpus(2)
 def test_a_process_that_is_stuck_in_nccl_ends(tmp_path: Any) -> None:
     outcomes = ranks.run(_stuck, 2, tmp_path, str(tmp_path), on="cuda", timeout=1000)
     _expect_ends(outcomes, tmp_path)
@@ -412,8 +409,14 @@ def test_one_process_needs_no_ranks() -> None:
         watching.mark("nothing")
         assert collectives.progress.timeout == 1
     assert collectives.progress.timeout == before
+
+
+def test_a_watch_lets_errors_through() -> None:
     with pytest.raises(ZeroDivisionError), f8.watch(nn.Linear(1, 1)):
         raise ZeroDivisionError
+
+
+def test_a_watch_of_no_time() -> None:
     with pytest.raises(ValueError, match="more than 0"):
         f8.watch(timeout=0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from reference import words_of_each
@@ -110,28 +112,36 @@ def test_shards_that_cut_blocks_have_the_bits_of_the_whole() -> None:
                 assert torch.equal(ours, all_of[whole_begin : whole_begin + size])
 
 
-def test_what_does_not_fit_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("config", "rest", "words"),
+    (
+        (["rowwise", "rowwise"], ([16],), "a config"),
+        (["rowwise"], ([0],), "at least one row"),
+        (["rowwise"], ([16], [32], []), "first row"),
+        (["blockwise"], ([16],), "whole_rows"),
+    ),
+    ids=("configs", "no rows", "no first row", "blocks"),
+)
+def test_maxima_of_what_does_not_fit(config: list[str], rest: Any, words: str) -> None:
+    x = torch.randn(16, 32).bfloat16()
+    with pytest.raises((RuntimeError, ValueError), match=words):
+        _ops.quantize_amax_list([x], [_config(recipe) for recipe in config], WEIGHT, *rest)
+
+
+@pytest.mark.parametrize(
+    ("parts", "copies", "words"),
+    ((1, [], "32 words"), (0, [], "maxima of each"), (1, [4], "copies is 4")),
+    ids=("words", "no words", "copies"),
+)
+def test_casts_of_what_does_not_fit(parts: int, copies: list[int], words: str) -> None:
     config = _config("rowwise")
     x = torch.randn(16, 32).bfloat16()
-    find = torch.ops.float8.quantize_amax_list
-    cast = torch.ops.float8.quantize_shard_list
-    amax, row_amax = find([x, x], [config, config], WEIGHT, [16, 16])
+    amax, row_amax = _ops.quantize_amax_list([x, x], [config, config], WEIGHT, [16, 16])
     assert amax.numel() == 64
     assert row_amax.numel() == 32
-    for call, words in (
-        (lambda: find([x], [config, config], WEIGHT, [16]), "each with a config"),
-        (lambda: find([x], [config], WEIGHT, [0]), "at least one row"),
-        (lambda: cast([x], [amax], [row_amax], [config], WEIGHT, [16]), "are not the 32 words"),
-        (lambda: cast([x], [], [], [config], WEIGHT, [16]), "has the words of the maxima of each"),
-        (
-            lambda: cast([x], [amax], [row_amax], [config], WEIGHT, [16], copies=[4]),
-            r"copies is 4; it is 0 \(both\)",
-        ),
-        (lambda: find([x], [config], WEIGHT, [16], [32], []), "of each whole and each first row"),
-        (lambda: find([x], [_config("blockwise")], WEIGHT, [16]), "set .*whole_rows"),
-    ):
-        with pytest.raises((RuntimeError, ValueError), match=words):
-            call()
+    given = ([x], [amax][:parts], [row_amax][:parts], [config], WEIGHT, [16])
+    with pytest.raises((RuntimeError, ValueError), match=words):
+        torch.ops.float8.quantize_shard_list(*given, copies=copies)
 
 
 def test_the_fake_kernels_give_the_sizes() -> None:
@@ -223,23 +233,31 @@ def test_a_list_casts_into_copies(recipe: str) -> None:
             assert torch.equal(a, b), (recipe, i)
 
 
-def test_what_is_not_rounded_or_cast_into() -> None:
-    config = _config("tensorwise")
+BF16, F16 = (_ops.ELEMENT_TYPES[dtype] for dtype in (torch.bfloat16, torch.float16))
+
+
+@pytest.mark.parametrize(
+    ("of_x", "dtypes", "words"),
+    (
+        (torch.bfloat16, [F16], "float32 alone"),
+        (torch.float32, [3], "got the dtype 3"),
+        (torch.float32, [BF16, BF16], "a dtype for each tensor"),
+    ),
+)
+def test_what_is_not_rounded(of_x: torch.dtype, dtypes: list[int], words: str) -> None:
+    x = torch.randn(128, 64).to(of_x)
+    with pytest.raises(ValueError, match=words):
+        _ops.quantize_amax_list([x], [_config("tensorwise")], WEIGHT, [128], [], [], dtypes)
+
+
+@pytest.mark.parametrize(
+    ("copies", "short", "words"), ((1, 0, "q and qt of each tensor"), (2, 16, r"fp8 has .* bytes"))
+)
+def test_what_is_not_cast_into(copies: int, short: int, words: str) -> None:
     x = torch.randn(128, 64)
-    args = ([config], WEIGHT, [128])
-    words = [[each] for each in _ops.quantize_amax_list([x], *args)]
-    bf16, f16 = (_ops.ELEMENT_TYPES[dtype] for dtype in (torch.bfloat16, torch.float16))
-    for own, dtypes, message in (
-        (x.bfloat16(), [f16], "an x in float32 alone is rounded"),
-        (x, [3], "to the dtype 0 .bfloat16. or 2 .float16.; got the dtype 3"),
-        (x, [bf16, bf16], "a list has a dtype for each tensor, or none"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            _ops.quantize_amax_list([own], *args, [], [], dtypes)
-    q, qt = _ops.quantize_shard_list([x], *words, *args)
-    for into, message in (
-        ([q], "a list casts into q and qt of each tensor, or into none"),
-        ([q, qt[:-16]], "a copy in fp8 has .* bytes"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            _ops.quantize_shard_list([x], *words, *args, [], [], [bf16], into)
+    args = ([_config("tensorwise")], WEIGHT, [128])
+    maxima = [[each] for each in _ops.quantize_amax_list([x], *args)]
+    q, qt = _ops.quantize_shard_list([x], *maxima, *args)
+    into = [q, qt[: qt.numel() - short]][:copies]
+    with pytest.raises(ValueError, match=words):
+        _ops.quantize_shard_list([x], *maxima, *args, [], [], [BF16], into)

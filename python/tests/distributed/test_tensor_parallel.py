@@ -176,20 +176,12 @@ def _captured(mesh: Any, rank: int, world: int) -> None:
             assert torch.equal(_whole(parameter.grad), steps[1].grads[name])
 
 
-def _gpus(world: int) -> Any:
-    few = torch.cuda.device_count() < world
-    return pytest.mark.skipif(few, reason=f"needs {world} GPUs")
-
-
-GPUS = [pytest.param(world, marks=(pytest.mark.gpu, _gpus(world))) for world in (1, 2)]
-
-
-@pytest.mark.parametrize("world", GPUS)
+@pytest.mark.parametrize("world", ranks.gpus(1, 2))
 def test_every_recipe_on_gpus(world: int, tmp_path: Any) -> None:
     ranks.spawn(_every_recipe, world, tmp_path, device="cuda")
 
 
-@pytest.mark.parametrize("world", GPUS)
+@pytest.mark.parametrize("world", ranks.gpus(1, 2))
 def test_a_captured_step_on_gpus(world: int, tmp_path: Any) -> None:
     ranks.spawn(_captured, world, tmp_path, device="cuda")
 
@@ -275,7 +267,7 @@ def test_a_block_trains_as_on_one_device(tmp_path: Any) -> None:
     ranks.spawn(_trains, 2, tmp_path)
 
 
-@pytest.mark.parametrize("world", GPUS)
+@pytest.mark.parametrize("world", ranks.gpus(1, 2))
 def test_a_block_trains_on_gpus(world: int, tmp_path: Any) -> None:
     ranks.spawn(_trains, world, tmp_path, device="cuda")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
 import ranks
 import torch
 import torchtitan_model
@@ -79,7 +78,6 @@ def test_columns_and_rows_compute_what_one_device_computes(tmp_path: Any) -> Non
     ranks.spawn(_columns_and_rows, 2, tmp_path)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@ranks.needs_gpus(2)
 def test_columns_and_rows_on_gpus(tmp_path: Any) -> None:
     ranks.spawn(_columns_and_rows, 2, tmp_path, device="cuda")
