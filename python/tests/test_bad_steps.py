@@ -279,5 +279,5 @@ def test_found_inf_drops_a_step(device: str, mlp: Any, config: Any) -> None:
     f8.sync_float8_amax_and_scale_history(model, found_inf=flags[1])
     assert torch.equal(model.float8_scales.state, before)
     model(x).sum().backward()
-    with pytest.raises(ValueError, match="found_inf is one float32"):
+    with pytest.raises(ValueError, match="found_inf"):
         f8.sync_float8_amax_and_scale_history(model, found_inf=flags)

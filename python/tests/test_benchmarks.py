@@ -217,10 +217,10 @@ def test_host_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("of nn.Linear's") == 6
 
 
-def test_unknown_variant() -> None:
-    for name in ("llama_blocks", "memory", "first_step", "linears", "numerics"):
-        message = run(name, "--variants", "rowise")
-        assert isinstance(message, str) and message.startswith("no variant 'rowise'; there are")
+@pytest.mark.parametrize("name", ("llama_blocks", "memory", "first_step", "linears", "numerics"))
+def test_unknown_variant(name: str) -> None:
+    message = run(name, "--variants", "rowise")
+    assert isinstance(message, str) and message.startswith("no variant 'rowise'; there are")
 
 
 def test_a_variant_that_fails(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,15 +46,22 @@ def test_no_rows(device: str, mlp: Any, config: Any) -> None:
         assert reference.same(step(model, parameters, x, dy), step(compiled, parameters, x, dy))
 
 
-def test_ranks_and_strides(device: str, mlp: Any, config: Any) -> None:
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "one row": lambda wide: wide[0, 0, 0, :64],
+    "columns": lambda wide: wide[..., 64:],
+    "transposed": lambda wide: wide[..., :64].transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_ranks_and_strides(view: str, device: str, mlp: Any, config: Any) -> None:
     torch._dynamo.reset()
     model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    wide = torch.randn(3, 4, 2, 128, dtype=torch.bfloat16, device=device)
-    for x in (wide[0, 0, 0, :64], wide[..., 64:], wide[..., :64].transpose(0, 1)):
-        parameters = list(model.parameters())
-        dy = torch.randn_like(x)
-        assert reference.same(step(model, parameters, x, dy), step(compiled, parameters, x, dy))
+    x = VIEWS[view](torch.randn(3, 4, 2, 128, dtype=torch.bfloat16, device=device))
+    parameters = list(model.parameters())
+    dy = torch.randn_like(x)
+    assert reference.same(step(model, parameters, x, dy), step(compiled, parameters, x, dy))
 
 
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))

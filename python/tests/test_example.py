@@ -11,6 +11,7 @@ import programs
 import pytest
 import torch
 
+TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 SIZES = {"dim": 32, "layers": 2, "heads": 4, "kv-heads": 2, "seq": 32, "batch": 4, "lr": 0.01}
 TINY = ("--emulate", *(f"--{name}={value}" for name, value in SIZES.items()))
 
@@ -18,7 +19,7 @@ TINY = ("--emulate", *(f"--{name}={value}" for name, value in SIZES.items()))
 @pytest.fixture
 def text(tmp_path: pathlib.Path) -> str:
     path = tmp_path / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    path.write_text(TEXT)
     return str(path)
 
 
@@ -97,28 +98,45 @@ def test_seeds(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
     assert message == "train_llama: the runs of rowwise have unlike steps"
 
 
-def test_bad_input(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ("--out", tmp_path, "--steps", 1)
-    assert train(text, *TINY, *out) is None
-    checkpoint = tmp_path / "step-1.pt"
-    csv = tmp_path / "steps.csv"
-    cases = (
-        ((tmp_path / "none.txt", *TINY), "No such file or directory"),
-        ((text, *TINY, "--seq", 100000), "bytes, a sequence has 100000"),
-        ((text, *TINY, "--heads", 5), "32 features are not 5 heads"),
-        ((text, *TINY, "--dim", 8), "multiples of 16"),
-        ((text, *TINY, "--resume", tmp_path / "none.pt"), "No such file or directory"),
-        ((text, *TINY, "--resume", csv), "steps.csv is no checkpoint of this program"),
-        ((text, *TINY, "--resume", checkpoint, "--layers", 1), "its layers is 2, not 1"),
-        ((text, *TINY, "--resume", checkpoint, "--recipe", "bf16"), "its recipe is rowwise, not"),
-        (("--compare", csv, text), "text.txt is no CSV of a run"),
-    )
-    for arguments, words in cases:
-        message = train(*arguments, *out)
-        assert isinstance(message, str) and message.startswith("train_llama: ")
-        assert words in message and "\n" not in message
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with the text, the checkpoint and the CSV of a run of one step."""
+    folder = tmp_path_factory.mktemp("ended")
+    (folder / "text.txt").write_text(TEXT)
+    assert train(folder / "text.txt", *TINY, "--out", folder, "--steps", 1) is None
+    return folder
+
+
+def _paths(arguments: tuple[str, ...], folder: pathlib.Path) -> list[str]:
+    return [str(folder / each) if "." in each else each for each in arguments]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    (
+        (("none.txt",), "none.txt"),
+        (("text.txt", "--seq=100000"), "a sequence has 100000"),
+        (("text.txt", "--heads=5"), "32 features are not 5 heads"),
+        (("text.txt", "--dim=8"), "multiples of 16"),
+        (("text.txt", "--resume", "none.pt"), "none.pt"),
+        (("text.txt", "--resume", "steps.csv"), "steps.csv is no checkpoint"),
+        (("text.txt", "--resume", "step-1.pt", "--layers=1"), "its layers is 2, not 1"),
+        (("text.txt", "--resume", "step-1.pt", "--recipe=bf16"), "its recipe is rowwise"),
+        (("--compare", "steps.csv", "text.txt"), "text.txt is no CSV"),
+    ),
+)
+def test_bad_input(
+    arguments: tuple[str, ...], words: str, ended: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    options = ("--out", str(tmp_path), "--steps", "1")
+    message = train(*TINY, *_paths(arguments, ended), *options)
+    assert isinstance(message, str) and message.startswith("train_llama: ")
+    assert words in message and "\n" not in message
+
+
+def test_a_recipe_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(text, *TINY, "--recipe", "rowise") == 2
-    assert "invalid choice: 'rowise'" in capsys.readouterr().err
+    assert "'rowise'" in capsys.readouterr().err
 
 
 def _torchrun(count: int, *arguments: object) -> list[float]:

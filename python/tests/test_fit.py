@@ -222,5 +222,9 @@ def test_bad_tables_are_refused(
     assert isinstance(error, str) and error.startswith(f"{program}.py: ")
     assert all(part in error for part in [*words, *(["table.csv"] if change else [])]), error
     assert not (tmp_path / "out.cpp").exists()
+
+
+@pytest.mark.parametrize("program", ("suggestions", "cost_model"))
+def test_a_table_that_is_not_there(program: str, tmp_path: pathlib.Path) -> None:
     missing = programs.run(f"benchmarks/fit/{program}.py", str(tmp_path / "none.csv"))
     assert isinstance(missing, str) and "none.csv" in missing

@@ -31,6 +31,10 @@ def micro_batches(model: nn.Module, xs: list[torch.Tensor]) -> Gradients:
     model.zero_grad()
     for x in xs:
         model(x).square().sum().backward()
+    return _gradients(model)
+
+
+def _gradients(model: nn.Module) -> Gradients:
     return [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
 
 
@@ -190,44 +194,34 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def _runs(model: nn.Module) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    def inference(x: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            return model(x)  # type: ignore[no-any-return]
-
-    def no_grad(x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return model(x)  # type: ignore[no-any-return]
-
-    return {
-        "eager": model,
-        "no_grad": no_grad,
-        "inference": inference,
-        "checkpoint": lambda x: checkpoint(model, x, use_reentrant=False),
-    }
+RUNS: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "eager": lambda model, x: model(x),
+    "no_grad": torch.no_grad()(lambda model, x: model(x)),
+    "inference": torch.inference_mode()(lambda model, x: model(x)),
+    "checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=False),
+}
 
 
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_change_is_seen(
-    name: str, mlp: Callable[..., nn.Module], xs: list[torch.Tensor], config: Config
+    name: str, run: str, mlp: Callable[..., nn.Module], xs: list[torch.Tensor], config: Config
 ) -> None:
     model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
     f8.cache_weight_casts(model)
-    for run, forward in _runs(model).items():
-        forward(xs[0])
-        CHANGES[name](model)
-        plain = copy.deepcopy(model)  # without the copies
-        expected = plain(xs[0])
-        y = forward(xs[0])
-        assert torch.equal(y, expected), run
-        model.zero_grad()
-        plain.zero_grad()
-        if y.requires_grad:
-            y.sum().backward()
-            expected.sum().backward()
-            for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-                assert torch.equal(p.grad, q.grad), run  # type: ignore[arg-type]
-        assert same(micro_batches(model, xs[:1]), micro_batches(plain, xs[:1])), run
+    RUNS[run](model, xs[0])
+    CHANGES[name](model)
+    plain = copy.deepcopy(model)  # without the copies
+    expected = plain(xs[0])
+    y = RUNS[run](model, xs[0])
+    assert torch.equal(y, expected)
+    model.zero_grad()
+    plain.zero_grad()
+    if y.requires_grad:
+        y.sum().backward()
+        expected.sum().backward()
+        assert same(_gradients(model), _gradients(plain))
+    assert same(micro_batches(model, xs[:1]), micro_batches(plain, xs[:1]))
 
 
 def test_compiled_forwards_see_every_change(
@@ -253,17 +247,17 @@ def test_compiled_forwards_see_every_change(
     assert graphs.frame_count == 1
 
 
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_micro_batches_cast_nothing(
-    recipe: str, mlp: Callable[..., nn.Module], xs: list[torch.Tensor], config: Config
+    recipe: str, run: str, mlp: Callable[..., nn.Module], xs: list[torch.Tensor], config: Config
 ) -> None:
     model = f8.convert_to_float8_training(mlp(), config=config(recipe))
     f8.cache_weight_casts(model)
     plain = copy.deepcopy(model)
     assert not is_poisoned(model, plain, xs[0])
     poison(model)
-    for forward in _runs(model).values():
-        assert not torch.equal(forward(xs[0]), plain(xs[0]))
+    assert not torch.equal(RUNS[run](model, xs[0]), plain(xs[0]))
     layer: Any = model[0]
     assert layer._weight_cast.differs(layer)
     for p in model.parameters():
@@ -299,8 +293,7 @@ def test_an_update_leaves_backwards_alone(
         loss.backward()
     for x in xs:
         plain(x).square().sum().backward()
-    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
+    assert same(_gradients(model), _gradients(plain))
 
 
 def test_a_backward_after_a_change_reads_the_latest_copy(
@@ -432,31 +425,45 @@ def test_remove_gives_the_memory_back(
     assert given(calls) == calls.count(_ops.cast_weight) == 0
 
 
-def test_what_has_no_cast_is_refused(mlp: Callable[..., nn.Module], config: Config) -> None:
+def test_delayed_scaling_has_no_cast_to_cache(
+    mlp: Callable[..., nn.Module], config: Config
+) -> None:
     delayed = f8.convert_to_float8_training(mlp(), config=config("delayed"))
     with pytest.raises(ValueError, match="delayed scaling"):
         f8.cache_weight_casts(delayed)
+
+
+def test_a_meta_model_has_no_cast_to_cache(config: Config) -> None:
     with torch.device("meta"):
         empty = nn.Sequential(nn.Linear(64, 64))
     f8.convert_to_float8_training(empty, config=config("rowwise"))
-    with pytest.raises(ValueError, match="plain tensors with values"):
+    with pytest.raises(ValueError, match="tensors with values"):
         f8.cache_weight_casts(empty)
     assert empty[0]._weight_cast is None
 
 
-def test_copies_of_another_shape_are_refused(options: dict[str, Any], device: str) -> None:
-    layer = f8.Float8Linear(
-        64, 32, device=device, dtype=torch.bfloat16, recipe="rowwise", **options
-    )
+@pytest.fixture
+def layer(options: dict[str, Any], device: str) -> f8.Float8Linear:
+    return f8.Float8Linear(64, 32, device=device, dtype=torch.bfloat16, recipe="rowwise", **options)
+
+
+@pytest.mark.parametrize(
+    ("at", "count", "words"), ((0, -1, "kept copy of a weight"), (2, 8, "it needs 64"))
+)
+def test_copies_that_are_short_are_refused(
+    at: int, count: int, words: str, layer: f8.Float8Linear, device: str
+) -> None:
     weight = layer.weight.detach()
-    q, qt = _ops.quantize(weight, layer._config, _ops.WEIGHT, True)
     state = torch.zeros(_ops.WEIGHT_STATE_BYTES, dtype=torch.uint8, device=device)
-    with pytest.raises(ValueError, match="a kept copy of a weight, or its state"):
-        _ops.cast_weight(weight, q[:-1], qt, state, weight, layer._config)
-    with pytest.raises(ValueError, match="it needs 64"):
-        _ops.cast_weight(weight, q, qt, state[:8], weight, layer._config)
+    copies = [*_ops.quantize(weight, layer._config, _ops.WEIGHT, True), state]
+    copies[at] = copies[at][:count]
+    with pytest.raises(ValueError, match=words):
+        _ops.cast_weight(weight, *copies, weight, layer._config)
+
+
+def test_copies_of_another_shape_are_refused(layer: f8.Float8Linear, device: str) -> None:
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    q, qt = _ops.quantize(weight, layer._config, _ops.WEIGHT, True)
     x = torch.randn(8, 64, device=device, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="another shape or recipe"):
-        _ops.linear_forward(
-            x, None, None, weight, q[:16], qt, layer.bias.detach(), None, layer._config, 0, True
-        )
+    with pytest.raises(ValueError, match="shape or recipe"):
+        _ops.linear_forward(x, None, None, weight, q[:16], qt, bias, None, layer._config, 0, True)
