@@ -12,9 +12,9 @@ import sys
 import textwrap
 from typing import Any
 
-import programs
 import pytest
 import ranks
+import repository
 import torch
 from test_rank_agreement import _tune
 from torch import distributed
@@ -39,14 +39,14 @@ _EXCHANGED = {
 
 
 def _blocks(document: str) -> list[str]:
-    text = (programs.ROOT / document).read_text()
+    text = (repository.ROOT / document).read_text()
     found = re.findall(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
     return [textwrap.dedent(block) for block in found]
 
 
 def _run_blocks(mesh: Any, rank: int, world: int, document: str, folder: str) -> int:
     os.chdir(folder)
-    sys.path.append(str(programs.ROOT / "examples/pytorch"))
+    sys.path.append(str(repository.ROOT / "examples/pytorch"))
     from tensor_parallel import Transformer
 
     distributed.init_process_group = lambda *_, **__: None  # the ranks have them

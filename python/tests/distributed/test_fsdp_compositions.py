@@ -12,6 +12,7 @@ from typing import Any
 
 import ranks
 import torch
+from parallel_models import shard
 from test_fsdp_gather import (
     RECIPES,
     Checkpointed,
@@ -20,7 +21,6 @@ from test_fsdp_gather import (
     _expect_equal_steps,
     _mlp,
     _rows,
-    _shard,
     _step,
 )
 from torch import distributed, nn
@@ -110,7 +110,7 @@ def _two_ranks(mesh: Any, rank: int, world: int) -> None:
     ):
         rows = _rows(world)
         models = [
-            _shard(_mlp(recipe, rows, gather), mesh, mp_policy=types[policy])
+            shard(_mlp(recipe, rows, gather), mesh, mp_policy=types[policy])
             for gather in (True, False)
         ]
         _expect_equal_steps(models, x)
@@ -149,7 +149,7 @@ def test_four_ranks_and_replicas(tmp_path: Any) -> None:
 def _empty(mesh: Any, rank: int, world: int) -> None:
     """Four ranks have four rows each, and the last one none."""
     for recipe, options in _shards(mesh):
-        model = _shard(_mlp(recipe, 16, True), mesh)
+        model = shard(_mlp(recipe, 16, True), mesh)
         assert model[2].weight.to_local().shape == ((0 if rank == 4 else 4), 16)
         if options["reshard_after_forward"]:
             _equal_under(mesh, rank, recipe, options)

@@ -11,19 +11,19 @@ import sys
 import tarfile
 
 import numpy as np
-import programs
 import pytest
-from programs import float8_tune
+import repository
+from repository import float8_tune
 from scipy import optimize
 
-sys.path.append(str(programs.ROOT / "benchmarks/fit"))
+sys.path.append(str(repository.ROOT / "benchmarks/fit"))
 
 import constants
 import cost_model
 import predicted
 import suggestions
 
-DATA = programs.ROOT / "tuning_db/data"
+DATA = repository.ROOT / "tuning_db/data"
 TILES = [
     (128, 256, 2, ""),
     (256, 128, 2, ""),
@@ -88,7 +88,7 @@ def test_the_committed_coefficients_of_suggestions_are_fitted_again(
     tables = [str(folder / name) for name in ("h100.csv", "h200.csv")]
     left_out = str(folder / "left_out.csv")
     program = "benchmarks/fit/suggestions.py"
-    assert not programs.run(program, *tables, "--test", left_out, "-o", str(output))
+    assert not repository.run(program, *tables, "--test", left_out, "-o", str(output))
     assert squeezed(output.read_text()) == squeezed(constants.PATH.read_text())
     rows = re.findall(
         r"^(\D.*?)  +(\d+) +([\d.]+) % +[\d.]+ % +([\d.]+) %$", capsys.readouterr().out, re.M
@@ -174,7 +174,7 @@ def test_a_program_run_fits_tiles_that_it_has_not_heard_of(
     start, output = tmp_path / "start.cpp", tmp_path / "fitted.cpp"
     start.write_text(forgetful.source())
     arguments = ("--start", str(start), "--folds", "2", "-o", str(output))
-    assert not programs.run("benchmarks/fit/cost_model.py", table, *arguments)
+    assert not repository.run("benchmarks/fit/cost_model.py", table, *arguments)
     fitted = constants.Constants.read(output)
     assert set(fitted.tiles) == set(truth.tiles)
     assert list(fitted.suggestions) == list(truth.suggestions)
@@ -218,7 +218,7 @@ def test_bad_tables_are_refused(
     columns = tuple(name for name in row if change.get(name, "") is not None)
     changed = {name: change.get(name) or row[name] for name in columns}
     table = write(tmp_path / "table.csv", columns, [changed])
-    error = programs.run(f"benchmarks/fit/{program}.py", table, "-o", str(tmp_path / "out.cpp"))
+    error = repository.run(f"benchmarks/fit/{program}.py", table, "-o", str(tmp_path / "out.cpp"))
     assert isinstance(error, str) and error.startswith(f"{program}.py: ")
     assert all(part in error for part in [*words, *(["table.csv"] if change else [])]), error
     assert not (tmp_path / "out.cpp").exists()
@@ -226,5 +226,5 @@ def test_bad_tables_are_refused(
 
 @pytest.mark.parametrize("program", ("suggestions", "cost_model"))
 def test_a_table_that_is_not_there(program: str, tmp_path: pathlib.Path) -> None:
-    missing = programs.run(f"benchmarks/fit/{program}.py", str(tmp_path / "none.csv"))
+    missing = repository.run(f"benchmarks/fit/{program}.py", str(tmp_path / "none.csv"))
     assert isinstance(missing, str) and "none.csv" in missing

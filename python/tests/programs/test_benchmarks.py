@@ -12,14 +12,14 @@ import subprocess
 import sys
 from typing import Any
 
-import programs
 import pytest
+import repository
 
 HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
 
 
 def run(name: str, *arguments: str) -> str | int | None:
-    return programs.run(f"benchmarks/pytorch/{name}.py", "--emulate", *arguments)
+    return repository.run(f"benchmarks/pytorch/{name}.py", "--emulate", *arguments)
 
 
 def table(text: str, first: str) -> dict[str, list[str]]:
@@ -68,7 +68,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_rank")
 def test_fsdp_step(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--variants", "rowwise-gather", "--blocks", "1", "--rounds", "2", "--steps", "1")
-    assert not programs.run("benchmarks/distributed/fsdp_step.py", "--emulate", *options)
+    assert not repository.run("benchmarks/distributed/fsdp_step.py", "--emulate", *options)
     rows = table(capsys.readouterr().out, "variant")
     assert positive(rows["bf16"]) and positive(rows["rowwise-gather"])
 
@@ -76,7 +76,7 @@ def test_fsdp_step(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("one_rank")
 def test_gather(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     options = ("--variants", "rowwise-gather", "--rounds", "1", "--profile", str(tmp_path))
-    assert not programs.run("benchmarks/distributed/gather.py", "--emulate", *options)
+    assert not repository.run("benchmarks/distributed/gather.py", "--emulate", *options)
     rows = table(capsys.readouterr().out, "weight")
     assert len(rows) == 1
     for name in ("bf16-q", "bf16-qt", "rowwise-gather-q", "rowwise-gather-qt"):
@@ -122,9 +122,9 @@ def test_ranks_leave_while_gloo_holds_tensors(tmp_path: pathlib.Path) -> None:
 
 
 def _torchrun(program: str | pathlib.Path, *options: str) -> None:
-    script = programs.ROOT / "benchmarks/distributed" / program
+    script = repository.ROOT / "benchmarks/distributed" / program
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    path = os.pathsep.join((str(programs.ROOT / "benchmarks/pytorch"), *filter(None, sys.path)))
+    path = os.pathsep.join((str(repository.ROOT / "benchmarks/pytorch"), *filter(None, sys.path)))
     done = subprocess.run(
         [sys.executable, *launcher, str(script), "--emulate", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
@@ -155,7 +155,7 @@ def test_wire(tmp_path: pathlib.Path) -> None:
 @pytest.mark.usefixtures("one_rank")
 def test_tp_pair(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--variants", "rowwise,rowwise-async", "--rounds", "2", "--steps", "1")
-    assert not programs.run("benchmarks/distributed/tp_pair.py", "--emulate", *options)
+    assert not repository.run("benchmarks/distributed/tp_pair.py", "--emulate", *options)
     rows = table(capsys.readouterr().out, "variant")
     assert all(positive(rows[name][:2]) for name in ("bf16", "rowwise", "rowwise-async"))
 

@@ -7,11 +7,11 @@ import re
 from decimal import Decimal
 from typing import Any
 
-import programs
 import pytest
-from programs import float8_tune
+import repository
+from repository import float8_tune
 
-DOCUMENT = (programs.ROOT / "docs/communication-model.md").read_text()
+DOCUMENT = (repository.ROOT / "docs/communication-model.md").read_text()
 # GPUs, FSDP x TP, layers that are converted, speedup, exposed in bf16 and in fp8.
 RANKS = re.findall(
     r"^\| [\d,]+ \| (\d+) x (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+), ([\d.]+) (ms|s) \| (\w+) \|$",

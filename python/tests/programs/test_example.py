@@ -7,8 +7,8 @@ import pathlib
 import subprocess
 import sys
 
-import programs
 import pytest
+import repository
 import torch
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
@@ -24,7 +24,7 @@ def text(tmp_path: pathlib.Path) -> str:
 
 
 def train(*arguments: object) -> str | int | None:
-    return programs.run("examples/pytorch/train_llama.py", *map(str, arguments))
+    return repository.run("examples/pytorch/train_llama.py", *map(str, arguments))
 
 
 def losses(folder: pathlib.Path) -> list[float]:
@@ -141,7 +141,7 @@ def test_a_recipe_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) ->
 
 def _torchrun(count: int, *arguments: object) -> list[float]:
     """Returns the losses that examples/pytorch/tensor_parallel.py prints on so many ranks."""
-    script = programs.ROOT / "examples/pytorch/tensor_parallel.py"
+    script = repository.ROOT / "examples/pytorch/tensor_parallel.py"
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     ended = subprocess.run(
         [*command, f"--nproc-per-node={count}", str(script), *map(str, arguments)],

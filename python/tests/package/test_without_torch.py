@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import float8_tune
+from repository import float8_tune
 
 import float8
 from float8 import Layer, explain, filter_layers

@@ -10,7 +10,7 @@ import pytest
 
 from float8 import _library
 
-_HEADER = pathlib.Path(__file__).parents[2] / "runtime/include/float8/float8.h"
+_HEADER = pathlib.Path(__file__).parents[3] / "runtime/include/float8/float8.h"
 _TYPES = {
     "size_t": ctypes.c_size_t,
     "int32_t": ctypes.c_int32,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import float8_tune
+from repository import float8_tune
 from torch import nn
 
 import float8.torch as f8
