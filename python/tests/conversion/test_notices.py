@@ -37,8 +37,8 @@ def told(call: Callable[[], Any]) -> list[Any]:
 def test_a_model_that_was_not_converted(name: str, mlp: Any, config: Any) -> None:
     model = mlp()
     (warning,) = told(lambda: CALLS[name](model))
-    assert str(warning.message).startswith(f"float8: {name} did nothing, for Sequential has no")
-    assert "convert the model before with convert_to_float8_training" in str(warning.message)
+    assert str(warning.message).startswith(f"float8: {name} did nothing")
+    assert "convert_to_float8_training" in str(warning.message)
     assert warning.filename == __file__
     f8.convert_to_float8_training(model, config=config("rowwise"))
     assert told(lambda: CALLS[name](model)) == []
@@ -48,7 +48,7 @@ def test_torchao_says_so_in_its_log_alone(mlp: Any, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         assert told(lambda: torchao.sync_float8_amax_and_scale_history(mlp())) == []
         assert len(caplog.records) == 2
-        assert "did nothing, for Sequential has no Float8Linear" in caplog.text
+        assert "did nothing" in caplog.text and "Sequential" in caplog.text
 
 
 def test_torchao_s_precompute_says_nothing(mlp: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,13 +62,13 @@ def test_a_conversion_of_nothing() -> None:
         f8.convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)), module_filter_fn=_no)
 
     (warning,) = told(converts_nothing)
-    assert "converted nothing in Sequential: no linear passed the filter" in str(warning.message)
+    assert "no linear passed the filter" in str(warning.message)
     assert warning.filename == __file__
 
 
 def test_torchao_s_conversion_of_nothing() -> None:
     (warning,) = told(lambda: torchao.convert_to_float8_training(nn.GELU()))
-    assert "converted nothing in GELU: it has no nn.Linear" in str(warning.message)
+    assert "GELU" in str(warning.message) and "nn.Linear" in str(warning.message)
 
 
 def _no(*_: object) -> bool:

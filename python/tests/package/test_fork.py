@@ -107,8 +107,8 @@ def _fork_while_a_thread_stays_in_a_call() -> None:
     finally:
         forked.set()
         thread.join()
-    assert said.startswith("RuntimeError: float8: this process was forked while another thread")
-    assert said.count("\n") == 0 and "spawn" in said
+    assert said.startswith("RuntimeError: float8: ") and said.count("\n") == 0
+    assert "forked" in said and "spawn" in said
     _step(model, 16)
     assert _in_child(lambda: _step(model, 16)) == ""
 

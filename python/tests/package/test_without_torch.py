@@ -145,15 +145,23 @@ def test_the_program_says_the_same_of_ranks(recipe: str) -> None:
     assert [line.rstrip() for line in table.splitlines()] == explain(verdicts).splitlines()
 
 
-def test_ranks_are_in_the_verdicts() -> None:
-    layers = [Layer("layers.0.wq", 4096, 4096), Layer("layers.0.wo", 4096, 4096)]
-    for alone in filter_layers(layers, "rowwise", 8192):
+PAIR = [Layer("layers.0.wq", 4096, 4096), Layer("layers.0.wo", 4096, 4096)]
+
+
+def test_verdicts_of_one_rank_have_no_wire() -> None:
+    for alone in filter_layers(PAIR, "rowwise", 8192):
         assert alone.wire is None and alone.evidence == "measured"
-    for shared in filter_layers(layers, "rowwise", 8192, tp=4):
+
+
+def test_ranks_are_in_the_verdicts() -> None:
+    for shared in filter_layers(PAIR, "rowwise", 8192, tp=4):
         assert shared.wire is not None and shared.evidence == "modelled"
         assert shared.wire.bf16_exposed_us == shared.wire.bf16_us > 0
         assert "without the wire" in shared.reason
-    (many, _) = filter_layers(layers, "rowwise", 8192, fsdp=16384)
+
+
+def test_verdicts_of_many_ranks_are_predictions() -> None:
+    (many, _) = filter_layers(PAIR, "rowwise", 8192, fsdp=16384)
     assert many.wire is not None and many.wire.is_prediction
     assert "predicted for fsdp 16384 and tp 1 on 2048 hosts" in many.reason
 
