@@ -219,6 +219,42 @@ def needs_gpus(count: int) -> Callable[[Any], Any]:
     return mark
 
 
+class Traffic:
+    """Counts the bytes that a rank gives to all-gathers, and the all-reduces."""
+
+    def __init__(self) -> None:
+        self.gathered: list[tuple[torch.dtype, int]] = []
+        self.reduced = 0
+        group = distributed.ProcessGroup
+        single = "all_gather_single"  # PyTorch before 2.13 has the other name
+        self._patch(group, single if hasattr(group, single) else "_allgather_base", self._gather)
+        self._patch(group, "allreduce", self._reduce)
+
+    def _patch(self, group: Any, name: str, count: Callable[..., None]) -> None:
+        original = getattr(group, name)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            count(*args)
+            return original(*args, **kwargs)
+
+        setattr(group, name, counting)
+
+    def _gather(self, group: Any, output: Any, input: torch.Tensor, *_: Any) -> None:
+        self.gathered.append((input.dtype, input.numel() * input.element_size()))
+
+    def _reduce(self, *_: Any) -> None:
+        self.reduced += 1
+
+    def of(self, call: Callable[[], object]) -> tuple[dict[torch.dtype, int], int]:
+        """Returns the bytes by type, and the all-reduces, of a call."""
+        self.gathered, self.reduced = [], 0
+        call()
+        total: dict[torch.dtype, int] = {}
+        for dtype, size in self.gathered:
+            total[dtype] = total.get(dtype, 0) + size
+        return total, self.reduced
+
+
 class Collectives(TorchDispatchMode):
     """Lists the functional collectives that are called: name, element type, bytes given."""
 

@@ -12,17 +12,16 @@ from typing import Any
 
 import ranks
 import torch
-from parallel_models import shard
-from test_fsdp_gather import (
+from gathered_models import (
     RECIPES,
     Checkpointed,
-    Traffic,
-    _equal_under,
-    _expect_equal_steps,
-    _mlp,
-    _rows,
-    _step,
+    expect_equal_steps,
+    expect_equal_under,
+    mlp,
+    train_step,
+    uneven_rows,
 )
+from parallel_models import shard
 from torch import distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -77,13 +76,13 @@ def _prefetched(mesh: Any, rank: int, world: int) -> None:
     """Also a byte an element and direction, and another one where forward runs again."""
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    traffic = Traffic()
+    traffic = ranks.Traffic()
     for kind, prefetch in itertools.product((nn.Sequential, Checkpointed), ("explicit", "unshard")):
         models = [_chain(mesh, gather, kind, prefetch) for gather in (True, False)]
-        _expect_equal_steps(models, x)
+        expect_equal_steps(models, x)
         f8.precompute_float8_dynamic_scale_for_fsdp(models[0])
         optimizer = torch.optim.SGD(models[0].parameters(), lr=0.1)
-        found, reduced = traffic.of(lambda: _step(models[0], optimizer, x))  # noqa: B023
+        found, reduced = traffic.of(lambda: train_step(models[0], optimizer, x))  # noqa: B023
         copies = 2 if kind is nn.Sequential else 3
         weights, biases = 4 * 2 * 64 * 96, 4 * 2 * 4 * 96  # a bias is gathered twice, in fp32
         assert found == {torch.uint8: (copies * weights + biases) // world}, (kind, prefetch)
@@ -108,19 +107,19 @@ def _two_ranks(mesh: Any, rank: int, world: int) -> None:
         ("rowwise", "param"),
         ("rowwise", "reduce"),
     ):
-        rows = _rows(world)
+        rows = uneven_rows(world)
         models = [
-            shard(_mlp(recipe, rows, gather), mesh, mp_policy=types[policy])
+            shard(mlp(recipe, rows, gather), mesh, mp_policy=types[policy])
             for gather in (True, False)
         ]
-        _expect_equal_steps(models, x)
+        expect_equal_steps(models, x)
     for custom in CUSTOM:
         for reshard in (True, False):
-            _equal_under(mesh, rank, custom, {"reshard_after_forward": reshard})
-    models = [fully_shard(_mlp("rowwise", 80, gather), mesh=mesh) for gather in (True, False)]
+            expect_equal_under(mesh, rank, custom, {"reshard_after_forward": reshard})
+    models = [fully_shard(mlp("rowwise", 80, gather), mesh=mesh) for gather in (True, False)]
     for model in models:
         model.unshard(async_op=True).wait()
-    _expect_equal_steps(models, x)
+    expect_equal_steps(models, x)
 
 
 def test_types_of_gradients_and_recipes_of_ones_own(tmp_path: Any) -> None:
@@ -139,7 +138,7 @@ def _four_ranks(mesh: Any, rank: int, world: int) -> None:
     pairs = distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
     for each in (mesh, pairs):
         for recipe, options in _shards(mesh):
-            _equal_under(each, rank, recipe, options)
+            expect_equal_under(each, rank, recipe, options)
 
 
 def test_four_ranks_and_replicas(tmp_path: Any) -> None:
@@ -149,10 +148,10 @@ def test_four_ranks_and_replicas(tmp_path: Any) -> None:
 def _empty(mesh: Any, rank: int, world: int) -> None:
     """Four ranks have four rows each, and the last one none."""
     for recipe, options in _shards(mesh):
-        model = shard(_mlp(recipe, 16, True), mesh)
+        model = shard(mlp(recipe, 16, True), mesh)
         assert model[2].weight.to_local().shape == ((0 if rank == 4 else 4), 16)
         if options["reshard_after_forward"]:
-            _equal_under(mesh, rank, recipe, options)
+            expect_equal_under(mesh, rank, recipe, options)
 
 
 def test_a_rank_without_rows(tmp_path: Any) -> None:

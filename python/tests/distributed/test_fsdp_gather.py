@@ -7,72 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import ranks
 import torch
+from gathered_models import (
+    RECIPES,
+    Checkpointed,
+    expect_equal_steps,
+    expect_equal_under,
+    mlp,
+    train_step,
+    uneven_rows,
+)
 from parallel_models import shard
 from torch import distributed, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
 from float8 import recipes
 from float8.torch import _ops
 from float8.torch.shard import shard_casts
-from float8.torch.shard.fsdp import GatheredWeight
-
-DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
-RECIPES = (*DYNAMIC, "delayed")
-
-
-class Checkpointed(nn.Sequential):
-    """Layers whose forward is run again in backward."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return checkpoint(super().forward, x, use_reentrant=False)
-
-
-def _mlp(
-    recipe: str | recipes.Recipe, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential
-) -> Any:
-    torch.manual_seed(0)
-    model = kind(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, rows, bias=False))
-    emulate = ranks.device == "cpu"
-    config = f8.LinearConfig(recipe, emulate=emulate, enable_fsdp_float8_all_gather=gather)
-    return f8.convert_to_float8_training(model.to(ranks.device), config=config)
-
-
-def _rows(world: int) -> int:
-    """Returns a number of rows of which ranks have no whole 128s, and that they may not share evenly."""
-    # Two ranks and four share any multiple of 16 evenly; of five, the last has no rows.
-    return {2: 80, 3: 112, 4: 80, 5: 16}[world]
-
-
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
-    optimizer.zero_grad()
-    y = model(x)
-    y.square().mean().backward()
-    f8.sync_float8_amax_and_scale_history(model)
-    optimizer.step()
-    return y.detach()  # type: ignore[no-any-return]
-
-
-def _expect_equal_steps(models: list[Any], x: torch.Tensor) -> None:
-    """Trains both models, with scales made after the step, then in the next gather."""
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
-    for step in range(3):
-        ys = [_step(m, o, x) for m, o in zip(models, optimizers, strict=True)]
-        assert torch.equal(*ys)
-        for own, other in zip(*(model.parameters() for model in models), strict=True):
-            assert torch.equal(own.to_local(), other.to_local())
-        if step == 0:
-            f8.precompute_float8_dynamic_scale_for_fsdp(models[0])
 
 
 def _equal(mesh: Any, rank: int, world: int) -> None:
@@ -80,27 +39,7 @@ def _equal(mesh: Any, rank: int, world: int) -> None:
     for recipe in RECIPES:
         for reshard in (True, False):
             mixed = {"mp_policy": bf16} if reshard is (world == 2) else {}
-            _equal_under(mesh, rank, recipe, {"reshard_after_forward": reshard, **mixed})
-
-
-def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> None:
-    world = mesh.size()
-    torch.manual_seed(1)
-    x = torch.randn(world, 16, 64)[rank].to(ranks.device)
-    # Rows in whole 128s are read as they are gathered.
-    rows = _rows(world) if options["reshard_after_forward"] else 128 * world
-    models = [shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
-    if "mp_policy" not in options:
-        single = _mlp(recipe, rows, False)
-        with torch.no_grad():
-            expected = single(x)
-            assert all(torch.equal(model(x), expected) for model in models)
-    _expect_equal_steps(models, x)
-    seen: list[Any] = []
-    hook = models[0][0].register_forward_pre_hook(lambda layer, *_: seen.append(layer.weight))
-    models[0](x)
-    hook.remove()
-    assert isinstance(seen[0], GatheredWeight)
+            expect_equal_under(mesh, rank, recipe, {"reshard_after_forward": reshard, **mixed})
 
 
 @pytest.mark.parametrize("world", (2, 3))
@@ -121,9 +60,9 @@ def _cut_blocks(mesh: Any, rank: int, world: int) -> None:
     for rows in (16,) if world == 5 else (112, 400, 1024):
         for options in ({}, {"mp_policy": bf16, "reshard_after_forward": rows != 400}):
             models = [
-                shard(_mlp("blockwise", rows, gather), mesh, **options) for gather in (True, False)
+                shard(mlp("blockwise", rows, gather), mesh, **options) for gather in (True, False)
             ]
-            _expect_equal_steps(models, x)
+            expect_equal_steps(models, x)
             assert models[0][2]._weight_gather.cuts_blocks is (rows // world % 128 != 0)
 
 
@@ -142,13 +81,13 @@ def _composed(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(world, 16, 64)[rank]
     for recipe in ("tensorwise", "rowwise", "blockwise"):
         models = [
-            shard(_mlp(recipe, 80, gather, Checkpointed), mesh, reshard_after_forward=True)
+            shard(mlp(recipe, 80, gather, Checkpointed), mesh, reshard_after_forward=True)
             for gather in (True, False)
         ]
-        _expect_equal_steps(models, x)
+        expect_equal_steps(models, x)
     for kind in (nn.Sequential, Checkpointed):
         models = [_compiled(mesh, gather, kind) for gather in (True, False)]
-        _expect_equal_steps(models, torch.randn(world, 16, 80)[rank])
+        expect_equal_steps(models, torch.randn(world, 16, 80)[rank])
         own, other = (model.counter.frame_count for model in models)
         assert own == other, (own, other)
 
@@ -178,7 +117,7 @@ def _replicated(_: Any, rank: int, world: int) -> None:
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    _expect_equal_steps([shard(_mlp("rowwise", 80, gather), mesh) for gather in (True, False)], x)
+    expect_equal_steps([shard(mlp("rowwise", 80, gather), mesh) for gather in (True, False)], x)
 
 
 def test_shards_that_are_replicated(tmp_path: Any) -> None:
@@ -189,8 +128,8 @@ def _failed(mesh: Any, rank: int, world: int) -> None:
     """Delayed scaling goes on after a step that fails, an evaluation and a checkpoint."""
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    models = [shard(_mlp("delayed", 80, gather), mesh) for gather in (True, False)]
-    _expect_equal_steps(models, x)
+    models = [shard(mlp("delayed", 80, gather), mesh) for gather in (True, False)]
+    expect_equal_steps(models, x)
     amaxes = []
     for model in models:
         scales = model.float8_scales
@@ -205,57 +144,21 @@ def _failed(mesh: Any, rank: int, world: int) -> None:
     distributed.all_reduce(whole, distributed.ReduceOp.MAX)
     assert torch.equal(amaxes[0], whole)
     assert amaxes[0].count_nonzero() == 4  # of x and w
-    _expect_equal_steps(models, x)
+    expect_equal_steps(models, x)
     for model in models:  # scales of before the first step, with the weights of now
         state = model.state_dict()
         del state["float8_scales.state"]
         model.load_state_dict(state, strict=False)
-    _expect_equal_steps(models, x)
+    expect_equal_steps(models, x)
 
 
 def test_delayed_scaling_after_a_step_that_fails(tmp_path: Any) -> None:
     ranks.spawn(_failed, 2, tmp_path)
 
 
-class Traffic:
-    """Counts the bytes that a rank gives to all-gathers, and the all-reduces."""
-
-    def __init__(self) -> None:
-        self.gathered: list[tuple[torch.dtype, int]] = []
-        self.reduced = 0
-        group = distributed.ProcessGroup
-        single = "all_gather_single"  # PyTorch before 2.13 has the other name
-        self._patch(group, single if hasattr(group, single) else "_allgather_base", self._gather)
-        self._patch(group, "allreduce", self._reduce)
-
-    def _patch(self, group: Any, name: str, count: Callable[..., None]) -> None:
-        original = getattr(group, name)
-
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            count(*args)
-            return original(*args, **kwargs)
-
-        setattr(group, name, counting)
-
-    def _gather(self, group: Any, output: Any, input: torch.Tensor, *_: Any) -> None:
-        self.gathered.append((input.dtype, input.numel() * input.element_size()))
-
-    def _reduce(self, *_: Any) -> None:
-        self.reduced += 1
-
-    def of(self, call: Callable[[], object]) -> tuple[dict[torch.dtype, int], int]:
-        """Returns the bytes by type, and the all-reduces, of a call."""
-        self.gathered, self.reduced = [], 0
-        call()
-        total: dict[torch.dtype, int] = {}
-        for dtype, size in self.gathered:
-            total[dtype] = total.get(dtype, 0) + size
-        return total, self.reduced
-
-
 def _bytes(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(16, 64)
-    traffic = Traffic()
+    traffic = ranks.Traffic()
     # Ranks have whole blocks of the larger weights, and share some of the others.
     for recipe, reshard, (hidden, out) in itertools.product(
         RECIPES, (True, False), ((512, 256), (128, 96))
@@ -267,7 +170,7 @@ def _bytes(mesh: Any, rank: int, world: int) -> None:
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        _step(model, optimizer, x)
+        train_step(model, optimizer, x)
         scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))  # noqa: B023
         whole_blocks = recipe == "blockwise" and out // world % 128 == 0
         words = (hidden + out) // world if recipe.startswith("rowwise") else 0
@@ -277,7 +180,7 @@ def _bytes(mesh: Any, rank: int, world: int) -> None:
         assert scales == ({torch.float32: 4 * words} if words else {})
         # Scales of delayed scaling are known, and those of whole blocks.
         assert reduced == (recipe != "delayed" and not whole_blocks)
-        step, reduced = traffic.of(lambda: _step(model, optimizer, x))  # noqa: B023
+        step, reduced = traffic.of(lambda: train_step(model, optimizer, x))  # noqa: B023
         elements = (64 * hidden + hidden * out) // world
         assert step == {torch.uint8: 2 * elements}, step  # q and qt
         assert reduced == (recipe == "delayed")  # all amaxes
@@ -328,8 +231,8 @@ def _in_place(mesh: Any, rank: int, world: int) -> None:
             fully_shard(layer, mesh=mesh, mp_policy=mixed)
         fully_shard(model, mesh=mesh, mp_policy=mixed)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
-        _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+        train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+        train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
         linears = [layer for layer in model if isinstance(layer, nn.Linear)]
         rounds = []
         for _ in range(2):
@@ -339,7 +242,7 @@ def _in_place(mesh: Any, rank: int, world: int) -> None:
                     layer.weight.mul_(1.25)
             f8.precompute_float8_dynamic_scale_for_fsdp(model)
             assert not casts.late
-            _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+            train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
             rounds.append((casts.read, casts.written, casts.late))
             assert not any(layer._weight_gather._cast_late for layer in linears)
             kept = {name for layer in linears for name in layer._weight_gather._shards}
@@ -368,10 +271,10 @@ def _in_pieces(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(world, 16, 64)[rank]
     for recipe, dtype in itertools.product(RECIPES, (torch.bfloat16, torch.float16)):
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        models = [_mlp(recipe, _rows(world), gather) for gather in (True, False)]
+        models = [mlp(recipe, uneven_rows(world), gather) for gather in (True, False)]
         for model in models:
             model[2].bfloat16()  # which float16 has not
-        _expect_equal_steps([shard(model, mesh, mp_policy=mixed) for model in models], x)
+        expect_equal_steps([shard(model, mesh, mp_policy=mixed) for model in models], x)
     assert casts.read
     assert max(map(len, casts.read)) == 1
 
@@ -382,7 +285,7 @@ def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:
 
 def _not_a_number(mesh: Any, rank: int, world: int) -> None:
     for recipe in RECIPES:  # all rows are in one block of 128
-        models = [shard(_mlp(recipe, 80, gather), mesh) for gather in (True, False)]
+        models = [shard(mlp(recipe, 80, gather), mesh) for gather in (True, False)]
         results = []
         for model in models:
             with torch.no_grad():
@@ -408,8 +311,8 @@ def test_a_nan_on_one_rank_reaches_all(tmp_path: Any) -> None:
 def _saving(mesh: Any, rank: int, world: int, folder: str) -> None:
     """Saves after a step, changes the weights, and takes them back."""
     x = torch.randn(16, 64)
-    model = shard(_mlp("rowwise", 80, True), mesh)
-    _step(model, torch.optim.SGD(model.parameters(), lr=0.1), x)
+    model = shard(mlp("rowwise", 80, True), mesh)
+    train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), x)
     expected = model(x)
     state = {"model": get_model_state_dict(model)}
     dcp.save(state, checkpoint_id=folder)
@@ -440,13 +343,13 @@ def test_the_state_dict_is_in_high_precision(tmp_path: Any) -> None:
 
 
 def _misuse(mesh: Any, rank: int, world: int) -> None:
-    model = shard(_mlp("rowwise", 80, True), mesh)
+    model = shard(mlp("rowwise", 80, True), mesh)
     model[0].register_forward_pre_hook(lambda layer, *_: layer.weight + 1)
     with pytest.raises(NotImplementedError, match="no values in high precision"):
         model(torch.randn(16, 64))
     blockwise, rowwise = (recipes.Recipe.named(name) for name in ("blockwise", "rowwise"))
     mixed = dataclasses.replace(blockwise, grad_input=rowwise.grad_input)
-    blocks = shard(_mlp(mixed, 80, True), mesh)
+    blocks = shard(mlp(mixed, 80, True), mesh)
     with pytest.raises(ValueError, match="40 rows each of a weight of 80 rows"):
         blocks(torch.randn(16, 64))
 
@@ -475,7 +378,7 @@ BY_ROWS = dataclasses.replace(
 )
 def test_recipes_whose_weight_is_not_gathered(recipe: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        _mlp(recipe, 80, True)
+        mlp(recipe, 80, True)
 
 
 def test_padded_weights_are_not_gathered() -> None:
@@ -487,7 +390,7 @@ def test_padded_weights_are_not_gathered() -> None:
 
 
 def _eager(mesh: Any, rank: int, world: int) -> None:
-    model = shard(_mlp("rowwise", 128 * world, True), mesh)
+    model = shard(mlp("rowwise", 128 * world, True), mesh)
     x = torch.randn(16, 64, device=ranks.device)
     with torch.profiler.profile() as profile:
         model(x).square().mean().backward()
@@ -502,10 +405,10 @@ def test_eager_linears_call_no_op_in_python(tmp_path: Any) -> None:
 
 
 def test_without_fsdp_nothing_changes() -> None:
-    models = [_mlp("rowwise", 80, gather) for gather in (True, False)]
+    models = [mlp("rowwise", 80, gather) for gather in (True, False)]
     x = torch.randn(16, 64)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
     for _ in range(2):
-        ys = [_step(m, o, x) for m, o in zip(models, optimizers, strict=True)]
+        ys = [train_step(m, o, x) for m, o in zip(models, optimizers, strict=True)]
         assert torch.equal(*ys)
         assert type(ys[0]) is torch.Tensor

@@ -13,7 +13,6 @@ import ranks
 import torch
 from parallel_models import mlp, mlp_plan
 from reference import same, sqnr
-from test_fsdp_gather import Traffic
 from torch import distributed
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -193,7 +192,7 @@ def test_a_checkpoint_is_that_of_plain_linears(tmp_path: Any) -> None:
 
 def _wire(_: Any, rank: int, world: int) -> None:
     """A gather has a byte an element; maxima are reduced once in each group for all weights."""
-    mesh, traffic = _mesh(world), Traffic()
+    mesh, traffic = _mesh(world), ranks.Traffic()
     dim, hidden = 128, 256
     elements = 3 * dim * hidden // world  # of a rank's shards
     # Rows of the shards of gate, up and down; their scales are gathered.
