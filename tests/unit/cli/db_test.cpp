@@ -73,7 +73,7 @@ TEST(Db, DiffOfTwoFiles) {
   EXPECT_EQ(other["kinds"]["run"]["only_a"].size(), 1U);
   EXPECT_EQ(other["kinds"]["trial"]["only_b"].size(), 2U);
   EXPECT_EQ(other["kinds"]["problem"]["only_b"][0]["key"],
-            "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n8192k4096/b0f1");
+            "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n8192k4096");
   EXPECT_EQ(other["kinds"]["decision"]["only_b"][0]["text"], "generated 128x256s4c2x1w2g8");
   const Outcome text = tool({"db", "diff", "a.db", "b.db", "--limit", "1"});
   EXPECT_EQ(text.code, 0);

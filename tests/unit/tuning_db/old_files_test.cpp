@@ -149,7 +149,7 @@ TEST_F(OldFiles, EverySchemaAndFormatOfOneRunDecidesAlike) {
     const TuningTable table = take(db.table());
     std::map<std::string, std::string> kernels;
     for (const KernelChoice& choice : table.choices()) {
-      const std::string shape = to_string(choice.problem.shape);
+      const std::string shape = to_string(choice.problem.shape());
       kernels[f8::format("{} {}", to_string(choice.problem.op), shape)] =
           config_text(choice.kernel);
     }
@@ -162,7 +162,7 @@ TEST_F(OldFiles, EverySchemaAndFormatOfOneRunDecidesAlike) {
     EXPECT_EQ(table.speedups()[0].recipe, "blockwise");
     EXPECT_EQ(table.speedups()[0].speedup, 0.9133312643730985);
   };
-  for (const char* sql : {"v1_words.sql", "v2.sql", "v3.sql"}) {
+  for (const char* sql : {"v1_words.sql", "v2.sql", "v3.sql", "v4.sql"}) {
     expect_decisions(take(Database::open(made_by(sql), OpenMode::kReadOnly)), sql);
   }
   for (const char* lines : {"v1.jsonl", "v2.jsonl"}) {
