@@ -171,8 +171,7 @@ def main() -> int:
         for name, kernels in traces.items():
             kernel_times.print_longest(name, kernels, 16)
         common.write_json(options.json, {"ms": times, "failures": failures, "ranks": ranks})
-    distributed.destroy_process_group()
-    return common.status(failures)
+    return common.leave_ranks(device, common.status(failures))
 
 
 if __name__ == "__main__":

@@ -131,8 +131,7 @@ def main() -> int:
         rows = [[a, b, f"{q:.3f}", f"{qt:.3f}", f"{r:.2f}"] for a, b, q, qt, r in figures]
         common.print_table(["weight", "variant", "q ms", "qt ms", "ratio"], rows)
         common.write_json(options.json, {"figures": figures})
-    distributed.destroy_process_group()
-    return 0
+    return common.leave_ranks(device, 0)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,7 @@ def main() -> int:
         rows += [[name, text] for name, text in failures.items()]
         common.print_table(["variant", *PHASES], rows)
         common.write_json(options.json, {"figures": figures, "failures": failures})
-    distributed.destroy_process_group()
-    return common.status(failures)
+    return common.leave_ranks(device, common.status(failures))
 
 
 if __name__ == "__main__":

@@ -117,8 +117,7 @@ def main() -> int:
         if options.csv:
             with open(options.csv, "w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
-    distributed.destroy_process_group()
-    return 0
+    return common.leave_ranks(device, 0)
 
 
 if __name__ == "__main__":

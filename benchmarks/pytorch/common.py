@@ -274,8 +274,10 @@ def leave_ranks(device: str, status: int) -> int:
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     if device == "cpu":
-        # A thread of the gloo backend that still runs aborts a process that tears itself down.
+        # A thread of gloo that lets go of a tensor while Python ends aborts the process
+        # (docs/lab/gloo-ranks.md). FSDP keeps these threads alive, so Python's end is left out.
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
     return status
 

@@ -13,12 +13,9 @@ struct GemmBlockScales {
   static constexpr bool kScales1d = Config::kScale == Scale::kBlock1x128;  // of b; a's always are
   static constexpr bool kScales2d = Config::kScale == Scale::kBlock128x128;
   static constexpr bool kUsed = kScales1d || kScales2d;
-  static constexpr int kRows2d = scale_rows_2d(Config::kTileN);
-  static constexpr int kBytesA = kUsed ? Config::kTileM * 4 : 0;
-  static constexpr int kBytesB = kScales1d   ? Config::kTileN * 4
-                                 : kScales2d ? kRows2d * kScaleBytes2d
-                                             : 0;
-  static constexpr int kBytes = kBytesA + kBytesB;
+  static constexpr int kRows2d = kGemmLayout<Config>.scale_rows_2d();
+  static constexpr int kBytesA = kGemmLayout<Config>.scales_a();
+  static constexpr int kBytesB = kGemmLayout<Config>.scales_b();
   // The third producer warp copies the scales where one thread is too slow: it cannot issue four
   // copies a stage while the MMAs of three stages run. Where a CTA has only a tile or two, a second
   // warp would be later with its first stage.

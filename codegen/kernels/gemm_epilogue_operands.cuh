@@ -1,7 +1,7 @@
 // Epilogue operands: what the epilogue of a tile reads for each row and column, which is the
 // inverse axis scales and the bias. The second producer warp loads them while the tile's MMAs run.
 //
-// Shared memory:
+// Shared memory (operands of gemm_layout.cuh):
 //   kBuffers x { scales of a: kTileM floats, of b: kTileN floats }   with axis scales alone
 //              (of b with kPow2: kTileN bf16, two neighbours in a word, ordered by packed_word())
 //              { bias: kTileN floats }                               with a bias alone
@@ -18,10 +18,8 @@ struct GemmEpilogueOperands {
   static constexpr bool kFloatColumns = kAxisScale && !Config::kPow2;
   static constexpr bool kUsed = kAxisScale || Config::kBias;
   // With ping-pong each consumer warpgroup has a buffer of its own.
-  static constexpr u32 kBuffers = Config::kPingpong ? 2 : 1;
-  static constexpr u32 kFloats =
-      (kAxisScale ? Config::kTileM + Config::kTileN : 0) + (Config::kBias ? Config::kTileN : 0);
-  static constexpr u32 kBytes = kUsed ? kBuffers * (4 * kFloats + 2 * 8) : 0;
+  static constexpr u32 kBuffers = kGemmLayout<Config>.operand_buffers();
+  static constexpr u32 kFloats = kGemmLayout<Config>.operand_floats();
 
   u32 floats;
   u32 barriers;

@@ -6,6 +6,7 @@
 // others begin with args.tail_offset of the second (the tail-balancing offset).
 #pragma once
 
+#include "gemm_layout.cuh"
 #include "ptx.cuh"
 
 namespace f8::kernels {

@@ -3,7 +3,7 @@
 // its own, ranks in order from its own. Sums travel as asynchronous stores that complete on the
 // receiver's barrier, so a CTA waits for data alone.
 //
-// Shared memory:
+// Shared memory (split of gemm_layout.cuh):
 //   (kSplitK - 1) x kTileM x kTileN / kSplitK floats, in the order in which threads send them
 //   kWarpgroups x { full barrier, empty barrier }
 #pragma once
@@ -18,17 +18,14 @@ struct GemmSplitK {
   static constexpr int kFloat4s = kColumns / 8;                      // of a thread, in 64 rows
   static constexpr u32 kPeers = Config::kSplitK - 1;
   static constexpr u32 kThreads = Config::kWarpgroups * 128;
-  static constexpr u32 kBytes =
-      split_k_bytes(Config::kTileM, Config::kTileN, Config::kSplitK, Config::kWarpgroups);
-  static constexpr u32 kSumBytes =
-      kPeers > 0 ? kBytes - kSplitKBarrierBytes* Config::kWarpgroups : 0;
+  static constexpr u32 kSumBytes = kGemmLayout<Config>.split_sums();
 
   u32 sums;
 
   F8_DEVICE explicit GemmSplitK(u32 smem) : sums(smem) {}
 
   F8_DEVICE u32 full(u32 warpgroup) const {
-    return sums + kSumBytes + kSplitKBarrierBytes * warpgroup;
+    return sums + kSumBytes + 2 * kBarrierBytes * warpgroup;
   }
   F8_DEVICE u32 empty(u32 warpgroup) const { return full(warpgroup) + 8; }
 

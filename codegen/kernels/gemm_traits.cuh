@@ -1,13 +1,5 @@
 // Traits that follow from a GEMM configuration and concern all parts of the kernel: the shapes of a
-// warpgroup's work and the layout of shared memory. Traits of one part live with that part.
-//
-// Dynamic shared memory, which begins at a 1024-byte boundary:
-//   kStages x { a: kTileM rows of 128 bytes, b: kTileN rows of 128 bytes }     128-byte swizzle
-//   kWarpgroups x kOutBuffers x 64 rows of 128 or 64 bytes                     swizzle of as many
-//   GemmSplitK
-//   kStages x full barrier, kStages x empty barrier
-//   kStages x GemmBlockScales
-//   GemmEpilogueOperands
+// warpgroup's work, and addresses in shared memory. Traits of one part live with that part.
 #pragma once
 
 #include "gemm_block_scales.cuh"
@@ -45,20 +37,13 @@ struct GemmTraits {
   static constexpr int kAccumulators =
       (kMmaTiles + Config::kPromotionAccumulators) * Config::kMmaN / 2;
 
-  static constexpr int kStageBytesA = Config::kTileM * kStageK;
-  static constexpr int kStageBytesB = Config::kTileN * kStageK;
-  static constexpr int kStageBytes = kStageBytesA + kStageBytesB;
-
+  static constexpr GemmLayout kLayout = kGemmLayout<Config>;
+  static constexpr int kStageBytesA = kLayout.stage_a();
+  static constexpr int kStageBytes = kLayout.stage();
   // d leaves shared memory in boxes of kOutRows x kOutColumns.
-  static constexpr int kOutElementBytes = Config::kFloatOutput ? 4 : 2;
-  static constexpr int kOutColumns = out_columns(SplitK::kColumns, kOutElementBytes);
-  static constexpr int kOutRowBytes = kOutColumns * kOutElementBytes;
-  static constexpr int kOutBufferBytes = kOutRows * kOutRowBytes;
-
-  static constexpr int kSharedBytes =
-      Config::kStages * (kStageBytes + 2 * 8 + BlockScales::kBytes) +
-      Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes +
-      static_cast<int>(SplitK::kBytes + EpilogueOperands::kBytes);
+  static constexpr int kOutColumns = kLayout.out_columns();
+  static constexpr int kOutRowBytes = kLayout.out_row();
+  static constexpr int kOutBufferBytes = kLayout.out_buffer();
 
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
                 SplitK::kColumns % kOutColumns == 0);
@@ -73,6 +58,11 @@ struct GemmTraits {
 template <class Config>
 struct GemmShared {
   using Traits = GemmTraits<Config>;
+  static constexpr u32 kOut = Traits::kLayout.at_out(), kSplit = Traits::kLayout.at_split(),
+                       kBarriers = Traits::kLayout.at_barriers(),
+                       kScales = Traits::kLayout.at_scales(),
+                       kOperands = Traits::kLayout.at_operands();
+  static constexpr u32 kScaleBytes = Traits::kLayout.scales();
   u32 stages;
   u32 out;
   u32 full;
@@ -82,16 +72,15 @@ struct GemmShared {
   typename Traits::SplitK split;
   F8_DEVICE explicit GemmShared(const u8* memory)
       : stages(smem_address(memory)),
-        out(stages + Config::kStages * Traits::kStageBytes),
-        full(out + Config::kWarpgroups * Config::kOutBuffers * Traits::kOutBufferBytes +
-             Traits::SplitK::kBytes),
-        empty(full + 8 * Config::kStages),
-        scales(empty + 8 * Config::kStages),
-        operands(scales + Config::kStages * Traits::BlockScales::kBytes),
-        split(full - Traits::SplitK::kBytes) {}
+        out(stages + kOut),
+        full(stages + kBarriers),
+        empty(full + kBarrierBytes * Config::kStages),
+        scales(stages + kScales),
+        operands(stages + kOperands),
+        split(stages + kSplit) {}
   F8_DEVICE u32 a(u32 stage) const { return stages + stage * Traits::kStageBytes; }
   F8_DEVICE u32 b(u32 stage) const { return a(stage) + Traits::kStageBytesA; }
-  F8_DEVICE u32 scales_a(u32 stage) const { return scales + stage * Traits::BlockScales::kBytes; }
+  F8_DEVICE u32 scales_a(u32 stage) const { return scales + stage * kScaleBytes; }
   F8_DEVICE u32 scales_b(u32 stage) const { return scales_a(stage) + Traits::BlockScales::kBytesA; }
 };
 

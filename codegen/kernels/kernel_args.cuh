@@ -248,25 +248,6 @@ struct GemmProblem {
 };
 
 inline constexpr i32 kStageK = 128;  // of a stage: bytes, which are elements
-// The rows of 128x128 scales of b that a tile may cover. A stage holds four scales of each row, one
-// of them its own, since copies are of 16 bytes.
-F8_BOTH constexpr i32 scale_rows_2d(i32 tile_n) {
-  return tile_n > 128 ? 2 : 1;
-}
-inline constexpr i32 kScaleBytes2d = 16;
-// d leaves shared memory in boxes of 64 rows and as many columns: 128 bytes, but 64 where a CTA
-// writes two-byte columns that are not whole multiples of 64.
-inline constexpr i32 kOutRows = 64;
-F8_BOTH constexpr i32 out_columns(i32 columns, i32 element_bytes) {
-  return element_bytes == 4 || columns % 64 != 0 ? 32 : 64;
-}
-// Shared memory of cluster split-K: the sums of its columns that a CTA receives from its peers, and
-// two barriers for each consumer warpgroup.
-inline constexpr i32 kSplitKBarrierBytes = 16;
-F8_BOTH constexpr i32 split_k_bytes(i32 tile_m, i32 tile_n, i32 split_k, i32 warpgroups) {
-  if (split_k == 1) return 0;
-  return (split_k - 1) * tile_m * (tile_n / split_k) * 4 + kSplitKBarrierBytes * warpgroups;
-}
 inline constexpr i32 kMaxProblems = 2;
 // Clusters of two that run at once: no Hopper has more than 144 SMs.
 inline constexpr i32 kMaxRemappedClusters = 72;

@@ -1,6 +1,6 @@
 #include "codegen/specs/gemm.hpp"
 
-#include "codegen/kernels/kernel_args.cuh"
+#include "codegen/kernels/gemm_layout.cuh"
 #include "codegen/mma_text.hpp"
 #include "codegen/specs/text.hpp"
 
@@ -9,19 +9,24 @@ namespace {
 
 constexpr int kMaxSmemBytes = 232448;
 
-int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
+static_assert(static_cast<int>(ScaleMode::kAxis) == static_cast<int>(kernels::Scale::kAxis) &&
+              static_cast<int>(ScaleMode::kBlock1x128) ==
+                  static_cast<int>(kernels::Scale::kBlock1x128) &&
+              static_cast<int>(ScaleMode::kBlock128x128) ==
+                  static_cast<int>(kernels::Scale::kBlock128x128));
+
+kernels::GemmLayout layout_of(const GemmSpec& s, int out_buffers) {
   const GemmConfig& c = s.config;
-  const int scales = !is_block(s.scale) ? 0
-                     : s.scale == ScaleMode::kBlock128x128
-                         ? 4 * c.tile_m + kernels::scale_rows_2d(c.tile_n) * kernels::kScaleBytes2d
-                         : 4 * (c.tile_m + c.tile_n);
-  // Epilogue operands of each row and column, and two barriers.
-  const int floats =
-      (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
-  const int operands = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
-  const int split = kernels::split_k_bytes(c.tile_m, c.tile_n, c.split_k, c.warpgroups);
-  return c.stages * ((c.tile_m + c.tile_n) * kernels::kStageK + 16 + scales) +
-         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + operands + split;
+  return {.tile_m = c.tile_m,
+          .tile_n = c.tile_n,
+          .stages = c.stages,
+          .warpgroups = c.warpgroups,
+          .split_k = c.split_k,
+          .pingpong = c.pingpong,
+          .scale = static_cast<kernels::Scale>(s.scale),
+          .bias = s.bias,
+          .element_bytes = static_cast<int>(size_bytes(s.d)),
+          .out_buffers = out_buffers};
 }
 
 // True where the epilogue rounds first and multiplies by the scales in bf16, two values at a time:
@@ -37,8 +42,7 @@ std::string check_gemm(const GemmSpec& s) {
   };
   return check_args<kernels::GemmArgs>("GemmArgs") +
          check_threads("GemmTraits<Config>::kThreads", s.launch()) +
-         of_traits("kSharedBytes", s.launch().dynamic_smem_bytes, "dynamic_smem_bytes()") +
-         of_traits("kOutRowBytes", out_row_bytes(s), "out_row_bytes()") +
+         of_traits("kLayout.bytes()", s.launch().dynamic_smem_bytes, "dynamic_smem_bytes()") +
          of_traits("kAccumulators", gemm_accumulators(s), "gemm_accumulators()") +
          of_traits("Schedule::kClusterSize", c.cluster_m * c.cluster_n * c.split_k,
                    "the cluster's size");
@@ -51,8 +55,7 @@ bool takes_pow2(const GemmSpec& spec) {
 }
 
 int out_row_bytes(const GemmSpec& spec) {
-  const auto element = static_cast<int>(size_bytes(spec.d));
-  return kernels::out_columns(spec.config.tile_n / spec.config.split_k, element) * element;
+  return layout_of(spec, 1).out_row();
 }
 
 int gemm_out_buffers(const GemmSpec& s) {
@@ -61,7 +64,7 @@ int gemm_out_buffers(const GemmSpec& s) {
   const int written = c.tile_n / c.split_k * static_cast<int>(size_bytes(s.d));
   const int whole = rows / kernels::kOutRows * written / out_row_bytes(s);
   int buffers = is_block(s.scale) ? 1 : 2;  // the scales take room
-  while (buffers < whole && gemm_smem_bytes(s, buffers + 1) <= kMaxSmemBytes) ++buffers;
+  while (buffers < whole && layout_of(s, buffers + 1).bytes() <= kMaxSmemBytes) ++buffers;
   return buffers;
 }
 
@@ -199,7 +202,7 @@ Stub GemmSpec::stub() const {
 
 LaunchTraits GemmSpec::launch() const {
   return {.threads = 128 * (config.warpgroups + 1),
-          .dynamic_smem_bytes = gemm_smem_bytes(*this, gemm_out_buffers(*this)),
+          .dynamic_smem_bytes = layout_of(*this, gemm_out_buffers(*this)).bytes(),
           .cluster_size = config.cluster_m * config.cluster_n * config.split_k};
 }
 

@@ -103,12 +103,31 @@ def test_gather_bytes(tmp_path: pathlib.Path) -> None:
     assert found["figures"] == {"bf16": hp, **expected}
 
 
-def _torchrun(program: str, *options: str) -> None:
+LEAVING = """
+import sys, torch, common
+from torch import distributed
+distributed.init_process_group("gloo")
+busy = [distributed.all_reduce(torch.ones(2000), async_op=True) for _ in range(400)]
+groups = list(distributed.distributed_c10d._world.pg_map)  # which FSDP keeps too
+busy.clear()
+common.leave_ranks("cpu", 0)
+"""
+
+
+def test_ranks_leave_while_gloo_holds_tensors(tmp_path: pathlib.Path) -> None:
+    """A rank that ended as Python ends would be aborted by a thread of gloo."""
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING)
+    _torchrun(script)
+
+
+def _torchrun(program: str | pathlib.Path, *options: str) -> None:
     script = programs.ROOT / "benchmarks/distributed" / program
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    path = os.pathsep.join((str(programs.ROOT / "benchmarks/pytorch"), *filter(None, sys.path)))
     done = subprocess.run(
         [sys.executable, *launcher, str(script), "--emulate", *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=1200,

@@ -15,7 +15,6 @@
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
 #include "runtime/linear/tensor_gemm.hpp"
-#include "runtime/lists/linear_group.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/quantize/fingerprint.hpp"
 
@@ -34,10 +33,6 @@ struct float8_quantizer {
 struct float8_quantizer_list {
   f8::runtime::QuantizerList casts;
   std::vector<std::shared_ptr<const f8::runtime::Quantizer>> quantizers;
-};
-
-struct float8_linear_group {
-  std::shared_ptr<const f8::runtime::LinearGroup> group;
 };
 
 struct float8_gemm_plan {

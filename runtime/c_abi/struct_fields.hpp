@@ -115,24 +115,6 @@ struct StructFields<float8_fingerprint_args> {
 };
 
 template <>
-struct StructFields<float8_grouped_linear_args> {
-  using S = float8_grouped_linear_args;
-  static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::w, &S::y, &S::dy, &S::dw, &S::ld_w, &S::ld_y, &S::ld_dy,
-              &S::ld_dw, &S::bias, &S::db, &S::w_tensor, &S::scales, &S::counters, &S::accumulate,
-              &S::accumulate_bias);
-};
-
-template <>
-struct StructFields<float8_linear_group_args> {
-  using S = float8_linear_group_args;
-  static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::x, &S::saved, &S::dx, &S::m, &S::ld_x, &S::ld_dx, &S::linears,
-              &S::count, &S::accumulate_dx, &S::first_step, &S::evaluate, &S::reserved, &S::ranks,
-              &S::workspace_bytes, &S::saved_bytes);
-};
-
-template <>
 struct StructFields<float8_gemm_desc> {
   using S = float8_gemm_desc;
   static constexpr auto kAll =

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "base/format.hpp"
+#include "codegen/kernels/gemm_layout.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 #include "runtime/emulation/matmul.hpp"

@@ -112,27 +112,4 @@ struct QuantizerLayout {
 [[nodiscard]] LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,
                                          size_t gemm_forward, size_t gemm_backward);
 
-// The layout of a group of linears of one x (linear_group.hpp). Its members' refs are to the group's
-// buffers:
-//
-//   forward   := front | q of x | q of each w | own workspace of a GEMM
-//   backward  := front | q and qt of each dy | column sums of a dy | own workspace of a GEMM
-//   saved     := qt of x | qt of each w
-//   front     := the workspace of lists of casts, or what the cast of x alone needs
-struct GroupLayout {
-  std::vector<LinearLayout> members;
-  size_t workspace_bytes = 0;
-  size_t saved_bytes = 0;
-  size_t saved_input_bytes = 0;
-};
-struct GroupedLinear {
-  const LinearKernels& kernels;
-  const Shape& shape;
-};
-// `casts` are the bytes that lists of casts ask for, `gemm_forward` and `gemm_backward` those of the
-// GEMMs.
-[[nodiscard]] GroupLayout group_layout(int64_t m, std::span<const GroupedLinear> linears,
-                                       int sm_count, size_t casts, size_t gemm_forward,
-                                       size_t gemm_backward);
-
 }  // namespace f8::runtime

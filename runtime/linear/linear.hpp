@@ -106,7 +106,6 @@ class Linear {
   [[nodiscard]] const GemmChoice& choice(Gemm gemm) const;
 
  private:
-  friend class LinearGroup;
   struct State;
   explicit Linear(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

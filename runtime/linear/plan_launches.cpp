@@ -234,16 +234,4 @@ Result<LinearLaunches> plan_launches(const std::shared_ptr<Context>& context,
   return LaunchPlanner(*context, desc, kernels, gemms, layout).plan();
 }
 
-Result<LaunchList> plan_forward(const std::shared_ptr<Context>& context, const LinearDesc& desc,
-                                const LinearKernels& kernels, const LinearGemms& gemms,
-                                const LinearLayout& layout, CallKind kind) {
-  return LaunchPlanner(*context, desc, kernels, gemms, layout).forward(kind);
-}
-
-Result<LaunchList> plan_gradients(const std::shared_ptr<Context>& context, const LinearDesc& desc,
-                                  const LinearKernels& kernels, const LinearGemms& gemms,
-                                  const LinearLayout& layout, CallKind kind) {
-  return LaunchPlanner(*context, desc, kernels, gemms, layout).gradients(kind);
-}
-
 }  // namespace f8::runtime

@@ -36,7 +36,7 @@ static_assert(kBackwardDx == 1U << kGradientShift);
 struct LinearLaunches {
   std::array<LaunchList, kForwardKinds> forward;
   std::array<LaunchList, kBackwardKinds> backward;
-  std::array<LaunchList, kGradientKinds> gradients;  // plan_gradients() by kind
+  std::array<LaunchList, kGradientKinds> gradients;  // of a dy in fp8
 };
 
 [[nodiscard]] Result<LinearLaunches> plan_launches(const std::shared_ptr<Context>& context,
@@ -44,18 +44,5 @@ struct LinearLaunches {
                                                    const LinearKernels& kernels,
                                                    const LinearGemms& gemms,
                                                    const LinearLayout& layout);
-
-// Lists the launches of one kind of forward.
-[[nodiscard]] Result<LaunchList> plan_forward(const std::shared_ptr<Context>& context,
-                                              const LinearDesc& desc, const LinearKernels& kernels,
-                                              const LinearGemms& gemms, const LinearLayout& layout,
-                                              CallKind kind);
-// Lists the launches of a backward that is given dy in fp8, in Slot::kGradOutputQ and those behind
-// it: its bits are those of kBackwardKinds. A kind that the linear does not have gives no list.
-[[nodiscard]] Result<LaunchList> plan_gradients(const std::shared_ptr<Context>& context,
-                                                const LinearDesc& desc,
-                                                const LinearKernels& kernels,
-                                                const LinearGemms& gemms,
-                                                const LinearLayout& layout, CallKind kind);
 
 }  // namespace f8::runtime

@@ -49,9 +49,6 @@ static void train(float8_context* context, const char* recipe) {
   float8_quantizer* quantizer = NULL;
   float8_quantizer_list* casts = NULL;
   const float8_quantizer* quantizers[1];
-  float8_linear_group* group = NULL;
-  float8_grouped_linear_args member = {.struct_size = sizeof member};
-  float8_linear_group_args together = {.struct_size = sizeof together, .m = M, .count = 1};
   const float8_linear* list[1];
   float8_linear_desc desc = {.struct_size = sizeof desc, .m_max = M, .n = N, .k = K};
   float8_scales_desc scales_desc = {.struct_size = sizeof scales_desc, .count = 1};
@@ -80,7 +77,6 @@ static void train(float8_context* context, const char* recipe) {
   } else { /* no GEMM reads the weight in fp8 */
     EXPECT(strcmp(recipe, "bf16") == 0);
   }
-  OK(float8_linear_group_plan(context, list, 1, &group));
   workspace =
       buffer(float8_linear_workspace_bytes(linear) + float8_quantizer_list_workspace_bytes(casts));
   saved = buffer(float8_linear_saved_bytes(linear));
@@ -126,24 +122,6 @@ static void train(float8_context* context, const char* recipe) {
          FLOAT8_CORRUPT);
   forward.y = x;
   EXPECT(float8_linear_forward(linear, &forward, workspace, NULL) == FLOAT8_INVALID_ARGUMENT);
-  free(workspace), free(saved);
-  workspace = buffer(float8_linear_group_workspace_bytes(group));
-  saved = buffer(float8_linear_group_saved_bytes(group, 0));
-  member.w = w;
-  member.y = y;
-  member.dy = dy;
-  member.dw = dw;
-  member.scales = weight.scales;
-  together.x = x;
-  together.saved = saved;
-  together.dx = dx;
-  together.linears = &member;
-  OK(float8_linear_group_forward(group, &together, workspace, NULL));
-  OK(float8_linear_group_backward(group, &together, workspace, NULL));
-  EXPECT(all(y, M * N, 0x4200));
-  EXPECT(all(dx, M * K, 0x4240));
-  EXPECT(all(dw, N * K, 0x4180));
-  float8_linear_group_destroy(group);
   float8_quantizer_list_destroy(casts);
   float8_quantizer_destroy(quantizer);
   float8_scales_destroy(scales);

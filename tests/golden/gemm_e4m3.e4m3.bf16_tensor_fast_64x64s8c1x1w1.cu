@@ -47,8 +47,7 @@ struct Config {
 };
 static_assert(sizeof(GemmArgs) == 192, "kernel_args.cuh on the host");
 static_assert(GemmTraits<Config>::kThreads == 256, "threads_per_block() on the host");
-static_assert(GemmTraits<Config>::kSharedBytes == 147584, "dynamic_smem_bytes() on the host");
-static_assert(GemmTraits<Config>::kOutRowBytes == 128, "out_row_bytes() on the host");
+static_assert(GemmTraits<Config>::kLayout.bytes() == 147584, "dynamic_smem_bytes() on the host");
 static_assert(GemmTraits<Config>::kAccumulators == 32, "gemm_accumulators() on the host");
 static_assert(GemmTraits<Config>::Schedule::kClusterSize == 1, "the cluster's size on the host");
 extern "C" __global__ void __launch_bounds__(256, 1)

@@ -55,8 +55,7 @@ struct Config {
 };
 static_assert(sizeof(GemmArgs) == 192, "kernel_args.cuh on the host");
 static_assert(GemmTraits<Config>::kThreads == 384, "threads_per_block() on the host");
-static_assert(GemmTraits<Config>::kSharedBytes == 231552, "dynamic_smem_bytes() on the host");
-static_assert(GemmTraits<Config>::kOutRowBytes == 128, "out_row_bytes() on the host");
+static_assert(GemmTraits<Config>::kLayout.bytes() == 231552, "dynamic_smem_bytes() on the host");
 static_assert(GemmTraits<Config>::kAccumulators == 192, "gemm_accumulators() on the host");
 static_assert(GemmTraits<Config>::Schedule::kClusterSize == 2, "the cluster's size on the host");
 extern "C" __global__ void __launch_bounds__(384, 1)

@@ -106,11 +106,11 @@ TEST_F(GpuTest, ScaleUpdateLikeTheReference) {
 }
 
 TEST_F(GpuTest, AScaleStateResumesBitwise) {
-  constexpr Shape kShape = {256, 128, 384};
-  const auto planned = Linear::plan(context_, describe("delayed", kShape));
+  constexpr Shape kOfLinear = {256, 128, 384};
+  const auto planned = Linear::plan(context_, describe("delayed", kOfLinear));
   F8_ASSERT_OK(planned);
   const Linear& linear = **planned;
-  Tensors t(*context_, linear, kShape.m, 2);
+  Tensors t(*context_, linear, kOfLinear.m, 2);
   const auto scales = DelayedScales::plan(context_, linear.scale_slots(), {.history = 4}).value();
   const DeviceBuffer state(*context_, scales.bytes());
   const DeviceStream stream(*context_);
@@ -119,7 +119,7 @@ TEST_F(GpuTest, AScaleStateResumesBitwise) {
   const auto step = [&](int i) {
     t.first_step = i == 0;
     // The steps' inputs differ: the first rows alone, more of them each time.
-    t.m = kShape.m / 8 * (i + 1);
+    t.m = kOfLinear.m / 8 * (i + 1);
     F8_ASSERT_OK(linear.forward(t.forward(), t.workspace.as(), stream.get()));
     F8_ASSERT_OK(linear.backward(t.backward(), t.workspace.as(), stream.get()));
     F8_ASSERT_OK(scales.update(state.as(), stream.get()));

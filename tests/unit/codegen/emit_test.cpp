@@ -106,13 +106,12 @@ TEST(Emit, HostAndTemplateCannotDisagree) {
     const char* key;
     std::string_view text, changed, place;
   } cases[] = {
-      {kGemm, "kStages * (kStageBytes + 2 * 8", "kStages * (kStageBytes + 3 * 8",
+      {kGemm, "return at_operands() + operands();", "return at_operands() + operands() + 8;",
        "dynamic_smem_bytes()"},
-      {kGemm, "kSharedBytes == ", "kSharedBytes == 1", "dynamic_smem_bytes()"},
-      {kGemm, "kBuffers * (4 * kFloats", "kBuffers * (8 * kFloats", "dynamic_smem_bytes()"},
+      {kGemm, "kLayout.bytes() == ", "kLayout.bytes() == 1", "dynamic_smem_bytes()"},
+      {kGemm, "4 * operand_floats() + 2", "8 * operand_floats() + 2", "dynamic_smem_bytes()"},
       {kGemm, "128 * (Config::kWarpgroups + 1)", "128 * (Config::kWarpgroups + 2)",
        "threads_per_block()"},
-      {kGemm, "kOutRowBytes = kOutColumns", "kOutRowBytes = 2 * kOutColumns", "out_row_bytes()"},
       {kGemm, "(kMmaTiles + Config::kPromotionAccumulators)", "(kMmaTiles + 3)",
        "gemm_accumulators()"},
       {kGemm, "kClusterSize = Config::kClusterM *", "kClusterSize = 2 * Config::kClusterM *",

@@ -383,8 +383,6 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_quantizer_desc, reserved, 88U);
   F8_ENDS(float8_quantize_args, ld_up, 176U);
   F8_ENDS(float8_fingerprint_args, valid, 72U);
-  F8_ENDS(float8_grouped_linear_args, accumulate_bias, 144U);
-  F8_ENDS(float8_linear_group_args, saved_bytes, 112U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace_bytes, 56U);
   F8_ENDS(float8_linear_desc, reserved, 104U);

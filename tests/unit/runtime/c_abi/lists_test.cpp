@@ -1,4 +1,4 @@
-// Lists of quantizers and groups of linears through the public header, on an emulated device.
+// Lists of quantizers, and linears that share them, through the public header, on an emulated device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
@@ -132,142 +134,100 @@ TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
   EXPECT_TRUE(says("args[2]: float8_quantize_args.workspace_bytes is 5")) << float8_last_error();
 }
 
-class LinearGroupAbi : public ::testing::Test {
+// Linears that read one x, such as Q, K and V: x and all weights are cast in one list, all dy in
+// another, and the linears take what these left.
+class LinearsOfOneX : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr int64_t kM = 40, kK = 64;
   static constexpr int64_t kN[] = {32, 48};
 
+  struct Cast {
+    float8::Quantizer quantizer;
+    Memory memory;
+    float8::Tensor view;
+  };
+
   float8::Linear linear(int64_t n) const {
-    return float8::Linear::plan(context_, {.m_max = kM,
-                                           .n = n,
-                                           .k = kK,
-                                           .recipe = float8::Recipe::rowwise(),
-                                           .accumulate_grad_input = true})
+    return float8::Linear::plan(
+               context_,
+               {.m_max = kM, .n = n, .k = kK, .recipe = recipe_, .accumulate_grad_input = true})
         .value();
   }
-  [[nodiscard]] float8::LinearGroupArgs args() const {
-    return {.x = x_.get(), .saved = saved_.get(), .dx = dx_.get()};
-  }
-  [[nodiscard]] std::vector<float8::GroupedLinearArgs> each() const {
-    std::vector<float8::GroupedLinearArgs> out;
-    for (size_t i = 0; i < 2; ++i) {
-      out.push_back({.w = w_[i].get(), .y = y_[i].get(), .dy = dy_[i].get(), .dw = dw_[i].get()});
+  // Casts tensors in one list.
+  std::vector<Cast> cast(
+      const std::vector<std::tuple<float8_operand, int64_t, int64_t, const void*>>& tensors) {
+    std::vector<Cast> all;
+    std::vector<float8::Quantizer> quantizers;
+    std::vector<float8::QuantizeArgs> args;
+    for (const auto& [operand, rows, cols, x] : tensors) {
+      auto quantizer =
+          float8::Quantizer::plan(
+              context_, {.operand = operand, .rows_max = rows, .cols = cols, .recipe = recipe_})
+              .value();
+      Memory to = memory(quantizer.tensor_bytes());
+      args.push_back({.x = x, .tensor = to.get()});
+      quantizers.push_back(quantizer);
+      const float8::Tensor view = quantizer.view(to.get(), rows).value();
+      all.push_back({quantizer, std::move(to), view});
     }
-    return out;
+    const auto list = float8::QuantizerList::plan(context_, quantizers).value();
+    const Memory scratch = memory(list.workspace_bytes());
+    std::memset(scratch.get(), 0, list.workspace_bytes());
+    EXPECT_TRUE(list.run(args, scratch.get(), nullptr)) << float8_last_error();
+    return all;
   }
 
   float8::Context context_ = emulated();
-  std::vector<float8::Linear> linears_ = {linear(kN[0]), linear(kN[1])};
-  float8::LinearGroup group_ = float8::LinearGroup::plan(context_, linears_).value();
-  Memory x_ = random_bf16(kM * kK, 1), dx_ = memory(kM * kK * 2),
-         saved_ = memory(group_.saved_bytes()), workspace_ = memory(group_.workspace_bytes());
-  std::array<Memory, 2> w_ = {random_bf16(kN[0] * kK, 2), random_bf16(kN[1] * kK, 3)},
-                        dy_ = {random_bf16(kM * kN[0], 4), random_bf16(kM*kN[1], 5)},
-                        y_ = {memory(kM * kN[0] * 2), memory(kM*kN[1] * 2)},
-                        dw_ = {memory(kN[0] * kK * 2), memory(kN[1] * kK * 2)};
+  float8::Recipe recipe_ = float8::Recipe::named(GetParam());
 };
 
-TEST_F(LinearGroupAbi, ComputesWhatItsLinearsDo) {
-  std::memset(workspace_.get(), 0, group_.workspace_bytes());
-  ASSERT_TRUE(group_.forward(args(), each(), workspace_.get(), nullptr)) << float8_last_error();
-  ASSERT_TRUE(group_.backward(args(), each(), workspace_.get(), nullptr)) << float8_last_error();
-  const Memory dx = memory(kM * kK * 2);
+TEST_P(LinearsOfOneX, ShareCasts) {
+  const Memory x = random_bf16(kM * kK, 1);
+  const std::array<Memory, 2> w = {random_bf16(kN[0] * kK, 2), random_bf16(kN[1] * kK, 3)},
+                              dy = {random_bf16(kM * kN[0], 4), random_bf16(kM * kN[1], 5)};
+  const auto forward = cast({{FLOAT8_INPUT, kM, kK, x.get()},
+                             {FLOAT8_WEIGHT, kN[0], kK, w[0].get()},
+                             {FLOAT8_WEIGHT, kN[1], kK, w[1].get()}});
+  const auto backward = cast(
+      {{FLOAT8_GRAD_OUTPUT, kM, kN[0], dy[0].get()}, {FLOAT8_GRAD_OUTPUT, kM, kN[1], dy[1].get()}});
+  const Memory dx = memory(kM * kK * 2), dx_alone = memory(kM * kK * 2);
   for (size_t i = 0; i < 2; ++i) {
     const auto n = static_cast<size_t>(kN[i]);
-    const Memory y = memory(kM * n * 2), dw = memory(n * kK * 2);
-    const Memory saved = memory(linears_[i].saved_bytes());
-    const Memory scratch = memory(linears_[i].workspace_bytes());
-    std::memset(scratch.get(), 0, linears_[i].workspace_bytes());
+    const float8::Linear linear = this->linear(kN[i]);
+    const Memory y = memory(kM * n * 2), y_alone = memory(kM * n * 2);
+    const Memory dw = memory(n * kK * 2), dw_alone = memory(n * kK * 2);
+    const Memory saved = memory(linear.saved_bytes());
+    const Memory scratch = memory(linear.workspace_bytes());
+    std::memset(scratch.get(), 0, linear.workspace_bytes());
+    const float8::Tensor *x8 = &forward[0].view, *w8 = &forward[i + 1].view;
+    EXPECT_EQ(linear.saved_bytes_with_tensors(true, true), 0U);
     ASSERT_TRUE(
-        linears_[i].forward({.x = x_.get(), .w = w_[i].get(), .y = y.get(), .saved = saved.get()},
-                            scratch.get(), nullptr));
-    ASSERT_TRUE(linears_[i].backward({.dy = dy_[i].get(),
-                                      .saved = saved.get(),
-                                      .dx = dx.get(),
-                                      .dw = dw.get(),
-                                      .accumulate_dx = i > 0},
-                                     scratch.get(), nullptr));
-    EXPECT_TRUE(same(y, y_[i], kM * n * 2)) << i;
-    EXPECT_TRUE(same(dw, dw_[i], n * kK * 2)) << i;
+        linear.forward({.y = y.get(), .x_tensor = x8, .w_tensor = w8}, scratch.get(), nullptr))
+        << float8_last_error();
+    ASSERT_TRUE(linear.backward({.dx = dx.get(),
+                                 .dw = dw.get(),
+                                 .x_tensor = x8,
+                                 .w_tensor = w8,
+                                 .accumulate_dx = i > 0,
+                                 .dy_tensor = &backward[i].view},
+                                scratch.get(), nullptr))
+        << float8_last_error();
+    ASSERT_TRUE(
+        linear.forward({.x = x.get(), .w = w[i].get(), .y = y_alone.get(), .saved = saved.get()},
+                       scratch.get(), nullptr));
+    ASSERT_TRUE(linear.backward({.dy = dy[i].get(),
+                                 .saved = saved.get(),
+                                 .dx = dx_alone.get(),
+                                 .dw = dw_alone.get(),
+                                 .accumulate_dx = i > 0},
+                                scratch.get(), nullptr));
+    EXPECT_TRUE(same(y, y_alone, kM * n * 2)) << i;
+    EXPECT_TRUE(same(dw, dw_alone, n * kK * 2)) << i;
   }
-  EXPECT_TRUE(same(dx, dx_, kM * kK * 2));
+  EXPECT_TRUE(same(dx, dx_alone, kM * kK * 2));
 }
 
-// The text shows the launches of the group beside those of its linears.
-TEST_F(LinearGroupAbi, SaysHowManyKernelsItLaunches) {
-  const std::string text = group_.info().value();
-  EXPECT_NE(text.find("group of 2 linears, m up to 40, k 64, recipe rowwise: n 32, 48"),
-            std::string::npos)
-      << text;
-  for (const auto& [name, of_group, alone] :
-       {std::tuple{"forward  ", 3, 4}, {"forward with weights in fp8", 3, 4}, {"backward", 4, 5}}) {
-    const size_t at = text.find(std::string("\n  ") + name);
-    ASSERT_NE(at, std::string::npos) << text;
-    int counts[2] = {};
-    ASSERT_EQ(std::sscanf(text.c_str() + at + 45, "%d %d", &counts[0], &counts[1]), 2) << text;
-    EXPECT_EQ(counts[0], of_group) << text;
-    EXPECT_EQ(counts[1], alone) << text;
-  }
-  EXPECT_LT(group_.saved_bytes(true), group_.saved_bytes());
-  EXPECT_LT(group_.saved_bytes(), linears_[0].saved_bytes() + linears_[1].saved_bytes());
-}
-
-TEST_F(LinearGroupAbi, RefusesWhatItCannotDo) {
-  float8_linear_group* out = nullptr;
-  const float8_linear* some[] = {linears_[0].get(), nullptr};
-  EXPECT_EQ(float8_linear_group_plan(context_.get(), some, 2, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("linears[1] is NULL")) << float8_last_error();
-  EXPECT_EQ(float8_linear_group_plan(context_.get(), nullptr, 2, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_EQ(out, nullptr);
-  EXPECT_EQ(float8_linear_group_workspace_bytes(nullptr), 0U);
-  EXPECT_EQ(float8_linear_group_saved_bytes(nullptr, 0), 0U);
-  float8_linear_group_destroy(nullptr);
-  EXPECT_EQ(float8_linear_group_info(nullptr, nullptr, 0, nullptr), FLOAT8_INVALID_ARGUMENT);
-
-  const auto refused = [&](auto change, std::string_view words) {
-    float8::LinearGroupArgs group = args();
-    std::vector<float8::GroupedLinearArgs> linears = each();
-    group.m = kM;
-    group.linears = linears.data();
-    group.count = linears.size();
-    change(group, linears);
-    EXPECT_NE(float8_linear_group_forward(group_.get(), &group, workspace_.get(), nullptr),
-              FLOAT8_OK);
-    EXPECT_TRUE(says(words)) << float8_last_error();
-    EXPECT_NE(float8_linear_group_backward(group_.get(), &group, workspace_.get(), nullptr),
-              FLOAT8_OK);
-    EXPECT_TRUE(says(words)) << float8_last_error();
-  };
-  refused([](auto& g, auto&) { g.count = 1; }, "count is 1, the group has 2 linears");
-  refused([](auto& g, auto&) { g.linears = nullptr; }, "linears is NULL");
-  refused([](auto& g, auto&) { g.reserved = 1; }, "float8_linear_group_args.reserved is 1");
-  refused([](auto& g, auto&) { g.struct_size = 12; },
-          "float8_linear_group_args: struct_size is 12");
-  refused([](auto& g, auto&) { g.workspace_bytes = 1; },
-          "float8_linear_group_args.workspace_bytes is 1");
-  refused([](auto& g, auto&) { g.saved_bytes = 1; }, "float8_linear_group_args.saved_bytes is 1");
-  refused([](auto&, auto& l) { l[1].struct_size -= 8; },
-          "float8_linear_group_args.linears[1]: float8_grouped_linear_args: struct_size");
-  refused([](auto& g, auto&) { g.m = kM + 1; }, "float8_linear_group_args.m is 41");
-  float8_linear_group_args plain{};
-  EXPECT_EQ(float8_linear_group_forward(nullptr, &plain, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-  EXPECT_EQ(float8_linear_group_forward(group_.get(), nullptr, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-}
-
-// An emulated device remembers the forward of a saved buffer.
-TEST_F(LinearGroupAbi, ABackwardFitsItsForward) {
-  std::memset(workspace_.get(), 0, group_.workspace_bytes());
-  float8::LinearGroupArgs forward = args();
-  forward.m = 24;
-  ASSERT_TRUE(group_.forward(forward, each(), workspace_.get(), nullptr)) << float8_last_error();
-  EXPECT_FALSE(group_.backward(args(), each(), workspace_.get(), nullptr));
-  EXPECT_TRUE(
-      says("float8_linear_group_args.m is 40, the forward that filled `saved` had an m of "
-           "24"))
-      << float8_last_error();
-  EXPECT_TRUE(group_.backward(forward, each(), workspace_.get(), nullptr)) << float8_last_error();
-}
+INSTANTIATE_TEST_SUITE_P(All, LinearsOfOneX,
+                         ::testing::Values("tensorwise", "rowwise", "blockwise"));
 
 }  // namespace

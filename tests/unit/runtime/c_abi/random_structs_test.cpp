@@ -260,39 +260,6 @@ class RandomStructs : public ::testing::Test {
     const float8_status found = float8_quantize_list_amax(list_, tensors.data(), 2, nullptr);
     EXPECT_NE(found, FLOAT8_OK) << "the quantizers are not over ranks";
     expect_told("quantize_list_amax", found);
-
-    float8_grouped_linear_args member{};
-    mutate(member);
-    float8_linear_group_args group{};
-    group.m = kM;
-    group.count = 1;
-    mutate(group);
-    if (!rarely()) member.struct_size = sizeof member;
-    if (!rarely()) member.accumulate = member.accumulate_bias = 0;
-    for (void*& slot : member.scales.opaque) slot = nullptr;
-    if (!rarely()) float8_scales_slots(scales_.get(), state_, 0, &member.scales);
-    keep_small(
-        {&member.ld_w, &member.ld_y, &member.ld_dy, &member.ld_dw, &group.ld_x, &group.ld_dx});
-    member.w = pointer(slice(2));
-    member.y = pointer(slice(3));
-    member.dy = pointer(slice(5));
-    member.dw = pointer(slice(7));
-    member.bias = rarely() ? somewhere() : nullptr;
-    member.db = rarely() ? somewhere() : nullptr;
-    member.w_tensor = nullptr;
-    member.counters = static_cast<float8_cast_counters*>(rarely() ? pointer(slice(8)) : nullptr);
-    group.x = pointer(slice(1));
-    group.saved = pointer(slice(4));
-    group.dx = pointer(slice(6));
-    group.linears = rarely() ? nullptr : &member;
-    if (!rarely()) group.count = 1;
-    group.ranks = rarely() ? reinterpret_cast<float8_nccl_comm>(uintptr_t{16}) : nullptr;
-    if (!rarely()) group.first_step = 1;
-    if (!rarely()) group.reserved = group.accumulate_dx = 0;
-    if (!rarely()) group.workspace_bytes = group.saved_bytes = 0;
-    expect_told("group_forward", float8_linear_group_forward(group_, &group, workspace(), nullptr));
-    expect_told("group_backward",
-                float8_linear_group_backward(group_, &group, workspace(), nullptr));
   }
 
   // One rank's, so that no thread waits for another.
@@ -329,17 +296,10 @@ class RandomStructs : public ::testing::Test {
     const float8_quantizer* const quantizers[] = {quantizer_.get(), quantizer_.get()};
     EXPECT_EQ(float8_quantizer_list_plan(context_.get(), quantizers, 2, &list_), FLOAT8_OK);
     EXPECT_LT(float8_quantizer_list_workspace_bytes(list_), kSlice);
-    const float8_linear* const one[] = {linear_.get()};
-    EXPECT_EQ(float8_linear_group_plan(context_.get(), one, 1, &group_), FLOAT8_OK);
-    EXPECT_LT(float8_linear_group_workspace_bytes(group_), kSlice);
-    EXPECT_LT(float8_linear_group_saved_bytes(group_, 0), kSlice);
     EXPECT_LT(linear_.workspace_bytes(), kSlice);
     EXPECT_TRUE(scales_.init(state_, nullptr));
   }
-  ~RandomStructs() override {
-    float8_linear_group_destroy(group_);
-    float8_quantizer_list_destroy(list_);
-  }
+  ~RandomStructs() override { float8_quantizer_list_destroy(list_); }
 
   static float8::Linear plan(const float8::Context& context) {
     float8::LinearDesc desc;
@@ -371,7 +331,6 @@ class RandomStructs : public ::testing::Test {
   float8::Scales scales_ = float8::Scales::plan(context_, {linear_.get(), linear_.get()}).value();
   void* state_ = slice(11);
   float8_quantizer_list* list_ = nullptr;
-  float8_linear_group* group_ = nullptr;
   std::vector<float8::Communicator> ranks_ = float8::Communicator::create({&context_}).value();
   std::map<std::string, int> good_, bad_;
 };
@@ -388,9 +347,9 @@ TEST_F(RandomStructs, EveryCallReturnsAStatus) {
     if (HasFailure())
       f8::print(stderr, "round {} of seed {}\n", i, setting("FLOAT8_CAMPAIGN_SEED", 18));
   }
-  for (const char* call : {"context", "linear_plan", "scales_plan", "model_plan", "model_verdict",
-                           "forward", "backward", "quantize", "quantize_list", "group_forward",
-                           "group_backward", "scales_sync", "gather"}) {
+  for (const char* call :
+       {"context", "linear_plan", "scales_plan", "model_plan", "model_verdict", "forward",
+        "backward", "quantize", "quantize_list", "scales_sync", "gather"}) {
     EXPECT_GT(good_[call], 0) << call;
     EXPECT_GT(bad_[call], 0) << call;
     RecordProperty(call, f8::format("{} good, {} bad", good_[call], bad_[call]));
