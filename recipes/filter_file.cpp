@@ -167,7 +167,7 @@ Result<std::string> FilterFile::serialize() const {
 }
 
 Result<FilterFile> FilterFile::parse(std::string_view text) {
-  std::string_view rest = F8_TRY(unseal(kKind, text));
+  std::string_view rest = F8_TRY(unseal(kKind, text)).lines;
   FilterFile file;
   for (int number = 2; !rest.empty(); ++number) {
     if (const Status parsed = parse_line(number, take_until(rest, '\n'), file); !parsed) {

@@ -12,7 +12,21 @@
 namespace f8 {
 namespace {
 
-constexpr std::array kOps = {Op::kOutput, Op::kGradInput, Op::kGradWeight, Op::kLinear};
+constexpr DimSpec kLinearDims[] = {{.name = "m", .meaning = "tokens"},
+                                   {.name = "n", .meaning = "out_features", .multiple = 16},
+                                   {.name = "k", .meaning = "in_features", .multiple = 16}};
+constexpr std::string_view kLinearParts[] = {"output", "grad_input", "grad_weight"};
+
+// The operations. Another one is an entry here and its enumerator.
+constexpr std::array kOps = {
+    OpSpec{Op::kOutput, "output", "fprop", kLinearDims, {}},
+    OpSpec{Op::kGradInput, "grad_input", "dgrad", kLinearDims, {}},
+    OpSpec{Op::kGradWeight, "grad_weight", "wgrad", kLinearDims, {}},
+    OpSpec{Op::kLinear, "linear", "", kLinearDims, kLinearParts, 3},
+};
+static_assert(std::ranges::all_of(kOps, [](const OpSpec& spec) {
+  return &spec == &kOps[static_cast<size_t>(spec.op)] && spec.dims.size() <= kMaxDims;
+}));
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
@@ -34,14 +48,23 @@ std::optional<int64_t> parse_int(std::string_view text) {
   return text.empty() ? value : std::nullopt;
 }
 
-Status validate_multiple_of_16(const char* name, const char* meaning, int64_t value) {
-  if (value >= 16 && value % 16 == 0 && value <= kMaxDim) return {};
-  if (value > kMaxDim) {
-    return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be at most {}", name, meaning,
-                value, kMaxDim);
+Status validate_dim(const DimSpec& dim, int64_t value) {
+  if (value >= dim.least && value % dim.multiple == 0 && value <= kMaxDim) return {};
+  if (dim.multiple == 1) {
+    return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be from {} to {}", dim.name,
+                dim.meaning, value, dim.least, kMaxDim);
   }
-  return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be a positive multiple of 16",
-              name, meaning, value);
+  if (value > kMaxDim) {
+    return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be at most {}", dim.name,
+                dim.meaning, value, kMaxDim);
+  }
+  return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be a positive multiple of {}",
+              dim.name, dim.meaning, value, dim.multiple);
+}
+
+Status validate_dims(const Dims& dims, std::span<const DimSpec> specs) {
+  for (size_t i = 0; i < specs.size(); ++i) F8_TRY(validate_dim(specs[i], dims.sizes[i]));
+  return {};
 }
 
 Status validate_types(const Problem& p) {
@@ -59,46 +82,84 @@ Status validate_types(const Problem& p) {
   return {};
 }
 
-Result<Problem> parse_fields(std::string_view rest) {
-  if (std::ranges::count(rest, '/') != 5) {
+Result<Op> parse_key_op(std::string_view text) {
+  const auto found = std::ranges::find(kOps, text, &OpSpec::name);
+  if (found != kOps.end()) return found->op;
+  if (const Result<Op> alias = parse_op(text)) {
+    return fail(ErrorCode::kInvalidArgument, "op {} is written '{}' in a key", quote(text),
+                to_string(*alias));
+  }
+  std::string known;
+  for (const OpSpec& spec : kOps) known += f8::format("{}{}", known.empty() ? "" : ", ", spec.name);
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown op {}; this float8 knows {}, so use the newer float8 that wrote it",
+              quote(text), known);
+}
+
+Status parse_recipe(std::string_view text, Problem& p) {
+  p.recipe = text;
+  if (is_recipe_name(text)) return {};
+  return fail(ErrorCode::kInvalidArgument, "recipe {} is not of lower-case letters, digits and '_'",
+              quote(text));
+}
+
+Status parse_settings(std::string_view text, Problem& p) {
+  std::string_view recipe = text;
+  p.fast = take_off_end(recipe, "+fast");
+  p.bias = take_off_end(recipe, "+bias");
+  if (recipe.contains('+')) {
     return fail(ErrorCode::kInvalidArgument,
-                "it has {} fields; expected op/recipe/a.b.d/tn/mINTnINTkINT/bBITfBIT",
-                std::ranges::count(rest, '/') + 1);
+                "settings {}; a recipe, behind it +bias, +fast or +bias+fast", quote(text));
   }
-  Problem p;
-  const std::string_view op = take_until(rest, '/');
-  p.op = F8_TRY(parse_op(op));
-  if (op != to_string(p.op)) {
-    return fail(ErrorCode::kInvalidArgument, "op {} is written '{}' in a key", quote(op),
-                to_string(p.op));
-  }
-  p.recipe = take_until(rest, '/');
-  if (!is_recipe_name(p.recipe)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "recipe {} is not of lower-case letters, digits and '_'", quote(p.recipe));
-  }
-  std::string_view types = take_until(rest, '/');
-  if (std::ranges::count(types, '.') != 2) {
+  return parse_recipe(recipe, p);
+}
+
+Status parse_types(std::string_view text, Problem& p) {
+  if (std::ranges::count(text, '.') != 2) {
     return fail(ErrorCode::kInvalidArgument, "types {} are not a.b.d, such as e4m3.e4m3.bf16",
-                quote(types));
+                quote(text));
   }
-  p.a = F8_TRY(parse_dtype(take_until(types, '.')));
-  p.b = F8_TRY(parse_dtype(take_until(types, '.')));
-  p.d = F8_TRY(parse_dtype(types));
-  F8_TRY(validate_types(p));
-  if (const std::string_view layout = take_until(rest, '/'); layout != "tn") {
-    return fail(ErrorCode::kInvalidArgument, "layout {}; the only one is tn", quote(layout));
-  }
-  p.shape = F8_TRY(parse_dims(take_until(rest, '/')));
+  p.a = F8_TRY(parse_dtype(take_until(text, '.')));
+  p.b = F8_TRY(parse_dtype(take_until(text, '.')));
+  p.d = F8_TRY(parse_dtype(text));
+  return validate_types(p);
+}
+
+Status parse_flags(std::string_view text, Problem& p) {
   for (const bool bias : {false, true}) {
     for (const bool fast : {false, true}) {
-      if (rest != f8::format("b{:d}f{:d}", bias, fast)) continue;
+      if (text != f8::format("b{:d}f{:d}", bias, fast)) continue;
       p.bias = bias;
       p.fast = fast;
-      return p;
+      return {};
     }
   }
-  return fail(ErrorCode::kInvalidArgument, "flags {}; one of b0f0, b0f1, b1f0, b1f1", quote(rest));
+  return fail(ErrorCode::kInvalidArgument, "flags {}; one of b0f0, b0f1, b1f0, b1f1", quote(text));
+}
+
+Result<Problem> parse_fields(std::string_view rest) {
+  const auto fields = std::ranges::count(rest, '/') + 1;
+  const bool of_0_1 = fields == 6;
+  Problem p;
+  // A newer float8 may give its operations other fields, though no fewer.
+  if (fields >= 4) p.op = F8_TRY(parse_key_op(take_until(rest, '/')));
+  if (!of_0_1 && fields != 4) {
+    return fail(ErrorCode::kInvalidArgument,
+                "it has {} fields; expected op/settings/a.b.d/dims, as "
+                "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096",
+                fields);
+  }
+  const std::string_view settings = take_until(rest, '/');
+  F8_TRY(of_0_1 ? parse_recipe(settings, p) : parse_settings(settings, p));
+  F8_TRY(parse_types(take_until(rest, '/'), p));
+  if (of_0_1) {
+    if (const std::string_view layout = take_until(rest, '/'); layout != "tn") {
+      return fail(ErrorCode::kInvalidArgument, "layout {}; the only one is tn", quote(layout));
+    }
+  }
+  p.dims = F8_TRY(parse_dims(take_until(rest, '/'), spec_of(p.op).dims));
+  if (of_0_1) F8_TRY(parse_flags(rest, p));
+  return p;
 }
 
 // Parses "8", "1024:4096:1024" or "1024:16384:x2".
@@ -173,51 +234,69 @@ void drop_repeated(std::vector<Shape>& shapes) {
 
 }  // namespace
 
-std::string to_string(Shape shape) {
-  return f8::format("m{}n{}k{}", shape.m, shape.n, shape.k);
+std::string to_string(const Dims& dims, std::span<const DimSpec> specs) {
+  std::string text;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    text += f8::format("{}{}", specs[i].name, dims.sizes[i]);
+  }
+  return text;
 }
 
-Result<Shape> parse_dims(std::string_view text) {
-  std::array<int64_t, 3> values{};
+Result<Dims> parse_dims(std::string_view text, std::span<const DimSpec> specs) {
+  Dims dims;
   std::string_view rest = text;
-  for (size_t i = 0; i < values.size(); ++i) {
-    const char name = "mnk"[i];
-    if (!rest.starts_with(name)) {
-      return fail(ErrorCode::kInvalidArgument, "dims {} are not mINTnINTkINT: no '{}' where due",
-                  quote(text), name);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const std::string_view name = specs[i].name;
+    if (!take(rest, name)) {
+      std::string form;
+      for (const DimSpec& spec : specs) form += f8::format("{}INT", spec.name);
+      return fail(ErrorCode::kInvalidArgument, "dims {} are not {}: no '{}' where due", quote(text),
+                  form, name);
     }
-    rest.remove_prefix(1);
     const std::optional<int64_t> value = take_int(rest);
     if (!value) {
       return fail(ErrorCode::kInvalidArgument, "dims {}: {} is not a plain number of at most {}",
                   quote(text), name, kMaxDim);
     }
-    values[i] = *value;
+    dims.sizes[i] = *value;
   }
   if (!rest.empty()) {
     return fail(ErrorCode::kInvalidArgument, "dims {}: unexpected {} at the end", quote(text),
                 quote(rest));
   }
-  const Shape shape = {values[0], values[1], values[2]};
-  F8_TRY(validate_shape(shape));
-  return shape;
+  F8_TRY(validate_dims(dims, specs));
+  return dims;
+}
+
+std::string to_string(Shape shape) {
+  return to_string(Dims(shape), kLinearDims);
+}
+
+Result<Shape> parse_dims(std::string_view text) {
+  const auto [m, n, k, rest, none] = F8_TRY(parse_dims(text, kLinearDims)).sizes;
+  return Shape{m, n, k};
+}
+
+std::span<const OpSpec> registered_ops() {
+  return kOps;
+}
+
+const OpSpec& spec_of(Op op) {
+  return kOps[static_cast<size_t>(op)];
 }
 
 std::string_view to_string(Op op) {
-  return op == Op::kLinear ? "linear" : to_string(static_cast<Gemm>(op));
+  return spec_of(op).name;
 }
 
 Result<Op> parse_op(std::string_view text) {
-  for (const Op op : kOps) {
-    if (text == to_string(op)) return op;
+  std::string known;
+  for (const OpSpec& spec : kOps) {
+    if (text == spec.name || (text == spec.alias && !text.empty())) return spec.op;
+    known += f8::format("{}{}{}", known.empty() ? "" : ", ", spec.name,
+                        spec.alias.empty() ? "" : f8::format(" ({})", spec.alias));
   }
-  if (text == "fprop") return Op::kOutput;
-  if (text == "dgrad") return Op::kGradInput;
-  if (text == "wgrad") return Op::kGradWeight;
-  return fail(ErrorCode::kInvalidArgument,
-              "unknown op {}; one of output (fprop), grad_input (dgrad), grad_weight (wgrad), "
-              "linear",
-              quote(text));
+  return fail(ErrorCode::kInvalidArgument, "unknown op {}; one of {}", quote(text), known);
 }
 
 Shape gemm_shape(Shape linear, Gemm g) {
@@ -232,23 +311,24 @@ Shape gemm_shape(Shape linear, Gemm g) {
   return linear;
 }
 
-Result<Problem> Problem::make(Op op, const Recipe& recipe, Shape shape) {
+Result<Problem> Problem::make(Op op, const Recipe& recipe, const Dims& dims) {
   F8_TRY(recipe.validate());
-  F8_TRY(validate_shape(shape));
-  const GemmSetting& setting = recipe.at(op == Op::kLinear ? Gemm::kOutput : static_cast<Gemm>(op));
+  F8_TRY(validate_dims(dims, spec_of(op).dims));
+  const GemmSetting& setting = recipe.at(to_gemm(op));
   Problem p;
   p.op = op;
   p.recipe = settings_label(recipe);
   p.a = setting.a.dtype;
   p.b = setting.b.dtype;
-  p.shape = shape;
+  p.dims = dims;
   p.fast = setting.fast;
   return p;
 }
 
 std::string Problem::key() const {
-  return f8::format("{}/{}/{}.{}.{}/tn/{}/b{:d}f{:d}", to_string(op), recipe, to_string(a),
-                    to_string(b), to_string(d), to_string(shape), bias, fast);
+  return f8::format("{}/{}{}{}/{}.{}.{}/{}", to_string(op), recipe, bias ? "+bias" : "",
+                    fast ? "+fast" : "", to_string(a), to_string(b), to_string(d),
+                    to_string(dims, spec_of(op).dims));
 }
 
 Result<Problem> Problem::parse(std::string_view key) {
@@ -259,29 +339,35 @@ Result<Problem> Problem::parse(std::string_view key) {
   return parsed;
 }
 
+Shape Problem::shape() const {
+  Shape shape;
+  const std::span<const DimSpec> specs = spec_of(op).dims;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name == "m") shape.m = dims.sizes[i];
+    if (specs[i].name == "n") shape.n = dims.sizes[i];
+    if (specs[i].name == "k") shape.k = dims.sizes[i];
+  }
+  return shape;
+}
+
 double Problem::flops() const {
-  const double one = 2.0 * static_cast<double>(shape.m) * static_cast<double>(shape.n) *
-                     static_cast<double>(shape.k);
-  return op == Op::kLinear ? 3.0 * one : one;
+  const Shape s = shape();
+  return spec_of(op).gemms * 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) *
+         static_cast<double>(s.k);
 }
 
 double Problem::bytes() const {
-  const Shape s = op == Op::kLinear ? shape : gemm_shape(shape, static_cast<Gemm>(op));
+  const Shape s = is_gemm(op) ? gemm_shape(shape(), to_gemm(op)) : shape();
   const auto m = static_cast<double>(s.m);
   const auto n = static_cast<double>(s.n);
   const auto k = static_cast<double>(s.k);
   const auto size = [](Dtype t) { return static_cast<double>(size_bytes(t)); };
-  if (op == Op::kLinear) return 2.0 * (m * k + n * k + m * n) * size(d);
+  if (!is_gemm(op)) return 2.0 * (m * k + n * k + m * n) * size(d);
   return m * k * size(a) + n * k * size(b) + m * n * size(d);
 }
 
 Status validate_shape(Shape shape) {
-  if (shape.m < 1 || shape.m > kMaxDim) {
-    return fail(ErrorCode::kInvalidArgument, "m (tokens) is {}; it must be from 1 to {}", shape.m,
-                kMaxDim);
-  }
-  F8_TRY(validate_multiple_of_16("n", "out_features", shape.n));
-  return validate_multiple_of_16("k", "in_features", shape.k);
+  return validate_dims(shape, kLinearDims);
 }
 
 Result<std::vector<Shape>> parse_shapes(std::string_view text) {

@@ -1,19 +1,27 @@
 // The problem key: one vocabulary for command line, database, log lines and test names.
 //
-//   key    := op "/" recipe "/" types "/" "tn" "/" dims "/" flags
-//   op     := "output" | "grad_input" | "grad_weight" | "linear"
-//   recipe := (a-z | 0-9 | "_")+
-//   types  := a "." b "." d                  dtypes of the GEMM's operands and result
-//   dims   := "m" INT "n" INT "k" INT        the linear's tokens, out_features, in_features
-//   flags  := "b" ("0"|"1") "f" ("0"|"1")    bias; fast accumulation
-// For op "linear", types and flags are those of the output GEMM. INT has no sign and no leading
-// zero, so a problem has one key: parse(key).key() == key.
+//   key      := op "/" settings "/" types "/" dims
+//   op       := "output" | "grad_input" | "grad_weight" | "linear"       what spec_of() registers
+//   settings := recipe [ "+bias" ] [ "+fast" ]                           fast accumulation
+//   recipe   := (a-z | 0-9 | "_")+
+//   types    := a "." b "." d                  dtypes of the GEMM's operands and result
+//   dims     := { NAME INT }                   those of the operation, in its order
+// The dims of a linear and of its GEMMs are "m" INT "n" INT "k" INT: the linear's tokens,
+// out_features and in_features. For op "linear", types and settings are those of the output GEMM.
+// INT has no sign and no leading zero, so a problem has one key: parse(key).key() == key.
 //
-// Example: output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1
+// Example: output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096
+//
+// Version 0.1 spelled keys in another way, which parse() takes for ever:
+//   key      := op "/" recipe "/" types "/" "tn" "/" dims "/" "b" ("0"|"1") "f" ("0"|"1")
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,14 +40,56 @@ struct Shape {
   int64_t k = 0;
   auto operator<=>(const Shape&) const = default;
 };
+
+// A size that an operation has.
+struct DimSpec {
+  std::string_view name;     // in keys: lower-case letters
+  std::string_view meaning;  // for people: "tokens"
+  int64_t least = 1;
+  int64_t multiple = 1;
+};
+
+// The sizes of a problem, in the order of its operation's dims; 0 behind them.
+inline constexpr size_t kMaxDims = 5;
+struct Dims {
+  std::array<int64_t, kMaxDims> sizes{};
+  Dims() = default;
+  Dims(Shape shape) : sizes{shape.m, shape.n, shape.k} {}  // of a linear or one of its GEMMs
+  Dims(std::initializer_list<int64_t> values) {
+    std::copy_n(values.begin(), std::min(values.size(), kMaxDims), sizes.begin());
+  }
+  auto operator<=>(const Dims&) const = default;
+};
+[[nodiscard]] std::string to_string(const Dims& dims, std::span<const DimSpec> specs);
+[[nodiscard]] Result<Dims> parse_dims(std::string_view text, std::span<const DimSpec> specs);
 [[nodiscard]] std::string to_string(Shape shape);               // the key's dims: "m8n16k32"
 [[nodiscard]] Result<Shape> parse_dims(std::string_view text);  // the reverse; a valid shape
 
 enum class Op : uint8_t { kOutput, kGradInput, kGradWeight, kLinear };
+
+// What is registered of an operation: databases, tables and keys know no more of it.
+struct OpSpec {
+  Op op;
+  std::string_view name;   // in keys
+  std::string_view alias;  // also taken on the command line; empty: none
+  std::span<const DimSpec> dims;
+  // The parts of an operation of several kernels, for each of which a trial names its kernel.
+  std::span<const std::string_view> parts;
+  int gemms = 1;  // of 2mnk flops
+};
+[[nodiscard]] std::span<const OpSpec> registered_ops();  // indexed by Op
+[[nodiscard]] const OpSpec& spec_of(Op op);
 [[nodiscard]] std::string_view to_string(Op op);
-[[nodiscard]] Result<Op> parse_op(std::string_view text);  // also fprop, dgrad, wgrad
+[[nodiscard]] Result<Op> parse_op(std::string_view text);  // by name or alias
+[[nodiscard]] constexpr bool is_gemm(Op op) {
+  return static_cast<size_t>(op) < kGemms.size();
+}
 [[nodiscard]] constexpr Op to_op(Gemm g) {
   return static_cast<Op>(g);
+}
+// The GEMM that an operation is; of another one its first, which has its types.
+[[nodiscard]] constexpr Gemm to_gemm(Op op) {
+  return is_gemm(op) ? static_cast<Gemm>(op) : Gemm::kOutput;
 }
 
 // Gives the GEMM's own shape, d[m,n] = a[m,k] b[n,k]^T, for the linear's shape.
@@ -51,14 +101,16 @@ struct Problem {
   Dtype a = Dtype::kE4m3;
   Dtype b = Dtype::kE4m3;
   Dtype d = Dtype::kBf16;
-  Shape shape;
+  Dims dims;
   bool bias = false;
   bool fast = false;
 
-  [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, Shape shape);
+  [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, const Dims& dims);
   [[nodiscard]] std::string key() const;
   // The recipe need not be a built-in one: a database may hold a user's.
   [[nodiscard]] static Result<Problem> parse(std::string_view key);
+  // The dims m, n and k; 0 where the operation has no such dim.
+  [[nodiscard]] Shape shape() const;
   [[nodiscard]] double flops() const;  // 2mnk, 6mnk for a linear
   // The fewest bytes that must be moved: a GEMM's operands and its result once; a linear's x, w, y,
   // dy, dx and dw once each, in the type of d.

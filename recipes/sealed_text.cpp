@@ -1,10 +1,26 @@
 // Reading checks the kind, the version, whether the text is whole, and the hash, in this order.
 #include "recipes/sealed_text.hpp"
 
+#include <charconv>
+
 #include "base/hash.hpp"
 #include "base/text.hpp"
 
 namespace f8 {
+namespace {
+
+Result<int> read_version(const SealedKind& kind, std::string_view text) {
+  int version = 0;
+  std::from_chars(text.data(), text.data() + text.size(), version);
+  const bool is_number = text == f8::format("{}", version);
+  if (is_number && version >= kind.oldest && version <= kind.version) return version;
+  const bool newer = is_number && version > kind.version;
+  return fail(ErrorCode::kUnsupported, "{} has version {}, this float8 reads {}; {}{}", kind.name,
+              quote(text), kind.version, newer ? "use the newer float8 that wrote it, or " : "",
+              kind.remedy);
+}
+
+}  // namespace
 
 std::string first_line(const SealedKind& kind) {
   return f8::format("{} {}\n", kind.magic, kind.version);
@@ -15,7 +31,7 @@ std::string seal(std::string body) {
   return std::move(body) + f8::format("end {}\n", hash);
 }
 
-Result<std::string_view> unseal(const SealedKind& kind, std::string_view text) {
+Result<Unsealed> unseal(const SealedKind& kind, std::string_view text) {
   const std::string_view name = kind.name;
   if (!text.starts_with(f8::format("{} ", kind.magic))) {
     return fail(ErrorCode::kCorrupt, "not a float8 {}: it does not start with '{}'; {} writes one",
@@ -25,11 +41,7 @@ Result<std::string_view> unseal(const SealedKind& kind, std::string_view text) {
   if (rest.find('\n') == std::string_view::npos) {
     return fail(ErrorCode::kCorrupt, "{} is truncated: its first line has no end", name);
   }
-  const std::string_view version = take_until(rest, '\n');
-  if (version != f8::format("{}", kind.version)) {
-    return fail(ErrorCode::kUnsupported, "{} has version {}, this float8 reads {}; {}", name,
-                quote(version), kind.version, kind.remedy);
-  }
+  const int version = F8_TRY(read_version(kind, take_until(rest, '\n')));
   const size_t end = text.rfind("\nend ");
   if (end == std::string_view::npos || text.back() != '\n') {
     return fail(ErrorCode::kCorrupt,
@@ -46,7 +58,7 @@ Result<std::string_view> unseal(const SealedKind& kind, std::string_view text) {
                 "{} was changed or damaged: its hash is {}, its end line says {}", name, actual,
                 quote(hash));
   }
-  return rest.substr(0, rest.size() - (text.size() - hashed.size()));
+  return Unsealed{version, rest.substr(0, rest.size() - (text.size() - hashed.size()))};
 }
 
 }  // namespace f8

@@ -12,7 +12,8 @@ namespace f8 {
 
 struct SealedKind {
   std::string_view magic;         // "float8-table"
-  int version = 1;                // the version that is written, and the only one that is read
+  int version = 1;                // that is written
+  int oldest = version;           // that is read
   std::string_view name;          // "tuning table", for messages
   std::string_view remedy;        // for another version: "export it again with this one"
   std::string_view made_by = {};  // the command that writes one
@@ -21,8 +22,12 @@ struct SealedKind {
 [[nodiscard]] std::string first_line(const SealedKind& kind);
 // `body` begins with the first line.
 [[nodiscard]] std::string seal(std::string body);
-// Gives the lines between the first one and the last. The error is kUnsupported for another
-// version, and kCorrupt for a text of another kind, one that is cut short and one that was changed.
-[[nodiscard]] Result<std::string_view> unseal(const SealedKind& kind, std::string_view text);
+struct Unsealed {
+  int version = 0;
+  std::string_view lines;  // between the first one and the last
+};
+// The error is kUnsupported for another version, and kCorrupt for a text of another kind, one that is
+// cut short and one that was changed.
+[[nodiscard]] Result<Unsealed> unseal(const SealedKind& kind, std::string_view text);
 
 }  // namespace f8

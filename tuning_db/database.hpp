@@ -21,7 +21,7 @@
 namespace f8::tuning_db {
 
 inline constexpr size_t kMaxImportBytes = size_t{1} << 30;  // of an exported file
-inline constexpr int kSchemaVersion = 3;
+inline constexpr int kSchemaVersion = 4;
 
 // The hash of all fields of a class.
 [[nodiscard]] std::string key(const DeviceClass& device);
@@ -41,7 +41,7 @@ struct Method {
 };
 
 // The implementation of a candidate: a GEMM in fp8 by a generated kernel or by cuBLASLt, a GEMM in
-// bf16 by cuBLASLt, a linear in fp8 or in bf16.
+// bf16 by cuBLASLt, a whole operation, such as a linear, in fp8 or in bf16.
 enum class Impl : uint8_t { kGenerated, kCublasLt, kBf16CublasLt, kFloat8, kBf16 };
 [[nodiscard]] std::string_view to_string(Impl impl);  // as the database keeps it: "bf16_cublaslt"
 [[nodiscard]] Result<Impl> parse_impl(std::string_view text);
@@ -51,6 +51,8 @@ struct Candidate {
   std::string config;       // JSON, e.g. {"config":"128x256s4c2x1w2g8"} or {"heuristic":3}
   std::string source_hash;  // empty for libraries
   [[nodiscard]] std::string key() const;
+  // "128x256s4c2x1w2g8" or "h3"; none where the JSON has neither.
+  [[nodiscard]] std::optional<std::string> kernel_config() const;
 };
 
 enum class TrialState {
@@ -80,16 +82,19 @@ struct Ratio {
   double ratio = 0, lo = 0, hi = 0;
 };
 
-// A kernel of a linear; its text is "generated:" and a GEMM configuration, or "cublaslt:h" and the
-// number of a heuristic.
-struct LinearKernel {
+// The kernel of a part of an operation (OpSpec::parts). Its text, without the part, is "generated:" and
+// a configuration, or "cublaslt:h" and the number of a heuristic.
+struct PartKernel {
+  std::string part;  // "grad_input"
   Provider provider = Provider::kGenerated;
   std::string config;  // with its "h" where the provider is cuBLASLt
-  bool operator==(const LinearKernel&) const = default;
+  bool operator==(const PartKernel&) const = default;
 };
-[[nodiscard]] std::string to_string(const LinearKernel& kernel);
-[[nodiscard]] Result<LinearKernel> parse_linear_kernel(std::string_view text);
-using LinearKernels = std::array<LinearKernel, 3>;  // indexed by Gemm
+[[nodiscard]] std::string to_string(const PartKernel& kernel);
+[[nodiscard]] Result<PartKernel> parse_part_kernel(std::string_view part, std::string_view text);
+// Null where there is none.
+[[nodiscard]] const PartKernel* find_kernel(const std::vector<PartKernel>& kernels,
+                                            std::string_view part);
 
 // The outcome of a trial; optional parts are NULL in the row.
 struct TrialResult {
@@ -102,8 +107,8 @@ struct TrialResult {
   std::optional<Ratio> ratio{};
   std::optional<double> sm_mhz_mean{}, sm_mhz_min{}, power_w{}, temp_c{};
   std::optional<int64_t> clock_event_mask{};
-  std::optional<double> screened_ns{};     // the time of the screening that the trial lost
-  std::optional<LinearKernels> kernels{};  // that a linear took for its GEMMs
+  std::optional<double> screened_ns{};  // the time of the screening that the trial lost
+  std::vector<PartKernel> kernels{};    // of all parts of the operation, in their order, or none
 
   // True if the trial came to a time, noisy or not.
   [[nodiscard]] bool is_timed() const {

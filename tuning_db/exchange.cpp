@@ -28,7 +28,7 @@ Result<Database::MergeCount> Database::merge_from(const fs::path& other) {
 
 Result<std::string> Database::to_jsonl() const {
   const Snapshot snapshot = F8_TRY(snapshot_of(*state_->db));
-  std::string text = "{\"float8_tuning_db\":2}\n";
+  std::string text = f8::format("{{\"float8_tuning_db\":{}}}\n", kExportFormat);
   const auto append = [&text](const auto& records) {
     for (const auto& record : records) text += without_controls(to_json_line(record)) + '\n';
   };

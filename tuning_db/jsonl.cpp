@@ -1,7 +1,7 @@
 // The text form of a database, made to be kept in git.
 //
 //   file      := header { device } { toolchain } { method } { run } { trial }   one object a line
-//   header    := {"float8_tuning_db":2}
+//   header    := {"float8_tuning_db":3}
 //   device    := {"device":KEY, "name":…, "cc":…, …}                  each once, sorted by key
 //   toolchain := {"toolchain":KEY, "driver":…, …}                     each once, sorted by key
 //   method    := {"method":KEY, "fidelity":…, "spec":{…}}             each once, sorted by key
@@ -12,8 +12,9 @@
 //
 // Names within an object are sorted, absent values are left out, numbers are the shortest text that
 // reads back to the same double. Equal data gives equal bytes. A reader takes the records in any
-// order and ignores blank lines, so that files can be joined line by line. It reads format 1 too,
-// whose trials have a screening's time and a linear's kernels in the words of "reason".
+// order and ignores blank lines, so that files can be joined line by line. It reads older formats too:
+// 1, whose trials have a screening's time and a linear's kernels in the words of "reason", and 2, whose
+// problem keys are spelled as in version 0.1.
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -28,7 +29,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kFormat = 2;
 constexpr int kOldestFormat = 1;
 
 struct FileKind {
@@ -253,15 +253,20 @@ void parse_run(Reader& read, Snapshot& snapshot) {
   snapshot.runs.push_back(std::move(r));
 }
 
-// {"output":KERNEL, "grad_input":KERNEL, "grad_weight":KERNEL}
-void parse_kernels(const Json& json, Reader& read, LinearKernels& kernels) {
-  for (const Gemm g : kGemms) {
-    const auto found = json.find(to_string(g));
+// {PART:KERNEL, ...}, for each part of the operation.
+void parse_kernels(const Json& json, Reader& read, TrialRecord& trial) {
+  const std::span<const std::string_view> parts = spec_of(trial.problem.op).parts;
+  if (!json.is_object() || json.size() != parts.size()) {
+    return read.complain("kernels", f8::format("is not of the {} parts of {}", parts.size(),
+                                               to_string(trial.problem.op)));
+  }
+  for (const std::string_view part : parts) {
+    const auto found = json.find(part);
     const auto kernel = found != json.end() && found->is_string()
-                            ? parse_linear_kernel(found->get<std::string>())
-                            : fail(ErrorCode::kCorrupt, "{} is missing", to_string(g));
+                            ? parse_part_kernel(part, found->get<std::string>())
+                            : fail(ErrorCode::kCorrupt, "{} is missing", part);
     if (!kernel) return read.complain("kernels", "is none: " + kernel.error().message);
-    kernels[static_cast<size_t>(g)] = *kernel;
+    trial.result.kernels.push_back(*kernel);
   }
 }
 
@@ -288,7 +293,6 @@ void parse_trial(const Json& json, Reader& read, Snapshot& snapshot) {
     read("pair_lo", ratio.lo);
     read("pair_hi", ratio.hi);
   }
-  if (read.has("kernels")) parse_kernels(json["kernels"], read, t.result.kernels.emplace());
   if (!read.error().empty()) return;
   const auto known = parse_impl(impl);
   if (!known) return read.complain("impl", "is of no use: " + known.error().message);
@@ -296,6 +300,7 @@ void parse_trial(const Json& json, Reader& read, Snapshot& snapshot) {
   auto problem = Problem::parse(key);
   if (!problem) return read.complain("problem", "is not a problem key: " + problem.error().message);
   t.problem = *std::move(problem);
+  if (read.has("kernels")) parse_kernels(json["kernels"], read, t);
   const auto parsed = parse_trial_state(state);
   if (!parsed) return read.complain("state", "is " + quote(state) + ", which is no state");
   t.result.state = *parsed;
@@ -321,12 +326,12 @@ Status check_header(const Json& json, std::string_view name, size_t line) {
         ErrorCode::kCorrupt,
         "{}:{}: not a float8 tuning export (its first line is {{\"float8_tuning_db\":{}}}); "
         "`float8-tune db export` writes one",
-        name, line, kFormat);
+        name, line, kExportFormat);
   }
-  if (*format >= kOldestFormat && *format <= kFormat) return {};
+  if (*format >= kOldestFormat && *format <= kExportFormat) return {};
   return fail(ErrorCode::kUnsupported,
-              "{}:{}: its format is {}, this program knows {}; use the float8 that wrote it", name,
-              line, dump(*format), kFormat);
+              "{}:{}: its format is {}, this program knows {}; use the newer float8 that wrote it",
+              name, line, dump(*format), kExportFormat);
 }
 
 }  // namespace
@@ -375,12 +380,7 @@ std::string to_json_line(const TrialRecord& trial) {
     json["pair_lo"] = result.ratio->lo;
     json["pair_hi"] = result.ratio->hi;
   }
-  if (result.kernels) {
-    for (const Gemm g : kGemms) {
-      json["kernels"][std::string(to_string(g))] =
-          to_string(result.kernels->at(static_cast<size_t>(g)));
-    }
-  }
+  for (const PartKernel& kernel : result.kernels) json["kernels"][kernel.part] = to_string(kernel);
   return dump(json);
 }
 

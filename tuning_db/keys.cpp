@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <ctime>
@@ -65,6 +66,16 @@ std::string Candidate::key() const {
   return hash_fields({"candidate", to_string(impl), canonical_or_raw(config), source_hash});
 }
 
+std::optional<std::string> Candidate::kernel_config() const {
+  const auto json = parse_json(config, "it").value_or(nullptr);
+  if (!json.is_object()) return std::nullopt;
+  const auto text = json.find("config");
+  if (text != json.end() && text->is_string()) return text->get<std::string>();
+  const auto number = json.find("heuristic");
+  if (number == json.end() || !number->is_number_integer()) return std::nullopt;
+  return f8::format("h{}", number->get<int64_t>());
+}
+
 std::string_view to_string(Impl impl) {
   return kImpls[static_cast<size_t>(impl)];
 }
@@ -77,11 +88,16 @@ Result<Impl> parse_impl(std::string_view text) {
               fmt::join(kImpls, ", "));
 }
 
-std::string to_string(const LinearKernel& kernel) {
+std::string to_string(const PartKernel& kernel) {
   return f8::format("{}:{}", to_string(kernel.provider), kernel.config);
 }
 
-Result<LinearKernel> parse_linear_kernel(std::string_view text) {
+const PartKernel* find_kernel(const std::vector<PartKernel>& kernels, std::string_view part) {
+  const auto found = std::ranges::find(kernels, part, &PartKernel::part);
+  return found == kernels.end() ? nullptr : &*found;
+}
+
+Result<PartKernel> parse_part_kernel(std::string_view part, std::string_view text) {
   std::string_view config = text;
   const std::string_view provider = take_until(config, ':');
   for (const Provider p : {Provider::kGenerated, Provider::kCublasLt}) {
@@ -93,7 +109,7 @@ Result<LinearKernel> parse_linear_kernel(std::string_view text) {
     const std::string_view rest = heuristic && has_form ? config.substr(1) : config;
     const std::string_view allowed = heuristic ? kDigits : kDigitsAndLetters;
     if (has_form && rest.find_first_not_of(allowed) == std::string_view::npos) {
-      return LinearKernel{p, std::string(config)};
+      return PartKernel{std::string(part), p, std::string(config)};
     }
   }
   return fail(ErrorCode::kCorrupt,

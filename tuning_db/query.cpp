@@ -27,6 +27,8 @@ std::vector<TrialRow> fastest_of_newest(std::vector<IdentifiedRow> rows) {
 }
 
 constexpr std::string_view kTerminal = "t.state NOT IN ('planned', 'running')";
+constexpr std::string_view kByShape =
+    "json_extract(p.dims, '$.n'), json_extract(p.dims, '$.k'), json_extract(p.dims, '$.m')";
 constexpr std::string_view kBestFirst =
     "t.state <> 'ok', m.fidelity <> 'final', t.median_ns IS NULL, t.median_ns, t.uuid";
 
@@ -42,12 +44,14 @@ Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
 }
 
 Result<std::vector<TrialRow>> Database::gemms(Impl impl) const {
-  auto s = F8_TRY(state_->db->prepare(
-      f8::format("{} WHERE c.impl = ? AND p.op <> 'linear' AND {} ORDER BY p.key, {}",
-                 select_rows(), kTerminal, kBestFirst)));
+  auto s = F8_TRY(state_->db->prepare(f8::format("{} WHERE c.impl = ? AND {} ORDER BY p.key, {}",
+                                                 select_rows(), kTerminal, kBestFirst)));
   s.bind(to_string(impl));
   std::vector<TrialRow> rows;
-  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
+  while (F8_TRY(s.step())) {
+    TrialRow row = F8_TRY(read_row(s, state_->layer)).row;
+    if (is_gemm(row.problem.op)) rows.push_back(std::move(row));
+  }
   return rows;
 }
 
@@ -55,7 +59,8 @@ Result<std::vector<TrialRow>> Database::linears(std::string_view recipe, Impl im
   auto s = F8_TRY(state_->db->prepare(
       select_rows() +
       "WHERE p.op = 'linear' AND p.recipe = ? AND c.impl = ? AND t.state = 'ok' "
-      "AND m.fidelity = 'final' ORDER BY p.n, p.k, p.m, p.bias, d.key, t.uuid"));
+      "AND m.fidelity = 'final' ORDER BY " +
+      std::string(kByShape) + ", p.key, d.key, t.uuid"));
   s.bind(recipe, to_string(impl));
   std::vector<IdentifiedRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
@@ -66,7 +71,8 @@ Result<std::vector<TrialRow>> Database::timed() const {
   auto s = F8_TRY(state_->db->prepare(
       select_rows() +
       "WHERE t.state IN ('ok', 'noisy') AND t.median_ns IS NOT NULL AND m.fidelity = 'final' "
-      "ORDER BY p.recipe, p.op, p.n, p.k, p.m, p.key, t.uuid"));
+      "ORDER BY p.recipe, p.op, " +
+      std::string(kByShape) + ", p.key, t.uuid"));
   std::vector<TrialRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
   return rows;

@@ -1,7 +1,9 @@
 // Values to rows and back: see rows.hpp.
 #include "tuning_db/rows.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include "base/text.hpp"
@@ -28,6 +30,22 @@ Result<bool> all_or_none(const Statement& s, int first, int count) {
     return fail(ErrorCode::kCorrupt, "only one of {} and {} has a value", s.name(first), s.name(c));
   }
   return !s.is_null(first);
+}
+
+// In the order of the operation's parts: rows have none.
+Result<std::vector<PartKernel>> read_kernels(std::string_view text, Op op) {
+  std::vector<PartKernel> kernels;
+  while (!text.empty()) {
+    std::string_view kernel = take_until(text, ',');
+    const std::string_view part = take_until(kernel, ' ');
+    kernels.push_back(F8_TRY(parse_part_kernel(part, kernel)));
+  }
+  const auto place = [parts = spec_of(op).parts](const PartKernel& kernel) {
+    return std::ranges::find(parts, kernel.part) - parts.begin();
+  };
+  std::ranges::sort(kernels, {}, place);
+  F8_TRY(validate_kernels(op, kernels));
+  return kernels;
 }
 
 void add_text_or_null(Statement& statement, const std::string& value) {
@@ -77,12 +95,19 @@ void bind_result(Statement& s, const TrialResult& r) {
   }
   s.add(r.clock_event_mask);
   add_finite(s, r.screened_ns);
-  for (const Gemm g : kGemms) {
-    r.kernels ? s.add(to_string(r.kernels->at(static_cast<size_t>(g)))) : s.add_null();
-  }
 }
 
-Result<TrialResult> read_result(const Statement& s, int first, TrialState state) {
+Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& result) {
+  if (result.kernels.empty()) return {};
+  auto insert = F8_TRY(db.prepare(
+      "INSERT INTO trial_kernel (trial_id, part, provider, config) VALUES (?, ?, ?, ?)"));
+  for (const PartKernel& kernel : result.kernels) {
+    F8_TRY(insert.bind(trial_id, kernel.part, to_string(kernel.provider), kernel.config).run());
+  }
+  return {};
+}
+
+Result<TrialResult> read_result(const Statement& s, int first, TrialState state, Op op) {
   int c = first;
   TrialResult r;
   r.state = state;
@@ -112,10 +137,7 @@ Result<TrialResult> read_result(const Statement& s, int first, TrialState state)
   }
   r.clock_event_mask = s.maybe_integer(c++);
   r.screened_ns = F8_TRY(finite_or_null(s, c++));
-  if (F8_TRY(all_or_none(s, c, 3))) {
-    r.kernels.emplace();
-    for (LinearKernel& kernel : *r.kernels) kernel = F8_TRY(parse_linear_kernel(s.text(c++)));
-  }
+  r.kernels = F8_TRY(read_kernels(s.view(c), op));
   F8_TRY(validate(r));
   return r;
 }
@@ -176,12 +198,17 @@ Result<int64_t> KeyedRows::method(const Method& m) {
                         *spec);
 }
 
+std::string dims_json(const Problem& problem) {
+  nlohmann::ordered_json json;
+  const std::span<const DimSpec> dims = spec_of(problem.op).dims;
+  for (size_t i = 0; i < dims.size(); ++i) json[std::string(dims[i].name)] = problem.dims.sizes[i];
+  return json.dump();
+}
+
 Result<int64_t> KeyedRows::problem(const Problem& p) {
   return find_or_insert("SELECT id FROM problem WHERE key = ?", p.key(),
-                        "INSERT INTO problem (key, op, recipe, a_dtype, b_dtype, d_dtype, m, n, k, "
-                        "bias, fast) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                        to_string(p.op), p.recipe, to_string(p.a), to_string(p.b), to_string(p.d),
-                        p.shape.m, p.shape.n, p.shape.k, p.bias, p.fast);
+                        "INSERT INTO problem (key, op, recipe, dims) VALUES (?, ?, ?, ?)",
+                        to_string(p.op), p.recipe, dims_json(p));
 }
 
 Result<int64_t> KeyedRows::candidate(const Candidate& c) {

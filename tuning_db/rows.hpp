@@ -11,18 +11,23 @@
 
 namespace f8::tuning_db {
 
-// The columns of a TrialResult but for its state, in the order that bind_result and read_result
-// use.
+// The columns of a TrialResult but for its state and its kernels, in the order that bind_result and
+// read_result use.
 inline constexpr std::string_view kResultColumns =
     "reason, predicted_ns, rel_err, sqnr_db, compile_ms, registers, smem_bytes, spill_bytes, "
     "cubin_hash, samples, samples_dropped, median_ns, mad_ns, p05_ns, p95_ns, ci_lo_ns, ci_hi_ns, "
     "pair_uuid, pair_ratio, pair_lo, pair_hi, sm_mhz_mean, sm_mhz_min, power_w, temp_c, "
-    "clock_event_mask, screened_ns, kernel_output, kernel_grad_input, kernel_grad_weight";
-inline constexpr int kResultColumnCount = 30;
+    "clock_event_mask, screened_ns";
+inline constexpr int kResultColumnCount = 27;
+// Behind them where a trial `t` is read: its rows of trial_kernel, each "part provider:config".
+inline constexpr std::string_view kKernelsColumn =
+    "(SELECT group_concat(part || ' ' || provider || ':' || config, ',') FROM trial_kernel k "
+    "WHERE k.trial_id = t.id)";
 
 void bind_result(Statement& statement, const TrialResult& result);  // appends kResultColumnCount
+[[nodiscard]] Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& result);
 [[nodiscard]] Result<TrialResult> read_result(const Statement& statement, int first,
-                                              TrialState state);
+                                              TrialState state, Op op);
 // The error of a row whose values cannot be: it names the file, the row and the remedy.
 [[nodiscard]] std::unexpected<Error> bad_row(std::string_view label, std::string_view kind,
                                              std::string_view name, const Error& why);
@@ -30,6 +35,9 @@ void bind_result(Statement& statement, const TrialResult& result);  // appends k
 [[nodiscard]] Result<TrialState> parse_trial_state(std::string_view text);
 // The columns impl, config and source_hash from `first` on.
 [[nodiscard]] Result<Candidate> read_candidate(const Statement& statement, int first);
+
+// {"m":8192,"n":4096,"k":4096}: dims as the column of a problem has them.
+[[nodiscard]] std::string dims_json(const Problem& problem);
 
 // Version 1 kept a screening's time and a linear's kernels as words of `reason`. Takes them out of
 // the words and into their fields; a result without such words stays as it is.

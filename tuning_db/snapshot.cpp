@@ -15,7 +15,8 @@ constexpr std::string_view kFinished = "t.state NOT IN ('planned', 'running')";
 
 auto order_of(const TrialRecord& t) {
   const Problem& p = t.problem;
-  return std::make_tuple(p.recipe, static_cast<int>(p.op), p.shape.n, p.shape.k, p.shape.m, p.key(),
+  const Shape s = p.shape();
+  return std::make_tuple(p.recipe, static_cast<int>(p.op), s.n, s.k, s.m, p.key(),
                          to_string(t.candidate.impl), t.candidate.config, t.candidate.source_hash,
                          t.uuid);
 }
@@ -116,7 +117,10 @@ class Inserter {
     if (!add_trial_) F8_TRY(prepare_add_trial());
     add_trial_->bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
     bind_result(*add_trial_, t.result);
-    F8_TRY(add_trial_->run());
+    F8_TRY(add_trial_->step());
+    const int64_t id = add_trial_->integer(0);
+    add_trial_->reset();
+    F8_TRY(insert_kernels(db_, id, t.result));
     return true;
   }
 
@@ -128,7 +132,7 @@ class Inserter {
         "INSERT INTO trial (uuid, run_id, problem_id, candidate_id, attempt, state, at, {0}) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, {1}) "
         "ON CONFLICT (uuid) DO UPDATE SET attempt = excluded.attempt, state = excluded.state, "
-        "at = excluded.at, ({0}) = ({2})",
+        "at = excluded.at, ({0}) = ({2}) RETURNING id",
         kResultColumns, places, excluded_columns()))));
     return {};
   }
@@ -186,7 +190,7 @@ Result<TrialRecord> read_trial(const Statement& s) {
   trial.problem = F8_TRY(Problem::parse(s.text(3)));
   trial.candidate = F8_TRY(read_candidate(s, 4));
   F8_TRY(read_int(s, 7, trial.attempt));
-  trial.result = F8_TRY(read_result(s, 9, state));
+  trial.result = F8_TRY(read_result(s, 9, state, trial.problem.op));
   F8_TRY(validate(trial));
   return trial;
 }
@@ -223,11 +227,12 @@ Result<Snapshot> read_snapshot(const Connection& db) {
   for (auto& [key, tools] : provenance.toolchains) snapshot.toolchains.push_back(std::move(tools));
   for (auto& [key, method] : provenance.methods) snapshot.methods.push_back(std::move(method));
 
-  auto trials = F8_TRY(db.prepare(f8::format(
-      "SELECT t.uuid, r.uuid, t.at, p.key, c.impl, c.config, c.source_hash, t.attempt, t.state, {} "
-      "FROM trial t JOIN run r ON r.id = t.run_id JOIN problem p ON p.id = t.problem_id "
-      "JOIN candidate c ON c.id = t.candidate_id WHERE {}",
-      kResultColumns, kFinished)));
+  auto trials = F8_TRY(db.prepare(
+      f8::format("SELECT t.uuid, r.uuid, t.at, p.key, c.impl, c.config, c.source_hash, t.attempt, "
+                 "t.state, {}, {} "
+                 "FROM trial t JOIN run r ON r.id = t.run_id JOIN problem p ON p.id = t.problem_id "
+                 "JOIN candidate c ON c.id = t.candidate_id WHERE {}",
+                 kResultColumns, kKernelsColumn, kFinished)));
   while (F8_TRY(trials.step())) {
     auto trial = read_trial(trials);
     if (!trial) return bad_row(db.label(), "trial", trials.view(0), trial.error());

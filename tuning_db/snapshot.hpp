@@ -34,6 +34,9 @@ struct Snapshot {
   std::vector<TrialRecord> trials;
 };
 
+// The format of exports that this program writes.
+inline constexpr int kExportFormat = 3;
+
 [[nodiscard]] Result<Snapshot> read_snapshot(const Connection& db);
 // One transaction: all or nothing. A trial or run that is there already must be equal.
 [[nodiscard]] Result<Database::MergeCount> insert_snapshot(Connection& db,

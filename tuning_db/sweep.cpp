@@ -217,22 +217,26 @@ Status Database::start_trial(const PendingTrial& trial) {
 Status Database::finish_trial(const PendingTrial& trial, const TrialResult& result) {
   F8_TRY(state_->require_writable());
   F8_TRY(validate(result));
+  F8_TRY(validate_kernels(trial.key.problem.op, result.kernels));
   Connection& db = *state_->db;
   auto transaction = F8_TRY(Transaction::begin(db));
   std::string places = "?";
   for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
   auto update =
       F8_TRY(db.prepare(f8::format("UPDATE trial SET state = ?, at = ?, ({}) = ({}) "
-                                   "WHERE uuid = ? AND state IN ('planned', 'running')",
+                                   "WHERE uuid = ? AND state IN ('planned', 'running') "
+                                   "RETURNING id",
                                    kResultColumns, places)));
   update.bind(to_string(result.state), timestamp());
   bind_result(update, result);
   update.add(trial.uuid);
-  F8_TRY(update.run());
-  if (db.changes() != 1) {
+  if (!F8_TRY(update.step())) {
     return fail(ErrorCode::kInvalidArgument, "{}: trial {} is finished already or not known",
                 db.label(), trial.uuid);
   }
+  const int64_t id = update.integer(0);
+  update.reset();
+  F8_TRY(insert_kernels(db, id, result));
   return transaction.commit();
 }
 

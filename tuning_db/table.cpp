@@ -5,7 +5,6 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "tuning_db/json/json_text.hpp"
 #include "tuning_db/state.hpp"
 #include "tuning_db/trial_rows.hpp"
 
@@ -66,7 +65,7 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const Baselines& ba
   const Timing& fp8 = *row.result.timing;
   const TrialRow* baseline = baselines.find(row);
   LinearSpeedup s{.recipe = row.problem.recipe,
-                  .shape = row.problem.shape,
+                  .shape = row.problem.shape(),
                   .date = row.at.substr(0, 10),
                   .trial = row.uuid};
   if (row.result.ratio) {
@@ -153,19 +152,15 @@ void add_linears(std::vector<FoundLinear> found, const std::string& source, Tuni
 
 // --- kernels
 
-// A candidate's JSON as a kernel: a GEMM configuration, or "h3" for a heuristic.
-Result<LinearKernel> table_kernel(const TrialRow& row) {
+// A candidate as the kernel of its GEMM.
+Result<PartKernel> table_kernel(const TrialRow& row) {
   const Candidate& c = row.candidate;
-  const auto json = parse_json(c.config, "it").value_or(nullptr);
   const bool generated = c.impl == Impl::kGenerated;
-  if (json.is_object()) {
-    const auto found = json.find(generated ? "config" : "heuristic");
-    if (found != json.end() && generated && found->is_string()) {
-      return parse_linear_kernel("generated:" + found->get<std::string>());
-    }
-    if (found != json.end() && !generated && found->is_number_integer()) {
-      return parse_linear_kernel(f8::format("cublaslt:h{}", found->get<int64_t>()));
-    }
+  if (const auto config = c.kernel_config()) {
+    const Provider provider = generated ? Provider::kGenerated : Provider::kCublasLt;
+    auto kernel = parse_part_kernel(to_string(row.problem.op),
+                                    f8::format("{}:{}", to_string(provider), *config));
+    if (kernel) return kernel;
   }
   return fail(
       ErrorCode::kCorrupt,
@@ -175,21 +170,23 @@ Result<LinearKernel> table_kernel(const TrialRow& row) {
       generated ? R"({"config":"..."})" : R"({"heuristic":N})");
 }
 
-// The fastest linears that name their kernels, by recipe and shape.
-using FastestLinears = std::map<std::pair<std::string, Shape>, const IdentifiedRow*>;
+// The fastest operations of several kernels that name them, by recipe, dims and the part that is asked
+// about.
+using FastestWholes =
+    std::map<std::tuple<std::string, Dims, std::string_view>, const IdentifiedRow*>;
 using RowIterator = std::vector<IdentifiedRow>::const_iterator;
 
 // [first, last): the rows of one GEMM, fastest first. The fastest of all implementations counts
 // (the library takes part in every sweep), unless the fastest linear took another.
 Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
-                                   const FastestLinears& linears) {
+                                   const FastestWholes& wholes) {
   const Problem& problem = first->row.problem;
   KernelChoice choice{
       .problem = problem, .kernel = {}, .median_ns = first->row.result.timing->median_ns};
-  LinearKernel kernel = F8_TRY(table_kernel(first->row));
-  const auto linear = linears.find({problem.recipe, problem.shape});
-  if (linear != linears.end() && linear->second->is_comparable(*first)) {
-    kernel = linear->second->row.result.kernels->at(static_cast<size_t>(problem.op));
+  PartKernel kernel = F8_TRY(table_kernel(first->row));
+  const auto whole = wholes.find({problem.recipe, problem.dims, to_string(problem.op)});
+  if (whole != wholes.end() && whole->second->is_comparable(*first)) {
+    kernel = *find_kernel(whole->second->row.result.kernels, to_string(problem.op));
     for (auto own = first; own != last; ++own) {
       if (F8_TRY(table_kernel(own->row)) != kernel) continue;
       choice.median_ns = own->row.result.timing->median_ns;
@@ -206,18 +203,20 @@ Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
 }
 
 Status add_kernels(const std::vector<IdentifiedRow>& rows, TuningTable& table) {
-  FastestLinears linears;
+  FastestWholes wholes;
   for (auto row = rows.begin(); row != rows.end();) {
     const Problem& problem = row->row.problem;
     const auto end = std::find_if(
         row, rows.end(), [&](const IdentifiedRow& other) { return other.problem != row->problem; });
-    if (problem.op != Op::kLinear) {
+    if (is_gemm(problem.op)) {
       if (table.choices().size() == kMaxRows) {
         return too_many(row->row.layer, kMaxRows, "kernels");
       }
-      table.add(F8_TRY(choose_kernel(row, end, linears)));
-    } else if (row->row.candidate.impl == Impl::kFloat8 && row->row.result.kernels) {
-      linears[{problem.recipe, problem.shape}] = &*row;
+      table.add(F8_TRY(choose_kernel(row, end, wholes)));
+    } else if (row->row.candidate.impl == Impl::kFloat8) {
+      for (const PartKernel& kernel : row->row.result.kernels) {
+        wholes[{problem.recipe, problem.dims, kernel.part}] = &*row;
+      }
     }
     row = end;
   }
@@ -248,14 +247,14 @@ Result<TuningTable> Database::table(TablePart part, const DeviceClass* asked) co
   add_linears(std::move(linears), source_of(state_->layer), table);
   if (part == TablePart::kLinears) return table;
 
-  // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Linears
+  // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Whole operations
   // come before the GEMMs that ask what they took.
   for (const DeviceClass& device : known) {
     auto s = F8_TRY(state_->db->prepare(
         select_rows() +
         "WHERE d.key = ? AND (c.impl IN ('generated', 'cublaslt', 'float8') OR "
-        "(c.impl = 'bf16_cublaslt' AND p.a_dtype = 'bf16')) AND t.state = 'ok' "
-        "AND m.fidelity = 'final' ORDER BY p.op = 'linear' DESC, p.key, t.median_ns, t.uuid"));
+        "(c.impl = 'bf16_cublaslt' AND p.key GLOB '*/bf16.*')) AND t.state = 'ok' "
+        "AND m.fidelity = 'final' ORDER BY c.impl = 'float8' DESC, p.key, t.median_ns, t.uuid"));
     s.bind(key(device));
     std::vector<IdentifiedRow> rows;
     while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));

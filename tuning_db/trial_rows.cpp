@@ -31,7 +31,7 @@ Result<IdentifiedRow> read_values(const Statement& s) {
   const Toolchain toolchain = F8_TRY(read_toolchain(s, kToolchain));
   row.toolchain = describe(toolchain);
   row.versions = toolchain.versions();
-  row.result = F8_TRY(read_result(s, kResult, state));
+  row.result = F8_TRY(read_result(s, kResult, state, row.problem.op));
   F8_TRY(validate_uuid(row.uuid));
   F8_TRY(validate_uuid(row.run_uuid));
   F8_TRY(validate_timestamp(row.at));
@@ -50,12 +50,12 @@ std::string select_rows() {
   return f8::format(
       "SELECT t.problem_id, u.class_id, r.toolchain_id, r.method_id, t.uuid, r.uuid, t.state, "
       "t.at, "
-      "p.key, c.impl, c.config, c.source_hash, m.key, m.fidelity, {}, {}, {} FROM trial t "
+      "p.key, c.impl, c.config, c.source_hash, m.key, m.fidelity, {}, {}, {}, {} FROM trial t "
       "JOIN run r ON r.id = t.run_id JOIN problem p ON p.id = t.problem_id "
       "JOIN candidate c ON c.id = t.candidate_id JOIN device_unit u ON u.id = r.unit_id "
       "JOIN device_class d ON d.id = u.class_id JOIN toolchain tc ON tc.id = r.toolchain_id "
       "JOIN method m ON m.id = r.method_id ",
-      kDeviceColumns, kToolchainColumns, kResultColumns);
+      kDeviceColumns, kToolchainColumns, kResultColumns, kKernelsColumn);
 }
 
 Result<IdentifiedRow> read_row(const Statement& s, const std::string& layer) {

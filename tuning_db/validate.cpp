@@ -136,6 +136,16 @@ Status validate(const TrialResult& r) {
   return of_state(one_line("cubin_hash", r.cubin_hash));
 }
 
+Status validate_kernels(Op op, const std::vector<PartKernel>& kernels) {
+  if (kernels.empty() || std::ranges::equal(kernels, spec_of(op).parts, {}, &PartKernel::part)) {
+    return {};
+  }
+  std::string named;
+  for (const PartKernel& kernel : kernels) named += (named.empty() ? "" : ", ") + kernel.part;
+  return fail(ErrorCode::kInvalidArgument, "the kernels of {} are those of {}, not of {}",
+              to_string(op), fmt::join(spec_of(op).parts, ", "), quote(named));
+}
+
 Status validate(const RunRecord& r) {
   F8_TRY(validate_uuid(r.uuid));
   F8_TRY(one_line("unit", r.unit_hash));
@@ -147,6 +157,7 @@ Status validate(const TrialRecord& t) {
   F8_TRY(validate_timestamp(t.at));
   F8_TRY(in_range("attempt", t.attempt, 0, kMaxAttempts));
   F8_TRY(validate(t.candidate));
+  F8_TRY(validate_kernels(t.problem.op, t.result.kernels));
   return validate(t.result);
 }
 

@@ -12,6 +12,8 @@ namespace f8::tuning_db {
 [[nodiscard]] Status validate(const Method& method);
 [[nodiscard]] Status validate(const Candidate& candidate);
 [[nodiscard]] Status validate(const TrialResult& result);
+// All parts of the operation in their order, or none.
+[[nodiscard]] Status validate_kernels(Op op, const std::vector<PartKernel>& kernels);
 [[nodiscard]] Status validate(const RunRecord& run);
 [[nodiscard]] Status validate(const TrialRecord& trial);
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.hpp"
 #include "runtime/gemm/cost_model.hpp"
 #include "runtime/gemm/provider.hpp"
 
@@ -44,7 +45,7 @@ Problem table_problem(const GemmDesc& desc) {
   problem.a = desc.a;
   problem.b = desc.b;
   problem.d = desc.d;
-  problem.shape = desc.shape;
+  problem.dims = desc.shape;
   problem.fast = desc.fast;
   return problem;
 }
@@ -96,7 +97,7 @@ std::vector<Granularity> scale_modes(const Problem& problem) {
   using enum Granularity;
   const Result<Recipe> recipe = find_recipe(problem.recipe);
   if (!recipe) return {kTensor, kAxis, kBlock1x128, kBlock128x128};
-  return {gemm_scales(recipe->at(static_cast<Gemm>(problem.op))).mode};
+  return {gemm_scales(recipe->at(to_gemm(problem.op))).mode};
 }
 
 Status check_choice(const KernelChoice& row) {
@@ -115,6 +116,17 @@ Status check_choice(const KernelChoice& row) {
   return checked;
 }
 
+// The line of a problem's kernel in the text of a table, however its key is spelled there.
+int line_of(const Problem& problem, std::string_view text) {
+  for (int line = 1; !text.empty(); ++line) {
+    std::string_view row = take_until(text, '\n');
+    if (!take(row, "kernel ")) continue;
+    const Result<Problem> own = Problem::parse(take_until(row, ' '));
+    if (own && *own == problem) return line;
+  }
+  return 0;
+}
+
 }  // namespace
 
 Result<TuningTable> parse_table(std::string_view text) {
@@ -122,9 +134,7 @@ Result<TuningTable> parse_table(std::string_view text) {
   for (const KernelChoice& row : table.choices()) {
     const Status good = check_choice(row);
     if (good) continue;
-    const size_t at = text.find(f8::format("\nkernel {} ", row.problem.key()));
-    const auto lines_before = std::ranges::count(text.substr(0, at + 1), '\n');
-    return fail(ErrorCode::kCorrupt, "tuning table, line {}: {}", lines_before + 1,
+    return fail(ErrorCode::kCorrupt, "tuning table, line {}: {}", line_of(row.problem, text),
                 good.error().message);
   }
   return table;

@@ -9,7 +9,7 @@ namespace f8::cli {
 Result<Problem> parse_problem(std::string_view key, bool any_accumulation) {
   const Problem problem = F8_TRY(Problem::parse(key));
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  Problem own = F8_TRY(Problem::make(problem.op, recipe, problem.shape));
+  Problem own = F8_TRY(Problem::make(problem.op, recipe, problem.shape()));
   if (any_accumulation) own.fast = problem.fast;
   if (own == problem) return problem;
   return fail(ErrorCode::kInvalidArgument, "problem {} is not what recipe {} has there; give {}",
@@ -20,7 +20,7 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
   const auto parse = [options](const std::string& key) {
     const auto problem = parse_problem(key, options.fast != nullptr);
     if (!problem) throw CLI::ValidationError("--problem", problem.error().message);
-    const Shape s = problem->shape;
+    const Shape s = problem->shape();
     *options.mnk = f8::format("{},{},{}", s.m, s.n, s.k);
     *options.recipe = problem->recipe;
     if (options.op != nullptr) *options.op = to_string(problem->op);

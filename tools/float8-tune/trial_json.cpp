@@ -25,14 +25,9 @@ void add(Json& json, const char* name, const std::optional<double>& value) {
 
 std::string candidate_text(const tuning_db::Candidate& candidate) {
   const std::string impl(to_string(candidate.impl));
+  if (const auto config = candidate.kernel_config()) return impl + " " + *config;
   const Json config = config_json(candidate);
   if (!config.is_object() || config.empty()) return impl;
-  if (config.contains("config") && config["config"].is_string()) {
-    return impl + " " + config["config"].get<std::string>();
-  }
-  if (config.contains("heuristic") && config["heuristic"].is_number_integer()) {
-    return f8::format("{} h{}", impl, config["heuristic"].get<int64_t>());
-  }
   return impl + " " + quote(config.dump(-1, ' ', true, Json::error_handler_t::replace));
 }
 
@@ -67,6 +62,14 @@ Json ranks_json(const tuning_db::WireCost& wire) {
           {"date", model.date}};
 }
 
+Json problem_json(const Problem& problem) {
+  Json json = {
+      {"problem", problem.key()}, {"op", to_string(problem.op)}, {"recipe", problem.recipe}};
+  const std::span<const DimSpec> dims = spec_of(problem.op).dims;
+  for (size_t i = 0; i < dims.size(); ++i) json[std::string(dims[i].name)] = problem.dims.sizes[i];
+  return json;
+}
+
 Json trial_json(const tuning_db::TrialRow& row) {
   const tuning_db::TrialResult& result = row.result;
   const Json config = config_json(row.candidate);
@@ -97,11 +100,8 @@ Json trial_json(const tuning_db::TrialRow& row) {
   add(json, "temp_c", result.temp_c);
   add(json, "clock_event_mask", result.clock_event_mask);
   if (result.screened_ns) json["screened_us"] = rounded(*result.screened_ns / 1e3);
-  if (result.kernels) {
-    for (const Gemm g : kGemms) {
-      json["kernels"][std::string(to_string(g))] =
-          to_string(result.kernels->at(static_cast<size_t>(g)));
-    }
+  for (const tuning_db::PartKernel& kernel : result.kernels) {
+    json["kernels"][kernel.part] = to_string(kernel);
   }
   if (!result.reason.empty()) json["reason"] = result.reason;
   json["provenance"] = {{"database", row.layer},

@@ -1,5 +1,5 @@
-// Several commands show these alike: a measured row, with times in microseconds and its provenance,
-// and the filter's verdict.
+// Several commands show these alike: a problem, a measured row, with times in microseconds and its
+// provenance, and the filter's verdict.
 #pragma once
 
 #include <string>
@@ -10,6 +10,8 @@
 
 namespace f8::cli {
 
+// "problem", "op", "recipe", and its dims by their names.
+[[nodiscard]] Json problem_json(const Problem& problem);
 [[nodiscard]] Json trial_json(const tuning_db::TrialRow& row);
 // "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds. Where
 // nothing is known, "speedup_known" is false and the numbers, which scripts expect, are 1.

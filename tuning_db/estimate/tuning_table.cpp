@@ -16,7 +16,8 @@ namespace f8 {
 namespace {
 
 constexpr SealedKind kKind = {.magic = "float8-table",
-                              .version = 3,
+                              .version = 4,
+                              .oldest = 3,
                               .name = "tuning table",
                               .remedy = "export it again with this one",
                               .made_by = "`float8-tune db export --format table`"};
@@ -116,8 +117,8 @@ Result<KernelChoice> parse_choice(std::string_view line) {
   take_until(rest, ' ');
   KernelChoice c;
   c.problem = F8_TRY(Problem::parse(take_until(rest, ' ')));
-  if (c.problem.op == Op::kLinear) {
-    return fail(ErrorCode::kCorrupt, "a linear as a whole has no kernel");
+  if (!is_gemm(c.problem.op)) {
+    return fail(ErrorCode::kCorrupt, "a {} as a whole has no kernel", to_string(c.problem.op));
   }
   const std::string_view provider = take_until(rest, ' ');
   const bool library = provider == to_string(Provider::kCublasLt);
@@ -220,6 +221,27 @@ Status parse_record(std::string_view line, TuningTable& table) {
   }
   return fail(ErrorCode::kCorrupt,
               "it is no kernel and no linear, nor a device or a source before all of them");
+}
+
+// A line of a table as this version writes it: version 3 spelled keys in another way.
+Result<std::string> current_line(int version, std::string_view line) {
+  if (version == kKind.version || !line.starts_with("kernel ")) return std::string(line);
+  std::string_view rest = line;
+  take_until(rest, ' ');
+  const Problem problem = F8_TRY(Problem::parse(take_until(rest, ' ')));
+  return f8::format("kernel {} {}", problem.key(), rest);
+}
+
+// True if these are the lines that the table writes, in any order.
+bool are_lines_of(std::vector<std::string> lines, const TuningTable& table) {
+  const std::string text = body(table);
+  std::string_view rest = text;
+  take_until(rest, '\n');
+  std::vector<std::string> own;
+  while (!rest.empty()) own.emplace_back(take_until(rest, '\n'));
+  std::ranges::sort(lines);
+  std::ranges::sort(own);
+  return lines == own;
 }
 
 double log_ratio(double x, double y) {
@@ -325,7 +347,7 @@ double octaves_between(Shape a, Shape b) {
 
 const KernelChoice* TuningTable::find(const Problem& problem) const {
   const auto found = std::ranges::find_if(choices_, [&](const KernelChoice& choice) {
-    return choice.problem.shape == problem.shape && same_but_shape(choice.problem, problem);
+    return choice.problem.dims == problem.dims && same_but_shape(choice.problem, problem);
   });
   return found == choices_.end() ? nullptr : &*found;
 }
@@ -334,8 +356,8 @@ std::vector<TuningTable::Neighbour> TuningTable::neighbours(const Problem& probl
                                                             size_t most) const {
   std::vector<Neighbour> found;
   for (const KernelChoice& choice : choices_) {
-    if (choice.problem.shape == problem.shape || !same_but_shape(choice.problem, problem)) continue;
-    found.push_back({&choice, octaves_between(choice.problem.shape, problem.shape)});
+    if (choice.problem.dims == problem.dims || !same_but_shape(choice.problem, problem)) continue;
+    found.push_back({&choice, octaves_between(choice.problem.shape(), problem.shape())});
   }
   std::ranges::stable_sort(found, {}, &Neighbour::octaves);
   found.resize(std::min(found.size(), most));
@@ -351,8 +373,9 @@ std::string TuningTable::hash() const {
 }
 
 Result<TuningTable> TuningTable::parse(std::string_view text) {
-  std::string_view rest = F8_TRY(unseal(kKind, text));
+  auto [version, rest] = F8_TRY(unseal(kKind, text));
   TuningTable table;
+  std::vector<std::string> lines;
   std::string_view previous;
   for (int line_number = 2; !rest.empty(); ++line_number) {
     const std::string_view line = take_until(rest, '\n');
@@ -365,8 +388,9 @@ Result<TuningTable> TuningTable::parse(std::string_view text) {
       return fail(ErrorCode::kCorrupt, "tuning table, line {}: not in sorted order", line_number);
     }
     if (is_row) previous = line;
+    lines.push_back(F8_TRY(current_line(version, line)));
   }
-  if (table.serialize() != text) {
+  if (!are_lines_of(std::move(lines), table)) {
     return fail(
         ErrorCode::kCorrupt,
         "tuning table repeats a problem or writes a number in another way than float8 does");

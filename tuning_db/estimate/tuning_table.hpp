@@ -2,19 +2,21 @@
 // reads without SQLite. A trainer's rank 0 loads and broadcasts it; all ranks compare one hash.
 //
 // File grammar (UTF-8, one record a line, sorted, so equal tables are equal bytes):
-//   table    := "float8-table 3" LF { device } { source } { kernel } { linear } "end " HASH LF
+//   table    := "float8-table 4" LF { device } { source } { kernel } { linear } "end " HASH LF
 //   device   := "device " CC " " SM_COUNT " " L2_BYTES " " MEM_BYTES " " MEM_CLOCK_MHZ " "
 //               SM_CLOCK_MAX_MHZ " " POWER_LIMIT_W " " MIG " " NAME LF
 //   source   := "source " GENERATOR " " NVRTC " " CUBLASLT " " NAME LF
 //   kernel   := "kernel " problem-key " " provider " " config " " MEDIAN_NS LF
 //   provider := "generated" | "cublaslt"
 //   config   := as in recipes/gemm_kernel.hpp
-//   linear   := "linear " recipe " m" INT "n" INT "k" INT " " DEVICE " " SPEEDUP " " LO " " HI " "
-//               BF16_NS " " SOURCE " " DATE " " TRIAL LF
+//   linear   := "linear " recipe " " dims " " DEVICE " " SPEEDUP " " LO " " HI " " BF16_NS " "
+//               SOURCE " " DATE " " TRIAL LF
+//   problem-key, recipe and dims are those of recipes/problem.hpp; a kernel's problem is a GEMM
 //   HASH     := hash_hex of all bytes before the word "end"
 // DEVICE and SOURCE count the records of that kind from 0. The versions of a source are "0 - -" where
 // they are not known. DATE is year-month-day, TRIAL the trial's uuid. Times and speedups are
-// positive, finite and the shortest that read back the same.
+// positive, finite and the shortest that read back the same. Version 3 had the keys of version 0.1, and is
+// read too.
 #pragma once
 
 #include <optional>
@@ -120,8 +122,8 @@ class TuningTable {
   [[nodiscard]] std::vector<Neighbour> neighbours(const Problem& problem, size_t most) const;
 
   [[nodiscard]] std::string serialize() const;
-  // Accepts what serialize() writes and nothing else; kUnsupported for another version, kCorrupt
-  // for everything else, saying which line.
+  // Accepts what serialize() writes, and wrote in version 3, and nothing else; kUnsupported for
+  // another version, kCorrupt for everything else, saying which line.
   [[nodiscard]] static Result<TuningTable> parse(std::string_view text);
   [[nodiscard]] std::string hash() const;  // the file's HASH
 

@@ -29,11 +29,8 @@ Result<std::string> candidate_key(const Statement& s) {
 
 Result<std::string> problem_key(const Statement& s) {
   const Problem p = F8_TRY(Problem::parse(s.text(0)));
-  const bool same = to_string(p.op) == s.view(1) && p.recipe == s.view(2) &&
-                    p.shape == Shape{s.integer(3), s.integer(4), s.integer(5)} &&
-                    to_string(p.a) == s.view(6) && to_string(p.b) == s.view(7) &&
-                    to_string(p.d) == s.view(8) && p.bias == (s.integer(9) != 0) &&
-                    p.fast == (s.integer(10) != 0);
+  const bool same =
+      to_string(p.op) == s.view(1) && p.recipe == s.view(2) && dims_json(p) == s.view(3);
   return same ? p.key() : "";
 }
 
@@ -93,9 +90,7 @@ Status Database::check() const {
                     toolchain_key));
   F8_TRY(check_keys(db, "method", "fidelity, spec FROM method", method_key));
   F8_TRY(check_keys(db, "candidate", "impl, config, source_hash FROM candidate", candidate_key));
-  F8_TRY(check_keys(db, "problem",
-                    "op, recipe, m, n, k, a_dtype, b_dtype, d_dtype, bias, fast FROM problem",
-                    problem_key));
+  F8_TRY(check_keys(db, "problem", "op, recipe, dims FROM problem", problem_key));
   F8_TRY(read_snapshot(db));
   F8_TRY(runs());
   return {};

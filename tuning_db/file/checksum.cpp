@@ -2,16 +2,24 @@
 #include "tuning_db/file/checksum.hpp"
 
 #include <algorithm>
-#include <array>
 
 #include "base/hash.hpp"
 
 namespace f8::tuning_db {
 namespace {
 
-constexpr std::array<std::string_view, 8> kTables = {
-    "device_class", "device_unit", "toolchain", "method", "problem", "candidate", "run", "trial"};
 constexpr std::string_view kColumn = "checksum";
+
+// The tables whose rows have checksums: in a schema that has them, all.
+Result<std::vector<std::string>> tables_of(const Connection& db) {
+  auto select =
+      F8_TRY(db.prepare("SELECT m.name FROM sqlite_schema m JOIN pragma_table_info(m.name) c "
+                        "WHERE m.type = 'table' AND c.name = ? ORDER BY m.rowid"));
+  select.bind(kColumn);
+  std::vector<std::string> tables;
+  while (F8_TRY(select.step())) tables.push_back(select.text(0));
+  return tables;
+}
 
 // Computes the checksums of the rows of one `SELECT *`.
 class RowHash {
@@ -21,7 +29,6 @@ class RowHash {
       if (select.name(c) == kColumn) column_ = c;
     }
   }
-  [[nodiscard]] bool has_column() const { return column_ >= 0; }
   [[nodiscard]] int64_t stored() const { return select_.integer(column_); }
 
   [[nodiscard]] int64_t computed() {
@@ -46,7 +53,6 @@ Status store_checksums(Connection& db, std::string_view table, std::vector<int64
   rows.erase(repeated.begin(), repeated.end());
   auto select = F8_TRY(db.prepare(f8::format("SELECT * FROM {} WHERE id = ?", table)));
   RowHash hash(table, select);
-  if (!hash.has_column()) return {};
   auto update = F8_TRY(db.prepare(f8::format("UPDATE {} SET {} = ? WHERE id = ?", table, kColumn)));
   for (const int64_t id : rows) {
     if (!F8_TRY(select.bind(id).step())) continue;  // deleted again
@@ -61,15 +67,15 @@ Status store_checksums(Connection& db, std::string_view table, std::vector<int64
 }  // namespace
 
 Status store_checksums(Connection& db, const ChangedRows& changed) {
-  for (const auto& [table, rows] : changed) {
-    if (std::ranges::find(kTables, table) == kTables.end()) continue;
-    F8_TRY(store_checksums(db, table, rows));
+  for (const std::string& table : F8_TRY(tables_of(db))) {
+    const auto found = changed.find(table);
+    if (found != changed.end()) F8_TRY(store_checksums(db, table, found->second));
   }
   return {};
 }
 
 Status store_all_checksums(Connection& db) {
-  for (const std::string_view table : kTables) {
+  for (const std::string& table : F8_TRY(tables_of(db))) {
     std::vector<int64_t> rows;
     {
       auto select = F8_TRY(db.prepare(f8::format("SELECT id FROM {}", table)));
@@ -81,11 +87,11 @@ Status store_all_checksums(Connection& db) {
 }
 
 Status verify_checksums(const Connection& db) {
-  for (const std::string_view table : kTables) {
+  for (const std::string& table : F8_TRY(tables_of(db))) {
     auto select = F8_TRY(db.prepare(f8::format("SELECT * FROM {}", table)));
     RowHash hash(table, select);
     while (F8_TRY(select.step())) {
-      if (hash.has_column() && hash.computed() == hash.stored()) continue;
+      if (hash.computed() == hash.stored()) continue;
       return fail(
           ErrorCode::kCorrupt,
           "{}: row {} of table {} is not as float8 wrote it (its checksum differs); restore "

@@ -51,13 +51,13 @@ Status fill_columns_of_version_2(Connection& db) {
       TrialResult result{.state = F8_TRY(parse_trial_state(select.text(1))),
                          .reason = select.text(2)};
       take_data_from_reason(result);
-      if (!result.screened_ns && !result.kernels) continue;
+      if (!result.screened_ns && result.kernels.empty()) continue;
       update.bind();
       result.reason.empty() ? update.add_null() : update.add(result.reason);
       update.add(result.screened_ns);
       for (const Gemm g : kGemms) {
-        result.kernels ? update.add(to_string(result.kernels->at(static_cast<size_t>(g))))
-                       : update.add_null();
+        const PartKernel* kernel = find_kernel(result.kernels, to_string(g));
+        kernel != nullptr ? update.add(to_string(*kernel)) : update.add_null();
       }
       update.add(select.integer(0));
       F8_TRY(update.run());
@@ -83,6 +83,76 @@ BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never changed');
 END;
 )";
+
+// Version 4: a problem has the dims of its operation and today's key, a trial names a kernel for each
+// part of its operation, and the program alone knows the names of operations and implementations.
+constexpr std::string_view kToVersion4 = R"(
+CREATE TABLE candidate_of_version_4 (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,
+  impl TEXT NOT NULL,
+  config TEXT NOT NULL CHECK (json_valid(config)),
+  source_hash TEXT NOT NULL,
+  checksum INTEGER NOT NULL DEFAULT 0
+) STRICT;
+INSERT INTO candidate_of_version_4
+  SELECT id, key, impl, config, source_hash, checksum FROM candidate;
+DROP TABLE candidate;
+ALTER TABLE candidate_of_version_4 RENAME TO candidate;
+CREATE TABLE problem_of_version_4 (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,
+  op TEXT NOT NULL,
+  recipe TEXT NOT NULL,
+  dims TEXT NOT NULL CHECK (json_valid(dims)),
+  checksum INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE trial_kernel (
+  id INTEGER PRIMARY KEY,
+  trial_id INTEGER NOT NULL REFERENCES trial(id) ON DELETE CASCADE,
+  part TEXT NOT NULL,
+  provider TEXT NOT NULL,
+  config TEXT NOT NULL,
+  checksum INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (trial_id, part)
+) STRICT;
+WITH taken AS (
+  SELECT id, 'output' AS part, kernel_output AS kernel FROM trial UNION ALL
+  SELECT id, 'grad_input', kernel_grad_input FROM trial UNION ALL
+  SELECT id, 'grad_weight', kernel_grad_weight FROM trial)
+INSERT INTO trial_kernel (trial_id, part, provider, config)
+  SELECT id, part, substr(kernel, 1, instr(kernel, ':') - 1), substr(kernel, instr(kernel, ':') + 1)
+  FROM taken WHERE kernel IS NOT NULL;
+ALTER TABLE trial DROP COLUMN kernel_output;
+ALTER TABLE trial DROP COLUMN kernel_grad_input;
+ALTER TABLE trial DROP COLUMN kernel_grad_weight;
+CREATE TRIGGER trial_kernel_is_final BEFORE UPDATE ON trial_kernel WHEN OLD.checksum = NEW.checksum
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never changed');
+END;
+CREATE TRIGGER trial_kernel_is_kept BEFORE DELETE ON trial_kernel
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never deleted');
+END;
+)";
+
+Status spell_keys_of_version_4(Connection& db) {
+  {
+    auto select = F8_TRY(db.prepare("SELECT id, key FROM problem"));
+    auto insert = F8_TRY(db.prepare(
+        "INSERT INTO problem_of_version_4 (id, key, op, recipe, dims) VALUES (?, ?, ?, ?, ?)"));
+    while (F8_TRY(select.step())) {
+      const Problem problem = F8_TRY(Problem::parse(select.text(1)));
+      F8_TRY(insert
+                 .bind(select.integer(0), problem.key(), to_string(problem.op), problem.recipe,
+                       dims_json(problem))
+                 .run());
+    }
+  }
+  return db.exec(
+      "DROP TABLE problem; ALTER TABLE problem_of_version_4 RENAME TO problem;"
+      "CREATE INDEX problem_recipe ON problem (recipe, op)");
+}
 
 // Foreign keys cannot be switched within a transaction.
 class WithoutForeignKeys {
@@ -116,7 +186,8 @@ const SchemaSpec& current_schema() {
   // Version 1 is the first that was ever written, so no step leads to it.
   static constexpr std::array kSteps = {
       Migration{1, "8426647bad04da0e915450ee7b6447cf", kToVersion2, fill_columns_of_version_2},
-      Migration{2, "dc8f55c793a7d75703d4a7b9db62e3e9", kToVersion3}};
+      Migration{2, "dc8f55c793a7d75703d4a7b9db62e3e9", kToVersion3},
+      Migration{3, "99f6930adf0b416acf6ab39757d90932", kToVersion4, spell_keys_of_version_4}};
   static const SchemaSpec schema{kSchemaVersion, Database::schema(), kSteps};
   return schema;
 }

@@ -2,7 +2,7 @@
 //
 //   reason   := screened | [ words "; " ] "kernels " kernel "," kernel "," kernel
 //   screened := "screened at " MICROSECONDS " us, " words      of a trial in state `pruned`
-//   kernel   := LinearKernel's text; output, grad_input, grad_weight
+//   kernel   := PartKernel's text; of output, grad_input, grad_weight
 #include <charconv>
 
 #include "base/text.hpp"
@@ -33,11 +33,11 @@ void take_kernels(TrialResult& result) {
   std::string_view words = std::string_view(result.reason).substr(0, start);
   if (!words.empty() && !words.ends_with(kSeparator)) return;
   std::string_view rest = std::string_view(result.reason).substr(start + kKernels.size());
-  LinearKernels kernels;
-  for (LinearKernel& kernel : kernels) {
-    auto parsed = parse_linear_kernel(take_until(rest, ','));
+  std::vector<PartKernel> kernels;
+  for (const Gemm g : kGemms) {
+    auto parsed = parse_part_kernel(to_string(g), take_until(rest, ','));
     if (!parsed) return;
-    kernel = *std::move(parsed);
+    kernels.push_back(*std::move(parsed));
   }
   if (!rest.empty()) return;
   if (!words.empty()) words.remove_suffix(kSeparator.size());
@@ -49,7 +49,7 @@ void take_kernels(TrialResult& result) {
 
 void take_data_from_reason(TrialResult& result) {
   if (!result.screened_ns) take_screening(result);
-  if (!result.kernels) take_kernels(result);
+  if (result.kernels.empty()) take_kernels(result);
 }
 
 }  // namespace f8::tuning_db

@@ -1,9 +1,9 @@
--- The tuning database, schema version 3. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
+-- The tuning database, schema version 4. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
 -- embedded in the program, creates new databases and is printed by `float8-tune db schema`.
 -- A number in a column is in the unit that the column's name says. The checksum of a row is XXH3-64 of its
 -- other columns (tuning_db/checksum.hpp). docs/database.md has the rules.
 PRAGMA application_id = 1178092610;  -- 0x46384442, "F8DB": other programs' files are refused
-PRAGMA user_version = 3;             -- older files are migrated, newer ones refused
+PRAGMA user_version = 4;             -- older files are migrated, newer ones refused
 
 -- What silicon. The class is what a lookup matches; the unit is provenance alone.
 CREATE TABLE device_class (
@@ -55,28 +55,22 @@ CREATE TABLE method (
   checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
+-- The key says all of a problem; the columns beside it are what queries ask for. The program knows the
+-- names of operations and of their dims (recipes/problem.hpp), so a new one needs no new schema.
 CREATE TABLE problem (
   id INTEGER PRIMARY KEY,
-  key TEXT NOT NULL UNIQUE,          -- "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1"
-  op TEXT NOT NULL CHECK (op IN ('output', 'grad_input', 'grad_weight', 'linear')),
+  key TEXT NOT NULL UNIQUE,          -- "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096"
+  op TEXT NOT NULL,
   recipe TEXT NOT NULL,
-  a_dtype TEXT NOT NULL,
-  b_dtype TEXT NOT NULL,
-  d_dtype TEXT NOT NULL,
-  m INTEGER NOT NULL CHECK (m > 0),
-  n INTEGER NOT NULL CHECK (n > 0),
-  k INTEGER NOT NULL CHECK (k > 0),
-  bias INTEGER NOT NULL CHECK (bias IN (0, 1)),
-  fast INTEGER NOT NULL CHECK (fast IN (0, 1)),
+  dims TEXT NOT NULL CHECK (json_valid(dims)),  -- {"m":8192,"n":4096,"k":4096}
   checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
-CREATE INDEX problem_shape ON problem (recipe, op, n, k, m);
+CREATE INDEX problem_recipe ON problem (recipe, op);
 
 CREATE TABLE candidate (
   id INTEGER PRIMARY KEY,
   key TEXT NOT NULL UNIQUE,
-  -- generated, cublaslt and bf16_cublaslt compute a GEMM, float8 and bf16 a linear
-  impl TEXT NOT NULL CHECK (impl IN ('generated', 'cublaslt', 'bf16_cublaslt', 'float8', 'bf16')),
+  impl TEXT NOT NULL,                -- generated, cublaslt, bf16_cublaslt: a GEMM; float8, bf16: the rest
   config TEXT NOT NULL CHECK (json_valid(config)),
   source_hash TEXT NOT NULL,         -- of the emitted source; empty for a library
   checksum INTEGER NOT NULL DEFAULT 0
@@ -139,13 +133,6 @@ CREATE TABLE trial (
   clock_event_mask INTEGER,          -- NVML's clock event reasons over the window
   at TEXT NOT NULL,                  -- of the last change of state
   screened_ns REAL CHECK (screened_ns > 0),  -- the time of the screening that the trial lost
-  -- The kernels of a linear, all three or none: 'generated:' and a GEMM configuration, or
-  -- 'cublaslt:h' and the number of a heuristic.
-  kernel_output TEXT CHECK (kernel_output GLOB 'generated:?*' OR kernel_output GLOB 'cublaslt:h?*'),
-  kernel_grad_input TEXT
-    CHECK (kernel_grad_input GLOB 'generated:?*' OR kernel_grad_input GLOB 'cublaslt:h?*'),
-  kernel_grad_weight TEXT
-    CHECK (kernel_grad_weight GLOB 'generated:?*' OR kernel_grad_weight GLOB 'cublaslt:h?*'),
   checksum INTEGER NOT NULL DEFAULT 0,
   -- A CHECK that evaluates to NULL passes, hence coalesce.
   CHECK (state NOT IN ('ok', 'noisy') OR
@@ -156,6 +143,17 @@ CREATE INDEX trial_problem ON trial (problem_id, state, median_ns);
 -- A run plans a cell once: this makes a resume exact.
 CREATE UNIQUE INDEX trial_cell ON trial (run_id, problem_id, candidate_id);
 
+-- The kernels that a trial of an operation of several parts took: one for each part, or none.
+CREATE TABLE trial_kernel (
+  id INTEGER PRIMARY KEY,
+  trial_id INTEGER NOT NULL REFERENCES trial(id) ON DELETE CASCADE,
+  part TEXT NOT NULL,                -- of a linear: output, grad_input, grad_weight
+  provider TEXT NOT NULL,            -- generated, cublaslt
+  config TEXT NOT NULL,              -- a configuration, or h and the number of a heuristic
+  checksum INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (trial_id, part)
+) STRICT;
+
 -- Storing its checksum is the one change that a finished trial takes.
 CREATE TRIGGER trial_is_final BEFORE UPDATE ON trial
 WHEN OLD.state NOT IN ('planned', 'running') AND OLD.checksum = NEW.checksum
@@ -164,6 +162,14 @@ BEGIN
 END;
 -- `float8-tune db gc` switches triggers off for its own connection.
 CREATE TRIGGER trial_is_kept BEFORE DELETE ON trial WHEN OLD.state NOT IN ('planned', 'running')
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never deleted');
+END;
+CREATE TRIGGER trial_kernel_is_final BEFORE UPDATE ON trial_kernel WHEN OLD.checksum = NEW.checksum
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never changed');
+END;
+CREATE TRIGGER trial_kernel_is_kept BEFORE DELETE ON trial_kernel
 BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never deleted');
 END;

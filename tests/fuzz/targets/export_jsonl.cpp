@@ -6,7 +6,7 @@ namespace f8::tuning_db {
 namespace {
 
 std::string lines_of(const Snapshot& snapshot) {
-  std::string text = "{\"float8_tuning_db\":2}\n";
+  std::string text = "{\"float8_tuning_db\":3}\n";
   const auto append = [&text](const auto& records) {
     for (const auto& record : records) text += to_json_line(record) + '\n';
   };

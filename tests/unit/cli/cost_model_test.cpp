@@ -50,7 +50,7 @@ TEST(CostModelCommand, WritesTheKernelsThatItRead) {
   std::erase_if(gemms["train"], [](const auto& gemm) { return contains(gemm, ",cublaslt,"); });
   EXPECT_EQ(gemms["train"].size(), regret["fitted to"]["products"]);
   EXPECT_TRUE(contains(csv,
-                       ",output/rowwise/e4m3.e4m3.bf16/tn/m512n1280k8192/b0f1,"
+                       ",output/rowwise+fast/e4m3.e4m3.bf16/m512n1280k8192,"
                        "e4m3.e4m3.bf16/axis/fast/m512n1280k8192,generated,128x128s6c1x1w2g16,"));
   EXPECT_GT(gemms["test"].size(), 300u);
   EXPECT_EQ(tool({"cost-model", "score", "--train", kHeldOut, "--csv", "-"}).out,

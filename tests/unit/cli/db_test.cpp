@@ -24,7 +24,7 @@ TEST(Db, InfoCheckSchemaOfTheBuiltIn) {
   const Tool tool;
   const Json info = tool.json({"db", "info"});
   EXPECT_EQ(info["database"], "built-in");
-  EXPECT_EQ(info["schema_version"], 3);
+  EXPECT_EQ(info["schema_version"], 4);
   EXPECT_EQ(tool.json({"db", "check"})["ok"], true);
   const Outcome schema = tool({"db", "schema"});
   EXPECT_TRUE(contains(schema.out, "CREATE TABLE"));
@@ -43,7 +43,7 @@ TEST(Db, InfoOfAFile) {
   EXPECT_EQ(info["devices"][0]["name"], "NVIDIA H100 80GB HBM3");
   EXPECT_TRUE(contains(tool({"db", "info", "--db", "a.db"}).out, "2/2 cells"));
   EXPECT_EQ(tool({"db", "check", "--db", "a.db"}).code, 0);
-  EXPECT_EQ(tool.json({"db", "migrate", "--db", "a.db"})["schema_version"], 3);
+  EXPECT_EQ(tool.json({"db", "migrate", "--db", "a.db"})["schema_version"], 4);
 }
 
 TEST(Db, MergeIsIdempotentAndRefusesItself) {
@@ -73,7 +73,7 @@ TEST(Db, DiffOfTwoFiles) {
   EXPECT_EQ(other["kinds"]["run"]["only_a"].size(), 1U);
   EXPECT_EQ(other["kinds"]["trial"]["only_b"].size(), 2U);
   EXPECT_EQ(other["kinds"]["problem"]["only_b"][0]["key"],
-            "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n8192k4096/b0f1");
+            "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n8192k4096");
   EXPECT_EQ(other["kinds"]["decision"]["only_b"][0]["text"], "generated 128x256s4c2x1w2g8");
   const Outcome text = tool({"db", "diff", "a.db", "b.db", "--limit", "1"});
   EXPECT_EQ(text.code, 0);
@@ -211,7 +211,7 @@ TEST(Db, ANewerSchemaIsRefusedWithBothVersions) {
                                                 {"thresholds", "--recipe", "rowwise"}}) {
     std::vector<std::string> all = words;
     all.insert(all.end(), {"--db", "new.db"});
-    tool.expect_refused(1, all, {"new.db", "99", "3"});
+    tool.expect_refused(1, all, {"new.db", "99", "4"});
   }
 }
 

@@ -54,7 +54,7 @@ TEST(Emit, NamesTheProblem) {
   const Tool tool;
   const Json result = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", "tensorwise"});
   const Json& kernel = result["kernels"][0];
-  EXPECT_EQ(kernel["problem"], "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1");
+  EXPECT_EQ(kernel["problem"], "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096");
   EXPECT_TRUE(contains(kernel["source"].get<std::string>(), kernel["problem"].get<std::string>()));
   const auto config = kernel["config"].get<std::string>();
   EXPECT_TRUE(kernel["kernel"].get<std::string>().ends_with(

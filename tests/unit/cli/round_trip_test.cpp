@@ -13,8 +13,8 @@ namespace db = tuning_db;
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-constexpr const char* kLinear = "linear/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1";
-constexpr const char* kGradInput = "grad_input/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f0";
+constexpr const char* kLinear = "linear/rowwise+fast/e4m3.e4m3.bf16/m8192n4096k4096";
+constexpr const char* kGradInput = "grad_input/rowwise/e4m3.e4m3.bf16/m8192n4096k4096";
 
 // The words of a text that are problem keys.
 Words keys_in(const std::string& text) {
@@ -182,14 +182,14 @@ TEST(RoundTrip, AFailedTrialSaysWhy) {
 TEST(RoundTrip, AProblemThatNoCommandMeansIsRefused) {
   const Tool tool;
   tool.expect_refused(1, {"query", "--problem", "linear/rowwise"}, {"--problem", "fields"});
-  tool.expect_refused(1, {"query", "--problem", "linear/mine/e4m3.e4m3.bf16/tn/m16n16k16/b0f1"},
+  tool.expect_refused(1, {"query", "--problem", "linear/mine+fast/e4m3.e4m3.bf16/m16n16k16"},
                       {"--problem", "mine", "rowwise"});
   // Another accumulation than the recipe's: bench matmul alone measures it.
-  tool.expect_refused(1, {"query", "--problem", "output/rowwise/e4m3.e4m3.bf16/tn/m16n16k16/b0f0"},
-                      {"--problem", "output/rowwise/e4m3.e4m3.bf16/tn/m16n16k16/b0f1"});
-  tool.expect_refused(
-      2, {"bench", "matmul", "--problem", "output/rowwise/e4m3.e4m3.bf16/tn/m16n16k16/b0f0"},
-      {"work without a GPU"});
+  tool.expect_refused(1, {"query", "--problem", "output/rowwise/e4m3.e4m3.bf16/m16n16k16"},
+                      {"--problem", "output/rowwise+fast/e4m3.e4m3.bf16/m16n16k16"});
+  tool.expect_refused(2,
+                      {"bench", "matmul", "--problem", "output/rowwise/e4m3.e4m3.bf16/m16n16k16"},
+                      {"work without a GPU"});
   for (const char* other : {"--mnk", "--recipe", "--op"}) {
     tool.expect_refused(1, {"query", "--problem", kLinear, other, "x"}, {"--problem", other});
   }

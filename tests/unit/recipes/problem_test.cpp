@@ -8,7 +8,7 @@ namespace f8 {
 namespace {
 
 constexpr Op kOps[] = {Op::kOutput, Op::kGradInput, Op::kGradWeight, Op::kLinear};
-constexpr std::string_view kExample = "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1";
+constexpr std::string_view kExample = "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096";
 
 std::string message_of(const auto& result) {
   return result ? "no error" : result.error().message;
@@ -22,13 +22,13 @@ TEST(ProblemKey, GoldenKeys) {
   const Shape shape = {8192, 4096, 1024};
   EXPECT_EQ(key(Op::kOutput, "tensorwise", {8192, 4096, 4096}), kExample);
   EXPECT_EQ(key(Op::kGradInput, "tensorwise", shape),
-            "grad_input/tensorwise/e5m2.e4m3.bf16/tn/m8192n4096k1024/b0f0");
+            "grad_input/tensorwise/e5m2.e4m3.bf16/m8192n4096k1024");
   EXPECT_EQ(key(Op::kLinear, "rowwise", shape),
-            "linear/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k1024/b0f1");
+            "linear/rowwise+fast/e4m3.e4m3.bf16/m8192n4096k1024");
   EXPECT_EQ(key(Op::kGradWeight, "rowwise_with_gw_hp", shape),
-            "grad_weight/rowwise_with_gw_hp/bf16.bf16.bf16/tn/m8192n4096k1024/b0f0");
+            "grad_weight/rowwise_with_gw_hp/bf16.bf16.bf16/m8192n4096k1024");
   EXPECT_EQ(key(Op::kOutput, "blockwise", {1, 16, kMaxDim}),
-            "output/blockwise/e4m3.e4m3.bf16/tn/m1n16k1073741824/b0f0");
+            "output/blockwise/e4m3.e4m3.bf16/m1n16k1073741824");
 }
 
 TEST(ProblemKey, RoundTripsForEveryRecipeAndOp) {
@@ -51,11 +51,62 @@ TEST(ProblemKey, RoundTripsForEveryRecipeAndOp) {
 }
 
 TEST(ProblemKey, ARecipeOfTheUserRoundTrips) {
-  const auto parsed = Problem::parse("linear/my_recipe_2/e5m2.e4m3.f32/tn/m1n16k16/b1f0");
+  const auto parsed = Problem::parse("linear/my_recipe_2+bias/e5m2.e4m3.f32/m1n16k16");
   ASSERT_TRUE(parsed) << message_of(parsed);
   EXPECT_EQ(parsed->recipe, "my_recipe_2");
   EXPECT_TRUE(parsed->bias);
   EXPECT_FALSE(parsed->fast);
+}
+
+TEST(ProblemKey, TheSpellingOfVersion0_1IsTheSameProblem) {
+  const struct {
+    const char* old_key;
+    const char* key;
+  } kCases[] = {
+      {"output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1",
+       "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096"},
+      {"linear/rowwise/e4m3.e4m3.f16/tn/m1n16k32/b1f1",
+       "linear/rowwise+bias+fast/e4m3.e4m3.f16/m1n16k32"},
+      {"grad_input/mine/e5m2.e4m3.f32/tn/m1n16k32/b1f0",
+       "grad_input/mine+bias/e5m2.e4m3.f32/m1n16k32"},
+      {"grad_weight/custom_0123/bf16.bf16.bf16/tn/m1n16k32/b0f0",
+       "grad_weight/custom_0123/bf16.bf16.bf16/m1n16k32"},
+  };
+  for (const auto& [old_key, key] : kCases) {
+    const auto old_problem = Problem::parse(old_key);
+    ASSERT_TRUE(old_problem) << message_of(old_problem);
+    EXPECT_EQ(old_problem->key(), key);
+    EXPECT_EQ(*old_problem, Problem::parse(key).value());
+  }
+}
+
+// The grammar of dims is one for all operations.
+TEST(ProblemKey, DimsAreThoseOfTheOperation) {
+  constexpr DimSpec kExperts[] = {{.name = "e", .meaning = "experts"},
+                                  {.name = "m", .meaning = "tokens"},
+                                  {.name = "n", .meaning = "out_features", .multiple = 16},
+                                  {.name = "k", .meaning = "in_features", .multiple = 16},
+                                  {.name = "skew", .meaning = "percent", .least = 0}};
+  constexpr DimSpec kCast[] = {{.name = "rows", .meaning = "rows"},
+                               {.name = "cols", .meaning = "columns", .multiple = 16}};
+  const Dims experts = {64, 8192, 4096, 2048, 0};
+  EXPECT_EQ(to_string(experts, kExperts), "e64m8192n4096k2048skew0");
+  EXPECT_EQ(parse_dims("e64m8192n4096k2048skew0", kExperts).value(), experts);
+  EXPECT_EQ(parse_dims("rows4096cols128", kCast).value(), (Dims{4096, 128}));
+  EXPECT_NE(message_of(parse_dims("e0m8n16k16skew0", kExperts)).find("e (experts) is 0"),
+            std::string::npos);
+  EXPECT_NE(message_of(parse_dims("m8n16k16", kExperts)).find("not eINTmINTnINTkINTskewINT"),
+            std::string::npos);
+}
+
+TEST(Op, EachIsRegisteredOnce) {
+  std::vector<std::string_view> names;
+  for (const OpSpec& spec : registered_ops()) {
+    EXPECT_EQ(&spec_of(spec.op), &spec);
+    names.push_back(spec.name);
+  }
+  EXPECT_EQ(names,
+            (std::vector<std::string_view>{"output", "grad_input", "grad_weight", "linear"}));
 }
 
 TEST(ProblemKey, MakeRefusesABadRecipeOrShape) {
@@ -75,40 +126,62 @@ TEST(ProblemKey, MalformedKeysAreRefusedWithTheReason) {
   } kCases[] = {
       {"", "1 fields"},
       {"output", "1 fields"},
+      {"/tensorwise/e4m3.e4m3.bf16/m8n16k16", "unknown op ''"},
+      {"cast/tensorwise/e4m3.e4m3.bf16/m8n16k16", "unknown op 'cast'"},
+      {"fprop/tensorwise/e4m3.e4m3.bf16/m8n16k16", "written 'output'"},
+      {" output/tensorwise/e4m3.e4m3.bf16/m8n16k16", "unknown op ' output'"},
+      {"output//e4m3.e4m3.bf16/m8n16k16", "recipe ''"},
+      {"output/Tensor wise/e4m3.e4m3.bf16/m8n16k16", "recipe 'Tensor wise'"},
+      {"output/tensorwise/e4m3.e4m3/m8n16k16", "not a.b.d"},
+      {"output/tensorwise/e4m3.e4m3.bf16.f32/m8n16k16", "not a.b.d"},
+      {"output/tensorwise/e4m3.e4m4.bf16/m8n16k16", "unknown type 'e4m4'"},
+      {"output/tensorwise/e4m3..bf16/m8n16k16", "unknown type ''"},
+      {"output/tensorwise/e4m3.bf16.bf16/m8n16k16", "both operands are fp8 or neither"},
+      {"output/tensorwise/e5m2.e5m2.bf16/m8n16k16", "one operand must be e4m3"},
+      {"output/tensorwise/e4m3.e4m3.e4m3/m8n16k16", "result type e4m3"},
+      {"output/tensorwise/e4m3.e4m3.bf16/n16m8k16", "no 'm' where due"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n16", "no 'k' where due"},
+      {"output/tensorwise/e4m3.e4m3.bf16/mn16k16", "m is not a plain number"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m08n16k16", "m is not a plain number"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m+8n16k16", "m is not a plain number"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m-8n16k16", "m is not a plain number"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n16k1073741840", "k is not a plain number"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n16k99999999999999999999", "k is not a plain number"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n16k16x", "unexpected 'x'"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m0n16k16", "m (tokens) is 0"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n0k16", "n (out_features) is 0"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n16k24", "k (in_features) is 24"},
+      {"output/tensorwise+/e4m3.e4m3.bf16/m8n16k16", "settings 'tensorwise+'"},
+      {"output/tensorwise+slow/e4m3.e4m3.bf16/m8n16k16", "settings 'tensorwise+slow'"},
+      {"output/tensorwise+fast+bias/e4m3.e4m3.bf16/m8n16k16",
+       "behind it +bias, +fast or +bias+fast"},
+      {"output/tensorwise+fast+fast/e4m3.e4m3.bf16/m8n16k16", "settings"},
+      {"output/+fast/e4m3.e4m3.bf16/m8n16k16", "recipe ''"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n16k16 ", "unexpected ' '"},
+      {"output/tensorwise/e4m3.e4m3.bf16/m8n16k16\n", "unexpected '\\x0a'"},
+      {"output/tensorwise/e4m3.e4m3.bf16/e4m8n16k16", "no 'm' where due"},
+      {"experts/blockwise/e4m3.e4m3.bf16/e64m8192n4096k4096skew2",
+       "unknown op 'experts'; this float8 knows output, grad_input, grad_weight, linear, so use "
+       "the newer float8 that wrote it"},
+      {"experts/blockwise/any/other/form", "use the newer float8"},
+      // Of the form of version 0.1.
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16", "5 fields"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1/", "7 fields"},
-      {"/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1", "unknown op ''"},
-      {"cast/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1", "unknown op 'cast'"},
       {"fprop/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1", "written 'output'"},
-      {" output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1", "unknown op ' output'"},
       {"output//e4m3.e4m3.bf16/tn/m8n16k16/b0f1", "recipe ''"},
-      {"output/Tensor wise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1", "recipe 'Tensor wise'"},
-      {"output/tensorwise/e4m3.e4m3/tn/m8n16k16/b0f1", "not a.b.d"},
-      {"output/tensorwise/e4m3.e4m3.bf16.f32/tn/m8n16k16/b0f1", "not a.b.d"},
-      {"output/tensorwise/e4m3.e4m4.bf16/tn/m8n16k16/b0f1", "unknown type 'e4m4'"},
       {"output/tensorwise/e4m3..bf16/tn/m8n16k16/b0f1", "unknown type ''"},
-      {"output/tensorwise/e4m3.bf16.bf16/tn/m8n16k16/b0f1", "both operands are fp8 or neither"},
-      {"output/tensorwise/e5m2.e5m2.bf16/tn/m8n16k16/b0f1", "one operand must be e4m3"},
-      {"output/tensorwise/e4m3.e4m3.e4m3/tn/m8n16k16/b0f1", "result type e4m3"},
       {"output/tensorwise/e4m3.e4m3.bf16/nt/m8n16k16/b0f1", "layout 'nt'"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/n16m8k16/b0f1", "no 'm' where due"},
-      {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16/b0f1", "no 'k' where due"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/mn16k16/b0f1", "m is not a plain number"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m08n16k16/b0f1", "m is not a plain number"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m+8n16k16/b0f1", "m is not a plain number"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m-8n16k16/b0f1", "m is not a plain number"},
-      {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k1073741840/b0f1", "k is not a plain number"},
-      {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k99999999999999999999/b0f1",
-       "k is not a plain number"},
-      {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16x/b0f1", "unexpected 'x'"},
-      {"output/tensorwise/e4m3.e4m3.bf16/tn/m0n16k16/b0f1", "m (tokens) is 0"},
-      {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n0k16/b0f1", "n (out_features) is 0"},
-      {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k24/b0f1", "k (in_features) is 24"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/", "flags ''"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/f1b0", "flags 'f1b0'"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b2f0", "flags 'b2f0'"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1 ", "flags 'b0f1 '"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1\n", "flags 'b0f1\\x0a'"},
+      {"output/tensorwise+fast/e4m3.e4m3.bf16/tn/m8n16k16/b0f1", "recipe 'tensorwise+fast'"},
   };
   for (const auto& [key, reason] : kCases) {
     const auto parsed = Problem::parse(key);

@@ -172,9 +172,8 @@ class Collected : public ::testing::Test {
         [speedup](const db::TrialKey& key) {
           if (key.candidate.impl == db::Impl::kBf16) return db::timed(1'400'000);
           db::TrialResult result = db::timed(1'400'000 / speedup, speedup);
-          result.kernels = db::LinearKernels{};
-          for (db::LinearKernel& kernel : *result.kernels) {
-            kernel = {Provider::kGenerated, kConfig};
+          for (const std::string_view part : spec_of(Op::kLinear).parts) {
+            result.kernels.push_back({std::string(part), Provider::kGenerated, kConfig});
           }
           return result;
         },
@@ -264,8 +263,8 @@ TEST(ModelQuality, RegretIsWhatTheChoiceCostsMore) {
   const Problem problem = db::gemm(8192, 4096, 4096);
   tuner::MeasuredGemm gemm{.problem = problem.key(),
                            .family = tuner::gemm_spec(problem).value(),
-                           .shape = problem.shape,
-                           .linear = problem.shape,
+                           .shape = problem.shape(),
+                           .linear = problem.shape(),
                            .sm_count = 132,
                            .timed = {}};
   for (const GemmConfig& config : codegen::gemm_candidates(gemm.family)) {

@@ -29,7 +29,7 @@ class ExchangeTest : public ::testing::Test {
           [](const TrialKey&) { return timed(100'000); });
     sweep(b, {{gemm(8192, 4096, 4096), heuristic(0)}, {gemm(16, 16, 16), heuristic(3)}},
           [](const TrialKey& c) {
-            return c.problem.shape.m == 16
+            return c.problem.shape().m == 16
                        ? TrialResult{.state = TrialState::kCompileError, .reason = "C7510 \"x\"\n"}
                        : timed(1e5 / 3, 4.0 / 3);
           });
@@ -139,7 +139,7 @@ TEST_F(ExchangeTest, JsonlRoundTrips) {
   // One line a record, each kind once, and no name of the GPU or of a folder.
   EXPECT_EQ(std::ranges::count(text, '\n'), 1 + 2 + 1 + 1 + 3 + 6);
   EXPECT_EQ(text.find("GPU-1"), std::string::npos);
-  EXPECT_EQ(text.substr(0, text.find('\n')), "{\"float8_tuning_db\":2}");
+  EXPECT_EQ(text.substr(0, text.find('\n')), "{\"float8_tuning_db\":3}");
 }
 
 TEST_F(ExchangeTest, FoldersOfTheMachineStayThere) {
@@ -202,10 +202,11 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   refused("hello\n", ":1: not a JSON object");
   refused("[]\n", ":1: not a JSON object");
   refused(std::string("SQLite format 3\0 ...", 20), "is a database; `float8-tune db merge`");
-  refused("float8-table 3\n", "is a tuning table, for a trainer to load; it has no trials");
+  refused("float8-table 4\n", "is a tuning table, for a trainer to load; it has no trials");
   refused("float8-filter 2\n", "is a filter file, for a trainer to load");
   refused("{\"x\":1}\n", "not a float8 tuning export");
-  refused("{\"float8_tuning_db\":3}\n", "format is 3, this program knows 2");
+  refused("{\"float8_tuning_db\":4}\n",
+          "format is 4, this program knows 3; use the newer float8 that wrote it");
   refused(good.substr(0, good.size() - 40), "cut off");
   refused(good + "{\"y\":1}\n", "names its kind");
   refused(replaced("\"power_limit_w\":700", "\"power_limit_w\":650"), "changed by hand");
@@ -218,7 +219,10 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   refused(replaced("m8192", "m0"), "problem key");
   refused(replaced("\"impl\":\"cublaslt\"", "\"impl\":\"cublaslt+bias\""),
           "unknown implementation 'cublaslt+bias'");
-  refused(replaced("\"impl\"", "\"kernels\":{\"output\":\"h3\"},\"impl\""), "kernel 'h3'");
+  refused(replaced("\"impl\"", "\"kernels\":{\"output\":\"cublaslt:h3\"},\"impl\""),
+          "not of the 0 parts of output");
+  refused(replaced("\"problem\":\"output", "\"problem\":\"experts"),
+          "unknown op 'experts'; this float8 knows output");
   refused(replaced("\"impl\"", "\"screened_ns\":-1.0,\"impl\""), "screened_ns");
   refused(replaced("\"attempt\":0,", ""), "\"attempt\" is missing");
   refused(replaced("\"attempt\":0", "\"attempt\":-1"), "attempt is -1");
@@ -233,7 +237,7 @@ TEST_F(ExchangeTest, ExportIsAtomic) {
   Database a = make("a.db");
   ASSERT_TRUE(write_file_atomic(folder_ / "out.jsonl", "old"));
   ASSERT_TRUE(a.export_jsonl(folder_ / "out.jsonl"));
-  EXPECT_EQ(bytes_of(folder_ / "out.jsonl"), "{\"float8_tuning_db\":2}\n");
+  EXPECT_EQ(bytes_of(folder_ / "out.jsonl"), "{\"float8_tuning_db\":3}\n");
   EXPECT_FALSE(a.export_jsonl(folder_ / "no" / "out.jsonl"));
   EXPECT_FALSE(a.export_db(folder_ / "no" / "out.db"));
 }

@@ -152,7 +152,7 @@ TEST_F(GcTest, AnAgeIsACondition) {
   EXPECT_EQ(counts_of(all).at("superseded_trials"), 5);
   EXPECT_EQ(counts_of(all).at("device_classes"), 1);
   EXPECT_EQ(scalar("SELECT count(*) FROM device_unit"), 0);
-  EXPECT_EQ(exported(), "{\"float8_tuning_db\":2}\n");
+  EXPECT_EQ(exported(), "{\"float8_tuning_db\":3}\n");
 }
 
 TEST_F(GcTest, EachDeviceClassHasItsNewestToolchains) {

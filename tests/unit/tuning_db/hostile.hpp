@@ -53,6 +53,13 @@ inline Hostile by_values(const std::string& name, const std::string& sql) {
           }};
 }
 
+// These (part, provider, config) for every linear in fp8.
+inline std::string take_kernels(const std::string& kernels) {
+  return "WITH taken(part, provider, config) AS (VALUES " + kernels +
+         ") INSERT INTO trial_kernel (trial_id, part, provider, config) SELECT trial.id, taken.* "
+         "FROM taken, trial JOIN candidate ON candidate.id = candidate_id WHERE impl = 'float8'";
+}
+
 inline Hostile by_bytes(const std::string& name, const std::function<void(std::string&)>& change) {
   return {name, [change](const fs::path& path) {
             std::string bytes = bytes_of(path);
@@ -83,7 +90,7 @@ inline std::vector<Hostile> hostile_schemas() {
       by_sql("a column more", "ALTER TABLE trial ADD COLUMN extra TEXT"),
       by_sql("a computed column",
              "ALTER TABLE trial ADD COLUMN extra TEXT AS (hex(zeroblob(100000000)))"),
-      by_sql("a column less", "DROP INDEX problem_shape; ALTER TABLE problem DROP COLUMN fast"),
+      by_sql("a column less", "ALTER TABLE problem DROP COLUMN dims"),
       by_sql("another column's name", "ALTER TABLE run RENAME COLUMN seed TO sown"),
       by_sql("a table less", "DROP TABLE trial"),
       by_sql("an index less", "DROP INDEX trial_cell"),
@@ -93,7 +100,7 @@ inline std::vector<Hostile> hostile_schemas() {
              "replace(sql, 'seed INTEGER', 'seed TEXT') WHERE name = 'run'"),
       by_sql("a check less",
              "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = "
-             "replace(sql, ' CHECK (m > 0)', '') WHERE name = 'problem'"),
+             "replace(sql, ' CHECK (json_valid(dims))', '') WHERE name = 'problem'"),
       by_sql("columns that are one quoted name",
              "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = 'CREATE TABLE trial(\"' "
              "|| replace(substr(sql, 20), '\"', '') WHERE name = 'trial'"),
@@ -104,6 +111,7 @@ inline std::vector<Hostile> hostile_schemas() {
           "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET rootpage = (SELECT rootpage FROM "
           "sqlite_schema WHERE name = 'run') WHERE name = 'method'"),
       by_sql("statistics", "ANALYZE"),
+      by_sql("version 3 in name", "PRAGMA user_version = 3"),
       by_sql("version 2 in name", "PRAGMA user_version = 2"),
       by_sql("version 1 in name", "PRAGMA user_version = 1"),
       by_sql("version 0", "PRAGMA user_version = 0"),
@@ -115,7 +123,7 @@ inline std::vector<Hostile> hostile_schemas() {
 
 inline std::vector<Hostile> hostile_values() {
   return {
-      by_sql("a changed number", "UPDATE problem SET m = m + 16 WHERE op = 'output'"),
+      by_sql("a changed number", "UPDATE problem SET dims = replace(dims, 8, 9)"),
       by_sql("a changed run", "UPDATE run SET seed = seed + 1"),
       by_values("a negative ratio",
                 "UPDATE trial SET pair_ratio = -1.47, pair_lo = -1.48, pair_hi "
@@ -138,9 +146,18 @@ inline std::vector<Hostile> hostile_values() {
       by_values("an unknown implementation", "UPDATE candidate SET impl = 'magic'"),
       by_values("a problem key that is none", "UPDATE problem SET key = key || '/'"),
       by_values("a kernel's name with spaces",
-                "UPDATE trial SET kernel_output = 'generated:a b', kernel_grad_input = "
-                "'generated:a', kernel_grad_weight = 'generated:a'"),
-      by_values("one kernel of three", "UPDATE trial SET kernel_grad_input = 'generated:a'"),
+                take_kernels("('output', 'generated', 'a b'), ('grad_input', 'generated', 'a'), "
+                             "('grad_weight', 'generated', 'a')")),
+      by_values("one kernel of three", take_kernels("('grad_input', 'generated', 'a')")),
+      by_values("kernels of another operation",
+                take_kernels("('layout', 'generated', 'a'), ('quantize', 'generated', 'a'), "
+                             "('output', 'generated', 'a')")),
+      by_values("a provider that is none",
+                take_kernels("('output', 'other', 'a'), ('grad_input', 'generated', 'a'), "
+                             "('grad_weight', 'generated', 'a')")),
+      by_values("an operation of a newer float8",
+                "UPDATE problem SET key = 'experts/rowwise/e4m3.e4m3.bf16/e8m64n64k64skew0'"
+                " WHERE id = 1"),
       by_sql("a giant text", "UPDATE run SET argv = json_array(hex(zeroblob(600000)))"),
   };
 }

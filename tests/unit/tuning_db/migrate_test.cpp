@@ -5,6 +5,7 @@
 
 #include "base/log.hpp"
 #include "sample.hpp"
+#include "tuning_db/file/checksum.hpp"
 #include "tuning_db/file/sqlite.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
@@ -12,7 +13,7 @@
 namespace f8::tuning_db {
 namespace {
 
-constexpr const char* kToVersion4 =
+constexpr const char* kToVersion5 =
     "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0;"
     "CREATE TABLE note (trial_id INTEGER NOT NULL REFERENCES trial(id), said TEXT) STRICT;"
     "INSERT INTO note SELECT id, 'migrated' FROM trial";
@@ -23,14 +24,15 @@ std::string fingerprint_of(const std::string& sql) {
   return schema_fingerprint(*db).value();
 }
 
-const std::string kVersion3Fingerprint = fingerprint_of(std::string(Database::schema()));
-const std::string kVersion4Sql = std::string(Database::schema()) + kToVersion4;
+const std::string kVersion4Fingerprint = fingerprint_of(std::string(Database::schema()));
+const std::string kVersion5Sql = std::string(Database::schema()) + kToVersion5;
 const std::array kSteps = {
     current_schema().migrations[0],
     current_schema().migrations[1],
-    Migration{3, kVersion3Fingerprint, kToVersion4},
+    current_schema().migrations[2],
+    Migration{4, kVersion4Fingerprint, kToVersion5},
 };
-const SchemaSpec kVersion4{4, kVersion4Sql, kSteps};
+const SchemaSpec kVersion5{5, kVersion5Sql, kSteps};
 
 void make_file(const fs::path& path, const char* sql_name) {
   auto db = Connection::open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
@@ -77,25 +79,27 @@ TEST_F(MigrateTest, Version2FileOpensAndGetsChecksums) {
   EXPECT_EQ(std::ranges::count(before, '\n'), 30);
   EXPECT_EQ(scalar(path, "PRAGMA user_version"), 2);
   EXPECT_EQ(exported(OpenMode::kReadWrite), before);
-  EXPECT_EQ(scalar(path, "PRAGMA user_version"), 3);
+  EXPECT_EQ(scalar(path, "PRAGMA user_version"), 4);
   EXPECT_EQ(scalar(folder_ / "v2.db.v2.backup", "PRAGMA user_version"), 2);
   for (const char* table : {"device_class", "device_unit", "toolchain", "method", "problem",
-                            "candidate", "run", "trial"}) {
+                            "candidate", "run", "trial", "trial_kernel"}) {
     EXPECT_EQ(scalar(path, f8::format("SELECT count(*) FROM {} WHERE checksum = 0", table).c_str()),
               0);
   }
   EXPECT_EQ(exported(OpenMode::kReadOnly), before);
 }
 
-// The checksum's bytes are a part of the format: a file of this version stays readable.
-TEST_F(MigrateTest, Version3FileHasItsChecksums) {
-  const fs::path path = folder_ / "v3.db";
-  make_file(path, "v3.sql");
-  const auto db = Database::open(path, OpenMode::kReadOnly);
-  ASSERT_TRUE(db) << db.error().message;
-  const Status checked = db->check();
-  EXPECT_TRUE(checked) << checked.error().message;
-  EXPECT_EQ(scalar(path, "SELECT count(*) FROM trial"), 25);
+// The checksum's bytes are a part of the format: a file of these versions stays readable.
+TEST_F(MigrateTest, FilesOfVersions3And4HaveTheirChecksums) {
+  for (const char* sql : {"v3.sql", "v4.sql"}) {
+    const fs::path path = folder_ / sql;
+    make_file(path, sql);
+    const auto db = Database::open(path, OpenMode::kReadOnly);
+    ASSERT_TRUE(db) << db.error().message;
+    const Status checked = db->check();
+    EXPECT_TRUE(checked) << checked.error().message;
+    EXPECT_EQ(scalar(path, "SELECT count(*) FROM trial"), 25);
+  }
 }
 
 TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
@@ -119,11 +123,7 @@ TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
   EXPECT_EQ(columns(path_), columns(fresh));
   // The checks came with the columns.
   const auto db = Connection::open(path_, SQLITE_OPEN_READWRITE).value();
-  EXPECT_FALSE(db->exec("UPDATE candidate SET impl = 'generated+bias'"));
-  for (const char* bad : {"screened_ns = 0", "kernel_output = 'h3'",
-                          "kernel_grad_input = 'other:h1'", "kernel_grad_weight = 'cublaslt:3'"}) {
-    EXPECT_FALSE(db->exec(f8::format("UPDATE trial SET {} WHERE state = 'planned'", bad))) << bad;
-  }
+  EXPECT_FALSE(db->exec("UPDATE trial SET screened_ns = 0 WHERE state = 'planned'"));
   EXPECT_TRUE(db->exec("UPDATE trial SET screened_ns = 1 WHERE state = 'planned'"));
   EXPECT_FALSE(db->exec("UPDATE trial SET screened_ns = 1 WHERE state = 'ok'")) << "it is final";
 }
@@ -151,20 +151,20 @@ TEST_F(WordsTest, BecomeColumns) {
   const Database db = Database::open(path_, OpenMode::kReadWrite).value();
   EXPECT_TRUE(db.check());
   const TrialResult screened =
-      result_of(db, "output/blockwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f0", "a7d945d3");
+      result_of(db, "output/blockwise/e4m3.e4m3.bf16/m2048n1024k1024", "a7d945d3");
   EXPECT_EQ(screened.screened_ns, 7840);
   EXPECT_EQ(screened.reason, "1.151x the best");
   const TrialResult shared =
-      result_of(db, "output/blockwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f0", "7e2d0ca1");
+      result_of(db, "output/blockwise/e4m3.e4m3.bf16/m2048n1024k1024", "7e2d0ca1");
   EXPECT_EQ(shared.screened_ns, 11410);
   EXPECT_EQ(shared.reason,
             "1.056x the best; the same product as "
             "output/tensorwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f1");
   const auto raw = Connection::open(path_, SQLITE_OPEN_READONLY).value();
   const int64_t screenings = raw->scalar("SELECT count(screened_ns) FROM trial").value();
-  const int64_t linears = raw->scalar("SELECT count(kernel_grad_weight) FROM trial").value();
+  const int64_t kernels = raw->scalar("SELECT count(*) FROM trial_kernel").value();
   EXPECT_EQ(screenings, 6);
-  EXPECT_EQ(linears, 3);
+  EXPECT_EQ(kernels, 3 * 3);
   EXPECT_EQ(raw->scalar("SELECT count(*) FROM trial WHERE reason GLOB '*screened at*' OR "
                         "reason GLOB '*kernels generated*' OR reason GLOB '*kernels cublaslt*'")
                 .value(),
@@ -182,7 +182,7 @@ TEST_F(WordsTest, AreTheSameByMergeAndByJsonLines) {
   ASSERT_TRUE(merged.export_jsonl(folder_ / "merged.jsonl"));
   const std::string text = bytes_of(folder_ / "opened.jsonl");
   EXPECT_EQ(text, bytes_of(folder_ / "merged.jsonl"));
-  EXPECT_TRUE(text.starts_with("{\"float8_tuning_db\":2}\n"));
+  EXPECT_TRUE(text.starts_with("{\"float8_tuning_db\":3}\n"));
 
   // The same run as version 1 exported it is known.
   const auto known = merged.import_jsonl(FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/v1.jsonl");
@@ -204,7 +204,7 @@ TEST_F(WordsTest, JsonLinesOfVersion2AreKnown) {
   EXPECT_EQ(known->added, 0);
   EXPECT_EQ(known->known, 25);
   const TrialResult screened =
-      result_of(imported, "output/blockwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f0", "a7d945d3");
+      result_of(imported, "output/blockwise/e4m3.e4m3.bf16/m2048n1024k1024", "a7d945d3");
   EXPECT_EQ(screened.screened_ns, 7840);
 }
 
@@ -212,7 +212,7 @@ TEST(Words, OfAnotherFormStay) {
   const auto taken = [](TrialState state, const char* reason) {
     TrialResult result{.state = state, .reason = reason};
     take_data_from_reason(result);
-    EXPECT_TRUE(result.reason == reason || result.screened_ns || result.kernels);
+    EXPECT_TRUE(result.reason == reason || result.screened_ns || !result.kernels.empty());
     return result;
   };
   for (const char* none :
@@ -220,14 +220,14 @@ TEST(Words, OfAnotherFormStay) {
         "kernels cublaslt:h1,cublaslt:h1,cublaslt:h1,cublaslt:h1",
         "kernels cublaslt:h1,cublaslt:h1,cublaslt:", "kernels cublaslt:h1,cublaslt:h1,other:h1",
         "kernels cublaslt:h1, cublaslt:h1, cublaslt:h1", "no kernels work for output"}) {
-    EXPECT_FALSE(taken(TrialState::kOk, none).kernels) << none;
+    EXPECT_TRUE(taken(TrialState::kOk, none).kernels.empty()) << none;
   }
   const TrialResult linear =
       taken(TrialState::kNoisy,
             "0.7 %; kernels generated:128x256s4c2x1w2g8,cublaslt:h3,generated:64x64s8c1x1w1g8");
-  ASSERT_TRUE(linear.kernels);
+  ASSERT_EQ(linear.kernels.size(), 3U);
   EXPECT_EQ(linear.reason, "0.7 %");
-  EXPECT_EQ(linear.kernels->at(1), (LinearKernel{Provider::kCublasLt, "h3"}));
+  EXPECT_EQ(linear.kernels[1], (PartKernel{"grad_input", Provider::kCublasLt, "h3"}));
   for (const char* none : {"screened at", "screened at x us, 1x", "screened at 0 us, 1x",
                            "screened at 5 ms, 1x", "it was screened at 5 us, 1x"}) {
     EXPECT_FALSE(taken(TrialState::kPruned, none).screened_ns) << none;
@@ -239,11 +239,11 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   const std::string before = bytes_of(path_);
   const int64_t trials = scalar(path_, "SELECT count(*) FROM trial");
   {
-    const auto db = open_database(path_, OpenMode::kReadWrite, kVersion4);
+    const auto db = open_database(path_, OpenMode::kReadWrite, kVersion5);
     ASSERT_TRUE(db) << db.error().message;
     EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   }
-  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 4);
+  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 5);
   EXPECT_EQ(scalar(path_, "SELECT count(*) FROM note"), trials);
   EXPECT_EQ(scalar(path_, "SELECT count(rung) FROM trial"), trials);
 
@@ -256,7 +256,7 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   EXPECT_EQ(scalar(backup, "SELECT count(*) FROM trial"), trials);
 
   // Opened again, there is nothing left to do.
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion4));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion5));
   EXPECT_FALSE(fs::exists(folder_ / "old.db.v1.backup2"));
   // And the older program refuses it.
   EXPECT_FALSE(Database::open(path_, OpenMode::kReadOnly));
@@ -264,7 +264,7 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
 
 TEST_F(MigrateTest, AnEarlierBackupIsKept) {
   ASSERT_TRUE(write_file_atomic(folder_ / "old.db.v1.backup", "precious"));
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion4));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion5));
   EXPECT_EQ(bytes_of(folder_ / "old.db.v1.backup"), "precious");
   EXPECT_EQ(scalar(folder_ / "old.db.v1.backup2", "PRAGMA user_version"), 1);
 }
@@ -285,6 +285,27 @@ TEST_F(MigrateTest, AFailingStepUndoesAll) {
   EXPECT_TRUE(Database::open(path_, OpenMode::kReadWrite).value().check());
 }
 
+TEST_F(MigrateTest, AKeyThatIsNoneUndoesAll) {
+  const fs::path path = folder_ / "v3.db";
+  make_file(path, "v3.sql");
+  {
+    auto db = Connection::open(path, SQLITE_OPEN_READWRITE).value();
+    ASSERT_TRUE(db->exec("UPDATE problem SET key = 'experts/rowwise/any/tn/e8/b0f1' WHERE id = 3"));
+    ASSERT_TRUE(store_all_checksums(*db));
+  }
+  for (const OpenMode mode : {OpenMode::kReadOnly, OpenMode::kReadWrite}) {
+    const auto db = Database::open(path, mode);
+    ASSERT_FALSE(db);
+    EXPECT_NE(db.error().message.find("from schema version 3 to 4 failed and was undone"),
+              std::string::npos)
+        << db.error().message;
+    EXPECT_NE(db.error().message.find("unknown op 'experts'"), std::string::npos);
+    EXPECT_EQ(db.error().message.find('\n'), std::string::npos);
+    EXPECT_EQ(scalar(path, "PRAGMA user_version"), 3);
+    EXPECT_EQ(scalar(path, "SELECT count(kernel_output) FROM trial"), 3);
+  }
+}
+
 TEST_F(MigrateTest, AMissingStepIsRefused) {
   const std::array steps = {kSteps[1]};
   const SchemaSpec gap{3, Database::schema(), steps};
@@ -296,7 +317,7 @@ TEST_F(MigrateTest, AMissingStepIsRefused) {
 
 TEST_F(MigrateTest, AReaderMigratesACopyInMemory) {
   const std::string before = bytes_of(path_);
-  const auto db = open_database(path_, OpenMode::kReadOnly, kVersion4);
+  const auto db = open_database(path_, OpenMode::kReadOnly, kVersion5);
   ASSERT_TRUE(db) << db.error().message;
   EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   EXPECT_EQ(bytes_of(path_), before);

@@ -174,7 +174,7 @@ TEST_F(OpenTest, RefusesForeignDatabaseWithOurTableNames) {
 TEST_F(OpenTest, RefusesNewerSchemaAndNamesBothVersions) {
   create_filled();
   exec(path_, "PRAGMA user_version = 7; PRAGMA wal_checkpoint(TRUNCATE)");
-  expect_refused(ErrorCode::kUnsupported, "schema version is 7, this program knows 3");
+  expect_refused(ErrorCode::kUnsupported, "schema version is 7, this program knows 4");
 }
 
 TEST_F(OpenTest, RefusesTruncatedFile) {
@@ -199,8 +199,8 @@ TEST_F(OpenTest, CheckFindsDanglingReferencesAndWrongKeys) {
   const std::string good = bytes_of(path_);
   for (const char* sql :
        {"PRAGMA foreign_keys = OFF; DELETE FROM run", "UPDATE device_class SET power_limit_w = 500",
-        "UPDATE toolchain SET driver = '1'", "UPDATE problem SET m = 1",
-        "UPDATE candidate SET impl = 'bf16' WHERE id = 1",
+        "UPDATE toolchain SET driver = '1'", "UPDATE problem SET dims = '{}'",
+        "UPDATE problem SET op = 'linear'", "UPDATE candidate SET impl = 'bf16' WHERE id = 1",
         "UPDATE method SET fidelity = 'screen'"}) {
     ASSERT_TRUE(write_file_atomic(path_, good));
     exec(path_, sql);

@@ -93,7 +93,7 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
         [](const TrialKey& c) {
           if (c.candidate.impl == Impl::kBf16CublasLt) return timed(1);
           if (c.candidate.impl == Impl::kGenerated)
-            return timed(c.problem.shape.m == 8192 ? 90 : 110);
+            return timed(c.problem.shape().m == 8192 ? 90 : 110);
           return timed(100);
         });
   sweep_linears(
@@ -140,14 +140,15 @@ TEST(Impls, AreASetOfNames) {
 
 TEST(Kernels, HaveAText) {
   for (const char* text : {"generated:128x256s4c2x1w2g8", "cublaslt:h3", "cublaslt:h0"}) {
-    const auto kernel = parse_linear_kernel(text);
+    const auto kernel = parse_part_kernel("output", text);
     ASSERT_TRUE(kernel) << kernel.error().message;
     EXPECT_EQ(to_string(*kernel), text);
   }
-  EXPECT_EQ(parse_linear_kernel("cublaslt:h3").value(), (LinearKernel{Provider::kCublasLt, "h3"}));
+  EXPECT_EQ(parse_part_kernel("grad_input", "cublaslt:h3").value(),
+            (PartKernel{"grad_input", Provider::kCublasLt, "h3"}));
   for (const char* none : {"", "generated", "generated:", "cublaslt:", "cublaslt:h", "cublaslt:3",
                            "other:h1", "generated:a b", " generated:a"}) {
-    EXPECT_FALSE(parse_linear_kernel(none)) << none;
+    EXPECT_FALSE(parse_part_kernel("output", none)) << none;
   }
 }
 
@@ -164,9 +165,9 @@ class LinearsChoice : public QueryTest {
         [&](const TrialKey& c) {
           if (c.problem.op == Op::kLinear) {
             TrialResult r = timed(1000, 1.2);
-            r.kernels = LinearKernels{LinearKernel{Provider::kCublasLt, "h5"},
-                                      LinearKernel{Provider::kCublasLt, "h0"},
-                                      LinearKernel{Provider::kCublasLt, "h0"}};
+            r.kernels = {{"output", Provider::kCublasLt, "h5"},
+                         {"grad_input", Provider::kCublasLt, "h0"},
+                         {"grad_weight", Provider::kCublasLt, "h0"}};
             return r;
           }
           const bool h5 = c.candidate.config == heuristic(5).config;

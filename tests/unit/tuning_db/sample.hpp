@@ -159,7 +159,7 @@ inline void sweep_linears(Database& db, const char* recipe, const std::vector<Sh
   sweep(
       db, cells,
       [&](const TrialKey& cell) {
-        const Shape s = cell.problem.shape;
+        const Shape s = cell.problem.shape();
         if (cell.candidate.impl == Impl::kBf16) return timed(bf16_ns(s));
         return timed(bf16_ns(s) / speedup(s), speedup(s), half);
       },

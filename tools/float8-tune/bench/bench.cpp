@@ -53,7 +53,7 @@ void declare_matmul(CLI::App& command, MatmulOptions& options) {
 
 Result<Op> op_of(const MatmulOptions& options) {
   const Op op = F8_TRY(of_option("--op", parse_op(options.op)));
-  if (op == Op::kLinear) {
+  if (!is_gemm(op)) {
     return fail(ErrorCode::kInvalidArgument,
                 "--op linear: use `float8-tune bench linear` for a whole linear");
   }

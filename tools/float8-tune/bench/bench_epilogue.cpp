@@ -47,7 +47,7 @@ Json to_json(const tuner::EpilogueBench& bench, const tuner::EpilogueCost& cost)
 
 Status add_csv(tuner::CsvFile& csv, const tuner::EpilogueBench& bench,
                const tuner::EpilogueCost& cost) {
-  const Shape s = bench.problem.shape;
+  const Shape s = bench.problem.shape();
   const tuner::BenchRow& row = bench.rows[cost.row];
   const auto& over = cost.over_plain;
   return csv.add(std::array<std::string, kEpilogueColumns.size()>{

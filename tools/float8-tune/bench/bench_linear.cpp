@@ -35,7 +35,7 @@ constexpr std::array<std::string_view, 21> kLinearColumns = {"problem",
                                                              "untuned_hi"};
 
 Json to_json(const tuner::LinearBench& bench) {
-  const Shape shape = bench.problem.shape;
+  const Shape shape = bench.problem.shape();
   Json row = {{"m", shape.m},
               {"n", shape.n},
               {"k", shape.k},
@@ -105,7 +105,7 @@ std::string text_of(const tuner::LinearBench& bench, bool casts, bool color) {
 }
 
 Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
-  const Shape s = bench.problem.shape;
+  const Shape s = bench.problem.shape();
   const auto time = [](const tuning_db::TrialResult& result, double tuning_db::Timing::*ns) {
     return result.timing ? csv_number((*result.timing).*ns / 1e3) : "";
   };

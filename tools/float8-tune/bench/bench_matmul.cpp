@@ -59,7 +59,7 @@ Json kernel_json(const Problem& problem, const tuner::BenchRow& kernel) {
 }
 
 Status add_csv(tuner::CsvFile& csv, const Problem& problem, const tuner::BenchRow& kernel) {
-  const Shape s = problem.shape;
+  const Shape s = problem.shape();
   const auto& timing = kernel.result.timing;
   const auto& ratio = kernel.to_baseline;
   const auto time = [&](double tuning_db::Timing::*ns) {

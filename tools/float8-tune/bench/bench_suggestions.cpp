@@ -96,7 +96,7 @@ std::string text_of(const tuner::SuggestionBench& bench, bool color) {
 
 Status add_csv(tuner::CsvFile& csv, const tuner::SuggestionBench& bench,
                const runtime::DeviceInfo& device) {
-  const Shape shape = bench.problem.shape;
+  const Shape shape = bench.problem.shape();
   for (size_t i = 0; i < bench.suggestions.size(); ++i) {
     const auto& timing = bench.results[i].timing;
     if (!timing) continue;

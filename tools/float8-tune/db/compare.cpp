@@ -163,15 +163,9 @@ Json to_json(const CompareResult& result, const CompareCommandOptions& options) 
     json["counts"][std::string(to_string(outcome))] = result.count(outcome);
   }
   for (const Comparison& c : result.compared) {
-    const Problem& p = c.a.problem;
-    Json one = {{"problem", p.key()},
-                {"op", to_string(p.op)},
-                {"recipe", p.recipe},
-                {"m", p.shape.m},
-                {"n", p.shape.n},
-                {"k", p.shape.k},
-                {"verdict", to_string(c.outcome)},
-                {"reason", c.reason}};
+    Json one = problem_json(c.a.problem);
+    one["verdict"] = to_string(c.outcome);
+    one["reason"] = c.reason;
     add_interval(one, "ratio", c.ratio, c.lo, c.hi);
     one["a"] = row_json(c.a);
     one["b"] = row_json(c.b);
@@ -229,12 +223,13 @@ Result<std::string> csv_of(const CompareResult& result, Quantity quantity) {
   tuner::CsvText csv(kColumns);
   for (const Comparison& c : result.compared) {
     const Problem& p = c.a.problem;
+    const Shape s = p.shape();
     const std::vector<std::string> fields = {p.key(),
                                              std::string(to_string(p.op)),
                                              p.recipe,
-                                             f8::format("{}", p.shape.m),
-                                             f8::format("{}", p.shape.n),
-                                             f8::format("{}", p.shape.k),
+                                             f8::format("{}", s.m),
+                                             f8::format("{}", s.n),
+                                             f8::format("{}", s.k),
                                              shown(c.a, quantity),
                                              shown(c.b, quantity),
                                              f8::format("{:.6g}", c.ratio),

@@ -62,7 +62,7 @@ Result<ExplainOptions> resolved(ExplainOptions options) {
                   "--recipe is {}, and the problem is of recipe {}; leave --recipe out",
                   options.recipe, problem.recipe);
     }
-    options.subject = to_string(problem.shape);
+    options.subject = to_string(problem.shape());
     options.recipe = problem.recipe;
   }
   if (options.recipe.empty()) {

@@ -48,7 +48,7 @@ bool is_bf16(const TrialRow& row) {
 
 // The best kernel of a GEMM is the one that its fastest linear took, as in the table.
 Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database) {
-  if (answer.problem.op == Op::kLinear) return {};
+  if (!is_gemm(answer.problem.op)) return {};
   const TuningTable table =
       F8_TRY(database.table(tuning_db::Database::TablePart::kAll, &answer.ok.front().device));
   const auto chosen = std::ranges::find(table.choices(), answer.problem, &KernelChoice::problem);
@@ -135,18 +135,17 @@ Result<Answer> ask(const Problem& problem, const Databases& databases, const Tun
     return answer;
   }
   answer.others = F8_TRY(other_devices(problem, databases, answer.asked));
-  if (problem.op != Op::kLinear) {
+  if (is_gemm(problem.op)) {
     for (const auto& [choice, octaves] : table.neighbours(problem, 1)) answer.neighbour = *choice;
   }
   return answer;
 }
 
 Json to_json(const Answer& answer, size_t limit) {
-  const Problem& problem = answer.problem;
-  Json json = {
-      {"problem", problem.key()}, {"op", to_string(problem.op)}, {"recipe", problem.recipe},
-      {"m", problem.shape.m},     {"n", problem.shape.n},        {"k", problem.shape.k},
-      {"best", nullptr},          {"runners_up", Json::array()}, {"baseline", nullptr}};
+  Json json = problem_json(answer.problem);
+  json["best"] = nullptr;
+  json["runners_up"] = Json::array();
+  json["baseline"] = nullptr;
   for (const TrialRow& row : answer.ok) {
     const Json shown = trial_json(row);
     if (is_bf16(row)) {

@@ -27,7 +27,7 @@ constexpr Example kExamples[] = {
      "float8-tune resume --gpus 0,2 --db tuned.f8db"},
     {"query",
      "float8-tune query --mnk 8192,4096,4096 --recipe rowwise\n"
-     "float8-tune query --problem linear/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1\n"
+     "float8-tune query --problem linear/rowwise+fast/e4m3.e4m3.bf16/m8192n4096k4096\n"
      "float8-tune query --map --mnk 8192,1024:16384:x2,1024:16384:x2 --recipe rowwise"},
     {"filter",
      "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise\n"

@@ -60,7 +60,7 @@ Json gemm_json(const tuner::PlannedGemm& gemm, bool candidates) {
 }
 
 Json linear_json(const tuner::PlannedLinear& linear, const Cached& known, bool candidates) {
-  const Shape s = linear.problem.shape;
+  const Shape s = linear.problem.shape();
   Json gemms = Json::array();
   for (const tuner::PlannedGemm& gemm : linear.gemms) gemms.push_back(gemm_json(gemm, candidates));
   Json row = {{"problem", linear.problem.key()},
@@ -86,7 +86,7 @@ void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& kno
     for (const tuner::Generated& g : gemm.generated) ++(g.pruned.empty() ? generated : pruned);
     library += std::ssize(gemm.fp8_suggestions) + std::ssize(gemm.bf16_suggestions);
   }
-  const Shape s = linear.problem.shape;
+  const Shape s = linear.problem.shape();
   table.add({f8::format("{},{},{}", s.m, s.n, s.k), linear.problem.recipe,
              std::to_string(generated), std::to_string(pruned), std::to_string(library),
              std::to_string(known.ok), f8::format("{:.1f} s", linear.predicted_s)});

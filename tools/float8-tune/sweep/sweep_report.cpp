@@ -80,7 +80,7 @@ Json gpus_json(std::span<const tuner::GpuProgress> gpus) {
 }
 
 Json result_json(const tuner::LinearResult& result) {
-  const Shape shape = result.problem.shape;
+  const Shape shape = result.problem.shape();
   Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", result.problem.recipe}};
   row["state"] = tuning_db::to_string(result.float8.state);
   if (result.float8.timing) row["fp8_us"] = rounded(result.float8.timing->median_ns / 1e3);
@@ -111,7 +111,7 @@ std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
       return r.timing ? f8::format("{:.1f}", r.timing->median_ns / 1e3) : "-";
     };
     const auto& ratio = row->float8.ratio;
-    const Shape s = row->problem.shape;
+    const Shape s = row->problem.shape();
     table.add({f8::format("{},{},{}", s.m, s.n, s.k), row->problem.recipe, us(row->float8),
                us(row->bf16), ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
                ratio ? interval_text(ratio->lo, ratio->hi, 3) : "-",

@@ -108,14 +108,14 @@ Result<LinearChoices> parse_choices(std::string_view text) {
 }
 
 Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epilogue& epilogue) {
-  if (problem.op == Op::kLinear) {
+  if (!is_gemm(problem.op)) {
     return fail(ErrorCode::kUnsupported, "{} is three GEMMs; name one of them with --op",
                 problem.key());
   }
-  const auto gemm = static_cast<Gemm>(problem.op);
+  const auto gemm = to_gemm(problem.op);
   if (bf16) {
     return runtime::GemmDesc{.gemm = gemm,
-                             .shape = problem.shape,
+                             .shape = problem.shape(),
                              .a = Dtype::kBf16,
                              .b = Dtype::kBf16,
                              .d = problem.d,
@@ -131,7 +131,7 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epi
   }
   // The linear's own description of the GEMM.
   const runtime::LinearKernels kernels =
-      F8_TRY(runtime::linear_kernels({.shape = problem.shape, .recipe = recipe, .choices = {}}));
+      F8_TRY(runtime::linear_kernels({.shape = problem.shape(), .recipe = recipe, .choices = {}}));
   runtime::GemmDesc desc = *kernels.gemms[static_cast<size_t>(gemm)];
   desc.a = problem.a;
   desc.b = problem.b;
@@ -159,9 +159,9 @@ Result<codegen::GemmSpec> gemm_spec(const Problem& problem, const Epilogue& epil
 
 std::string gemm_identity(const Problem& problem, bool bf16) {
   if (bf16) {  // its operands' layouts differ between the GEMMs of a linear
-    return f8::format("bf16/{}/{}", to_string(problem.op), to_string(problem.shape));
+    return f8::format("bf16/{}/{}", to_string(problem.op), to_string(problem.shape()));
   }
-  const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
+  const Shape own = gemm_shape(problem.shape(), to_gemm(problem.op));
   const auto desc = gemm_desc(problem, false);
   const std::string scales =
       desc ? f8::format("{}{}{}", to_string(desc->scale), desc->scalar_a ? "-a" : "",
@@ -200,27 +200,22 @@ Result<runtime::GemmChoice> to_choice(const Candidate& candidate) {
 
 Result<Candidate> from_row(const tuning_db::Candidate& row) {
   const std::string_view impl = to_string(row.impl);
-  const auto json = tuning_db::parse_json(row.config, "it").value_or(nullptr);
-  if (json.is_object()) {
-    if (row.impl == tuning_db::Impl::kFloat8 || row.impl == tuning_db::Impl::kBf16) {
-      return parse_candidate(impl, "");
-    }
-    if (json.contains("config") && json["config"].is_string()) {
-      return parse_candidate(impl, json["config"].get<std::string>());
-    }
-    if (json.contains("heuristic") && json["heuristic"].is_number_integer()) {
-      return parse_candidate(impl, f8::format("h{}", json["heuristic"].get<int64_t>()));
-    }
+  const bool whole = row.impl == tuning_db::Impl::kFloat8 || row.impl == tuning_db::Impl::kBf16;
+  if (whole && tuning_db::parse_json(row.config, "it").value_or(nullptr).is_object()) {
+    return parse_candidate(impl, "");
   }
+  const auto config = row.kernel_config();
+  if (config && !whole) return parse_candidate(impl, *config);
   return fail(ErrorCode::kCorrupt,
               "candidate {} {}: not a configuration that this version knows; begin a new sweep",
               impl, quote(row.config));
 }
 
-tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {
-  tuning_db::LinearKernels kernels;
-  for (size_t i = 0; i < choices.size(); ++i) {
-    kernels[i] = {choices[i].provider, config_text(choices[i])};
+std::vector<tuning_db::PartKernel> part_kernels(const LinearChoices& choices) {
+  std::vector<tuning_db::PartKernel> kernels;
+  for (const Gemm g : kGemms) {
+    const GemmKernel& choice = choices[static_cast<size_t>(g)];
+    kernels.push_back({std::string(to_string(g)), choice.provider, config_text(choice)});
   }
   return kernels;
 }

@@ -91,7 +91,7 @@ using LinearChoices = std::array<runtime::GemmChoice, 3>;  // indexed by Gemm
 [[nodiscard]] tuning_db::Candidate to_row(const Candidate& candidate, std::string source_hash);
 [[nodiscard]] Result<Candidate> from_row(const tuning_db::Candidate& row);
 // The kernels of a linear as its row keeps them.
-[[nodiscard]] tuning_db::LinearKernels linear_kernels(const LinearChoices& choices);
+[[nodiscard]] std::vector<tuning_db::PartKernel> part_kernels(const LinearChoices& choices);
 
 // The device that plans are made for where there is none: an H100 SXM with 80 GB.
 [[nodiscard]] runtime::DeviceInfo h100();

@@ -133,9 +133,9 @@ Status GpuBackend::open(const Problem& problem, L2State l2) {
 }
 
 Status GpuBackend::open_gemm() {
-  const Gemm gemm = static_cast<Gemm>(problem_.op);
+  const Gemm gemm = to_gemm(problem_.op);
   const GemmSetting& setting = recipe_.at(gemm);
-  gemm_ = gemm_shape(problem_.shape, gemm);
+  gemm_ = gemm_shape(problem_.shape(), gemm);
   const int64_t ld = row_pitch(gemm_.k);
   const bool fp8 = setting.is_fp8();
   const size_t a = fp8 ? bytes_of(gemm_.m * ld, setting.a.dtype) : 0;
@@ -156,7 +156,7 @@ Status GpuBackend::open_gemm() {
 // Lays out the fp8 operand sets and their scales. Both operands may come from one pool.
 Status GpuBackend::suballocate_fp8() {
   if (!fp8_sets_.empty()) return {};
-  const GemmSetting& setting = recipe_.at(static_cast<Gemm>(problem_.op));
+  const GemmSetting& setting = recipe_.at(to_gemm(problem_.op));
   const int64_t ld = row_pitch(gemm_.k);
   const auto sets = static_cast<size_t>(sets_);
   Pool& pool_a = pool(&setting.a);
@@ -262,7 +262,7 @@ Status GpuBackend::suballocate_bf16() {
 }
 
 Status GpuBackend::open_linear() {
-  const auto [m, n, k] = problem_.shape;
+  const auto [m, n, k] = problem_.shape();
   const size_t x = suballocation_bytes(bytes_of(m * k, Dtype::kBf16));
   const size_t w = suballocation_bytes(bytes_of(n * k, Dtype::kBf16));
   const size_t y = suballocation_bytes(bytes_of(m * n, Dtype::kBf16));

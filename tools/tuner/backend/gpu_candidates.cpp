@@ -60,7 +60,7 @@ Result<Built> GpuBackend::add_gemm(const Candidate& candidate) {
   timed.k = !bf16 && choice.provider == Provider::kCublasLt ? padded(gemm_.k) : gemm_.k;
   runtime::GemmCall call{.inv_scale_a = bf16 ? nullptr : scale_a_.data,
                          .inv_scale_b = bf16 ? nullptr : scale_b_.data,
-                         .m = problem_.shape.m};
+                         .m = problem_.shape().m};
   F8_TRY(add_epilogue(desc, timed, call));
   void* workspace = mutable_pointer(workspaces_.back().address());
   for (const GemmSet& set : bf16 ? bf16_sets_ : fp8_sets_) {
@@ -104,7 +104,7 @@ Status GpuBackend::add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
 }
 
 Result<Built> GpuBackend::add_float8(const Candidate& candidate) {
-  runtime::LinearDesc desc{.shape = problem_.shape, .recipe = recipe_, .choices = {}};
+  runtime::LinearDesc desc{.shape = problem_.shape(), .recipe = recipe_, .choices = {}};
   if (!candidate.config.empty()) {
     const LinearChoices choices = F8_TRY(parse_choices(candidate.config));
     for (size_t i = 0; i < choices.size(); ++i) desc.choices[i] = choices[i];
@@ -122,12 +122,12 @@ Result<Built> GpuBackend::add_float8(const Candidate& candidate) {
                              .w = set.w.data,
                              .y = mutable_pointer(set.y),
                              .saved = mutable_pointer(set.saved),
-                             .m = problem_.shape.m});
+                             .m = problem_.shape().m});
     timed.backward.push_back({.dy = set.dy.data,
                               .saved = pointer(set.saved),
                               .dx = mutable_pointer(set.dx),
                               .dw = mutable_pointer(set.dw),
-                              .m = problem_.shape.m,
+                              .m = problem_.shape().m,
                               .x = set.x.data,
                               .w = set.w.data});
   }
@@ -232,7 +232,7 @@ Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
                                .d = mutable_pointer(d),
                                .inv_scale_a = nullptr,
                                .inv_scale_b = nullptr,
-                               .m = problem_.shape.m};
+                               .m = problem_.shape().m};
     };
     const std::array calls = {call(set.x, set.w, set.y), call(set.dy, set.w, set.dx),
                               call(set.dy, set.x, set.dw)};

@@ -220,7 +220,7 @@ Result<Check> GpuBackend::verify_linear(Timed& timed) {
         "cuMemsetD8Async");
   };
   Check check;
-  const auto [m, n, k] = problem_.shape;
+  const auto [m, n, k] = problem_.shape();
   const LinearSet& set = linear_sets_.front();
   F8_TRY(poison(set.y, m * n));
   F8_TRY(poison(set.dx, m * k));

@@ -164,8 +164,8 @@ Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& data
         gemm.device = device;
         gemm.device_class = row.device;
         gemm.family = *family;
-        gemm.shape = gemm_shape(row.problem.shape, static_cast<Gemm>(row.problem.op));
-        gemm.linear = row.problem.shape;
+        gemm.shape = gemm_shape(row.problem.shape(), to_gemm(row.problem.op));
+        gemm.linear = row.problem.shape();
         gemm.sm_count = row.device.sm_count;
       }
       add(gemm.timed, {*config, *ns, mad_ns, row.result.timing.has_value()});

@@ -11,14 +11,14 @@ using namespace std::chrono_literals;
 
 Dispatcher::Dispatcher(const SweepPlan& plan, const std::set<std::string>& wanted, size_t gpus)
     : shares_(gpus), losses_(plan.linears.size()) {
-  const Shape* last = nullptr;
+  const Dims* last = nullptr;
   for (size_t i = 0; i < plan.linears.size(); ++i) {
     const PlannedLinear& linear = plan.linears[i];
     predicted_s_.push_back(linear.predicted_s);
     if (!wanted.contains(linear.problem.key())) continue;
-    const Shape& shape = linear.problem.shape;
-    if (last == nullptr || *last != shape) groups_.emplace_back();
-    last = &shape;
+    const Dims& dims = linear.problem.dims;
+    if (last == nullptr || *last != dims) groups_.emplace_back();
+    last = &dims;
     groups_.back().push_back(i);
     ++left_.linears;
     left_.predicted_s += linear.predicted_s;

@@ -363,7 +363,7 @@ Result<KernelShortlist> Bench::shortlist(const Problem& gemm, bool is_fp8) {
 Result<LinearChoices> Bench::planned_choices(const Problem& problem) {
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   const auto plan = F8_TRY(runtime::Linear::plan(
-      backend_.context(), {.shape = problem.shape, .recipe = recipe, .choices = {}}));
+      backend_.context(), {.shape = problem.shape(), .recipe = recipe, .choices = {}}));
   LinearChoices choices;
   for (const Gemm g : kGemms) choices[static_cast<size_t>(g)] = plan->choice(g);
   return choices;
@@ -375,7 +375,7 @@ Status Bench::search_kernels(LinearBench& bench) {
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   KernelShortlists shortlists;
   for (const Gemm g : kGemms) {
-    const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape));
+    const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape()));
     shortlists[static_cast<size_t>(g)] = F8_TRY(shortlist(gemm, recipe.at(g).is_fp8()));
   }
   progress_(f8::format("timing linears of the best kernels for {}", problem.key()));
@@ -402,7 +402,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
   for (const Gemm g : kGemms) {
     runtime::GemmChoice& choice = bench.bf16_choices[static_cast<size_t>(g)];
     choice.provider = Provider::kCublasLt;
-    const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape));
+    const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape()));
     const Screened bf16 = F8_TRY(screen_bf16(gemm));
     if (const auto ranked = bf16.ranked(Impl::kBf16CublasLt); !ranked.empty()) {
       choice = F8_TRY(to_choice(bf16.candidates[ranked.front()]));

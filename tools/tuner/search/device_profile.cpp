@@ -65,7 +65,7 @@ struct DeviceRows {
   void add(const TrialRow& row) {
     const bool is_fp8 = row.candidate.impl == tuning_db::Impl::kFloat8;
     const double ns = row.result.timing->median_ns;
-    (is_fp8 ? fp8 : bf16).emplace_back(row.problem.shape, ns);
+    (is_fp8 ? fp8 : bf16).emplace_back(row.problem.shape(), ns);
     sm_clock_max_mhz = row.device.sm_clock_max_mhz;
     measured = std::max(measured, row.at.substr(0, 10));
     if (is_fp8 && ns >= kLongNs && row.result.sm_mhz_mean) {

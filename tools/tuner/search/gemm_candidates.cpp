@@ -47,7 +47,7 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
                                                     std::span<const runtime::GemmChoice> also,
                                                     const Epilogue& epilogue) {
   const codegen::GemmSpec family = F8_TRY(gemm_spec(problem, epilogue));
-  const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
+  const Shape own = gemm_shape(problem.shape(), to_gemm(problem.op));
   return in_order(family, own, codegen::gemm_candidates(family), device, keep, also);
 }
 
@@ -55,7 +55,7 @@ Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,
                                                        const runtime::DeviceInfo& device,
                                                        const TuningTable& table, int unmeasured) {
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  const bool bf16 = !recipe.at(static_cast<Gemm>(problem.op)).is_fp8();
+  const bool bf16 = !recipe.at(to_gemm(problem.op)).is_fp8();
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, bf16));
   std::vector<runtime::GemmChoice> choices;
   for (const TuningTable* known : {static_cast<const TuningTable*>(nullptr), &table}) {

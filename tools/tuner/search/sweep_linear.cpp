@@ -21,9 +21,9 @@ void describe(LinearResult& linear, const LinearSearch& search, const LinearChoi
         linear.float8.reason += f8::format(", that of no search {:.3f}x", *search.over_untuned);
       }
     }
-    linear.float8.kernels = linear_kernels(search.choices);
+    linear.float8.kernels = part_kernels(search.choices);
   }
-  if (linear.bf16.is_timed()) linear.bf16.kernels = linear_kernels(bf16);
+  if (linear.bf16.is_timed()) linear.bf16.kernels = part_kernels(bf16);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ using testing::GpuBackendTest;
 TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
   for (const Recipe& recipe : builtin_recipes()) {
     for (const Op op : {Op::kOutput, Op::kGradInput, Op::kGradWeight}) {
-      const bool fp8 = recipe.at(static_cast<Gemm>(op)).is_fp8();
+      const bool fp8 = recipe.at(to_gemm(op)).is_fp8();
       for (const Shape shape :
            {Shape{64, 48, 80}, Shape{17, 32, 48}, Shape{1, 16, 16}, Shape{150, 272, 144}}) {
         const Problem p = problem(op, recipe.name.c_str(), shape);
@@ -41,7 +41,7 @@ TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
           // The tolerance is one rounding of a product of two fp8 elements and powers of two.
           const bool exact = fp8 && candidate.impl != Impl::kBf16CublasLt &&
                              gemm_desc(p, false).value().pow2 &&
-                             gemm_shape(shape, static_cast<Gemm>(op)).k == 1;
+                             gemm_shape(shape, to_gemm(op)).k == 1;
           if (!exact) {
             EXPECT_GT(check->rel_err, 0) << "bf16 results are never exact";
           }
@@ -65,7 +65,7 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
         continue;
       }
       choice.config =
-          parse_gemm_config(generated(problem(to_op(gemm), recipe.name.c_str(), p.shape)).config)
+          parse_gemm_config(generated(problem(to_op(gemm), recipe.name.c_str(), p.shape())).config)
               .value();
     }
     const auto bf16 =

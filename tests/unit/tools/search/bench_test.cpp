@@ -123,7 +123,7 @@ TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
   EXPECT_EQ(choices_text(chosen->choices), choices_text(searched->untuned_choices));
   for (const Gemm gemm : kGemms) {
     const auto prior =
-        prior_choices(problem(to_op(gemm), "tensorwise", p.shape), h100(), {}, 0).value();
+        prior_choices(problem(to_op(gemm), "tensorwise", p.shape()), h100(), {}, 0).value();
     EXPECT_EQ(config_text(chosen->choices[static_cast<size_t>(gemm)]), config_text(prior.front()));
   }
 }

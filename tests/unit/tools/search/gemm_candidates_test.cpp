@@ -82,14 +82,14 @@ TEST(Search, IdentityIsTheProductNotItsPlace) {
   EXPECT_EQ(gemm_identity(gi, false), gemm_identity(gw, false));
   EXPECT_NE(gemm_identity(gi, true), gemm_identity(gw, true)) << "bf16 operands lie differently";
   EXPECT_NE(gemm_identity(gi, false),
-            gemm_identity(make(Op::kGradInput, "rowwise", gi.shape), false));
-  EXPECT_NE(gemm_identity(make(Op::kGradInput, "rowwise", gi.shape), false),
-            gemm_identity(make(Op::kGradInput, "rowwise_with_gw_hp", gi.shape), false))
+            gemm_identity(make(Op::kGradInput, "rowwise", gi.shape()), false));
+  EXPECT_NE(gemm_identity(make(Op::kGradInput, "rowwise", gi.shape()), false),
+            gemm_identity(make(Op::kGradInput, "rowwise_with_gw_hp", gi.shape()), false))
       << "one scale for one of the operands";
-  EXPECT_EQ(gemm_identity(make(Op::kOutput, "tensorwise", gi.shape), false),
-            gemm_identity(make(Op::kOutput, "delayed", gi.shape), false));
+  EXPECT_EQ(gemm_identity(make(Op::kOutput, "tensorwise", gi.shape()), false),
+            gemm_identity(make(Op::kOutput, "delayed", gi.shape()), false));
   EXPECT_EQ(gemm_identity(gi, true),
-            gemm_identity(make(Op::kGradInput, "rowwise", gi.shape), true));
+            gemm_identity(make(Op::kGradInput, "rowwise", gi.shape()), true));
 }
 
 TEST(Search, CandidatesGoToTheDatabaseAndBack) {
@@ -146,7 +146,7 @@ TEST(SweepPlan, IsTheSameEveryTime) {
   EXPECT_EQ(distinct.size(), a.trials.size());
   EXPECT_EQ(a.linears.size(), 4u);
   EXPECT_GT(a.predicted_s, 0);
-  EXPECT_EQ(a.linears.front().problem.shape.m, 2048) << "small before large";
+  EXPECT_EQ(a.linears.front().problem.shape().m, 2048) << "small before large";
 }
 
 TEST(SweepPlan, RespectsWhatTheLibraryOffers) {

@@ -6,6 +6,12 @@
 namespace f8::tuner {
 namespace {
 
+std::vector<tuning_db::PartKernel> all_of_library(const char* config) {
+  return {{"output", Provider::kCublasLt, config},
+          {"grad_input", Provider::kCublasLt, config},
+          {"grad_weight", Provider::kCublasLt, config}};
+}
+
 TEST_F(SweepTest, EveryTrialGetsATerminalStateAndTheLinearARatio) {
   const auto outcome = sweep_all();
   ASSERT_TRUE(outcome) << outcome.error().message;
@@ -23,10 +29,9 @@ TEST_F(SweepTest, EveryTrialGetsATerminalStateAndTheLinearARatio) {
   EXPECT_EQ(linear[0].result.ratio->pair_uuid, bf16[0].uuid);
   EXPECT_EQ(open().runs().value().front().state, "done");
   // The fastest of the measured kernels and the fastest bf16 ones were taken.
-  ASSERT_TRUE(linear[0].result.kernels && bf16[0].result.kernels);
-  EXPECT_TRUE(linear[0].result.kernels->at(0).config.ends_with("g16"));
-  const tuning_db::LinearKernel library{Provider::kCublasLt, "h1"};
-  EXPECT_EQ(*bf16[0].result.kernels, (tuning_db::LinearKernels{library, library, library}));
+  ASSERT_FALSE(linear[0].result.kernels.empty());
+  EXPECT_TRUE(linear[0].result.kernels.front().config.ends_with("g16"));
+  EXPECT_EQ(bf16[0].result.kernels, all_of_library("h1"));
 }
 
 TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {
@@ -39,8 +44,7 @@ TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {
   EXPECT_EQ(measured.front().candidate.impl, tuning_db::Impl::kCublasLt);
   EXPECT_EQ(measured.front().candidate.config, R"({"heuristic":1})");
   const auto linear = rows(problem(Op::kLinear), "float8");
-  const tuning_db::LinearKernel library{Provider::kCublasLt, "h1"};
-  EXPECT_EQ(linear.at(0).result.kernels, (tuning_db::LinearKernels{library, library, library}));
+  EXPECT_EQ(linear.at(0).result.kernels, all_of_library("h1"));
 }
 
 TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
@@ -56,9 +60,9 @@ TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
   ASSERT_TRUE(sweep_all());
   const auto linear = rows(problem(Op::kLinear), "float8").at(0);
   const auto kernels = linear.result.kernels;
-  ASSERT_TRUE(kernels);
-  EXPECT_EQ(kernels->at(0), (tuning_db::LinearKernel{Provider::kCublasLt, "h1"}));
-  EXPECT_EQ(kernels->at(1).provider, Provider::kGenerated);
+  ASSERT_EQ(kernels.size(), 3u);
+  EXPECT_EQ(kernels[0], all_of_library("h1")[0]);
+  EXPECT_EQ(kernels[1].provider, Provider::kGenerated);
   EXPECT_TRUE(linear.result.reason.starts_with("the fastest of ")) << linear.result.reason;
   EXPECT_NEAR(linear.result.timing->median_ns, 280e3, 5e3);
   EXPECT_EQ(rows(problem(Op::kOutput)).at(0).candidate.impl, tuning_db::Impl::kGenerated)
@@ -83,8 +87,8 @@ TEST_F(SweepTest, WhatIsChosenWithoutASearchTakesPart) {
   };
   ASSERT_TRUE(sweep_all());
   const auto kernels = rows(problem(Op::kLinear), "float8").at(0).result.kernels;
-  ASSERT_TRUE(kernels);
-  EXPECT_EQ(kernels->at(0).config, last);
+  ASSERT_FALSE(kernels.empty());
+  EXPECT_EQ(kernels[0].config, last);
   const auto own = rows(output, "generated");
   EXPECT_TRUE(std::ranges::any_of(own, [&](const TrialRow& row) {
     return row.candidate.config.find(last) != std::string::npos && row.result.timing;
@@ -103,11 +107,11 @@ TEST_F(SweepTest, EveryRecipeGetsALinear) {
     const Recipe recipe = find_recipe(linear.problem.recipe).value();
     EXPECT_EQ(linear.float8.state, TrialState::kOk) << recipe.name << linear.float8.reason;
     const auto& kernels = linear.float8.kernels;
-    ASSERT_TRUE(kernels) << recipe.name;
+    ASSERT_EQ(kernels.size(), kGemms.size()) << recipe.name;
     for (const Gemm gemm : kGemms) {
-      const auto& kernel = kernels->at(static_cast<size_t>(gemm));
+      const tuning_db::PartKernel& kernel = *find_kernel(kernels, to_string(gemm));
       if (!recipe.at(gemm).is_fp8()) {
-        EXPECT_EQ(kernel, (tuning_db::LinearKernel{Provider::kCublasLt, "h1"}));
+        EXPECT_EQ(to_string(kernel), "cublaslt:h1");
       }
       const Problem own = problem(to_op(gemm), recipe.name.c_str());
       const KernelChoice* chosen = table.find(own);
@@ -148,8 +152,8 @@ TEST_F(SweepTest, AWrongKernelNeverWins) {
     EXPECT_FALSE(row.result.timing);
   }
   const auto linear = rows(problem(Op::kLinear), "float8");
-  ASSERT_TRUE(linear.at(0).result.kernels);
-  for (const tuning_db::LinearKernel& kernel : *linear.at(0).result.kernels) {
+  ASSERT_FALSE(linear.at(0).result.kernels.empty());
+  for (const tuning_db::PartKernel& kernel : linear.at(0).result.kernels) {
     EXPECT_EQ(kernel.provider, Provider::kCublasLt);
   }
 }

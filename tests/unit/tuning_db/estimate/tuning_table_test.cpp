@@ -70,23 +70,22 @@ void expect_refused(std::string_view text, ErrorCode code, std::string_view reas
 }
 
 TEST(TuningTable, GoldenText) {
-  EXPECT_EQ(
-      example().serialize(),
-      "float8-table 3\n"
-      "device 90 132 52428800 85017493504 2619 1980 700 0 NVIDIA H100 80GB HBM3\n"
-      "device 90 132 52428800 85017493504 2619 1980 500 0 NVIDIA H100 80GB HBM3\n"
-      "source 0 - - my sweep.f8db\n"
-      "source 3 13.0 13.1.0 built-in\n"
-      "kernel grad_input/tensorwise/e5m2.e4m3.bf16/tn/m8192n4096k4096/b0f0 generated "
-      "128x128s6c1x2w2pg4 0.1\n"
-      "kernel grad_weight/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f0 cublaslt h3 123456.789\n"
-      "kernel output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1 generated "
-      "128x256s4c2x1w2g8 1000\n"
-      "linear rowwise m8192n1024k4096 1 0.9 0.9 0.9 123456.5 0 1970-01-01 -\n"
-      "linear rowwise m8192n4096k4096 0 1.25 1.24 1.2600000000000002 2000000 1 2026-11-22 "
-      "e18a4bfb-d429-4cfd-9945-1aa374c7689f\n"
-      "end " +
-          example().hash() + "\n");
+  EXPECT_EQ(example().serialize(),
+            "float8-table 4\n"
+            "device 90 132 52428800 85017493504 2619 1980 700 0 NVIDIA H100 80GB HBM3\n"
+            "device 90 132 52428800 85017493504 2619 1980 500 0 NVIDIA H100 80GB HBM3\n"
+            "source 0 - - my sweep.f8db\n"
+            "source 3 13.0 13.1.0 built-in\n"
+            "kernel grad_input/tensorwise/e5m2.e4m3.bf16/m8192n4096k4096 generated "
+            "128x128s6c1x2w2pg4 0.1\n"
+            "kernel grad_weight/rowwise/e4m3.e4m3.bf16/m8192n4096k4096 cublaslt h3 123456.789\n"
+            "kernel output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096 generated "
+            "128x256s4c2x1w2g8 1000\n"
+            "linear rowwise m8192n1024k4096 1 0.9 0.9 0.9 123456.5 0 1970-01-01 -\n"
+            "linear rowwise m8192n4096k4096 0 1.25 1.24 1.2600000000000002 2000000 1 2026-11-22 "
+            "e18a4bfb-d429-4cfd-9945-1aa374c7689f\n"
+            "end " +
+                example().hash() + "\n");
 }
 
 // A table that float8 0.1 wrote, with the five recipes' GEMMs and linears.
@@ -273,9 +272,11 @@ TEST(TuningTable, EachKindOfDamageHasItsOwnMessage) {
   const std::string text = example().serialize();
   expect_refused("", ErrorCode::kCorrupt, "not a float8 tuning table");
   expect_refused("SQLite format 3", ErrorCode::kCorrupt, "not a float8 tuning table");
-  expect_refused(resigned("float8-table 3", "float8-table 2"), ErrorCode::kUnsupported,
-                 "version '2', this float8 reads 3; export it again");
-  expect_refused(resigned("float8-table 3", "float8-table 01"), ErrorCode::kUnsupported,
+  expect_refused(resigned("float8-table 4", "float8-table 2"), ErrorCode::kUnsupported,
+                 "version '2', this float8 reads 4; export it again");
+  expect_refused(resigned("float8-table 4", "float8-table 5"), ErrorCode::kUnsupported,
+                 "version '5', this float8 reads 4; use the newer float8 that wrote it");
+  expect_refused(resigned("float8-table 4", "float8-table 01"), ErrorCode::kUnsupported,
                  "version '01'");
   std::string changed = text;
   changed.replace(changed.find("8 1000\n"), 6, "8 1001");

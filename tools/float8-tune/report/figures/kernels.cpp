@@ -332,7 +332,7 @@ std::optional<Figure> generated_against_library(const Measurements& measurements
   std::vector<double> logs;
   size_t at_least = 0;
   for (const GemmTimes& times : measurements.gemms) {
-    const Shape s = times.problem.shape;
+    const Shape s = times.problem.shape();
     if (times.device != device || times.problem.recipe != recipe || s.m != m) continue;
     if (!times.generated || !times.library) continue;
     const auto known =

@@ -80,7 +80,7 @@ class Collector {
   Measurements take() {
     for (auto& [key, times] : gemms_) result_.gemms.push_back(std::move(times));
     std::ranges::stable_sort(result_.gemms, {}, [](const GemmTimes& times) {
-      const Shape s = times.problem.shape;
+      const Shape s = times.problem.shape();
       return std::tuple(times.problem.op, s.n, s.k, s.m);
     });
     for (auto& [key, times] : linears_) result_.linears.push_back(std::move(times));
@@ -135,17 +135,17 @@ class Collector {
   // The time of the kernel that a linear took for a GEMM, measured as the linear was.
   static std::optional<double> gemm_ns(const TrialRow& linear, Gemm gemm, size_t device,
                                        const GemmIndex& index) {
-    if (!linear.result.kernels) return std::nullopt;
+    const tuning_db::PartKernel* taken = find_kernel(linear.result.kernels, to_string(gemm));
+    if (taken == nullptr) return std::nullopt;
     Problem problem = linear.problem;
     if (const auto recipe = find_recipe(problem.recipe)) {
-      const auto made = Problem::make(to_op(gemm), *recipe, problem.shape);
+      const auto made = Problem::make(to_op(gemm), *recipe, problem.shape());
       if (!made) return std::nullopt;
       problem = *made;
     }
     const auto rows = index.find({problem.key(), device});
     if (rows == index.end()) return std::nullopt;
-    const std::string name =
-        tuning_db::to_string(linear.result.kernels->at(static_cast<size_t>(gemm)));
+    const std::string name = tuning_db::to_string(*taken);
     const std::string method = method_of(linear);
     // A GEMM that the recipe keeps in bf16 has bf16 rows alone.
     const bool bf16 = linear.candidate.impl == Impl::kBf16 ||
@@ -175,7 +175,7 @@ class Collector {
         const auto device = device_of(result_.table, row.device);
         if (!device) continue;
         LinearTimes times{.recipe = recipe,
-                          .shape = row.problem.shape,
+                          .shape = row.problem.shape(),
                           .device = *device,
                           .fp8 = side_of(row, *device, index),
                           .bf16 = {}};
@@ -213,7 +213,7 @@ std::string config_of(const Kernel& kernel) {
 }
 
 std::vector<std::string> name_cells(const Problem& gemm) {
-  const Shape s = gemm.shape;
+  const Shape s = gemm.shape();
   return {std::string(to_string(gemm.op)), f8::format("{}", s.n), f8::format("{}", s.k),
           f8::format("{}", s.m)};
 }
