@@ -403,7 +403,7 @@ TEST(CAbiText, StatusesHaveNames) {
   for (int i = FLOAT8_OK; i <= FLOAT8_INTERNAL; ++i) {
     EXPECT_STRNE(float8_status_string(static_cast<float8_status>(i)), "unknown status") << i;
   }
-  EXPECT_STREQ(float8_version(), "0.1.0");
+  EXPECT_STREQ(float8_version(), "0.2.0");
 }
 
 TEST(CppHeader, ValueOfAnErrorThrowsIt) {
