@@ -309,7 +309,7 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
   const Matrix rows = as_matrix(weight);
   QuantizerKey key = cast_key(Config(config), place, FLOAT8_WEIGHT, rows.rows, rows.cols, dtype,
                               FLOAT8_BOTH_COPIES);
-  key.weight_flag = true;
+  key.noop_flag = true;
   key.f32_source =
       element_type(dtype_of(weight), "the weight") == FLOAT8_F32 && key.dtype != FLOAT8_F32;
   const Quantizer& quantizer = quantizer_for(key, place);
@@ -327,7 +327,7 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
   compare.dtype = element_type(dtype_of(weight), "the weight");
   compare.seed = static_cast<uint64_t>(key.dtype) << 8 | static_cast<uint64_t>(compare.dtype);
   compare.fingerprint = kept;
-  compare.valid = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
+  compare.noop_flag = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
   check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
   try {
     const Tensor typed = key.f32_source ? weight : to_dtype(weight, dtype);
@@ -336,7 +336,7 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
     args.x = source.data;
     args.ld_x = source.stride;
     args.rows = source.rows;
-    args.valid = compare.valid;
+    args.noop_flag = compare.noop_flag;
     run_quantizer(quantizer, place, q, qt, args);
   } catch (...) {
     // The fingerprint is one of which there is no cast.

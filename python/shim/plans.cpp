@@ -37,7 +37,7 @@ struct Hash {
                                               key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
-    const int64_t flags = (key.weight_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
+    const int64_t flags = (key.noop_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
                           (key.swiglu ? 1 << 15 : 0) | (key.over_ranks ? 2 : 0) | key.copies << 13;
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
@@ -128,7 +128,7 @@ float8_linear_desc layer_desc(const PlanKey& key) {
   desc.bias_grad = config.bias();
   desc.bias_grad_dtype = key.grad_dtype;
   desc.recompute = config.recompute();
-  desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   desc.weight_shards = key.weight_shards;
   return desc;
 }
@@ -167,16 +167,16 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.copies = key.copies;
   desc.over_ranks = key.over_ranks;
   desc.whole_rows = key.whole_rows;
-  desc.weight_flag = key.weight_flag;
+  desc.noop_flag = key.noop_flag;
   desc.f32_source = key.f32_source;
   desc.source = key.swiglu ? FLOAT8_SWIGLU : FLOAT8_PLAIN;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
-  desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   auto made = std::make_unique<Quantizer>();
   made->context = context_of(key.device);
   check(float8_quantizer_plan(made->context, &desc, &made->quantizer));
-  if (key.weight_flag) check(float8_weights_compare(made->context, nullptr, 0, nullptr));
+  if (key.noop_flag) check(float8_weights_compare(made->context, nullptr, 0, nullptr));
   made->workspace_bytes = float8_quantizer_workspace_bytes(made->quantizer);
   made->qt_bytes = float8_quantizer_transposed_bytes(made->quantizer);
   made->q_bytes = float8_quantizer_tensor_bytes(made->quantizer) - made->qt_bytes;

@@ -53,7 +53,7 @@ struct QuantizerKey {
   int8_t dtype = 0;
   int8_t copies = FLOAT8_Q_ALONE;  // a float8_copies
   bool over_ranks = false;         // calls cast shards of up to rows_max rows
-  bool weight_flag = false;        // casts look at a weight's flag
+  bool noop_flag = false;          // casts look at a weight's flag
   int64_t whole_rows = 0;          // with over_ranks: of the whole, where shards may cut its blocks
   bool f32_source = false;         // the operand is in fp32, and is rounded to dtype as it is read
   bool swiglu = false;             // the operand is silu(x) up

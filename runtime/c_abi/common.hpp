@@ -177,7 +177,7 @@ inline Status check_bytes(const char* args, const char* name, size_t given, size
 }
 
 inline NonFinite non_finite_of(int32_t value) {
-  return value == FLOAT8_HOLD ? NonFinite::kHold : NonFinite::kPropagate;
+  return value == FLOAT8_SATURATE ? NonFinite::kSaturate : NonFinite::kPropagate;
 }
 
 // Copies a text as float8_linear_info describes it.

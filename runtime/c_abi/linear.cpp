@@ -65,7 +65,7 @@ Result<runtime::LinearDesc> linear_options(const float8_linear_desc& known) {
   converted.tensor_dtype = F8_TRY(dtype_of("float8_linear_desc.tensor_dtype", known.tensor_dtype));
   converted.bias_grad_dtype =
       F8_TRY(dtype_of("float8_linear_desc.bias_grad_dtype", known.bias_grad_dtype));
-  F8_TRY(check_enum("float8_linear_desc.non_finite", known.non_finite, FLOAT8_HOLD));
+  F8_TRY(check_enum("float8_linear_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
   converted.non_finite = non_finite_of(known.non_finite);
   converted.bias_grad = known.bias_grad != 0;
   converted.count = known.count != 0;

@@ -95,7 +95,7 @@ struct StructFields<float8_quantizer_desc> {
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::rows_max, &S::cols, &S::operand, &S::dtype, &S::recipe,
               &S::custom_recipe, &S::non_finite, &S::count, &S::copies, &S::over_ranks,
-              &S::whole_rows, &S::weight_flag, &S::f32_source, &S::source, &S::reserved);
+              &S::whole_rows, &S::noop_flag, &S::f32_source, &S::source, &S::reserved);
 };
 
 template <>
@@ -104,14 +104,14 @@ struct StructFields<float8_quantize_args> {
   static constexpr auto kAll = lay_out(
       &S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
       &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks, &S::transposed,
-      &S::amax, &S::row_amax, &S::launch_counts, &S::first_row, &S::valid, &S::up, &S::ld_up);
+      &S::amax, &S::row_amax, &S::launch_counts, &S::first_row, &S::noop_flag, &S::up, &S::ld_up);
 };
 
 template <>
 struct StructFields<float8_fingerprint_args> {
   using S = float8_fingerprint_args;
   static constexpr auto kAll = lay_out(&S::struct_size, &S::w, &S::n, &S::k, &S::ld_w, &S::dtype,
-                                       &S::reserved, &S::seed, &S::fingerprint, &S::valid);
+                                       &S::reserved, &S::seed, &S::fingerprint, &S::noop_flag);
 };
 
 template <>

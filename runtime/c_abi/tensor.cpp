@@ -59,7 +59,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     float8_quantizer_desc known;
     F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
     F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
-    F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_HOLD));
+    F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
     F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_Q_FOR_RECOMPUTE));
     f8::runtime::QuantizerDesc converted;
     converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
@@ -76,7 +76,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.scale_apart = known.copies == FLOAT8_Q_FOR_RECOMPUTE;
     converted.over_ranks = known.over_ranks != 0;
     converted.whole_rows = known.whole_rows;
-    converted.weight_flag = known.weight_flag != 0;
+    converted.noop_flag = known.noop_flag != 0;
     F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU));
     converted.swiglu = known.source == FLOAT8_SWIGLU;
     F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));

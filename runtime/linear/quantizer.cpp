@@ -73,7 +73,7 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   const LinearDesc linear = linear_of(desc);
   LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
   F8_TRY(quantizer->check_source());
-  kernels.noop_flag = desc.weight_flag;
+  kernels.noop_flag = desc.noop_flag;
   kernels.from_f32 = desc.f32_source;
   Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
   const bool scale_apart = desc.scale_apart && copies.share_dynamic_scale();
@@ -122,10 +122,9 @@ Status Quantizer::check_scale_apart() const {
 }
 
 Status Quantizer::check_flag() const {
-  if (!desc_.weight_flag || (desc_.operand == Tensor::kWeight && !desc_.over_ranks)) return {};
-  return fail(
-      ErrorCode::kInvalidArgument,
-      "float8_quantizer_desc.weight_flag is set; it is for FLOAT8_WEIGHT without over_ranks");
+  if (!desc_.noop_flag || (desc_.operand == Tensor::kWeight && !desc_.over_ranks)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "float8_quantizer_desc.noop_flag is set; it is for FLOAT8_WEIGHT without over_ranks");
 }
 
 Status Quantizer::plan_shards() {
@@ -322,10 +321,10 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "float8_quantizer_desc.count",
                 kArgs);
   }
-  if (call.valid != nullptr && !desc_.weight_flag) [[unlikely]] {
+  if (call.noop_flag != nullptr && !desc_.noop_flag) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}.valid is given, the quantizer's casts do not look at it; set "
-                "float8_quantizer_desc.weight_flag",
+                "{}.noop_flag is given, the quantizer's casts do not look at it; set "
+                "float8_quantizer_desc.noop_flag",
                 kArgs);
   }
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
@@ -350,7 +349,7 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
-  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
+  memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   add_amax(memory, call, Access::kRead);
   memory.add_beside("float8_scale_slots (amax)", amax, slots * sizeof(uint32_t), Access::kWrite,
                     alignof(uint32_t));
@@ -368,7 +367,7 @@ void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
   to.set(Slot::kX, call.x, call.ld_x);
   set_copies(call.tensor, call.transposed, to);
   to.set(Slot::kCounters, call.counters);
-  to.set(Slot::kNoopFlag, call.valid);
+  to.set(Slot::kNoopFlag, call.noop_flag);
   to.set(Slot::kRankAmax, call.amax);
   to.set(Slot::kRowAmax, call.row_amax);
   to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
@@ -416,14 +415,14 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
   }
   F8_TRY(runtime::run(launches_[kind], state, to, stream));
-  return call.valid == nullptr ? Status() : set_valid(call.valid, stream);
+  return call.noop_flag == nullptr ? Status() : set_noop_flag(call.noop_flag, stream);
 }
 
-Status Quantizer::set_valid(uint32_t* valid, Stream stream) const {
+Status Quantizer::set_noop_flag(uint32_t* flag, Stream stream) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  return set_words(state.driver, valid, 1, 1, stream);
+  return set_words(state.driver, flag, 1, 1, stream);
 }
 
 Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {

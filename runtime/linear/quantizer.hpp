@@ -28,7 +28,7 @@ struct QuantizerDesc {
   bool scale_apart = false;  // of q alone: the tensor's scale lies in qt's place
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
-  bool weight_flag = false;  // casts of a weight heed QuantizeCall::valid
+  bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   bool swiglu = false;       // silu(x) * QuantizeCall::up is cast
 };
 
@@ -76,7 +76,7 @@ class Quantizer {
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
   // Sets the flag of a call behind its casts.
-  [[nodiscard]] Status set_valid(uint32_t* valid, Stream stream) const;
+  [[nodiscard]] Status set_noop_flag(uint32_t* flag, Stream stream) const;
   [[nodiscard]] Status check_whole() const;
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;

@@ -20,7 +20,7 @@ Status add_memory(const char* name, const CallMemory& memory, const QuantizeCall
   for (const Region& region : memory.regions()) {
     const auto is = [&](const void* at) { return region.begin == reinterpret_cast<uintptr_t>(at); };
     if (workspace != nullptr && is(workspace)) continue;
-    if (call.valid != nullptr && is(call.valid)) continue;
+    if (call.noop_flag != nullptr && is(call.noop_flag)) continue;
     overlaps.add(region, i,
                  is(call.counters) || is(call.scales.opaque[0]) || is(call.scales.opaque[1]));
   }
@@ -95,10 +95,11 @@ Status QuantizerList::check_run(const QuantizeCalls& calls, void* workspace, Str
     F8_TRY(check_common(i, (call.evaluate != 0) == (common.evaluate != 0), "evaluate",
                         "all record their amaxes or none does"));
     F8_TRY(check_common(i, call.ranks == common.ranks, "ranks", "all are reduced at once"));
-    F8_TRY(check_common(i, call.valid == common.valid, "valid", "one flag is for all tensors"));
-    if (call.rows == 0 && call.valid != nullptr) [[unlikely]] {
+    F8_TRY(check_common(i, call.noop_flag == common.noop_flag, "noop_flag",
+                        "one flag is for all tensors"));
+    if (call.rows == 0 && call.noop_flag != nullptr) [[unlikely]] {
       return in_call(i, fail(ErrorCode::kInvalidArgument,
-                             "float8_quantize_args.rows is 0 beside valid; one flag is for all "
+                             "float8_quantize_args.rows is 0 beside noop_flag; one flag is for all "
                              "tensors, so leave none of them out"));
     }
     if (call.rows == 0) continue;
@@ -131,10 +132,11 @@ Status QuantizerList::run(const QuantizeCalls& calls, void* workspace, Stream st
   F8_TRY(casts_->run(std::cref(bind), {.first_step = common.first_step != 0,
                                        .ranks = common.evaluate != 0 ? nullptr : common.ranks,
                                        .reduce = reduce,
-                                       .noop_flag = common.valid,
+                                       .noop_flag = common.noop_flag,
                                        .workspace = workspace,
                                        .stream = stream}));
-  return common.valid == nullptr ? Status() : quantizers_[0]->set_valid(common.valid, stream);
+  return common.noop_flag == nullptr ? Status()
+                                     : quantizers_[0]->set_noop_flag(common.noop_flag, stream);
 }
 
 Status QuantizerList::check_find(const QuantizeCalls& calls, Stream stream,

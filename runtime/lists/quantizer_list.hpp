@@ -24,7 +24,7 @@ class QuantizerList {
       std::span<const std::shared_ptr<const Quantizer>> quantizers);
 
   [[nodiscard]] size_t workspace_bytes() const { return casts_->workspace_bytes(); }
-  // A call for each quantizer, in order. `first_step`, `evaluate`, `ranks` and `valid` are the same
+  // A call for each quantizer, in order. `first_step`, `evaluate`, `ranks` and `noop_flag` are the same
   // in all.
   [[nodiscard]] Status run(const QuantizeCalls& calls, void* workspace, Stream stream,
                            AmaxReducer reduce = nullptr) const;

@@ -131,7 +131,7 @@ std::string describe(const Linear& linear) {
                  desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
                  desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
   if (desc.bias_grad) text += f8::format(", db {}", to_string(desc.bias_grad_dtype));
-  if (desc.non_finite == NonFinite::kHold) text += ", holds scales that are not finite";
+  if (desc.non_finite == NonFinite::kSaturate) text += ", holds scales that are not finite";
   if (desc.count) text += ", counts";
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;

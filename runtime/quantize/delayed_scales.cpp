@@ -125,7 +125,7 @@ kernels::ScaleUpdateArgs DelayedScales::update_args(void* state) const {
           .length = options_.history,
           .margin_factor = std::ldexp(1.0F, -options_.margin),
           .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
-          .freeze = options_.non_finite == NonFinite::kHold,
+          .freeze = options_.non_finite == NonFinite::kSaturate,
           .drop = 0,
           .found_inf = nullptr,
           .first = 0,

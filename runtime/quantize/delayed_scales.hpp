@@ -107,7 +107,7 @@ class DelayedScales {
   [[nodiscard]] Status find_inf(const void* state, float* found_inf, Stream stream) const;
   // Ends a step, in one launch for all slots, and zeroes the amaxes. A step with *found_inf != 0,
   // in device memory, is discarded. So is one with an amax that is not finite, unless the options
-  // say kHold.
+  // say kSaturate.
   [[nodiscard]] Status update(void* state, Stream stream, const float* found_inf = nullptr) const;
   // Drops what the step recorded.
   [[nodiscard]] Status discard(void* state, Stream stream) const;

@@ -33,7 +33,7 @@ int64_t chunks_of(const kernels::FingerprintWeight& w) {
 Status check(const FingerprintCall& call) {
   for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"w", call.w},
                                        {"fingerprint", call.fingerprint},
-                                       {"valid", call.valid}}) {
+                                       {"noop_flag", call.noop_flag}}) {
     if (pointer == nullptr) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "float8_fingerprint_args.{} is NULL", field);
     }
@@ -60,7 +60,7 @@ CallMemory memory_of(const FingerprintCall& call) {
   memory.add("w", call.w, static_cast<size_t>(call.n - 1) * pitch + row, Access::kRead,
              static_cast<uint32_t>(element_bytes(call)));
   memory.add("fingerprint", call.fingerprint, FLOAT8_FINGERPRINT_BYTES, Access::kWrite);
-  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
+  memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   return memory;
 }
 
@@ -73,7 +73,7 @@ kernels::FingerprintWeight weight_of(const FingerprintCall& call) {
           .row_bytes = (dense ? call.n * call.k : call.k) * element,
           .seed = call.seed,
           .state = static_cast<kernels::FingerprintState*>(call.fingerprint),
-          .valid = call.valid,
+          .valid = call.noop_flag,
           .rows = dense ? 1 : static_cast<kernels::u32>(call.n),
           .first_block = 0,
           .blocks = 0,

@@ -68,7 +68,7 @@ class Context {
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return hash;
   }
-  // Words of `valid` to 0 where weights changed since the call before.
+  // Sets noop flags to 0 where weights changed since the call before.
   Status compare_weights(const float8_fingerprint_args* args, std::size_t count,
                          float8_stream stream) const {
     return Status(float8_weights_compare(handle_.get(), args, count, stream));

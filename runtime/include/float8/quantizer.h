@@ -59,8 +59,8 @@ typedef struct float8_quantizer_desc {
    * FLOAT8_UNSUPPORTED where such shards cut blocks of qt with FLOAT8_BLOCK_1X128, or where the other
    * copy has another granularity. */
   int64_t whole_rows;
-  /* Nonzero: casts look at float8_quantize_args.valid. It is for a weight, without over_ranks. */
-  int32_t weight_flag;
+  /* Nonzero: casts look at float8_quantize_args.noop_flag. It is for a weight, without over_ranks. */
+  int32_t noop_flag;
   /* Nonzero: x is in fp32 in memory, such as a master weight, and calls round each element to dtype,
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride ld_x counts fp32 elements. */
@@ -123,13 +123,13 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_ZERO;
-  /* A flag in device memory (the noop_flag of other libraries), which needs
-   * float8_quantizer_desc.weight_flag. If it is 1, the copies are as they should be and nothing is
+  /* A flag in device memory, which needs
+   * float8_quantizer_desc.noop_flag. If it is 1, the copies are as they should be and nothing is
    * written; else the weight is cast and the flag becomes 1. So a graph of micro-batches may cast in
    * each of them: set the flag to 0 (cudaMemsetAsync) before the first cast and behind the optimizer's
    * step, or let float8_weights_compare do so. NULL: the weight is always cast. A cast that is left
    * out records no amax of delayed scaling. */
-  uint32_t* valid FLOAT8_ZERO;
+  uint32_t* noop_flag FLOAT8_ZERO;
   /* [rows][cols] like x, with FLOAT8_SWIGLU, whose first_step is 0: a first scale is that of the product,
    * which a quantizer of FLOAT8_PLAIN finds. */
   const void* up FLOAT8_ZERO;

@@ -29,7 +29,7 @@ struct QuantizerDesc {
   float8_copies copies = FLOAT8_BOTH_COPIES;
   bool over_ranks = false;      // ranks hold the tensor by rows; run() follows find_amax()
   std::int64_t whole_rows = 0;  // with over_ranks: those of the whole, whose blocks shards may cut
-  bool weight_flag = false;     // casts of the weight look at QuantizeArgs::valid
+  bool noop_flag = false;       // casts of the weight look at QuantizeArgs::noop_flag
   bool f32_source = false;      // x is in fp32, and is rounded to dtype as it is read
   float8_source source = FLOAT8_PLAIN;  // FLOAT8_SWIGLU: silu(x) * QuantizeArgs::up is cast
 };
@@ -53,7 +53,7 @@ class Quantizer {
     c.copies = desc.copies;
     c.over_ranks = desc.over_ranks ? 1 : 0;
     c.whole_rows = desc.whole_rows;
-    c.weight_flag = desc.weight_flag ? 1 : 0;
+    c.noop_flag = desc.noop_flag ? 1 : 0;
     c.f32_source = desc.f32_source ? 1 : 0;
     c.source = desc.source;
     float8_quantizer* handle = nullptr;

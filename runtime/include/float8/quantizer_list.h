@@ -18,7 +18,7 @@ FLOAT8_API void float8_quantizer_list_destroy(float8_quantizer_list* list);
 FLOAT8_API size_t float8_quantizer_list_workspace_bytes(const float8_quantizer_list* list);
 /* `args` is an array of `count` structs, one for each quantizer of the plan in order, each with
  * rows of its own; a tensor of 0 rows is left out. first_step and evaluate are the same in all of
- * them, and so are `ranks` (one all-reduce for all) and `valid` (one flag for all, which leaves none
+ * them, and so are `ranks` (one all-reduce for all) and `noop_flag` (one flag for all, which leaves none
  * out). What one tensor's cast writes overlaps nothing
  * of another's; the scale slots and the counters of two tensors are the same ones or apart. In a
  * first step over ranks two tensors of one operand need scale slots of their own. */

@@ -75,7 +75,7 @@ typedef enum float8_non_finite {
   /* Dynamic scales saturate: the scale is 1 and infinities become the format's largest value, which
    * they do with a delayed scale too. Delayed scales freeze: the scale and the history of the
    * operand stay as they are. */
-  FLOAT8_HOLD = 1
+  FLOAT8_SATURATE = 1
 } float8_non_finite;
 
 #ifdef __cplusplus

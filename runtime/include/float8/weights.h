@@ -28,7 +28,7 @@ typedef struct float8_fingerprint_args {
   /* FLOAT8_FINGERPRINT_BYTES of device memory of this weight alone, aligned to 16 bytes: zeros before
    * the first call, and written by these calls alone. */
   void* fingerprint FLOAT8_ZERO;
-  uint32_t* valid FLOAT8_ZERO; /* as in float8_quantize_args; several weights may have one */
+  uint32_t* noop_flag FLOAT8_ZERO; /* as in float8_quantize_args; several weights may have one */
 } float8_fingerprint_args;
 
 /* `args` is an array of `count` structs. The first call of a context loads the kernel; call it with a

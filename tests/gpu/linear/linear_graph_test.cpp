@@ -116,7 +116,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
   ASSERT_NE(linear, nullptr);
   const auto scales = DelayedScales::plan(context_, linear->scale_slots(), {.history = 2}).value();
   QuantizerDesc of_weight = weight_of(desc);
-  of_weight.weight_flag = true;
+  of_weight.noop_flag = true;
   struct Run {
     Run(const std::shared_ptr<Context>& on, const Linear& linear, const DelayedScales& scales,
         const QuantizerDesc& of_weight)
@@ -125,7 +125,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
           weight(on, of_weight),
           state(context, scales.bytes()),
           counters(context, std::vector<uint8_t>(kCountersOfLinear * sizeof(CastCounters))),
-          valid(context, std::vector<uint32_t>{0}),
+          noop_flag(context, std::vector<uint32_t>{0}),
           stream(context) {
       if (scales.count() == 0) return;
       EXPECT_TRUE(scales.init(state.as(), stream.get()));
@@ -133,7 +133,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
     }
     [[nodiscard]] Bits all() const {
       Bits bits = results(t);
-      for (const DeviceBuffer* buffer : {&weight.tensor, &state, &counters, &valid}) {
+      for (const DeviceBuffer* buffer : {&weight.tensor, &state, &counters, &noop_flag}) {
         EXPECT_TRUE(buffer->guards_are_whole());
         bits.push_back(buffer->download<uint8_t>());
       }
@@ -142,7 +142,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
     const Context& context;
     Tensors t;
     Fp8Weight weight;
-    DeviceBuffer state, counters, valid;
+    DeviceBuffer state, counters, noop_flag;
     DeviceStream stream;
   };
   const auto step = [&](const Run& r, bool first) -> Status {
@@ -151,7 +151,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
       QuantizeCall cast = r.weight.call(r.t);
       cast.first_step = first;
       cast.counters = counters;
-      cast.valid = r.valid.as<uint32_t>();
+      cast.noop_flag = r.noop_flag.as<uint32_t>();
       F8_TRY(r.weight.Quantized::run(cast, r.stream.get()));
       ForwardCall forward = r.t.forward();
       BackwardCall backward = r.t.backward();
@@ -163,7 +163,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
       F8_TRY(linear->backward(backward, r.t.workspace.as(), r.stream.get()));
     }
     F8_TRY(scales.update(r.state.as(), r.stream.get()));
-    return set_words(driver(), r.valid.as<uint32_t>(), 0, 1, r.stream.get());
+    return set_words(driver(), r.noop_flag.as<uint32_t>(), 0, 1, r.stream.get());
   };
   Run direct(context_, *linear, scales, of_weight);
   Run replayed(context_, *linear, scales, of_weight);

@@ -58,10 +58,10 @@ TEST_F(GpuTest, ScaleUpdateLikeTheReference) {
   for (size_t i = 0; i < 1000; ++i) {
     slots.push_back({i % 3 == 0 ? Dtype::kE5m2 : Dtype::kE4m3, i % 2 == 0});
   }
-  for (const DelayedOptions& options :
-       {DelayedOptions{}, DelayedOptions{.history = 1, .margin = 3},
-        DelayedOptions{
-            .history = 4, .scale_from = ScaleFrom::kMostRecent, .non_finite = NonFinite::kHold}}) {
+  for (const DelayedOptions& options : {DelayedOptions{}, DelayedOptions{.history = 1, .margin = 3},
+                                        DelayedOptions{.history = 4,
+                                        .scale_from = ScaleFrom::kMostRecent,
+                                        .non_finite = NonFinite::kSaturate}}) {
     const auto scales = DelayedScales::plan(context_, slots, options).value();
     DeviceBuffer state(context(), scales.bytes());
     DeviceBuffer found_inf(context(), sizeof(float));

@@ -382,7 +382,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_tensor, whole_rows, 120U);
   F8_ENDS(float8_quantizer_desc, reserved, 88U);
   F8_ENDS(float8_quantize_args, ld_up, 176U);
-  F8_ENDS(float8_fingerprint_args, valid, 72U);
+  F8_ENDS(float8_fingerprint_args, noop_flag, 72U);
   F8_ENDS(float8_grouped_linear_args, accumulate_bias, 144U);
   F8_ENDS(float8_linear_group_args, saved_bytes, 112U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);

@@ -39,9 +39,9 @@ class CAbiDriver : public ::testing::Test {
     EXPECT_EQ(float8_quantizer_view(&quantizer_, tensor_.data(), nullptr, kShape.n, &view_),
               FLOAT8_OK);
     saved_state_.resize(float8_scales_saved_bytes(scales_));
-    for (Buffer* buffer :
-         {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved, &tensor_,
-          &s_.state, &db_, &counters_, &valid_, &found_inf_, &casts_workspace_, &fingerprint_}) {
+    for (Buffer* buffer : {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace,
+                           &s_.saved, &tensor_, &s_.state, &db_, &counters_, &noop_flag_,
+                           &found_inf_, &casts_workspace_, &fingerprint_}) {
       cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
     }
     EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK)
@@ -65,7 +65,7 @@ class CAbiDriver : public ::testing::Test {
     return reinterpret_cast<float8_cast_counters*>(counters_.data());
   }
   [[nodiscard]] float* found_inf() { return reinterpret_cast<float*>(found_inf_.data()); }
-  [[nodiscard]] uint32_t* valid() { return reinterpret_cast<uint32_t*>(valid_.data()); }
+  [[nodiscard]] uint32_t* noop_flag() { return reinterpret_cast<uint32_t*>(noop_flag_.data()); }
 
   float8_status forward(float8_stream stream) {
     float8_forward_args args{};
@@ -116,7 +116,7 @@ class CAbiDriver : public ::testing::Test {
     args.scales = slots_;
     args.first_step = 1;
     args.counters = counters();
-    args.valid = valid();
+    args.noop_flag = noop_flag();
     return args;
   }
 
@@ -148,7 +148,7 @@ class CAbiDriver : public ::testing::Test {
         {"float8_quantize",
          {{"float8_quantize_args.x", &s_.w},
           {"float8_quantize_args.tensor", &tensor_},
-          {"float8_quantize_args.valid", &valid_},
+          {"float8_quantize_args.noop_flag", &noop_flag_},
           {"float8_scale_slots (amax)", &s_.state},
           {"float8_quantize_args.counters", &counters_},
           {"workspace", &s_.workspace}},
@@ -159,7 +159,7 @@ class CAbiDriver : public ::testing::Test {
         {"args[0]: float8_quantize_list",
          {{"float8_quantize_args.x", &s_.w},
           {"float8_quantize_args.tensor", &tensor_},
-          {"float8_quantize_args.valid", &valid_},
+          {"float8_quantize_args.noop_flag", &noop_flag_},
           {"workspace", &casts_workspace_}},
          [this](float8_stream stream) {
            const float8_quantize_args args = weight();
@@ -168,13 +168,13 @@ class CAbiDriver : public ::testing::Test {
         {"args[0]: float8_weights_compare",
          {{"float8_fingerprint_args.w", &s_.w},
           {"float8_fingerprint_args.fingerprint", &fingerprint_},
-          {"float8_fingerprint_args.valid", &valid_}},
+          {"float8_fingerprint_args.noop_flag", &noop_flag_}},
          [this](float8_stream stream) {
            const float8_fingerprint_args args{.w = s_.w.data(),
                                               .n = 4,
                                               .k = 16,
                                               .fingerprint = fingerprint_.data(),
-                                              .valid = valid()};
+                                              .noop_flag = noop_flag()};
            return float8_weights_compare(&context_, &args, 1, stream);
          }},
         {"float8_counters_clear",
@@ -255,7 +255,7 @@ class CAbiDriver : public ::testing::Test {
   float8_linear linear_{Linear::plan(context_.context, description()).value()};
   static QuantizerDesc of_weight() {
     QuantizerDesc desc = weight_of(description());
-    desc.weight_flag = true;
+    desc.noop_flag = true;
     return desc;
   }
   float8_quantizer quantizer_{Quantizer::plan(context_.context, of_weight()).value()};
@@ -263,7 +263,7 @@ class CAbiDriver : public ::testing::Test {
   float8_tensor view_;
   Buffer db_{static_cast<size_t>(kShape.n) * 2};
   Buffer counters_{FLOAT8_LINEAR_COUNTERS * sizeof(float8_cast_counters)};
-  Buffer valid_{16};
+  Buffer noop_flag_{16};
   Buffer fingerprint_{std::vector<uint8_t>(FLOAT8_FINGERPRINT_BYTES)};
   Buffer found_inf_{16};
   Buffer casts_workspace_{size_t{4} << 20};
@@ -344,7 +344,8 @@ TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
 TEST_F(CAbiDriver, CallsAtRandom) {
   std::mt19937_64 random(11);
   const auto rarely = [&] { return random() % 6 == 0; };
-  std::array<Buffer*, 6> others{&s_.x, &s_.state, &counters_, &valid_, &casts_workspace_, &tensor_};
+  std::array<Buffer*, 6> others{&s_.x,       &s_.state,         &counters_,
+                                &noop_flag_, &casts_workspace_, &tensor_};
   const auto pointer = [&](void* usual) -> void* {
     if (!rarely()) return usual;
     switch (random() % 5) {
@@ -365,7 +366,7 @@ TEST_F(CAbiDriver, CallsAtRandom) {
   const auto counters_at = [&] {
     return static_cast<float8_cast_counters*>(pointer(counters_.data()));
   };
-  const auto valid_at = [&] { return static_cast<uint32_t*>(pointer(valid_.data())); };
+  const auto noop_flag_at = [&] { return static_cast<uint32_t*>(pointer(noop_flag_.data())); };
   const auto state_at = [&] { return pointer(s_.state.data()); };
   const auto weights = [&] {
     std::array<float8_quantize_args, 2> args{weight(), weight()};
@@ -375,7 +376,7 @@ TEST_F(CAbiDriver, CallsAtRandom) {
       w.tensor = pointer(tensor_.data());
       w.ld_x = static_cast<int64_t>(rarely() ? number(0) : 0);
       w.counters = counters_at();
-      w.valid = valid_at();
+      w.noop_flag = noop_flag_at();
       w.first_step = rarely() ? 1 : 0;
       w.rows = static_cast<int64_t>(number(kShape.n));
       for (void*& slot : w.scales.opaque) slot = slot == nullptr ? nullptr : pointer(slot);

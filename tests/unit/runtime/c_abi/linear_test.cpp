@@ -134,7 +134,7 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   desc.recompute = 1;
   desc.bias_grad = 1;
   desc.bias_grad_dtype = FLOAT8_F32;
-  desc.non_finite = FLOAT8_HOLD;
+  desc.non_finite = FLOAT8_SATURATE;
   desc.count = 1;
   got = planned(desc).value();
   EXPECT_EQ(got.shape, kShape);
@@ -146,7 +146,7 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   EXPECT_TRUE(got.recompute);
   EXPECT_TRUE(got.bias_grad);
   EXPECT_EQ(got.bias_grad_dtype, Dtype::kF32);
-  EXPECT_EQ(got.non_finite, NonFinite::kHold);
+  EXPECT_EQ(got.non_finite, NonFinite::kSaturate);
   EXPECT_TRUE(got.count);
 }
 

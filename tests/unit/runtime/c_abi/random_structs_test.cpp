@@ -250,7 +250,7 @@ class RandomStructs : public ::testing::Test {
       args.transposed = rarely() ? somewhere() : nullptr;
       args.amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
       args.row_amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
-      args.valid = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
+      args.noop_flag = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
     }
     expect_told("quantize",
                 float8_quantize(quantizer_.get(), tensors.data(), workspace(), nullptr));
@@ -366,7 +366,7 @@ class RandomStructs : public ::testing::Test {
                                          .rows_max = kN,
                                          .cols = kK,
                                          .recipe = float8::Recipe::delayed(),
-                                         .weight_flag = true})
+                                         .noop_flag = true})
           .value();
   float8::Scales scales_ = float8::Scales::plan(context_, {linear_.get(), linear_.get()}).value();
   void* state_ = slice(11);

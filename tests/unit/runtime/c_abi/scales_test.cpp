@@ -85,10 +85,10 @@ TEST_F(CAbiScales, OptionsAreTheCallers) {
   d.history = 1024;
   d.scale_from = FLOAT8_SCALE_FROM_MOST_RECENT;
   d.margin = 2;
-  d.non_finite = FLOAT8_HOLD;
+  d.non_finite = FLOAT8_SATURATE;
   ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
   EXPECT_EQ(scales->delayed.options(),
-            (DelayedOptions{1024, ScaleFrom::kMostRecent, 2, NonFinite::kHold}));
+            (DelayedOptions{1024, ScaleFrom::kMostRecent, 2, NonFinite::kSaturate}));
   float8_scales_destroy(scales);
 }
 

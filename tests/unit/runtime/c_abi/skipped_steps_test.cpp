@@ -202,17 +202,17 @@ TEST_F(SkippedSteps, AWeightOfZerosHasNoScaleYet) {
   }
 }
 
-// With FLOAT8_HOLD infinities saturate, and the scales of finite operands move on.
+// With FLOAT8_SATURATE infinities saturate, and the scales of finite operands move on.
 TEST_F(SkippedSteps, HeldOperandsFreezeAlone) {
   float8::LinearDesc desc;
   desc.m_max = kM;
   desc.n = kN;
   desc.k = kK;
   desc.recipe = float8::Recipe::delayed();
-  desc.non_finite = FLOAT8_HOLD;
+  desc.non_finite = FLOAT8_SATURATE;
   linear_ = float8::Linear::plan(context_, desc).value();
   float8::ScalesOptions options;
-  options.non_finite = FLOAT8_HOLD;
+  options.non_finite = FLOAT8_SATURATE;
   options.history = 1;
   scales_ = float8::Scales::plan(context_, {linear_.get()}, options).value();
   state_ = Buffer(scales_.bytes());

@@ -282,7 +282,7 @@ TEST_F(TensorAbi, AWeightIsCastWhereItsFingerprintChanged) {
     float8::QuantizerDesc desc{
         .operand = FLOAT8_WEIGHT, .rows_max = kN, .cols = kK, .recipe = recipe};
     const auto plain = float8::Quantizer::plan(context_, desc).value();
-    desc.weight_flag = true;
+    desc.noop_flag = true;
     const auto flagged = float8::Quantizer::plan(context_, desc).value();
     const size_t bytes = flagged.tensor_bytes();
     ASSERT_EQ(bytes, plain.tensor_bytes());
@@ -293,15 +293,15 @@ TEST_F(TensorAbi, AWeightIsCastWhereItsFingerprintChanged) {
     std::memset(fresh.get(), 0, bytes);
     const Memory state = memory(FLOAT8_FINGERPRINT_BYTES);
     std::memset(state.get(), 0, FLOAT8_FINGERPRINT_BYTES);
-    uint32_t valid = 0;
+    uint32_t noop_flag = 0;
     const auto micro_batch = [&] {
       const float8::FingerprintArgs compare{
-          .w = w_.get(), .n = kN, .k = kK, .fingerprint = state.get(), .valid = &valid};
+          .w = w_.get(), .n = kN, .k = kK, .fingerprint = state.get(), .noop_flag = &noop_flag};
       ASSERT_TRUE(context_.compare_weights(&compare, 1, nullptr)) << float8_last_error();
-      ASSERT_TRUE(flagged.run({.x = w_.get(), .tensor = kept.get(), .valid = &valid},
+      ASSERT_TRUE(flagged.run({.x = w_.get(), .tensor = kept.get(), .noop_flag = &noop_flag},
                               workspace.get(), nullptr))
           << float8_last_error();
-      EXPECT_EQ(valid, 1U);
+      EXPECT_EQ(noop_flag, 1U);
     };
     const auto is_fresh = [&] {
       EXPECT_TRUE(plain.run({.x = w_.get(), .tensor = fresh.get()}, workspace.get(), nullptr));
@@ -321,20 +321,20 @@ TEST_F(TensorAbi, AWeightIsCastWhereItsFingerprintChanged) {
 
 TEST_F(TensorAbi, AFlagIsOfAWeight) {
   float8::QuantizerDesc desc{.operand = FLOAT8_INPUT, .rows_max = kM, .cols = kK};
-  desc.weight_flag = true;
+  desc.noop_flag = true;
   EXPECT_FALSE(float8::Quantizer::plan(context_, desc));
-  EXPECT_TRUE(says("float8_quantizer_desc.weight_flag is set; it is for FLOAT8_WEIGHT"));
+  EXPECT_TRUE(says("float8_quantizer_desc.noop_flag is set; it is for FLOAT8_WEIGHT"));
   desc.operand = FLOAT8_WEIGHT;
   desc.rows_max = kN;
   const auto flagged = float8::Quantizer::plan(context_, desc).value();
   EXPECT_TRUE(float8::QuantizerList::plan(context_, {flagged})) << float8_last_error();
-  desc.weight_flag = false;
+  desc.noop_flag = false;
   const auto plain = float8::Quantizer::plan(context_, desc).value();
   const Memory tensor = memory(plain.tensor_bytes()), workspace = memory(plain.workspace_bytes());
-  uint32_t valid = 0;
-  EXPECT_FALSE(plain.run({.x = w_.get(), .tensor = tensor.get(), .valid = &valid}, workspace.get(),
-                         nullptr));
-  EXPECT_TRUE(says("set float8_quantizer_desc.weight_flag")) << float8_last_error();
+  uint32_t noop_flag = 0;
+  EXPECT_FALSE(plain.run({.x = w_.get(), .tensor = tensor.get(), .noop_flag = &noop_flag},
+                         workspace.get(), nullptr));
+  EXPECT_TRUE(says("set float8_quantizer_desc.noop_flag")) << float8_last_error();
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ constexpr Use kUses[] = {
     {"recomputing", [](LinearDesc& d) { d.recompute = true; }},
     {"recomputing from a weight in fp8", [](LinearDesc& d) { d.recompute = true; }, true},
     {"counters", [](LinearDesc& d) { d.count = true; }},
-    {"a flag", [](LinearDesc&) {}, true, false, [](QuantizerDesc& d) { d.weight_flag = true; }},
+    {"a flag", [](LinearDesc&) {}, true, false, [](QuantizerDesc& d) { d.noop_flag = true; }},
     {"f32 tensors", [](LinearDesc& d) { d.tensor_dtype = d.grad_weight_dtype = Dtype::kF32; }},
     {"a master weight", [](LinearDesc&) {}, true, false,
      [](QuantizerDesc& d) { d.f32_source = true; }},
@@ -139,9 +139,9 @@ constexpr Use kUses[] = {
     {"everything",
      [](LinearDesc& d) {
        d.bias = d.bias_grad = d.accumulate_grad_weight = d.count = true;
-       d.non_finite = NonFinite::kHold;
+       d.non_finite = NonFinite::kSaturate;
      },
-     true, true, [](QuantizerDesc& d) { d.weight_flag = true; }}};
+     true, true, [](QuantizerDesc& d) { d.noop_flag = true; }}};
 
 TEST_P(RunCostTest, AsksNothingOfTheSystem) {
   for (const Use& use : kUses) {
@@ -151,7 +151,7 @@ TEST_P(RunCostTest, AsksNothingOfTheSystem) {
     Fixture s(cuda_, desc, 192);
     const size_t weight = static_cast<size_t>(desc.shape.n * desc.shape.k);
     testing::Buffer master(weight * 4), db(static_cast<size_t>(desc.shape.n) * 4);
-    testing::Buffer counters(kCountersOfLinear * sizeof(CastCounters)), valid(16);
+    testing::Buffer counters(kCountersOfLinear * sizeof(CastCounters)), noop_flag(16);
     CastCounters read[kCountersOfLinear];
     auto* const counted = desc.count ? reinterpret_cast<CastCounters*>(counters.data()) : nullptr;
     QuantizerDesc of_weight = weight_of(desc);
@@ -171,7 +171,7 @@ TEST_P(RunCostTest, AsksNothingOfTheSystem) {
       if (use.cached) forward.w_tensor = backward.w_tensor = &kept.view;
       if (desc.bias_grad) backward.db = db.data();
       backward.accumulate = use.accumulate;
-      if (of_weight.weight_flag) cast.valid = reinterpret_cast<uint32_t*>(valid.data());
+      if (of_weight.noop_flag) cast.noop_flag = reinterpret_cast<uint32_t*>(noop_flag.data());
       if (of_weight.f32_source) cast.x = master.data();
       g_idle = true;
       library_.computes = false;

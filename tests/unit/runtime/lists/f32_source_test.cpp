@@ -91,7 +91,7 @@ class F32SourceTest : public ::testing::TestWithParam<const char*> {
     some.push_back(some.back());
     some.back().dtype = Dtype::kF32;
     some.push_back(some[1]);
-    some.back().non_finite = NonFinite::kHold;
+    some.back().non_finite = NonFinite::kSaturate;
     for (size_t i = 0; i < 3 && !is_delayed(); ++i) {
       some.push_back(some[i]);
       some.back().over_ranks = true;

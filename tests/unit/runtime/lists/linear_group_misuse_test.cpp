@@ -127,7 +127,8 @@ TEST_F(LinearGroupPlan, RefusesLinearsThatDoNotGoTogether) {
   refused([](LinearDesc& d) { d.shape.m = 16; }, kInvalid, "differ in m_max");
   refused([](LinearDesc& d) { d.tensor_dtype = Dtype::kF16; }, kInvalid, "differ in tensor_dtype");
   refused([](LinearDesc& d) { d.count = true; }, kInvalid, "differ in count");
-  refused([](LinearDesc& d) { d.non_finite = NonFinite::kHold; }, kInvalid, "differ in non_finite");
+  refused([](LinearDesc& d) { d.non_finite = NonFinite::kSaturate; }, kInvalid,
+          "differ in non_finite");
   refused([](LinearDesc& d) { d.recompute = true; }, ErrorCode::kUnsupported,
           "linears[1] has recompute");
   refused([](LinearDesc& d) { d.recipe = find_recipe("tensorwise").value(); }, kInvalid,

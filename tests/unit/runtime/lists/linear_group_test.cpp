@@ -57,7 +57,7 @@ TEST_P(LinearGroupTest, TheSameWithBiasGradients) {
 }
 
 TEST_P(LinearGroupTest, TheSameForWhatIsNotFinite) {
-  for (const NonFinite non_finite : {NonFinite::kPropagate, NonFinite::kHold}) {
+  for (const NonFinite non_finite : {NonFinite::kPropagate, NonFinite::kSaturate}) {
     const Trio trio(cuda_, GetParam(), false, non_finite);
     Tensors together(trio, 6), alone(trio, 6);
     for (Tensors* to : {&together, &alone}) {

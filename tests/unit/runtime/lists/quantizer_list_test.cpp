@@ -93,7 +93,7 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
     f32.dtype = Dtype::kF32;
     add(f32, 48);
     QuantizerDesc hold = desc(Tensor::kInput, 40, 32);
-    hold.non_finite = NonFinite::kHold;
+    hold.non_finite = NonFinite::kSaturate;
     add(hold, 40);
     return items;
   }

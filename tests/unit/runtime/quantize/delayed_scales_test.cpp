@@ -148,7 +148,7 @@ TEST(DelayedScales, NonFiniteAmaxesFollowThePolicy) {
   FakeCuda cuda;
   const auto context = cuda.context();
   const std::vector<DelayedSlot> slots(2);
-  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kHold}) {
+  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kSaturate}) {
     const auto scales =
         DelayedScales::plan(context, slots, {.history = 2, .non_finite = policy}).value();
     testing::Buffer state(scales.bytes());
