@@ -117,7 +117,7 @@ Status check_tensor(const char* args, const char* name, const float8_tensor& ten
     if (!shards) [[unlikely]] {
       return fail(
           ErrorCode::kInvalidArgument,
-          "{}.{}.qt_shards is {}; only w_tensor of a linear with weight_shards lies in shards",
+          "{}.{}.qt_shards is {}; only w.fp8 of a linear with weight_shards lies in shards",
           args, name, copy.shards);
     }
     if (copy.cols % (copy.shards * kWhole) != 0 || copy.ld != copy.cols / copy.shards) {

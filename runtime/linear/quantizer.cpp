@@ -50,7 +50,8 @@ bool has_blocks_of_rows(const codegen::CastSpec& cast) {
 
 // The call takes its first scales from all ranks' tensors, and so writes them.
 bool over_ranks(const QuantizeCall& call) {
-  return call.first_step != 0 && call.ranks != nullptr && call.evaluate == 0;
+  return step_of(call).first_step != 0 && step_of(call).ranks != nullptr &&
+         step_of(call).evaluate == 0;
 }
 
 CopySet copies_of(const QuantizerDesc& desc) {
@@ -176,17 +177,17 @@ Status Quantizer::plan_swiglu() {
 }
 
 Status Quantizer::check_up(const QuantizeCall& call) const {
-  if (desc_.swiglu != (call.up != nullptr)) {
-    return fail(ErrorCode::kInvalidArgument, "{}.up is {}; the quantizer's source is {}", kArgs,
-                desc_.swiglu ? "NULL" : "given",
+  if (desc_.swiglu != (call.up.data != nullptr)) {
+    return fail(ErrorCode::kInvalidArgument, "{}.up.data is {}; the quantizer's source is {}",
+                kArgs, desc_.swiglu ? "NULL" : "given",
                 desc_.swiglu ? "FLOAT8_SWIGLU, which multiplies by it" : "FLOAT8_PLAIN");
   }
-  if (desc_.swiglu && call.first_step != 0 && is_delayed()) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        "{}.first_step is set; the scale of a first step is that of silu(x) up itself: compute "
-        "it, and quantize it with FLOAT8_PLAIN in that step",
-        kArgs);
+  if (desc_.swiglu && step_of(call).first_step != 0 && is_delayed()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_step.first_step is set; the scale of a first step is that of silu(x) up "
+                "itself: compute "
+                "it, and quantize it with FLOAT8_PLAIN in that step",
+                kArgs);
   }
   return {};
 }
@@ -298,8 +299,13 @@ void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access ac
              access, alignof(uint32_t));
 }
 
+void Quantizer::add_launch_counts(CallMemory& memory, const QuantizeCall& call) const {
+  memory.add_beside("float8_step.launch_counts", step_of(call).launch_counts.data,
+                    quantize_sync_bytes(context_->device().sm_count), Access::kWrite);
+}
+
 void Quantizer::add_x(CallMemory& memory, const QuantizeCall& call) const {
-  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x,
+  memory.add_rows("x", call.x.data, call.rows, desc_.cols, call.x.ld,
                   desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
 }
 
@@ -309,8 +315,8 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_first_row(call));
   if (call.rows == 0) return {};
   F8_TRY(check_up(call));
-  for (const auto& [field, pointer] :
-       {std::pair<const char*, const void*>{"x", call.x}, {"tensor", call.tensor}}) {
+  for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"x.data", call.x.data},
+                                       {"tensor.data", call.tensor.data}}) {
     if (pointer == nullptr) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", kArgs, field);
     }
@@ -334,8 +340,8 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
                 desc_.recipe.name);
   }
-  const bool first = call.first_step != 0 || !is_delayed();
-  return first ? Status() : check_not_fresh(*context_, kArgs, call.scales);
+  const bool first = step_of(call).first_step != 0 || !is_delayed();
+  return first ? Status() : check_not_fresh(*context_, call.scales);
 }
 
 CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
@@ -343,10 +349,11 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   const size_t slots = kernels_.slots.size();
   CallMemory memory(kArgs);
   add_x(memory, call);
-  memory.add_rows("up", call.up, call.rows, desc_.cols, call.ld_up, desc_.dtype, Access::kRead);
-  memory.add("tensor", call.tensor, call.transposed == nullptr ? tensor_bytes() : layout_.q_bytes,
-             Access::kWrite);
-  memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
+  memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,
+                  Access::kRead);
+  memory.add("tensor", call.tensor.data,
+             call.transposed.data == nullptr ? tensor_bytes() : layout_.q_bytes, Access::kWrite);
+  memory.add("transposed", call.transposed.data, layout_.qt_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
   memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
@@ -363,29 +370,27 @@ void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
   to.m = desc_.operand == Tensor::kWeight && !desc_.over_ranks ? 1 : call.rows;
   to.first_row = call.first_row;
   to.scales = ScaleSlots::of(call.scales);
-  to.ranks = call.ranks;
-  to.set(Slot::kX, call.x, call.ld_x);
-  set_copies(call.tensor, call.transposed, to);
+  to.ranks = step_of(call).ranks;
+  to.set(Slot::kX, call.x.data, call.x.ld);
+  set_copies(call.tensor.data, call.transposed.data, to);
   to.set(Slot::kCounters, call.counters);
   to.set(Slot::kNoopFlag, call.noop_flag);
   to.set(Slot::kRankAmax, call.amax);
   to.set(Slot::kRowAmax, call.row_amax);
-  to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
+  to.set(Slot::kAmax, step_of(call).evaluate != 0 ? nullptr : to.scales.amax);
   to.set(Slot::kScale, to.scales.scale);
 }
 
-Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
-                      AmaxReducer reduce) const {
+Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduce) const {
   constexpr const char* kCall = "float8_quantize";
   F8_TRY(check_cast(kCall, call));
   if (call.rows == 0) return {};
-  if (workspace == nullptr && layout_.workspace_bytes > 0) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "workspace of {} is NULL", kCall);
+  if (call.workspace.data == nullptr && layout_.workspace_bytes > 0) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}.workspace.data is NULL", kArgs);
   }
   CallMemory memory = cast_memory(call);
-  memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
-  memory.add("launch_counts", call.launch_counts, quantize_sync_bytes(context_->device().sm_count),
-             Access::kWrite);
+  memory.add("workspace", call.workspace.data, layout_.workspace_bytes, Access::kWrite);
+  add_launch_counts(memory, call);
   F8_TRY(memory.check_alignment(kCall));
   F8_TRY(memory.check_overlaps(kCall));
   F8_TRY(memory.check_device(kCall, *context_, stream));
@@ -401,17 +406,17 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   }
   CallArguments to;
   to.reduce = reduce;
-  to.set(Slot::kWorkspace, workspace);
-  to.set(Slot::kLaunchCounts, launch_counts(call, workspace));
+  to.set(Slot::kWorkspace, call.workspace.data);
+  to.set(Slot::kLaunchCounts, launch_counts(call));
   bind(call, to);
   if (desc_.swiglu) {
     for (const SwigluCast& cast : swiglu_) {
-      F8_TRY(launch_swiglu_cast(state, cast, to, call.up, call.ld_up, stream));
+      F8_TRY(launch_swiglu_cast(state, cast, to, call.up.data, call.up.ld, stream));
     }
     return {};
   }
   CallKind kind = 0;
-  if (call.first_step != 0 && is_delayed()) {
+  if (step_of(call).first_step != 0 && is_delayed()) {
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
   }
   F8_TRY(runtime::run(launches_[kind], state, to, stream));
@@ -429,8 +434,8 @@ Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
   F8_TRY(check_amax(name, call, false));
   F8_TRY(check_first_row(call));
-  if (call.x != nullptr || call.rows == 0) return {};
-  return fail(ErrorCode::kInvalidArgument, "{}.x is NULL", kArgs);
+  if (call.x.data != nullptr || call.rows == 0) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}.x.data is NULL", kArgs);
 }
 
 CallMemory Quantizer::find_memory(const QuantizeCall& call) const {

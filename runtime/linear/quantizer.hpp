@@ -58,7 +58,7 @@ class Quantizer {
   // The view of what a run with these rows leaves in `tensor` and `transposed`.
   [[nodiscard]] Result<float8_tensor> view(const void* tensor, const void* transposed,
                                            int64_t rows) const;
-  [[nodiscard]] Status run(const QuantizeCall& call, void* workspace, Stream stream,
+  [[nodiscard]] Status run(const QuantizeCall& call, Stream stream,
                            AmaxReducer reduce = nullptr) const;
 
  private:
@@ -93,6 +93,7 @@ class Quantizer {
   [[nodiscard]] CallMemory cast_memory(const QuantizeCall& call) const;
   [[nodiscard]] CallMemory find_memory(const QuantizeCall& call) const;
   void add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const;
+  void add_launch_counts(CallMemory& memory, const QuantizeCall& call) const;
   void add_x(CallMemory& memory, const QuantizeCall& call) const;
 
   std::shared_ptr<Context> context_;

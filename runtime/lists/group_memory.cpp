@@ -6,14 +6,15 @@
 namespace f8::runtime {
 namespace {
 
-constexpr std::string_view kGroupFields[] = {
-    "x", "saved", "dx", "m", "ld_x", "ld_dx", "first_step", "evaluate", "ranks", "accumulate_dx"};
+constexpr std::string_view kGroupFields[] = {"m", "x", "dx", "saved", "workspace", "step"};
 
-// Linears may have scale slots or counters in common, to which their casts add.
+// Linears may have scale slots or counters in common, to which their casts add, and have launch counts
+// in common.
 bool is_repeated(const Region& a, const Region& b) {
   const std::string_view name = a.name;
   return name == b.name && a.begin == b.begin && a.bytes() == b.bytes() &&
-         (name == "counters" || name.starts_with("float8_scale_slots"));
+         (name == "counters" || name == "float8_step.launch_counts" ||
+          name.starts_with("float8_scale_slots"));
 }
 
 }  // namespace

@@ -41,19 +41,14 @@ struct LinearGroup::State {
   [[nodiscard]] size_t casts_bytes() const;
   [[nodiscard]] bool casts_weights(bool saved, size_t i) const;
 
-  [[nodiscard]] Status check_call(const char* name, const LinearGroupCall& call,
-                                  const void* workspace) const;
+  [[nodiscard]] Status check_call(const LinearGroupCall& call) const;
   template <class Call>
   [[nodiscard]] Status check_linear(GroupMemory& memory, Call call, size_t i, Stream stream) const;
-  [[nodiscard]] Status check_forward(const LinearGroupCall& call, const void* workspace,
-                                     Stream stream) const;
-  [[nodiscard]] Status check_backward(const LinearGroupCall& call, const void* workspace,
-                                      Stream stream) const;
-  [[nodiscard]] CallMemory memory(const LinearGroupCall& call, const void* workspace, Access x,
-                                  Access saved) const;
+  [[nodiscard]] Status check_forward(const LinearGroupCall& call, Stream stream) const;
+  [[nodiscard]] Status check_backward(const LinearGroupCall& call, Stream stream) const;
+  [[nodiscard]] CallMemory memory(const LinearGroupCall& call, Access x, Access saved) const;
   [[nodiscard]] unsigned reads(const LinearGroupCall& call, size_t i) const;
-  void bind(const LinearGroupCall& call, size_t i, void* workspace, bool with_qt,
-            CallArguments& to) const;
+  void bind(const LinearGroupCall& call, size_t i, bool with_qt, CallArguments& to) const;
 };
 
 }  // namespace f8::runtime

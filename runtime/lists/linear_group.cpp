@@ -166,43 +166,44 @@ const std::vector<std::shared_ptr<const Linear>>& LinearGroup::linears() const {
   return state_->linears;
 }
 
-Status LinearGroup::forward(const LinearGroupCall& call, void* workspace, Stream stream,
-                            AmaxReducer reduce) const {
+Status LinearGroup::forward(const LinearGroupCall& call, Stream stream, AmaxReducer reduce) const {
   const State& state = *state_;
-  F8_TRY(state.check_forward(call, workspace, stream));
+  F8_TRY(state.check_forward(call, stream));
   if (call.m == 0) return {};
   const Context::State& context = state.context->state();
   const ScopedContext current(context.driver, context.primary);
   F8_TRY(current.status());
-  const bool saved = call.saved != nullptr;
-  const bool over_ranks = call.ranks != nullptr && call.evaluate == 0;
+  const bool saved = call.saved.data != nullptr;
+  const float8_step& step = step_of(call);
+  const bool over_ranks = step.ranks != nullptr && step.evaluate == 0;
   bool casts_weights = false;
   for (size_t i = 0; i < call.count; ++i) {
     casts_weights =
-        casts_weights || (call.linears[i].w_tensor == nullptr && state.casts_weights(saved, i));
+        casts_weights || (call.linears[i].w.fp8 == nullptr && state.casts_weights(saved, i));
   }
   if (casts_weights) {
     const auto bind = [&](size_t tensor, CallArguments& to) {
       const size_t i = tensor == 0 ? 0 : tensor - 1;
-      if (tensor > 0 && call.linears[i].w_tensor != nullptr) return false;
-      state.bind(call, i, workspace, saved, to);
+      if (tensor > 0 && call.linears[i].w.fp8 != nullptr) return false;
+      state.bind(call, i, saved, to);
       return true;
     };
-    F8_TRY(state.forward_casts[saved ? 1 : 0]->run(std::cref(bind),
-                                                   {.first_step = call.first_step != 0,
-                                                    .ranks = over_ranks ? call.ranks : nullptr,
-                                                    .reduce = reduce,
-                                                    .workspace = workspace,
-                                                    .stream = stream}));
+    F8_TRY(state.forward_casts[saved ? 1 : 0]->run(
+        std::cref(bind), {.first_step = step_of(call).first_step != 0,
+                          .ranks = over_ranks ? step_of(call).ranks : nullptr,
+                          .reduce = reduce,
+                          .workspace = call.workspace.data,
+                          .launch_counts = launch_counts(call),
+                          .stream = stream}));
   }
   for (size_t i = 0; i < call.count; ++i) {
     CallArguments arguments;
     arguments.reduce = reduce;
-    state.bind(call, i, workspace, saved, arguments);
+    state.bind(call, i, saved, arguments);
     const LaunchList* list = &state.members[i].output;
     if (i == 0 && !casts_weights) {
       CallKind kind = kGivenW | (saved ? kForwardSaved : 0);
-      if (call.first_step != 0 && !state.linear(0).kernels.slots.empty()) {
+      if (step_of(call).first_step != 0 && !state.linear(0).kernels.slots.empty()) {
         kind |= over_ranks ? kFirstStep | kOverRanks : kFirstStep;
       }
       list = &state.cast_x[kind];
@@ -212,10 +213,9 @@ Status LinearGroup::forward(const LinearGroupCall& call, void* workspace, Stream
   return {};
 }
 
-Status LinearGroup::backward(const LinearGroupCall& call, void* workspace, Stream stream,
-                             AmaxReducer reduce) const {
+Status LinearGroup::backward(const LinearGroupCall& call, Stream stream, AmaxReducer reduce) const {
   const State& state = *state_;
-  F8_TRY(state.check_backward(call, workspace, stream));
+  F8_TRY(state.check_backward(call, stream));
   const Context::State& context = state.context->state();
   const ScopedContext current(context.driver, context.primary);
   F8_TRY(current.status());
@@ -226,26 +226,28 @@ Status LinearGroup::backward(const LinearGroupCall& call, void* workspace, Strea
     if (!any) continue;
     const auto bind = [&](size_t i, CallArguments& to) {
       if (state.reads(call, i) != copies) return false;
-      state.bind(call, i, workspace, true, to);
+      state.bind(call, i, true, to);
       return true;
     };
-    F8_TRY(state.dy_casts[copies]->run(std::cref(bind), {.first_step = call.first_step != 0,
-                                                         .ranks = call.ranks,
-                                                         .reduce = reduce,
-                                                         .workspace = workspace,
-                                                         .stream = stream}));
+    F8_TRY(
+        state.dy_casts[copies]->run(std::cref(bind), {.first_step = step_of(call).first_step != 0,
+                                                      .ranks = step_of(call).ranks,
+                                                      .reduce = reduce,
+                                                      .workspace = call.workspace.data,
+                                                      .launch_counts = launch_counts(call),
+                                                      .stream = stream}));
   }
   for (size_t i = 0; i < call.count; ++i) {
     const GroupedLinearCall& of = call.linears[i];
     CallKind kind = 0;
-    if (call.dx != nullptr) {
-      kind |= kBackwardDx | (i > 0 || call.accumulate_dx != 0 ? kBackwardAddDx : 0);
+    if (call.dx.data != nullptr) {
+      kind |= kBackwardDx | (i > 0 || call.dx.accumulate != 0 ? kBackwardAddDx : 0);
     }
-    if (of.dw != nullptr) kind |= kBackwardDw | (of.accumulate != 0 ? kBackwardAddDw : 0);
-    if (of.db != nullptr) kind |= kBackwardDb;
+    if (of.dw.data != nullptr) kind |= kBackwardDw | (of.dw.accumulate != 0 ? kBackwardAddDw : 0);
+    if (of.db.data != nullptr) kind |= kBackwardDb;
     if (kind == 0) continue;
     CallArguments arguments;
-    state.bind(call, i, workspace, true, arguments);
+    state.bind(call, i, true, arguments);
     F8_TRY(runtime::run(state.members[i].gradients[kind >> kGradientShift], context, arguments,
                         stream));
   }

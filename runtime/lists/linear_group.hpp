@@ -1,4 +1,4 @@
-// Linears of one x, such as Q, K and V: what they compute one by one with a shared x_tensor, to the
+// Linears of one x, such as Q, K and V: what they compute one by one with a shared x.fp8, to the
 // same bits, in fewer launches. x is cast once; with the weights that need it in one list of casts,
 // else by itself. All dy are cast in another list. Plan once, run often; a plan is immutable and
 // shared between threads.
@@ -29,10 +29,10 @@ class LinearGroup {
   [[nodiscard]] size_t saved_bytes(bool weights = false) const;
   [[nodiscard]] const std::vector<std::shared_ptr<const Linear>>& linears() const;
 
-  [[nodiscard]] Status forward(const LinearGroupCall& call, void* workspace, Stream stream,
+  [[nodiscard]] Status forward(const LinearGroupCall& call, Stream stream,
                                AmaxReducer reduce = nullptr) const;
-  // `evaluate` must be 0 here.
-  [[nodiscard]] Status backward(const LinearGroupCall& call, void* workspace, Stream stream,
+  // The step's `evaluate` is 0 here.
+  [[nodiscard]] Status backward(const LinearGroupCall& call, Stream stream,
                                 AmaxReducer reduce = nullptr) const;
 
   // The kernels that a call at m launches: all gradients are wanted, and nothing is accumulated but

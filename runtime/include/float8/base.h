@@ -16,13 +16,12 @@
 #define FLOAT8_API
 #endif
 
-/* The fields of args have default values in C++, so that float8.hpp uses the same structs. */
+/* The default value of a field in C++, where the same structs serve: GCC's -Wextra warns of a
+ * designated initialiser that leaves out a field without one, and an m that is left out is not 0. */
 #ifdef __cplusplus
 #define FLOAT8_DEFAULT(value) = value
-#define FLOAT8_ZERO = {}
 #else
 #define FLOAT8_DEFAULT(value)
-#define FLOAT8_ZERO
 #endif
 
 #ifdef __cplusplus

@@ -22,7 +22,7 @@ typedef struct float8_context_options {
    * asks the driver whether its tensors and buffers are memory of the context's device and large
    * enough, and whether its stream belongs to the device's primary CUDA context. The context also
    * remembers earlier calls by the addresses of their buffers, and refuses a backward whose m or
-   * w_tensor is not that of the forward that filled `saved`, and a call without first_step on a
+   * w.fp8 is not that of the forward that filled `saved`, and a call without first_step on a
    * scale state that was only initialised. This costs some microseconds a call. */
   int32_t check_pointers;
   /* Nonzero replaces the GPU by a slow device in host memory, for tests of a program on a machine

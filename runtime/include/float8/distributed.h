@@ -7,9 +7,9 @@
  *   weight, sharded by rows (FSDP)       float8_quantize_list_amax, float8_amax_sync and
  *                                        float8_quantize_list of all weights once a step;
  *                                        float8_gather_tensor of q before a forward and of qt before a
- *                                        backward, for w_tensor; float8_reduce_scatter of dw
+ *                                        backward, for w.fp8; float8_reduce_scatter of dw
  *   column-wise (tensor parallel)        w is sharded by rows of N, and x is gathered where the
- *                                        sequence is sharded (float8_gather_tensor, for x_tensor); dy is
+ *                                        sequence is sharded (float8_gather_tensor, for x.fp8); dy is
  *                                        cast by columns, for float8_gemm; the ranks' dx are summed:
  *                                        float8_reduce_scatter or float8_all_reduce
  *   row-wise (tensor parallel)           w and x are sharded by columns of K, and cast so; the ranks' y
@@ -19,6 +19,7 @@
 #ifndef FLOAT8_DISTRIBUTED_H_
 #define FLOAT8_DISTRIBUTED_H_
 
+#include "float8/call.h"
 #include "float8/tensor.h"
 
 #ifdef __cplusplus
@@ -62,26 +63,25 @@ FLOAT8_API float8_status float8_amax_sync(uint32_t* amax_bits, size_t count,
 typedef struct float8_gather_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_gather_args));
   /* This rank's rows, as float8_quantize of a quantizer with over_ranks left them. */
-  const float8_tensor* shard FLOAT8_ZERO;
+  const float8_tensor* shard FLOAT8_DEFAULT(NULL);
   /* The whole tensor, whose memory is written: a float8_quantizer_view of a quantizer of all rows. A
    * copy that is NULL in this view is not gathered. Where its qt_shards is the number of ranks, qt stays
    * as it arrives, which takes no workspace and no copy; then the shards have equal rows in whole
    * 128s. */
-  const float8_tensor* whole FLOAT8_ZERO;
+  const float8_tensor* whole FLOAT8_DEFAULT(NULL);
   /* The rows of each shard. The last shards may have less, down to 0: rank r has the rows from
    * r * shard_rows on. Where FLOAT8_BLOCK_128X128 has a scale and it is no multiple of 128, the
    * shards' quantizers have whole_rows. Where FLOAT8_BLOCK_1X128 of qt has one it is a multiple. */
-  int64_t shard_rows FLOAT8_ZERO;
-  float8_nccl_comm communicator FLOAT8_ZERO;
-  size_t workspace_bytes FLOAT8_ZERO; /* checked if given; 0: not checked */
+  int64_t shard_rows FLOAT8_DEFAULT(0);
+  float8_nccl_comm communicator FLOAT8_DEFAULT(NULL);
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_gather_workspace_bytes() */
 } float8_gather_args;
 
 /* Gathers a tensor in fp8 from its shards, one byte an element, with its inverse scales: q under each
  * other, qt side by side or in shards. The copies are those of the whole tensor's cast, bit for bit. q and scales
  * of shards of equal rows arrive in place; other parts take the workspace and one copy on the device. */
 FLOAT8_API float8_status float8_gather_tensor(float8_context* context,
-                                              const float8_gather_args* args, void* workspace,
-                                              float8_stream stream);
+                                              const float8_gather_args* args, float8_stream stream);
 /* Returns the bytes of workspace of float8_gather_tensor with this view of the whole tensor, 0 for
  * what is none. */
 FLOAT8_API size_t float8_gather_workspace_bytes(const float8_tensor* whole, int64_t shard_rows,

@@ -39,10 +39,9 @@ class Communicator {
   Status sync_amax(std::uint32_t* amax_bits, std::size_t count, float8_stream stream) const {
     return Status(float8_amax_sync(amax_bits, count, get(), stream));
   }
-  Status gather_tensor(const Context& context, GatherArgs args, void* workspace,
-                       float8_stream stream) const {
+  Status gather_tensor(const Context& context, GatherArgs args, float8_stream stream) const {
     args.communicator = get();
-    return Status(float8_gather_tensor(context.get(), &args, workspace, stream));
+    return Status(float8_gather_tensor(context.get(), &args, stream));
   }
   Status all_gather(const void* from, void* to, std::size_t count, float8_dtype dtype,
                     float8_stream stream) const {

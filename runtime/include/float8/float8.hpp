@@ -3,7 +3,8 @@
 //
 //   auto context = float8::Context::create(0).value();
 //   auto linear  = float8::Linear::plan(context, {.m_max = 16384, .n = 4096, .k = 4096}).value();
-//   float8::Status status = linear.forward({.x = x, .w = w, .y = y}, workspace, stream);
+//   float8::Status status =
+//       linear.forward({.x = {x}, .w = {w}, .y = {y}, .workspace = {workspace}}, stream);
 // (designated initialisers are C++20; in C++17 set the fields by name)
 #pragma once
 

@@ -2,6 +2,7 @@
 #ifndef FLOAT8_GEMM_H_
 #define FLOAT8_GEMM_H_
 
+#include "float8/call.h"
 #include "float8/tensor.h"
 
 #ifdef __cplusplus
@@ -38,17 +39,16 @@ FLOAT8_API size_t float8_gemm_workspace_bytes(const float8_gemm_plan* plan);
 
 typedef struct float8_gemm_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_gemm_args));
-  const float8_tensor* a FLOAT8_ZERO; /* the operand that float8_gemm_kind names first */
-  const float8_tensor* b FLOAT8_ZERO;
-  void* d FLOAT8_ZERO; /* written */
-  int64_t ld_d FLOAT8_ZERO;
-  const void* bias FLOAT8_ZERO; /* [n], if the plan has one; else NULL */
-  size_t workspace_bytes FLOAT8_ZERO;
+  const float8_tensor* a FLOAT8_DEFAULT(NULL); /* the operand that float8_gemm_kind names first */
+  const float8_tensor* b FLOAT8_DEFAULT(NULL);
+  const void* bias FLOAT8_DEFAULT(NULL);      /* [n], if the plan has one; else NULL */
+  float8_result d FLOAT8_DEFAULT({});         /* its accumulate is the plan's */
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_gemm_workspace_bytes() */
 } float8_gemm_args;
 
 /* Multiplies two tensors in fp8, whose shapes and settings must be those of the plan. */
 FLOAT8_API float8_status float8_gemm(const float8_gemm_plan* plan, const float8_gemm_args* args,
-                                     void* workspace, float8_stream stream);
+                                     float8_stream stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

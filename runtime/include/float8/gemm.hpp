@@ -51,8 +51,8 @@ class Gemm {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_gemm_workspace_bytes(handle_.get());
   }
-  Status run(const GemmArgs& args, void* workspace, float8_stream stream) const {
-    return Status(float8_gemm(handle_.get(), &args, workspace, stream));
+  Status run(const GemmArgs& args, float8_stream stream) const {
+    return Status(float8_gemm(handle_.get(), &args, stream));
   }
   [[nodiscard]] const float8_gemm_plan* get() const { return handle_.get(); }
 

@@ -60,7 +60,11 @@ struct LinearDesc {
 using ScaleSlots = float8_scale_slots;
 
 // The arguments of calls are float8.h's structs. In C++ their fields have default values: the sizes
-// are set, pointers are null, and m and rows are -1, which stands for m_max and rows_max.
+// are set, pointers are null, and m and rows are -1, which stands for m_max and rows_max. A matrix is
+// {data}, {data, ld} or {.fp8 = &tensor}, a result {data} or {data, ld, accumulate}.
+using Matrix = float8_matrix;
+using Buffer = float8_buffer;
+using Step = float8_step;
 using ForwardArgs = float8_forward_args;
 using BackwardArgs = float8_backward_args;
 
@@ -84,18 +88,17 @@ class Linear {
   }
   [[nodiscard]] std::size_t saved_bytes() const { return float8_linear_saved_bytes(handle_.get()); }
   // The same for calls that are given x, or w, in fp8.
-  [[nodiscard]] std::size_t saved_bytes_with_tensors(bool x_tensor, bool w_tensor) const {
-    return float8_linear_saved_bytes_with_tensors(handle_.get(), x_tensor ? 1 : 0,
-                                                  w_tensor ? 1 : 0);
+  [[nodiscard]] std::size_t saved_bytes_with_tensors(bool x_fp8, bool w_fp8) const {
+    return float8_linear_saved_bytes_with_tensors(handle_.get(), x_fp8 ? 1 : 0, w_fp8 ? 1 : 0);
   }
 
-  Status forward(ForwardArgs args, void* workspace, float8_stream stream) const {
+  Status forward(ForwardArgs args, float8_stream stream) const {
     if (args.m == -1) args.m = m_max_;
-    return Status(float8_linear_forward(handle_.get(), &args, workspace, stream));
+    return Status(float8_linear_forward(handle_.get(), &args, stream));
   }
-  Status backward(BackwardArgs args, void* workspace, float8_stream stream) const {
+  Status backward(BackwardArgs args, float8_stream stream) const {
     if (args.m == -1) args.m = m_max_;
-    return Status(float8_linear_backward(handle_.get(), &args, workspace, stream));
+    return Status(float8_linear_backward(handle_.get(), &args, stream));
   }
   // Says what was planned and why, for people.
   [[nodiscard]] Result<std::string> info() const {

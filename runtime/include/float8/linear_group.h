@@ -1,6 +1,6 @@
 /* Linears that read one x: Q, K and V, or gate and up.
  *
- * A group computes what its linears compute one by one with a shared x_tensor, to the same bits, in
+ * A group computes what its linears compute one by one with a shared x.fp8, to the same bits, in
  * fewer launches: it casts x once, all weights that need it in one list with x, and all dy in
  * another. `saved` holds one transposed x. The gradients of x are added up in one dx: the first
  * linear writes it, and the GEMMs of the others add to it.
@@ -9,12 +9,12 @@
  *     float8_linear_group_plan(context, qkv, 3, &group);
  *     // allocate float8_linear_group_workspace_bytes(group) as workspace
  *     // and float8_linear_group_saved_bytes(group, 0) as saved
- *     float8_grouped_linear_args each[3] = {{.struct_size = sizeof *each, .w = wq, .y = yq}, ...};
- *     float8_linear_group_args args = {.struct_size = sizeof args, .x = x, .saved = saved, .m = m,
- *                                      .linears = each, .count = 3};
- *     float8_linear_group_forward(group, &args, workspace, stream);
+ *     float8_grouped_linear_args each[3] = {{.struct_size = sizeof *each, .w.data = wq, .y.data = yq}, ...};
+ *     float8_linear_group_args args = {.struct_size = sizeof args, .m = m, .x.data = x, .linears = each,
+ *                                      .count = 3, .saved.data = saved, .workspace.data = workspace};
+ *     float8_linear_group_forward(group, &args, stream);
  *     // fill in dy and dw of each, and dx
- *     float8_linear_group_backward(group, &args, workspace, stream); */
+ *     float8_linear_group_backward(group, &args, stream); */
 #ifndef FLOAT8_LINEAR_GROUP_H_
 #define FLOAT8_LINEAR_GROUP_H_
 
@@ -37,7 +37,7 @@ FLOAT8_API float8_status float8_linear_group_plan(float8_context* context,
                                                   const float8_linear* const* linears, size_t count,
                                                   float8_linear_group** out);
 FLOAT8_API void float8_linear_group_destroy(float8_linear_group* group);
-/* These are as for one linear. `weights` nonzero: calls are given all weights in fp8, by w_tensor. */
+/* These are as for one linear. `weights` nonzero: calls are given all weights in fp8. */
 FLOAT8_API size_t float8_linear_group_workspace_bytes(const float8_linear_group* group);
 FLOAT8_API size_t float8_linear_group_saved_bytes(const float8_linear_group* group,
                                                   int32_t weights);
@@ -50,53 +50,40 @@ FLOAT8_API float8_status float8_linear_group_info(const float8_linear_group* gro
  * call looks at what it reads or writes alone, so that one struct serves both. */
 typedef struct float8_grouped_linear_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_grouped_linear_args));
-  const void* w FLOAT8_ZERO;  /* [n][k] */
-  void* y FLOAT8_ZERO;        /* [m][n], written by forward */
-  const void* dy FLOAT8_ZERO; /* [m][n], read by backward */
-  void* dw FLOAT8_ZERO;       /* [n][k], written by backward; NULL: not wanted */
-  int64_t ld_w FLOAT8_ZERO;
-  int64_t ld_y FLOAT8_ZERO;
-  int64_t ld_dy FLOAT8_ZERO;
-  int64_t ld_dw FLOAT8_ZERO;
-  const void* bias FLOAT8_ZERO;
-  void* db FLOAT8_ZERO;
-  const float8_tensor* w_tensor FLOAT8_ZERO;
-  float8_scale_slots scales FLOAT8_ZERO;
-  float8_cast_counters* counters FLOAT8_ZERO; /* those of x are the first linear's */
-  int32_t accumulate FLOAT8_ZERO;
-  int32_t accumulate_bias FLOAT8_ZERO;
+  float8_matrix w FLOAT8_DEFAULT({}); /* [n][k] */
+  const void* bias FLOAT8_DEFAULT(NULL);
+  float8_result y FLOAT8_DEFAULT({});  /* [m][n], written by forward */
+  float8_matrix dy FLOAT8_DEFAULT({}); /* [m][n], read by backward; without fp8 */
+  float8_result dw FLOAT8_DEFAULT({}); /* [n][k], written by backward; without data: not wanted */
+  float8_result db FLOAT8_DEFAULT({}); /* [n], likewise */
+  float8_scale_slots scales FLOAT8_DEFAULT({});
+  float8_cast_counters* counters FLOAT8_DEFAULT(NULL); /* those of x are the first linear's */
 } float8_grouped_linear_args;
 
 typedef struct float8_linear_group_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_linear_group_args));
-  const void* x FLOAT8_ZERO; /* [m][k], of forward; of backward where its comment says so */
-  /* float8_linear_group_saved_bytes(), written by forward and read by backward; NULL in a forward:
-   * no backward */
-  void* saved FLOAT8_ZERO;
-  void* dx FLOAT8_ZERO;         /* [m][k], written by backward; NULL: not wanted */
   int64_t m FLOAT8_DEFAULT(-1); /* 0 to m_max; float8.hpp: -1 is m_max */
-  int64_t ld_x FLOAT8_ZERO;
-  int64_t ld_dx FLOAT8_ZERO;
+  /* [m][k], read by forward, and by backward where float8_backward_args says so; without fp8 */
+  float8_matrix x FLOAT8_DEFAULT({});
+  /* [m][k], written by backward; without data: not wanted. To accumulate takes the first linear's
+   * accumulate_grad_input. */
+  float8_result dx FLOAT8_DEFAULT({});
   /* An array of `count` structs, one for each linear of the plan in order. */
-  const float8_grouped_linear_args* linears FLOAT8_ZERO;
-  size_t count FLOAT8_ZERO;
-  int32_t accumulate_dx
-      FLOAT8_ZERO;                /* nonzero: dx +=; the first linear has accumulate_grad_input */
-  int32_t first_step FLOAT8_ZERO; /* as in float8_forward_args, for all linears */
-  int32_t evaluate FLOAT8_ZERO;   /* as in float8_forward_args; a backward does not look at it */
-  int32_t reserved FLOAT8_ZERO;   /* 0 */
-  float8_nccl_comm ranks FLOAT8_ZERO;
-  size_t workspace_bytes FLOAT8_ZERO;
-  size_t saved_bytes FLOAT8_ZERO;
+  const float8_grouped_linear_args* linears FLOAT8_DEFAULT(NULL);
+  size_t count FLOAT8_DEFAULT(0);
+  /* float8_linear_group_saved_bytes(), written by forward and read by backward; empty in a forward:
+   * no backward */
+  float8_buffer saved FLOAT8_DEFAULT({});
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_linear_group_workspace_bytes() */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
 } float8_linear_group_args;
 
-/* `workspace` is float8_linear_group_workspace_bytes() of device memory. */
 FLOAT8_API float8_status float8_linear_group_forward(const float8_linear_group* group,
                                                      const float8_linear_group_args* args,
-                                                     void* workspace, float8_stream stream);
+                                                     float8_stream stream);
 FLOAT8_API float8_status float8_linear_group_backward(const float8_linear_group* group,
                                                       const float8_linear_group_args* args,
-                                                      void* workspace, float8_stream stream);
+                                                      float8_stream stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -36,14 +36,14 @@ class LinearGroup {
   }
   // Both set args.linears and args.count to those of `linears`.
   Status forward(LinearGroupArgs args, const std::vector<GroupedLinearArgs>& linears,
-                 void* workspace, float8_stream stream) const {
+                 float8_stream stream) const {
     set(args, linears);
-    return Status(float8_linear_group_forward(handle_.get(), &args, workspace, stream));
+    return Status(float8_linear_group_forward(handle_.get(), &args, stream));
   }
   Status backward(LinearGroupArgs args, const std::vector<GroupedLinearArgs>& linears,
-                  void* workspace, float8_stream stream) const {
+                  float8_stream stream) const {
     set(args, linears);
-    return Status(float8_linear_group_backward(handle_.get(), &args, workspace, stream));
+    return Status(float8_linear_group_backward(handle_.get(), &args, stream));
   }
   // Says what was planned, with its launches beside those of the linears one by one, for people.
   [[nodiscard]] Result<std::string> info() const {

@@ -15,6 +15,7 @@
 
 namespace float8 {
 
+// A layer of a model: its desc's recipe is the model's and not looked at.
 struct ModelLayer {
   std::string name = {};
   LinearDesc desc = {};  // an m_max of 0 is the model's tokens

@@ -63,7 +63,7 @@ typedef struct float8_quantizer_desc {
   int32_t noop_flag;
   /* Nonzero: x is in fp32 in memory, such as a master weight, and calls round each element to dtype,
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
-   * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride ld_x counts fp32 elements. */
+   * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride x.ld counts fp32 elements. */
   int32_t f32_source;
   int32_t source;   /* a float8_source; FLOAT8_SWIGLU is for FLOAT8_INPUT, not in lists */
   int32_t reserved; /* 0 */
@@ -97,54 +97,47 @@ FLOAT8_API float8_status float8_quantizer_view(const float8_quantizer* quantizer
 
 typedef struct float8_quantize_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_quantize_args));
-  const void* x FLOAT8_ZERO; /* [rows][cols], in dtype; with f32_source in fp32 */
-  void* tensor
-      FLOAT8_ZERO; /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
   /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
   int64_t rows FLOAT8_DEFAULT(-1);
-  int64_t ld_x FLOAT8_ZERO;
+  float8_matrix x
+      FLOAT8_DEFAULT({}); /* [rows][cols], in dtype; with f32_source in fp32; without fp8 */
+  /* [rows][cols] like x, with FLOAT8_SWIGLU, in no first step: a first scale is that of the product,
+   * which a quantizer of FLOAT8_PLAIN finds. */
+  float8_matrix up FLOAT8_DEFAULT({});
+  /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
+  float8_buffer tensor FLOAT8_DEFAULT({});
+  /* float8_quantizer_transposed_bytes(), written: qt and its scales, if they are not to follow q in
+   * `tensor`, which then has the other bytes of float8_quantizer_tensor_bytes(). Empty: they follow. */
+  float8_buffer transposed FLOAT8_DEFAULT({});
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_quantizer_workspace_bytes() */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
   /* Needed if the operand has delayed scaling: those of a linear with this recipe, whose scale is
    * taken and whose amax is recorded. */
-  float8_scale_slots scales FLOAT8_ZERO;
-  int32_t first_step FLOAT8_ZERO; /* these are as in float8_forward_args */
-  int32_t evaluate FLOAT8_ZERO;
-  size_t workspace_bytes FLOAT8_ZERO;
-  size_t tensor_bytes FLOAT8_ZERO;
-  float8_cast_counters* counters FLOAT8_ZERO;
-  float8_nccl_comm ranks FLOAT8_ZERO;
-  /* float8_quantizer_transposed_bytes(), written: qt and its scales, if they are not to follow q in
-   * `tensor`, which then has the other bytes of float8_quantizer_tensor_bytes(). NULL: they follow. */
-  void* transposed FLOAT8_ZERO;
+  float8_scale_slots scales FLOAT8_DEFAULT({});
+  float8_cast_counters* counters FLOAT8_DEFAULT(NULL); /* as in float8_forward_args */
+  /* A flag in device memory, which needs float8_quantizer_desc.noop_flag. If it is 1, the copies are as
+   * they should be and nothing is written; else the weight is cast and the flag becomes 1. So a graph of
+   * micro-batches may cast in each of them: set the flag to 0 (cudaMemsetAsync) before the first cast and
+   * behind the optimizer's step, or let float8_weights_compare do so. NULL: the weight is always cast. A
+   * cast that is left out records no amax of delayed scaling. */
+  uint32_t* noop_flag FLOAT8_DEFAULT(NULL);
   /* With over_ranks: float8_quantizer_amax_words() and float8_quantizer_row_amax_words() words of
    * device memory, which float8_quantize_amax writes and float8_quantize reads. NULL: there are none. */
-  uint32_t* amax FLOAT8_ZERO;
-  uint32_t* row_amax FLOAT8_ZERO;
-  void* launch_counts FLOAT8_ZERO; /* as in float8_forward_args; not in lists */
+  uint32_t* amax FLOAT8_DEFAULT(NULL);
+  uint32_t* row_amax FLOAT8_DEFAULT(NULL);
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
-  int64_t first_row FLOAT8_ZERO;
-  /* A flag in device memory, which needs
-   * float8_quantizer_desc.noop_flag. If it is 1, the copies are as they should be and nothing is
-   * written; else the weight is cast and the flag becomes 1. So a graph of micro-batches may cast in
-   * each of them: set the flag to 0 (cudaMemsetAsync) before the first cast and behind the optimizer's
-   * step, or let float8_weights_compare do so. NULL: the weight is always cast. A cast that is left
-   * out records no amax of delayed scaling. */
-  uint32_t* noop_flag FLOAT8_ZERO;
-  /* [rows][cols] like x, with FLOAT8_SWIGLU, whose first_step is 0: a first scale is that of the product,
-   * which a quantizer of FLOAT8_PLAIN finds. */
-  const void* up FLOAT8_ZERO;
-  int64_t ld_up FLOAT8_ZERO;
+  int64_t first_row FLOAT8_DEFAULT(0);
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */
 FLOAT8_API float8_status float8_quantize(const float8_quantizer* quantizer,
-                                         const float8_quantize_args* args, void* workspace,
-                                         float8_stream stream);
+                                         const float8_quantize_args* args, float8_stream stream);
 /* Finds the maxima of a shard, each the bits of |x| as fp32, of a quantizer over ranks:
  *
  *     float8_quantize_amax(quantizer, &args, stream);         // x, rows and first_row, amax and row_amax
  *     float8_amax_sync(args.amax, words, communicator, stream);
- *     float8_quantize(quantizer, &args, NULL, stream);
+ *     float8_quantize(quantizer, &args, stream);
  *
  * The shards' q under each other and their qt side by side are the copies of the whole tensor, bit
  * for bit. Words of several tensors that follow each other are reduced in one float8_amax_sync. A

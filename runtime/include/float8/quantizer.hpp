@@ -14,6 +14,7 @@
 namespace float8 {
 
 using QuantizeArgs = float8_quantize_args;
+using QuantizeListArgs = float8_quantize_list_args;
 
 // A view of a tensor in fp8.
 using Tensor = float8_tensor;
@@ -71,9 +72,9 @@ class Quantizer {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_quantizer_workspace_bytes(handle_.get());
   }
-  Status run(QuantizeArgs args, void* workspace, float8_stream stream) const {
+  Status run(QuantizeArgs args, float8_stream stream) const {
     if (args.rows == -1) args.rows = rows_max_;
-    return Status(float8_quantize(handle_.get(), &args, workspace, stream));
+    return Status(float8_quantize(handle_.get(), &args, stream));
   }
   // The words of QuantizeArgs::amax, whose maxima over ranks run() casts with, and of row_amax.
   [[nodiscard]] std::size_t amax_words() const {
@@ -121,13 +122,15 @@ class QuantizerList {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_quantizer_list_workspace_bytes(handle_.get());
   }
-  Status run(std::vector<QuantizeArgs> args, void* workspace, float8_stream stream) const {
-    set_rows(args);
-    return Status(float8_quantize_list(handle_.get(), args.data(), args.size(), workspace, stream));
+  // Both set args.tensors and args.count to those of `tensors`.
+  Status run(QuantizeListArgs args, std::vector<QuantizeArgs> tensors, float8_stream stream) const {
+    set(args, tensors);
+    return Status(float8_quantize_list(handle_.get(), &args, stream));
   }
-  Status find_amax(std::vector<QuantizeArgs> args, float8_stream stream) const {
-    set_rows(args);
-    return Status(float8_quantize_list_amax(handle_.get(), args.data(), args.size(), stream));
+  Status find_amax(QuantizeListArgs args, std::vector<QuantizeArgs> tensors,
+                   float8_stream stream) const {
+    set(args, tensors);
+    return Status(float8_quantize_list_amax(handle_.get(), &args, stream));
   }
   [[nodiscard]] const float8_quantizer_list* get() const { return handle_.get(); }
 
@@ -136,10 +139,12 @@ class QuantizerList {
       : handle_(handle) {
     for (const Quantizer& quantizer : quantizers) rows_max_.push_back(quantizer.rows_max());
   }
-  void set_rows(std::vector<QuantizeArgs>& args) const {
-    for (std::size_t i = 0; i < args.size() && i < rows_max_.size(); ++i) {
-      if (args[i].rows == -1) args[i].rows = rows_max_[i];
+  void set(QuantizeListArgs& args, std::vector<QuantizeArgs>& tensors) const {
+    for (std::size_t i = 0; i < tensors.size() && i < rows_max_.size(); ++i) {
+      if (tensors[i].rows == -1) tensors[i].rows = rows_max_[i];
     }
+    args.tensors = tensors.data();
+    args.count = tensors.size();
   }
   detail::Handle<float8_quantizer_list, float8_quantizer_list_destroy> handle_;
   std::vector<std::int64_t> rows_max_;

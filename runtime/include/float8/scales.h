@@ -10,8 +10,8 @@
  *     // allocate float8_scales_bytes(scales) as state
  *     float8_scales_init(scales, state, stream);
  *     float8_scales_slots(scales, state, 7, &args.scales);     // for the linear desc.linears[7]
- *     args.first_step = step == 0;
- *     args.ranks = communicator;       // if ranks share the work; the first step alone uses it
+ *     float8_step step = {.struct_size = sizeof step, .first_step = i == 0, .ranks = communicator};
+ *     args.step = &step;      // its ranks, if ranks share the work; the first step alone uses them
  *
  * An amax of 0 is not recorded. So behind the first step an operand may have no scale yet: a weight
  * that begins with zeros, the gradient that comes through it, a linear that was not called, or all

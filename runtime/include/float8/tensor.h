@@ -22,23 +22,23 @@ extern "C" {
  * Block scales are aligned to 16 bytes. */
 struct float8_tensor {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_tensor));
-  int64_t rows FLOAT8_ZERO;
-  int64_t cols FLOAT8_ZERO;
-  const void* q FLOAT8_ZERO;  /* [rows][cols], rows ld_q bytes apart */
-  const void* qt FLOAT8_ZERO; /* [cols][rows], rows ld_qt bytes apart */
-  const float* q_inverse_scale FLOAT8_ZERO;
-  const float* qt_inverse_scale FLOAT8_ZERO;
-  int64_t ld_q FLOAT8_ZERO;  /* cols in whole 128s */
-  int64_t ld_qt FLOAT8_ZERO; /* rows in whole 128s */
-  float8_cast_setting q_setting FLOAT8_ZERO;
-  float8_cast_setting qt_setting FLOAT8_ZERO;
+  int64_t rows FLOAT8_DEFAULT(0);
+  int64_t cols FLOAT8_DEFAULT(0);
+  const void* q FLOAT8_DEFAULT(NULL);  /* [rows][cols], rows ld_q bytes apart */
+  const void* qt FLOAT8_DEFAULT(NULL); /* [cols][rows], rows ld_qt bytes apart */
+  const float* q_inverse_scale FLOAT8_DEFAULT(NULL);
+  const float* qt_inverse_scale FLOAT8_DEFAULT(NULL);
+  int64_t ld_q FLOAT8_DEFAULT(0);  /* cols in whole 128s */
+  int64_t ld_qt FLOAT8_DEFAULT(0); /* rows in whole 128s */
+  float8_cast_setting q_setting FLOAT8_DEFAULT({});
+  float8_cast_setting qt_setting FLOAT8_DEFAULT({});
   /* More than 1: qt lies as ranks gather it, in [qt_shards][cols][rows / qt_shards] without gaps: each
    * rank's rows, in whole 128s. ld_qt is then rows / qt_shards. The inverse scales are those of the
    * whole. See float8_linear_desc.weight_shards. 0 and 1: one piece. */
-  int64_t qt_shards FLOAT8_ZERO;
+  int64_t qt_shards FLOAT8_DEFAULT(0);
   /* Not 0: the tensor is a shard of one with so many rows, and cuts its blocks of 128x128. The inverse
    * scales of these are those of the whole. float8_gather_tensor takes such a shard; GEMMs do not. */
-  int64_t whole_rows FLOAT8_ZERO;
+  int64_t whole_rows FLOAT8_DEFAULT(0);
 };
 
 #ifdef __cplusplus

@@ -82,11 +82,13 @@ TEST_P(LinearGraphTest, LayoutsAlternateOnOneWorkspace) {
   // All forwards, then all backwards in the opposite order, as a model's.
   const DeviceGraph graph(context(), stream, [&]() -> Status {
     for (const Call& call : calls) {
-      F8_TRY(call.linear->forward(call.tensors->forward(), workspace.as(), stream.get()));
+      F8_TRY(call.linear->forward(with_workspace(call.tensors->forward(), workspace.as()),
+                                  stream.get()));
     }
     for (size_t i = calls.size(); i-- > 0;) {
       const Call& call = calls[i];
-      F8_TRY(call.linear->backward(call.tensors->backward(), workspace.as(), stream.get()));
+      F8_TRY(call.linear->backward(with_workspace(call.tensors->backward(), workspace.as()),
+                                   stream.get()));
     }
     return {};
   });
@@ -149,18 +151,18 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
     auto* const counters = r.counters.as<CastCounters>();
     for (const bool later : {false, true}) {
       QuantizeCall cast = r.weight.call(r.t);
-      cast.first_step = first;
+      cast.step = first_step_if(first);
       cast.counters = counters;
       cast.noop_flag = r.noop_flag.as<uint32_t>();
       F8_TRY(r.weight.Quantized::run(cast, r.stream.get()));
       ForwardCall forward = r.t.forward();
       BackwardCall backward = r.t.backward();
-      forward.w_tensor = backward.w_tensor = &r.weight.w_tensor;
-      forward.first_step = backward.first_step = first;
+      forward.w.fp8 = backward.w.fp8 = &r.weight.w_tensor;
+      forward.step = backward.step = first_step_if(first);
       forward.counters = backward.counters = counters;
-      backward.accumulate = later;
-      F8_TRY(linear->forward(forward, r.t.workspace.as(), r.stream.get()));
-      F8_TRY(linear->backward(backward, r.t.workspace.as(), r.stream.get()));
+      backward.dw.accumulate = later;
+      F8_TRY(linear->forward(forward, r.stream.get()));
+      F8_TRY(linear->backward(backward, r.stream.get()));
     }
     F8_TRY(scales.update(r.state.as(), r.stream.get()));
     return set_words(driver(), r.noop_flag.as<uint32_t>(), 0, 1, r.stream.get());

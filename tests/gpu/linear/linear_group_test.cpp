@@ -40,12 +40,12 @@ class GroupTest : public RecipeTest {
   static GroupedLinearCall member(const Tensors& t, const DeviceBuffer& db,
                                   const float8_tensor* w_tensor) {
     GroupedLinearCall call;
-    call.w = t.device_w.as();
-    call.y = t.y.as();
-    call.dy = t.device_dy.as();
-    call.dw = t.dw.as();
-    if (db.bytes() > 0) call.db = db.as();
-    call.w_tensor = w_tensor;
+    call.w.data = t.device_w.as();
+    call.y.data = t.y.as();
+    call.dy.data = t.device_dy.as();
+    call.dw.data = t.dw.as();
+    if (db.bytes() > 0) call.db.data = db.as();
+    call.w.fp8 = w_tensor;
     call.scales = t.slots;
     return call;
   }
@@ -84,27 +84,30 @@ class GroupTest : public RecipeTest {
 
     const DeviceBuffer tensor(context(), of.x->tensor_bytes());
     const DeviceBuffer scratch(context(), of.x->workspace_bytes());
-    F8_ASSERT_OK(of.x->run({.x = first.device_x.as(),
-                            .tensor = tensor.as(),
-                            .rows = m,
-                            .scales = first.slots,
-                            .first_step = 1},
-                           scratch.as(), nullptr));
+    F8_ASSERT_OK(of.x->run({.rows = m,
+                            .x = {first.device_x.as()},
+                            .tensor = {tensor.as()},
+                            .workspace = {scratch.as()},
+                            .step = &kFirstOfSteps,
+                            .scales = first.slots},
+                           nullptr));
     const float8_tensor x = of.x->view(tensor.as(), nullptr, m).value();
     for (size_t i = 0; i < kLinears; ++i) {
       ForwardCall forward = tensors[i]->forward();
-      forward.x = first.device_x.as();
-      forward.x_tensor = &x;
-      forward.w_tensor = given(i);
-      F8_ASSERT_OK(of.linears[i]->forward(forward, tensors[i]->workspace.as(), nullptr));
+      forward.x.data = first.device_x.as();
+      forward.x.fp8 = &x;
+      forward.w.fp8 = given(i);
+      F8_ASSERT_OK(
+          of.linears[i]->forward(forward, nullptr));
       BackwardCall backward = tensors[i]->backward();
-      backward.x = first.device_x.as();
-      backward.x_tensor = &x;
-      backward.w_tensor = given(i);
-      backward.dx = dx.as();
-      backward.accumulate_dx = i > 0 ? 1 : 0;
-      if (bias) backward.db = biases[i]->as();
-      F8_ASSERT_OK(of.linears[i]->backward(backward, tensors[i]->workspace.as(), nullptr));
+      backward.x.data = first.device_x.as();
+      backward.x.fp8 = &x;
+      backward.w.fp8 = given(i);
+      backward.dx.data = dx.as();
+      backward.dx.accumulate = i > 0 ? 1 : 0;
+      if (bias) backward.db.data = biases[i]->as();
+      F8_ASSERT_OK(
+          of.linears[i]->backward(backward, nullptr));
     }
     const Bits one_by_one = results_of_all();
 
@@ -113,15 +116,15 @@ class GroupTest : public RecipeTest {
     std::array<GroupedLinearCall, kLinears> members;
     for (size_t i = 0; i < kLinears; ++i) members[i] = member(*tensors[i], *biases[i], given(i));
     LinearGroupCall call;
-    call.x = first.device_x.as();
-    call.saved = saved.as();
-    call.dx = dx.as();
+    call.x.data = first.device_x.as();
+    call.saved.data = saved.as();
+    call.dx.data = dx.as();
     call.m = m;
     call.linears = members.data();
     call.count = kLinears;
-    call.first_step = 1;
-    F8_ASSERT_OK(of.plan->forward(call, workspace.as(), nullptr));
-    F8_ASSERT_OK(of.plan->backward(call, workspace.as(), nullptr));
+    call.step = &kFirstOfSteps;
+    F8_ASSERT_OK(of.plan->forward(with_workspace(call, workspace.as()), nullptr));
+    F8_ASSERT_OK(of.plan->backward(with_workspace(call, workspace.as()), nullptr));
     EXPECT_EQ(results_of_all(), one_by_one);
     EXPECT_TRUE(workspace.guards_are_whole());
     EXPECT_TRUE(saved.guards_are_whole());

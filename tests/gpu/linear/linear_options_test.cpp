@@ -42,25 +42,25 @@ TEST_P(LinearOptionsTest, BiasGradientsAreTheReferencesBits) {
       const auto sums = reference::column_sums(t.dy);
       const reference::Matrix row{1, shape.n, sums};
       const DeviceBuffer db(context(), sums.size() * size_bytes(type));
-      F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+      F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
       for (const bool gradients : {true, false}) {
         BackwardCall call = t.backward();
-        call.db = db.as();
-        if (!gradients) call.dx = call.dw = nullptr;
-        F8_ASSERT_OK(linear->backward(call, t.workspace.as(), nullptr));
+        call.db.data = db.as();
+        if (!gradients) call.dx.data = call.dw.data = nullptr;
+        F8_ASSERT_OK(linear->backward(call, nullptr));
         EXPECT_EQ(db.download<uint8_t>(), reference::to_bytes(row, type)) << gradients;
         EXPECT_TRUE(db.guards_are_whole());
       }
       BackwardCall again = t.backward();
-      again.db = db.as();
-      again.accumulate_bias = true;
-      F8_ASSERT_OK(linear->backward(again, t.workspace.as(), nullptr));
+      again.db.data = db.as();
+      again.db.accumulate = true;
+      F8_ASSERT_OK(linear->backward(again, nullptr));
       reference::Matrix twice = reference::rounded_to(row, type);
       for (size_t i = 0; i < sums.size(); ++i) twice.values[i] = sums[i] + twice.values[i];
       EXPECT_EQ(db.download<uint8_t>(), reference::to_bytes(twice, type));
       t.expect_whole_guards();
 
-      F8_ASSERT_OK(linear->backward({.m = 0, .db = db.as()}, nullptr, nullptr));
+      F8_ASSERT_OK(linear->backward({.m = 0, .db = {db.as()}}, nullptr));
       EXPECT_EQ(db.download<uint8_t>(), std::vector<uint8_t>(db.bytes()));
       if (HasFailure()) return;
     }
@@ -187,11 +187,11 @@ TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
       cast.noop_flag = noop_flag.as<uint32_t>();
       F8_TRY(weight.Quantized::run(cast, stream.get()));
       ForwardCall forward = t.forward();
-      forward.w_tensor = &weight.w_tensor;
-      F8_TRY(linear->forward(forward, t.workspace.as(), stream.get()));
+      forward.w.fp8 = &weight.w_tensor;
+      F8_TRY(linear->forward(forward, stream.get()));
       BackwardCall backward = t.backward();
-      backward.w_tensor = &weight.w_tensor;
-      return linear->backward(backward, t.workspace.as(), stream.get());
+      backward.w.fp8 = &weight.w_tensor;
+      return linear->backward(backward, stream.get());
     };
     const DeviceGraph graph(context(), stream, micro_batch);
     graph.replay();
@@ -237,10 +237,10 @@ TEST_P(LinearOptionsTest, OneFlagForTheWeightsOfAModel) {
   for (size_t i = 0; i < kLayers; ++i) {
     weights.push_back(std::make_unique<Quantized>(context(), quantizer));
     calls.push_back(weights.back()->call(t.device_w, 208, t.slots));
-    calls.back().noop_flag = noop_flag.as<uint32_t>();
+    calls.back().step = nullptr;  // the list's
   }
   const auto run_all = [&] {
-    return casts->run({calls.size(), calls.data()}, workspace.as(), nullptr);
+    return casts->run(listed(calls, workspace.as(), &kFirstOfSteps, noop_flag.as<uint32_t>()), nullptr);
   };
   F8_ASSERT_OK(run_all());
   EXPECT_EQ(noop_flag.download<uint32_t>()[0], 1U);

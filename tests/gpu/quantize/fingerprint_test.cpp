@@ -49,10 +49,10 @@ struct Kept {
 
   [[nodiscard]] FingerprintCall call() const {
     FingerprintCall call;
-    call.w = device.as<uint8_t>() + weight.offset;
+    call.w.data = device.as<uint8_t>() + weight.offset;
     call.n = weight.n;
     call.k = weight.k;
-    call.ld_w = weight.ld;
+    call.w.ld = weight.ld;
     call.dtype = weight.dtype;
     call.seed = seed;
     call.fingerprint = state.as();
@@ -213,7 +213,7 @@ TEST_F(FingerprintTest, RefusesWhatIsNoWeight) {
   refused([](FingerprintCall& c) { c.fingerprint = nullptr; }, "fingerprint is NULL");
   refused([](FingerprintCall& c) { c.n = 0; }, "float8_fingerprint_args.n is 0");
   refused([](FingerprintCall& c) { c.k = -1; }, "float8_fingerprint_args.k is -1");
-  refused([](FingerprintCall& c) { c.ld_w = 127; }, "ld_w is 127; a row has 128 elements");
+  refused([](FingerprintCall& c) { c.w.ld = 127; }, "w.ld is 127; a row has 128 elements");
   refused([](FingerprintCall& c) { c.w = static_cast<const uint8_t*>(c.w) + 1; }, "2 bytes");
   refused([](FingerprintCall& c) { c.fingerprint = static_cast<uint8_t*>(c.fingerprint) + 8; },
           "16 bytes");

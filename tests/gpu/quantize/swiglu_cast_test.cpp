@@ -71,11 +71,11 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
   const DeviceBuffer scale(*context, std::vector<float>{0.02F, 0, 0, 0, 50.0F, 0, 0, 0});
   const DeviceBuffer amax(*context, std::vector<uint32_t>(4));
   const DeviceBuffer tensor(*context, quantizer->tensor_bytes());
-  QuantizeCall call{.x = gate.as(), .tensor = tensor.as(), .rows = desc.rows, .ld_x = ld};
-  call.up = up.as();
-  call.ld_up = ld;
+  QuantizeCall call{.rows = desc.rows, .x = {gate.as(), ld}, .tensor = {tensor.as()}};
+  call.up.data = up.as();
+  call.up.ld = ld;
   call.scales = ScaleSlots{amax.as<uint32_t>(), scale.as<float>(), nullptr};
-  const Status status = quantizer->run(call, nullptr, nullptr);
+  const Status status = quantizer->run(with_workspace(call, nullptr), nullptr);
   EXPECT_TRUE(status) << status.error().message;
   // A device chooses the other bits of an amax that is NaN.
   Left left{tensor.download<uint8_t>(), std::min(amax.download<uint32_t>().front(), 0x7F800001U)};

@@ -56,16 +56,17 @@ TEST_F(QuantizerListAbi, CastsTensorsToTheBitsOfOneByOne) {
       all->push_back(memory(bytes));
       std::memset(all->back().get(), 0xcd, bytes);
     }
-    args.push_back({.x = x_[i].get(), .tensor = together[i].get(), .rows = kRows[i]});
+    args.push_back({.rows = kRows[i], .x = {x_[i].get()}, .tensor = {together[i].get()}});
   }
   args[1].rows = -1;  // rows_max
   std::memset(workspace_.get(), 0, list_.workspace_bytes());
-  ASSERT_TRUE(list_.run(args, workspace_.get(), nullptr)) << float8_last_error();
+  ASSERT_TRUE(list_.run({.workspace = {workspace_.get()}}, args, nullptr)) << float8_last_error();
   for (size_t i = 0; i < 3; ++i) {
     const Memory scratch = memory(quantizers_[i].workspace_bytes());
     std::memset(scratch.get(), 0, quantizers_[i].workspace_bytes());
-    args[i].tensor = alone[i].get();
-    ASSERT_TRUE(quantizers_[i].run(args[i], scratch.get(), nullptr)) << float8_last_error();
+    args[i].tensor.data = alone[i].get();
+    ASSERT_TRUE(quantizers_[i].run(with_workspace(args[i], scratch.get()), nullptr))
+        << float8_last_error();
     EXPECT_TRUE(same(together[i], alone[i], quantizers_[i].tensor_bytes())) << i;
   }
 }
@@ -81,24 +82,27 @@ TEST_F(QuantizerListAbi, TakesStructsOfAnotherVersion) {
   for (size_t i = 0; i < args.size(); ++i) {
     tensors.push_back(memory(quantizers_[i].tensor_bytes()));
     args[i] = {{.struct_size = sizeof(Newer),
-                .x = x_[i].get(),
-                .tensor = tensors[i].get(),
-                .rows = kRows[i]},
+                .rows = kRows[i],
+                .x = {x_[i].get()},
+                .tensor = {tensors[i].get()}},
                0};
   }
   std::memset(workspace_.get(), 0, list_.workspace_bytes());
   const auto run = [&] {
-    return float8_quantize_list(list_.get(), &args[0].known, args.size(), workspace_.get(),
-                                nullptr);
+    const float8_quantize_list_args all{
+        .tensors = &args[0].known, .count = args.size(), .workspace = {workspace_.get()}};
+    return float8_quantize_list(list_.get(), &all, nullptr);
   };
   EXPECT_EQ(run(), FLOAT8_OK) << float8_last_error();
   args[2].unknown = 1;
   EXPECT_EQ(run(), FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("args[2]: float8_quantize_args: it sets fields")) << float8_last_error();
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors[2]: float8_quantize_args: it sets fields"))
+      << float8_last_error();
   args[2].unknown = 0;
   args[1].known.struct_size = sizeof(float8_quantize_args);
   EXPECT_EQ(run(), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("args[1]: float8_quantize_args: struct_size")) << float8_last_error();
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors[1]: float8_quantize_args: struct_size"))
+      << float8_last_error();
 }
 
 TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
@@ -112,24 +116,26 @@ TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
   EXPECT_EQ(out, nullptr);
   EXPECT_EQ(float8_quantizer_list_workspace_bytes(nullptr), 0U);
   float8_quantizer_list_destroy(nullptr);
-  float8_quantize_args args{};
-  EXPECT_EQ(float8_quantize_list(nullptr, &args, 1, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_EQ(float8_quantize_list(list_.get(), nullptr, 3, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("args is NULL")) << float8_last_error();
-  EXPECT_EQ(float8_quantize_list_amax(list_.get(), nullptr, 3, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_FALSE(list_.run({}, workspace_.get(), nullptr));
+  float8_quantize_list_args args{};
+  EXPECT_EQ(float8_quantize_list(nullptr, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_quantize_list(list_.get(), nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_quantize_list_args is NULL")) << float8_last_error();
+  args.count = 3;
+  EXPECT_EQ(float8_quantize_list(list_.get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors is NULL")) << float8_last_error();
+  EXPECT_EQ(float8_quantize_list_amax(list_.get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_FALSE(list_.run({.workspace = {workspace_.get()}}, {}, nullptr));
   EXPECT_TRUE(says("3 quantizers were planned, 0 args are given")) << float8_last_error();
   std::vector<float8::QuantizeArgs> all(3);
-  EXPECT_FALSE(list_.find_amax(all, nullptr));
+  EXPECT_FALSE(list_.find_amax({}, all, nullptr));
   EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
-  all[1].tensor_bytes = 7;
-  EXPECT_FALSE(list_.run(all, workspace_.get(), nullptr));
-  EXPECT_TRUE(says("args[1]: float8_quantize_args.tensor_bytes is 7")) << float8_last_error();
-  all[1].tensor_bytes = 0;
-  all[2].workspace_bytes = 5;
-  EXPECT_FALSE(list_.run(all, workspace_.get(), nullptr));
-  EXPECT_TRUE(says("args[2]: float8_quantize_args.workspace_bytes is 5")) << float8_last_error();
+  all[1].tensor = {x_[1].get(), 7};
+  EXPECT_FALSE(list_.run({.workspace = {workspace_.get()}}, all, nullptr));
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors[1]: float8_quantize_args.tensor.bytes is 7"))
+      << float8_last_error();
+  all[1].tensor = {};
+  EXPECT_FALSE(list_.run({.workspace = {workspace_.get(), 5}}, all, nullptr));
+  EXPECT_TRUE(says("float8_quantize_list_args.workspace.bytes is 5")) << float8_last_error();
 }
 
 class LinearGroupAbi : public ::testing::Test {
@@ -146,12 +152,16 @@ class LinearGroupAbi : public ::testing::Test {
         .value();
   }
   [[nodiscard]] float8::LinearGroupArgs args() const {
-    return {.x = x_.get(), .saved = saved_.get(), .dx = dx_.get()};
+    return {.x = {x_.get()},
+            .dx = {dx_.get()},
+            .saved = {saved_.get()},
+            .workspace = {workspace_.get()}};
   }
   [[nodiscard]] std::vector<float8::GroupedLinearArgs> each() const {
     std::vector<float8::GroupedLinearArgs> out;
     for (size_t i = 0; i < 2; ++i) {
-      out.push_back({.w = w_[i].get(), .y = y_[i].get(), .dy = dy_[i].get(), .dw = dw_[i].get()});
+      out.push_back(
+          {.w = {w_[i].get()}, .y = {y_[i].get()}, .dy = {dy_[i].get()}, .dw = {dw_[i].get()}});
     }
     return out;
   }
@@ -169,8 +179,8 @@ class LinearGroupAbi : public ::testing::Test {
 
 TEST_F(LinearGroupAbi, ComputesWhatItsLinearsDo) {
   std::memset(workspace_.get(), 0, group_.workspace_bytes());
-  ASSERT_TRUE(group_.forward(args(), each(), workspace_.get(), nullptr)) << float8_last_error();
-  ASSERT_TRUE(group_.backward(args(), each(), workspace_.get(), nullptr)) << float8_last_error();
+  ASSERT_TRUE(group_.forward(args(), each(), nullptr)) << float8_last_error();
+  ASSERT_TRUE(group_.backward(args(), each(), nullptr)) << float8_last_error();
   const Memory dx = memory(kM * kK * 2);
   for (size_t i = 0; i < 2; ++i) {
     const auto n = static_cast<size_t>(kN[i]);
@@ -178,15 +188,18 @@ TEST_F(LinearGroupAbi, ComputesWhatItsLinearsDo) {
     const Memory saved = memory(linears_[i].saved_bytes());
     const Memory scratch = memory(linears_[i].workspace_bytes());
     std::memset(scratch.get(), 0, linears_[i].workspace_bytes());
-    ASSERT_TRUE(
-        linears_[i].forward({.x = x_.get(), .w = w_[i].get(), .y = y.get(), .saved = saved.get()},
-                            scratch.get(), nullptr));
-    ASSERT_TRUE(linears_[i].backward({.dy = dy_[i].get(),
-                                      .saved = saved.get(),
-                                      .dx = dx.get(),
-                                      .dw = dw.get(),
-                                      .accumulate_dx = i > 0},
-                                     scratch.get(), nullptr));
+    ASSERT_TRUE(linears_[i].forward({.x = {x_.get()},
+                                     .w = {w_[i].get()},
+                                     .y = {y.get()},
+                                     .saved = {saved.get()},
+                                     .workspace = {scratch.get()}},
+                                    nullptr));
+    ASSERT_TRUE(linears_[i].backward({.dy = {dy_[i].get()},
+                                      .dx = {.data = dx.get(), .accumulate = i > 0},
+                                      .dw = {dw.get()},
+                                      .saved = {saved.get()},
+                                      .workspace = {scratch.get()}},
+                                     nullptr));
     EXPECT_TRUE(same(y, y_[i], kM * n * 2)) << i;
     EXPECT_TRUE(same(dw, dw_[i], n * kK * 2)) << i;
   }
@@ -231,29 +244,33 @@ TEST_F(LinearGroupAbi, RefusesWhatItCannotDo) {
     group.linears = linears.data();
     group.count = linears.size();
     change(group, linears);
-    EXPECT_NE(float8_linear_group_forward(group_.get(), &group, workspace_.get(), nullptr),
+    EXPECT_NE(float8_linear_group_forward(group_.get(), given(group, workspace_.get()), nullptr),
               FLOAT8_OK);
     EXPECT_TRUE(says(words)) << float8_last_error();
-    EXPECT_NE(float8_linear_group_backward(group_.get(), &group, workspace_.get(), nullptr),
+    EXPECT_NE(float8_linear_group_backward(group_.get(), given(group, workspace_.get()), nullptr),
               FLOAT8_OK);
     EXPECT_TRUE(says(words)) << float8_last_error();
   };
   refused([](auto& g, auto&) { g.count = 1; }, "count is 1, the group has 2 linears");
   refused([](auto& g, auto&) { g.linears = nullptr; }, "linears is NULL");
-  refused([](auto& g, auto&) { g.reserved = 1; }, "float8_linear_group_args.reserved is 1");
+  refused([](auto& g, auto&) { g.dx.reserved = 1; }, "float8_linear_group_args.dx.reserved is 1");
+  const float8_tensor in_fp8{};
+  refused([&](auto& g, auto&) { g.x.fp8 = &in_fp8; }, "float8_linear_group_args.x.fp8 is given");
+  refused([&](auto&, auto& l) { l[0].dy.fp8 = &in_fp8; },
+          "linears[0]: float8_grouped_linear_args.dy.fp8 is given");
+  refused([](auto&, auto& l) { l[1].y.accumulate = 1; },
+          "linears[1]: float8_grouped_linear_args.y.accumulate is set");
   refused([](auto& g, auto&) { g.struct_size = 12; },
           "float8_linear_group_args: struct_size is 12");
-  refused([](auto& g, auto&) { g.workspace_bytes = 1; },
-          "float8_linear_group_args.workspace_bytes is 1");
-  refused([](auto& g, auto&) { g.saved_bytes = 1; }, "float8_linear_group_args.saved_bytes is 1");
+  refused([](auto& g, auto&) { g.workspace.bytes = 1; },
+          "float8_linear_group_args.workspace.bytes is 1");
+  refused([](auto& g, auto&) { g.saved.bytes = 1; }, "float8_linear_group_args.saved.bytes is 1");
   refused([](auto&, auto& l) { l[1].struct_size -= 8; },
           "float8_linear_group_args.linears[1]: float8_grouped_linear_args: struct_size");
   refused([](auto& g, auto&) { g.m = kM + 1; }, "float8_linear_group_args.m is 41");
   float8_linear_group_args plain{};
-  EXPECT_EQ(float8_linear_group_forward(nullptr, &plain, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-  EXPECT_EQ(float8_linear_group_forward(group_.get(), nullptr, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_linear_group_forward(nullptr, &plain, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_linear_group_forward(group_.get(), nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
 }
 
 // An emulated device remembers the forward of a saved buffer.
@@ -261,13 +278,13 @@ TEST_F(LinearGroupAbi, ABackwardFitsItsForward) {
   std::memset(workspace_.get(), 0, group_.workspace_bytes());
   float8::LinearGroupArgs forward = args();
   forward.m = 24;
-  ASSERT_TRUE(group_.forward(forward, each(), workspace_.get(), nullptr)) << float8_last_error();
-  EXPECT_FALSE(group_.backward(args(), each(), workspace_.get(), nullptr));
+  ASSERT_TRUE(group_.forward(forward, each(), nullptr)) << float8_last_error();
+  EXPECT_FALSE(group_.backward(args(), each(), nullptr));
   EXPECT_TRUE(
       says("float8_linear_group_args.m is 40, the forward that filled `saved` had an m of "
            "24"))
       << float8_last_error();
-  EXPECT_TRUE(group_.backward(forward, each(), workspace_.get(), nullptr)) << float8_last_error();
+  EXPECT_TRUE(group_.backward(forward, each(), nullptr)) << float8_last_error();
 }
 
 }  // namespace

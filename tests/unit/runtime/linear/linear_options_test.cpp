@@ -32,10 +32,10 @@ class LinearOptions : public ::testing::TestWithParam<const char*> {
     run(s, forward, backward);
   }
   void run(Fixture& s, const ForwardCall& forward, const BackwardCall& backward) {
-    const auto y = s.linear->forward(forward, s.workspace.data(), nullptr);
+    const auto y = s.linear->forward(forward, nullptr);
     ASSERT_TRUE(y) << y.error().message;
     std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
-    const auto gradients = s.linear->backward(backward, s.workspace.data(), nullptr);
+    const auto gradients = s.linear->backward(backward, nullptr);
     ASSERT_TRUE(gradients) << gradients.error().message;
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
     EXPECT_TRUE(s.guards_are_whole());
@@ -95,9 +95,9 @@ TEST_P(LinearOptions, BiasGradientsAreTheReferencesBits) {
         for (const auto& [dx, dw] :
              {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
           BackwardCall call = s.backward();
-          call.db = db.data();
-          if (!dx) call.dx = nullptr;
-          if (!dw) call.dw = nullptr;
+          call.db.data = db.data();
+          if (!dx) call.dx.data = nullptr;
+          if (!dw) call.dw.data = nullptr;
           std::memset(db.data(), testing::kPoison, db.bytes());
           run(s, s.forward(), call);
           EXPECT_EQ(values(db, type), expected) << dx << dw;
@@ -127,19 +127,18 @@ TEST_P(LinearOptions, BiasGradientsAddUp) {
   Fixture s(cuda_, desc, 300);
   Buffer db(48 * 4);
   BackwardCall call = s.backward();
-  call.db = db.data();
+  call.db.data = db.data();
   run(s, s.forward(), call);
   const auto once = values(db, Dtype::kF32);
-  call.accumulate_bias = true;
+  call.db.accumulate = true;
   run(s, s.forward(), call);
   const auto twice = values(db, Dtype::kF32);
   for (size_t i = 0; i < once.size(); ++i) EXPECT_EQ(twice[i], once[i] + once[i]);
 
   // An empty batch adds nothing, or zeroes.
-  ASSERT_TRUE(
-      s.linear->backward({.m = 0, .db = db.data(), .accumulate_bias = true}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->backward({.m = 0, .db = {.data = db.data(), .accumulate = true}}, nullptr));
   EXPECT_EQ(values(db, Dtype::kF32), twice);
-  ASSERT_TRUE(s.linear->backward({.m = 0, .db = db.data()}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->backward({.m = 0, .db = {db.data()}}, nullptr));
   EXPECT_EQ(values(db, Dtype::kF32), std::vector<float>(48));
   EXPECT_TRUE(s.dw.bytes() > 0 && db.guard_is_whole());
 }
@@ -148,15 +147,15 @@ TEST_P(LinearOptions, ABiasGradientNeedsAPlan) {
   Fixture s(cuda_, describe(GetParam(), {64, 48, 80}), 64);
   Buffer db(48 * 2);
   BackwardCall call = s.backward();
-  call.db = db.data();
-  expect_refused(s.linear->backward(call, s.workspace.data(), nullptr),
-                 "float8_linear_desc.bias_grad");
+  call.db.data = db.data();
+  expect_refused(s.linear->backward(call, nullptr), "float8_linear_desc.bias_grad");
   LinearDesc desc = describe(GetParam(), {64, 48, 80});
   desc.bias_grad = true;
   Fixture with(cuda_, desc, 64);
   call = with.backward();
-  call.db = db.data() + 2;
-  expect_refused(with.linear->backward(call, with.workspace.data(), nullptr), "db is not aligned");
+  call.db.data = db.data() + 2;
+  expect_refused(with.linear->backward(with_workspace(call, with.workspace.data()), nullptr),
+                 "db is not aligned");
   desc.bias_grad_dtype = Dtype::kE4m3;
   EXPECT_FALSE(Linear::plan(cuda_.context(), desc));
 }
@@ -294,14 +293,15 @@ TEST_P(LinearOptions, CountersNeedAPlanThatCounts) {
   CastCounters counters[kCountersOfLinear] = {};
   ForwardCall call = s.forward();
   call.counters = counters;
-  expect_refused(s.linear->forward(call, s.workspace.data(), nullptr), "float8_linear_desc.count");
+  expect_refused(s.linear->forward(call, nullptr), "float8_linear_desc.count");
   LinearDesc desc = describe(GetParam(), {64, 48, 80});
   desc.count = true;
   Fixture counting(cuda_, desc, 64);
   call = counting.forward();
   call.counters =
       reinterpret_cast<CastCounters*>(reinterpret_cast<uint8_t*>(counters) + 4);  // aligned to 4
-  expect_refused(counting.linear->forward(call, counting.workspace.data(), nullptr), "8 bytes");
+  expect_refused(counting.linear->forward(with_workspace(call, counting.workspace.data()), nullptr),
+                 "8 bytes");
 }
 
 TEST(Counters, AreALineEach) {
@@ -375,12 +375,11 @@ TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
   std::memset(workspace.data(), 0, workspace.bytes());
   uint32_t noop_flag = 0;
   std::array calls{first.call(), second.call()};
-  calls[1].x = other.data();
-  for (QuantizeCall& call : calls) {
-    call.struct_size = sizeof call;
-    call.noop_flag = &noop_flag;
-  }
-  const auto run = [&] { return casts->run({2, calls.data()}, workspace.data(), nullptr); };
+  calls[1].x.data = other.data();
+  uint32_t* flag = &noop_flag;
+  const auto run = [&] {
+    return casts->run(listed(calls, workspace.data(), nullptr, flag), nullptr);
+  };
   ASSERT_TRUE(run()) << run().error().message;
   EXPECT_EQ(noop_flag, 1U);
   EXPECT_EQ(bits(second.tensor), bits(first.tensor));
@@ -431,17 +430,16 @@ TEST_P(LinearOptions, EverythingAtOnceDoesNotAllocate) {
   BackwardCall backward = s.backward();
   QuantizeCall weight = kept.call();
   forward.counters = backward.counters = weight.counters = counters;
-  forward.w_tensor = backward.w_tensor = &kept.view;
-  backward.db = db.data();
+  forward.w.fp8 = backward.w.fp8 = &kept.view;
+  backward.db.data = db.data();
   weight.noop_flag = &noop_flag;
   cuda_.emulate = false;
   bool good = false;
   int allocations = 0;
   {
     const testing::CountAllocations counting;
-    good = kept.run(weight).has_value() &&
-           s.linear->forward(forward, s.workspace.data(), nullptr).has_value() &&
-           s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
+    good = kept.run(weight).has_value() && s.linear->forward(forward, nullptr).has_value() &&
+           s.linear->backward(backward, nullptr).has_value();
     allocations = counting.count();
   }
   EXPECT_TRUE(good);

@@ -115,6 +115,12 @@ struct GroupStep {
   bool accumulate = false;  // into what is there
   float8_nccl_comm ranks = nullptr;
 
+  [[nodiscard]] float8_step of_forward() const {
+    return {.first_step = first_step, .evaluate = evaluate, .ranks = ranks};
+  }
+  [[nodiscard]] float8_step of_backward() const {
+    return {.first_step = first_step, .ranks = ranks};
+  }
   [[nodiscard]] bool gives(size_t i) const {
     return weights == Weights::kGiven || (weights == Weights::kMixed && i == 1);
   }
@@ -148,18 +154,19 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
     return trio.delayed->slots(to.state.data(), trio.first_slot[i]);
   }
   static void cast_weights(const Trio& trio, Tensors& to, const GroupStep& step) {
+    const float8_step common = step.of_backward();
     for (size_t i = 0; i < kN.size(); ++i) {
       const auto& quantizer = trio.weights[i];
       if (!step.gives(i) || quantizer == nullptr) continue;
       Buffer workspace(quantizer->workspace_bytes());
       zero(workspace);
-      ASSERT_TRUE(quantizer->run({.x = to.w[i].data(),
-                                  .tensor = to.w_fp8[i].data(),
-                                  .rows = kN[i],
-                                  .scales = slots(trio, to, i),
-                                  .first_step = step.first_step,
-                                  .ranks = step.ranks},
-                                 workspace.data(), nullptr, reduce_with_three));
+      ASSERT_TRUE(quantizer->run({.rows = kN[i],
+                                  .x = {to.w[i].data()},
+                                  .tensor = {to.w_fp8[i].data()},
+                                  .workspace = {workspace.data()},
+                                  .step = &common,
+                                  .scales = slots(trio, to, i)},
+                                 nullptr, reduce_with_three));
     }
   }
   static void zero(Buffer& buffer) { std::fill_n(buffer.data(), buffer.bytes(), uint8_t{0}); }
@@ -173,18 +180,15 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
     std::array<GroupedLinearCall, 3> out;
     for (size_t i = 0; i < kN.size(); ++i) {
       const LinearDesc& desc = trio.linears[i]->desc();
-      out[i] = {.w = to.w[i].data(),
-                .y = to.y.data() + column(i),
-                .dy = to.dy.data() + column(i),
-                .dw = step.wants_dw(i) ? to.dw[i].data() : nullptr,
-                .ld_y = kAllN,
-                .ld_dy = kAllN,
-                .bias = desc.bias ? to.bias[i].data() : nullptr,
-                .db = desc.bias_grad ? to.db[i].data() : nullptr,
-                .w_tensor = weight(trio, to, step, i),
-                .scales = slots(trio, to, i),
-                .accumulate = step.accumulate,
-                .accumulate_bias = step.accumulate};
+      out[i] = {
+          .w = {.data = to.w[i].data(), .fp8 = weight(trio, to, step, i)},
+          .bias = desc.bias ? to.bias[i].data() : nullptr,
+          .y = {to.y.data() + column(i), kAllN},
+          .dy = {to.dy.data() + column(i), kAllN},
+          .dw = {.data = step.wants_dw(i) ? to.dw[i].data() : nullptr,
+                 .accumulate = step.accumulate},
+          .db = {.data = desc.bias_grad ? to.db[i].data() : nullptr, .accumulate = step.accumulate},
+          .scales = slots(trio, to, i)};
     }
     return out;
   }
@@ -194,24 +198,22 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
     zero(workspace);
     Buffer saved(trio.group->saved_bytes(step.weights == Weights::kGiven));
     const auto linears = members(trio, to, step);
-    const LinearGroupCall call{.x = to.x.data(),
-                               .saved = step.saved ? saved.data() : nullptr,
-                               .dx = step.dx ? to.dx.data() : nullptr,
-                               .m = step.m,
-                               .linears = linears.data(),
-                               .count = linears.size(),
-                               .accumulate_dx = step.accumulate,
-                               .first_step = step.first_step,
-                               .evaluate = step.evaluate,
-                               .ranks = step.ranks};
-    const Status forward = trio.group->forward(call, workspace.data(), nullptr, reduce_with_three);
+    const float8_step of_forward = step.of_forward(), of_backward = step.of_backward();
+    LinearGroupCall call{
+        .m = step.m,
+        .x = {to.x.data()},
+        .dx = {.data = step.dx ? to.dx.data() : nullptr, .accumulate = step.accumulate},
+        .linears = linears.data(),
+        .count = linears.size(),
+        .saved = {step.saved ? saved.data() : nullptr},
+        .workspace = {workspace.data()},
+        .step = &of_forward};
+    const Status forward = trio.group->forward(call, nullptr, reduce_with_three);
     ASSERT_TRUE(forward) << forward.error().message;
     EXPECT_TRUE(saved.guard_is_whole());
     if (step.saved) {
-      LinearGroupCall again = call;
-      again.evaluate = 0;
-      const Status backward =
-          trio.group->backward(again, workspace.data(), nullptr, reduce_with_three);
+      call.step = &of_backward;
+      const Status backward = trio.group->backward(call, nullptr, reduce_with_three);
       ASSERT_TRUE(backward) << backward.error().message;
     }
     EXPECT_TRUE(workspace.guard_is_whole());
@@ -220,18 +222,20 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
   // The linears one by one, with an x that is cast once.
   static void run_alone(const Trio& trio, Tensors& to, const GroupStep& step) {
     cast_weights(trio, to, step);
+    const float8_step of_forward = step.of_forward(), of_backward = step.of_backward();
+    const float8_step alone{.first_step = step.first_step, .evaluate = step.evaluate};
     Buffer x_bytes(trio.quantizer == nullptr ? 0 : trio.quantizer->tensor_bytes());
     float8_tensor x{};
     if (trio.quantizer != nullptr) {
       Buffer scratch(trio.quantizer->workspace_bytes());
       zero(scratch);
-      ASSERT_TRUE(trio.quantizer->run({.x = to.x.data(),
-                                       .tensor = x_bytes.data(),
-                                       .rows = step.m,
-                                       .scales = slots(trio, to, 0),
-                                       .first_step = step.first_step,
-                                       .evaluate = step.evaluate},
-                                      scratch.data(), nullptr));
+      ASSERT_TRUE(trio.quantizer->run({.rows = step.m,
+                                       .x = {to.x.data()},
+                                       .tensor = {x_bytes.data()},
+                                       .workspace = {scratch.data()},
+                                       .step = &alone,
+                                       .scales = slots(trio, to, 0)},
+                                      nullptr));
       x = trio.quantizer->view(x_bytes.data(), nullptr, step.m).value();
     }
     const float8_tensor* x_tensor = trio.quantizer == nullptr ? nullptr : &x;
@@ -243,20 +247,16 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
       saved.emplace_back(linear.saved_bytes());
       Buffer workspace(linear.workspace_bytes());
       zero(workspace);
-      const Status good = linear.forward({.x = to.x.data(),
+      const Status good = linear.forward({.m = step.m,
+                                          .x = {.data = to.x.data(), .fp8 = x_tensor},
                                           .w = of.w,
-                                          .y = of.y,
-                                          .saved = step.saved ? saved.back().data() : nullptr,
-                                          .m = step.m,
-                                          .ld_y = of.ld_y,
                                           .bias = of.bias,
-                                          .scales = of.scales,
-                                          .first_step = step.first_step,
-                                          .ranks = step.ranks,
-                                          .evaluate = step.evaluate,
-                                          .x_tensor = x_tensor,
-                                          .w_tensor = of.w_tensor},
-                                         workspace.data(), nullptr, reduce_with_three);
+                                          .y = of.y,
+                                          .saved = {step.saved ? saved.back().data() : nullptr},
+                                          .workspace = {workspace.data()},
+                                          .step = &of_forward,
+                                          .scales = of.scales},
+                                         nullptr, reduce_with_three);
       ASSERT_TRUE(good) << good.error().message;
     }
     for (size_t i = 0; i < kN.size() && step.saved; ++i) {
@@ -264,24 +264,19 @@ class LinearGroupTest : public ::testing::TestWithParam<const char*> {
       const GroupedLinearCall& of = linears[i];
       Buffer workspace(linear.workspace_bytes());
       zero(workspace);
-      const Status good = linear.backward({.dy = of.dy,
-                                           .saved = saved[i].data(),
-                                           .dx = step.dx ? to.dx.data() : nullptr,
-                                           .dw = of.dw,
-                                           .m = step.m,
-                                           .ld_dy = of.ld_dy,
-                                           .x = to.x.data(),
-                                           .w = of.w,
-                                           .scales = of.scales,
-                                           .first_step = step.first_step,
-                                           .accumulate = of.accumulate,
-                                           .db = of.db,
-                                           .accumulate_bias = of.accumulate_bias,
-                                           .ranks = step.ranks,
-                                           .x_tensor = x_tensor,
-                                           .w_tensor = of.w_tensor,
-                                           .accumulate_dx = i > 0 || step.accumulate},
-                                          workspace.data(), nullptr, reduce_with_three);
+      const Status good = linear.backward(
+          {.m = step.m,
+           .dy = of.dy,
+           .x = {.data = to.x.data(), .fp8 = x_tensor},
+           .w = of.w,
+           .dx = {.data = step.dx ? to.dx.data() : nullptr, .accumulate = i > 0 || step.accumulate},
+           .dw = of.dw,
+           .db = of.db,
+           .saved = {saved[i].data()},
+           .workspace = {workspace.data()},
+           .step = &of_backward,
+           .scales = of.scales},
+          nullptr, reduce_with_three);
       ASSERT_TRUE(good) << good.error().message;
     }
   }

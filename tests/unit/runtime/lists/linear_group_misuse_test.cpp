@@ -20,20 +20,20 @@ TEST_P(LinearGroupMisuse, RunDoesNotAllocate) {
   Tensors to(trio, 9);
   const auto linears = members(trio, to, {});
   Buffer workspace(trio.group->workspace_bytes()), saved(trio.group->saved_bytes());
-  const LinearGroupCall call{.x = to.x.data(),
-                             .saved = saved.data(),
-                             .dx = to.dx.data(),
-                             .m = kM,
+  const LinearGroupCall call{.m = kM,
+                             .x = {to.x.data()},
+                             .dx = {to.dx.data()},
                              .linears = linears.data(),
                              .count = linears.size(),
-                             .first_step = 1};
+                             .saved = {saved.data()},
+                             .step = &kFirstOfSteps};
   cuda_.emulate = false;
   bool ok = false;
   int allocations = 0;
   {
     const CountAllocations counting;
-    ok = trio.group->forward(call, workspace.data(), nullptr).has_value() &&
-         trio.group->backward(call, workspace.data(), nullptr).has_value();
+    ok = trio.group->forward(with_workspace(call, workspace.data()), nullptr).has_value() &&
+         trio.group->backward(with_workspace(call, workspace.data()), nullptr).has_value();
     allocations = counting.count();
   }
   EXPECT_TRUE(ok);
@@ -49,20 +49,21 @@ TEST_P(LinearGroupMisuse, BadArgumentsLeaveNothingEnqueued) {
   const auto refused = [&](const std::function<void(LinearGroupCall&, Linears&)>& change,
                            std::string_view forward, std::string_view backward) {
     Linears linears = members(trio, to, {});
-    LinearGroupCall call{.x = to.x.data(),
-                         .saved = saved.data(),
-                         .dx = to.dx.data(),
-                         .m = kM,
+    LinearGroupCall call{.m = kM,
+                         .x = {to.x.data()},
+                         .dx = {to.dx.data()},
                          .count = linears.size(),
-                         .first_step = 1};
+                         .saved = {saved.data()},
+                         .step = &kFirstOfSteps};
     change(call, linears);
     call.linears = linears.data();
     const size_t before = cuda_.launches.size();
     const int memsets = cuda_.memsets;
     for (const auto& [part, is_forward] : {std::pair{forward, true}, {backward, false}}) {
       if (part.empty()) continue;
-      const Status status = is_forward ? trio.group->forward(call, workspace.data(), nullptr)
-                                       : trio.group->backward(call, workspace.data(), nullptr);
+      const Status status =
+          is_forward ? trio.group->forward(with_workspace(call, workspace.data()), nullptr)
+                     : trio.group->backward(with_workspace(call, workspace.data()), nullptr);
       ASSERT_FALSE(status) << part;
       EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
       EXPECT_TRUE(says(status.error(), part)) << status.error().message;
@@ -75,28 +76,28 @@ TEST_P(LinearGroupMisuse, BadArgumentsLeaveNothingEnqueued) {
           "count is 2, the group has 3 linears");
   refused([](Call& c, Linears&) { c.m = kM + 1; }, "float8_linear_group_args.m is 161",
           "float8_linear_group_args.m is 161");
-  refused([](Call& c, Linears&) { c.x = nullptr; }, "float8_linear_group_args.x is NULL", "");
-  refused([](Call&, Linears& l) { l[1].w = nullptr; },
+  refused([](Call& c, Linears&) { c.x.data = nullptr; }, "float8_linear_group_args.x is NULL", "");
+  refused([](Call&, Linears& l) { l[1].w.data = nullptr; },
           "float8_linear_group_args.linears[1].w is NULL", "");
-  refused([](Call&, Linears& l) { l[2].y = nullptr; },
+  refused([](Call&, Linears& l) { l[2].y.data = nullptr; },
           "float8_linear_group_args.linears[2].y is NULL", "");
-  refused([](Call&, Linears& l) { l[2].dy = nullptr; }, "",
+  refused([](Call&, Linears& l) { l[2].dy.data = nullptr; }, "",
           "float8_linear_group_args.linears[2].dy is NULL");
-  refused([](Call&, Linears& l) { l[0].ld_y = 7; }, "float8_linear_group_args.linears[0].ld_y is 7",
+  refused([](Call&, Linears& l) { l[0].y.ld = 7; }, "float8_linear_group_args.linears[0].y.ld is 7",
           "");
   refused([](Call&, Linears& l) { l[1].y = l[0].y; },
           "float8_linear_group_forward: float8_linear_group_args.linears[0].y (", "");
   refused([](Call&, Linears& l) { l[2].dw = l[0].dw; }, "",
           "float8_linear_group_args.linears[0].dw (");
-  refused([&](Call& c, Linears&) { c.dx = to.dy.data(); }, "", "float8_linear_group_args.dx (");
-  refused([&](Call&, Linears& l) { l[1].y = workspace.data() + 4096; }, "workspace (", "");
-  refused([&](Call&, Linears& l) { l[1].bias = l[0].w; },
+  refused([&](Call& c, Linears&) { c.dx.data = to.dy.data(); }, "", "float8_linear_group_args.dx (");
+  refused([&](Call&, Linears& l) { l[1].y.data = workspace.data() + 4096; }, "workspace (", "");
+  refused([&](Call&, Linears& l) { l[1].bias = l[0].w.data; },
           "float8_linear_group_args.linears[1].bias is given", "");
   const auto linears = members(trio, to, {});
   const LinearGroupCall call{
-      .x = to.x.data(), .m = kM, .linears = linears.data(), .count = 3, .first_step = 1};
-  EXPECT_TRUE(says(trio.group->forward(call, nullptr, nullptr).error(),
-                   "workspace of float8_linear_group_forward is NULL"));
+      .m = kM, .x = {to.x.data()}, .linears = linears.data(), .count = 3, .step = &kFirstOfSteps};
+  EXPECT_TRUE(says(trio.group->forward(with_workspace(call, nullptr), nullptr).error(),
+                   "float8_linear_group_args.workspace.data is NULL"));
 }
 
 class LinearGroupPlan : public ::testing::Test {

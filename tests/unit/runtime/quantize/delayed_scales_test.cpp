@@ -59,8 +59,8 @@ TEST_P(DelayedSteps, LikeTheReference) {
     s.w = testing::Buffer(s.wm);
     s.dy = testing::Buffer(s.dym);
     s.first_step = step == 0;
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
 
     // The amax that would have given the scale of this step; the first one is its own.
     reference::DelayedAmax scaled_by;
@@ -100,8 +100,8 @@ TEST_P(DelayedSteps, LikeTheReference) {
     s.x = testing::Buffer(at_step(xs, step));
     s.w = testing::Buffer(at_step(ws, step + 1));
     s.dy = testing::Buffer(at_step(dys, step + 2));
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
     ASSERT_TRUE(s.delayed->update(s.state.data(), nullptr));
   }
   EXPECT_EQ(s.y.bf16(), after_copy);
