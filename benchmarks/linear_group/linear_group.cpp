@@ -25,6 +25,8 @@
 namespace f8::runtime {
 namespace {
 
+constexpr float8_step kFirstStepOfAll{.first_step = 1};
+
 struct Options {
   int rounds = 50;
   bool emulate = false;
@@ -100,7 +102,7 @@ struct Bench {
   std::shared_ptr<const Quantizer> quantizer;  // of x
   std::vector<std::shared_ptr<const Quantizer>> of_w;
   std::vector<MemoryPtr> w, y, dy, dw, w_tensors, saved;
-  MemoryPtr x, dx, x_tensor, workspace, group_saved, state;
+  MemoryPtr x, dx, x_fp8, workspace, group_saved, state;
   std::vector<ScaleSlots> slots;
   std::vector<GroupedLinearCall> members;
   float8_tensor x_view = {};
@@ -154,21 +156,21 @@ Status Bench::plan(const Recipe& recipe, const Projections& projections) {
   group_saved = std::make_unique<Memory>(driver(), group->saved_bytes());
   x = std::make_unique<Memory>(driver(), m, k, 99);
   dx = std::make_unique<Memory>(driver(), bytes(m, k));
-  x_tensor =
-      std::make_unique<Memory>(driver(), quantizer == nullptr ? 0 : quantizer->tensor_bytes());
-  if (quantizer != nullptr) x_view = F8_TRY(quantizer->view(x_tensor->get(), nullptr, m));
+  x_fp8 = std::make_unique<Memory>(driver(), quantizer == nullptr ? 0 : quantizer->tensor_bytes());
+  if (quantizer != nullptr) x_view = F8_TRY(quantizer->view(x_fp8->get(), nullptr, m));
   const auto scales = F8_TRY(DelayedScales::plan(context, delayed));
   state = std::make_unique<Memory>(driver(), scales.bytes());
   F8_TRY(scales.init(state->get(), nullptr));
   for (size_t i = 0; i < linears.size(); ++i) {
     slots.push_back(scales.count() == 0 ? ScaleSlots{} : scales.slots(state->get(), first_slot[i]));
     if (of_w[i] == nullptr) continue;
-    F8_TRY(of_w[i]->run({.x = w[i]->get(),
-                         .tensor = w_tensors[i]->get(),
-                         .rows = linears[i]->desc().shape.n,
-                         .scales = slots[i],
-                         .first_step = 1},
-                        workspace->get(), nullptr));
+    F8_TRY(of_w[i]->run({.rows = linears[i]->desc().shape.n,
+                         .x = {w[i]->get()},
+                         .tensor = {w_tensors[i]->get()},
+                         .workspace = {workspace->get()},
+                         .step = &kFirstStepOfAll,
+                         .scales = slots[i]},
+                        nullptr));
   }
   if (scales.count() == 0) return {};
   // With delayed scaling, one step leaves the scales of the calls that are timed.
@@ -180,44 +182,47 @@ Status Bench::plan(const Recipe& recipe, const Projections& projections) {
 LinearGroupCall Bench::group_call() {
   members.assign(linears.size(), {});
   for (size_t i = 0; i < linears.size(); ++i) {
-    members[i].w = w[i]->get();
-    members[i].y = y[i]->get();
-    members[i].dy = dy[i]->get();
-    members[i].dw = dw[i]->get();
-    members[i].w_tensor = weight(i);
+    members[i].w.data = w[i]->get();
+    members[i].y.data = y[i]->get();
+    members[i].dy.data = dy[i]->get();
+    members[i].dw.data = dw[i]->get();
+    members[i].w.fp8 = weight(i);
     members[i].scales = slots[i];
   }
   LinearGroupCall call;
-  call.x = x->get();
-  call.saved = group_saved->get();
-  call.dx = dx->get();
+  call.x.data = x->get();
+  call.saved.data = group_saved->get();
+  call.dx.data = dx->get();
   call.m = m;
   call.linears = members.data();
   call.count = members.size();
+  call.workspace.data = workspace->get();
   return call;
 }
 
 Status Bench::forward_alone(bool shared, bool first_step) {
   if (shared && quantizer != nullptr) {
     QuantizeCall call;
-    call.x = x->get();
-    call.tensor = x_tensor->get();
+    call.x.data = x->get();
+    call.tensor.data = x_fp8->get();
     call.rows = m;
     call.scales = slots[0];
-    F8_TRY(quantizer->run(call, workspace->get(), nullptr));
+    call.workspace.data = workspace->get();
+    F8_TRY(quantizer->run(call, nullptr));
   }
   for (size_t i = 0; i < linears.size(); ++i) {
     ForwardCall call;
-    call.x = x->get();
-    call.w = w[i]->get();
-    call.y = y[i]->get();
-    call.saved = saved[i]->get();
+    call.x.data = x->get();
+    call.w.data = w[i]->get();
+    call.y.data = y[i]->get();
+    call.saved.data = saved[i]->get();
     call.m = m;
-    call.w_tensor = weight(i);
+    call.w.fp8 = weight(i);
     call.scales = slots[i];
-    call.first_step = first_step ? 1 : 0;
-    if (shared && quantizer != nullptr) call.x_tensor = &x_view;
-    F8_TRY(linears[i]->forward(call, workspace->get(), nullptr));
+    if (first_step) call.step = &kFirstStepOfAll;
+    call.workspace.data = workspace->get();
+    if (shared && quantizer != nullptr) call.x.fp8 = &x_view;
+    F8_TRY(linears[i]->forward(call, nullptr));
   }
   return {};
 }
@@ -225,19 +230,20 @@ Status Bench::forward_alone(bool shared, bool first_step) {
 Status Bench::backward_alone(bool shared, bool first_step) {
   for (size_t i = 0; i < linears.size(); ++i) {
     BackwardCall call;
-    call.dy = dy[i]->get();
-    call.saved = saved[i]->get();
-    call.dx = dx->get();
-    call.dw = dw[i]->get();
+    call.dy.data = dy[i]->get();
+    call.saved.data = saved[i]->get();
+    call.dx.data = dx->get();
+    call.dw.data = dw[i]->get();
     call.m = m;
-    call.x = x->get();
-    call.w = w[i]->get();
-    call.w_tensor = weight(i);
+    call.x.data = x->get();
+    call.w.data = w[i]->get();
+    call.w.fp8 = weight(i);
     call.scales = slots[i];
-    call.first_step = first_step ? 1 : 0;
-    call.accumulate_dx = i > 0 ? 1 : 0;
-    if (shared && quantizer != nullptr) call.x_tensor = &x_view;
-    F8_TRY(linears[i]->backward(call, workspace->get(), nullptr));
+    if (first_step) call.step = &kFirstStepOfAll;
+    call.workspace.data = workspace->get();
+    call.dx.accumulate = i > 0 ? 1 : 0;
+    if (shared && quantizer != nullptr) call.x.fp8 = &x_view;
+    F8_TRY(linears[i]->backward(call, nullptr));
   }
   return {};
 }
@@ -285,14 +291,12 @@ class Timer {
 Status compare(Bench& bench, const Recipe& recipe, const Projections& projections,
                const Options& options, Timer& timer) {
   const LinearGroupCall call = bench.group_call();
-  void* workspace = bench.workspace->get();
-  std::array<Way, 3> ways = {
-      Way{"one by one", [&] { return bench.forward_alone(false); },
-          [&] { return bench.backward_alone(false); }},
-      Way{"shared x", [&] { return bench.forward_alone(true); },
-          [&] { return bench.backward_alone(true); }},
-      Way{"group", [&] { return bench.group->forward(call, workspace, nullptr); },
-          [&] { return bench.group->backward(call, workspace, nullptr); }}};
+  std::array<Way, 3> ways = {Way{"one by one", [&] { return bench.forward_alone(false); },
+                                 [&] { return bench.backward_alone(false); }},
+                             Way{"shared x", [&] { return bench.forward_alone(true); },
+                                 [&] { return bench.backward_alone(true); }},
+                             Way{"group", [&] { return bench.group->forward(call, nullptr); },
+                                 [&] { return bench.group->backward(call, nullptr); }}};
   const int warm_rounds = options.emulate ? 0 : 5;
   for (int round = 0; round < warm_rounds + options.rounds; ++round) {
     for (size_t i = 0; i < ways.size(); ++i) {

@@ -4,6 +4,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/ranks.hpp"
 #include "runtime/c_abi/recipe.hpp"
+#include "runtime/linear/layout.hpp"
 #include "runtime/model/first_use.hpp"
 #include "runtime/model/info.hpp"
 
@@ -81,17 +82,34 @@ Result<runtime::LinearDesc> linear_options(const float8_linear_desc& known) {
 
 }  // namespace f8::c_abi
 
+namespace {
+
+f8::Result<f8::runtime::LinearDesc> described(const float8_linear_desc* desc) {
+  float8_linear_desc known;
+  F8_TRY(read_struct(desc, "float8_linear_desc", known));
+  f8::runtime::LinearDesc converted = F8_TRY(linear_options(known));
+  converted.shape = {known.m_max, known.n, known.k};
+  converted.recipe = F8_TRY(one_recipe("float8_linear_desc", known.recipe, known.custom_recipe));
+  return converted;
+}
+
+}  // namespace
+
+float8_status float8_linear_sizes(const float8_linear_desc* desc, float8_saved_bytes* sizes) {
+  return guarded([&]() -> f8::Status {
+    const f8::runtime::LinearDesc converted = F8_TRY(described(desc));
+    const auto saved = F8_TRY(f8::runtime::saved_bytes_of(converted));
+    return write_struct("float8_saved_bytes", float8_saved_bytes{0, saved.x, saved.w}, sizes);
+  });
+}
+
 float8_status float8_linear_plan(float8_context* context, const float8_linear_desc* desc,
                                  float8_linear** out) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(out, "out"));
     *out = nullptr;
     F8_TRY(need(context, "context"));
-    float8_linear_desc known;
-    F8_TRY(read_struct(desc, "float8_linear_desc", known));
-    f8::runtime::LinearDesc converted = F8_TRY(linear_options(known));
-    converted.shape = {known.m_max, known.n, known.k};
-    converted.recipe = F8_TRY(one_recipe("float8_linear_desc", known.recipe, known.custom_recipe));
+    const f8::runtime::LinearDesc converted = F8_TRY(described(desc));
     f8::runtime::tune_first_use(*context->context, converted.recipe, converted.shape);
     auto linear = F8_TRY(f8::runtime::Linear::plan(context->context, converted));
     *out = new float8_linear{std::move(linear)};

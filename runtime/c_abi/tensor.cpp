@@ -70,36 +70,53 @@ f8::Result<f8::runtime::AmaxReducer> reducer_of(const f8::runtime::Quantizer& pl
 
 }  // namespace
 
+namespace {
+
+f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* desc) {
+  float8_quantizer_desc known;
+  F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
+  F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
+  F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
+  F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_Q_FOR_RECOMPUTE));
+  f8::runtime::QuantizerDesc converted;
+  converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
+  converted.rows = known.rows_max;
+  converted.cols = known.cols;
+  converted.recipe = F8_TRY(one_recipe("float8_quantizer_desc", known.recipe, known.custom_recipe));
+  converted.dtype = F8_TRY(dtype_of("float8_quantizer_desc.dtype", known.dtype));
+  converted.f32_source = known.f32_source != 0;
+  converted.non_finite = non_finite_of(known.non_finite);
+  converted.count = known.count != 0;
+  converted.q = known.copies != FLOAT8_QT_ALONE;
+  converted.qt = known.copies == FLOAT8_BOTH_COPIES || known.copies == FLOAT8_QT_ALONE;
+  converted.scale_apart = known.copies == FLOAT8_Q_FOR_RECOMPUTE;
+  converted.over_ranks = known.over_ranks != 0;
+  converted.whole_rows = known.whole_rows;
+  converted.noop_flag = known.noop_flag != 0;
+  F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU));
+  converted.swiglu = known.source == FLOAT8_SWIGLU;
+  F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
+  return converted;
+}
+
+}  // namespace
+
+float8_status float8_tensor_layout(const float8_quantizer_desc* desc, int64_t rows,
+                                   float8_layout* layout) {
+  return guarded([&]() -> f8::Status {
+    const f8::runtime::QuantizerDesc converted = F8_TRY(described(desc));
+    const auto at = F8_TRY(f8::runtime::Quantizer::layout_of(converted, rows));
+    return write_struct("float8_layout", at, layout);
+  });
+}
+
 float8_status float8_quantizer_plan(float8_context* context, const float8_quantizer_desc* desc,
                                     float8_quantizer** out) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(out, "out"));
     *out = nullptr;
     F8_TRY(need(context, "context"));
-    float8_quantizer_desc known;
-    F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
-    F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
-    F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
-    F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_Q_FOR_RECOMPUTE));
-    f8::runtime::QuantizerDesc converted;
-    converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
-    converted.rows = known.rows_max;
-    converted.cols = known.cols;
-    converted.recipe =
-        F8_TRY(one_recipe("float8_quantizer_desc", known.recipe, known.custom_recipe));
-    converted.dtype = F8_TRY(dtype_of("float8_quantizer_desc.dtype", known.dtype));
-    converted.f32_source = known.f32_source != 0;
-    converted.non_finite = non_finite_of(known.non_finite);
-    converted.count = known.count != 0;
-    converted.q = known.copies != FLOAT8_QT_ALONE;
-    converted.qt = known.copies == FLOAT8_BOTH_COPIES || known.copies == FLOAT8_QT_ALONE;
-    converted.scale_apart = known.copies == FLOAT8_Q_FOR_RECOMPUTE;
-    converted.over_ranks = known.over_ranks != 0;
-    converted.whole_rows = known.whole_rows;
-    converted.noop_flag = known.noop_flag != 0;
-    F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU));
-    converted.swiglu = known.source == FLOAT8_SWIGLU;
-    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
+    const f8::runtime::QuantizerDesc converted = F8_TRY(described(desc));
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};

@@ -135,4 +135,11 @@ struct GroupedLinear {
                                        int sm_count, size_t casts, size_t gemm_forward,
                                        size_t gemm_backward);
 
+// The bytes that a linear saves of x and of w, which follow from its description alone.
+struct SavedBytes {
+  size_t x = 0, w = 0;
+};
+struct LinearDesc;
+[[nodiscard]] Result<SavedBytes> saved_bytes_of(const LinearDesc& desc);
+
 }  // namespace f8::runtime

@@ -68,36 +68,58 @@ CopySet copies_of(const QuantizerDesc& desc) {
 
 }  // namespace
 
-Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<Context>& context,
-                                                         const QuantizerDesc& desc) {
-  std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
-  const LinearDesc linear = linear_of(desc);
-  LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
-  F8_TRY(quantizer->check_source());
-  kernels.noop_flag = desc.noop_flag;
-  kernels.from_f32 = desc.f32_source;
-  Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
-  const bool scale_apart = desc.scale_apart && copies.share_dynamic_scale();
-  if (!desc.q) copies.q.reset();
-  if (!desc.qt) copies.qt.reset();
+Status Quantizer::lay_out(int sm_count) {
+  const LinearDesc linear = linear_of(desc_);
+  kernels_ = F8_TRY(linear_kernels(linear));
+  F8_TRY(check_source());
+  kernels_.noop_flag = desc_.noop_flag;
+  kernels_.from_f32 = desc_.f32_source;
+  Copies& copies = kernels_.copies[static_cast<size_t>(desc_.operand)];
+  const bool scale_apart = desc_.scale_apart && copies.share_dynamic_scale();
+  if (!desc_.q) copies.q.reset();
+  if (!desc_.qt) copies.qt.reset();
   if (!copies.q && !copies.qt) {
     return fail(ErrorCode::kUnsupported,
                 "recipe {} makes no fp8 copy of this operand, or not the one that is asked for",
-                desc.recipe.name);
+                desc_.recipe.name);
   }
-  F8_TRY(quantizer->check_whole());
-  F8_TRY(quantizer->check_flag());
-  F8_TRY(quantizer->check_scale_apart());
-  F8_TRY(quantizer->check_swiglu());
-  const bool cuts_blocks = desc.whole_rows > desc.rows && desc.rows % kernels::kCastTile != 0 &&
+  F8_TRY(check_whole());
+  F8_TRY(check_flag());
+  F8_TRY(check_scale_apart());
+  F8_TRY(check_swiglu());
+  const bool cuts_blocks = desc_.whole_rows > desc_.rows && desc_.rows % kernels::kCastTile != 0 &&
                            has_square_blocks(copies);
-  if (cuts_blocks) quantizer->whole_rows_ = desc.whole_rows;
-  quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
-                                        desc.operand, desc.qt, quantizer->whole_rows_, scale_apart);
+  if (cuts_blocks) whole_rows_ = desc_.whole_rows;
+  layout_ = quantizer_layout(linear.shape, kernels_, sm_count, desc_.operand, desc_.qt, whole_rows_,
+                             scale_apart);
+  return {};
+}
+
+Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<Context>& context,
+                                                         const QuantizerDesc& desc) {
+  std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
+  F8_TRY(quantizer->lay_out(context->device().sm_count));
   F8_TRY(desc.over_ranks ? quantizer->plan_shards()
          : desc.swiglu   ? quantizer->plan_swiglu()
                          : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
+}
+
+Result<float8_layout> Quantizer::layout_of(const QuantizerDesc& desc, int64_t rows) {
+  constexpr int kAnySmCount = 132;  // copies do not depend on it
+  Quantizer quantizer(nullptr, desc);
+  F8_TRY(quantizer.lay_out(kAnySmCount));
+  const float8_tensor view = F8_TRY(quantizer.view(nullptr, nullptr, rows));
+  const Fp8Refs& at = quantizer.layout_.refs;
+  float8_layout layout{};
+  layout.tensor_bytes = quantizer.tensor_bytes();
+  layout.transposed_bytes = quantizer.transposed_bytes();
+  layout.ld_q = view.ld_q;
+  layout.ld_qt = view.ld_qt;
+  layout.q_inverse_scale = at.q_inverse.offset();
+  layout.qt_inverse_scale = at.qt_inverse.offset();
+  layout.q_scale_apart = at.q_inverse.slot() == Ref(Slot::kTransposed).slot() ? 1 : 0;
+  return layout;
 }
 
 Status Quantizer::check_whole() const {

@@ -40,6 +40,9 @@ class Quantizer {
   [[nodiscard]] static Result<std::shared_ptr<const Quantizer>> plan(
       const std::shared_ptr<Context>& context, const QuantizerDesc& desc);
 
+  // The layout of a tensor's copies, which follows from the description.
+  [[nodiscard]] static Result<float8_layout> layout_of(const QuantizerDesc& desc, int64_t rows);
+
   // The bytes of all copies, and of qt's part, which may lie apart.
   [[nodiscard]] size_t tensor_bytes() const { return layout_.q_bytes + layout_.qt_bytes; }
   [[nodiscard]] size_t transposed_bytes() const { return layout_.qt_bytes; }
@@ -66,6 +69,8 @@ class Quantizer {
 
   Quantizer(std::shared_ptr<Context> context, QuantizerDesc desc)
       : context_(std::move(context)), desc_(std::move(desc)) {}
+  // All of a plan that needs no device, whose SMs size the workspace alone.
+  [[nodiscard]] Status lay_out(int sm_count);
   [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
   [[nodiscard]] Status plan_launches();
   [[nodiscard]] Status plan_shards();

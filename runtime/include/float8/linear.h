@@ -85,6 +85,18 @@ FLOAT8_API size_t float8_linear_saved_bytes(const float8_linear* linear);
 FLOAT8_API size_t float8_linear_saved_bytes_with_tensors(const float8_linear* linear, int32_t x_fp8,
                                                          int32_t w_fp8);
 
+/* The bytes of `saved`, which follow from the description. Calls with x.fp8 save none of `x`, those with
+ * w.fp8 none of `w`. The workspace depends on the kernels that a plan chooses. */
+typedef struct float8_saved_bytes {
+  size_t struct_size;
+  size_t x;
+  size_t w;
+} float8_saved_bytes;
+/* Fills *sizes for a linear of this description, without a plan and a device. The caller sets
+ * sizes->struct_size. */
+FLOAT8_API float8_status float8_linear_sizes(const float8_linear_desc* desc,
+                                             float8_saved_bytes* sizes);
+
 /* Describes what was planned in a few lines of text: for each GEMM its operands, the kernel that
  * computes it and why that one (the tuning table's row, the cost model, ...), the launches of a
  * call at m_max, and the bytes of each buffer. The call copies up to `bytes` of the text to `text`,

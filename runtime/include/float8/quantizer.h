@@ -95,6 +95,24 @@ FLOAT8_API float8_status float8_quantizer_view(const float8_quantizer* quantizer
                                                const void* tensor, const void* transposed,
                                                int64_t rows, float8_tensor* out);
 
+/* Where a quantizer's copies and inverse scales lie in `tensor` and `transposed` (float8_tensor). q is at
+ * the begin of `tensor`; qt at that of `transposed`, which may follow q. */
+typedef struct float8_layout {
+  size_t struct_size;
+  size_t tensor_bytes;     /* float8_quantizer_tensor_bytes() */
+  size_t transposed_bytes; /* float8_quantizer_transposed_bytes() */
+  int64_t ld_q;            /* 0: the copy is not made */
+  int64_t ld_qt;
+  size_t q_inverse_scale;  /* an offset in `tensor`, or in `transposed` */
+  size_t qt_inverse_scale; /* an offset in `transposed` */
+  int32_t q_scale_apart;   /* 1: q_inverse_scale is in `transposed` */
+  int32_t reserved;        /* 0 */
+} float8_layout;
+/* Fills *layout for a tensor of `rows` rows, without a plan and a device. The caller sets
+ * layout->struct_size. */
+FLOAT8_API float8_status float8_tensor_layout(const float8_quantizer_desc* desc, int64_t rows,
+                                              float8_layout* layout);
+
 typedef struct float8_quantize_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_quantize_args));
   /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */

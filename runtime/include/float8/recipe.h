@@ -66,6 +66,10 @@ struct float8_recipe {
  * ever. */
 FLOAT8_API float8_status float8_recipe_named(const char* name, float8_recipe* recipe);
 
+/* Checks settings of the caller's own, without a device: FLOAT8_OK if a linear may have them, else
+ * FLOAT8_INVALID_ARGUMENT, and float8_last_error() says why not. */
+FLOAT8_API float8_status float8_recipe_check(const float8_recipe* recipe);
+
 /* The effect on its scale of an amax that is not finite. */
 typedef enum float8_non_finite {
   /* The scale is NaN or 0 and the results are NaN, so that a trainer's check sees them. A cast with

@@ -150,7 +150,7 @@ TEST_P(LinearTest, MisuseIsOneClearError) {
   bad.x.data = nullptr;
   const auto steps = s.linear->forward_steps(with_workspace(bad, s.workspace.data()));
   ASSERT_EQ(steps.size(), 1U);
-  refused(steps.front().launch(nullptr), "x is NULL");
+  refused(steps.front().launch(nullptr), "x.data is NULL");
 }
 
 TEST_P(LinearTest, ALaunchThatFailsStopsTheCall) {

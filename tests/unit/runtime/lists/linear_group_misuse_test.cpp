@@ -76,13 +76,13 @@ TEST_P(LinearGroupMisuse, BadArgumentsLeaveNothingEnqueued) {
           "count is 2, the group has 3 linears");
   refused([](Call& c, Linears&) { c.m = kM + 1; }, "float8_linear_group_args.m is 161",
           "float8_linear_group_args.m is 161");
-  refused([](Call& c, Linears&) { c.x.data = nullptr; }, "float8_linear_group_args.x is NULL", "");
+  refused([](Call& c, Linears&) { c.x.data = nullptr; }, "float8_linear_group_args.x.data is NULL", "");
   refused([](Call&, Linears& l) { l[1].w.data = nullptr; },
-          "float8_linear_group_args.linears[1].w is NULL", "");
+          "float8_linear_group_args.linears[1].w.data is NULL", "");
   refused([](Call&, Linears& l) { l[2].y.data = nullptr; },
-          "float8_linear_group_args.linears[2].y is NULL", "");
+          "float8_linear_group_args.linears[2].y.data is NULL", "");
   refused([](Call&, Linears& l) { l[2].dy.data = nullptr; }, "",
-          "float8_linear_group_args.linears[2].dy is NULL");
+          "float8_linear_group_args.linears[2].dy.data is NULL");
   refused([](Call&, Linears& l) { l[0].y.ld = 7; }, "float8_linear_group_args.linears[0].y.ld is 7",
           "");
   refused([](Call&, Linears& l) { l[1].y = l[0].y; },

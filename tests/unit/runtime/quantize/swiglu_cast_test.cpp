@@ -173,8 +173,8 @@ TEST_F(SwigluMisuse, CallsThatCannotBe) {
   };
   QuantizeCall call = good;
   call.up.data = nullptr;
-  refused(*fused, call, "float8_quantize_args.up is NULL");
-  refused(*plain, good, "float8_quantize_args.up is given");
+  refused(*fused, call, "float8_quantize_args.up.data is NULL");
+  refused(*plain, good, "float8_quantize_args.up.data is given");
   call = good;
   call.step = &kFirstOfSteps;
   refused(*fused, call, "quantize it with FLOAT8_PLAIN in that step");
