@@ -62,7 +62,8 @@ class Linears {
   // Begins a step. In the first step of all, delayed scaling has no scales of earlier ones.
   void begin(bool first_step) {
     step_ = {.first_step = first_step, .ranks = device_.handle()};
-    const float8::Step cast_step{.first_step = first_step};
+    const float8::Step cast_step{.first_step = first_step,
+                                 .ranks = is_delayed_ ? device_.handle() : nullptr};
     if (!casts_) return;
     if (!is_delayed_) check(casts_->find_amax({}, cast_args_, device_.stream()));
     if (amax_words_ > 0 && device_.communicator != nullptr) {
@@ -157,7 +158,6 @@ class Linears {
         args.row_amax = device_.take<u32>(static_cast<i64>(words));
       }
       args.scales = layer.slots;
-      if (is_delayed_) args.ranks = device_.handle();
       cast_args_.push_back(args);
       amax_words_ += shard->amax_words();
       const float8::Tensor view = layer.cast_whole->view(layer.shard, weight.n).value();

@@ -366,10 +366,15 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
 }
 
 const float8_linear* any_plan(uint64_t config, int32_t device) {
-  AnyPlans& any = any_plans();
-  const std::lock_guard lock(any.mutex);
-  const auto found = any.plans.find({config, device});
-  return found == any.plans.end() ? nullptr : found->second;
+  {
+    AnyPlans& any = any_plans();
+    const std::lock_guard lock(any.mutex);
+    const auto found = any.plans.find({config, device});
+    if (found != any.plans.end()) return found->second;
+  }
+  if (device != kEmulated) return nullptr;
+  const PlanKey small{.config = config, .m_max = kRows, .n = 16, .k = 16, .device = kEmulated};
+  return plan_for(small, Place{.emulated = true}).linear;
 }
 
 std::vector<const float8_linear*> all_plans(int32_t device) {

@@ -132,7 +132,8 @@ struct Place {
 // side, each once.
 void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 
-// Any plan of that recipe on the device, null where no call has made one. `config` is Config::of_casts().
+// Any plan of that recipe on the device, null where no call has made one; on the emulated device one is
+// made then. `config` is Config::of_casts().
 [[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
 
 // All plans on the device (-1: emulated) so far.

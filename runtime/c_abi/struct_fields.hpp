@@ -36,7 +36,7 @@ constexpr std::array<Field, sizeof...(Types)> lay_out(Types Struct::*...) {
 template <class Struct>
 struct StructFields;
 
-#include "struct_fields.inc"  // by struct_fields.cmake
+#include "runtime/c_abi/struct_fields.inc"  // by struct_fields.cmake
 
 // True where a struct of so many bytes has whole fields alone. A struct's size is a multiple of its
 // alignment, in every version.

@@ -376,9 +376,10 @@ TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
   uint32_t noop_flag = 0;
   std::array calls{first.call(), second.call()};
   calls[1].x.data = other.data();
+  for (QuantizeCall& call : calls) call.step = nullptr;  // the list's
   uint32_t* flag = &noop_flag;
   const auto run = [&] {
-    return casts->run(listed(calls, workspace.data(), nullptr, flag), nullptr);
+    return casts->run(listed(calls, workspace.data(), first_step_if(s.first_step), flag), nullptr);
   };
   ASSERT_TRUE(run()) << run().error().message;
   EXPECT_EQ(noop_flag, 1U);
@@ -393,11 +394,12 @@ TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
   EXPECT_NE(bits(second.tensor), before);
   EXPECT_EQ(bits(first.tensor), before);
   calls[1].rows = 0;
-  expect_refused(run(), "args[1]: float8_quantize_args.rows is 0 beside noop_flag");
+  expect_refused(run(), "tensors[1]: float8_quantize_args.rows is 0 beside the list's noop_flag");
   calls[1].rows = calls[0].rows;
+  calls[1].noop_flag = flag;
+  expect_refused(run(), "tensors[1]: float8_quantize_args.noop_flag is given");
   calls[1].noop_flag = nullptr;
-  expect_refused(run(), "args[1].noop_flag is not args[0]'s");
-  calls[0].noop_flag = calls[1].noop_flag = reinterpret_cast<uint32_t*>(second.tensor.data());
+  flag = reinterpret_cast<uint32_t*>(second.tensor.data());
   expect_refused(run(), "overlap");
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
