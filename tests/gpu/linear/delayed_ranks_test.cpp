@@ -68,7 +68,8 @@ struct Model {
       cast.counters = counted;
       F8_TRY(weights == Weights::kGiven
                  ? weight->Quantized::run(cast, stream->get(), reduce)
-                 : casts->run(listed({&cast, 1}, casts_workspace->as(), &common), stream->get(), reduce));
+                 : casts->run(listed({&cast, 1}, casts_workspace->as(), &common), stream->get(),
+                              reduce));
     }
     ForwardCall forward = t->forward();
     BackwardCall backward = t->backward();

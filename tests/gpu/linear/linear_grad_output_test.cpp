@@ -57,7 +57,7 @@ TEST_P(GradOutputTest, AGivenGradOutputOfOneGradient) {
   BackwardCall empty = t.backward();
   const float8_tensor none = dy->view(0);
   empty.m = 0;
-  empty.saved = nullptr;
+  empty.saved.data = nullptr;
   empty.dy.fp8 = &none;
   t.poison_results();
   F8_ASSERT_OK(linear->backward(with_workspace(empty, t.workspace.as()), nullptr));
@@ -100,8 +100,8 @@ TEST_P(GradOutputTest, AGradOutputThatDoesNotFitIsNamed) {
   refused(*linear, view, "overlap", as_it_is);
   const DeviceBuffer db(context(), static_cast<size_t>(kShape.n) * 2);
   refused(*linear, good, "dy.data is NULL; beside dy.fp8", [&](BackwardCall& c) {
-    c.dy = nullptr;
-    c.db = db.as();
+    c.dy.data = nullptr;
+    c.db.data = db.as();
   });
   refused(*recomputes, good, "give x and w in fp8 too", as_it_is);
 }

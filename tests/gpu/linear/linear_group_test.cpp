@@ -97,8 +97,7 @@ class GroupTest : public RecipeTest {
       forward.x.data = first.device_x.as();
       forward.x.fp8 = &x;
       forward.w.fp8 = given(i);
-      F8_ASSERT_OK(
-          of.linears[i]->forward(forward, nullptr));
+      F8_ASSERT_OK(of.linears[i]->forward(forward, nullptr));
       BackwardCall backward = tensors[i]->backward();
       backward.x.data = first.device_x.as();
       backward.x.fp8 = &x;
@@ -106,8 +105,7 @@ class GroupTest : public RecipeTest {
       backward.dx.data = dx.as();
       backward.dx.accumulate = i > 0 ? 1 : 0;
       if (bias) backward.db.data = biases[i]->as();
-      F8_ASSERT_OK(
-          of.linears[i]->backward(backward, nullptr));
+      F8_ASSERT_OK(of.linears[i]->backward(backward, nullptr));
     }
     const Bits one_by_one = results_of_all();
 

@@ -240,7 +240,8 @@ TEST_P(LinearOptionsTest, OneFlagForTheWeightsOfAModel) {
     calls.back().step = nullptr;  // the list's
   }
   const auto run_all = [&] {
-    return casts->run(listed(calls, workspace.as(), &kFirstOfSteps, noop_flag.as<uint32_t>()), nullptr);
+    return casts->run(listed(calls, workspace.as(), &kFirstOfSteps, noop_flag.as<uint32_t>()),
+                      nullptr);
   };
   F8_ASSERT_OK(run_all());
   EXPECT_EQ(noop_flag.download<uint32_t>()[0], 1U);

@@ -208,16 +208,18 @@ TEST_F(FingerprintTest, RefusesWhatIsNoWeight) {
     ASSERT_FALSE(status);
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };
-  refused([](FingerprintCall& c) { c.w = nullptr; }, "args[0]: float8_fingerprint_args.w is NULL");
+  refused([](FingerprintCall& c) { c.w.data = nullptr; },
+          "args[0]: float8_fingerprint_args.w is NULL");
   refused([](FingerprintCall& c) { c.noop_flag = nullptr; }, "noop_flag is NULL");
   refused([](FingerprintCall& c) { c.fingerprint = nullptr; }, "fingerprint is NULL");
   refused([](FingerprintCall& c) { c.n = 0; }, "float8_fingerprint_args.n is 0");
   refused([](FingerprintCall& c) { c.k = -1; }, "float8_fingerprint_args.k is -1");
   refused([](FingerprintCall& c) { c.w.ld = 127; }, "w.ld is 127; a row has 128 elements");
-  refused([](FingerprintCall& c) { c.w = static_cast<const uint8_t*>(c.w) + 1; }, "2 bytes");
+  refused([](FingerprintCall& c) { c.w.data = static_cast<const uint8_t*>(c.w.data) + 1; },
+          "2 bytes");
   refused([](FingerprintCall& c) { c.fingerprint = static_cast<uint8_t*>(c.fingerprint) + 8; },
           "16 bytes");
-  refused([](FingerprintCall& c) { c.fingerprint = const_cast<void*>(c.w); }, "overlap");
+  refused([](FingerprintCall& c) { c.fingerprint = const_cast<void*>(c.w.data); }, "overlap");
   const FingerprintCall twice[] = {kept.call(), kept.call()};
   const Status status = compare(twice);
   ASSERT_FALSE(status);

@@ -125,8 +125,10 @@ TEST_P(LinearTest, MisuseIsOneClearError) {
   forward([&](ForwardCall& c) { c.saved.data = s.saved.data() + 4; },
           "float8_forward_args.saved is not aligned");
   forward([](ForwardCall&) {}, "float8_forward_args.workspace.data is NULL", false);
-  forward([&](ForwardCall& c) { c.x.data = s.x.data() + 2; }, "float8_forward_args.x is not aligned");
-  forward([&](ForwardCall& c) { c.y.data = s.y.data() + 8; }, "float8_forward_args.y is not aligned");
+  forward([&](ForwardCall& c) { c.x.data = s.x.data() + 2; },
+          "float8_forward_args.x is not aligned");
+  forward([&](ForwardCall& c) { c.y.data = s.y.data() + 8; },
+          "float8_forward_args.y is not aligned");
   forward([](ForwardCall& c) { c.m = 65; }, "float8_forward_args.m is 65");
   forward([](ForwardCall& c) { c.m = -1; }, "float8_forward_args.m is -1");
   const auto backward = [&](auto change, std::string_view part, bool workspace = true) {
@@ -137,7 +139,8 @@ TEST_P(LinearTest, MisuseIsOneClearError) {
         part);
   };
   backward([](BackwardCall& c) { c.dy.data = nullptr; }, "float8_backward_args.dy.data is NULL");
-  backward([](BackwardCall& c) { c.saved.data = nullptr; }, "float8_backward_args.saved.data is NULL");
+  backward([](BackwardCall& c) { c.saved.data = nullptr; },
+           "float8_backward_args.saved.data is NULL");
   backward([](BackwardCall&) {}, "float8_backward_args.workspace.data is NULL", false);
   backward([&](BackwardCall& c) { c.dx.data = s.dx.data() + 2; },
            "float8_backward_args.dx is not aligned");

@@ -76,7 +76,8 @@ TEST_P(LinearGroupMisuse, BadArgumentsLeaveNothingEnqueued) {
           "count is 2, the group has 3 linears");
   refused([](Call& c, Linears&) { c.m = kM + 1; }, "float8_linear_group_args.m is 161",
           "float8_linear_group_args.m is 161");
-  refused([](Call& c, Linears&) { c.x.data = nullptr; }, "float8_linear_group_args.x.data is NULL", "");
+  refused([](Call& c, Linears&) { c.x.data = nullptr; }, "float8_linear_group_args.x.data is NULL",
+          "");
   refused([](Call&, Linears& l) { l[1].w.data = nullptr; },
           "float8_linear_group_args.linears[1].w.data is NULL", "");
   refused([](Call&, Linears& l) { l[2].y.data = nullptr; },
@@ -89,7 +90,8 @@ TEST_P(LinearGroupMisuse, BadArgumentsLeaveNothingEnqueued) {
           "float8_linear_group_forward: float8_linear_group_args.linears[0].y (", "");
   refused([](Call&, Linears& l) { l[2].dw = l[0].dw; }, "",
           "float8_linear_group_args.linears[0].dw (");
-  refused([&](Call& c, Linears&) { c.dx.data = to.dy.data(); }, "", "float8_linear_group_args.dx (");
+  refused([&](Call& c, Linears&) { c.dx.data = to.dy.data(); }, "",
+          "float8_linear_group_args.dx (");
   refused([&](Call&, Linears& l) { l[1].y.data = workspace.data() + 4096; }, "workspace (", "");
   refused([&](Call&, Linears& l) { l[1].bias = l[0].w.data; },
           "float8_linear_group_args.linears[1].bias is given", "");
