@@ -209,7 +209,7 @@ TEST_F(FingerprintTest, RefusesWhatIsNoWeight) {
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };
   refused([](FingerprintCall& c) { c.w.data = nullptr; },
-          "args[0]: float8_fingerprint_args.w is NULL");
+          "args[0]: float8_fingerprint_args.w.data is NULL");
   refused([](FingerprintCall& c) { c.noop_flag = nullptr; }, "noop_flag is NULL");
   refused([](FingerprintCall& c) { c.fingerprint = nullptr; }, "fingerprint is NULL");
   refused([](FingerprintCall& c) { c.n = 0; }, "float8_fingerprint_args.n is 0");
