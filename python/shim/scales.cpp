@@ -46,7 +46,7 @@ float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
   desc.count = linears.size();
   desc.history = static_cast<uint16_t>(layout >> 32);
   desc.margin = static_cast<uint8_t>(layout >> 48);
-  desc.non_finite = Config(config).hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  desc.non_finite = Config(config).saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   float8_scales* handle = nullptr;
   check(float8_scales_plan(context_of(device), &desc, &handle));
   return handle;

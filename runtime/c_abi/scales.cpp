@@ -34,7 +34,7 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
     if (known.count > 0) F8_TRY(need(known.linears, "float8_scales_desc.linears"));
     F8_TRY(check_enum("float8_scales_desc.scale_from", known.scale_from,
                       FLOAT8_SCALE_FROM_MOST_RECENT));
-    F8_TRY(check_enum("float8_scales_desc.non_finite", known.non_finite, FLOAT8_HOLD));
+    F8_TRY(check_enum("float8_scales_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
     f8::DelayedOptions options;
     if (known.history != 0) options.history = known.history;
     options.scale_from = known.scale_from == FLOAT8_SCALE_FROM_MAX ? f8::ScaleFrom::kMax

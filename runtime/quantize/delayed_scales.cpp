@@ -125,7 +125,7 @@ kernels::ScaleUpdateArgs DelayedScales::update_args(void* state) const {
           .length = options_.history,
           .margin_factor = std::ldexp(1.0F, -options_.margin),
           .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
-          .freeze = options_.non_finite == NonFinite::kHold,
+          .freeze = options_.non_finite == NonFinite::kSaturate,
           .drop = 0,
           .found_inf = nullptr,
           .first = 0,
@@ -200,17 +200,17 @@ Status DelayedScales::find_inf(const void* state, float* found_inf, Stream strea
 
 // An emulated device's memory can be looked at: a state that a trainer copied there is none of the
 // initial ones, whose scales are 1.
-Status check_not_fresh(Context& context, const char* args, const float8_scale_slots& scales) {
+Status check_not_fresh(Context& context, const float8_scale_slots& scales) {
   if (!context.state().keeps_records()) [[likely]] {
     return {};
   }
   const ScaleSlots slots = ScaleSlots::of(scales);
   if (!context.state().records.is_fresh(slots.amax)) return {};
   if (context.options().emulate && *slots.scale != 1.0F) return {};
-  return fail(ErrorCode::kInvalidArgument,
-              "{}.first_step is 0, the scale state was initialised and has not seen a step; set "
-              "it in all calls of the first step",
-              args);
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "float8_step.first_step is 0, the scale state was initialised and has not seen a step; "
+      "set it in all calls of the first step");
 }
 
 Status launch_scale_update(const Context::State& context, const Kernel& kernel,
