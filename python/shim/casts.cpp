@@ -461,9 +461,9 @@ std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t
 
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
                                         int64_t operand, int64_t whole_rows, int64_t copies) {
-  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows, copies);
-  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
-  return {quantizer.amax_words, quantizer.row_amax_words};
+  const CopyLayout at =
+      copy_layout(key_of_shards(rows_max, cols, config, operand, whole_rows, copies), 0);
+  return {at.amax_words, at.row_amax_words};
 }
 
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(

@@ -92,7 +92,7 @@ Status Quantizer::lay_out(int sm_count) {
   if (cuts_blocks) whole_rows_ = desc_.whole_rows;
   layout_ = quantizer_layout(linear.shape, kernels_, sm_count, desc_.operand, desc_.qt, whole_rows_,
                              scale_apart);
-  return {};
+  return desc_.over_ranks ? lay_out_shards() : Status{};
 }
 
 Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<Context>& context,
@@ -119,6 +119,8 @@ Result<float8_layout> Quantizer::layout_of(const QuantizerDesc& desc, int64_t ro
   layout.q_inverse_scale = at.q_inverse.offset();
   layout.qt_inverse_scale = at.qt_inverse.offset();
   layout.q_scale_apart = at.q_inverse.slot() == Ref(Slot::kTransposed).slot() ? 1 : 0;
+  layout.amax_words = static_cast<size_t>(quantizer.amax_words());
+  layout.row_amax_words = static_cast<size_t>(quantizer.row_amax_words());
   return layout;
 }
 
@@ -150,7 +152,7 @@ Status Quantizer::check_flag() const {
               "float8_quantizer_desc.noop_flag is set; it is for FLOAT8_WEIGHT without over_ranks");
 }
 
-Status Quantizer::plan_shards() {
+Status Quantizer::lay_out_shards() {
   if (is_delayed()) {
     return fail(ErrorCode::kUnsupported,
                 "recipe {} has delayed scaling, whose amaxes float8_scales_sync reduces; "
@@ -171,6 +173,10 @@ Status Quantizer::plan_shards() {
   words_ = shard_words(passes, desc_.rows, desc_.cols, whole_rows_);
   place_shard_words(words_, layout_.tensors.of(desc_.operand));
   layout_.workspace_bytes = 0;
+  return {};
+}
+
+Status Quantizer::plan_shards() {
   const ListedTensor tensor = listed();
   shards_ = F8_TRY(CastList::plan(context_, std::span(&tensor, 1)));
   return {};

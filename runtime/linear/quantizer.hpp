@@ -73,6 +73,7 @@ class Quantizer {
   [[nodiscard]] Status lay_out(int sm_count);
   [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
   [[nodiscard]] Status plan_launches();
+  [[nodiscard]] Status lay_out_shards();
   [[nodiscard]] Status plan_shards();
   [[nodiscard]] Status plan_swiglu();
   // What a list's plan reads of the tensors that calls cast.

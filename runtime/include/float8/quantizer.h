@@ -107,6 +107,8 @@ typedef struct float8_layout {
   size_t qt_inverse_scale; /* an offset in `transposed` */
   int32_t q_scale_apart;   /* 1: q_inverse_scale is in `transposed` */
   int32_t reserved;        /* 0 */
+  size_t amax_words;       /* float8_quantizer_amax_words() */
+  size_t row_amax_words;   /* float8_quantizer_row_amax_words() */
 } float8_layout;
 /* Fills *layout for a tensor of `rows` rows, without a plan and a device. The caller sets
  * layout->struct_size. */

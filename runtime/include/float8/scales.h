@@ -20,7 +20,7 @@
 #ifndef FLOAT8_SCALES_H_
 #define FLOAT8_SCALES_H_
 
-#include "float8/call.h"
+#include "float8/linear.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,6 +50,10 @@ FLOAT8_API void float8_scales_destroy(float8_scales* scales);
 /* Returns the bytes of a state. The result is 0 for NULL, and where no linear has delayed scaling:
  * then `state` may be NULL and the calls below do nothing. */
 FLOAT8_API size_t float8_scales_bytes(const float8_scales* scales);
+/* Sets *bytes to float8_scales_bytes() of a state of linears with these descriptions, without a plan and a
+ * device. `history` is as in float8_scales_desc. */
+FLOAT8_API float8_status float8_scales_size(const float8_linear_desc* const* linears, size_t count,
+                                            int32_t history, size_t* bytes);
 /* Sets all scales to 1 and empties the histories: the calls of the first step then have first_step
  * set. The call copies from the host, so it does not belong into a graph. */
 FLOAT8_API float8_status float8_scales_init(const float8_scales* scales, void* state,

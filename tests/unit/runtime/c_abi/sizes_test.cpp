@@ -84,6 +84,61 @@ TEST_P(Sizes, AndPlacesOfCopiesAreThePlans) {
   }
 }
 
+TEST_P(Sizes, OfMaximaOfShardsAreThePlans) {
+  for (const int64_t whole_rows : {int64_t{0}, 2 * kM}) {
+    float8_quantizer_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.operand = FLOAT8_WEIGHT;
+    desc.rows_max = kM;
+    desc.cols = kK;
+    desc.recipe = GetParam();
+    desc.over_ranks = 1;
+    desc.whole_rows = whole_rows;
+    float8_layout layout{};
+    layout.struct_size = sizeof layout;
+    const float8_status status = float8_tensor_layout(&desc, kM, &layout);
+    float8_quantizer* quantizer = nullptr;
+    ASSERT_EQ(status, float8_quantizer_plan(context_.get(), &desc, &quantizer))
+        << float8_last_error();
+    if (status != FLOAT8_OK) continue;
+    EXPECT_EQ(layout.amax_words, float8_quantizer_amax_words(quantizer));
+    EXPECT_EQ(layout.row_amax_words, float8_quantizer_row_amax_words(quantizer));
+    float8_quantizer_destroy(quantizer);
+  }
+}
+
+TEST_P(Sizes, OfAScaleStateAreThePlans) {
+  float8_linear_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.m_max = kM;
+  desc.n = kN;
+  desc.k = kK;
+  desc.recipe = GetParam();
+  float8_linear_desc other = desc;
+  other.recipe = "delayed";
+  const float8_linear_desc* const descs[] = {&desc, &desc, &other};
+  float8_linear *one = nullptr, *two = nullptr;
+  ASSERT_EQ(float8_linear_plan(context_.get(), &desc, &one), FLOAT8_OK);
+  ASSERT_EQ(float8_linear_plan(context_.get(), &other, &two), FLOAT8_OK);
+  const float8_linear* const linears[] = {one, one, two};
+  for (const int32_t history : {0, 1, 1024}) {
+    float8_scales_desc of{};
+    of.struct_size = sizeof of;
+    of.linears = linears;
+    of.count = 3;
+    of.history = history;
+    float8_scales* scales = nullptr;
+    ASSERT_EQ(float8_scales_plan(context_.get(), &of, &scales), FLOAT8_OK) << float8_last_error();
+    size_t bytes = 1;
+    ASSERT_EQ(float8_scales_size(descs, 3, history, &bytes), FLOAT8_OK) << float8_last_error();
+    EXPECT_EQ(bytes, float8_scales_bytes(scales));
+    EXPECT_GT(bytes, 0U);
+    float8_scales_destroy(scales);
+  }
+  float8_linear_destroy(one);
+  float8_linear_destroy(two);
+}
+
 INSTANTIATE_TEST_SUITE_P(Recipes, Sizes,
                          ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
                                            "blockwise"));
@@ -114,6 +169,16 @@ TEST(SizesMisuse, IsOneClearError) {
   layout.struct_size = sizeof layout;
   EXPECT_EQ(float8_tensor_layout(&of, 17, &layout), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("rows is 17")) << float8_last_error();
+  size_t bytes = 0;
+  EXPECT_EQ(float8_scales_size(nullptr, 0, 0, &bytes), FLOAT8_OK);
+  EXPECT_EQ(bytes, 0U);
+  EXPECT_EQ(float8_scales_size(nullptr, 1, 0, &bytes), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("linears is NULL")) << float8_last_error();
+  const float8_linear_desc* none = nullptr;
+  EXPECT_EQ(float8_scales_size(&none, 1, 0, &bytes), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_size(nullptr, 0, 1025, &bytes), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_size(nullptr, 0, 0, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("bytes is NULL")) << float8_last_error();
 }
 
 TEST(RecipeCheck, SaysWhyNot) {
