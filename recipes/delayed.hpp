@@ -16,7 +16,7 @@
 //
 // An amax that is not finite never enters a history, and a policy decides what becomes of its step.
 // Under `propagate`, whose casts let a trainer see it, the step counts for no operand of the model:
-// all histories and scales stay as they are. `hold` freezes the history and scale of that operand
+// all histories and scales stay as they are. `saturate` freezes the history and scale of that operand
 // alone. A trainer may also drop a step itself (found_inf). A dropped step leaves a state without a
 // history at scale 1: a first step over ranks may have left its own scale there.
 #pragma once

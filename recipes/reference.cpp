@@ -196,7 +196,8 @@ Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype, std::vec
 }
 
 Fp8Matrix cast_delayed(const Matrix& x, Dtype dtype, float scale, NonFinite non_finite) {
-  if (non_finite == NonFinite::kHold) return cast_with_scales(x, AmaxOver::kTensor, dtype, {scale});
+  if (non_finite == NonFinite::kSaturate)
+    return cast_with_scales(x, AmaxOver::kTensor, dtype, {scale});
   Matrix shown = x;
   for (float& value : shown.values) {
     if (std::isinf(value)) value = std::numeric_limits<float>::quiet_NaN();

@@ -59,7 +59,7 @@ struct Fp8Matrix {
 [[nodiscard]] Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype,
                                          std::vector<float> scales);
 // Casts with a delayed scale, which knows nothing of x: under kPropagate infinities become NaN, so
-// that they show as they do where the scale is x's own; under kHold they saturate.
+// that they show as they do where the scale is x's own; under kSaturate they saturate.
 [[nodiscard]] Fp8Matrix cast_delayed(const Matrix& x, Dtype dtype, float scale,
                                      NonFinite non_finite = NonFinite::kPropagate);
 // Gives the transposed copy [cols][rows]. `over` is about the result, so kRow here reduces x over

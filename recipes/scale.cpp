@@ -20,7 +20,7 @@ float power_of_two(float scale) {
 }
 
 float scale_from_amax(float amax, Dtype format, bool pow2, NonFinite non_finite) {
-  if (non_finite == NonFinite::kHold && !std::isfinite(amax)) return 1.0F;
+  if (non_finite == NonFinite::kSaturate && !std::isfinite(amax)) return 1.0F;
   // A NaN passes: it is not smaller than anything.
   const double wide = amax;
   const double divisor = wide < kSmallestAmax ? kSmallestAmax : wide;

@@ -7,7 +7,7 @@
 //
 // A policy decides what an amax that is not finite does. `propagate`: a NaN amax gives a NaN scale,
 // with pow2 too, and an infinite amax gives scale 0, whose inverse is infinite; a GEMM of either
-// gives NaN. `hold`: casts saturate. The scale is 1, so that finite values are cast as they are and
+// gives NaN. `saturate`: casts saturate. The scale is 1, so that finite values are cast as they are and
 // infinities become the format's largest value. (Delayed scaling freezes: it keeps its scale.)
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace f8 {
 
-enum class NonFinite : uint8_t { kPropagate, kHold };
+enum class NonFinite : uint8_t { kPropagate, kSaturate };
 
 [[nodiscard]] float scale_from_amax(float amax, Dtype format, bool pow2,
                                     NonFinite non_finite = NonFinite::kPropagate);

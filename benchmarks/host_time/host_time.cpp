@@ -94,25 +94,30 @@ Status print_linear(const std::shared_ptr<Context>& context, const Recipe& recip
   const Memory state(driver, scales.bytes());
   F8_TRY(scales.init(state.get(), nullptr));
   if (scales.count() > 0) slots = scales.slots(state.get(), 0);
-  const ForwardCall forward{
-      .x = x.get(), .w = w.get(), .y = y.get(), .saved = saved.get(), .m = m, .scales = slots};
-  const BackwardCall backward{.dy = dy.get(),
-                              .saved = saved.get(),
-                              .dx = dx.get(),
-                              .dw = dw.get(),
-                              .m = m,
-                              .x = x.get(),
-                              .w = w.get(),
+  const ForwardCall forward{.m = m,
+                            .x = {x.get()},
+                            .w = {w.get()},
+                            .y = {y.get()},
+                            .saved = {saved.get()},
+                            .workspace = {workspace.get()},
+                            .scales = slots};
+  const BackwardCall backward{.m = m,
+                              .dy = {dy.get()},
+                              .x = {x.get()},
+                              .w = {w.get()},
+                              .dx = {dx.get()},
+                              .dw = {dw.get()},
+                              .saved = {saved.get()},
+                              .workspace = {workspace.get()},
                               .scales = slots};
-  const Times of_forward = F8_TRY(
-      time_of(driver, calls, [&] { return linear->forward(forward, workspace.get(), nullptr); }));
-  const Times of_backward = F8_TRY(
-      time_of(driver, calls, [&] { return linear->backward(backward, workspace.get(), nullptr); }));
+  const Times of_forward =
+      F8_TRY(time_of(driver, calls, [&] { return linear->forward(forward, nullptr); }));
+  const Times of_backward =
+      F8_TRY(time_of(driver, calls, [&] { return linear->backward(backward, nullptr); }));
   F8_TRY(driver.check(driver.ctx_synchronize(), "cuCtxSynchronize"));
   print("{:<20} {:<20} {:>8} {:>8.2f} {:>8.2f} {:>9} {:>8.2f} {:>8.2f}\n", recipe.name,
-        to_string(shape), linear->forward_steps(forward, workspace.get()).size(), of_forward.median,
-        of_forward.fast, linear->backward_steps(backward, workspace.get()).size(),
-        of_backward.median, of_backward.fast);
+        to_string(shape), linear->forward_steps(forward).size(), of_forward.median, of_forward.fast,
+        linear->backward_steps(backward).size(), of_backward.median, of_backward.fast);
   return {};
 }
 

@@ -59,16 +59,16 @@ int run() {
   const std::vector<Bf16> w = random_matrix(n, k, 2);
   Device device;
   float8::ForwardArgs args;
-  args.x = device.upload(x);
-  args.w = device.upload(w);
-  args.y = device.allocate(static_cast<std::size_t>(m * n) * sizeof(Bf16));
-  void* workspace = device.allocate(linear.workspace_bytes());
+  args.x.data = device.upload(x);
+  args.w.data = device.upload(w);
+  args.y.data = device.allocate(static_cast<std::size_t>(m * n) * sizeof(Bf16));
+  args.workspace.data = device.allocate(linear.workspace_bytes());
 
-  if (const float8::Status status = linear.forward(args, workspace, nullptr); !status) {
+  if (const float8::Status status = linear.forward(args, nullptr); !status) {
     std::fprintf(stderr, "linear_forward: %s\n", status.message().c_str());
     return 1;
   }
-  const std::vector<Bf16> y = device.download<Bf16>(args.y, static_cast<std::size_t>(m * n));
+  const std::vector<Bf16> y = device.download<Bf16>(args.y.data, static_cast<std::size_t>(m * n));
 
   double signal = 0, noise = 0;
   for (std::int64_t row = 0; row < m; row += 37) {

@@ -134,7 +134,7 @@ class Ranks {
       args.whole = &whole;
       args.shard_rows = own.rows;
       args.communicator = nccl_;
-      check(float8_gather_tensor(context.get(), &args, nullptr, nullptr));
+      check(float8_gather_tensor(context.get(), &args, nullptr));
       return check(float8_comm_wait(context.get(), nccl_, "the gather of w", 0, nullptr));
     }
     const auto gather = [](const void* from, void* to, std::int64_t bytes) {
@@ -174,38 +174,40 @@ std::vector<Bf16> sharded(const Ranks& ranks, const float8::Context& context, Me
 
   const auto first = w.begin() + ranks.rank * kRows * kK;
   float8::QuantizeArgs args;
-  args.x = memory.upload({first, first + kRows * kK});
-  args.tensor = memory.allocate(shard.tensor_bytes());
+  args.x.data = memory.upload({first, first + kRows * kK});
+  args.tensor.data = memory.allocate(shard.tensor_bytes());
   args.amax = static_cast<std::uint32_t*>(memory.allocate(shard.amax_words() * 4));
   args.row_amax = static_cast<std::uint32_t*>(memory.allocate(shard.row_amax_words() * 4));
   check(shard.find_amax(args, nullptr));
   ranks.sync_amax(args.amax, shard.amax_words());
-  check(shard.run(args, nullptr, nullptr));
+  check(shard.run(args, nullptr));
 
-  const float8::Tensor own = shard.view(args.tensor, kRows).value();
+  const float8::Tensor own = shard.view(args.tensor.data, kRows).value();
   float8::Tensor q = whole.view(memory.allocate(whole.tensor_bytes()), kRows * ranks.count).value();
   q.qt = nullptr;  // a forward reads q alone
   ranks.gather_q(context, own, q);
 
   float8::ForwardArgs forward;
-  forward.x = x;
-  forward.w_tensor = &q;
+  forward.x.data = x;
+  forward.w.fp8 = &q;
   const auto elements = static_cast<std::size_t>(kTokens * kRows * ranks.count);
-  forward.y = memory.allocate(elements * sizeof(Bf16));
-  check(linear.forward(forward, workspace, nullptr));
-  return memory.download(forward.y, elements);
+  forward.y.data = memory.allocate(elements * sizeof(Bf16));
+  forward.workspace.data = workspace;
+  check(linear.forward(forward, nullptr));
+  return memory.download(forward.y.data, elements);
 }
 
 // The same with the whole weight on this device.
 std::vector<Bf16> on_one_device(Memory& memory, const float8::Linear& linear, void* workspace,
                                 const void* x, const std::vector<Bf16>& w) {
   float8::ForwardArgs forward;
-  forward.x = x;
-  forward.w = memory.upload(w);
+  forward.x.data = x;
+  forward.w.data = memory.upload(w);
   const std::size_t elements = kTokens * w.size() / kK;
-  forward.y = memory.allocate(elements * sizeof(Bf16));
-  check(linear.forward(forward, workspace, nullptr));
-  return memory.download(forward.y, elements);
+  forward.y.data = memory.allocate(elements * sizeof(Bf16));
+  forward.workspace.data = workspace;
+  check(linear.forward(forward, nullptr));
+  return memory.download(forward.y.data, elements);
 }
 
 int run(Ranks& ranks, bool emulate, const std::string& table) {

@@ -61,22 +61,25 @@ class Linears {
 
   // Begins a step. In the first step of all, delayed scaling has no scales of earlier ones.
   void begin(bool first_step) {
-    first_step_ = first_step;
+    step_ = {.first_step = first_step, .ranks = device_.handle()};
+    const float8::Step cast_step{.first_step = first_step,
+                                 .ranks = is_delayed_ ? device_.handle() : nullptr};
     if (!casts_) return;
-    for (float8::QuantizeArgs& args : cast_args_) args.first_step = first_step;
-    if (!is_delayed_) check(casts_->find_amax(cast_args_, device_.stream()));
+    if (!is_delayed_) check(casts_->find_amax({}, cast_args_, device_.stream()));
     if (amax_words_ > 0 && device_.communicator != nullptr) {
       check(device_.communicator->sync_amax(amax_, amax_words_, device_.stream()));
     }
-    check(casts_->run(cast_args_, workspace_, device_.stream()));
+    check(
+        casts_->run({.workspace = {workspace_}, .step = &cast_step}, cast_args_, device_.stream()));
   }
 
   void forward(size_t index, const void* x, void* y) {
     float8::ForwardArgs args;
     set_common(layers_[index], args, false);
-    args.x = x;
-    args.y = y;
-    check(layers_[index].linear.forward(args, workspace_, device_.stream()));
+    args.x.data = x;
+    args.y.data = y;
+    args.workspace.data = workspace_;
+    check(layers_[index].linear.forward(args, device_.stream()));
   }
 
   // x is the forward's. The gradient of the weight is then that of all ranks and micro-batches so far.
@@ -85,11 +88,12 @@ class Linears {
     float* const grad = grads_ + layer.weight.offset;
     float8::BackwardArgs args;
     set_common(layer, args, true);
-    args.dy = dy;
-    args.x = x;
-    args.dx = dx;
-    args.dw = gradient_target(device_, grad, dw_, micro_batch);
-    check(layer.linear.backward(args, workspace_, device_.stream()));
+    args.dy.data = dy;
+    args.x.data = x;
+    args.dx.data = dx;
+    args.dw.data = gradient_target(device_, grad, dw_, micro_batch);
+    args.workspace.data = workspace_;
+    check(layer.linear.backward(args, device_.stream()));
     add_gradient(device_, grad, dw_, layer.weight.shard_size(), true, micro_batch);
   }
 
@@ -146,15 +150,14 @@ class Linears {
       const auto& shard = layer.cast_shard = plan_cast(config, weight, rows, !is_delayed_).value();
       plans.push_back(*shard);
       float8::QuantizeArgs args;
-      args.x = weights_ + weight.offset;
-      args.tensor = layer.shard = device_.allocate(shard->tensor_bytes());
+      args.x.data = weights_ + weight.offset;
+      args.tensor.data = layer.shard = device_.allocate(shard->tensor_bytes());
       args.rows = weight.rows;
       args.first_row = weight.first_row;
       if (const size_t words = shard->row_amax_words(); words > 0) {
         args.row_amax = device_.take<u32>(static_cast<i64>(words));
       }
       args.scales = layer.slots;
-      if (is_delayed_) args.ranks = device_.handle();
       cast_args_.push_back(args);
       amax_words_ += shard->amax_words();
       const float8::Tensor view = layer.cast_whole->view(layer.shard, weight.n).value();
@@ -177,16 +180,15 @@ class Linears {
   // Sets what the arguments of forward and backward have alike.
   template <class Args>
   void set_common(Layer& layer, Args& args, bool backward) {
-    args.saved = layer.saved;
+    args.saved.data = layer.saved;
     args.scales = layer.slots;
-    args.first_step = first_step_;
-    args.ranks = device_.handle();
+    args.step = &step_;
     const Weight& weight = layer.weight;
     if (layer.cast_shard) {
-      w_tensor_ = fp8_weight(layer, backward);
-      args.w_tensor = &w_tensor_;
+      w_fp8_ = fp8_weight(layer, backward);
+      args.w.fp8 = &w_fp8_;
     } else {
-      args.w = device_.gather(weights_ + weight.offset, whole_bf16_, weight.shard_size());
+      args.w.data = device_.gather(weights_ + weight.offset, whole_bf16_, weight.shard_size());
     }
   }
 
@@ -199,17 +201,18 @@ class Linears {
     if (device_.communicator == nullptr) return shard;
     float8::Tensor whole = layer.cast_whole->view(whole_fp8_, weight.n).value();
     (backward ? whole.q : whole.qt) = nullptr;
-    const float8::GatherArgs args{
-        .shard = &shard, .whole = &whole, .shard_rows = weight.shard_rows};
-    check(device_.communicator->gather_tensor(device_.context(), args, gather_workspace_,
-                                              device_.stream()));
+    const float8::GatherArgs args{.shard = &shard,
+                                  .whole = &whole,
+                                  .shard_rows = weight.shard_rows,
+                                  .workspace = {gather_workspace_}};
+    check(device_.communicator->gather_tensor(device_.context(), args, device_.stream()));
     return whole;
   }
 
   Device& device_;
   const u16* weights_;
   float* grads_;
-  bool first_step_ = true;
+  float8::Step step_;
   std::vector<Layer> layers_;
   std::optional<float8::Scales> scales_;
   bool is_delayed_ = false;
@@ -219,7 +222,7 @@ class Linears {
   u32* amax_ = nullptr;
   size_t amax_words_ = 0;
   // These serve one call at a time.
-  float8::Tensor w_tensor_;
+  float8::Tensor w_fp8_;
   void *workspace_ = nullptr, *gather_workspace_ = nullptr;
   void* whole_fp8_ = nullptr;
   u16* whole_bf16_ = nullptr;

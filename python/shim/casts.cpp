@@ -35,10 +35,13 @@ void run_quantizer(const Quantizer& quantizer, const Place& place, const Tensor&
                    const Tensor& qt, float8_quantize_args args) {
   const Workspace workspace(place, quantizer.workspace_bytes);
   const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
-  args.tensor = (has_q ? q : qt).mutable_data_ptr();
-  args.transposed = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
-  args.launch_counts = workspace.launch_counts();
-  check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
+  args.tensor.data = (has_q ? q : qt).mutable_data_ptr();
+  args.transposed.data = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
+  float8_step step = args.step == nullptr ? float8_step{} : *args.step;
+  step.launch_counts.data = workspace.launch_counts();
+  args.step = &step;
+  args.workspace.data = workspace.data();
+  check(float8_quantize(quantizer.quantizer, &args, place.stream));
 }
 
 // The cast of an operand that an op names.
@@ -76,16 +79,16 @@ struct Cast {
 
   [[nodiscard]] float8_quantize_args args() const {
     float8_quantize_args args;
-    args.x = rows.data;
-    args.ld_x = rows.stride;
+    args.x.data = rows.data;
+    args.x.ld = rows.stride;
     args.rows = rows.rows;
     args.first_row = first_row;
     return args;
   }
 
   // The slots of a scale state are those of any linear of the recipe.
-  void set_scales(float8_quantize_args& args, const Tensor& state, int64_t layout,
-                  bool evaluate) const {
+  void set_scales(float8_quantize_args& args, float8_step& step, const Tensor& state,
+                  int64_t layout, bool evaluate) const {
     if (device_of(state) != place.device) {
       throw std::invalid_argument("float8: the scale state is on another device than x");
     }
@@ -103,8 +106,8 @@ struct Cast {
       linear = plan_for(any, place).linear;
     }
     args.scales = scales.slots(linear);
-    args.first_step = scales.first_step();
-    args.evaluate = evaluate;
+    step.first_step = scales.first_step();
+    step.evaluate = evaluate;
   }
 };
 
@@ -113,6 +116,7 @@ struct CastList {
   std::vector<Cast> casts;
   std::vector<const Quantizer*> quantizers;
   std::vector<float8_quantize_args> args;
+  float8_step step;
 
   // `dtypes`: what each x is rounded to; empty: x is cast as it is.
   void add(const std::vector<Tensor>& x, size_t i, int64_t config, int64_t operand,
@@ -131,6 +135,28 @@ struct CastList {
   }
 
   [[nodiscard]] const Place& place() const { return casts.front().place; }
+
+  // The args of a call, which are good until this list changes.
+  [[nodiscard]] float8_quantize_list_args list_args() const {
+    float8_quantize_list_args all;
+    all.tensors = args.data();
+    all.count = args.size();
+    all.step = &step;
+    return all;
+  }
+
+  // All tensors of a list are in a first step, or none is.
+  void set_scales(size_t i, const Tensor& state, int64_t layout) {
+    float8_step of_tensor;
+    casts[i].set_scales(args[i], of_tensor, state, layout, false);
+    if (i > 0 && of_tensor.first_step != step.first_step) {
+      throw std::invalid_argument(
+          "float8: some scale states of a list are in their first step, and some are not; cast "
+          "them "
+          "in two lists");
+    }
+    step = of_tensor;
+  }
 
   // Casts into copies that are given, else into new ones, which are the result.
   std::vector<Tensor> run(const std::optional<std::vector<Tensor>>& into) {
@@ -151,15 +177,16 @@ struct CastList {
       }
       const std::vector<Tensor>& copies = into ? *into : made;
       const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
-      args[i].tensor = copies[2 * i + (has_q ? 0 : 1)].mutable_data_ptr();
+      args[i].tensor.data = copies[2 * i + (has_q ? 0 : 1)].mutable_data_ptr();
       if (has_q && quantizer.qt_bytes > 0) {
-        args[i].transposed = copies[2 * i + 1].mutable_data_ptr();
+        args[i].transposed.data = copies[2 * i + 1].mutable_data_ptr();
       }
     }
     const QuantizerList& list = quantizer_list_for(quantizers, place());
     const Workspace workspace(place(), list.workspace_bytes, Counts::kInFront);
-    check(float8_quantize_list(list.list, args.data(), args.size(), workspace.data(),
-                               place().stream));
+    float8_quantize_list_args all = list_args();
+    all.workspace.data = workspace.data();
+    check(float8_quantize_list(list.list, &all, place().stream));
     return made;
   }
 };
@@ -276,10 +303,12 @@ static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up
   Matrix of_up;
   if (up != nullptr) {
     of_up = as_matrix(*up);
-    args.up = of_up.data;
-    args.ld_up = of_up.stride;
+    args.up.data = of_up.data;
+    args.up.ld = of_up.stride;
   }
-  if (scales) cast.set_scales(args, *scales, layout, evaluate);
+  float8_step step;
+  args.step = &step;
+  if (scales) cast.set_scales(args, step, *scales, layout, evaluate);
   run_quantizer(quantizer, cast.place, q, qt, args);
   return {q, qt};
 }
@@ -309,7 +338,7 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
   const Matrix rows = as_matrix(weight);
   QuantizerKey key = cast_key(Config(config), place, FLOAT8_WEIGHT, rows.rows, rows.cols, dtype,
                               FLOAT8_BOTH_COPIES);
-  key.weight_flag = true;
+  key.noop_flag = true;
   key.f32_source =
       element_type(dtype_of(weight), "the weight") == FLOAT8_F32 && key.dtype != FLOAT8_F32;
   const Quantizer& quantizer = quantizer_for(key, place);
@@ -320,23 +349,22 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
   }
   auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
   float8_fingerprint_args compare;
-  compare.w = rows.data;
+  compare.w = {rows.data, rows.stride};
   compare.n = rows.rows;
   compare.k = rows.cols;
-  compare.ld_w = rows.stride;
   compare.dtype = element_type(dtype_of(weight), "the weight");
   compare.seed = static_cast<uint64_t>(key.dtype) << 8 | static_cast<uint64_t>(compare.dtype);
   compare.fingerprint = kept;
-  compare.valid = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
+  compare.noop_flag = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
   check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
   try {
     const Tensor typed = key.f32_source ? weight : to_dtype(weight, dtype);
     const Matrix source = as_matrix(typed);
     float8_quantize_args args;
-    args.x = source.data;
-    args.ld_x = source.stride;
+    args.x.data = source.data;
+    args.x.ld = source.stride;
     args.rows = source.rows;
-    args.valid = compare.valid;
+    args.noop_flag = compare.noop_flag;
     run_quantizer(quantizer, place, q, qt, args);
   } catch (...) {
     // The fingerprint is one of which there is no cast.
@@ -390,8 +418,8 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
   Tensor row_amax = empty_words(shards.row_amax_words, shards.place().device);
   shards.set_words(amax, row_amax);
   const QuantizerList& list = quantizer_list_for(shards.quantizers, shards.place());
-  check(float8_quantize_list_amax(list.list, shards.args.data(), shards.args.size(),
-                                  shards.place().stream));
+  const float8_quantize_list_args all = shards.list_args();
+  check(float8_quantize_list_amax(list.list, &all, shards.place().stream));
   return {amax, row_amax};
 }
 
@@ -426,16 +454,16 @@ std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t
   CastList list;
   for (size_t i = 0; i < x.size(); ++i) {
     list.add(x, i, config, operand, dtypes);
-    list.casts[i].set_scales(list.args[i], scales[i], layout, false);
+    list.set_scales(i, scales[i], layout);
   }
   return list.run(into);
 }
 
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
                                         int64_t operand, int64_t whole_rows, int64_t copies) {
-  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows, copies);
-  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
-  return {quantizer.amax_words, quantizer.row_amax_words};
+  const CopyLayout at =
+      copy_layout(key_of_shards(rows_max, cols, config, operand, whole_rows, copies), 0);
+  return {at.amax_words, at.row_amax_words};
 }
 
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(

@@ -4,7 +4,7 @@
 //   bits 0-3    a named recipe (kRecipeNames), 0: the custom settings of bits 16 to 54
 //   bit 4       the device is emulated: tensors are on the CPU
 //   bit 5       forward saves nothing, backward casts x and w again
-//   bit 6       dynamic scales of non-finite amaxes saturate (FLOAT8_HOLD)
+//   bit 6       dynamic scales of non-finite amaxes saturate (FLOAT8_SATURATE)
 //   bit 7       backward reads x
 //   bit 8       backward reads the weight
 //   bit 9       the linear has a bias
@@ -32,7 +32,7 @@ class Config {
 
   [[nodiscard]] bool emulate() const { return bit(4); }
   [[nodiscard]] bool recompute() const { return bit(5); }
-  [[nodiscard]] bool hold() const { return bit(6); }
+  [[nodiscard]] bool saturate() const { return bit(6); }
   [[nodiscard]] bool reads_x() const { return bit(7); }
   [[nodiscard]] bool reads_weight() const { return bit(8); }
   [[nodiscard]] bool bias() const { return bit(9); }

@@ -123,10 +123,12 @@ void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const T
   float8_gemm_args args;
   args.a = &a_view;
   args.b = &b_view;
-  args.d = d.mutable_data_ptr();
+  args.d.data = d.mutable_data_ptr();
+  args.d.accumulate = accumulate;
   if (bias) args.bias = bias->mutable_data_ptr();
   const Workspace workspace(place, plan.workspace_bytes);
-  check(float8_gemm(plan.plan, &args, workspace.data(), place.stream));
+  args.workspace.data = workspace.data();
+  check(float8_gemm(plan.plan, &args, place.stream));
 }
 
 }  // namespace float8_torch

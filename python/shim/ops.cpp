@@ -223,11 +223,12 @@ struct LinearCall {
   }
 
   template <class Args>
-  void set_scales(Args& args, const Tensor& tensor, int64_t layout, const Plan& plan) const {
+  void set_scales(Args& args, float8_step& step, const Tensor& tensor, int64_t layout,
+                  const Plan& plan) const {
     check_device(tensor, "the scale state");
     const Scales scales(tensor, layout, config, place);
     args.scales = scales.slots(plan.linear);
-    args.first_step = scales.first_step();
+    step.first_step = scales.first_step();
   }
 };
 
@@ -273,15 +274,14 @@ std::tuple<Tensor, Tensor> linear_forward(
   const size_t saved_bytes = save ? plan.saved_bytes(x_given, w_given) : 0;
   Tensor saved = empty_bytes(static_cast<int64_t>(saved_bytes), call.place.device);
   float8_forward_args args;
-  args.x = rows.data;
-  args.ld_x = rows.stride;
+  args.x = {rows.data, rows.stride};
   Matrix w;
   if (!w_q || w_q->numel() == 0) {
     w = as_matrix(to_dtype(weight, call.dtype));
-    args.w = w.data;
-    args.ld_w = w.stride;
+    args.w.data = w.data;
+    args.w.ld = w.stride;
   }
-  args.y = y.mutable_data_ptr();
+  args.y.data = y.mutable_data_ptr();
   args.m = rows.rows;
   Tensor typed_bias;
   if (bias) {
@@ -296,18 +296,19 @@ std::tuple<Tensor, Tensor> linear_forward(
     args.bias = typed_bias.mutable_data_ptr();
   }
   if (saved_bytes > 0) {
-    args.saved = saved.mutable_data_ptr();
-    args.saved_bytes = saved_bytes;
+    args.saved = {saved.mutable_data_ptr(), saved_bytes};
   }
   float8_tensor x_view, w_view;
-  args.x_tensor = call.given(FLOAT8_INPUT, x_q, x_qt, rows.rows, x_view);
-  args.w_tensor = w_scales ? call.gathered(true, *w_q, *w_scales, 1, w_view)
-                           : call.given(FLOAT8_WEIGHT, w_q, w_qt, call.n, w_view);
-  args.evaluate = !save;
-  if (scales) call.set_scales(args, *scales, layout, plan);
+  args.x.fp8 = call.given(FLOAT8_INPUT, x_q, x_qt, rows.rows, x_view);
+  args.w.fp8 = w_scales ? call.gathered(true, *w_q, *w_scales, 1, w_view)
+                        : call.given(FLOAT8_WEIGHT, w_q, w_qt, call.n, w_view);
+  float8_step step{.evaluate = !save};
+  args.step = &step;
+  if (scales) call.set_scales(args, step, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
-  args.launch_counts = workspace.launch_counts();
-  check(float8_linear_forward(plan.linear, &args, workspace.data(), call.place.stream));
+  step.launch_counts.data = workspace.launch_counts();
+  args.workspace.data = workspace.data();
+  check(float8_linear_forward(plan.linear, &args, call.place.stream));
   return {y, saved};
 }
 
@@ -345,25 +346,23 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     throw std::invalid_argument("float8: the kernel of this linear's grad_input reads no shards");
   }
   float8_backward_args args;
-  args.dy = rows.data;
-  args.ld_dy = rows.stride;
+  args.dy = {rows.data, rows.stride};
   args.m = rows.rows;
-  if (want_dx) args.dx = dx.mutable_data_ptr();
-  if (want_dw) args.dw = dw.mutable_data_ptr();
-  if (want_db) args.db = db.mutable_data_ptr();
+  if (want_dx) args.dx.data = dx.mutable_data_ptr();
+  if (want_dw) args.dw.data = dw.mutable_data_ptr();
+  if (want_db) args.db.data = db.mutable_data_ptr();
   if (w_scales && !w_qt) {
     throw std::invalid_argument("float8: scales of a weight in fp8 are given without its copy");
   }
   const size_t saved_bytes = plan.saved_bytes(x_qt.has_value(), w_qt.has_value());
   if (saved_bytes > 0) {
     check_dense(saved, 1, device, "what forward saved");
-    args.saved = saved.mutable_data_ptr();
-    args.saved_bytes = static_cast<size_t>(saved.numel());
+    args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
   }
   float8_tensor x_view, w_view;
-  args.x_tensor = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view);
-  args.w_tensor = w_scales ? call.gathered(false, *w_qt, *w_scales, w_shards, w_view)
-                           : call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
+  args.x.fp8 = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view);
+  args.w.fp8 = w_scales ? call.gathered(false, *w_qt, *w_scales, w_shards, w_view)
+                        : call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
   Matrix inputs, w;
   const bool casts_x = call.config.recompute() || !x_qt || x_qt->numel() == 0;
   if (call.config.reads_x() && want_dw && casts_x) {
@@ -375,18 +374,21 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
                                   ", and dy and the weight ask for " +
                                   shape_text(rows.rows, call.k));
     }
-    args.x = inputs.data;
-    args.ld_x = inputs.stride;
+    args.x.data = inputs.data;
+    args.x.ld = inputs.stride;
   }
   if (call.config.reads_weight() && (!w_qt || w_qt->numel() == 0)) {
     w = as_matrix(to_dtype(weight, call.dtype));
-    args.w = w.data;
-    args.ld_w = w.stride;
+    args.w.data = w.data;
+    args.w.ld = w.stride;
   }
-  if (scales) call.set_scales(args, *scales, layout, plan);
+  float8_step step;
+  args.step = &step;
+  if (scales) call.set_scales(args, step, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
-  args.launch_counts = workspace.launch_counts();
-  check(float8_linear_backward(plan.linear, &args, workspace.data(), call.place.stream));
+  step.launch_counts.data = workspace.launch_counts();
+  args.workspace.data = workspace.data();
+  check(float8_linear_backward(plan.linear, &args, call.place.stream));
   return {dx, to_dtype(dw, call.weight_dtype), to_dtype(db, call.weight_dtype)};
 }
 

@@ -37,7 +37,7 @@ struct Hash {
                                               key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
-    const int64_t flags = (key.weight_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
+    const int64_t flags = (key.noop_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
                           (key.swiglu ? 1 << 15 : 0) | (key.over_ranks ? 2 : 0) | key.copies << 13;
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
@@ -128,7 +128,7 @@ float8_linear_desc layer_desc(const PlanKey& key) {
   desc.bias_grad = config.bias();
   desc.bias_grad_dtype = key.grad_dtype;
   desc.recompute = config.recompute();
-  desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   desc.weight_shards = key.weight_shards;
   return desc;
 }
@@ -153,10 +153,10 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   return plan;
 }
 
-std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
+// `custom` is what the desc points to.
+float8_quantizer_desc quantizer_desc(const QuantizerKey& key, float8_recipe& custom) {
   const Config config(key.config);
   float8_linear_desc recipe = {};
-  float8_recipe custom;
   config.set_recipe(recipe, custom);
   float8_quantizer_desc desc = {};
   desc.struct_size = sizeof desc;
@@ -167,16 +167,22 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.copies = key.copies;
   desc.over_ranks = key.over_ranks;
   desc.whole_rows = key.whole_rows;
-  desc.weight_flag = key.weight_flag;
+  desc.noop_flag = key.noop_flag;
   desc.f32_source = key.f32_source;
   desc.source = key.swiglu ? FLOAT8_SWIGLU : FLOAT8_PLAIN;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
-  desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
+  return desc;
+}
+
+std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
+  float8_recipe custom;
+  const float8_quantizer_desc desc = quantizer_desc(key, custom);
   auto made = std::make_unique<Quantizer>();
   made->context = context_of(key.device);
   check(float8_quantizer_plan(made->context, &desc, &made->quantizer));
-  if (key.weight_flag) check(float8_weights_compare(made->context, nullptr, 0, nullptr));
+  if (key.noop_flag) check(float8_weights_compare(made->context, nullptr, 0, nullptr));
   made->workspace_bytes = float8_quantizer_workspace_bytes(made->quantizer);
   made->qt_bytes = float8_quantizer_transposed_bytes(made->quantizer);
   made->q_bytes = float8_quantizer_tensor_bytes(made->quantizer) - made->qt_bytes;
@@ -360,10 +366,15 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
 }
 
 const float8_linear* any_plan(uint64_t config, int32_t device) {
-  AnyPlans& any = any_plans();
-  const std::lock_guard lock(any.mutex);
-  const auto found = any.plans.find({config, device});
-  return found == any.plans.end() ? nullptr : found->second;
+  {
+    AnyPlans& any = any_plans();
+    const std::lock_guard lock(any.mutex);
+    const auto found = any.plans.find({config, device});
+    if (found != any.plans.end()) return found->second;
+  }
+  if (device != kEmulated) return nullptr;
+  const PlanKey small{.config = config, .m_max = kRows, .n = 16, .k = 16, .device = kEmulated};
+  return plan_for(small, Place{.emulated = true}).linear;
 }
 
 std::vector<const float8_linear*> all_plans(int32_t device) {
@@ -376,48 +387,59 @@ std::vector<const float8_linear*> all_plans(int32_t device) {
 
 int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given,
                     bool weight_given) {
-  const PlanKey key{.config = config.bits(), .m_max = m, .n = n, .k = k, .device = kEmulated};
-  return static_cast<int64_t>(
-      plan_for(key, Place{.emulated = true}).saved_bytes(x_given, weight_given));
+  float8_recipe custom;
+  float8_linear_desc desc = layer_desc({.config = config.bits(), .m_max = m, .n = n, .k = k});
+  desc.m_max = m;
+  config.set_recipe(desc, custom);
+  float8_saved_bytes sizes{sizeof sizes, 0, 0};
+  check(float8_linear_sizes(&desc, &sizes));
+  return static_cast<int64_t>((x_given ? 0 : sizes.x) + (weight_given ? 0 : sizes.w));
+}
+
+static float8_layout layout_of(const QuantizerKey& key, int64_t rows) {
+  float8_recipe custom;
+  const float8_quantizer_desc desc = quantizer_desc(key, custom);
+  float8_layout layout{};
+  layout.struct_size = sizeof layout;
+  check(float8_tensor_layout(&desc, rows, &layout));
+  return layout;
 }
 
 QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_t operand,
                                bool backward, int64_t whole_rows) {
-  const QuantizerKey key{.config = config.of_casts(),
-                         .rows_max = rows,
-                         .cols = cols,
-                         .device = kEmulated,
-                         .operand = static_cast<int8_t>(operand_of(operand)),
-                         .copies = copies_of(config, operand_of(operand), backward),
-                         .over_ranks = whole_rows > 0,
-                         .whole_rows = whole_rows};
-  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
-  return {static_cast<int64_t>(quantizer.q_bytes), static_cast<int64_t>(quantizer.qt_bytes)};
+  const float8_layout layout =
+      layout_of({.config = config.of_casts(),
+                 .rows_max = rows,
+                 .cols = cols,
+                 .operand = static_cast<int8_t>(operand_of(operand)),
+                 .copies = copies_of(config, operand_of(operand), backward),
+                 .over_ranks = whole_rows > 0,
+                 .whole_rows = whole_rows},
+                0);
+  return {static_cast<int64_t>(layout.tensor_bytes - layout.transposed_bytes),
+          static_cast<int64_t>(layout.transposed_bytes)};
 }
 
 CopyLayout copy_layout(const QuantizerKey& key, int64_t rows) {
-  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
-  // A view only adds to addresses.
-  const uintptr_t q = uintptr_t{1} << 32;
-  const uintptr_t qt = uintptr_t{1} << 48;
-  float8_tensor view = {};
-  view.struct_size = sizeof view;
-  check(float8_quantizer_view(quantizer.quantizer, reinterpret_cast<const void*>(q),
-                              reinterpret_cast<const void*>(qt), rows, &view));
-  const auto from = [](const void* at, uintptr_t base) {
-    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) - base);
-  };
-  CopyLayout layout;
-  if (view.q != nullptr) {
-    layout.q_pitch = view.ld_q;
-    layout.scales_in_qt = reinterpret_cast<uintptr_t>(view.q_inverse_scale) >= qt;
-    layout.q_scales = from(view.q_inverse_scale, layout.scales_in_qt ? qt : q);
-  }
-  if (view.qt != nullptr) {
-    layout.qt_pitch = view.ld_qt;
-    layout.qt_scales = from(view.qt_inverse_scale, qt);
-  }
-  return layout;
+  const float8_layout at = layout_of(key, rows);
+  return {.q_pitch = at.ld_q,
+          .q_scales = static_cast<int64_t>(at.q_inverse_scale),
+          .scales_in_qt = at.q_scale_apart != 0,
+          .qt_pitch = at.ld_qt,
+          .qt_scales = static_cast<int64_t>(at.qt_inverse_scale),
+          .amax_words = static_cast<int64_t>(at.amax_words),
+          .row_amax_words = static_cast<int64_t>(at.row_amax_words)};
+}
+
+int64_t scale_state_bytes(uint64_t config, size_t count, int32_t history) {
+  float8_recipe custom;
+  float8_linear_desc desc = layer_desc({.config = config, .n = 16, .k = 16});
+  desc.m_max = 1;
+  Config(config).set_recipe(desc, custom);
+  const std::vector<const float8_linear_desc*> linears(count, &desc);
+  size_t bytes = 0;
+  check(float8_scales_size(linears.data(), linears.size(), history, &bytes));
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace float8_torch

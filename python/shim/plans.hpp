@@ -53,7 +53,7 @@ struct QuantizerKey {
   int8_t dtype = 0;
   int8_t copies = FLOAT8_Q_ALONE;  // a float8_copies
   bool over_ranks = false;         // calls cast shards of up to rows_max rows
-  bool weight_flag = false;        // casts look at a weight's flag
+  bool noop_flag = false;          // casts look at a weight's flag
   int64_t whole_rows = 0;          // with over_ranks: of the whole, where shards may cut its blocks
   bool f32_source = false;         // the operand is in fp32, and is rounded to dtype as it is read
   bool swiglu = false;             // the operand is silu(x) up
@@ -132,7 +132,8 @@ struct Place {
 // side, each once.
 void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 
-// Any plan of that recipe on the device, null where no call has made one. `config` is Config::of_casts().
+// Any plan of that recipe on the device, null where no call has made one; on the emulated device one is
+// made then. `config` is Config::of_casts().
 [[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
 
 // All plans on the device (-1: emulated) so far.
@@ -163,7 +164,12 @@ struct CopyLayout {
   bool scales_in_qt = false;
   int64_t qt_pitch = 0;
   int64_t qt_scales = 0;
+  int64_t amax_words = 0;  // with over_ranks, as in Quantizer
+  int64_t row_amax_words = 0;
 };
 [[nodiscard]] CopyLayout copy_layout(const QuantizerKey& key, int64_t rows);
+
+// The bytes of a scale state of so many linears of the config's recipe.
+[[nodiscard]] int64_t scale_state_bytes(uint64_t config, size_t count, int32_t history);
 
 }  // namespace float8_torch

@@ -17,6 +17,7 @@
 #include "runtime/linear/tensor_gemm.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/quantize/fingerprint.hpp"
+#include "runtime/quantize/quantize.hpp"
 
 struct float8_context {
   std::shared_ptr<f8::runtime::Context> context;
@@ -152,6 +153,32 @@ Status write_struct(const char* name, const T& from, T* to) {
   return {};
 }
 
+inline Status need_zero(const char* field, int64_t value) {
+  if (value == 0) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{} is {}; it must be 0", field, value);
+}
+
+// What no call looks at in a result, and whether it may add to it.
+inline Status check_result(const char* args, const char* name, const float8_result& result,
+                           bool may_add, bool is_vector = false) {
+  if (result.reserved == 0 && (may_add || result.accumulate == 0) && (!is_vector || result.ld == 0))
+      [[likely]] {
+    return {};
+  }
+  if (result.reserved != 0) {
+    return fail(ErrorCode::kInvalidArgument, "{}.{}.reserved is {}; it must be 0", args, name,
+                result.reserved);
+  }
+  if (is_vector && result.ld != 0) {
+    return fail(ErrorCode::kInvalidArgument, "{}.{}.ld is {}; it is a vector: leave it 0", args,
+                name, result.ld);
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{}.{}.accumulate is set; the call writes it and adds to nothing", args, name);
+}
+
 // Replaces a pointer to the caller's view by one to this version's, kept in `held`.
 inline Status read_tensor(const char* name, const float8_tensor*& tensor, float8_tensor& held) {
   if (tensor == nullptr) [[likely]] {
@@ -162,28 +189,48 @@ inline Status read_tensor(const char* name, const float8_tensor*& tensor, float8
   return {};
 }
 
+// The same for a step, which becomes an ordinary one where there is none.
+inline Status read_step(const float8_step*& step, float8_step& held) {
+  if (step == nullptr) {
+    held = {};
+  } else {
+    F8_TRY(read_struct(step, "float8_step", held));
+  }
+  step = &held;
+  return {};
+}
+
 // A buffer's size, if the caller gave one.
-inline Status check_bytes(const char* args, const char* name, size_t given, size_t needed) {
-  if (given == 0 || given >= needed) [[likely]] {
+inline Status check_bytes(const char* args, const char* name, const float8_buffer& given,
+                          size_t needed) {
+  if (given.data == nullptr || given.bytes == 0 || given.bytes >= needed) [[likely]] {
     return {};
   }
-  return fail(ErrorCode::kInvalidArgument, "{}.{} is {}, {} bytes are needed", args, name, given,
-              needed);
+  return fail(ErrorCode::kInvalidArgument, "{}.{}.bytes is {}, {} bytes are needed", args, name,
+              given.bytes, needed);
+}
+
+// A step's launch counts, whose bytes depend on the device alone.
+inline Status check_launch_counts(const float8_step& step, const runtime::Context& context) {
+  return check_bytes("float8_step", "launch_counts", step.launch_counts,
+                     runtime::quantize_sync_bytes(context.device().sm_count));
+}
+
+// A matrix that a call reads as it is.
+inline Status need_plain(const char* args, const char* name, const float8_matrix& matrix) {
+  if (matrix.fp8 == nullptr) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}.{}.fp8 is given; the call casts data: leave it NULL",
+              args, name);
 }
 
 inline NonFinite non_finite_of(int32_t value) {
-  return value == FLOAT8_HOLD ? NonFinite::kHold : NonFinite::kPropagate;
+  return value == FLOAT8_SATURATE ? NonFinite::kSaturate : NonFinite::kPropagate;
 }
 
 // Copies a text as float8_linear_info describes it.
 [[nodiscard]] Status copy_text(const std::string& from, char* text, size_t bytes, size_t* needed);
-
-inline Status need_zero(const char* field, int64_t value) {
-  if (value == 0) [[likely]] {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument, "{} is {}; it must be 0", field, value);
-}
 
 // Checks a number that must be one of an enum's values, 0 to `last`.
 inline Status check_enum(const char* field, int64_t value, int64_t last) {

@@ -78,7 +78,7 @@ float8_status float8_amax_sync(uint32_t* amax_bits, size_t count, float8_nccl_co
 }
 
 float8_status float8_gather_tensor(float8_context* context, const float8_gather_args* args,
-                                   void* workspace, float8_stream stream) {
+                                   float8_stream stream) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(context, "context"));
     float8_gather_args known;
@@ -89,11 +89,12 @@ float8_status float8_gather_tensor(float8_context* context, const float8_gather_
     f8::runtime::GatherCall call;
     call.communicator = known.communicator;
     call.shard_rows = known.shard_rows;
+    call.workspace = known.workspace;
     F8_TRY(need(known.shard, "float8_gather_args.shard"));
     F8_TRY(need(known.whole, "float8_gather_args.whole"));
     F8_TRY(read_tensor("float8_gather_args.shard", known.shard, call.shard));
     F8_TRY(read_tensor("float8_gather_args.whole", known.whole, call.whole));
-    return f8::runtime::gather(*context->context, call, workspace, known.workspace_bytes, stream);
+    return f8::runtime::gather(*context->context, call, stream);
   });
 }
 

@@ -81,6 +81,10 @@ Result<Recipe> one_recipe(const char* in, const char* name, const float8_recipe*
 
 using namespace f8::c_abi;
 
+float8_status float8_recipe_check(const float8_recipe* recipe) {
+  return guarded([&]() -> f8::Status { return F8_TRY(custom_recipe(recipe)).validate(); });
+}
+
 float8_status float8_recipe_named(const char* name, float8_recipe* recipe) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(name, "name"));

@@ -2,6 +2,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/ranks.hpp"
 #include "runtime/c_abi/recipe.hpp"
+#include "runtime/device/call_array.hpp"
 
 using namespace f8::c_abi;
 
@@ -14,41 +15,100 @@ static_assert(static_cast<int>(f8::Gemm::kOutput) == FLOAT8_OUTPUT &&
 
 namespace {
 
-// Checks the sizes that a call gives, and finds its reduction over ranks.
-f8::Result<f8::runtime::AmaxReducer> open_call(const f8::runtime::Quantizer& plan,
-                                               const float8_quantize_args& known,
-                                               size_t workspace_bytes) {
-  F8_TRY(check_bytes("float8_quantize_args", "workspace_bytes", known.workspace_bytes,
-                     workspace_bytes));
-  F8_TRY(check_bytes(
-      "float8_quantize_args", "tensor_bytes", known.tensor_bytes,
-      plan.tensor_bytes() - (known.transposed == nullptr ? 0 : plan.transposed_bytes())));
-  const bool reduces = known.first_step != 0 && known.evaluate == 0 && plan.is_delayed();
-  return amax_reducer(plan.context(), "float8_quantize_args.ranks", known.ranks, reduces);
+constexpr const char* kQuantizeArgs = "float8_quantize_args";
+
+// Checks what no plan has to say of a cast's args.
+f8::Status check_args(const f8::runtime::Quantizer& plan, const float8_quantize_args& known) {
+  F8_TRY(need_plain(kQuantizeArgs, "x", known.x));
+  F8_TRY(need_plain(kQuantizeArgs, "up", known.up));
+  const bool apart = known.transposed.data != nullptr;
+  F8_TRY(check_bytes(kQuantizeArgs, "tensor", known.tensor,
+                     plan.tensor_bytes() - (apart ? plan.transposed_bytes() : 0)));
+  return check_bytes(kQuantizeArgs, "transposed", known.transposed, plan.transposed_bytes());
 }
 
-// Checks the args of a list's call for what no plan has to say.
-f8::Result<f8::runtime::AmaxReducer> open_list(const float8_quantizer_list& list,
-                                               const f8::runtime::QuantizeCalls& calls) {
-  f8::runtime::AmaxReducer reduce = nullptr;
-  for (size_t i = 0; i < std::min(calls.count, list.quantizers.size()); ++i) {
-    const auto check = [&]() -> f8::Status {
-      float8_quantize_args known;
-      F8_TRY(read_element(calls.given(i), calls.first, "float8_quantize_args", known));
-      const auto found =
-          F8_TRY(open_call(*list.quantizers[i], known, list.casts.workspace_bytes()));
-      if (found != nullptr) reduce = found;
-      return {};
-    };
-    if (f8::Status good = check(); !good) [[unlikely]] {
-      good.error().message = f8::format("args[{}]: {}", i, good.error().message);
-      return std::unexpected(std::move(good).error());
+f8::Status read_call(const float8_quantizer* quantizer, const float8_quantize_args* args,
+                     float8_quantize_args& known, float8_step& step) {
+  F8_TRY(need(quantizer, "quantizer"));
+  F8_TRY(read_struct(args, kQuantizeArgs, known));
+  F8_TRY(read_step(known.step, step));
+  const f8::runtime::Quantizer& plan = *quantizer->quantizer;
+  F8_TRY(check_launch_counts(step, plan.context()));
+  F8_TRY(check_bytes(kQuantizeArgs, "workspace", known.workspace, plan.workspace_bytes()));
+  return check_args(plan, known);
+}
+
+f8::Status read_call(const float8_quantizer_list* list, const float8_quantize_list_args* args,
+                     float8_quantize_list_args& known, float8_step& step) {
+  constexpr const char* kArgs = "float8_quantize_list_args";
+  F8_TRY(need(list, "list"));
+  F8_TRY(read_struct(args, kArgs, known));
+  F8_TRY(read_step(known.step, step));
+  if (known.count > 0) F8_TRY(need(known.tensors, "float8_quantize_list_args.tensors"));
+  F8_TRY(check_bytes(kArgs, "workspace", known.workspace, list->casts.workspace_bytes()));
+  const f8::runtime::CallArray<float8_quantize_args> tensors{known.count, known.tensors};
+  for (size_t i = 0; i < std::min(known.count, list->quantizers.size()); ++i) {
+    const f8::runtime::Quantizer& plan = *list->quantizers[i];
+    float8_quantize_args of;
+    f8::Status good = read_element(tensors.given(i), tensors.first, kQuantizeArgs, of);
+    if (good && i == 0) good = check_launch_counts(step, plan.context());
+    if (good) good = check_args(plan, of);
+    if (!good) [[unlikely]] {
+      good.error().message = f8::format("{}.tensors[{}]: {}", kArgs, i, good.error().message);
+      return good;
     }
   }
-  return reduce;
+  return {};
+}
+
+// The reduction of a call over ranks.
+f8::Result<f8::runtime::AmaxReducer> reducer_of(const f8::runtime::Quantizer& plan,
+                                                const float8_step& step) {
+  const bool reduces = step.first_step != 0 && step.evaluate == 0 && plan.is_delayed();
+  return amax_reducer(plan.context(), "float8_step.ranks", step.ranks, reduces);
 }
 
 }  // namespace
+
+namespace {
+
+f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* desc) {
+  float8_quantizer_desc known;
+  F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
+  F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
+  F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
+  F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_Q_FOR_RECOMPUTE));
+  f8::runtime::QuantizerDesc converted;
+  converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
+  converted.rows = known.rows_max;
+  converted.cols = known.cols;
+  converted.recipe = F8_TRY(one_recipe("float8_quantizer_desc", known.recipe, known.custom_recipe));
+  converted.dtype = F8_TRY(dtype_of("float8_quantizer_desc.dtype", known.dtype));
+  converted.f32_source = known.f32_source != 0;
+  converted.non_finite = non_finite_of(known.non_finite);
+  converted.count = known.count != 0;
+  converted.q = known.copies != FLOAT8_QT_ALONE;
+  converted.qt = known.copies == FLOAT8_BOTH_COPIES || known.copies == FLOAT8_QT_ALONE;
+  converted.scale_apart = known.copies == FLOAT8_Q_FOR_RECOMPUTE;
+  converted.over_ranks = known.over_ranks != 0;
+  converted.whole_rows = known.whole_rows;
+  converted.noop_flag = known.noop_flag != 0;
+  F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU));
+  converted.swiglu = known.source == FLOAT8_SWIGLU;
+  F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
+  return converted;
+}
+
+}  // namespace
+
+float8_status float8_tensor_layout(const float8_quantizer_desc* desc, int64_t rows,
+                                   float8_layout* layout) {
+  return guarded([&]() -> f8::Status {
+    const f8::runtime::QuantizerDesc converted = F8_TRY(described(desc));
+    const auto at = F8_TRY(f8::runtime::Quantizer::layout_of(converted, rows));
+    return write_struct("float8_layout", at, layout);
+  });
+}
 
 float8_status float8_quantizer_plan(float8_context* context, const float8_quantizer_desc* desc,
                                     float8_quantizer** out) {
@@ -56,30 +116,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     F8_TRY(need(out, "out"));
     *out = nullptr;
     F8_TRY(need(context, "context"));
-    float8_quantizer_desc known;
-    F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
-    F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
-    F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_HOLD));
-    F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_Q_FOR_RECOMPUTE));
-    f8::runtime::QuantizerDesc converted;
-    converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
-    converted.rows = known.rows_max;
-    converted.cols = known.cols;
-    converted.recipe =
-        F8_TRY(one_recipe("float8_quantizer_desc", known.recipe, known.custom_recipe));
-    converted.dtype = F8_TRY(dtype_of("float8_quantizer_desc.dtype", known.dtype));
-    converted.f32_source = known.f32_source != 0;
-    converted.non_finite = non_finite_of(known.non_finite);
-    converted.count = known.count != 0;
-    converted.q = known.copies != FLOAT8_QT_ALONE;
-    converted.qt = known.copies == FLOAT8_BOTH_COPIES || known.copies == FLOAT8_QT_ALONE;
-    converted.scale_apart = known.copies == FLOAT8_Q_FOR_RECOMPUTE;
-    converted.over_ranks = known.over_ranks != 0;
-    converted.whole_rows = known.whole_rows;
-    converted.weight_flag = known.weight_flag != 0;
-    F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU));
-    converted.swiglu = known.source == FLOAT8_SWIGLU;
-    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
+    const f8::runtime::QuantizerDesc converted = F8_TRY(described(desc));
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};
@@ -119,23 +156,22 @@ float8_status float8_quantizer_view(const float8_quantizer* quantizer, const voi
 }
 
 float8_status float8_quantize(const float8_quantizer* quantizer, const float8_quantize_args* args,
-                              void* workspace, float8_stream stream) {
+                              float8_stream stream) {
   return guarded([&]() -> f8::Status {
-    F8_TRY(need(quantizer, "quantizer"));
     float8_quantize_args known;
-    F8_TRY(read_struct(args, "float8_quantize_args", known));
+    float8_step step;
+    F8_TRY(read_call(quantizer, args, known, step));
     const f8::runtime::Quantizer& plan = *quantizer->quantizer;
-    const auto reduce = F8_TRY(open_call(plan, known, plan.workspace_bytes()));
-    return plan.run(known, workspace, stream, reduce);
+    return plan.run(known, stream, F8_TRY(reducer_of(plan, step)));
   });
 }
 
 float8_status float8_quantize_amax(const float8_quantizer* quantizer,
                                    const float8_quantize_args* args, float8_stream stream) {
   return guarded([&]() -> f8::Status {
-    F8_TRY(need(quantizer, "quantizer"));
     float8_quantize_args known;
-    F8_TRY(read_struct(args, "float8_quantize_args", known));
+    float8_step step;
+    F8_TRY(read_call(quantizer, args, known, step));
     return quantizer->quantizer->find_amax(known, stream);
   });
 }
@@ -167,26 +203,28 @@ size_t float8_quantizer_list_workspace_bytes(const float8_quantizer_list* list) 
 }
 
 float8_status float8_quantize_list(const float8_quantizer_list* list,
-                                   const float8_quantize_args* args, size_t count, void* workspace,
-                                   float8_stream stream) {
+                                   const float8_quantize_list_args* args, float8_stream stream) {
   return guarded([&]() -> f8::Status {
-    F8_TRY(need(list, "list"));
-    if (count > 0) F8_TRY(need(args, "args"));
-    const f8::runtime::QuantizeCalls calls{count, args};
-    const auto reduce = F8_TRY(open_list(*list, calls));
-    return list->casts.run(calls, workspace, stream, reduce);
+    float8_quantize_list_args known;
+    float8_step step;
+    F8_TRY(read_call(list, args, known, step));
+    f8::runtime::AmaxReducer reduce = nullptr;
+    for (const auto& quantizer : list->quantizers) {
+      const auto found = F8_TRY(reducer_of(*quantizer, step));
+      if (found != nullptr) reduce = found;
+    }
+    return list->casts.run(known, stream, reduce);
   });
 }
 
 float8_status float8_quantize_list_amax(const float8_quantizer_list* list,
-                                        const float8_quantize_args* args, size_t count,
+                                        const float8_quantize_list_args* args,
                                         float8_stream stream) {
   return guarded([&]() -> f8::Status {
-    F8_TRY(need(list, "list"));
-    if (count > 0) F8_TRY(need(args, "args"));
-    const f8::runtime::QuantizeCalls calls{count, args};
-    F8_TRY(open_list(*list, calls));
-    return list->casts.find_amax(calls, stream);
+    float8_quantize_list_args known;
+    float8_step step;
+    F8_TRY(read_call(list, args, known, step));
+    return list->casts.find_amax(known, stream);
   });
 }
 
@@ -223,17 +261,18 @@ size_t float8_gemm_workspace_bytes(const float8_gemm_plan* plan) {
 }
 
 float8_status float8_gemm(const float8_gemm_plan* plan, const float8_gemm_args* args,
-                          void* workspace, float8_stream stream) {
+                          float8_stream stream) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(plan, "plan"));
     float8_gemm_args known;
     F8_TRY(read_struct(args, "float8_gemm_args", known));
-    F8_TRY(check_bytes("float8_gemm_args", "workspace_bytes", known.workspace_bytes,
+    F8_TRY(check_result("float8_gemm_args", "d", known.d, true));
+    F8_TRY(check_bytes("float8_gemm_args", "workspace", known.workspace,
                        plan->gemm.workspace_bytes()));
     float8_tensor a, b;
     F8_TRY(read_tensor("float8_gemm_args.a", known.a, a));
     F8_TRY(read_tensor("float8_gemm_args.b", known.b, b));
-    return plan->gemm.run(known, workspace, stream);
+    return plan->gemm.run(known, stream);
   });
 }
 
@@ -246,6 +285,7 @@ float8_status float8_weights_compare(float8_context* context, const float8_finge
     for (size_t i = 0; i < count; ++i) {
       float8_fingerprint_args known;
       f8::Status good = read_element(calls.given(i), args, "float8_fingerprint_args", known);
+      if (good) good = need_plain("float8_fingerprint_args", "w", known.w);
       if (good) good = need_zero("float8_fingerprint_args.reserved", known.reserved);
       if (good) good = check_enum("float8_fingerprint_args.dtype", known.dtype, FLOAT8_F16);
       if (!good) [[unlikely]] {

@@ -53,9 +53,9 @@ Status check_region(const char* call, const Driver& driver, int device, const Re
 
 }  // namespace
 
-std::string name_of(const Region& region, const char* prefix) {
+std::string name_of(const Region& region, const char* suffix) {
   return region.args == nullptr ? region.name
-                                : f8::format("{}.{}{}", region.args, prefix, region.name);
+                                : f8::format("{}.{}{}", region.args, region.name, suffix);
 }
 
 bool overlap(const Region& a, const Region& b) {
@@ -84,7 +84,7 @@ Status CallMemory::check_alignment(const char* call) const {
                 "{}: {} is {}; rows of {} {} elements lie at least as many apart, a multiple of {} "
                 "elements "
                 "(16 bytes); 0 if they are dense",
-                call, name_of(region, "ld_"), region.ld(), cols, to_string(region.type),
+                call, name_of(region, ".ld"), region.ld(), cols, to_string(region.type),
                 16 / element);
   }
   return {};

@@ -38,9 +38,9 @@ struct Region {
     return strided ? static_cast<int64_t>(pitch) / static_cast<int64_t>(size_bytes(type)) : 0;
   }
 };
-// Its name in messages: "float8_forward_args.x" (with a prefix "float8_forward_args.ld_x"), or
+// Its name in messages: "float8_forward_args.x" (with a suffix "float8_forward_args.x.ld"), or
 // "workspace".
-[[nodiscard]] std::string name_of(const Region& region, const char* prefix = "");
+[[nodiscard]] std::string name_of(const Region& region, const char* suffix = "");
 // Interleaved columns of one buffer do not overlap.
 [[nodiscard]] bool overlap(const Region& a, const Region& b);
 

@@ -348,7 +348,7 @@ Status check_copies(const GatherCall& call, const Parts& parts) {
 }
 
 Status check_memory(const Parts& parts, const Split& split, int rank, const GatherCall& call,
-                    Context& context, void* workspace, Stream stream) {
+                    Context& context, Stream stream) {
   CallMemory memory(kArgs);
   size_t bytes = 0;
   for (const Part& part : parts.parts()) {
@@ -361,7 +361,7 @@ Status check_memory(const Parts& parts, const Split& split, int rank, const Gath
                alignment);
     bytes += part.workspace_bytes(split);
   }
-  memory.add_beside("workspace", workspace, bytes, Access::kWrite);
+  memory.add("workspace", call.workspace.data, bytes, Access::kWrite);
   F8_TRY(memory.check_alignment(kCall));
   F8_TRY(memory.check_overlaps(kCall));
   return memory.check_device(kCall, context, stream);
@@ -380,8 +380,7 @@ size_t gather_workspace_bytes(const float8_tensor& whole, int64_t shard_rows, in
   return bytes;
 }
 
-Status gather(Context& context, const GatherCall& call, void* workspace, size_t workspace_bytes,
-              Stream stream) {
+Status gather(Context& context, const GatherCall& call, Stream stream) {
   F8_TRY(check_sizes(call));
   const Nccl& nccl = *F8_TRY(nccl_of(call.communicator));
   int rank = 0;
@@ -392,20 +391,21 @@ Status gather(Context& context, const GatherCall& call, void* workspace, size_t 
   F8_TRY(check_copies(call, parts));
   F8_TRY(check_split(call, split, rank, parts));
   const size_t needed = gather_workspace_bytes(call.whole, split.each, split.ranks);
-  if (needed > 0 && workspace == nullptr) {
-    return fail(ErrorCode::kInvalidArgument, "workspace of {} is NULL; {} bytes are needed", kCall,
-                needed);
+  if (needed > 0 && call.workspace.data == nullptr) {
+    return fail(ErrorCode::kInvalidArgument, "{}.workspace.data is NULL; {} bytes are needed",
+                kArgs, needed);
   }
-  if (workspace_bytes != 0 && workspace_bytes < needed) {
-    return fail(ErrorCode::kInvalidArgument, "{}.workspace_bytes is {}, {} bytes are needed", kArgs,
-                workspace_bytes, needed);
+  if (call.workspace.bytes != 0 && call.workspace.bytes < needed) {
+    return fail(ErrorCode::kInvalidArgument, "{}.workspace.bytes is {}, {} bytes are needed", kArgs,
+                call.workspace.bytes, needed);
   }
-  F8_TRY(check_memory(parts, split, rank, call, context, workspace, stream));
+  F8_TRY(check_memory(parts, split, rank, call, context, stream));
   if (split.rows == 0) return {};
   const Context::State& state = context.state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  return Gather(state.driver, nccl, call, split, rank, stream).run(parts.parts(), workspace);
+  return Gather(state.driver, nccl, call, split, rank, stream)
+      .run(parts.parts(), call.workspace.data);
 }
 
 }  // namespace f8::runtime

@@ -22,12 +22,12 @@ struct GatherCall {
   float8_tensor whole;  // of which copies that are null are not gathered; their memory is written
   int64_t shard_rows = 0;  // of all shards but the last ones
   ncclComm* communicator = nullptr;
+  float8_buffer workspace = {};
 };
 
 // The bytes of workspace of any rank's call.
 [[nodiscard]] size_t gather_workspace_bytes(const float8_tensor& whole, int64_t shard_rows,
                                             int ranks);
-[[nodiscard]] Status gather(Context& context, const GatherCall& call, void* workspace,
-                            size_t workspace_bytes, Stream stream);
+[[nodiscard]] Status gather(Context& context, const GatherCall& call, Stream stream);
 
 }  // namespace f8::runtime

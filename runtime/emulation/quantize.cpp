@@ -189,7 +189,7 @@ AmaxOver amax_over(ScaleMode mode) {
 }
 
 NonFinite non_finite(const codegen::CastSpec& spec) {
-  return spec.saturate ? NonFinite::kHold : NonFinite::kPropagate;
+  return spec.saturate ? NonFinite::kSaturate : NonFinite::kPropagate;
 }
 
 float to_scale(const codegen::CastSpec& spec, float amax) {

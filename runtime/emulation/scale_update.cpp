@@ -19,7 +19,7 @@ void first_scale(const DelayedSlot& slot, const DelayedOptions& options,
   const uint32_t amax = std::exchange(state.amax, 0);
   if (reference::is_non_finite(amax)) {
     ++state.non_finite;
-    if (options.non_finite == NonFinite::kHold) return;
+    if (options.non_finite == NonFinite::kSaturate) return;
   }
   if (amax != 0) state.scale = scale_from_amax(std::bit_cast<float>(amax), slot.dtype, slot.pow2);
 }
@@ -35,7 +35,7 @@ void emulate(const codegen::ScaleUpdateSpec&, const Call& call) {
       .history = first ? 1 : args.length,
       .scale_from = args.most_recent != 0 ? ScaleFrom::kMostRecent : ScaleFrom::kMax,
       .margin = -std::ilogb(args.margin_factor),
-      .non_finite = args.freeze != 0 ? NonFinite::kHold : NonFinite::kPropagate};
+      .non_finite = args.freeze != 0 ? NonFinite::kSaturate : NonFinite::kPropagate};
   std::vector<DelayedSlot> slots;
   std::vector<reference::DelayedState> states;
   for (int i = 0; i < args.count; ++i) {

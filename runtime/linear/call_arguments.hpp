@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "float8/float8.h"
 #include "runtime/quantize/delayed_scales.hpp"
 
 namespace f8::runtime {
@@ -73,10 +74,18 @@ class Ref {
   return words + sizeof(uint32_t) * static_cast<size_t>(index);
 }
 
-// Where a call's launch counts are: apart, if it says so, else at the front of the workspace.
+// What a call has in common with the others of its step.
 template <class Call>
-[[nodiscard]] void* launch_counts(const Call& call, void* workspace) {
-  return call.launch_counts != nullptr ? call.launch_counts : workspace;
+[[nodiscard]] const float8_step& step_of(const Call& call) {
+  static constexpr float8_step kOrdinary;
+  return call.step != nullptr ? *call.step : kOrdinary;
+}
+
+// Where a call's launch counts are: apart, if its step says so, else at the front of the workspace.
+template <class Call>
+[[nodiscard]] void* launch_counts(const Call& call) {
+  void* apart = step_of(call).launch_counts.data;
+  return apart != nullptr ? apart : call.workspace.data;
 }
 
 // The arguments of one call.

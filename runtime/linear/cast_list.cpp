@@ -178,7 +178,8 @@ Status CastList::run_groups(const Bind& bind, const Call& call, bool first,
     if (group.over_ranks) {
       F8_TRY(group.list.cast(bound, call.stream));
     } else {
-      F8_TRY(group.list.run(bound, workspace + scratch_, call.stream, call.noop_flag, workspace));
+      F8_TRY(group.list.run(bound, workspace + scratch_, call.stream, call.noop_flag,
+                            call.launch_counts));
     }
   }
   return {};

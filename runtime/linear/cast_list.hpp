@@ -62,6 +62,7 @@ class CastList {
     AmaxReducer reduce = nullptr;
     const uint32_t* noop_flag = nullptr;  // of tensors whose kernels have one
     void* workspace = nullptr;
+    void* launch_counts = nullptr;  // the reserved bytes, wherever they are
     Stream stream = nullptr;
   };
 

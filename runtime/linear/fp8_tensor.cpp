@@ -115,10 +115,9 @@ Status check_tensor(const char* args, const char* name, const float8_tensor& ten
   if (copy.shards > 1) {
     constexpr int64_t kWhole = 128;  // of a GEMM's step
     if (!shards) [[unlikely]] {
-      return fail(
-          ErrorCode::kInvalidArgument,
-          "{}.{}.qt_shards is {}; only w_tensor of a linear with weight_shards lies in shards",
-          args, name, copy.shards);
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{}.qt_shards is {}; only w.fp8 of a linear with weight_shards lies in shards",
+                  args, name, copy.shards);
     }
     if (copy.cols % (copy.shards * kWhole) != 0 || copy.ld != copy.cols / copy.shards) {
       return fail(ErrorCode::kInvalidArgument,

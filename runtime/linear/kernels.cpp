@@ -209,7 +209,7 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   LinearKernels kernels;
   kernels.tensor_dtype = desc.tensor_dtype;
   kernels.recompute = desc.recompute;
-  kernels.hold = desc.non_finite == NonFinite::kHold;
+  kernels.hold = desc.non_finite == NonFinite::kSaturate;
   kernels.count = desc.count;
   if (desc.bias_grad) kernels.bias_grad = codegen::BiasGradSpec{desc.bias_grad_dtype};
   const GemmSetting& output = recipe.at(Gemm::kOutput);

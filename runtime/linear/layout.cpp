@@ -6,6 +6,8 @@
 #include "codegen/kernels/kernel_args.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/gemm/gemm.hpp"
+#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/linear.hpp"
 #include "runtime/quantize/bias_grad.hpp"
 #include "runtime/quantize/quantize.hpp"
 
@@ -236,6 +238,14 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
 
   layout.workspace_bytes = std::max(forward.size(), backward.size());
   return layout;
+}
+
+Result<SavedBytes> saved_bytes_of(const LinearDesc& desc) {
+  constexpr int kAnySmCount = 132;  // what is saved does not depend on it
+  const LinearKernels kernels = F8_TRY(linear_kernels(desc));
+  const LinearLayout layout = linear_layout(desc.shape, kernels, kAnySmCount, 0, 0);
+  return SavedBytes{.x = layout.saved_bytes_of(false, true),
+                    .w = layout.saved_bytes_of(true, false)};
 }
 
 }  // namespace f8::runtime

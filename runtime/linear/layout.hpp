@@ -79,7 +79,7 @@ struct LinearLayout {
   Ref amax;                        // the amax buffer, after those in both
   CallTensors forward;             // of which q is in the workspace, qt in `saved`
   CallTensors backward;            // of x and w: qt in `saved`, or made again in the workspace
-  Fp8Refs backward_x, backward_w;  // what they read in backward without x_tensor and w_tensor
+  Fp8Refs backward_x, backward_w;  // what they read in backward without x.fp8 and w.fp8
   Ref sums;
   Ref forward_gemm, backward_gemm;
   size_t workspace_bytes = 0;
@@ -87,8 +87,8 @@ struct LinearLayout {
   size_t saved_input_bytes = 0;  // its part without the weight's
 
   // The bytes of `saved` for calls that are given x, or w, in fp8.
-  [[nodiscard]] size_t saved_bytes_of(bool x_tensor, bool w_tensor) const {
-    return (x_tensor ? 0 : saved_input_bytes) + (w_tensor ? 0 : saved_bytes - saved_input_bytes);
+  [[nodiscard]] size_t saved_bytes_of(bool x_fp8, bool w_fp8) const {
+    return (x_fp8 ? 0 : saved_input_bytes) + (w_fp8 ? 0 : saved_bytes - saved_input_bytes);
   }
 };
 
@@ -111,5 +111,12 @@ struct QuantizerLayout {
 // `gemm_forward` and `gemm_backward` are the bytes that the GEMMs ask for.
 [[nodiscard]] LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,
                                          size_t gemm_forward, size_t gemm_backward);
+
+// The bytes that a linear saves of x and of w, which follow from its description alone.
+struct SavedBytes {
+  size_t x = 0, w = 0;
+};
+struct LinearDesc;
+[[nodiscard]] Result<SavedBytes> saved_bytes_of(const LinearDesc& desc);
 
 }  // namespace f8::runtime

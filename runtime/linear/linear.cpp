@@ -82,8 +82,8 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
 size_t Linear::workspace_bytes() const {
   return state_->layout.workspace_bytes;
 }
-size_t Linear::saved_bytes(bool w_tensor, bool x_tensor) const {
-  return state_->layout.saved_bytes_of(x_tensor, w_tensor);
+size_t Linear::saved_bytes(bool w_fp8, bool x_fp8) const {
+  return state_->layout.saved_bytes_of(x_fp8, w_fp8);
 }
 
 float8_tensor Linear::State::saved_view(Tensor tensor, const Fp8Refs& refs, const void* saved,
@@ -118,27 +118,27 @@ const GemmChoice& Linear::choice(Gemm gemm) const {
 }
 
 template <class Call>
-Status Linear::State::run(const char* name, const Call& call, void* workspace, Stream stream,
+Status Linear::State::run(const char* name, const Call& call, Stream stream,
                           AmaxReducer reduce) const {
   const ScopedContext current(*driver, primary);
   F8_TRY(current.status());
-  F8_TRY(check_device(name, call, workspace, stream));
-  F8_TRY(check(call, workspace));
+  F8_TRY(check_device(name, call, stream));
+  F8_TRY(check(call));
   CallArguments arguments;
   arguments.reduce = reduce;
-  const LaunchList& list = bind(call, workspace, arguments);
+  const LaunchList& list = bind(call, arguments);
   return runtime::run(list, context->state(), arguments, stream);
 }
 
 // A call that cannot run becomes one step that says why.
 template <class Call>
-std::vector<Step> Linear::State::steps(const char* name, const Call& call, void* workspace) const {
-  if (const Status good = check(call, workspace); !good) {
+std::vector<Step> Linear::State::steps(const char* name, const Call& call) const {
+  if (const Status good = check(call); !good) {
     return {{name, [error = good.error()](Stream) -> Status { return std::unexpected(error); }}};
   }
   CallArguments arguments;
   std::vector<Step> steps;
-  const LaunchList& list = bind(call, workspace, arguments);
+  const LaunchList& list = bind(call, arguments);
   const LaunchRange& range = range_at(list, arguments.m);
   for (size_t i = 0; i < range.launches.size(); ++i) {
     const auto run = [this, &launch = range.launches[i], arguments](Stream stream) -> Status {
@@ -151,22 +151,20 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call, void*
   return steps;
 }
 
-Status Linear::forward(const ForwardCall& call, void* workspace, Stream stream,
-                       AmaxReducer reduce) const {
-  return state_->run("float8_linear_forward", call, workspace, stream, reduce);
+Status Linear::forward(const ForwardCall& call, Stream stream, AmaxReducer reduce) const {
+  return state_->run("float8_linear_forward", call, stream, reduce);
 }
 
-Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream,
-                        AmaxReducer reduce) const {
-  return state_->run("float8_linear_backward", call, workspace, stream, reduce);
+Status Linear::backward(const BackwardCall& call, Stream stream, AmaxReducer reduce) const {
+  return state_->run("float8_linear_backward", call, stream, reduce);
 }
 
-std::vector<Step> Linear::forward_steps(const ForwardCall& call, void* workspace) const {
-  return state_->steps("float8_linear_forward", call, workspace);
+std::vector<Step> Linear::forward_steps(const ForwardCall& call) const {
+  return state_->steps("float8_linear_forward", call);
 }
 
-std::vector<Step> Linear::backward_steps(const BackwardCall& call, void* workspace) const {
-  return state_->steps("float8_linear_backward", call, workspace);
+std::vector<Step> Linear::backward_steps(const BackwardCall& call) const {
+  return state_->steps("float8_linear_backward", call);
 }
 
 }  // namespace f8::runtime

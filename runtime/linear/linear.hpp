@@ -40,7 +40,7 @@ struct LinearDesc {
   std::array<std::optional<GemmChoice>, 3> choices;  // indexed by Gemm; empty: GemmPlan::choose
   Dtype tensor_dtype = Dtype::kBf16;                 // or f16, f32: of x, w, dy, y, dx and bias
   // Keep nothing in fp8 between forward and backward: backward reads x (and w, where it has no
-  // w_tensor) and casts them again, to the same bits. Delayed scales must be those that forward had.
+  // w.fp8) and casts them again, to the same bits. Delayed scales must be those that forward had.
   bool recompute = false;
   bool bias_grad = false;                // backward may be asked for db
   Dtype bias_grad_dtype = Dtype::kBf16;  // or f16, f32
@@ -50,7 +50,7 @@ struct LinearDesc {
   // Casts add to the counters that a call brings (cast_counters.hpp). It takes some time, and small
   // tensors are cast in two launches.
   bool count = false;
-  bool weight_shards = false;  // qt of w_tensor may lie in shards: float8_tensor::qt_shards
+  bool weight_shards = false;  // qt of w.fp8 may lie in shards: float8_tensor::qt_shards
   bool operator==(const LinearDesc&) const = default;
 };
 
@@ -79,9 +79,9 @@ class Linear {
   ~Linear();
 
   [[nodiscard]] size_t workspace_bytes() const;
-  // Without the parts of the weight (`w_tensor`) and of the input (`x_tensor`) that calls are given
+  // Without the parts of the weight (`w_fp8`) and of the input (`x_fp8`) that calls are given
   // in fp8. May be 0: then null serves, and a forward without `saved` is as good.
-  [[nodiscard]] size_t saved_bytes(bool w_tensor = false, bool x_tensor = false) const;
+  [[nodiscard]] size_t saved_bytes(bool w_fp8 = false, bool x_fp8 = false) const;
   // The slot of DelayedScales for each operand with delayed scaling, in the order of ScaleSlots.
   [[nodiscard]] const std::vector<DelayedSlot>& scale_slots() const;
 
@@ -90,16 +90,16 @@ class Linear {
   [[nodiscard]] float8_tensor saved_w(const void* saved) const;
 
   // Calls with ranks need `reduce`, which reduces amaxes over them.
-  [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Stream stream,
+  [[nodiscard]] Status forward(const ForwardCall& call, Stream stream,
                                AmaxReducer reduce = nullptr) const;
-  [[nodiscard]] Status backward(const BackwardCall& call, void* workspace, Stream stream,
+  [[nodiscard]] Status backward(const BackwardCall& call, Stream stream,
                                 AmaxReducer reduce = nullptr) const;
 
   // The same work as forward() and backward(), launch by launch, for measuring on one rank. Steps
   // are good for as long as the linear. A call that cannot run gives one step, which returns the
   // error.
-  [[nodiscard]] std::vector<Step> forward_steps(const ForwardCall& call, void* workspace) const;
-  [[nodiscard]] std::vector<Step> backward_steps(const BackwardCall& call, void* workspace) const;
+  [[nodiscard]] std::vector<Step> forward_steps(const ForwardCall& call) const;
+  [[nodiscard]] std::vector<Step> backward_steps(const BackwardCall& call) const;
 
   [[nodiscard]] const std::shared_ptr<Context>& context() const;
   [[nodiscard]] const LinearDesc& desc() const;

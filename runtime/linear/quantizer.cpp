@@ -50,7 +50,8 @@ bool has_blocks_of_rows(const codegen::CastSpec& cast) {
 
 // The call takes its first scales from all ranks' tensors, and so writes them.
 bool over_ranks(const QuantizeCall& call) {
-  return call.first_step != 0 && call.ranks != nullptr && call.evaluate == 0;
+  return step_of(call).first_step != 0 && step_of(call).ranks != nullptr &&
+         step_of(call).evaluate == 0;
 }
 
 CopySet copies_of(const QuantizerDesc& desc) {
@@ -67,36 +68,60 @@ CopySet copies_of(const QuantizerDesc& desc) {
 
 }  // namespace
 
-Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<Context>& context,
-                                                         const QuantizerDesc& desc) {
-  std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
-  const LinearDesc linear = linear_of(desc);
-  LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
-  F8_TRY(quantizer->check_source());
-  kernels.noop_flag = desc.weight_flag;
-  kernels.from_f32 = desc.f32_source;
-  Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
-  const bool scale_apart = desc.scale_apart && copies.share_dynamic_scale();
-  if (!desc.q) copies.q.reset();
-  if (!desc.qt) copies.qt.reset();
+Status Quantizer::lay_out(int sm_count) {
+  const LinearDesc linear = linear_of(desc_);
+  kernels_ = F8_TRY(linear_kernels(linear));
+  F8_TRY(check_source());
+  kernels_.noop_flag = desc_.noop_flag;
+  kernels_.from_f32 = desc_.f32_source;
+  Copies& copies = kernels_.copies[static_cast<size_t>(desc_.operand)];
+  const bool scale_apart = desc_.scale_apart && copies.share_dynamic_scale();
+  if (!desc_.q) copies.q.reset();
+  if (!desc_.qt) copies.qt.reset();
   if (!copies.q && !copies.qt) {
     return fail(ErrorCode::kUnsupported,
                 "recipe {} makes no fp8 copy of this operand, or not the one that is asked for",
-                desc.recipe.name);
+                desc_.recipe.name);
   }
-  F8_TRY(quantizer->check_whole());
-  F8_TRY(quantizer->check_flag());
-  F8_TRY(quantizer->check_scale_apart());
-  F8_TRY(quantizer->check_swiglu());
-  const bool cuts_blocks = desc.whole_rows > desc.rows && desc.rows % kernels::kCastTile != 0 &&
+  F8_TRY(check_whole());
+  F8_TRY(check_flag());
+  F8_TRY(check_scale_apart());
+  F8_TRY(check_swiglu());
+  const bool cuts_blocks = desc_.whole_rows > desc_.rows && desc_.rows % kernels::kCastTile != 0 &&
                            has_square_blocks(copies);
-  if (cuts_blocks) quantizer->whole_rows_ = desc.whole_rows;
-  quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
-                                        desc.operand, desc.qt, quantizer->whole_rows_, scale_apart);
+  if (cuts_blocks) whole_rows_ = desc_.whole_rows;
+  layout_ = quantizer_layout(linear.shape, kernels_, sm_count, desc_.operand, desc_.qt, whole_rows_,
+                             scale_apart);
+  return desc_.over_ranks ? lay_out_shards() : Status{};
+}
+
+Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<Context>& context,
+                                                         const QuantizerDesc& desc) {
+  std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
+  F8_TRY(quantizer->lay_out(context->device().sm_count));
   F8_TRY(desc.over_ranks ? quantizer->plan_shards()
          : desc.swiglu   ? quantizer->plan_swiglu()
                          : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
+}
+
+Result<float8_layout> Quantizer::layout_of(const QuantizerDesc& desc, int64_t rows) {
+  constexpr int kAnySmCount = 132;  // copies do not depend on it
+  Quantizer quantizer(nullptr, desc);
+  F8_TRY(quantizer.lay_out(kAnySmCount));
+  const float8_tensor view = F8_TRY(quantizer.view(nullptr, nullptr, rows));
+  const Fp8Refs& at = quantizer.layout_.refs;
+  float8_layout layout{};
+  layout.tensor_bytes = quantizer.tensor_bytes();
+  layout.transposed_bytes = quantizer.transposed_bytes();
+  layout.ld_q = view.ld_q;
+  layout.ld_qt = view.ld_qt;
+  layout.q_inverse_scale = at.q_inverse.offset();
+  layout.qt_inverse_scale = at.qt_inverse.offset();
+  layout.q_scale_apart = at.q_inverse.slot() == Ref(Slot::kTransposed).slot() ? 1 : 0;
+  layout.amax_words = static_cast<size_t>(quantizer.amax_words());
+  layout.row_amax_words = static_cast<size_t>(quantizer.row_amax_words());
+  return layout;
 }
 
 Status Quantizer::check_whole() const {
@@ -122,13 +147,12 @@ Status Quantizer::check_scale_apart() const {
 }
 
 Status Quantizer::check_flag() const {
-  if (!desc_.weight_flag || (desc_.operand == Tensor::kWeight && !desc_.over_ranks)) return {};
-  return fail(
-      ErrorCode::kInvalidArgument,
-      "float8_quantizer_desc.weight_flag is set; it is for FLOAT8_WEIGHT without over_ranks");
+  if (!desc_.noop_flag || (desc_.operand == Tensor::kWeight && !desc_.over_ranks)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "float8_quantizer_desc.noop_flag is set; it is for FLOAT8_WEIGHT without over_ranks");
 }
 
-Status Quantizer::plan_shards() {
+Status Quantizer::lay_out_shards() {
   if (is_delayed()) {
     return fail(ErrorCode::kUnsupported,
                 "recipe {} has delayed scaling, whose amaxes float8_scales_sync reduces; "
@@ -149,6 +173,10 @@ Status Quantizer::plan_shards() {
   words_ = shard_words(passes, desc_.rows, desc_.cols, whole_rows_);
   place_shard_words(words_, layout_.tensors.of(desc_.operand));
   layout_.workspace_bytes = 0;
+  return {};
+}
+
+Status Quantizer::plan_shards() {
   const ListedTensor tensor = listed();
   shards_ = F8_TRY(CastList::plan(context_, std::span(&tensor, 1)));
   return {};
@@ -177,17 +205,17 @@ Status Quantizer::plan_swiglu() {
 }
 
 Status Quantizer::check_up(const QuantizeCall& call) const {
-  if (desc_.swiglu != (call.up != nullptr)) {
-    return fail(ErrorCode::kInvalidArgument, "{}.up is {}; the quantizer's source is {}", kArgs,
-                desc_.swiglu ? "NULL" : "given",
+  if (desc_.swiglu != (call.up.data != nullptr)) {
+    return fail(ErrorCode::kInvalidArgument, "{}.up.data is {}; the quantizer's source is {}",
+                kArgs, desc_.swiglu ? "NULL" : "given",
                 desc_.swiglu ? "FLOAT8_SWIGLU, which multiplies by it" : "FLOAT8_PLAIN");
   }
-  if (desc_.swiglu && call.first_step != 0 && is_delayed()) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        "{}.first_step is set; the scale of a first step is that of silu(x) up itself: compute "
-        "it, and quantize it with FLOAT8_PLAIN in that step",
-        kArgs);
+  if (desc_.swiglu && step_of(call).first_step != 0 && is_delayed()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_step.first_step is set; the scale of a first step is that of silu(x) up "
+                "itself: compute "
+                "it, and quantize it with FLOAT8_PLAIN in that step",
+                kArgs);
   }
   return {};
 }
@@ -299,8 +327,13 @@ void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access ac
              access, alignof(uint32_t));
 }
 
+void Quantizer::add_launch_counts(CallMemory& memory, const QuantizeCall& call) const {
+  memory.add_beside("float8_step.launch_counts", step_of(call).launch_counts.data,
+                    quantize_sync_bytes(context_->device().sm_count), Access::kWrite);
+}
+
 void Quantizer::add_x(CallMemory& memory, const QuantizeCall& call) const {
-  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x,
+  memory.add_rows("x", call.x.data, call.rows, desc_.cols, call.x.ld,
                   desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
 }
 
@@ -310,8 +343,8 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_first_row(call));
   if (call.rows == 0) return {};
   F8_TRY(check_up(call));
-  for (const auto& [field, pointer] :
-       {std::pair<const char*, const void*>{"x", call.x}, {"tensor", call.tensor}}) {
+  for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"x.data", call.x.data},
+                                       {"tensor.data", call.tensor.data}}) {
     if (pointer == nullptr) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", kArgs, field);
     }
@@ -322,10 +355,10 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "float8_quantizer_desc.count",
                 kArgs);
   }
-  if (call.valid != nullptr && !desc_.weight_flag) [[unlikely]] {
+  if (call.noop_flag != nullptr && !desc_.noop_flag) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}.valid is given, the quantizer's casts do not look at it; set "
-                "float8_quantizer_desc.weight_flag",
+                "{}.noop_flag is given, the quantizer's casts do not look at it; set "
+                "float8_quantizer_desc.noop_flag",
                 kArgs);
   }
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
@@ -335,8 +368,8 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
                 desc_.recipe.name);
   }
-  const bool first = call.first_step != 0 || !is_delayed();
-  return first ? Status() : check_not_fresh(*context_, kArgs, call.scales);
+  const bool first = step_of(call).first_step != 0 || !is_delayed();
+  return first ? Status() : check_not_fresh(*context_, call.scales);
 }
 
 CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
@@ -344,13 +377,14 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   const size_t slots = kernels_.slots.size();
   CallMemory memory(kArgs);
   add_x(memory, call);
-  memory.add_rows("up", call.up, call.rows, desc_.cols, call.ld_up, desc_.dtype, Access::kRead);
-  memory.add("tensor", call.tensor, call.transposed == nullptr ? tensor_bytes() : layout_.q_bytes,
-             Access::kWrite);
-  memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
+  memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,
+                  Access::kRead);
+  memory.add("tensor", call.tensor.data,
+             call.transposed.data == nullptr ? tensor_bytes() : layout_.q_bytes, Access::kWrite);
+  memory.add("transposed", call.transposed.data, layout_.qt_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
-  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
+  memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   add_amax(memory, call, Access::kRead);
   memory.add_beside("float8_scale_slots (amax)", amax, slots * sizeof(uint32_t), Access::kWrite,
                     alignof(uint32_t));
@@ -364,29 +398,27 @@ void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
   to.m = desc_.operand == Tensor::kWeight && !desc_.over_ranks ? 1 : call.rows;
   to.first_row = call.first_row;
   to.scales = ScaleSlots::of(call.scales);
-  to.ranks = call.ranks;
-  to.set(Slot::kX, call.x, call.ld_x);
-  set_copies(call.tensor, call.transposed, to);
+  to.ranks = step_of(call).ranks;
+  to.set(Slot::kX, call.x.data, call.x.ld);
+  set_copies(call.tensor.data, call.transposed.data, to);
   to.set(Slot::kCounters, call.counters);
-  to.set(Slot::kNoopFlag, call.valid);
+  to.set(Slot::kNoopFlag, call.noop_flag);
   to.set(Slot::kRankAmax, call.amax);
   to.set(Slot::kRowAmax, call.row_amax);
-  to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
+  to.set(Slot::kAmax, step_of(call).evaluate != 0 ? nullptr : to.scales.amax);
   to.set(Slot::kScale, to.scales.scale);
 }
 
-Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
-                      AmaxReducer reduce) const {
+Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduce) const {
   constexpr const char* kCall = "float8_quantize";
   F8_TRY(check_cast(kCall, call));
   if (call.rows == 0) return {};
-  if (workspace == nullptr && layout_.workspace_bytes > 0) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "workspace of {} is NULL", kCall);
+  if (call.workspace.data == nullptr && layout_.workspace_bytes > 0) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}.workspace.data is NULL", kArgs);
   }
   CallMemory memory = cast_memory(call);
-  memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
-  memory.add("launch_counts", call.launch_counts, quantize_sync_bytes(context_->device().sm_count),
-             Access::kWrite);
+  memory.add("workspace", call.workspace.data, layout_.workspace_bytes, Access::kWrite);
+  add_launch_counts(memory, call);
   F8_TRY(memory.check_alignment(kCall));
   F8_TRY(memory.check_overlaps(kCall));
   F8_TRY(memory.check_device(kCall, *context_, stream));
@@ -402,36 +434,36 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   }
   CallArguments to;
   to.reduce = reduce;
-  to.set(Slot::kWorkspace, workspace);
-  to.set(Slot::kLaunchCounts, launch_counts(call, workspace));
+  to.set(Slot::kWorkspace, call.workspace.data);
+  to.set(Slot::kLaunchCounts, launch_counts(call));
   bind(call, to);
   if (desc_.swiglu) {
     for (const SwigluCast& cast : swiglu_) {
-      F8_TRY(launch_swiglu_cast(state, cast, to, call.up, call.ld_up, stream));
+      F8_TRY(launch_swiglu_cast(state, cast, to, call.up.data, call.up.ld, stream));
     }
     return {};
   }
   CallKind kind = 0;
-  if (call.first_step != 0 && is_delayed()) {
+  if (step_of(call).first_step != 0 && is_delayed()) {
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
   }
   F8_TRY(runtime::run(launches_[kind], state, to, stream));
-  return call.valid == nullptr ? Status() : set_valid(call.valid, stream);
+  return call.noop_flag == nullptr ? Status() : set_noop_flag(call.noop_flag, stream);
 }
 
-Status Quantizer::set_valid(uint32_t* valid, Stream stream) const {
+Status Quantizer::set_noop_flag(uint32_t* flag, Stream stream) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  return set_words(state.driver, valid, 1, 1, stream);
+  return set_words(state.driver, flag, 1, 1, stream);
 }
 
 Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
   F8_TRY(check_amax(name, call, false));
   F8_TRY(check_first_row(call));
-  if (call.x != nullptr || call.rows == 0) return {};
-  return fail(ErrorCode::kInvalidArgument, "{}.x is NULL", kArgs);
+  if (call.x.data != nullptr || call.rows == 0) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}.x.data is NULL", kArgs);
 }
 
 CallMemory Quantizer::find_memory(const QuantizeCall& call) const {

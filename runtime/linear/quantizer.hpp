@@ -28,7 +28,7 @@ struct QuantizerDesc {
   bool scale_apart = false;  // of q alone: the tensor's scale lies in qt's place
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
-  bool weight_flag = false;  // casts of a weight heed QuantizeCall::valid
+  bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   bool swiglu = false;       // silu(x) * QuantizeCall::up is cast
 };
 
@@ -39,6 +39,9 @@ class Quantizer {
   // kUnsupported where the recipe makes no copy of the operand.
   [[nodiscard]] static Result<std::shared_ptr<const Quantizer>> plan(
       const std::shared_ptr<Context>& context, const QuantizerDesc& desc);
+
+  // The layout of a tensor's copies, which follows from the description.
+  [[nodiscard]] static Result<float8_layout> layout_of(const QuantizerDesc& desc, int64_t rows);
 
   // The bytes of all copies, and of qt's part, which may lie apart.
   [[nodiscard]] size_t tensor_bytes() const { return layout_.q_bytes + layout_.qt_bytes; }
@@ -58,7 +61,7 @@ class Quantizer {
   // The view of what a run with these rows leaves in `tensor` and `transposed`.
   [[nodiscard]] Result<float8_tensor> view(const void* tensor, const void* transposed,
                                            int64_t rows) const;
-  [[nodiscard]] Status run(const QuantizeCall& call, void* workspace, Stream stream,
+  [[nodiscard]] Status run(const QuantizeCall& call, Stream stream,
                            AmaxReducer reduce = nullptr) const;
 
  private:
@@ -66,8 +69,11 @@ class Quantizer {
 
   Quantizer(std::shared_ptr<Context> context, QuantizerDesc desc)
       : context_(std::move(context)), desc_(std::move(desc)) {}
+  // All of a plan that needs no device, whose SMs size the workspace alone.
+  [[nodiscard]] Status lay_out(int sm_count);
   [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
   [[nodiscard]] Status plan_launches();
+  [[nodiscard]] Status lay_out_shards();
   [[nodiscard]] Status plan_shards();
   [[nodiscard]] Status plan_swiglu();
   // What a list's plan reads of the tensors that calls cast.
@@ -76,7 +82,7 @@ class Quantizer {
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
   // Sets the flag of a call behind its casts.
-  [[nodiscard]] Status set_valid(uint32_t* valid, Stream stream) const;
+  [[nodiscard]] Status set_noop_flag(uint32_t* flag, Stream stream) const;
   [[nodiscard]] Status check_whole() const;
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
@@ -93,6 +99,7 @@ class Quantizer {
   [[nodiscard]] CallMemory cast_memory(const QuantizeCall& call) const;
   [[nodiscard]] CallMemory find_memory(const QuantizeCall& call) const;
   void add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const;
+  void add_launch_counts(CallMemory& memory, const QuantizeCall& call) const;
   void add_x(CallMemory& memory, const QuantizeCall& call) const;
 
   std::shared_ptr<Context> context_;

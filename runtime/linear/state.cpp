@@ -57,10 +57,10 @@ Status Linear::State::check_counters(const Call& call) const {
 // The call takes its first scales from all ranks' tensors, and so writes them.
 template <class Call>
 static bool over_ranks(const Call& call) {
-  if constexpr (requires { call.evaluate; }) {
-    if (call.evaluate != 0) return false;
+  if constexpr (requires { step_of(call).evaluate; }) {
+    if (step_of(call).evaluate != 0) return false;
   }
-  return call.first_step != 0 && call.ranks != nullptr;
+  return step_of(call).first_step != 0 && step_of(call).ranks != nullptr;
 }
 
 template <class Call>
@@ -77,33 +77,33 @@ Status Linear::State::check_scales(const Call& call) const {
 
 // The backward reads dy itself.
 bool Linear::State::reads_dy(const BackwardCall& call) const {
-  return call.dy_tensor == nullptr || call.db != nullptr ||
-         (call.dx != nullptr && !is_fp8(Gemm::kGradInput)) ||
-         (call.dw != nullptr && !is_fp8(Gemm::kGradWeight));
+  return call.dy.fp8 == nullptr || call.db.data != nullptr ||
+         (call.dx.data != nullptr && !is_fp8(Gemm::kGradInput)) ||
+         (call.dw.data != nullptr && !is_fp8(Gemm::kGradWeight));
 }
 
 Linear::State::DyCopies Linear::State::copies_of_dy(const BackwardCall& call) const {
-  if (call.dy_tensor == nullptr) return {};
-  return {.q = call.dx != nullptr && is_fp8(Gemm::kGradInput),
-          .qt = call.dw != nullptr && is_fp8(Gemm::kGradWeight)};
+  if (call.dy.fp8 == nullptr) return {};
+  return {.q = call.dx.data != nullptr && is_fp8(Gemm::kGradInput),
+          .qt = call.dw.data != nullptr && is_fp8(Gemm::kGradWeight)};
 }
 
 // Checks the tensors that a call is given in fp8, whose copies it reads: q in forward, else qt.
 template <class Call>
 Status Linear::State::check_tensors(const Call& call, bool q) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
-  if (call.x_tensor != nullptr) {
+  if (call.x.fp8 != nullptr) {
     const bool again = casts_x_tensor(call);
-    F8_TRY(check_tensor(args_name(call), "x_tensor", *call.x_tensor, m, k,
+    F8_TRY(check_tensor(args_name(call), "x.fp8", *call.x.fp8, m, k,
                         again ? Copies() : kernels.of(Tensor::kInput), q));
     if (again && kernels.keeps_scale(Tensor::kInput)) {
-      F8_TRY(check_given("float8_backward_args.x_tensor.q_inverse_scale",
-                         call.x_tensor->q_inverse_scale));
+      F8_TRY(
+          check_given("float8_backward_args.x.fp8.q_inverse_scale", call.x.fp8->q_inverse_scale));
     }
   }
-  if (call.w_tensor != nullptr) {
-    F8_TRY(check_tensor(args_name(call), "w_tensor", *call.w_tensor, n, k,
-                        kernels.of(Tensor::kWeight), q, desc.weight_shards));
+  if (call.w.fp8 != nullptr) {
+    F8_TRY(check_tensor(args_name(call), "w.fp8", *call.w.fp8, n, k, kernels.of(Tensor::kWeight), q,
+                        desc.weight_shards));
   }
   return {};
 }
@@ -111,14 +111,14 @@ Status Linear::State::check_tensors(const Call& call, bool q) const {
 Status Linear::State::check_arguments(const ForwardCall& call) const {
   F8_TRY(check_m("float8_forward_args.m", call.m, desc.shape.m));
   if (call.m == 0) return {};
-  if (call.x_tensor == nullptr || !is_fp8(Gemm::kOutput)) {
-    F8_TRY(check_given("float8_forward_args.x", call.x));
+  if (call.x.fp8 == nullptr || !is_fp8(Gemm::kOutput)) {
+    F8_TRY(check_given("float8_forward_args.x.data", call.x.data));
   }
-  if (call.w_tensor == nullptr || !is_fp8(Gemm::kOutput)) {
-    F8_TRY(check_given("float8_forward_args.w", call.w));
+  if (call.w.fp8 == nullptr || !is_fp8(Gemm::kOutput)) {
+    F8_TRY(check_given("float8_forward_args.w.data", call.w.data));
   }
   if (is_fp8(Gemm::kOutput)) F8_TRY(check_tensors(call, true));
-  F8_TRY(check_given("float8_forward_args.y", call.y));
+  F8_TRY(check_given("float8_forward_args.y.data", call.y.data));
   if (desc.bias) F8_TRY(check_given("float8_forward_args.bias", call.bias));
   F8_TRY(refuse_if(!desc.bias && call.bias != nullptr,
                    "float8_forward_args.bias is given, the plan has none; set "
@@ -127,49 +127,48 @@ Status Linear::State::check_arguments(const ForwardCall& call) const {
   return check_counters(call);
 }
 
-Status Linear::State::check(const ForwardCall& call, const void* workspace) const {
+Status Linear::State::check(const ForwardCall& call) const {
   F8_TRY(check_arguments(call));
   if (call.m == 0) return {};
-  F8_TRY(check_given("workspace of float8_linear_forward", workspace));
-  return check_memory("float8_linear_forward", memory(call, workspace));
+  F8_TRY(check_given("float8_forward_args.workspace.data", call.workspace.data));
+  return check_memory("float8_linear_forward", memory(call));
 }
 
 Status Linear::State::check_arguments(const BackwardCall& call) const {
   F8_TRY(check_m("float8_backward_args.m", call.m, desc.shape.m));
-  const bool dx = call.dx != nullptr;
-  const bool dw = call.dw != nullptr;
-  F8_TRY(refuse_if(dw && call.accumulate != 0 && !desc.accumulate_grad_weight,
-                   "float8_backward_args.accumulate is set, the plan has no GEMM that adds; set "
+  const bool dx = call.dx.data != nullptr;
+  const bool dw = call.dw.data != nullptr;
+  F8_TRY(refuse_if(dw && call.dw.accumulate != 0 && !desc.accumulate_grad_weight,
+                   "float8_backward_args.dw.accumulate is set, the plan has no GEMM that adds; set "
                    "float8_linear_desc.accumulate_grad_weight"));
   F8_TRY(refuse_if(
-      dx && call.accumulate_dx != 0 && !(desc.accumulate_grad_input && desc.needs_grad_input),
-      "float8_backward_args.accumulate_dx is set, the plan has no GEMM that adds; set "
+      dx && call.dx.accumulate != 0 && !(desc.accumulate_grad_input && desc.needs_grad_input),
+      "float8_backward_args.dx.accumulate is set, the plan has no GEMM that adds; set "
       "float8_linear_desc.accumulate_grad_input"));
   F8_TRY(refuse_if(dx && !desc.needs_grad_input,
                    "float8_backward_args.dx is given, the plan was made with "
                    "float8_linear_desc.no_grad_input"));
-  F8_TRY(refuse_if(call.db != nullptr && !desc.bias_grad,
+  F8_TRY(refuse_if(call.db.data != nullptr && !desc.bias_grad,
                    "float8_backward_args.db is given, the plan has no gradient of a bias; set "
                    "float8_linear_desc.bias_grad"));
-  if (call.m == 0 || (!dx && !dw && call.db == nullptr)) return {};
-  if (reads_dy(call) && call.dy_tensor != nullptr && call.dy == nullptr) [[unlikely]] {
+  if (call.m == 0 || (!dx && !dw && call.db.data == nullptr)) return {};
+  if (reads_dy(call) && call.dy.fp8 != nullptr && call.dy.data == nullptr) [[unlikely]] {
     return fail(
         ErrorCode::kInvalidArgument,
-        "float8_backward_args.dy is NULL; beside dy_tensor, db and gradients in high precision "
+        "float8_backward_args.dy.data is NULL; beside dy.fp8, db and gradients in high precision "
         "are computed from it");
   }
-  if (call.dy_tensor == nullptr) F8_TRY(check_given("float8_backward_args.dy", call.dy));
+  if (call.dy.fp8 == nullptr) F8_TRY(check_given("float8_backward_args.dy.data", call.dy.data));
   // A gradient needs a copy of the weight or of the input that the call does not have.
-  const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.w_tensor == nullptr;
+  const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.w.fp8 == nullptr;
   const bool casts_input =
-      dw && is_fp8(Gemm::kGradWeight) && (call.x_tensor == nullptr || casts_x_tensor(call));
-  F8_TRY(
-      refuse_if(call.dy_tensor != nullptr && desc.recompute && (casts_weight || casts_input),
-                "float8_backward_args.dy_tensor is given, and float8_linear_desc.recompute casts "
-                "again beside dy; give x_tensor and w_tensor too, or dy alone"));
+      dw && is_fp8(Gemm::kGradWeight) && (call.x.fp8 == nullptr || casts_x_tensor(call));
+  F8_TRY(refuse_if(call.dy.fp8 != nullptr && desc.recompute && (casts_weight || casts_input),
+                   "float8_backward_args.dy.fp8 is given, and float8_linear_desc.recompute casts "
+                   "again beside dy; give x and w in fp8 too, or dy.data alone"));
   const bool reads_saved = (casts_weight && layout.saved_bytes > layout.saved_input_bytes) ||
-                           (dw && call.x_tensor == nullptr && layout.saved_input_bytes > 0);
-  if (reads_saved) F8_TRY(check_given("float8_backward_args.saved", call.saved));
+                           (dw && call.x.fp8 == nullptr && layout.saved_input_bytes > 0);
+  if (reads_saved) F8_TRY(check_given("float8_backward_args.saved.data", call.saved.data));
   const auto check_source = [&](const char* name, const void* pointer, Gemm gemm) -> Status {
     if (pointer == nullptr) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "{} is NULL; {} is computed from it: {}", name,
@@ -181,42 +180,42 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
     return {};
   };
   if (dx && (!is_fp8(Gemm::kGradInput) || (desc.recompute && casts_weight))) {
-    F8_TRY(check_source("float8_backward_args.w", call.w, Gemm::kGradInput));
+    F8_TRY(check_source("float8_backward_args.w.data", call.w.data, Gemm::kGradInput));
   }
   if (dw && (!is_fp8(Gemm::kGradWeight) || (desc.recompute && casts_input))) {
-    F8_TRY(check_source("float8_backward_args.x", call.x, Gemm::kGradWeight));
+    F8_TRY(check_source("float8_backward_args.x.data", call.x.data, Gemm::kGradWeight));
   }
   F8_TRY(check_tensors(call, false));
   const auto [q, qt] = copies_of_dy(call);
   for (const bool copy : {true, false}) {
     if (!(copy ? q : qt)) continue;
-    F8_TRY(check_tensor(args_name(call), "dy_tensor", *call.dy_tensor, call.m, desc.shape.n,
+    F8_TRY(check_tensor(args_name(call), "dy.fp8", *call.dy.fp8, call.m, desc.shape.n,
                         kernels.of(Tensor::kGradOutput), copy));
   }
   F8_TRY(check_scales(call));
   return check_counters(call);
 }
 
-Status Linear::State::check(const BackwardCall& call, const void* workspace) const {
+Status Linear::State::check(const BackwardCall& call) const {
   F8_TRY(check_arguments(call));
-  if (call.dx == nullptr && call.dw == nullptr && call.db == nullptr) return {};
-  if (call.m == 0) return memory(call, nullptr).check_alignment("float8_linear_backward");
-  F8_TRY(check_given("workspace of float8_linear_backward", workspace));
-  return check_memory("float8_linear_backward", memory(call, workspace));
+  if (call.dx.data == nullptr && call.dw.data == nullptr && call.db.data == nullptr) return {};
+  if (call.m == 0) return memory(call).check_alignment("float8_linear_backward");
+  F8_TRY(check_given("float8_backward_args.workspace.data", call.workspace.data));
+  return check_memory("float8_linear_backward", memory(call));
 }
 
 Status Linear::State::check_records(const ForwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
-  if (call.saved != nullptr && !desc.recompute) {
-    context->state().records.set_forward(call.saved, {this, call.m, call.w_tensor != nullptr});
+  if (call.saved.data != nullptr && !desc.recompute) {
+    context->state().records.set_forward(call.saved.data, {this, call.m, call.w.fp8 != nullptr});
   }
   return {};
 }
 
 Status Linear::State::check_records(const BackwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
-  if (call.saved == nullptr || desc.recompute) return {};
-  const CallRecords::Forward forward = context->state().records.forward(call.saved);
+  if (call.saved.data == nullptr || desc.recompute) return {};
+  const CallRecords::Forward forward = context->state().records.forward(call.saved.data);
   if (forward.linear != this) return {};  // unknown: the buffer may have been moved
   if (forward.m != call.m) {
     return fail(ErrorCode::kInvalidArgument,
@@ -224,11 +223,11 @@ Status Linear::State::check_records(const BackwardCall& call) const {
                 "`saved` had an m of {}",
                 call.m, forward.m);
   }
-  const bool given = call.w_tensor != nullptr;
+  const bool given = call.w.fp8 != nullptr;
   const Copies& weight = kernels.of(Tensor::kWeight);
   if (forward.weight_given != given && (weight.q || weight.qt)) {
     return fail(ErrorCode::kInvalidArgument,
-                "float8_backward_args.w_tensor is {}, the forward that "
+                "float8_backward_args.w.fp8 is {}, the forward that "
                 "filled `saved` had {}; give it to both or to neither",
                 given ? "given" : "NULL", given ? "none" : "one");
   }
@@ -237,21 +236,21 @@ Status Linear::State::check_records(const BackwardCall& call) const {
 
 template <class Call>
 Status Linear::State::check_fresh_scales(const Call& call) const {
-  if (kernels.slots.empty() || call.first_step != 0) return {};
-  return check_not_fresh(*context, args_name(call), call.scales);
+  if (kernels.slots.empty() || step_of(call).first_step != 0) return {};
+  return check_not_fresh(*context, call.scales);
 }
 
 template Status Linear::State::check_fresh_scales(const ForwardCall& call) const;
 template Status Linear::State::check_fresh_scales(const BackwardCall& call) const;
 
 template <class Call>
-CallMemory Linear::State::common_memory(const Call& call, const void* workspace) const {
+CallMemory Linear::State::common_memory(const Call& call) const {
   CallMemory memory(args_name(call));
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
-  memory.add_beside("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  memory.add("launch_counts", call.launch_counts, quantize_sync_bytes(context->device().sm_count),
-             Access::kWrite);
+  memory.add("workspace", call.workspace.data, layout.workspace_bytes, Access::kWrite);
+  memory.add_beside("float8_step.launch_counts", step_of(call).launch_counts.data,
+                    quantize_sync_bytes(context->device().sm_count), Access::kWrite);
   const size_t count = kernels.slots.size();
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
   memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
@@ -269,26 +268,25 @@ CallMemory Linear::State::common_memory(const Call& call, const void* workspace)
 // What forward and backward share. `q`: of the tensors they read q, else qt.
 template <class Call>
 void Linear::State::add_copies(CallMemory& memory, const Call& call, Access saved, bool q) const {
-  memory.add("saved", call.saved,
-             layout.saved_bytes_of(call.x_tensor != nullptr, call.w_tensor != nullptr), saved);
-  if (call.x_tensor != nullptr && casts_x_tensor(call)) {
-    memory.add("x_tensor", call.x_tensor->q_inverse_scale, sizeof(float), Access::kRead,
-               sizeof(float));
-  } else if (call.x_tensor != nullptr) {
-    add_tensor(memory, "x_tensor", *call.x_tensor, kernels.of(Tensor::kInput), q);
+  memory.add("saved", call.saved.data,
+             layout.saved_bytes_of(call.x.fp8 != nullptr, call.w.fp8 != nullptr), saved);
+  if (call.x.fp8 != nullptr && casts_x_tensor(call)) {
+    memory.add("x.fp8", call.x.fp8->q_inverse_scale, sizeof(float), Access::kRead, sizeof(float));
+  } else if (call.x.fp8 != nullptr) {
+    add_tensor(memory, "x.fp8", *call.x.fp8, kernels.of(Tensor::kInput), q);
   }
-  if (call.w_tensor != nullptr) {
-    add_tensor(memory, "w_tensor", *call.w_tensor, kernels.of(Tensor::kWeight), q);
+  if (call.w.fp8 != nullptr) {
+    add_tensor(memory, "w.fp8", *call.w.fp8, kernels.of(Tensor::kWeight), q);
   }
 }
 
-CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {
+CallMemory Linear::State::memory(const ForwardCall& call) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   const Dtype type = desc.tensor_dtype;
-  CallMemory memory = common_memory(call, workspace);
-  memory.add_rows("x", call.x, m, k, call.ld_x, type, Access::kRead);
-  memory.add_rows("w", call.w, n, k, call.ld_w, type, Access::kRead);
-  memory.add_rows("y", call.y, m, n, call.ld_y, type, Access::kWrite);
+  CallMemory memory = common_memory(call);
+  memory.add_rows("x", call.x.data, m, k, call.x.ld, type, Access::kRead);
+  memory.add_rows("w", call.w.data, n, k, call.w.ld, type, Access::kRead);
+  memory.add_rows("y", call.y.data, m, n, call.y.ld, type, Access::kWrite);
   memory.add_rows("bias", call.bias, 1, n, 0, type, Access::kRead);
   add_copies(memory, call, Access::kWrite, true);
   return memory;
@@ -296,23 +294,24 @@ CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace)
 
 // x and w count as far as they are read: a trainer that needs the input no more may put dx in its
 // place. The weight itself must outlive every call.
-CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace) const {
+CallMemory Linear::State::memory(const BackwardCall& call) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   const Dtype type = desc.tensor_dtype;
-  const bool casts_input = desc.recompute && (call.x_tensor == nullptr || casts_x_tensor(call));
-  const bool reads_input = call.dw != nullptr && (casts_input || !is_fp8(Gemm::kGradWeight));
-  CallMemory memory = common_memory(call, workspace);
-  memory.add_rows("dy", call.dy, m, n, call.ld_dy, type,
+  const bool casts_input = desc.recompute && (call.x.fp8 == nullptr || casts_x_tensor(call));
+  const bool reads_input = call.dw.data != nullptr && (casts_input || !is_fp8(Gemm::kGradWeight));
+  CallMemory memory = common_memory(call);
+  memory.add_rows("dy", call.dy.data, m, n, call.dy.ld, type,
                   reads_dy(call) ? Access::kRead : Access::kNone);
   const auto [q, qt] = copies_of_dy(call);
   const Copies& copies = kernels.of(Tensor::kGradOutput);
-  if (q) add_tensor(memory, "dy_tensor", *call.dy_tensor, copies, true);
-  if (qt) add_tensor(memory, "dy_tensor", *call.dy_tensor, copies, false);
-  memory.add_rows("dx", call.dx, m, k, call.ld_dx, type, Access::kWrite);
-  memory.add_rows("dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype, Access::kWrite);
-  memory.add_rows("db", call.db, 1, n, 0, desc.bias_grad_dtype, Access::kWrite);
-  memory.add_rows("x", call.x, m, k, call.ld_x, type, reads_input ? Access::kRead : Access::kNone);
-  memory.add_rows("w", call.w, n, k, call.ld_w, type, Access::kRead);
+  if (q) add_tensor(memory, "dy.fp8", *call.dy.fp8, copies, true);
+  if (qt) add_tensor(memory, "dy.fp8", *call.dy.fp8, copies, false);
+  memory.add_rows("dx", call.dx.data, m, k, call.dx.ld, type, Access::kWrite);
+  memory.add_rows("dw", call.dw.data, n, k, call.dw.ld, desc.grad_weight_dtype, Access::kWrite);
+  memory.add_rows("db", call.db.data, 1, n, 0, desc.bias_grad_dtype, Access::kWrite);
+  memory.add_rows("x", call.x.data, m, k, call.x.ld, type,
+                  reads_input ? Access::kRead : Access::kNone);
+  memory.add_rows("w", call.w.data, n, k, call.w.ld, type, Access::kRead);
   add_copies(memory, call, Access::kRead, false);
   return memory;
 }
@@ -322,66 +321,64 @@ CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace
 template <class Call>
 CallKind Linear::State::bind_inputs(const Call& call, CallArguments& to) const {
   to.m = call.m;
-  to.set(Slot::kX, call.x, call.ld_x);
-  to.set(Slot::kW, call.w, call.ld_w);
-  const bool shifted = call.saved != nullptr && call.x_tensor != nullptr;
-  to.set(Slot::kSaved, shifted ? shifted_saved(call.saved) : call.saved);
+  to.set(Slot::kX, call.x.data, call.x.ld);
+  to.set(Slot::kW, call.w.data, call.w.ld);
+  const bool shifted = call.saved.data != nullptr && call.x.fp8 != nullptr;
+  to.set(Slot::kSaved, shifted ? shifted_saved(call.saved.data) : call.saved.data);
   CallKind kind = 0;
   to.set(Slot::kInputScale, to.at<void>(layout.forward.x.kept_scale));
   to.set(Slot::kWeightScale, to.at<void>(layout.forward.w.kept_scale));
-  if (call.x_tensor != nullptr) {
+  if (call.x.fp8 != nullptr) {
     kind |= kGivenX;
-    bind_tensor(*call.x_tensor, Slot::kInputQ, to);
+    bind_tensor(*call.x.fp8, Slot::kInputQ, to);
   }
-  if (call.w_tensor != nullptr) {
+  if (call.w.fp8 != nullptr) {
     kind |= kGivenW;
-    bind_tensor(*call.w_tensor, Slot::kWeightQ, to);
-    to.weight_shards = std::max<int64_t>(call.w_tensor->qt_shards, 1);
+    bind_tensor(*call.w.fp8, Slot::kWeightQ, to);
+    to.weight_shards = std::max<int64_t>(call.w.fp8->qt_shards, 1);
   }
   return kind;
 }
 
-const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
-                                      CallArguments& to) const {
-  set_common(call, workspace, to);
-  to.set(Slot::kY, call.y, call.ld_y);
+const LaunchList& Linear::State::bind(const ForwardCall& call, CallArguments& to) const {
+  set_common(call, to);
+  to.set(Slot::kY, call.y.data, call.y.ld);
   to.set(Slot::kBias, call.bias);
-  CallKind kind = bind_inputs(call, to) | step_kind(call.first_step != 0, to);
-  if (call.evaluate != 0) {
+  CallKind kind = bind_inputs(call, to) | step_kind(step_of(call).first_step != 0, to);
+  if (step_of(call).evaluate != 0) {
     to.set(Slot::kAmax, nullptr);
     kind &= ~kOverRanks;
   }
-  if (call.saved != nullptr) kind |= kForwardSaved;
+  if (call.saved.data != nullptr) kind |= kForwardSaved;
   return launches.forward[kind];
 }
 
-const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
-                                      CallArguments& to) const {
-  set_common(call, workspace, to);
-  to.accumulate_bias = call.accumulate_bias != 0;
-  to.set(Slot::kDy, call.dy, call.ld_dy);
-  to.set(Slot::kDx, call.dx, call.ld_dx);
-  to.set(Slot::kDw, call.dw, call.ld_dw);
-  to.set(Slot::kDb, call.db);
+const LaunchList& Linear::State::bind(const BackwardCall& call, CallArguments& to) const {
+  set_common(call, to);
+  to.accumulate_bias = call.db.accumulate != 0;
+  to.set(Slot::kDy, call.dy.data, call.dy.ld);
+  to.set(Slot::kDx, call.dx.data, call.dx.ld);
+  to.set(Slot::kDw, call.dw.data, call.dw.ld);
+  to.set(Slot::kDb, call.db.data);
   CallKind given = bind_inputs(call, to);
   if (casts_x_tensor(call)) {
     given &= ~kGivenX;
     // A tensor's inverse scale follows its scale.
-    to.set(Slot::kInputScale, call.x_tensor->q_inverse_scale - kernels::kInverse);
+    to.set(Slot::kInputScale, call.x.fp8->q_inverse_scale - kernels::kInverse);
   }
   if ((given & kGivenX) == 0) bind_refs(layout.backward_x, Slot::kInputQ, to);
   if ((given & kGivenW) == 0) bind_refs(layout.backward_w, Slot::kWeightQ, to);
   CallKind kind = 0;
-  if (call.dx != nullptr) kind |= kBackwardDx | (call.accumulate_dx != 0 ? kBackwardAddDx : 0);
-  if (call.dw != nullptr) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAddDw : 0);
-  if (call.db != nullptr) kind |= kBackwardDb;
+  if (call.dx.data != nullptr) kind |= kBackwardDx | (call.dx.accumulate != 0 ? kBackwardAddDx : 0);
+  if (call.dw.data != nullptr) kind |= kBackwardDw | (call.dw.accumulate != 0 ? kBackwardAddDw : 0);
+  if (call.db.data != nullptr) kind |= kBackwardDb;
   if (kind == 0) return launches.backward[0];
-  if (call.dy_tensor != nullptr) {
-    bind_tensor(*call.dy_tensor, Slot::kGradOutputQ, to);
+  if (call.dy.fp8 != nullptr) {
+    bind_tensor(*call.dy.fp8, Slot::kGradOutputQ, to);
     return launches.gradients[kind >> kGradientShift];
   }
   if (desc.recompute) kind |= given;
-  return launches.backward[kind | step_kind(call.first_step != 0, to)];
+  return launches.backward[kind | step_kind(step_of(call).first_step != 0, to)];
 }
 
 }  // namespace f8::runtime

@@ -25,18 +25,18 @@ struct Linear::State {
   [[nodiscard]] Status check_arguments(const ForwardCall& call) const;
   [[nodiscard]] Status check_arguments(const BackwardCall& call) const;
   [[nodiscard]] bool reads_dy(const BackwardCall& call) const;
-  // The copies of dy_tensor that a backward reads.
+  // The copies of dy.fp8 that a backward reads.
   struct DyCopies {
     bool q = false, qt = false;
   };
   [[nodiscard]] DyCopies copies_of_dy(const BackwardCall& call) const;
-  // Backward casts x again, though the call has the x_tensor of the forward: it has no qt.
+  // Backward casts x again, though the call has the x.fp8 of the forward: it has no qt.
   [[nodiscard]] bool casts_x_tensor(const ForwardCall&) const { return false; }
   [[nodiscard]] bool casts_x_tensor(const BackwardCall& call) const {
-    return desc.recompute && call.x_tensor != nullptr && call.x_tensor->qt == nullptr;
+    return desc.recompute && call.x.fp8 != nullptr && call.x.fp8->qt == nullptr;
   }
-  [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
-  [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
+  [[nodiscard]] Status check(const ForwardCall& call) const;
+  [[nodiscard]] Status check(const BackwardCall& call) const;
   template <class Call>
   [[nodiscard]] Status check_counters(const Call& call) const;
   template <class Call>
@@ -50,22 +50,21 @@ struct Linear::State {
   [[nodiscard]] Status check_fresh_scales(const Call& call) const;
 
   // Lists the memory that a call touches.
-  [[nodiscard]] CallMemory memory(const ForwardCall& call, const void* workspace) const;
-  [[nodiscard]] CallMemory memory(const BackwardCall& call, const void* workspace) const;
+  [[nodiscard]] CallMemory memory(const ForwardCall& call) const;
+  [[nodiscard]] CallMemory memory(const BackwardCall& call) const;
   template <class Call>
-  [[nodiscard]] CallMemory common_memory(const Call& call, const void* workspace) const;
+  [[nodiscard]] CallMemory common_memory(const Call& call) const;
   template <class Call>
   void add_copies(CallMemory& memory, const Call& call, Access saved, bool q) const;
   // Does what only a context that checks pointers, or an emulated one, does.
   template <class Call>
-  [[nodiscard]] Status check_device(const char* name, const Call& call, const void* workspace,
-                                    Stream stream) const {
+  [[nodiscard]] Status check_device(const char* name, const Call& call, Stream stream) const {
     if (!context->state().keeps_records()) [[likely]] {
       return {};
     }
-    F8_TRY(check(call, workspace));
+    F8_TRY(check(call));
     F8_TRY(check_records(call));
-    return memory(call, workspace).check_device(name, *context, stream);
+    return memory(call).check_device(name, *context, stream);
   }
 
   // Gives the view of a tensor's transposed copy in `saved`.
@@ -73,8 +72,8 @@ struct Linear::State {
                                          int64_t rows) const;
 
   // The launches of a call, and what it gives to them.
-  const LaunchList& bind(const ForwardCall& call, void* workspace, CallArguments& to) const;
-  const LaunchList& bind(const BackwardCall& call, void* workspace, CallArguments& to) const;
+  const LaunchList& bind(const ForwardCall& call, CallArguments& to) const;
+  const LaunchList& bind(const BackwardCall& call, CallArguments& to) const;
   template <class Call>
   CallKind bind_inputs(const Call& call, CallArguments& to) const;
   // `saved` without the input's part, as the offsets of the layout count it.
@@ -83,21 +82,21 @@ struct Linear::State {
                                          layout.saved_input_bytes);
   }
   template <class Call>
-  [[nodiscard]] Status run(const char* name, const Call& call, void* workspace, Stream stream,
+  [[nodiscard]] Status run(const char* name, const Call& call, Stream stream,
                            AmaxReducer reduce) const;
   template <class Call>
-  [[nodiscard]] std::vector<Step> steps(const char* name, const Call& call, void* workspace) const;
+  [[nodiscard]] std::vector<Step> steps(const char* name, const Call& call) const;
   // The bits of a call's kind that delayed scaling decides.
   [[nodiscard]] CallKind step_kind(bool first_step, const CallArguments& call) const {
     if (!first_step || kernels.slots.empty()) return 0;
     return call.ranks == nullptr ? kFirstStep : kFirstStep | kOverRanks;
   }
   template <class Call>
-  void set_common(const Call& call, void* workspace, CallArguments& to) const {
+  void set_common(const Call& call, CallArguments& to) const {
     to.scales = ScaleSlots::of(call.scales);
-    to.ranks = call.ranks;
-    to.set(Slot::kWorkspace, workspace);
-    to.set(Slot::kLaunchCounts, launch_counts(call, workspace));
+    to.ranks = step_of(call).ranks;
+    to.set(Slot::kWorkspace, call.workspace.data);
+    to.set(Slot::kLaunchCounts, launch_counts(call));
     to.set(Slot::kAmax, to.scales.amax);
     to.set(Slot::kScale, to.scales.scale);
     to.set(Slot::kCounters, call.counters);

@@ -34,7 +34,7 @@ Result<TensorGemm> TensorGemm::plan(const std::shared_ptr<Context>& context,
   return out;
 }
 
-Status TensorGemm::run(const TensorGemmCall& call, void* workspace, Stream stream) const {
+Status TensorGemm::run(const TensorGemmCall& call, Stream stream) const {
   constexpr const char* kGemmArgs = "float8_gemm_args";
   const GemmDesc& desc = plan_->desc();
   if (call.a == nullptr || call.b == nullptr) [[unlikely]] {
@@ -57,25 +57,30 @@ Status TensorGemm::run(const TensorGemmCall& call, void* workspace, Stream strea
     return fail(ErrorCode::kInvalidArgument,
                 "{}.bias is given, the plan has none; set float8_gemm_desc.bias", kGemmArgs);
   }
+  if ((call.d.accumulate != 0) != desc.add) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.d.accumulate is {}, float8_gemm_desc.accumulate was {} in the plan", kGemmArgs,
+                call.d.accumulate, desc.add ? 1 : 0);
+  }
   CallMemory memory(kGemmArgs);
   add_tensor(memory, "a", a, copies_[0], reads_q_[0]);
   add_tensor(memory, "b", b, copies_[1], reads_q_[1]);
-  memory.add_rows("d", call.d, weight ? n : m, desc.gemm == Gemm::kOutput ? n : k, call.ld_d,
+  memory.add_rows("d", call.d.data, weight ? n : m, desc.gemm == Gemm::kOutput ? n : k, call.d.ld,
                   desc.d, Access::kWrite);
   memory.add_rows("bias", call.bias, 1, n, 0, desc.d, Access::kRead);
-  memory.add_beside("workspace", workspace, workspace_bytes(), Access::kWrite);
+  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
   F8_TRY(memory.check_alignment("float8_gemm"));
   F8_TRY(memory.check_overlaps("float8_gemm"));
   F8_TRY(memory.check_device("float8_gemm", *context_, stream));
   return plan_->run({.a = reads_q_[0] ? a.q : a.qt,
                      .b = reads_q_[1] ? b.q : b.qt,
-                     .d = call.d,
+                     .d = call.d.data,
                      .inv_scale_a = reads_q_[0] ? a.q_inverse_scale : a.qt_inverse_scale,
                      .inv_scale_b = reads_q_[1] ? b.q_inverse_scale : b.qt_inverse_scale,
                      .m = m,
                      .bias = call.bias,
-                     .ld_d = call.ld_d},
-                    workspace, stream);
+                     .ld_d = call.d.ld},
+                    call.workspace.data, stream);
 }
 
 }  // namespace f8::runtime

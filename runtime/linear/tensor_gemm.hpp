@@ -26,7 +26,7 @@ class TensorGemm {
   [[nodiscard]] static Result<TensorGemm> plan(const std::shared_ptr<Context>& context,
                                                const TensorGemmDesc& desc);
   [[nodiscard]] size_t workspace_bytes() const { return plan_->workspace_bytes(); }
-  [[nodiscard]] Status run(const TensorGemmCall& call, void* workspace, Stream stream) const;
+  [[nodiscard]] Status run(const TensorGemmCall& call, Stream stream) const;
 
  private:
   TensorGemm() = default;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/device/call_array.hpp"
 #include "runtime/device/memory.hpp"
 
 namespace f8::runtime {
@@ -10,17 +11,28 @@ namespace {
 constexpr const char* kRun = "float8_quantize_list";
 constexpr const char* kFind = "float8_quantize_list_amax";
 
-// Checks the memory of a call alone, and adds it to that of the others. Calls may have scale slots
-// and counters in common, to which their casts add; a flag they have in common.
-Status add_memory(const char* name, const CallMemory& memory, const QuantizeCall& call, size_t i,
-                  Context& context, Stream stream, const void* workspace, CallOverlaps& overlaps) {
+// A tensor's own args, and with what is common to all.
+QuantizeCall given(const QuantizeListCall& call, size_t i) {
+  return CallArray<QuantizeCall>{call.count, call.tensors}.at(i);
+}
+QuantizeCall in_list(const QuantizeListCall& call, size_t i) {
+  QuantizeCall of = given(call, i);
+  of.step = call.step;
+  of.noop_flag = call.noop_flag;
+  return of;
+}
+
+// Checks the memory of a tensor's cast alone, and adds it to that of the others. Casts may have scale
+// slots and counters in common, to which they add; workspace, launch counts and flag are common.
+Status add_memory(const char* name, const CallMemory& memory, const QuantizeListCall& list,
+                  const QuantizeCall& call, size_t i, Context& context, Stream stream,
+                  CallOverlaps& overlaps) {
   F8_TRY(memory.check_alignment(name));
   F8_TRY(memory.check_overlaps(name));
   F8_TRY(memory.check_device(name, context, stream));
   for (const Region& region : memory.regions()) {
     const auto is = [&](const void* at) { return region.begin == reinterpret_cast<uintptr_t>(at); };
-    if (workspace != nullptr && is(workspace)) continue;
-    if (call.valid != nullptr && is(call.valid)) continue;
+    if (is(list.workspace.data) || is(launch_counts(list)) || is(list.noop_flag)) continue;
     overlaps.add(region, i,
                  is(call.counters) || is(call.scales.opaque[0]) || is(call.scales.opaque[1]));
   }
@@ -29,17 +41,27 @@ Status add_memory(const char* name, const CallMemory& memory, const QuantizeCall
 
 Status in_call(size_t i, Status status) {
   if (!status) [[unlikely]] {
-    status.error().message = f8::format("args[{}]: {}", i, status.error().message);
+    status.error().message =
+        f8::format("float8_quantize_list_args.tensors[{}]: {}", i, status.error().message);
   }
   return status;
 }
 
-Status check_common(size_t i, bool same, const char* field, const char* why) {
-  if (same) [[likely]] {
-    return {};
+// A list's workspace, step and flag are those of all tensors.
+Status check_own(const QuantizeCall& own) {
+  for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"step", own.step},
+                                       {"workspace", own.workspace.data},
+                                       {"noop_flag", own.noop_flag}}) {
+    if (pointer == nullptr) [[likely]] {
+      continue;
+    }
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "float8_quantize_args.{} is given; in a list it is float8_quantize_list_args.{}, for "
+        "all tensors",
+        field, field);
   }
-  return fail(ErrorCode::kInvalidArgument, "{}: args[{}].{} is not args[0]'s; {}", kRun, i, field,
-              why);
+  return {};
 }
 
 }  // namespace
@@ -70,88 +92,81 @@ Result<QuantizerList> QuantizerList::plan(
   return list;
 }
 
-Status QuantizerList::check_count(const char* name, const QuantizeCalls& calls) const {
-  if (calls.count == quantizers_.size()) [[likely]] {
+Status QuantizerList::check_count(const char* name, const QuantizeListCall& call) const {
+  if (call.count == quantizers_.size()) [[likely]] {
     return {};
   }
   return fail(ErrorCode::kInvalidArgument, "{}: {} quantizers were planned, {} args are given",
-              name, quantizers_.size(), calls.count);
+              name, quantizers_.size(), call.count);
 }
 
-Status QuantizerList::check_run(const QuantizeCalls& calls, void* workspace, Stream stream,
+Status QuantizerList::check_run(const QuantizeListCall& call, Stream stream,
                                 CallOverlaps& overlaps) const {
-  const QuantizeCall common = calls.count > 0 ? calls.at(0) : QuantizeCall{};
-  for (size_t i = 0; i < calls.count; ++i) {
+  for (size_t i = 0; i < call.count; ++i) {
     const Quantizer& quantizer = *quantizers_[i];
-    const QuantizeCall call = calls.at(i);
-    F8_TRY(in_call(i, quantizer.check_cast(kRun, call)));
-    if (call.launch_counts != nullptr) [[unlikely]] {
+    F8_TRY(in_call(i, check_own(given(call, i))));
+    const QuantizeCall of = in_list(call, i);
+    F8_TRY(in_call(i, quantizer.check_cast(kRun, of)));
+    if (of.rows == 0 && of.noop_flag != nullptr) [[unlikely]] {
       return in_call(i, fail(ErrorCode::kInvalidArgument,
-                             "float8_quantize_args.launch_counts is given; the casts of a list "
-                             "count in its workspace, so leave it NULL"));
+                             "float8_quantize_args.rows is 0 beside the list's noop_flag; one flag "
+                             "is for all tensors, so leave none of them out"));
     }
-    F8_TRY(check_common(i, (call.first_step != 0) == (common.first_step != 0), "first_step",
-                        "a step is the first one for all"));
-    F8_TRY(check_common(i, (call.evaluate != 0) == (common.evaluate != 0), "evaluate",
-                        "all record their amaxes or none does"));
-    F8_TRY(check_common(i, call.ranks == common.ranks, "ranks", "all are reduced at once"));
-    F8_TRY(check_common(i, call.valid == common.valid, "valid", "one flag is for all tensors"));
-    if (call.rows == 0 && call.valid != nullptr) [[unlikely]] {
-      return in_call(i, fail(ErrorCode::kInvalidArgument,
-                             "float8_quantize_args.rows is 0 beside valid; one flag is for all "
-                             "tensors, so leave none of them out"));
-    }
-    if (call.rows == 0) continue;
-    CallMemory memory = quantizer.cast_memory(call);
-    memory.add_beside("workspace", workspace, workspace_bytes(), Access::kWrite);
-    F8_TRY(in_call(
-        i, add_memory(kRun, memory, call, i, *quantizer.context_, stream, workspace, overlaps)));
+    if (of.rows == 0) continue;
+    CallMemory memory = quantizer.cast_memory(of);
+    memory.add_beside("float8_quantize_list_args.workspace", call.workspace.data, workspace_bytes(),
+                      Access::kWrite);
+    quantizer.add_launch_counts(memory, of);
+    F8_TRY(
+        in_call(i, add_memory(kRun, memory, call, of, i, *quantizer.context_, stream, overlaps)));
   }
   return overlaps.check(kRun);
 }
 
-Status QuantizerList::run(const QuantizeCalls& calls, void* workspace, Stream stream,
-                          AmaxReducer reduce) const {
-  F8_TRY(check_count(kRun, calls));
-  if (workspace_bytes() > 0 && (workspace == nullptr || !is_aligned(workspace))) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "workspace of {} is {}", kRun,
-                workspace == nullptr ? "NULL" : "not aligned to 16 bytes");
+Status QuantizerList::run(const QuantizeListCall& call, Stream stream, AmaxReducer reduce) const {
+  F8_TRY(check_count(kRun, call));
+  if (workspace_bytes() > 0 && (call.workspace.data == nullptr || !is_aligned(call.workspace.data)))
+      [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "float8_quantize_list_args.workspace.data is {}",
+                call.workspace.data == nullptr ? "NULL" : "not aligned to 16 bytes");
   }
-  const Status good = overlaps_->with(
-      [&](CallOverlaps& overlaps) { return check_run(calls, workspace, stream, overlaps); });
+  const Status good =
+      overlaps_->with([&](CallOverlaps& overlaps) { return check_run(call, stream, overlaps); });
   if (!good) [[unlikely]] {
     return good;
   }
   const auto bind = [&](size_t i, CallArguments& to) {
-    const QuantizeCall call = calls.at(i);
-    if (call.rows > 0) quantizers_[i]->bind(call, to);
-    return call.rows > 0;
+    const QuantizeCall of = in_list(call, i);
+    if (of.rows > 0) quantizers_[i]->bind(of, to);
+    return of.rows > 0;
   };
-  const QuantizeCall common = calls.count > 0 ? calls.at(0) : QuantizeCall{};
-  F8_TRY(casts_->run(std::cref(bind), {.first_step = common.first_step != 0,
-                                       .ranks = common.evaluate != 0 ? nullptr : common.ranks,
+  const float8_step& step = step_of(call);
+  F8_TRY(casts_->run(std::cref(bind), {.first_step = step.first_step != 0,
+                                       .ranks = step.evaluate != 0 ? nullptr : step.ranks,
                                        .reduce = reduce,
-                                       .noop_flag = common.valid,
-                                       .workspace = workspace,
+                                       .noop_flag = call.noop_flag,
+                                       .workspace = call.workspace.data,
+                                       .launch_counts = launch_counts(call),
                                        .stream = stream}));
-  return common.valid == nullptr ? Status() : quantizers_[0]->set_valid(common.valid, stream);
+  if (call.noop_flag == nullptr || call.count == 0) return {};
+  return quantizers_[0]->set_noop_flag(call.noop_flag, stream);
 }
 
-Status QuantizerList::check_find(const QuantizeCalls& calls, Stream stream,
+Status QuantizerList::check_find(const QuantizeListCall& call, Stream stream,
                                  CallOverlaps& overlaps) const {
-  for (size_t i = 0; i < calls.count; ++i) {
+  for (size_t i = 0; i < call.count; ++i) {
     const Quantizer& quantizer = *quantizers_[i];
     if (!quantizer.desc().over_ranks) continue;
-    const QuantizeCall call = calls.at(i);
-    F8_TRY(in_call(i, quantizer.check_find(kFind, call)));
-    F8_TRY(in_call(i, add_memory(kFind, quantizer.find_memory(call), call, i, *quantizer.context_,
-                                 stream, nullptr, overlaps)));
+    const QuantizeCall of = in_list(call, i);
+    F8_TRY(in_call(i, quantizer.check_find(kFind, of)));
+    F8_TRY(in_call(i, add_memory(kFind, quantizer.find_memory(of), call, of, i, *quantizer.context_,
+                                 stream, overlaps)));
   }
   return overlaps.check(kFind);
 }
 
-Status QuantizerList::find_amax(const QuantizeCalls& calls, Stream stream) const {
-  F8_TRY(check_count(kFind, calls));
+Status QuantizerList::find_amax(const QuantizeListCall& call, Stream stream) const {
+  F8_TRY(check_count(kFind, call));
   const auto over_ranks = [](const auto& quantizer) { return quantizer->desc().over_ranks; };
   if (!quantizers_.empty() && std::ranges::none_of(quantizers_, over_ranks)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
@@ -160,12 +175,12 @@ Status QuantizerList::find_amax(const QuantizeCalls& calls, Stream stream) const
                 kFind);
   }
   const Status good =
-      overlaps_->with([&](CallOverlaps& overlaps) { return check_find(calls, stream, overlaps); });
+      overlaps_->with([&](CallOverlaps& overlaps) { return check_find(call, stream, overlaps); });
   if (!good) [[unlikely]] {
     return good;
   }
   const auto bind = [&](size_t i, CallArguments& to) {
-    quantizers_[i]->bind(calls.at(i), to);
+    quantizers_[i]->bind(in_list(call, i), to);
     return true;
   };
   return casts_->find(std::cref(bind), stream);

@@ -7,14 +7,14 @@
 #include <span>
 #include <vector>
 
-#include "runtime/device/call_array.hpp"
 #include "runtime/linear/cast_list.hpp"
 #include "runtime/linear/quantizer.hpp"
 #include "runtime/lists/call_overlaps.hpp"
 
 namespace f8::runtime {
 
-using QuantizeCalls = CallArray<QuantizeCall>;
+// Its tensors may be structs of another version, all of one size (call_array.hpp).
+using QuantizeListCall = float8_quantize_list_args;
 
 class QuantizerList {
  public:
@@ -24,19 +24,17 @@ class QuantizerList {
       std::span<const std::shared_ptr<const Quantizer>> quantizers);
 
   [[nodiscard]] size_t workspace_bytes() const { return casts_->workspace_bytes(); }
-  // A call for each quantizer, in order. `first_step`, `evaluate`, `ranks` and `valid` are the same
-  // in all.
-  [[nodiscard]] Status run(const QuantizeCalls& calls, void* workspace, Stream stream,
+  [[nodiscard]] Status run(const QuantizeListCall& call, Stream stream,
                            AmaxReducer reduce = nullptr) const;
   // Finds the maxima of the shards; quantizers that are not over ranks are passed over.
-  [[nodiscard]] Status find_amax(const QuantizeCalls& calls, Stream stream) const;
+  [[nodiscard]] Status find_amax(const QuantizeListCall& call, Stream stream) const;
 
  private:
   QuantizerList() = default;
-  [[nodiscard]] Status check_count(const char* name, const QuantizeCalls& calls) const;
-  [[nodiscard]] Status check_run(const QuantizeCalls& calls, void* workspace, Stream stream,
+  [[nodiscard]] Status check_count(const char* name, const QuantizeListCall& call) const;
+  [[nodiscard]] Status check_run(const QuantizeListCall& call, Stream stream,
                                  CallOverlaps& overlaps) const;
-  [[nodiscard]] Status check_find(const QuantizeCalls& calls, Stream stream,
+  [[nodiscard]] Status check_find(const QuantizeListCall& call, Stream stream,
                                   CallOverlaps& overlaps) const;
 
   std::vector<std::shared_ptr<const Quantizer>> quantizers_;

@@ -64,30 +64,34 @@ void add_launches(const Linear& linear, std::string& text) {
   const LinearDesc& desc = linear.desc();
   FakeAddresses addresses;
   const float8_scale_slots slots{{addresses.next(), addresses.next()}};
-  ForwardCall forward{.x = addresses.next(), .w = addresses.next(), .y = addresses.next()};
-  forward.saved = desc.recompute ? nullptr : addresses.next();
-  forward.m = desc.shape.m;
-  forward.bias = desc.bias ? addresses.next() : nullptr;
-  forward.scales = slots;
-  BackwardCall backward{.dy = addresses.next(), .saved = forward.saved};
-  backward.dx = desc.needs_grad_input ? addresses.next() : nullptr;
-  backward.dw = addresses.next();
-  backward.db = desc.bias_grad ? addresses.next() : nullptr;
-  backward.m = desc.shape.m;
-  backward.x = forward.x;
-  backward.w = forward.w;
-  backward.scales = slots;
-  void* workspace = addresses.next();
+  ForwardCall forward{.m = desc.shape.m,
+                      .x = {addresses.next()},
+                      .w = {addresses.next()},
+                      .bias = desc.bias ? addresses.next() : nullptr,
+                      .y = {addresses.next()},
+                      .saved = {desc.recompute ? nullptr : addresses.next()},
+                      .workspace = {addresses.next()},
+                      .scales = slots};
+  BackwardCall backward{.m = desc.shape.m,
+                        .dy = {addresses.next()},
+                        .x = forward.x,
+                        .w = forward.w,
+                        .dx = {desc.needs_grad_input ? addresses.next() : nullptr},
+                        .dw = {addresses.next()},
+                        .db = {desc.bias_grad ? addresses.next() : nullptr},
+                        .saved = forward.saved,
+                        .workspace = forward.workspace,
+                        .scales = slots};
   const auto add = [&](const char* name, const std::vector<Step>& steps) {
     text += f8::format("\n  {:<20} {}", name, text_of(steps));
   };
-  add("forward", linear.forward_steps(forward, workspace));
-  add("backward", linear.backward_steps(backward, workspace));
+  add("forward", linear.forward_steps(forward));
+  add("backward", linear.backward_steps(backward));
   const float8_tensor weight = weight_view(desc, addresses);
   if (weight.q == nullptr && weight.qt == nullptr) return;
-  forward.w_tensor = backward.w_tensor = &weight;
-  add("forward, w in fp8", linear.forward_steps(forward, workspace));
-  if (desc.recompute) add("backward, w in fp8", linear.backward_steps(backward, workspace));
+  forward.w.fp8 = backward.w.fp8 = &weight;
+  add("forward, w in fp8", linear.forward_steps(forward));
+  if (desc.recompute) add("backward, w in fp8", linear.backward_steps(backward));
 }
 
 std::string describe(const TuningTable& table, const DeviceInfo& device) {
@@ -131,7 +135,7 @@ std::string describe(const Linear& linear) {
                  desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
                  desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
   if (desc.bias_grad) text += f8::format(", db {}", to_string(desc.bias_grad_dtype));
-  if (desc.non_finite == NonFinite::kHold) text += ", holds scales that are not finite";
+  if (desc.non_finite == NonFinite::kSaturate) text += ", holds scales that are not finite";
   if (desc.count) text += ", counts";
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;

@@ -23,6 +23,18 @@ T* part(void* state, size_t offset) {
 
 }  // namespace
 
+ScaleLayout scale_layout(size_t slots, int history) {
+  Arena arena;
+  ScaleLayout layout;
+  layout.amax = arena.take(kStateWord * slots);
+  layout.scale = arena.take(kStateWord * kernels::kScaleStride * slots);
+  layout.history = arena.take(kStateWord * static_cast<size_t>(history) * slots);
+  layout.format = arena.take(kStateWord * slots);
+  layout.non_finite = arena.take(kStateWord * slots);
+  layout.bytes = arena.size();
+  return layout;
+}
+
 Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& context,
                                           std::span<const DelayedSlot> slots,
                                           const DelayedOptions& options) {
@@ -44,14 +56,7 @@ Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& contex
   }
   scales.slots_.assign(slots.begin(), slots.end());
   scales.options_ = options;
-  Arena arena;
-  ScaleLayout& layout = scales.layout_;
-  layout.amax = arena.take(kStateWord * slots.size());
-  layout.scale = arena.take(kStateWord * kernels::kScaleStride * slots.size());
-  layout.history = arena.take(kStateWord * static_cast<size_t>(options.history) * slots.size());
-  layout.format = arena.take(kStateWord * slots.size());
-  layout.non_finite = arena.take(kStateWord * slots.size());
-  layout.bytes = arena.size();
+  scales.layout_ = scale_layout(slots.size(), options.history);
   return scales;
 }
 
@@ -125,7 +130,7 @@ kernels::ScaleUpdateArgs DelayedScales::update_args(void* state) const {
           .length = options_.history,
           .margin_factor = std::ldexp(1.0F, -options_.margin),
           .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
-          .freeze = options_.non_finite == NonFinite::kHold,
+          .freeze = options_.non_finite == NonFinite::kSaturate,
           .drop = 0,
           .found_inf = nullptr,
           .first = 0,
@@ -200,17 +205,17 @@ Status DelayedScales::find_inf(const void* state, float* found_inf, Stream strea
 
 // An emulated device's memory can be looked at: a state that a trainer copied there is none of the
 // initial ones, whose scales are 1.
-Status check_not_fresh(Context& context, const char* args, const float8_scale_slots& scales) {
+Status check_not_fresh(Context& context, const float8_scale_slots& scales) {
   if (!context.state().keeps_records()) [[likely]] {
     return {};
   }
   const ScaleSlots slots = ScaleSlots::of(scales);
   if (!context.state().records.is_fresh(slots.amax)) return {};
   if (context.options().emulate && *slots.scale != 1.0F) return {};
-  return fail(ErrorCode::kInvalidArgument,
-              "{}.first_step is 0, the scale state was initialised and has not seen a step; set "
-              "it in all calls of the first step",
-              args);
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "float8_step.first_step is 0, the scale state was initialised and has not seen a step; "
+      "set it in all calls of the first step");
 }
 
 Status launch_scale_update(const Context::State& context, const Kernel& kernel,

@@ -47,10 +47,9 @@ struct ScaleSlots {
 using AmaxReducer = Status (*)(uint32_t* amax_bits, size_t count, float8_nccl_comm ranks,
                                Stream stream);
 
-// Refuses a call of `args` without first_step on a state that was only initialised, as far as the
+// Refuses a call without first_step on a state that was only initialised, as far as the
 // context keeps records.
-[[nodiscard]] Status check_not_fresh(Context& context, const char* args,
-                                     const float8_scale_slots& scales);
+[[nodiscard]] Status check_not_fresh(Context& context, const float8_scale_slots& scales);
 
 // Launches one update of scales, as DelayedScales::update() does.
 [[nodiscard]] Status launch_scale_update(const Context::State& context, const Kernel& kernel,
@@ -71,6 +70,7 @@ struct ScaleLayout {
   size_t non_finite = 0;
   size_t bytes = 0;
 };
+[[nodiscard]] ScaleLayout scale_layout(size_t slots, int history);
 
 class DelayedScales {
  public:
@@ -107,7 +107,7 @@ class DelayedScales {
   [[nodiscard]] Status find_inf(const void* state, float* found_inf, Stream stream) const;
   // Ends a step, in one launch for all slots, and zeroes the amaxes. A step with *found_inf != 0,
   // in device memory, is discarded. So is one with an amax that is not finite, unless the options
-  // say kHold.
+  // say kSaturate.
   [[nodiscard]] Status update(void* state, Stream stream, const float* found_inf = nullptr) const;
   // Drops what the step recorded.
   [[nodiscard]] Status discard(void* state, Stream stream) const;

@@ -31,9 +31,9 @@ int64_t chunks_of(const kernels::FingerprintWeight& w) {
 }
 
 Status check(const FingerprintCall& call) {
-  for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"w", call.w},
+  for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"w.data", call.w.data},
                                        {"fingerprint", call.fingerprint},
-                                       {"valid", call.valid}}) {
+                                       {"noop_flag", call.noop_flag}}) {
     if (pointer == nullptr) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "float8_fingerprint_args.{} is NULL", field);
     }
@@ -44,36 +44,36 @@ Status check(const FingerprintCall& call) {
                   field, size, kMaxDim);
     }
   }
-  if (call.ld_w != 0 && call.ld_w < call.k) [[unlikely]] {
+  if (call.w.ld != 0 && call.w.ld < call.k) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "float8_fingerprint_args.ld_w is {}; a row has {} elements, and 0 stands for dense "
+                "float8_fingerprint_args.w.ld is {}; a row has {} elements, and 0 stands for dense "
                 "rows",
-                call.ld_w, call.k);
+                call.w.ld, call.k);
   }
   return {};
 }
 
 CallMemory memory_of(const FingerprintCall& call) {
   const size_t row = static_cast<size_t>(call.k) * element_bytes(call);
-  const size_t pitch = call.ld_w == 0 ? row : static_cast<size_t>(call.ld_w) * element_bytes(call);
+  const size_t pitch = call.w.ld == 0 ? row : static_cast<size_t>(call.w.ld) * element_bytes(call);
   CallMemory memory("float8_fingerprint_args");
-  memory.add("w", call.w, static_cast<size_t>(call.n - 1) * pitch + row, Access::kRead,
+  memory.add("w", call.w.data, static_cast<size_t>(call.n - 1) * pitch + row, Access::kRead,
              static_cast<uint32_t>(element_bytes(call)));
   memory.add("fingerprint", call.fingerprint, FLOAT8_FINGERPRINT_BYTES, Access::kWrite);
-  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
+  memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   return memory;
 }
 
 // All but the blocks.
 kernels::FingerprintWeight weight_of(const FingerprintCall& call) {
   const auto element = static_cast<int64_t>(element_bytes(call));
-  const bool dense = call.ld_w == 0 || call.ld_w == call.k || call.n == 1;
-  return {.w = static_cast<const kernels::u8*>(call.w),
-          .pitch = (dense ? call.n * call.k : call.ld_w) * element,
+  const bool dense = call.w.ld == 0 || call.w.ld == call.k || call.n == 1;
+  return {.w = static_cast<const kernels::u8*>(call.w.data),
+          .pitch = (dense ? call.n * call.k : call.w.ld) * element,
           .row_bytes = (dense ? call.n * call.k : call.k) * element,
           .seed = call.seed,
           .state = static_cast<kernels::FingerprintState*>(call.fingerprint),
-          .valid = call.valid,
+          .valid = call.noop_flag,
           .rows = dense ? 1 : static_cast<kernels::u32>(call.n),
           .first_block = 0,
           .blocks = 0,

@@ -57,8 +57,11 @@ static void train(float8_context* context, const char* recipe) {
   float8_quantizer_desc weight_desc = {
       .struct_size = sizeof weight_desc, .rows_max = N, .cols = K, .operand = FLOAT8_WEIGHT};
   float8_quantize_args weight = {.struct_size = sizeof weight, .rows = N};
-  float8_tensor w_tensor = {.struct_size = sizeof w_tensor};
+  float8_tensor w_view = {.struct_size = sizeof w_view};
   char text[2000];
+  float8_step train_step = {.struct_size = sizeof train_step};
+  float8_quantize_list_args weights = {
+      .struct_size = sizeof weights, .tensors = &weight, .count = 1, .step = &train_step};
   int32_t first_step = 1;
   int step;
 
@@ -86,25 +89,29 @@ static void train(float8_context* context, const char* recipe) {
   OK(float8_scales_init(scales, state, NULL));
   OK(float8_scales_slots(scales, state, 0, &forward.scales));
   backward.scales = weight.scales = forward.scales;
-  forward.x = backward.x = x;
-  forward.w = backward.w = w;
-  weight.x = w;
-  forward.y = y;
-  forward.saved = saved;
-  backward.saved = saved;
-  backward.dy = dy;
-  backward.dx = dx;
-  backward.dw = dw;
-  weight.tensor = w_fp8;
+  forward.step = backward.step = &train_step;
+  forward.x.data = backward.x.data = x;
+  forward.w.data = backward.w.data = w;
+  weight.x.data = w;
+  forward.y.data = y;
+  forward.saved.data = saved;
+  backward.saved.data = saved;
+  backward.dy.data = dy;
+  backward.dx.data = dx;
+  backward.dw.data = dw;
+  weight.tensor.data = w_fp8;
   for (step = 0; step < 3; ++step) {
-    forward.first_step = backward.first_step = weight.first_step = first_step;
+    train_step.first_step = first_step;
     if (step == 2 && casts != NULL) { /* with a weight that is cast before */
-      OK(float8_quantize_list(casts, &weight, 1, workspace, NULL));
-      OK(float8_quantizer_view(quantizer, w_fp8, NULL, N, &w_tensor));
-      forward.w_tensor = backward.w_tensor = &w_tensor;
+      weights.workspace.data = workspace;
+      OK(float8_quantize_list(casts, &weights, NULL));
+      OK(float8_quantizer_view(quantizer, w_fp8, NULL, N, &w_view));
+      forward.w.fp8 = backward.w.fp8 = &w_view;
     }
-    OK(float8_linear_forward(linear, &forward, workspace, NULL));
-    OK(float8_linear_backward(linear, &backward, workspace, NULL));
+    forward.workspace.data = workspace;
+    OK(float8_linear_forward(linear, &forward, NULL));
+    backward.workspace.data = workspace;
+    OK(float8_linear_backward(linear, &backward, NULL));
     EXPECT(all(y, M * N, 0x4200));  /* 32 */
     EXPECT(all(dx, M * K, 0x4240)); /* 48 */
     EXPECT(all(dw, N * K, 0x4180)); /* 16 */
@@ -120,8 +127,9 @@ static void train(float8_context* context, const char* recipe) {
   ((char*)checkpoint)[20] ^= 1;
   EXPECT(float8_scales_load(scales, state, checkpoint, float8_scales_saved_bytes(scales), NULL) ==
          FLOAT8_CORRUPT);
-  forward.y = x;
-  EXPECT(float8_linear_forward(linear, &forward, workspace, NULL) == FLOAT8_INVALID_ARGUMENT);
+  forward.y.data = x;
+  forward.workspace.data = workspace;
+  EXPECT(float8_linear_forward(linear, &forward, NULL) == FLOAT8_INVALID_ARGUMENT);
   float8_quantizer_list_destroy(casts);
   float8_quantizer_destroy(quantizer);
   float8_scales_destroy(scales);

@@ -99,43 +99,47 @@ void train(const float8::Context& context) {
   }
 
   for (int step = 0; step < 2; ++step) {
-    const bool first_step = step == 0;
+    const float8::Step of_all{sizeof(float8::Step), step == 0, 0, nullptr, {}};
     std::vector<float8::QuantizeArgs> weights;
     for (Layer& layer : layers) {
       float8::QuantizeArgs args;
-      args.x = layer.w.data();
-      args.tensor = layer.w_fp8.data();
+      args.x.data = layer.w.data();
+      args.tensor.data = layer.w_fp8.data();
       args.scales = layer.scales;
-      args.first_step = first_step;
       weights.push_back(args);
     }
-    check(casts.run(weights, workspace.data(), nullptr), "run");
+    float8::QuantizeListArgs list;
+    list.workspace.data = workspace.data();
+    list.step = &of_all;
+    check(casts.run(list, weights, nullptr), "run");
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
       for (Layer& layer : layers) {
-        const auto w_tensor = checked(layer.quantizer.view(layer.w_fp8.data(), kWidth), "view");
+        const auto w_fp8 = checked(layer.quantizer.view(layer.w_fp8.data(), kWidth), "view");
         const auto x = ones(kM * kWidth);
         auto y = ones(kM * kWidth);
         auto dx = ones(kM * kWidth);
         float8::ForwardArgs forward;
-        forward.x = x.data();
-        forward.y = y.data();
-        forward.saved = layer.saved.data();
+        forward.x.data = x.data();
+        forward.y.data = y.data();
+        forward.saved.data = layer.saved.data();
         forward.bias = layer.bias.data();
-        forward.w_tensor = &w_tensor;
+        forward.w.fp8 = &w_fp8;
         forward.scales = layer.scales;
-        forward.first_step = first_step;
-        check(layer.linear.forward(forward, workspace.data(), nullptr), "forward");
+        forward.step = &of_all;
+        forward.workspace.data = workspace.data();
+        check(layer.linear.forward(forward, nullptr), "forward");
         check(y.front() == 0x4204 && y.back() == 0x4204, "32 products of ones and a bias");
         float8::BackwardArgs backward;
-        backward.dy = x.data();
-        backward.saved = layer.saved.data();
-        backward.dx = dx.data();
-        backward.dw = layer.dw.data();
-        backward.w_tensor = &w_tensor;
+        backward.dy.data = x.data();
+        backward.saved.data = layer.saved.data();
+        backward.dx.data = dx.data();
+        backward.dw.data = layer.dw.data();
+        backward.w.fp8 = &w_fp8;
         backward.scales = layer.scales;
-        backward.first_step = first_step;
-        backward.accumulate = micro_batch > 0;
-        check(layer.linear.backward(backward, workspace.data(), nullptr), "backward");
+        backward.step = &of_all;
+        backward.dw.accumulate = micro_batch > 0;
+        backward.workspace.data = workspace.data();
+        check(layer.linear.backward(backward, nullptr), "backward");
         check(dx.back() == 0x4200, "32 products of ones");
         check(layer.dw.back() == static_cast<float>(kM * (micro_batch + 1)), "a sum of gradients");
       }

@@ -13,8 +13,8 @@ void example() {
   [[maybe_unused]] const float8::ModelLayer layer{.name = {}};
   [[maybe_unused]] const float8::ModelVerdict verdict{.speedup = 2};
   [[maybe_unused]] const float8::Error error{.code = FLOAT8_OK};
-  [[maybe_unused]] const float8::ForwardArgs forward{.x = nullptr};
-  [[maybe_unused]] const float8::BackwardArgs backward{.dy = nullptr};
+  [[maybe_unused]] const float8::ForwardArgs forward{.x = {nullptr}};
+  [[maybe_unused]] const float8::BackwardArgs backward{.dy = {nullptr}};
 }
 ")
 execute_process(COMMAND ${CXX} -std=c++20 -pedantic -Wall -Wextra -Werror -I${INCLUDE} -fsyntax-only

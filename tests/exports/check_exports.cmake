@@ -1,4 +1,4 @@
-# The shared library exports exactly the functions that the header declares FLOAT8_API, and these are
+# The shared library exports exactly the functions that the headers declare FLOAT8_API, and these are
 # the ones that SYMBOLS lists: nothing enters or leaves the binary interface unnoticed. After a change
 # that is meant:   cmake -DUPDATE=1 ... -P check_exports.cmake   (ctest -V prints the rest)
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE table
@@ -9,7 +9,12 @@ foreach(line ${lines})
   string(REGEX REPLACE "^[0-9a-f]+ [A-Zuvw] " "" symbol "${line}")
   list(APPEND exported ${symbol})
 endforeach()
-file(READ ${HEADER} text)
+file(GLOB headers ${HEADERS}/*.h)
+set(text "")
+foreach(header ${headers})
+  file(READ ${header} one)
+  string(APPEND text "${one}")
+endforeach()
 string(REGEX MATCHALL "FLOAT8_API [a-z0-9_ *]+[ *\n]float8_[a-z0-9_]+\\(" declarations "${text}")
 set(declared "")
 foreach(declaration ${declarations})
@@ -19,7 +24,7 @@ endforeach()
 list(SORT exported)
 list(SORT declared)
 if(NOT exported STREQUAL declared OR declared STREQUAL "")
-  message(FATAL_ERROR "${LIBRARY} exports\n  ${exported}\nbut ${HEADER} declares\n  ${declared}")
+  message(FATAL_ERROR "${LIBRARY} exports\n  ${exported}\nbut ${HEADERS} declares\n  ${declared}")
 endif()
 string(REPLACE ";" "\n" listed "${exported}")
 if(UPDATE)

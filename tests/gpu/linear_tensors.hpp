@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/linear/linear.hpp"
+#include "tests/call_args.hpp"
 #include "tests/gpu/gpu_test.hpp"
 #include "tests/weight_of.hpp"
 
@@ -44,25 +45,27 @@ struct Tensors {
         has_bias(linear.desc().bias) {}
 
   [[nodiscard]] ForwardCall forward() const {
-    return {.x = device_x.as(),
-            .w = device_w.as(),
-            .y = y.as(),
-            .saved = saved.as(),
-            .m = m,
+    return {.m = m,
+            .x = {device_x.as()},
+            .w = {device_w.as()},
             .bias = has_bias ? device_bias.as() : nullptr,
-            .scales = slots,
-            .first_step = first_step};
+            .y = {y.as()},
+            .saved = {saved.as()},
+            .workspace = {workspace.as()},
+            .step = first_step_if(first_step),
+            .scales = slots};
   }
   [[nodiscard]] BackwardCall backward() const {
-    return {.dy = device_dy.as(),
-            .saved = saved.as(),
-            .dx = dx.as(),
-            .dw = dw.as(),
-            .m = m,
-            .x = device_x.as(),
-            .w = device_w.as(),
-            .scales = slots,
-            .first_step = first_step};
+    return {.m = m,
+            .dy = {device_dy.as()},
+            .x = {device_x.as()},
+            .w = {device_w.as()},
+            .dx = {dx.as()},
+            .dw = {dw.as()},
+            .saved = {saved.as()},
+            .workspace = {workspace.as()},
+            .step = first_step_if(first_step),
+            .scales = slots};
   }
   void poison_results() {
     for (DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) buffer->poison();
@@ -87,10 +90,10 @@ struct Tensors {
                                 CastCounters* counters = nullptr) {
   ForwardCall forward = t.forward();
   forward.counters = counters;
-  F8_TRY(linear.forward(forward, t.workspace.as(), stream));
+  F8_TRY(linear.forward(forward, stream));
   BackwardCall backward = t.backward();
   backward.counters = counters;
-  return linear.backward(backward, t.workspace.as(), stream);
+  return linear.backward(backward, stream);
 }
 
 // A quantizer with the buffers of one tensor.
@@ -103,11 +106,15 @@ struct Quantized {
     workspace.poison();
   }
   [[nodiscard]] QuantizeCall call(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
-    return {.x = x.as(), .tensor = tensor.as(), .rows = rows, .scales = slots, .first_step = 1};
+    return {.rows = rows,
+            .x = {x.as()},
+            .tensor = {tensor.as()},
+            .step = &kFirstOfSteps,
+            .scales = slots};
   }
   [[nodiscard]] Status run(const QuantizeCall& call, Stream stream = nullptr,
                            AmaxReducer reduce = nullptr) const {
-    return quantizer->run(call, workspace.as(), stream, reduce);
+    return quantizer->run(with_workspace(call, workspace.as()), stream, reduce);
   }
   [[nodiscard]] Status run(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
     return run(call(x, rows, slots));

@@ -85,17 +85,17 @@ SYSTEM_WALLS = [
 # The public headers and the device templates stand on their own.
 STANDALONE = [
     (re.compile(r"runtime/include/float8/[^/]+$"),
-     re.compile(r"float8/float8\.h(pp)?$|[a-z_]+$|std[a-z]+\.h$"),
-     "a public header includes the standard library and float8/float8.h alone"),
+     re.compile(r"float8/[a-z0-9_]+\.h(pp)?$|[a-z_]+$|std[a-z]+\.h$"),
+     "a public header includes the standard library and other public headers alone"),
     (re.compile(r"codegen/kernels/[^/]+$"), re.compile(r"[a-z0-9_]+\.cuh$"),
      "a device template includes its neighbours alone; NVRTC sees no header"),
 ]
-PUBLIC = re.compile(r"float8/float8\.h(pp)?$")
+PUBLIC = re.compile(r"float8/[a-z0-9_]+\.h(pp)?$")
 # An example is what the author of a trainer copies: it has no header of the project but the public
 # ones, and no library but those that every trainer has.
 EXAMPLE = {
-    "<": re.compile(r"(float8/float8\.h(pp)?|[a-z_]+|dlfcn\.h|(cuda|nvrtc|nccl|mpi)[a-z_]*\.h|CLI/.*)$"),
-    '"': re.compile(r"(float8/float8\.h(pp)?|(?!float8/)([a-z0-9_]+/){0,2}[a-z0-9_]+\.[a-z]+)$"),
+    "<": re.compile(r"(float8/[a-z0-9_]+\.h(pp)?|[a-z_]+|dlfcn\.h|(cuda|nvrtc|nccl|mpi)[a-z_]*\.h|CLI/.*)$"),
+    '"': re.compile(r"(float8/[a-z0-9_]+\.h(pp)?|(?!float8/)([a-z0-9_]+/){0,2}[a-z0-9_]+\.[a-z]+)$"),
 }
 SOURCE = {".cpp", ".hpp", ".c", ".h", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -131,8 +131,8 @@ def include_findings(path, number, quote, target):
             return
     if folder == "examples":
         if not EXAMPLE[quote].match(target) or target.split("/")[0] in MAY_INCLUDE:
-            yield (f"{path}:{number}: includes {target}: an example may include float8/float8.hpp, "
-                   "float8/float8.h, its own files, the standard library, CUDA, NCCL, MPI and CLI11")
+            yield (f"{path}:{number}: includes {target}: an example may include "
+                   "the public headers, its own files, the standard library, CUDA, NCCL, MPI and CLI11")
         return
     for folders, headers, why in SYSTEM_WALLS:
         if folder in folders and headers.match(target):
@@ -265,8 +265,8 @@ def self_test():
         ("examples/a/x.hpp", '#include "tuning_db/database.hpp"\n'),
         ("examples/a/x.cpp", '#include "examples/b/x.hpp"\n'),
         ("examples/a/x.cpp", '#include "../../base/file.hpp"\n'),
-        ("examples/a/x.cpp", "#include <float8/detail.hpp>\n"),
-        ("examples/a/x.cpp", '#include "float8/detail.hpp"\n'),
+        ("examples/a/x.cpp", "#include <float8/detail/x.hpp>\n"),
+        ("examples/a/x.cpp", '#include "float8/detail/x.hpp"\n'),
         ("examples/a/x.cpp", "#include <fmt/format.h>\n"),
         ("examples/a/x.cpp", "#include <sqlite3.h>\n"),
         ("examples/a/kernels/x.cuh", '#include "codegen/kernels/ptx.cuh"\n'),

@@ -1,4 +1,4 @@
-"""The structs that Python gives to the C ABI are those of its header."""
+"""The structs that Python gives to the C ABI are those of its headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from float8 import _library
 
-_HEADER = pathlib.Path(__file__).parents[3] / "runtime/include/float8/float8.h"
+_HEADERS = pathlib.Path(__file__).parents[3] / "runtime/include/float8"
 _TYPES = {
     "size_t": ctypes.c_size_t,
     "int32_t": ctypes.c_int32,
@@ -34,12 +34,13 @@ _STRUCTS = {
 
 def _fields(struct: str) -> list[tuple[str, str]]:
     """Returns the types and names of the fields that the header gives a struct."""
-    text = re.sub(r"/\*.*?\*/", "", _HEADER.read_text(), flags=re.DOTALL)
-    body = re.search(rf"typedef struct float8_{struct} {{(.*?)}} float8_{struct};", text, re.DOTALL)
+    text = "".join(path.read_text() for path in _HEADERS.glob("*.h"))
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    body = re.search(rf"struct float8_{struct} {{(.*?)}}(?: float8_{struct})?;", text, re.DOTALL)
     assert body is not None
     fields = []
     for line in body[1].split(";")[:-1]:
-        kind, name = re.sub(r" FLOAT8_ZERO$", "", line.strip()).rsplit(" ", 1)
+        kind, name = re.sub(r" FLOAT8_DEFAULT\(.*\)$", "", line.strip()).rsplit(" ", 1)
         fields.append((kind, name))
     return fields
 

@@ -32,8 +32,8 @@ TEST_P(AccuracyTest, AgainstHighPrecision) {
         std::pair{"outliers", reference::Distribution::kOutliers}}) {
     SCOPED_TRACE(f8::format("{} {} x {} seed 21", GetParam(), to_string(shape), name));
     const Tensors t(context(), **linear, shape.m, 21, distribution);
-    F8_ASSERT_OK((*linear)->forward(t.forward(), t.workspace.as(), nullptr));
-    F8_ASSERT_OK((*linear)->backward(t.backward(), t.workspace.as(), nullptr));
+    F8_ASSERT_OK((*linear)->forward(t.forward(), nullptr));
+    F8_ASSERT_OK((*linear)->backward(t.backward(), nullptr));
     using reference::transpose;
     const double y = reference::sqnr_db(reference::matmul(t.x, t.w), t.y.bf16());
     const double dx = reference::sqnr_db(reference::matmul(t.dy, transpose(t.w)), t.dx.bf16());

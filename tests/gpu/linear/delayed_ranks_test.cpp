@@ -61,23 +61,23 @@ struct Model {
   Status step(bool first_step) {
     const bool given = weights == Weights::kGiven || weights == Weights::kGivenAtOnce;
     auto* const counted = counters->as<CastCounters>();
+    const float8_step common{.first_step = first_step, .ranks = ranks};
     if (given) {
       QuantizeCall cast = weight->call(*t);
-      cast.first_step = first_step;
+      cast.step = weights == Weights::kGiven ? &common : nullptr;  // a list has its own
       cast.counters = counted;
-      cast.ranks = ranks;
       F8_TRY(weights == Weights::kGiven
                  ? weight->Quantized::run(cast, stream->get(), reduce)
-                 : casts->run({1, &cast}, casts_workspace->as(), stream->get(), reduce));
+                 : casts->run(listed({&cast, 1}, casts_workspace->as(), &common), stream->get(),
+                              reduce));
     }
     ForwardCall forward = t->forward();
     BackwardCall backward = t->backward();
-    forward.first_step = backward.first_step = first_step;
-    forward.ranks = backward.ranks = ranks;
+    forward.step = backward.step = &common;
     forward.counters = backward.counters = counted;
-    if (given) forward.w_tensor = backward.w_tensor = &weight->w_tensor;
-    F8_TRY(linear->forward(forward, t->workspace.as(), stream->get(), reduce));
-    F8_TRY(linear->backward(backward, t->workspace.as(), stream->get(), reduce));
+    if (given) forward.w.fp8 = backward.w.fp8 = &weight->w_tensor;
+    F8_TRY(linear->forward(forward, stream->get(), reduce));
+    F8_TRY(linear->backward(backward, stream->get(), reduce));
     if (ranks != nullptr) {
       F8_TRY(reduce(scales->amaxes(state->as()), scales->count(), ranks, stream->get()));
     }

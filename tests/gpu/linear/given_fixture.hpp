@@ -38,8 +38,8 @@ class TensorTest : public RecipeTest {
     DeviceBuffer db(context(), static_cast<size_t>(kShape.n) * 2);
     const auto bias_gradient = [&](BackwardCall backward) {
       db.poison();
-      if (desc.bias_grad) backward.db = db.as();
-      const Status done = linear->backward(backward, t.workspace.as(), nullptr);
+      if (desc.bias_grad) backward.db.data = db.as();
+      const Status done = linear->backward(backward, nullptr);
       EXPECT_TRUE(done) << (done ? "" : done.error().message);
       return db.download<uint16_t>();
     };
@@ -55,14 +55,14 @@ class TensorTest : public RecipeTest {
     const DeviceBuffer saved(context(), linear->saved_bytes(give_w, give_x));
 
     ForwardCall forward = t.forward();
-    forward.saved = saved.as();
-    if (give_x) forward.x_tensor = &x_tensor;
-    if (give_w) forward.w_tensor = &w_tensor;
-    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
+    forward.saved.data = saved.as();
+    if (give_x) forward.x.fp8 = &x_tensor;
+    if (give_w) forward.w.fp8 = &w_tensor;
+    F8_ASSERT_OK(linear->forward(forward, nullptr));
     BackwardCall backward = t.backward();
-    backward.saved = saved.as();
-    backward.x_tensor = forward.x_tensor;
-    backward.w_tensor = forward.w_tensor;
+    backward.saved.data = saved.as();
+    backward.x.fp8 = forward.x.fp8;
+    backward.w.fp8 = forward.w.fp8;
     const auto dy = quantized(Tensor::kGradOutput);
     ASSERT_NE(dy, nullptr);
     F8_ASSERT_OK(dy->run(t.device_dy, kRows, t.slots));
@@ -70,8 +70,8 @@ class TensorTest : public RecipeTest {
     if (give_dy) {
       const bool all_fp8 =
           desc.recipe.at(Gemm::kGradInput).is_fp8() && desc.recipe.at(Gemm::kGradWeight).is_fp8();
-      backward.dy_tensor = &dy_tensor;
-      if (all_fp8 && !desc.bias_grad) backward.dy = nullptr;
+      backward.dy.fp8 = &dy_tensor;
+      if (all_fp8 && !desc.bias_grad) backward.dy.data = nullptr;
     }
     EXPECT_EQ(bias_gradient(backward), plain_db);
     EXPECT_EQ(results(t), plain);

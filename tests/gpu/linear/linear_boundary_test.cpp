@@ -41,33 +41,27 @@ struct Boundary {
   }
   [[nodiscard]] Status run(const Linear& linear) const {
     const ScaleSlots slots{amaxes.as<uint32_t>(), scales.as<float>()};
-    F8_TRY(linear.forward({.x = device_x.as(),
-                           .w = device_w.as(),
-                           .y = y.as(),
-                           .saved = saved.as(),
-                           .m = m,
-                           .ld_x = k + gap,
-                           .ld_w = k + gap,
-                           .ld_y = n + gap,
+    F8_TRY(linear.forward({.m = m,
+                           .x = {device_x.as(), k + gap},
+                           .w = {device_w.as(), k + gap},
                            .bias = linear.desc().bias ? device_bias.as() : nullptr,
-                           .scales = slots,
-                           .first_step = true},
-                          workspace.as(), nullptr));
-    return linear.backward({.dy = device_dy.as(),
-                            .saved = saved.as(),
-                            .dx = dx.as(),
-                            .dw = dw.as(),
-                            .m = m,
-                            .ld_dy = n + gap,
-                            .ld_dx = k + gap,
-                            .ld_dw = k + gap,
-                            .ld_x = k + gap,
-                            .ld_w = k + gap,
-                            .x = device_x.as(),
-                            .w = device_w.as(),
-                            .scales = slots,
-                            .first_step = true},
-                           workspace.as(), nullptr);
+                           .y = {y.as(), n + gap},
+                           .saved = {saved.as()},
+                           .workspace = {workspace.as()},
+                           .step = &kFirstOfSteps,
+                           .scales = slots},
+                          nullptr));
+    return linear.backward({.m = m,
+                            .dy = {device_dy.as(), n + gap},
+                            .x = {device_x.as(), k + gap},
+                            .w = {device_w.as(), k + gap},
+                            .dx = {dx.as(), k + gap},
+                            .dw = {dw.as(), k + gap},
+                            .saved = {saved.as()},
+                            .workspace = {workspace.as()},
+                            .step = &kFirstOfSteps,
+                            .scales = slots},
+                           nullptr);
   }
   // The values of a result; what lies between its rows was not written.
   [[nodiscard]] std::vector<double> values(const DeviceBuffer& buffer, int64_t cols,
@@ -152,7 +146,7 @@ TEST_P(LinearBoundaryTest, AnEmptyBatchZeroesAGradientWhoseRowsAreApart) {
   const auto linear = Linear::plan(context_, desc);
   F8_ASSERT_OK(linear);
   const Boundary t(context(), **linear, 64, 8);
-  F8_ASSERT_OK((*linear)->backward({.dw = t.dw.as(), .m = 0, .ld_dw = 88}, nullptr, nullptr));
+  F8_ASSERT_OK((*linear)->backward({.m = 0, .dw = {t.dw.as(), 88}}, nullptr));
   for (const double value : t.values(t.dw, t.k, t.dw_type)) ASSERT_EQ(value, 0);
 }
 

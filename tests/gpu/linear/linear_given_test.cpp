@@ -32,7 +32,7 @@ TEST_P(TensorTest, SavedCopiesAreTheQuantizers) {
   const auto linear = plan(describe(GetParam(), kShape));
   ASSERT_NE(linear, nullptr);
   Tensors t(context(), *linear, kRows, 7);
-  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+  F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
   const auto x = quantized(Tensor::kInput);
   const auto w = quantized(Tensor::kWeight);
   ASSERT_TRUE(x && w);
@@ -93,7 +93,7 @@ TEST_P(TensorTest, AGemmOfTensorsIsTheLinears) {
     const auto one = TensorGemm::plan(context_, desc);
     F8_ASSERT_OK(one);
     const DeviceBuffer workspace(context(), one->workspace_bytes());
-    F8_ASSERT_OK(one->run({.a = a, .b = b, .d = d.as()}, workspace.as(), nullptr));
+    F8_ASSERT_OK(one->run({.a = a, .b = b, .d = {d.as()}, .workspace = {workspace.as()}}, nullptr));
     EXPECT_EQ(results(t)[bits], plain[bits]);
 
     // On few SMs another kernel may add in another order, to nearly the same.
@@ -104,7 +104,8 @@ TEST_P(TensorTest, AGemmOfTensorsIsTheLinears) {
     DeviceBuffer wide(context(), plain[bits].size() * 2);
     wide.poison();
     const DeviceBuffer its_workspace(context(), limited->workspace_bytes());
-    F8_ASSERT_OK(limited->run({.a = a, .b = b, .d = wide.as()}, its_workspace.as(), nullptr));
+    F8_ASSERT_OK(limited->run({.a = a, .b = b, .d = {wide.as()}, .workspace = {its_workspace.as()}},
+                              nullptr));
     const auto values = wide.download<float>();
     const auto rounded = d.download<uint16_t>();
     for (size_t i = 0; i < values.size(); ++i) {
@@ -138,13 +139,13 @@ TEST_P(TensorTest, LinearsShareAnInput) {
     }
     const float8_tensor view = x->view(kRows);
     ForwardCall forward = t.forward();
-    forward.x_tensor = &view;
-    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
+    forward.x.fp8 = &view;
+    F8_ASSERT_OK(linear->forward(forward, nullptr));
     BackwardCall backward = t.backward();
-    backward.x_tensor = &view;
-    backward.dx = dx.as();
-    backward.accumulate_dx = i > 0 ? 1 : 0;
-    F8_ASSERT_OK(linear->backward(backward, t.workspace.as(), nullptr));
+    backward.x.fp8 = &view;
+    backward.dx.data = dx.as();
+    backward.dx.accumulate = i > 0 ? 1 : 0;
+    F8_ASSERT_OK(linear->backward(backward, nullptr));
   }
   const auto together = dx.download<uint16_t>();
   for (size_t j = 0; j < sum.size(); ++j) {
@@ -197,10 +198,10 @@ TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
     DeviceBuffer tensor(context(), shards.tensor_bytes());
     const auto call = [&](int64_t first) {
       QuantizeCall args;
-      args.x = t.device_w.as<uint8_t>() + first * kShape.k * 2;
+      args.x.data = t.device_w.as<uint8_t>() + first * kShape.k * 2;
       args.rows = std::min(desc.rows, kShape.n - first);
       args.first_row = first;
-      args.tensor = tensor.as();
+      args.tensor.data = tensor.as();
       if (words > 0) args.amax = amax.as<uint32_t>();
       if (shards.row_amax_words() > 0) args.row_amax = row_amax.as<uint32_t>();
       return args;
@@ -218,7 +219,7 @@ TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
       const QuantizeCall args = call(first);
       F8_ASSERT_OK(shards.find_amax(args, nullptr));
       amax.upload(most.data(), most.size() * sizeof(uint32_t));
-      F8_ASSERT_OK(shards.run(args, nullptr, nullptr));
+      F8_ASSERT_OK(shards.run(with_workspace(args, nullptr), nullptr));
       const float8_tensor shard = shards.view(tensor.as(), nullptr, args.rows).value();
       const auto q = copy_bytes(context(), shard.q, shard.q_inverse_scale, shard.rows, shard.cols,
                                 shard.ld_q, 1);
@@ -270,14 +271,14 @@ TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
     t.poison_results();
     const DeviceBuffer saved(context(), of.saved_bytes(true));
     ForwardCall forward = t.forward();
-    forward.saved = saved.as();
-    forward.w_tensor = &whole;
-    EXPECT_TRUE(of.forward(forward, t.workspace.as(), nullptr));
+    forward.saved.data = saved.as();
+    forward.w.fp8 = &whole;
+    EXPECT_TRUE(of.forward(forward, nullptr));
     BackwardCall backward = t.backward();
-    backward.saved = saved.as();
-    backward.w_tensor = &given;
-    if (dx_alone) backward.dw = nullptr;
-    const Status done = of.backward(backward, t.workspace.as(), nullptr);
+    backward.saved.data = saved.as();
+    backward.w.fp8 = &given;
+    if (dx_alone) backward.dw.data = nullptr;
+    const Status done = of.backward(backward, nullptr);
     EXPECT_TRUE(done) << (done ? "" : done.error().message);
     return results(t);
   };
@@ -305,13 +306,13 @@ TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
     const auto expect_refused = [&](const Linear& by, const char* words) {
       const DeviceBuffer saved(context(), by.saved_bytes(true));
       BackwardCall backward = t.backward();
-      backward.saved = saved.as();
-      backward.w_tensor = &given;
-      const Status status = by.backward(backward, t.workspace.as(), nullptr);
+      backward.saved.data = saved.as();
+      backward.w.fp8 = &given;
+      const Status status = by.backward(backward, nullptr);
       ASSERT_FALSE(status);
       EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
     };
-    expect_refused(*plain, "only w_tensor of a linear with weight_shards");
+    expect_refused(*plain, "only w.fp8 of a linear with weight_shards");
     given.ld_qt = kWide.n;
     expect_refused(*linear, "whole 128s");
   }
@@ -329,32 +330,32 @@ TEST_P(TensorTest, WhatDoesNotFitIsNamed) {
   const float8_tensor good = x->view(kRows);
   const auto refused = [&](const float8_tensor& view, std::string_view words) {
     ForwardCall forward = t.forward();
-    forward.x_tensor = &view;
-    const Status status = linear->forward(forward, t.workspace.as(), nullptr);
+    forward.x.fp8 = &view;
+    const Status status = linear->forward(forward, nullptr);
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };
-  refused(x->view(kRows - 1), "x_tensor is a tensor of 299 x 592, the call needs 300 x 592");
+  refused(x->view(kRows - 1), "x.fp8 is a tensor of 299 x 592, the call needs 300 x 592");
   const auto with = [&](auto change) {
     float8_tensor view = good;
     change(view);
     return view;
   };
-  refused(with([](float8_tensor& v) { v.q = nullptr; }), "x_tensor.q is NULL");
+  refused(with([](float8_tensor& v) { v.q = nullptr; }), "x.fp8.q is NULL");
   refused(with([](float8_tensor& v) { v.q_inverse_scale = nullptr; }),
-          "x_tensor.q_inverse_scale is NULL");
+          "x.fp8.q_inverse_scale is NULL");
   refused(with([](float8_tensor& v) { v.q_setting.format = FLOAT8_E5M2; }),
-          "x_tensor.q_setting is FLOAT8_E5M2");
-  refused(with([](float8_tensor& v) { v.q_setting.granularity ^= 1; }), "x_tensor.q_setting is");
-  refused(with([](float8_tensor& v) { v.ld_q += 128; }), "x_tensor.ld_q is");
+          "x.fp8.q_setting is FLOAT8_E5M2");
+  refused(with([](float8_tensor& v) { v.q_setting.granularity ^= 1; }), "x.fp8.q_setting is");
+  refused(with([](float8_tensor& v) { v.ld_q += 128; }), "x.fp8.ld_q is");
   refused(with([](float8_tensor& v) { v.q = static_cast<const uint8_t*>(v.q) + 8; }),
-          "x_tensor is not aligned");
+          "x.fp8 is not aligned");
   refused(with([&](float8_tensor& v) { v.q = t.y.as(); }), "overlap");
 
   BackwardCall adds = t.backward();
-  adds.accumulate_dx = 1;
-  const Status no_gemm = linear->backward(adds, t.workspace.as(), nullptr);
+  adds.dx.accumulate = 1;
+  const Status no_gemm = linear->backward(adds, nullptr);
   ASSERT_FALSE(no_gemm);
   EXPECT_NE(no_gemm.error().message.find("float8_linear_desc.accumulate_grad_input"),
             std::string::npos);

@@ -30,7 +30,7 @@ TEST_P(GradOutputTest, AGivenGradOutputOfOneGradient) {
   Tensors t(context(), *linear, kRows, 17);
   const auto dy = quantized(Tensor::kGradOutput);
   ASSERT_NE(dy, nullptr);
-  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+  F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
   F8_ASSERT_OK(dy->run(t.device_dy, kRows, t.slots));
   const float8_tensor whole = dy->view(kRows);
   for (const bool add : {false, true}) {
@@ -39,13 +39,13 @@ TEST_P(GradOutputTest, AGivenGradOutputOfOneGradient) {
       const auto run_with = [&](const float8_tensor* tensor) {
         t.poison_results();
         BackwardCall backward = t.backward();
-        (dx ? backward.dw : backward.dx) = nullptr;
+        (dx ? backward.dw : backward.dx) = {};
         // The first call leaves what the second one adds to.
-        EXPECT_TRUE(linear->backward(backward, t.workspace.as(), nullptr));
-        backward.accumulate = dx || !add ? 0 : 1;
-        backward.accumulate_dx = dx && add ? 1 : 0;
-        backward.dy_tensor = tensor;
-        const Status done = linear->backward(backward, t.workspace.as(), nullptr);
+        EXPECT_TRUE(linear->backward(backward, nullptr));
+        backward.dw.accumulate = dx || !add ? 0 : 1;
+        backward.dx.accumulate = dx && add ? 1 : 0;
+        backward.dy.fp8 = tensor;
+        const Status done = linear->backward(backward, nullptr);
         EXPECT_TRUE(done) << (done ? "" : done.error().message);
         return results(t);
       };
@@ -57,10 +57,10 @@ TEST_P(GradOutputTest, AGivenGradOutputOfOneGradient) {
   BackwardCall empty = t.backward();
   const float8_tensor none = dy->view(0);
   empty.m = 0;
-  empty.saved = nullptr;
-  empty.dy_tensor = &none;
+  empty.saved.data = nullptr;
+  empty.dy.fp8 = &none;
   t.poison_results();
-  F8_ASSERT_OK(linear->backward(empty, t.workspace.as(), nullptr));
+  F8_ASSERT_OK(linear->backward(with_workspace(empty, t.workspace.as()), nullptr));
   const auto zeros = t.dw.download<uint8_t>();
   EXPECT_TRUE(std::ranges::all_of(zeros, [](uint8_t byte) { return byte == 0; }));
 }
@@ -79,31 +79,31 @@ TEST_P(GradOutputTest, AGradOutputThatDoesNotFitIsNamed) {
   const auto refused = [&](const Linear& by, const float8_tensor& view, std::string_view words,
                            auto change) {
     BackwardCall backward = t.backward();
-    backward.dy_tensor = &view;
+    backward.dy.fp8 = &view;
     change(backward);
-    const Status status = by.backward(backward, t.workspace.as(), nullptr);
+    const Status status = by.backward(backward, nullptr);
     ASSERT_FALSE(status) << words;
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };
   const auto as_it_is = [](BackwardCall&) {};
-  refused(*linear, dy->view(kRows - 1), "dy_tensor is a tensor of 299 x 208, the call needs 300",
+  refused(*linear, dy->view(kRows - 1), "dy.fp8 is a tensor of 299 x 208, the call needs 300",
           as_it_is);
   float8_tensor view = good;
   view.q = nullptr;
-  refused(*linear, view, "dy_tensor.q is NULL", as_it_is);
+  refused(*linear, view, "dy.fp8.q is NULL", as_it_is);
   view = good;
   view.q_setting.format ^= 1;
-  refused(*linear, view, "dy_tensor.q_setting is", as_it_is);
+  refused(*linear, view, "dy.fp8.q_setting is", as_it_is);
   view = good;
   view.q = t.dx.as();
   refused(*linear, view, "overlap", as_it_is);
   const DeviceBuffer db(context(), static_cast<size_t>(kShape.n) * 2);
-  refused(*linear, good, "dy is NULL; beside dy_tensor", [&](BackwardCall& c) {
-    c.dy = nullptr;
-    c.db = db.as();
+  refused(*linear, good, "dy.data is NULL; beside dy.fp8", [&](BackwardCall& c) {
+    c.dy.data = nullptr;
+    c.db.data = db.as();
   });
-  refused(*recomputes, good, "give x_tensor and w_tensor too", as_it_is);
+  refused(*recomputes, good, "give x and w in fp8 too", as_it_is);
 }
 
 }  // namespace

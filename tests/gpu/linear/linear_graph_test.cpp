@@ -82,11 +82,13 @@ TEST_P(LinearGraphTest, LayoutsAlternateOnOneWorkspace) {
   // All forwards, then all backwards in the opposite order, as a model's.
   const DeviceGraph graph(context(), stream, [&]() -> Status {
     for (const Call& call : calls) {
-      F8_TRY(call.linear->forward(call.tensors->forward(), workspace.as(), stream.get()));
+      F8_TRY(call.linear->forward(with_workspace(call.tensors->forward(), workspace.as()),
+                                  stream.get()));
     }
     for (size_t i = calls.size(); i-- > 0;) {
       const Call& call = calls[i];
-      F8_TRY(call.linear->backward(call.tensors->backward(), workspace.as(), stream.get()));
+      F8_TRY(call.linear->backward(with_workspace(call.tensors->backward(), workspace.as()),
+                                   stream.get()));
     }
     return {};
   });
@@ -116,7 +118,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
   ASSERT_NE(linear, nullptr);
   const auto scales = DelayedScales::plan(context_, linear->scale_slots(), {.history = 2}).value();
   QuantizerDesc of_weight = weight_of(desc);
-  of_weight.weight_flag = true;
+  of_weight.noop_flag = true;
   struct Run {
     Run(const std::shared_ptr<Context>& on, const Linear& linear, const DelayedScales& scales,
         const QuantizerDesc& of_weight)
@@ -125,7 +127,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
           weight(on, of_weight),
           state(context, scales.bytes()),
           counters(context, std::vector<uint8_t>(kCountersOfLinear * sizeof(CastCounters))),
-          valid(context, std::vector<uint32_t>{0}),
+          noop_flag(context, std::vector<uint32_t>{0}),
           stream(context) {
       if (scales.count() == 0) return;
       EXPECT_TRUE(scales.init(state.as(), stream.get()));
@@ -133,7 +135,7 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
     }
     [[nodiscard]] Bits all() const {
       Bits bits = results(t);
-      for (const DeviceBuffer* buffer : {&weight.tensor, &state, &counters, &valid}) {
+      for (const DeviceBuffer* buffer : {&weight.tensor, &state, &counters, &noop_flag}) {
         EXPECT_TRUE(buffer->guards_are_whole());
         bits.push_back(buffer->download<uint8_t>());
       }
@@ -142,28 +144,28 @@ TEST_P(LinearGraphTest, AWholeStepWithItsState) {
     const Context& context;
     Tensors t;
     Fp8Weight weight;
-    DeviceBuffer state, counters, valid;
+    DeviceBuffer state, counters, noop_flag;
     DeviceStream stream;
   };
   const auto step = [&](const Run& r, bool first) -> Status {
     auto* const counters = r.counters.as<CastCounters>();
     for (const bool later : {false, true}) {
       QuantizeCall cast = r.weight.call(r.t);
-      cast.first_step = first;
+      cast.step = first_step_if(first);
       cast.counters = counters;
-      cast.valid = r.valid.as<uint32_t>();
+      cast.noop_flag = r.noop_flag.as<uint32_t>();
       F8_TRY(r.weight.Quantized::run(cast, r.stream.get()));
       ForwardCall forward = r.t.forward();
       BackwardCall backward = r.t.backward();
-      forward.w_tensor = backward.w_tensor = &r.weight.w_tensor;
-      forward.first_step = backward.first_step = first;
+      forward.w.fp8 = backward.w.fp8 = &r.weight.w_tensor;
+      forward.step = backward.step = first_step_if(first);
       forward.counters = backward.counters = counters;
-      backward.accumulate = later;
-      F8_TRY(linear->forward(forward, r.t.workspace.as(), r.stream.get()));
-      F8_TRY(linear->backward(backward, r.t.workspace.as(), r.stream.get()));
+      backward.dw.accumulate = later;
+      F8_TRY(linear->forward(forward, r.stream.get()));
+      F8_TRY(linear->backward(backward, r.stream.get()));
     }
     F8_TRY(scales.update(r.state.as(), r.stream.get()));
-    return set_words(driver(), r.valid.as<uint32_t>(), 0, 1, r.stream.get());
+    return set_words(driver(), r.noop_flag.as<uint32_t>(), 0, 1, r.stream.get());
   };
   Run direct(context_, *linear, scales, of_weight);
   Run replayed(context_, *linear, scales, of_weight);

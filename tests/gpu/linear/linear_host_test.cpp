@@ -58,7 +58,7 @@ TEST_F(GpuTest, RunsFromAThreadWithoutAContext) {
   F8_ASSERT_OK(linear);
   const Tensors t(context(), **linear, 64, 5);
   F8_ASSERT_OK(driver().check(driver().ctx_set_current(nullptr), "cuCtxSetCurrent"));
-  const Status forward = (*linear)->forward(t.forward(), t.workspace.as(), nullptr);
+  const Status forward = (*linear)->forward(t.forward(), nullptr);
   CUcontext after = nullptr;
   driver().ctx_get_current(&after);
   F8_ASSERT_OK(context().make_current());
@@ -74,8 +74,8 @@ TEST_P(LinearHostTest, ACallHasFewLaunches) {
     const auto linear = plan(describe(GetParam(), shape));
     ASSERT_NE(linear, nullptr);
     const Tensors t(context(), *linear, shape.m, 5);
-    EXPECT_LE(linear->forward_steps(t.forward(), t.workspace.as()).size(), 6U);
-    EXPECT_LE(linear->backward_steps(t.backward(), t.workspace.as()).size(), 8U);
+    EXPECT_LE(linear->forward_steps(t.forward()).size(), 6U);
+    EXPECT_LE(linear->backward_steps(t.backward()).size(), 8U);
   }
 }
 

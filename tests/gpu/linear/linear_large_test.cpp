@@ -31,8 +31,8 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
     F8_ASSERT_OK(planned);
     const Linear& linear = **planned;
     Tensors t(context(), linear, m, 5);
-    for (const auto& steps : {linear.forward_steps(t.forward(), t.workspace.as()),
-                              linear.backward_steps(t.backward(), t.workspace.as())}) {
+    for (const auto& steps :
+         {linear.forward_steps(t.forward()), linear.backward_steps(t.backward())}) {
       EXPECT_EQ(std::ranges::any_of(steps, [](const Step& s) { return s.name == "clear amax"; }),
                 clears);
       EXPECT_TRUE(
@@ -41,8 +41,8 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
     Bits first;
     for (int round = 0; round < 3; ++round) {
       t.poison_results();
-      F8_ASSERT_OK(linear.forward(t.forward(), t.workspace.as(), nullptr));
-      F8_ASSERT_OK(linear.backward(t.backward(), t.workspace.as(), nullptr));
+      F8_ASSERT_OK(linear.forward(t.forward(), nullptr));
+      F8_ASSERT_OK(linear.backward(t.backward(), nullptr));
       if (round == 0) first = results(t);
     }
     EXPECT_TRUE(results(t) == first) << "other bits the second time";
@@ -87,8 +87,9 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
     const DeviceBuffer workspace(context(), std::max<size_t>(casts->workspace_bytes(), 16));
     const DeviceBuffer by_list(context(), weight.tensor.bytes());
     QuantizeCall call = weight.call(t);
-    call.tensor = by_list.as();
-    F8_ASSERT_OK(casts->run({1, &call}, workspace.as(), nullptr));
+    call.tensor.data = by_list.as();
+    call.step = nullptr;  // the list's
+    F8_ASSERT_OK(casts->run(listed({&call, 1}, workspace.as(), &kFirstOfSteps), nullptr));
     EXPECT_TRUE(by_list.download<uint8_t>() == alone);
     if (HasFailure()) return;
   }
@@ -142,24 +143,26 @@ TEST_P(HugeLinearTest, BeyondFourGigabytes) {
     fill(*buffer, 0, bytes(m - 1, cols), kOnes);
     fill(*buffer, bytes(m - 1, cols), bytes(1, cols), kTwos);
   }
-  F8_ASSERT_OK(linear->forward({.x = x.as(),
-                                .w = w.as(),
-                                .y = y.as(),
-                                .saved = saved.as(),
-                                .m = m,
-                                .scales = slots,
-                                .first_step = true},
-                               workspace.as(), nullptr));
-  F8_ASSERT_OK(linear->backward({.dy = dy.as(),
-                                 .saved = saved.as(),
-                                 .dx = dx.as(),
-                                 .dw = dw.as(),
-                                 .m = m,
-                                 .x = x.as(),
-                                 .w = w.as(),
-                                 .scales = slots,
-                                 .first_step = true},
-                                workspace.as(), nullptr));
+  F8_ASSERT_OK(linear->forward({.m = m,
+                                .x = {x.as()},
+                                .w = {w.as()},
+                                .y = {y.as()},
+                                .saved = {saved.as()},
+                                .workspace = {workspace.as()},
+                                .step = &kFirstOfSteps,
+                                .scales = slots},
+                               nullptr));
+  F8_ASSERT_OK(linear->backward({.m = m,
+                                 .dy = {dy.as()},
+                                 .x = {x.as()},
+                                 .w = {w.as()},
+                                 .dx = {dx.as()},
+                                 .dw = {dw.as()},
+                                 .saved = {saved.as()},
+                                 .workspace = {workspace.as()},
+                                 .step = &kFirstOfSteps,
+                                 .scales = slots},
+                                nullptr));
 
   // Sums of equal terms are where fast accumulation loses most.
   const auto near = [](double value, double exact) { return std::abs(value / exact - 1) <= 0.1; };

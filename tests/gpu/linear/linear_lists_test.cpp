@@ -27,10 +27,10 @@ struct Listed {
   }
   [[nodiscard]] QuantizeCall call(const DeviceBuffer& tensor) const {
     QuantizeCall call;
-    call.x = x.as();
+    call.x.data = x.as();
     call.rows = rows;
     call.first_row = first_row;
-    call.tensor = tensor.as();
+    call.tensor.data = tensor.as();
     call.scales = ScaleSlots{amaxes.as<uint32_t>(), scales.as<float>()};
     if (quantizer->row_amax_words() > 0) call.row_amax = row_amax.as<uint32_t>();
     return call;
@@ -67,19 +67,17 @@ class ListTest : public RecipeTest {
     for (const auto& one : all_) quantizers.push_back(one->quantizer);
     return QuantizerList::plan(context_, quantizers).value();
   }
-  static QuantizeCalls array(const std::vector<QuantizeCall>& calls) {
-    return {calls.size(), calls.data()};
-  }
   void expect_the_same() {
     const QuantizerList casts = list();
     const DeviceBuffer workspace(context(), casts.workspace_bytes());
     std::vector<QuantizeCall> calls;
     for (const auto& one : all_) calls.push_back(one->call(one->together));
-    F8_ASSERT_OK(casts.run(array(calls), workspace.as(), nullptr));
+    F8_ASSERT_OK(casts.run(listed(calls, workspace.as()), nullptr));
     EXPECT_TRUE(workspace.guards_are_whole());
     for (const auto& one : all_) {
       const DeviceBuffer scratch(context(), one->quantizer->workspace_bytes());
-      F8_ASSERT_OK(one->quantizer->run(one->call(one->alone), scratch.as(), nullptr));
+      F8_ASSERT_OK(
+          one->quantizer->run(with_workspace(one->call(one->alone), scratch.as()), nullptr));
       one->expect_the_same(context());
     }
   }
@@ -156,9 +154,9 @@ void ListTest::expect_the_same_of_shards(int64_t most_rows) {
     words.upload(values.data(), values.size() * sizeof(uint32_t));
     return values;
   };
-  F8_ASSERT_OK(casts.find_amax(array(calls(true)), nullptr));
+  F8_ASSERT_OK(casts.find_amax(listed(calls(true)), nullptr));
   const auto found = reduce(together);
-  F8_ASSERT_OK(casts.run(array(calls(true)), nullptr, nullptr));
+  F8_ASSERT_OK(casts.run(listed(calls(true)), nullptr));
   const auto one_by_one = calls(false);
   for (size_t i = 0; i < all_.size(); ++i) {
     F8_ASSERT_OK(all_[i]->quantizer->find_amax(one_by_one[i], nullptr));
@@ -169,7 +167,7 @@ void ListTest::expect_the_same_of_shards(int64_t most_rows) {
   for (size_t i = 0; i < all_.size(); ++i) {
     SCOPED_TRACE(i);
     // find_amax of the list left the rows' maxima, which both casts read.
-    F8_ASSERT_OK(all_[i]->quantizer->run(one_by_one[i], nullptr, nullptr));
+    F8_ASSERT_OK(all_[i]->quantizer->run(with_workspace(one_by_one[i], nullptr), nullptr));
     all_[i]->expect_the_same(context());
   }
   EXPECT_TRUE(together.guards_are_whole());

@@ -22,12 +22,12 @@ TEST_F(LinearMisuse, PointersAndStreamsAreCheckedOnRequest) {
   const Linear& linear = **planned;
   const Tensors t(*context, linear, kShape.m, 1);
   const DeviceStream stream(*context);
-  F8_ASSERT_OK(linear.forward(t.forward(), t.workspace.as(), stream.get()));
-  F8_ASSERT_OK(linear.backward(t.backward(), t.workspace.as(), stream.get()));
+  F8_ASSERT_OK(linear.forward(t.forward(), stream.get()));
+  F8_ASSERT_OK(linear.backward(t.backward(), stream.get()));
   stream.synchronize();
 
   const auto refused = [&](const ForwardCall& call, std::string_view words) {
-    const Status status = linear.forward(call, t.workspace.as(), stream.get());
+    const Status status = linear.forward(call, stream.get());
     ASSERT_FALSE(status) << words;
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
@@ -36,17 +36,17 @@ TEST_F(LinearMisuse, PointersAndStreamsAreCheckedOnRequest) {
   constexpr size_t kLarge = size_t{8} << 20;
   const DeviceBuffer large(*context, kLarge);
   ForwardCall call = t.forward();
-  call.x = large.as<uint8_t>() + kLarge + kGuardBytes + 16 -
-           static_cast<size_t>(kShape.m * kShape.k) * 2;
+  call.x.data = large.as<uint8_t>() + kLarge + kGuardBytes + 16 -
+                static_cast<size_t>(kShape.m * kShape.k) * 2;
   refused(call, "float8_linear_forward: float8_forward_args.x needs");
   if (!kEmulated) {  // there all memory is the host's
     std::vector<std::max_align_t> host(static_cast<size_t>(kShape.m * kShape.n) * 2 / 16);
     call = t.forward();
-    call.y = host.data();
+    call.y.data = host.data();
     refused(call, "float8_linear_forward: float8_forward_args.y is ordinary memory of the host");
   }
   call = t.forward();
-  call.y = const_cast<void*>(call.x);
+  call.y.data = const_cast<void*>(call.x.data);
   refused(call, "float8_linear_forward: float8_forward_args.y");
 }
 

@@ -42,25 +42,25 @@ TEST_P(LinearOptionsTest, BiasGradientsAreTheReferencesBits) {
       const auto sums = reference::column_sums(t.dy);
       const reference::Matrix row{1, shape.n, sums};
       const DeviceBuffer db(context(), sums.size() * size_bytes(type));
-      F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+      F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
       for (const bool gradients : {true, false}) {
         BackwardCall call = t.backward();
-        call.db = db.as();
-        if (!gradients) call.dx = call.dw = nullptr;
-        F8_ASSERT_OK(linear->backward(call, t.workspace.as(), nullptr));
+        call.db.data = db.as();
+        if (!gradients) call.dx.data = call.dw.data = nullptr;
+        F8_ASSERT_OK(linear->backward(call, nullptr));
         EXPECT_EQ(db.download<uint8_t>(), reference::to_bytes(row, type)) << gradients;
         EXPECT_TRUE(db.guards_are_whole());
       }
       BackwardCall again = t.backward();
-      again.db = db.as();
-      again.accumulate_bias = true;
-      F8_ASSERT_OK(linear->backward(again, t.workspace.as(), nullptr));
+      again.db.data = db.as();
+      again.db.accumulate = true;
+      F8_ASSERT_OK(linear->backward(again, nullptr));
       reference::Matrix twice = reference::rounded_to(row, type);
       for (size_t i = 0; i < sums.size(); ++i) twice.values[i] = sums[i] + twice.values[i];
       EXPECT_EQ(db.download<uint8_t>(), reference::to_bytes(twice, type));
       t.expect_whole_guards();
 
-      F8_ASSERT_OK(linear->backward({.m = 0, .db = db.as()}, nullptr, nullptr));
+      F8_ASSERT_OK(linear->backward({.m = 0, .db = {db.as()}}, nullptr));
       EXPECT_EQ(db.download<uint8_t>(), std::vector<uint8_t>(db.bytes()));
       if (HasFailure()) return;
     }
@@ -74,7 +74,7 @@ TEST_P(LinearOptionsTest, OptionsChangeNoOtherResult) {
     LinearDesc desc = describe(GetParam(), shape);
     const auto plain = plan(desc);
     desc.bias_grad = desc.count = true;
-    desc.non_finite = NonFinite::kHold;
+    desc.non_finite = NonFinite::kSaturate;
     const auto linear = plan(desc);
     ASSERT_TRUE(plain != nullptr && linear != nullptr);
     const Tensors expected(context(), *plain, shape.m, 5);
@@ -92,7 +92,7 @@ TEST_P(LinearOptionsTest, HoldingKeepsResultsFinite) {
   for (const Shape shape : {kShapes[0], kShapes[1]}) {
     SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
-    desc.non_finite = NonFinite::kHold;
+    desc.non_finite = NonFinite::kSaturate;
     const auto linear = plan(desc);
     ASSERT_NE(linear, nullptr);
     Tensors t(context(), *linear, shape.m, 5);
@@ -102,7 +102,7 @@ TEST_P(LinearOptionsTest, HoldingKeepsResultsFinite) {
     put(t.dy, t.device_dy, 150, 7, kInfinity);
     F8_ASSERT_OK(run(*linear, t));
     const auto expected =
-        reference::linear(desc.recipe, t.x, t.w, t.dy, {}, NonFinite::kHold).value();
+        reference::linear(desc.recipe, t.x, t.w, t.dy, {}, NonFinite::kSaturate).value();
     const auto check = [&](Gemm gemm, const std::vector<double>& want, const DeviceBuffer& got) {
       if (!desc.recipe.at(gemm).is_fp8()) return;
       EXPECT_LE(reference::relative_error(want, got.bf16()),
@@ -120,7 +120,7 @@ TEST_P(LinearOptionsTest, CountersAreTheReferences) {
     SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     desc.count = true;
-    desc.non_finite = NonFinite::kHold;
+    desc.non_finite = NonFinite::kSaturate;
     const auto linear = plan(desc);
     ASSERT_NE(linear, nullptr);
     Tensors t(context(), *linear, shape.m, 5);
@@ -152,7 +152,7 @@ TEST_P(LinearOptionsTest, CountersAreTheReferences) {
       const reference::Matrix& tensor = *tensors[i / 2];
       const auto matrix = i % 2 == 0 ? tensor : reference::transpose(tensor);
       const auto copy = reference::cast(matrix, over(setting->granularity), setting->dtype,
-                                        setting->pow2, NonFinite::kHold);
+                                        setting->pow2, NonFinite::kSaturate);
       const reference::CastCounts expected = reference::count_cast(matrix, copy);
       EXPECT_EQ(c.elements, matrix.values.size());
       EXPECT_EQ(c.saturated, expected.saturated);
@@ -178,24 +178,24 @@ TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
     ASSERT_NE(linear, nullptr);
     Tensors t(context(), *linear, shape.m, 5);
     QuantizerDesc of_weight = weight_of(linear->desc());
-    of_weight.weight_flag = true;
+    of_weight.noop_flag = true;
     const Fp8Weight weight(context_, of_weight);
-    DeviceBuffer valid(context(), std::vector<uint32_t>{0xdeadbeef});
+    DeviceBuffer noop_flag(context(), std::vector<uint32_t>{0xdeadbeef});
     const DeviceStream stream(context());
     const auto micro_batch = [&]() -> Status {
       QuantizeCall cast = weight.call(t);
-      cast.valid = valid.as<uint32_t>();
+      cast.noop_flag = noop_flag.as<uint32_t>();
       F8_TRY(weight.Quantized::run(cast, stream.get()));
       ForwardCall forward = t.forward();
-      forward.w_tensor = &weight.w_tensor;
-      F8_TRY(linear->forward(forward, t.workspace.as(), stream.get()));
+      forward.w.fp8 = &weight.w_tensor;
+      F8_TRY(linear->forward(forward, stream.get()));
       BackwardCall backward = t.backward();
-      backward.w_tensor = &weight.w_tensor;
-      return linear->backward(backward, t.workspace.as(), stream.get());
+      backward.w.fp8 = &weight.w_tensor;
+      return linear->backward(backward, stream.get());
     };
     const DeviceGraph graph(context(), stream, micro_batch);
     graph.replay();
-    EXPECT_EQ(valid.download<uint32_t>()[0], 1U);
+    EXPECT_EQ(noop_flag.download<uint32_t>()[0], 1U);
     const auto cast = weight.tensor.download<uint8_t>();
     const Bits first = results(t);
 
@@ -205,17 +205,17 @@ TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
     graph.replay();
     EXPECT_EQ(weight.tensor.download<uint8_t>(), cast);
 
-    F8_ASSERT_OK(set_words(driver(), valid.as<uint32_t>(), 0, 1, stream.get()));
+    F8_ASSERT_OK(set_words(driver(), noop_flag.as<uint32_t>(), 0, 1, stream.get()));
     graph.replay();
     EXPECT_NE(weight.tensor.download<uint8_t>(), cast);
 
     t.w = old;
     put(t.w, t.device_w, 0, 0, old.values[0]);
-    F8_ASSERT_OK(set_words(driver(), valid.as<uint32_t>(), 0, 1, stream.get()));
+    F8_ASSERT_OK(set_words(driver(), noop_flag.as<uint32_t>(), 0, 1, stream.get()));
     graph.replay();
     EXPECT_EQ(weight.tensor.download<uint8_t>(), cast);
     EXPECT_EQ(results(t), first);
-    EXPECT_TRUE(weight.tensor.guards_are_whole() && valid.guards_are_whole());
+    EXPECT_TRUE(weight.tensor.guards_are_whole() && noop_flag.guards_are_whole());
   }
 }
 
@@ -223,33 +223,34 @@ TEST_P(LinearOptionsTest, OneFlagForTheWeightsOfAModel) {
   const auto linear = plan(describe(GetParam(), {300, 208, 592}));
   ASSERT_NE(linear, nullptr);
   QuantizerDesc of_weight = weight_of(linear->desc());
-  of_weight.weight_flag = true;
+  of_weight.noop_flag = true;
   const auto quantizer = Quantizer::plan(context_, of_weight).value();
   constexpr size_t kLayers = 33;  // more than a launch takes
   const std::vector<std::shared_ptr<const Quantizer>> quantizers(kLayers, quantizer);
   const auto casts = QuantizerList::plan(context_, quantizers);
   F8_ASSERT_OK(casts);
   const DeviceBuffer workspace(context(), casts->workspace_bytes());
-  const DeviceBuffer valid(context(), std::vector<uint32_t>{0});
+  const DeviceBuffer noop_flag(context(), std::vector<uint32_t>{0});
   Tensors t(context(), *linear, 300, 5);
   std::vector<std::unique_ptr<Quantized>> weights;
   std::vector<QuantizeCall> calls;
   for (size_t i = 0; i < kLayers; ++i) {
     weights.push_back(std::make_unique<Quantized>(context(), quantizer));
     calls.push_back(weights.back()->call(t.device_w, 208, t.slots));
-    calls.back().valid = valid.as<uint32_t>();
+    calls.back().step = nullptr;  // the list's
   }
   const auto run_all = [&] {
-    return casts->run({calls.size(), calls.data()}, workspace.as(), nullptr);
+    return casts->run(listed(calls, workspace.as(), &kFirstOfSteps, noop_flag.as<uint32_t>()),
+                      nullptr);
   };
   F8_ASSERT_OK(run_all());
-  EXPECT_EQ(valid.download<uint32_t>()[0], 1U);
+  EXPECT_EQ(noop_flag.download<uint32_t>()[0], 1U);
   const auto first = weights.back()->tensor.download<uint8_t>();
   EXPECT_EQ(weights.front()->tensor.download<uint8_t>(), first);
   put(t.w, t.device_w, 3, 4, 1000);
   F8_ASSERT_OK(run_all());
   EXPECT_EQ(weights.back()->tensor.download<uint8_t>(), first);
-  F8_ASSERT_OK(set_words(driver(), valid.as<uint32_t>(), 0, 1, nullptr));
+  F8_ASSERT_OK(set_words(driver(), noop_flag.as<uint32_t>(), 0, 1, nullptr));
   F8_ASSERT_OK(run_all());
   EXPECT_NE(weights.back()->tensor.download<uint8_t>(), first);
 }

@@ -26,10 +26,10 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
     for (const bool again : {false, true}) {
       const Linear& linear = again ? **recomputes : **keeps;
       Tensors t(context(), linear, shape.m - 3, 5);
-      F8_ASSERT_OK(linear.forward(t.forward(), t.workspace.as(), nullptr));
+      F8_ASSERT_OK(linear.forward(t.forward(), nullptr));
       F8_ASSERT_OK(driver().check(driver().ctx_synchronize(), "cuCtxSynchronize"));
       t.workspace.poison();
-      F8_ASSERT_OK(linear.backward(t.backward(), t.workspace.as(), nullptr));
+      F8_ASSERT_OK(linear.backward(t.backward(), nullptr));
       bits[again] = results(t);
       t.expect_whole_guards();
       if (!again) continue;
@@ -38,11 +38,11 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
       F8_ASSERT_OK(weight.run(t));
       t.poison_results();
       ForwardCall forward = t.forward();
-      forward.w_tensor = &weight.w_tensor;
-      F8_ASSERT_OK(linear.forward(forward, t.workspace.as(), nullptr));
+      forward.w.fp8 = &weight.w_tensor;
+      F8_ASSERT_OK(linear.forward(forward, nullptr));
       BackwardCall backward = t.backward();
-      backward.w_tensor = &weight.w_tensor;
-      F8_ASSERT_OK(linear.backward(backward, t.workspace.as(), nullptr));
+      backward.w.fp8 = &weight.w_tensor;
+      F8_ASSERT_OK(linear.backward(backward, nullptr));
       EXPECT_EQ(results(t), bits[again]);
     }
     EXPECT_EQ(bits[1], bits[0]);
@@ -58,8 +58,8 @@ TEST_P(LinearStorageTest, MasterWeightsAreCastAtOnce) {
     const auto linear = Linear::plan(context_, desc);
     F8_ASSERT_OK(linear);
     Tensors expected(context(), **linear, shape.m, 5);
-    F8_ASSERT_OK((*linear)->forward(expected.forward(), expected.workspace.as(), nullptr));
-    F8_ASSERT_OK((*linear)->backward(expected.backward(), expected.workspace.as(), nullptr));
+    F8_ASSERT_OK((*linear)->forward(expected.forward(), nullptr));
+    F8_ASSERT_OK((*linear)->backward(expected.backward(), nullptr));
 
     Tensors t(context(), **linear, shape.m, 5);
     const DeviceBuffer master(context(), reference::to_bytes(t.w, Dtype::kF32));
@@ -68,13 +68,13 @@ TEST_P(LinearStorageTest, MasterWeightsAreCastAtOnce) {
     const Fp8Weight weight(context_, of_master);
     F8_ASSERT_OK(weight.run(master, shape.n, t.slots));
     ForwardCall forward = t.forward();
-    forward.w_tensor = &weight.w_tensor;
-    if (recipe.at(Gemm::kOutput).is_fp8()) forward.w = nullptr;
-    F8_ASSERT_OK((*linear)->forward(forward, t.workspace.as(), nullptr));
+    forward.w.fp8 = &weight.w_tensor;
+    if (recipe.at(Gemm::kOutput).is_fp8()) forward.w.data = nullptr;
+    F8_ASSERT_OK((*linear)->forward(forward, nullptr));
     BackwardCall backward = t.backward();
-    backward.w_tensor = &weight.w_tensor;
-    if (recipe.at(Gemm::kGradInput).is_fp8()) backward.w = nullptr;
-    F8_ASSERT_OK((*linear)->backward(backward, t.workspace.as(), nullptr));
+    backward.w.fp8 = &weight.w_tensor;
+    if (recipe.at(Gemm::kGradInput).is_fp8()) backward.w.data = nullptr;
+    F8_ASSERT_OK((*linear)->backward(backward, nullptr));
     EXPECT_EQ(results(t), results(expected)) << "the masters are bf16, so the bits are the same";
     EXPECT_TRUE(weight.tensor.guards_are_whole());
   }

@@ -44,10 +44,10 @@ TEST_P(LinearTest, LikeTheReference) {
     const auto linear = plan(describe(GetParam(), shape));
     ASSERT_NE(linear, nullptr);
     Tensors t(context(), *linear, m, seed);
-    F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+    F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
     F8_ASSERT_OK(driver().check(driver().ctx_synchronize(), "cuCtxSynchronize"));
     t.workspace.poison();  // scratch: nothing of it may survive a call
-    F8_ASSERT_OK(linear->backward(t.backward(), t.workspace.as(), nullptr));
+    F8_ASSERT_OK(linear->backward(t.backward(), nullptr));
     expect_like_reference(*linear, t);
     if (HasFailure()) return;
   }
@@ -70,17 +70,17 @@ TEST_P(LinearTest, OneGradientAlone) {
   F8_ASSERT_OK(run(*linear, t));
   const Bits both = results(t);
   t.poison_results();
-  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+  F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
   BackwardCall call = t.backward();
-  call.dw = nullptr;
-  F8_ASSERT_OK(linear->backward(call, t.workspace.as(), nullptr));
+  call.dw.data = nullptr;
+  F8_ASSERT_OK(linear->backward(call, nullptr));
   EXPECT_EQ(t.dx.download<uint8_t>(), both[1]);
   EXPECT_TRUE(
       std::ranges::all_of(t.dw.download<uint8_t>(), [](uint8_t b) { return b == kPoison; }));
   t.dx.poison();
   call = t.backward();
-  call.dx = nullptr;
-  F8_ASSERT_OK(linear->backward(call, t.workspace.as(), nullptr));
+  call.dx.data = nullptr;
+  F8_ASSERT_OK(linear->backward(call, nullptr));
   EXPECT_EQ(t.dw.download<uint8_t>(), both[2]);
   EXPECT_TRUE(
       std::ranges::all_of(t.dx.download<uint8_t>(), [](uint8_t b) { return b == kPoison; }));
@@ -90,12 +90,12 @@ TEST_P(LinearTest, AForwardWithoutBackwardGivesTheSame) {
   const auto linear = plan(describe(GetParam(), {300, 208, 592}));
   ASSERT_NE(linear, nullptr);
   Tensors t(context(), *linear, 300, 5);
-  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+  F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
   const auto y = t.y.download<uint8_t>();
   t.poison_results();
   ForwardCall call = t.forward();
-  call.saved = nullptr;
-  F8_ASSERT_OK(linear->forward(call, t.workspace.as(), nullptr));
+  call.saved.data = nullptr;
+  F8_ASSERT_OK(linear->forward(call, nullptr));
   EXPECT_EQ(t.y.download<uint8_t>(), y);
 }
 
@@ -103,8 +103,8 @@ TEST_P(LinearTest, AnEmptyBatch) {
   const auto linear = plan(describe(GetParam(), {64, 48, 80}));
   ASSERT_NE(linear, nullptr);
   const Tensors t(context(), *linear, 64, 5);
-  F8_ASSERT_OK(linear->forward({.m = 0}, nullptr, nullptr));
-  F8_ASSERT_OK(linear->backward({.dw = t.dw.as(), .m = 0}, nullptr, nullptr));
+  F8_ASSERT_OK(linear->forward({.m = 0}, nullptr));
+  F8_ASSERT_OK(linear->backward({.m = 0, .dw = {t.dw.as()}}, nullptr));
   EXPECT_TRUE(std::ranges::all_of(t.dw.download<uint8_t>(), [](uint8_t b) { return b == 0; }));
   EXPECT_TRUE(t.dw.guards_are_whole());
 }
@@ -129,10 +129,10 @@ TEST_P(LinearTest, StepsAreTheSameWork) {
   F8_ASSERT_OK(run(*linear, t));
   const Bits whole = results(t);
   t.poison_results();
-  for (const auto& step : linear->forward_steps(t.forward(), t.workspace.as())) {
+  for (const auto& step : linear->forward_steps(t.forward())) {
     F8_ASSERT_OK(step.launch(nullptr));
   }
-  for (const auto& step : linear->backward_steps(t.backward(), t.workspace.as())) {
+  for (const auto& step : linear->backward_steps(t.backward())) {
     F8_ASSERT_OK(step.launch(nullptr));
   }
   EXPECT_EQ(results(t), whole);
@@ -192,8 +192,8 @@ TEST_P(LinearTest, BiasAndAccumulation) {
     }
     EXPECT_LE(reference::relative_error(expected.y, t.y.bf16()), kFastBound);
     BackwardCall again = t.backward();
-    again.accumulate = true;
-    F8_ASSERT_OK(linear->backward(again, t.workspace.as(), nullptr));
+    again.dw.accumulate = true;
+    F8_ASSERT_OK(linear->backward(again, nullptr));
     for (double& v : expected.dw) v *= 2;
     EXPECT_LE(reference::relative_error(expected.dw, result(t.dw, type)), 2 * kPreciseBound);
     t.expect_whole_guards();
@@ -205,18 +205,15 @@ TEST_P(LinearTest, MisuseLeavesTheDeviceUsable) {
   ASSERT_NE(linear, nullptr);
   const Tensors t(context(), *linear, 64, 5);
   ForwardCall call = t.forward();
-  call.x = nullptr;
-  EXPECT_EQ(linear->forward(call, t.workspace.as(), nullptr).error().code,
-            ErrorCode::kInvalidArgument);
+  call.x.data = nullptr;
+  EXPECT_EQ(linear->forward(call, nullptr).error().code, ErrorCode::kInvalidArgument);
   call = t.forward();
   call.m = 65;
-  EXPECT_EQ(linear->forward(call, t.workspace.as(), nullptr).error().code,
-            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(linear->forward(call, nullptr).error().code, ErrorCode::kInvalidArgument);
   call = t.forward();
-  call.y = t.y.as<uint8_t>() + 2;
-  EXPECT_EQ(linear->forward(call, t.workspace.as(), nullptr).error().code,
-            ErrorCode::kInvalidArgument);
-  EXPECT_EQ(linear->forward(t.forward(), nullptr, nullptr).error().code,
+  call.y.data = t.y.as<uint8_t>() + 2;
+  EXPECT_EQ(linear->forward(call, nullptr).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(linear->forward(with_workspace(t.forward(), nullptr), nullptr).error().code,
             ErrorCode::kInvalidArgument);
   F8_ASSERT_OK(run(*linear, t));
 }

@@ -23,12 +23,12 @@ TEST_P(LinearWeightsTest, AWeightInFp8GivesTheSame) {
   for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
     t.poison_results();
     ForwardCall forward = t.forward();
-    forward.w = nullptr;
-    forward.w_tensor = &weight.w_tensor;
-    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
+    forward.w.data = nullptr;
+    forward.w.fp8 = &weight.w_tensor;
+    F8_ASSERT_OK(linear->forward(forward, nullptr));
     BackwardCall backward = t.backward();
-    backward.w_tensor = &weight.w_tensor;
-    F8_ASSERT_OK(linear->backward(backward, t.workspace.as(), nullptr));
+    backward.w.fp8 = &weight.w_tensor;
+    F8_ASSERT_OK(linear->backward(backward, nullptr));
     EXPECT_EQ(results(t), plain);
   }
   EXPECT_TRUE(weight.tensor.guards_are_whole());
@@ -48,12 +48,13 @@ TEST_P(LinearWeightsTest, WeightsOfAModelAtOnce) {
     weights.push_back(std::make_unique<Fp8Weight>(context_, linear->desc()));
     quantizers.push_back(weights.back()->quantizer);
     calls.push_back(weights.back()->call(*tensors.back()));
+    calls.back().step = nullptr;  // the list's
   }
   const auto casts = QuantizerList::plan(context_, quantizers);
   F8_ASSERT_OK(casts);
   const DeviceBuffer workspace(context(), std::max<size_t>(casts->workspace_bytes(), 16));
   for (int round = 0; round < 3; ++round) {
-    F8_ASSERT_OK(casts->run({calls.size(), calls.data()}, workspace.as(), nullptr));
+    F8_ASSERT_OK(casts->run(listed(calls, workspace.as(), &kFirstOfSteps), nullptr));
   }
   EXPECT_TRUE(workspace.guards_are_whole());
   for (size_t i = 0; i < weights.size(); ++i) {

@@ -90,7 +90,7 @@ void expect_same_bytes(const std::vector<uint8_t>& expected, int64_t cols,
 
 reference::Fp8Matrix expected_copy(const codegen::CastSpec& spec, codegen::ScaleMode mode,
                                    const reference::Matrix& x) {
-  const NonFinite non_finite = spec.saturate ? NonFinite::kHold : NonFinite::kPropagate;
+  const NonFinite non_finite = spec.saturate ? NonFinite::kSaturate : NonFinite::kPropagate;
   if (spec.delayed && mode == codegen::ScaleMode::kTensor) {
     return reference::cast_delayed(x, spec.out, Quantized::delayed_scale(spec)[0], non_finite);
   }

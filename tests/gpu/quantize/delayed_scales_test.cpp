@@ -22,8 +22,8 @@ TEST_F(GpuTest, DelayedScalingStepByStep) {
     Tensors t(context(), *linear, 300, static_cast<uint64_t>(100 + step));
     t.slots = scales.slots(state.as(), 0);
     t.first_step = step == 0;
-    F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
-    F8_ASSERT_OK(linear->backward(t.backward(), t.workspace.as(), nullptr));
+    F8_ASSERT_OK(linear->forward(t.forward(), nullptr));
+    F8_ASSERT_OK(linear->backward(t.backward(), nullptr));
     reference::DelayedAmax scaled_by;
     if (step > 0) {
       scaled_by = {448.0F / states[0].scale, 448.0F / states[1].scale, 57344.0F / states[2].scale};
@@ -58,10 +58,10 @@ TEST_F(GpuTest, ScaleUpdateLikeTheReference) {
   for (size_t i = 0; i < 1000; ++i) {
     slots.push_back({i % 3 == 0 ? Dtype::kE5m2 : Dtype::kE4m3, i % 2 == 0});
   }
-  for (const DelayedOptions& options :
-       {DelayedOptions{}, DelayedOptions{.history = 1, .margin = 3},
-        DelayedOptions{
-            .history = 4, .scale_from = ScaleFrom::kMostRecent, .non_finite = NonFinite::kHold}}) {
+  for (const DelayedOptions& options : {DelayedOptions{}, DelayedOptions{.history = 1, .margin = 3},
+                                        DelayedOptions{.history = 4,
+                                        .scale_from = ScaleFrom::kMostRecent,
+                                        .non_finite = NonFinite::kSaturate}}) {
     const auto scales = DelayedScales::plan(context_, slots, options).value();
     DeviceBuffer state(context(), scales.bytes());
     DeviceBuffer found_inf(context(), sizeof(float));
@@ -120,8 +120,8 @@ TEST_F(GpuTest, AScaleStateResumesBitwise) {
     t.first_step = i == 0;
     // The steps' inputs differ: the first rows alone, more of them each time.
     t.m = kOfLinear.m / 8 * (i + 1);
-    F8_ASSERT_OK(linear.forward(t.forward(), t.workspace.as(), stream.get()));
-    F8_ASSERT_OK(linear.backward(t.backward(), t.workspace.as(), stream.get()));
+    F8_ASSERT_OK(linear.forward(t.forward(), stream.get()));
+    F8_ASSERT_OK(linear.backward(t.backward(), stream.get()));
     F8_ASSERT_OK(scales.update(state.as(), stream.get()));
   };
   for (int i = 0; i < 4; ++i) step(i);

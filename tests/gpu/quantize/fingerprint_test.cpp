@@ -45,18 +45,18 @@ struct Kept {
         image(random_bytes(of.bytes(), random)),
         device(context, image),
         state(context, std::vector<uint64_t>(FLOAT8_FINGERPRINT_BYTES / 8)),
-        valid(context, std::vector<uint32_t>{7}) {}
+        noop_flag(context, std::vector<uint32_t>{7}) {}
 
   [[nodiscard]] FingerprintCall call() const {
     FingerprintCall call;
-    call.w = device.as<uint8_t>() + weight.offset;
+    call.w.data = device.as<uint8_t>() + weight.offset;
     call.n = weight.n;
     call.k = weight.k;
-    call.ld_w = weight.ld;
+    call.w.ld = weight.ld;
     call.dtype = weight.dtype;
     call.seed = seed;
     call.fingerprint = state.as();
-    call.valid = valid.as<uint32_t>();
+    call.noop_flag = noop_flag.as<uint32_t>();
     return call;
   }
   [[nodiscard]] reference::Fingerprint expected() const {
@@ -70,10 +70,11 @@ struct Kept {
     EXPECT_EQ(words[2], 0U);
     EXPECT_EQ(words[3], 0U);
     EXPECT_EQ(words[4], 0U);
-    EXPECT_EQ(valid.download<uint32_t>()[0], flag);
-    EXPECT_TRUE(device.guards_are_whole() && state.guards_are_whole() && valid.guards_are_whole());
+    EXPECT_EQ(noop_flag.download<uint32_t>()[0], flag);
+    EXPECT_TRUE(device.guards_are_whole() && state.guards_are_whole() &&
+                noop_flag.guards_are_whole());
   }
-  void set_valid() { valid.upload(std::array<uint32_t, 1>{1}.data(), 4); }
+  void set_noop_flag() { noop_flag.upload(std::array<uint32_t, 1>{1}.data(), 4); }
   void flip(size_t byte, int bit) {
     image[byte] ^= static_cast<uint8_t>(1U << bit);
     device.upload(image.data(), image.size());
@@ -81,7 +82,7 @@ struct Kept {
 
   Weight weight;
   std::vector<uint8_t> image;
-  DeviceBuffer device, state, valid;
+  DeviceBuffer device, state, noop_flag;
   uint64_t seed = 0x0123456789abcdefU;
 };
 
@@ -103,7 +104,7 @@ TEST_F(FingerprintTest, TellsEveryChange) {
     Kept kept(context(), weight, 3);
     F8_ASSERT_OK(compare(kept));
     kept.expect(0);
-    kept.set_valid();
+    kept.set_noop_flag();
     F8_ASSERT_OK(compare(kept));
     kept.expect(1);
     for (const size_t byte :
@@ -111,7 +112,7 @@ TEST_F(FingerprintTest, TellsEveryChange) {
       kept.flip(byte, static_cast<int>(byte % 8));
       F8_ASSERT_OK(compare(kept));
       kept.expect(0);
-      kept.set_valid();
+      kept.set_noop_flag();
       F8_ASSERT_OK(compare(kept));
       kept.expect(1);
     }
@@ -140,7 +141,7 @@ TEST_F(FingerprintTest, TellsPlaces) {
     set(17, static_cast<uint8_t>(first));
     set(18, static_cast<uint8_t>(second));
     kept.device.upload(kept.image.data(), kept.image.size());
-    kept.set_valid();
+    kept.set_noop_flag();
     F8_ASSERT_OK(compare(kept));
     kept.expect(0);
   }
@@ -156,7 +157,7 @@ TEST_F(FingerprintTest, Lists) {
   F8_ASSERT_OK(compare(calls));
   for (const auto& kept : all) {
     kept->expect(0);
-    kept->set_valid();
+    kept->set_noop_flag();
   }
   all[7]->flip(0, 0);
   all[35]->flip(all[35]->weight.offset, 7);
@@ -174,8 +175,8 @@ TEST_F(FingerprintTest, TheSameBitsEveryTime) {
   Kept kept(context(), weight, 9);
   for (int i = 0; i < repeats(200); ++i) {
     F8_ASSERT_OK(compare(kept));
-    ASSERT_EQ(kept.valid.download<uint32_t>()[0], i == 0 ? 0U : 1U) << i;
-    kept.set_valid();
+    ASSERT_EQ(kept.noop_flag.download<uint32_t>()[0], i == 0 ? 0U : 1U) << i;
+    kept.set_noop_flag();
   }
   kept.expect(1);
 }
@@ -190,7 +191,7 @@ TEST_F(FingerprintTest, InAGraph) {
   });
   graph.replay();
   kept.expect(0);
-  kept.set_valid();
+  kept.set_noop_flag();
   graph.replay();
   kept.expect(1);
   kept.flip(77, 1);
@@ -207,16 +208,18 @@ TEST_F(FingerprintTest, RefusesWhatIsNoWeight) {
     ASSERT_FALSE(status);
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };
-  refused([](FingerprintCall& c) { c.w = nullptr; }, "args[0]: float8_fingerprint_args.w is NULL");
-  refused([](FingerprintCall& c) { c.valid = nullptr; }, "valid is NULL");
+  refused([](FingerprintCall& c) { c.w.data = nullptr; },
+          "args[0]: float8_fingerprint_args.w.data is NULL");
+  refused([](FingerprintCall& c) { c.noop_flag = nullptr; }, "noop_flag is NULL");
   refused([](FingerprintCall& c) { c.fingerprint = nullptr; }, "fingerprint is NULL");
   refused([](FingerprintCall& c) { c.n = 0; }, "float8_fingerprint_args.n is 0");
   refused([](FingerprintCall& c) { c.k = -1; }, "float8_fingerprint_args.k is -1");
-  refused([](FingerprintCall& c) { c.ld_w = 127; }, "ld_w is 127; a row has 128 elements");
-  refused([](FingerprintCall& c) { c.w = static_cast<const uint8_t*>(c.w) + 1; }, "2 bytes");
+  refused([](FingerprintCall& c) { c.w.ld = 127; }, "w.ld is 127; a row has 128 elements");
+  refused([](FingerprintCall& c) { c.w.data = static_cast<const uint8_t*>(c.w.data) + 1; },
+          "2 bytes");
   refused([](FingerprintCall& c) { c.fingerprint = static_cast<uint8_t*>(c.fingerprint) + 8; },
           "16 bytes");
-  refused([](FingerprintCall& c) { c.fingerprint = const_cast<void*>(c.w); }, "overlap");
+  refused([](FingerprintCall& c) { c.fingerprint = const_cast<void*>(c.w.data); }, "overlap");
   const FingerprintCall twice[] = {kept.call(), kept.call()};
   const Status status = compare(twice);
   ASSERT_FALSE(status);

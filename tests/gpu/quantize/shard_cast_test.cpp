@@ -121,7 +121,7 @@ class ShardCastTest : public GpuTestWith<CastSpec> {
     const CastSpec& spec = GetParam();
     const int64_t rows = split.rows(), cols = split.cols;
     const Matrix x = reference::rounded_to(make_data(data, rows, cols, 31), spec.in);
-    const NonFinite non_finite = spec.saturate ? NonFinite::kHold : NonFinite::kPropagate;
+    const NonFinite non_finite = spec.saturate ? NonFinite::kSaturate : NonFinite::kPropagate;
     const auto q = reference::cast(x, AmaxOver::kBlock128x128, spec.out, spec.pow2, non_finite);
     const auto qt = reference::cast(reference::transpose(x), AmaxOver::kBlock128x128, spec.out,
                                     spec.pow2, non_finite);

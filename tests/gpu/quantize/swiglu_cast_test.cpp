@@ -65,17 +65,17 @@ void PrintTo(const Left& left, std::ostream* to) {
 Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t ld) {
   const std::shared_ptr<const Quantizer> quantizer = Quantizer::plan(context, desc).value();
   // Scales that propagate a NaN have bits that devices choose.
-  const bool special = desc.non_finite == NonFinite::kHold;
+  const bool special = desc.non_finite == NonFinite::kSaturate;
   const DeviceBuffer gate(*context, elements(desc.rows, ld, desc.dtype, 1, special));
   const DeviceBuffer up(*context, elements(desc.rows, ld, desc.dtype, 2, special));
   const DeviceBuffer scale(*context, std::vector<float>{0.02F, 0, 0, 0, 50.0F, 0, 0, 0});
   const DeviceBuffer amax(*context, std::vector<uint32_t>(4));
   const DeviceBuffer tensor(*context, quantizer->tensor_bytes());
-  QuantizeCall call{.x = gate.as(), .tensor = tensor.as(), .rows = desc.rows, .ld_x = ld};
-  call.up = up.as();
-  call.ld_up = ld;
+  QuantizeCall call{.rows = desc.rows, .x = {gate.as(), ld}, .tensor = {tensor.as()}};
+  call.up.data = up.as();
+  call.up.ld = ld;
   call.scales = ScaleSlots{amax.as<uint32_t>(), scale.as<float>(), nullptr};
-  const Status status = quantizer->run(call, nullptr, nullptr);
+  const Status status = quantizer->run(call, nullptr);
   EXPECT_TRUE(status) << status.error().message;
   // A device chooses the other bits of an amax that is NaN.
   Left left{tensor.download<uint8_t>(), std::min(amax.download<uint32_t>().front(), 0x7F800001U)};
@@ -90,7 +90,7 @@ TEST_P(SwigluCastTest, HasTheBitsOfTheEmulatedDevice) {
   const auto emulated = Context::create(0, options);
   F8_ASSERT_OK(emulated);
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kHold}) {
+    for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kSaturate}) {
       SCOPED_TRACE(f8::format("{} {}", to_string(type), static_cast<int>(policy)));
       QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
       desc.dtype = type;

@@ -74,7 +74,7 @@ TEST(Delayed, ZerosAreNotRecorded) {
 
 // A step that is not finite costs itself alone: the scale is that of the history without it.
 TEST(Delayed, AnAmaxThatIsNotFiniteIsNotRecorded) {
-  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kHold}) {
+  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kSaturate}) {
     for (const float bad : {Limits::quiet_NaN(), Limits::infinity()}) {
       const DelayedOptions options{.history = 2, .non_finite = policy};
       DelayedState state;
@@ -91,7 +91,7 @@ TEST(Delayed, AnAmaxThatIsNotFiniteIsNotRecorded) {
   }
 }
 
-// Under kPropagate one operand drops the step for all, under kHold for itself.
+// Under kPropagate one operand drops the step for all, under kSaturate for itself.
 TEST(Delayed, OneOperandDropsTheStepOfAll) {
   const DelayedSlot slots[3];
   const auto ended = [&](const DelayedOptions& options) {
@@ -112,7 +112,7 @@ TEST(Delayed, OneOperandDropsTheStepOfAll) {
   EXPECT_EQ(dropped[2].history[1], 0U);
   EXPECT_EQ(dropped[0].non_finite + dropped[2].non_finite, 0U);
   EXPECT_EQ(dropped[1].non_finite, 1U);
-  const auto held = ended({.history = 2, .non_finite = NonFinite::kHold});
+  const auto held = ended({.history = 2, .non_finite = NonFinite::kSaturate});
   EXPECT_EQ(held[0].scale, 0.875F) << "a lone outlier";
   EXPECT_EQ(held[1].scale, 112);
   EXPECT_EQ(std::bit_cast<float>(held[2].history[0]), 1);

@@ -378,7 +378,7 @@ TEST(ReferenceCounts, BeginWhereRoundingLeavesTheFormat) {
   const auto counts = [&](std::vector<float> values, Dtype format) {
     values.push_back(kInfinity);
     const Matrix x{1, static_cast<int64_t>(values.size()), values};
-    return count_cast(x, cast(x, AmaxOver::kTensor, format, false, NonFinite::kHold));
+    return count_cast(x, cast(x, AmaxOver::kTensor, format, false, NonFinite::kSaturate));
   };
   EXPECT_EQ(counts({448, 464, -464, 0, 0x1.8p-10F}, Dtype::kE4m3), (CastCounts{0, 0, 1}));
   EXPECT_EQ(counts({465, -1e30F, 0x1p-10F, -0x1p-30F}, Dtype::kE4m3), (CastCounts{2, 2, 1}));
@@ -432,13 +432,13 @@ TEST(ReferenceCast, ShardsThatCutBlocksHaveTheBitsOfTheWhole) {
 TEST(ReferenceCast, HoldsOrPropagatesWhatIsNotFinite) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const Matrix x{2, 2, {2, kInfinity, 3, -1}};
-  const auto held = cast(x, AmaxOver::kTensor, Dtype::kE4m3, false, NonFinite::kHold);
+  const auto held = cast(x, AmaxOver::kTensor, Dtype::kE4m3, false, NonFinite::kSaturate);
   EXPECT_EQ(held.scales[0], 1.0F);
   EXPECT_EQ(decode_fp8(held.bits[0], Dtype::kE4m3), 2.0F);
   EXPECT_EQ(decode_fp8(held.bits[1], Dtype::kE4m3), 448.0F);
   const auto poisoned = cast(x, AmaxOver::kTensor, Dtype::kE4m3, false);
   EXPECT_EQ(poisoned.scales[0], 0.0F);
-  const auto rows = cast(x, AmaxOver::kRow, Dtype::kE4m3, true, NonFinite::kHold);
+  const auto rows = cast(x, AmaxOver::kRow, Dtype::kE4m3, true, NonFinite::kSaturate);
   EXPECT_EQ(rows.scales[0], 1.0F);
   EXPECT_EQ(rows.scales[1], 128.0F) << "the other row has its own";
 }

@@ -9,6 +9,7 @@
 
 #include "recipes/reference.hpp"
 #include "runtime/linear/linear.hpp"
+#include "tests/call_args.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 #include "tests/weight_of.hpp"
 
@@ -91,33 +92,28 @@ struct Fixture {
   }
 
   [[nodiscard]] ForwardCall forward() {
-    return {.x = x.data(),
-            .w = w.data(),
-            .y = y.data(),
-            .saved = saved.data(),
-            .m = m,
-            .ld_x = ld(linear->desc().shape.k),
-            .ld_w = ld(linear->desc().shape.k),
-            .ld_y = ld(linear->desc().shape.n),
+    return {.m = m,
+            .x = {x.data(), ld(linear->desc().shape.k)},
+            .w = {w.data(), ld(linear->desc().shape.k)},
             .bias = linear->desc().bias ? bias.data() : nullptr,
-            .scales = slots,
-            .first_step = first_step};
+            .y = {y.data(), ld(linear->desc().shape.n)},
+            .saved = {saved.data()},
+            .workspace = {workspace.data()},
+            .step = first_step_if(first_step),
+            .scales = slots};
   }
   [[nodiscard]] BackwardCall backward() {
-    return {.dy = dy.data(),
-            .saved = saved.data(),
-            .dx = linear->desc().needs_grad_input ? dx.data() : nullptr,
-            .dw = dw.data(),
-            .m = m,
-            .ld_dy = ld(linear->desc().shape.n),
-            .ld_dx = ld(linear->desc().shape.k),
-            .ld_dw = ld(linear->desc().shape.k),
-            .ld_x = ld(linear->desc().shape.k),
-            .ld_w = ld(linear->desc().shape.k),
-            .x = x.data(),
-            .w = w.data(),
-            .scales = slots,
-            .first_step = first_step};
+    return {
+        .m = m,
+        .dy = {dy.data(), ld(linear->desc().shape.n)},
+        .x = {x.data(), ld(linear->desc().shape.k)},
+        .w = {w.data(), ld(linear->desc().shape.k)},
+        .dx = {linear->desc().needs_grad_input ? dx.data() : nullptr, ld(linear->desc().shape.k)},
+        .dw = {dw.data(), ld(linear->desc().shape.k)},
+        .saved = {saved.data()},
+        .workspace = {workspace.data()},
+        .step = first_step_if(first_step),
+        .scales = slots};
   }
   [[nodiscard]] reference::LinearResult expected(const reference::DelayedAmax& amax = {}) const {
     return reference::linear(linear->desc().recipe, xm, wm, dym, amax).value();
@@ -182,15 +178,14 @@ struct Fp8Weight {
         view(quantizer->view(tensor.data(), nullptr, desc.rows).value()) {}
 
   [[nodiscard]] QuantizeCall call() {
-    return {.x = s.w.data(),
-            .tensor = tensor.data(),
-            .rows = view.rows,
-            .ld_x = s.forward().ld_w,
-            .scales = s.slots,
-            .first_step = s.first_step};
+    return {.rows = view.rows,
+            .x = {s.w.data(), s.forward().w.ld},
+            .tensor = {tensor.data()},
+            .step = first_step_if(s.first_step),
+            .scales = s.slots};
   }
   [[nodiscard]] Status run(const QuantizeCall& of) {
-    return quantizer->run(of, workspace.data(), nullptr);
+    return quantizer->run(with_workspace(of, workspace.data()), nullptr);
   }
   [[nodiscard]] Status run() { return run(call()); }
 

@@ -98,36 +98,38 @@ Result<Bytes> LinearOnRank::scale_state() {
   return of_call(scales_->save(state_, rank_.stream()));
 }
 
-Status LinearOnRank::forward(const void* w, const float8::Tensor* w_tensor,
-                             const float8::Tensor* x_tensor) {
+Status LinearOnRank::forward(const void* w, const float8::Tensor* w_fp8,
+                             const float8::Tensor* x_fp8) {
   float8::ForwardArgs args;
-  args.x = x_;
-  args.w = w;
-  args.x_tensor = x_tensor;
-  args.w_tensor = w_tensor;
-  args.y = y_;
-  args.saved = saved_;
+  args.x.data = x_;
+  args.w.data = w;
+  args.x.fp8 = x_fp8;
+  args.w.fp8 = w_fp8;
+  args.y.data = y_;
+  args.saved.data = saved_;
   args.scales = slots_;
-  args.first_step = first_step_;
-  args.ranks = first_ranks_;
-  return of_call(linear_->forward(args, workspace_, rank_.stream()));
+  const float8::Step step{.first_step = first_step_, .ranks = first_ranks_};
+  args.step = &step;
+  args.workspace.data = workspace_;
+  return of_call(linear_->forward(args, rank_.stream()));
 }
 
-Status LinearOnRank::backward(const void* w, const float8::Tensor* w_tensor,
-                              const float8::Tensor* x_tensor, bool dx) {
+Status LinearOnRank::backward(const void* w, const float8::Tensor* w_fp8,
+                              const float8::Tensor* x_fp8, bool dx) {
   float8::BackwardArgs args;
-  args.dy = dy_;
-  args.saved = saved_;
-  args.x = x_;
-  args.w = w;
-  args.x_tensor = x_tensor;
-  args.w_tensor = w_tensor;
-  args.dx = dx ? dx_ : nullptr;
-  args.dw = dw_;
+  args.dy.data = dy_;
+  args.saved.data = saved_;
+  args.x.data = x_;
+  args.w.data = w;
+  args.x.fp8 = x_fp8;
+  args.w.fp8 = w_fp8;
+  args.dx.data = dx ? dx_ : nullptr;
+  args.dw.data = dw_;
   args.scales = slots_;
-  args.first_step = first_step_;
-  args.ranks = first_ranks_;
-  return of_call(linear_->backward(args, workspace_, rank_.stream()));
+  const float8::Step step{.first_step = first_step_, .ranks = first_ranks_};
+  args.step = &step;
+  args.workspace.data = workspace_;
+  return of_call(linear_->backward(args, rank_.stream()));
 }
 
 Result<Results> LinearOnRank::results() {
@@ -166,11 +168,11 @@ Status TensorOnRank::plan(DeviceRank& rank, const std::string& recipe, float8_op
   desc.whole_rows = whole_rows;
   quantizer_.emplace(F8_TRY(of_call(float8::Quantizer::plan(rank.context(), desc))));
   list_.emplace(F8_TRY(of_call(float8::QuantizerList::plan(rank.context(), {*quantizer_}))));
-  args_.tensor = F8_TRY(rank.allocate(quantizer_->tensor_bytes()));
+  args_.tensor.data = F8_TRY(rank.allocate(quantizer_->tensor_bytes()));
   args_.rows = rows;
   args_.first_row = first_row;
   view_.cols = cols;
-  if (rows > 0) view_ = F8_TRY(of_call(quantizer_->view(args_.tensor, rows)));
+  if (rows > 0) view_ = F8_TRY(of_call(quantizer_->view(args_.tensor.data, rows)));
   workspace_ = F8_TRY(rank.allocate(list_->workspace_bytes()));
   const size_t words = quantizer_->amax_words(), row_words = quantizer_->row_amax_words();
   auto* const all =
@@ -181,7 +183,7 @@ Status TensorOnRank::plan(DeviceRank& rank, const std::string& recipe, float8_op
 }
 
 Status TensorOnRank::upload(const uint16_t* from) {
-  args_.x = F8_TRY(rank_->upload(from, size_of(view_.rows * view_.cols, 2)));
+  args_.x.data = F8_TRY(rank_->upload(from, size_of(view_.rows * view_.cols, 2)));
   return {};
 }
 
@@ -189,10 +191,10 @@ Status TensorOnRank::cast(const float8::ScaleSlots& slots) {
   const float8_stream stream = rank_->stream();
   args_.scales = slots;
   if (held_ != Held::kAll) {
-    F8_TRY(of_call(list_->find_amax({args_}, stream)));
+    F8_TRY(of_call(list_->find_amax({}, {args_}, stream)));
     F8_TRY(reduce_amax());
   }
-  return of_call(list_->run({args_}, workspace_, stream));
+  return of_call(list_->run({.workspace = {workspace_}}, {args_}, stream));
 }
 
 // Of rows, the words of columns and of the tensor span ranks; of columns, the tensor's, which is the last
@@ -229,8 +231,8 @@ Status TensorOnRank::gather(const float8::Tensor& whole) {
   args.shard = &view_;
   args.whole = &whole;
   args.shard_rows = shard_rows_;
-  return of_call(rank_->communicator().gather_tensor(rank_->context(), args, gather_workspace_,
-                                                     rank_->stream()));
+  args.workspace.data = gather_workspace_;
+  return of_call(rank_->communicator().gather_tensor(rank_->context(), args, rank_->stream()));
 }
 
 Result<Bytes> TensorOnRank::bytes() {
@@ -288,8 +290,9 @@ Status GemmOnRank::run(const float8::Tensor& a, const float8::Tensor& b, void* d
   float8::GemmArgs args;
   args.a = &a;
   args.b = &b;
-  args.d = d;
-  return of_call(gemm_->run(args, workspace_, rank_->stream()));
+  args.d.data = d;
+  args.workspace.data = workspace_;
+  return of_call(gemm_->run(args, rank_->stream()));
 }
 
 }  // namespace f8::cli

@@ -53,12 +53,12 @@ class LinearOnRank {
     first_ranks_ = ranks;
   }
 
-  // With the weight or its fp8 copies, and with x_tensor or the x of plan().
-  [[nodiscard]] Status forward(const void* w, const float8::Tensor* w_tensor,
-                               const float8::Tensor* x_tensor = nullptr);
+  // With the weight or its fp8 copies, and with x_fp8 or the x of plan().
+  [[nodiscard]] Status forward(const void* w, const float8::Tensor* w_fp8,
+                               const float8::Tensor* x_fp8 = nullptr);
   // Without `dx` it computes dw alone.
-  [[nodiscard]] Status backward(const void* w, const float8::Tensor* w_tensor,
-                                const float8::Tensor* x_tensor = nullptr, bool dx = true);
+  [[nodiscard]] Status backward(const void* w, const float8::Tensor* w_fp8,
+                                const float8::Tensor* x_fp8 = nullptr, bool dx = true);
   // Waits for the stream.
   [[nodiscard]] Result<Results> results();
   [[nodiscard]] void* y() const { return y_; }

@@ -99,7 +99,7 @@ Status add_casts_of(runtime::LinearDesc desc, Keys& keys) {
     desc.recompute = is_on(0);
     desc.needs_grad_input = is_on(1);
     desc.count = is_on(2);
-    desc.non_finite = is_on(3) ? NonFinite::kHold : NonFinite::kPropagate;
+    desc.non_finite = is_on(3) ? NonFinite::kSaturate : NonFinite::kPropagate;
     const runtime::LinearKernels kernels = F8_TRY(runtime::linear_kernels(desc));
     add_casts(kernels, keys);
     if (!desc.recompute) add_flagged_casts(kernels, keys);

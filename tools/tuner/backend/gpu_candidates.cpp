@@ -118,28 +118,28 @@ Result<Built> GpuBackend::add_float8(const Candidate& candidate) {
                 problem_.key(), timed.linear->saved_bytes(), saved_bytes_);
   }
   for (const LinearSet& set : linear_sets_) {
-    timed.forward.push_back({.x = set.x.data,
-                             .w = set.w.data,
-                             .y = mutable_pointer(set.y),
-                             .saved = mutable_pointer(set.saved),
-                             .m = problem_.shape().m});
-    timed.backward.push_back({.dy = set.dy.data,
-                              .saved = pointer(set.saved),
-                              .dx = mutable_pointer(set.dx),
-                              .dw = mutable_pointer(set.dw),
-                              .m = problem_.shape().m,
-                              .x = set.x.data,
-                              .w = set.w.data});
+    timed.forward.push_back({.m = problem_.shape().m,
+                             .x = {set.x.data},
+                             .w = {set.w.data},
+                             .y = {mutable_pointer(set.y)},
+                             .saved = {mutable_pointer(set.saved)}});
+    timed.backward.push_back({.m = problem_.shape().m,
+                              .dy = {set.dy.data},
+                              .x = {set.x.data},
+                              .w = {set.w.data},
+                              .dx = {mutable_pointer(set.dx)},
+                              .dw = {mutable_pointer(set.dw)},
+                              .saved = {mutable_pointer(set.saved)}});
   }
   if (!timed.linear->scale_slots().empty()) F8_TRY(add_delayed_scales(timed));
   if (candidate.impl == Impl::kFloat8Reused) F8_TRY(add_weights_in_fp8(timed));
   void* workspace = mutable_pointer(workspaces_.back().address());
   for (size_t i = 0; i < timed.forward.size(); ++i) {
+    timed.forward[i].workspace.data = timed.backward[i].workspace.data = workspace;
     timed.launch.emplace_back([linear = timed.linear, forward = timed.forward[i],
-                               backward = timed.backward[i],
-                               workspace](runtime::Stream stream) -> Status {
-      F8_TRY(linear->forward(forward, workspace, stream));
-      return linear->backward(backward, workspace, stream);
+                               backward = timed.backward[i]](runtime::Stream stream) -> Status {
+      F8_TRY(linear->forward(forward, stream));
+      return linear->backward(backward, stream);
     });
   }
   timed_.push_back(std::move(timed));
@@ -162,9 +162,11 @@ Status GpuBackend::add_delayed_scales(Timed& timed) {
                  forward = timed.forward.front(),
                  backward = timed.backward.front()]() mutable -> Status {
     F8_TRY(state->init(bytes, stream_));
-    forward.first_step = backward.first_step = true;
-    F8_TRY(linear->forward(forward, workspace, stream_));
-    F8_TRY(linear->backward(backward, workspace, stream_));
+    const float8_step first{.first_step = 1};
+    forward.step = backward.step = &first;
+    forward.workspace.data = backward.workspace.data = workspace;
+    F8_TRY(linear->forward(forward, stream_));
+    F8_TRY(linear->backward(backward, stream_));
     return state->update(bytes, stream_);
   };
   return {};
@@ -190,17 +192,21 @@ Status GpuBackend::add_weights_in_fp8(Timed& timed) {
   for (size_t i = 0; i < timed.forward.size(); ++i) {
     runtime::ForwardCall& forward = timed.forward[i];
     void* tensor = mutable_pointer(buffers_.back().address() + i * bytes);
-    calls.push_back(
-        {.x = forward.w, .tensor = tensor, .rows = desc.shape.n, .scales = forward.scales});
+    calls.push_back({.rows = desc.shape.n,
+                     .x = {forward.w.data},
+                     .tensor = {tensor},
+                     .scales = forward.scales});
     timed.weights[i] = F8_TRY(quantizer->view(tensor, nullptr, desc.shape.n));
-    forward.w_tensor = timed.backward[i].w_tensor = &timed.weights[i];
+    forward.w.fp8 = timed.backward[i].w.fp8 = &timed.weights[i];
   }
-  void* workspace = mutable_pointer(workspaces_.back().address());
-  timed.prime = [this, before = std::move(timed.prime), calls = std::move(calls), workspace,
+  for (runtime::QuantizeCall& call : calls) {
+    call.workspace.data = mutable_pointer(workspaces_.back().address());
+  }
+  timed.prime = [this, before = std::move(timed.prime), calls = std::move(calls),
                  quantizer]() -> Status {
     if (before) F8_TRY(before());
     for (const runtime::QuantizeCall& call : calls) {
-      F8_TRY(quantizer->run(call, workspace, stream_));
+      F8_TRY(quantizer->run(call, stream_));
     }
     return {};
   };
@@ -257,9 +263,11 @@ Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
   std::vector<Part> parts;
   std::vector<Timed> timed;
   for (size_t set = 0; set < whole.forward.size(); ++set) {
-    std::vector<runtime::Step> steps = plan->forward_steps(whole.forward[set], workspace);
-    const std::vector<runtime::Step> backward =
-        plan->backward_steps(whole.backward[set], workspace);
+    runtime::ForwardCall forward = whole.forward[set];
+    runtime::BackwardCall backward_call = whole.backward[set];
+    forward.workspace.data = backward_call.workspace.data = workspace;
+    std::vector<runtime::Step> steps = plan->forward_steps(forward);
+    const std::vector<runtime::Step> backward = plan->backward_steps(backward_call);
     steps.insert(steps.end(), backward.begin(), backward.end());
     timed.resize(steps.size());
     parts.resize(steps.size());

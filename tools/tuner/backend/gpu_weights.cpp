@@ -69,9 +69,10 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
     for (const auto& quantizer : weights_->quantizers) {
       const auto& [rows, cols] =
           runtime::MatrixSize{quantizer->desc().rows, quantizer->desc().cols};
-      calls.push_back({.x = operands.suballocate(rows * cols).data,
-                       .tensor = mutable_pointer(results_.suballocate(quantizer->tensor_bytes())),
-                       .rows = rows});
+      calls.push_back(
+          {.rows = rows,
+           .x = {operands.suballocate(rows * cols).data},
+           .tensor = {mutable_pointer(results_.suballocate(quantizer->tensor_bytes()))}});
     }
   }
   return settle_weight_scales();
@@ -98,8 +99,10 @@ Status GpuBackend::settle_weight_scales() {
     for (size_t i = 0; i < calls.size(); ++i) {
       calls[i].scales = state.slots(bytes, i * of_linear.size());
       runtime::QuantizeCall first = calls[i];
-      first.first_step = 1;
-      F8_TRY(quantizers[i]->run(first, workspace, stream_));
+      const float8_step step{.first_step = 1};
+      first.step = &step;
+      first.workspace.data = workspace;
+      F8_TRY(quantizers[i]->run(first, stream_));
     }
   }
   return state.update(bytes, stream_);
@@ -119,7 +122,9 @@ Result<Built> GpuBackend::add_casts(const Candidate& candidate) {
       timed.launch.emplace_back([&calls, &quantizers = weights_->quantizers,
                                  workspace](runtime::Stream stream) -> Status {
         for (size_t i = 0; i < calls.size(); ++i) {
-          F8_TRY(quantizers[i]->run(calls[i], workspace, stream));
+          runtime::QuantizeCall call = calls[i];
+          call.workspace.data = workspace;
+          F8_TRY(quantizers[i]->run(call, stream));
         }
         return {};
       });
@@ -131,7 +136,8 @@ Result<Built> GpuBackend::add_casts(const Candidate& candidate) {
     void* workspace = mutable_pointer(workspaces_.back().address());
     for (const std::vector<runtime::QuantizeCall>& calls : weights_->calls) {
       timed.launch.emplace_back([&calls, casts, workspace](runtime::Stream stream) {
-        return casts->run({calls.size(), calls.data()}, workspace, stream);
+        return casts->run(
+            {.tensors = calls.data(), .count = calls.size(), .workspace = {workspace}}, stream);
       });
     }
   } else {
@@ -148,7 +154,9 @@ Result<Check> GpuBackend::verify_casts(Timed& timed) {
   if (timed.candidate.impl == Impl::kCopy) return check;
   const std::vector<runtime::QuantizeCall>& calls = weights_->calls.front();
   const auto& quantizers = weights_->quantizers;
-  const auto copies_of = [&](size_t i) { return reinterpret_cast<CUdeviceptr>(calls[i].tensor); };
+  const auto copies_of = [&](size_t i) {
+    return reinterpret_cast<CUdeviceptr>(calls[i].tensor.data);
+  };
   for (size_t i = 0; i < calls.size(); ++i) {
     F8_TRY(driver_.check(
         driver_.memset_d8_async(copies_of(i), kUnwritten, quantizers[i]->tensor_bytes(), stream_),

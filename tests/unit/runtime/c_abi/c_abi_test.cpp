@@ -73,13 +73,19 @@ TEST_F(CAbi, ForwardAndBackward) {
     std::vector<uint16_t> dw(kN * kK);
     std::vector<double> saved(linear.saved_bytes() / 8);
     std::vector<double> workspace(linear.workspace_bytes() / 8);
-    const float8::Status forward = linear.forward(
-        {.x = bits_x.data(), .w = bits_w.data(), .y = y.data(), .saved = saved.data()},
-        workspace.data(), nullptr);
+    const float8::Status forward = linear.forward({.x = {bits_x.data()},
+                                                   .w = {bits_w.data()},
+                                                   .y = {y.data()},
+                                                   .saved = {saved.data()},
+                                                   .workspace = {workspace.data()}},
+                                                  nullptr);
     ASSERT_TRUE(forward.ok()) << forward.message();
-    const float8::Status backward = linear.backward(
-        {.dy = bits_dy.data(), .saved = saved.data(), .dx = dx.data(), .dw = dw.data()},
-        workspace.data(), nullptr);
+    const float8::Status backward = linear.backward({.dy = {bits_dy.data()},
+                                                     .dx = {dx.data()},
+                                                     .dw = {dw.data()},
+                                                     .saved = {saved.data()},
+                                                     .workspace = {workspace.data()}},
+                                                    nullptr);
     ASSERT_TRUE(backward.ok()) << backward.message();
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
     const auto expected = reference::linear(find_recipe(recipe).value(), x, w, dy).value();
@@ -116,8 +122,8 @@ TEST_F(CAbi, NullIsAnErrorOrNothing) {
   const float8_linear_desc d = desc();
   EXPECT_EQ(float8_linear_plan(nullptr, &d, &linear), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(linear, nullptr);
-  EXPECT_EQ(float8_linear_forward(nullptr, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_EQ(float8_linear_backward(nullptr, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_linear_forward(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_linear_backward(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_amax_sync(nullptr, 1, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_linear_workspace_bytes(nullptr), 0U);
   EXPECT_EQ(float8_linear_saved_bytes(nullptr), 0U);
@@ -197,10 +203,10 @@ TEST_F(CAbi, AStructSizeThatEndsInsideAFieldIsRefused) {
     return float8_linear_plan(ctx.get(), desc, &out);
   });
   expect_whole_fields<float8_forward_args>([&](const float8_forward_args* args) {
-    return float8_linear_forward(linear, args, nullptr, nullptr);
+    return float8_linear_forward(linear, args, nullptr);
   });
   expect_whole_fields<float8_backward_args>([&](const float8_backward_args* args) {
-    return float8_linear_backward(linear, args, nullptr, nullptr);
+    return float8_linear_backward(linear, args, nullptr);
   });
   expect_whole_fields<float8_scales_desc>([&](const float8_scales_desc* desc) {
     float8_scales* out = nullptr;
@@ -231,10 +237,11 @@ TEST(CAbiLayout, TheListsOfFieldsAreTheStructs) {
     return field.begin == begin && field.end == begin + size;
   };
   const auto& forward = c_abi::StructFields<float8_forward_args>::kAll;
-  EXPECT_TRUE(is(forward[10], offsetof(float8_forward_args, scales), sizeof(float8_scale_slots)));
-  EXPECT_TRUE(is(forward[16], offsetof(float8_forward_args, ranks), sizeof(void*)));
+  EXPECT_TRUE(is(forward[2], offsetof(float8_forward_args, x), sizeof(float8_matrix)));
+  EXPECT_TRUE(is(forward[9], offsetof(float8_forward_args, scales), sizeof(float8_scale_slots)));
   const auto& backward = c_abi::StructFields<float8_backward_args>::kAll;
-  EXPECT_TRUE(is(backward[20], offsetof(float8_backward_args, accumulate_bias), sizeof(int32_t)));
+  EXPECT_TRUE(is(backward[7], offsetof(float8_backward_args, db), sizeof(float8_result)));
+  EXPECT_TRUE(backward[10].is_pointer) << "a step";
   const auto& recipe = c_abi::StructFields<float8_recipe>::kAll;
   EXPECT_TRUE(is(recipe[3], offsetof(float8_recipe, grad_input), sizeof(float8_gemm_setting)));
   const auto& model = c_abi::StructFields<float8_model_desc>::kAll;
@@ -345,7 +352,7 @@ TEST_F(CAbi, TheLastErrorIsTheThreadsOwn) {
   EXPECT_FALSE(mine.empty());
   std::thread([] {
     EXPECT_STREQ(float8_last_error(), "");
-    EXPECT_EQ(float8_linear_forward(nullptr, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_EQ(float8_linear_forward(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
     EXPECT_TRUE(says(float8_last_error(), "linear is NULL"));
   }).join();
   EXPECT_EQ(mine, float8_last_error());
@@ -381,13 +388,19 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_tensor, whole_rows, 120U);
   F8_ENDS(float8_quantizer_desc, reserved, 88U);
-  F8_ENDS(float8_quantize_args, ld_up, 176U);
-  F8_ENDS(float8_fingerprint_args, valid, 72U);
+  F8_ENDS(float8_quantize_args, first_row, 192U);
+  F8_ENDS(float8_fingerprint_args, noop_flag, 80U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
-  F8_ENDS(float8_gemm_args, workspace_bytes, 56U);
+  F8_ENDS(float8_gemm_args, workspace, 72U);
   F8_ENDS(float8_linear_desc, reserved, 104U);
-  F8_ENDS(float8_forward_args, launch_counts, 184U);
-  F8_ENDS(float8_backward_args, dy_tensor, 232U);
+  F8_ENDS(float8_forward_args, counters, 176U);
+  F8_ENDS(float8_backward_args, counters, 240U);
+  F8_ENDS(float8_matrix, fp8, 24U);
+  F8_ENDS(float8_result, reserved, 24U);
+  F8_ENDS(float8_buffer, bytes, 16U);
+  F8_ENDS(float8_step, launch_counts, 40U);
+  F8_ENDS(float8_quantize_list_args, noop_flag, 56U);
+  F8_ENDS(float8_gather_args, workspace, 56U);
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, non_finite, 40U);
   F8_ENDS(float8_scale_slots, opaque, 32U);
@@ -401,7 +414,7 @@ TEST(CAbiText, StatusesHaveNames) {
   for (int i = FLOAT8_OK; i <= FLOAT8_INTERNAL; ++i) {
     EXPECT_STRNE(float8_status_string(static_cast<float8_status>(i)), "unknown status") << i;
   }
-  EXPECT_STREQ(float8_version(), "0.1.0");
+  EXPECT_STREQ(float8_version(), "0.2.0");
 }
 
 TEST(CppHeader, ValueOfAnErrorThrowsIt) {

@@ -186,61 +186,61 @@ class Trainer {
   }
 
   void cast(bool first, float8_stream stream) {
+    const float8::Step step{.first_step = first, .ranks = ranks_.get()};
     std::vector<float8::QuantizeArgs> all(linears_.size());
     auto* word = static_cast<uint32_t*>(words_.get());
     for (size_t i = 0; i < linears_.size(); ++i) {
       const ShardedLinear& one = linears_[i];
-      all[i].x = one.w.get();
-      all[i].tensor = one.tensor.get();
+      all[i].x.data = one.w.get();
+      all[i].tensor.data = one.tensor.get();
       if (one.amax.size > 0) all[i].amax = word;
       word += one.shard.amax_words();
       if (one.row_amax.size > 0) all[i].row_amax = static_cast<uint32_t*>(one.row_amax.get());
       all[i].scales = slots(i);
-      all[i].first_step = first;
-      all[i].ranks = ranks_.get();
     }
     // Delayed scales are known.
-    if (!delayed_) expect_ok(casts_.find_amax(all, stream), "maxima");
+    if (!delayed_) expect_ok(casts_.find_amax({}, all, stream), "maxima");
     if (words_.size > 0) {
       expect_ok(ranks_.sync_amax(static_cast<uint32_t*>(words_.get()), words_.size / 4, stream),
                 "all-reduce");
     }
-    expect_ok(casts_.run(all, workspace_.get(), stream), "casts");
+    expect_ok(casts_.run({.workspace = {workspace_.get()}, .step = &step}, all, stream), "casts");
   }
   void gather(const ShardedLinear& one, const float8::Tensor& whole, float8_stream stream) const {
     float8::GatherArgs args;
     args.shard = &one.own;
     args.whole = &whole;
     args.shard_rows = one.rows;
-    expect_ok(ranks_.gather_tensor(context_, args, gather_workspace_.get(), stream), "gather");
+    expect_ok(ranks_.gather_tensor(context_, with_workspace(args, gather_workspace_.get()), stream),
+              "gather");
   }
   void forward(size_t i, bool first, float8_stream stream) {
     const ShardedLinear& one = linears_[i];
     gather(one, one.q, stream);
     float8::ForwardArgs args;
-    args.x = one.x.get();
-    args.w_tensor = &one.q;
-    args.y = one.y.get();
-    args.saved = one.saved.get();
+    args.x.data = one.x.get();
+    args.w.fp8 = &one.q;
+    args.y.data = one.y.get();
+    args.saved.data = one.saved.get();
     args.scales = slots(i);
-    args.first_step = first;
-    args.ranks = ranks_.get();
-    expect_ok(one.linear.forward(args, workspace_.get(), stream), "forward");
+    const float8::Step step{.first_step = first, .ranks = ranks_.get()};
+    args.step = &step;
+    expect_ok(one.linear.forward(with_workspace(args, workspace_.get()), stream), "forward");
   }
   void backward(size_t i, bool first, float8_stream stream) {
     const ShardedLinear& one = linears_[i];
     gather(one, one.qt, stream);
     float8::BackwardArgs args;
-    args.dy = one.dy.get();
-    args.saved = one.saved.get();
-    args.w_tensor = &one.qt;
-    args.dx = one.dx.get();
-    args.dw = one.dw.get();
-    args.x = one.x.get();  // of a GEMM in high precision
+    args.dy.data = one.dy.get();
+    args.saved.data = one.saved.get();
+    args.w.fp8 = &one.qt;
+    args.dx.data = one.dx.get();
+    args.dw.data = one.dw.get();
+    args.x.data = one.x.get();  // of a GEMM in high precision
     args.scales = slots(i);
-    args.first_step = first;
-    args.ranks = ranks_.get();
-    expect_ok(one.linear.backward(args, workspace_.get(), stream), "backward");
+    const float8::Step step{.first_step = first, .ranks = ranks_.get()};
+    args.step = &step;
+    expect_ok(one.linear.backward(with_workspace(args, workspace_.get()), stream), "backward");
     expect_ok(ranks_.reduce_scatter(one.dw.get(), one.dw_shard.get(), one.dw_shard.size / 4,
                                     FLOAT8_F32, stream),
               "reduce-scatter");

@@ -39,9 +39,9 @@ class CAbiDriver : public ::testing::Test {
     EXPECT_EQ(float8_quantizer_view(&quantizer_, tensor_.data(), nullptr, kShape.n, &view_),
               FLOAT8_OK);
     saved_state_.resize(float8_scales_saved_bytes(scales_));
-    for (Buffer* buffer :
-         {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved, &tensor_,
-          &s_.state, &db_, &counters_, &valid_, &found_inf_, &casts_workspace_, &fingerprint_}) {
+    for (Buffer* buffer : {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace,
+                           &s_.saved, &tensor_, &s_.state, &db_, &counters_, &noop_flag_,
+                           &found_inf_, &casts_workspace_, &fingerprint_}) {
       cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
     }
     EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK)
@@ -65,65 +65,65 @@ class CAbiDriver : public ::testing::Test {
     return reinterpret_cast<float8_cast_counters*>(counters_.data());
   }
   [[nodiscard]] float* found_inf() { return reinterpret_cast<float*>(found_inf_.data()); }
-  [[nodiscard]] uint32_t* valid() { return reinterpret_cast<uint32_t*>(valid_.data()); }
+  [[nodiscard]] uint32_t* noop_flag() { return reinterpret_cast<uint32_t*>(noop_flag_.data()); }
 
   float8_status forward(float8_stream stream) {
     float8_forward_args args{};
     args.struct_size = sizeof args;
-    args.x = s_.x.data();
-    args.w = s_.w.data();
-    args.y = s_.y.data();
-    args.saved = s_.saved.data();
+    args.x.data = s_.x.data();
+    args.w.data = s_.w.data();
+    args.y.data = s_.y.data();
+    args.saved.data = s_.saved.data();
     args.m = kShape.m;
     args.bias = s_.bias.data();
     args.scales = slots_;
-    args.first_step = 1;
+    args.step = &kFirstOfSteps;
     args.counters = counters();
-    return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
+    return float8_linear_forward(&linear_, given(args, s_.workspace.data()), stream);
   }
   float8_status forward_with_weight(float8_stream stream) {
     float8_forward_args args{};
     args.struct_size = sizeof args;
-    args.x = s_.x.data();
-    args.y = s_.y.data();
+    args.x.data = s_.x.data();
+    args.y.data = s_.y.data();
     args.m = kShape.m;
     args.bias = s_.bias.data();
-    args.w_tensor = &view_;
+    args.w.fp8 = &view_;
     args.scales = slots_;
-    args.first_step = 1;
-    return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
+    args.step = &kFirstOfSteps;
+    return float8_linear_forward(&linear_, given(args, s_.workspace.data()), stream);
   }
   float8_status backward(float8_stream stream) {
     float8_backward_args args{};
     args.struct_size = sizeof args;
-    args.dy = s_.dy.data();
-    args.saved = s_.saved.data();
-    args.dx = s_.dx.data();
-    args.dw = s_.dw.data();
-    args.db = db_.data();
+    args.dy.data = s_.dy.data();
+    args.saved.data = s_.saved.data();
+    args.dx.data = s_.dx.data();
+    args.dw.data = s_.dw.data();
+    args.db.data = db_.data();
     args.m = kShape.m;
     args.scales = slots_;
-    args.first_step = 1;
+    args.step = &kFirstOfSteps;
     args.counters = counters();
-    return float8_linear_backward(&linear_, &args, s_.workspace.data(), stream);
+    return float8_linear_backward(&linear_, given(args, s_.workspace.data()), stream);
   }
   [[nodiscard]] float8_quantize_args weight() {
     float8_quantize_args args{};
     args.struct_size = sizeof args;
-    args.x = s_.w.data();
-    args.tensor = tensor_.data();
+    args.x.data = s_.w.data();
+    args.tensor.data = tensor_.data();
     args.rows = kShape.n;
     args.scales = slots_;
-    args.first_step = 1;
+    args.step = &kFirstOfSteps;
     args.counters = counters();
-    args.valid = valid();
+    args.noop_flag = noop_flag();
     return args;
   }
 
   std::vector<Call> calls() {
     return {
         {"float8_linear_forward",
-         {{"float8_forward_args.w_tensor", &tensor_}},
+         {{"float8_forward_args.w.fp8", &tensor_}},
          [this](float8_stream stream) { return forward_with_weight(stream); }},
         {"float8_linear_forward",
          {{"float8_forward_args.x", &s_.x},
@@ -133,7 +133,7 @@ class CAbiDriver : public ::testing::Test {
           {"float8_forward_args.bias", &s_.bias},
           {"float8_scale_slots (amax)", &s_.state},
           {"float8_forward_args.counters", &counters_},
-          {"workspace", &s_.workspace}},
+          {"float8_forward_args.workspace", &s_.workspace}},
          [this](float8_stream stream) { return forward(stream); }},
         {"float8_linear_backward",
          {{"float8_backward_args.dy", &s_.dy},
@@ -143,38 +143,42 @@ class CAbiDriver : public ::testing::Test {
           {"float8_backward_args.saved", &s_.saved},
           {"float8_scale_slots (amax)", &s_.state},
           {"float8_backward_args.counters", &counters_},
-          {"workspace", &s_.workspace}},
+          {"float8_backward_args.workspace", &s_.workspace}},
          [this](float8_stream stream) { return backward(stream); }},
         {"float8_quantize",
          {{"float8_quantize_args.x", &s_.w},
           {"float8_quantize_args.tensor", &tensor_},
-          {"float8_quantize_args.valid", &valid_},
+          {"float8_quantize_args.noop_flag", &noop_flag_},
           {"float8_scale_slots (amax)", &s_.state},
           {"float8_quantize_args.counters", &counters_},
-          {"workspace", &s_.workspace}},
+          {"float8_quantize_args.workspace", &s_.workspace}},
          [this](float8_stream stream) {
            const float8_quantize_args args = weight();
-           return float8_quantize(&quantizer_, &args, s_.workspace.data(), stream);
+           return float8_quantize(&quantizer_, given(args, s_.workspace.data()), stream);
          }},
-        {"args[0]: float8_quantize_list",
+        {"float8_quantize_list_args.tensors[0]: float8_quantize_list",
          {{"float8_quantize_args.x", &s_.w},
           {"float8_quantize_args.tensor", &tensor_},
-          {"float8_quantize_args.valid", &valid_},
-          {"workspace", &casts_workspace_}},
+          {"float8_quantize_args.noop_flag", &noop_flag_},
+          {"float8_quantize_list_args.workspace", &casts_workspace_}},
          [this](float8_stream stream) {
-           const float8_quantize_args args = weight();
-           return float8_quantize_list(casts_, &args, 1, casts_workspace_.data(), stream);
+           float8_quantize_args args = weight();
+           args.step = nullptr;
+           args.noop_flag = nullptr;
+           const auto all =
+               listed({&args, 1}, casts_workspace_.data(), &kFirstOfSteps, noop_flag());
+           return float8_quantize_list(casts_, &all, stream);
          }},
         {"args[0]: float8_weights_compare",
          {{"float8_fingerprint_args.w", &s_.w},
           {"float8_fingerprint_args.fingerprint", &fingerprint_},
-          {"float8_fingerprint_args.valid", &valid_}},
+          {"float8_fingerprint_args.noop_flag", &noop_flag_}},
          [this](float8_stream stream) {
-           const float8_fingerprint_args args{.w = s_.w.data(),
+           const float8_fingerprint_args args{.w = {s_.w.data()},
                                               .n = 4,
                                               .k = 16,
                                               .fingerprint = fingerprint_.data(),
-                                              .valid = valid()};
+                                              .noop_flag = noop_flag()};
            return float8_weights_compare(&context_, &args, 1, stream);
          }},
         {"float8_counters_clear",
@@ -255,7 +259,7 @@ class CAbiDriver : public ::testing::Test {
   float8_linear linear_{Linear::plan(context_.context, description()).value()};
   static QuantizerDesc of_weight() {
     QuantizerDesc desc = weight_of(description());
-    desc.weight_flag = true;
+    desc.noop_flag = true;
     return desc;
   }
   float8_quantizer quantizer_{Quantizer::plan(context_.context, of_weight()).value()};
@@ -263,7 +267,7 @@ class CAbiDriver : public ::testing::Test {
   float8_tensor view_;
   Buffer db_{static_cast<size_t>(kShape.n) * 2};
   Buffer counters_{FLOAT8_LINEAR_COUNTERS * sizeof(float8_cast_counters)};
-  Buffer valid_{16};
+  Buffer noop_flag_{16};
   Buffer fingerprint_{std::vector<uint8_t>(FLOAT8_FINGERPRINT_BYTES)};
   Buffer found_inf_{16};
   Buffer casts_workspace_{size_t{4} << 20};
@@ -344,7 +348,8 @@ TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
 TEST_F(CAbiDriver, CallsAtRandom) {
   std::mt19937_64 random(11);
   const auto rarely = [&] { return random() % 6 == 0; };
-  std::array<Buffer*, 6> others{&s_.x, &s_.state, &counters_, &valid_, &casts_workspace_, &tensor_};
+  std::array<Buffer*, 6> others{&s_.x,       &s_.state,         &counters_,
+                                &noop_flag_, &casts_workspace_, &tensor_};
   const auto pointer = [&](void* usual) -> void* {
     if (!rarely()) return usual;
     switch (random() % 5) {
@@ -365,22 +370,22 @@ TEST_F(CAbiDriver, CallsAtRandom) {
   const auto counters_at = [&] {
     return static_cast<float8_cast_counters*>(pointer(counters_.data()));
   };
-  const auto valid_at = [&] { return static_cast<uint32_t*>(pointer(valid_.data())); };
+  const auto noop_flag_at = [&] { return static_cast<uint32_t*>(pointer(noop_flag_.data())); };
   const auto state_at = [&] { return pointer(s_.state.data()); };
   const auto weights = [&] {
     std::array<float8_quantize_args, 2> args{weight(), weight()};
     for (float8_quantize_args& w : args) {
       if (rarely()) w.struct_size = random() % (sizeof w + 1);
-      w.x = pointer(s_.w.data());
-      w.tensor = pointer(tensor_.data());
-      w.ld_x = static_cast<int64_t>(rarely() ? number(0) : 0);
+      w.x.data = pointer(s_.w.data());
+      w.tensor.data = pointer(tensor_.data());
+      w.x.ld = static_cast<int64_t>(rarely() ? number(0) : 0);
       w.counters = counters_at();
-      w.valid = valid_at();
-      w.first_step = rarely() ? 1 : 0;
+      w.noop_flag = noop_flag_at();
+      w.step = first_step_if(rarely());
       w.rows = static_cast<int64_t>(number(kShape.n));
       for (void*& slot : w.scales.opaque) slot = slot == nullptr ? nullptr : pointer(slot);
-      w.workspace_bytes = number(0);
-      w.tensor_bytes = number(0);
+      w.workspace.bytes = number(0);
+      w.tensor.bytes = number(0);
     }
     return args;
   };
@@ -418,13 +423,18 @@ TEST_F(CAbiDriver, CallsAtRandom) {
       },
       [&] {
         const auto args = weights();
-        return float8_quantize(&quantizer_, args.data(), pointer(s_.workspace.data()), nullptr);
+        return float8_quantize(&quantizer_, given(args[0], pointer(s_.workspace.data())), nullptr);
       },
       [&] {
-        const auto args = weights();
+        auto args = weights();
+        for (float8_quantize_args& w : args) {
+          if (!rarely()) w.step = nullptr;
+          if (!rarely()) w.noop_flag = nullptr;
+        }
         const size_t count = number(1) == 1 ? 1 : random() % 3;
-        return float8_quantize_list(casts_, args.data(), count, pointer(casts_workspace_.data()),
-                                    nullptr);
+        const auto all = listed({args.data(), count}, pointer(casts_workspace_.data()),
+                                first_step_if(rarely()), noop_flag_at());
+        return float8_quantize_list(casts_, &all, nullptr);
       },
       [&] {
         const float8_linear* const linears[] = {&linear_, rarely() ? nullptr : &linear_};
@@ -468,7 +478,7 @@ TEST_F(CAbiDriver, NobodyAsksUnasked) {
   float8_context unasked{cuda_.context()};
   EXPECT_EQ(float8_counters_clear(&unasked, counters(), 1, nullptr), FLOAT8_OK);
   EXPECT_TRUE(s_.delayed->update(s_.state.data(), nullptr));
-  EXPECT_TRUE(s_.linear->forward(s_.forward(), s_.workspace.data(), nullptr));
+  EXPECT_TRUE(s_.linear->forward(s_.forward(), nullptr));
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <memory>
 #include <random>
 
+#include "tests/call_args.hpp"
+
 namespace float8::testing {
 
 inline float8::Context emulated() {

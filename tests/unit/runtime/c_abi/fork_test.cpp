@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/call_args.hpp"
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 
 namespace float8::testing {
@@ -37,12 +38,12 @@ std::string step(const Context& context, int64_t n) {
     const Memory workspace = memory(float8_linear_workspace_bytes(linear));
     std::memset(workspace.get(), 0, float8_linear_workspace_bytes(linear));
     float8_forward_args args;
-    args.x = x.get();
-    args.w = w.get();
-    args.y = y.get();
+    args.x.data = x.get();
+    args.w.data = w.get();
+    args.y.data = y.get();
     args.m = 16;
-    args.evaluate = 1;
-    if (float8_linear_forward(linear, &args, workspace.get(), nullptr) != FLOAT8_OK) {
+    args.step = &kEvaluation;
+    if (float8_linear_forward(linear, given(args, workspace.get()), nullptr) != FLOAT8_OK) {
       error = float8_last_error();
     }
   } else {

@@ -118,8 +118,8 @@ void cast_and_gather(Ranks& ranks, int rank, const Case& c, const uint16_t* x,
   std::vector<uint32_t> amax(shard.quantizer.amax_words());
   std::vector<uint32_t> row_amax(shard.quantizer.row_amax_words());
   float8::QuantizeArgs args;
-  args.x = x + first * c.cols;
-  args.tensor = shard.buffer.get();
+  args.x.data = x + first * c.cols;
+  args.tensor.data = shard.buffer.get();
   args.rows = rows;
   args.first_row = first;
   args.amax = amax.empty() ? nullptr : amax.data();
@@ -128,7 +128,7 @@ void cast_and_gather(Ranks& ranks, int rank, const Case& c, const uint16_t* x,
   ASSERT_TRUE(status) << status.message();
   if (!amax.empty()) status = communicator.sync_amax(amax.data(), amax.size(), stream);
   ASSERT_TRUE(status) << status.message();
-  status = shard.quantizer.run(args, nullptr, stream);
+  status = shard.quantizer.run(with_workspace(args, nullptr), stream);
   ASSERT_TRUE(status) << status.message();
   const size_t bytes = float8_gather_workspace_bytes(&whole, c.shard_rows,
                                                      static_cast<int32_t>(ranks.contexts.size()));
@@ -137,8 +137,9 @@ void cast_and_gather(Ranks& ranks, int rank, const Case& c, const uint16_t* x,
   gather.shard = &shard.view;
   gather.whole = &whole;
   gather.shard_rows = c.shard_rows;
-  gather.workspace_bytes = bytes;
-  status = communicator.gather_tensor(ranks.context(rank), gather, workspace.get(), stream);
+  gather.workspace.bytes = bytes;
+  status = communicator.gather_tensor(ranks.context(rank), with_workspace(gather, workspace.get()),
+                                      stream);
   ASSERT_TRUE(status) << status.message();
 }
 
@@ -151,10 +152,10 @@ void expect_the_whole(const Case& c, int count, const std::vector<uint16_t>& x) 
   const Memory workspace = poisoned(one.quantizer.workspace_bytes());
   std::memset(workspace.get(), 0, one.quantizer.workspace_bytes());
   float8::QuantizeArgs args;
-  args.x = x.data();
-  args.tensor = one.buffer.get();
+  args.x.data = x.data();
+  args.tensor.data = one.buffer.get();
   args.rows = c.rows;
-  const float8::Status status = one.quantizer.run(args, workspace.get(), nullptr);
+  const float8::Status status = one.quantizer.run(with_workspace(args, workspace.get()), nullptr);
   ASSERT_TRUE(status) << status.message();
   for (const int copies : {3, 1, 2}) {  // q and qt, q, qt
     if (copies == 2 && one.view.qt == nullptr) continue;
@@ -261,8 +262,8 @@ TEST(Gathers, MisuseIsOneClearError) {
     args.shard_rows = 32;
     change(args, shard.view, whole.view);
     const Memory workspace = poisoned(1 << 16);
-    const float8::Status status =
-        ranks.communicator(0).gather_tensor(ranks.context(0), args, workspace.get(), nullptr);
+    const float8::Status status = ranks.communicator(0).gather_tensor(
+        ranks.context(0), with_workspace(args, workspace.get()), nullptr);
     EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT) << words;
     EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
   };
@@ -290,7 +291,7 @@ TEST(Gathers, MisuseIsOneClearError) {
         w.ld_qt = 128;
       },
       "whole.qt_shards is 2; 1 ranks have 32 rows each, of 32");
-  refused([](Args& a, Tensor&, Tensor&) { a.workspace_bytes = 1; }, "workspace_bytes is 1");
+  refused([](Args& a, Tensor&, Tensor&) { a.workspace.bytes = 1; }, "workspace.bytes is 1");
 }
 
 // Shards that cut blocks need the rows of the whole, and are no operands of a GEMM.
@@ -326,8 +327,8 @@ TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
   const std::vector<uint16_t> x = random_bf16(c.rows, c.cols, 16);
   std::vector<uint32_t> amax(2);
   float8::QuantizeArgs args;
-  args.x = x.data();
-  args.tensor = shard.buffer.get();
+  args.x.data = x.data();
+  args.tensor.data = shard.buffer.get();
   args.amax = amax.data();
   const auto expect_refused = [](const float8::Status& status, std::string_view words) {
     EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT);
@@ -338,7 +339,7 @@ TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
     const std::string words =
         "first_row is " + std::to_string(first) + "; a shard of 96 rows is a part of the 192 rows";
     expect_refused(shard.quantizer.find_amax(args, nullptr), words);
-    expect_refused(shard.quantizer.run(args, nullptr, nullptr), words);
+    expect_refused(shard.quantizer.run(with_workspace(args, nullptr), nullptr), words);
   }
   args.first_row = 96;
   EXPECT_TRUE(shard.quantizer.find_amax(args, nullptr));
@@ -347,7 +348,7 @@ TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
   args.first_row = 0;
   EXPECT_TRUE(shard.quantizer.find_amax(args, nullptr));
   EXPECT_EQ(amax[1], 0U);
-  EXPECT_TRUE(shard.quantizer.run(args, nullptr, nullptr));
+  EXPECT_TRUE(shard.quantizer.run(with_workspace(args, nullptr), nullptr));
 
   float8::LinearDesc linear_desc;
   linear_desc.m_max = 16;
@@ -357,11 +358,11 @@ TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
   const auto linear = float8::Linear::plan(context, linear_desc).value();
   const Memory y = poisoned(16 * 96 * 2), workspace = poisoned(linear.workspace_bytes());
   float8::ForwardArgs forward;
-  forward.x = x.data();
-  forward.w_tensor = &shard.view;
-  forward.y = y.get();
-  expect_refused(linear.forward(forward, workspace.get(), nullptr),
-                 "w_tensor is a shard of a tensor of 192 rows, whose blocks it may cut; gather it "
+  forward.x.data = x.data();
+  forward.w.fp8 = &shard.view;
+  forward.y.data = y.get();
+  expect_refused(linear.forward(with_workspace(forward, workspace.get()), nullptr),
+                 "w.fp8 is a shard of a tensor of 192 rows, whose blocks it may cut; gather it "
                  "with float8_gather_tensor first");
 
   // Both ranks have shards with the scales of their own blocks, or a whole without them.
@@ -374,10 +375,10 @@ TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
     gather.whole = &whole.view;
     gather.shard_rows = c.shard_rows;
     const Memory scratch = poisoned(1 << 16);
-    expect_refused(
-        ranks.communicator(rank).gather_tensor(ranks.context(rank), gather, scratch.get(), nullptr),
-        "shard.whole_rows is 0; where shard_rows is 96 it is 192: plan the shards' "
-        "quantizers with shard_rows as rows_max");
+    expect_refused(ranks.communicator(rank).gather_tensor(
+                       ranks.context(rank), with_workspace(gather, scratch.get()), nullptr),
+                   "shard.whole_rows is 0; where shard_rows is 96 it is 192: plan the shards' "
+                   "quantizers with shard_rows as rows_max");
   });
 }
 
@@ -405,18 +406,18 @@ TEST(Gathers, OfAQtInShardsTakesNoWorkspace) {
     std::memcpy(dy_copy.get(), dy.data(), dy.size() * 2);
     const Memory y = poisoned(dy.size() * 2), dx = poisoned(x.size() * 2);
     float8::ForwardArgs forward;
-    forward.x = x_copy.get();
-    forward.y = y.get();
-    forward.saved = saved.get();
-    forward.w_tensor = &q;
-    float8::Status status = linear.forward(forward, workspace.get(), nullptr);
+    forward.x.data = x_copy.get();
+    forward.y.data = y.get();
+    forward.saved.data = saved.get();
+    forward.w.fp8 = &q;
+    float8::Status status = linear.forward(with_workspace(forward, workspace.get()), nullptr);
     EXPECT_TRUE(status) << status.message();
     float8::BackwardArgs backward;
-    backward.dy = dy_copy.get();
-    backward.saved = saved.get();
-    backward.w_tensor = &qt;
-    backward.dx = dx.get();
-    status = linear.backward(backward, workspace.get(), nullptr);
+    backward.dy.data = dy_copy.get();
+    backward.saved.data = saved.get();
+    backward.w.fp8 = &qt;
+    backward.dx.data = dx.get();
+    status = linear.backward(with_workspace(backward, workspace.get()), nullptr);
     EXPECT_TRUE(status) << status.message();
     return lines(dx.get(), 1, static_cast<int64_t>(x.size()) * 2, 0);
   };

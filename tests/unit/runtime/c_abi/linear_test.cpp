@@ -134,7 +134,7 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   desc.recompute = 1;
   desc.bias_grad = 1;
   desc.bias_grad_dtype = FLOAT8_F32;
-  desc.non_finite = FLOAT8_HOLD;
+  desc.non_finite = FLOAT8_SATURATE;
   desc.count = 1;
   got = planned(desc).value();
   EXPECT_EQ(got.shape, kShape);
@@ -146,7 +146,7 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   EXPECT_TRUE(got.recompute);
   EXPECT_TRUE(got.bias_grad);
   EXPECT_EQ(got.bias_grad_dtype, Dtype::kF32);
-  EXPECT_EQ(got.non_finite, NonFinite::kHold);
+  EXPECT_EQ(got.non_finite, NonFinite::kSaturate);
   EXPECT_TRUE(got.count);
 }
 
@@ -221,24 +221,24 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
               FLOAT8_OK);
     std::memset(db.data(), 0, db.bytes());
   };
-  for (const bool given : {false, true}) {
+  for (const bool in_fp8 : {false, true}) {
     for (const bool first_step : {true, false}) {
-      SCOPED_TRACE(::testing::Message() << given << first_step);
+      SCOPED_TRACE(::testing::Message() << in_fp8 << first_step);
       s.first_step = first_step;
       ForwardCall forward = s.forward();
       BackwardCall backward = s.backward();
-      backward.accumulate = true;
+      backward.dw.accumulate = true;
       forward.counters = backward.counters = counters.data();
-      backward.db = db.data();
-      backward.accumulate_bias = true;
+      backward.db.data = db.data();
+      backward.db.accumulate = true;
       clear();
       std::memset(s.dw.data(), 0, s.dw.bytes());
-      if (given && weight) {
+      if (in_fp8 && weight) {
         ASSERT_TRUE(weight->run());
-        forward.w_tensor = backward.w_tensor = &weight->view;
+        forward.w.fp8 = backward.w.fp8 = &weight->view;
       }
-      ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
-      ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
+      ASSERT_TRUE(s.linear->forward(forward, nullptr));
+      ASSERT_TRUE(s.linear->backward(backward, nullptr));
       const auto y = bytes(s.y);
       const auto dx = bytes(s.dx);
       const auto dw = bytes(s.dw);
@@ -250,10 +250,11 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       }
       std::memset(s.dw.data(), 0, s.dw.bytes());
 
-      forward.workspace_bytes = backward.workspace_bytes = s.workspace.bytes();
-      forward.saved_bytes = backward.saved_bytes = s.saved.bytes();
-      ASSERT_TRUE(ok(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr)));
-      ASSERT_TRUE(ok(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr)));
+      forward.workspace.bytes = backward.workspace.bytes = s.workspace.bytes();
+      forward.saved.bytes = backward.saved.bytes = s.saved.bytes();
+      ASSERT_TRUE(ok(float8_linear_forward(&handle, given(forward, s.workspace.data()), nullptr)));
+      ASSERT_TRUE(
+          ok(float8_linear_backward(&handle, given(backward, s.workspace.data()), nullptr)));
       EXPECT_EQ(bytes(s.y), y);
       EXPECT_EQ(bytes(s.dx), dx);
       EXPECT_EQ(bytes(s.dw), dw);
@@ -283,25 +284,27 @@ TEST_P(CAbiCalls, RefuseASizeThatIsOneByteShort) {
   if (casts_weight(desc)) {
     ASSERT_TRUE(weight.emplace(s).run());
   }
-  for (const bool given : {false, true}) {
+  for (const bool in_fp8 : {false, true}) {
     ForwardCall forward = s.forward();
     BackwardCall backward = s.backward();
-    if (given && weight) forward.w_tensor = backward.w_tensor = &weight->view;
+    if (in_fp8 && weight) forward.w.fp8 = backward.w.fp8 = &weight->view;
     const auto expect_refused = [&](const std::string& field) {
-      EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
-                          "float8_forward_args." + field));
-      EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
-                          "float8_backward_args." + field));
+      EXPECT_TRUE(
+          refused(float8_linear_forward(&handle, given(forward, s.workspace.data()), nullptr),
+                  "float8_forward_args." + field));
+      EXPECT_TRUE(
+          refused(float8_linear_backward(&handle, given(backward, s.workspace.data()), nullptr),
+                  "float8_backward_args." + field));
     };
     const size_t workspace = s.linear->workspace_bytes();
     if (workspace > 1) {
-      forward.workspace_bytes = backward.workspace_bytes = workspace - 1;
-      expect_refused("workspace_bytes is");
+      forward.workspace.bytes = backward.workspace.bytes = workspace - 1;
+      expect_refused("workspace.bytes is");
     }
-    forward.workspace_bytes = backward.workspace_bytes = workspace;
-    if (const size_t saved = s.linear->saved_bytes(given && weight); saved > 1) {
-      forward.saved_bytes = backward.saved_bytes = saved - 1;
-      expect_refused("saved_bytes is");
+    forward.workspace.bytes = backward.workspace.bytes = workspace;
+    if (const size_t saved = s.linear->saved_bytes(in_fp8 && weight); saved > 1) {
+      forward.saved.bytes = backward.saved.bytes = saved - 1;
+      expect_refused("saved.bytes is");
     }
   }
 }
@@ -311,24 +314,26 @@ TEST_F(CAbiLinear, RunDoesNotAllocate) {
   const float8_linear handle{s.linear};
   cuda_.emulate = false;
   auto f = sized<float8_forward_args>();
-  f.x = s.x.data();
-  f.w = s.w.data();
-  f.y = s.y.data();
-  f.saved = s.saved.data();
+  f.x.data = s.x.data();
+  f.w.data = s.w.data();
+  f.y.data = s.y.data();
+  f.saved.data = s.saved.data();
   f.m = kShape.m;
   f.scales = s.slots;
   auto b = sized<float8_backward_args>();
-  b.dy = s.dy.data();
-  b.saved = s.saved.data();
-  b.dx = s.dx.data();
-  b.dw = s.dw.data();
+  b.dy.data = s.dy.data();
+  b.saved.data = s.saved.data();
+  b.dx.data = s.dx.data();
+  b.dw.data = s.dw.data();
   b.m = kShape.m;
   b.scales = s.slots;
-  ASSERT_TRUE(ok(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr)));
+  ASSERT_TRUE(ok(float8_linear_forward(&handle, given(f, s.workspace.data()), nullptr)));
   cuda_.launches.reserve(100);
   const testing::CountAllocations counting;
-  const float8_status forward = float8_linear_forward(&handle, &f, s.workspace.data(), nullptr);
-  const float8_status backward = float8_linear_backward(&handle, &b, s.workspace.data(), nullptr);
+  const float8_status forward =
+      float8_linear_forward(&handle, given(f, s.workspace.data()), nullptr);
+  const float8_status backward =
+      float8_linear_backward(&handle, given(b, s.workspace.data()), nullptr);
   const int allocations = counting.count();
   EXPECT_TRUE(ok(forward));
   EXPECT_TRUE(ok(backward));

@@ -58,16 +58,17 @@ TEST_F(QuantizerListAbi, CastsTensorsToTheBitsOfOneByOne) {
       all->push_back(memory(bytes));
       std::memset(all->back().get(), 0xcd, bytes);
     }
-    args.push_back({.x = x_[i].get(), .tensor = together[i].get(), .rows = kRows[i]});
+    args.push_back({.rows = kRows[i], .x = {x_[i].get()}, .tensor = {together[i].get()}});
   }
   args[1].rows = -1;  // rows_max
   std::memset(workspace_.get(), 0, list_.workspace_bytes());
-  ASSERT_TRUE(list_.run(args, workspace_.get(), nullptr)) << float8_last_error();
+  ASSERT_TRUE(list_.run({.workspace = {workspace_.get()}}, args, nullptr)) << float8_last_error();
   for (size_t i = 0; i < 3; ++i) {
     const Memory scratch = memory(quantizers_[i].workspace_bytes());
     std::memset(scratch.get(), 0, quantizers_[i].workspace_bytes());
-    args[i].tensor = alone[i].get();
-    ASSERT_TRUE(quantizers_[i].run(args[i], scratch.get(), nullptr)) << float8_last_error();
+    args[i].tensor.data = alone[i].get();
+    ASSERT_TRUE(quantizers_[i].run(with_workspace(args[i], scratch.get()), nullptr))
+        << float8_last_error();
     EXPECT_TRUE(same(together[i], alone[i], quantizers_[i].tensor_bytes())) << i;
   }
 }
@@ -83,24 +84,27 @@ TEST_F(QuantizerListAbi, TakesStructsOfAnotherVersion) {
   for (size_t i = 0; i < args.size(); ++i) {
     tensors.push_back(memory(quantizers_[i].tensor_bytes()));
     args[i] = {{.struct_size = sizeof(Newer),
-                .x = x_[i].get(),
-                .tensor = tensors[i].get(),
-                .rows = kRows[i]},
+                .rows = kRows[i],
+                .x = {x_[i].get()},
+                .tensor = {tensors[i].get()}},
                0};
   }
   std::memset(workspace_.get(), 0, list_.workspace_bytes());
   const auto run = [&] {
-    return float8_quantize_list(list_.get(), &args[0].known, args.size(), workspace_.get(),
-                                nullptr);
+    const float8_quantize_list_args all{
+        .tensors = &args[0].known, .count = args.size(), .workspace = {workspace_.get()}};
+    return float8_quantize_list(list_.get(), &all, nullptr);
   };
   EXPECT_EQ(run(), FLOAT8_OK) << float8_last_error();
   args[2].unknown = 1;
   EXPECT_EQ(run(), FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("args[2]: float8_quantize_args: it sets fields")) << float8_last_error();
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors[2]: float8_quantize_args: it sets fields"))
+      << float8_last_error();
   args[2].unknown = 0;
   args[1].known.struct_size = sizeof(float8_quantize_args);
   EXPECT_EQ(run(), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("args[1]: float8_quantize_args: struct_size")) << float8_last_error();
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors[1]: float8_quantize_args: struct_size"))
+      << float8_last_error();
 }
 
 TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
@@ -114,24 +118,26 @@ TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
   EXPECT_EQ(out, nullptr);
   EXPECT_EQ(float8_quantizer_list_workspace_bytes(nullptr), 0U);
   float8_quantizer_list_destroy(nullptr);
-  float8_quantize_args args{};
-  EXPECT_EQ(float8_quantize_list(nullptr, &args, 1, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_EQ(float8_quantize_list(list_.get(), nullptr, 3, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("args is NULL")) << float8_last_error();
-  EXPECT_EQ(float8_quantize_list_amax(list_.get(), nullptr, 3, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_FALSE(list_.run({}, workspace_.get(), nullptr));
+  float8_quantize_list_args args{};
+  EXPECT_EQ(float8_quantize_list(nullptr, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_quantize_list(list_.get(), nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_quantize_list_args is NULL")) << float8_last_error();
+  args.count = 3;
+  EXPECT_EQ(float8_quantize_list(list_.get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors is NULL")) << float8_last_error();
+  EXPECT_EQ(float8_quantize_list_amax(list_.get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_FALSE(list_.run({.workspace = {workspace_.get()}}, {}, nullptr));
   EXPECT_TRUE(says("3 quantizers were planned, 0 args are given")) << float8_last_error();
   std::vector<float8::QuantizeArgs> all(3);
-  EXPECT_FALSE(list_.find_amax(all, nullptr));
+  EXPECT_FALSE(list_.find_amax({}, all, nullptr));
   EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
-  all[1].tensor_bytes = 7;
-  EXPECT_FALSE(list_.run(all, workspace_.get(), nullptr));
-  EXPECT_TRUE(says("args[1]: float8_quantize_args.tensor_bytes is 7")) << float8_last_error();
-  all[1].tensor_bytes = 0;
-  all[2].workspace_bytes = 5;
-  EXPECT_FALSE(list_.run(all, workspace_.get(), nullptr));
-  EXPECT_TRUE(says("args[2]: float8_quantize_args.workspace_bytes is 5")) << float8_last_error();
+  all[1].tensor = {x_[1].get(), 7};
+  EXPECT_FALSE(list_.run({.workspace = {workspace_.get()}}, all, nullptr));
+  EXPECT_TRUE(says("float8_quantize_list_args.tensors[1]: float8_quantize_args.tensor.bytes is 7"))
+      << float8_last_error();
+  all[1].tensor = {};
+  EXPECT_FALSE(list_.run({.workspace = {workspace_.get(), 5}}, all, nullptr));
+  EXPECT_TRUE(says("float8_quantize_list_args.workspace.bytes is 5")) << float8_last_error();
 }
 
 // Linears that read one x, such as Q, K and V: x and all weights are cast in one list, all dy in
@@ -165,7 +171,7 @@ class LinearsOfOneX : public ::testing::TestWithParam<const char*> {
               context_, {.operand = operand, .rows_max = rows, .cols = cols, .recipe = recipe_})
               .value();
       Memory to = memory(quantizer.tensor_bytes());
-      args.push_back({.x = x, .tensor = to.get()});
+      args.push_back({.x = {x}, .tensor = {to.get()}});
       quantizers.push_back(quantizer);
       const float8::Tensor view = quantizer.view(to.get(), rows).value();
       all.push_back({quantizer, std::move(to), view});
@@ -173,7 +179,7 @@ class LinearsOfOneX : public ::testing::TestWithParam<const char*> {
     const auto list = float8::QuantizerList::plan(context_, quantizers).value();
     const Memory scratch = memory(list.workspace_bytes());
     std::memset(scratch.get(), 0, list.workspace_bytes());
-    EXPECT_TRUE(list.run(args, scratch.get(), nullptr)) << float8_last_error();
+    EXPECT_TRUE(list.run({.workspace = {scratch.get()}}, args, nullptr)) << float8_last_error();
     return all;
   }
 
@@ -201,26 +207,30 @@ TEST_P(LinearsOfOneX, ShareCasts) {
     std::memset(scratch.get(), 0, linear.workspace_bytes());
     const float8::Tensor *x8 = &forward[0].view, *w8 = &forward[i + 1].view;
     EXPECT_EQ(linear.saved_bytes_with_tensors(true, true), 0U);
-    ASSERT_TRUE(
-        linear.forward({.y = y.get(), .x_tensor = x8, .w_tensor = w8}, scratch.get(), nullptr))
+    const float8::Buffer workspace = {scratch.get()};
+    ASSERT_TRUE(linear.forward(
+        {.x = {.fp8 = x8}, .w = {.fp8 = w8}, .y = {y.get()}, .workspace = workspace}, nullptr))
         << float8_last_error();
-    ASSERT_TRUE(linear.backward({.dx = dx.get(),
-                                 .dw = dw.get(),
-                                 .x_tensor = x8,
-                                 .w_tensor = w8,
-                                 .accumulate_dx = i > 0,
-                                 .dy_tensor = &backward[i].view},
-                                scratch.get(), nullptr))
+    ASSERT_TRUE(linear.backward({.dy = {.fp8 = &backward[i].view},
+                                 .x = {.fp8 = x8},
+                                 .w = {.fp8 = w8},
+                                 .dx = {.data = dx.get(), .accumulate = i > 0},
+                                 .dw = {dw.get()},
+                                 .workspace = workspace},
+                                nullptr))
         << float8_last_error();
-    ASSERT_TRUE(
-        linear.forward({.x = x.get(), .w = w[i].get(), .y = y_alone.get(), .saved = saved.get()},
-                       scratch.get(), nullptr));
-    ASSERT_TRUE(linear.backward({.dy = dy[i].get(),
-                                 .saved = saved.get(),
-                                 .dx = dx_alone.get(),
-                                 .dw = dw_alone.get(),
-                                 .accumulate_dx = i > 0},
-                                scratch.get(), nullptr));
+    ASSERT_TRUE(linear.forward({.x = {x.get()},
+                                .w = {w[i].get()},
+                                .y = {y_alone.get()},
+                                .saved = {saved.get()},
+                                .workspace = workspace},
+                               nullptr));
+    ASSERT_TRUE(linear.backward({.dy = {dy[i].get()},
+                                 .dx = {.data = dx_alone.get(), .accumulate = i > 0},
+                                 .dw = {dw_alone.get()},
+                                 .saved = {saved.get()},
+                                 .workspace = workspace},
+                                nullptr));
     EXPECT_TRUE(same(y, y_alone, kM * n * 2)) << i;
     EXPECT_TRUE(same(dw, dw_alone, n * kK * 2)) << i;
   }

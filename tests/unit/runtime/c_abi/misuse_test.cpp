@@ -20,6 +20,7 @@ struct Args {
   float8_forward_args forward{};
   float8_backward_args backward{};
   float8_quantize_args weight{};
+  float8_step step{};
   void* workspace = nullptr;
 };
 
@@ -32,13 +33,19 @@ LinearDesc described(const char* recipe) {
 class Misuse : public ::testing::Test {
  public:
   [[nodiscard]] float8_status forward(const Args& call) const {
-    return float8_linear_forward(&linear_, &call.forward, call.workspace, nullptr);
+    auto args = call.forward;
+    args.step = &call.step;
+    return float8_linear_forward(&linear_, given(args, call.workspace), nullptr);
   }
   [[nodiscard]] float8_status backward(const Args& call) const {
-    return float8_linear_backward(&linear_, &call.backward, call.workspace, nullptr);
+    auto args = call.backward;
+    args.step = &call.step;
+    return float8_linear_backward(&linear_, given(args, call.workspace), nullptr);
   }
   [[nodiscard]] float8_status cast(const Args& call) const {
-    return float8_quantize(&quantizer_, &call.weight, call.workspace, nullptr);
+    auto args = call.weight;
+    args.step = &call.step;
+    return float8_quantize(&quantizer_, given(args, call.workspace), nullptr);
   }
 
  protected:
@@ -49,21 +56,21 @@ class Misuse : public ::testing::Test {
     Args call;
     float8_forward_args& f = call.forward;
     f.struct_size = sizeof f;
-    f.x = s_.x.data();
-    f.w = s_.w.data();
-    f.y = s_.y.data();
-    f.saved = s_.saved.data();
+    f.x.data = s_.x.data();
+    f.w.data = s_.w.data();
+    f.y.data = s_.y.data();
+    f.saved.data = s_.saved.data();
     f.m = kShape.m;
     f.bias = s_.bias.data();
     float8_backward_args& b = call.backward;
     b.struct_size = sizeof b;
-    b.dy = s_.dy.data();
-    b.saved = s_.saved.data();
-    b.dx = s_.dx.data();
-    b.dw = s_.dw.data();
+    b.dy.data = s_.dy.data();
+    b.saved.data = s_.saved.data();
+    b.dx.data = s_.dx.data();
+    b.dw.data = s_.dw.data();
     b.m = kShape.m;
-    b.x = s_.x.data();
-    b.w = s_.w.data();
+    b.x.data = s_.x.data();
+    b.w.data = s_.w.data();
     call.weight = weight_.call();
     call.weight.struct_size = sizeof call.weight;
     f.scales = b.scales =
@@ -108,45 +115,49 @@ TEST_F(Misuse, OfAForward) {
   constexpr Do kForward = &Misuse::forward;
   expect_refused({
       {kForward, [](Args& c) { c.forward.struct_size = 3; }, "struct_size is 3"},
-      {kForward, [](Args& c) { c.forward.reserved = 1; }, "reserved is 1; it must be 0"},
-      {kForward, [](Args& c) { c.forward.reserved_2 = 1; }, "reserved_2 is 1; it must be 0"},
-      {kForward, [](Args& c) { c.forward.x = nullptr; }, "float8_forward_args.x is NULL"},
-      {kForward, [](Args& c) { c.forward.w = nullptr; }, "float8_forward_args.w is NULL"},
-      {kForward, [](Args& c) { c.forward.y = nullptr; }, "float8_forward_args.y is NULL"},
+      {kForward, [](Args& c) { c.forward.y.reserved = 1; }, "y.reserved is 1; it must be 0"},
+      {kForward, [](Args& c) { c.forward.y.accumulate = 1; },
+       "float8_forward_args.y.accumulate is set; the call writes it"},
+      {kForward, [](Args& c) { c.step.struct_size = 3; }, "float8_step: struct_size is 3"},
+      {kForward, [](Args& c) { c.forward.x.data = nullptr; }, "float8_forward_args.x.data is NULL"},
+      {kForward, [](Args& c) { c.forward.w.data = nullptr; }, "float8_forward_args.w.data is NULL"},
+      {kForward, [](Args& c) { c.forward.y.data = nullptr; }, "float8_forward_args.y.data is NULL"},
       {kForward, [](Args& c) { c.forward.bias = nullptr; }, "float8_forward_args.bias is NULL"},
       {kForward, [](Args& c) { c.workspace = nullptr; },
-       "workspace of float8_linear_forward is NULL"},
-      {kForward, [](Args& c) { c.forward.x = into(c.forward.x, 2); }, "x is not aligned to 16"},
-      {kForward, [](Args& c) { c.forward.w = into(c.forward.w, 8); }, "w is not aligned"},
-      {kForward, [](Args& c) { c.forward.y = into(c.forward.y, 1); }, "y is not aligned"},
+       "float8_forward_args.workspace.data is NULL"},
+      {kForward, [](Args& c) { c.forward.x.data = into(c.forward.x.data, 2); },
+       "x is not aligned to 16"},
+      {kForward, [](Args& c) { c.forward.w.data = into(c.forward.w.data, 8); }, "w is not aligned"},
+      {kForward, [](Args& c) { c.forward.y.data = into(c.forward.y.data, 1); }, "y is not aligned"},
       {kForward, [](Args& c) { c.forward.bias = into(c.forward.bias, 2); }, "bias is not aligned"},
-      {kForward, [](Args& c) { c.forward.saved = into(c.forward.saved, 4); }, "saved is not"},
+      {kForward, [](Args& c) { c.forward.saved.data = into(c.forward.saved.data, 4); },
+       "saved is not"},
       {kForward, [](Args& c) { c.workspace = into(c.workspace, 8); },
-       "float8_linear_forward: workspace is not aligned"},
-      {kForward, [](Args& c) { c.forward.launch_counts = into(c.workspace, 8); },
+       "float8_linear_forward: float8_forward_args.workspace is not aligned"},
+      {kForward, [](Args& c) { c.step.launch_counts.data = into(c.workspace, 8); },
        "launch_counts is not aligned"},
-      {kForward, [](Args& c) { c.forward.launch_counts = c.forward.y; }, "overlap"},
+      {kForward, [](Args& c) { c.step.launch_counts.data = c.forward.y.data; }, "overlap"},
       {kForward, [](Args& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
       {kForward, [](Args& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
       {kForward, [](Args& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
-      {kForward, [](Args& c) { c.forward.ld_x = 31; }, "ld_x is 31"},
-      {kForward, [](Args& c) { c.forward.ld_w = 33; }, "ld_w is 33"},
-      {kForward, [](Args& c) { c.forward.ld_y = -48; }, "ld_y is -48"},
-      {kForward, [](Args& c) { c.forward.ld_y = INT64_MAX; }, "ld_y is"},
-      {kForward, [](Args& c) { c.forward.y = const_cast<void*>(c.forward.x); },
+      {kForward, [](Args& c) { c.forward.x.ld = 31; }, "x.ld is 31"},
+      {kForward, [](Args& c) { c.forward.w.ld = 33; }, "w.ld is 33"},
+      {kForward, [](Args& c) { c.forward.y.ld = -48; }, "y.ld is -48"},
+      {kForward, [](Args& c) { c.forward.y.ld = INT64_MAX; }, "y.ld is"},
+      {kForward, [](Args& c) { c.forward.y.data = const_cast<void*>(c.forward.x.data); },
        "float8_linear_forward: float8_forward_args.y (3840 bytes) and float8_forward_args.x (2560 "
        "bytes) overlap; float8_forward_args.y is written, give it memory of its "
        "own"},
-      {kForward, [](Args& c) { c.forward.y = into(c.forward.w, 3072 - 16); },
+      {kForward, [](Args& c) { c.forward.y.data = into(c.forward.w.data, 3072 - 16); },
        "y (3840 bytes) and float8_forward_args.w"},
-      {kForward, [](Args& c) { c.forward.saved = c.forward.y; },
+      {kForward, [](Args& c) { c.forward.saved.data = c.forward.y.data; },
        "y (3840 bytes) and float8_forward_args.saved"},
-      {kForward, [](Args& c) { c.forward.saved = into(c.workspace, 16); }, "saved"},
-      {kForward, [](Args& c) { c.workspace = const_cast<void*>(c.forward.x); }, "workspace"},
-      {kForward, [](Args& c) { c.forward.bias = into(c.forward.y, 16); },
+      {kForward, [](Args& c) { c.forward.saved.data = into(c.workspace, 16); }, "saved"},
+      {kForward, [](Args& c) { c.workspace = const_cast<void*>(c.forward.x.data); }, "workspace"},
+      {kForward, [](Args& c) { c.forward.bias = into(c.forward.y.data, 16); },
        "and float8_forward_args.bias (96 bytes)"},
-      {kForward, [](Args& c) { c.forward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
-      {kForward, [](Args& c) { c.forward.saved_bytes = 1; }, "saved_bytes is 1, "},
+      {kForward, [](Args& c) { c.forward.workspace.bytes = 1; }, "workspace.bytes is 1, "},
+      {kForward, [](Args& c) { c.forward.saved.bytes = 1; }, "saved.bytes is 1, "},
   });
 }
 
@@ -154,38 +165,47 @@ TEST_F(Misuse, OfABackward) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
       {kBackward, [](Args& c) { c.backward.struct_size = 0; }, "struct_size is 0"},
-      {kBackward, [](Args& c) { c.backward.dy = nullptr; }, "float8_backward_args.dy is NULL"},
-      {kBackward, [](Args& c) { c.backward.saved = nullptr; },
-       "float8_backward_args.saved is NULL"},
+      {kBackward, [](Args& c) { c.backward.dy.data = nullptr; },
+       "float8_backward_args.dy.data is NULL"},
+      {kBackward, [](Args& c) { c.backward.saved.data = nullptr; },
+       "float8_backward_args.saved.data is NULL"},
       {kBackward, [](Args& c) { c.workspace = nullptr; },
-       "workspace of float8_linear_backward is NULL"},
-      {kBackward, [](Args& c) { c.backward.dy = into(c.backward.dy, 2); }, "dy is not aligned"},
-      {kBackward, [](Args& c) { c.backward.dx = into(c.backward.dx, 2); }, "dx is not aligned"},
-      {kBackward, [](Args& c) { c.backward.dw = into(c.backward.dw, 2); }, "dw is not aligned"},
+       "float8_backward_args.workspace.data is NULL"},
+      {kBackward, [](Args& c) { c.backward.dy.data = into(c.backward.dy.data, 2); },
+       "dy is not aligned"},
+      {kBackward, [](Args& c) { c.backward.dx.data = into(c.backward.dx.data, 2); },
+       "dx is not aligned"},
+      {kBackward, [](Args& c) { c.backward.dw.data = into(c.backward.dw.data, 2); },
+       "dw is not aligned"},
       {kBackward, [](Args& c) { c.backward.m = 41; }, "m is 41"},
-      {kBackward, [](Args& c) { c.backward.ld_dy = 40; }, "ld_dy is 40"},
-      {kBackward, [](Args& c) { c.backward.ld_dx = 16; }, "ld_dx is 16"},
-      {kBackward, [](Args& c) { c.backward.ld_dw = 33; }, "ld_dw is 33"},
-      {kBackward, [](Args& c) { c.backward.reserved = 2; }, "reserved is 2"},
-      {kBackward, [](Args& c) { c.backward.db = c.backward.dw; }, "db is given"},
+      {kBackward, [](Args& c) { c.backward.dy.ld = 40; }, "dy.ld is 40"},
+      {kBackward, [](Args& c) { c.backward.dx.ld = 16; }, "dx.ld is 16"},
+      {kBackward, [](Args& c) { c.backward.dw.ld = 33; }, "dw.ld is 33"},
+      {kBackward, [](Args& c) { c.backward.dx.reserved = 2; }, "dx.reserved is 2"},
+      {kBackward, [](Args& c) { c.backward.db.ld = 16; }, "db.ld is 16; it is a vector"},
+      {kBackward, [](Args& c) { c.backward.db.data = c.backward.dw.data; }, "db is given"},
       {kBackward,
-       [](Args& c) { c.backward.counters = static_cast<float8_cast_counters*>(c.backward.dw); },
+       [](Args& c) {
+         c.backward.counters = static_cast<float8_cast_counters*>(c.backward.dw.data);
+       },
        "float8_backward_args.counters is given"},
-      {kBackward, [](Args& c) { c.backward.accumulate = 1; }, "accumulate is set"},
-      {kBackward, [](Args& c) { c.backward.dw = const_cast<void*>(c.backward.w); },
+      {kBackward, [](Args& c) { c.backward.dw.accumulate = 1; }, "accumulate is set"},
+      {kBackward, [](Args& c) { c.backward.dw.data = const_cast<void*>(c.backward.w.data); },
        "dw (3072 bytes)"},
-      {kBackward, [](Args& c) { c.backward.dx = const_cast<void*>(c.backward.dy); },
+      {kBackward, [](Args& c) { c.backward.dx.data = const_cast<void*>(c.backward.dy.data); },
        "and float8_backward_args.dy"},
-      {kBackward, [](Args& c) { c.backward.dw = into(c.backward.dx, 2560 - 16); }, "overlap"},
-      {kBackward, [](Args& c) { c.backward.dx = const_cast<void*>(c.backward.saved); },
+      {kBackward, [](Args& c) { c.backward.dw.data = into(c.backward.dx.data, 2560 - 16); },
+       "overlap"},
+      {kBackward, [](Args& c) { c.backward.dx.data = const_cast<void*>(c.backward.saved.data); },
        "and float8_backward_args.saved"},
-      {kBackward, [](Args& c) { c.workspace = const_cast<void*>(c.backward.saved); }, "workspace"},
-      {kBackward, [](Args& c) { c.backward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
-      {kBackward, [](Args& c) { c.backward.saved_bytes = 1; }, "saved_bytes is 1, "},
+      {kBackward, [](Args& c) { c.workspace = const_cast<void*>(c.backward.saved.data); },
+       "workspace"},
+      {kBackward, [](Args& c) { c.backward.workspace.bytes = 1; }, "workspace.bytes is 1, "},
+      {kBackward, [](Args& c) { c.backward.saved.bytes = 1; }, "saved.bytes is 1, "},
   });
   // The input is not read: dx may take its place.
   Args call = good();
-  call.backward.dx = const_cast<void*>(call.backward.x);
+  call.backward.dx.data = const_cast<void*>(call.backward.x.data);
   EXPECT_EQ(backward(call), FLOAT8_OK) << float8_last_error();
 }
 
@@ -193,16 +213,18 @@ TEST_F(Misuse, OfACastOfTheWeight) {
   constexpr Do kCast = &Misuse::cast;
   expect_refused({
       {kCast, [](Args& c) { c.weight.struct_size = 5000; }, "struct_size is 5000"},
-      {kCast, [](Args& c) { c.weight.x = nullptr; }, "float8_quantize_args.x is NULL"},
-      {kCast, [](Args& c) { c.weight.tensor = nullptr; }, "float8_quantize_args.tensor is NULL"},
-      {kCast, [](Args& c) { c.workspace = nullptr; }, "workspace of float8_quantize is NULL"},
-      {kCast, [](Args& c) { c.weight.valid = static_cast<uint32_t*>(c.weight.tensor); },
-       "valid is given, the quantizer's casts do not look at it"},
-      {kCast, [](Args& c) { c.weight.ld_x = 8; }, "ld_x is 8"},
-      {kCast, [](Args& c) { c.weight.tensor = const_cast<void*>(c.weight.x); }, "tensor"},
-      {kCast, [](Args& c) { c.weight.tensor = c.workspace; }, "overlap"},
-      {kCast, [](Args& c) { c.weight.tensor_bytes = 7; }, "tensor_bytes is 7, "},
-      {kCast, [](Args& c) { c.weight.workspace_bytes = 7; }, "workspace_bytes is 7, "},
+      {kCast, [](Args& c) { c.weight.x.data = nullptr; }, "float8_quantize_args.x.data is NULL"},
+      {kCast, [](Args& c) { c.weight.tensor.data = nullptr; },
+       "float8_quantize_args.tensor.data is NULL"},
+      {kCast, [](Args& c) { c.workspace = nullptr; },
+       "float8_quantize_args.workspace.data is NULL"},
+      {kCast, [](Args& c) { c.weight.noop_flag = static_cast<uint32_t*>(c.weight.tensor.data); },
+       "noop_flag is given, the quantizer's casts do not look at it"},
+      {kCast, [](Args& c) { c.weight.x.ld = 8; }, "x.ld is 8"},
+      {kCast, [](Args& c) { c.weight.tensor.data = const_cast<void*>(c.weight.x.data); }, "tensor"},
+      {kCast, [](Args& c) { c.weight.tensor.data = c.workspace; }, "overlap"},
+      {kCast, [](Args& c) { c.weight.tensor.bytes = 7; }, "tensor.bytes is 7, "},
+      {kCast, [](Args& c) { c.weight.workspace.bytes = 7; }, "workspace.bytes is 7, "},
   });
 }
 
@@ -219,9 +241,9 @@ TEST_F(MisuseDelayed, OfTheScales) {
        "float8_backward_args.scales is empty"},
       {&Misuse::cast, [](Args& c) { c.weight.scales = {}; },
        "float8_quantize_args.scales is empty"},
-      {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[0] = c.forward.y; },
+      {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[0] = c.forward.y.data; },
        "float8_scale_slots (amax)"},
-      {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[1] = c.forward.y; },
+      {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[1] = c.forward.y.data; },
        "and float8_scale_slots ("},
       {&Misuse::forward,
        [](Args& c) { c.forward.scales.opaque[0] = into(c.forward.scales.opaque[0], 2); },
@@ -243,10 +265,11 @@ class MisuseHighPrecision : public Misuse {
 TEST_F(MisuseHighPrecision, OfWhatBackwardReads) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
-      {kBackward, [](Args& c) { c.backward.x = nullptr; },
-       "float8_backward_args.x is NULL; grad_weight is computed from"},
-      {kBackward, [](Args& c) { c.backward.x = into(c.backward.x, 8); }, "x is not aligned"},
-      {kBackward, [](Args& c) { c.backward.dx = const_cast<void*>(c.backward.x); },
+      {kBackward, [](Args& c) { c.backward.x.data = nullptr; },
+       "float8_backward_args.x.data is NULL; grad_weight is computed from"},
+      {kBackward, [](Args& c) { c.backward.x.data = into(c.backward.x.data, 8); },
+       "x is not aligned"},
+      {kBackward, [](Args& c) { c.backward.dx.data = const_cast<void*>(c.backward.x.data); },
        "dx (2560 bytes) and float8_backward_args.x (2560 bytes) overlap"},
   });
 }
@@ -299,34 +322,34 @@ TEST_F(Misuse, CallsAtRandom) {
     Args call = good();
     float8_forward_args& f = call.forward;
     if (rarely()) f.struct_size = random() % 6000;
-    f.x = pointer(f.x);
-    f.w = pointer(f.w);
-    f.y = pointer(f.y);
-    f.saved = pointer(f.saved);
+    f.x.data = pointer(f.x.data);
+    f.w.data = pointer(f.w.data);
+    f.y.data = pointer(f.y.data);
+    f.saved.data = pointer(f.saved.data);
     f.bias = pointer(f.bias);
-    f.w_tensor = rarely() ? &weight_.view : nullptr;
+    f.w.fp8 = rarely() ? &weight_.view : nullptr;
     f.m = number(f.m);
-    f.ld_x = number(0);
-    f.ld_w = number(0);
-    f.ld_y = number(0);
-    f.first_step = flag();
-    f.reserved = flag();
-    f.workspace_bytes = static_cast<size_t>(number(0));
+    f.x.ld = number(0);
+    f.w.ld = number(0);
+    f.y.ld = number(0);
+    call.step.first_step = flag();
+    f.y.reserved = flag();
+    f.workspace.bytes = static_cast<size_t>(number(0));
     float8_backward_args& b = call.backward;
     if (rarely()) b.struct_size = random() % 6000;
-    b.dy = pointer(b.dy);
-    b.dx = pointer(b.dx);
-    b.dw = pointer(b.dw);
-    b.saved = pointer(b.saved);
-    b.x = pointer(b.x);
-    b.w = pointer(b.w);
-    b.w_tensor = rarely() ? &weight_.view : nullptr;
+    b.dy.data = pointer(b.dy.data);
+    b.dx.data = pointer(b.dx.data);
+    b.dw.data = pointer(b.dw.data);
+    b.saved.data = pointer(b.saved.data);
+    b.x.data = pointer(b.x.data);
+    b.w.data = pointer(b.w.data);
+    b.w.fp8 = rarely() ? &weight_.view : nullptr;
     b.m = number(b.m);
-    b.ld_dy = number(0);
-    b.ld_dx = number(0);
-    b.ld_dw = number(0);
-    b.accumulate = flag();
-    b.db = rarely() ? pointer(s_.bias.data()) : nullptr;
+    b.dy.ld = number(0);
+    b.dx.ld = number(0);
+    b.dw.ld = number(0);
+    b.dw.accumulate = flag();
+    b.db.data = rarely() ? pointer(s_.bias.data()) : nullptr;
     b.counters = rarely() ? static_cast<float8_cast_counters*>(pointer(s_.y.data())) : nullptr;
     call.workspace = pointer(call.workspace);
     // A size beyond a struct's end would be read there.

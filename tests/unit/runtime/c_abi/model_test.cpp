@@ -198,10 +198,11 @@ TEST_F(CAbiModel, ItsLinearsRun) {
   Buffer tx(x), tw(w), y(32 * 64 * 2), workspace(model.value().workspace_bytes());
   model = float8::Error{};  // a linear keeps its model alive
   float8::ForwardArgs args;
-  args.x = tx.data();
-  args.w = tw.data();
-  args.y = y.data();
-  const float8::Status status = first.linear->forward(args, workspace.data(), nullptr);
+  args.x.data = tx.data();
+  args.w.data = tw.data();
+  args.y.data = y.data();
+  const float8::Status status =
+      first.linear->forward(with_workspace(args, workspace.data()), nullptr);
   ASSERT_TRUE(status) << status.message();
   const auto expected = reference::linear_gemm(find_recipe("rowwise").value(), Gemm::kOutput, x, w,
                                                reference::Matrix{})

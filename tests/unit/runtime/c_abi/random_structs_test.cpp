@@ -18,6 +18,7 @@
 
 #include "base/format.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
+#include "tests/call_args.hpp"
 #include "tests/unit/runtime/c_abi/small_shape.hpp"
 
 namespace f8::runtime {
@@ -184,6 +185,28 @@ class RandomStructs : public ::testing::Test {
     float8_model_destroy(model);
   }
 
+  const float8_step* random_step() {
+    step_ = {};
+    mutate(step_);
+    step_.ranks = rarely() ? reinterpret_cast<float8_nccl_comm>(uintptr_t{16}) : nullptr;
+    step_.launch_counts = {};
+    if (rarely()) step_.launch_counts.data = somewhere();
+    if (!rarely()) step_.first_step = 1;
+    if (!rarely()) step_.evaluate = 0;
+    return rarely() ? nullptr : &step_;
+  }
+
+  // The parts of matrices, results and buffers that are no pointers stay as mutate() made them.
+  static void clear(float8_matrix& matrix) { matrix.data = matrix.fp8 = nullptr; }
+  void clear(float8_result& result) {
+    result.data = nullptr;
+    if (!rarely()) result.accumulate = result.reserved = 0;
+  }
+  void clear(float8_buffer& buffer) {
+    buffer.data = nullptr;
+    if (!rarely()) buffer.bytes = 0;
+  }
+
   template <class Args>
   void fill_common(Args& args) {
     mutate(args);
@@ -191,9 +214,8 @@ class RandomStructs : public ::testing::Test {
     if (!rarely()) float8_scales_slots(scales_.get(), state_, 0, &args.scales);
     if (rarely()) args.scales.opaque[random_() % 4] = somewhere();
     args.counters = static_cast<float8_cast_counters*>(rarely() ? pointer(slice(8)) : nullptr);
-    args.ranks = rarely() ? reinterpret_cast<float8_nccl_comm>(uintptr_t{16}) : nullptr;
-    if (!rarely()) args.first_step = 1;
-    if (!rarely()) args.workspace_bytes = 0;
+    args.step = random_step();
+    clear(args.workspace);
   }
 
   void* workspace() {
@@ -205,33 +227,35 @@ class RandomStructs : public ::testing::Test {
     float8_forward_args forward{};
     forward.m = kM;
     fill_common(forward);
-    if (!rarely()) forward.reserved = forward.reserved_2 = 0;
-    if (!rarely()) forward.saved_bytes = 0;
-    keep_small({&forward.ld_x, &forward.ld_w, &forward.ld_y});
-    forward.x = pointer(slice(1));
-    forward.w = pointer(slice(2));
-    forward.y = pointer(slice(3));
-    forward.saved = pointer(slice(4));
+    clear(forward.x), clear(forward.w), clear(forward.y), clear(forward.saved);
+    keep_small({&forward.x.ld, &forward.w.ld, &forward.y.ld});
+    forward.x.data = pointer(slice(1));
+    forward.w.data = pointer(slice(2));
+    forward.y.data = pointer(slice(3));
+    forward.saved.data = pointer(slice(4));
     forward.bias = rarely() ? somewhere() : nullptr;
-    expect_told("forward", float8_linear_forward(linear_.get(), &forward, workspace(), nullptr));
+    expect_told("forward",
+                float8_linear_forward(linear_.get(), given(forward, workspace()), nullptr));
 
     float8_backward_args backward{};
     backward.m = forward.m;
     fill_common(backward);
-    if (!rarely()) backward.reserved = backward.accumulate = backward.accumulate_bias = 0;
-    if (!rarely()) backward.saved_bytes = 0;
-    keep_small({&backward.ld_dy, &backward.ld_dx, &backward.ld_dw, &backward.ld_x, &backward.ld_w});
-    backward.dy = pointer(slice(5));
-    backward.saved = pointer(slice(4));
-    backward.dx = pointer(slice(6));
-    backward.dw = pointer(slice(7));
-    backward.x = rarely() ? somewhere() : nullptr;
-    backward.w = rarely() ? somewhere() : nullptr;
-    backward.db = rarely() ? somewhere() : nullptr;
-    expect_told("backward", float8_linear_backward(linear_.get(), &backward, workspace(), nullptr));
+    clear(backward.dy), clear(backward.x), clear(backward.w), clear(backward.saved);
+    clear(backward.dx), clear(backward.dw), clear(backward.db);
+    if (!rarely()) backward.db.ld = 0;
+    keep_small({&backward.dy.ld, &backward.dx.ld, &backward.dw.ld, &backward.x.ld, &backward.w.ld});
+    backward.dy.data = pointer(slice(5));
+    backward.saved.data = pointer(slice(4));
+    backward.dx.data = pointer(slice(6));
+    backward.dw.data = pointer(slice(7));
+    backward.x.data = rarely() ? somewhere() : nullptr;
+    backward.w.data = rarely() ? somewhere() : nullptr;
+    backward.db.data = rarely() ? somewhere() : nullptr;
+    expect_told("backward",
+                float8_linear_backward(linear_.get(), given(backward, workspace()), nullptr));
 
     expect_told("scales_sync", float8_scales_sync(scales_.get(), rarely() ? nullptr : state_,
-                                                  forward.ranks, nullptr));
+                                                  step_.ranks, nullptr));
   }
 
   void lists() {
@@ -241,23 +265,33 @@ class RandomStructs : public ::testing::Test {
       args.rows = kN;
       fill_common(args);
       if (!rarely()) args.struct_size = sizeof args;
-      if (!rarely()) args.tensor_bytes = 0;
-      if (!rarely()) args.evaluate = 0;
+      clear(args.x), clear(args.up), clear(args.tensor), clear(args.transposed);
       if (!rarely()) args.rows = kN;
-      keep_small({&args.ld_x});
-      args.x = pointer(slice(2));
-      args.tensor = pointer(slice(9 + i));
-      args.transposed = rarely() ? somewhere() : nullptr;
+      keep_small({&args.x.ld});
+      args.x.data = pointer(slice(2));
+      args.tensor.data = pointer(slice(9 + i));
+      if (rarely()) args.transposed.data = somewhere();
       args.amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
       args.row_amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
-      args.valid = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
+      args.noop_flag = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
     }
     expect_told("quantize",
-                float8_quantize(quantizer_.get(), tensors.data(), workspace(), nullptr));
-    expect_told("quantize_list",
-                float8_quantize_list(list_, tensors.data(), rarely() ? random_() % 3 : 2,
-                                     workspace(), nullptr));
-    const float8_status found = float8_quantize_list_amax(list_, tensors.data(), 2, nullptr);
+                float8_quantize(quantizer_.get(), given(tensors[0], workspace()), nullptr));
+    for (float8_quantize_args& args : tensors) {
+      if (!rarely()) args.step = nullptr;
+      if (!rarely()) args.noop_flag = nullptr;
+    }
+    float8_quantize_list_args list{};
+    mutate(list);
+    list.tensors = tensors.data();
+    if (!rarely()) list.count = 2;
+    list.count %= 3;
+    clear(list.workspace);
+    list.workspace.data = workspace();
+    list.step = random_step();
+    list.noop_flag = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
+    expect_told("quantize_list", float8_quantize_list(list_, &list, nullptr));
+    const float8_status found = float8_quantize_list_amax(list_, &list, nullptr);
     EXPECT_NE(found, FLOAT8_OK) << "the quantizers are not over ranks";
     expect_told("quantize_list_amax", found);
   }
@@ -281,7 +315,7 @@ class RandomStructs : public ::testing::Test {
     float8_gather_args args{};
     args.shard_rows = kM;
     mutate(args);
-    if (!rarely()) args.workspace_bytes = 0;
+    clear(args.workspace);
     args.shard = rarely() && rarely() ? nullptr : &shard;
     args.whole = rarely() && rarely() ? nullptr : &whole;
     args.communicator = rarely() && rarely() ? reinterpret_cast<float8_nccl_comm>(uintptr_t{16})
@@ -289,7 +323,8 @@ class RandomStructs : public ::testing::Test {
     const size_t bytes =
         float8_gather_workspace_bytes(args.whole, args.shard_rows, rarely() ? 0 : 1);
     if (bytes > kSlice) return;
-    expect_told("gather", float8_gather_tensor(context_.get(), &args, pointer(slice(0)), nullptr));
+    expect_told("gather",
+                float8_gather_tensor(context_.get(), given(args, pointer(slice(0))), nullptr));
   }
 
   RandomStructs() {
@@ -326,11 +361,12 @@ class RandomStructs : public ::testing::Test {
                                          .rows_max = kN,
                                          .cols = kK,
                                          .recipe = float8::Recipe::delayed(),
-                                         .weight_flag = true})
+                                         .noop_flag = true})
           .value();
   float8::Scales scales_ = float8::Scales::plan(context_, {linear_.get(), linear_.get()}).value();
   void* state_ = slice(11);
   float8_quantizer_list* list_ = nullptr;
+  float8_step step_{};
   std::vector<float8::Communicator> ranks_ = float8::Communicator::create({&context_}).value();
   std::map<std::string, int> good_, bad_;
 };

@@ -159,8 +159,8 @@ TEST(Ranks, WithAShardOfAWrongSizeAreNamed) {
     args.shard = &shard;
     args.whole = &whole;
     args.shard_rows = 32;
-    auto status =
-        ranks.communicator(rank).gather_tensor(ranks.context(rank), args, workspace.get(), nullptr);
+    auto status = ranks.communicator(rank).gather_tensor(
+        ranks.context(rank), with_workspace(args, workspace.get()), nullptr);
     if (!status) ranks.communicator(rank).abort();
     return status;
   });
@@ -179,8 +179,7 @@ TEST(Ranks, OfTwoKindsAreRefused) {
   float8::GatherArgs args;
   args.shard = args.whole = &view;
   args.communicator = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
-  EXPECT_EQ(float8_gather_tensor(ranks.context(0).get(), &args, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_gather_tensor(ranks.context(0).get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_NE(std::string_view(float8_last_error())
                 .find("float8_gather_args.communicator is NCCL's, and the device is emulated"),
             std::string_view::npos)

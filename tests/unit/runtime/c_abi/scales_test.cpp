@@ -85,10 +85,10 @@ TEST_F(CAbiScales, OptionsAreTheCallers) {
   d.history = 1024;
   d.scale_from = FLOAT8_SCALE_FROM_MOST_RECENT;
   d.margin = 2;
-  d.non_finite = FLOAT8_HOLD;
+  d.non_finite = FLOAT8_SATURATE;
   ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
   EXPECT_EQ(scales->delayed.options(),
-            (DelayedOptions{1024, ScaleFrom::kMostRecent, 2, NonFinite::kHold}));
+            (DelayedOptions{1024, ScaleFrom::kMostRecent, 2, NonFinite::kSaturate}));
   float8_scales_destroy(scales);
 }
 
@@ -176,15 +176,14 @@ class FirstStepOverRanks : public ::testing::Test {
   [[nodiscard]] Args over_ranks(Args args) const {
     args.struct_size = sizeof args;
     args.scales = slots_;
-    args.first_step = 1;
-    args.ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
+    args.step = &over_ranks_;
     return args;
   }
   float8_status forward(const float8_forward_args& args) {
-    return float8_linear_forward(&linear_, &args, s_.workspace.data(), nullptr);
+    return float8_linear_forward(&linear_, given(args, s_.workspace.data()), nullptr);
   }
   float8_status backward(const float8_backward_args& args) {
-    return float8_linear_backward(&linear_, &args, s_.workspace.data(), nullptr);
+    return float8_linear_backward(&linear_, given(args, s_.workspace.data()), nullptr);
   }
   // The reductions of a call that succeeded.
   static size_t reductions(float8_status status) {
@@ -199,6 +198,8 @@ class FirstStepOverRanks : public ::testing::Test {
   float8_linear linear_{s_.linear};
   float8_scales* scales_ = nullptr;
   float8_scale_slots slots_{};
+  float8_step over_ranks_{.first_step = 1,
+                          .ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16})};
 };
 
 // Each call reduces the amaxes of its casts, and nothing else does.
@@ -220,7 +221,7 @@ TEST_F(FirstStepOverRanks, TakesScalesOfAllRanks) {
   EXPECT_TRUE(s_.guards_are_whole());
   // Later steps reduce nothing.
   ASSERT_EQ(float8_scales_sync(scales_, s_.state.data(), nullptr, nullptr), FLOAT8_OK);
-  f.first_step = b.first_step = 0;
+  f.step = b.step = nullptr;
   EXPECT_EQ(reductions(forward(f)), 0U);
   EXPECT_EQ(reductions(backward(b)), 0U);
 }
@@ -230,7 +231,8 @@ TEST_F(FirstStepOverRanks, CastsWeightsWithOneReduction) {
   testing::Fp8Weight weight(s_);
   const float8_quantizer quantizer{weight.quantizer};
   const float8_quantize_args w = over_ranks(weight.call());
-  EXPECT_EQ(reductions(float8_quantize(&quantizer, &w, weight.workspace.data(), nullptr)), 1U);
+  EXPECT_EQ(reductions(float8_quantize(&quantizer, given(w, weight.workspace.data()), nullptr)),
+            1U);
   const std::vector<uint8_t> alone = bytes(weight.tensor);
   const float8_quantizer* const quantizers[] = {&quantizer, &quantizer};
   float8_quantizer_list* casts = nullptr;
@@ -238,21 +240,22 @@ TEST_F(FirstStepOverRanks, CastsWeightsWithOneReduction) {
   Buffer workspace(float8_quantizer_list_workspace_bytes(casts));
   Buffer second(weight.tensor.bytes());
   float8_quantize_args all[] = {w, w};
-  all[1].tensor = second.data();
-  EXPECT_EQ(reductions(float8_quantize_list(casts, all, 2, workspace.data(), nullptr)), 1U);
+  all[0].step = all[1].step = nullptr;
+  all[1].tensor.data = second.data();
+  const auto list = listed(all, workspace.data(), &over_ranks_);
+  EXPECT_EQ(reductions(float8_quantize_list(casts, &list, nullptr)), 1U);
   EXPECT_EQ(bytes(weight.tensor), alone);
   EXPECT_EQ(bytes(second), alone);
   EXPECT_TRUE(workspace.guard_is_whole() && second.guard_is_whole());
-  all[1].ranks = nullptr;
-  EXPECT_EQ(float8_quantize_list(casts, all, 2, workspace.data(), nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says(float8_last_error(), "args[1].ranks is not args[0]'s"));
+  all[1].step = &over_ranks_;
+  EXPECT_EQ(float8_quantize_list(casts, &list, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says(float8_last_error(), "tensors[1]: float8_quantize_args.step is given"));
   float8_quantizer_list_destroy(casts);
 }
 
 TEST_F(FirstStepOverRanks, SaysWhatIsWrong) {
   float8_forward_args f = over_ranks(s_.forward());
-  f.scales.opaque[2] = f.y;
+  f.scales.opaque[2] = f.y.data;
   EXPECT_EQ(forward(f), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says(float8_last_error(), "and float8_scale_slots (format) (12 bytes) overlap"));
   f.scales.opaque[2] = nullptr;

@@ -43,9 +43,9 @@ class ShardedWeight : public ::testing::TestWithParam<const char*> {
           amax(quantizer.amax_words(), 0xdeadbeef),
           row_amax(quantizer.row_amax_words(), 0xdeadbeef) {}
     [[nodiscard]] float8::QuantizeArgs args() {
-      return {.x = x,
-              .tensor = tensor.get(),
-              .rows = rows,
+      return {.rows = rows,
+              .x = {x},
+              .tensor = {tensor.get()},
               .amax = amax.empty() ? nullptr : amax.data(),
               .row_amax = row_amax.empty() ? nullptr : row_amax.data()};
     }
@@ -121,7 +121,8 @@ class ShardedWeight : public ::testing::TestWithParam<const char*> {
     const float8::Quantizer plain = of_rows(kRows, false);
     const Memory copies = memory(plain.tensor_bytes()), workspace = memory(plain.workspace_bytes());
     std::memset(workspace.get(), 0, plain.workspace_bytes());
-    ASSERT_TRUE(plain.run({.x = w, .tensor = copies.get()}, workspace.get(), nullptr));
+    ASSERT_TRUE(
+        plain.run({.x = {w}, .tensor = {copies.get()}, .workspace = {workspace.get()}}, nullptr));
     const float8::Tensor whole = plain.view(copies.get(), kRows).value();
 
     std::vector<Rank> all = ranks(w, rows);
@@ -132,7 +133,8 @@ class ShardedWeight : public ::testing::TestWithParam<const char*> {
     reduce(all);
     for (Rank& rank : all) {
       SCOPED_TRACE(rank.first);
-      ASSERT_TRUE(rank.quantizer.run(rank.args(), nullptr, nullptr)) << float8_last_error();
+      ASSERT_TRUE(rank.quantizer.run(with_workspace(rank.args(), nullptr), nullptr))
+          << float8_last_error();
       if (rank.rows == 0) continue;
       const float8::Tensor shard = rank.quantizer.view(rank.tensor.get(), rank.rows).value();
       for (int64_t row = 0; row < rank.rows; ++row) {
@@ -224,31 +226,31 @@ TEST_P(ShardedWeight, RefusesWhatItCannotDo) {
   Rank rank(of_rows(128, true), whole_.get(), 0, 128);
   float8::QuantizeArgs args = rank.args();
   args.amax = nullptr;
-  EXPECT_FALSE(rank.quantizer.run(args, nullptr, nullptr));
+  EXPECT_FALSE(rank.quantizer.run(with_workspace(args, nullptr), nullptr));
   EXPECT_TRUE(says("float8_quantize_args.amax is NULL")) << float8_last_error();
   EXPECT_FALSE(rank.quantizer.find_amax(args, nullptr));
   EXPECT_TRUE(says("float8_quantize_args.amax is NULL")) << float8_last_error();
   args = rank.args();
   args.row_amax = nullptr;
-  EXPECT_FALSE(rank.quantizer.run(args, nullptr, nullptr));
+  EXPECT_FALSE(rank.quantizer.run(with_workspace(args, nullptr), nullptr));
   EXPECT_TRUE(says("float8_quantize_args.row_amax is NULL")) << float8_last_error();
   args = rank.args();
   args.rows = 129;
   EXPECT_FALSE(rank.quantizer.find_amax(args, nullptr));
   EXPECT_TRUE(says("rows is 129")) << float8_last_error();
   args = rank.args();
-  args.x = nullptr;
+  args.x.data = nullptr;
   EXPECT_FALSE(rank.quantizer.find_amax(args, nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.x is NULL")) << float8_last_error();
+  EXPECT_TRUE(says("float8_quantize_args.x.data is NULL")) << float8_last_error();
   args = rank.args();
   args.row_amax = static_cast<uint32_t*>(rank.tensor.get());
-  EXPECT_FALSE(rank.quantizer.run(args, nullptr, nullptr));
+  EXPECT_FALSE(rank.quantizer.run(with_workspace(args, nullptr), nullptr));
   EXPECT_TRUE(says("overlap")) << float8_last_error();
   const float8::Quantizer plain = of_rows(128, false);
   const Memory workspace = memory(plain.workspace_bytes());
   EXPECT_FALSE(plain.find_amax(rank.args(), nullptr));
   EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
-  EXPECT_FALSE(plain.run(rank.args(), workspace.get(), nullptr));
+  EXPECT_FALSE(plain.run(with_workspace(rank.args(), workspace.get()), nullptr));
   EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
 }
 

@@ -32,25 +32,27 @@ class SkippedSteps : public ::testing::Test {
   }
   [[nodiscard]] float8::ForwardArgs forward_args() {
     float8::ForwardArgs args;
-    args.x = x_.data();
-    args.w = w_.data();
-    args.y = y_.data();
-    args.saved = saved_.data();
+    args.x.data = x_.data();
+    args.w.data = w_.data();
+    args.y.data = y_.data();
+    args.saved.data = saved_.data();
     args.scales = scales_.slots(state_.data(), 0).value();
-    args.first_step = first_step_;
+    args.step = first_step_if(first_step_);
     return args;
   }
   void forward_and_backward(Buffer& dy) {
-    const float8::Status forward = linear_.forward(forward_args(), workspace_.data(), nullptr);
+    const float8::Status forward =
+        linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr);
     ASSERT_TRUE(forward) << forward.message();
     float8::BackwardArgs args;
-    args.dy = dy.data();
-    args.saved = saved_.data();
-    args.dx = dx_.data();
-    args.dw = dw_.data();
+    args.dy.data = dy.data();
+    args.saved.data = saved_.data();
+    args.dx.data = dx_.data();
+    args.dw.data = dw_.data();
     args.scales = scales_.slots(state_.data(), 0).value();
-    args.first_step = first_step_;
-    const float8::Status backward = linear_.backward(args, workspace_.data(), nullptr);
+    args.step = first_step_if(first_step_);
+    const float8::Status backward =
+        linear_.backward(with_workspace(args, workspace_.data()), nullptr);
     ASSERT_TRUE(backward) << backward.message();
   }
   void good_step() {
@@ -202,17 +204,17 @@ TEST_F(SkippedSteps, AWeightOfZerosHasNoScaleYet) {
   }
 }
 
-// With FLOAT8_HOLD infinities saturate, and the scales of finite operands move on.
+// With FLOAT8_SATURATE infinities saturate, and the scales of finite operands move on.
 TEST_F(SkippedSteps, HeldOperandsFreezeAlone) {
   float8::LinearDesc desc;
   desc.m_max = kM;
   desc.n = kN;
   desc.k = kK;
   desc.recipe = float8::Recipe::delayed();
-  desc.non_finite = FLOAT8_HOLD;
+  desc.non_finite = FLOAT8_SATURATE;
   linear_ = float8::Linear::plan(context_, desc).value();
   float8::ScalesOptions options;
-  options.non_finite = FLOAT8_HOLD;
+  options.non_finite = FLOAT8_SATURATE;
   options.history = 1;
   scales_ = float8::Scales::plan(context_, {linear_.get()}, options).value();
   state_ = Buffer(scales_.bytes());
@@ -252,15 +254,16 @@ TEST_F(SkippedSteps, EvaluationRecordsNothing) {
       good_step();
     }
     float8::ForwardArgs args = forward_args();
-    ASSERT_TRUE(linear_.forward(args, workspace_.data(), nullptr));
+    ASSERT_TRUE(linear_.forward(with_workspace(args, workspace_.data()), nullptr));
     const std::vector<uint8_t> y = bytes(y_);
     ASSERT_TRUE(scales_.discard(state_.data(), nullptr));
     const std::vector<uint8_t> state = bytes(state_);
-    args.evaluate = true;
+    const float8::Step step{.first_step = first_step_, .evaluate = 1};
+    args.step = &step;
     for (void* saved : {static_cast<void*>(saved_.data()), static_cast<void*>(nullptr)}) {
-      args.saved = saved;
+      args.saved.data = saved;
       std::memset(y_.data(), 0, y_.bytes());
-      ASSERT_TRUE(linear_.forward(args, workspace_.data(), nullptr));
+      ASSERT_TRUE(linear_.forward(with_workspace(args, workspace_.data()), nullptr));
       EXPECT_EQ(bytes(state_), state) << first;
       EXPECT_EQ(bytes(y_), y) << "the result is that of a training call";
     }
@@ -269,10 +272,12 @@ TEST_F(SkippedSteps, EvaluationRecordsNothing) {
 
 TEST_F(SkippedSteps, EvaluationOverRanksReducesNothing) {
   float8::ForwardArgs args = forward_args();
-  args.evaluate = true;
-  args.ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});  // leads nowhere
+  const float8::Step step{.first_step = first_step_,
+                          .evaluate = 1,
+                          .ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16})};  // nowhere
+  args.step = &step;
   const std::vector<uint8_t> state = bytes(state_);
-  const float8::Status forward = linear_.forward(args, workspace_.data(), nullptr);
+  const float8::Status forward = linear_.forward(with_workspace(args, workspace_.data()), nullptr);
   EXPECT_TRUE(forward) << forward.message();
   EXPECT_EQ(bytes(state_), state);
 }
@@ -296,32 +301,27 @@ TEST_F(SkippedSteps, AnEmulatedDeviceNeverCallsNccl) {
         << status.message();
   };
   float8::ForwardArgs forward = forward_args();
-  forward.ranks = ranks;
+  const float8::Step over_ranks{.first_step = 1, .ranks = ranks};
+  forward.step = &over_ranks;
   const std::vector<uint8_t> state = bytes(state_);
-  refused(linear_.forward(forward, workspace_.data(), nullptr));
+  refused(linear_.forward(with_workspace(forward, workspace_.data()), nullptr));
   EXPECT_EQ(bytes(state_), state) << "a call that is refused has done nothing";
   forward_and_backward(dy_);
   float8::BackwardArgs backward;
-  backward.dy = dy_.data();
-  backward.saved = saved_.data();
-  backward.dx = dx_.data();
-  backward.dw = dw_.data();
+  backward.dy.data = dy_.data();
+  backward.saved.data = saved_.data();
+  backward.dx.data = dx_.data();
+  backward.dw.data = dw_.data();
   backward.scales = forward.scales;
-  backward.first_step = true;
-  backward.ranks = ranks;
-  refused(linear_.backward(backward, workspace_.data(), nullptr));
+  backward.step = &over_ranks;
+  refused(linear_.backward(with_workspace(backward, workspace_.data()), nullptr));
   Buffer tensor(quantizer_.tensor_bytes());
-  const float8::QuantizeArgs weight{.x = w_.data(),
-                                    .tensor = tensor.data(),
-                                    .scales = forward.scales,
-                                    .first_step = 1,
-                                    .ranks = ranks};
-  refused(quantizer_.run(weight, workspace_.data(), nullptr));
+  float8::QuantizeArgs weight{
+      .x = {w_.data()}, .tensor = {tensor.data()}, .step = &over_ranks, .scales = forward.scales};
+  refused(quantizer_.run(with_workspace(weight, workspace_.data()), nullptr));
   const auto casts = float8::QuantizerList::plan(context_, {quantizer_}).value();
-  EXPECT_NE(casts.run({weight}, workspace_.data(), nullptr)
-                .message()
-                .find("args[0]: float8_quantize_args.ranks"),
-            std::string::npos);
+  weight.step = nullptr;
+  refused(casts.run({.workspace = {workspace_.data()}, .step = &over_ranks}, {weight}, nullptr));
   float found = 0;
   refused(scales_.found_inf(state_.data(), ranks, &found, nullptr));
   refused(scales_.sync(state_.data(), ranks, nullptr));
@@ -330,8 +330,8 @@ TEST_F(SkippedSteps, AnEmulatedDeviceNeverCallsNccl) {
   set_nccl_for_testing(nullptr);
   // Where nothing is reduced a communicator does not matter.
   good_step();
-  forward.first_step = 0;
-  EXPECT_TRUE(linear_.forward(forward, workspace_.data(), nullptr));
+  forward.step = nullptr;
+  EXPECT_TRUE(linear_.forward(with_workspace(forward, workspace_.data()), nullptr));
 }
 
 TEST_F(SkippedSteps, MisuseIsOneClearError) {
@@ -372,43 +372,47 @@ void expect_refused(const float8::Status& status, const std::string& words) {
 
 TEST_F(SkippedSteps, AFirstStepSaysSo) {
   first_step_ = false;
-  expect_refused(linear_.forward(forward_args(), workspace_.data(), nullptr),
-                 "float8_forward_args.first_step is 0");
+  expect_refused(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr),
+                 "float8_step.first_step is 0");
   Buffer tensor(quantizer_.tensor_bytes());
-  const float8::QuantizeArgs weight{
-      .x = w_.data(), .tensor = tensor.data(), .scales = scales_.slots(state_.data(), 0).value()};
-  expect_refused(quantizer_.run(weight, workspace_.data(), nullptr),
-                 "float8_quantize_args.first_step is 0");
+  const float8::QuantizeArgs weight{.x = {w_.data()},
+                                    .tensor = {tensor.data()},
+                                    .scales = scales_.slots(state_.data(), 0).value()};
+  expect_refused(quantizer_.run(with_workspace(weight, workspace_.data()), nullptr),
+                 "float8_step.first_step is 0");
   const auto casts = float8::QuantizerList::plan(context_, {quantizer_}).value();
-  expect_refused(casts.run({weight}, workspace_.data(), nullptr),
-                 "args[0]: float8_quantize_args.first_step is 0");
+  expect_refused(casts.run({.workspace = {workspace_.data()}}, {weight}, nullptr),
+                 "tensors[0]: float8_step.first_step is 0");
   first_step_ = true;
   good_step();
   const auto saved = scales_.save(state_.data(), nullptr).value();
   good_step();
   // A loaded state has seen steps; one that a trainer initialises again has not.
   ASSERT_TRUE(scales_.init(state_.data(), nullptr));
-  expect_refused(linear_.forward(forward_args(), workspace_.data(), nullptr), "first_step is 0");
+  expect_refused(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr),
+                 "first_step is 0");
   ASSERT_TRUE(scales_.load(state_.data(), saved, nullptr));
-  EXPECT_TRUE(linear_.forward(forward_args(), workspace_.data(), nullptr));
+  EXPECT_TRUE(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr));
   // So has one whose bytes the trainer kept itself.
   const std::vector<uint8_t> copy = bytes(state_);
   ASSERT_TRUE(scales_.init(state_.data(), nullptr));
   std::memcpy(state_.data(), copy.data(), copy.size());
-  EXPECT_TRUE(linear_.forward(forward_args(), workspace_.data(), nullptr));
+  EXPECT_TRUE(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr));
 }
 
 TEST_F(SkippedSteps, ABackwardFitsItsForward) {
   good_step();
-  ASSERT_TRUE(linear_.forward(forward_args(), workspace_.data(), nullptr));
+  ASSERT_TRUE(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr));
   float8::BackwardArgs args;
-  args.dy = dy_.data();
-  args.saved = saved_.data();
-  args.dx = dx_.data();
-  args.dw = dw_.data();
+  args.dy.data = dy_.data();
+  args.saved.data = saved_.data();
+  args.dx.data = dx_.data();
+  args.dw.data = dw_.data();
   args.scales = scales_.slots(state_.data(), 0).value();
   args.m = kM - 8;
-  const auto backward = [&] { return linear_.backward(args, workspace_.data(), nullptr); };
+  const auto backward = [&] {
+    return linear_.backward(with_workspace(args, workspace_.data()), nullptr);
+  };
   expect_refused(backward(),
                  "float8_backward_args.m is 32, the forward that filled `saved` had an "
                  "m of 40");
@@ -416,24 +420,27 @@ TEST_F(SkippedSteps, ABackwardFitsItsForward) {
   EXPECT_TRUE(backward());
 
   Buffer tensor(quantizer_.tensor_bytes());
-  ASSERT_TRUE(quantizer_.run({.x = w_.data(), .tensor = tensor.data(), .scales = args.scales},
-                             workspace_.data(), nullptr));
+  ASSERT_TRUE(quantizer_.run({.x = {w_.data()},
+                              .tensor = {tensor.data()},
+                              .workspace = {workspace_.data()},
+                              .scales = args.scales},
+                             nullptr));
   const float8::Tensor weight = quantizer_.view(tensor.data(), kN).value();
-  args.w_tensor = &weight;
+  args.w.fp8 = &weight;
   expect_refused(backward(),
-                 "float8_backward_args.w_tensor is given, the forward that filled "
+                 "float8_backward_args.w.fp8 is given, the forward that filled "
                  "`saved` had none");
   float8::ForwardArgs forward = forward_args();
-  forward.w_tensor = &weight;
-  ASSERT_TRUE(linear_.forward(forward, workspace_.data(), nullptr));
+  forward.w.fp8 = &weight;
+  ASSERT_TRUE(linear_.forward(with_workspace(forward, workspace_.data()), nullptr));
   EXPECT_TRUE(backward());
-  args.w_tensor = nullptr;
-  expect_refused(backward(), "float8_backward_args.w_tensor is NULL");
+  args.w.fp8 = nullptr;
+  expect_refused(backward(), "float8_backward_args.w.fp8 is NULL");
   // A buffer that was moved is unknown, and accepted.
   Buffer moved(saved_.bytes());
   std::memcpy(moved.data(), saved_.data(), saved_.bytes());
-  args.saved = moved.data();
-  args.w_tensor = &weight;
+  args.saved.data = moved.data();
+  args.w.fp8 = &weight;
   EXPECT_TRUE(backward());
 }
 

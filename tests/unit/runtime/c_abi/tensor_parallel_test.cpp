@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "recipes/dtype.hpp"
+#include "tests/call_args.hpp"
 
 namespace f8 {
 namespace {
@@ -75,22 +76,22 @@ struct Fp8 {
   void cast(const Words& x) {
     Buffer workspace(quantizer.workspace_bytes());
     float8::QuantizeArgs args;
-    args.x = x.data();
-    args.tensor = memory.get();
-    const float8::Status status = quantizer.run(args, workspace.get(), nullptr);
+    args.x.data = x.data();
+    args.tensor.data = memory.get();
+    const float8::Status status = quantizer.run(with_workspace(args, workspace.get()), nullptr);
     ASSERT_TRUE(status) << status.message();
   }
   // The cast of this rank's rows.
   void cast_shard(const Words& x, const float8::Communicator& ranks) {
     std::vector<uint32_t> amax(quantizer.amax_words()), row_amax(quantizer.row_amax_words());
     float8::QuantizeArgs args;
-    args.x = x.data();
-    args.tensor = memory.get();
+    args.x.data = x.data();
+    args.tensor.data = memory.get();
     args.amax = amax.empty() ? nullptr : amax.data();
     args.row_amax = row_amax.empty() ? nullptr : row_amax.data();
     ASSERT_TRUE(quantizer.find_amax(args, nullptr));
     ASSERT_TRUE(ranks.sync_amax(amax.data(), amax.size(), nullptr));
-    ASSERT_TRUE(quantizer.run(args, nullptr, nullptr));
+    ASSERT_TRUE(quantizer.run(with_workspace(args, nullptr), nullptr));
   }
   void gather(const Fp8& shard, const float8::Context& context,
               const float8::Communicator& ranks) const {
@@ -99,7 +100,8 @@ struct Fp8 {
     args.shard = &shard.view;
     args.whole = &view;
     args.shard_rows = shard.view.rows;
-    const float8::Status status = ranks.gather_tensor(context, args, workspace.get(), nullptr);
+    const float8::Status status =
+        ranks.gather_tensor(context, with_workspace(args, workspace.get()), nullptr);
     ASSERT_TRUE(status) << status.message();
   }
 
@@ -133,8 +135,8 @@ std::vector<T> gemm(const float8::Context& context, float8_gemm_kind kind, int64
   float8::GemmArgs args;
   args.a = &a;
   args.b = &b;
-  args.d = d.get();
-  const float8::Status status = plan.run(args, workspace.get(), nullptr);
+  args.d.data = d.get();
+  const float8::Status status = plan.run(with_workspace(args, workspace.get()), nullptr);
   EXPECT_TRUE(status) << status.message();
   std::vector<T> out(static_cast<size_t>(elements));
   std::memcpy(out.data(), d.get(), out.size() * sizeof(T));

@@ -41,8 +41,10 @@ TEST_F(TensorAbi, OneTensorServesALinearAndAGemm) {
   const float8::Quantizer of_w = quantizer(FLOAT8_WEIGHT, kN, kK);
   const Memory x = memory(of_x.tensor_bytes()), w = memory(of_w.tensor_bytes());
   const Memory workspace = memory(std::max(of_x.workspace_bytes(), of_w.workspace_bytes()));
-  ASSERT_TRUE(of_x.run({.x = x_.get(), .tensor = x.get(), .rows = kM}, workspace.get(), nullptr));
-  ASSERT_TRUE(of_w.run({.x = w_.get(), .tensor = w.get()}, workspace.get(), nullptr));
+  ASSERT_TRUE(of_x.run(
+      {.rows = kM, .x = {x_.get()}, .tensor = {x.get()}, .workspace = {workspace.get()}}, nullptr));
+  ASSERT_TRUE(
+      of_w.run({.x = {w_.get()}, .tensor = {w.get()}, .workspace = {workspace.get()}}, nullptr));
   const float8::Tensor x_view = of_x.view(x.get(), kM).value();
   const float8::Tensor w_view = of_w.view(w.get(), kN).value();
   EXPECT_EQ(x_view.rows, kM);
@@ -57,18 +59,22 @@ TEST_F(TensorAbi, OneTensorServesALinearAndAGemm) {
   const Memory scratch = memory(linear.value().workspace_bytes());
   const Memory plain = memory(kM * kN * 2), given = memory(kM * kN * 2),
                alone = memory(kM * kN * 2);
-  ASSERT_TRUE(linear.value().forward({.x = x_.get(), .w = w_.get(), .y = plain.get(), .m = kM},
-                                     scratch.get(), nullptr));
-  ASSERT_TRUE(
-      linear.value().forward({.y = given.get(), .m = kM, .x_tensor = &x_view, .w_tensor = &w_view},
-                             scratch.get(), nullptr));
+  ASSERT_TRUE(linear.value().forward(
+      {.m = kM, .x = {x_.get()}, .w = {w_.get()}, .y = {plain.get()}, .workspace = {scratch.get()}},
+      nullptr));
+  ASSERT_TRUE(linear.value().forward({.m = kM,
+                                      .x = {.fp8 = &x_view},
+                                      .w = {.fp8 = &w_view},
+                                      .y = {given.get()},
+                                      .workspace = {scratch.get()}},
+                                     nullptr));
   EXPECT_EQ(std::memcmp(plain.get(), given.get(), kM * kN * 2), 0);
 
   const auto gemm = float8::Gemm::plan(
       context_, {.m_max = kM, .n = kN, .k = kK, .recipe = float8::Recipe::rowwise()});
   ASSERT_TRUE(gemm);
-  ASSERT_TRUE(
-      gemm.value().run({.a = &x_view, .b = &w_view, .d = alone.get()}, scratch.get(), nullptr));
+  ASSERT_TRUE(gemm.value().run(
+      {.a = &x_view, .b = &w_view, .d = {alone.get()}, .workspace = {scratch.get()}}, nullptr));
   EXPECT_EQ(std::memcmp(plain.get(), alone.get(), kM * kN * 2), 0);
 }
 
@@ -97,29 +103,34 @@ TEST_F(TensorAbi, AnInputIsCastAgainWithItsScale) {
       {
         const Memory q = memory(of_x.tensor_bytes());
         if (recompute) {
-          ASSERT_TRUE(
-              of_x.run({.x = x_.get(), .tensor = q.get(), .rows = kM, .transposed = kept.get()},
-                       scratch.get(), nullptr));
+          ASSERT_TRUE(of_x.run({.rows = kM,
+                                .x = {x_.get()},
+                                .tensor = {q.get()},
+                                .transposed = {kept.get()},
+                                .workspace = {scratch.get()}},
+                               nullptr));
           given = of_x.view(q.get(), kM, kept.get()).value();
         }
-        ASSERT_TRUE(linear.value().forward({.x = x_.get(),
-                                            .w = w_.get(),
-                                            .y = y.get(),
-                                            .saved = saved.get(),
-                                            .m = kM,
-                                            .x_tensor = recompute ? &given : nullptr},
-                                           scratch.get(), nullptr));
+        ASSERT_TRUE(
+            linear.value().forward({.m = kM,
+                                    .x = {.data = x_.get(), .fp8 = recompute ? &given : nullptr},
+                                    .w = {w_.get()},
+                                    .y = {y.get()},
+                                    .saved = {saved.get()},
+                                    .workspace = {scratch.get()}},
+                                   nullptr));
         if (recompute) given = of_x.view(nullptr, kM, kept.get()).value();
       }
-      ASSERT_TRUE(linear.value().backward({.dy = dy.get(),
-                                           .saved = saved.get(),
-                                           .dx = dx.get(),
-                                           .dw = dw.get(),
-                                           .m = kM,
-                                           .x = x_.get(),
-                                           .w = w_.get(),
-                                           .x_tensor = recompute ? &given : nullptr},
-                                          scratch.get(), nullptr))
+      ASSERT_TRUE(
+          linear.value().backward({.m = kM,
+                                   .dy = {dy.get()},
+                                   .x = {.data = x_.get(), .fp8 = recompute ? &given : nullptr},
+                                   .w = {w_.get()},
+                                   .dx = {dx.get()},
+                                   .dw = {dw.get()},
+                                   .saved = {saved.get()},
+                                   .workspace = {scratch.get()}},
+                                  nullptr))
           << float8_last_error();
       for (const auto& [at, size] :
            {std::pair{y.get(), kM * kN * 2}, {dx.get(), kM * kK * 2}, {dw.get(), kN * kK * 2}}) {
@@ -136,14 +147,15 @@ TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
   ASSERT_GT(apart, 0U);
   const Memory together = memory(of_x.tensor_bytes()), q = memory(of_x.tensor_bytes() - apart),
                qt = memory(apart), workspace = memory(of_x.workspace_bytes());
-  ASSERT_TRUE(
-      of_x.run({.x = x_.get(), .tensor = together.get(), .rows = kM}, workspace.get(), nullptr));
-  ASSERT_TRUE(of_x.run({.x = x_.get(),
-                        .tensor = q.get(),
-                        .rows = kM,
-                        .tensor_bytes = of_x.tensor_bytes() - apart,
-                        .transposed = qt.get()},
-                       workspace.get(), nullptr));
+  ASSERT_TRUE(of_x.run(
+      {.rows = kM, .x = {x_.get()}, .tensor = {together.get()}, .workspace = {workspace.get()}},
+      nullptr));
+  ASSERT_TRUE(of_x.run({.rows = kM,
+                        .x = {x_.get()},
+                        .tensor = {q.get(), of_x.tensor_bytes() - apart},
+                        .transposed = {qt.get()},
+                        .workspace = {workspace.get()}},
+                       nullptr));
   const float8::Tensor one = of_x.view(together.get(), kM).value();
   const float8::Tensor two = of_x.view(q.get(), kM, qt.get()).value();
   EXPECT_EQ(two.q, q.get());
@@ -160,13 +172,19 @@ TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
               0);
     EXPECT_EQ(one.qt_inverse_scale[col], two.qt_inverse_scale[col]);
   }
-  EXPECT_FALSE(of_x.run(
-      {.x = x_.get(), .tensor = q.get(), .rows = kM, .tensor_bytes = 7, .transposed = qt.get()},
-      workspace.get(), nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.tensor_bytes is 7")) << float8_last_error();
-  EXPECT_FALSE(of_x.run(
-      {.x = x_.get(), .tensor = q.get(), .rows = kM, .transposed = const_cast<void*>(two.q)},
-      workspace.get(), nullptr));
+  EXPECT_FALSE(of_x.run({.rows = kM,
+                         .x = {x_.get()},
+                         .tensor = {q.get(), 7},
+                         .transposed = {qt.get()},
+                         .workspace = {workspace.get()}},
+                        nullptr));
+  EXPECT_TRUE(says("float8_quantize_args.tensor.bytes is 7")) << float8_last_error();
+  EXPECT_FALSE(of_x.run({.rows = kM,
+                         .x = {x_.get()},
+                         .tensor = {q.get()},
+                         .transposed = {const_cast<void*>(two.q)},
+                         .workspace = {workspace.get()}},
+                        nullptr));
   EXPECT_TRUE(says("overlap")) << float8_last_error();
 }
 
@@ -192,8 +210,9 @@ TEST_F(TensorAbi, OneCopyAloneHasTheBitsOfBoth) {
     for (const float8::Quantizer* each : {&both, &q, &qt}) {
       ASSERT_LE(each->workspace_bytes(), kWorkspace);
       const Memory& copy = copies.emplace_back(memory(each->tensor_bytes()));
-      ASSERT_TRUE(
-          each->run({.x = x_.get(), .tensor = copy.get(), .rows = kM}, workspace.get(), nullptr))
+      ASSERT_TRUE(each->run(
+          {.rows = kM, .x = {x_.get()}, .tensor = {copy.get()}, .workspace = {workspace.get()}},
+          nullptr))
           << float8_last_error();
       views.push_back(each->view(copy.get(), kM).value());
     }
@@ -266,12 +285,16 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
 
   const float8::Quantizer of_x = quantizer(FLOAT8_INPUT, kM, kK);
   const Memory x = memory(of_x.tensor_bytes()), workspace = memory(of_x.workspace_bytes());
-  EXPECT_FALSE(of_x.run({.tensor = x.get(), .rows = kM}, workspace.get(), nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.x is NULL")) << float8_last_error();
-  EXPECT_FALSE(of_x.run({.x = x_.get(), .tensor = x.get(), .rows = kM, .tensor_bytes = 7},
-                        workspace.get(), nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.tensor_bytes is 7")) << float8_last_error();
-  EXPECT_FALSE(of_x.run({.x = x_.get(), .tensor = x_.get(), .rows = kM}, workspace.get(), nullptr));
+  EXPECT_FALSE(
+      of_x.run({.rows = kM, .tensor = {x.get()}, .workspace = {workspace.get()}}, nullptr));
+  EXPECT_TRUE(says("float8_quantize_args.x.data is NULL")) << float8_last_error();
+  EXPECT_FALSE(of_x.run(
+      {.rows = kM, .x = {x_.get()}, .tensor = {x.get(), 7}, .workspace = {workspace.get()}},
+      nullptr));
+  EXPECT_TRUE(says("float8_quantize_args.tensor.bytes is 7")) << float8_last_error();
+  EXPECT_FALSE(
+      of_x.run({.rows = kM, .x = {x_.get()}, .tensor = {x_.get()}, .workspace = {workspace.get()}},
+               nullptr));
   EXPECT_TRUE(says("overlap")) << float8_last_error();
 }
 
@@ -282,7 +305,7 @@ TEST_F(TensorAbi, AWeightIsCastWhereItsFingerprintChanged) {
     float8::QuantizerDesc desc{
         .operand = FLOAT8_WEIGHT, .rows_max = kN, .cols = kK, .recipe = recipe};
     const auto plain = float8::Quantizer::plan(context_, desc).value();
-    desc.weight_flag = true;
+    desc.noop_flag = true;
     const auto flagged = float8::Quantizer::plan(context_, desc).value();
     const size_t bytes = flagged.tensor_bytes();
     ASSERT_EQ(bytes, plain.tensor_bytes());
@@ -293,18 +316,22 @@ TEST_F(TensorAbi, AWeightIsCastWhereItsFingerprintChanged) {
     std::memset(fresh.get(), 0, bytes);
     const Memory state = memory(FLOAT8_FINGERPRINT_BYTES);
     std::memset(state.get(), 0, FLOAT8_FINGERPRINT_BYTES);
-    uint32_t valid = 0;
+    uint32_t noop_flag = 0;
     const auto micro_batch = [&] {
       const float8::FingerprintArgs compare{
-          .w = w_.get(), .n = kN, .k = kK, .fingerprint = state.get(), .valid = &valid};
+          .w = {w_.get()}, .n = kN, .k = kK, .fingerprint = state.get(), .noop_flag = &noop_flag};
       ASSERT_TRUE(context_.compare_weights(&compare, 1, nullptr)) << float8_last_error();
-      ASSERT_TRUE(flagged.run({.x = w_.get(), .tensor = kept.get(), .valid = &valid},
-                              workspace.get(), nullptr))
+      ASSERT_TRUE(flagged.run({.x = {w_.get()},
+                               .tensor = {kept.get()},
+                               .workspace = {workspace.get()},
+                               .noop_flag = &noop_flag},
+                              nullptr))
           << float8_last_error();
-      EXPECT_EQ(valid, 1U);
+      EXPECT_EQ(noop_flag, 1U);
     };
     const auto is_fresh = [&] {
-      EXPECT_TRUE(plain.run({.x = w_.get(), .tensor = fresh.get()}, workspace.get(), nullptr));
+      EXPECT_TRUE(plain.run(
+          {.x = {w_.get()}, .tensor = {fresh.get()}, .workspace = {workspace.get()}}, nullptr));
       return std::memcmp(kept.get(), fresh.get(), bytes) == 0;
     };
     micro_batch();
@@ -321,20 +348,23 @@ TEST_F(TensorAbi, AWeightIsCastWhereItsFingerprintChanged) {
 
 TEST_F(TensorAbi, AFlagIsOfAWeight) {
   float8::QuantizerDesc desc{.operand = FLOAT8_INPUT, .rows_max = kM, .cols = kK};
-  desc.weight_flag = true;
+  desc.noop_flag = true;
   EXPECT_FALSE(float8::Quantizer::plan(context_, desc));
-  EXPECT_TRUE(says("float8_quantizer_desc.weight_flag is set; it is for FLOAT8_WEIGHT"));
+  EXPECT_TRUE(says("float8_quantizer_desc.noop_flag is set; it is for FLOAT8_WEIGHT"));
   desc.operand = FLOAT8_WEIGHT;
   desc.rows_max = kN;
   const auto flagged = float8::Quantizer::plan(context_, desc).value();
   EXPECT_TRUE(float8::QuantizerList::plan(context_, {flagged})) << float8_last_error();
-  desc.weight_flag = false;
+  desc.noop_flag = false;
   const auto plain = float8::Quantizer::plan(context_, desc).value();
   const Memory tensor = memory(plain.tensor_bytes()), workspace = memory(plain.workspace_bytes());
-  uint32_t valid = 0;
-  EXPECT_FALSE(plain.run({.x = w_.get(), .tensor = tensor.get(), .valid = &valid}, workspace.get(),
+  uint32_t noop_flag = 0;
+  EXPECT_FALSE(plain.run({.x = {w_.get()},
+                          .tensor = {tensor.get()},
+                          .workspace = {workspace.get()},
+                          .noop_flag = &noop_flag},
                          nullptr));
-  EXPECT_TRUE(says("set float8_quantizer_desc.weight_flag")) << float8_last_error();
+  EXPECT_TRUE(says("set float8_quantizer_desc.noop_flag")) << float8_last_error();
 }
 
 }  // namespace

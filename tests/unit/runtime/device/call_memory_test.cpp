@@ -82,7 +82,7 @@ class CheckedPointers : public ::testing::Test {
   }
   void refused(std::string_view words, Stream stream = nullptr) {
     const size_t launches = cuda_.launches.size();
-    const Status status = linear_->forward(s_.forward(), s_.workspace.data(), stream);
+    const Status status = linear_->forward(s_.forward(), stream);
     ASSERT_FALSE(status) << words;
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_TRUE(says(status.error(), words)) << status.error().message;
@@ -97,11 +97,11 @@ class CheckedPointers : public ::testing::Test {
 
 TEST_F(CheckedPointers, GoodCallsPass) {
   auto* stream = reinterpret_cast<Stream>(uintptr_t{8});
-  EXPECT_TRUE(linear_->forward(s_.forward(), s_.workspace.data(), stream));
-  EXPECT_TRUE(linear_->backward(s_.backward(), s_.workspace.data(), stream));
+  EXPECT_TRUE(linear_->forward(s_.forward(), stream));
+  EXPECT_TRUE(linear_->backward(s_.backward(), stream));
   of(s_.y).managed = true;
   of(s_.y).device = -2;
-  EXPECT_TRUE(linear_->forward(s_.forward(), s_.workspace.data(), nullptr));
+  EXPECT_TRUE(linear_->forward(s_.forward(), nullptr));
 }
 
 TEST_F(CheckedPointers, BadOnesAreNamed) {
@@ -124,7 +124,7 @@ TEST_F(CheckedPointers, AllocationsAreLargeEnough) {
       f8::format("float8_linear_forward: float8_forward_args.saved needs {} bytes, its allocation "
                  "ends {} bytes behind it",
                  s_.saved.bytes(), s_.saved.bytes() - 1));
-  const Status backward = linear_->backward(s_.backward(), s_.workspace.data(), nullptr);
+  const Status backward = linear_->backward(s_.backward(), nullptr);
   ASSERT_FALSE(backward);
   EXPECT_TRUE(says(backward.error(), "float8_linear_backward: float8_backward_args.saved needs"));
 }
@@ -136,7 +136,7 @@ TEST_F(CheckedPointers, StreamsAreOfTheContext) {
 
 TEST_F(CheckedPointers, NobodyAsksUnasked) {
   cuda_.allocations.clear();
-  EXPECT_TRUE(s_.linear->forward(s_.forward(), s_.workspace.data(), nullptr));
+  EXPECT_TRUE(s_.linear->forward(s_.forward(), nullptr));
 }
 
 }  // namespace

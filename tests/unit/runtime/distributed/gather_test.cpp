@@ -108,9 +108,10 @@ TEST_F(GatherCost, IsOneByteAnElementInOneGroup) {
   call.shard_rows = kShard;
   call.communicator = communicator_;
   Memory workspace = memory(gather_workspace_bytes(call.whole, kShard, kGathering));
+  call.workspace.data = workspace.data();
   // Only qt takes the workspace.
   EXPECT_EQ(gather_workspace_bytes(call.whole, kShard, kGathering), size_t{kRows * kCols});
-  ASSERT_TRUE(gather(*context_, call, workspace.data(), 0, nullptr));
+  ASSERT_TRUE(gather(*context_, call, nullptr));
   EXPECT_EQ(g_sent.groups, 1);
   EXPECT_EQ(g_sent.beside_a_group, 0);
   ASSERT_EQ(g_sent.count, 3U) << "q, its scales, qt; the scales of columns are on all ranks";
@@ -129,10 +130,11 @@ TEST_F(GatherCost, AsksNothingOfTheHost) {
   call.shard_rows = kShard;
   call.communicator = communicator_;
   Memory workspace = memory(gather_workspace_bytes(call.whole, kShard, kGathering));
+  call.workspace.data = workspace.data();
   testing::SystemCalls calls;
   {
     const testing::Intercept intercept;
-    const Status done = gather(*context_, call, workspace.data(), 0, nullptr);
+    const Status done = gather(*context_, call, nullptr);
     calls = intercept.calls();
     ASSERT_TRUE(done);
   }

@@ -166,12 +166,19 @@ TEST(EmulationTest, ThroughThePublicInterface) {
   const auto dy = reference::random_matrix(kM, kN, 3);
   testing::Buffer tx(x), tw(w), tdy(dy), y(kM * kN * 2), dx(kM * kK * 2), dw(kN * kK * 2);
   testing::Buffer workspace(linear.value().workspace_bytes()), saved(linear.value().saved_bytes());
-  ASSERT_TRUE(
-      linear.value().forward({.x = tx.data(), .w = tw.data(), .y = y.data(), .saved = saved.data()},
-                             workspace.data(), nullptr));
-  ASSERT_TRUE(linear.value().backward(
-      {.dy = tdy.data(), .saved = saved.data(), .dx = dx.data(), .dw = dw.data(), .x = tx.data()},
-      workspace.data(), nullptr));
+  ASSERT_TRUE(linear.value().forward({.x = {tx.data()},
+                                      .w = {tw.data()},
+                                      .y = {y.data()},
+                                      .saved = {saved.data()},
+                                      .workspace = {workspace.data()}},
+                                     nullptr));
+  ASSERT_TRUE(linear.value().backward({.dy = {tdy.data()},
+                                       .x = {tx.data()},
+                                       .dx = {dx.data()},
+                                       .dw = {dw.data()},
+                                       .saved = {saved.data()},
+                                       .workspace = {workspace.data()}},
+                                      nullptr));
   const auto expected =
       reference::linear(find_recipe("rowwise_with_gw_hp").value(), x, w, dy).value();
   EXPECT_LT(reference::relative_error(expected.y, y.bf16()), 2.5e-3);

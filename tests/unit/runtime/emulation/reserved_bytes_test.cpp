@@ -27,8 +27,9 @@ class ReservedBytesOfAWorkspace : public ::testing::Test {
     return float8::Linear::plan(context, desc).value();
   }
   [[nodiscard]] float8::Status forward() {
-    return linear_.forward({.x = x_.data(), .w = w_.data(), .y = y_.data()}, workspace_.data(),
-                           nullptr);
+    return linear_.forward(
+        {.x = {x_.data()}, .w = {w_.data()}, .y = {y_.data()}, .workspace = {workspace_.data()}},
+        nullptr);
   }
   void expect_found(const float8::Status& status) const {
     EXPECT_EQ(status.code(), FLOAT8_CUDA);
@@ -91,10 +92,14 @@ TEST_F(ReservedBytesOfAWorkspace, OfAContextThatIsGoneAreForgotten) {
 // A workspace whose launch counts lie apart is all free between calls.
 TEST_F(ReservedBytesOfAWorkspace, MayLieApart) {
   Buffer counts(reserved_);
+  const float8::Step step{.launch_counts = {counts.data()}};
   const auto apart = [&] {
-    return linear_.forward(
-        {.x = x_.data(), .w = w_.data(), .y = y_.data(), .launch_counts = counts.data()},
-        workspace_.data(), nullptr);
+    return linear_.forward({.x = {x_.data()},
+                            .w = {w_.data()},
+                            .y = {y_.data()},
+                            .workspace = {workspace_.data()},
+                            .step = &step},
+                           nullptr);
   };
   ASSERT_TRUE(forward());
   const std::vector<uint8_t> y(y_.data(), y_.data() + y_.bytes());
@@ -118,12 +123,12 @@ TEST_F(ReservedBytesOfAWorkspace, CastsOfTheWeightKeepThem) {
   const auto casts = float8::QuantizerList::plan(context_, {quantizer, quantizer}).value();
   ASSERT_LE(casts.workspace_bytes(), workspace_.bytes());
   Buffer tensor(quantizer.tensor_bytes()), other(quantizer.tensor_bytes());
-  const std::vector<float8::QuantizeArgs> args = {{.x = w_.data(), .tensor = tensor.data()},
-                                                  {.x = w_.data(), .tensor = other.data()}};
+  const std::vector<float8::QuantizeArgs> args = {{.x = {w_.data()}, .tensor = {tensor.data()}},
+                                                  {.x = {w_.data()}, .tensor = {other.data()}}};
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(forward());
-    ASSERT_TRUE(quantizer.run(args[0], workspace_.data(), nullptr));
-    ASSERT_TRUE(casts.run(args, workspace_.data(), nullptr));
+    ASSERT_TRUE(quantizer.run(with_workspace(args[0], workspace_.data()), nullptr));
+    ASSERT_TRUE(casts.run({.workspace = {workspace_.data()}}, args, nullptr));
     const float8::Status status = forward();
     EXPECT_TRUE(status) << status.message();
   }

@@ -253,12 +253,20 @@ TEST_F(CublasLtTest, ServesALinear) {
   std::vector<uint16_t> dw(expected.dw.size());
   std::vector<float> saved((*linear)->saved_bytes() / 4);
   std::vector<float> scratch((*linear)->workspace_bytes() / 4);
-  ASSERT_TRUE((*linear)->forward(
-      {.x = bits_x.data(), .w = bits_w.data(), .y = y.data(), .saved = saved.data(), .m = m},
-      scratch.data(), nullptr));
-  ASSERT_TRUE((*linear)->backward(
-      {.dy = bits_dy.data(), .saved = saved.data(), .dx = dx.data(), .dw = dw.data(), .m = m},
-      scratch.data(), nullptr));
+  ASSERT_TRUE((*linear)->forward({.m = m,
+                                  .x = {bits_x.data()},
+                                  .w = {bits_w.data()},
+                                  .y = {y.data()},
+                                  .saved = {saved.data()},
+                                  .workspace = {scratch.data()}},
+                                 nullptr));
+  ASSERT_TRUE((*linear)->backward({.m = m,
+                                   .dy = {bits_dy.data()},
+                                   .dx = {dx.data()},
+                                   .dw = {dw.data()},
+                                   .saved = {saved.data()},
+                                   .workspace = {scratch.data()}},
+                                  nullptr));
   EXPECT_EQ(library_.matmuls, 3);
   const auto error = [](const std::vector<double>& want, std::span<const uint16_t> bits) {
     return reference::relative_error(want, reference::to_doubles(reference::from_bf16_bits(

@@ -187,9 +187,9 @@ TEST_P(LinearPairTest, OneConfigurationIsOneLaunch) {
   const LinearDesc desc = with_choices(GetParam(), "64x64s4c1x1w1g8", "64x64s4c1x1w1g8");
   EXPECT_TRUE(lists_a_pair(desc));
   Fixture s(cuda_, desc, 70);
-  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
   const size_t before = cuda_.launches.size();
-  ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
   EXPECT_EQ(pairs(cuda_, before), 1U);
   const auto dx = s.dx.bf16();
   const auto dw = s.dw.bf16();
@@ -199,11 +199,11 @@ TEST_P(LinearPairTest, OneConfigurationIsOneLaunch) {
   // One gradient alone is a launch of its own, to the same bits.
   for (const bool first : {true, false}) {
     Fixture alone(cuda_, desc, 70);
-    ASSERT_TRUE(alone.linear->forward(alone.forward(), alone.workspace.data(), nullptr));
+    ASSERT_TRUE(alone.linear->forward(alone.forward(), nullptr));
     const size_t from = cuda_.launches.size();
     BackwardCall call = alone.backward();
-    (first ? call.dw : call.dx) = nullptr;
-    ASSERT_TRUE(alone.linear->backward(call, alone.workspace.data(), nullptr));
+    (first ? call.dw : call.dx) = {};
+    ASSERT_TRUE(alone.linear->backward(call, nullptr));
     EXPECT_EQ(pairs(cuda_, from), 0U);
     EXPECT_EQ(first ? alone.dx.bf16() : alone.dw.bf16(), first ? dx : dw);
   }
@@ -219,9 +219,9 @@ TEST_P(LinearPairTest, OtherwiseTwo) {
   for (const LinearDesc& desc : {other_group, other_type, no_dx}) {
     EXPECT_FALSE(lists_a_pair(desc));
     Fixture s(cuda_, desc, 70);
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
     const size_t before = cuda_.launches.size();
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
     EXPECT_EQ(pairs(cuda_, before), 0U);
   }
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
@@ -232,12 +232,12 @@ TEST_P(LinearPairTest, AnAccumulatingCallIsTwo) {
   LinearDesc desc = with_choices(GetParam(), "64x64s4c1x1w1g8", "64x64s4c1x1w1g8");
   desc.accumulate_grad_weight = true;
   Fixture s(cuda_, desc, 70);
-  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-  ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
+  ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
   const size_t before = cuda_.launches.size();
   BackwardCall again = s.backward();
-  again.accumulate = true;
-  ASSERT_TRUE(s.linear->backward(again, s.workspace.data(), nullptr));
+  again.dw.accumulate = true;
+  ASSERT_TRUE(s.linear->backward(again, nullptr));
   EXPECT_EQ(pairs(cuda_, before), 0U);
   EXPECT_LT(reference::relative_error(s.expected().dx, s.dx.bf16()), 2.5e-3);
   auto twice = s.expected().dw;

@@ -37,10 +37,10 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LaunchesTest,
 
 ForwardCall forward_of(int64_t m) {
   ForwardCall call;
-  call.x = address(1);
-  call.w = address(2);
-  call.y = address(3);
-  call.saved = address(4);
+  call.x.data = address(1);
+  call.w.data = address(2);
+  call.y.data = address(3);
+  call.saved.data = address(4);
   call.m = m;
   call.scales = ScaleSlots{.amax = address<uint32_t>(5), .scale = address<float>(6)};
   return call;
@@ -84,7 +84,7 @@ TEST_P(LaunchesTest, AreForTheSizesThatTheirKernelsAreFor) {
     }
     expected.push_back("gemm output");
     std::vector<std::string> names;
-    for (const Step& step : linear->forward_steps(forward_of(m), address(7))) {
+    for (const Step& step : linear->forward_steps(with_workspace(forward_of(m), address(7)))) {
       names.push_back(step.name);
     }
     ASSERT_EQ(names, expected) << "m " << m;
@@ -103,9 +103,10 @@ TEST_P(LaunchesTest, OfACallAreThoseOfItsSteps) {
       for (const auto& launch : cuda_.launches) keys.push_back(launch.kernel);
       return keys;
     };
-    const auto run = keys_of([&] { EXPECT_TRUE(linear->forward(call, address(7), nullptr)); });
+    const auto run =
+        keys_of([&] { EXPECT_TRUE(linear->forward(with_workspace(call, address(7)), nullptr)); });
     const auto steps = keys_of([&] {
-      for (const Step& step : linear->forward_steps(call, address(7))) {
+      for (const Step& step : linear->forward_steps(with_workspace(call, address(7)))) {
         EXPECT_TRUE(step.launch(nullptr)) << step.name;
       }
     });

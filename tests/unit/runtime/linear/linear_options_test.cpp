@@ -32,10 +32,10 @@ class LinearOptions : public ::testing::TestWithParam<const char*> {
     run(s, forward, backward);
   }
   void run(Fixture& s, const ForwardCall& forward, const BackwardCall& backward) {
-    const auto y = s.linear->forward(forward, s.workspace.data(), nullptr);
+    const auto y = s.linear->forward(forward, nullptr);
     ASSERT_TRUE(y) << y.error().message;
     std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
-    const auto gradients = s.linear->backward(backward, s.workspace.data(), nullptr);
+    const auto gradients = s.linear->backward(backward, nullptr);
     ASSERT_TRUE(gradients) << gradients.error().message;
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
     EXPECT_TRUE(s.guards_are_whole());
@@ -95,9 +95,9 @@ TEST_P(LinearOptions, BiasGradientsAreTheReferencesBits) {
         for (const auto& [dx, dw] :
              {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
           BackwardCall call = s.backward();
-          call.db = db.data();
-          if (!dx) call.dx = nullptr;
-          if (!dw) call.dw = nullptr;
+          call.db.data = db.data();
+          if (!dx) call.dx.data = nullptr;
+          if (!dw) call.dw.data = nullptr;
           std::memset(db.data(), testing::kPoison, db.bytes());
           run(s, s.forward(), call);
           EXPECT_EQ(values(db, type), expected) << dx << dw;
@@ -127,19 +127,18 @@ TEST_P(LinearOptions, BiasGradientsAddUp) {
   Fixture s(cuda_, desc, 300);
   Buffer db(48 * 4);
   BackwardCall call = s.backward();
-  call.db = db.data();
+  call.db.data = db.data();
   run(s, s.forward(), call);
   const auto once = values(db, Dtype::kF32);
-  call.accumulate_bias = true;
+  call.db.accumulate = true;
   run(s, s.forward(), call);
   const auto twice = values(db, Dtype::kF32);
   for (size_t i = 0; i < once.size(); ++i) EXPECT_EQ(twice[i], once[i] + once[i]);
 
   // An empty batch adds nothing, or zeroes.
-  ASSERT_TRUE(
-      s.linear->backward({.m = 0, .db = db.data(), .accumulate_bias = true}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->backward({.m = 0, .db = {.data = db.data(), .accumulate = true}}, nullptr));
   EXPECT_EQ(values(db, Dtype::kF32), twice);
-  ASSERT_TRUE(s.linear->backward({.m = 0, .db = db.data()}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->backward({.m = 0, .db = {db.data()}}, nullptr));
   EXPECT_EQ(values(db, Dtype::kF32), std::vector<float>(48));
   EXPECT_TRUE(s.dw.bytes() > 0 && db.guard_is_whole());
 }
@@ -148,15 +147,15 @@ TEST_P(LinearOptions, ABiasGradientNeedsAPlan) {
   Fixture s(cuda_, describe(GetParam(), {64, 48, 80}), 64);
   Buffer db(48 * 2);
   BackwardCall call = s.backward();
-  call.db = db.data();
-  expect_refused(s.linear->backward(call, s.workspace.data(), nullptr),
-                 "float8_linear_desc.bias_grad");
+  call.db.data = db.data();
+  expect_refused(s.linear->backward(call, nullptr), "float8_linear_desc.bias_grad");
   LinearDesc desc = describe(GetParam(), {64, 48, 80});
   desc.bias_grad = true;
   Fixture with(cuda_, desc, 64);
   call = with.backward();
-  call.db = db.data() + 2;
-  expect_refused(with.linear->backward(call, with.workspace.data(), nullptr), "db is not aligned");
+  call.db.data = db.data() + 2;
+  expect_refused(with.linear->backward(with_workspace(call, with.workspace.data()), nullptr),
+                 "db is not aligned");
   desc.bias_grad_dtype = Dtype::kE4m3;
   EXPECT_FALSE(Linear::plan(cuda_.context(), desc));
 }
@@ -173,7 +172,7 @@ void put(Fixture& s, Buffer& buffer, reference::Matrix& matrix, int64_t r, int64
 // reference's; with `propagate` it is NaN somewhere.
 TEST_P(LinearOptions, HoldingKeepsResultsFinite) {
   LinearDesc desc = describe(GetParam(), {70, 48, 144});
-  for (const NonFinite policy : {NonFinite::kHold, NonFinite::kPropagate}) {
+  for (const NonFinite policy : {NonFinite::kSaturate, NonFinite::kPropagate}) {
     for (const bool one_launch : {true, false}) {
       cuda_.cooperative = one_launch;
       desc.non_finite = policy;
@@ -187,7 +186,7 @@ TEST_P(LinearOptions, HoldingKeepsResultsFinite) {
                              const std::vector<double>& got) {
         if (!desc.recipe.at(gemm).is_fp8()) return;
         const bool finite = std::ranges::all_of(got, [](double v) { return std::isfinite(v); });
-        EXPECT_EQ(finite, policy == NonFinite::kHold) << to_string(gemm);
+        EXPECT_EQ(finite, policy == NonFinite::kSaturate) << to_string(gemm);
         if (finite) {
           EXPECT_LT(reference::relative_error(want, got), 2.5e-3) << to_string(gemm);
         }
@@ -203,7 +202,7 @@ TEST_P(LinearOptions, HoldingChangesNothingThatIsFinite) {
   LinearDesc desc = describe(GetParam(), {70, 48, 144});
   Fixture propagating(cuda_, desc, 70);
   run(propagating);
-  desc.non_finite = NonFinite::kHold;
+  desc.non_finite = NonFinite::kSaturate;
   Fixture holding(cuda_, desc, 70);
   run(holding);
   EXPECT_EQ(results(holding), results(propagating));
@@ -215,7 +214,7 @@ TEST_P(LinearOptions, HoldingChangesNothingThatIsFinite) {
 // not finite; the results are the bits of a plan that does not count.
 TEST_P(LinearOptions, CountersAreTheReferences) {
   LinearDesc desc = describe(GetParam(), {150, 48, 144});
-  desc.non_finite = NonFinite::kHold;
+  desc.non_finite = NonFinite::kSaturate;
   const auto spoil = [&](Fixture& s) {
     for (int64_t r = 0; r < 40; ++r) {
       for (int64_t c = 0; c < 16; ++c) {
@@ -261,7 +260,7 @@ TEST_P(LinearOptions, CountersAreTheReferences) {
         reference::AmaxOver::kTensor, reference::AmaxOver::kRow, reference::AmaxOver::kBlock1x128,
         reference::AmaxOver::kBlock128x128};
     const auto copy = reference::cast(matrix, kOver[static_cast<size_t>(setting->granularity)],
-                                      setting->dtype, setting->pow2, NonFinite::kHold);
+                                      setting->dtype, setting->pow2, NonFinite::kSaturate);
     const auto expected = reference::count_cast(matrix, copy);
     EXPECT_EQ(c.elements, matrix.values.size());
     EXPECT_EQ(c.saturated, expected.saturated);
@@ -294,14 +293,15 @@ TEST_P(LinearOptions, CountersNeedAPlanThatCounts) {
   CastCounters counters[kCountersOfLinear] = {};
   ForwardCall call = s.forward();
   call.counters = counters;
-  expect_refused(s.linear->forward(call, s.workspace.data(), nullptr), "float8_linear_desc.count");
+  expect_refused(s.linear->forward(call, nullptr), "float8_linear_desc.count");
   LinearDesc desc = describe(GetParam(), {64, 48, 80});
   desc.count = true;
   Fixture counting(cuda_, desc, 64);
   call = counting.forward();
   call.counters =
       reinterpret_cast<CastCounters*>(reinterpret_cast<uint8_t*>(counters) + 4);  // aligned to 4
-  expect_refused(counting.linear->forward(call, counting.workspace.data(), nullptr), "8 bytes");
+  expect_refused(counting.linear->forward(with_workspace(call, counting.workspace.data()), nullptr),
+                 "8 bytes");
 }
 
 TEST(Counters, AreALineEach) {
@@ -328,32 +328,32 @@ TEST_P(LinearOptions, AValidWeightIsNotCastAgain) {
     Fixture s(cuda_, describe(GetParam(), {70, 48, 144}), 70);
     QuantizerDesc desc = weight_of(s.linear->desc());
     Fp8Weight plain(s, desc);
-    desc.weight_flag = true;
+    desc.noop_flag = true;
     Fp8Weight kept(s, desc);
     for (Fp8Weight* of : {&plain, &kept}) std::memset(of->tensor.data(), 0, of->tensor.bytes());
     ASSERT_TRUE(plain.run());
 
-    uint32_t valid = 0xdeadbeef;  // whatever it is: not 1
+    uint32_t noop_flag = 0xdeadbeef;  // whatever it is: not 1
     QuantizeCall call = kept.call();
-    call.valid = &valid;
+    call.noop_flag = &noop_flag;
     ASSERT_TRUE(kept.run(call));
-    EXPECT_EQ(valid, 1U);
+    EXPECT_EQ(noop_flag, 1U);
     EXPECT_EQ(bits(kept.tensor), bits(plain.tensor));
 
     // Valid: the copies stay as they are though the weight changed.
     put(s, s.w, s.wm, 0, 0, 4096);
     ASSERT_TRUE(kept.run(call));
     EXPECT_EQ(bits(kept.tensor), bits(plain.tensor));
-    EXPECT_EQ(valid, 1U);
+    EXPECT_EQ(noop_flag, 1U);
 
     // Invalid, or without a flag: cast.
     ASSERT_TRUE(plain.run());
     for (const bool flag : {true, false}) {
       std::memset(kept.tensor.data(), 0, kept.tensor.bytes());
-      valid = 0;
-      call.valid = flag ? &valid : nullptr;
+      noop_flag = 0;
+      call.noop_flag = flag ? &noop_flag : nullptr;
       ASSERT_TRUE(kept.run(call));
-      EXPECT_EQ(valid, flag ? 1U : 0U);
+      EXPECT_EQ(noop_flag, flag ? 1U : 0U);
       EXPECT_EQ(bits(kept.tensor), bits(plain.tensor));
     }
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
@@ -363,7 +363,7 @@ TEST_P(LinearOptions, AValidWeightIsNotCastAgain) {
 TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
   Fixture s(cuda_, describe(GetParam(), {70, 48, 144}), 70);
   QuantizerDesc desc = weight_of(s.linear->desc());
-  desc.weight_flag = true;
+  desc.noop_flag = true;
   Fp8Weight first(s, desc), second(s, desc);
   Buffer other(s.w.bytes());
   std::memcpy(other.data(), s.w.data(), s.w.bytes());
@@ -373,32 +373,33 @@ TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
   ASSERT_TRUE(casts) << casts.error().message;
   Buffer workspace(casts->workspace_bytes());
   std::memset(workspace.data(), 0, workspace.bytes());
-  uint32_t valid = 0;
+  uint32_t noop_flag = 0;
   std::array calls{first.call(), second.call()};
-  calls[1].x = other.data();
-  for (QuantizeCall& call : calls) {
-    call.struct_size = sizeof call;
-    call.valid = &valid;
-  }
-  const auto run = [&] { return casts->run({2, calls.data()}, workspace.data(), nullptr); };
+  calls[1].x.data = other.data();
+  for (QuantizeCall& call : calls) call.step = nullptr;  // the list's
+  uint32_t* flag = &noop_flag;
+  const auto run = [&] {
+    return casts->run(listed(calls, workspace.data(), first_step_if(s.first_step), flag), nullptr);
+  };
   ASSERT_TRUE(run()) << run().error().message;
-  EXPECT_EQ(valid, 1U);
+  EXPECT_EQ(noop_flag, 1U);
   EXPECT_EQ(bits(second.tensor), bits(first.tensor));
   const auto before = bits(second.tensor);
   EXPECT_NE(before, std::vector<uint8_t>(second.tensor.bytes()));
   put(s, other, s.wm, 0, 0, 4096);
   ASSERT_TRUE(run());
   EXPECT_EQ(bits(second.tensor), before);
-  valid = 0;
+  noop_flag = 0;
   ASSERT_TRUE(run());
   EXPECT_NE(bits(second.tensor), before);
   EXPECT_EQ(bits(first.tensor), before);
   calls[1].rows = 0;
-  expect_refused(run(), "args[1]: float8_quantize_args.rows is 0 beside valid");
+  expect_refused(run(), "tensors[1]: float8_quantize_args.rows is 0 beside the list's noop_flag");
   calls[1].rows = calls[0].rows;
-  calls[1].valid = nullptr;
-  expect_refused(run(), "args[1].valid is not args[0]'s");
-  calls[0].valid = calls[1].valid = reinterpret_cast<uint32_t*>(second.tensor.data());
+  calls[1].noop_flag = flag;
+  expect_refused(run(), "tensors[1]: float8_quantize_args.noop_flag is given");
+  calls[1].noop_flag = nullptr;
+  flag = reinterpret_cast<uint32_t*>(second.tensor.data());
   expect_refused(run(), "overlap");
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
@@ -406,11 +407,11 @@ TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
 TEST_P(LinearOptions, AFlagIsAWord) {
   Fixture s(cuda_, describe(GetParam(), {64, 48, 80}), 64);
   QuantizerDesc desc = weight_of(s.linear->desc());
-  desc.weight_flag = true;
+  desc.noop_flag = true;
   Fp8Weight weight(s, desc);
-  uint32_t valid[2] = {};
+  uint32_t noop_flag[2] = {};
   QuantizeCall call = weight.call();
-  call.valid = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(valid) + 2);
+  call.noop_flag = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(noop_flag) + 2);
   expect_refused(weight.run(call), "4 bytes");
 }
 
@@ -419,29 +420,28 @@ TEST_P(LinearOptions, AFlagIsAWord) {
 TEST_P(LinearOptions, EverythingAtOnceDoesNotAllocate) {
   LinearDesc desc = describe(GetParam(), {64, 48, 80});
   desc.bias_grad = desc.count = desc.recompute = true;
-  desc.non_finite = NonFinite::kHold;
+  desc.non_finite = NonFinite::kSaturate;
   Fixture s(cuda_, desc, 64);
   QuantizerDesc of_weight = weight_of(desc);
-  of_weight.weight_flag = true;
+  of_weight.noop_flag = true;
   Fp8Weight kept(s, of_weight);
   CastCounters counters[kCountersOfLinear] = {};
   Buffer db(48 * 2);
-  uint32_t valid = 0;
+  uint32_t noop_flag = 0;
   ForwardCall forward = s.forward();
   BackwardCall backward = s.backward();
   QuantizeCall weight = kept.call();
   forward.counters = backward.counters = weight.counters = counters;
-  forward.w_tensor = backward.w_tensor = &kept.view;
-  backward.db = db.data();
-  weight.valid = &valid;
+  forward.w.fp8 = backward.w.fp8 = &kept.view;
+  backward.db.data = db.data();
+  weight.noop_flag = &noop_flag;
   cuda_.emulate = false;
   bool good = false;
   int allocations = 0;
   {
     const testing::CountAllocations counting;
-    good = kept.run(weight).has_value() &&
-           s.linear->forward(forward, s.workspace.data(), nullptr).has_value() &&
-           s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
+    good = kept.run(weight).has_value() && s.linear->forward(forward, nullptr).has_value() &&
+           s.linear->backward(backward, nullptr).has_value();
     allocations = counting.count();
   }
   EXPECT_TRUE(good);

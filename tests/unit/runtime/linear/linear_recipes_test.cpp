@@ -64,10 +64,10 @@ class AnyRecipe : public ::testing::TestWithParam<Recipe> {
  protected:
   void expect_no_faults() { EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front(); }
   void run(Fixture& s) {
-    const auto forward = s.linear->forward(s.forward(), s.workspace.data(), nullptr);
+    const auto forward = s.linear->forward(s.forward(), nullptr);
     ASSERT_TRUE(forward) << forward.error().message;
     std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
-    const auto backward = s.linear->backward(s.backward(), s.workspace.data(), nullptr);
+    const auto backward = s.linear->backward(s.backward(), nullptr);
     ASSERT_TRUE(backward) << backward.error().message;
   }
   FakeCuda cuda_;
@@ -95,14 +95,14 @@ TEST_P(AnyRecipe, OneGradientAloneGivesTheSame) {
   Fixture both(cuda_, desc, 70);
   run(both);
   Fixture apart(cuda_, desc, 70);
-  ASSERT_TRUE(apart.linear->forward(apart.forward(), apart.workspace.data(), nullptr));
+  ASSERT_TRUE(apart.linear->forward(apart.forward(), nullptr));
   BackwardCall call = apart.backward();
-  call.dw = nullptr;
-  ASSERT_TRUE(apart.linear->backward(call, apart.workspace.data(), nullptr));
+  call.dw.data = nullptr;
+  ASSERT_TRUE(apart.linear->backward(with_workspace(call, apart.workspace.data()), nullptr));
   EXPECT_TRUE(apart.dw.untouched());
   call = apart.backward();
-  call.dx = nullptr;
-  ASSERT_TRUE(apart.linear->backward(call, apart.workspace.data(), nullptr));
+  call.dx.data = nullptr;
+  ASSERT_TRUE(apart.linear->backward(with_workspace(call, apart.workspace.data()), nullptr));
   EXPECT_EQ(apart.dx.bf16(), both.dx.bf16());
   EXPECT_EQ(apart.dw.bf16(), both.dw.bf16());
   expect_no_faults();
@@ -114,8 +114,8 @@ TEST_P(AnyRecipe, AForwardWithoutBackwardGivesTheSame) {
   run(whole);
   Fixture bare(cuda_, desc, 50);
   ForwardCall call = bare.forward();
-  call.saved = nullptr;
-  ASSERT_TRUE(bare.linear->forward(call, bare.workspace.data(), nullptr));
+  call.saved.data = nullptr;
+  ASSERT_TRUE(bare.linear->forward(with_workspace(call, bare.workspace.data()), nullptr));
   EXPECT_EQ(bare.y.bf16(), whole.y.bf16());
   EXPECT_TRUE(bare.saved.untouched());
   expect_no_faults();
@@ -149,13 +149,13 @@ TEST_P(AnyRecipe, RecomputingGivesTheSame) {
         std::memset(again.dx.data(), testing::kPoison, again.dx.bytes());
         std::memset(again.dw.data(), testing::kPoison, again.dw.bytes());
         BackwardCall call = again.backward();
-        if (!keeps_scales || (input && given)) call.saved = nullptr;
-        call.w_tensor = given ? &weight->view : nullptr;
-        (input ? call.dw : call.dx) = nullptr;
+        if (!keeps_scales || (input && given)) call.saved.data = nullptr;
+        call.w.fp8 = given ? &weight->view : nullptr;
+        (input ? call.dw : call.dx) = {};
         const bool reads_w = input && !(given && GetParam().at(Gemm::kGradInput).is_fp8());
-        if (!reads_w) call.w = nullptr;
-        if (input) call.x = nullptr;
-        const auto status = again.linear->backward(call, again.workspace.data(), nullptr);
+        if (!reads_w) call.w.data = nullptr;
+        if (input) call.x.data = nullptr;
+        const auto status = again.linear->backward(call, nullptr);
         ASSERT_TRUE(status) << status.error().message;
         testing::Buffer& wanted = input ? again.dx : again.dw;
         EXPECT_EQ(wanted.bf16(), (input ? kept.dx : kept.dw).bf16());
@@ -182,23 +182,23 @@ TEST_P(AnyRecipe, MasterWeightsAreCastAtOnce) {
     }
     testing::Buffer master(s.wm, Dtype::kF32);
     QuantizeCall cast = weight.call();
-    cast.x = master.data();
+    cast.x.data = master.data();
     ASSERT_TRUE(weight.run(cast));
     std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
     ForwardCall forward = s.forward();
-    forward.w_tensor = &weight.view;
-    if (!needs_w) forward.w = nullptr;
-    ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
+    forward.w.fp8 = &weight.view;
+    if (!needs_w) forward.w.data = nullptr;
+    ASSERT_TRUE(s.linear->forward(forward, nullptr));
     BackwardCall backward = s.backward();
-    backward.w_tensor = &weight.view;
-    if (GetParam().at(Gemm::kGradInput).is_fp8()) backward.w = nullptr;
-    ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
+    backward.w.fp8 = &weight.view;
+    if (GetParam().at(Gemm::kGradInput).is_fp8()) backward.w.data = nullptr;
+    ASSERT_TRUE(s.linear->backward(backward, nullptr));
     expect_no_faults();
     const auto expected = s.expected();
     if (!needs_w) {
       EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), kRounding);
     }
-    if (backward.w == nullptr) {
+    if (backward.w.data == nullptr) {
       EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), kRounding);
     }
     if (!rounded) continue;
@@ -226,21 +226,23 @@ TEST_P(AnyRecipe, AWeightInFp8GivesTheSame) {
     testing::Buffer saved(cached.linear->saved_bytes(true));
     ForwardCall forward = cached.forward();
     forward.m = m;
-    forward.x = plain.x.data();
-    forward.saved = saved.data();
-    forward.w_tensor = &weight.view;
-    if (GetParam().at(Gemm::kOutput).is_fp8()) forward.w = nullptr;
-    for (const Step& step : cached.linear->forward_steps(forward, cached.workspace.data())) {
+    forward.x.data = plain.x.data();
+    forward.saved.data = saved.data();
+    forward.w.fp8 = &weight.view;
+    if (GetParam().at(Gemm::kOutput).is_fp8()) forward.w.data = nullptr;
+    for (const Step& step :
+         cached.linear->forward_steps(with_workspace(forward, cached.workspace.data()))) {
       EXPECT_EQ(step.name.find('w'), std::string::npos) << step.name;
     }
-    ASSERT_TRUE(cached.linear->forward(forward, cached.workspace.data(), nullptr));
+    ASSERT_TRUE(cached.linear->forward(with_workspace(forward, cached.workspace.data()), nullptr));
     BackwardCall backward = cached.backward();
     backward.m = m;
-    backward.dy = plain.dy.data();
-    backward.x = plain.x.data();
-    backward.saved = saved.data();
-    backward.w_tensor = &weight.view;
-    ASSERT_TRUE(cached.linear->backward(backward, cached.workspace.data(), nullptr));
+    backward.dy.data = plain.dy.data();
+    backward.x.data = plain.x.data();
+    backward.saved.data = saved.data();
+    backward.w.fp8 = &weight.view;
+    ASSERT_TRUE(
+        cached.linear->backward(with_workspace(backward, cached.workspace.data()), nullptr));
     const auto front = [](std::vector<double> values, size_t count) {
       values.resize(count);
       return values;
@@ -271,14 +273,14 @@ TEST_P(AnyRecipe, BiasAndAccumulation) {
     const double bound = type == Dtype::kF32 ? 1e-6 : kRounding;
     EXPECT_LT(reference::relative_error(expected.dw, s.result_dw()), bound);
     BackwardCall again = s.backward();
-    again.accumulate = true;
-    ASSERT_TRUE(s.linear->backward(again, s.workspace.data(), nullptr));
+    again.dw.accumulate = true;
+    ASSERT_TRUE(s.linear->backward(again, nullptr));
     for (double& v : expected.dw) v *= 2;
     EXPECT_LT(reference::relative_error(expected.dw, s.result_dw()), 2 * bound);
     // An empty micro-batch adds nothing.
     const auto before = s.result_dw();
     again.m = 0;
-    ASSERT_TRUE(s.linear->backward(again, nullptr, nullptr));
+    ASSERT_TRUE(s.linear->backward(with_workspace(again, nullptr), nullptr));
     EXPECT_EQ(s.result_dw(), before);
   }
   expect_no_faults();
@@ -287,8 +289,8 @@ TEST_P(AnyRecipe, BiasAndAccumulation) {
 TEST_P(AnyRecipe, AnEmptyBatchLaunchesNothing) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
   const size_t before = cuda_.launches.size();
-  ASSERT_TRUE(s.linear->forward({.m = 0}, nullptr, nullptr));
-  ASSERT_TRUE(s.linear->backward({.dw = s.dw.data(), .m = 0}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->forward({.m = 0}, nullptr));
+  ASSERT_TRUE(s.linear->backward({.m = 0, .dw = {s.dw.data()}}, nullptr));
   EXPECT_EQ(cuda_.launches.size(), before);
   for (const double v : s.dw.bf16()) ASSERT_EQ(v, 0);
 }
@@ -304,8 +306,8 @@ TEST_P(AnyRecipe, AFirstLayerNeedsNoGradientOfItsInput) {
   EXPECT_EQ(s.y.bf16(), whole.y.bf16());
   EXPECT_EQ(s.dw.bf16(), whole.dw.bf16());
   BackwardCall call = s.backward();
-  call.dx = s.dx.data();
-  const Status refused = s.linear->backward(call, s.workspace.data(), nullptr);
+  call.dx.data = s.dx.data();
+  const Status refused = s.linear->backward(call, nullptr);
   ASSERT_FALSE(refused);
   EXPECT_TRUE(says(refused.error(), "no_grad_input")) << refused.error().message;
   expect_no_faults();
@@ -362,8 +364,8 @@ TEST(LinearSteps, SayWhatTheyDoAndMove) {
   for (const auto& [recipe, expected] : cases) {
     Fixture s(cuda, describe(recipe, {70, 48, 144}), 70);
     s.first_step = false;
-    std::vector<Step> steps = s.linear->forward_steps(s.forward(), s.workspace.data());
-    for (Step& step : s.linear->backward_steps(s.backward(), s.workspace.data())) {
+    std::vector<Step> steps = s.linear->forward_steps(s.forward());
+    for (Step& step : s.linear->backward_steps(s.backward())) {
       steps.push_back(std::move(step));
     }
     ASSERT_EQ(steps.size(), expected.size()) << recipe;
@@ -387,44 +389,45 @@ TEST(LinearMisuse, WhatARecipeNeedsBesides) {
   {
     Fixture s(cuda, describe("rowwise_with_gw_hp", {64, 32, 48}), 64);
     BackwardCall call = s.backward();
-    call.x = nullptr;
-    refused(s.linear->backward(call, s.workspace.data(), nullptr),
-            "x is NULL; grad_weight is computed from it: recipe rowwise_with_gw_hp");
+    call.x.data = nullptr;
+    refused(s.linear->backward(call, nullptr),
+            "x.data is NULL; grad_weight is computed from it: recipe rowwise_with_gw_hp");
     call = s.backward();
-    call.accumulate = true;
-    refused(s.linear->backward(call, s.workspace.data(), nullptr), "accumulate_grad_weight");
+    call.dw.accumulate = true;
+    refused(s.linear->backward(call, nullptr), "accumulate_grad_weight");
     ForwardCall with_bias = s.forward();
     with_bias.bias = s.bias.data();
-    refused(s.linear->forward(with_bias, s.workspace.data(), nullptr), "float8_linear_desc.bias");
+    refused(s.linear->forward(with_workspace(with_bias, s.workspace.data()), nullptr),
+            "float8_linear_desc.bias");
     float8_tensor odd = Fp8Weight(s).view;
     odd.q = static_cast<const uint8_t*>(odd.q) + 4;
     ForwardCall with_weight = s.forward();
-    with_weight.w_tensor = &odd;
-    refused(s.linear->forward(with_weight, s.workspace.data(), nullptr), "w_tensor");
+    with_weight.w.fp8 = &odd;
+    refused(s.linear->forward(with_workspace(with_weight, s.workspace.data()), nullptr), "w.fp8");
   }
   {
     Fixture s(cuda, describe("delayed", {64, 32, 48}), 64);
     ForwardCall forward = s.forward();
     forward.scales = {};
-    refused(s.linear->forward(forward, s.workspace.data(), nullptr),
+    refused(s.linear->forward(forward, nullptr),
             "float8_forward_args.scales is empty; recipe delayed");
     BackwardCall backward = s.backward();
     backward.scales = {};
-    refused(s.linear->backward(backward, s.workspace.data(), nullptr), "scales is empty");
+    refused(s.linear->backward(backward, nullptr), "scales is empty");
   }
   LinearDesc desc = describe("tensorwise", {64, 32, 48});
   desc.bias = true;
   Fixture s(cuda, desc, 64);
   ForwardCall call = s.forward();
   call.bias = nullptr;
-  refused(s.linear->forward(call, s.workspace.data(), nullptr), "bias is NULL");
+  refused(s.linear->forward(call, nullptr), "bias is NULL");
 }
 
 // A maximum that is not finite decides a scale as well, under both policies.
 TEST(LinearRecompute, KeepsTheScalesOfTensorsThatAreNotFinite) {
   FakeCuda cuda;
   LinearDesc desc = describe("tensorwise", {64, 32, 48});
-  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kHold}) {
+  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kSaturate}) {
     for (const float bad : {INFINITY, -INFINITY, NAN}) {
       SCOPED_TRACE(f8::format("{} {}", static_cast<int>(policy), bad));
       desc.non_finite = policy;
@@ -434,8 +437,8 @@ TEST(LinearRecompute, KeepsTheScalesOfTensorsThatAreNotFinite) {
         Fixture s(cuda, desc, 64);
         store_element(s.x.data(), 100, bad, Dtype::kBf16);
         store_element(s.w.data(), 7, bad, Dtype::kBf16);
-        ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-        ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+        ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
+        ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
         for (testing::Buffer* const got : {&s.y, &s.dx, &s.dw}) {
           results.emplace_back(got->data(), got->data() + got->bytes());
         }
@@ -454,7 +457,7 @@ TEST(LinearRecompute, FindsNoMaximumTwice) {
   desc.recompute = true;
   Fixture s(cuda, desc, 2048);
   std::vector<std::string> steps;
-  for (const Step& step : s.linear->backward_steps(s.backward(), s.workspace.data())) {
+  for (const Step& step : s.linear->backward_steps(s.backward())) {
     if (step.name.starts_with("amax") || step.name.starts_with("cast")) steps.push_back(step.name);
   }
   EXPECT_EQ(steps, (std::vector<std::string>{"amax dy", "cast dy", "cast x,w"}));
@@ -466,19 +469,19 @@ TEST(LinearRecompute, NeedsTheTensorsThatItCastsAgain) {
   desc.recompute = true;
   Fixture s(cuda, desc, 64);
   const auto refused = [&](BackwardCall call, std::string_view part) {
-    const Status status = s.linear->backward(call, s.workspace.data(), nullptr);
+    const Status status = s.linear->backward(call, nullptr);
     ASSERT_FALSE(status);
     EXPECT_TRUE(says(status.error(), part)) << status.error().message;
   };
   BackwardCall call = s.backward();
-  call.x = nullptr;
-  refused(call, "x is NULL; grad_weight is computed from it: float8_linear_desc.recompute");
+  call.x.data = nullptr;
+  refused(call, "x.data is NULL; grad_weight is computed from it: float8_linear_desc.recompute");
   call = s.backward();
-  call.w = nullptr;
-  refused(call, "w is NULL; grad_input is computed from it: float8_linear_desc.recompute");
+  call.w.data = nullptr;
+  refused(call, "w.data is NULL; grad_input is computed from it: float8_linear_desc.recompute");
   call = s.backward();
-  call.saved = nullptr;
-  refused(call, "float8_backward_args.saved is NULL");
+  call.saved.data = nullptr;
+  refused(call, "float8_backward_args.saved.data is NULL");
 }
 
 }  // namespace

@@ -23,10 +23,10 @@ class LinearTensors : public ::testing::TestWithParam<const char*> {
  protected:
   void expect_no_faults() { EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front(); }
   void run(Fixture& s) {
-    const auto forward = s.linear->forward(s.forward(), s.workspace.data(), nullptr);
+    const auto forward = s.linear->forward(s.forward(), nullptr);
     ASSERT_TRUE(forward) << forward.error().message;
     std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
-    const auto backward = s.linear->backward(s.backward(), s.workspace.data(), nullptr);
+    const auto backward = s.linear->backward(s.backward(), nullptr);
     ASSERT_TRUE(backward) << backward.error().message;
     expect_no_faults();
     EXPECT_TRUE(s.guards_are_whole());
@@ -92,8 +92,8 @@ TEST_P(LinearTensors, BiasAndAccumulationInEachType) {
     Fixture s(cuda_, desc, 40);
     run(s);
     BackwardCall again = s.backward();
-    again.accumulate = true;
-    ASSERT_TRUE(s.linear->backward(again, s.workspace.data(), nullptr));
+    again.dw.accumulate = true;
+    ASSERT_TRUE(s.linear->backward(again, nullptr));
     auto expected = s.expected();
     for (size_t i = 0; i < expected.y.size(); ++i) {
       expected.y[i] += static_cast<double>(s.biasm.values[i % 48]);
@@ -123,8 +123,8 @@ TEST_P(LinearTensors, RowsApartGiveTheSame) {
     testing::Fp8Weight weight(apart);
     ASSERT_TRUE(weight.run());
     ForwardCall call = apart.forward();
-    call.w_tensor = &weight.view;
-    ASSERT_TRUE(apart.linear->forward(call, apart.workspace.data(), nullptr));
+    call.w.fp8 = &weight.view;
+    ASSERT_TRUE(apart.linear->forward(with_workspace(call, apart.workspace.data()), nullptr));
     EXPECT_EQ(apart.values_y(), dense.values_y());
   }
 }
@@ -133,8 +133,8 @@ TEST_P(LinearTensors, AnEmptyBatchZeroesAGradientWhoseRowsAreApart) {
   LinearDesc desc = describe(GetParam(), {64, 48, 80});
   desc.tensor_dtype = desc.grad_weight_dtype = Dtype::kF16;
   Fixture s(cuda_, desc, 64, 1, 8);
-  ASSERT_TRUE(
-      s.linear->backward({.dw = s.dw.data(), .m = 0, .ld_dw = 88}, s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->backward(
+      {.m = 0, .dw = {s.dw.data(), 88}, .workspace = {s.workspace.data()}}, nullptr));
   for (const double value : s.values_dw()) ASSERT_EQ(value, 0);
 }
 
@@ -149,26 +149,32 @@ TEST_P(LinearTensors, StridesThatNoCopyCanFollowAreNamed) {
   };
   // Shorter than a row, no multiple of 16 bytes, negative, beyond what a kernel can address.
   for (const int64_t ld : {int64_t{40}, int64_t{81}, int64_t{84}, int64_t{-88}, kMaxDim + 8}) {
-    for (const auto& [name, field] :
-         {std::pair{"ld_x", &ForwardCall::ld_x}, std::pair{"ld_w", &ForwardCall::ld_w},
-          std::pair{"ld_y", &ForwardCall::ld_y}}) {
-      ForwardCall call = s.forward();
-      call.*field = ld;
-      refuse(s.linear->forward(call, s.workspace.data(), nullptr), name);
+    using Change = std::function<void(ForwardCall&, BackwardCall&)>;
+    const std::pair<const char*, Change> kForward[] = {
+        {"float8_forward_args.x.ld", [&](ForwardCall& f, BackwardCall&) { f.x.ld = ld; }},
+        {"float8_forward_args.w.ld", [&](ForwardCall& f, BackwardCall&) { f.w.ld = ld; }},
+        {"float8_forward_args.y.ld", [&](ForwardCall& f, BackwardCall&) { f.y.ld = ld; }}};
+    const std::pair<const char*, Change> kBackward[] = {
+        {"float8_backward_args.dy.ld", [&](ForwardCall&, BackwardCall& b) { b.dy.ld = ld; }},
+        {"float8_backward_args.dx.ld", [&](ForwardCall&, BackwardCall& b) { b.dx.ld = ld; }},
+        {"float8_backward_args.dw.ld", [&](ForwardCall&, BackwardCall& b) { b.dw.ld = ld; }},
+        {"float8_backward_args.x.ld", [&](ForwardCall&, BackwardCall& b) { b.x.ld = ld; }},
+        {"float8_backward_args.w.ld", [&](ForwardCall&, BackwardCall& b) { b.w.ld = ld; }}};
+    ForwardCall forward = s.forward();
+    BackwardCall backward = s.backward();
+    for (const auto& [name, change] : kForward) {
+      change(forward = s.forward(), backward);
+      refuse(s.linear->forward(forward, nullptr), name);
     }
-    for (const auto& [name, field] :
-         {std::pair{"ld_dy", &BackwardCall::ld_dy}, std::pair{"ld_dx", &BackwardCall::ld_dx},
-          std::pair{"ld_dw", &BackwardCall::ld_dw}, std::pair{"ld_x", &BackwardCall::ld_x},
-          std::pair{"ld_w", &BackwardCall::ld_w}}) {
-      BackwardCall call = s.backward();
-      call.*field = ld;
-      refuse(s.linear->backward(call, s.workspace.data(), nullptr), name);
+    for (const auto& [name, change] : kBackward) {
+      change(forward, backward = s.backward());
+      refuse(s.linear->backward(backward, nullptr), name);
     }
     if (!casts_weight(desc)) continue;
     testing::Fp8Weight weight(s);
     QuantizeCall call = weight.call();
-    call.ld_x = ld;
-    refuse(weight.run(call), "ld_x");
+    call.x.ld = ld;
+    refuse(weight.run(call), "x.ld");
   }
   EXPECT_EQ(cuda_.launches.size(), before);
 }

@@ -24,13 +24,13 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, ::testing::Values("tensorwise", "r
 
 TEST_P(LinearTest, SkipsTheGradientThatIsNotWanted) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
-  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
   const auto expected = reference::linear(s.linear->desc().recipe, s.xm, s.wm, s.dym).value();
   const size_t before = cuda_.launches.size();
 
   BackwardCall no_dw = s.backward();
-  no_dw.dw = nullptr;
-  ASSERT_TRUE(s.linear->backward(no_dw, s.workspace.data(), nullptr));
+  no_dw.dw.data = nullptr;
+  ASSERT_TRUE(s.linear->backward(with_workspace(no_dw, s.workspace.data()), nullptr));
   EXPECT_EQ(cuda_.launches.size(), before + 2);
   EXPECT_NE(cuda_.launches[before].kernel.find("/q"), std::string_view::npos);
   EXPECT_EQ(cuda_.launches[before].kernel.find("qt"), std::string::npos);
@@ -38,27 +38,27 @@ TEST_P(LinearTest, SkipsTheGradientThatIsNotWanted) {
   EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), 2.5e-3);
 
   BackwardCall no_dx = s.backward();
-  no_dx.dx = nullptr;
-  ASSERT_TRUE(s.linear->backward(no_dx, s.workspace.data(), nullptr));
+  no_dx.dx.data = nullptr;
+  ASSERT_TRUE(s.linear->backward(with_workspace(no_dx, s.workspace.data()), nullptr));
   EXPECT_EQ(cuda_.launches.size(), before + 4);
   EXPECT_NE(cuda_.launches[before + 2].kernel.find("/qt"), std::string::npos);
   EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), 2.5e-3);
 
   BackwardCall neither = s.backward();
-  neither.dx = neither.dw = nullptr;
-  ASSERT_TRUE(s.linear->backward(neither, nullptr, nullptr));
+  neither.dx.data = neither.dw.data = nullptr;
+  ASSERT_TRUE(s.linear->backward(with_workspace(neither, nullptr), nullptr));
   EXPECT_EQ(cuda_.launches.size(), before + 4);
   expect_no_faults();
 }
 
 TEST_P(LinearTest, AForwardWithoutBackwardKeepsNothing) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 50);
-  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
   const auto y = s.y.bf16();
   Fixture bare(cuda_, describe(GetParam(), {64, 32, 48}), 50);
   ForwardCall call = bare.forward();
-  call.saved = nullptr;
-  ASSERT_TRUE(bare.linear->forward(call, bare.workspace.data(), nullptr));
+  call.saved.data = nullptr;
+  ASSERT_TRUE(bare.linear->forward(with_workspace(call, bare.workspace.data()), nullptr));
   EXPECT_EQ(bare.y.bf16(), y);
   EXPECT_TRUE(bare.saved.untouched());
   EXPECT_TRUE(bare.workspace.guard_is_whole());
@@ -68,8 +68,8 @@ TEST_P(LinearTest, AForwardWithoutBackwardKeepsNothing) {
 TEST_P(LinearTest, AnEmptyBatchLaunchesNothing) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
   const size_t before = cuda_.launches.size();
-  ASSERT_TRUE(s.linear->forward({.m = 0}, nullptr, nullptr));
-  ASSERT_TRUE(s.linear->backward({.dw = s.dw.data(), .m = 0}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->forward({.m = 0}, nullptr));
+  ASSERT_TRUE(s.linear->backward({.m = 0, .dw = {s.dw.data()}}, nullptr));
   EXPECT_EQ(cuda_.launches.size(), before);
   for (const double v : s.dw.bf16()) ASSERT_EQ(v, 0);
   EXPECT_TRUE(s.dw.guard_is_whole());
@@ -83,12 +83,11 @@ TEST_P(LinearTest, LargeTensorsTakeMoreLaunches) {
     cuda_.sm_count = sm_count;
     cuda_.cooperative = cooperative;
     Fixture s(cuda_, describe(GetParam(), {300, 144, 400}), 300);
-    EXPECT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    EXPECT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    EXPECT_TRUE(s.linear->forward(s.forward(), nullptr));
+    EXPECT_TRUE(s.linear->backward(s.backward(), nullptr));
     expect_no_faults();
     std::vector<std::string> names;
-    for (const Step& step : s.linear->forward_steps(s.forward(), s.workspace.data()))
-      names.push_back(step.name);
+    for (const Step& step : s.linear->forward_steps(s.forward())) names.push_back(step.name);
     return std::tuple(s.y.bf16(), s.dx.bf16(), s.dw.bf16(), names);
   };
   const auto one = run(true, 132);
@@ -116,67 +115,74 @@ TEST_P(LinearTest, MisuseIsOneClearError) {
   const auto forward = [&](auto change, std::string_view part, bool workspace = true) {
     ForwardCall call = s.forward();
     change(call);
-    refused(s.linear->forward(call, workspace ? s.workspace.data() : nullptr, nullptr), part);
+    refused(
+        s.linear->forward(with_workspace(call, workspace ? s.workspace.data() : nullptr), nullptr),
+        part);
   };
-  forward([](ForwardCall& c) { c.x = nullptr; }, "float8_forward_args.x is NULL");
-  forward([](ForwardCall& c) { c.w = nullptr; }, "float8_forward_args.w is NULL");
-  forward([](ForwardCall& c) { c.y = nullptr; }, "float8_forward_args.y is NULL");
-  forward([&](ForwardCall& c) { c.saved = s.saved.data() + 4; },
+  forward([](ForwardCall& c) { c.x.data = nullptr; }, "float8_forward_args.x.data is NULL");
+  forward([](ForwardCall& c) { c.w.data = nullptr; }, "float8_forward_args.w.data is NULL");
+  forward([](ForwardCall& c) { c.y.data = nullptr; }, "float8_forward_args.y.data is NULL");
+  forward([&](ForwardCall& c) { c.saved.data = s.saved.data() + 4; },
           "float8_forward_args.saved is not aligned");
-  forward([](ForwardCall&) {}, "workspace of float8_linear_forward is NULL", false);
-  forward([&](ForwardCall& c) { c.x = s.x.data() + 2; }, "float8_forward_args.x is not aligned");
-  forward([&](ForwardCall& c) { c.y = s.y.data() + 8; }, "float8_forward_args.y is not aligned");
+  forward([](ForwardCall&) {}, "float8_forward_args.workspace.data is NULL", false);
+  forward([&](ForwardCall& c) { c.x.data = s.x.data() + 2; },
+          "float8_forward_args.x is not aligned");
+  forward([&](ForwardCall& c) { c.y.data = s.y.data() + 8; },
+          "float8_forward_args.y is not aligned");
   forward([](ForwardCall& c) { c.m = 65; }, "float8_forward_args.m is 65");
   forward([](ForwardCall& c) { c.m = -1; }, "float8_forward_args.m is -1");
   const auto backward = [&](auto change, std::string_view part, bool workspace = true) {
     BackwardCall call = s.backward();
     change(call);
-    refused(s.linear->backward(call, workspace ? s.workspace.data() : nullptr, nullptr), part);
+    refused(
+        s.linear->backward(with_workspace(call, workspace ? s.workspace.data() : nullptr), nullptr),
+        part);
   };
-  backward([](BackwardCall& c) { c.dy = nullptr; }, "float8_backward_args.dy is NULL");
-  backward([](BackwardCall& c) { c.saved = nullptr; }, "float8_backward_args.saved is NULL");
-  backward([](BackwardCall&) {}, "workspace of float8_linear_backward is NULL", false);
-  backward([&](BackwardCall& c) { c.dx = s.dx.data() + 2; },
+  backward([](BackwardCall& c) { c.dy.data = nullptr; }, "float8_backward_args.dy.data is NULL");
+  backward([](BackwardCall& c) { c.saved.data = nullptr; },
+           "float8_backward_args.saved.data is NULL");
+  backward([](BackwardCall&) {}, "float8_backward_args.workspace.data is NULL", false);
+  backward([&](BackwardCall& c) { c.dx.data = s.dx.data() + 2; },
            "float8_backward_args.dx is not aligned");
-  backward([&](BackwardCall& c) { c.dw = s.dw.data() + 2; },
+  backward([&](BackwardCall& c) { c.dw.data = s.dw.data() + 2; },
            "float8_backward_args.dw is not aligned");
   backward([](BackwardCall& c) { c.m = 65; }, "float8_backward_args.m is 65");
   EXPECT_EQ(cuda_.launches.size(), before);
 
   ForwardCall bad = s.forward();
-  bad.x = nullptr;
-  const auto steps = s.linear->forward_steps(bad, s.workspace.data());
+  bad.x.data = nullptr;
+  const auto steps = s.linear->forward_steps(with_workspace(bad, s.workspace.data()));
   ASSERT_EQ(steps.size(), 1U);
-  refused(steps.front().launch(nullptr), "x is NULL");
+  refused(steps.front().launch(nullptr), "x.data is NULL");
 }
 
 TEST_P(LinearTest, ALaunchThatFailsStopsTheCall) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
   cuda_.launch_result = CUDA_ERROR_ILLEGAL_ADDRESS;
-  const Status status = s.linear->forward(s.forward(), s.workspace.data(), nullptr);
+  const Status status = s.linear->forward(s.forward(), nullptr);
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, ErrorCode::kCuda);
   EXPECT_TRUE(says(status.error(), "quantize/")) << status.error().message;
   cuda_.launch_result = CUDA_SUCCESS;
-  EXPECT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  EXPECT_TRUE(s.linear->forward(s.forward(), nullptr));
   cuda_.cooperative = false;
   Fixture two(cuda_, describe(GetParam(), {64, 32, 48}), 64);
   cuda_.launch_result = CUDA_ERROR_ILLEGAL_ADDRESS;
   const int clears = cuda_.memsets;
-  const Status second = two.linear->forward(two.forward(), two.workspace.data(), nullptr);
+  const Status second = two.linear->forward(two.forward(), nullptr);
   ASSERT_FALSE(second);
   EXPECT_TRUE(says(second.error(), "amax/")) << second.error().message;
   EXPECT_LE(cuda_.memsets, clears + 1);
   cuda_.memset_result = CUDA_ERROR_ILLEGAL_ADDRESS;
-  EXPECT_FALSE(two.linear->forward(two.forward(), two.workspace.data(), nullptr));
+  EXPECT_FALSE(two.linear->forward(two.forward(), nullptr));
 }
 
 TEST_P(LinearTest, EveryLaunchGoesToTheCallersStream) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
   const auto stream = reinterpret_cast<Stream>(uintptr_t{0x77});
   const size_t before = cuda_.launches.size();
-  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), stream));
-  ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), stream));
+  ASSERT_TRUE(s.linear->forward(s.forward(), stream));
+  ASSERT_TRUE(s.linear->backward(s.backward(), stream));
   EXPECT_EQ(cuda_.launches.size(), before + 4);
   for (size_t i = before; i < cuda_.launches.size(); ++i) {
     EXPECT_EQ(cuda_.launches[i].stream, stream);
@@ -235,7 +241,7 @@ TEST(LinearPlan, NanPoisonsItsRowAlone) {
   FakeCuda cuda;
   Fixture s(cuda, describe("rowwise", {20, 32, 48}), 20);
   reinterpret_cast<uint16_t*>(s.x.data())[5 * 48 + 7] = 0x7fc0;
-  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
   const auto y = s.y.bf16();
   for (size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i / 32 == 5) << i;
 }

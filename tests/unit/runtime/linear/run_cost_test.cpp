@@ -131,7 +131,7 @@ constexpr Use kUses[] = {
     {"recomputing", [](LinearDesc& d) { d.recompute = true; }},
     {"recomputing from a weight in fp8", [](LinearDesc& d) { d.recompute = true; }, true},
     {"counters", [](LinearDesc& d) { d.count = true; }},
-    {"a flag", [](LinearDesc&) {}, true, false, [](QuantizerDesc& d) { d.weight_flag = true; }},
+    {"a flag", [](LinearDesc&) {}, true, false, [](QuantizerDesc& d) { d.noop_flag = true; }},
     {"f32 tensors", [](LinearDesc& d) { d.tensor_dtype = d.grad_weight_dtype = Dtype::kF32; }},
     {"a master weight", [](LinearDesc&) {}, true, false,
      [](QuantizerDesc& d) { d.f32_source = true; }},
@@ -139,9 +139,9 @@ constexpr Use kUses[] = {
     {"everything",
      [](LinearDesc& d) {
        d.bias = d.bias_grad = d.accumulate_grad_weight = d.count = true;
-       d.non_finite = NonFinite::kHold;
+       d.non_finite = NonFinite::kSaturate;
      },
-     true, true, [](QuantizerDesc& d) { d.weight_flag = true; }}};
+     true, true, [](QuantizerDesc& d) { d.noop_flag = true; }}};
 
 TEST_P(RunCostTest, AsksNothingOfTheSystem) {
   for (const Use& use : kUses) {
@@ -151,7 +151,7 @@ TEST_P(RunCostTest, AsksNothingOfTheSystem) {
     Fixture s(cuda_, desc, 192);
     const size_t weight = static_cast<size_t>(desc.shape.n * desc.shape.k);
     testing::Buffer master(weight * 4), db(static_cast<size_t>(desc.shape.n) * 4);
-    testing::Buffer counters(kCountersOfLinear * sizeof(CastCounters)), valid(16);
+    testing::Buffer counters(kCountersOfLinear * sizeof(CastCounters)), noop_flag(16);
     CastCounters read[kCountersOfLinear];
     auto* const counted = desc.count ? reinterpret_cast<CastCounters*>(counters.data()) : nullptr;
     QuantizerDesc of_weight = weight_of(desc);
@@ -168,11 +168,14 @@ TEST_P(RunCostTest, AsksNothingOfTheSystem) {
       QuantizeCall cast = kept.call();
       cast.struct_size = sizeof cast;
       forward.counters = backward.counters = cast.counters = counted;
-      if (use.cached) forward.w_tensor = backward.w_tensor = &kept.view;
-      if (desc.bias_grad) backward.db = db.data();
-      backward.accumulate = use.accumulate;
-      if (of_weight.weight_flag) cast.valid = reinterpret_cast<uint32_t*>(valid.data());
-      if (of_weight.f32_source) cast.x = master.data();
+      if (use.cached) forward.w.fp8 = backward.w.fp8 = &kept.view;
+      if (desc.bias_grad) backward.db.data = db.data();
+      backward.dw.accumulate = use.accumulate;
+      if (of_weight.noop_flag) cast.noop_flag = reinterpret_cast<uint32_t*>(noop_flag.data());
+      if (of_weight.f32_source) cast.x.data = master.data();
+      QuantizeCall in_list[] = {cast};
+      in_list[0].step = nullptr;
+      in_list[0].noop_flag = nullptr;
       g_idle = true;
       library_.computes = false;
       g_counts = {};
@@ -182,12 +185,14 @@ TEST_P(RunCostTest, AsksNothingOfTheSystem) {
         const Intercept intercept;
         if (use.cached) {
           good[0] = kept.run(cast).has_value();
-          good[1] = casts.run({1, &cast}, casts_workspace.data(), nullptr).has_value();
+          good[1] =
+              casts.run(listed(in_list, casts_workspace.data(), cast.step, cast.noop_flag), nullptr)
+                  .has_value();
         } else {
           good[0] = good[1] = true;
         }
-        good[2] = s.linear->forward(forward, s.workspace.data(), nullptr).has_value();
-        good[3] = s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
+        good[2] = s.linear->forward(forward, nullptr).has_value();
+        good[3] = s.linear->backward(backward, nullptr).has_value();
         good[4] = !s.delayed || s.delayed->update(s.state.data(), nullptr).has_value();
         good[5] = counted == nullptr ||
                   snapshot_counters(*s.context, counted, kCountersOfLinear, read, nullptr);
@@ -236,11 +241,11 @@ TEST_P(RunCostTest, ACallMakesItsLaunchesAndFewOtherDriverCalls) {
            g_counts[k_ctx_set_current] + g_counts[k_memset_d32_async];
   };
   g_counts = {};
-  ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->forward(forward, nullptr));
   EXPECT_EQ(g_counts[k_launch_kernel_ex], cost->forward_launches);
   EXPECT_EQ(others(), cost->forward_others);
   g_counts = {};
-  ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->backward(backward, nullptr));
   EXPECT_EQ(g_counts[k_launch_kernel_ex], cost->backward_launches);
   EXPECT_EQ(others(), cost->backward_others);
 }

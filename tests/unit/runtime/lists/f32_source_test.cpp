@@ -38,10 +38,9 @@ struct SourceItem {
       return of.bytes() == 0 ? nullptr : reinterpret_cast<uint32_t*>(of.data());
     };
     return {.struct_size = sizeof(QuantizeCall),
-            .x = x.data(),
-            .tensor = tensor.data(),
             .rows = rows,
-            .ld_x = ld,
+            .x = {x.data(), ld},
+            .tensor = {tensor.data()},
             .scales = {{recorded.data(), scale}},
             .amax = words(amax),
             .row_amax = words(row_amax)};
@@ -50,7 +49,7 @@ struct SourceItem {
     if (quantizer->desc().over_ranks) {
       ASSERT_TRUE(quantizer->find_amax(call(), nullptr));
     }
-    ASSERT_TRUE(quantizer->run(call(), workspace.data(), nullptr));
+    ASSERT_TRUE(quantizer->run(with_workspace(call(), workspace.data()), nullptr));
   }
   [[nodiscard]] auto written() {
     const auto bytes = [](Buffer& of) {
@@ -91,7 +90,7 @@ class F32SourceTest : public ::testing::TestWithParam<const char*> {
     some.push_back(some.back());
     some.back().dtype = Dtype::kF32;
     some.push_back(some[1]);
-    some.back().non_finite = NonFinite::kHold;
+    some.back().non_finite = NonFinite::kSaturate;
     for (size_t i = 0; i < 3 && !is_delayed(); ++i) {
       some.push_back(some[i]);
       some.back().over_ranks = true;
@@ -154,9 +153,9 @@ TEST_P(F32SourceTest, ListsToo) {
     const QuantizerList list = QuantizerList::plan(context_, quantizers).value();
     Buffer workspace{std::vector<uint8_t>(list.workspace_bytes())};
     if (!is_delayed()) {
-      ASSERT_TRUE(list.find_amax({calls.size(), calls.data()}, nullptr));
+      ASSERT_TRUE(list.find_amax(listed(calls), nullptr));
     }
-    const Status ran = list.run({calls.size(), calls.data()}, workspace.data(), nullptr);
+    const Status ran = list.run(listed(calls, workspace.data()), nullptr);
     ASSERT_TRUE(ran) << ran.error().message;
     expect_the_same(found, expected);
   }
@@ -182,10 +181,10 @@ TEST(F32Source, ReadsRowsOfF32) {
                            .f32_source = true};
   SourceItem item(cuda.context(), desc, reference::random_matrix(16, 16, 1));
   QuantizeCall call = item.call();
-  call.ld_x = 20;  // 80 bytes, which are whole 16s; 40 bytes in bf16 are not
-  EXPECT_TRUE(item.quantizer->run(call, item.workspace.data(), nullptr));
-  call.ld_x = 18;
-  EXPECT_FALSE(item.quantizer->run(call, item.workspace.data(), nullptr));
+  call.x.ld = 20;  // 80 bytes, which are whole 16s; 40 bytes in bf16 are not
+  EXPECT_TRUE(item.quantizer->run(with_workspace(call, item.workspace.data()), nullptr));
+  call.x.ld = 18;
+  EXPECT_FALSE(item.quantizer->run(with_workspace(call, item.workspace.data()), nullptr));
 }
 
 }  // namespace

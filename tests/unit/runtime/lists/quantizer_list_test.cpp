@@ -37,11 +37,11 @@ struct Quantized {
   }
 
   [[nodiscard]] QuantizeCall call(bool first_step = false) {
-    return {.x = x.data(),
-            .tensor = tensor.data(),
-            .rows = rows,
+    return {.rows = rows,
+            .x = {x.data()},
+            .tensor = {tensor.data()},
+            .step = first_step_if(first_step),
             .scales = {{recorded, scale}},
-            .first_step = first_step,
             .amax = quantizer->amax_words() > 0 ? words(amax) : nullptr,
             .row_amax = quantizer->row_amax_words() > 0 ? words(row_amax) : nullptr};
   }
@@ -93,7 +93,7 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
     f32.dtype = Dtype::kF32;
     add(f32, 48);
     QuantizerDesc hold = desc(Tensor::kInput, 40, 32);
-    hold.non_finite = NonFinite::kHold;
+    hold.non_finite = NonFinite::kSaturate;
     add(hold, 40);
     return items;
   }
@@ -102,16 +102,13 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
     for (const auto& item : items) quantizers.push_back(item->quantizer);
     return QuantizerList::plan(context, quantizers).value();
   }
-  static std::vector<QuantizeCall> calls_of(const Items& items, bool first_step = false) {
+  static std::vector<QuantizeCall> calls_of(const Items& items) {
     std::vector<QuantizeCall> calls;
     for (const auto& item : items) {
-      calls.push_back(item->call(first_step));
+      calls.push_back(item->call());
       calls.back().struct_size = sizeof(QuantizeCall);
     }
     return calls;
-  }
-  static QuantizeCalls array(const std::vector<QuantizeCall>& calls) {
-    return {calls.size(), calls.data()};
   }
 
   // Casts everything at once, and one by one.
@@ -119,13 +116,15 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
     const QuantizerList list = list_of(context_, together);
     Buffer workspace(list.workspace_bytes());
     std::fill_n(workspace.data(), std::min(workspace.bytes(), reserved_), uint8_t{0});
-    ASSERT_TRUE(list.run(array(calls_of(together, first_step)), workspace.data(), nullptr));
+    ASSERT_TRUE(
+        list.run(listed(calls_of(together), workspace.data(), first_step_if(first_step)), nullptr));
     EXPECT_TRUE(workspace.guard_is_whole());
     for (size_t i = 0; i < together.size(); ++i) {
       Quantized& item = *alone[i];
       Buffer scratch(item.quantizer->workspace_bytes());
       std::fill_n(scratch.data(), std::min(scratch.bytes(), reserved_), uint8_t{0});
-      ASSERT_TRUE(item.quantizer->run(item.call(first_step), scratch.data(), nullptr));
+      ASSERT_TRUE(
+          item.quantizer->run(with_workspace(item.call(first_step), scratch.data()), nullptr));
       EXPECT_EQ(together[i]->written(), item.written()) << i;
     }
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
@@ -173,10 +172,11 @@ TEST_P(QuantizerListTest, RowsMayDifferFromRunToRun) {
       (*items)[2]->x = Buffer(reference::random_matrix(64, 32, 99));
       std::fill_n((*items)[2]->tensor.data(), (*items)[2]->tensor.bytes(), kPoison);
     }
-    ASSERT_TRUE(list.run(array(calls_of(together)), workspace.data(), nullptr));
+    ASSERT_TRUE(list.run(listed(calls_of(together), workspace.data()), nullptr));
     Buffer scratch(alone[2]->quantizer->workspace_bytes());
     std::fill_n(scratch.data(), scratch.bytes(), uint8_t{0});
-    ASSERT_TRUE(alone[2]->quantizer->run(alone[2]->call(), scratch.data(), nullptr));
+    ASSERT_TRUE(
+        alone[2]->quantizer->run(with_workspace(alone[2]->call(), scratch.data()), nullptr));
     EXPECT_EQ(bytes(together[2]->tensor), bytes(alone[2]->tensor)) << rows;
   }
 }
@@ -191,16 +191,16 @@ TEST_P(QuantizerListTest, OnePairOfLaunchesForManyTensors) {
   Buffer workspace(list.workspace_bytes());
   const size_t of_tensor = is_delayed() || recipe() == "blockwise" ? 1 : 2;
   size_t before = cuda_.launches.size();
-  ASSERT_TRUE(list.run(array(calls_of(items)), workspace.data(), nullptr));
+  ASSERT_TRUE(list.run(listed(calls_of(items), workspace.data()), nullptr));
   EXPECT_EQ(cuda_.launches.size() - before, 2 * of_tensor);  // for 28 and for one more
   for (size_t i = 3; i < items.size(); ++i) items[i]->rows = 0;
   before = cuda_.launches.size();
   std::fill_n(workspace.data(), workspace.bytes(), uint8_t{0});
-  ASSERT_TRUE(list.run(array(calls_of(items)), workspace.data(), nullptr));
+  ASSERT_TRUE(list.run(listed(calls_of(items), workspace.data()), nullptr));
   EXPECT_EQ(cuda_.launches.size() - before, 1U);  // of few small tensors
   for (const auto& item : items) item->rows = 0;
   before = cuda_.launches.size();
-  ASSERT_TRUE(list.run(array(calls_of(items)), workspace.data(), nullptr));
+  ASSERT_TRUE(list.run(listed(calls_of(items), workspace.data()), nullptr));
   EXPECT_EQ(cuda_.launches.size(), before);
 }
 
@@ -209,9 +209,7 @@ TEST_P(QuantizerListTest, AnEvaluationRecordsNothing) {
   Items items = mixed();
   const QuantizerList list = list_of(context_, items);
   Buffer workspace(list.workspace_bytes());
-  auto calls = calls_of(items);
-  for (QuantizeCall& call : calls) call.evaluate = 1;
-  ASSERT_TRUE(list.run(array(calls), workspace.data(), nullptr));
+  ASSERT_TRUE(list.run(listed(calls_of(items), workspace.data(), &kEvaluation), nullptr));
   for (const auto& item : items) {
     EXPECT_TRUE(std::ranges::all_of(item->recorded, [](uint32_t word) { return word == 0; }));
   }
@@ -227,7 +225,7 @@ TEST_P(QuantizerListTest, RunDoesNotAllocate) {
   int allocations = 0;
   {
     const testing::CountAllocations counting;
-    ok = list.run(array(calls), workspace.data(), nullptr).has_value();
+    ok = list.run(listed(calls, workspace.data()), nullptr).has_value();
     allocations = counting.count();
   }
   EXPECT_TRUE(ok);
@@ -244,7 +242,7 @@ TEST_P(QuantizerListTest, BadArgumentsLeaveNothingEnqueued) {
   const auto refused = [&](const std::function<void(Calls&)>& change, std::string_view part) {
     Calls calls = calls_of(items);
     change(calls);
-    const Status status = list.run(array(calls), workspace.data(), nullptr);
+    const Status status = list.run(listed(calls, workspace.data()), nullptr);
     ASSERT_FALSE(status) << part;
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_TRUE(says(status.error(), part)) << status.error().message;
@@ -255,34 +253,39 @@ TEST_P(QuantizerListTest, BadArgumentsLeaveNothingEnqueued) {
     return const_cast<uint8_t*>(static_cast<const uint8_t*>(at)) + by;
   };
   refused([](Calls& c) { c.pop_back(); }, "11 quantizers were planned, 10 args are given");
-  refused([](Calls& c) { c[5].x = nullptr; }, "args[5]: float8_quantize_args.x is NULL");
-  refused([](Calls& c) { c[9].tensor = nullptr; }, "args[9]: float8_quantize_args.tensor is NULL");
-  refused([](Calls& c) { c[3].rows = 301; }, "args[3]: float8_quantize_args.rows is 301");
-  refused([](Calls& c) { c[1].rows = 159; }, "args[1]: float8_quantize_args.rows is 159");
-  refused([](Calls& c) { c[4].ld_x = 8; }, "args[4]: float8_quantize_list");
-  refused([](Calls& c) { c[7].first_step = 1; }, "args[7].first_step is not args[0]'s");
-  refused([](Calls& c) { c[7].evaluate = 1; }, "args[7].evaluate is not args[0]'s");
-  int64_t counts[2];
-  refused([&](Calls& c) { c[7].launch_counts = counts; },
-          "launch_counts is given; the casts of a list");
-  refused([&](Calls& c) { c[6].amax = items[0]->recorded; }, "args[6]: float8_quantize_list");
+  refused([](Calls& c) { c[5].x = {}; }, "tensors[5]: float8_quantize_args.x.data is NULL");
+  refused([](Calls& c) { c[9].tensor = {}; },
+          "tensors[9]: float8_quantize_args.tensor.data is NULL");
+  refused([](Calls& c) { c[3].rows = 301; }, "tensors[3]: float8_quantize_args.rows is 301");
+  refused([](Calls& c) { c[1].rows = 159; }, "tensors[1]: float8_quantize_args.rows is 159");
+  refused([](Calls& c) { c[4].x.ld = 8; }, "tensors[4]: float8_quantize_list");
+  // What is one for all tensors is given once.
+  uint32_t flag = 0;
+  refused([](Calls& c) { c[7].step = &kFirstOfSteps; },
+          "tensors[7]: float8_quantize_args.step is given; in a list");
+  refused([&](Calls& c) { c[7].workspace = {workspace.data()}; },
+          "tensors[7]: float8_quantize_args.workspace is given; in a list");
+  refused([&](Calls& c) { c[7].noop_flag = &flag; },
+          "tensors[7]: float8_quantize_args.noop_flag is given; in a list");
+  refused([&](Calls& c) { c[6].amax = items[0]->recorded; }, "tensors[6]: float8_quantize_list");
   refused([&](Calls& c) { c[8].tensor = c[0].tensor; }, "overlap");
-  refused([&](Calls& c) { c[8].tensor = into(c[1].x, 32); }, "float8_quantize_args.x of args[1]");
-  refused([&](Calls& c) { c[3].x = into(c[0].tensor, items[0]->tensor.bytes() - 16); },
+  refused([&](Calls& c) { c[8].tensor.data = into(c[1].x.data, 32); },
+          "float8_quantize_args.x of args[1]");
+  refused([&](Calls& c) { c[3].x.data = into(c[0].tensor.data, items[0]->tensor.bytes() - 16); },
           "float8_quantize_args.tensor of args[0]");
-  refused([&](Calls& c) { c[4].tensor = workspace.data() + 256; }, "overlap");
+  refused([&](Calls& c) { c[4].tensor.data = workspace.data() + 256; }, "overlap");
   if (is_delayed()) {
-    refused([](Calls& c) { c[0].scales = {}; }, "args[0]: float8_quantize_args.scales is empty");
+    refused([](Calls& c) { c[0].scales = {}; }, "tensors[0]: float8_quantize_args.scales is empty");
     refused([&](Calls& c) { c[5].scales.opaque[0] = into(c[4].scales.opaque[0], 4); },
             "float8_scale_slots (amax)");
   }
   if (list.workspace_bytes() > 0) {
-    const Status none = list.run(array(calls_of(items)), nullptr, nullptr);
-    EXPECT_TRUE(says(none.error(), "workspace of float8_quantize_list is NULL"));
-    const Status odd = list.run(array(calls_of(items)), workspace.data() + 4, nullptr);
+    const Status none = list.run(listed(calls_of(items)), nullptr);
+    EXPECT_TRUE(says(none.error(), "float8_quantize_list_args.workspace.data is NULL"));
+    const Status odd = list.run(listed(calls_of(items), workspace.data() + 4), nullptr);
     EXPECT_TRUE(says(odd.error(), "not aligned to 16 bytes"));
   }
-  const Status find = list.find_amax(array(calls_of(items)), nullptr);
+  const Status find = list.find_amax(listed(calls_of(items)), nullptr);
   EXPECT_TRUE(says(find.error(), "set float8_quantizer_desc.over_ranks")) << find.error().message;
   std::vector<std::shared_ptr<const Quantizer>> quantizers = {items[0]->quantizer, nullptr};
   EXPECT_TRUE(says(QuantizerList::plan(context_, quantizers).error(), "quantizers[1] is NULL"));
@@ -291,7 +294,7 @@ TEST_P(QuantizerListTest, BadArgumentsLeaveNothingEnqueued) {
   // An empty list is legal.
   const QuantizerList empty = QuantizerList::plan(context_, {}).value();
   EXPECT_EQ(empty.workspace_bytes(), 0U);
-  EXPECT_TRUE(empty.run({}, nullptr, nullptr));
+  EXPECT_TRUE(empty.run({}, nullptr));
   EXPECT_TRUE(empty.find_amax({}, nullptr));
   EXPECT_EQ(cuda_.launches.size(), before);
 }
@@ -309,7 +312,7 @@ TEST_P(QuantizerListTest, RunsOfTwoThreadsAtOnceAreChecked) {
       threads.emplace_back([&] {
         Buffer workspace(list.workspace_bytes());
         for (int i = 0; i < 300; ++i) {
-          wrong += list.run(array(bad), workspace.data(), nullptr) ? 1 : 0;
+          wrong += list.run(listed(bad, workspace.data()), nullptr) ? 1 : 0;
         }
       });
     }
@@ -396,7 +399,7 @@ TEST_P(ShardListTest, TheSameAsOneByOne) {
       const auto& of_rank = words[static_cast<size_t>(rank)];
       cuda_.allocations = {{.begin = of_rank.data(), .bytes = 4 * of_rank.size()}};
       EXPECT_EQ(list(rank).workspace_bytes(), 0U);
-      ASSERT_TRUE(list(rank).find_amax(array(calls(rank)), nullptr));
+      ASSERT_TRUE(list(rank).find_amax(listed(calls(rank)), nullptr));
       EXPECT_LE(cuda_.memsets - memsets, 1 + static_cast<int>(kWholes.size()));
     }
     for (size_t w = 0; w < words[0].size(); ++w) {
@@ -417,7 +420,7 @@ TEST_P(ShardListTest, TheSameAsOneByOne) {
     }
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const auto index = static_cast<size_t>(rank);
-      ASSERT_TRUE(list(rank).run(array(calls(rank)), nullptr, nullptr));
+      ASSERT_TRUE(list(rank).run(listed(calls(rank)), nullptr));
       size_t at = 0;
       for (size_t i = 0; i < kWholes.size(); ++i) {
         Quantized& one = *alone[index][i];
@@ -426,7 +429,7 @@ TEST_P(ShardListTest, TheSameAsOneByOne) {
                                words[index].begin() + static_cast<std::ptrdiff_t>(at + count),
                                Quantized::words(one.amax)));
         at += count;
-        ASSERT_TRUE(one.quantizer->run(one.call(), nullptr, nullptr));
+        ASSERT_TRUE(one.quantizer->run(with_workspace(one.call(), nullptr), nullptr));
         EXPECT_EQ(together[index][i]->written(), one.written()) << i;
       }
     }
@@ -458,9 +461,9 @@ TEST_P(ShardListTest, OneAmaxLaunchAndOneCastLaunch) {
                        {.begin = row_amax.data(), .bytes = 4 * row_amax.size()}};
   const size_t before = cuda_.launches.size();
   int memsets = cuda_.memsets;
-  ASSERT_TRUE(list.find_amax(array(calls), nullptr));
+  ASSERT_TRUE(list.find_amax(listed(calls), nullptr));
   const size_t finds = cuda_.launches.size() - before;
-  ASSERT_TRUE(list.run(array(calls), nullptr, nullptr));
+  ASSERT_TRUE(list.run(listed(calls), nullptr));
   const size_t casts = cuda_.launches.size() - before - finds;
   EXPECT_EQ(finds, recipe() == "blockwise" ? 0U : 1U);
   EXPECT_EQ(casts, 1U);
@@ -472,7 +475,7 @@ TEST_P(ShardListTest, OneAmaxLaunchAndOneCastLaunch) {
   cuda_.allocations.front().bytes = half;
   cuda_.allocations.push_back({.begin = calls[10].amax, .bytes = 4 * amax.size() - half});
   memsets = cuda_.memsets;
-  const Status found = list.find_amax(array(calls), nullptr);
+  const Status found = list.find_amax(listed(calls), nullptr);
   ASSERT_TRUE(found) << found.error().message;
   EXPECT_EQ(cuda_.memsets - memsets, 3);
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
@@ -491,15 +494,15 @@ TEST_P(ShardListTest, ShardsOfTwoTensorsMayNotShareWords) {
   const size_t before = cuda_.launches.size();
   const int memsets = cuda_.memsets;
   calls[1].row_amax = calls[0].row_amax;
-  const Status shared = list.find_amax(array(calls), nullptr);
+  const Status shared = list.find_amax(listed(calls), nullptr);
   ASSERT_FALSE(shared);
   EXPECT_TRUE(says(shared.error(), "row_amax of args[")) << shared.error().message;
   calls = calls_of(items);
   calls[1].amax = nullptr;
-  EXPECT_TRUE(says(list.find_amax(array(calls), nullptr).error(),
-                   "args[1]: float8_quantize_args.amax is NULL"));
-  EXPECT_TRUE(says(list.run(array(calls), nullptr, nullptr).error(),
-                   "args[1]: float8_quantize_args.amax is NULL"));
+  EXPECT_TRUE(says(list.find_amax(listed(calls), nullptr).error(),
+                   "tensors[1]: float8_quantize_args.amax is NULL"));
+  EXPECT_TRUE(says(list.run(listed(calls), nullptr).error(),
+                   "tensors[1]: float8_quantize_args.amax is NULL"));
   EXPECT_EQ(cuda_.launches.size(), before);
   EXPECT_EQ(cuda_.memsets, memsets);
 }

@@ -89,7 +89,7 @@ TEST(Info, ListsTheLaunches) {
   EXPECT_TRUE(says(text, "backward, w in fp8  "));
   desc.recompute = false;
   desc.bias_grad = desc.count = true;
-  desc.non_finite = NonFinite::kHold;
+  desc.non_finite = NonFinite::kSaturate;
   text = info(context, desc);
   EXPECT_TRUE(says(text, ", db bf16, holds scales that are not finite, counts\n"));
   EXPECT_TRUE(says(text, "; bias gradient; "));

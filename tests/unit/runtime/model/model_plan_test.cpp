@@ -295,8 +295,12 @@ TEST_F(ModelPlanTest, APlanRuns) {
     const auto wm = reference::random_matrix(shape.n, shape.k, 2);
     Buffer x(xm), w(wm), y(static_cast<size_t>(shape.m * shape.n * 2));
     Buffer workspace(model.workspace_bytes);
-    ASSERT_TRUE(linear.plan->forward({.x = x.data(), .w = w.data(), .y = y.data(), .m = shape.m},
-                                     workspace.data(), nullptr));
+    ASSERT_TRUE(linear.plan->forward({.m = shape.m,
+                                      .x = {x.data()},
+                                      .w = {w.data()},
+                                      .y = {y.data()},
+                                      .workspace = {workspace.data()}},
+                                     nullptr));
     const auto expected = reference::linear_gemm(find_recipe("rowwise").value(), Gemm::kOutput, xm,
                                                  wm, reference::Matrix{})
                               .value();

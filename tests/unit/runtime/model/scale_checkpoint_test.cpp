@@ -102,8 +102,8 @@ TEST(ScaleCheckpointRun, ResumesBitwise) {
     s.first_step = i == 0;
     for (auto& value : s.xm.values) value *= i % 2 == 0 ? 1.5F : 0.25F;
     s.x = Buffer(s.xm);
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
     ASSERT_TRUE(s.delayed->update(s.state.data(), nullptr));
   };
   for (int i = 0; i < 3; ++i) step(i);

@@ -59,8 +59,8 @@ TEST_P(DelayedSteps, LikeTheReference) {
     s.w = testing::Buffer(s.wm);
     s.dy = testing::Buffer(s.dym);
     s.first_step = step == 0;
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
 
     // The amax that would have given the scale of this step; the first one is its own.
     reference::DelayedAmax scaled_by;
@@ -100,8 +100,8 @@ TEST_P(DelayedSteps, LikeTheReference) {
     s.x = testing::Buffer(at_step(xs, step));
     s.w = testing::Buffer(at_step(ws, step + 1));
     s.dy = testing::Buffer(at_step(dys, step + 2));
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
     ASSERT_TRUE(s.delayed->update(s.state.data(), nullptr));
   }
   EXPECT_EQ(s.y.bf16(), after_copy);
@@ -148,7 +148,7 @@ TEST(DelayedScales, NonFiniteAmaxesFollowThePolicy) {
   FakeCuda cuda;
   const auto context = cuda.context();
   const std::vector<DelayedSlot> slots(2);
-  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kHold}) {
+  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kSaturate}) {
     const auto scales =
         DelayedScales::plan(context, slots, {.history = 2, .non_finite = policy}).value();
     testing::Buffer state(scales.bytes());

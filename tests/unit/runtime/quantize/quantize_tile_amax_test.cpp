@@ -211,9 +211,8 @@ struct Names {
 
 Names step_names(Fixture& s) {
   Names names;
-  for (const Step& step : s.linear->forward_steps(s.forward(), s.workspace.data()))
-    names.forward.push_back(step.name);
-  for (const Step& step : s.linear->backward_steps(s.backward(), s.workspace.data()))
+  for (const Step& step : s.linear->forward_steps(s.forward())) names.forward.push_back(step.name);
+  for (const Step& step : s.linear->backward_steps(s.backward()))
     names.backward.push_back(step.name);
   return names;
 }
@@ -240,9 +239,9 @@ TEST(LinearTileAmax, FewerRowsThanPlannedAcrossTheLimit) {
                 (Steps{"clear amax", "amax dy", "cast dy", "gemm grad_input", "gemm grad_weight"}));
     }
     const int clears = cuda.memsets;
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->forward(s.forward(), nullptr));
     std::memset(s.workspace.data(), testing::kPoison, s.workspace.bytes());
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), nullptr));
     EXPECT_EQ(cuda.memsets - clears, tile_amax ? 0 : 2);
     ASSERT_TRUE(cuda.faults.empty()) << cuda.faults.front();
     EXPECT_TRUE(s.guards_are_whole());
@@ -252,7 +251,7 @@ TEST(LinearTileAmax, FewerRowsThanPlannedAcrossTheLimit) {
     EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), 2.5e-3);
     if (tile_amax) continue;
     cuda.memset_result = CUDA_ERROR_ILLEGAL_ADDRESS;
-    EXPECT_FALSE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+    EXPECT_FALSE(s.linear->forward(s.forward(), nullptr));
     cuda.memset_result = CUDA_SUCCESS;
   }
 }

@@ -99,17 +99,16 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
       uint32_t format[1] = {0};
       const int64_t ld = gap == 0 ? 0 : cols + gap;
       for (const bool product : {false, true}) {
-        QuantizeCall call{.x = product ? of_gate.data() : of_h.data(),
-                          .tensor = product ? got.data() : expected.data(),
-                          .rows = rows,
-                          .ld_x = product ? ld : 0};
+        QuantizeCall call{.rows = rows,
+                          .x = {product ? of_gate.data() : of_h.data(), product ? ld : 0},
+                          .tensor = {product ? got.data() : expected.data()}};
         call.scales = ScaleSlots{amax + (product ? 1 : 0), scale, format};
         if (product) {
-          call.up = of_up.data();
-          call.ld_up = ld;
+          call.up.data = of_up.data();
+          call.up.ld = ld;
         }
         const auto& quantizer = product ? fused : plain;
-        const Status done = quantizer->run(call, workspace.data(), nullptr);
+        const Status done = quantizer->run(with_workspace(call, workspace.data()), nullptr);
         ASSERT_TRUE(done) << done.error().message;
       }
       EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
@@ -163,28 +162,28 @@ TEST_F(SwigluMisuse, CallsThatCannotBe) {
   Buffer workspace(plain->workspace_bytes() + 16);
   alignas(16) float scale[8] = {1, 0, 0, 0, 1};
   uint32_t amax[1] = {0}, format[1] = {0};
-  QuantizeCall good{.x = x.data(), .tensor = tensor.data(), .rows = 32};
+  QuantizeCall good{.rows = 32, .x = {x.data()}, .tensor = {tensor.data()}};
   good.scales = ScaleSlots{amax, scale, format};
-  good.up = up.data();
+  good.up.data = up.data();
   const auto refused = [&](const Quantizer& quantizer, const QuantizeCall& call,
                            std::string_view words) {
-    const Status status = quantizer.run(call, workspace.data(), nullptr);
+    const Status status = quantizer.run(with_workspace(call, workspace.data()), nullptr);
     ASSERT_FALSE(status);
     EXPECT_TRUE(says(status.error(), words)) << status.error().message;
   };
   QuantizeCall call = good;
-  call.up = nullptr;
-  refused(*fused, call, "float8_quantize_args.up is NULL");
-  refused(*plain, good, "float8_quantize_args.up is given");
+  call.up.data = nullptr;
+  refused(*fused, call, "float8_quantize_args.up.data is NULL");
+  refused(*plain, good, "float8_quantize_args.up.data is given");
   call = good;
-  call.first_step = 1;
+  call.step = &kFirstOfSteps;
   refused(*fused, call, "quantize it with FLOAT8_PLAIN in that step");
   call = good;
-  call.up = tensor.data();
+  call.up.data = tensor.data();
   refused(*fused, call, "overlap");
   call = good;
-  call.ld_up = 60;
-  refused(*fused, call, "ld_up");
+  call.up.ld = 60;
+  refused(*fused, call, "up.ld");
   EXPECT_TRUE(tensor.untouched());
   EXPECT_TRUE(cuda_.launches.empty());
 }
