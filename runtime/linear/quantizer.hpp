@@ -26,6 +26,7 @@ struct QuantizerDesc {
   bool q = true;  // the copies that are made, of those that the recipe has
   bool qt = true;
   bool scale_apart = false;  // of q alone: the tensor's scale lies in qt's place
+  bool recast = false;       // of qt alone: by the tensor's scale, which such a q left
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
@@ -87,6 +88,7 @@ class Quantizer {
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_scale_apart() const;
+  [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
   [[nodiscard]] Status check_swiglu() const;
   [[nodiscard]] Status check_up(const QuantizeCall& call) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
