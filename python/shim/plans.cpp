@@ -261,11 +261,11 @@ float8_context* context_of(int32_t device) {
 }
 
 int8_t checked_copies(int64_t copies) {
-  if (copies >= FLOAT8_BOTH_COPIES && copies <= FLOAT8_Q_FOR_RECOMPUTE)
+  if (copies >= FLOAT8_BOTH_COPIES && copies <= FLOAT8_QT_FOR_RECOMPUTE)
     return static_cast<int8_t>(copies);
   throw std::invalid_argument("float8: copies is " + std::to_string(copies) +
-                              "; it is 0 (both), 1 (q alone), 2 (qt alone) or 3 (q for "
-                              "recompute)");
+                              "; it is 0 (both), 1 (q alone), 2 (qt alone), 3 (q for recompute) "
+                              "or 4 (qt for recompute)");
 }
 
 Place place_of(const Tensor& tensor, Config config) {
