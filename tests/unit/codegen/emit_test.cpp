@@ -1,20 +1,18 @@
 // The emitter: golden stubs, determinism, and every kernel that the tuner may choose compiled by
-// NVRTC without spills or serialised MMAs. UPDATE_GOLDEN=1 in the environment rewrites the
-// golden files.
+// NVRTC without spills or serialised MMAs.
 #include "codegen/emit.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <thread>
 
-#include "base/file.hpp"
 #include "codegen/nvrtc.hpp"
 #include "recipes/recipe.hpp"
+#include "tests/golden.hpp"
 
 namespace f8::codegen {
 namespace {
@@ -62,14 +60,7 @@ TEST(Emit, GoldenStubs) {
        }) {
     std::string name = key;
     std::ranges::replace(name, '/', '_');
-    const fs::path path = fs::path(FLOAT8_SOURCE_DIR) / "tests/golden" / (name + ".cu");
-    const std::string text = without_templates(emit_key(key).source);
-    if (std::getenv("UPDATE_GOLDEN") != nullptr) {
-      ASSERT_TRUE(write_file_atomic(path, text));
-    }
-    const auto golden = read_file(path);
-    ASSERT_TRUE(golden) << golden.error().message << "; UPDATE_GOLDEN=1 writes it";
-    EXPECT_EQ(text, *golden) << path;
+    EXPECT_TRUE(testing::is_golden(name + ".cu", without_templates(emit_key(key).source)));
   }
 }
 
