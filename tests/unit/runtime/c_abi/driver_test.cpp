@@ -7,6 +7,7 @@
 #include <random>
 
 #include "runtime/c_abi/common.hpp"
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
@@ -334,8 +335,7 @@ TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
           Fault{CUDA_ERROR_INVALID_VALUE, FLOAT8_CUDA, "CUDA_ERROR_INVALID_VALUE"}}) {
       cuda_.launch_result = cuda_.memset_result = cuda_.copy_result = result;
       EXPECT_EQ(call.run(nullptr), status) << call.name;
-      EXPECT_NE(std::string_view(float8_last_error()).find(words), std::string_view::npos)
-          << call.name << ": " << float8_last_error();
+      EXPECT_MESSAGE(float8_last_error(), words);
       EXPECT_EQ(std::string_view(float8_last_error()).find('\n'), std::string_view::npos);
       cuda_.launch_result = cuda_.memset_result = cuda_.copy_result = CUDA_SUCCESS;
       EXPECT_EQ(call.run(nullptr), FLOAT8_OK) << call.name << ": " << float8_last_error();

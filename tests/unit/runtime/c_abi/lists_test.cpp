@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 
 namespace {
@@ -98,22 +99,22 @@ TEST_F(QuantizerListAbi, TakesStructsOfAnotherVersion) {
   EXPECT_EQ(run(), FLOAT8_OK) << float8_last_error();
   args[2].unknown = 1;
   EXPECT_EQ(run(), FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("float8_quantize_list_args.tensors[2]: float8_quantize_args: it sets fields"))
-      << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_list_args.tensors[2]",
+                 "float8_quantize_args");
   args[2].unknown = 0;
   args[1].known.struct_size = sizeof(float8_quantize_args);
   EXPECT_EQ(run(), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_quantize_list_args.tensors[1]: float8_quantize_args: struct_size"))
-      << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_list_args.tensors[1]",
+                 "float8_quantize_args", "struct_size");
 }
 
 TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
   float8_quantizer_list* out = nullptr;
   const float8_quantizer* some[] = {quantizers_[0].get(), nullptr};
   EXPECT_EQ(float8_quantizer_list_plan(context_.get(), some, 2, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("quantizers[1] is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "quantizers[1]");
   EXPECT_EQ(float8_quantizer_list_plan(context_.get(), nullptr, 1, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("quantizers is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error());
   EXPECT_EQ(float8_quantizer_list_plan(nullptr, some, 1, &out), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(out, nullptr);
   EXPECT_EQ(float8_quantizer_list_workspace_bytes(nullptr), 0U);
@@ -121,23 +122,23 @@ TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
   float8_quantize_list_args args{};
   EXPECT_EQ(float8_quantize_list(nullptr, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_quantize_list(list_.get(), nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_quantize_list_args is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_list_args");
   args.count = 3;
   EXPECT_EQ(float8_quantize_list(list_.get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_quantize_list_args.tensors is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_list_args.tensors");
   EXPECT_EQ(float8_quantize_list_amax(list_.get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_FALSE(list_.run({.workspace = {workspace_.get()}}, {}, nullptr));
-  EXPECT_TRUE(says("3 quantizers were planned, 0 args are given")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "3", "0");
   std::vector<float8::QuantizeArgs> all(3);
   EXPECT_FALSE(list_.find_amax({}, all, nullptr));
-  EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantizer_desc.over_ranks");
   all[1].tensor = {x_[1].get(), 7};
   EXPECT_FALSE(list_.run({.workspace = {workspace_.get()}}, all, nullptr));
-  EXPECT_TRUE(says("float8_quantize_list_args.tensors[1]: float8_quantize_args.tensor.bytes is 7"))
-      << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_list_args.tensors[1]",
+                 "float8_quantize_args.tensor.bytes", "7");
   all[1].tensor = {};
   EXPECT_FALSE(list_.run({.workspace = {workspace_.get(), 5}}, all, nullptr));
-  EXPECT_TRUE(says("float8_quantize_list_args.workspace.bytes is 5")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_list_args.workspace.bytes", "5");
 }
 
 // Linears that read one x, such as Q, K and V: x and all weights are cast in one list, all dy in

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "runtime/c_abi/common.hpp"
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
@@ -92,8 +93,7 @@ class Misuse : public ::testing::Test {
       const int memsets = cuda_.memsets;
       row.spoil(call);
       EXPECT_EQ((this->*row.call)(call), FLOAT8_INVALID_ARGUMENT) << row.words;
-      EXPECT_NE(std::string_view(float8_last_error()).find(row.words), std::string_view::npos)
-          << float8_last_error() << "\n  does not say: " << row.words;
+      EXPECT_MESSAGE(float8_last_error(), row.words);
       EXPECT_EQ(cuda_.launches.size(), launches) << row.words;
       EXPECT_EQ(cuda_.memsets, memsets) << row.words;
     }
@@ -114,94 +114,83 @@ class Misuse : public ::testing::Test {
 TEST_F(Misuse, OfAForward) {
   constexpr Do kForward = &Misuse::forward;
   expect_refused({
-      {kForward, [](Args& c) { c.forward.struct_size = 3; }, "struct_size is 3"},
-      {kForward, [](Args& c) { c.forward.y.reserved = 1; }, "y.reserved is 1; it must be 0"},
-      {kForward, [](Args& c) { c.forward.y.accumulate = 1; },
-       "float8_forward_args.y.accumulate is set; the call writes it"},
-      {kForward, [](Args& c) { c.step.struct_size = 3; }, "float8_step: struct_size is 3"},
-      {kForward, [](Args& c) { c.forward.x.data = nullptr; }, "float8_forward_args.x.data is NULL"},
-      {kForward, [](Args& c) { c.forward.w.data = nullptr; }, "float8_forward_args.w.data is NULL"},
-      {kForward, [](Args& c) { c.forward.y.data = nullptr; }, "float8_forward_args.y.data is NULL"},
-      {kForward, [](Args& c) { c.forward.bias = nullptr; }, "float8_forward_args.bias is NULL"},
-      {kForward, [](Args& c) { c.workspace = nullptr; },
-       "float8_forward_args.workspace.data is NULL"},
-      {kForward, [](Args& c) { c.forward.x.data = into(c.forward.x.data, 2); },
-       "x is not aligned to 16"},
-      {kForward, [](Args& c) { c.forward.w.data = into(c.forward.w.data, 8); }, "w is not aligned"},
-      {kForward, [](Args& c) { c.forward.y.data = into(c.forward.y.data, 1); }, "y is not aligned"},
-      {kForward, [](Args& c) { c.forward.bias = into(c.forward.bias, 2); }, "bias is not aligned"},
-      {kForward, [](Args& c) { c.forward.saved.data = into(c.forward.saved.data, 4); },
-       "saved is not"},
+      {kForward, [](Args& c) { c.forward.struct_size = 3; }, "struct_size"},
+      {kForward, [](Args& c) { c.forward.y.reserved = 1; }, "y.reserved"},
+      {kForward, [](Args& c) { c.forward.y.accumulate = 1; }, "float8_forward_args.y.accumulate"},
+      {kForward, [](Args& c) { c.step.struct_size = 3; }, "float8_step"},
+      {kForward, [](Args& c) { c.forward.x.data = nullptr; }, "float8_forward_args.x.data"},
+      {kForward, [](Args& c) { c.forward.w.data = nullptr; }, "float8_forward_args.w.data"},
+      {kForward, [](Args& c) { c.forward.y.data = nullptr; }, "float8_forward_args.y.data"},
+      {kForward, [](Args& c) { c.forward.bias = nullptr; }, "float8_forward_args.bias"},
+      {kForward, [](Args& c) { c.workspace = nullptr; }, "float8_forward_args.workspace.data"},
+      {kForward, [](Args& c) { c.forward.x.data = into(c.forward.x.data, 2); }, "16"},
+      {kForward, [](Args& c) { c.forward.w.data = into(c.forward.w.data, 8); }},
+      {kForward, [](Args& c) { c.forward.y.data = into(c.forward.y.data, 1); }},
+      {kForward, [](Args& c) { c.forward.bias = into(c.forward.bias, 2); }},
+      {kForward, [](Args& c) { c.forward.saved.data = into(c.forward.saved.data, 4); }},
       {kForward, [](Args& c) { c.workspace = into(c.workspace, 8); },
-       "float8_linear_forward: float8_forward_args.workspace is not aligned"},
+       "float8_forward_args.workspace"},
       {kForward, [](Args& c) { c.step.launch_counts.data = into(c.workspace, 8); },
-       "launch_counts is not aligned"},
+       "launch_counts"},
       {kForward, [](Args& c) { c.step.launch_counts.data = c.forward.y.data; }, "overlap"},
-      {kForward, [](Args& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
-      {kForward, [](Args& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
-      {kForward, [](Args& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
-      {kForward, [](Args& c) { c.forward.x.ld = 31; }, "x.ld is 31"},
-      {kForward, [](Args& c) { c.forward.w.ld = 33; }, "w.ld is 33"},
-      {kForward, [](Args& c) { c.forward.y.ld = -48; }, "y.ld is -48"},
-      {kForward, [](Args& c) { c.forward.y.ld = INT64_MAX; }, "y.ld is"},
+      {kForward, [](Args& c) { c.forward.m = -1; }, "-1"},
+      {kForward, [](Args& c) { c.forward.m = 41; }, "41"},
+      {kForward, [](Args& c) { c.forward.m = INT64_MAX; }, "40"},
+      {kForward, [](Args& c) { c.forward.x.ld = 31; }, "x.ld"},
+      {kForward, [](Args& c) { c.forward.w.ld = 33; }, "w.ld"},
+      {kForward, [](Args& c) { c.forward.y.ld = -48; }, "y.ld"},
+      {kForward, [](Args& c) { c.forward.y.ld = INT64_MAX; }, "y.ld"},
       {kForward, [](Args& c) { c.forward.y.data = const_cast<void*>(c.forward.x.data); },
-       "float8_linear_forward: float8_forward_args.y (3840 bytes) and float8_forward_args.x (2560 "
-       "bytes) overlap; float8_forward_args.y is written, give it memory of its "
-       "own"},
+       "float8_linear_forward"},
       {kForward, [](Args& c) { c.forward.y.data = into(c.forward.w.data, 3072 - 16); },
-       "y (3840 bytes) and float8_forward_args.w"},
+       "float8_forward_args.w"},
       {kForward, [](Args& c) { c.forward.saved.data = c.forward.y.data; },
-       "y (3840 bytes) and float8_forward_args.saved"},
+       "float8_forward_args.saved"},
       {kForward, [](Args& c) { c.forward.saved.data = into(c.workspace, 16); }, "saved"},
       {kForward, [](Args& c) { c.workspace = const_cast<void*>(c.forward.x.data); }, "workspace"},
       {kForward, [](Args& c) { c.forward.bias = into(c.forward.y.data, 16); },
-       "and float8_forward_args.bias (96 bytes)"},
-      {kForward, [](Args& c) { c.forward.workspace.bytes = 1; }, "workspace.bytes is 1, "},
-      {kForward, [](Args& c) { c.forward.saved.bytes = 1; }, "saved.bytes is 1, "},
+       "float8_forward_args.bias"},
+      {kForward, [](Args& c) { c.forward.workspace.bytes = 1; }, "workspace.bytes"},
+      {kForward, [](Args& c) { c.forward.saved.bytes = 1; }, "saved.bytes"},
   });
 }
 
 TEST_F(Misuse, OfABackward) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
-      {kBackward, [](Args& c) { c.backward.struct_size = 0; }, "struct_size is 0"},
-      {kBackward, [](Args& c) { c.backward.dy.data = nullptr; },
-       "float8_backward_args.dy.data is NULL"},
+      {kBackward, [](Args& c) { c.backward.struct_size = 0; }, "struct_size"},
+      {kBackward, [](Args& c) { c.backward.dy.data = nullptr; }, "float8_backward_args.dy.data"},
       {kBackward, [](Args& c) { c.backward.saved.data = nullptr; },
-       "float8_backward_args.saved.data is NULL"},
-      {kBackward, [](Args& c) { c.workspace = nullptr; },
-       "float8_backward_args.workspace.data is NULL"},
-      {kBackward, [](Args& c) { c.backward.dy.data = into(c.backward.dy.data, 2); },
-       "dy is not aligned"},
-      {kBackward, [](Args& c) { c.backward.dx.data = into(c.backward.dx.data, 2); },
-       "dx is not aligned"},
-      {kBackward, [](Args& c) { c.backward.dw.data = into(c.backward.dw.data, 2); },
-       "dw is not aligned"},
-      {kBackward, [](Args& c) { c.backward.m = 41; }, "m is 41"},
-      {kBackward, [](Args& c) { c.backward.dy.ld = 40; }, "dy.ld is 40"},
-      {kBackward, [](Args& c) { c.backward.dx.ld = 16; }, "dx.ld is 16"},
-      {kBackward, [](Args& c) { c.backward.dw.ld = 33; }, "dw.ld is 33"},
-      {kBackward, [](Args& c) { c.backward.dx.reserved = 2; }, "dx.reserved is 2"},
-      {kBackward, [](Args& c) { c.backward.db.ld = 16; }, "db.ld is 16; it is a vector"},
-      {kBackward, [](Args& c) { c.backward.db.data = c.backward.dw.data; }, "db is given"},
+       "float8_backward_args.saved.data"},
+      {kBackward, [](Args& c) { c.workspace = nullptr; }, "float8_backward_args.workspace.data"},
+      {kBackward, [](Args& c) { c.backward.dy.data = into(c.backward.dy.data, 2); }},
+      {kBackward, [](Args& c) { c.backward.dx.data = into(c.backward.dx.data, 2); }},
+      {kBackward, [](Args& c) { c.backward.dw.data = into(c.backward.dw.data, 2); }},
+      {kBackward, [](Args& c) { c.backward.m = 41; }, "41"},
+      {kBackward, [](Args& c) { c.backward.dy.ld = 40; }, "dy.ld"},
+      {kBackward, [](Args& c) { c.backward.dx.ld = 16; }, "dx.ld"},
+      {kBackward, [](Args& c) { c.backward.dw.ld = 33; }, "dw.ld"},
+      {kBackward, [](Args& c) { c.backward.dx.reserved = 2; }, "dx.reserved"},
+      {kBackward, [](Args& c) { c.backward.db.ld = 16; }, "db.ld"},
+      {kBackward, [](Args& c) { c.backward.db.data = c.backward.dw.data; }},
       {kBackward,
        [](Args& c) {
          c.backward.counters = static_cast<float8_cast_counters*>(c.backward.dw.data);
        },
-       "float8_backward_args.counters is given"},
-      {kBackward, [](Args& c) { c.backward.dw.accumulate = 1; }, "accumulate is set"},
+       "float8_backward_args.counters"},
+      {kBackward, [](Args& c) { c.backward.dw.accumulate = 1; }},
       {kBackward, [](Args& c) { c.backward.dw.data = const_cast<void*>(c.backward.w.data); },
-       "dw (3072 bytes)"},
+       "3072"},
       {kBackward, [](Args& c) { c.backward.dx.data = const_cast<void*>(c.backward.dy.data); },
-       "and float8_backward_args.dy"},
+       "float8_backward_args.dy"},
       {kBackward, [](Args& c) { c.backward.dw.data = into(c.backward.dx.data, 2560 - 16); },
        "overlap"},
       {kBackward, [](Args& c) { c.backward.dx.data = const_cast<void*>(c.backward.saved.data); },
-       "and float8_backward_args.saved"},
+       "float8_backward_args.saved"},
       {kBackward, [](Args& c) { c.workspace = const_cast<void*>(c.backward.saved.data); },
        "workspace"},
-      {kBackward, [](Args& c) { c.backward.workspace.bytes = 1; }, "workspace.bytes is 1, "},
-      {kBackward, [](Args& c) { c.backward.saved.bytes = 1; }, "saved.bytes is 1, "},
+      {kBackward, [](Args& c) { c.backward.workspace.bytes = 1; }, "workspace.bytes"},
+      {kBackward, [](Args& c) { c.backward.saved.bytes = 1; }, "saved.bytes"},
   });
   // The input is not read: dx may take its place.
   Args call = good();
@@ -212,19 +201,17 @@ TEST_F(Misuse, OfABackward) {
 TEST_F(Misuse, OfACastOfTheWeight) {
   constexpr Do kCast = &Misuse::cast;
   expect_refused({
-      {kCast, [](Args& c) { c.weight.struct_size = 5000; }, "struct_size is 5000"},
-      {kCast, [](Args& c) { c.weight.x.data = nullptr; }, "float8_quantize_args.x.data is NULL"},
-      {kCast, [](Args& c) { c.weight.tensor.data = nullptr; },
-       "float8_quantize_args.tensor.data is NULL"},
-      {kCast, [](Args& c) { c.workspace = nullptr; },
-       "float8_quantize_args.workspace.data is NULL"},
+      {kCast, [](Args& c) { c.weight.struct_size = 5000; }, "struct_size"},
+      {kCast, [](Args& c) { c.weight.x.data = nullptr; }, "float8_quantize_args.x.data"},
+      {kCast, [](Args& c) { c.weight.tensor.data = nullptr; }, "float8_quantize_args.tensor.data"},
+      {kCast, [](Args& c) { c.workspace = nullptr; }, "float8_quantize_args.workspace.data"},
       {kCast, [](Args& c) { c.weight.noop_flag = static_cast<uint32_t*>(c.weight.tensor.data); },
-       "noop_flag is given, the quantizer's casts do not look at it"},
-      {kCast, [](Args& c) { c.weight.x.ld = 8; }, "x.ld is 8"},
+       "noop_flag"},
+      {kCast, [](Args& c) { c.weight.x.ld = 8; }, "x.ld"},
       {kCast, [](Args& c) { c.weight.tensor.data = const_cast<void*>(c.weight.x.data); }, "tensor"},
       {kCast, [](Args& c) { c.weight.tensor.data = c.workspace; }, "overlap"},
-      {kCast, [](Args& c) { c.weight.tensor.bytes = 7; }, "tensor.bytes is 7, "},
-      {kCast, [](Args& c) { c.weight.workspace.bytes = 7; }, "workspace.bytes is 7, "},
+      {kCast, [](Args& c) { c.weight.tensor.bytes = 7; }, "tensor.bytes"},
+      {kCast, [](Args& c) { c.weight.workspace.bytes = 7; }, "workspace.bytes"},
   });
 }
 
@@ -235,25 +222,22 @@ class MisuseDelayed : public Misuse {
 
 TEST_F(MisuseDelayed, OfTheScales) {
   expect_refused({
-      {&Misuse::forward, [](Args& c) { c.forward.scales = {}; },
-       "float8_forward_args.scales is empty"},
-      {&Misuse::backward, [](Args& c) { c.backward.scales = {}; },
-       "float8_backward_args.scales is empty"},
-      {&Misuse::cast, [](Args& c) { c.weight.scales = {}; },
-       "float8_quantize_args.scales is empty"},
+      {&Misuse::forward, [](Args& c) { c.forward.scales = {}; }, "float8_forward_args.scales"},
+      {&Misuse::backward, [](Args& c) { c.backward.scales = {}; }, "float8_backward_args.scales"},
+      {&Misuse::cast, [](Args& c) { c.weight.scales = {}; }, "float8_quantize_args.scales"},
       {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[0] = c.forward.y.data; },
-       "float8_scale_slots (amax)"},
+       "float8_scale_slots"},
       {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[1] = c.forward.y.data; },
-       "and float8_scale_slots ("},
+       "float8_scale_slots"},
       {&Misuse::forward,
        [](Args& c) { c.forward.scales.opaque[0] = into(c.forward.scales.opaque[0], 2); },
-       "float8_scale_slots (amax) is not aligned"},
+       "float8_scale_slots"},
       {&Misuse::backward,
        [](Args& c) { c.backward.scales.opaque[1] = into(c.backward.scales.opaque[1], 1); },
-       "float8_scale_slots (scale) is not aligned"},
+       "float8_scale_slots"},
       {&Misuse::cast,
        [](Args& c) { c.weight.scales.opaque[0] = into(c.weight.scales.opaque[0], 6); },
-       "float8_scale_slots (amax) is not aligned"},
+       "float8_scale_slots"},
   });
 }
 
@@ -265,12 +249,10 @@ class MisuseHighPrecision : public Misuse {
 TEST_F(MisuseHighPrecision, OfWhatBackwardReads) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
-      {kBackward, [](Args& c) { c.backward.x.data = nullptr; },
-       "float8_backward_args.x.data is NULL; grad_weight is computed from"},
-      {kBackward, [](Args& c) { c.backward.x.data = into(c.backward.x.data, 8); },
-       "x is not aligned"},
+      {kBackward, [](Args& c) { c.backward.x.data = nullptr; }, "float8_backward_args.x.data"},
+      {kBackward, [](Args& c) { c.backward.x.data = into(c.backward.x.data, 8); }},
       {kBackward, [](Args& c) { c.backward.dx.data = const_cast<void*>(c.backward.x.data); },
-       "dx (2560 bytes) and float8_backward_args.x (2560 bytes) overlap"},
+       "float8_backward_args.x"},
   });
 }
 
@@ -279,13 +261,12 @@ TEST_F(Misuse, CudaErrorsReachTheCaller) {
   const auto fails = [&](CUresult& where, CUresult with, float8_status status, const char* words) {
     where = with;
     EXPECT_EQ(forward(call), status) << words;
-    EXPECT_NE(std::string_view(float8_last_error()).find(words), std::string_view::npos)
-        << float8_last_error();
+    EXPECT_MESSAGE(float8_last_error(), words);
     where = CUDA_SUCCESS;
     EXPECT_EQ(forward(call), FLOAT8_OK) << float8_last_error();
   };
-  fails(cuda_.launch_result, CUDA_ERROR_ILLEGAL_ADDRESS, FLOAT8_CUDA, "restart the process");
-  fails(cuda_.launch_result, CUDA_ERROR_OUT_OF_MEMORY, FLOAT8_OUT_OF_MEMORY, "out of memory");
+  fails(cuda_.launch_result, CUDA_ERROR_ILLEGAL_ADDRESS, FLOAT8_CUDA);
+  fails(cuda_.launch_result, CUDA_ERROR_OUT_OF_MEMORY, FLOAT8_OUT_OF_MEMORY);
   fails(cuda_.launch_result, CUDA_ERROR_INVALID_VALUE, FLOAT8_CUDA, "cuLaunchKernelEx");
 }
 

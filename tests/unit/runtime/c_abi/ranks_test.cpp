@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/device/emulated_driver.hpp"
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 #include "tests/unit/runtime/c_abi/emulated_ranks.hpp"
 
@@ -66,9 +67,7 @@ TEST(Ranks, WithAnotherShapeAreOneError) {
                                                FLOAT8_F32, nullptr);
   });
   for (const std::string& error : all) {
-    EXPECT_NE(error.find("operation 0 of the communicator"), std::string::npos) << error;
-    EXPECT_NE(error.find("ncclAllGather of 4 elements"), std::string::npos) << error;
-    EXPECT_NE(error.find("ncclAllGather of 8 elements"), std::string::npos) << error;
+    EXPECT_MESSAGE(error, "0", "4", "8");
     EXPECT_EQ(error.find('\n'), std::string::npos);
     EXPECT_EQ(error, all[0]);
   }
@@ -127,11 +126,8 @@ TEST(Ranks, ThatLeaveAreAnErrorAtOnce) {
               std::string::npos)
         << all[0];
     if (aborts) {
-      EXPECT_NE(ranks.communicator(0)
-                    .wait(ranks.context(0), "step 7", nullptr)
-                    .message()
-                    .find("step 7: rank 0 of 2: another rank failed"),
-                std::string::npos);
+      EXPECT_MESSAGE(ranks.communicator(0).wait(ranks.context(0), "step 7", nullptr), "7", "0",
+                     "2");
     }
   }
 }
@@ -168,7 +164,7 @@ TEST(Ranks, WithAShardOfAWrongSizeAreNamed) {
             "float8_gather_args.shard has 16 rows; rank 1 of 3 has 32 of the 96 rows of whole, "
             "where shard_rows is 32");
   for (const std::string& error : {all[0], all[2]}) {
-    EXPECT_NE(error.find(" has aborted the communicator"), std::string::npos) << error;
+    EXPECT_MESSAGE(error);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 
 namespace {
@@ -217,41 +218,41 @@ TEST_P(ShardedWeight, RefusesWhatItCannotDo) {
                                               .over_ranks = true});
   };
   EXPECT_FALSE(plan(float8::Recipe::named("delayed"), 128));
-  EXPECT_TRUE(says("over_ranks is for dynamic scaling")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "over_ranks");
   if (has_blocks()) {
     EXPECT_FALSE(plan(float8::Recipe::named("blockwise"), 96));
-    EXPECT_TRUE(says("shards of 96 rows cut the blocks of 128 rows")) << float8_last_error();
+    EXPECT_MESSAGE(float8_last_error(), "96", "128");
     return;
   }
   Rank rank(of_rows(128, true), whole_.get(), 0, 128);
   float8::QuantizeArgs args = rank.args();
   args.amax = nullptr;
   EXPECT_FALSE(rank.quantizer.run(with_workspace(args, nullptr), nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.amax is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_args.amax");
   EXPECT_FALSE(rank.quantizer.find_amax(args, nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.amax is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_args.amax");
   args = rank.args();
   args.row_amax = nullptr;
   EXPECT_FALSE(rank.quantizer.run(with_workspace(args, nullptr), nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.row_amax is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_args.row_amax");
   args = rank.args();
   args.rows = 129;
   EXPECT_FALSE(rank.quantizer.find_amax(args, nullptr));
-  EXPECT_TRUE(says("rows is 129")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "129");
   args = rank.args();
   args.x.data = nullptr;
   EXPECT_FALSE(rank.quantizer.find_amax(args, nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.x.data is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_args.x.data");
   args = rank.args();
   args.row_amax = static_cast<uint32_t*>(rank.tensor.get());
   EXPECT_FALSE(rank.quantizer.run(with_workspace(args, nullptr), nullptr));
-  EXPECT_TRUE(says("overlap")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "overlap");
   const float8::Quantizer plain = of_rows(128, false);
   const Memory workspace = memory(plain.workspace_bytes());
   EXPECT_FALSE(plain.find_amax(rank.args(), nullptr));
-  EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantizer_desc.over_ranks");
   EXPECT_FALSE(plain.run(with_workspace(rank.args(), workspace.get()), nullptr));
-  EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantizer_desc.over_ranks");
 }
 
 }  // namespace

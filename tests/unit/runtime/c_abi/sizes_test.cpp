@@ -5,6 +5,7 @@
 #include <float8/float8.hpp>
 #include <string>
 
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 
 namespace float8::testing {
@@ -104,7 +105,7 @@ TEST(SizesMisuse, IsOneClearError) {
   EXPECT_EQ(float8_linear_sizes(nullptr, &sizes), FLOAT8_INVALID_ARGUMENT);
   desc.n = 32;
   EXPECT_EQ(float8_linear_sizes(&desc, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_saved_bytes is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_saved_bytes");
   float8_quantizer_desc of{};
   of.struct_size = sizeof of;
   of.rows_max = 16;
@@ -113,7 +114,7 @@ TEST(SizesMisuse, IsOneClearError) {
   float8_layout layout{};
   layout.struct_size = sizeof layout;
   EXPECT_EQ(float8_tensor_layout(&of, 17, &layout), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("rows is 17")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "17");
 }
 
 TEST(RecipeCheck, SaysWhyNot) {
@@ -128,9 +129,9 @@ TEST(RecipeCheck, SaysWhyNot) {
   recipe.struct_size = sizeof recipe;
   recipe.output.a.format = recipe.output.b.format = FLOAT8_E5M2;
   EXPECT_NE(float8_recipe_check(&recipe), FLOAT8_OK);
-  EXPECT_TRUE(says("e5m2")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "e5m2");
   EXPECT_EQ(float8_recipe_check(nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_recipe is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_recipe");
 }
 
 }  // namespace

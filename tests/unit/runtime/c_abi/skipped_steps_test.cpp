@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "runtime/distributed/nccl_api.hpp"
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
@@ -337,23 +338,22 @@ TEST_F(SkippedSteps, AnEmulatedDeviceNeverCallsNccl) {
 TEST_F(SkippedSteps, MisuseIsOneClearError) {
   const auto says = [](const float8::Status& status, const std::string& words) {
     EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT);
-    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+    EXPECT_MESSAGE(status, words);
   };
   float found = 0;
   const auto odd = reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(&found) + 1);
-  says(scales_.found_inf(nullptr, nullptr, &found, nullptr),
-       "float8_scales_found_inf: state is NULL");
-  says(scales_.found_inf(state_.data(), nullptr, nullptr, nullptr), "found_inf is NULL");
-  says(scales_.found_inf(state_.data(), nullptr, odd, nullptr), "found_inf is not aligned");
-  says(scales_.sync_unless(state_.data(), odd, nullptr, nullptr), "found_inf is not aligned");
-  says(scales_.discard(nullptr, nullptr), "float8_scales_discard: state is NULL");
+  says(scales_.found_inf(nullptr, nullptr, &found, nullptr), "float8_scales_found_inf");
+  says(scales_.found_inf(state_.data(), nullptr, nullptr, nullptr), "found_inf");
+  says(scales_.found_inf(state_.data(), nullptr, odd, nullptr), "found_inf");
+  says(scales_.sync_unless(state_.data(), odd, nullptr, nullptr), "found_inf");
+  says(scales_.discard(nullptr, nullptr), "float8_scales_discard");
   int32_t first = 0;
   const auto first_steps = [&](const void* state, int32_t* to, size_t count) {
     return float8::Status(float8_scales_first_steps(scales_.get(), state, to, count, nullptr));
   };
-  says(first_steps(nullptr, &first, 1), "float8_scales_first_steps: state is NULL");
-  says(first_steps(state_.data(), &first, 2), "count is 2, the scales have 1 linears");
-  says(first_steps(state_.data(), nullptr, 1), "first_step is NULL");
+  says(first_steps(nullptr, &first, 1), "float8_scales_first_steps");
+  says(first_steps(state_.data(), &first, 2), "2");
+  says(first_steps(state_.data(), nullptr, 1), "first_step");
   EXPECT_EQ(float8_scales_first_steps(nullptr, state_.data(), &first, 1, nullptr),
             FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_scales_discard(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
@@ -367,22 +367,22 @@ TEST_F(SkippedSteps, MisuseIsOneClearError) {
 
 void expect_refused(const float8::Status& status, const std::string& words) {
   EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT) << words;
-  EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+  EXPECT_MESSAGE(status, words);
 }
 
 TEST_F(SkippedSteps, AFirstStepSaysSo) {
   first_step_ = false;
   expect_refused(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr),
-                 "float8_step.first_step is 0");
+                 "float8_step.first_step");
   Buffer tensor(quantizer_.tensor_bytes());
   const float8::QuantizeArgs weight{.x = {w_.data()},
                                     .tensor = {tensor.data()},
                                     .scales = scales_.slots(state_.data(), 0).value()};
   expect_refused(quantizer_.run(with_workspace(weight, workspace_.data()), nullptr),
-                 "float8_step.first_step is 0");
+                 "float8_step.first_step");
   const auto casts = float8::QuantizerList::plan(context_, {quantizer_}).value();
   expect_refused(casts.run({.workspace = {workspace_.data()}}, {weight}, nullptr),
-                 "tensors[0]: float8_step.first_step is 0");
+                 "float8_step.first_step");
   first_step_ = true;
   good_step();
   const auto saved = scales_.save(state_.data(), nullptr).value();
@@ -390,7 +390,7 @@ TEST_F(SkippedSteps, AFirstStepSaysSo) {
   // A loaded state has seen steps; one that a trainer initialises again has not.
   ASSERT_TRUE(scales_.init(state_.data(), nullptr));
   expect_refused(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr),
-                 "first_step is 0");
+                 "first_step");
   ASSERT_TRUE(scales_.load(state_.data(), saved, nullptr));
   EXPECT_TRUE(linear_.forward(with_workspace(forward_args(), workspace_.data()), nullptr));
   // So has one whose bytes the trainer kept itself.
@@ -413,9 +413,7 @@ TEST_F(SkippedSteps, ABackwardFitsItsForward) {
   const auto backward = [&] {
     return linear_.backward(with_workspace(args, workspace_.data()), nullptr);
   };
-  expect_refused(backward(),
-                 "float8_backward_args.m is 32, the forward that filled `saved` had an "
-                 "m of 40");
+  expect_refused(backward(), "float8_backward_args.m");
   args.m = kM;
   EXPECT_TRUE(backward());
 
@@ -427,15 +425,13 @@ TEST_F(SkippedSteps, ABackwardFitsItsForward) {
                              nullptr));
   const float8::Tensor weight = quantizer_.view(tensor.data(), kN).value();
   args.w.fp8 = &weight;
-  expect_refused(backward(),
-                 "float8_backward_args.w.fp8 is given, the forward that filled "
-                 "`saved` had none");
+  expect_refused(backward(), "float8_backward_args.w.fp8");
   float8::ForwardArgs forward = forward_args();
   forward.w.fp8 = &weight;
   ASSERT_TRUE(linear_.forward(with_workspace(forward, workspace_.data()), nullptr));
   EXPECT_TRUE(backward());
   args.w.fp8 = nullptr;
-  expect_refused(backward(), "float8_backward_args.w.fp8 is NULL");
+  expect_refused(backward(), "float8_backward_args.w.fp8");
   // A buffer that was moved is unknown, and accepted.
   Buffer moved(saved_.bytes());
   std::memcpy(moved.data(), saved_.data(), saved_.bytes());

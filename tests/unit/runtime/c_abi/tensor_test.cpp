@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 
 namespace {
@@ -178,14 +179,14 @@ TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
                          .transposed = {qt.get()},
                          .workspace = {workspace.get()}},
                         nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.tensor.bytes is 7")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_args.tensor.bytes", "7");
   EXPECT_FALSE(of_x.run({.rows = kM,
                          .x = {x_.get()},
                          .tensor = {q.get()},
                          .transposed = {const_cast<void*>(two.q)},
                          .workspace = {workspace.get()}},
                         nullptr));
-  EXPECT_TRUE(says("overlap")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "overlap");
 }
 
 TEST_F(TensorAbi, OneCopyAloneHasTheBitsOfBoth) {
@@ -245,23 +246,23 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   desc.cols = kK;
   desc.recipe = "bf16";
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("makes no fp8 copy of this operand")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "fp8");
   desc.recipe = "rowwise";
   desc.cols = 40;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("16")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "16");
   desc.cols = kK;
   desc.operand = 3;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_quantizer_desc.operand is 3")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantizer_desc.operand", "3");
   desc.operand = FLOAT8_INPUT;
   desc.copies = 4;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_quantizer_desc.copies is 4")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantizer_desc.copies", "4");
   desc.copies = FLOAT8_Q_FOR_RECOMPUTE;
   desc.operand = FLOAT8_WEIGHT;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("FLOAT8_Q_FOR_RECOMPUTE; it is for FLOAT8_INPUT")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "FLOAT8_Q_FOR_RECOMPUTE", "FLOAT8_INPUT");
   EXPECT_EQ(out, nullptr);
 
   float8_gemm_plan* gemm = nullptr;
@@ -273,29 +274,29 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   of_gemm.recipe = "rowwise_with_gw_hp";
   of_gemm.gemm = FLOAT8_GRAD_WEIGHT;
   EXPECT_EQ(float8_gemm_plan_create(context_.get(), &of_gemm, &gemm), FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("grad_weight in high precision")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "grad_weight");
   of_gemm.recipe = "rowwise";
   of_gemm.bias = 1;
   EXPECT_EQ(float8_gemm_plan_create(context_.get(), &of_gemm, &gemm), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("FLOAT8_OUTPUT alone adds a bias")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "FLOAT8_OUTPUT");
   of_gemm.bias = 0;
   of_gemm.sm_limit = -1;
   EXPECT_EQ(float8_gemm_plan_create(context_.get(), &of_gemm, &gemm), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_gemm_desc.sm_limit is -1")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_gemm_desc.sm_limit", "-1");
 
   const float8::Quantizer of_x = quantizer(FLOAT8_INPUT, kM, kK);
   const Memory x = memory(of_x.tensor_bytes()), workspace = memory(of_x.workspace_bytes());
   EXPECT_FALSE(
       of_x.run({.rows = kM, .tensor = {x.get()}, .workspace = {workspace.get()}}, nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.x.data is NULL")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_args.x.data");
   EXPECT_FALSE(of_x.run(
       {.rows = kM, .x = {x_.get()}, .tensor = {x.get(), 7}, .workspace = {workspace.get()}},
       nullptr));
-  EXPECT_TRUE(says("float8_quantize_args.tensor.bytes is 7")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantize_args.tensor.bytes", "7");
   EXPECT_FALSE(
       of_x.run({.rows = kM, .x = {x_.get()}, .tensor = {x_.get()}, .workspace = {workspace.get()}},
                nullptr));
-  EXPECT_TRUE(says("overlap")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "overlap");
 }
 
 // A kept copy of a weight: micro-batches compare and cast, and only what changed is cast.
@@ -350,7 +351,7 @@ TEST_F(TensorAbi, AFlagIsOfAWeight) {
   float8::QuantizerDesc desc{.operand = FLOAT8_INPUT, .rows_max = kM, .cols = kK};
   desc.noop_flag = true;
   EXPECT_FALSE(float8::Quantizer::plan(context_, desc));
-  EXPECT_TRUE(says("float8_quantizer_desc.noop_flag is set; it is for FLOAT8_WEIGHT"));
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantizer_desc.noop_flag", "FLOAT8_WEIGHT");
   desc.operand = FLOAT8_WEIGHT;
   desc.rows_max = kN;
   const auto flagged = float8::Quantizer::plan(context_, desc).value();
@@ -364,7 +365,7 @@ TEST_F(TensorAbi, AFlagIsOfAWeight) {
                           .workspace = {workspace.get()},
                           .noop_flag = &noop_flag},
                          nullptr));
-  EXPECT_TRUE(says("set float8_quantizer_desc.noop_flag")) << float8_last_error();
+  EXPECT_MESSAGE(float8_last_error(), "float8_quantizer_desc.noop_flag");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/linear/kernels.hpp"
+#include "tests/golden.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
@@ -308,8 +309,7 @@ TEST_P(AnyRecipe, AFirstLayerNeedsNoGradientOfItsInput) {
   BackwardCall call = s.backward();
   call.dx.data = s.dx.data();
   const Status refused = s.linear->backward(call, nullptr);
-  ASSERT_FALSE(refused);
-  EXPECT_TRUE(says(refused.error(), "no_grad_input")) << refused.error().message;
+  EXPECT_MESSAGE(refused, "no_grad_input");
   expect_no_faults();
 }
 
@@ -384,14 +384,13 @@ TEST(LinearMisuse, WhatARecipeNeedsBesides) {
   const auto refused = [](const Status& status, std::string_view part) {
     ASSERT_FALSE(status) << part;
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+    EXPECT_MESSAGE(status, part);
   };
   {
     Fixture s(cuda, describe("rowwise_with_gw_hp", {64, 32, 48}), 64);
     BackwardCall call = s.backward();
     call.x.data = nullptr;
-    refused(s.linear->backward(call, nullptr),
-            "x.data is NULL; grad_weight is computed from it: recipe rowwise_with_gw_hp");
+    refused(s.linear->backward(call, nullptr), "rowwise_with_gw_hp");
     call = s.backward();
     call.dw.accumulate = true;
     refused(s.linear->backward(call, nullptr), "accumulate_grad_weight");
@@ -403,25 +402,23 @@ TEST(LinearMisuse, WhatARecipeNeedsBesides) {
     odd.q = static_cast<const uint8_t*>(odd.q) + 4;
     ForwardCall with_weight = s.forward();
     with_weight.w.fp8 = &odd;
-    refused(s.linear->forward(with_workspace(with_weight, s.workspace.data()), nullptr),
-            "w.fp8");
+    refused(s.linear->forward(with_workspace(with_weight, s.workspace.data()), nullptr), "w.fp8");
   }
   {
     Fixture s(cuda, describe("delayed", {64, 32, 48}), 64);
     ForwardCall forward = s.forward();
     forward.scales = {};
-    refused(s.linear->forward(forward, nullptr),
-            "float8_forward_args.scales is empty; recipe delayed");
+    refused(s.linear->forward(forward, nullptr), "float8_forward_args.scales");
     BackwardCall backward = s.backward();
     backward.scales = {};
-    refused(s.linear->backward(backward, nullptr), "scales is empty");
+    refused(s.linear->backward(backward, nullptr));
   }
   LinearDesc desc = describe("tensorwise", {64, 32, 48});
   desc.bias = true;
   Fixture s(cuda, desc, 64);
   ForwardCall call = s.forward();
   call.bias = nullptr;
-  refused(s.linear->forward(call, nullptr), "bias is NULL");
+  refused(s.linear->forward(call, nullptr));
 }
 
 // A maximum that is not finite decides a scale as well, under both policies.
@@ -471,18 +468,17 @@ TEST(LinearRecompute, NeedsTheTensorsThatItCastsAgain) {
   Fixture s(cuda, desc, 64);
   const auto refused = [&](BackwardCall call, std::string_view part) {
     const Status status = s.linear->backward(call, nullptr);
-    ASSERT_FALSE(status);
-    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+    EXPECT_MESSAGE(status, part);
   };
   BackwardCall call = s.backward();
   call.x.data = nullptr;
-  refused(call, "x.data is NULL; grad_weight is computed from it: float8_linear_desc.recompute");
+  refused(call, "float8_linear_desc.recompute");
   call = s.backward();
   call.w.data = nullptr;
-  refused(call, "w.data is NULL; grad_input is computed from it: float8_linear_desc.recompute");
+  refused(call, "float8_linear_desc.recompute");
   call = s.backward();
   call.saved.data = nullptr;
-  refused(call, "float8_backward_args.saved.data is NULL");
+  refused(call, "float8_backward_args.saved.data");
 }
 
 }  // namespace
