@@ -72,7 +72,9 @@ FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* s
  * has seen less than others and is growing from zero, else to 0. Until the next sync the calls of such
  * linears have first_step set. `count` is that of the desc. The call copies to the host and waits for
  * `stream`, so it does not belong into a graph: a trainer makes it behind the syncs of the first steps,
- * until all are 0. */
+ * until all are 0. A flag may come back while an operand grows from zero; a trainer that looks no more
+ * casts it with the scale that it has. The call may be made after a load too: a saved state has all that
+ * it reads. */
 FLOAT8_API float8_status float8_scales_first_steps(const float8_scales* scales, const void* state,
                                                    int32_t* first_step, size_t count,
                                                    float8_stream stream);
