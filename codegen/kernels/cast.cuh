@@ -366,12 +366,17 @@ struct Cast {
     }
   };
 
+  // The tile of a tensor that this block casts, row-major.
+  static F8_DEVICE i32 index_of_tile(const CastTensor& t) {
+    const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
+    return t.blocks - 1 - block;
+  }
+
   template <class Args, class Loader = Load>
   static F8_DEVICE void run(const Args& args, const Loader& loader = {}) {
     const int index_of_tensor = tensor_of_block(args);
     const CastTensor& t = args.tensors[index_of_tensor];
-    const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
-    const i32 index = t.blocks - 1 - block;
+    const i32 index = index_of_tile(t);
     const TileCoord tile(t.rows, t.cols, index);
     const i32 row0 = tile.row * kCastTile;
     const i32 column0 = tile.column * kCastTile;
@@ -382,9 +387,19 @@ struct Cast {
     if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     ThreadFragment<Config::kInput> fragment;
     loader.load(t, row0, column0, fragment);
+    cast_fragment(args, index_of_tensor, tile, index == 0, fragment);
+    end_overlapped();
+  }
+
+  // Casts the elements of a tensor's tile.
+  template <class Args>
+  static F8_DEVICE void cast_fragment(const Args& args, int index_of_tensor, const TileCoord& tile,
+                                      bool first, ThreadFragment<Config::kInput>& fragment) {
+    const CastTensor& t = args.tensors[index_of_tensor];
+    const i32 row0 = tile.row * kCastTile;
+    const i32 column0 = tile.column * kCastTile;
     __shared__ Scales scales;
     __shared__ TileAmax<Config::kInput> tile_amax;
-    const bool first = index == 0;
     if (Config::kSums && args.sums != nullptr) {
       store_column_sums(fragment, column0, t.cols, args.sums + i64{tile.row} * t.cols);
     }
@@ -408,7 +423,6 @@ struct Cast {
       CastCounters* counters = args.counters[index_of_tensor];
       if (counters != nullptr) count(t, fragment, tile_amax, scales, first, counters);
     }
-    end_overlapped();
   }
 };
 

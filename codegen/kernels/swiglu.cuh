@@ -1,7 +1,8 @@
-// silu(gate) * up in fp32, to the same bits on a device and on a host: sums, products and fused
-// multiply-adds that round to nearest, and no branch, so that a thread's elements overlap.
+// silu(gate) * up and its gradients in fp32, to the same bits on a device and on a host: sums, products
+// and fused multiply-adds that round to nearest, and no branch, so that a thread's elements overlap.
 //
-//   silu(g) = g s / (1 + e), e = exp(-|g|) in [0, 1], s = e where g is negative, else 1
+//   silu(g)  = g s / (1 + e), e = exp(-|g|) in [0, 1], s = e where g is negative, else 1
+//   silu'(g) = s / (1 + e) (1 + g r / (1 + e)), r = 1 where g is negative, else e
 //
 //   e       2^(n + f) with an integer n and |f| <= 1/2; 2^f is a polynomial. Beyond |g| = 104 e is 0.
 //   1 / d   of d in [1, 2], from a line through cubic and Newton steps, to 4e-8
@@ -15,7 +16,21 @@ namespace f8::kernels {
 // float's bits. kSingle: the result stays in fp32, within 4 ulp of the product in fp64. Else it is to be
 // rounded to 16 bits, and is within 2^-17 of it.
 template <class Math, bool kSingle>
-F8_BOTH float swiglu(float gate, float up) {
+struct Silu {
+  float gate;
+  float e;
+  float inverse;  // of 1 + e
+
+  explicit F8_BOTH Silu(float of);
+  F8_BOTH float value() const { return gate * (gate < 0.0F ? e : 1.0F) * inverse; }
+  F8_BOTH float slope() const {
+    const float sigmoid = (gate < 0.0F ? e : 1.0F) * inverse;
+    return sigmoid * Math::fma(gate, (gate < 0.0F ? 1.0F : e) * inverse, 1.0F);
+  }
+};
+
+template <class Math, bool kSingle>
+F8_BOTH Silu<Math, kSingle>::Silu(float of) : gate(of) {
   constexpr float kLog2e = 0x1.715476p+0F;
   constexpr float kLog2eRest = 0x1.4ae0cp-26F;
   constexpr float kRound = 0x1.8p+23F;  // a sum with it is rounded to an integer, its last bits
@@ -39,14 +54,28 @@ F8_BOTH float swiglu(float gate, float up) {
     power = Math::fma(power, f, kDown * 0x1.62e12cp-1F);
   }
   power = Math::fma(power, f, kDown);
-  const float e = power * Math::value((Math::bits(rounded) << 23) + kUpBits);
+  e = power * Math::value((Math::bits(rounded) << 23) + kUpBits);
   const float d = 1.0F + e;
-  float inverse = Math::fma(d, -0x1.e1e1e2p-2F, 0x1.69696ap+0F);
+  inverse = Math::fma(d, -0x1.e1e1e2p-2F, 0x1.69696ap+0F);
   float rest = Math::fma(-d, inverse, 1.0F);
   inverse = Math::fma(inverse, Math::fma(rest, rest, rest), inverse);
   rest = Math::fma(-d, inverse, 1.0F);
   inverse = Math::fma(inverse, rest, inverse);
-  return gate * (gate < 0.0F ? e : 1.0F) * inverse * up;
+}
+
+template <class Math, bool kSingle>
+F8_BOTH float swiglu(float gate, float up) {
+  return Silu<Math, kSingle>(gate).value() * up;
+}
+
+struct SwigluGradients {
+  float gate, up;
+};
+// The gradients with respect to gate and up, where `grad` is the product's.
+template <class Math, bool kSingle>
+F8_BOTH SwigluGradients swiglu_backward(float gate, float up, float grad) {
+  const Silu<Math, kSingle> silu(gate);
+  return {grad * up * silu.slope(), grad * silu.value()};
 }
 
 }  // namespace f8::kernels

@@ -6,6 +6,7 @@
 namespace f8::runtime::emulation {
 
 void emulate(const codegen::SwigluCastSpec& spec, const Call& call) {
+  if (spec.backward) return call.fault("swiglu: the gradients have no emulation yet");
   const auto& args = call.args<kernels::SwigluCastArgs>();
   const kernels::CastTensor& t = args.cast.tensors[0];
   const Dtype type = spec.cast.in;
