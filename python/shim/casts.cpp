@@ -280,6 +280,15 @@ QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
           .copies = checked_copies(copies)};
 }
 
+// The bytes of copies of 0 rows. Each block of rows adds as many bytes as the one before, so a tensor
+// without rows has as much less than one block as one block has less than two.
+static QuantizedBytes bytes_without_rows(int64_t cols, Config config, int64_t operand,
+                                         bool backward) {
+  const QuantizedBytes one = quantized_bytes(kRows, cols, config, operand, backward);
+  const QuantizedBytes two = quantized_bytes(2 * kRows, cols, config, operand, backward);
+  return {2 * one.q - two.q, 2 * one.qt - two.qt};
+}
+
 // `up`: silu(x) up is cast, else x.
 static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up, int64_t config,
                                                int64_t operand, bool backward,
@@ -288,12 +297,9 @@ static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up
   Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
-    const auto of = [&](int64_t rows) {
-      return quantized_bytes(rows, cast.rows.cols, Config(config), operand, backward);
-    };
-    const QuantizedBytes one = of(kRows);
-    const QuantizedBytes two = of(2 * kRows);
-    return {empty_bytes(2 * one.q - two.q, device), empty_bytes(2 * one.qt - two.qt, device)};
+    const QuantizedBytes none =
+        bytes_without_rows(cast.rows.cols, Config(config), operand, backward);
+    return {empty_bytes(none.q, device), empty_bytes(none.qt, device)};
   }
   cast.key.swiglu = up != nullptr;
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
@@ -326,11 +332,9 @@ Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
   }
   const Cast cast(x, config, FLOAT8_INPUT, FLOAT8_QT_FOR_RECOMPUTE);
   if (cast.rows.rows == 0) {
-    const auto of = [&](int64_t rows) {
-      const Config casts(Config(config).of_casts());
-      return quantized_bytes(rows, cast.rows.cols, casts, FLOAT8_INPUT, true).qt;
-    };
-    return empty_bytes(2 * of(kRows) - of(2 * kRows), cast.place.device);
+    const Config casts(Config(config).of_casts());
+    return empty_bytes(bytes_without_rows(cast.rows.cols, casts, FLOAT8_INPUT, true).qt,
+                       cast.place.device);
   }
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   QuantizerKey key = cast.key;

@@ -10,7 +10,11 @@ import ast
 
 GROUND = ("_schemas", "shared_casts", "_ops", "amaxes", "base_linear", "notices", "tuning")
 ROOMS = ("ranks", "scales", "shard", "parallel", "layer", "checks", "functional", "__init__")
-LATE = {("layer.linear", "parallel.tensor_parallel"), ("_ops", "shared_casts"), ("__init__", "layer.parallel_styles")}
+LATE = {
+    ("layer.linear", "parallel.tensor_parallel"),
+    ("_ops", "shared_casts"),
+    ("__init__", "layer.parallel_styles"),
+}
 TORCH = "float8.torch"
 ABOVE = ("adapters", "torchao")  # of float8, they may import all
 

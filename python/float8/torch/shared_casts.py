@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from float8 import recipes
 
-# Of linear_backward (_schemas.py):
+# These are arguments of linear_backward, by their place in its schema (_schemas.py).
 _X, _X_QT, _CONFIG, _WANTED = 2, 3, 7, 9
 _WANTS_WEIGHT = 2
 

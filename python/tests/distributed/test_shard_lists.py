@@ -130,8 +130,13 @@ def test_maxima_of_what_does_not_fit(config: list[str], rest: Any, words: str) -
 
 @pytest.mark.parametrize(
     ("parts", "copies", "words"),
-    ((1, [], "32 words"), (0, [], "maxima of each"), (1, [4], "copies is 4")),
-    ids=("words", "no words", "copies"),
+    (
+        (1, [], "32 words"),
+        (0, [], "maxima of each"),
+        (1, [4], "FLOAT8_QT_FOR_RECOMPUTE"),
+        (1, [5], "copies is 5"),
+    ),
+    ids=("words", "no words", "copies of another operand", "copies"),
 )
 def test_casts_of_what_does_not_fit(parts: int, copies: list[int], words: str) -> None:
     config = _config("rowwise")

@@ -122,8 +122,8 @@ typedef struct float8_quantize_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_quantize_args));
   /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
   int64_t rows FLOAT8_DEFAULT(-1);
-  float8_matrix x FLOAT8_DEFAULT({}); /* [rows][cols], in dtype; with f32_source in fp32; fp8 is for
-                           * FLOAT8_QT_FOR_RECOMPUTE alone */
+  /* [rows][cols], in dtype; with f32_source in fp32; fp8 is for FLOAT8_QT_FOR_RECOMPUTE alone. */
+  float8_matrix x FLOAT8_DEFAULT({});
   /* [rows][cols] like x, with FLOAT8_SWIGLU, in no first step: a first scale is that of the product,
    * which a quantizer of FLOAT8_PLAIN finds. */
   float8_matrix up FLOAT8_DEFAULT({});

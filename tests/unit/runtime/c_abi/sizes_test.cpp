@@ -13,11 +13,7 @@ namespace {
 constexpr int64_t kM = 200, kN = 96, kK = 272;
 
 float8_linear_desc linear_of(const char* recipe) {
-  float8_linear_desc desc{};
-  desc.struct_size = sizeof desc;
-  desc.m_max = kM;
-  desc.n = kN;
-  desc.k = kK;
+  float8_linear_desc desc = LinearDesc{.m_max = kM, .n = kN, .k = kK}.c();
   desc.recipe = recipe;
   return desc;
 }
@@ -148,11 +144,7 @@ bool says(const char* words) {
 }
 
 TEST(SizesMisuse, IsOneClearError) {
-  float8_linear_desc desc{};
-  desc.struct_size = sizeof desc;
-  desc.m_max = 16;
-  desc.n = 24;
-  desc.k = 32;
+  float8_linear_desc desc = LinearDesc{.m_max = 16, .n = 24, .k = 32}.c();
   desc.recipe = "rowwise";
   float8_saved_bytes sizes{sizeof sizes, 0, 0};
   EXPECT_EQ(float8_linear_sizes(&desc, &sizes), FLOAT8_INVALID_ARGUMENT);
