@@ -184,6 +184,27 @@ struct LinearCall {
     return &view;
   }
 
+  // Likewise of dy, whose elements nothing reads then.
+  [[nodiscard]] const float8_tensor* given_grad(const std::optional<Tensor>& q,
+                                                const std::optional<Tensor>& qt, int64_t rows,
+                                                bool want_db, float8_tensor& view) const {
+    if (!q || !qt || want_db) {
+      throw std::invalid_argument(
+          "float8: a dy in fp8 has q and qt, and gives no gradient of a bias");
+    }
+    return given(FLOAT8_GRAD_OUTPUT, q, qt, rows, view);
+  }
+
+  // The x that a backward reads.
+  [[nodiscard]] Matrix input_of(const std::optional<Tensor>& x, int64_t rows) const {
+    if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
+    check_device(*x, "x");
+    const Matrix inputs = as_matrix(to_dtype(*x, dtype));
+    if (inputs.rows == rows && inputs.cols == k) return inputs;
+    throw std::invalid_argument("float8: x is " + shape_text(inputs.rows, inputs.cols) +
+                                ", and dy and the weight ask for " + shape_text(rows, k));
+  }
+
   // The view of the weight's copy whose elements follow each other in `data`, in so many shards, and
   // whose inverse scales lie apart.
   [[nodiscard]] const float8_tensor* gathered(bool q, const Tensor& data, const Tensor& scales,
@@ -373,12 +394,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   }
   float8_tensor x_view, w_view, dy_view;
   if (dy_q || dy_qt) {
-    if (!dy_q || !dy_qt || want_db) {
-      throw std::invalid_argument(
-          "float8: a dy in fp8 has q and qt, and gives no gradient of a bias");
-    }
     args.dy.data = nullptr;
-    args.dy.fp8 = call.given(FLOAT8_GRAD_OUTPUT, dy_q, dy_qt, rows.rows, dy_view);
+    args.dy.fp8 = call.given_grad(dy_q, dy_qt, rows.rows, want_db, dy_view);
   }
   const bool recast = call.config.recompute() && !x;
   args.x.fp8 = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view, recast);
@@ -387,14 +404,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   Matrix inputs, w;
   const bool casts_x = !x_qt || (call.config.recompute() ? !recast : x_qt->numel() == 0);
   if (call.config.reads_x() && want_dw && casts_x) {
-    if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
-    call.check_device(*x, "x");
-    inputs = as_matrix(to_dtype(*x, call.dtype));
-    if (inputs.rows != rows.rows || inputs.cols != call.k) {
-      throw std::invalid_argument("float8: x is " + shape_text(inputs.rows, inputs.cols) +
-                                  ", and dy and the weight ask for " +
-                                  shape_text(rows.rows, call.k));
-    }
+    inputs = call.input_of(x, rows.rows);
     args.x.data = inputs.data;
     args.x.ld = inputs.stride;
   }

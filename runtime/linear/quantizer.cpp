@@ -212,10 +212,11 @@ Status Quantizer::check_swiglu() const {
 }
 
 Status Quantizer::plan_swiglu() {
-  swiglu_ = F8_TRY(
-      SwigluCasts::plan(*context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand),
-                        desc_.source == CastSource::kSwigluBackward, desc_.recipe.name));
-  layout_.workspace_bytes = swiglu_.workspace_bytes();
+  swiglu_ = F8_TRY(SwigluCasts::plan(
+      *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), layout_.first,
+      desc_.source == CastSource::kSwigluBackward, desc_.recipe.name));
+  const size_t words = kFirstWords * kernels_.slots.size();
+  layout_.workspace_bytes = is_delayed() ? layout_.first.offset() + words * sizeof(uint32_t) : 0;
   return {};
 }
 

@@ -18,11 +18,12 @@ Status check_scales(const codegen::CastSpec& cast, std::string_view recipe) {
 }  // namespace
 
 Result<SwigluCasts> SwigluCasts::plan(Context& context, const LinearKernels& kernels,
-                                      CopySet copies, const TensorBuffers& at, bool backward,
-                                      std::string_view recipe) {
+                                      CopySet copies, const TensorBuffers& at, Ref first_amaxes,
+                                      bool backward, std::string_view recipe) {
   SwigluCasts all;
   all.backward_ = backward;
-  all.amax_bytes_ = (kernels.slots.size() * sizeof(uint32_t) + 15) / 16 * 16;
+  all.amaxes_ = first_amaxes;
+  all.slots_ = kernels.slots.size();
   for (const bool first : {false, true}) {
     if (first && kernels.slots.empty()) continue;
     for (const KernelPass& pass : kernels.passes(copies, first)) {
@@ -31,10 +32,10 @@ Result<SwigluCasts> SwigluCasts::plan(Context& context, const LinearKernels& ker
         const codegen::KernelSpec spec = codegen::SwigluCastSpec{cast.cast, backward};
         F8_TRY(context.compile(std::span(&spec, 1)));
         Cast made{F8_TRY(context.kernel(spec)), cast_operand(cast, at, Slot::kAmax)};
-        if (first && cast.slot >= 0) made.operand.partials = word_at(Slot::kWorkspace, cast.slot);
+        if (first && cast.slot >= 0) made.operand.partials = word_at(first_amaxes, cast.slot);
         (first ? all.first_ : all.casts_).push_back(made);
         if (first || cast.slot < 0) continue;
-        made.operand.recorded_amax = word_at(Slot::kWorkspace, cast.slot);
+        made.operand.recorded_amax = word_at(first_amaxes, cast.slot);
         made.operand.counters = {};
         all.recording_.push_back(made);
       }
@@ -66,10 +67,9 @@ Status SwigluCasts::launch(const Context::State& context, const Cast& cast, cons
 
 Status SwigluCasts::run(const Context::State& context, SwigluCall& call, Stream stream) const {
   if (call.first_step) {
-    auto* const amaxes = call.gate.at<uint8_t>(Slot::kWorkspace);
-    call.up.set(Slot::kWorkspace, amaxes + amax_bytes_);
-    F8_TRY(set_words(context.driver, reinterpret_cast<uint32_t*>(amaxes), 0,
-                     workspace_bytes() / sizeof(uint32_t), stream));
+    auto* const amaxes = call.gate.at<uint32_t>(amaxes_);
+    call.up.set(Slot::kWorkspace, call.gate.at<uint32_t>(Slot::kWorkspace) + slots_);
+    F8_TRY(set_words(context.driver, amaxes, 0, 2 * slots_, stream));
     for (const Cast& cast : recording_) F8_TRY(launch(context, cast, call, stream));
   }
   for (const Cast& cast : call.first_step ? first_ : casts_) {

@@ -23,12 +23,11 @@ struct SwigluCall {
 
 class SwigluCasts {
  public:
-  // kUnsupported where scales come from the tensor's maxima, but in a first step.
+  // kUnsupported where scales come from the tensor's maxima, but in a first step, whose amaxes lie at
+  // `first` in the workspace.
   [[nodiscard]] static Result<SwigluCasts> plan(Context& context, const LinearKernels& kernels,
-                                                CopySet copies, const TensorBuffers& at,
+                                                CopySet copies, const TensorBuffers& at, Ref first,
                                                 bool backward, std::string_view recipe);
-  // A first step's amaxes; 0 without delayed scaling.
-  [[nodiscard]] size_t workspace_bytes() const { return (backward_ ? 2 : 1) * amax_bytes_; }
   [[nodiscard]] Status run(const Context::State& context, SwigluCall& call, Stream stream) const;
 
  private:
@@ -41,10 +40,12 @@ class SwigluCasts {
                               const SwigluCall& call, Stream stream) const;
 
   bool backward_ = false;
-  size_t amax_bytes_ = 0;  // of the words of a tensor's amaxes in a first step
+  Ref amaxes_;  // of a first step: for each slot of gate, then of up
+  size_t slots_ = 0;
   std::vector<Cast> casts_;
   std::vector<Cast> recording_;  // first step: for the amaxes
   std::vector<Cast> first_;      // with the scales of these
 };
+static_assert(kFirstWords >= 2, "a first step's amaxes of two tensors");
 
 }  // namespace f8::runtime

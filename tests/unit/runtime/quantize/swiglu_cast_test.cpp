@@ -123,7 +123,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
       desc.source = CastSource::kSwiglu;
       const auto fused = Quantizer::plan(context_, desc).value();
       ASSERT_EQ(fused->tensor_bytes(), plain->tensor_bytes());
-      EXPECT_EQ(fused->workspace_bytes(), fused->is_delayed() ? 16U : 0U);
+      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       Matrix h = gate;
@@ -168,7 +168,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
       const auto plain = Quantizer::plan(context_, desc).value();
       desc.source = CastSource::kSwigluBackward;
       const auto fused = Quantizer::plan(context_, desc).value();
-      EXPECT_EQ(fused->workspace_bytes(), fused->is_delayed() ? 32U : 0U);
+      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       const Matrix grad = random(rows, cols, 7, type);
