@@ -25,7 +25,7 @@ def _parts(gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     power = _fma(down * number("0x1.3a02ccp-7"), f, down * number("0x1.c9fc46p-5"))
     for factor in ("0x1.ec0378p-3", "0x1.62e12cp-1", "0x1p0"):
         power = _fma(power, f, down * number(factor))
-    e = power * torch.ldexp(torch.ones_like(n), (n + 64).int())
+    e = power * ((n.int() + 64 + 127) << 23).view(torch.float32)
     d = 1 + e
     inverse = _fma(d, -number("0x1.e1e1e2p-2"), number("0x1.69696ap+0"))
     rest = _fma(-d, inverse, 1.0)

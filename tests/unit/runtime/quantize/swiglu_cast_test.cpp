@@ -275,5 +275,49 @@ TEST_F(SwigluMisuse, CallsThatCannotBe) {
   EXPECT_TRUE(cuda_.launches.empty());
 }
 
+TEST_F(SwigluMisuse, BackwardCallsThatCannotBe) {
+  QuantizerDesc of_gradients = desc("delayed");
+  of_gradients.operand = Tensor::kGradOutput;
+  of_gradients.source = CastSource::kSwigluBackward;
+  const auto fused = Quantizer::plan(context_, of_gradients).value();
+  Buffer x(32 * 64 * 2), up(32 * 64 * 2), grad(32 * 64 * 2), workspace(fused->workspace_bytes());
+  Buffer tensors[2] = {Buffer(fused->tensor_bytes()), Buffer(fused->tensor_bytes())};
+  Slots slots[2];
+  const QuantizeCall good{.rows = 32,
+                          .x = {x.data()},
+                          .up = {up.data()},
+                          .tensor = {tensors[0].data()},
+                          .scales = slots[0],
+                          .grad = {grad.data()},
+                          .up_tensor = {tensors[1].data()},
+                          .up_scales = slots[1]};
+  float8_step over_ranks = kFirstOfSteps;
+  over_ranks.ranks = reinterpret_cast<float8_nccl_comm>(this);
+  const std::tuple<std::function<void(QuantizeCall&)>, std::string_view> cases[] = {
+      {[](QuantizeCall& c) { c.grad.data = nullptr; }, "float8_quantize_args.grad.data is NULL"},
+      {[](QuantizeCall& c) { c.up.data = nullptr; }, "float8_quantize_args.up.data is NULL"},
+      {[](QuantizeCall& c) { c.up_tensor.data = nullptr; },
+       "float8_quantize_args.up_tensor.data is NULL"},
+      {[](QuantizeCall& c) { c.up_transposed.data = c.up_tensor.data; },
+       "float8_quantize_args.up_transposed.data is given and transposed.data is NULL"},
+      {[](QuantizeCall& c) { c.up_scales = {}; }, "float8_quantize_args.up_scales is empty"},
+      {[](QuantizeCall& c) { c.up_tensor = c.tensor; }, "overlap"},
+      {[](QuantizeCall& c) { c.grad.data = c.up_tensor.data; }, "overlap"},
+      {[](QuantizeCall& c) { c.grad.ld = 60; }, "grad.ld"},
+      {[&](QuantizeCall& c) { c.step = &over_ranks; }, "quantize them with FLOAT8_PLAIN"},
+      {[](QuantizeCall& c) { c.up_counters = static_cast<CastCounters*>(c.up_tensor.data); },
+       "float8_quantize_args.up_counters is given"},
+  };
+  for (const auto& [change, words] : cases) {
+    QuantizeCall call = good;
+    change(call);
+    const Status status = fused->run(with_workspace(call, workspace.data()), nullptr);
+    ASSERT_FALSE(status) << words;
+    EXPECT_TRUE(says(status.error(), words)) << status.error().message;
+  }
+  EXPECT_TRUE(tensors[0].untouched() && tensors[1].untouched());
+  EXPECT_TRUE(cuda_.launches.empty());
+}
+
 }  // namespace
 }  // namespace f8::runtime
