@@ -37,14 +37,17 @@ def _model() -> nn.Sequential:
     )  # type: ignore[return-value]
 
 
-def _rank(mesh: Any, rank: int, world: int, of_mlp: bool) -> None:
+def _rank(mesh: Any, rank: int, world: int, unit: str) -> None:
     torch.manual_seed(0)
     model = _model()
-    assert all(each.fused for each in f8.fuse(model))
     single = copy.deepcopy(model)
+    f8.fuse(single)
+    if unit == "mlp":
+        f8.fuse(model)
     for block in model:
-        fully_shard(block[1] if of_mlp else block, mesh=mesh)  # type: ignore[index]
+        fully_shard(block[1] if unit == "mlp" else block, mesh=mesh)  # type: ignore[index]
     fully_shard(model, mesh=mesh)
+    assert [each.fused for each in f8.fuse(model)] == [True, True]
     warnings.filterwarnings("error", message=".*no longer fused.*")
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, single)]
     before = [p.detach().clone() for p in single.parameters()]
@@ -59,12 +62,12 @@ def _rank(mesh: Any, rank: int, world: int, of_mlp: bool) -> None:
     for sharded, whole, old in zip(model.parameters(), single.parameters(), before, strict=True):
         assert torch.equal(sharded.full_tensor(), whole)
         assert not torch.equal(whole, old)
-    assert all(each.fused for each in f8.fuse(model))
 
 
-@pytest.mark.parametrize("of_mlp", [False, True])
-def test_fsdp2_shards_a_fused_model(of_mlp: bool, tmp_path: Any) -> None:
-    ranks.spawn(_rank, 2, tmp_path, of_mlp)
+@pytest.mark.parametrize("unit", ["block", "mlp"])
+def test_fsdp2_shards_a_fused_model(unit: str, tmp_path: Any) -> None:
+    """Blocks that are units are sharded before it is fused, and MLPs that are after it."""
+    ranks.spawn(_rank, 2, tmp_path, unit)
 
 
 def _left_rank(mesh: Any, rank: int, world: int) -> None:

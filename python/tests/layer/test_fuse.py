@@ -293,6 +293,19 @@ def test_calls_hooks_that_come_later(config: Config) -> None:
     assert calls == [1, 2]
 
 
+@pytest.mark.filterwarnings("ignore:float8. a MLP is no longer fused")
+def test_follows_another_conversion(config: Config) -> None:
+    fused, plain = pair(config, "blockwise")
+    for model in (fused, plain):
+        converted(model, config("delayed"))
+    x = inputs(fused)
+    assert same(step(fused, x), step(plain, x))
+    rowwise = converted(fused, config("rowwise"))
+    assert "rowwise" in repr(rowwise[0].mlp.gate)
+    step(rowwise, x)
+    assert len(reasons(rowwise)) == 2
+
+
 def test_refuses_what_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"fuse takes an nn\.Module"):
         f8.fuse(3)  # type: ignore[arg-type]

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn import functional
 
-from float8 import recipes
-from float8.recipes import Cast, Granularity, Recipe, Scaling
 from float8.torch import notices
 from float8.torch.base_linear import is_float8
-from float8.torch.layer.linear import Float8Linear
-from float8.torch.layer.mlp import FusedSwiGLU, Names, class_of, obstacle_of_child
+from float8.torch.layer.mlp import (
+    FusedSwiGLU,
+    Names,
+    class_of,
+    obstacle_between,
+    obstacle_of_child,
+)
 from float8.torch.shard.fsdp import gathers_in_fp8
 from float8.torch.shard.weight_mesh import mesh_dims
 
@@ -73,7 +76,8 @@ def fuse(model: nn.Module) -> list[Fusion]:
     done: list[Fusion] = []
     for name, module in model.named_modules():
         if isinstance(module, FusedSwiGLU):
-            done.append(Fusion(name, True, ""))
+            why = _obstacle_of_children(module, module.names)
+            done.append(Fusion(name, why is None, why or ""))
             continue
         names = _names_of(module)
         if names is None:
@@ -133,12 +137,16 @@ def _obstacle(module: nn.Module, names: Names) -> str | None:
         or type(activation).__name__ == "SiLUActivation"
     ):
         return f"its act_fn is {type(activation).__name__}, and SiLU is what is fused"
+    return _obstacle_of_children(module, names)
+
+
+def _obstacle_of_children(module: nn.Module, names: Names) -> str | None:
     children = [module._modules.get(each) for each in names]
     for name, child in zip(names, children, strict=True):
         why = obstacle_of_child(name, child) or _obstacle_of_options(name, child)
         if why is not None:
             return why
-    return _obstacle_between(names, children)
+    return obstacle_between(names, children)
 
 
 def _home(module: nn.Module) -> str:
@@ -147,45 +155,10 @@ def _home(module: nn.Module) -> str:
 
 
 def _obstacle_of_options(name: str, child: Any) -> str | None:
-    if (why := _obstacle_of_recipe(child.recipe)) is not None:
-        return why
-    if child.recompute:
-        return f"its {name} has recompute=True, and a fused MLP keeps x and h in fp8"
     if child._weight_gather is not None or gathers_in_fp8(child):
         return f"the weight of its {name} is gathered in fp8"
     if child.enable_fsdp_float8_all_gather:
         return f"its {name} has enable_fsdp_float8_all_gather"
     if hasattr(child.weight, "placements") and mesh_dims(child).tensor is not None:
         return f"the weight of its {name} is shared by tensor parallelism"
-    return None
-
-
-def _obstacle_of_recipe(recipe: Recipe) -> str | None:
-    """Returns why a recipe casts the product or its gradients otherwise than in one visit."""
-
-    def one_visit(cast: Cast) -> bool:
-        blocks = cast.granularity in (Granularity.BLOCK_1X128, Granularity.BLOCK_128X128)
-        return cast.fp8 and (blocks or cast.scaling == Scaling.DELAYED)
-
-    casts = (
-        recipe.output.a, recipe.grad_weight.a, recipe.grad_weight.b, recipe.grad_input.a,
-    )  # fmt: skip
-    if all(map(one_visit, casts)) and recipe.output.b.fp8 and recipe.grad_input.b.fp8:
-        return None
-    return (
-        f"recipe {recipe} finds maxima of silu(gate) up and its gradients before it casts them, or "
-        'reads them in high precision: delayed scaling and block scales ("delayed", "blockwise") are '
-        "fused"
-    )
-
-
-def _obstacle_between(names: Names, children: list[Any]) -> str | None:
-    first: Float8Linear = children[0]
-    for name, child in zip(names[1:], children[1:], strict=True):
-        if (child._config ^ first._config) & ~recipes.BIAS or child.recipe != first.recipe:
-            return f"its {names.gate} and {name} differ in recipe, emulate or saturate"
-        if child._scales is not first._scales or child._layout != first._layout:
-            return f"its {names.gate} and {name} have not one scale state"
-    if len(set(map(id, children))) < 3:
-        return "one linear is two of its children"
     return None

@@ -156,6 +156,7 @@ class FusedSwiGLU(nn.Module):
         why = None if alone else "it was called with other than an x"
         for name, child in zip(self.names, children, strict=True):
             why = why or obstacle_of_child(name, child) or _obstacle_of_weight(name, child)
+        why = why or obstacle_between(self.names, children)
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
                 kind = self.original.__name__
@@ -240,6 +241,27 @@ def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
         return f"its {name} has a bias"
     if child._padding:
         return f"its {name} pads in_features to a multiple of 16"
+    if not child._one_visit:
+        return (
+            f"recipe {child.recipe} finds maxima of silu(gate) up and its gradients before it casts "
+            "them, or reads them in high precision: delayed scaling and block scales are fused "
+            '("delayed", "blockwise")'
+        )
+    if child.recompute:
+        return f"its {name} has recompute=True, and a fused MLP keeps x and h in fp8"
+    return None
+
+
+def obstacle_between(names: Names, children: list[Any]) -> str | None:
+    """Returns why children that have no obstacle cannot be fused with each other."""
+    gate, up, down = children
+    if gate is up or up is down or gate is down:
+        return "one linear is two of its children"
+    for name, child in ((names.up, up), (names.down, down)):
+        if (child._config ^ gate._config) & ~recipes.BIAS:
+            return f"its {names.gate} and {name} differ in recipe, emulate or saturate"
+        if child._scales is not gate._scales or child._layout != gate._layout:
+            return f"its {names.gate} and {name} have not one scale state"
     return None
 
 
