@@ -151,9 +151,9 @@ def share_by_tensors(llama: Llama, mesh: Any, by_tokens: bool, ours: bool) -> No
     row = f8.Float8RowwiseParallel if ours else RowwiseParallel
     layout = Shard(1) if by_tokens else Replicate()
     plan: dict[str, Any] = {
-        name: column(input_layouts=layout) for name in ("q", "k", "v", "gate", "up")
+        name: column(input_layouts=layout) for name in ("q", "k", "v", "mlp.gate", "mlp.up")
     }
-    plan.update({name: row(output_layouts=layout) for name in ("o", "down")})
+    plan.update({name: row(output_layouts=layout) for name in ("o", "mlp.down")})
     if by_tokens:
         plan.update({name: SequenceParallel() for name in ("attention_norm", "mlp_norm")})
     for block in llama.blocks.blocks:
@@ -183,8 +183,8 @@ def add_up_partial_sums(llama: Llama, count: int) -> None:
             y.register_hook(rounded)
 
     for block in llama.blocks.blocks:
-        for name in ("o", "down"):
-            getattr(block, name).register_forward_hook(of_outputs)
+        for name in ("o", "mlp.down"):
+            block.get_submodule(name).register_forward_hook(of_outputs)
         for name in ("attention_norm", "mlp_norm"):
             getattr(block, name).register_forward_hook(of_gradients)
 

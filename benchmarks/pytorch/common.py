@@ -23,11 +23,13 @@ import float8.torch as f8
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "examples/pytorch"))
 
-from llama import LLAMA_3_8B, Blocks, Shape
+from llama import LLAMA_3_8B, Blocks, FeedForward, Shape
 
 TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise")
+FUSED = ("delayed", "blockwise")
 Options = argparse.Namespace
+f8.register_swiglu(FeedForward, gate="gate", up="up", down="down")
 TINY = Shape(dim=64, hidden=128, heads=4, kv_heads=2, layers=32)
 
 
@@ -39,18 +41,22 @@ class Variant:
     recipe: str = ""
     compiled: bool = True
     recompute: bool | None = None  # Float8Linear's
+    fuse: bool = False  # with float8.torch.fuse
 
     @property
     def name(self) -> str:
         words = {"bf16": "bf16", "torchao": f"torchao-{self.recipe}", "float8": self.recipe}
         name = words[self.library] + ("-keep" if self.recompute is False else "")
-        return name + ("" if self.compiled else "-eager")
+        return name + ("-fused" if self.fuse else "") + ("" if self.compiled else "-eager")
 
     def convert(self, model: nn.Module, emulate: bool) -> nn.Module:
         """Returns the model with the variant's linears, which share the parameters."""
         if self.library == "float8":
             config = f8.LinearConfig(recipe=self.recipe, emulate=emulate, recompute=self.recompute)
-            return f8.convert_to_float8_training(model, config=config)
+            model = f8.convert_to_float8_training(model, config=config)
+            if self.fuse and not all(each.fused for each in f8.fuse(model)):
+                raise RuntimeError("an MLP was not fused")
+            return model
         if self.library == "torchao":
             import torchao.float8 as torchao
 
@@ -75,7 +81,7 @@ class Variant:
             f8.sync_float8_amax_and_scale_history(model)
 
 
-def variants(eager: bool = True, keep: bool = False) -> dict[str, Variant]:
+def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dict[str, Variant]:
     """Returns all variants by name, compiled ones and then eager ones, with bf16 first."""
     of_a_kind = [("bf16", ""), *(("torchao", recipe) for recipe in TORCHAO_RECIPES)]
     of_a_kind += [("float8", recipe) for recipe in RECIPES]
@@ -83,6 +89,8 @@ def variants(eager: bool = True, keep: bool = False) -> dict[str, Variant]:
     every = [Variant(*names, compiled=kind) for kind in kinds for names in of_a_kind]
     if keep:
         every += [Variant("float8", recipe, recompute=False) for recipe in RECIPES]
+    if fused:
+        every += [Variant("float8", name, kind, fuse=True) for kind in kinds for name in FUSED]
     return {variant.name: variant for variant in every}
 
 

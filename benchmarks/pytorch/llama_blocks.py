@@ -49,7 +49,7 @@ def make_step(
 
 
 def main() -> int:
-    known = common.variants(keep=True)
+    known = common.variants(keep=True, fused=True)
     parser = common.parser(__doc__, known)
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=0, help="default 8192")

@@ -53,7 +53,7 @@ def measure(variant: common.Variant, blocks: int, tokens: int, emulate: bool) ->
 
 
 def main() -> int:
-    known = common.variants(keep=True)
+    known = common.variants(keep=True, fused=True)
     parser = common.parser(__doc__, known)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=0, help="default 8192")

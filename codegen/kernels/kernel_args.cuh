@@ -150,6 +150,12 @@ struct SwigluCastArgs {
   const void* up;  // of gate's type and shape
   i64 ld_up;
 };
+// The casts of its gradients dgate and dup: two tensors of one shape, whose x are gate and up.
+struct SwigluBackwardArgs {
+  CastArgs cast;
+  const void* grad;  // of silu(gate) up, in gate's type and shape
+  i64 ld_grad;
+};
 
 // Amax and cast in one launch.
 struct QuantizeArgs {

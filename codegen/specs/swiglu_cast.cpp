@@ -5,20 +5,21 @@
 
 namespace f8::codegen {
 
-Result<SwigluCastSpec> SwigluCastSpec::parse(std::string_view, std::string_view rest) {
-  return SwigluCastSpec{F8_TRY(CastSpec::parse("cast", rest))};
+Result<SwigluCastSpec> SwigluCastSpec::parse(std::string_view kind, std::string_view rest) {
+  return SwigluCastSpec{F8_TRY(CastSpec::parse("cast", rest)), kind == kKinds[1]};
 }
 
 std::string SwigluCastSpec::key() const {
   constexpr std::string_view kCast = "cast/";
-  return "swiglu_cast/" + cast.key().substr(kCast.size());
+  return f8::format("{}/{}", kKinds[backward ? 1 : 0], cast.key().substr(kCast.size()));
 }
 
 Status SwigluCastSpec::validate() const {
   F8_TRY(cast.validate());
-  if (amax_before(cast)) {
+  if (const auto amax = amax_before(cast); amax && (amax->row || amax->col || amax->block)) {
     return fail(ErrorCode::kInvalidArgument,
-                "silu(gate) up is computed once: its scales are delayed, or those of blocks");
+                "silu(gate) up is not in memory, where maxima of rows and columns are found: its "
+                "scales are the tensor's, or those of blocks");
   }
   if (cast.one_launch || cast.list || cast.sums || cast.noop_flag || cast.from_f32) {
     return fail(ErrorCode::kInvalidArgument,
@@ -28,13 +29,19 @@ Status SwigluCastSpec::validate() const {
 }
 
 Stub SwigluCastSpec::stub() const {
-  return {"swiglu_cast.cuh", "float8_swiglu_cast",
-          cast_config(cast) + check_args<kernels::SwigluCastArgs>("SwigluCastArgs") +
-              check_threads("kTileThreads", launch()) +
-              "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-              "float8_swiglu_cast(const __grid_constant__ SwigluCastArgs args) {\n"
-              "  swiglu_cast<Config>(args);\n"
-              "}\n"};
+  const std::string_view name = kKinds[backward ? 1 : 0];
+  const std::string args = backward ? "SwigluBackwardArgs" : "SwigluCastArgs";
+  Stub stub{"swiglu_cast.cuh", f8::format("float8_{}", name), cast_config(cast)};
+  stub.text += backward ? check_args<kernels::SwigluBackwardArgs>(args)
+                        : check_args<kernels::SwigluCastArgs>(args);
+  stub.text += check_threads("kTileThreads", launch());
+  stub.text += f8::format(
+      "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+      "float8_{0}(const __grid_constant__ {1} args) {{\n"
+      "  {0}<Config>(args);\n"
+      "}}\n",
+      name, args);
+  return stub;
 }
 
 LaunchTraits SwigluCastSpec::launch() const {
@@ -42,7 +49,8 @@ LaunchTraits SwigluCastSpec::launch() const {
 }
 
 ParameterBytes SwigluCastSpec::parameters() const {
-  return {.first = sizeof(kernels::SwigluCastArgs)};
+  return {.first =
+              backward ? sizeof(kernels::SwigluBackwardArgs) : sizeof(kernels::SwigluCastArgs)};
 }
 
 }  // namespace f8::codegen

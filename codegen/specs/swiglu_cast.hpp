@@ -1,6 +1,8 @@
-// The cast of silu(gate) up to fp8, whose scales need no amax before.
-//   swiglu_cast := "swiglu_cast/" what follows "cast/" in a cast's key, with the options /pow2, /hold
-//                  and /count
+// The cast of silu(gate) up to fp8, and the casts of its gradients dgate and dup in one launch. A
+// tensor's scale is delayed, or from an amax that a launch with a delayed scale recorded.
+//   swiglu_cast := kind "/" what follows "cast/" in a cast's key, with the options /pow2, /hold and
+//                  /count
+//   kind        := "swiglu_cast" | "swiglu_backward_cast"
 #pragma once
 
 #include "codegen/specs/cast.hpp"
@@ -9,8 +11,9 @@ namespace f8::codegen {
 
 struct SwigluCastSpec {
   CastSpec cast;
+  bool backward = false;  // dgate and dup are cast
 
-  static constexpr std::string_view kKinds[] = {"swiglu_cast"};
+  static constexpr std::string_view kKinds[] = {"swiglu_cast", "swiglu_backward_cast"};
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<SwigluCastSpec> parse(std::string_view kind, std::string_view rest);
   [[nodiscard]] Status validate() const;

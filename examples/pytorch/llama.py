@@ -44,6 +44,20 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
 
 
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.dim, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.dim, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return y
+
+
 class Block(nn.Module):
     """x[batch, tokens, dim] to the same shape."""
 
@@ -57,14 +71,11 @@ class Block(nn.Module):
         self.v = nn.Linear(shape.dim, kv, bias=False)
         self.o = nn.Linear(shape.dim, shape.dim, bias=False)
         self.mlp_norm = nn.RMSNorm(shape.dim, eps=1e-5)
-        self.gate = nn.Linear(shape.dim, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.dim, shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
+        self.mlp = FeedForward(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)
-        h = self.mlp_norm(x)
-        y: Tensor = x + self.down(functional.silu(self.gate(h)) * self.up(h))
+        y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -86,9 +86,10 @@ struct Cast {
     return args;
   }
 
-  // The slots of a scale state are those of any linear of the recipe.
-  void set_scales(float8_quantize_args& args, float8_step& step, const Tensor& state,
-                  int64_t layout, bool evaluate) const {
+  // The slots of a scale state are those of any linear of the recipe. A step is the first one where it
+  // is of one of the states.
+  void set_scales(float8_scale_slots& slots, float8_step& step, const Tensor& state, int64_t layout,
+                  bool evaluate) const {
     if (device_of(state) != place.device) {
       throw std::invalid_argument("float8: the scale state is on another device than x");
     }
@@ -105,8 +106,8 @@ struct Cast {
                         .grad_dtype = key.dtype};
       linear = plan_for(any, place).linear;
     }
-    args.scales = scales.slots(linear);
-    step.first_step = scales.first_step();
+    slots = scales.slots(linear);
+    if (scales.first_step()) step.first_step = 1;
     step.evaluate = evaluate;
   }
 };
@@ -148,7 +149,7 @@ struct CastList {
   // All tensors of a list are in a first step, or none is.
   void set_scales(size_t i, const Tensor& state, int64_t layout) {
     float8_step of_tensor;
-    casts[i].set_scales(args[i], of_tensor, state, layout, false);
+    casts[i].set_scales(args[i].scales, of_tensor, state, layout, false);
     if (i > 0 && of_tensor.first_step != step.first_step) {
       throw std::invalid_argument(
           "float8: some scale states of a list are in their first step, and some are not; cast "
@@ -301,7 +302,7 @@ static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up
         bytes_without_rows(cast.rows.cols, Config(config), operand, backward);
     return {empty_bytes(none.q, device), empty_bytes(none.qt, device)};
   }
-  cast.key.swiglu = up != nullptr;
+  if (up != nullptr) cast.key.source = FLOAT8_SWIGLU;
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
@@ -314,7 +315,7 @@ static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up
   }
   float8_step step;
   args.step = &step;
-  if (scales) cast.set_scales(args, step, *scales, layout, evaluate);
+  if (scales) cast.set_scales(args.scales, step, *scales, layout, evaluate);
   run_quantizer(quantizer, cast.place, q, qt, args);
   return {q, qt};
 }
@@ -354,17 +355,67 @@ Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
   return qt;
 }
 
+static void check_alike(const Tensor& gate, const Tensor& other, const char* names) {
+  const Matrix one = as_matrix(gate);
+  const Matrix two = as_matrix(other);
+  if (one.rows != two.rows || one.cols != two.cols || dtype_of(gate) != dtype_of(other) ||
+      device_of(gate) != device_of(other)) {
+    throw std::invalid_argument(std::string("float8: ") + names +
+                                " have one shape, one type and one device");
+  }
+}
+
 std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
                                            bool backward, const std::optional<Tensor>& scales,
                                            int64_t layout, bool evaluate) {
-  const Matrix of_gate = as_matrix(gate);
-  const Matrix of_up = as_matrix(up);
-  if (of_gate.rows != of_up.rows || of_gate.cols != of_up.cols || dtype_of(gate) != dtype_of(up) ||
-      device_of(gate) != device_of(up)) {
-    throw std::invalid_argument(
-        "float8: gate and up of quantize_swiglu have one shape, one type and one device");
-  }
+  check_alike(gate, up, "gate and up of quantize_swiglu");
   return quantize_one(gate, &up, config, FLOAT8_INPUT, backward, scales, layout, evaluate);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_swiglu_backward(
+    const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t config,
+    std::vector<Tensor> scales, int64_t layout) {
+  constexpr const char* kNames = "grad, gate and up of quantize_swiglu_backward";
+  check_alike(gate, up, kNames);
+  check_alike(gate, grad, kNames);
+  if (!scales.empty() && scales.size() != 2) {
+    throw std::invalid_argument(
+        "float8: quantize_swiglu_backward takes the parts of a scale state of two linears, or "
+        "none");
+  }
+  Cast cast(gate, config, FLOAT8_GRAD_OUTPUT, FLOAT8_BOTH_COPIES);
+  cast.key.source = FLOAT8_SWIGLU_BACKWARD;
+  const Device device = cast.place.device;
+  if (cast.rows.rows == 0) {
+    const QuantizedBytes none =
+        bytes_without_rows(cast.rows.cols, Config(config), FLOAT8_GRAD_OUTPUT, true);
+    return {empty_bytes(none.q, device), empty_bytes(none.qt, device), empty_bytes(none.q, device),
+            empty_bytes(none.qt, device)};
+  }
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  const auto copy = [&](size_t bytes) { return empty_bytes(static_cast<int64_t>(bytes), device); };
+  Tensor gate_q = copy(quantizer.q_bytes), gate_qt = copy(quantizer.qt_bytes);
+  Tensor up_q = copy(quantizer.q_bytes), up_qt = copy(quantizer.qt_bytes);
+  if (quantizer.q_bytes == 0 || quantizer.qt_bytes == 0) {
+    throw std::invalid_argument(
+        "float8: quantize_swiglu_backward is for a recipe whose grad_input and grad_weight read "
+        "fp8");
+  }
+  const Matrix of_up = as_matrix(up);
+  const Matrix of_grad = as_matrix(grad);
+  float8_quantize_args args = cast.args();
+  args.up = {of_up.data, of_up.stride};
+  args.grad = {of_grad.data, of_grad.stride};
+  args.up_tensor.data = up_q.mutable_data_ptr();
+  args.up_transposed.data = up_qt.mutable_data_ptr();
+  float8_step step;
+  args.step = &step;
+  if (!scales.empty()) {
+    cast.set_scales(args.scales, step, scales[0], layout, false);
+    cast.set_scales(args.up_scales, step, scales[1], layout, false);
+  }
+  run_quantizer(quantizer, cast.place, gate_q, gate_qt, args);
+  return {gate_q, gate_qt, up_q, up_qt};
 }
 
 void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const Tensor& state,

@@ -20,6 +20,9 @@ Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config);
 std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
                                            bool backward, const std::optional<Tensor>& scales,
                                            int64_t layout, bool evaluate);
+std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_swiglu_backward(
+    const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t config,
+    std::vector<Tensor> scales, int64_t layout);
 
 // A weight's kept copies come with their state: a fingerprint, and the flag that says whether the
 // copies are of the weight that it is of.

@@ -13,7 +13,11 @@
 //     given it as their x_qt, and no x.
 //   quantize_swiglu(gate, up, config, backward, scales?, layout, evaluate) -> (q, qt)
 //     The copies of the input silu(gate) up, which is never in memory, as quantize gives them: under
-//     delayed scaling but in its first step, and under block scales.
+//     delayed scaling and block scales.
+//   quantize_swiglu_backward(grad, gate, up, config, scales[], layout)
+//     -> (gate_q, gate_qt, up_q, up_qt)
+//     Likewise the copies of the gradients of gate and up, where `grad` is the product's. `scales` are
+//     the parts of the linears that made gate and up, or none.
 //   cast_weight(weight, q!, qt!, state!, like, config)
 //     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
 //     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
@@ -47,11 +51,12 @@
 //     scales_sync, and raising them twice changes nothing. With `w_state`, w_q and w_qt are kept over
 //     calls, and are cast first where the weight changed, as by cast_weight. That is not declared
 //     either: a backward whose forward came before the change reads the new copy.
-//   linear_backward(dy, saved, x?, x_qt?, weight, w_qt?, scales?, config, layout, wanted)
-//     -> (dx, dw, db)
+//   linear_backward(dy, saved, x?, x_qt?, weight, w_qt?, scales?, config, layout, wanted, w_scales?,
+//                   w_shards, dy_q?, dy_qt?) -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
 //     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's, or
-//     x_qt is that of quantize_again, with no x.
+//     x_qt is that of quantize_again, with no x. With dy_q and dy_qt, a cast of dy, only its shape is
+//     looked at.
 //   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate,
 //             sm_limit = 0)
 //     d = a b^T + bias, or d += where `accumulate` is set: one of a linear's GEMMs
@@ -177,6 +182,27 @@ struct LinearCall {
     view.struct_size = sizeof view;
     check(float8_quantizer_view(quantizer.quantizer, at_q, at_qt, rows, &view));
     return &view;
+  }
+
+  // Likewise of dy, whose elements nothing reads then.
+  [[nodiscard]] const float8_tensor* given_grad(const std::optional<Tensor>& q,
+                                                const std::optional<Tensor>& qt, int64_t rows,
+                                                bool want_db, float8_tensor& view) const {
+    if (!q || !qt || want_db) {
+      throw std::invalid_argument(
+          "float8: a dy in fp8 has q and qt, and gives no gradient of a bias");
+    }
+    return given(FLOAT8_GRAD_OUTPUT, q, qt, rows, view);
+  }
+
+  // The x that a backward reads.
+  [[nodiscard]] Matrix input_of(const std::optional<Tensor>& x, int64_t rows) const {
+    if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
+    check_device(*x, "x");
+    const Matrix inputs = as_matrix(to_dtype(*x, dtype));
+    if (inputs.rows == rows && inputs.cols == k) return inputs;
+    throw std::invalid_argument("float8: x is " + shape_text(inputs.rows, inputs.cols) +
+                                ", and dy and the weight ask for " + shape_text(rows, k));
   }
 
   // The view of the weight's copy whose elements follow each other in `data`, in so many shards, and
@@ -322,7 +348,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     const Tensor& dy, const Tensor& saved, const std::optional<Tensor>& x,
     const std::optional<Tensor>& x_qt, const Tensor& weight, const std::optional<Tensor>& w_qt,
     const std::optional<Tensor>& scales, int64_t config, int64_t layout, int64_t wanted,
-    const std::optional<Tensor>& w_scales, int64_t w_shards) {
+    const std::optional<Tensor>& w_scales, int64_t w_shards, const std::optional<Tensor>& dy_q,
+    const std::optional<Tensor>& dy_qt) {
   const LinearCall call(dy, weight, config);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -365,7 +392,11 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     check_dense(saved, 1, device, "what forward saved");
     args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
   }
-  float8_tensor x_view, w_view;
+  float8_tensor x_view, w_view, dy_view;
+  if (dy_q || dy_qt) {
+    args.dy.data = nullptr;
+    args.dy.fp8 = call.given_grad(dy_q, dy_qt, rows.rows, want_db, dy_view);
+  }
   const bool recast = call.config.recompute() && !x;
   args.x.fp8 = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view, recast);
   args.w.fp8 = w_scales ? call.gathered(false, *w_qt, *w_scales, w_shards, w_view)
@@ -373,14 +404,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   Matrix inputs, w;
   const bool casts_x = !x_qt || (call.config.recompute() ? !recast : x_qt->numel() == 0);
   if (call.config.reads_x() && want_dw && casts_x) {
-    if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
-    call.check_device(*x, "x");
-    inputs = as_matrix(to_dtype(*x, call.dtype));
-    if (inputs.rows != rows.rows || inputs.cols != call.k) {
-      throw std::invalid_argument("float8: x is " + shape_text(inputs.rows, inputs.cols) +
-                                  ", and dy and the weight ask for " +
-                                  shape_text(rows.rows, call.k));
-    }
+    inputs = call.input_of(x, rows.rows);
     args.x.data = inputs.data;
     args.x.ld = inputs.stride;
   }
@@ -479,6 +503,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
   add<&quantize_again, Roles{.config = 2}>(library, "quantize_again");
   add<&quantize_swiglu, Roles{.config = 2, .scales = 4}>(library, "quantize_swiglu");
+  add<&quantize_swiglu_backward, Roles{.config = 3, .scales = 4}>(library,
+                                                                  "quantize_swiglu_backward");
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
   add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");

@@ -38,7 +38,7 @@ struct Hash {
   }
   size_t operator()(const QuantizerKey& key) const {
     const int64_t flags = (key.noop_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
-                          (key.swiglu ? 1 << 15 : 0) | (key.over_ranks ? 2 : 0) | key.copies << 13;
+                          key.source << 17 | (key.over_ranks ? 2 : 0) | key.copies << 13;
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
     return mix(shape, pair_of(key.device, key.operand << 10 | key.dtype << 3 | flags));
@@ -169,7 +169,7 @@ float8_quantizer_desc quantizer_desc(const QuantizerKey& key, float8_recipe& cus
   desc.whole_rows = key.whole_rows;
   desc.noop_flag = key.noop_flag;
   desc.f32_source = key.f32_source;
-  desc.source = key.swiglu ? FLOAT8_SWIGLU : FLOAT8_PLAIN;
+  desc.source = key.source;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;

@@ -56,7 +56,7 @@ struct QuantizerKey {
   bool noop_flag = false;          // casts look at a weight's flag
   int64_t whole_rows = 0;          // with over_ranks: of the whole, where shards may cut its blocks
   bool f32_source = false;         // the operand is in fp32, and is rounded to dtype as it is read
-  bool swiglu = false;             // the operand is silu(x) up
+  int8_t source = FLOAT8_PLAIN;    // a float8_source
   bool operator==(const QuantizerKey&) const = default;
 };
 

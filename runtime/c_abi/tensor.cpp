@@ -21,10 +21,15 @@ constexpr const char* kQuantizeArgs = "float8_quantize_args";
 f8::Status check_args(const f8::runtime::Quantizer& plan, const float8_quantize_args& known) {
   if (!plan.desc().recast) F8_TRY(need_plain(kQuantizeArgs, "x", known.x));
   F8_TRY(need_plain(kQuantizeArgs, "up", known.up));
-  const bool apart = known.transposed.data != nullptr;
-  F8_TRY(check_bytes(kQuantizeArgs, "tensor", known.tensor,
-                     plan.tensor_bytes() - (apart ? plan.transposed_bytes() : 0)));
-  return check_bytes(kQuantizeArgs, "transposed", known.transposed, plan.transposed_bytes());
+  F8_TRY(need_plain(kQuantizeArgs, "grad", known.grad));
+  const size_t qt_bytes = plan.transposed_bytes();
+  const auto bytes = [&](const float8_buffer& transposed) {
+    return plan.tensor_bytes() - (transposed.data != nullptr ? qt_bytes : 0);
+  };
+  F8_TRY(check_bytes(kQuantizeArgs, "tensor", known.tensor, bytes(known.transposed)));
+  F8_TRY(check_bytes(kQuantizeArgs, "transposed", known.transposed, qt_bytes));
+  F8_TRY(check_bytes(kQuantizeArgs, "up_tensor", known.up_tensor, bytes(known.up_transposed)));
+  return check_bytes(kQuantizeArgs, "up_transposed", known.up_transposed, qt_bytes);
 }
 
 // The caller's step and tensor in fp8 as this version knows them.
@@ -102,8 +107,8 @@ f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* de
   converted.over_ranks = known.over_ranks != 0;
   converted.whole_rows = known.whole_rows;
   converted.noop_flag = known.noop_flag != 0;
-  F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU));
-  converted.swiglu = known.source == FLOAT8_SWIGLU;
+  F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU_BACKWARD));
+  converted.source = static_cast<f8::runtime::CastSource>(known.source);
   F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
   return converted;
 }

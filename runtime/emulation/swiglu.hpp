@@ -1,4 +1,4 @@
-// silu(gate) up as a device computes it.
+// silu(gate) up and its gradients as a device computes them.
 #pragma once
 
 #include <bit>
@@ -18,10 +18,16 @@ struct HostMath {
   static float value(uint32_t bits) { return std::bit_cast<float>(bits); }
 };
 
-// The result stays in fp32, or is to be rounded to 16 bits.
+// The results stay in fp32, or are to be rounded to 16 bits.
 [[nodiscard]] inline float swiglu(float gate, float up, Dtype to) {
   return to == Dtype::kF32 ? kernels::swiglu<HostMath, true>(gate, up)
                            : kernels::swiglu<HostMath, false>(gate, up);
+}
+
+[[nodiscard]] inline kernels::SwigluGradients swiglu_backward(float gate, float up, float grad,
+                                                              Dtype to) {
+  return to == Dtype::kF32 ? kernels::swiglu_backward<HostMath, true>(gate, up, grad)
+                           : kernels::swiglu_backward<HostMath, false>(gate, up, grad);
 }
 
 }  // namespace f8::runtime::emulation

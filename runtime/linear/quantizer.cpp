@@ -13,6 +13,12 @@ namespace {
 
 constexpr const char* kArgs = "float8_quantize_args";
 
+const char* name_of(CastSource source) {
+  return source == CastSource::kPlain    ? "FLOAT8_PLAIN"
+         : source == CastSource::kSwiglu ? "FLOAT8_SWIGLU"
+                                         : "FLOAT8_SWIGLU_BACKWARD";
+}
+
 // A linear that has the operand, with a second dimension of its weight that does not matter.
 LinearDesc linear_of(const QuantizerDesc& desc) {
   constexpr int64_t kAny = 16;
@@ -100,9 +106,9 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
                                                          const QuantizerDesc& desc) {
   std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
   F8_TRY(quantizer->lay_out(context->device().sm_count));
-  F8_TRY(desc.over_ranks ? quantizer->plan_shards()
-         : desc.swiglu   ? quantizer->plan_swiglu()
-                         : quantizer->plan_launches());
+  F8_TRY(desc.over_ranks                     ? quantizer->plan_shards()
+         : desc.source != CastSource::kPlain ? quantizer->plan_swiglu()
+                                             : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }
 
@@ -196,41 +202,62 @@ Status Quantizer::plan_shards() {
 }
 
 Status Quantizer::check_swiglu() const {
-  if (!desc_.swiglu ||
-      (desc_.operand == Tensor::kInput && !desc_.over_ranks && !desc_.f32_source)) {
-    return {};
-  }
+  if (desc_.source == CastSource::kPlain) return {};
+  const bool backward = desc_.source == CastSource::kSwigluBackward;
+  const Tensor operand = backward ? Tensor::kGradOutput : Tensor::kInput;
+  if (desc_.operand == operand && !desc_.over_ranks && !desc_.f32_source) return {};
   return fail(ErrorCode::kInvalidArgument,
-              "float8_quantizer_desc.source is FLOAT8_SWIGLU; it is for FLOAT8_INPUT without "
-              "over_ranks and f32_source");
+              "float8_quantizer_desc.source is {}; it is for {} without over_ranks and f32_source",
+              name_of(desc_.source), backward ? "FLOAT8_GRAD_OUTPUT" : "FLOAT8_INPUT");
 }
 
 Status Quantizer::plan_swiglu() {
-  for (const KernelPass& pass : kernels_.passes(copies_of(desc_), false)) {
-    for (const FusedCast& cast : pass.casts) {
-      const CastOperand operand =
-          cast_operand(cast, layout_.tensors.of(desc_.operand), Slot::kAmax);
-      swiglu_.push_back(F8_TRY(plan_swiglu_cast(*context_, cast, operand, desc_.recipe.name)));
-    }
-  }
-  layout_.workspace_bytes = 0;
+  swiglu_ = F8_TRY(SwigluCasts::plan(
+      *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), layout_.first,
+      desc_.source == CastSource::kSwigluBackward, desc_.recipe.name));
+  const size_t words = kFirstWords * kernels_.slots.size();
+  layout_.workspace_bytes = is_delayed() ? layout_.first.offset() + words * sizeof(uint32_t) : 0;
   return {};
 }
 
-Status Quantizer::check_up(const QuantizeCall& call) const {
-  if (desc_.swiglu != (call.up.data != nullptr)) {
-    return fail(ErrorCode::kInvalidArgument, "{}.up.data is {}; the quantizer's source is {}",
-                kArgs, desc_.swiglu ? "NULL" : "given",
-                desc_.swiglu ? "FLOAT8_SWIGLU, which multiplies by it" : "FLOAT8_PLAIN");
+Status Quantizer::check_factors(const QuantizeCall& call) const {
+  const bool swiglu = desc_.source != CastSource::kPlain;
+  const bool backward = desc_.source == CastSource::kSwigluBackward;
+  for (const auto& [field, pointer, needed] :
+       {std::tuple<const char*, const void*, bool>{"up.data", call.up.data, swiglu},
+        {"grad.data", call.grad.data, backward},
+        {"up_tensor.data", call.up_tensor.data, backward}}) {
+    if ((pointer != nullptr) == needed) [[likely]] {
+      continue;
+    }
+    return fail(ErrorCode::kInvalidArgument, "{}.{} is {}; the quantizer's source is {}", kArgs,
+                field, needed ? "NULL" : "given", name_of(desc_.source));
   }
-  if (desc_.swiglu && step_of(call).first_step != 0 && is_delayed()) {
+  if (backward && (call.transposed.data == nullptr) != (call.up_transposed.data == nullptr)) {
     return fail(ErrorCode::kInvalidArgument,
-                "float8_step.first_step is set; the scale of a first step is that of silu(x) up "
-                "itself: compute "
-                "it, and quantize it with FLOAT8_PLAIN in that step",
-                kArgs);
+                "{}.up_transposed.data is {} and transposed.data is {}; qt of both gradients lies "
+                "apart, or follows q",
+                kArgs, call.up_transposed.data == nullptr ? "NULL" : "given",
+                call.transposed.data == nullptr ? "NULL" : "given");
+  }
+  if (swiglu && over_ranks(call) && is_delayed()) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "float8_step.ranks is given in a first step, whose scales of silu(x) up and of its "
+        "gradients are those of this rank: compute them, and quantize them with FLOAT8_PLAIN "
+        "in that step");
   }
   return {};
+}
+
+QuantizeCall Quantizer::of_up(const QuantizeCall& call) {
+  QuantizeCall up = call;
+  up.x = call.up;
+  up.tensor = call.up_tensor;
+  up.transposed = call.up_transposed;
+  up.scales = call.up_scales;
+  up.counters = call.up_counters;
+  return up;
 }
 
 ListedTensor Quantizer::listed() const {
@@ -355,7 +382,7 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_amax(name, call, true));
   F8_TRY(check_first_row(call));
   if (call.rows == 0) return {};
-  F8_TRY(check_up(call));
+  F8_TRY(check_factors(call));
   F8_TRY(check_kept_scale(call));
   for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"x.data", call.x.data},
                                        {"tensor.data", call.tensor.data}}) {
@@ -363,11 +390,11 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
       return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", kArgs, field);
     }
   }
-  if (call.counters != nullptr && !desc_.count) [[unlikely]] {
+  if ((call.counters != nullptr || call.up_counters != nullptr) && !desc_.count) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}.counters is given, the quantizer's casts do not count; set "
+                "{}.{}counters is given, the quantizer's casts do not count; set "
                 "float8_quantizer_desc.count",
-                kArgs);
+                kArgs, call.counters == nullptr ? "up_" : "");
   }
   if (call.noop_flag != nullptr && !desc_.noop_flag) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
@@ -375,20 +402,25 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "float8_quantizer_desc.noop_flag",
                 kArgs);
   }
-  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
-  if (is_delayed() && (amax == nullptr || scale == nullptr || (over_ranks(call) && !format)))
-      [[unlikely]] {
+  F8_TRY(check_slots(call, "scales", call.scales));
+  return desc_.source == CastSource::kSwigluBackward
+             ? check_slots(call, "up_scales", call.up_scales)
+             : Status();
+}
+
+Status Quantizer::check_slots(const QuantizeCall& call, const char* name,
+                              const float8_scale_slots& scales) const {
+  if (!is_delayed()) return {};
+  const auto [amax, scale, format] = ScaleSlots::of(scales);
+  if (amax == nullptr || scale == nullptr || (over_ranks(call) && !format)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
-                desc_.recipe.name);
+                "{}.{} is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
+                name, desc_.recipe.name);
   }
-  const bool first = step_of(call).first_step != 0 || !is_delayed();
-  return first ? Status() : check_not_fresh(*context_, call.scales);
+  return step_of(call).first_step != 0 ? Status() : check_not_fresh(*context_, scales);
 }
 
 CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
-  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
-  const size_t slots = kernels_.slots.size();
   CallMemory memory(kArgs);
   add_x(memory, call);
   if (kernels_.keeps_scale(desc_.operand)) {
@@ -396,19 +428,31 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   }
   memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,
                   Access::kRead);
-  memory.add("tensor", call.tensor.data,
-             call.transposed.data == nullptr ? tensor_bytes() : layout_.q_bytes, Access::kWrite);
-  memory.add("transposed", call.transposed.data, layout_.qt_bytes, Access::kWrite);
-  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
-             alignof(CastCounters));
+  memory.add_rows("grad", call.grad.data, call.rows, desc_.cols, call.grad.ld, desc_.dtype,
+                  Access::kRead);
+  add_copies(memory, {"tensor", "transposed", "counters"}, call);
   memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   add_amax(memory, call, Access::kRead);
+  if (desc_.source == CastSource::kSwigluBackward) {
+    add_copies(memory, {"up_tensor", "up_transposed", "up_counters"}, of_up(call));
+  }
+  return memory;
+}
+
+void Quantizer::add_copies(CallMemory& memory, const CopyNames& names,
+                           const QuantizeCall& call) const {
+  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  const size_t slots = kernels_.slots.size();
+  memory.add(names.tensor, call.tensor.data,
+             call.transposed.data == nullptr ? tensor_bytes() : layout_.q_bytes, Access::kWrite);
+  memory.add(names.transposed, call.transposed.data, layout_.qt_bytes, Access::kWrite);
+  memory.add(names.counters, call.counters, kCountersOfLinear * sizeof(CastCounters),
+             Access::kWrite, alignof(CastCounters));
   memory.add_beside("float8_scale_slots (amax)", amax, slots * sizeof(uint32_t), Access::kWrite,
                     alignof(uint32_t));
   memory.add_beside("float8_scale_slots (scale)", scale,
                     slots * kernels::kScaleStride * sizeof(float),
                     over_ranks(call) ? Access::kWrite : Access::kRead, alignof(float));
-  return memory;
 }
 
 void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
@@ -453,23 +497,30 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
     };
     return shards_->run(std::cref(bind_call), {.stream = stream});
   }
+  if (desc_.source != CastSource::kPlain) return run_swiglu(call, stream);
   CallArguments to;
   to.reduce = reduce;
   to.set(Slot::kWorkspace, call.workspace.data);
   to.set(Slot::kLaunchCounts, launch_counts(call));
   bind(call, to);
-  if (desc_.swiglu) {
-    for (const SwigluCast& cast : swiglu_) {
-      F8_TRY(launch_swiglu_cast(state, cast, to, call.up.data, call.up.ld, stream));
-    }
-    return {};
-  }
   CallKind kind = 0;
   if (step_of(call).first_step != 0 && is_delayed()) {
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
   }
   F8_TRY(runtime::run(launches_[kind], state, to, stream));
   return call.noop_flag == nullptr ? Status() : set_noop_flag(call.noop_flag, stream);
+}
+
+Status Quantizer::run_swiglu(const QuantizeCall& call, Stream stream) const {
+  const bool backward = desc_.source == CastSource::kSwigluBackward;
+  const float8_matrix& factor = backward ? call.grad : call.up;
+  SwigluCall to{.factor = factor.data,
+                .ld_factor = factor.ld,
+                .first_step = step_of(call).first_step != 0 && is_delayed()};
+  to.gate.set(Slot::kWorkspace, call.workspace.data);
+  bind(call, to.gate);
+  if (backward) bind(of_up(call), to.up);
+  return swiglu_.run(context_->state(), to, stream);
 }
 
 Status Quantizer::set_noop_flag(uint32_t* flag, Stream stream) const {

@@ -14,6 +14,9 @@
 
 namespace f8::runtime {
 
+// What is cast: x, silu(x) up, or the gradients of that product.
+enum class CastSource : uint8_t { kPlain, kSwiglu, kSwigluBackward };
+
 struct QuantizerDesc {
   Tensor operand = Tensor::kInput;
   int64_t rows = 0;  // the most that a call has; of a weight, all calls'
@@ -30,7 +33,7 @@ struct QuantizerDesc {
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
-  bool swiglu = false;       // silu(x) * QuantizeCall::up is cast
+  CastSource source = CastSource::kPlain;
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -77,6 +80,9 @@ class Quantizer {
   [[nodiscard]] Status lay_out_shards();
   [[nodiscard]] Status plan_shards();
   [[nodiscard]] Status plan_swiglu();
+  [[nodiscard]] Status run_swiglu(const QuantizeCall& call, Stream stream) const;
+  // The call that casts up's gradient, of one that casts both.
+  [[nodiscard]] static QuantizeCall of_up(const QuantizeCall& call);
   // What a list's plan reads of the tensors that calls cast.
   [[nodiscard]] ListedTensor listed() const;
   // qt follows q where it has no place of its own.
@@ -90,7 +96,10 @@ class Quantizer {
   [[nodiscard]] Status check_scale_apart() const;
   [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
   [[nodiscard]] Status check_swiglu() const;
-  [[nodiscard]] Status check_up(const QuantizeCall& call) const;
+  // Check what of a call is silu(x) up's or its gradients' alone.
+  [[nodiscard]] Status check_factors(const QuantizeCall& call) const;
+  [[nodiscard]] Status check_slots(const QuantizeCall& call, const char* name,
+                                   const float8_scale_slots& scales) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check_first_row(const QuantizeCall& call) const;
   // Check all of a call but its memory. `name` is the function of the C interface.
@@ -101,6 +110,10 @@ class Quantizer {
   [[nodiscard]] CallMemory cast_memory(const QuantizeCall& call) const;
   [[nodiscard]] CallMemory find_memory(const QuantizeCall& call) const;
   void add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const;
+  struct CopyNames {
+    const char *tensor, *transposed, *counters;
+  };
+  void add_copies(CallMemory& memory, const CopyNames& names, const QuantizeCall& call) const;
   void add_launch_counts(CallMemory& memory, const QuantizeCall& call) const;
   void add_x(CallMemory& memory, const QuantizeCall& call) const;
 
@@ -112,7 +125,7 @@ class Quantizer {
   std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
   ShardWords words_;
   std::optional<CastList> shards_;  // of the tensor alone, in place of launches_: over ranks
-  std::vector<SwigluCast> swiglu_;  // in place of launches_
+  SwigluCasts swiglu_;              // of such a source, in place of launches_
 };
 
 }  // namespace f8::runtime

@@ -14,6 +14,7 @@ from float8.torch.checks.rank_watch import Watch, watch
 from float8.torch.checks.verify import verify_distributed
 from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
+from float8.torch.layer.fuse import Fusion, fuse, register_swiglu
 from float8.torch.layer.linear import Float8Linear, prepare
 from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
 from float8.torch.ranks.agreement import agree
@@ -35,6 +36,7 @@ __all__ = [
     "Float8ColwiseParallel",
     "Float8Linear",
     "Float8RowwiseParallel",
+    "Fusion",
     "LinearConfig",
     "PrepareFloat8ModuleInput",
     "Watch",
@@ -45,9 +47,11 @@ __all__ = [
     "check_copies",
     "convert_to_float8_training",
     "functional",
+    "fuse",
     "module_filter",
     "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",
+    "register_swiglu",
     "sync_float8_amax_and_scale_history",
     "tune_on_first_use",
     "verdicts",

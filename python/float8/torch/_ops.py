@@ -27,6 +27,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 quantize = torch.ops.float8.quantize.default
 quantize_again = torch.ops.float8.quantize_again.default
 quantize_swiglu = torch.ops.float8.quantize_swiglu.default
+quantize_swiglu_backward = torch.ops.float8.quantize_swiglu_backward.default
 cast_weight = torch.ops.float8.cast_weight.default
 quantize_list = torch.ops.float8.quantize_list.default
 quantize_amax = torch.ops.float8.quantize_amax.default
@@ -109,6 +110,17 @@ def _fake_quantize_swiglu(
         raise ValueError(f"float8: gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}")
     copies: tuple[torch.Tensor, ...] = _fake_quantize(gate, config, INPUT, backward)
     return copies
+
+
+@torch.library.register_fake("float8::quantize_swiglu_backward")  # type: ignore[untyped-decorator]
+def _fake_quantize_swiglu_backward(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, config: int, *_: Any
+) -> tuple[torch.Tensor, ...]:
+    if not gate.shape == up.shape == grad.shape:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (grad, gate, up))
+        raise ValueError(f"float8: grad, gate and up have the shapes {shapes}")
+    copies: tuple[torch.Tensor, ...] = _fake_quantize(gate, config, GRAD_OUTPUT, True)
+    return (*copies, *(torch.empty_like(copy) for copy in copies))
 
 
 @torch.library.register_fake("float8::cast_weight")  # type: ignore[untyped-decorator]
@@ -261,6 +273,8 @@ def _fake_backward(
     wanted: int,
     w_scales: torch.Tensor | None = None,
     w_shards: int = 1,
+    dy_q: torch.Tensor | None = None,
+    dy_qt: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     _install_pass()
     n, k = weight.shape

@@ -23,7 +23,7 @@ _FLEXIBLE = (
     (
         "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor weight, Tensor? "
         "w_qt, Tensor? scales, int config, int layout, int wanted, Tensor? w_scales=None, int "
-        "w_shards=1) -> (Tensor, Tensor, Tensor)"
+        "w_shards=1, Tensor? dy_q=None, Tensor? dy_qt=None) -> (Tensor, Tensor, Tensor)"
     ),
 )
 
@@ -31,6 +31,10 @@ _OTHERS = (
     (
         "quantize_swiglu(Tensor gate, Tensor up, int config, bool backward, Tensor? scales=None, int "
         "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
+    ),
+    (
+        "quantize_swiglu_backward(Tensor grad, Tensor gate, Tensor up, int config, Tensor[] scales, "
+        "int layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
     (
         "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "

@@ -35,7 +35,7 @@ def positive(cells: list[str]) -> bool:
 
 
 def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
-    names = ["rowwise-eager", "delayed", "torchao-rowwise-eager"]
+    names = ["rowwise-eager", "delayed", "delayed-fused", "torchao-rowwise-eager"]
     figures = tmp_path / "figures.json"
     traces = ("--profile", str(tmp_path / "traces"))
     assert not run("llama_blocks", "--variants", ",".join(names), "--json", str(figures), *traces)

@@ -35,7 +35,11 @@ typedef enum float8_source {
   FLOAT8_PLAIN = 0, /* x */
   /* silu(x) * up, where x is a gate: computed in fp32, rounded once to dtype, and never in memory. The
    * recipe's scales are delayed, or those of blocks, since it is computed once. */
-  FLOAT8_SWIGLU = 1
+  FLOAT8_SWIGLU = 1,
+  /* The gradients of that product with respect to x, a gate, and to up, where `grad` is the product's:
+   * each is computed in fp32, rounded once to dtype, cast, and never in memory. One call fills two
+   * tensors, from one visit. The recipe's scales are as for FLOAT8_SWIGLU. */
+  FLOAT8_SWIGLU_BACKWARD = 2
 } float8_source;
 
 typedef struct float8_quantizer_desc {
@@ -68,7 +72,8 @@ typedef struct float8_quantizer_desc {
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride x.ld counts fp32 elements. */
   int32_t f32_source;
-  int32_t source;   /* a float8_source; FLOAT8_SWIGLU is for FLOAT8_INPUT, not in lists */
+  int32_t source; /* a float8_source; FLOAT8_SWIGLU is for FLOAT8_INPUT, FLOAT8_SWIGLU_BACKWARD for
+                     * FLOAT8_GRAD_OUTPUT; not in lists */
   int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
@@ -124,8 +129,8 @@ typedef struct float8_quantize_args {
   int64_t rows FLOAT8_DEFAULT(-1);
   /* [rows][cols], in dtype; with f32_source in fp32; fp8 is for FLOAT8_QT_FOR_RECOMPUTE alone. */
   float8_matrix x FLOAT8_DEFAULT({});
-  /* [rows][cols] like x, with FLOAT8_SWIGLU, in no first step: a first scale is that of the product,
-   * which a quantizer of FLOAT8_PLAIN finds. */
+  /* [rows][cols] like x, with FLOAT8_SWIGLU and FLOAT8_SWIGLU_BACKWARD. In a first step of delayed
+   * scaling these compute what they cast twice, first for its amax; float8_step.ranks is not for them. */
   float8_matrix up FLOAT8_DEFAULT({});
   /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
   float8_buffer tensor FLOAT8_DEFAULT({});
@@ -151,6 +156,14 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_DEFAULT(0);
+  /* FLOAT8_SWIGLU_BACKWARD: the gradient of silu(x) up, [rows][cols] like x. `tensor`, `transposed`,
+   * `scales` and `counters` are those of x's gradient, and the following ones of up's likewise, of the
+   * same sizes. qt of both lies apart, or of neither. */
+  float8_matrix grad FLOAT8_DEFAULT({});
+  float8_buffer up_tensor FLOAT8_DEFAULT({});
+  float8_buffer up_transposed FLOAT8_DEFAULT({});
+  float8_scale_slots up_scales FLOAT8_DEFAULT({});
+  float8_cast_counters* up_counters FLOAT8_DEFAULT(NULL);
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

@@ -32,7 +32,7 @@ struct QuantizerDesc {
   std::int64_t whole_rows = 0;  // with over_ranks: those of the whole, whose blocks shards may cut
   bool noop_flag = false;       // casts of the weight look at QuantizeArgs::noop_flag
   bool f32_source = false;      // x is in fp32, and is rounded to dtype as it is read
-  float8_source source = FLOAT8_PLAIN;  // FLOAT8_SWIGLU: silu(x) * QuantizeArgs::up is cast
+  float8_source source = FLOAT8_PLAIN;  // or silu(x) * QuantizeArgs::up, or its gradients
 };
 
 // The casts of an operand apart from a linear. Copies are the same quantizer.

@@ -1,5 +1,5 @@
-// The cast of silu(gate) up on a device: every byte is that of the emulated device, whose product has the
-// same bits by construction (codegen/kernels/swiglu.cuh).
+// The casts of silu(gate) up and of its gradients on a device: every byte is that of the emulated device,
+// whose arithmetic has the same bits by construction (codegen/kernels/swiglu.cuh).
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -52,34 +52,56 @@ std::vector<uint8_t> elements(int64_t rows, int64_t ld, Dtype type, unsigned see
   return bytes;
 }
 
+// What a call leaves: the tensor and its amax, and of backward up's gradient likewise.
 struct Left {
-  std::vector<uint8_t> tensor;
-  uint32_t amax;
+  std::vector<std::vector<uint8_t>> tensors;
+  std::vector<uint32_t> amaxes;
   bool operator==(const Left&) const = default;
 };
 void PrintTo(const Left& left, std::ostream* to) {
-  *to << left.tensor.size() << " bytes, amax " << left.amax;
+  *to << left.tensors.size() << " tensors, amax " << left.amaxes.front();
 }
 
 // Casts on a device, with rows `ld` elements apart.
-Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t ld) {
+Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t ld,
+          const float8_step& step) {
   const std::shared_ptr<const Quantizer> quantizer = Quantizer::plan(context, desc).value();
+  const bool backward = desc.source == CastSource::kSwigluBackward;
   // Scales that propagate a NaN have bits that devices choose.
   const bool special = desc.non_finite == NonFinite::kSaturate;
-  const DeviceBuffer gate(*context, elements(desc.rows, ld, desc.dtype, 1, special));
-  const DeviceBuffer up(*context, elements(desc.rows, ld, desc.dtype, 2, special));
-  const DeviceBuffer scale(*context, std::vector<float>{0.02F, 0, 0, 0, 50.0F, 0, 0, 0});
-  const DeviceBuffer amax(*context, std::vector<uint32_t>(4));
-  const DeviceBuffer tensor(*context, quantizer->tensor_bytes());
-  QuantizeCall call{.rows = desc.rows, .x = {gate.as(), ld}, .tensor = {tensor.as()}};
-  call.up.data = up.as();
-  call.up.ld = ld;
-  call.scales = ScaleSlots{amax.as<uint32_t>(), scale.as<float>(), nullptr};
+  const auto matrix = [&](unsigned seed) {
+    return DeviceBuffer(*context, elements(desc.rows, ld, desc.dtype, seed, special));
+  };
+  const DeviceBuffer gate = matrix(1), up = matrix(2), grad = matrix(3);
+  std::vector<float> words(24);
+  for (size_t i = 0; i < words.size(); i += 8) words[i] = 0.02F, words[i + 4] = 50.0F;
+  const DeviceBuffer scale(*context, words);
+  const DeviceBuffer amax[2] = {DeviceBuffer(*context, std::vector<uint32_t>(4)),
+                                DeviceBuffer(*context, std::vector<uint32_t>(4))};
+  const DeviceBuffer tensor[2] = {DeviceBuffer(*context, quantizer->tensor_bytes()),
+                                  DeviceBuffer(*context, quantizer->tensor_bytes())};
+  const DeviceBuffer workspace(*context, std::max<size_t>(quantizer->workspace_bytes(), 16));
+  QuantizeCall call{.rows = desc.rows, .x = {gate.as(), ld}, .tensor = {tensor[0].as()}};
+  call.step = &step;
+  call.up = {up.as(), ld};
+  call.scales = ScaleSlots{amax[0].as<uint32_t>(), scale.as<float>(), nullptr};
+  if (quantizer->workspace_bytes() > 0) call.workspace.data = workspace.as();
+  if (backward) {
+    call.grad = {grad.as(), ld};
+    call.up_tensor.data = tensor[1].as();
+    call.up_scales = ScaleSlots{amax[1].as<uint32_t>(), scale.as<float>(), nullptr};
+  }
   const Status status = quantizer->run(call, nullptr);
   EXPECT_TRUE(status) << status.error().message;
-  // A device chooses the other bits of an amax that is NaN.
-  Left left{tensor.download<uint8_t>(), std::min(amax.download<uint32_t>().front(), 0x7F800001U)};
-  EXPECT_TRUE(tensor.guards_are_whole() && amax.guards_are_whole());
+  Left left;
+  for (size_t i = 0; i < (backward ? 2U : 1U); ++i) {
+    left.tensors.push_back(tensor[i].download<uint8_t>());
+    // A device chooses the other bits of an amax that is NaN.
+    for (const uint32_t word : amax[i].download<uint32_t>()) {
+      left.amaxes.push_back(std::min(word, 0x7F800001U));
+    }
+    EXPECT_TRUE(tensor[i].guards_are_whole() && amax[i].guards_are_whole());
+  }
   return left;
 }
 
@@ -95,8 +117,15 @@ TEST_P(SwigluCastTest, HasTheBitsOfTheEmulatedDevice) {
       QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
       desc.dtype = type;
       desc.non_finite = policy;
-      desc.swiglu = true;
-      EXPECT_EQ(cast(context_, desc, cols + gap), cast(*emulated, desc, cols + gap));
+      for (const bool backward : {false, true}) {
+        desc.source = backward ? CastSource::kSwigluBackward : CastSource::kSwiglu;
+        desc.operand = backward ? Tensor::kGradOutput : Tensor::kInput;
+        for (const int first : {0, 1}) {
+          const float8_step step{.first_step = first};
+          EXPECT_EQ(cast(context_, desc, cols + gap, step), cast(*emulated, desc, cols + gap, step))
+              << backward << first;
+        }
+      }
     }
   }
 }

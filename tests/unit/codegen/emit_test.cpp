@@ -57,6 +57,7 @@ TEST(Emit, GoldenStubs) {
            "column_sums/bf16",
            "bias_grad/f32",
            "swiglu_cast/bf16.e4m3/delayed/q+qt",
+           "swiglu_backward_cast/bf16.e5m2/delayed/q+qt",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
        }) {
@@ -180,6 +181,11 @@ std::set<std::string> tunable_kernels() {
                                 "swiglu_cast/f16.e5m2/delayed/qt/hold/count",
                                 "swiglu_cast/f32.e4m3/block1x128/q+qt/pow2",
                                 "swiglu_cast/bf16.e4m3/block128x128+block1x128/q+qt/count",
+                                "swiglu_cast/bf16.e4m3/tensor/q+qt",
+                                "swiglu_backward_cast/bf16.e5m2/delayed/q+qt",
+                                "swiglu_backward_cast/bf16.e5m2/tensor/q+qt",
+                                "swiglu_backward_cast/f16.e4m3/block1x128/q+qt/hold/count",
+                                "swiglu_backward_cast/f32.e4m3/block128x128+block1x128/q+qt/pow2",
                                 "scale_update",
                                 "found_inf",
                                 "fingerprint"};

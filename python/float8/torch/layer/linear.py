@@ -148,6 +148,7 @@ class Float8Linear(BaseLinear):
             )
             for recompute in (self.recompute is True, self.recompute is not False)
         )
+        self._one_visit = recipes.casts_in_one_visit(self.recipe)
         self._may_share = self.recipe.output.a.fp8 and not self.recipe.delayed
 
     @classmethod
@@ -202,7 +203,7 @@ class Float8Linear(BaseLinear):
         scales, layout = self._scale_view, self._layout
         if scales is not None:
             scales = self.scales_on(weight.device)
-            if _is_exporting() and self._scales is not None:
+            if is_exporting() and self._scales is not None:
                 scales = self._scales.part(self._scale_index)
                 if self._first_step:
                     layout |= EXPORTED_FIRST
@@ -272,7 +273,7 @@ class Float8Linear(BaseLinear):
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_exporting() -> bool:
+def is_exporting() -> bool:
     """Tells whether torch.export traces, and not torch.compile, of which PyTorch 2.11 says so too."""
     return torch.compiler.is_exporting()
 

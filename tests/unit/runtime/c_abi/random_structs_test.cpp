@@ -266,6 +266,9 @@ class RandomStructs : public ::testing::Test {
       fill_common(args);
       if (!rarely()) args.struct_size = sizeof args;
       clear(args.x), clear(args.up), clear(args.tensor), clear(args.transposed);
+      clear(args.grad), clear(args.up_tensor), clear(args.up_transposed);
+      args.up_counters = nullptr;
+      for (void*& slot : args.up_scales.opaque) slot = nullptr;
       if (!rarely()) args.rows = kN;
       keep_small({&args.x.ld});
       args.x.data = pointer(slice(2));

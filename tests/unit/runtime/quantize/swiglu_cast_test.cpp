@@ -1,5 +1,5 @@
-// The cast of silu(gate) up, on an emulated device: the bits of a cast of the product, which is close to
-// the product in fp64.
+// The casts of silu(gate) up and of its gradients, on an emulated device: the bits of casts of what they
+// are computed from, which is close to fp64.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -49,6 +49,24 @@ TEST(Swiglu, KeepsWhatIsNotFinite) {
   }
 }
 
+TEST(SwigluBackward, IsCloseToTheGradients) {
+  // The slope has a zero at -1.278, and dgate is compared with what it is of before it cancels.
+  for (const auto& [type, bound] : {std::pair{Dtype::kF32, 8 * 0x1p-23}, {Dtype::kBf16, 0x1p-15}}) {
+    double worst = 0;
+    for (int i = -87'000; i <= 110'000; ++i) {
+      const float gate = static_cast<float>(i) * 1.00009e-3F;
+      const double g = static_cast<double>(gate);
+      const auto got = emulation::swiglu_backward(gate, 1.7F, -0.3F, type);
+      const double sigmoid = 1 / (1 + std::exp(-g));
+      const double slope = sigmoid * (1 + g * (1 - sigmoid));
+      const double most = sigmoid * (1 + std::abs(g) * (1 - sigmoid));
+      worst = std::max(worst, std::abs(got.gate / (1.7F * -0.3F) - slope) / most);
+      if (i != 0) worst = std::max(worst, std::abs(got.up / (-0.3F * exact(gate, 1)) - 1));
+    }
+    EXPECT_LT(worst, bound) << to_string(type);
+  }
+}
+
 struct Case {
   std::string_view recipe;
   int64_t rows, cols, gap;
@@ -60,6 +78,12 @@ class SwigluCastTest : public ::testing::TestWithParam<Case> {
     return reference::rounded_to(
         reference::random_matrix(rows, cols, seed, reference::Distribution::kOutliers), type);
   }
+  void run(const Quantizer& quantizer, QuantizeCall call) {
+    Buffer workspace(std::max<size_t>(quantizer.workspace_bytes(), 16));
+    const Status done = quantizer.run(with_workspace(call, workspace.data()), nullptr);
+    ASSERT_TRUE(done) << done.error().message;
+    EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+  }
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
 };
@@ -70,20 +94,36 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SwigluCastTest,
                                            Case{"blockwise", 127, 144, 0},
                                            Case{"blockwise", 300, 400, 16}));
 
-// For each type, with both copies and q alone; what delayed scaling records is the product's amax.
+// The words of delayed scaling of one operand.
+struct Slots {
+  alignas(16) float scale[24] = {};
+  uint32_t amax[4] = {};
+  uint32_t format[4] = {};
+  Slots() {
+    for (float* at = scale; at < scale + 24; at += 8) at[0] = 0.37F, at[4] = 1 / 0.37F;
+  }
+  operator float8_scale_slots() { return ScaleSlots{amax, scale, format}; }  // NOLINT
+  [[nodiscard]] uint32_t most() const { return *std::max_element(amax, amax + 4); }
+};
+
+const float8_step kOrdinaryStep = {};
+
+// For each type, with both copies and q alone, in a first step and later; what delayed scaling records is
+// the product's amax.
 TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
   const auto& [recipe, rows, cols, gap] = GetParam();
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    for (const bool qt : {true, false}) {
-      SCOPED_TRACE(f8::format("{} {}", to_string(type), qt));
+    for (const int kind : {0, 1, 2, 3}) {
+      SCOPED_TRACE(f8::format("{} {}", to_string(type), kind));
       QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
       desc.dtype = type;
-      desc.qt = qt;
+      desc.qt = (kind & 1) != 0;
+      const float8_step& step = (kind & 2) != 0 ? kFirstOfSteps : kOrdinaryStep;
       const auto plain = Quantizer::plan(context_, desc).value();
-      desc.swiglu = true;
+      desc.source = CastSource::kSwiglu;
       const auto fused = Quantizer::plan(context_, desc).value();
       ASSERT_EQ(fused->tensor_bytes(), plain->tensor_bytes());
-      EXPECT_EQ(fused->workspace_bytes(), 0U);
+      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       Matrix h = gate;
@@ -93,29 +133,77 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
       h = reference::rounded_to(h, type);
       Buffer of_gate(gate, type, gap), of_up(up, type, gap), of_h(h, type, 0);
       Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
-      Buffer workspace(std::max<size_t>(plain->workspace_bytes(), 16));
-      alignas(16) float scale[8] = {0.37F, 0, 0, 0, 1 / 0.37F};
-      uint32_t amax[2] = {0, 0};
-      uint32_t format[1] = {0};
+      Slots plain_slots, fused_slots;
       const int64_t ld = gap == 0 ? 0 : cols + gap;
-      for (const bool product : {false, true}) {
-        QuantizeCall call{.rows = rows,
-                          .x = {product ? of_gate.data() : of_h.data(), product ? ld : 0},
-                          .tensor = {product ? got.data() : expected.data()}};
-        call.scales = ScaleSlots{amax + (product ? 1 : 0), scale, format};
-        if (product) {
-          call.up.data = of_up.data();
-          call.up.ld = ld;
-        }
-        const auto& quantizer = product ? fused : plain;
-        const Status done = quantizer->run(with_workspace(call, workspace.data()), nullptr);
-        ASSERT_TRUE(done) << done.error().message;
-      }
-      EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+      run(*plain, {.rows = rows,
+                   .x = {of_h.data()},
+                   .tensor = {expected.data()},
+                   .step = &step,
+                   .scales = plain_slots});
+      run(*fused, {.rows = rows,
+                   .x = {of_gate.data(), ld},
+                   .up = {of_up.data(), ld},
+                   .tensor = {got.data()},
+                   .step = &step,
+                   .scales = fused_slots});
       EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.bytes()), 0);
-      EXPECT_EQ(amax[0], amax[1]);
-      EXPECT_EQ(amax[0] > 0, recipe == "delayed");
+      EXPECT_EQ(plain_slots.most(), fused_slots.most());
+      EXPECT_EQ(fused_slots.most() > 0, recipe == "delayed");
       EXPECT_TRUE(got.guard_is_whole());
+    }
+  }
+}
+
+TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
+  const auto& [recipe, rows, cols, gap] = GetParam();
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const bool first : {false, true}) {
+      SCOPED_TRACE(f8::format("{} {}", to_string(type), first));
+      QuantizerDesc desc{.operand = Tensor::kGradOutput,
+                         .rows = rows,
+                         .cols = cols,
+                         .recipe = find_recipe(recipe).value()};
+      desc.dtype = type;
+      const float8_step& step = first ? kFirstOfSteps : kOrdinaryStep;
+      const auto plain = Quantizer::plan(context_, desc).value();
+      desc.source = CastSource::kSwigluBackward;
+      const auto fused = Quantizer::plan(context_, desc).value();
+      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
+
+      const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
+      const Matrix grad = random(rows, cols, 7, type);
+      Matrix of[2] = {gate, up};
+      for (size_t i = 0; i < gate.values.size(); ++i) {
+        const auto both =
+            emulation::swiglu_backward(gate.values[i], up.values[i], grad.values[i], type);
+        of[0].values[i] = both.gate;
+        of[1].values[i] = both.up;
+      }
+      Buffer gate_in(gate, type, gap), up_in(up, type, gap), grad_in(grad, type, gap);
+      Buffer got[2] = {Buffer(plain->tensor_bytes()), Buffer(plain->tensor_bytes())};
+      Slots slots[2];
+      const int64_t ld = gap == 0 ? 0 : cols + gap;
+      run(*fused, {.rows = rows,
+                   .x = {gate_in.data(), ld},
+                   .up = {up_in.data(), ld},
+                   .tensor = {got[0].data()},
+                   .step = &step,
+                   .scales = slots[0],
+                   .grad = {grad_in.data(), ld},
+                   .up_tensor = {got[1].data()},
+                   .up_scales = slots[1]});
+      for (size_t i = 0; i < 2; ++i) {
+        Buffer x(reference::rounded_to(of[i], type), type, 0), expected(plain->tensor_bytes());
+        Slots own;
+        run(*plain, {.rows = rows,
+                     .x = {x.data()},
+                     .tensor = {expected.data()},
+                     .step = &step,
+                     .scales = own});
+        EXPECT_EQ(std::memcmp(got[i].data(), expected.data(), expected.bytes()), 0) << i;
+        EXPECT_EQ(own.most(), slots[i].most());
+        EXPECT_TRUE(got[i].guard_is_whole());
+      }
     }
   }
 }
@@ -130,7 +218,7 @@ class SwigluMisuse : public ::testing::Test {
   }
   static QuantizerDesc desc(std::string_view recipe) {
     QuantizerDesc out{.rows = 32, .cols = 64, .recipe = find_recipe(recipe).value()};
-    out.swiglu = true;
+    out.source = CastSource::kSwiglu;
     return out;
   }
   FakeCuda cuda_;
@@ -138,11 +226,13 @@ class SwigluMisuse : public ::testing::Test {
 };
 
 TEST_F(SwigluMisuse, PlansThatCannotBe) {
-  refused(desc("rowwise"), ErrorCode::kUnsupported, "quantize it with FLOAT8_PLAIN");
-  refused(desc("tensorwise"), ErrorCode::kUnsupported, "quantize it with FLOAT8_PLAIN");
+  refused(desc("rowwise"), ErrorCode::kUnsupported, "quantize them with FLOAT8_PLAIN");
+  refused(desc("tensorwise"), ErrorCode::kUnsupported, "quantize them with FLOAT8_PLAIN");
   QuantizerDesc weight = desc("blockwise");
   weight.operand = Tensor::kWeight;
   refused(weight, ErrorCode::kInvalidArgument, "it is for FLOAT8_INPUT");
+  weight.source = CastSource::kSwigluBackward;
+  refused(weight, ErrorCode::kInvalidArgument, "it is for FLOAT8_GRAD_OUTPUT");
   QuantizerDesc rounded = desc("blockwise");
   rounded.f32_source = true;
   refused(rounded, ErrorCode::kInvalidArgument, "it is for FLOAT8_INPUT");
@@ -156,7 +246,7 @@ TEST_F(SwigluMisuse, PlansThatCannotBe) {
 TEST_F(SwigluMisuse, CallsThatCannotBe) {
   const auto fused = Quantizer::plan(context_, desc("delayed")).value();
   QuantizerDesc of_plain = desc("blockwise");
-  of_plain.swiglu = false;
+  of_plain.source = CastSource::kPlain;
   const auto plain = Quantizer::plan(context_, of_plain).value();
   Buffer x(32 * 64 * 2), up(32 * 64 * 2), tensor(fused->tensor_bytes() + plain->tensor_bytes());
   Buffer workspace(plain->workspace_bytes() + 16);
@@ -176,15 +266,56 @@ TEST_F(SwigluMisuse, CallsThatCannotBe) {
   refused(*fused, call, "float8_quantize_args.up.data is NULL");
   refused(*plain, good, "float8_quantize_args.up.data is given");
   call = good;
-  call.step = &kFirstOfSteps;
-  refused(*fused, call, "quantize it with FLOAT8_PLAIN in that step");
-  call = good;
   call.up.data = tensor.data();
   refused(*fused, call, "overlap");
   call = good;
   call.up.ld = 60;
   refused(*fused, call, "up.ld");
   EXPECT_TRUE(tensor.untouched());
+  EXPECT_TRUE(cuda_.launches.empty());
+}
+
+TEST_F(SwigluMisuse, BackwardCallsThatCannotBe) {
+  QuantizerDesc of_gradients = desc("delayed");
+  of_gradients.operand = Tensor::kGradOutput;
+  of_gradients.source = CastSource::kSwigluBackward;
+  const auto fused = Quantizer::plan(context_, of_gradients).value();
+  Buffer x(32 * 64 * 2), up(32 * 64 * 2), grad(32 * 64 * 2), workspace(fused->workspace_bytes());
+  Buffer tensors[2] = {Buffer(fused->tensor_bytes()), Buffer(fused->tensor_bytes())};
+  Slots slots[2];
+  const QuantizeCall good{.rows = 32,
+                          .x = {x.data()},
+                          .up = {up.data()},
+                          .tensor = {tensors[0].data()},
+                          .scales = slots[0],
+                          .grad = {grad.data()},
+                          .up_tensor = {tensors[1].data()},
+                          .up_scales = slots[1]};
+  float8_step over_ranks = kFirstOfSteps;
+  over_ranks.ranks = reinterpret_cast<float8_nccl_comm>(this);
+  const std::tuple<std::function<void(QuantizeCall&)>, std::string_view> cases[] = {
+      {[](QuantizeCall& c) { c.grad.data = nullptr; }, "float8_quantize_args.grad.data is NULL"},
+      {[](QuantizeCall& c) { c.up.data = nullptr; }, "float8_quantize_args.up.data is NULL"},
+      {[](QuantizeCall& c) { c.up_tensor.data = nullptr; },
+       "float8_quantize_args.up_tensor.data is NULL"},
+      {[](QuantizeCall& c) { c.up_transposed.data = c.up_tensor.data; },
+       "float8_quantize_args.up_transposed.data is given and transposed.data is NULL"},
+      {[](QuantizeCall& c) { c.up_scales = {}; }, "float8_quantize_args.up_scales is empty"},
+      {[](QuantizeCall& c) { c.up_tensor = c.tensor; }, "overlap"},
+      {[](QuantizeCall& c) { c.grad.data = c.up_tensor.data; }, "overlap"},
+      {[](QuantizeCall& c) { c.grad.ld = 60; }, "grad.ld"},
+      {[&](QuantizeCall& c) { c.step = &over_ranks; }, "quantize them with FLOAT8_PLAIN"},
+      {[](QuantizeCall& c) { c.up_counters = static_cast<CastCounters*>(c.up_tensor.data); },
+       "float8_quantize_args.up_counters is given"},
+  };
+  for (const auto& [change, words] : cases) {
+    QuantizeCall call = good;
+    change(call);
+    const Status status = fused->run(with_workspace(call, workspace.data()), nullptr);
+    ASSERT_FALSE(status) << words;
+    EXPECT_TRUE(says(status.error(), words)) << status.error().message;
+  }
+  EXPECT_TRUE(tensors[0].untouched() && tensors[1].untouched());
   EXPECT_TRUE(cuda_.launches.empty());
 }
 

@@ -1,0 +1,87 @@
+"""Fused MLPs under FSDP2: block by block, and the MLP as a unit of its own."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+import float8.torch as f8
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(64, 128, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(128, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
+        return y
+
+
+f8.register_swiglu(FeedForward, gate="w1", up="w3", down="w2")
+
+
+def _model() -> nn.Sequential:
+    blocks = [nn.Sequential(nn.LayerNorm(64), FeedForward()) for _ in range(2)]
+    return f8.convert_to_float8_training(
+        nn.Sequential(*blocks), config=f8.LinearConfig("blockwise", emulate=True)
+    )  # type: ignore[return-value]
+
+
+def _rank(mesh: Any, rank: int, world: int, unit: str) -> None:
+    torch.manual_seed(0)
+    model = _model()
+    single = copy.deepcopy(model)
+    f8.fuse(single)
+    if unit == "mlp":
+        f8.fuse(model)
+    for block in model:
+        fully_shard(block[1] if unit == "mlp" else block, mesh=mesh)  # type: ignore[index]
+    fully_shard(model, mesh=mesh)
+    assert [each.fused for each in f8.fuse(model)] == [True, True]
+    warnings.filterwarnings("error", message=".*no longer fused.*")
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, single)]
+    before = [p.detach().clone() for p in single.parameters()]
+    x = torch.randn(2, 32, 64)
+    for _ in range(3):
+        model(x[rank]).square().mean().backward()
+        for part in x:
+            (single(part).square().mean() / 2).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for sharded, whole, old in zip(model.parameters(), single.parameters(), before, strict=True):
+        assert torch.equal(sharded.full_tensor(), whole)
+        assert not torch.equal(whole, old)
+
+
+@pytest.mark.parametrize("unit", ["block", "mlp"])
+def test_fsdp2_shards_a_fused_model(unit: str, tmp_path: Any) -> None:
+    """Blocks that are units are sharded before it is fused, and MLPs that are after it."""
+    ranks.spawn(_rank, 2, tmp_path, unit)
+
+
+def _left_rank(mesh: Any, rank: int, world: int) -> None:
+    """Units of children, and MLPs that are units already, are left and named."""
+    model = _model()
+    fully_shard(model[0][1].w1, mesh=mesh)  # type: ignore[index,union-attr]
+    fully_shard(model[1][1], mesh=mesh)  # type: ignore[index]
+    fully_shard(model, mesh=mesh)
+    first, second = f8.fuse(model)
+    assert not first.fused and "its w1 has hooks" in first.why
+    assert not second.fused and "call fuse before" in second.why
+    model(torch.randn(32, 64)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:float8. fuse left")
+def test_units_of_fsdp_are_left(tmp_path: Any) -> None:
+    ranks.spawn(_left_rank, 2, tmp_path)
