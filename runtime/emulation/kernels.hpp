@@ -82,5 +82,6 @@ void emulate(const codegen::FingerprintSpec& spec, const Call& call);
 void emulate(const codegen::ColumnSumsSpec& spec, const Call& call);
 void emulate(const codegen::BiasGradSpec& spec, const Call& call);
 void emulate(const codegen::SwigluCastSpec& spec, const Call& call);
+void emulate(const codegen::GroupLayoutSpec& spec, const Call& call);
 
 }  // namespace f8::runtime::emulation

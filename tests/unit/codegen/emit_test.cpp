@@ -57,6 +57,7 @@ TEST(Emit, GoldenStubs) {
            "column_sums/bf16",
            "bias_grad/f32",
            "swiglu_cast/bf16.e4m3/delayed/q+qt",
+           "group_layout",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
        }) {
@@ -126,6 +127,7 @@ TEST(Emit, HostAndTemplateCannotDisagree) {
       {"column_sums/bf16", "  float* sums;  // [ceil", "  float *sums, *more;  // [ceil",
        "kernel_args.cuh"},
       {"bias_grad/bf16", "  i32 add;", "  i32 add, more[2];", "kernel_args.cuh"},
+      {"group_layout", "kGroupThreads = 1024", "kGroupThreads = 512", "threads_per_block()"},
   };
   for (const auto& c : cases) {
     KernelSource source = emit_key(c.key);
@@ -182,7 +184,8 @@ std::set<std::string> tunable_kernels() {
                                 "swiglu_cast/bf16.e4m3/block128x128+block1x128/q+qt/count",
                                 "scale_update",
                                 "found_inf",
-                                "fingerprint"};
+                                "fingerprint",
+                                "group_layout"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));

@@ -47,6 +47,7 @@ TEST(KernelSpec, KeysRoundTrip) {
            "bias_grad/f32",
            "swiglu_cast/bf16.e4m3/delayed/q+qt/hold/count",
            "swiglu_cast/f32.e4m3/block1x128/q/pow2",
+           "group_layout",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2",
            "gemm/e4m3.e4m3.f16/tensor/fast/128x256s4c2x1w2/+bias+add",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",

@@ -1,0 +1,75 @@
+// The groups of an expert linear in device memory, and the parameters of the kernels that make and
+// read them; shared with the host like those of kernel_args.cuh. x has the rows of all experts, one
+// group after the other; where each ends, the device alone knows.
+//
+// The layout of a routing (group_layout.cuh) is words of i32, whose places follow from the number of
+// experts E and the largest m alone:
+//   header     16 words: GroupWord
+//   starts     the first row of each group                      each of these: E words, padded to 4
+//   lengths    its rows
+//   blocks     the sum of ceil(rows / 128) of the groups before: the columns of a transposed copy
+//              begin at 128 times as many
+//   scales     the sum of the rows, each padded to 4, of the groups before: where block scales begin
+//   order      the groups by falling length, equal ones in their order
+//   row tiles  for tiles of 64, 128, 192 and 256 rows: RowTile [m_max / rows + E]
+#pragma once
+
+#include "kernel_args.cuh"
+
+namespace f8::kernels {
+
+inline constexpr i32 kMaxExperts = 1024;
+inline constexpr i32 kGroupThreads = 1024;  // a thread for each expert
+inline constexpr i32 kRowTileStep = 64;
+inline constexpr i32 kRowTileTables = 4;
+
+// The words of the header. The error is that of the first bad expert of the first bad offsets since
+// the word was zero; all others are of the latest offsets.
+enum GroupWord {
+  kGroupError = 0,     // a GroupError
+  kBadExpert = 1,      // where the error is not 0
+  kGroupRows = 2,      // of all groups: the last one's end
+  kRowTileCounts = 4,  // entries in use of each table
+  kGroupHeader = 16
+};
+enum GroupError { kNoGroupError = 0, kNegativeEnd = 1, kFallingEnd = 2, kEndBeyondM = 3 };
+
+// Rows [row, min(row + the tile's rows, end)) of a group. An entry that is not in use has group -1.
+struct RowTile {
+  i32 group;
+  i32 row;
+  i32 end;        // of the group's rows
+  i32 scale_row;  // where block scales have the tile's first row
+};
+
+struct GroupLayout {
+  i32 experts;
+  i32 m_max;
+
+  F8_BOTH constexpr i64 padded_experts() const { return (experts + 3) / 4 * 4; }
+  F8_BOTH constexpr i64 at_starts() const { return kGroupHeader; }
+  F8_BOTH constexpr i64 at_lengths() const { return at_starts() + padded_experts(); }
+  F8_BOTH constexpr i64 at_blocks() const { return at_lengths() + padded_experts(); }
+  F8_BOTH constexpr i64 at_scales() const { return at_blocks() + padded_experts(); }
+  F8_BOTH constexpr i64 at_order() const { return at_scales() + padded_experts(); }
+  // The table of tiles of (table + 1) * kRowTileStep rows.
+  F8_BOTH constexpr i64 row_tiles(i32 table) const {
+    return i64{m_max / ((table + 1) * kRowTileStep)} + experts;
+  }
+  F8_BOTH constexpr i64 at_row_tiles(i32 table) const {
+    i64 at = at_order() + padded_experts();
+    for (i32 i = 0; i < table; ++i) at += row_tiles(i) * 4;
+    return at;
+  }
+  F8_BOTH constexpr i64 words() const { return at_row_tiles(kRowTileTables); }
+};
+
+struct GroupLayoutArgs {
+  const i32* offsets;  // [experts]: where each group ends
+  i32* words;          // GroupLayout::words(), 16-byte aligned
+  i32 m;               // the rows of x
+  i32 padding;
+  GroupLayout layout;
+};
+
+}  // namespace f8::kernels
