@@ -47,13 +47,13 @@ struct GemmMainloop {
   // --- load: the producer warps
   // This CTA loads its part of each operand's tile and multicasts it to the `kSharers` CTAs of the
   // mask, which work on the same tile.
-  template <int kSharers>
+  template <int kSharers, class... Matrix>
   static F8_DEVICE void load_part(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 k,
-                                  i32 row) {
+                                  i32 row, Matrix... matrix) {
     if constexpr (kSharers > 1) {
-      tma_load_multicast(smem, map, barrier, mask, k, row);
+      tma_load_multicast(smem, map, barrier, mask, k, row, matrix...);
     } else {
-      tma_load(smem, map, barrier, k, row);
+      tma_load(smem, map, barrier, k, row, matrix...);
     }
   }
 
@@ -108,7 +108,11 @@ struct GemmMainloop {
         k_b -= static_cast<i32>(shard * problem.shard_blocks * kStageK);
         row_b += static_cast<i32>(shard * problem.n);
       }
-      load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b);
+      if constexpr (Config::kGroup == Group::kM) {
+        load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b, tile.group);
+      } else {
+        load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b);
+      }
       if constexpr (Scales::kUsed && !Scales::kOwnWarp)
         scales.load(shared.scales_a(pipeline.stage), k_block, full);
     }

@@ -64,6 +64,24 @@ struct GroupLayout {
   F8_BOTH constexpr i64 words() const { return at_row_tiles(kRowTileTables); }
 };
 
+// How a GEMM's problem is made of groups: not, or by the rows of a and d.
+enum class Group { kNone, kM };
+
+// An M-grouped GEMM: problems[0] has the rows of all groups as m, and b has a matrix [n][k] for each
+// group, which its tensor map has as the third dimension. stride_a and stride_b are as in a GEMM of
+// one group.
+struct GroupedGemmArgs : GemmArgs {
+  const i32* groups;          // the layout's words
+  const RowTile* row_tiles;   // its table for the kernel's tiles
+  const i32* row_tile_count;  // entries of it in use
+  void* d;                    // as d's tensor map has it
+  u64 ld_d;                   // bytes, a multiple of 16
+  u32 group_stride_a;  // from a group's inverse scales to the next one's; 0: of a, those of rows
+  u32 group_stride_b;
+  i32 zero_tail;  // 1: the rows of d behind the last group become zero
+  i32 padding;
+};
+
 struct GroupLayoutArgs {
   const i32* offsets;  // [experts]: where each group ends
   i32* words;          // GroupLayout::words(), 16-byte aligned

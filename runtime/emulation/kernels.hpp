@@ -25,6 +25,8 @@ struct TensorMap {
   unsigned box_cols;
   unsigned box_rows;
   CUtensorMapDataType type;
+  unsigned long long matrices;  // 0: the map has two dimensions
+  unsigned long long matrix_bytes;
 };
 
 // A loaded kernel: the driver's module and its function at once.

@@ -105,7 +105,7 @@ double voted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count,
 }
 
 Result<GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape, int sm_count,
-                                   std::span<const NearbyWinner> nearby) {
+                                   std::span<const NearbyWinner> nearby, int64_t groups) {
   const std::vector<GemmConfig> candidates = codegen::gemm_candidates(spec);
   if (candidates.empty()) {
     return fail(ErrorCode::kUnsupported, "no generated kernel multiplies {} by {} into {}",
@@ -123,7 +123,8 @@ Result<GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape, i
     if (config.cluster_m * config.cluster_n * config.split_k > std::max(1, sm_count)) continue;
     codegen::GemmSpec candidate = spec;
     candidate.config = config;
-    ranked.push_back({voted_clocks(candidate, shape, sm_count, nearby),
+    const Shape computed = {shape.m + groups * config.tile_m / 2, shape.n, shape.k};
+    ranked.push_back({voted_clocks(candidate, computed, sm_count, nearby),
                       config.tile_m * config.tile_n, key(config), config});
   }
   const auto better = [](const Ranked& x, const Ranked& y) {

@@ -60,6 +60,7 @@ TEST(Emit, GoldenStubs) {
            "group_layout",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
+           "gemm_m/e4m3.e4m3.bf16/axis/fast/64x64s8c1x2w1",
        }) {
     std::string name = key;
     std::ranges::replace(name, '/', '_');
@@ -208,6 +209,9 @@ std::set<std::string> tunable_kernels() {
         keys.insert(key(KernelSpec(spec)));
         spec.pow2 = gemm.a.pow2 && gemm.b.pow2 && takes_pow2(spec);
         keys.insert(key(KernelSpec(spec)));
+        GemmSpec grouped = spec;
+        grouped.group_m = true;
+        if (validate(KernelSpec(grouped))) keys.insert(key(KernelSpec(grouped)));
       }
     }
   }
@@ -223,6 +227,9 @@ std::set<std::string> tunable_kernels() {
     for (const char* rest : {"tensor/fast/128x256s4c2x1w2", "axis/precise/256x128s4c1x2w2",
                              "axis/fast/128x128s5c1x1w2p/+bias+add"}) {
       keys.insert(std::string("gemm/") + types + "/" + rest);
+    }
+    for (const char* rest : {"tensor/fast/128x128s5c1x2w2p", "axis/precise/256x128s3c1x1w2"}) {
+      keys.insert(std::string("gemm_m/") + types + "/" + rest);
     }
   }
   return keys;

@@ -53,6 +53,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
            "gemm/e4m3.e4m3.bf16/axis/fast/128x192s4c2x1w2/+add+pow2",
            "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2",
+           "gemm_m/e4m3.e4m3.bf16/axis/fast/128x128s6c1x2w2p/+pow2",
+           "gemm_m/e5m2.e4m3.f32/tensor/precise/256x128s4c1x1w2",
            "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2+shards",
        }) {
     const auto spec = parse_kernel_spec(text);
@@ -136,6 +138,11 @@ TEST(KernelSpec, MalformedKeysNameThemselves) {
            "gemm/e4m3.e4m3.f32/axis/fast/128x192s4c2x1w2/+pow2",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x192s4c2x1w2/+pow2",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x192s4c2x1w2/+amax+shards",
+           "group_layout/",
+           "gemm_m/e4m3.e4m3.bf16/tensor/fast/128x128s4c2x1w2",
+           "gemm_m/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1k2w2",
+           "gemm_m/e4m3.e4m3.bf16/block128x128/precise/128x128s4c1x1w2",
+           "gemm_m/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1w2/+add",
        }) {
     const auto spec = parse_kernel_spec(text);
     ASSERT_FALSE(spec) << text;

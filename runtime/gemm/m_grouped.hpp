@@ -1,0 +1,61 @@
+// The M-grouped GEMM: the rows of a and of d are groups, each with a matrix of b, and the device alone
+// knows where a group ends (runtime/experts/group_layout.hpp). For each group it is the dense GEMM of
+// the same configuration, bit for bit:
+//
+//   gemm          a                 b                       d
+//   output        x   [M][ldK]      w    [groups][N][ldK]   y  [M][N]
+//   grad_input    dy  [M][ldN]      w^T  [groups][K][ldN]   dx [M][K]
+// Rows of a and d behind the last group are neither read nor written, but where d's become zero.
+#pragma once
+
+#include "codegen/kernels/group_args.cuh"
+#include "runtime/gemm/gemm.hpp"
+
+namespace f8::runtime {
+
+// shape.m of `gemm` are the most rows of all groups. Operands are fp8 with scales of tensors or axes; a
+// tensor is a group's part of a, or a matrix of b.
+struct MGroupedDesc {
+  GemmDesc gemm;
+  kernels::GroupLayout layout;
+};
+[[nodiscard]] codegen::GemmSpec m_grouped_spec(const GemmDesc& desc, const GemmConfig& config);
+
+struct MGroupedCall {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;
+  // Of an operand with one scale for each row [rows], [groups][n]; with one for each tensor those of
+  // the groups lie kernels::kScaleStride apart.
+  const float* inv_scale_a = nullptr;
+  const float* inv_scale_b = nullptr;
+  const void* layout = nullptr;
+  int64_t m = 0;     // the rows of a
+  int64_t ld_d = 0;  // elements, a multiple of 16 bytes; 0: dense
+  bool zero_tail = false;
+};
+
+class MGroupedGemm {
+ public:
+  // The cost model's choice.
+  [[nodiscard]] static Result<GemmConfig> choose(const MGroupedDesc& desc, int sm_count);
+  [[nodiscard]] static Result<MGroupedGemm> create(const std::shared_ptr<Context>& context,
+                                                   const MGroupedDesc& desc,
+                                                   const GemmConfig& config);
+  // Enqueues one launch, or nothing where m is 0; no allocation, lock or synchronisation. The caller
+  // has checked the pointers.
+  [[nodiscard]] Status run(const MGroupedCall& call, Stream stream) const;
+  [[nodiscard]] const GemmConfig& config() const { return config_; }
+
+ private:
+  MGroupedGemm(std::shared_ptr<Context> context, const MGroupedDesc& desc, const GemmConfig& config,
+               const Kernel& kernel)
+      : context_(std::move(context)), desc_(desc), config_(config), kernel_(&kernel) {}
+
+  std::shared_ptr<Context> context_;
+  MGroupedDesc desc_;
+  GemmConfig config_;
+  const Kernel* kernel_;
+};
+
+}  // namespace f8::runtime
