@@ -64,6 +64,70 @@ struct GroupLayout {
   F8_BOTH constexpr i64 words() const { return at_row_tiles(kRowTileTables); }
 };
 
+// The groups of a matrix's rows: those of a layout, or without one `count` groups of `rows` each.
+struct GroupsOf {
+  const i32* words;
+  GroupLayout layout;
+  i32 count;
+  i32 rows;
+};
+
+// The amaxes of each group. `tensor` is the matrix with all groups; its words are those of all groups,
+// zeroed by the caller and raised atomically: partials [groups], row_amax [rows] and col_amax
+// [groups][cols].
+struct GroupAmaxArgs {
+  GroupsOf groups;
+  AmaxTensor tensor;
+};
+// The copies of each group. partials, row_amax and col_amax are as above. scale is [groups][kScaleStride],
+// inv_scale_row [rows], inv_scale_col [groups][cols]. q is [rows], and qt [cols] with the columns of one
+// group behind those of the other (blocks of the layout); without a layout [groups][cols].
+struct GroupCastArgs {
+  GroupsOf groups;
+  CastTensor tensor;
+};
+
+template <class T>
+F8_BOTH T* advanced(T* p, i64 count) {
+  return p == nullptr ? nullptr : p + count;
+}
+
+// The matrix of a group of `length` rows from `start` on.
+F8_BOTH AmaxTensor group_of(const GroupAmaxArgs& args, i32 group, i32 start, i32 length,
+                            i32 element_bytes) {
+  AmaxTensor t = args.tensor;
+  t.x = static_cast<const u8*>(t.x) + i64{start} * t.ld * element_bytes;
+  t.rows = length;
+  t.partials = advanced(t.partials, group);
+  t.tile_amax = nullptr;
+  t.row_amax = advanced(t.row_amax, start);
+  t.col_amax = advanced(t.col_amax, i64{group} * t.cols);
+  return t;
+}
+F8_BOTH CastTensor group_of(const GroupCastArgs& args, i32 group, i32 start, i32 length,
+                            i32 qt_column, i32 element_bytes) {
+  CastTensor t = args.tensor;
+  t.x = static_cast<const u8*>(t.x) + i64{start} * t.ld * element_bytes;
+  t.rows = length;
+  t.q = advanced(t.q, i64{start} * t.ld_q);
+  t.qt =
+      advanced(t.qt, args.groups.words != nullptr ? i64{qt_column} : i64{group} * t.cols * t.ld_qt);
+  t.partials = advanced(t.partials, group);
+  t.partial_count = 1;
+  t.row_amax = advanced(t.row_amax, start);
+  t.col_amax = advanced(t.col_amax, i64{group} * t.cols);
+  t.scale = advanced(t.scale, i64{group} * kScaleStride);
+  t.inv_scale_row = advanced(t.inv_scale_row, start);
+  t.inv_scale_col = advanced(t.inv_scale_col, i64{group} * t.cols);
+  return t;
+}
+
+// quantize_rows.cuh over the rows of a layout's groups, whose number is on the device.
+struct GroupRowsArgs {
+  CastArgs cast;         // of one matrix
+  const i32* row_count;  // at most its rows
+};
+
 // How a GEMM's problem is made of groups: not, or by the rows of a and d.
 enum class Group { kNone, kM };
 

@@ -85,5 +85,8 @@ void emulate(const codegen::ColumnSumsSpec& spec, const Call& call);
 void emulate(const codegen::BiasGradSpec& spec, const Call& call);
 void emulate(const codegen::SwigluCastSpec& spec, const Call& call);
 void emulate(const codegen::GroupLayoutSpec& spec, const Call& call);
+// Those of amax and cast kernels over groups of rows.
+void emulate_groups(const codegen::AmaxSpec& spec, const Call& call);
+void emulate_groups(const codegen::CastSpec& spec, const Call& call);
 
 }  // namespace f8::runtime::emulation

@@ -58,6 +58,7 @@ TEST(Emit, GoldenStubs) {
            "bias_grad/f32",
            "swiglu_cast/bf16.e4m3/delayed/q+qt",
            "group_layout",
+           "cast/bf16.e4m3/axis/q+qt/pow2/group",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
            "gemm_m/e4m3.e4m3.bf16/axis/fast/64x64s8c1x2w1",
@@ -186,7 +187,16 @@ std::set<std::string> tunable_kernels() {
                                 "scale_update",
                                 "found_inf",
                                 "fingerprint",
-                                "group_layout"};
+                                "group_layout",
+                                "amax/bf16/tensor/group",
+                                "amax/bf16/rowcol/group",
+                                "amax/f32/rowcol+tensor/group",
+                                "cast/bf16.e4m3/tensor/q/group",
+                                "cast/bf16.e4m3/tensor/q+qt/group",
+                                "cast/bf16.e4m3/axis/q+qt/pow2/group",
+                                "cast/f32.e4m3/axis+tensor/q+qt/hold/group",
+                                "cast/f16.e5m2/axis/qt/group",
+                                "quantize/bf16.e4m3/axis/q/pow2/group"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));

@@ -403,8 +403,7 @@ TEST(LinearMisuse, WhatARecipeNeedsBesides) {
     odd.q = static_cast<const uint8_t*>(odd.q) + 4;
     ForwardCall with_weight = s.forward();
     with_weight.w.fp8 = &odd;
-    refused(s.linear->forward(with_workspace(with_weight, s.workspace.data()), nullptr),
-            "w.fp8");
+    refused(s.linear->forward(with_workspace(with_weight, s.workspace.data()), nullptr), "w.fp8");
   }
   {
     Fixture s(cuda, describe("delayed", {64, 32, 48}), 64);

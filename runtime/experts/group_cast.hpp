@@ -1,0 +1,50 @@
+// The casts of a matrix whose rows are groups, each with scales of its own: what a cast of the group's
+// rows alone gives, bit for bit.
+#pragma once
+
+#include "codegen/kernels/group_args.cuh"
+#include "runtime/device/context.hpp"
+
+namespace f8::runtime {
+
+// `rows` and `groups` are the most of a call. Which pointers matter is the spec's to say.
+struct GroupCastCall {
+  kernels::GroupsOf groups = {};  // with a layout, or of equal groups
+  const void* x = nullptr;
+  int64_t rows = 0;           // of all groups, and behind them
+  int64_t ld = 0;             // of x, elements; 0: dense
+  uint32_t* words = nullptr;  // amax_words() of scratch
+  uint8_t* q = nullptr;       // [rows][row_pitch(cols)]
+  uint8_t* qt = nullptr;      // equal groups: [groups][cols][row_pitch(group's rows)]
+  float* scale = nullptr;     // tensor: [groups][kernels::kScaleStride]
+  float* inv_row = nullptr;   // axis: [rows], of q's rows
+  float* inv_col = nullptr;   // axis: [groups][cols], of qt's rows
+};
+
+class GroupCastPlan {
+ public:
+  // `spec` is a cast of groups; the kernels that it takes follow from it.
+  [[nodiscard]] static Result<GroupCastPlan> create(const std::shared_ptr<Context>& context,
+                                                    const codegen::CastSpec& spec, int64_t cols);
+  // The kernels, to be compiled side by side.
+  [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec);
+  [[nodiscard]] size_t amax_words(int64_t rows, int64_t groups) const;
+  // Enqueues a memset and two launches, or one launch where rows alone have scales.
+  [[nodiscard]] Status run(const GroupCastCall& call, Stream stream) const;
+  [[nodiscard]] const codegen::CastSpec& spec() const { return spec_; }
+
+ private:
+  GroupCastPlan(std::shared_ptr<Context> context, const codegen::CastSpec& spec, int64_t cols)
+      : context_(std::move(context)), spec_(spec), cols_(cols) {}
+  [[nodiscard]] Status quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
+                                     Stream stream) const;
+
+  std::shared_ptr<Context> context_;
+  codegen::CastSpec spec_;
+  int64_t cols_;
+  const Kernel* amax_ = nullptr;
+  const Kernel* cast_ = nullptr;
+  const Kernel* rows_ = nullptr;  // in their place, for the rows of a layout
+};
+
+}  // namespace f8::runtime
