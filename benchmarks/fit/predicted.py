@@ -16,7 +16,9 @@ BLOCK = 128  # elements of K in a stage
 LIBRARY_MARGIN, LARGE_EFFICIENCY = 0.02, 0.75
 CONFIG = re.compile(r"(\d+)x(\d+)s(\d+)c(\d+)x(\d+)(?:k(\d+))?w(\d+)(p?)g(\d+)")
 GEMM = re.compile(r"\w+\.\w+\.(\w+)/([\w-]+)/(fast|precise)/m(\d+)n(\d+)k(\d+)")
-LINEAR = re.compile(r"(\w+)/.*/m(\d+)n(\d+)k(\d+)(?:/b\df\d)?")  # of a problem key, today's or 0.1's
+LINEAR = re.compile(
+    r"(\w+)/.*/m(\d+)n(\d+)k(\d+)(?:/b\df\d)?"
+)  # of a problem key, today's or 0.1's
 NUMBERS = (
     *("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "split_k", "warpgroups"),
     *("pingpong", "raster"),

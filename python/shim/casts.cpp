@@ -319,6 +319,37 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
   return quantize_one(x, nullptr, config, operand, backward, scales, layout, evaluate);
 }
 
+Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
+  if (!Config(config).recompute()) {
+    throw std::invalid_argument(
+        "float8: quantize_again is for linears that recompute, whose config says so");
+  }
+  const Cast cast(x, config, FLOAT8_INPUT, FLOAT8_QT_FOR_RECOMPUTE);
+  if (cast.rows.rows == 0) {
+    const auto of = [&](int64_t rows) {
+      const Config casts(Config(config).of_casts());
+      return quantized_bytes(rows, cast.rows.cols, casts, FLOAT8_INPUT, true).qt;
+    };
+    return empty_bytes(2 * of(kRows) - of(2 * kRows), cast.place.device);
+  }
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  QuantizerKey key = cast.key;
+  key.copies = FLOAT8_Q_FOR_RECOMPUTE;
+  const Quantizer& before = quantizer_for(key, cast.place);
+  check_copy(x_qt, before.qt_bytes, cast.place.device, "what quantize left of x");
+  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), cast.place.device);
+  float8_quantize_args args = cast.args();
+  float8_tensor view{};
+  view.struct_size = sizeof view;
+  if (before.qt_bytes > 0) {
+    check(float8_quantizer_view(before.quantizer, nullptr, x_qt.mutable_data_ptr(), cast.rows.rows,
+                                &view));
+    args.x.fp8 = &view;
+  }
+  run_quantizer(quantizer, cast.place, qt, qt, args);
+  return qt;
+}
+
 std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
                                            bool backward, const std::optional<Tensor>& scales,
                                            int64_t layout, bool evaluate) {
@@ -461,9 +492,9 @@ std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t
 
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
                                         int64_t operand, int64_t whole_rows, int64_t copies) {
-  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows, copies);
-  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
-  return {quantizer.amax_words, quantizer.row_amax_words};
+  const CopyLayout at =
+      copy_layout(key_of_shards(rows_max, cols, config, operand, whole_rows, copies), 0);
+  return {at.amax_words, at.row_amax_words};
 }
 
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(

@@ -16,6 +16,7 @@ namespace float8_torch {
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
                                     const std::optional<Tensor>& scales, int64_t layout,
                                     bool evaluate);
+Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config);
 std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
                                            bool backward, const std::optional<Tensor>& scales,
                                            int64_t layout, bool evaluate);

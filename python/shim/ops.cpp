@@ -8,6 +8,9 @@
 //     follows. Of an input of a linear that recomputes, qt is what FLOAT8_Q_FOR_RECOMPUTE leaves there.
 //     An input has any rank; a weight is in x's type. Delayed scaling needs the linear's part of a
 //     scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
+//   quantize_again(x, x_qt, config) -> qt
+//     qt of an input for the backward of linears that recompute, by what quantize left in x_qt. They are
+//     given it as their x_qt, and no x.
 //   quantize_swiglu(gate, up, config, backward, scales?, layout, evaluate) -> (q, qt)
 //     The copies of the input silu(gate) up, which is never in memory, as quantize gives them: under
 //     delayed scaling but in its first step, and under block scales.
@@ -47,7 +50,8 @@
 //   linear_backward(dy, saved, x?, x_qt?, weight, w_qt?, scales?, config, layout, wanted)
 //     -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
-//     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's.
+//     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's, or
+//     x_qt is that of quantize_again, with no x.
 //   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate,
 //             sm_limit = 0)
 //     d = a b^T + bias, or d += where `accumulate` is set: one of a linear's GEMMs
@@ -159,12 +163,14 @@ struct LinearCall {
     }
   }
 
-  // The view of an operand that quantize cast; null where it is not given.
+  // The view of an operand that quantize cast; null where it is not given. `recast`: quantize_again did.
   [[nodiscard]] const float8_tensor* given(float8_operand operand, const std::optional<Tensor>& q,
                                            const std::optional<Tensor>& qt, int64_t rows,
-                                           float8_tensor& view) const {
+                                           float8_tensor& view, bool recast = false) const {
     if (!q && !qt) return nullptr;
-    const Quantizer& quantizer = quantizer_for(quantizer_key(operand, rows, qt.has_value()), place);
+    QuantizerKey key = quantizer_key(operand, rows, qt.has_value());
+    if (recast) key.copies = FLOAT8_QT_FOR_RECOMPUTE;
+    const Quantizer& quantizer = quantizer_for(key, place);
     const void* const at_q = bytes_of(q, quantizer.q_bytes);
     const void* const at_qt = bytes_of(qt, quantizer.qt_bytes);
     view = {};
@@ -360,11 +366,12 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
   }
   float8_tensor x_view, w_view;
-  args.x.fp8 = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view);
+  const bool recast = call.config.recompute() && !x;
+  args.x.fp8 = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view, recast);
   args.w.fp8 = w_scales ? call.gathered(false, *w_qt, *w_scales, w_shards, w_view)
                         : call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
   Matrix inputs, w;
-  const bool casts_x = call.config.recompute() || !x_qt || x_qt->numel() == 0;
+  const bool casts_x = !x_qt || (call.config.recompute() ? !recast : x_qt->numel() == 0);
   if (call.config.reads_x() && want_dw && casts_x) {
     if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
     call.check_device(*x, "x");
@@ -470,6 +477,7 @@ void add(torch::stable::detail::StableLibrary& library, const char* name) {
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
+  add<&quantize_again, Roles{.config = 2}>(library, "quantize_again");
   add<&quantize_swiglu, Roles{.config = 2, .scales = 4}>(library, "quantize_swiglu");
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");

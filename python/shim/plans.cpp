@@ -261,11 +261,11 @@ float8_context* context_of(int32_t device) {
 }
 
 int8_t checked_copies(int64_t copies) {
-  if (copies >= FLOAT8_BOTH_COPIES && copies <= FLOAT8_Q_FOR_RECOMPUTE)
+  if (copies >= FLOAT8_BOTH_COPIES && copies <= FLOAT8_QT_FOR_RECOMPUTE)
     return static_cast<int8_t>(copies);
   throw std::invalid_argument("float8: copies is " + std::to_string(copies) +
-                              "; it is 0 (both), 1 (q alone), 2 (qt alone) or 3 (q for "
-                              "recompute)");
+                              "; it is 0 (both), 1 (q alone), 2 (qt alone), 3 (q for recompute) "
+                              "or 4 (qt for recompute)");
 }
 
 Place place_of(const Tensor& tensor, Config config) {
@@ -426,7 +426,20 @@ CopyLayout copy_layout(const QuantizerKey& key, int64_t rows) {
           .q_scales = static_cast<int64_t>(at.q_inverse_scale),
           .scales_in_qt = at.q_scale_apart != 0,
           .qt_pitch = at.ld_qt,
-          .qt_scales = static_cast<int64_t>(at.qt_inverse_scale)};
+          .qt_scales = static_cast<int64_t>(at.qt_inverse_scale),
+          .amax_words = static_cast<int64_t>(at.amax_words),
+          .row_amax_words = static_cast<int64_t>(at.row_amax_words)};
+}
+
+int64_t scale_state_bytes(uint64_t config, size_t count, int32_t history) {
+  float8_recipe custom;
+  float8_linear_desc desc = layer_desc({.config = config, .n = 16, .k = 16});
+  desc.m_max = 1;
+  Config(config).set_recipe(desc, custom);
+  const std::vector<const float8_linear_desc*> linears(count, &desc);
+  size_t bytes = 0;
+  check(float8_scales_size(linears.data(), linears.size(), history, &bytes));
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace float8_torch

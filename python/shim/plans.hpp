@@ -164,7 +164,12 @@ struct CopyLayout {
   bool scales_in_qt = false;
   int64_t qt_pitch = 0;
   int64_t qt_scales = 0;
+  int64_t amax_words = 0;  // with over_ranks, as in Quantizer
+  int64_t row_amax_words = 0;
 };
 [[nodiscard]] CopyLayout copy_layout(const QuantizerKey& key, int64_t rows);
+
+// The bytes of a scale state of so many linears of the config's recipe.
+[[nodiscard]] int64_t scale_state_bytes(uint64_t config, size_t count, int32_t history);
 
 }  // namespace float8_torch

@@ -23,6 +23,9 @@ constexpr int64_t kMostLinears = int64_t{1} << 20;
 [[nodiscard]] int64_t linears_of(int64_t layout) {
   return layout & 0xffffffff;
 }
+[[nodiscard]] int32_t history_of(int64_t layout) {
+  return static_cast<uint16_t>(layout >> 32);
+}
 
 using HandleKey = std::tuple<uint64_t, int64_t, int32_t>;  // config, layout, device
 
@@ -44,7 +47,7 @@ float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
   desc.struct_size = sizeof desc;
   desc.linears = linears.data();
   desc.count = linears.size();
-  desc.history = static_cast<uint16_t>(layout >> 32);
+  desc.history = history_of(layout);
   desc.margin = static_cast<uint8_t>(layout >> 48);
   desc.non_finite = Config(config).saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   float8_scales* handle = nullptr;
@@ -201,7 +204,7 @@ void Scales::init() const {
 }
 
 int64_t Scales::bytes() const {
-  return static_cast<int64_t>(float8_scales_bytes(handle(any_plan(config_, place_.key()))));
+  return scale_state_bytes(config_, static_cast<uint32_t>(layout_), history_of(layout_));
 }
 
 static Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
@@ -217,7 +220,6 @@ static Place place_of_flag(const Tensor& state, Config config) {
 }
 
 int64_t scales_bytes(int64_t config, int64_t layout) {
-  (void)saved_bytes(kRows, 128, 128, Config(config), false, false);  // there is a plan now
   Place place;
   place.emulated = true;
   return Scales(empty_bytes(1, {}), layout, Config(config), place).bytes();

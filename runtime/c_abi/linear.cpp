@@ -80,24 +80,20 @@ Result<runtime::LinearDesc> linear_options(const float8_linear_desc& known) {
   return converted;
 }
 
-}  // namespace f8::c_abi
-
-namespace {
-
-f8::Result<f8::runtime::LinearDesc> described(const float8_linear_desc* desc) {
+Result<runtime::LinearDesc> linear_desc(const float8_linear_desc* desc) {
   float8_linear_desc known;
   F8_TRY(read_struct(desc, "float8_linear_desc", known));
-  f8::runtime::LinearDesc converted = F8_TRY(linear_options(known));
+  runtime::LinearDesc converted = F8_TRY(linear_options(known));
   converted.shape = {known.m_max, known.n, known.k};
   converted.recipe = F8_TRY(one_recipe("float8_linear_desc", known.recipe, known.custom_recipe));
   return converted;
 }
 
-}  // namespace
+}  // namespace f8::c_abi
 
 float8_status float8_linear_sizes(const float8_linear_desc* desc, float8_saved_bytes* sizes) {
   return guarded([&]() -> f8::Status {
-    const f8::runtime::LinearDesc converted = F8_TRY(described(desc));
+    const f8::runtime::LinearDesc converted = F8_TRY(f8::c_abi::linear_desc(desc));
     const auto saved = F8_TRY(f8::runtime::saved_bytes_of(converted));
     return write_struct("float8_saved_bytes", float8_saved_bytes{0, saved.x, saved.w}, sizes);
   });
@@ -109,7 +105,7 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
     F8_TRY(need(out, "out"));
     *out = nullptr;
     F8_TRY(need(context, "context"));
-    const f8::runtime::LinearDesc converted = F8_TRY(described(desc));
+    const f8::runtime::LinearDesc converted = F8_TRY(f8::c_abi::linear_desc(desc));
     f8::runtime::tune_first_use(*context->context, converted.recipe, converted.shape);
     auto linear = F8_TRY(f8::runtime::Linear::plan(context->context, converted));
     *out = new float8_linear{std::move(linear)};

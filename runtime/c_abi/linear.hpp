@@ -8,5 +8,6 @@ namespace f8::c_abi {
 
 // All but shape and recipe.
 [[nodiscard]] Result<runtime::LinearDesc> linear_options(const float8_linear_desc& known);
+[[nodiscard]] Result<runtime::LinearDesc> linear_desc(const float8_linear_desc* desc);
 
 }  // namespace f8::c_abi

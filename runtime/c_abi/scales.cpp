@@ -3,7 +3,9 @@
 
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/linear.hpp"
 #include "runtime/c_abi/ranks.hpp"
+#include "runtime/linear/kernels.hpp"
 #include "runtime/model/scale_checkpoint.hpp"
 
 using namespace f8::c_abi;
@@ -62,6 +64,30 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
     first.push_back(slots.size());
     auto delayed = F8_TRY(f8::runtime::DelayedScales::plan(context->context, slots, options));
     *out = new float8_scales{std::move(delayed), std::move(first)};
+    return {};
+  });
+}
+
+float8_status float8_scales_size(const float8_linear_desc* const* linears, size_t count,
+                                 int32_t history, size_t* bytes) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(bytes, "bytes"));
+    if (count > 0) F8_TRY(need(linears, "linears"));
+    f8::DelayedOptions options;
+    if (history != 0) options.history = history;
+    F8_TRY(f8::validate(options));
+    size_t slots = 0;
+    const float8_linear_desc* last = nullptr;
+    size_t of_last = 0;
+    for (size_t i = 0; i < count; ++i) {
+      if (linears[i] != last || i == 0) {  // linears of one description follow each other
+        const auto desc = F8_TRY(linear_desc(linears[i]));
+        of_last = F8_TRY(f8::runtime::linear_kernels(desc)).slots.size();
+        last = linears[i];
+      }
+      slots += of_last;
+    }
+    *bytes = f8::runtime::scale_layout(slots, options.history).bytes;
     return {};
   });
 }

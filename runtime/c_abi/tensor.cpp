@@ -19,7 +19,7 @@ constexpr const char* kQuantizeArgs = "float8_quantize_args";
 
 // Checks what no plan has to say of a cast's args.
 f8::Status check_args(const f8::runtime::Quantizer& plan, const float8_quantize_args& known) {
-  F8_TRY(need_plain(kQuantizeArgs, "x", known.x));
+  if (!plan.desc().recast) F8_TRY(need_plain(kQuantizeArgs, "x", known.x));
   F8_TRY(need_plain(kQuantizeArgs, "up", known.up));
   const bool apart = known.transposed.data != nullptr;
   F8_TRY(check_bytes(kQuantizeArgs, "tensor", known.tensor,
@@ -27,11 +27,19 @@ f8::Status check_args(const f8::runtime::Quantizer& plan, const float8_quantize_
   return check_bytes(kQuantizeArgs, "transposed", known.transposed, plan.transposed_bytes());
 }
 
+// The caller's step and tensor in fp8 as this version knows them.
+struct HeldCast {
+  float8_step step;
+  float8_tensor x;
+};
+
 f8::Status read_call(const float8_quantizer* quantizer, const float8_quantize_args* args,
-                     float8_quantize_args& known, float8_step& step) {
+                     float8_quantize_args& known, HeldCast& held) {
   F8_TRY(need(quantizer, "quantizer"));
   F8_TRY(read_struct(args, kQuantizeArgs, known));
+  float8_step& step = held.step;
   F8_TRY(read_step(known.step, step));
+  F8_TRY(read_tensor("float8_quantize_args.x.fp8", known.x.fp8, held.x));
   const f8::runtime::Quantizer& plan = *quantizer->quantizer;
   F8_TRY(check_launch_counts(step, plan.context()));
   F8_TRY(check_bytes(kQuantizeArgs, "workspace", known.workspace, plan.workspace_bytes()));
@@ -77,7 +85,7 @@ f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* de
   F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
   F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
   F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
-  F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_Q_FOR_RECOMPUTE));
+  F8_TRY(check_enum("float8_quantizer_desc.copies", known.copies, FLOAT8_QT_FOR_RECOMPUTE));
   f8::runtime::QuantizerDesc converted;
   converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
   converted.rows = known.rows_max;
@@ -87,9 +95,10 @@ f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* de
   converted.f32_source = known.f32_source != 0;
   converted.non_finite = non_finite_of(known.non_finite);
   converted.count = known.count != 0;
-  converted.q = known.copies != FLOAT8_QT_ALONE;
-  converted.qt = known.copies == FLOAT8_BOTH_COPIES || known.copies == FLOAT8_QT_ALONE;
   converted.scale_apart = known.copies == FLOAT8_Q_FOR_RECOMPUTE;
+  converted.recast = known.copies == FLOAT8_QT_FOR_RECOMPUTE;
+  converted.q = known.copies != FLOAT8_QT_ALONE && !converted.recast;
+  converted.qt = known.copies != FLOAT8_Q_ALONE && !converted.scale_apart;
   converted.over_ranks = known.over_ranks != 0;
   converted.whole_rows = known.whole_rows;
   converted.noop_flag = known.noop_flag != 0;
@@ -159,10 +168,10 @@ float8_status float8_quantize(const float8_quantizer* quantizer, const float8_qu
                               float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_quantize_args known;
-    float8_step step;
-    F8_TRY(read_call(quantizer, args, known, step));
+    HeldCast held;
+    F8_TRY(read_call(quantizer, args, known, held));
     const f8::runtime::Quantizer& plan = *quantizer->quantizer;
-    return plan.run(known, stream, F8_TRY(reducer_of(plan, step)));
+    return plan.run(known, stream, F8_TRY(reducer_of(plan, held.step)));
   });
 }
 
@@ -170,8 +179,8 @@ float8_status float8_quantize_amax(const float8_quantizer* quantizer,
                                    const float8_quantize_args* args, float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_quantize_args known;
-    float8_step step;
-    F8_TRY(read_call(quantizer, args, known, step));
+    HeldCast held;
+    F8_TRY(read_call(quantizer, args, known, held));
     return quantizer->quantizer->find_amax(known, stream);
   });
 }

@@ -190,10 +190,6 @@ bool Copies::share_dynamic_scale() const {
   return share_scale() && q->scaling == Scaling::kDynamic;
 }
 
-bool LinearKernels::keeps_scale(Tensor tensor) const {
-  return recompute && tensor != Tensor::kGradOutput && of(tensor).share_dynamic_scale();
-}
-
 Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   const Recipe& recipe = desc.recipe;
   F8_TRY(recipe.validate());
@@ -223,6 +219,9 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
     kernels.copies[2].q = copy_of(grad_input, grad_input.a);
   }
   add_slots(kernels);
+  for (const size_t tensor : {0, 1}) {
+    kernels.keeps[tensor] = desc.recompute && kernels.copies[tensor].share_dynamic_scale();
+  }
 
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;

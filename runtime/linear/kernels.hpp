@@ -57,6 +57,7 @@ struct KernelPass {
 struct LinearKernels {
   Dtype tensor_dtype = Dtype::kBf16;
   bool recompute = false;
+  std::array<bool, 3> keeps = {};  // see keeps_scale; indexed by Tensor
   bool hold = false;
   bool count = false;
   bool noop_flag = false;  // casts do nothing where a flag of the call holds 1
@@ -72,7 +73,7 @@ struct LinearKernels {
     return copies[static_cast<size_t>(tensor)];
   }
   // Backward casts the tensor again with the scale that forward found, which is kept in between.
-  [[nodiscard]] bool keeps_scale(Tensor tensor) const;
+  [[nodiscard]] bool keeps_scale(Tensor tensor) const { return keeps[static_cast<size_t>(tensor)]; }
   // The copies that a call makes; those that the recipe does not have count for nothing.
   // `given`: kXq for an x, kWq for a w that the call is given in fp8.
   [[nodiscard]] CopySet forward_copies(bool saved, CopySet given) const;

@@ -163,6 +163,7 @@ QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int 
   layout.q_bytes = q.size();
   Buffer qt(Slot::kTransposed, kernels, calls, shape);
   if (with_qt) qt.take_qt(tensor, at, whole_rows);
+  if (kernels.keeps_scale(tensor)) at.kept_scale = Slot::kInputScale;
   if (scale_apart) qt.take_q_scale(tensor, at);
   layout.qt_bytes = qt.size();
   layout.refs = fp8_refs(kernels.of(tensor), at, with_qt);

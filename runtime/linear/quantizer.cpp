@@ -23,6 +23,7 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
   linear.grad_weight_dtype = desc.dtype;
   linear.non_finite = desc.non_finite;
   linear.count = desc.count;
+  linear.recompute = desc.recast;
   switch (desc.operand) {
     case Tensor::kInput:
       linear.shape = {desc.rows, kAny, desc.cols};
@@ -92,7 +93,7 @@ Status Quantizer::lay_out(int sm_count) {
   if (cuts_blocks) whole_rows_ = desc_.whole_rows;
   layout_ = quantizer_layout(linear.shape, kernels_, sm_count, desc_.operand, desc_.qt, whole_rows_,
                              scale_apart);
-  return {};
+  return desc_.over_ranks ? lay_out_shards() : Status{};
 }
 
 Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<Context>& context,
@@ -119,6 +120,8 @@ Result<float8_layout> Quantizer::layout_of(const QuantizerDesc& desc, int64_t ro
   layout.q_inverse_scale = at.q_inverse.offset();
   layout.qt_inverse_scale = at.qt_inverse.offset();
   layout.q_scale_apart = at.q_inverse.slot() == Ref(Slot::kTransposed).slot() ? 1 : 0;
+  layout.amax_words = static_cast<size_t>(quantizer.amax_words());
+  layout.row_amax_words = static_cast<size_t>(quantizer.row_amax_words());
   return layout;
 }
 
@@ -138,10 +141,22 @@ Status Quantizer::check_source() const {
 }
 
 Status Quantizer::check_scale_apart() const {
-  if (!desc_.scale_apart || (desc_.operand == Tensor::kInput && !desc_.over_ranks)) return {};
+  const bool of_recompute = desc_.scale_apart || desc_.recast;
+  if (!of_recompute || (desc_.operand == Tensor::kInput && !desc_.over_ranks)) return {};
   return fail(ErrorCode::kInvalidArgument,
-              "float8_quantizer_desc.copies is FLOAT8_Q_FOR_RECOMPUTE; it is for FLOAT8_INPUT "
-              "without over_ranks");
+              "float8_quantizer_desc.copies is {}; it is for FLOAT8_INPUT without over_ranks",
+              desc_.recast ? "FLOAT8_QT_FOR_RECOMPUTE" : "FLOAT8_Q_FOR_RECOMPUTE");
+}
+
+Status Quantizer::check_kept_scale(const QuantizeCall& call) const {
+  if (!kernels_.keeps_scale(desc_.operand) ||
+      (call.x.fp8 != nullptr && call.x.fp8->q_inverse_scale != nullptr)) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{}.x.fp8 has no q_inverse_scale; qt takes the scale of the q that "
+              "FLOAT8_Q_FOR_RECOMPUTE made: give its float8_quantizer_view",
+              kArgs);
 }
 
 Status Quantizer::check_flag() const {
@@ -150,7 +165,7 @@ Status Quantizer::check_flag() const {
               "float8_quantizer_desc.noop_flag is set; it is for FLOAT8_WEIGHT without over_ranks");
 }
 
-Status Quantizer::plan_shards() {
+Status Quantizer::lay_out_shards() {
   if (is_delayed()) {
     return fail(ErrorCode::kUnsupported,
                 "recipe {} has delayed scaling, whose amaxes float8_scales_sync reduces; "
@@ -171,6 +186,10 @@ Status Quantizer::plan_shards() {
   words_ = shard_words(passes, desc_.rows, desc_.cols, whole_rows_);
   place_shard_words(words_, layout_.tensors.of(desc_.operand));
   layout_.workspace_bytes = 0;
+  return {};
+}
+
+Status Quantizer::plan_shards() {
   const ListedTensor tensor = listed();
   shards_ = F8_TRY(CastList::plan(context_, std::span(&tensor, 1)));
   return {};
@@ -337,6 +356,7 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_first_row(call));
   if (call.rows == 0) return {};
   F8_TRY(check_up(call));
+  F8_TRY(check_kept_scale(call));
   for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"x.data", call.x.data},
                                        {"tensor.data", call.tensor.data}}) {
     if (pointer == nullptr) [[unlikely]] {
@@ -371,6 +391,9 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   const size_t slots = kernels_.slots.size();
   CallMemory memory(kArgs);
   add_x(memory, call);
+  if (kernels_.keeps_scale(desc_.operand)) {
+    memory.add("x.fp8", call.x.fp8->q_inverse_scale, sizeof(float), Access::kRead, sizeof(float));
+  }
   memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,
                   Access::kRead);
   memory.add("tensor", call.tensor.data,
@@ -394,6 +417,10 @@ void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
   to.scales = ScaleSlots::of(call.scales);
   to.ranks = step_of(call).ranks;
   to.set(Slot::kX, call.x.data, call.x.ld);
+  if (kernels_.keeps_scale(desc_.operand)) {
+    // A tensor's inverse scale follows its scale.
+    to.set(Slot::kInputScale, call.x.fp8->q_inverse_scale - kernels::kInverse);
+  }
   set_copies(call.tensor.data, call.transposed.data, to);
   to.set(Slot::kCounters, call.counters);
   to.set(Slot::kNoopFlag, call.noop_flag);

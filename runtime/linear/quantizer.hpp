@@ -26,6 +26,7 @@ struct QuantizerDesc {
   bool q = true;  // the copies that are made, of those that the recipe has
   bool qt = true;
   bool scale_apart = false;  // of q alone: the tensor's scale lies in qt's place
+  bool recast = false;       // of qt alone: by the tensor's scale, which such a q left
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
@@ -73,6 +74,7 @@ class Quantizer {
   [[nodiscard]] Status lay_out(int sm_count);
   [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
   [[nodiscard]] Status plan_launches();
+  [[nodiscard]] Status lay_out_shards();
   [[nodiscard]] Status plan_shards();
   [[nodiscard]] Status plan_swiglu();
   // What a list's plan reads of the tensors that calls cast.
@@ -86,6 +88,7 @@ class Quantizer {
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_scale_apart() const;
+  [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
   [[nodiscard]] Status check_swiglu() const;
   [[nodiscard]] Status check_up(const QuantizeCall& call) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;

@@ -78,11 +78,11 @@ Result<QuantizerList> QuantizerList::plan(
                   i, quantizers[i] == nullptr ? "NULL" : "another context's");
     }
     const QuantizerDesc& desc = quantizers[i]->desc();
-    if (desc.swiglu) {
+    if (desc.swiglu || desc.recast) {
       return fail(ErrorCode::kUnsupported,
-                  "float8_quantizer_list_plan: quantizers[{}] has FLOAT8_SWIGLU as its source, "
-                  "which the casts of a list do not look at",
-                  i);
+                  "float8_quantizer_list_plan: quantizers[{}] has {}, which the casts of a list do "
+                  "not look at",
+                  i, desc.swiglu ? "FLOAT8_SWIGLU as its source" : "FLOAT8_QT_FOR_RECOMPUTE");
     }
     tensors.push_back(quantizers[i]->listed());
   }

@@ -23,6 +23,18 @@ T* part(void* state, size_t offset) {
 
 }  // namespace
 
+ScaleLayout scale_layout(size_t slots, int history) {
+  Arena arena;
+  ScaleLayout layout;
+  layout.amax = arena.take(kStateWord * slots);
+  layout.scale = arena.take(kStateWord * kernels::kScaleStride * slots);
+  layout.history = arena.take(kStateWord * static_cast<size_t>(history) * slots);
+  layout.format = arena.take(kStateWord * slots);
+  layout.non_finite = arena.take(kStateWord * slots);
+  layout.bytes = arena.size();
+  return layout;
+}
+
 Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& context,
                                           std::span<const DelayedSlot> slots,
                                           const DelayedOptions& options) {
@@ -44,14 +56,7 @@ Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& contex
   }
   scales.slots_.assign(slots.begin(), slots.end());
   scales.options_ = options;
-  Arena arena;
-  ScaleLayout& layout = scales.layout_;
-  layout.amax = arena.take(kStateWord * slots.size());
-  layout.scale = arena.take(kStateWord * kernels::kScaleStride * slots.size());
-  layout.history = arena.take(kStateWord * static_cast<size_t>(options.history) * slots.size());
-  layout.format = arena.take(kStateWord * slots.size());
-  layout.non_finite = arena.take(kStateWord * slots.size());
-  layout.bytes = arena.size();
+  scales.layout_ = scale_layout(slots.size(), options.history);
   return scales;
 }
 

@@ -70,6 +70,7 @@ struct ScaleLayout {
   size_t non_finite = 0;
   size_t bytes = 0;
 };
+[[nodiscard]] ScaleLayout scale_layout(size_t slots, int history);
 
 class DelayedScales {
  public:

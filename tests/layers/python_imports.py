@@ -8,9 +8,9 @@ alone does not count. Imports stand at the top of a file, but those of LATE, whi
 """
 import ast
 
-GROUND = ("_schemas", "_ops", "amaxes", "base_linear", "notices", "tuning")
+GROUND = ("_schemas", "shared_casts", "_ops", "amaxes", "base_linear", "notices", "tuning")
 ROOMS = ("ranks", "scales", "shard", "parallel", "layer", "checks", "functional", "__init__")
-LATE = {("layer.linear", "parallel.tensor_parallel"), ("__init__", "layer.parallel_styles")}
+LATE = {("layer.linear", "parallel.tensor_parallel"), ("_ops", "shared_casts"), ("__init__", "layer.parallel_styles")}
 TORCH = "float8.torch"
 ABOVE = ("adapters", "torchao")  # of float8, they may import all
 

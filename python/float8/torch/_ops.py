@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 )
 
 quantize = torch.ops.float8.quantize.default
+quantize_again = torch.ops.float8.quantize_again.default
 quantize_swiglu = torch.ops.float8.quantize_swiglu.default
 cast_weight = torch.ops.float8.cast_weight.default
 quantize_list = torch.ops.float8.quantize_list.default
@@ -89,6 +91,14 @@ def _fake_quantize(
         parts = _quantized_bytes(int(x.shape[-1]), config, operand, backward)
         sizes = tuple(base + step * blocks for base, step in parts)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_again")  # type: ignore[untyped-decorator]
+def _fake_quantize_again(x: torch.Tensor, x_qt: torch.Tensor, config: int) -> torch.Tensor:
+    _, (base, step) = _quantized_bytes(
+        int(x.shape[-1]), config & ~recipes.RECOMPUTE & ~recipes.READS_X, INPUT, True
+    )
+    return x.new_empty((base + step * _blocks(x),), dtype=torch.uint8)
 
 
 @torch.library.register_fake("float8::quantize_swiglu")  # type: ignore[untyped-decorator]
@@ -229,6 +239,14 @@ def _fake_forward(
     return y, x.new_empty((size,), dtype=torch.uint8)
 
 
+def _install_pass() -> None:
+    """Adds the pass of shared_casts.py to torch.compile's where that is what traces."""
+    if "torch._inductor.config" in sys.modules:
+        from float8.torch import shared_casts  # it loads the compiler, which takes a while
+
+        shared_casts.install()
+
+
 @torch.library.register_fake("float8::linear_backward")  # type: ignore[untyped-decorator]
 def _fake_backward(
     dy: torch.Tensor,
@@ -244,6 +262,7 @@ def _fake_backward(
     w_scales: torch.Tensor | None = None,
     w_shards: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _install_pass()
     n, k = weight.shape
     dx = dy.new_empty((*dy.shape[:-1], k) if wanted & 1 else (0,))
     dw = weight.new_empty((n, k) if wanted & 2 else (0, 0))

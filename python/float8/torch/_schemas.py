@@ -14,6 +14,7 @@ _FLEXIBLE = (
         "quantize(Tensor x, int config, int operand, bool backward, Tensor? scales=None, int "
         "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
     ),
+    "quantize_again(Tensor x, Tensor x_qt, int config) -> Tensor",
     (
         "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
         "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save, Tensor? "

@@ -11,6 +11,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import float8.torch as f8
+from float8 import recipes
 from float8.torch import _ops
 
 
@@ -114,6 +115,23 @@ def test_opcheck_of_casts(
     tensor = x if operand == _ops.INPUT else layer.weight.detach()
     arguments = (tensor, layer._config, operand, transposed)
     torch.library.opcheck(_ops.quantize, arguments, test_utils=OPCHECKS)
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "blockwise"))
+@pytest.mark.parametrize("rows", (0, 7, 600))
+def test_an_input_is_cast_again(rows: int, recipe: str, device: str, options: Any) -> None:
+    layer = f8.Float8Linear(
+        64, 32, dtype=torch.bfloat16, device=device, recipe=recipe, recompute=True, **options
+    )
+    x = torch.randn(rows, 64, dtype=torch.bfloat16, device=device)
+    _, left = _ops.quantize(x, layer._config, _ops.INPUT, True)
+    arguments = (x, left, layer._config)
+    torch.library.opcheck(_ops.quantize_again, arguments, test_utils=OPCHECKS)
+    if rows > 0:
+        with pytest.raises((RuntimeError, ValueError), match="what quantize left of x has 3 bytes"):
+            _ops.quantize_again(x, left.new_empty(3), layer._config)
+    with pytest.raises((RuntimeError, ValueError), match="linears that recompute"):
+        _ops.quantize_again(x, left, layer._config & ~recipes.RECOMPUTE)
 
 
 @CHECKED

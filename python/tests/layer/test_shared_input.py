@@ -14,11 +14,12 @@ from functorch.compile import make_boxed_compiler, min_cut_rematerialization_par
 from reference import same
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import config as inductor
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import float8.torch as f8
-from float8.torch import _ops
+from float8.torch import _ops, shared_casts
 
 Config = Callable[..., f8.LinearConfig]
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
@@ -105,6 +106,40 @@ def test_compiled_casts_are_merged(
     assert same(eager, step(compiled, x))
     casts = [[node.target for node in graph.graph.nodes].count(_ops.quantize) for graph in graphs]
     assert casts == [2, 0]  # x, and what the last linear reads
+
+
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_inductor_casts_x_again_once(
+    recipe: str,
+    model: nn.Module,
+    x: torch.Tensor,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bits are those of linears that cast x again each, and a pass of the user's runs as well."""
+    f8.convert_to_float8_training(model, config=config(recipe))
+    users: list[torch.fx.Graph] = []
+    found: list[int] = []
+
+    def count(graph: torch.fx.Graph) -> None:
+        found.append([node.target for node in graph.nodes].count(_ops.quantize_again))
+
+    def compiled() -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        with inductor.patch(
+            post_grad_custom_pre_pass=users.append,
+            post_grad_custom_post_pass=count,
+            force_disable_caches=True,
+        ):
+            return step(torch.compile(copy.deepcopy(model)), x)
+
+    once = compiled()
+    shares = recipe != "rowwise_with_gw_hp"  # its grad_weight multiplies x as it is
+    assert found == [0, int(shares)]  # of q, k and v; o reads another x
+    assert len(users) == 2
+    monkeypatch.setattr(shared_casts, "share_casts", lambda graph: None)
+    assert same(once, compiled())
+    assert found[2:] == [0, 0]
 
 
 @pytest.mark.parametrize("selective", (False, True))

@@ -53,7 +53,9 @@ def made_rows(truth: constants.Constants) -> list[dict[str, str]]:
             for rest in ("s4c1x1", "s4c2x1", "s2c1x2", "s4c1x1k2"):
                 shape, mode = f"m{m}n{n}k{k}", ("fast", "precise")[number % 2]
                 config = f"{tile_m}x{tile_n}{rest}w{groups}{pingpong}g8"
-                problem = f"output/tensorwise{'+fast' if mode == 'fast' else ''}/e4m3.e4m3.bf16/{shape}"
+                problem = (
+                    f"output/tensorwise{'+fast' if mode == 'fast' else ''}/e4m3.e4m3.bf16/{shape}"
+                )
                 gemm = f"e4m3.e4m3.bf16/tensor/{mode}/{shape}"
                 values = ("train", str(number), "a GPU", "132", problem, gemm, "generated")
                 rows.append(dict(zip(cost_model.COLUMNS, (*values, config, "1"), strict=True)))

@@ -24,7 +24,10 @@ typedef enum float8_copies {
       2, /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
   /* q of an input, for linears with recompute. Their backward casts the input again, and needs the
    * tensor's scale for that, if it has one: it lies apart, in the place of qt. */
-  FLOAT8_Q_FOR_RECOMPUTE = 3
+  FLOAT8_Q_FOR_RECOMPUTE = 3,
+  /* qt of such an input, made in backward for all linears that read it: they are given it by x.fp8, and
+   * cast nothing. Calls are given the view of q by x.fp8, whose scale is taken. Not in lists. */
+  FLOAT8_QT_FOR_RECOMPUTE = 4
 } float8_copies;
 
 /* What a quantizer casts. */
@@ -107,6 +110,8 @@ typedef struct float8_layout {
   size_t qt_inverse_scale; /* an offset in `transposed` */
   int32_t q_scale_apart;   /* 1: q_inverse_scale is in `transposed` */
   int32_t reserved;        /* 0 */
+  size_t amax_words;       /* float8_quantizer_amax_words() */
+  size_t row_amax_words;   /* float8_quantizer_row_amax_words() */
 } float8_layout;
 /* Fills *layout for a tensor of `rows` rows, without a plan and a device. The caller sets
  * layout->struct_size. */
@@ -117,8 +122,8 @@ typedef struct float8_quantize_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_quantize_args));
   /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
   int64_t rows FLOAT8_DEFAULT(-1);
-  float8_matrix x
-      FLOAT8_DEFAULT({}); /* [rows][cols], in dtype; with f32_source in fp32; without fp8 */
+  float8_matrix x FLOAT8_DEFAULT({}); /* [rows][cols], in dtype; with f32_source in fp32; fp8 is for
+                           * FLOAT8_QT_FOR_RECOMPUTE alone */
   /* [rows][cols] like x, with FLOAT8_SWIGLU, in no first step: a first scale is that of the product,
    * which a quantizer of FLOAT8_PLAIN finds. */
   float8_matrix up FLOAT8_DEFAULT({});

@@ -20,7 +20,7 @@
 #ifndef FLOAT8_SCALES_H_
 #define FLOAT8_SCALES_H_
 
-#include "float8/call.h"
+#include "float8/linear.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,6 +50,10 @@ FLOAT8_API void float8_scales_destroy(float8_scales* scales);
 /* Returns the bytes of a state. The result is 0 for NULL, and where no linear has delayed scaling:
  * then `state` may be NULL and the calls below do nothing. */
 FLOAT8_API size_t float8_scales_bytes(const float8_scales* scales);
+/* Sets *bytes to float8_scales_bytes() of a state of linears with these descriptions, without a plan and a
+ * device. `history` is as in float8_scales_desc. */
+FLOAT8_API float8_status float8_scales_size(const float8_linear_desc* const* linears, size_t count,
+                                            int32_t history, size_t* bytes);
 /* Sets all scales to 1 and empties the histories: the calls of the first step then have first_step
  * set. The call copies from the host, so it does not belong into a graph. */
 FLOAT8_API float8_status float8_scales_init(const float8_scales* scales, void* state,
@@ -68,7 +72,9 @@ FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* s
  * has seen less than others and is growing from zero, else to 0. Until the next sync the calls of such
  * linears have first_step set. `count` is that of the desc. The call copies to the host and waits for
  * `stream`, so it does not belong into a graph: a trainer makes it behind the syncs of the first steps,
- * until all are 0. */
+ * until all are 0. A flag may come back while an operand grows from zero; a trainer that looks no more
+ * casts it with the scale that it has. The call may be made after a load too: a saved state has all that
+ * it reads. */
 FLOAT8_API float8_status float8_scales_first_steps(const float8_scales* scales, const void* state,
                                                    int32_t* first_step, size_t count,
                                                    float8_stream stream);

@@ -2,6 +2,7 @@
 // and routing, and of equal groups, as the weights of experts.
 #include "runtime/experts/group_cast.hpp"
 
+#include "recipes/fp8_layout.hpp"
 #include "recipes/reference_groups.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "tests/gpu/experts/routings.hpp"

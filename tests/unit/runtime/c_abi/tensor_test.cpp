@@ -78,10 +78,14 @@ TEST_F(TensorAbi, OneTensorServesALinearAndAGemm) {
   EXPECT_EQ(std::memcmp(plain.get(), alone.get(), kM * kN * 2), 0);
 }
 
-// Linears that recompute share x's q, which may be gone in backward: its scale alone is kept.
+// Linears that recompute share x's q, which may be gone in backward: its scale alone is kept. Backward
+// casts x again, or takes the qt that was cast for several linears.
 TEST_F(TensorAbi, AnInputIsCastAgainWithItsScale) {
   const Memory dy = random_bf16(kM * kN, 3);
-  for (const auto& recipe : {float8::Recipe::tensorwise(), float8::Recipe::rowwise()}) {
+  enum Way { kSaved, kCastByBackward, kCastApart };
+  for (const char* name : {"tensorwise", "rowwise", "blockwise"}) {
+    SCOPED_TRACE(name);
+    const float8::Recipe recipe = float8::Recipe::named(name);
     const float8::Quantizer of_x =
         float8::Quantizer::plan(
             context_,
@@ -89,14 +93,21 @@ TEST_F(TensorAbi, AnInputIsCastAgainWithItsScale) {
             .value();
     const size_t apart = of_x.transposed_bytes();
     EXPECT_LT(apart, 512U);
-    const Memory kept = memory(apart + 16);
+    const float8::Quantizer again =
+        float8::Quantizer::plan(
+            context_,
+            {.rows_max = kM, .cols = kK, .recipe = recipe, .copies = FLOAT8_QT_FOR_RECOMPUTE})
+            .value();
+    EXPECT_EQ(again.transposed_bytes(), again.tensor_bytes());
+    const Memory kept = memory(apart + 16), qt = memory(again.tensor_bytes());
     std::vector<std::vector<char>> results;
-    for (const bool recompute : {false, true}) {
+    for (const Way way : {kSaved, kCastByBackward, kCastApart}) {
+      const bool recompute = way != kSaved;
       const auto linear = float8::Linear::plan(
           context_, {.m_max = kM, .n = kN, .k = kK, .recipe = recipe, .recompute = recompute});
       ASSERT_TRUE(linear);
-      const Memory scratch =
-          memory(std::max(linear.value().workspace_bytes(), of_x.workspace_bytes()));
+      const Memory scratch = memory(std::max(
+          {linear.value().workspace_bytes(), of_x.workspace_bytes(), again.workspace_bytes()}));
       const Memory saved = memory(linear.value().saved_bytes() + 16);
       const Memory y = memory(kM * kN * 2), dx = memory(kM * kK * 2), dw = memory(kN * kK * 2);
       float8::Tensor given;
@@ -121,10 +132,20 @@ TEST_F(TensorAbi, AnInputIsCastAgainWithItsScale) {
                                    nullptr));
         if (recompute) given = of_x.view(nullptr, kM, kept.get()).value();
       }
+      if (way == kCastApart) {
+        ASSERT_TRUE(again.run({.rows = kM,
+                               .x = {.data = x_.get(), .fp8 = &given},
+                               .tensor = {qt.get()},
+                               .workspace = {scratch.get()}},
+                              nullptr))
+            << float8_last_error();
+        given = again.view(nullptr, kM, qt.get()).value();
+      }
       ASSERT_TRUE(
           linear.value().backward({.m = kM,
                                    .dy = {dy.get()},
-                                   .x = {.data = x_.get(), .fp8 = recompute ? &given : nullptr},
+                                   .x = {.data = way == kCastByBackward ? x_.get() : nullptr,
+                                         .fp8 = recompute ? &given : nullptr},
                                    .w = {w_.get()},
                                    .dx = {dx.get()},
                                    .dw = {dw.get()},
@@ -137,8 +158,38 @@ TEST_F(TensorAbi, AnInputIsCastAgainWithItsScale) {
         results.emplace_back(static_cast<char*>(at), static_cast<char*>(at) + size);
       }
     }
-    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(results[i], results[i + 3]) << i;
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(results[i], results[i + 3]) << i;
+      EXPECT_EQ(results[i], results[i + 6]) << i;
+    }
   }
+}
+
+TEST_F(TensorAbi, ACastForRecomputingNeedsTheScale) {
+  const auto of = [&](float8::Recipe recipe) {
+    return float8::Quantizer::plan(
+               context_,
+               {.rows_max = kM, .cols = kK, .recipe = recipe, .copies = FLOAT8_QT_FOR_RECOMPUTE})
+        .value();
+  };
+  const float8::Quantizer again = of(float8::Recipe::tensorwise());
+  const Memory qt = memory(again.tensor_bytes()), scratch = memory(again.workspace_bytes() + 16);
+  EXPECT_FALSE(again.run(
+      {.rows = kM, .x = {x_.get()}, .tensor = {qt.get()}, .workspace = {scratch.get()}}, nullptr));
+  EXPECT_TRUE(says("float8_quantize_args.x.fp8 has no q_inverse_scale")) << float8_last_error();
+  const float8::Quantizer plain = quantizer(FLOAT8_INPUT, kM, kK);
+  const Memory both = memory(plain.tensor_bytes());
+  const float8::Tensor view = plain.view(both.get(), kM).value();
+  EXPECT_FALSE(plain.run({.rows = kM,
+                          .x = {.data = x_.get(), .fp8 = &view},
+                          .tensor = {both.get()},
+                          .workspace = {scratch.get()}},
+                         nullptr));
+  EXPECT_TRUE(says("float8_quantize_args.x.fp8 is given")) << float8_last_error();
+  const float8_quantizer* const listed[] = {again.get()};
+  float8_quantizer_list* list = nullptr;
+  EXPECT_EQ(float8_quantizer_list_plan(context_.get(), listed, 1, &list), FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says("FLOAT8_QT_FOR_RECOMPUTE")) << float8_last_error();
 }
 
 TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
@@ -255,13 +306,17 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("float8_quantizer_desc.operand is 3")) << float8_last_error();
   desc.operand = FLOAT8_INPUT;
-  desc.copies = 4;
+  desc.copies = 5;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("float8_quantizer_desc.copies is 4")) << float8_last_error();
-  desc.copies = FLOAT8_Q_FOR_RECOMPUTE;
+  EXPECT_TRUE(says("float8_quantizer_desc.copies is 5")) << float8_last_error();
   desc.operand = FLOAT8_WEIGHT;
-  EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("FLOAT8_Q_FOR_RECOMPUTE; it is for FLOAT8_INPUT")) << float8_last_error();
+  for (const auto& [copies, words] :
+       {std::pair{FLOAT8_Q_FOR_RECOMPUTE, "FLOAT8_Q_FOR_RECOMPUTE; it is for FLOAT8_INPUT"},
+        {FLOAT8_QT_FOR_RECOMPUTE, "FLOAT8_QT_FOR_RECOMPUTE; it is for FLOAT8_INPUT"}}) {
+    desc.copies = copies;
+    EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_TRUE(says(words)) << float8_last_error();
+  }
   EXPECT_EQ(out, nullptr);
 
   float8_gemm_plan* gemm = nullptr;
