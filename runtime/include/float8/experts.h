@@ -6,6 +6,7 @@
 
 #include "float8/call.h"
 #include "float8/context.h"
+#include "float8/recipe.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -65,6 +66,77 @@ typedef struct float8_group_error {
 FLOAT8_API float8_status float8_group_layout_error(const float8_group_layout_plan* plan,
                                                    void* layout, float8_stream stream,
                                                    float8_group_error* error);
+
+/* An expert linear is a linear of each expert, of one n and k. Its results are those of so many
+ * float8_linear, bit for bit where these have the same kernels: each group has the scales that its rows
+ * have alone, and each expert's weight those of its matrix. An empty group has none. */
+typedef struct float8_experts_desc {
+  size_t struct_size;
+  int64_t m_max;        /* the largest m that a call will have, all experts together; 1 to 2^30 */
+  int64_t n;            /* out_features of an expert, a multiple of 16 */
+  int64_t k;            /* in_features, a multiple of 16 */
+  int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
+  int32_t tensor_dtype; /* a float8_dtype, the type of x, w, y, dy and dx */
+  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: scales that are delayed or of blocks, and GEMMs in
+   * high precision. */
+  const char* recipe;
+  const float8_recipe* custom_recipe;
+  int32_t no_grad_input; /* nonzero: no backward will ask for dx */
+  int32_t non_finite;    /* a float8_non_finite */
+  int32_t sm_limit;      /* the most SMs that a GEMM takes; 0: all */
+  int32_t reserved;      /* 0 */
+} float8_experts_desc;
+
+/* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */
+FLOAT8_API float8_status float8_experts_plan(float8_context* context,
+                                             const float8_experts_desc* desc, float8_experts** out);
+FLOAT8_API void float8_experts_destroy(float8_experts* experts);
+/* Return the bytes of scratch that a call needs, which are free between calls, and the bytes that forward
+ * fills for backward, at any m up to m_max; 0 for NULL. */
+FLOAT8_API size_t float8_experts_workspace_bytes(const float8_experts* experts);
+FLOAT8_API size_t float8_experts_saved_bytes(const float8_experts* experts);
+
+typedef struct float8_experts_forward_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_experts_forward_args));
+  int64_t m FLOAT8_DEFAULT(0); /* that of the layout, 0 to m_max; 0: nothing is done */
+  /* [m][k], read up to the last group's end. Here and below fp8 is NULL. */
+  float8_matrix x FLOAT8_DEFAULT({});
+  /* [experts][n][k], without a gap between matrices; ld is the stride of each one's rows */
+  float8_matrix w FLOAT8_DEFAULT({});
+  float8_result y FLOAT8_DEFAULT({}); /* [m][n]; accumulate is 0 */
+  /* As float8_group_layout left it for this m; read. Its plan has the same m_max and experts. */
+  float8_buffer layout FLOAT8_DEFAULT({});
+  /* float8_experts_saved_bytes(), written; empty: there is no backward */
+  float8_buffer saved FLOAT8_DEFAULT({});
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_experts_workspace_bytes() */
+  /* Nonzero: the rows of y that belong to no expert, from the last group's end to m, become 0. Else they
+   * are not written. */
+  int32_t zero_tail FLOAT8_DEFAULT(0);
+  int32_t reserved FLOAT8_DEFAULT(0); /* 0 */
+} float8_experts_forward_args;
+
+/* A gradient whose data is NULL is not wanted, and its work is skipped. */
+typedef struct float8_experts_backward_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_experts_backward_args));
+  int64_t m FLOAT8_DEFAULT(0);                /* the forward's */
+  float8_matrix dy FLOAT8_DEFAULT({});        /* [m][n], read up to the last group's end */
+  float8_result dx FLOAT8_DEFAULT({});        /* [m][k]; accumulate is 0 */
+  float8_buffer layout FLOAT8_DEFAULT({});    /* the forward's; read */
+  float8_buffer saved FLOAT8_DEFAULT({});     /* as the forward left it; read */
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */
+  int32_t zero_tail FLOAT8_DEFAULT(0);        /* as in the forward, of dx */
+  int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+} float8_experts_backward_args;
+
+/* Enqueue the casts and a GEMM for each result. They read the layout on the device alone, allocate
+ * nothing and wait for nothing: they may be captured in a CUDA graph, whose replays have other
+ * offsets. */
+FLOAT8_API float8_status float8_experts_forward(const float8_experts* experts,
+                                                const float8_experts_forward_args* args,
+                                                float8_stream stream);
+FLOAT8_API float8_status float8_experts_backward(const float8_experts* experts,
+                                                 const float8_experts_backward_args* args,
+                                                 float8_stream stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

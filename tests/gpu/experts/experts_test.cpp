@@ -1,0 +1,205 @@
+// An expert linear gives, bit for bit, what a linear of each expert gives with the same kernels, and
+// writes nothing else: by recipe, type and routing.
+#include "runtime/experts/experts.hpp"
+
+#include "runtime/experts/group_layout.hpp"
+#include "tests/gpu/experts/routings.hpp"
+#include "tests/gpu/gpu_test.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+using reference::Matrix;
+
+struct ExpertsCase {
+  const char* recipe;
+  Dtype tensor_dtype = Dtype::kBf16;
+};
+
+class ExpertsTest : public GpuTestWith<ExpertsCase> {
+ protected:
+  // The tensors of all experts, whose rows of no expert are NaN, and the results by both ways.
+  struct Groups {
+    Groups(const Context& context, const Routing& routing, const ExpertsDesc& desc)
+        : n(desc.shape.n),
+          k(desc.shape.k),
+          element_bytes(size_bytes(desc.tensor_dtype)),
+          x(context, rows_of(routing, k, desc.tensor_dtype, 1)),
+          w(context, bytes_of(desc.experts * n, k, desc.tensor_dtype, 2)),
+          dy(context, rows_of(routing, n, desc.tensor_dtype, 3)),
+          y(context, dy.bytes()),
+          dx(context, x.bytes()),
+          y_alone(context, dy.bytes()),
+          dx_alone(context, x.bytes()) {}
+
+    static std::vector<uint8_t> bytes_of(int64_t rows, int64_t cols, Dtype type, uint64_t seed) {
+      return reference::to_bytes(
+          reference::rounded_to(
+              reference::random_matrix(rows, cols, seed, reference::Distribution::kOutliers), type),
+          type);
+    }
+    static std::vector<uint8_t> rows_of(const Routing& routing, int64_t cols, Dtype type,
+                                        uint64_t seed) {
+      std::vector<uint8_t> bytes = bytes_of(std::max(routing.m, 1), cols, type, seed);
+      const int64_t used = routing.ends.back() * cols * static_cast<int64_t>(size_bytes(type));
+      std::fill(bytes.begin() + used, bytes.end(), kPoison);
+      return bytes;
+    }
+    [[nodiscard]] uint8_t* row(const DeviceBuffer& of, int64_t at, int64_t cols) const {
+      return of.as<uint8_t>() + static_cast<size_t>(at * cols) * element_bytes;
+    }
+
+    int64_t n, k;
+    size_t element_bytes;
+    DeviceBuffer x, w, dy, y, dx, y_alone, dx_alone;
+  };
+
+  [[nodiscard]] static ExpertsDesc describe(const Routing& routing, int64_t n, int64_t k) {
+    ExpertsDesc desc;
+    desc.shape = {std::max(routing.m, 1), n, k};
+    desc.experts = static_cast<int64_t>(routing.ends.size());
+    desc.recipe = find_recipe(GetParam().recipe).value();
+    desc.tensor_dtype = GetParam().tensor_dtype;
+    return desc;
+  }
+
+  // Computes each group by a linear with the kernels of `experts`.
+  void run_dense(const Experts& experts, const Routing& routing, const Groups& groups) {
+    LinearDesc desc;
+    desc.shape = experts.desc().shape;
+    desc.recipe = experts.desc().recipe;
+    desc.tensor_dtype = experts.desc().tensor_dtype;
+    for (const Gemm gemm : {Gemm::kOutput, Gemm::kGradInput}) {
+      GemmChoice choice;
+      choice.provider = Provider::kGenerated;
+      choice.config = experts.config(gemm);
+      desc.choices[static_cast<size_t>(gemm)] = choice;
+    }
+    const auto linear = Linear::plan(context_, desc);
+    F8_ASSERT_OK(linear);
+    const DeviceBuffer saved(context(), (*linear)->saved_bytes());
+    const DeviceBuffer workspace(context(), (*linear)->workspace_bytes());
+    const auto [n, k] = std::pair{groups.n, groups.k};
+    int64_t start = 0;
+    for (size_t e = 0; e < routing.ends.size(); ++e) {
+      const int64_t m = routing.ends[e] - start;
+      ForwardCall forward{.m = m};
+      forward.x.data = groups.row(groups.x, start, k);
+      forward.w.data = groups.row(groups.w, static_cast<int64_t>(e) * n, k);
+      forward.y.data = groups.row(groups.y_alone, start, n);
+      forward.saved.data = saved.as();
+      forward.workspace.data = workspace.as();
+      F8_ASSERT_OK((*linear)->forward(forward, nullptr));
+      BackwardCall backward{.m = m};
+      backward.dy.data = groups.row(groups.dy, start, n);
+      backward.dx.data = groups.row(groups.dx_alone, start, k);
+      backward.saved.data = saved.as();
+      backward.workspace.data = workspace.as();
+      F8_ASSERT_OK((*linear)->backward(backward, nullptr));
+      start = routing.ends[e];
+    }
+  }
+
+  static void expect_equal(const DeviceBuffer& together, const DeviceBuffer& alone, size_t used,
+                           bool zero_tail, const std::string& name) {
+    std::vector<uint8_t> expected = alone.download<uint8_t>();
+    const uint8_t tail = zero_tail ? 0 : kPoison;
+    std::fill(expected.begin() + static_cast<std::ptrdiff_t>(used), expected.end(), tail);
+    EXPECT_EQ(together.download<uint8_t>(), expected) << name << ", zero_tail " << zero_tail;
+    EXPECT_TRUE(together.guards_are_whole()) << name;
+  }
+
+  void check(const Routing& routing, int64_t n, int64_t k) {
+    const ExpertsDesc desc = describe(routing, n, k);
+    const auto experts = Experts::plan(context_, desc);
+    F8_ASSERT_OK(experts);
+    Groups groups(context(), routing, desc);
+    run_dense(**experts, routing, groups);
+    const auto layouts = GroupLayoutPlan::create(context_, desc.shape.m, desc.experts);
+    F8_ASSERT_OK(layouts);
+    const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
+    const DeviceBuffer offsets(context(), routing.ends);
+    const DeviceBuffer saved(context(), (*experts)->saved_bytes());
+    DeviceBuffer workspace(context(), (*experts)->workspace_bytes());
+    for (const bool zero_tail : {false, true}) {
+      groups.y.poison();
+      groups.dx.poison();
+      F8_ASSERT_OK(layouts->run(
+          {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
+      F8_ASSERT_OK((*experts)->forward({.m = routing.m,
+                                        .x = {groups.x.as()},
+                                        .w = {groups.w.as()},
+                                        .y = {groups.y.as()},
+                                        .layout = {layout.as()},
+                                        .saved = {saved.as()},
+                                        .workspace = {workspace.as()},
+                                        .zero_tail = zero_tail},
+                                       nullptr));
+      workspace.poison();
+      F8_ASSERT_OK((*experts)->backward({.m = routing.m,
+                                         .dy = {groups.dy.as()},
+                                         .dx = {groups.dx.as()},
+                                         .layout = {layout.as()},
+                                         .saved = {saved.as()},
+                                         .workspace = {workspace.as()},
+                                         .zero_tail = zero_tail},
+                                        nullptr));
+      const bool zeroed = zero_tail && routing.m > 0;
+      const size_t used = static_cast<size_t>(routing.ends.back()) * groups.element_bytes;
+      expect_equal(groups.y, groups.y_alone, used * static_cast<size_t>(n), zeroed,
+                   routing.name + ", y");
+      expect_equal(groups.dx, groups.dx_alone, used * static_cast<size_t>(k), zeroed,
+                   routing.name + ", dx");
+      EXPECT_TRUE(saved.guards_are_whole() && workspace.guards_are_whole()) << routing.name;
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Recipes, ExpertsTest,
+                         ::testing::Values(ExpertsCase{"tensorwise"}, ExpertsCase{"rowwise"},
+                                           ExpertsCase{"rowwise", Dtype::kF16},
+                                           ExpertsCase{"tensorwise", Dtype::kF32}),
+                         [](const auto& suite) {
+                           return f8::format("{}_{}", suite.param.recipe,
+                                             to_string(suite.param.tensor_dtype));
+                         });
+
+TEST_P(ExpertsTest, AreLinearsOfEachExpert) {
+  for (const Routing& routing : routings(by_device(1024, 40))) {
+    const bool small = kEmulated || routing.ends.size() > 100;
+    check(routing, small ? 80 : 400, small ? 48 : 528);
+    if (HasFailure()) return;
+  }
+}
+
+// A forward for which no backward follows saves nothing, and gives the same y.
+TEST_P(ExpertsTest, ForwardAlone) {
+  const Routing routing = routings(by_device(1024, 40))[1];
+  const ExpertsDesc desc = describe(routing, 144, 272);
+  const auto experts = Experts::plan(context_, desc);
+  F8_ASSERT_OK(experts);
+  const Groups groups(context(), routing, desc);
+  const auto layouts = GroupLayoutPlan::create(context_, desc.shape.m, desc.experts);
+  F8_ASSERT_OK(layouts);
+  const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
+  const DeviceBuffer offsets(context(), routing.ends);
+  const DeviceBuffer saved(context(), (*experts)->saved_bytes());
+  const DeviceBuffer workspace(context(), (*experts)->workspace_bytes());
+  F8_ASSERT_OK(layouts->run(
+      {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
+  ExpertsForwardCall call{.m = routing.m,
+                          .x = {groups.x.as()},
+                          .w = {groups.w.as()},
+                          .y = {groups.y.as()},
+                          .layout = {layout.as()},
+                          .saved = {saved.as()},
+                          .workspace = {workspace.as()}};
+  F8_ASSERT_OK((*experts)->forward(call, nullptr));
+  call.saved = {};
+  call.y.data = groups.y_alone.as();
+  F8_ASSERT_OK((*experts)->forward(call, nullptr));
+  EXPECT_EQ(groups.y.download<uint8_t>(), groups.y_alone.download<uint8_t>());
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu
