@@ -2,6 +2,7 @@
 // ends that a router gives.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,6 +26,12 @@ struct Groups {
   std::vector<int32_t> blocks;  // of 128 rows in the groups before, each group's its own
   std::vector<int32_t> scales;  // rows in the groups before, each padded to 4
   std::vector<int32_t> order;   // by falling length, equal ones in their order
+
+  // The number of groups that have rows.
+  [[nodiscard]] int32_t in_use() const {
+    return static_cast<int32_t>(lengths.size()) -
+           static_cast<int32_t>(std::ranges::count(lengths, 0));
+  }
 };
 
 // Group e ends at ends[e]. Ends that fall, are negative or lie beyond m are replaced by the largest

@@ -1,7 +1,7 @@
 // The scaled GEMM d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b: fp8 operands; d is
 // bf16, fp16 or fp32. Optionally a bias is added, the result is added to what d held, and max |d|
 // is recorded. One launch computes one GEMM, or two, or with kGroup one for each group of the rows
-// of a.
+// of a, or of K.
 //
 // The kernel is persistent and warp-specialised:
 //   load      GemmMainloop::load_tile      the producer warps copy a tile's operands by TMA into a
@@ -85,7 +85,7 @@ struct Gemm {
       }
       // A group's scales arrive while its MMAs run.
       float group_scales[2] = {};
-      if constexpr (Config::kScale == Scale::kTensor && Config::kGroup == Group::kM) {
+      if constexpr (Config::kScale == Scale::kTensor && Config::kGroup != Group::kNone) {
         group_scales[0] = load_global(schedule.inv_scale_a(tile));
         group_scales[1] = load_global(schedule.inv_scale_b(tile));
       }
@@ -94,7 +94,7 @@ struct Gemm {
       const typename Mainloop::TileSums sums{acc};
       // An index would put both into local memory, whose loads wait behind the operands'.
       float tile_scale = scale[0];
-      if constexpr (Config::kGroup == Group::kM) tile_scale = group_scales[0] * group_scales[1];
+      if constexpr (Config::kGroup != Group::kNone) tile_scale = group_scales[0] * group_scales[1];
       if (Config::kProblems > 1 && tile.problem > 0) tile_scale = scale[Config::kProblems - 1];
       if constexpr (Config::kSplitK == 1) {
         Epilogue::store_tile(sums, shared, maps, schedule, warpgroup, tile, tile_scale,
@@ -108,8 +108,8 @@ struct Gemm {
       operands_phase ^= 1;
     });
     if (threadIdx.x % 128 == 0) tma_store_wait();
-    if constexpr (Config::kGroup == Group::kM) {
-      schedule.template zero_tail<Config::kFloatOutput ? 4 : 2>();
+    if constexpr (Config::kGroup != Group::kNone) {
+      schedule.template zero_rest<Config::kFloatOutput ? 4 : 2>();
     }
   }
 

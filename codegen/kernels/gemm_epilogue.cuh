@@ -125,6 +125,17 @@ struct GemmEpilogue {
     }
   }
 
+  // `matrix`: of the group, where each has a d.
+  template <class... Matrix>
+  static F8_DEVICE void store_box(const TensorMap* map_d, u32 out, i32 column, i32 row,
+                                  Matrix... matrix) {
+    if constexpr (Config::kAdd) {
+      tma_reduce_add(map_d, out, column, row, matrix...);
+    } else {
+      tma_store(map_d, out, column, row, matrix...);
+    }
+  }
+
   // Writes the first `rows` rows of a staged box.
   static F8_DEVICE void store_rows(const Schedule& schedule, u32 out, i32 row0, i32 rows,
                                    i32 column0) {
@@ -202,10 +213,10 @@ struct GemmEpilogue {
           }
         }
         if (index == 0) {
-          if constexpr (Config::kAdd) {
-            tma_reduce_add(map_d, out, column0, row0);
+          if constexpr (Config::kGroup == Group::kK) {
+            store_box(map_d, out, column0, row0, tile.group);
           } else {
-            tma_store(map_d, out, column0, row0);
+            store_box(map_d, out, column0, row0);
           }
           tma_store_commit();
         }

@@ -65,10 +65,15 @@ struct GemmMainloop {
     const u32 apart = max(tile.k_blocks / kParts, 1U);
     const u32 part = i / apart;
     if (i % apart != 0 || part >= kParts) return;
-    tma_prefetch(&maps.problems[tile.problem].d,
-                 tile.column + static_cast<i32>(rank_k * Traits::SplitK::kColumns +
-                                                part % kAcross * Traits::kOutColumns),
-                 tile.row + static_cast<i32>(part / kAcross * 64));
+    const TensorMap* map_d = &maps.problems[tile.problem].d;
+    const i32 column = tile.column + static_cast<i32>(rank_k * Traits::SplitK::kColumns +
+                                                      part % kAcross * Traits::kOutColumns);
+    const i32 row = tile.row + static_cast<i32>(part / kAcross * 64);
+    if constexpr (Config::kGroup == Group::kK) {
+      tma_prefetch(map_d, column, row, tile.group);
+    } else {
+      tma_prefetch(map_d, column, row);
+    }
   }
 
   static F8_DEVICE void load_tile(const Maps& maps, const Shared& shared, const Schedule& schedule,

@@ -17,9 +17,8 @@ struct WorkTile {
   i32 row, column;    // the first ones of the tile in d
   u32 first_k_block;  // of kStageK
   u32 k_blocks;
-  // Of an M-grouped GEMM alone.
-  i32 group;
-  i32 end_row;  // the group's
+  i32 group;    // with groups alone
+  i32 end_row;  // the group's, with groups of rows alone
 };
 
 // The place of a cluster tile among tiles_m x tiles_n, which go through raster groups of so many

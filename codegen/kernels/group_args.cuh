@@ -29,6 +29,7 @@ enum GroupWord {
   kGroupError = 0,     // a GroupError
   kBadExpert = 1,      // where the error is not 0
   kGroupRows = 2,      // of all groups: the last one's end
+  kGroupsInUse = 3,    // that have rows: the first ones by falling length
   kRowTileCounts = 4,  // entries in use of each table
   kGroupHeader = 16
 };
@@ -128,8 +129,8 @@ struct GroupRowsArgs {
   const i32* row_count;  // at most its rows
 };
 
-// How a GEMM's problem is made of groups: not, or by the rows of a and d.
-enum class Group { kNone, kM };
+// How a GEMM's problem is made of groups: not, by the rows of a and d, or by parts of K.
+enum class Group { kNone, kM, kK };
 
 // An M-grouped GEMM: problems[0] has the rows of all groups as m, and b has a matrix [n][k] for each
 // group, which its tensor map has as the third dimension. stride_a and stride_b are as in a GEMM of
@@ -144,6 +145,18 @@ struct GroupedGemmArgs : GemmArgs {
   u32 group_stride_b;
   i32 zero_tail;  // 1: the rows of d behind the last group become zero
   i32 padding;
+};
+
+// A K-grouped GEMM: rows of a and b have the columns of all groups, from blocks of kCastTile on, with
+// zeros behind each group's own, and d is a matrix [m][n] of each group, which its tensor map has as
+// the third dimension. problems[0].k are the columns of a row. Block scales lie by these columns.
+struct KGroupedGemmArgs : GemmArgs {
+  const i32* groups;  // the layout's words
+  void* d;            // as d's tensor map has it
+  u64 ld_d;           // bytes, a multiple of 16
+  GroupLayout layout;
+  u32 group_stride_a;  // from a group's inverse scales to the next one's
+  u32 group_stride_b;
 };
 
 struct GroupLayoutArgs {

@@ -146,7 +146,7 @@ F8_DEVICE void group_layout(const GroupLayoutArgs& args) {
     if (e == 0) scratch.first_tile[table][0] = 0;
     scratch.first_tile[table][e + 1] = sums[table];
   }
-  __syncthreads();
+  const i32 in_use = __syncthreads_count(length > 0 ? 1 : 0);
   i32* const words = args.words;
   if (e < layout.experts) {
     words[layout.at_starts() + e] = start;
@@ -155,7 +155,10 @@ F8_DEVICE void group_layout(const GroupLayoutArgs& args) {
     words[layout.at_scales() + e] = scratch.scales[e];
     words[layout.at_order() + rank_of_group(layout, scratch)] = e;
   }
-  if (e == 0) words[kGroupRows] = scratch.ends[layout.experts - 1];
+  if (e == 0) {
+    words[kGroupRows] = scratch.ends[layout.experts - 1];
+    words[kGroupsInUse] = in_use;
+  }
   if (e < kRowTileTables) words[kRowTileCounts + e] = scratch.first_tile[e][layout.experts];
 #pragma unroll 1
   for (i32 table = 0; table < kRowTileTables; ++table) write_row_tiles(args, table, scratch);

@@ -173,6 +173,11 @@ F8_DEVICE void tma_prefetch(const TensorMap* map, i32 x, i32 y) {
                "r"(y)
                : "memory");
 }
+F8_DEVICE void tma_prefetch(const TensorMap* map, i32 x, i32 y, i32 z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
+               "r"(y), "r"(z)
+               : "memory");
+}
 // The tile lands at the same offset in every CTA of the mask and completes bytes on the barrier of
 // each.
 F8_DEVICE void tma_load_multicast(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 x,
@@ -197,6 +202,12 @@ F8_DEVICE void tma_store(const TensorMap* map, u32 smem, i32 x, i32 y) {
       "r"(smem), "r"(x), "r"(y)
       : "memory");
 }
+F8_DEVICE void tma_store(const TensorMap* map, u32 smem, i32 x, i32 y, i32 z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(smem), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
 // Adds to what global memory holds. Each element gets one addition, so the result does not depend
 // on the order.
 F8_DEVICE void tma_reduce_add(const TensorMap* map, u32 smem, i32 x, i32 y) {
@@ -204,6 +215,13 @@ F8_DEVICE void tma_reduce_add(const TensorMap* map, u32 smem, i32 x, i32 y) {
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
       "[%1];" ::"l"(map),
       "r"(smem), "r"(x), "r"(y)
+      : "memory");
+}
+F8_DEVICE void tma_reduce_add(const TensorMap* map, u32 smem, i32 x, i32 y, i32 z) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], "
+      "[%1];" ::"l"(map),
+      "r"(smem), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 // Copies `bytes` (a multiple of 16) of contiguous memory.

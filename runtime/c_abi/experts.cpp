@@ -17,6 +17,9 @@ f8::Result<f8::runtime::ExpertsDesc> experts_desc(const float8_experts_desc* des
   out.recipe =
       F8_TRY(f8::c_abi::one_recipe("float8_experts_desc", known.recipe, known.custom_recipe));
   out.tensor_dtype = F8_TRY(dtype_of("float8_experts_desc.tensor_dtype", known.tensor_dtype));
+  out.grad_weight_dtype =
+      F8_TRY(dtype_of("float8_experts_desc.grad_weight_dtype", known.grad_weight_dtype));
+  out.accumulate_grad_weight = known.accumulate_grad_weight != 0;
   out.needs_grad_input = known.no_grad_input == 0;
   out.non_finite = non_finite_of(known.non_finite);
   out.sm_limit = F8_TRY(sm_limit_of("float8_experts_desc.sm_limit", known.sm_limit));
@@ -134,6 +137,7 @@ float8_status float8_experts_backward(const float8_experts* experts,
     F8_TRY(open_call(kType, experts, args, known));
     F8_TRY(need_plain(kType, "dy", known.dy));
     F8_TRY(check_result(kType, "dx", known.dx, false));
+    F8_TRY(check_result(kType, "dw", known.dw, true));
     return experts->experts->backward(known, stream);
   });
 }

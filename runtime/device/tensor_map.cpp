@@ -46,9 +46,9 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
   return std::unexpected(std::move(error));
 }
 
-// The maps of a and d, which do not depend on what b is.
+// The maps of a and d, which do not depend on what b is. `matrices`: of d, as a Plane has them.
 Status encode_rows(const Driver& driver, const codegen::GemmSpec& spec, Shape shape, int64_t ld_d,
-                   const void* a, void* d, GemmMaps& out) {
+                   const void* a, void* d, GemmMaps& out, int64_t matrices = 0) {
   F8_TRY(encode(
       driver,
       {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m, row_pitch(shape.k),
@@ -57,7 +57,7 @@ Status encode_rows(const Driver& driver, const codegen::GemmSpec& spec, Shape sh
   const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
   return encode(driver,
                 {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes,
-                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec))},
+                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec)), matrices},
                 "d", out.d);
 }
 
@@ -89,6 +89,17 @@ Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec, 
                  .box_rows = static_cast<uint32_t>(spec.config.tile_n),
                  .matrices = groups},
                 "b", out.b);
+}
+
+Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
+                             int64_t groups, int64_t ld_d, const void* a, const void* b, void* d,
+                             GemmMaps& out) {
+  F8_TRY(encode_rows(driver, spec, shape, ld_d, a, d, out, groups));
+  return encode(
+      driver,
+      {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shape.k, shape.n, row_pitch(shape.k),
+       static_cast<uint32_t>(spec.config.tile_n / spec.config.cluster_m)},
+      "b", out.b);
 }
 
 }  // namespace f8::runtime

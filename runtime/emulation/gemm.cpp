@@ -160,6 +160,62 @@ void run_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tensor
   }
 }
 
+// Computes a K-grouped GEMM, group by group, over whole blocks of columns: those behind a group's own
+// have to be zeros.
+void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
+                   const TensorMap& d, const kernels::KGroupedGemmArgs& args, const Call& call) {
+  const kernels::GemmProblem& problem = args.problems[0];
+  const kernels::GroupLayout& layout = args.layout;
+  check(b,
+        {"b", problem.k, problem.n, spec.b, spec.config.tile_n / spec.config.cluster_m, 128, 128},
+        call.faults);
+  check_rows(spec, a, d, problem, call.faults);
+  if (d.matrices != static_cast<unsigned>(layout.experts) ||
+      d.matrix_bytes != d.rows * d.ld_bytes || args.d != d.base || args.ld_d != d.ld_bytes) {
+    call.fault("d: {} matrices {} bytes apart", d.matrices, d.matrix_bytes);
+  }
+  if (problem.inv_scale_a == nullptr || problem.inv_scale_b == nullptr || args.groups == nullptr) {
+    call.fault("inverse scales or the layout of the groups are null");
+  }
+  if (!call.faults.empty()) return;
+  const bool block = is_block(spec.scale);
+  const auto d_bytes = static_cast<int64_t>(size_bytes(spec.d));
+  for (int group = 0; group < layout.experts; ++group) {
+    const int64_t first = args.groups[layout.at_blocks() + group];
+    const int64_t blocks = ceil_div(args.groups[layout.at_lengths() + group], kernels::kStageK);
+    const int64_t column = first * kernels::kStageK;
+    if (column + blocks * kernels::kStageK > static_cast<int64_t>(problem.k)) {
+      return call.fault("group {}: blocks from {} on, {} of them, of {} columns", group, first,
+                        blocks, problem.k);
+    }
+    auto* const to = static_cast<uint8_t*>(d.base) + group * static_cast<int64_t>(d.matrix_bytes);
+    for (unsigned row = 0; blocks == 0 && !spec.add && row < problem.m; ++row) {
+      std::memset(to + row * d.ld_bytes, 0, static_cast<size_t>(problem.n * d_bytes));
+    }
+    if (blocks == 0) continue;
+    const auto scales = [&](const float* values, uint32_t stride, uint32_t group_stride) {
+      return InverseScales{
+          values + (block ? first * stride : static_cast<int64_t>(group) * group_stride),
+          spec.scale, stride};
+    };
+    const auto operand = [&](const TensorMap& map, Dtype type) {
+      return Elements{static_cast<const uint8_t*>(map.base) + column, type,
+                      static_cast<int64_t>(map.ld_bytes), 1};
+    };
+    compute({.m = problem.m,
+             .n = problem.n,
+             .k = blocks * kernels::kStageK,
+             .a = operand(a, spec.a),
+             .b = operand(b, spec.b),
+             .scale_a = scales(problem.inv_scale_a, problem.stride_a, args.group_stride_a),
+             .scale_b = scales(problem.inv_scale_b, problem.stride_b, args.group_stride_b),
+             .d = to,
+             .d_type = spec.d,
+             .ld_d = static_cast<int64_t>(d.ld_bytes) / d_bytes,
+             .add = spec.add});
+  }
+}
+
 }  // namespace
 
 void emulate(const codegen::GemmSpec& spec, const Call& call) {
@@ -169,9 +225,13 @@ void emulate(const codegen::GemmSpec& spec, const Call& call) {
     call.fault("the tensor maps are not aligned to {} bytes", alignof(CUtensorMap));
   }
   const auto* encoded = &call.args<CUtensorMap>();
-  if (spec.group_m) {
+  if (spec.groups != codegen::GemmGroups::kNone) {
     TensorMap maps[3];
     for (int j = 0; j < 3; ++j) std::memcpy(&maps[j], &encoded[j], sizeof maps[j]);
+    if (spec.groups == codegen::GemmGroups::kK) {
+      return run_k_grouped(spec, maps[0], maps[1], maps[2], call.args<kernels::KGroupedGemmArgs>(1),
+                           call);
+    }
     return run_grouped(spec, maps[0], maps[1], maps[2], call.args<kernels::GroupedGemmArgs>(1),
                        call);
   }

@@ -37,6 +37,7 @@ void emulate(const codegen::GroupLayoutSpec&, const Call& call) {
     words[kernels::kBadExpert] = groups.bad_expert;
   }
   words[kernels::kGroupRows] = groups.rows;
+  words[kernels::kGroupsInUse] = groups.in_use();
   std::ranges::copy(groups.starts, words + layout.at_starts());
   std::ranges::copy(groups.lengths, words + layout.at_lengths());
   std::ranges::copy(groups.blocks, words + layout.at_blocks());

@@ -67,6 +67,7 @@ size_t Experts::layout_bytes() const {
 }
 
 const GemmConfig& Experts::config(Gemm gemm) const {
+  if (gemm == Gemm::kGradWeight) return grad_weight_[0]->config();
   return gemms_[static_cast<size_t>(gemm)]->config();
 }
 
@@ -90,6 +91,8 @@ Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Conte
   of_expert.shape = desc.shape;
   of_expert.recipe = desc.recipe;
   of_expert.tensor_dtype = desc.tensor_dtype;
+  of_expert.grad_weight_dtype = desc.grad_weight_dtype;
+  of_expert.accumulate_grad_weight = desc.accumulate_grad_weight;
   of_expert.needs_grad_input = desc.needs_grad_input;
   of_expert.non_finite = desc.non_finite;
   of_expert.sm_limit = desc.sm_limit;
@@ -140,11 +143,21 @@ Status Experts::plan_casts(const LinearKernels& linear) {
 Status Experts::plan_gemms(const LinearKernels& linear) {
   for (size_t i = 0; i < gemms_.size(); ++i) {
     if (!linear.gemms[i]) continue;
-    const MGroupedDesc desc{.gemm = *linear.gemms[i], .layout = layout_};
+    const GroupedDesc desc{.gemm = *linear.gemms[i], .layout = layout_};
     const GemmConfig config = desc_.configs[i]
                                   ? *desc_.configs[i]
                                   : F8_TRY(MGroupedGemm::choose(desc, context_->device().sm_count));
     gemms_[i] = F8_TRY(MGroupedGemm::create(context_, desc, config));
+  }
+  constexpr auto kGradWeight = static_cast<size_t>(Gemm::kGradWeight);
+  for (const bool add : {false, true}) {
+    const auto& gemm = add ? linear.adding[kGradWeight] : linear.gemms[kGradWeight];
+    if (!gemm) continue;
+    const GroupedDesc desc{.gemm = *gemm, .layout = layout_};
+    const GemmConfig config = desc_.configs[kGradWeight]
+                                  ? *desc_.configs[kGradWeight]
+                                  : F8_TRY(KGroupedGemm::choose(desc, context_->device().sm_count));
+    grad_weight_[add ? 1 : 0] = F8_TRY(KGroupedGemm::create(context_, desc, config));
   }
   return {};
 }
@@ -164,8 +177,10 @@ void Experts::lay_out() {
     t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
     t.q_scale = workspace.take(floats(experts * kernels::kScaleStride));
     t.row_inverse = workspace.take(t.copies.q ? floats(t.rows) : 0);
-    if (!is_weight || !t.copies.qt) return;
-    t.qt = kept.take(static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n));
+    if (!t.copies.qt) return;
+    t.qt =
+        kept.take(is_weight ? static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n)
+                            : fp8_copy_bytes(t.cols, columns_of_groups(desc_.shape.m, experts)));
     t.qt_scale = kept.take(floats(experts * kernels::kScaleStride));
     t.column_inverse = kept.take(floats(experts * t.cols));
   };
@@ -189,6 +204,7 @@ Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsO
     if (spec.qt) {
       call.qt = at_byte<uint8_t>(to.kept, tensor.qt);
       call.inv_col = at_byte<float>(to.kept, tensor.column_inverse);
+      call.ld_qt = columns_of_groups(desc_.shape.m, desc_.experts);
     }
     call.scale = spec.qt ? at_byte<float>(to.kept, tensor.qt_scale)
                          : at_byte<float>(to.workspace, tensor.q_scale);
@@ -255,13 +271,22 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
                 "{}.dx is given, the plan was made with float8_experts_desc.no_grad_input",
                 kBackwardArgs);
   }
-  if (call.m == 0 || call.dx.data == nullptr) return {};
-  F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
-  F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  if (call.dw.data != nullptr && call.dw.accumulate != 0 && !desc_.accumulate_grad_weight) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.dw.accumulate is set, the plan has no GEMM that adds; set "
+                "float8_experts_desc.accumulate_grad_weight",
+                kBackwardArgs);
+  }
   const auto [m, n, k] = desc_.shape;
   CallMemory memory(kBackwardArgs);
-  memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
   memory.add_rows("dx", call.dx.data, call.m, k, call.dx.ld, desc_.tensor_dtype, Access::kWrite);
+  memory.add_rows("dw", call.dw.data, desc_.experts * n, k, call.dw.ld, desc_.grad_weight_dtype,
+                  Access::kWrite);
+  F8_TRY(memory.check_alignment(kBackward));
+  if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
+  F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
+  F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
   memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
@@ -277,10 +302,10 @@ Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
                         .kept = static_cast<uint8_t*>(call.saved.data)};
   const Tensor& x = at(runtime::Tensor::kInput);
   const Tensor& w = at(runtime::Tensor::kWeight);
-  const unsigned made = call.saved.data != nullptr && w.copies.qt ? kQ | kQt : kQ;
-  F8_TRY(cast(x, kQ, groups_of(call.layout), call.x, call.m, buffers, stream));
+  const unsigned made = call.saved.data != nullptr ? kQ | kQt : kQ;
+  F8_TRY(cast(x, made, groups_of(call.layout), call.x, call.m, buffers, stream));
   F8_TRY(cast(w, made, weights(), call.w, w.rows, buffers, stream));
-  const Operand a = q_of(x, kQ, buffers);
+  const Operand a = q_of(x, made, buffers);
   const Operand b = q_of(w, made, buffers);
   return gemms_[static_cast<size_t>(Gemm::kOutput)]->run({.a = a.elements,
                                                           .b = b.elements,
@@ -294,15 +319,9 @@ Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
                                                          stream);
 }
 
-Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
-  F8_TRY(check(call, stream));
-  if (call.m == 0 || call.dx.data == nullptr) return {};
-  auto* const workspace = static_cast<uint8_t*>(call.workspace.data);
-  const Buffers own{.workspace = workspace, .kept = workspace};
-  const Buffers saved{.workspace = workspace, .kept = static_cast<uint8_t*>(call.saved.data)};
-  const Tensor& dy = at(runtime::Tensor::kGradOutput);
-  F8_TRY(cast(dy, kQ, groups_of(call.layout), call.dy, call.m, own, stream));
-  const Operand a = q_of(dy, kQ, own);
+Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
+                           const Buffers& saved, unsigned made, Stream stream) const {
+  const Operand a = q_of(at(runtime::Tensor::kGradOutput), made, own);
   const Operand b = qt_of(at(runtime::Tensor::kWeight), saved);
   return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run({.a = a.elements,
                                                              .b = b.elements,
@@ -314,6 +333,43 @@ Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
                                                              .ld_d = call.dx.ld,
                                                              .zero_tail = call.zero_tail != 0},
                                                             stream);
+}
+
+Status Experts::grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
+                            const Buffers& saved, Stream stream) const {
+  const Operand a = qt_of(at(runtime::Tensor::kGradOutput), own);
+  const Operand b = qt_of(at(runtime::Tensor::kInput), saved);
+  return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = a.elements,
+                                                             .b = b.elements,
+                                                             .d = call.dw.data,
+                                                             .inv_scale_a = a.inverse_scale,
+                                                             .inv_scale_b = b.inverse_scale,
+                                                             .layout = call.layout.data,
+                                                             .ld_d = call.dw.ld},
+                                                            stream);
+}
+
+Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
+  F8_TRY(check(call, stream));
+  const bool dx = call.dx.data != nullptr;
+  const bool dw = call.dw.data != nullptr;
+  if (call.m == 0 && dw && call.dw.accumulate == 0) {
+    const auto [m, n, k] = desc_.shape;
+    const size_t element = size_bytes(desc_.grad_weight_dtype);
+    const Context::State& state = context_->state();
+    return zero(state.driver, state.primary, call.dw.data, desc_.experts * n,
+                static_cast<size_t>(k) * element,
+                static_cast<size_t>(call.dw.ld == 0 ? k : call.dw.ld) * element, stream);
+  }
+  if (call.m == 0 || (!dx && !dw)) return {};
+  auto* const workspace = static_cast<uint8_t*>(call.workspace.data);
+  const Buffers own{.workspace = workspace, .kept = workspace};
+  const Buffers saved{.workspace = workspace, .kept = static_cast<uint8_t*>(call.saved.data)};
+  const unsigned made = (dx ? kQ : 0) | (dw ? kQt : 0);
+  F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout), call.dy, call.m, own,
+              stream));
+  if (dx) F8_TRY(grad_input(call, own, saved, made, stream));
+  return dw ? grad_weight(call, own, saved, stream) : Status();
 }
 
 }  // namespace f8::runtime

@@ -9,7 +9,7 @@
 
 #include "float8/experts.h"
 #include "runtime/experts/group_cast.hpp"
-#include "runtime/gemm/m_grouped.hpp"
+#include "runtime/gemm/k_grouped.hpp"
 #include "runtime/linear/kernels.hpp"
 
 namespace f8::runtime {
@@ -19,6 +19,8 @@ struct ExpertsDesc {
   int64_t experts = 1;
   Recipe recipe;
   Dtype tensor_dtype = Dtype::kBf16;
+  Dtype grad_weight_dtype = Dtype::kBf16;
+  bool accumulate_grad_weight = false;  // a call may add to the gradient that is there
   bool needs_grad_input = true;
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
@@ -86,14 +88,19 @@ class Experts {
   [[nodiscard]] static Operand qt_of(const Tensor& tensor, const Buffers& in);
   template <class Call>
   [[nodiscard]] Status check_common(const char* args, const Call& call) const;
+  [[nodiscard]] Status grad_input(const ExpertsBackwardCall& call, const Buffers& own,
+                                  const Buffers& saved, unsigned made, Stream stream) const;
+  [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
+                                   const Buffers& saved, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsBackwardCall& call, Stream stream) const;
 
   std::shared_ptr<Context> context_;
   ExpertsDesc desc_;
   kernels::GroupLayout layout_;
-  std::array<Tensor, 3> tensors_;                     // indexed by runtime::Tensor
-  std::array<std::optional<MGroupedGemm>, 2> gemms_;  // output and grad_input
+  std::array<Tensor, 3> tensors_;                           // indexed by runtime::Tensor
+  std::array<std::optional<MGroupedGemm>, 2> gemms_;        // output and grad_input
+  std::array<std::optional<KGroupedGemm>, 2> grad_weight_;  // which writes, which adds
   size_t workspace_bytes_ = 0;
   size_t saved_bytes_ = 0;
 };

@@ -95,7 +95,7 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   to.q = spec_.q ? call.q : nullptr;
   to.ld_q = row_pitch(cols_);
   to.qt = spec_.qt ? call.qt : nullptr;
-  to.ld_qt = row_pitch(call.groups.rows);
+  to.ld_qt = call.groups.words != nullptr ? call.ld_qt : row_pitch(call.groups.rows);
   to.partials = amax.tensor.partials;
   to.row_amax = amax.tensor.row_amax;
   to.col_amax = amax.tensor.col_amax;

@@ -15,10 +15,13 @@ struct GroupCastCall {
   int64_t ld = 0;             // of x, elements; 0: dense
   uint32_t* words = nullptr;  // amax_words() of scratch
   uint8_t* q = nullptr;       // [rows][row_pitch(cols)]
-  uint8_t* qt = nullptr;      // equal groups: [groups][cols][row_pitch(group's rows)]
-  float* scale = nullptr;     // tensor: [groups][kernels::kScaleStride]
-  float* inv_row = nullptr;   // axis: [rows], of q's rows
-  float* inv_col = nullptr;   // axis: [groups][cols], of qt's rows
+  // Of equal groups [groups][cols][row_pitch(group's rows)]; of a layout's [cols][ld_qt], each group from
+  // its block of columns on.
+  uint8_t* qt = nullptr;
+  int64_t ld_qt = 0;         // with a layout: bytes, whole 128s
+  float* scale = nullptr;    // tensor: [groups][kernels::kScaleStride]
+  float* inv_row = nullptr;  // axis: [rows], of q's rows
+  float* inv_col = nullptr;  // axis: [groups][cols], of qt's rows
 };
 
 class GroupCastPlan {

@@ -17,7 +17,7 @@ int64_t most_row_tiles(int64_t m, int64_t groups, int64_t tile_rows) {
   return m / tile_rows + std::min(groups, m);
 }
 
-kernels::GroupedGemmArgs arguments(const MGroupedDesc& desc, const GemmConfig& config, Shape own,
+kernels::GroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& config, Shape own,
                                    const MGroupedCall& call) {
   const bool axis = desc.gemm.scale == ScaleMode::kAxis;
   const bool rows_a = axis && !desc.gemm.scalar_a;
@@ -53,17 +53,17 @@ kernels::GroupedGemmArgs arguments(const MGroupedDesc& desc, const GemmConfig& c
 
 codegen::GemmSpec m_grouped_spec(const GemmDesc& desc, const GemmConfig& config) {
   codegen::GemmSpec spec = gemm_spec(desc, config);
-  spec.group_m = true;
+  spec.groups = codegen::GemmGroups::kM;
   return spec;
 }
 
-Result<GemmConfig> MGroupedGemm::choose(const MGroupedDesc& desc, int sm_count) {
+Result<GemmConfig> MGroupedGemm::choose(const GroupedDesc& desc, int sm_count) {
   return cheapest_config(m_grouped_spec(desc.gemm, {}), gemm_shape(desc.gemm.shape, desc.gemm.gemm),
                          usable_sms(desc.gemm, sm_count), {}, desc.layout.experts);
 }
 
 Result<MGroupedGemm> MGroupedGemm::create(const std::shared_ptr<Context>& context,
-                                          const MGroupedDesc& desc, const GemmConfig& config) {
+                                          const GroupedDesc& desc, const GemmConfig& config) {
   F8_TRY(validate(desc.gemm));
   if (desc.gemm.gemm == Gemm::kGradWeight || !is_fp8(desc.gemm.a)) {
     return fail(ErrorCode::kUnsupported,

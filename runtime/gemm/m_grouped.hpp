@@ -13,9 +13,9 @@
 
 namespace f8::runtime {
 
-// shape.m of `gemm` are the most rows of all groups. Operands are fp8 with scales of tensors or axes; a
-// tensor is a group's part of a, or a matrix of b.
-struct MGroupedDesc {
+// A GEMM over groups, of rows or of K (k_grouped.hpp): shape.m of `gemm` are the most rows of all groups.
+// Operands are fp8, and a tensor that has a scale is a group's part of an operand, or its matrix.
+struct GroupedDesc {
   GemmDesc gemm;
   kernels::GroupLayout layout;
 };
@@ -38,9 +38,9 @@ struct MGroupedCall {
 class MGroupedGemm {
  public:
   // The cost model's choice.
-  [[nodiscard]] static Result<GemmConfig> choose(const MGroupedDesc& desc, int sm_count);
+  [[nodiscard]] static Result<GemmConfig> choose(const GroupedDesc& desc, int sm_count);
   [[nodiscard]] static Result<MGroupedGemm> create(const std::shared_ptr<Context>& context,
-                                                   const MGroupedDesc& desc,
+                                                   const GroupedDesc& desc,
                                                    const GemmConfig& config);
   // Enqueues one launch, or nothing where m is 0; no allocation, lock or synchronisation. The caller
   // has checked the pointers.
@@ -48,12 +48,12 @@ class MGroupedGemm {
   [[nodiscard]] const GemmConfig& config() const { return config_; }
 
  private:
-  MGroupedGemm(std::shared_ptr<Context> context, const MGroupedDesc& desc, const GemmConfig& config,
+  MGroupedGemm(std::shared_ptr<Context> context, const GroupedDesc& desc, const GemmConfig& config,
                const Kernel& kernel)
       : context_(std::move(context)), desc_(desc), config_(config), kernel_(&kernel) {}
 
   std::shared_ptr<Context> context_;
-  MGroupedDesc desc_;
+  GroupedDesc desc_;
   GemmConfig config_;
   const Kernel* kernel_;
 };

@@ -81,10 +81,12 @@ typedef struct float8_experts_desc {
    * high precision. */
   const char* recipe;
   const float8_recipe* custom_recipe;
-  int32_t no_grad_input; /* nonzero: no backward will ask for dx */
-  int32_t non_finite;    /* a float8_non_finite */
-  int32_t sm_limit;      /* the most SMs that a GEMM takes; 0: all */
-  int32_t reserved;      /* 0 */
+  int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw */
+  int32_t accumulate_grad_weight; /* nonzero: a backward may add to the dw that is there */
+  int32_t no_grad_input;          /* nonzero: no backward will ask for dx */
+  int32_t non_finite;             /* a float8_non_finite */
+  int32_t sm_limit;               /* the most SMs that a GEMM takes; 0: all */
+  int32_t reserved;               /* 0 */
 } float8_experts_desc;
 
 /* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */
@@ -98,7 +100,7 @@ FLOAT8_API size_t float8_experts_saved_bytes(const float8_experts* experts);
 
 typedef struct float8_experts_forward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_experts_forward_args));
-  int64_t m FLOAT8_DEFAULT(0); /* that of the layout, 0 to m_max; 0: nothing is done */
+  int64_t m FLOAT8_DEFAULT(0); /* that of the layout, 0 to m_max; 0: no expert has a row */
   /* [m][k], read up to the last group's end. Here and below fp8 is NULL. */
   float8_matrix x FLOAT8_DEFAULT({});
   /* [experts][n][k], without a gap between matrices; ld is the stride of each one's rows */
@@ -118,9 +120,12 @@ typedef struct float8_experts_forward_args {
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
 typedef struct float8_experts_backward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_experts_backward_args));
-  int64_t m FLOAT8_DEFAULT(0);                /* the forward's */
-  float8_matrix dy FLOAT8_DEFAULT({});        /* [m][n], read up to the last group's end */
-  float8_result dx FLOAT8_DEFAULT({});        /* [m][k]; accumulate is 0 */
+  int64_t m FLOAT8_DEFAULT(0);         /* the forward's */
+  float8_matrix dy FLOAT8_DEFAULT({}); /* [m][n], read up to the last group's end */
+  float8_result dx FLOAT8_DEFAULT({}); /* [m][k]; accumulate is 0 */
+  /* [experts][n][k] in grad_weight_dtype, without a gap between matrices; that of an expert without rows
+   * becomes 0. To accumulate takes desc.accumulate_grad_weight, and leaves such an expert's as it is. */
+  float8_result dw FLOAT8_DEFAULT({});
   float8_buffer layout FLOAT8_DEFAULT({});    /* the forward's; read */
   float8_buffer saved FLOAT8_DEFAULT({});     /* as the forward left it; read */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */

@@ -14,6 +14,8 @@ using reference::Matrix;
 struct ExpertsCase {
   const char* recipe;
   Dtype tensor_dtype = Dtype::kBf16;
+  Dtype grad_weight_dtype = Dtype::kBf16;
+  bool accumulate = false;  // of dw
 };
 
 class ExpertsTest : public GpuTestWith<ExpertsCase> {
@@ -30,7 +32,9 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
           y(context, dy.bytes()),
           dx(context, x.bytes()),
           y_alone(context, dy.bytes()),
-          dx_alone(context, x.bytes()) {}
+          dx_alone(context, x.bytes()),
+          dw(context, first_dw(desc)),
+          dw_alone(context, first_dw(desc)) {}
 
     static std::vector<uint8_t> bytes_of(int64_t rows, int64_t cols, Dtype type, uint64_t seed) {
       return reference::to_bytes(
@@ -45,13 +49,20 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       std::fill(bytes.begin() + used, bytes.end(), kPoison);
       return bytes;
     }
+    // What dw holds before: NaN, or what a backward adds to.
+    static std::vector<uint8_t> first_dw(const ExpertsDesc& desc) {
+      const int64_t elements = desc.experts * desc.shape.n * desc.shape.k;
+      return std::vector<uint8_t>(
+          static_cast<size_t>(elements) * size_bytes(desc.grad_weight_dtype),
+          desc.accumulate_grad_weight ? 0x3f : kPoison);
+    }
     [[nodiscard]] uint8_t* row(const DeviceBuffer& of, int64_t at, int64_t cols) const {
       return of.as<uint8_t>() + static_cast<size_t>(at * cols) * element_bytes;
     }
 
     int64_t n, k;
     size_t element_bytes;
-    DeviceBuffer x, w, dy, y, dx, y_alone, dx_alone;
+    DeviceBuffer x, w, dy, y, dx, y_alone, dx_alone, dw, dw_alone;
   };
 
   [[nodiscard]] static ExpertsDesc describe(const Routing& routing, int64_t n, int64_t k) {
@@ -60,6 +71,8 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     desc.experts = static_cast<int64_t>(routing.ends.size());
     desc.recipe = find_recipe(GetParam().recipe).value();
     desc.tensor_dtype = GetParam().tensor_dtype;
+    desc.grad_weight_dtype = GetParam().grad_weight_dtype;
+    desc.accumulate_grad_weight = GetParam().accumulate;
     return desc;
   }
 
@@ -69,7 +82,9 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     desc.shape = experts.desc().shape;
     desc.recipe = experts.desc().recipe;
     desc.tensor_dtype = experts.desc().tensor_dtype;
-    for (const Gemm gemm : {Gemm::kOutput, Gemm::kGradInput}) {
+    desc.grad_weight_dtype = experts.desc().grad_weight_dtype;
+    desc.accumulate_grad_weight = experts.desc().accumulate_grad_weight;
+    for (const Gemm gemm : kGemms) {
       GemmChoice choice;
       choice.provider = Provider::kGenerated;
       choice.config = experts.config(gemm);
@@ -80,8 +95,9 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     const DeviceBuffer saved(context(), (*linear)->saved_bytes());
     const DeviceBuffer workspace(context(), (*linear)->workspace_bytes());
     const auto [n, k] = std::pair{groups.n, groups.k};
+    const size_t experts_count = routing.ends.size();
     int64_t start = 0;
-    for (size_t e = 0; e < routing.ends.size(); ++e) {
+    for (size_t e = 0; e < experts_count; ++e) {
       const int64_t m = routing.ends[e] - start;
       ForwardCall forward{.m = m};
       forward.x.data = groups.row(groups.x, start, k);
@@ -93,6 +109,8 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       BackwardCall backward{.m = m};
       backward.dy.data = groups.row(groups.dy, start, n);
       backward.dx.data = groups.row(groups.dx_alone, start, k);
+      backward.dw = {groups.dw_alone.as<uint8_t>() + e * (groups.dw_alone.bytes() / experts_count),
+                     0, desc.accumulate_grad_weight};
       backward.saved.data = saved.as();
       backward.workspace.data = workspace.as();
       F8_ASSERT_OK((*linear)->backward(backward, nullptr));
@@ -124,6 +142,8 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     for (const bool zero_tail : {false, true}) {
       groups.y.poison();
       groups.dx.poison();
+      const std::vector<uint8_t> first_dw = Groups::first_dw(desc);
+      groups.dw.upload(first_dw.data(), first_dw.size());
       F8_ASSERT_OK(layouts->run(
           {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
       F8_ASSERT_OK((*experts)->forward({.m = routing.m,
@@ -139,6 +159,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       F8_ASSERT_OK((*experts)->backward({.m = routing.m,
                                          .dy = {groups.dy.as()},
                                          .dx = {groups.dx.as()},
+                                         .dw = {groups.dw.as(), 0, GetParam().accumulate},
                                          .layout = {layout.as()},
                                          .saved = {saved.as()},
                                          .workspace = {workspace.as()},
@@ -150,6 +171,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
                    routing.name + ", y");
       expect_equal(groups.dx, groups.dx_alone, used * static_cast<size_t>(k), zeroed,
                    routing.name + ", dx");
+      expect_equal(groups.dw, groups.dw_alone, groups.dw.bytes(), false, routing.name + ", dw");
       EXPECT_TRUE(saved.guards_are_whole() && workspace.guards_are_whole()) << routing.name;
     }
   }
@@ -157,11 +179,16 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
 
 INSTANTIATE_TEST_SUITE_P(Recipes, ExpertsTest,
                          ::testing::Values(ExpertsCase{"tensorwise"}, ExpertsCase{"rowwise"},
-                                           ExpertsCase{"rowwise", Dtype::kF16},
+                                           ExpertsCase{"rowwise", Dtype::kF16, Dtype::kF32},
+                                           ExpertsCase{"rowwise", Dtype::kBf16, Dtype::kF32, true},
+                                           ExpertsCase{"tensorwise", Dtype::kBf16, Dtype::kBf16,
+                                                       true},
                                            ExpertsCase{"tensorwise", Dtype::kF32}),
                          [](const auto& suite) {
-                           return f8::format("{}_{}", suite.param.recipe,
-                                             to_string(suite.param.tensor_dtype));
+                           return f8::format("{}_{}_{}{}", suite.param.recipe,
+                                             to_string(suite.param.tensor_dtype),
+                                             to_string(suite.param.grad_weight_dtype),
+                                             suite.param.accumulate ? "_add" : "");
                          });
 
 TEST_P(ExpertsTest, AreLinearsOfEachExpert) {

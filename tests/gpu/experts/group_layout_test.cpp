@@ -21,6 +21,7 @@ std::vector<int32_t> expected_words(const GroupLayout& layout, const Routing& ro
   put(kernels::kGroupError, {static_cast<int32_t>(groups.error)});
   put(kernels::kBadExpert, {groups.bad_expert});
   put(kernels::kGroupRows, {groups.rows});
+  put(kernels::kGroupsInUse, {groups.in_use()});
   put(layout.at_starts(), groups.starts);
   put(layout.at_lengths(), groups.lengths);
   put(layout.at_blocks(), groups.blocks);

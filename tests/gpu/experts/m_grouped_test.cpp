@@ -2,10 +2,8 @@
 // gives for the group's rows, and writes nothing else: by configuration, scales and routing.
 #include "runtime/gemm/m_grouped.hpp"
 
-#include <cstring>
-#include <random>
-
 #include "runtime/experts/group_layout.hpp"
+#include "tests/gpu/experts/random_operands.hpp"
 #include "tests/gpu/experts/routings.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
@@ -13,26 +11,6 @@ namespace f8::runtime::gpu {
 namespace {
 
 using codegen::ScaleMode;
-
-// fp8 of either format, none of them infinite or NaN.
-std::vector<uint8_t> random_fp8(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<uint8_t> bytes(count + 8);
-  for (size_t at = 0; at < count; at += 8) {
-    const uint64_t eight = random() & 0xbfbfbfbfbfbfbfbfULL;
-    std::memcpy(bytes.data() + at, &eight, sizeof eight);
-  }
-  bytes.resize(count);
-  return bytes;
-}
-
-std::vector<float> random_scales(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::uniform_real_distribution<float> scale(0.5F, 2);
-  std::vector<float> values(count);
-  for (float& value : values) value = scale(random);
-  return values;
-}
 
 struct MGroupedCase {
   const char* config;

@@ -62,6 +62,7 @@ TEST(Emit, GoldenStubs) {
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
            "gemm_m/e4m3.e4m3.bf16/axis/fast/64x64s8c1x2w1",
+           "gemm_k/e5m2.e4m3.f32/tensor/precise/128x128s5c1x1w2/+add",
        }) {
     std::string name = key;
     std::ranges::replace(name, '/', '_');
@@ -208,6 +209,7 @@ std::set<std::string> tunable_kernels() {
   for (const char* recipe_name : {"tensorwise", "rowwise"}) {
     const Recipe recipe = *find_recipe(recipe_name);
     for (const GemmSetting& gemm : recipe.gemms) {
+      const bool of_weight = &gemm == &recipe.at(Gemm::kGradWeight);
       const bool axis = gemm.a.granularity == Granularity::kAxis;
       GemmSpec spec{.a = gemm.a.dtype,
                     .b = gemm.b.dtype,
@@ -220,7 +222,7 @@ std::set<std::string> tunable_kernels() {
         spec.pow2 = gemm.a.pow2 && gemm.b.pow2 && takes_pow2(spec);
         keys.insert(key(KernelSpec(spec)));
         GemmSpec grouped = spec;
-        grouped.group_m = true;
+        grouped.groups = of_weight ? GemmGroups::kK : GemmGroups::kM;
         if (validate(KernelSpec(grouped))) keys.insert(key(KernelSpec(grouped)));
       }
     }
@@ -240,6 +242,11 @@ std::set<std::string> tunable_kernels() {
     }
     for (const char* rest : {"tensor/fast/128x128s5c1x2w2p", "axis/precise/256x128s3c1x1w2"}) {
       keys.insert(std::string("gemm_m/") + types + "/" + rest);
+    }
+    for (const char* rest :
+         {"tensor/precise/128x128s5c1x2w2/+add", "axis/fast/128x128s5c1x1w2p",
+          "block1x128/precise/128x128s5c1x1w2", "block1x128/precise/128x256s3c2x1w2/+add"}) {
+      keys.insert(std::string("gemm_k/") + types + "/" + rest);
     }
   }
   return keys;

@@ -182,6 +182,12 @@ TEST_F(ExpertsAbi, RefusesCalls) {
   refuses(
       forward, [](auto& a) { a.reserved = 2; }, "reserved is 2; it must be 0");
   refuses(
+      backward,
+      [&](auto& a) {
+        a.dw = {w.get(), 0, 1};
+      },
+      "set float8_experts_desc.accumulate_grad_weight");
+  refuses(
       backward, [](auto& a) { a.dy.data = nullptr; }, "dy.data is NULL");
   refuses(
       backward, [](auto& a) { a.saved = {}; }, "saved.data is NULL");
