@@ -55,6 +55,9 @@ struct GroupedSchedule : GemmSchedule<Config> {
       tile.group = static_cast<i32>(from_one_lane(next[0]));
       tile.row = static_cast<i32>(from_one_lane(next[1]));
       tile.end_row = static_cast<i32>(from_one_lane(next[2]));
+      if constexpr (Config::kScale == Scale::kBlock128x128) {
+        tile.scale_row = static_cast<i32>(from_one_lane(next[3]));
+      }
       tile.column = static_cast<i32>(
           (place_of(index, tiles_n).tile_n * Config::kClusterN + this->rank_n) * Config::kTileN);
       read_next(index + clusters);

@@ -90,7 +90,7 @@ struct GemmMainloop {
       mask_b |= static_cast<u16>(1U << (schedule.rank_n * Config::kClusterM + i));
     const TensorMap* map_a = &maps.problems[tile.problem].a;
     const TensorMap* map_b = &maps.problems[tile.problem].b;
-    const Scales scales(schedule.args.problems[tile.problem], tile);
+    const Scales scales(schedule, tile);
     for (u32 i = 0; i < tile.k_blocks; ++i, pipeline.advance()) {
       const u32 k_block = tile.first_k_block + i;
       const u32 full = shared.full + 8 * pipeline.stage;
@@ -125,7 +125,7 @@ struct GemmMainloop {
 
   static F8_DEVICE void load_tile_scales(const Shared& shared, const Schedule& schedule,
                                          const WorkTile& tile, Pipeline& pipeline) {
-    const Scales scales(schedule.args.problems[tile.problem], tile);
+    const Scales scales(schedule, tile);
     for (u32 i = 0; i < tile.k_blocks; ++i, pipeline.advance()) {
       barrier_wait(shared.empty + 8 * pipeline.stage, pipeline.phase ^ 1);
       if (!elect_one()) continue;

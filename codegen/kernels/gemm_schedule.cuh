@@ -17,8 +17,9 @@ struct WorkTile {
   i32 row, column;    // the first ones of the tile in d
   u32 first_k_block;  // of kStageK
   u32 k_blocks;
-  i32 group;    // with groups alone
-  i32 end_row;  // the group's, with groups of rows alone
+  i32 group;  // with groups alone
+  // With groups of rows alone: the end of the group's, and where block scales of a have the first row.
+  i32 end_row, scale_row;
 };
 
 // The place of a cluster tile among tiles_m x tiles_n, which go through raster groups of so many

@@ -80,12 +80,26 @@ struct GroupAmaxArgs {
   GroupsOf groups;
   AmaxTensor tensor;
 };
-// The copies of each group. partials, row_amax and col_amax are as above. scale is [groups][kScaleStride],
-// inv_scale_row [rows], inv_scale_col [groups][cols]. q is [rows], and qt [cols] with the columns of one
-// group behind those of the other (blocks of the layout); without a layout [groups][cols].
+// The copies of each group. partials, row_amax and col_amax are as above. scale is [groups][kScaleStride].
+// q is [rows], and qt [cols] with the columns of one group behind those of the other (blocks of the
+// layout); without a layout [groups][cols]. The inverse scales of q and qt:
+//   axis          [rows]; [groups][cols]
+//   block1x128    with a layout: [ceil(cols/128)][scale_rows], a group's from its place on;
+//                 [blocks of the layout][padded_scales(cols)]
+//   block128x128  without one: [groups] of CastTensor's
 struct GroupCastArgs {
   GroupsOf groups;
   CastTensor tensor;
+  i64 scale_rows;
+};
+
+// Where a group is: its rows in x, its columns in a transposed copy, its rows among block scales.
+struct GroupPlace {
+  i32 group;
+  i32 start;
+  i32 length;
+  i32 qt_column;
+  i32 scale_start;
 };
 
 template <class T>
@@ -93,33 +107,44 @@ F8_BOTH T* advanced(T* p, i64 count) {
   return p == nullptr ? nullptr : p + count;
 }
 
-// The matrix of a group of `length` rows from `start` on.
-F8_BOTH AmaxTensor group_of(const GroupAmaxArgs& args, i32 group, i32 start, i32 length,
-                            i32 element_bytes) {
+// The matrix of a group.
+F8_BOTH AmaxTensor group_of(const GroupAmaxArgs& args, const GroupPlace& at, i32 element_bytes) {
   AmaxTensor t = args.tensor;
-  t.x = static_cast<const u8*>(t.x) + i64{start} * t.ld * element_bytes;
-  t.rows = length;
-  t.partials = advanced(t.partials, group);
+  t.x = static_cast<const u8*>(t.x) + i64{at.start} * t.ld * element_bytes;
+  t.rows = at.length;
+  t.partials = advanced(t.partials, at.group);
   t.tile_amax = nullptr;
-  t.row_amax = advanced(t.row_amax, start);
-  t.col_amax = advanced(t.col_amax, i64{group} * t.cols);
+  t.row_amax = advanced(t.row_amax, at.start);
+  t.col_amax = advanced(t.col_amax, i64{at.group} * t.cols);
   return t;
 }
-F8_BOTH CastTensor group_of(const GroupCastArgs& args, i32 group, i32 start, i32 length,
-                            i32 qt_column, i32 element_bytes) {
+
+// The scales of 128x128 blocks of a matrix.
+F8_BOTH constexpr i64 scales_2d(i64 rows, i64 cols) {
+  return (rows + kCastTile - 1) / kCastTile * padded_scales((cols + kCastTile - 1) / kCastTile);
+}
+F8_BOTH CastTensor group_of(const GroupCastArgs& args, const GroupPlace& at, Scale scale_q,
+                            Scale scale_qt, i32 element_bytes) {
   CastTensor t = args.tensor;
-  t.x = static_cast<const u8*>(t.x) + i64{start} * t.ld * element_bytes;
-  t.rows = length;
-  t.q = advanced(t.q, i64{start} * t.ld_q);
-  t.qt =
-      advanced(t.qt, args.groups.words != nullptr ? i64{qt_column} : i64{group} * t.cols * t.ld_qt);
-  t.partials = advanced(t.partials, group);
+  t.x = static_cast<const u8*>(t.x) + i64{at.start} * t.ld * element_bytes;
+  t.rows = at.length;
+  t.q = advanced(t.q, i64{at.start} * t.ld_q);
+  t.qt = advanced(
+      t.qt, args.groups.words != nullptr ? i64{at.qt_column} : i64{at.group} * t.cols * t.ld_qt);
+  t.partials = advanced(t.partials, at.group);
   t.partial_count = 1;
-  t.row_amax = advanced(t.row_amax, start);
-  t.col_amax = advanced(t.col_amax, i64{group} * t.cols);
-  t.scale = advanced(t.scale, i64{group} * kScaleStride);
-  t.inv_scale_row = advanced(t.inv_scale_row, start);
-  t.inv_scale_col = advanced(t.inv_scale_col, i64{group} * t.cols);
+  t.row_amax = advanced(t.row_amax, at.start);
+  t.col_amax = advanced(t.col_amax, i64{at.group} * t.cols);
+  t.scale = advanced(t.scale, i64{at.group} * kScaleStride);
+  t.inv_scale_row = advanced(t.inv_scale_row, scale_q == Scale::kBlock1x128 ? i64{at.scale_start}
+                                              : scale_q == Scale::kBlock128x128
+                                                  ? at.group * scales_2d(at.length, t.cols)
+                                                  : i64{at.start});
+  t.inv_scale_col = advanced(t.inv_scale_col, scale_qt == Scale::kBlock1x128
+                                                  ? at.qt_column / kCastTile * padded_scales(t.cols)
+                                              : scale_qt == Scale::kBlock128x128
+                                                  ? at.group * scales_2d(t.cols, at.length)
+                                                  : i64{at.group} * t.cols);
   return t;
 }
 

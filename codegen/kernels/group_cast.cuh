@@ -10,12 +10,8 @@
 namespace f8::kernels {
 
 // The tile of a block: rows [row, row + 128) and columns [column, column + 128) of its group's.
-struct GroupTile {
-  i32 group;
-  i32 start;  // the group's first row in x
-  i32 length;
+struct GroupTile : GroupPlace {
   i32 row, column;
-  i32 qt_column;  // where the group's columns of a transposed copy begin, with a layout
 
   // `index` counts tiles from the last group's last one: what an amax kernel read last is in L2
   // still. False: there is no such tile.
@@ -23,7 +19,7 @@ struct GroupTile {
     const i32 across = (cols + kCastTile - 1) / kCastTile;
     const i32 from_last = index / across;
     column = index % across * kCastTile;
-    qt_column = 0;
+    qt_column = scale_start = 0;
     if (groups.words == nullptr) {
       const i32 down = (groups.rows + kCastTile - 1) / kCastTile;
       group = groups.count - 1 - from_last / down;
@@ -42,6 +38,7 @@ struct GroupTile {
     start = static_cast<i32>(load_global(words + groups.layout.at_starts() + group));
     length = static_cast<i32>(entry[2]) - start;
     row = static_cast<i32>(entry[1]) - start;
+    scale_start = static_cast<i32>(entry[3]) - row;
     qt_column =
         static_cast<i32>(load_global(words + groups.layout.at_blocks() + group)) * kCastTile;
     return true;
@@ -59,8 +56,7 @@ struct GroupAmax {
     launch_dependents();
     GroupTile tile;
     if (!tile.find(args.groups, args.tensor.cols, static_cast<i32>(blockIdx.x))) return;
-    const AmaxTensor t =
-        group_of(args, tile.group, tile.start, tile.length, Vec8<Config::kInput>::kElementBytes);
+    const AmaxTensor t = group_of(args, tile, Vec8<Config::kInput>::kElementBytes);
     Amax<Config>::rows_and_columns(t, static_cast<u32>(tile.index(t.cols)));
   }
 };
@@ -74,11 +70,18 @@ struct GroupCast {
     launch_dependents();
     GroupTile tile;
     if (!tile.find(args.groups, args.tensor.cols, static_cast<i32>(blockIdx.x))) return;
-    const CastTensor t = group_of(args, tile.group, tile.start, tile.length, tile.qt_column,
+    const CastTensor t = group_of(args, tile, Config::kScaleQ, Config::kScaleQt,
                                   Vec8<Config::kInput>::kElementBytes);
     ThreadFragment<Config::kInput> fragment;
     fragment.load(t.x, t.ld, t.rows, t.cols, tile.row, tile.column);
     __shared__ typename Copies::Scales scales;
+    if constexpr (Copies::kTileAmax) {
+      __shared__ TileAmax<Config::kInput> tile_amax;
+      find_tile_amax<Copies::kRowBlocks, Copies::kColumnBlocks, Copies::kTileBlocks>(fragment,
+                                                                                     tile_amax);
+      __syncthreads();
+      Copies::block_scales(t, tile_amax, tile.row, tile.column, args.scale_rows, scales);
+    }
     if constexpr (Copies::kTensorScale) {
       Copies::tensor_scale(t, tile.row == 0 && tile.column == 0, scales);
     }

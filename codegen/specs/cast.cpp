@@ -110,12 +110,9 @@ Status CastSpec::validate() const {
     return fail(ErrorCode::kInvalidArgument,
                 "a shard's given amaxes are of 128x128 blocks: all copies have their scales");
   }
-  if (s.group && (s.delayed || s.count || s.sums || s.noop_flag || s.shard || s.list ||
-                  has_scale(s, ScaleMode::kBlock1x128) || has_scale(s, ScaleMode::kBlock128x128))) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        "groups have dynamic scales of tensors and axes, without /count, /sums, /flag, /shard "
-        "and /list");
+  if (s.group && (s.delayed || s.count || s.sums || s.noop_flag || s.shard || s.list)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "groups have dynamic scales, without /count, /sums, /flag, /shard and /list");
   }
   if (s.group && s.one_launch && !scales_rows_alone(s)) {
     return fail(ErrorCode::kInvalidArgument, "one launch casts the rows of groups alone");

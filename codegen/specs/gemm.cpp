@@ -160,10 +160,12 @@ Status GemmSpec::validate() const {
     return bad("each CTA of a split-K cluster must write a multiple of 32 columns");
   }
   if (s.problems < 1 || s.problems > 2) return bad("one or two problems a launch");
-  if (s.groups == GemmGroups::kM && (c.cluster_m > 1 || is_block(s.scale) || s.add)) {
+  if (s.groups == GemmGroups::kM &&
+      (c.cluster_m > 1 || s.scale == ScaleMode::kBlock1x128 || s.add)) {
     return bad(
-        "a GEMM over groups of rows has clusters along n alone and scales of tensors or axes, "
-        "without add");
+        "a GEMM over groups of rows has clusters along n alone, a b with scales of tensors, axes "
+        "or "
+        "128x128 blocks, and no add");
   }
   if (s.groups != GemmGroups::kNone &&
       (c.split_k > 1 || s.problems > 1 || s.bias || s.amax || s.shards)) {

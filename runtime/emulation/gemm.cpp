@@ -136,8 +136,10 @@ void run_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tensor
         row >= end || end > static_cast<int>(problem.m)) {
       return call.fault("row tile {}: rows {} to {} of group {}", i, row, end, group);
     }
-    const float* inv_a = problem.inv_scale_a + int64_t{group} * args.group_stride_a +
-                         int64_t{row} * problem.stride_a;
+    const bool block = is_block(spec.scale);
+    const float* inv_a = problem.inv_scale_a + (block ? int64_t{scale_row}
+                                                      : int64_t{group} * args.group_stride_a +
+                                                            int64_t{row} * problem.stride_a);
     const float* inv_b = problem.inv_scale_b + int64_t{group} * args.group_stride_b;
     compute(
         {.m = std::min(end - row, spec.config.tile_m),
@@ -147,7 +149,7 @@ void run_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tensor
                static_cast<int64_t>(a.ld_bytes), 1},
          .b = {static_cast<const uint8_t*>(b.base) + group * static_cast<int64_t>(b.matrix_bytes),
                spec.b, static_cast<int64_t>(b.ld_bytes), 1},
-         .scale_a = {inv_a, spec.scale, problem.stride_a},
+         .scale_a = {inv_a, block ? ScaleMode::kBlock1x128 : spec.scale, problem.stride_a},
          .scale_b = {inv_b, spec.scale, problem.stride_b},
          .d = static_cast<uint8_t*>(d.base) + row * ld_d,
          .d_type = spec.d,

@@ -11,26 +11,30 @@
 namespace f8::runtime::emulation {
 namespace {
 
-// Calls work(group, first row, rows, first column of a transposed copy) for each group that has rows.
+// Calls work(place) for each group that has rows.
 template <class Work>
 void each_group(const kernels::GroupsOf& groups, const Work& work) {
   if (groups.words == nullptr) {
-    for (int e = 0; e < groups.count; ++e) work(e, e * groups.rows, groups.rows, 0);
+    for (int e = 0; e < groups.count; ++e) {
+      work(kernels::GroupPlace{e, e * groups.rows, groups.rows, 0, 0});
+    }
     return;
   }
   const kernels::GroupLayout& layout = groups.layout;
+  const int* const words = groups.words;
   for (int e = 0; e < layout.experts; ++e) {
-    const int length = groups.words[layout.at_lengths() + e];
+    const int length = words[layout.at_lengths() + e];
     if (length == 0) continue;
-    work(e, groups.words[layout.at_starts() + e], length,
-         groups.words[layout.at_blocks() + e] * kernels::kCastTile);
+    work(kernels::GroupPlace{e, words[layout.at_starts() + e], length,
+                             words[layout.at_blocks() + e] * kernels::kCastTile,
+                             words[layout.at_scales() + e]});
   }
 }
 
 // Finds what is wrong with a launch: it has a block for each tile that there is.
 void check_grid(const kernels::GroupsOf& groups, int cols, const Call& call) {
   unsigned tiles = 0;
-  each_group(groups, [&](int, int, int rows, int) { tiles += cast_tiles(rows, cols); });
+  each_group(groups, [&](const kernels::GroupPlace& at) { tiles += cast_tiles(at.length, cols); });
   const unsigned grid = call.launch.grid;
   if (grid < tiles || (groups.words == nullptr && grid != tiles)) {
     call.fault("grid {} for {} tiles of groups", grid, tiles);
@@ -51,13 +55,13 @@ void emulate_groups(const codegen::AmaxSpec& spec, const Call& call) {
   codegen::AmaxSpec alone = spec;
   alone.group = false;
   const bool axes = spec.row || spec.col;
-  each_group(args.groups, [&](int group, int start, int length, int) {
+  each_group(args.groups, [&](const kernels::GroupPlace& at) {
     kernels::AmaxArgs one{};
     one.count = 1;
     kernels::AmaxTensor& t = one.tensors[0] =
-        kernels::group_of(args, group, start, length, element_bytes(codegen::memory_type(spec)));
+        kernels::group_of(args, at, element_bytes(codegen::memory_type(spec)));
     t.first_block = 0;
-    t.blocks = axes ? static_cast<int>(cast_tiles(length, t.cols)) : 1;
+    t.blocks = axes ? static_cast<int>(cast_tiles(at.length, t.cols)) : 1;
     uint32_t* const raised = t.partials;
     uint32_t amax = 0;
     if (!axes) t.partials = &amax;  // which that kernel writes
@@ -115,19 +119,35 @@ void emulate_groups(const codegen::CastSpec& spec, const Call& call) {
   if (spec.one_launch) return quantize_rows(spec, call);
   const auto& args = call.args<kernels::GroupCastArgs>();
   check_grid(args.groups, args.tensor.cols, call);
+  const bool rows_1d = spec.q && spec.scale_q == codegen::ScaleMode::kBlock1x128;
+  const bool columns_1d = spec.qt && spec.scale_qt == codegen::ScaleMode::kBlock1x128;
+  const bool blocks_2d = codegen::has_scale(spec, codegen::ScaleMode::kBlock128x128);
+  if (args.groups.words == nullptr ? rows_1d || columns_1d : blocks_2d) {
+    call.fault("groups of a layout have scales of 1x128 blocks, equal ones of 128x128");
+  }
   if (!call.faults.empty()) return;
-  each_group(args.groups, [&](int group, int start, int length, int qt_column) {
-    kernels::CastTensor t = kernels::group_of(args, group, start, length, qt_column,
+  each_group(args.groups, [&](const kernels::GroupPlace& at) {
+    kernels::CastTensor t = kernels::group_of(args, at, static_cast<kernels::Scale>(spec.scale_q),
+                                              static_cast<kernels::Scale>(spec.scale_qt),
                                               element_bytes(codegen::memory_type(spec)));
-    if (!spec.qt || args.groups.words == nullptr) return cast_alone(spec, t, call);
-    // That kernel's rows of qt have nothing behind the group's columns and their padding.
-    uint8_t* const to = t.qt;
-    t.ld_qt = row_pitch(length);
-    std::vector<uint8_t> qt(static_cast<size_t>(t.cols * t.ld_qt));
-    t.qt = qt.data();
+    // The kernel of a matrix alone has its scales of 1x128 closer together, and nothing in qt's rows
+    // behind the group's columns and their padding.
+    const int64_t blocks = ceil_div(t.cols, kernels::kCastTile);
+    const int64_t own = kernels::padded_scales(at.length);
+    std::vector<float> scales(rows_1d ? static_cast<size_t>(blocks * own) : 0);
+    float* const scales_to = t.inv_scale_row;
+    if (rows_1d) t.inv_scale_row = scales.data();
+    const bool moves_qt = spec.qt && args.groups.words != nullptr;
+    uint8_t* const qt_to = t.qt;
+    if (moves_qt) t.ld_qt = row_pitch(at.length);
+    std::vector<uint8_t> qt(moves_qt ? static_cast<size_t>(t.cols * t.ld_qt) : 0);
+    if (moves_qt) t.qt = qt.data();
     cast_alone(spec, t, call);
-    for (int64_t c = 0; c < t.cols; ++c) {
-      std::copy_n(t.qt + c * t.ld_qt, t.ld_qt, to + c * args.tensor.ld_qt);
+    for (int64_t block = 0; rows_1d && block < blocks; ++block) {
+      std::copy_n(scales.data() + block * own, own, scales_to + block * args.scale_rows);
+    }
+    for (int64_t c = 0; moves_qt && c < t.cols; ++c) {
+      std::copy_n(t.qt + c * t.ld_qt, t.ld_qt, qt_to + c * args.tensor.ld_qt);
     }
   });
 }

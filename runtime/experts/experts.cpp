@@ -29,13 +29,21 @@ Status need(const char* args, const char* field, const void* pointer) {
 
 Status check_recipe(const Recipe& recipe) {
   F8_TRY(recipe.validate());
-  for (const GemmSetting& gemm : recipe.gemms) {
-    for (const CastSetting& operand : {gemm.a, gemm.b}) {
-      if (operand.scaling == Scaling::kDynamic && !is_block(operand.granularity)) continue;
+  for (const Gemm gemm : kGemms) {
+    const GemmSetting& setting = recipe.at(gemm);
+    if (setting.a.scaling != Scaling::kDynamic || setting.b.scaling != Scaling::kDynamic) {
       return fail(ErrorCode::kUnsupported,
-                  "recipe {}: expert linears have dynamic scales of tensors and axes so far, as "
-                  "tensorwise and rowwise",
-                  recipe.name);
+                  "recipe {}, GEMM {}: expert linears have dynamic scales so far, as tensorwise, "
+                  "rowwise and blockwise",
+                  recipe.name, to_string(gemm));
+    }
+    const Granularity blocks =
+        gemm == Gemm::kGradWeight ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
+    if (is_block(setting.b.granularity) && setting.b.granularity != blocks) {
+      return fail(ErrorCode::kUnsupported,
+                  "recipe {}, GEMM {}: b has scales of {}; expert linears have those of {} there",
+                  recipe.name, to_string(gemm), to_string(setting.b.granularity),
+                  to_string(blocks));
     }
   }
   return {};
@@ -162,6 +170,30 @@ Status Experts::plan_gemms(const LinearKernels& linear) {
   return {};
 }
 
+int64_t Experts::row_scales(const Tensor& tensor) const {
+  switch (tensor.copies.q->granularity) {
+    case Granularity::kBlock1x128:
+      return ceil_div(tensor.cols, kernels::kCastTile) *
+             scale_rows_of_groups(desc_.shape.m, desc_.experts);
+    case Granularity::kBlock128x128:
+      return desc_.experts * kernels::scales_2d(desc_.shape.n, tensor.cols);
+    default:
+      return tensor.rows;
+  }
+}
+
+int64_t Experts::column_scales(const Tensor& tensor) const {
+  switch (tensor.copies.qt->granularity) {
+    case Granularity::kBlock1x128:
+      return columns_of_groups(desc_.shape.m, desc_.experts) / kernels::kCastTile *
+             kernels::padded_scales(tensor.cols);
+    case Granularity::kBlock128x128:
+      return desc_.experts * kernels::scales_2d(tensor.cols, desc_.shape.n);
+    default:
+      return desc_.experts * tensor.cols;
+  }
+}
+
 void Experts::lay_out() {
   Arena forward, backward, saved;
   const int64_t experts = desc_.experts;
@@ -176,13 +208,13 @@ void Experts::lay_out() {
     t.words = workspace.take(words * sizeof(uint32_t));
     t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
     t.q_scale = workspace.take(floats(experts * kernels::kScaleStride));
-    t.row_inverse = workspace.take(t.copies.q ? floats(t.rows) : 0);
+    t.row_inverse = workspace.take(floats(t.copies.q ? row_scales(t) : 0));
     if (!t.copies.qt) return;
     t.qt =
         kept.take(is_weight ? static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n)
                             : fp8_copy_bytes(t.cols, columns_of_groups(desc_.shape.m, experts)));
     t.qt_scale = kept.take(floats(experts * kernels::kScaleStride));
-    t.column_inverse = kept.take(floats(experts * t.cols));
+    t.column_inverse = kept.take(floats(column_scales(t)));
   };
   lay_out(at(runtime::Tensor::kInput), false, forward, saved);
   lay_out(at(runtime::Tensor::kWeight), true, forward, saved);
@@ -200,6 +232,7 @@ Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsO
     if (spec.q) {
       call.q = at_byte<uint8_t>(to.workspace, tensor.q);
       call.inv_row = at_byte<float>(to.workspace, tensor.row_inverse);
+      call.scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts);
     }
     if (spec.qt) {
       call.qt = at_byte<uint8_t>(to.kept, tensor.qt);
@@ -307,32 +340,36 @@ Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(cast(w, made, weights(), call.w, w.rows, buffers, stream));
   const Operand a = q_of(x, made, buffers);
   const Operand b = q_of(w, made, buffers);
-  return gemms_[static_cast<size_t>(Gemm::kOutput)]->run({.a = a.elements,
-                                                          .b = b.elements,
-                                                          .d = call.y.data,
-                                                          .inv_scale_a = a.inverse_scale,
-                                                          .inv_scale_b = b.inverse_scale,
-                                                          .layout = call.layout.data,
-                                                          .m = call.m,
-                                                          .ld_d = call.y.ld,
-                                                          .zero_tail = call.zero_tail != 0},
-                                                         stream);
+  return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
+      {.a = a.elements,
+       .b = b.elements,
+       .d = call.y.data,
+       .inv_scale_a = a.inverse_scale,
+       .inv_scale_b = b.inverse_scale,
+       .layout = call.layout.data,
+       .m = call.m,
+       .ld_d = call.y.ld,
+       .scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts),
+       .zero_tail = call.zero_tail != 0},
+      stream);
 }
 
 Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
                            const Buffers& saved, unsigned made, Stream stream) const {
   const Operand a = q_of(at(runtime::Tensor::kGradOutput), made, own);
   const Operand b = qt_of(at(runtime::Tensor::kWeight), saved);
-  return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run({.a = a.elements,
-                                                             .b = b.elements,
-                                                             .d = call.dx.data,
-                                                             .inv_scale_a = a.inverse_scale,
-                                                             .inv_scale_b = b.inverse_scale,
-                                                             .layout = call.layout.data,
-                                                             .m = call.m,
-                                                             .ld_d = call.dx.ld,
-                                                             .zero_tail = call.zero_tail != 0},
-                                                            stream);
+  return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run(
+      {.a = a.elements,
+       .b = b.elements,
+       .d = call.dx.data,
+       .inv_scale_a = a.inverse_scale,
+       .inv_scale_b = b.inverse_scale,
+       .layout = call.layout.data,
+       .m = call.m,
+       .ld_d = call.dx.ld,
+       .scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts),
+       .zero_tail = call.zero_tail != 0},
+      stream);
 }
 
 Status Experts::grad_weight(const ExpertsBackwardCall& call, const Buffers& own,

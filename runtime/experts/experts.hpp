@@ -75,6 +75,9 @@ class Experts {
   [[nodiscard]] Status plan_casts(const LinearKernels& linear);
   [[nodiscard]] Status plan_gemms(const LinearKernels& linear);
   void lay_out();
+  // The inverse scales of q and of qt that are not a tensor's.
+  [[nodiscard]] int64_t row_scales(const Tensor& tensor) const;
+  [[nodiscard]] int64_t column_scales(const Tensor& tensor) const;
   [[nodiscard]] Tensor& at(runtime::Tensor tensor) { return tensors_[static_cast<size_t>(tensor)]; }
   [[nodiscard]] const Tensor& at(runtime::Tensor tensor) const {
     return tensors_[static_cast<size_t>(tensor)];

@@ -17,6 +17,11 @@ std::optional<codegen::CastSpec> rows_spec(const codegen::CastSpec& spec) {
   return codegen::scales_rows_alone(rows) ? std::optional(rows) : std::nullopt;
 }
 
+// The maxima that a cast needs; of blocks none.
+codegen::AmaxSpec maxima_before(const codegen::CastSpec& spec) {
+  return codegen::amax_before(spec).value_or(codegen::AmaxSpec{.tensor = false});
+}
+
 // The most tiles of 128 rows that the groups have.
 int64_t most_row_tiles(const kernels::GroupsOf& groups, int64_t rows) {
   if (groups.words == nullptr) {
@@ -32,7 +37,8 @@ int64_t count_of(const kernels::GroupsOf& groups) {
 }  // namespace
 
 std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& spec) {
-  std::vector<codegen::KernelSpec> all = {*codegen::amax_before(spec), spec};
+  std::vector<codegen::KernelSpec> all = {spec};
+  if (const auto amax = codegen::amax_before(spec)) all.emplace_back(*amax);
   if (const auto rows = rows_spec(spec)) all.emplace_back(*rows);
   return all;
 }
@@ -41,14 +47,14 @@ Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& cont
                                             const codegen::CastSpec& spec, int64_t cols) {
   GroupCastPlan plan(context, spec, cols);
   F8_TRY(spec.validate());
-  plan.amax_ = F8_TRY(context->kernel(*codegen::amax_before(spec)));
+  if (const auto amax = codegen::amax_before(spec)) plan.amax_ = F8_TRY(context->kernel(*amax));
   plan.cast_ = F8_TRY(context->kernel(spec));
   if (const auto rows = rows_spec(spec)) plan.rows_ = F8_TRY(context->kernel(*rows));
   return plan;
 }
 
 size_t GroupCastPlan::amax_words(int64_t rows, int64_t groups) const {
-  const codegen::AmaxSpec amax = *codegen::amax_before(spec_);
+  const codegen::AmaxSpec amax = maxima_before(spec_);
   return static_cast<size_t>((amax.tensor ? groups : 0) + (amax.row ? rows : 0) +
                              (amax.col ? groups * cols_ : 0));
 }
@@ -71,7 +77,7 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const int64_t groups = count_of(call.groups);
-  const codegen::AmaxSpec maxima = *codegen::amax_before(spec_);
+  const codegen::AmaxSpec maxima = maxima_before(spec_);
   kernels::GroupAmaxArgs amax{.groups = call.groups, .tensor = {}};
   amax.tensor.x = call.x;
   amax.tensor.ld = call.ld == 0 ? cols_ : call.ld;
@@ -86,7 +92,7 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   amax.tensor.partials = take(maxima.tensor, groups);
   amax.tensor.row_amax = take(maxima.row, call.rows);
   amax.tensor.col_amax = take(maxima.col, groups * cols_);
-  kernels::GroupCastArgs cast{.groups = call.groups, .tensor = {}};
+  kernels::GroupCastArgs cast{.groups = call.groups, .tensor = {}, .scale_rows = call.scale_rows};
   kernels::CastTensor& to = cast.tensor;
   to.x = call.x;
   to.ld = amax.tensor.ld;
@@ -103,11 +109,13 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   to.inv_scale_row = call.inv_row;
   to.inv_scale_col = call.inv_col;
   if (rows_ != nullptr && call.groups.words != nullptr) return quantize_rows(to, call, stream);
-  F8_TRY(set_words(state.driver, call.words, 0, static_cast<size_t>(next - call.words), stream));
   const int64_t blocks =
       most_row_tiles(call.groups, call.rows) * ceil_div(cols_, kernels::kCastTile);
   const bool programmatic = state.options.programmatic_launch;
-  F8_TRY(launch_with(amax, state.driver, *amax_, blocks, programmatic, stream));
+  if (amax_ != nullptr) {
+    F8_TRY(set_words(state.driver, call.words, 0, static_cast<size_t>(next - call.words), stream));
+    F8_TRY(launch_with(amax, state.driver, *amax_, blocks, programmatic, stream));
+  }
   return launch_with(cast, state.driver, *cast_, blocks, programmatic, stream);
 }
 

@@ -11,6 +11,7 @@ namespace f8::runtime {
 namespace {
 
 using codegen::ScaleMode;
+using kernels::u32;
 
 // The most tiles of rows that a layout of m rows may have.
 int64_t most_row_tiles(int64_t m, int64_t groups, int64_t tile_rows) {
@@ -22,6 +23,8 @@ kernels::GroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& co
   const bool axis = desc.gemm.scale == ScaleMode::kAxis;
   const bool rows_a = axis && !desc.gemm.scalar_a;
   const bool rows_b = axis && !desc.gemm.scalar_b;
+  const bool block = is_block(desc.gemm.scale);
+  const int64_t blocks_stride = kernels::padded_scales(ceil_div(own.k, kernels::kCastTile));
   const auto* words = static_cast<const int32_t*>(call.layout);
   const int32_t table = config.tile_m / kernels::kRowTileStep - 1;
   kernels::GroupedGemmArgs args{};
@@ -32,8 +35,12 @@ kernels::GroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& co
                       .m = static_cast<kernels::u32>(own.m),
                       .n = static_cast<kernels::u32>(own.n),
                       .k = static_cast<kernels::u32>(own.k),
-                      .stride_a = rows_a ? 1U : 0U,
-                      .stride_b = rows_b ? 1U : 0U,
+                      .stride_a = block    ? static_cast<u32>(call.scale_rows)
+                                  : rows_a ? 1U
+                                           : 0U,
+                      .stride_b = block    ? static_cast<u32>(blocks_stride)
+                                  : rows_b ? 1U
+                                           : 0U,
                       .shard_blocks = 0};
   args.raster_group = static_cast<kernels::u32>(config.raster_group);
   args.groups = words;
@@ -44,7 +51,9 @@ kernels::GroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& co
   args.ld_d =
       static_cast<kernels::u64>(call.ld_d == 0 ? own.n : call.ld_d) * size_bytes(desc.gemm.d);
   args.group_stride_a = rows_a ? 0 : kernels::kScaleStride;
-  args.group_stride_b = rows_b ? static_cast<kernels::u32>(own.n) : kernels::kScaleStride;
+  args.group_stride_b = block    ? static_cast<u32>(kernels::scales_2d(own.n, own.k))
+                        : rows_b ? static_cast<u32>(own.n)
+                                 : static_cast<u32>(kernels::kScaleStride);
   args.zero_tail = call.zero_tail ? 1 : 0;
   return args;
 }

@@ -26,12 +26,14 @@ struct MGroupedCall {
   const void* b = nullptr;
   void* d = nullptr;
   // Of an operand with one scale for each row [rows], [groups][n]; with one for each tensor those of
-  // the groups lie kernels::kScaleStride apart.
+  // the groups lie kernels::kScaleStride apart. Of blocks a has 1x128, as casts of groups leave them,
+  // `scale_rows` apart, and b 128x128 [groups].
   const float* inv_scale_a = nullptr;
   const float* inv_scale_b = nullptr;
   const void* layout = nullptr;
   int64_t m = 0;     // the rows of a
   int64_t ld_d = 0;  // elements, a multiple of 16 bytes; 0: dense
+  int64_t scale_rows = 0;
   bool zero_tail = false;
 };
 

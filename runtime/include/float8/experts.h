@@ -77,8 +77,7 @@ typedef struct float8_experts_desc {
   int64_t k;            /* in_features, a multiple of 16 */
   int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t tensor_dtype; /* a float8_dtype, the type of x, w, y, dy and dx */
-  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: scales that are delayed or of blocks, and GEMMs in
-   * high precision. */
+  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: delayed scales, and GEMMs in high precision. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw */

@@ -2,6 +2,8 @@
 // gives for the group's rows, and writes nothing else: by configuration, scales and routing.
 #include "runtime/gemm/m_grouped.hpp"
 
+#include "recipes/reference_groups.hpp"
+#include "runtime/experts/group_cast.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "tests/gpu/experts/random_operands.hpp"
 #include "tests/gpu/experts/routings.hpp"
@@ -30,18 +32,23 @@ class MGroupedTest : public GpuTestWith<MGroupedCase> {
           pitch(static_cast<size_t>(row_pitch(own.k))),
           a(context, random_fp8(static_cast<size_t>(own.m) * pitch, 1)),
           b(context, random_fp8(routing.ends.size() * static_cast<size_t>(own.n) * pitch, 2)),
-          // The inverse scales of rows, or of groups, which lie kScaleStride apart.
-          inv_a(context,
-                random_scales(
-                    static_cast<size_t>(own.m) + routing.ends.size() * kernels::kScaleStride, 3)),
-          inv_b(context, random_scales(routing.ends.size() * static_cast<size_t>(own.n), 4)),
+          experts(static_cast<int64_t>(routing.ends.size())),
+          scale_rows(scale_rows_of_groups(own.m, experts)),
+          // The inverse scales of rows, of groups, which lie kScaleStride apart, or of blocks.
+          inv_a(context, random_scales(static_cast<size_t>(std::max(
+                                           own.m + experts * kernels::kScaleStride,
+                                           ceil_div(own.k, kernels::kCastTile) * scale_rows)),
+                                       3)),
+          inv_b(context, random_scales(static_cast<size_t>(experts * own.n), 4)),
           row_bytes(static_cast<size_t>(own.n) * d_bytes),
           alone(context, static_cast<size_t>(own.m) * row_bytes),
           together(context, static_cast<size_t>(own.m) * row_bytes) {}
 
     Shape own;
     size_t pitch;
-    DeviceBuffer a, b, inv_a, inv_b;
+    DeviceBuffer a, b;
+    int64_t experts, scale_rows;
+    DeviceBuffer inv_a, inv_b;
     size_t row_bytes;
     DeviceBuffer alone, together;
   };
@@ -52,6 +59,17 @@ class MGroupedTest : public GpuTestWith<MGroupedCase> {
         .gemm = gemm, .shape = linear, .d = d, .scale = scale, .fast = fast, .scalar_b = scalar_b};
   }
 
+  // The 1x128 scales of a group's rows alone, which begin at row `first` of all.
+  static std::vector<float> scales_of_group(const Groups& groups, int64_t first, int64_t rows) {
+    const auto all = groups.inv_a.download<float>();
+    std::vector<float> own;
+    for (int64_t block = 0; block < ceil_div(groups.own.k, kernels::kCastTile); ++block) {
+      const auto from = all.begin() + block * groups.scale_rows + first;
+      own.insert(own.end(), from, from + kernels::padded_scales(rows));
+    }
+    return own;
+  }
+
   // Computes each group by a dense GEMM.
   void run_dense(const GemmDesc& desc, const Routing& routing, const Groups& groups) {
     const auto dense = GemmPlan::create(
@@ -59,6 +77,8 @@ class MGroupedTest : public GpuTestWith<MGroupedCase> {
         GemmChoice{parse_gemm_kernel(Provider::kGenerated, GetParam().config).value()});
     F8_ASSERT_OK(dense);
     const bool axis = desc.scale == ScaleMode::kAxis;
+    const bool block = is_block(desc.scale);
+    const reference::Groups places = reference::groups(routing.ends, routing.m);
     int64_t start = 0;
     for (size_t e = 0; e < routing.ends.size(); ++e) {
       const auto row = static_cast<size_t>(start);
@@ -71,8 +91,17 @@ class MGroupedTest : public GpuTestWith<MGroupedCase> {
       call.inv_scale_b =
           groups.inv_b.as<float>() + (axis && !desc.scalar_b ? rows_b : e * kernels::kScaleStride);
       call.m = routing.ends[e] - start;
-      if (call.m > 0) F8_ASSERT_OK((*dense)->run(call, nullptr, nullptr));
       start = routing.ends[e];
+      if (call.m == 0) continue;
+      const DeviceBuffer scales(context(), block ? scales_of_group(groups, places.scales[e], call.m)
+                                                 : std::vector<float>(1));
+      if (block) {
+        call.inv_scale_a = scales.as<float>();
+        call.inv_scale_b = groups.inv_b.as<float>() +
+                           static_cast<int64_t>(e) * kernels::scales_2d(groups.own.n, groups.own.k);
+      }
+      F8_ASSERT_OK((*dense)->run(call, nullptr, nullptr));
+      if (block) F8_ASSERT_OK(driver().check(driver().ctx_synchronize(), "cuCtxSynchronize"));
     }
   }
 
@@ -105,6 +134,7 @@ class MGroupedTest : public GpuTestWith<MGroupedCase> {
                                  .inv_scale_b = groups.inv_b.as<float>(),
                                  .layout = layout.as(),
                                  .m = routing.m,
+                                 .scale_rows = groups.scale_rows,
                                  .zero_tail = zero_tail},
                                 nullptr));
       const size_t tail = static_cast<size_t>(routing.ends.back()) * groups.row_bytes;
@@ -132,6 +162,10 @@ INSTANTIATE_TEST_SUITE_P(
                                    false, Gemm::kGradInput},
                       MGroupedCase{"128x96s6c1x2w2g16", ScaleMode::kAxis, true, Dtype::kF32},
                       MGroupedCase{"64x128s8c1x4w1g16", ScaleMode::kAxis, false, Dtype::kF32, true},
+                      MGroupedCase{"128x128s5c1x1w2g16", ScaleMode::kBlock128x128, false},
+                      MGroupedCase{"128x256s3c1x2w2g16", ScaleMode::kBlock128x128, false},
+                      MGroupedCase{"64x128s8c1x4w1g16", ScaleMode::kBlock128x128, false,
+                                   Dtype::kF32, false, Gemm::kGradInput},
                       MGroupedCase{"64x64s8c1x1w1g16", ScaleMode::kTensor, true, Dtype::kF32}),
     [](const auto& suite) {
       return f8::format("{}_{}_{}{}{}{}", suite.param.config, to_string(suite.param.scale),
@@ -143,8 +177,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(MGroupedTest, IsTheDenseGemmOfEachGroup) {
   for (const Routing& routing : routings(by_device(1024, 40))) {
     // N and K that tiles do not divide, and with many experts small ones.
-    const bool small = kEmulated || routing.ends.size() > 100;
-    check(routing, small ? 80 : 400, small ? 48 : 528);
+    const bool small = routing.ends.size() > 100;
+    check(routing, small ? 80 : by_device(400, 144), small ? 48 : by_device(528, 272));
   }
 }
 

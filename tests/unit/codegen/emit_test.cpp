@@ -197,6 +197,9 @@ std::set<std::string> tunable_kernels() {
                                 "cast/bf16.e4m3/axis/q+qt/pow2/group",
                                 "cast/f32.e4m3/axis+tensor/q+qt/hold/group",
                                 "cast/f16.e5m2/axis/qt/group",
+                                "cast/bf16.e4m3/block1x128/q+qt/pow2/group",
+                                "cast/f32.e4m3/block1x128/q/hold/group",
+                                "cast/bf16.e4m3/block128x128/q+qt/pow2/group",
                                 "quantize/bf16.e4m3/axis/q/pow2/group"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
@@ -240,7 +243,9 @@ std::set<std::string> tunable_kernels() {
                              "axis/fast/128x128s5c1x1w2p/+bias+add"}) {
       keys.insert(std::string("gemm/") + types + "/" + rest);
     }
-    for (const char* rest : {"tensor/fast/128x128s5c1x2w2p", "axis/precise/256x128s3c1x1w2"}) {
+    for (const char* rest :
+         {"tensor/fast/128x128s5c1x2w2p", "axis/precise/256x128s3c1x1w2",
+          "block128x128/precise/128x128s5c1x1w2", "block128x128/precise/128x256s3c1x2w2"}) {
       keys.insert(std::string("gemm_m/") + types + "/" + rest);
     }
     for (const char* rest :

@@ -59,6 +59,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2",
            "gemm_m/e4m3.e4m3.bf16/axis/fast/128x128s6c1x2w2p/+pow2",
            "gemm_k/e4m3.e4m3.f32/block1x128/precise/128x128s4c2x1w2/+add",
+           "gemm_m/e4m3.e4m3.bf16/block128x128/precise/128x128s4c1x1w2",
+           "cast/bf16.e4m3/block1x128/q+qt/pow2/group",
            "gemm_k/e4m3.e4m3.bf16/axis/precise/128x128s4c1x1w2/+pow2",
            "gemm_m/e5m2.e4m3.f32/tensor/precise/256x128s4c1x1w2",
            "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2+shards",
@@ -147,17 +149,17 @@ TEST(KernelSpec, MalformedKeysNameThemselves) {
            "group_layout/",
            "amax/bf16/tensor/list/group",
            "cast/bf16.e4m3/delayed/q/group",
-           "cast/bf16.e4m3/block1x128/q/group",
            "cast/bf16.e4m3/tensor/q/count/group",
            "quantize/bf16.e4m3/tensor/q/group",
            "gemm_k/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1k2w2",
            "gemm_k/e4m3.e4m3.bf16/block128x128/precise/128x128s4c1x1w2",
            "gemm_k/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1w2/+amax",
            "gemm_m/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1w2/+add",
+           "gemm_m/e4m3.e4m3.bf16/block1x128/precise/128x128s4c1x1w2",
            "gemm_m/e4m3.e4m3.bf16/tensor/fast/128x128s4c2x1w2",
            "gemm_m/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1k2w2",
-           "gemm_m/e4m3.e4m3.bf16/block128x128/precise/128x128s4c1x1w2",
            "gemm_m/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1w2/+add",
+           "gemm_m/e4m3.e4m3.bf16/block1x128/precise/128x128s4c1x1w2",
        }) {
     const auto spec = parse_kernel_spec(text);
     ASSERT_FALSE(spec) << text;
