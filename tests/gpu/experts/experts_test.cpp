@@ -2,6 +2,7 @@
 // writes nothing else: by recipe, type and routing.
 #include "runtime/experts/experts.hpp"
 
+#include "recipes/reference_groups.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "tests/gpu/experts/routings.hpp"
 #include "tests/gpu/gpu_test.hpp"
@@ -127,7 +128,8 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     EXPECT_TRUE(together.guards_are_whole()) << name;
   }
 
-  void check(const Routing& routing, int64_t n, int64_t k) {
+  // `routing` is what becomes of the offsets `given`.
+  void check(const Routing& routing, const std::vector<int32_t>& given, int64_t n, int64_t k) {
     const ExpertsDesc desc = describe(routing, n, k);
     const auto experts = Experts::plan(context_, desc);
     F8_ASSERT_OK(experts);
@@ -136,7 +138,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     const auto layouts = GroupLayoutPlan::create(context_, desc.shape.m, desc.experts);
     F8_ASSERT_OK(layouts);
     const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
-    const DeviceBuffer offsets(context(), routing.ends);
+    const DeviceBuffer offsets(context(), given);
     const DeviceBuffer saved(context(), (*experts)->saved_bytes());
     DeviceBuffer workspace(context(), (*experts)->workspace_bytes());
     for (const bool zero_tail : {false, true}) {
@@ -195,7 +197,22 @@ TEST_P(ExpertsTest, AreLinearsOfEachExpert) {
   for (const Routing& routing : routings(by_device(1024, 40))) {
     // N and K of several blocks, which these do not divide, and with many experts small ones.
     const bool small = routing.ends.size() > 100;
-    check(routing, small ? 80 : by_device(400, 144), small ? 48 : by_device(528, 272));
+    check(routing, routing.ends, small ? 80 : by_device(400, 144),
+          small ? 48 : by_device(528, 272));
+    if (HasFailure()) return;
+  }
+}
+
+// Bad offsets are clamped: no row beyond x is read or written, and the call is that of good ones.
+TEST_P(ExpertsTest, BadOffsetsAreClamped) {
+  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(by_device(40, 10)); ++seed) {
+    const Routing bad = bad_routing(seed);
+    Routing good{f8::format("bad offsets {}", seed), {}, bad.m};
+    const reference::Groups groups = reference::groups(bad.ends, bad.m);
+    for (size_t e = 0; e < bad.ends.size(); ++e) {
+      good.ends.push_back(groups.starts[e] + groups.lengths[e]);
+    }
+    check(good, bad.ends, 80, 48);
     if (HasFailure()) return;
   }
 }
