@@ -13,6 +13,7 @@
 #include "codegen/specs/column_sums.hpp"
 #include "codegen/specs/fingerprint.hpp"
 #include "codegen/specs/gemm.hpp"
+#include "codegen/specs/group_layout.hpp"
 #include "codegen/specs/scale_update.hpp"
 #include "codegen/specs/swiglu_cast.hpp"
 
@@ -21,8 +22,9 @@ namespace f8::codegen {
 template <Kind... Kinds>
 using OneOf = std::variant<Kinds...>;
 // The registered kinds.
-using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
-                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec, SwigluCastSpec>;
+using KernelSpec =
+    OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
+          ColumnSumsSpec, BiasGradSpec, SwigluCastSpec, GroupLayoutSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

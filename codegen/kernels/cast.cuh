@@ -168,12 +168,13 @@ struct Cast {
   }
 
   // The scale of a 1x128 block in row `row` of a copy of `count` rows. The inverse is written, and
-  // the padding behind the last row is zeroed.
-  static F8_DEVICE float scale_1x128(u32 magnitude, float* inverses, i32 block, i32 row,
-                                     i32 count) {
+  // the padding behind the last row is zeroed. Those of the blocks of K lie `stride` apart.
+  static F8_DEVICE float scale_1x128(u32 magnitude, float* inverses, i32 block, i32 row, i32 count,
+                                     i64 stride) {
     const float scale = to_scale(Vec8<Config::kInput>::fp32_bits(magnitude));
-    const i64 stride = padded_scales(count);
-    if (row < stride) inverses[block * stride + row] = row < count ? inverse(scale) : 0;
+    if (row < padded_scales(count)) {
+      inverses[block * stride + row] = row < count ? inverse(scale) : 0;
+    }
     return scale;
   }
 
@@ -187,19 +188,19 @@ struct Cast {
     for (i64 i = columns; i < stride; ++i) inverses[row * stride + i] = 0;
   }
 
-  // `tile_amax` is complete.
+  // `tile_amax` is complete. `scale_rows`: the stride of q's 1x128 scales.
   static F8_DEVICE void block_scales(const CastTensor& t, const TileAmax<Config::kInput>& tile_amax,
-                                     i32 row0, i32 column0, Scales& scales) {
+                                     i32 row0, i32 column0, i64 scale_rows, Scales& scales) {
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     const i32 tile_row = row0 / kCastTile;
     const i32 tile_column = column0 / kCastTile;
     if (kRowBlocks && threadIdx.x < kCastTile) {
-      scales.row[i] =
-          scale_1x128(tile_amax.row(threadIdx.x), t.inv_scale_row, tile_column, row0 + i, t.rows);
+      scales.row[i] = scale_1x128(tile_amax.row(threadIdx.x), t.inv_scale_row, tile_column,
+                                  row0 + i, t.rows, scale_rows);
     }
     if (kColumnBlocks && threadIdx.x >= kCastTile) {
       scales.column[i] = scale_1x128(tile_amax.column(threadIdx.x % kCastTile), t.inv_scale_col,
-                                     tile_row, column0 + i, t.cols);
+                                     tile_row, column0 + i, t.cols, padded_scales(t.cols));
     }
     if (kTileBlocks && threadIdx.x == 0) {
       const float scale = to_scale(tile_amax.amax());
@@ -392,7 +393,7 @@ struct Cast {
       constexpr bool kTile = kTileBlocks || kDelayed || Config::kCount;
       find_tile_amax<kRowBlocks, kColumnBlocks, kTile>(fragment, tile_amax);
       __syncthreads();
-      block_scales(t, tile_amax, row0, column0, scales);
+      block_scales(t, tile_amax, row0, column0, padded_scales(t.rows), scales);
       if constexpr (kDelayed) delayed_scale(t, tile_amax, first, scales);
     }
     if constexpr (kTensorScale && !kDelayed) tensor_scale(t, first, scales);

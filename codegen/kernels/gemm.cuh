@@ -1,6 +1,7 @@
 // The scaled GEMM d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b: fp8 operands; d is
 // bf16, fp16 or fp32. Optionally a bias is added, the result is added to what d held, and max |d|
-// is recorded. One launch computes one GEMM, or a group of two.
+// is recorded. One launch computes one GEMM, or two, or with kGroup one for each group of the rows
+// of a, or of K.
 //
 // The kernel is persistent and warp-specialised:
 //   load      GemmMainloop::load_tile      the producer warps copy a tile's operands by TMA into a
@@ -21,7 +22,7 @@
 namespace f8::kernels {
 
 // Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kSplitK, kWarpgroups,
-// kPingpong, kProblems, kConsumerRegisters, kProducerRegisters; of the main loop kScale, kFast,
+// kPingpong, kProblems, kGroup, kConsumerRegisters, kProducerRegisters; of the main loop kScale, kFast,
 // kMmaN, kPromotionAccumulators, kShards, and mma(acc, desc_a, desc_b, accumulate), one wgmma of
 // 64 x kMmaN x 32; of the epilogue kFloatOutput, kHalfOutput, kBias, kAdd, kAmax, kPow2,
 // kOutBuffers.
@@ -49,7 +50,7 @@ struct Gemm {
     } else if (Traits::EpilogueOperands::kUsed && warp == 1) {
       u32 count = 0;
       schedule.each_tile(
-          [&](const WorkTile& tile) { shared.operands.load(schedule.args, tile, count++); });
+          [&](const WorkTile& tile) { shared.operands.load(schedule, tile, count++); });
     } else if (Traits::BlockScales::kOwnWarp && warp == 2) {
       Pipeline pipeline;
       schedule.each_tile([&](const WorkTile& tile) {
@@ -65,7 +66,7 @@ struct Gemm {
     u32 amax = 0;            // bits of this thread's max |d|
     u32 operands_phase = 0;  // flips with each of this warpgroup's tiles
     float scale[Config::kProblems] = {};
-    if constexpr (Config::kScale == Scale::kTensor) {
+    if constexpr (Config::kScale == Scale::kTensor && Config::kGroup == Group::kNone) {
 #pragma unroll
       for (int i = 0; i < Config::kProblems; ++i) {
         const GemmProblem& problem = schedule.args.problems[i];
@@ -82,11 +83,18 @@ struct Gemm {
           return;
         }
       }
+      // A group's scales arrive while its MMAs run.
+      float group_scales[2] = {};
+      if constexpr (Config::kScale == Scale::kTensor && Config::kGroup != Group::kNone) {
+        group_scales[0] = load_global(schedule.inv_scale_a(tile));
+        group_scales[1] = load_global(schedule.inv_scale_b(tile));
+      }
       typename Traits::Accumulators acc;
       Mainloop::compute_tile(acc, shared, schedule, pipeline, warpgroup, tile);
       const typename Mainloop::TileSums sums{acc};
       // An index would put both into local memory, whose loads wait behind the operands'.
       float tile_scale = scale[0];
+      if constexpr (Config::kGroup != Group::kNone) tile_scale = group_scales[0] * group_scales[1];
       if (Config::kProblems > 1 && tile.problem > 0) tile_scale = scale[Config::kProblems - 1];
       if constexpr (Config::kSplitK == 1) {
         Epilogue::store_tile(sums, shared, maps, schedule, warpgroup, tile, tile_scale,
@@ -100,9 +108,13 @@ struct Gemm {
       operands_phase ^= 1;
     });
     if (threadIdx.x % 128 == 0) tma_store_wait();
+    if constexpr (Config::kGroup != Group::kNone) {
+      schedule.template zero_rest<Config::kFloatOutput ? 4 : 2>();
+    }
   }
 
-  static F8_DEVICE void run(const Maps& maps, const GemmArgs& args, u8* dynamic_shared) {
+  static F8_DEVICE void run(const Maps& maps, const typename Schedule::Args& args,
+                            u8* dynamic_shared) {
     const Shared shared(dynamic_shared);
     if (threadIdx.x == 0) {
 #pragma unroll

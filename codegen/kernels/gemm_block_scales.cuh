@@ -13,6 +13,7 @@ struct GemmBlockScales {
   static constexpr bool kScales1d = Config::kScale == Scale::kBlock1x128;  // of b; a's always are
   static constexpr bool kScales2d = Config::kScale == Scale::kBlock128x128;
   static constexpr bool kUsed = kScales1d || kScales2d;
+  static constexpr bool kRowGroups = Config::kGroup == Group::kM;
   static constexpr int kRows2d = kGemmLayout<Config>.scale_rows_2d();
   static constexpr int kBytesA = kGemmLayout<Config>.scales_a();
   static constexpr int kBytesB = kGemmLayout<Config>.scales_b();
@@ -25,13 +26,19 @@ struct GemmBlockScales {
   const GemmProblem& problem;
   i32 row, column;
   u32 bytes_a, bytes_b;  // of a stage
+  u32 group_b = 0;       // where the group's scales of b begin
 
-  F8_DEVICE GemmBlockScales(const GemmProblem& of, const WorkTile& tile)
-      : problem(of),
-        row(tile.row),
+  template <class Schedule>
+  F8_DEVICE GemmBlockScales(const Schedule& schedule, const WorkTile& tile)
+      : problem(schedule.args.problems[tile.problem]),
+        row(kRowGroups ? tile.scale_row : tile.row),
         column(tile.column),
-        bytes_a(kUsed ? copied_bytes(of.m, tile.row, kBytesA) : 0),
-        bytes_b(kScales1d ? copied_bytes(of.n, tile.column, kBytesB) : kBytesB) {}
+        bytes_a(kUsed ? copied_bytes(schedule.end_row(tile), tile.row, kBytesA) : 0),
+        bytes_b(kScales1d ? copied_bytes(problem.n, tile.column, kBytesB) : kBytesB) {
+    if constexpr (kScales2d && kRowGroups) {
+      group_b = static_cast<u32>(tile.group) * schedule.grouped.group_stride_b;
+    }
+  }
 
   // Copies the scales of one block of k to shared memory; they complete on the barrier `full`.
   F8_DEVICE void load(u32 smem, u32 k_block, u32 full) const {
@@ -50,8 +57,8 @@ struct GemmBlockScales {
     if constexpr (kScales2d) {
       const u32 row_2d = column / 128;
       const u32 to_second = (row_2d + 1) * 128 < problem.n ? problem.stride_b : 0;
-      const float* scales =
-          problem.inv_scale_b + static_cast<u64>(row_2d) * problem.stride_b + k_block / 4 * 4;
+      const float* scales = problem.inv_scale_b + group_b +
+                            static_cast<u64>(row_2d) * problem.stride_b + k_block / 4 * 4;
 #pragma unroll
       for (int i = 0; i < kRows2d; ++i) {
         bulk_load(smem_b + i * kScaleBytes2d, scales + i * to_second, full, kScaleBytes2d);

@@ -3,7 +3,8 @@
 // boxes of 64 rows by TMA (or adds them to d). With kPow2 the sums are rounded first and then
 // multiplied by their scales two at a time, in bf16, which is exact.
 //
-// Rows and columns beyond d are not written: TMA leaves them out.
+// Rows and columns beyond d are not written: TMA leaves them out. With groups, rows beyond a tile's
+// group are the next group's: the box that has some leaves by ordinary stores of the others.
 #pragma once
 
 #include "gemm_traits.cuh"
@@ -124,6 +125,33 @@ struct GemmEpilogue {
     }
   }
 
+  // `matrix`: of the group, where each has a d.
+  template <class... Matrix>
+  static F8_DEVICE void store_box(const TensorMap* map_d, u32 out, i32 column, i32 row,
+                                  Matrix... matrix) {
+    if constexpr (Config::kAdd) {
+      tma_reduce_add(map_d, out, column, row, matrix...);
+    } else {
+      tma_store(map_d, out, column, row, matrix...);
+    }
+  }
+
+  // Writes the first `rows` rows of a staged box.
+  static F8_DEVICE void store_rows(const Schedule& schedule, u32 out, i32 row0, i32 rows,
+                                   i32 column0) {
+    constexpr i32 kChunks = Traits::kOutRowBytes / 16;  // of a row
+    constexpr i32 kElementBytes = Config::kFloatOutput ? 4 : 2;
+    const i32 row_bytes = static_cast<i32>(schedule.args.problems[0].n) * kElementBytes;
+    for (i32 i = static_cast<i32>(threadIdx.x % 128); i < rows * kChunks; i += 128) {
+      const i32 at = column0 * kElementBytes + i % kChunks * 16;
+      if (at >= row_bytes) continue;
+      u32 words[4];
+      load_shared_words(out_address(out, i / kChunks, i % kChunks), words);
+      const u64 row = static_cast<u64>(row0 + i / kChunks) * schedule.grouped.ld_d;
+      store_global_words(static_cast<u8*>(schedule.grouped.d) + row + at, words);
+    }
+  }
+
   // Writes this warpgroup's rows of the tile, box by box. `tensor_scale` is the product of the
   // operands' inverse tensor scales.
   template <class Sums>
@@ -163,7 +191,7 @@ struct GemmEpilogue {
 #pragma unroll
       for (int mma_m = 0; mma_m < Traits::kMmaTilesM; ++mma_m) {
         const i32 row0 = tile.row + static_cast<i32>(first_row) + mma_m * 64;
-        if (row0 >= static_cast<i32>(problem.m)) break;
+        if (row0 >= static_cast<i32>(schedule.end_row(tile))) break;
         const u32 out =
             shared.out + (warpgroup * Config::kOutBuffers + out_buffer) * Traits::kOutBufferBytes;
         out_buffer = (out_buffer + 1) % Config::kOutBuffers;
@@ -177,11 +205,18 @@ struct GemmEpilogue {
         }
         fence_async_proxy();
         warpgroup_sync(1 + warpgroup);
+        if constexpr (Config::kGroup == Group::kM) {
+          if (row0 + kOutRows > tile.end_row) {
+            store_rows(schedule, out, row0, tile.end_row - row0, column0);
+            if (index == 0) tma_store_commit();  // an empty group: each box has one
+            continue;
+          }
+        }
         if (index == 0) {
-          if constexpr (Config::kAdd) {
-            tma_reduce_add(map_d, out, column0, row0);
+          if constexpr (Config::kGroup == Group::kK) {
+            store_box(map_d, out, column0, row0, tile.group);
           } else {
-            tma_store(map_d, out, column0, row0);
+            store_box(map_d, out, column0, row0);
           }
           tma_store_commit();
         }

@@ -67,17 +67,19 @@ struct GemmEpilogueOperands {
   // The producer warp loads the operands of the CTA's tile number `count`. The loads in flight are
   // few, since the warp has few registers.
   static constexpr int kLoads = Config::kProblems > 1 ? 2 : 4;
-  F8_DEVICE void load(const GemmArgs& args, const WorkTile& tile, u32 count) const {
+  template <class Schedule>
+  F8_DEVICE void load(const Schedule& schedule, const WorkTile& tile, u32 count) const {
     const u32 buffer = count % kBuffers;
     barrier_wait(empty(buffer), (count / kBuffers % 2) ^ 1);
     const u32 lane = threadIdx.x % 32;
-    const GemmProblem& problem = args.problems[tile.problem];
+    const GemmProblem& problem = schedule.args.problems[tile.problem];
     if constexpr (kAxisScale) {
 #pragma unroll kLoads
       for (u32 i = lane; i < Config::kTileM; i += 32) {
         const u32 row = tile.row + i;
-        const float x =
-            row < problem.m ? load_global(problem.inv_scale_a + row * problem.stride_a) : 0.0F;
+        const float x = row < schedule.end_row(tile)
+                            ? load_global(schedule.inv_scale_a(tile) + row * problem.stride_a)
+                            : 0.0F;
         store_shared(rows(buffer) + i * 4, x);
       }
     }
@@ -87,7 +89,7 @@ struct GemmEpilogueOperands {
       const bool inside = column < problem.n;
       if constexpr (kFloatColumns) {
         const float x =
-            inside ? load_global(problem.inv_scale_b + column * problem.stride_b) : 0.0F;
+            inside ? load_global(schedule.inv_scale_b(tile) + column * problem.stride_b) : 0.0F;
         store_shared(columns(buffer) + i * 4, x);
       }
       if constexpr (Config::kBias) {
@@ -98,7 +100,7 @@ struct GemmEpilogueOperands {
 #pragma unroll kLoads
       for (u32 pair = lane; pair < Config::kTileN / 2; pair += 32) {
         const u32 column = tile.column + 2 * pair;
-        const float* scales = problem.inv_scale_b + column * problem.stride_b;
+        const float* scales = schedule.inv_scale_b(tile) + column * problem.stride_b;
         const float x = column < problem.n ? load_global(scales) : 0.0F;
         const float y = column + 1 < problem.n ? load_global(scales + problem.stride_b) : 0.0F;
         store_shared(columns(buffer) + packed_word(pair) * 4, pack_bf16(x, y));

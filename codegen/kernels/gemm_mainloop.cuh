@@ -47,13 +47,13 @@ struct GemmMainloop {
   // --- load: the producer warps
   // This CTA loads its part of each operand's tile and multicasts it to the `kSharers` CTAs of the
   // mask, which work on the same tile.
-  template <int kSharers>
+  template <int kSharers, class... Matrix>
   static F8_DEVICE void load_part(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 k,
-                                  i32 row) {
+                                  i32 row, Matrix... matrix) {
     if constexpr (kSharers > 1) {
-      tma_load_multicast(smem, map, barrier, mask, k, row);
+      tma_load_multicast(smem, map, barrier, mask, k, row, matrix...);
     } else {
-      tma_load(smem, map, barrier, k, row);
+      tma_load(smem, map, barrier, k, row, matrix...);
     }
   }
 
@@ -65,10 +65,15 @@ struct GemmMainloop {
     const u32 apart = max(tile.k_blocks / kParts, 1U);
     const u32 part = i / apart;
     if (i % apart != 0 || part >= kParts) return;
-    tma_prefetch(&maps.problems[tile.problem].d,
-                 tile.column + static_cast<i32>(rank_k * Traits::SplitK::kColumns +
-                                                part % kAcross * Traits::kOutColumns),
-                 tile.row + static_cast<i32>(part / kAcross * 64));
+    const TensorMap* map_d = &maps.problems[tile.problem].d;
+    const i32 column = tile.column + static_cast<i32>(rank_k * Traits::SplitK::kColumns +
+                                                      part % kAcross * Traits::kOutColumns);
+    const i32 row = tile.row + static_cast<i32>(part / kAcross * 64);
+    if constexpr (Config::kGroup == Group::kK) {
+      tma_prefetch(map_d, column, row, tile.group);
+    } else {
+      tma_prefetch(map_d, column, row);
+    }
   }
 
   static F8_DEVICE void load_tile(const Maps& maps, const Shared& shared, const Schedule& schedule,
@@ -85,7 +90,7 @@ struct GemmMainloop {
       mask_b |= static_cast<u16>(1U << (schedule.rank_n * Config::kClusterM + i));
     const TensorMap* map_a = &maps.problems[tile.problem].a;
     const TensorMap* map_b = &maps.problems[tile.problem].b;
-    const Scales scales(schedule.args.problems[tile.problem], tile);
+    const Scales scales(schedule, tile);
     for (u32 i = 0; i < tile.k_blocks; ++i, pipeline.advance()) {
       const u32 k_block = tile.first_k_block + i;
       const u32 full = shared.full + 8 * pipeline.stage;
@@ -108,7 +113,11 @@ struct GemmMainloop {
         k_b -= static_cast<i32>(shard * problem.shard_blocks * kStageK);
         row_b += static_cast<i32>(shard * problem.n);
       }
-      load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b);
+      if constexpr (Config::kGroup == Group::kM) {
+        load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b, tile.group);
+      } else {
+        load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b);
+      }
       if constexpr (Scales::kUsed && !Scales::kOwnWarp)
         scales.load(shared.scales_a(pipeline.stage), k_block, full);
     }
@@ -116,7 +125,7 @@ struct GemmMainloop {
 
   static F8_DEVICE void load_tile_scales(const Shared& shared, const Schedule& schedule,
                                          const WorkTile& tile, Pipeline& pipeline) {
-    const Scales scales(schedule.args.problems[tile.problem], tile);
+    const Scales scales(schedule, tile);
     for (u32 i = 0; i < tile.k_blocks; ++i, pipeline.advance()) {
       barrier_wait(shared.empty + 8 * pipeline.stage, pipeline.phase ^ 1);
       if (!elect_one()) continue;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gemm_layout.cuh"
+#include "group_args.cuh"
 #include "ptx.cuh"
 
 namespace f8::kernels {
@@ -16,10 +17,28 @@ struct WorkTile {
   i32 row, column;    // the first ones of the tile in d
   u32 first_k_block;  // of kStageK
   u32 k_blocks;
+  i32 group;  // with groups alone
+  // With groups of rows alone: the end of the group's, and where block scales of a have the first row.
+  i32 end_row, scale_row;
+};
+
+// The place of a cluster tile among tiles_m x tiles_n, which go through raster groups of so many
+// tiles of m; every other one goes back through n.
+struct RasterPlace {
+  u32 tile_m, tile_n;
+  F8_DEVICE RasterPlace(u32 index, u32 tiles_m, u32 tiles_n, u32 raster_group) {
+    const u32 first = index / (raster_group * tiles_n) * raster_group;
+    const u32 size = min(tiles_m - first, raster_group);
+    const u32 in_group = index - first * tiles_n;
+    tile_n = in_group / size;
+    tile_m = first + (in_group - tile_n * size);
+    if (first / raster_group % 2 != 0) tile_n = tiles_n - 1 - tile_n;
+  }
 };
 
 template <class Config>
 struct GemmSchedule {
+  using Args = GemmArgs;
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kSplitK;
   static constexpr u32 kClusterTileM = Config::kTileM * Config::kClusterM;
   static constexpr u32 kClusterTileN = Config::kTileN * Config::kClusterN;
@@ -77,12 +96,7 @@ struct GemmSchedule {
     const u32 tiles_m = (problem.m + kClusterTileM - 1) / kClusterTileM;
     const u32 tiles_n = (problem.n + kClusterTileN - 1) / kClusterTileN;
     const u32 raster_group = max(args.raster_group / Config::kClusterM, 1U);  // in cluster tiles
-    const u32 first = index / (raster_group * tiles_n) * raster_group;
-    const u32 size = min(tiles_m - first, raster_group);
-    const u32 in_group = index - first * tiles_n;
-    u32 tile_n = in_group / size;
-    const u32 tile_m = first + (in_group - tile_n * size);
-    if (first / raster_group % 2 != 0) tile_n = tiles_n - 1 - tile_n;
+    const auto [tile_m, tile_n] = RasterPlace(index, tiles_m, tiles_n, raster_group);
     tile.row = static_cast<i32>((tile_m * Config::kClusterM + rank_m) * Config::kTileM);
     tile.column = static_cast<i32>((tile_n * Config::kClusterN + rank_n) * Config::kTileN);
     tile.first_k_block = 0;
@@ -92,6 +106,17 @@ struct GemmSchedule {
       tile.k_blocks = (tile.k_blocks + Config::kSplitK - 1) / Config::kSplitK;
       tile.first_k_block = tile.k_blocks * rank_k;
     }
+  }
+
+  // What a tile has of its problem: the end of its rows, and where its inverse scales begin.
+  F8_DEVICE u32 end_row(const WorkTile& tile) const {
+    return args.problems[tile.problem].m;
+  }
+  F8_DEVICE const float* inv_scale_a(const WorkTile& tile) const {
+    return args.problems[tile.problem].inv_scale_a;
+  }
+  F8_DEVICE const float* inv_scale_b(const WorkTile& tile) const {
+    return args.problems[tile.problem].inv_scale_b;
   }
 };
 

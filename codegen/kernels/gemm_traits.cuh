@@ -4,6 +4,7 @@
 
 #include "gemm_block_scales.cuh"
 #include "gemm_epilogue_operands.cuh"
+#include "gemm_group_schedule.cuh"
 #include "gemm_split.cuh"
 
 namespace f8::kernels {
@@ -18,7 +19,7 @@ struct GemmMaps {
 
 template <class Config>
 struct GemmTraits {
-  using Schedule = GemmSchedule<Config>;
+  using Schedule = typename ScheduleOf<Config>::Type;
   using SplitK = GemmSplitK<Config>;
   using BlockScales = GemmBlockScales<Config>;
   using EpilogueOperands = GemmEpilogueOperands<Config>;

@@ -159,10 +159,23 @@ F8_DEVICE void tma_load(u32 smem, const TensorMap* map, u32 barrier, i32 x, i32 
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
+// The tile of matrix z of a tensor of three dimensions.
+F8_DEVICE void tma_load(u32 smem, const TensorMap* map, u32 barrier, i32 x, i32 y, i32 z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
 // Fetches a tile into L2.
 F8_DEVICE void tma_prefetch(const TensorMap* map, i32 x, i32 y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
                "r"(y)
+               : "memory");
+}
+F8_DEVICE void tma_prefetch(const TensorMap* map, i32 x, i32 y, i32 z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
+               "r"(y), "r"(z)
                : "memory");
 }
 // The tile lands at the same offset in every CTA of the mask and completes bytes on the barrier of
@@ -175,10 +188,24 @@ F8_DEVICE void tma_load_multicast(u32 smem, const TensorMap* map, u32 barrier, u
       "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y)
       : "memory");
 }
+F8_DEVICE void tma_load_multicast(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 x,
+                                  i32 y, i32 z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(smem),
+      "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
 F8_DEVICE void tma_store(const TensorMap* map, u32 smem, i32 x, i32 y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
       "r"(smem), "r"(x), "r"(y)
+      : "memory");
+}
+F8_DEVICE void tma_store(const TensorMap* map, u32 smem, i32 x, i32 y, i32 z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(smem), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 // Adds to what global memory holds. Each element gets one addition, so the result does not depend
@@ -188,6 +215,13 @@ F8_DEVICE void tma_reduce_add(const TensorMap* map, u32 smem, i32 x, i32 y) {
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
       "[%1];" ::"l"(map),
       "r"(smem), "r"(x), "r"(y)
+      : "memory");
+}
+F8_DEVICE void tma_reduce_add(const TensorMap* map, u32 smem, i32 x, i32 y, i32 z) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], "
+      "[%1];" ::"l"(map),
+      "r"(smem), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 // Copies `bytes` (a multiple of 16) of contiguous memory.
@@ -315,6 +349,16 @@ F8_DEVICE float2 load_global(const float2* p) {
   float2 r;
   asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(p));
   return r;
+}
+F8_DEVICE void load_global_words(const void* p, u32* words) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(p));
+}
+F8_DEVICE void store_global_words(void* p, const u32* words) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
 }
 
 // --- conversions

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cast.cuh"
+#include "group_args.cuh"
 
 namespace f8::kernels {
 
@@ -36,15 +37,21 @@ struct QuantizeRows {
     return most;
   }
 
-  static F8_DEVICE void run(const QuantizeArgs& launch) {
-    const CastArgs& args = launch.cast;
+  static F8_DEVICE void run(const QuantizeArgs& launch) { run(launch.cast, nullptr); }
+  static F8_DEVICE void run(const GroupRowsArgs& launch) { run(launch.cast, launch.row_count); }
+
+  // `row_count`, where it is not null, has the number of rows.
+  static F8_DEVICE void run(const CastArgs& args, const i32* row_count) {
     const CastTensor& t = args.tensors[tensor_of_block(args)];
     const i32 threads = threads_of_row(t.cols);
     const i32 lane = static_cast<i32>(threadIdx.x) % threads;
     const i64 row = i64{static_cast<i32>(blockIdx.x) - t.first_block} * (kTileThreads / threads) +
                     static_cast<i32>(threadIdx.x) / threads;
-    const i32 vectors = row < t.rows ? t.cols / 8 : 0;
+    i32 vectors = row < t.rows ? t.cols / 8 : 0;
     begin_overlapped(args.overlap);
+    if (row_count != nullptr && row >= load_global(reinterpret_cast<const u32*>(row_count))) {
+      vectors = 0;
+    }
     Values held[kHeld];
     Values magnitudes;
     magnitudes.clear();

@@ -1,6 +1,6 @@
 #include "codegen/specs/amax.hpp"
 
-#include "codegen/kernels/kernel_args.cuh"
+#include "codegen/kernels/group_args.cuh"
 #include "codegen/specs/text.hpp"
 
 namespace f8::codegen {
@@ -16,6 +16,7 @@ std::string over_text(const AmaxSpec& s) {
 
 Result<AmaxSpec> AmaxSpec::parse(std::string_view, std::string_view rest) {
   AmaxSpec s;
+  s.group = take_off_end(rest, "/group");
   s.list = take_off_end(rest, "/list");
   s.noop_flag = take_off_end(rest, "/flag");
   s.from_f32 = take_off_end(rest, "/from_f32");
@@ -37,9 +38,9 @@ Result<AmaxSpec> AmaxSpec::parse(std::string_view, std::string_view rest) {
 
 std::string AmaxSpec::key() const {
   const auto& s = *this;
-  return f8::format("amax/{}/{}{}{}{}", to_string(s.in), over_text(s),
+  return f8::format("amax/{}/{}{}{}{}{}", to_string(s.in), over_text(s),
                     s.from_f32 ? "/from_f32" : "", s.noop_flag ? "/flag" : "",
-                    s.list ? "/list" : "");
+                    s.list ? "/list" : "", s.group ? "/group" : "");
 }
 
 Status AmaxSpec::validate() const {
@@ -49,33 +50,43 @@ Status AmaxSpec::validate() const {
     return fail(ErrorCode::kInvalidArgument,
                 "an amax is over the tensor, rows or columns, or over blocks alone");
   }
+  if (s.group && (s.list || s.block || s.noop_flag)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "amaxes of groups are over tensors, rows and columns, without /flag and /list");
+  }
   return {};
 }
 
 Stub AmaxSpec::stub() const {
   const auto& s = *this;
-  Stub stub{"amax.cuh", "float8_amax", {}};
+  Stub stub{s.group ? "group_cast.cuh" : "amax.cuh", "float8_amax", {}};
   stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in, s.from_f32)) +
               constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
               constant("kBlock", s.block) + constant("kNoopFlag", s.noop_flag) + "};\n" +
-              (s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
-                      : check_args<kernels::AmaxArgs>("AmaxArgs")) +
+              (s.group  ? check_args<kernels::GroupAmaxArgs>("GroupAmaxArgs")
+               : s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
+                        : check_args<kernels::AmaxArgs>("AmaxArgs")) +
               check_threads("kTileThreads", launch()) +
               f8::format(
                   "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
                   "float8_amax(const __grid_constant__ {} args) {{\n"
-                  "  Amax<Config>::run(args);\n"
+                  "  {}Amax<Config>::run(args);\n"
                   "}}\n",
-                  s.list ? "AmaxListArgs" : "AmaxArgs");
+                  s.group  ? "GroupAmaxArgs"
+                  : s.list ? "AmaxListArgs"
+                           : "AmaxArgs",
+                  s.group ? "Group" : "");
   return stub;
 }
 
 LaunchTraits AmaxSpec::launch() const {
-  return {.occupancy_limited = row || col};
+  return {.occupancy_limited = row || col || group};
 }
 
 ParameterBytes AmaxSpec::parameters() const {
-  return {.first = list ? sizeof(kernels::AmaxListArgs) : sizeof(kernels::AmaxArgs)};
+  return {.first = group  ? sizeof(kernels::GroupAmaxArgs)
+                   : list ? sizeof(kernels::AmaxListArgs)
+                          : sizeof(kernels::AmaxArgs)};
 }
 
 }  // namespace f8::codegen

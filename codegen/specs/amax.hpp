@@ -1,5 +1,5 @@
 // The maxima of a tensor's absolute values.
-//   amax := "amax/" in "/" over ["/from_f32"] ["/flag"] ["/list"]
+//   amax := "amax/" in "/" over ["/from_f32"] ["/flag"] ["/list"] ["/group"]
 //           over := "tensor" | "block" | axes ["+tensor"]
 //           axes := "row" | "col" | "rowcol"
 #pragma once
@@ -17,6 +17,7 @@ struct AmaxSpec {
   bool list = false;       // takes up to kernels::kMaxListed matrices, else kMaxTensors
   bool noop_flag = false;  // does nothing where a flag says that its results are there already
   bool from_f32 = false;   // x is in fp32, and each element is rounded to `in` as it is read
+  bool group = false;      // of groups of rows, each with amaxes of its own
 
   static constexpr std::string_view kKinds[] = {"amax"};
   [[nodiscard]] std::string key() const;

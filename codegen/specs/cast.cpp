@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "codegen/kernels/kernel_args.cuh"
+#include "codegen/kernels/group_args.cuh"
 #include "codegen/specs/text.hpp"
 
 namespace f8::codegen {
@@ -22,7 +22,7 @@ std::string scale_text(const CastSpec& s) {
 constexpr std::pair<std::string_view, bool CastSpec::*> kCastOptions[] = {
     {"/from_f32", &CastSpec::from_f32}, {"/pow2", &CastSpec::pow2}, {"/hold", &CastSpec::saturate},
     {"/count", &CastSpec::count},       {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::noop_flag},
-    {"/shard", &CastSpec::shard},       {"/list", &CastSpec::list}};
+    {"/shard", &CastSpec::shard},       {"/list", &CastSpec::list}, {"/group", &CastSpec::group}};
 
 // True where the cast, which takes more registers than others, has four blocks an SM without
 // spills.
@@ -67,7 +67,7 @@ Result<CastSpec> CastSpec::parse(std::string_view kind, std::string_view rest) {
   if (!options.empty() || !s.key().ends_with(all_options)) {
     return fail(ErrorCode::kInvalidArgument,
                 "{} after the copies: expected /from_f32 /pow2 /hold /count /sums /flag /shard "
-                "/list, some of them in this order",
+                "/list /group, some of them in this order",
                 quote(all_options));
   }
   if (scale_text(s) != whole) {
@@ -110,6 +110,13 @@ Status CastSpec::validate() const {
     return fail(ErrorCode::kInvalidArgument,
                 "a shard's given amaxes are of 128x128 blocks: all copies have their scales");
   }
+  if (s.group && (s.delayed || s.count || s.sums || s.noop_flag || s.shard || s.list)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "groups have dynamic scales, without /count, /sums, /flag, /shard and /list");
+  }
+  if (s.group && s.one_launch && !scales_rows_alone(s)) {
+    return fail(ErrorCode::kInvalidArgument, "one launch casts the rows of groups alone");
+  }
   if (s.sums && s.list) {
     return fail(ErrorCode::kInvalidArgument, "sums of columns are of one matrix, not of a list");
   }
@@ -129,14 +136,17 @@ std::string cast_config(const CastSpec& s) {
 
 Stub CastSpec::stub() const {
   const auto& s = *this;
-  Stub stub{"cast.cuh", "float8_cast", {}};
+  Stub stub{s.group ? "group_cast.cuh" : "cast.cuh", "float8_cast", {}};
   if (s.one_launch) {
     stub = {scales_rows_alone(s) ? "quantize_rows.cuh" : "quantize.cuh", "float8_quantize", {}};
   }
   stub.text = cast_config(s);
-  stub.text += s.one_launch ? check_args<kernels::QuantizeArgs>("QuantizeArgs")
-               : s.list     ? check_args<kernels::CastListArgs>("CastListArgs")
-                            : check_args<kernels::CastArgs>("CastArgs");
+  const char* const quantize_args = s.group ? "GroupRowsArgs" : "QuantizeArgs";
+  stub.text += s.one_launch && s.group ? check_args<kernels::GroupRowsArgs>(quantize_args)
+               : s.one_launch          ? check_args<kernels::QuantizeArgs>(quantize_args)
+               : s.group               ? check_args<kernels::GroupCastArgs>("GroupCastArgs")
+               : s.list                ? check_args<kernels::CastListArgs>("CastListArgs")
+                                       : check_args<kernels::CastArgs>("CastArgs");
   stub.text += check_threads("kTileThreads", launch());
   if (is_cooperative(s)) {
     stub.text += check("Quantize<Config>::kSharedBytes",
@@ -145,16 +155,21 @@ Stub CastSpec::stub() const {
   stub.text += s.one_launch
                    ? f8::format(
                          "extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
-                         "float8_quantize(const __grid_constant__ QuantizeArgs args) {{\n"
+                         "float8_quantize(const __grid_constant__ {} args) {{\n"
                          "  {}<Config>::run(args);\n"
                          "}}\n",
-                         kQuantizeBlocksPerSm, scales_rows_alone(s) ? "QuantizeRows" : "Quantize")
+                         kQuantizeBlocksPerSm, quantize_args,
+                         scales_rows_alone(s) ? "QuantizeRows" : "Quantize")
                    : f8::format(
                          "extern \"C\" __global__ void __launch_bounds__(kTileThreads{})\n"
                          "float8_cast(const __grid_constant__ {} args) {{\n"
-                         "  Cast<Config>::run(args);\n"
+                         "  {}Cast<Config>::run(args);\n"
                          "}}\n",
-                         fits_four_blocks(s) ? ", 4" : "", s.list ? "CastListArgs" : "CastArgs");
+                         fits_four_blocks(s) ? ", 4" : "",
+                         s.group  ? "GroupCastArgs"
+                         : s.list ? "CastListArgs"
+                                  : "CastArgs",
+                         s.group ? "Group" : "");
   return stub;
 }
 
@@ -166,9 +181,11 @@ LaunchTraits CastSpec::launch() const {
 }
 
 ParameterBytes CastSpec::parameters() const {
-  return {.first = one_launch ? sizeof(kernels::QuantizeArgs)
-                   : list     ? sizeof(kernels::CastListArgs)
-                              : sizeof(kernels::CastArgs)};
+  return {.first = one_launch && group ? sizeof(kernels::GroupRowsArgs)
+                   : group             ? sizeof(kernels::GroupCastArgs)
+                   : one_launch        ? sizeof(kernels::QuantizeArgs)
+                   : list              ? sizeof(kernels::CastListArgs)
+                                       : sizeof(kernels::CastArgs)};
 }
 
 bool has_scale(const CastSpec& spec, ScaleMode mode) {
@@ -201,7 +218,8 @@ std::optional<AmaxSpec> amax_before(const CastSpec& spec) {
                       .col = spec.qt && spec.scale_qt == ScaleMode::kAxis,
                       .block = spec.shard,
                       .noop_flag = spec.noop_flag,
-                      .from_f32 = spec.from_f32};
+                      .from_f32 = spec.from_f32,
+                      .group = spec.group};
   if (!amax.tensor && !amax.row && !amax.col && !amax.block) return std::nullopt;
   return amax;
 }

@@ -3,7 +3,7 @@
 //           scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
 //           copies := "q" | "qt" | "q+qt"        two scales: that of q, that of qt
 //           option := "/from_f32" | "/pow2" | "/hold" | "/count" | "/sums" | "/flag" | "/shard" |
-//                     "/list"                    in this order
+//                     "/list" | "/group"         in this order
 //           "quantize/" is amax and cast in one launch
 #pragma once
 
@@ -33,6 +33,7 @@ struct CastSpec {
   // x is some rows of a whole whose 128x128 blocks it may cut: the amaxes of all blocks are given.
   bool shard = false;
   bool from_f32 = false;  // as in AmaxSpec
+  bool group = false;     // x has groups of rows, each with scales and copies of its own
 
   static constexpr std::string_view kKinds[] = {"cast", "quantize"};
   [[nodiscard]] std::string key() const;

@@ -1,6 +1,7 @@
 #include "codegen/specs/gemm.hpp"
 
 #include "codegen/kernels/gemm_layout.cuh"
+#include "codegen/kernels/group_args.cuh"
 #include "codegen/mma_text.hpp"
 #include "codegen/specs/text.hpp"
 
@@ -35,12 +36,20 @@ bool scales_in_bf16(const GemmSpec& s) {
   return s.pow2 && (s.fast || s.config.tile_m * s.config.tile_n >= 128 * 256);
 }
 
+const char* args_name(const GemmSpec& s) {
+  return s.groups == GemmGroups::kM   ? "GroupedGemmArgs"
+         : s.groups == GemmGroups::kK ? "KGroupedGemmArgs"
+                                      : "GemmArgs";
+}
+
 std::string check_gemm(const GemmSpec& s) {
   const GemmConfig& c = s.config;
   const auto of_traits = [](std::string_view name, int value, std::string_view host) {
     return check(f8::format("GemmTraits<Config>::{}", name), static_cast<size_t>(value), host);
   };
-  return check_args<kernels::GemmArgs>("GemmArgs") +
+  return (s.groups == GemmGroups::kM   ? check_args<kernels::GroupedGemmArgs>(args_name(s))
+          : s.groups == GemmGroups::kK ? check_args<kernels::KGroupedGemmArgs>(args_name(s))
+                                       : check_args<kernels::GemmArgs>(args_name(s))) +
          check_threads("GemmTraits<Config>::kThreads", s.launch()) +
          of_traits("kLayout.bytes()", s.launch().dynamic_smem_bytes, "dynamic_smem_bytes()") +
          of_traits("kAccumulators", gemm_accumulators(s), "gemm_accumulators()") +
@@ -70,7 +79,10 @@ int gemm_out_buffers(const GemmSpec& s) {
 
 Result<GemmSpec> GemmSpec::parse(std::string_view kind, std::string_view rest) {
   GemmSpec s;
-  s.problems = kind == "gemm" ? 1 : 2;
+  s.problems = kind == "gemm2" ? 2 : 1;
+  s.groups = kind == "gemm_m"   ? GemmGroups::kM
+             : kind == "gemm_k" ? GemmGroups::kK
+                                : GemmGroups::kNone;
   std::string_view types = take_until(rest, '/');
   s.a = F8_TRY(parse_dtype(take_until(types, '.')));
   s.b = F8_TRY(parse_dtype(take_until(types, '.')));
@@ -100,9 +112,14 @@ std::string GemmSpec::key() const {
   const std::string extras =
       f8::format("{}{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "", s.amax ? "+amax" : "",
                  s.pow2 ? "+pow2" : "", s.shards ? "+shards" : "");
-  return f8::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}", s.problems == 2 ? "2" : "", to_string(s.a),
-                    to_string(s.b), to_string(s.d), to_string(s.scale), s.fast ? "fast" : "precise",
-                    tile_key(s.config), extras.empty() ? "" : "/", extras);
+  return f8::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}",
+                    s.problems == 2              ? "2"
+                    : s.groups == GemmGroups::kM ? "_m"
+                    : s.groups == GemmGroups::kK ? "_k"
+                                                 : "",
+                    to_string(s.a), to_string(s.b), to_string(s.d), to_string(s.scale),
+                    s.fast ? "fast" : "precise", tile_key(s.config), extras.empty() ? "" : "/",
+                    extras);
 }
 
 Status GemmSpec::validate() const {
@@ -143,6 +160,20 @@ Status GemmSpec::validate() const {
     return bad("each CTA of a split-K cluster must write a multiple of 32 columns");
   }
   if (s.problems < 1 || s.problems > 2) return bad("one or two problems a launch");
+  if (s.groups == GemmGroups::kM &&
+      (c.cluster_m > 1 || s.scale == ScaleMode::kBlock1x128 || s.add)) {
+    return bad(
+        "a GEMM over groups of rows has clusters along n alone, a b with scales of tensors, axes "
+        "or "
+        "128x128 blocks, and no add");
+  }
+  if (s.groups != GemmGroups::kNone &&
+      (c.split_k > 1 || s.problems > 1 || s.bias || s.amax || s.shards)) {
+    return bad("a GEMM over groups has no split-K, bias, amax and shards");
+  }
+  if (s.groups == GemmGroups::kK && s.scale == ScaleMode::kBlock128x128) {
+    return bad("a GEMM over groups of K has block scales of 1x128 alone");
+  }
   // Columns behind n are not zeros then.
   if (s.shards && s.amax) return bad("an amax is of a b in one piece");
   if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
@@ -174,29 +205,34 @@ Stub GemmSpec::stub() const {
   const GemmRegisters registers = gemm_registers(c.warpgroups);
   const GemmMma mma = gemm_mma(s);
   Stub stub{"gemm.cuh", "float8_gemm", {}};
-  stub.text =
-      "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
-      constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
-      constant("kClusterN", c.cluster_n) + constant("kSplitK", c.split_k) +
-      constant("kWarpgroups", c.warpgroups) + constant("kPingpong", c.pingpong) +
-      constant("kProblems", s.problems) + constant("kConsumerRegisters", registers.consumer) +
-      constant("kProducerRegisters", registers.producer) +
-      constant("Scale", "kScale", scale_name(s.scale)) + "  // main loop\n" +
-      constant("kShards", s.shards) + constant("kFast", s.fast) + constant("kMmaN", mma.n) +
-      constant("kPromotionAccumulators", mma.promotion_accumulators) +
-      mma_function(s.a, s.b, mma.n) + "  // epilogue\n" +
-      constant("kFloatOutput", s.d == Dtype::kF32) + constant("kHalfOutput", s.d == Dtype::kF16) +
-      constant("kBias", s.bias) + constant("kAdd", s.add) + constant("kAmax", s.amax) +
-      constant("kPow2", scales_in_bf16(s)) + constant("kOutBuffers", gemm_out_buffers(s)) + "};\n" +
-      check_gemm(s) +
-      f8::format(
-          "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
-          "float8_gemm(const __grid_constant__ GemmMaps<{}> maps,\n"
-          "            const __grid_constant__ GemmArgs args) {{\n"
-          "  extern __shared__ __align__(1024) u8 shared[];\n"
-          "  Gemm<Config>::run(maps, args, shared);\n"
-          "}}\n",
-          launch().threads, s.problems);
+  stub.text = "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
+              constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
+              constant("kClusterN", c.cluster_n) + constant("kSplitK", c.split_k) +
+              constant("kWarpgroups", c.warpgroups) + constant("kPingpong", c.pingpong) +
+              constant("kProblems", s.problems) +
+              constant("Group", "kGroup",
+                       s.groups == GemmGroups::kM   ? "Group::kM"
+                       : s.groups == GemmGroups::kK ? "Group::kK"
+                                                    : "Group::kNone") +
+              constant("kConsumerRegisters", registers.consumer) +
+              constant("kProducerRegisters", registers.producer) +
+              constant("Scale", "kScale", scale_name(s.scale)) + "  // main loop\n" +
+              constant("kShards", s.shards) + constant("kFast", s.fast) + constant("kMmaN", mma.n) +
+              constant("kPromotionAccumulators", mma.promotion_accumulators) +
+              mma_function(s.a, s.b, mma.n) + "  // epilogue\n" +
+              constant("kFloatOutput", s.d == Dtype::kF32) +
+              constant("kHalfOutput", s.d == Dtype::kF16) + constant("kBias", s.bias) +
+              constant("kAdd", s.add) + constant("kAmax", s.amax) +
+              constant("kPow2", scales_in_bf16(s)) + constant("kOutBuffers", gemm_out_buffers(s)) +
+              "};\n" + check_gemm(s) +
+              f8::format(
+                  "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+                  "float8_gemm(const __grid_constant__ GemmMaps<{}> maps,\n"
+                  "            const __grid_constant__ {} args) {{\n"
+                  "  extern __shared__ __align__(1024) u8 shared[];\n"
+                  "  Gemm<Config>::run(maps, args, shared);\n"
+                  "}}\n",
+                  launch().threads, s.problems, args_name(s));
   return stub;
 }
 
@@ -208,7 +244,9 @@ LaunchTraits GemmSpec::launch() const {
 
 ParameterBytes GemmSpec::parameters() const {
   return {.first = 3 * kTensorMapBytes * static_cast<size_t>(problems),
-          .second = sizeof(kernels::GemmArgs)};
+          .second = groups == GemmGroups::kM   ? sizeof(kernels::GroupedGemmArgs)
+                    : groups == GemmGroups::kK ? sizeof(kernels::KGroupedGemmArgs)
+                                               : sizeof(kernels::GemmArgs)};
 }
 
 }  // namespace f8::codegen

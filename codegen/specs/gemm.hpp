@@ -1,9 +1,10 @@
 // One of a linear's GEMMs, or two of them in one launch.
-//   gemm := ("gemm/" | "gemm2/") a "." b "." d "/" scale "/" accum "/" tile ["/" epilogue]
+//   gemm := ("gemm/" | "gemm2/" | "gemm_m/" | "gemm_k/") a "." b "." d "/" scale "/" accum "/" tile ["/" epilogue]
 //           accum    := "fast" | "precise"
 //           tile     := as in recipes/gemm_kernel.hpp
 //           epilogue := ["+bias"] ["+add"] ["+amax"] ["+pow2"] ["+shards"]
-//           "gemm2/" is a grouped GEMM of two problems
+//           "gemm2/" is a grouped GEMM of two problems, "gemm_m/" one over groups of rows of a,
+//           "gemm_k/" one over groups of K
 // Example: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2
 #pragma once
 
@@ -14,6 +15,8 @@
 #include "recipes/gemm_kernel.hpp"
 
 namespace f8::codegen {
+
+enum class GemmGroups : uint8_t { kNone, kM, kK };
 
 struct GemmSpec {
   Dtype a = Dtype::kE4m3;
@@ -27,9 +30,12 @@ struct GemmSpec {
   bool pow2 = false;    // scales are powers of two, which the generator uses where that is faster
   bool shards = false;  // b may lie in shards of K, [shards][n][K / shards], as ranks gather it
   int problems = 1;     // 2: a grouped GEMM, one launch for two problems of these types ("gemm2/")
+  // M-grouped: the rows of a are groups, each with a matrix of b ("gemm_m/"). K-grouped: K is groups,
+  // each with a matrix of d ("gemm_k/").
+  GemmGroups groups = GemmGroups::kNone;
   GemmConfig config = {};
 
-  static constexpr std::string_view kKinds[] = {"gemm", "gemm2"};
+  static constexpr std::string_view kKinds[] = {"gemm", "gemm2", "gemm_m", "gemm_k"};
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<GemmSpec> parse(std::string_view kind, std::string_view rest);
   [[nodiscard]] Status validate() const;

@@ -12,6 +12,8 @@
 #include "runtime/c_abi/fork_gate.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/device/context.hpp"
+#include "runtime/experts/experts.hpp"
+#include "runtime/experts/group_layout.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
 #include "runtime/linear/tensor_gemm.hpp"
@@ -38,6 +40,14 @@ struct float8_quantizer_list {
 
 struct float8_gemm_plan {
   f8::runtime::TensorGemm gemm;
+};
+
+struct float8_group_layout_plan {
+  f8::runtime::GroupLayoutPlan plan;
+};
+
+struct float8_experts {
+  std::shared_ptr<const f8::runtime::Experts> experts;
 };
 
 struct float8_scales {

@@ -15,6 +15,7 @@ struct Plane {
   int64_t ld_bytes;
   uint32_t box_rows;
   uint32_t box_bytes = kernels::kStageK;  // a row of a box, which is what its swizzle spans
+  int64_t matrices = 0;                   // one behind the other; 0: the map has two dimensions
 };
 
 CUtensorMapDataType result_type(Dtype type) {
@@ -24,14 +25,16 @@ CUtensorMapDataType result_type(Dtype type) {
 }
 
 Status encode(const Driver& driver, const Plane& plane, const char* name, CUtensorMap& out) {
-  const cuuint64_t extents[2] = {static_cast<cuuint64_t>(plane.cols),
-                                 static_cast<cuuint64_t>(plane.rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(plane.ld_bytes)};
-  const cuuint32_t box[2] = {plane.box_bytes / plane.element_bytes, plane.box_rows};
-  const cuuint32_t element_strides[2] = {1, 1};
+  const cuuint64_t extents[3] = {static_cast<cuuint64_t>(plane.cols),
+                                 static_cast<cuuint64_t>(plane.rows),
+                                 static_cast<cuuint64_t>(plane.matrices)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(plane.ld_bytes),
+                                 static_cast<cuuint64_t>(plane.rows * plane.ld_bytes)};
+  const cuuint32_t box[3] = {plane.box_bytes / plane.element_bytes, plane.box_rows, 1};
+  const cuuint32_t element_strides[3] = {1, 1, 1};
   const CUresult result = driver.tensor_map_encode_tiled(
-      &out, plane.type, 2, plane.base, extents, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      &out, plane.type, plane.matrices > 0 ? 3 : 2, plane.base, extents, strides, box,
+      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
       plane.box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) [[likely]] {
@@ -43,26 +46,60 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
   return std::unexpected(std::move(error));
 }
 
+// The maps of a and d, which do not depend on what b is. `matrices`: of d, as a Plane has them.
+Status encode_rows(const Driver& driver, const codegen::GemmSpec& spec, Shape shape, int64_t ld_d,
+                   const void* a, void* d, GemmMaps& out, int64_t matrices = 0) {
+  F8_TRY(encode(
+      driver,
+      {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m, row_pitch(shape.k),
+       static_cast<uint32_t>(spec.config.tile_m / spec.config.cluster_n)},
+      "a", out.a));
+  const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
+  return encode(driver,
+                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes,
+                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec)), matrices},
+                "d", out.d);
+}
+
 }  // namespace
 
 Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
                         int64_t shards, int64_t ld_d, const void* a, const void* b, void* d,
                         GemmMaps& out) {
-  const GemmConfig& config = spec.config;
   const int64_t shard_k = shape.k / shards;
-  F8_TRY(encode(driver,
-                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m,
-                 row_pitch(shape.k), static_cast<uint32_t>(config.tile_m / config.cluster_n)},
-                "a", out.a));
-  F8_TRY(encode(driver,
-                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shard_k, shape.n * shards,
-                 row_pitch(shard_k), static_cast<uint32_t>(config.tile_n / config.cluster_m)},
-                "b", out.b));
-  const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
+  F8_TRY(encode_rows(driver, spec, shape, ld_d, a, d, out));
+  return encode(
+      driver,
+      {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shard_k, shape.n * shards,
+       row_pitch(shard_k), static_cast<uint32_t>(spec.config.tile_n / spec.config.cluster_m)},
+      "b", out.b);
+}
+
+Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
+                           int64_t groups, int64_t ld_d, const void* a, const void* b, void* d,
+                           GemmMaps& out) {
+  F8_TRY(encode_rows(driver, spec, shape, ld_d, a, d, out));
   return encode(driver,
-                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes,
-                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec))},
-                "d", out.d);
+                {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                 .element_bytes = 1,
+                 .base = const_cast<void*>(b),
+                 .cols = shape.k,
+                 .rows = shape.n,
+                 .ld_bytes = row_pitch(shape.k),
+                 .box_rows = static_cast<uint32_t>(spec.config.tile_n),
+                 .matrices = groups},
+                "b", out.b);
+}
+
+Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
+                             int64_t groups, int64_t ld_d, const void* a, const void* b, void* d,
+                             GemmMaps& out) {
+  F8_TRY(encode_rows(driver, spec, shape, ld_d, a, d, out, groups));
+  return encode(
+      driver,
+      {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shape.k, shape.n, row_pitch(shape.k),
+       static_cast<uint32_t>(spec.config.tile_n / spec.config.cluster_m)},
+      "b", out.b);
 }
 
 }  // namespace f8::runtime

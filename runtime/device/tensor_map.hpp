@@ -3,8 +3,9 @@
 //
 //   a   uint8, {k, m}, box {128, tile_m / cluster_n}: a CTA copies its share of the a tile and
 //   multicasts it
-//   b   uint8, {k, n}, box {128, tile_n / cluster_m}; in shards {k / shards, shards n}
-//   d   box {32 or 64, 64}: codegen::out_row_bytes() wide
+//   b   uint8, {k, n}, box {128, tile_n / cluster_m}; in shards {k / shards, shards n}; of an
+//       M-grouped GEMM {k, n, groups}
+//   d   box {32 or 64, 64}: codegen::out_row_bytes() wide; of a K-grouped GEMM {n, m, groups}
 // The swizzle of each is as wide as its box: 128 bytes, or 64 for d. Reads outside of a tensor give
 // zero, writes outside are dropped.
 #pragma once
@@ -25,5 +26,13 @@ struct GemmMaps {
 [[nodiscard]] Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec,
                                       Shape shape, int64_t shards, int64_t ld_d, const void* a,
                                       const void* b, void* d, GemmMaps& out);
+// Those of an M-grouped GEMM, whose b is [groups][n][row_pitch(k)].
+[[nodiscard]] Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec,
+                                         Shape shape, int64_t groups, int64_t ld_d, const void* a,
+                                         const void* b, void* d, GemmMaps& out);
+// Those of a K-grouped GEMM, whose d is [groups][m][ld_d]; shape.k are the columns of all groups.
+[[nodiscard]] Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec,
+                                           Shape shape, int64_t groups, int64_t ld_d, const void* a,
+                                           const void* b, void* d, GemmMaps& out);
 
 }  // namespace f8::runtime

@@ -175,10 +175,20 @@ CUresult encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, voi
                                                                        : 2;
   const CUtensorMapSwizzle of_box =
       box[0] * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
-  if (rank != 2 || swizzle != of_box || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) {
+  if ((rank != 2 && (rank != 3 || box[2] != 1)) || swizzle != of_box ||
+      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "a tensor map that no kernel of float8 reads");
   }
-  const TensorMap map{base, extents[0], extents[1], strides[0], box[0], box[1], type};
+  const bool deep = rank == 3;
+  const TensorMap map{base,
+                      extents[0],
+                      extents[1],
+                      strides[0],
+                      box[0],
+                      box[1],
+                      type,
+                      deep ? extents[2] : 0,
+                      deep ? strides[1] : 0};
   static_assert(sizeof map <= sizeof *out);
   std::memcpy(out, &map, sizeof map);
   return CUDA_SUCCESS;

@@ -1,8 +1,10 @@
 // The generated GEMM kernels on the CPU, from the tensor maps and arguments of a launch.
+#include <algorithm>
 #include <cstring>
 
 #include "base/format.hpp"
 #include "codegen/kernels/gemm_layout.cuh"
+#include "codegen/kernels/group_args.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 #include "runtime/emulation/matmul.hpp"
@@ -28,6 +30,42 @@ CUtensorMapDataType map_type(Dtype type) {
   return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
+// What a tensor map has to be.
+struct ExpectedMap {
+  const char* name;
+  unsigned cols, rows;
+  Dtype type;
+  int box_rows, box_bytes;
+  unsigned ld_unit;
+};
+void check(const TensorMap& map, const ExpectedMap& expected, Faults& faults) {
+  const auto& [name, cols, rows, type, box_rows, box_bytes, ld_unit] = expected;
+  const auto fault = [&faults]<class... T>(fmt::format_string<T...> format, T&&... values) {
+    faults.push_back(f8::format(format, std::forward<T>(values)...));
+  };
+  const auto element_bytes = static_cast<unsigned>(size_bytes(type));
+  if (map.cols != cols || map.rows != rows) {
+    fault("{}: map is {} x {}, expected {} x {}", name, map.rows, map.cols, rows, cols);
+  }
+  if (map.type != map_type(type)) fault("{}: element type", name);
+  if (map.ld_bytes % ld_unit != 0 || map.ld_bytes < cols * element_bytes) {
+    fault("{}: rows {} bytes apart", name, map.ld_bytes);
+  }
+  if (static_cast<int>(map.box_cols * element_bytes) != box_bytes ||
+      static_cast<int>(map.box_rows) != box_rows || map.box_rows > 256) {
+    fault("{}: box {} x {}", name, map.box_rows, map.box_cols);
+  }
+  if (map.base == nullptr || !is_aligned(map.base)) fault("{}: misaligned or null", name);
+}
+// Those of a and d; b is tile_n / cluster_m rows of 128 bytes.
+void check_rows(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& d,
+                const kernels::GemmProblem& args, Faults& faults) {
+  check(a, {"a", args.k, args.m, spec.a, spec.config.tile_m / spec.config.cluster_n, 128, 128},
+        faults);
+  check(d, {"d", args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16},
+        faults);
+}
+
 // Computes one of a launch's GEMMs.
 void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
               const TensorMap& d, const kernels::GemmProblem& args, Faults& faults) {
@@ -36,23 +74,6 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
     faults.push_back(f8::format(format, std::forward<T>(values)...));
   };
   const auto d_bytes = static_cast<unsigned>(size_bytes(spec.d));
-  const auto check = [&](const char* name, const TensorMap& map, unsigned cols, unsigned rows,
-                         Dtype type, int box_rows, int box_bytes, unsigned ld_unit) {
-    const auto element_bytes = static_cast<unsigned>(size_bytes(type));
-    if (map.cols != cols || map.rows != rows) {
-      fault("{}: map is {} x {}, expected {} x {}", name, map.rows, map.cols, rows, cols);
-    }
-    if (map.type != map_type(type)) fault("{}: element type", name);
-    if (map.ld_bytes % ld_unit != 0 || map.ld_bytes < cols * element_bytes) {
-      fault("{}: rows {} bytes apart", name, map.ld_bytes);
-    }
-    if (static_cast<int>(map.box_cols * element_bytes) != box_bytes ||
-        static_cast<int>(map.box_rows) != box_rows || map.box_rows > 256) {
-      fault("{}: box {} x {}", name, map.box_rows, map.box_cols);
-    }
-    if (map.base == nullptr || !is_aligned(map.base)) fault("{}: misaligned or null", name);
-  };
-  check("a", a, args.k, args.m, spec.a, config.tile_m / config.cluster_n, 128, 128);
   // Without shards K is one.
   const unsigned blocks = (args.k + kernels::kStageK - 1) / kernels::kStageK;
   const unsigned shards = args.shard_blocks == 0 ? 0 : blocks / args.shard_blocks;
@@ -60,9 +81,10 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
     fault("b: shards of {} of {} blocks", args.shard_blocks, blocks);
     return;
   }
-  check("b", b, args.k / shards, args.n * shards, spec.b, config.tile_n / config.cluster_m, 128,
-        128);
-  check("d", d, args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16);
+  check(b,
+        {"b", args.k / shards, args.n * shards, spec.b, config.tile_n / config.cluster_m, 128, 128},
+        faults);
+  check_rows(spec, a, d, args, faults);
   const bool block = is_block(spec.scale);
   if (args.inv_scale_a == nullptr || args.inv_scale_b == nullptr) fault("inverse scales are null");
   if (block && (args.stride_a % 4 != 0 || args.stride_b % 4 != 0 || !is_aligned(args.inv_scale_a) ||
@@ -89,6 +111,113 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
        .amax = spec.amax ? args.amax : nullptr});
 }
 
+// Computes an M-grouped GEMM, entry by entry of its table of row tiles.
+void run_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
+                 const TensorMap& d, const kernels::GroupedGemmArgs& args, const Call& call) {
+  const kernels::GemmProblem& problem = args.problems[0];
+  check(b, {"b", problem.k, problem.n, spec.b, spec.config.tile_n, 128, 128}, call.faults);
+  check_rows(spec, a, d, problem, call.faults);
+  if (b.matrices == 0 || b.matrix_bytes != b.rows * b.ld_bytes) {
+    call.fault("b: {} matrices {} bytes apart", b.matrices, b.matrix_bytes);
+  }
+  if (problem.inv_scale_a == nullptr || problem.inv_scale_b == nullptr) {
+    call.fault("inverse scales are null");
+  }
+  if (args.d != d.base || args.ld_d != d.ld_bytes) call.fault("d is not its tensor map's");
+  if (args.groups == nullptr || args.row_tiles == nullptr || args.row_tile_count == nullptr) {
+    call.fault("the layout of the groups is null");
+  }
+  if (!call.faults.empty()) return;
+  const auto d_bytes = static_cast<int64_t>(size_bytes(spec.d));
+  const auto ld_d = static_cast<int64_t>(d.ld_bytes);
+  for (int i = 0; i < *args.row_tile_count; ++i) {
+    const auto& [group, row, end, scale_row] = args.row_tiles[i];
+    if (group < 0 || static_cast<unsigned long long>(group) >= b.matrices || row < 0 ||
+        row >= end || end > static_cast<int>(problem.m)) {
+      return call.fault("row tile {}: rows {} to {} of group {}", i, row, end, group);
+    }
+    const bool block = is_block(spec.scale);
+    const float* inv_a = problem.inv_scale_a + (block ? int64_t{scale_row}
+                                                      : int64_t{group} * args.group_stride_a +
+                                                            int64_t{row} * problem.stride_a);
+    const float* inv_b = problem.inv_scale_b + int64_t{group} * args.group_stride_b;
+    compute(
+        {.m = std::min(end - row, spec.config.tile_m),
+         .n = problem.n,
+         .k = problem.k,
+         .a = {static_cast<const uint8_t*>(a.base) + row * static_cast<int64_t>(a.ld_bytes), spec.a,
+               static_cast<int64_t>(a.ld_bytes), 1},
+         .b = {static_cast<const uint8_t*>(b.base) + group * static_cast<int64_t>(b.matrix_bytes),
+               spec.b, static_cast<int64_t>(b.ld_bytes), 1},
+         .scale_a = {inv_a, block ? ScaleMode::kBlock1x128 : spec.scale, problem.stride_a},
+         .scale_b = {inv_b, spec.scale, problem.stride_b},
+         .d = static_cast<uint8_t*>(d.base) + row * ld_d,
+         .d_type = spec.d,
+         .ld_d = ld_d / d_bytes});
+  }
+  for (int64_t row = args.groups[kernels::kGroupRows]; args.zero_tail != 0 && row < problem.m;
+       ++row) {
+    std::memset(static_cast<uint8_t*>(d.base) + row * ld_d, 0,
+                static_cast<size_t>(problem.n * d_bytes));
+  }
+}
+
+// Computes a K-grouped GEMM, group by group, over whole blocks of columns: those behind a group's own
+// have to be zeros.
+void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
+                   const TensorMap& d, const kernels::KGroupedGemmArgs& args, const Call& call) {
+  const kernels::GemmProblem& problem = args.problems[0];
+  const kernels::GroupLayout& layout = args.layout;
+  check(b,
+        {"b", problem.k, problem.n, spec.b, spec.config.tile_n / spec.config.cluster_m, 128, 128},
+        call.faults);
+  check_rows(spec, a, d, problem, call.faults);
+  if (d.matrices != static_cast<unsigned>(layout.experts) ||
+      d.matrix_bytes != d.rows * d.ld_bytes || args.d != d.base || args.ld_d != d.ld_bytes) {
+    call.fault("d: {} matrices {} bytes apart", d.matrices, d.matrix_bytes);
+  }
+  if (problem.inv_scale_a == nullptr || problem.inv_scale_b == nullptr || args.groups == nullptr) {
+    call.fault("inverse scales or the layout of the groups are null");
+  }
+  if (!call.faults.empty()) return;
+  const bool block = is_block(spec.scale);
+  const auto d_bytes = static_cast<int64_t>(size_bytes(spec.d));
+  for (int group = 0; group < layout.experts; ++group) {
+    const int64_t first = args.groups[layout.at_blocks() + group];
+    const int64_t blocks = ceil_div(args.groups[layout.at_lengths() + group], kernels::kStageK);
+    const int64_t column = first * kernels::kStageK;
+    if (column + blocks * kernels::kStageK > static_cast<int64_t>(problem.k)) {
+      return call.fault("group {}: blocks from {} on, {} of them, of {} columns", group, first,
+                        blocks, problem.k);
+    }
+    auto* const to = static_cast<uint8_t*>(d.base) + group * static_cast<int64_t>(d.matrix_bytes);
+    for (unsigned row = 0; blocks == 0 && !spec.add && row < problem.m; ++row) {
+      std::memset(to + row * d.ld_bytes, 0, static_cast<size_t>(problem.n * d_bytes));
+    }
+    if (blocks == 0) continue;
+    const auto scales = [&](const float* values, uint32_t stride, uint32_t group_stride) {
+      return InverseScales{
+          values + (block ? first * stride : static_cast<int64_t>(group) * group_stride),
+          spec.scale, stride};
+    };
+    const auto operand = [&](const TensorMap& map, Dtype type) {
+      return Elements{static_cast<const uint8_t*>(map.base) + column, type,
+                      static_cast<int64_t>(map.ld_bytes), 1};
+    };
+    compute({.m = problem.m,
+             .n = problem.n,
+             .k = blocks * kernels::kStageK,
+             .a = operand(a, spec.a),
+             .b = operand(b, spec.b),
+             .scale_a = scales(problem.inv_scale_a, problem.stride_a, args.group_stride_a),
+             .scale_b = scales(problem.inv_scale_b, problem.stride_b, args.group_stride_b),
+             .d = to,
+             .d_type = spec.d,
+             .ld_d = static_cast<int64_t>(d.ld_bytes) / d_bytes,
+             .add = spec.add});
+  }
+}
+
 }  // namespace
 
 void emulate(const codegen::GemmSpec& spec, const Call& call) {
@@ -98,6 +227,16 @@ void emulate(const codegen::GemmSpec& spec, const Call& call) {
     call.fault("the tensor maps are not aligned to {} bytes", alignof(CUtensorMap));
   }
   const auto* encoded = &call.args<CUtensorMap>();
+  if (spec.groups != codegen::GemmGroups::kNone) {
+    TensorMap maps[3];
+    for (int j = 0; j < 3; ++j) std::memcpy(&maps[j], &encoded[j], sizeof maps[j]);
+    if (spec.groups == codegen::GemmGroups::kK) {
+      return run_k_grouped(spec, maps[0], maps[1], maps[2], call.args<kernels::KGroupedGemmArgs>(1),
+                           call);
+    }
+    return run_grouped(spec, maps[0], maps[1], maps[2], call.args<kernels::GroupedGemmArgs>(1),
+                       call);
+  }
   const auto& args = call.args<kernels::GemmArgs>(1);
   for (int i = 0; i < spec.problems; ++i) {
     TensorMap maps[3];

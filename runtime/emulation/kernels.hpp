@@ -25,6 +25,8 @@ struct TensorMap {
   unsigned box_cols;
   unsigned box_rows;
   CUtensorMapDataType type;
+  unsigned long long matrices;  // 0: the map has two dimensions
+  unsigned long long matrix_bytes;
 };
 
 // A loaded kernel: the driver's module and its function at once.
@@ -82,5 +84,9 @@ void emulate(const codegen::FingerprintSpec& spec, const Call& call);
 void emulate(const codegen::ColumnSumsSpec& spec, const Call& call);
 void emulate(const codegen::BiasGradSpec& spec, const Call& call);
 void emulate(const codegen::SwigluCastSpec& spec, const Call& call);
+void emulate(const codegen::GroupLayoutSpec& spec, const Call& call);
+// Those of amax and cast kernels over groups of rows.
+void emulate_groups(const codegen::AmaxSpec& spec, const Call& call);
+void emulate_groups(const codegen::CastSpec& spec, const Call& call);
 
 }  // namespace f8::runtime::emulation

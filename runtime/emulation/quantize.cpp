@@ -448,12 +448,14 @@ void run_one_launch(const codegen::CastSpec& spec, const Call& call) {
 }  // namespace
 
 void emulate(const codegen::AmaxSpec& spec, const Call& call) {
+  if (spec.group) return emulate_groups(spec, call);
   const unsigned grid = call.launch.grid;
   if (spec.list) return run_amax(spec, call.args<kernels::AmaxListArgs>(), grid, call.faults);
   run_amax(spec, call.args<kernels::AmaxArgs>(), grid, call.faults);
 }
 
 void emulate(const codegen::CastSpec& spec, const Call& call) {
+  if (spec.group) return emulate_groups(spec, call);
   const unsigned grid = call.launch.grid;
   if (codegen::is_cooperative(spec) != call.launch.cooperative) {
     call.fault("a one-launch cast of tiles is cooperative, others are not");

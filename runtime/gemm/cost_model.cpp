@@ -38,7 +38,7 @@ double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
   return spec.fast ? 0.6 : 0.45;  // a tile that was never measured
 }
 
-double ceil_div(double a, double b) {
+double whole_parts(double a, double b) {
   return std::ceil(a / b);
 }
 
@@ -63,14 +63,15 @@ double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count
   const double m = static_cast<double>(shape.m);
   const double n = static_cast<double>(shape.n);
   const double k = static_cast<double>(shape.k);
-  const double tiles_m = ceil_div(m, config.tile_m);
-  const double tiles_n = ceil_div(n, config.tile_n);
+  const double tiles_m = whole_parts(m, config.tile_m);
+  const double tiles_n = whole_parts(n, config.tile_n);
   const int cluster = config.cluster_m * config.cluster_n * config.split_k;
   // A cluster takes a work tile of cluster_m x cluster_n tiles; CTAs outside of d are idle.
-  const double tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n);
+  const double tiles =
+      whole_parts(tiles_m, config.cluster_m) * whole_parts(tiles_n, config.cluster_n);
   const double clusters = std::max(1, sm_count / cluster);
-  const double waves = ceil_div(tiles, clusters);
-  const double blocks = ceil_div(ceil_div(k, kBlock), config.split_k);
+  const double waves = whole_parts(tiles, clusters);
+  const double blocks = whole_parts(whole_parts(k, kBlock), config.split_k);
 
   const double math = static_cast<double>(config.tile_m) * config.tile_n * kBlock / kMacsPerClock /
                       efficiency(model, spec);
@@ -104,7 +105,7 @@ double voted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count,
 }
 
 Result<GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape, int sm_count,
-                                   std::span<const NearbyWinner> nearby) {
+                                   std::span<const NearbyWinner> nearby, int64_t groups) {
   const std::vector<GemmConfig> candidates = codegen::gemm_candidates(spec);
   if (candidates.empty()) {
     return fail(ErrorCode::kUnsupported, "no generated kernel multiplies {} by {} into {}",
@@ -122,7 +123,8 @@ Result<GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape, i
     if (config.cluster_m * config.cluster_n * config.split_k > std::max(1, sm_count)) continue;
     codegen::GemmSpec candidate = spec;
     candidate.config = config;
-    ranked.push_back({voted_clocks(candidate, shape, sm_count, nearby),
+    const Shape computed = {shape.m + groups * config.tile_m / 2, shape.n, shape.k};
+    ranked.push_back({voted_clocks(candidate, computed, sm_count, nearby),
                       config.tile_m * config.tile_n, key(config), config});
   }
   const auto better = [](const Ranked& x, const Ranked& y) {

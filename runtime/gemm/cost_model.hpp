@@ -70,10 +70,12 @@ constexpr size_t kMostNearby = 8;
                                   const CostModel& model = CostModel::fitted());
 
 // Gives the candidate with the fewest voted clocks; spec.config is ignored. Ties go to the larger
-// tile, then to the smaller raster group, then to the smaller key.
+// tile, then to the smaller raster group, then to the smaller key. The rows of an M-grouped GEMM are
+// `groups` groups, whose last tiles are half full in the mean.
 [[nodiscard]] Result<GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape,
                                                  int sm_count,
-                                                 std::span<const NearbyWinner> nearby = {});
+                                                 std::span<const NearbyWinner> nearby = {},
+                                                 int64_t groups = 0);
 
 // The terms of cuBLASLt's lag behind a generated kernel of so many clocks: a constant, and a line with
 // bends in each of log2 of m, of n, of k and of the efficiency, which is the share of the tensor

@@ -28,18 +28,9 @@ kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& ca
               static_cast<kernels::u32>(ceil_div(own.k / call.shards, int64_t{kernels::kStageK}))};
 }
 
-// Persistent clusters take work tiles of cluster_m x cluster_n tiles in turn, so more clusters than
-// work tiles, or than fit at once, would find nothing to do.
 int64_t work_tiles(const GemmConfig& config, Shape own) {
   return ceil_div(own.m, int64_t{config.tile_m} * config.cluster_m) *
          ceil_div(own.n, int64_t{config.tile_n} * config.cluster_n);
-}
-int64_t grid(const Kernel& kernel, int64_t work_tiles, int sm_limit) {
-  int64_t clusters = std::min<int64_t>(work_tiles, kernel.resident_clusters);
-  if (sm_limit > 0) {
-    clusters = std::clamp<int64_t>(sm_limit / kernel.cluster_size, 1, clusters);
-  }
-  return clusters * kernel.cluster_size;
 }
 
 // The tail-balancing offset: how many tiles of the second GEMM take as long as one of the first.
@@ -48,25 +39,6 @@ kernels::u32 tail_offset(int64_t first_k, int64_t second_k) {
   constexpr int64_t kTileOverhead = 512;
   return static_cast<kernels::u32>((2 * (first_k + kTileOverhead) + second_k + kTileOverhead) /
                                    (2 * (second_k + kTileOverhead)));
-}
-
-// Tells whether to overlap the previous kernel by programmatic dependent launch. Blocks then go to
-// SMs in the order in which these become free, so neighbours in the grid, which read the same tiles
-// at the same time, lie far apart, and the GEMM takes longer for it than the microsecond that is
-// gained: up to 1.6 times as long without clusters, up to 1.05 times for small tiles with clusters.
-// Tiles below 128x128 and split-K read the most for what they multiply: for them the limit is the K
-// (`work`: its sum over work tiles) that a cluster passes through, for the others the waves.
-bool overlaps_previous(const Kernel& kernel, const GemmConfig& config, int64_t work_tiles,
-                       int64_t work) {
-  constexpr int kMedium = 128 * 128;
-  constexpr int64_t kLongK = 3072;
-  const int area = config.tile_m * config.tile_n;
-  if (area < kMedium || config.split_k > 1) {
-    return work <= kLongK * config.split_k * kernel.resident_clusters;
-  }
-  if (kernel.cluster_size > 1 && area > kMedium) return true;
-  const int64_t waves = kernel.cluster_size > 1 ? 4 : 2;
-  return work_tiles <= waves * kernel.resident_clusters;
 }
 
 // A kernel that reads b in shards reads one in one piece too.
@@ -101,7 +73,7 @@ struct Launcher {
       ks[i] = own.k;
     }
     const int64_t total = std::reduce(tile_counts.begin(), tile_counts.end());
-    const int64_t blocks = grid(kernel, total, descs[0]->sm_limit);
+    const int64_t blocks = persistent_grid(kernel, total, descs[0]->sm_limit);
     const int64_t work =
         std::inner_product(tile_counts.begin(), tile_counts.end(), ks.begin(), int64_t{0});
     const bool programmatic = context->options().programmatic_launch &&
@@ -161,6 +133,33 @@ class GeneratedGroupedGemm final : public GroupedGemm {
 };
 
 }  // namespace
+
+int64_t persistent_grid(const Kernel& kernel, int64_t work_tiles, int sm_limit) {
+  int64_t clusters = std::min<int64_t>(work_tiles, kernel.resident_clusters);
+  if (sm_limit > 0) {
+    clusters = std::clamp<int64_t>(sm_limit / kernel.cluster_size, 1, clusters);
+  }
+  return clusters * kernel.cluster_size;
+}
+
+// Tells whether to overlap the previous kernel by programmatic dependent launch. Blocks then go to
+// SMs in the order in which these become free, so neighbours in the grid, which read the same tiles
+// at the same time, lie far apart, and the GEMM takes longer for it than the microsecond that is
+// gained: up to 1.6 times as long without clusters, up to 1.05 times for small tiles with clusters.
+// Tiles below 128x128 and split-K read the most for what they multiply: for them the limit is the K
+// (`work`: its sum over work tiles) that a cluster passes through, for the others the waves.
+bool overlaps_previous(const Kernel& kernel, const GemmConfig& config, int64_t work_tiles,
+                       int64_t work) {
+  constexpr int kMedium = 128 * 128;
+  constexpr int64_t kLongK = 3072;
+  const int area = config.tile_m * config.tile_n;
+  if (area < kMedium || config.split_k > 1) {
+    return work <= kLongK * config.split_k * kernel.resident_clusters;
+  }
+  if (kernel.cluster_size > 1 && area > kMedium) return true;
+  const int64_t waves = kernel.cluster_size > 1 ? 4 : 2;
+  return work_tiles <= waves * kernel.resident_clusters;
+}
 
 Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context, const GemmDesc& desc,
                                      const GemmChoice& choice) {

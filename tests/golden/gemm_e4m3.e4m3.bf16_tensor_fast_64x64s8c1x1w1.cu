@@ -13,6 +13,7 @@ struct Config {
   static constexpr int kWarpgroups = 1;
   static constexpr bool kPingpong = false;
   static constexpr int kProblems = 1;
+  static constexpr Group kGroup = Group::kNone;
   static constexpr int kConsumerRegisters = 255;
   static constexpr int kProducerRegisters = 0;
   static constexpr Scale kScale = Scale::kTensor;

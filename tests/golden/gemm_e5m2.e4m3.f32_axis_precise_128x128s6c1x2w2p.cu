@@ -13,6 +13,7 @@ struct Config {
   static constexpr int kWarpgroups = 2;
   static constexpr bool kPingpong = true;
   static constexpr int kProblems = 1;
+  static constexpr Group kGroup = Group::kNone;
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
   static constexpr Scale kScale = Scale::kAxis;

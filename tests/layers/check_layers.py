@@ -11,6 +11,7 @@
 Inside runtime/ the rooms have one direction too:
 
     device <- emulation      device <- gemm, quantize <- linear <- lists <- model
+    linear <- experts
     all <- c_abi
 
 and those of tools/tuner/, over the files that lie in it itself:
@@ -53,10 +54,11 @@ ROOMS = {
     "runtime/quantize": {"device", "quantize"},
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
+    "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},
     "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
     "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {
-        "device", "gemm", "quantize", "linear", "lists", "model", "distributed", "c_abi"
+        "device", "gemm", "quantize", "linear", "lists", "experts", "model", "distributed", "c_abi"
     },
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},
@@ -239,6 +241,7 @@ def self_test():
         ("runtime/quantize/x.cpp", '#include "runtime/gemm/gemm.hpp"\n'),
         ("runtime/linear/x.cpp", '#include "runtime/model/info.hpp"\n'),
         ("runtime/linear/x.cpp", '#include "runtime/lists/quantizer_list.hpp"\n'),
+        ("runtime/linear/x.cpp", '#include "runtime/experts/group_layout.hpp"\n'),
         ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
         ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
         ("runtime/device/x.cpp", '#include "tuning_db/database.hpp"\n'),

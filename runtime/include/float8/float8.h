@@ -66,6 +66,7 @@
 #include "float8/context.h"
 #include "float8/counters.h"
 #include "float8/distributed.h"
+#include "float8/experts.h"
 #include "float8/gemm.h"
 #include "float8/linear.h"
 #include "float8/model.h"

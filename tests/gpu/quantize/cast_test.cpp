@@ -18,8 +18,8 @@ namespace {
 using reference::AmaxOver;
 
 // A matrix on the device with everything that the amax and cast kernels of `spec` may write.
-struct Quantized {
-  Quantized(Context& context, const codegen::CastSpec& spec, const reference::Matrix& x)
+struct CastResult {
+  CastResult(Context& context, const codegen::CastSpec& spec, const reference::Matrix& x)
       : ld_q(row_pitch(x.cols)),
         ld_qt(row_pitch(x.rows)),
         input(context, reference::to_bytes(x, spec.in)),
@@ -92,13 +92,13 @@ reference::Fp8Matrix expected_copy(const codegen::CastSpec& spec, codegen::Scale
                                    const reference::Matrix& x) {
   const NonFinite non_finite = spec.saturate ? NonFinite::kSaturate : NonFinite::kPropagate;
   if (spec.delayed && mode == codegen::ScaleMode::kTensor) {
-    return reference::cast_delayed(x, spec.out, Quantized::delayed_scale(spec)[0], non_finite);
+    return reference::cast_delayed(x, spec.out, CastResult::delayed_scale(spec)[0], non_finite);
   }
   return reference::cast(x, over(mode), spec.out, spec.pow2, non_finite);
 }
 
 void expect_like_reference(const codegen::CastSpec& spec, const reference::Matrix& x,
-                           const Quantized& device) {
+                           const CastResult& device) {
   const auto expect_scales = [&](const reference::Fp8Matrix& expected, codegen::ScaleMode mode,
                                  const DeviceBuffer& inverses, const char* what) {
     if (mode == codegen::ScaleMode::kTensor) {
@@ -263,7 +263,7 @@ TEST_P(CastTest, BitwiseLikeTheReference) {
         SCOPED_TRACE(f8::format("{} rows {} cols {} data {} seed {}", codegen::key(GetParam()),
                                 rows, cols, static_cast<int>(data), seed));
         const auto x = make_data(data, rows, cols, seed);
-        const Quantized device(context(), GetParam(), x);
+        const CastResult device(context(), GetParam(), x);
         run({&device.operand, 1});
         expect_like_reference(GetParam(), x, device);
         if (HasFailure()) return;
@@ -279,7 +279,7 @@ TEST_P(DelayedCastTest, InfinitiesBecomeNanOrSaturate) {
   x.values[0] = x.values.back() = std::numeric_limits<float>::infinity();
   x.values[170 * 272 + 5] = -std::numeric_limits<float>::infinity();
   x.values[170 * 272 + 6] = std::numeric_limits<float>::quiet_NaN();
-  const Quantized device(context(), GetParam(), x);
+  const CastResult device(context(), GetParam(), x);
   run({&device.operand, 1});
   expect_like_reference(GetParam(), x, device);
 }
@@ -297,7 +297,7 @@ TEST_P(RowsCastTest, RowsOfAnyLength) {
     SCOPED_TRACE(f8::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
     for (const Data data : {Data::kOutliers, Data::kNonFinite}) {
       const auto x = make_data(data, rows, cols, 7);
-      const Quantized device(context(), GetParam(), x);
+      const CastResult device(context(), GetParam(), x);
       run({&device.operand, 1});
       expect_like_reference(GetParam(), x, device);
     }
@@ -307,8 +307,8 @@ TEST_P(RowsCastTest, RowsOfAnyLength) {
 TEST_P(CastTest, TwoMatricesInOneLaunch) {
   const auto x = make_data(Data::kOutliers, 300, 144, 1);
   const auto w = make_data(Data::kHuge, 129, 272, 2);
-  const Quantized first(context(), GetParam(), x);
-  const Quantized second(context(), GetParam(), w);
+  const CastResult first(context(), GetParam(), x);
+  const CastResult second(context(), GetParam(), w);
   const QuantizeOperand operands[] = {first.operand, second.operand};
   run(operands);
   {
@@ -335,30 +335,30 @@ TEST_P(TileAmaxCastTest, ByLinesTheSameAsByWords) {
     const bool tiny = rows * cols < 200'000;
     const auto x = make_data(tiny ? Data::kNonFinite : Data::kOutliers, rows, cols, 1);
     const auto w = make_data(Data::kTiny, 257, 272, 2);
-    const Quantized x_amax(context(), GetParam(), x);
-    const Quantized w_amax(context(), GetParam(), w);
+    const CastResult x_amax(context(), GetParam(), x);
+    const CastResult w_amax(context(), GetParam(), w);
     const QuantizeOperand by_words[] = {x_amax.operand, w_amax.operand};
     run(by_words);
     const DeviceBuffer x_tile_amax(context(), tile_amax_bytes(*before, rows, cols));
     const DeviceBuffer w_tile_amax(context(), tile_amax_bytes(*before, 257, 272));
     for (const bool both : {true, false}) {
-      const Quantized x_by_tile_amax(context(), GetParam(), x);
-      const Quantized w_second(context(), GetParam(), w);
+      const CastResult x_by_tile_amax(context(), GetParam(), x);
+      const CastResult w_second(context(), GetParam(), w);
       QuantizeOperand by_tile_amax[] = {x_by_tile_amax.operand, w_second.operand};
       by_tile_amax[0].tile_amax = x_tile_amax.as<uint16_t>();
       if (both) by_tile_amax[1].tile_amax = w_tile_amax.as<uint16_t>();
       for (int round = 0; round < 3; ++round) run(by_tile_amax);
       for (const auto& [tiled, words] :
            {std::pair{&x_by_tile_amax, &x_amax}, std::pair{&w_second, &w_amax}}) {
-        const auto same = [&](const DeviceBuffer Quantized::*buffer, const char* what) {
+        const auto same = [&](const DeviceBuffer CastResult::*buffer, const char* what) {
           EXPECT_TRUE((tiled->*buffer).download<uint8_t>() == (words->*buffer).download<uint8_t>())
               << what << (words == &x_amax ? " of x" : " of w");
           EXPECT_TRUE((tiled->*buffer).guards_are_whole()) << what;
         };
-        same(&Quantized::q, "q");
-        same(&Quantized::qt, "qt");
-        same(&Quantized::inv_row, "inv_row");
-        same(&Quantized::inv_col, "inv_col");
+        same(&CastResult::q, "q");
+        same(&CastResult::qt, "qt");
+        same(&CastResult::inv_row, "inv_row");
+        same(&CastResult::inv_col, "inv_col");
       }
       for (const auto words = x_by_tile_amax.row_amax.download<uint32_t>();
            const uint32_t word : words)
@@ -386,15 +386,15 @@ TEST_P(TilesCastTest, TwoTilesOfABlock) {
                                          {{1, 16}, {3000, 3008}, {129, 272}, {260, 400}}}) {
     SCOPED_TRACE(f8::format("{} of {} x {} and {} more", codegen::key(GetParam()), sizes[0].first,
                             sizes[0].second, sizes.size() - 1));
-    std::vector<std::unique_ptr<Quantized>> one;
-    std::vector<std::unique_ptr<Quantized>> two;
+    std::vector<std::unique_ptr<CastResult>> one;
+    std::vector<std::unique_ptr<CastResult>> two;
     std::vector<QuantizeOperand> by_one;
     std::vector<QuantizeOperand> by_two;
     int64_t tiles = 0;
     for (const auto& [rows, cols] : sizes) {
       const auto x = make_data(Data::kOutliers, rows, cols, static_cast<uint64_t>(rows));
       for (auto [devices, operands] : {std::pair{&one, &by_one}, std::pair{&two, &by_two}}) {
-        devices->push_back(std::make_unique<Quantized>(context(), GetParam(), x));
+        devices->push_back(std::make_unique<CastResult>(context(), GetParam(), x));
         operands->push_back(devices->back()->operand);
       }
       tiles += cast_tiles(rows, cols);
@@ -416,12 +416,12 @@ TEST_P(TilesCastTest, TwoTilesOfABlock) {
         launch_amax(driver(), **amax, amax_args(*before, sm_count, by_two), true, nullptr));
     F8_ASSERT_OK(launch_cast(driver(), **cast, cast_args(apart, sm_count, by_two), true, nullptr));
     for (size_t i = 0; i < sizes.size(); ++i) {
-      for (const auto& [buffer, what] : {std::pair{&Quantized::q, "q"},
-                                         {&Quantized::qt, "qt"},
-                                         {&Quantized::scale, "scale"},
-                                         {&Quantized::recorded, "recorded amax"},
-                                         {&Quantized::inv_row, "inv_row"},
-                                         {&Quantized::inv_col, "inv_col"}}) {
+      for (const auto& [buffer, what] : {std::pair{&CastResult::q, "q"},
+                                         {&CastResult::qt, "qt"},
+                                         {&CastResult::scale, "scale"},
+                                         {&CastResult::recorded, "recorded amax"},
+                                         {&CastResult::inv_row, "inv_row"},
+                                         {&CastResult::inv_col, "inv_col"}}) {
         const DeviceBuffer& got = (*one[i]).*buffer;
         EXPECT_TRUE(got.download<uint8_t>() == ((*two[i]).*buffer).download<uint8_t>())
             << what << " of " << i;
@@ -439,7 +439,7 @@ TEST_P(TilesCastTest, TwoTilesOfABlock) {
 TEST_P(ListCastTest, AListOfMatrices) {
   std::vector<MatrixSize> sizes;
   std::vector<reference::Matrix> matrices;
-  std::vector<std::unique_ptr<Quantized>> devices;
+  std::vector<std::unique_ptr<CastResult>> devices;
   std::vector<QuantizeOperand> operands;
   for (int64_t i = 0; i < 65; ++i) {
     sizes.push_back({1 + i * 97 % 400, 16 * (1 + i * 5 % 31)});
@@ -447,7 +447,7 @@ TEST_P(ListCastTest, AListOfMatrices) {
     const auto [rows, cols] = sizes.back();
     matrices.push_back(make_data(i % 7 == 3 ? Data::kTiny : Data::kOutliers, rows, cols,
                                  static_cast<uint64_t>(i)));
-    devices.push_back(std::make_unique<Quantized>(context(), GetParam(), matrices.back()));
+    devices.push_back(std::make_unique<CastResult>(context(), GetParam(), matrices.back()));
     operands.push_back(devices.back()->operand);
   }
   const auto list = QuantizeList::plan(context_, GetParam(), sizes);
@@ -477,7 +477,7 @@ TEST_P(CastTest, StridedMatrices) {
     std::copy_n(&dense[static_cast<size_t>(r * cols)], cols, &strided[static_cast<size_t>(r * ld)]);
   }
   const DeviceBuffer input(context(), strided);
-  const Quantized device(context(), GetParam(), x);
+  const CastResult device(context(), GetParam(), x);
   auto amax = amax_arguments({&device.operand, 1});
   amax.tensors[0].x = input.as();
   amax.tensors[0].ld = ld;

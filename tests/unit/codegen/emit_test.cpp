@@ -58,8 +58,12 @@ TEST(Emit, GoldenStubs) {
            "bias_grad/f32",
            "swiglu_cast/bf16.e4m3/delayed/q+qt",
            "swiglu_backward_cast/bf16.e5m2/delayed/q+qt",
+           "group_layout",
+           "cast/bf16.e4m3/axis/q+qt/pow2/group",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
+           "gemm_m/e4m3.e4m3.bf16/axis/fast/64x64s8c1x2w1",
+           "gemm_k/e5m2.e4m3.f32/tensor/precise/128x128s5c1x1w2/+add",
        }) {
     std::string name = key;
     std::ranges::replace(name, '/', '_');
@@ -127,6 +131,7 @@ TEST(Emit, HostAndTemplateCannotDisagree) {
       {"column_sums/bf16", "  float* sums;  // [ceil", "  float *sums, *more;  // [ceil",
        "kernel_args.cuh"},
       {"bias_grad/bf16", "  i32 add;", "  i32 add, more[2];", "kernel_args.cuh"},
+      {"group_layout", "kGroupThreads = 1024", "kGroupThreads = 512", "threads_per_block()"},
   };
   for (const auto& c : cases) {
     KernelSource source = emit_key(c.key);
@@ -188,7 +193,20 @@ std::set<std::string> tunable_kernels() {
                                 "swiglu_backward_cast/f32.e4m3/block128x128+block1x128/q+qt/pow2",
                                 "scale_update",
                                 "found_inf",
-                                "fingerprint"};
+                                "fingerprint",
+                                "group_layout",
+                                "amax/bf16/tensor/group",
+                                "amax/bf16/rowcol/group",
+                                "amax/f32/rowcol+tensor/group",
+                                "cast/bf16.e4m3/tensor/q/group",
+                                "cast/bf16.e4m3/tensor/q+qt/group",
+                                "cast/bf16.e4m3/axis/q+qt/pow2/group",
+                                "cast/f32.e4m3/axis+tensor/q+qt/hold/group",
+                                "cast/f16.e5m2/axis/qt/group",
+                                "cast/bf16.e4m3/block1x128/q+qt/pow2/group",
+                                "cast/f32.e4m3/block1x128/q/hold/group",
+                                "cast/bf16.e4m3/block128x128/q+qt/pow2/group",
+                                "quantize/bf16.e4m3/axis/q/pow2/group"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));
@@ -200,6 +218,7 @@ std::set<std::string> tunable_kernels() {
   for (const char* recipe_name : {"tensorwise", "rowwise"}) {
     const Recipe recipe = *find_recipe(recipe_name);
     for (const GemmSetting& gemm : recipe.gemms) {
+      const bool of_weight = &gemm == &recipe.at(Gemm::kGradWeight);
       const bool axis = gemm.a.granularity == Granularity::kAxis;
       GemmSpec spec{.a = gemm.a.dtype,
                     .b = gemm.b.dtype,
@@ -211,6 +230,9 @@ std::set<std::string> tunable_kernels() {
         keys.insert(key(KernelSpec(spec)));
         spec.pow2 = gemm.a.pow2 && gemm.b.pow2 && takes_pow2(spec);
         keys.insert(key(KernelSpec(spec)));
+        GemmSpec grouped = spec;
+        grouped.groups = of_weight ? GemmGroups::kK : GemmGroups::kM;
+        if (validate(KernelSpec(grouped))) keys.insert(key(KernelSpec(grouped)));
       }
     }
   }
@@ -226,6 +248,16 @@ std::set<std::string> tunable_kernels() {
     for (const char* rest : {"tensor/fast/128x256s4c2x1w2", "axis/precise/256x128s4c1x2w2",
                              "axis/fast/128x128s5c1x1w2p/+bias+add"}) {
       keys.insert(std::string("gemm/") + types + "/" + rest);
+    }
+    for (const char* rest :
+         {"tensor/fast/128x128s5c1x2w2p", "axis/precise/256x128s3c1x1w2",
+          "block128x128/precise/128x128s5c1x1w2", "block128x128/precise/128x256s3c1x2w2"}) {
+      keys.insert(std::string("gemm_m/") + types + "/" + rest);
+    }
+    for (const char* rest :
+         {"tensor/precise/128x128s5c1x2w2/+add", "axis/fast/128x128s5c1x1w2p",
+          "block1x128/precise/128x128s5c1x1w2", "block1x128/precise/128x256s3c2x1w2/+add"}) {
+      keys.insert(std::string("gemm_k/") + types + "/" + rest);
     }
   }
   return keys;

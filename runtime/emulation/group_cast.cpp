@@ -1,0 +1,155 @@
+// The amax and cast kernels over groups of rows: group by group, as those of a matrix alone.
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "codegen/kernels/group_args.cuh"
+#include "recipes/reference.hpp"
+#include "runtime/device/memory.hpp"
+#include "runtime/emulation/kernels.hpp"
+
+namespace f8::runtime::emulation {
+namespace {
+
+// Calls work(place) for each group that has rows.
+template <class Work>
+void each_group(const kernels::GroupsOf& groups, const Work& work) {
+  if (groups.words == nullptr) {
+    for (int e = 0; e < groups.count; ++e) {
+      work(kernels::GroupPlace{e, e * groups.rows, groups.rows, 0, 0});
+    }
+    return;
+  }
+  const kernels::GroupLayout& layout = groups.layout;
+  const int* const words = groups.words;
+  for (int e = 0; e < layout.experts; ++e) {
+    const int length = words[layout.at_lengths() + e];
+    if (length == 0) continue;
+    work(kernels::GroupPlace{e, words[layout.at_starts() + e], length,
+                             words[layout.at_blocks() + e] * kernels::kCastTile,
+                             words[layout.at_scales() + e]});
+  }
+}
+
+// Finds what is wrong with a launch: it has a block for each tile that there is.
+void check_grid(const kernels::GroupsOf& groups, int cols, const Call& call) {
+  unsigned tiles = 0;
+  each_group(groups, [&](const kernels::GroupPlace& at) { tiles += cast_tiles(at.length, cols); });
+  const unsigned grid = call.launch.grid;
+  if (grid < tiles || (groups.words == nullptr && grid != tiles)) {
+    call.fault("grid {} for {} tiles of groups", grid, tiles);
+  }
+}
+
+int element_bytes(Dtype type) {
+  return static_cast<int>(size_bytes(type));
+}
+
+}  // namespace
+
+void emulate_groups(const codegen::AmaxSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::GroupAmaxArgs>();
+  check_grid(args.groups, args.tensor.cols, call);
+  if (spec.tensor && args.tensor.partials == nullptr) call.fault("groups: no words of tensors");
+  if (!call.faults.empty()) return;
+  codegen::AmaxSpec alone = spec;
+  alone.group = false;
+  const bool axes = spec.row || spec.col;
+  each_group(args.groups, [&](const kernels::GroupPlace& at) {
+    kernels::AmaxArgs one{};
+    one.count = 1;
+    kernels::AmaxTensor& t = one.tensors[0] =
+        kernels::group_of(args, at, element_bytes(codegen::memory_type(spec)));
+    t.first_block = 0;
+    t.blocks = axes ? static_cast<int>(cast_tiles(at.length, t.cols)) : 1;
+    uint32_t* const raised = t.partials;
+    uint32_t amax = 0;
+    if (!axes) t.partials = &amax;  // which that kernel writes
+    Launch launch = call.launch;
+    launch.grid = static_cast<unsigned>(t.blocks);
+    void* const parameters[] = {&one};
+    emulate(alone, Call{call.module, launch, parameters, call.sm_count, call.faults});
+    if (!axes) *raised = std::max(*raised, amax);
+  });
+}
+
+namespace {
+
+void cast_alone(const codegen::CastSpec& spec, const kernels::CastTensor& tensor,
+                const Call& call) {
+  codegen::CastSpec alone = spec;
+  alone.group = alone.one_launch = false;
+  std::vector<kernels::CastArgs> one(1);
+  one[0].count = 1;
+  kernels::CastTensor& t = one[0].tensors[0] = tensor;
+  t.first_block = 0;
+  t.blocks = static_cast<int>(cast_tiles(tensor.rows, tensor.cols));
+  Launch launch = call.launch;
+  launch.grid = static_cast<unsigned>(t.blocks);
+  void* const parameters[] = {one.data()};
+  emulate(alone, Call{call.module, launch, parameters, call.sm_count, call.faults});
+}
+
+void quantize_rows(const codegen::CastSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::GroupRowsArgs>();
+  kernels::CastTensor t = args.cast.tensors[0];
+  if (args.cast.count != 1 || args.row_count == nullptr) {
+    return call.fault("rows of groups: {} matrices, or no number of rows", args.cast.count);
+  }
+  if (call.launch.grid != kernels::blocks_of_rows(t.rows, t.cols)) {
+    return call.fault("rows of groups: grid {} for {} rows", call.launch.grid, t.rows);
+  }
+  t.rows = std::min(t.rows, *args.row_count);
+  if (t.rows == 0) return;
+  std::vector<uint32_t> amax(static_cast<size_t>(t.rows));
+  for (int64_t r = 0; r < t.rows; ++r) {
+    for (int64_t c = 0; c < t.cols; ++c) {
+      const uint32_t bits = std::bit_cast<uint32_t>(load_element(t.x, r * t.ld + c, spec.in));
+      amax[static_cast<size_t>(r)] = std::max(amax[static_cast<size_t>(r)], bits & 0x7fffffffU);
+    }
+  }
+  t.tile_amax = nullptr;
+  t.row_amax = amax.data();
+  cast_alone(spec, t, call);
+}
+
+}  // namespace
+
+void emulate_groups(const codegen::CastSpec& spec, const Call& call) {
+  if (spec.one_launch) return quantize_rows(spec, call);
+  const auto& args = call.args<kernels::GroupCastArgs>();
+  check_grid(args.groups, args.tensor.cols, call);
+  const bool rows_1d = spec.q && spec.scale_q == codegen::ScaleMode::kBlock1x128;
+  const bool columns_1d = spec.qt && spec.scale_qt == codegen::ScaleMode::kBlock1x128;
+  const bool blocks_2d = codegen::has_scale(spec, codegen::ScaleMode::kBlock128x128);
+  if (args.groups.words == nullptr ? rows_1d || columns_1d : blocks_2d) {
+    call.fault("groups of a layout have scales of 1x128 blocks, equal ones of 128x128");
+  }
+  if (!call.faults.empty()) return;
+  each_group(args.groups, [&](const kernels::GroupPlace& at) {
+    kernels::CastTensor t = kernels::group_of(args, at, static_cast<kernels::Scale>(spec.scale_q),
+                                              static_cast<kernels::Scale>(spec.scale_qt),
+                                              element_bytes(codegen::memory_type(spec)));
+    // The kernel of a matrix alone has its scales of 1x128 closer together, and nothing in qt's rows
+    // behind the group's columns and their padding.
+    const int64_t blocks = ceil_div(t.cols, kernels::kCastTile);
+    const int64_t own = kernels::padded_scales(at.length);
+    std::vector<float> scales(rows_1d ? static_cast<size_t>(blocks * own) : 0);
+    float* const scales_to = t.inv_scale_row;
+    if (rows_1d) t.inv_scale_row = scales.data();
+    const bool moves_qt = spec.qt && args.groups.words != nullptr;
+    uint8_t* const qt_to = t.qt;
+    if (moves_qt) t.ld_qt = row_pitch(at.length);
+    std::vector<uint8_t> qt(moves_qt ? static_cast<size_t>(t.cols * t.ld_qt) : 0);
+    if (moves_qt) t.qt = qt.data();
+    cast_alone(spec, t, call);
+    for (int64_t block = 0; rows_1d && block < blocks; ++block) {
+      std::copy_n(scales.data() + block * own, own, scales_to + block * args.scale_rows);
+    }
+    for (int64_t c = 0; moves_qt && c < t.cols; ++c) {
+      std::copy_n(t.qt + c * t.ld_qt, t.ld_qt, qt_to + c * args.tensor.ld_qt);
+    }
+  });
+}
+
+}  // namespace f8::runtime::emulation

@@ -1,0 +1,412 @@
+#include "runtime/experts/experts.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "recipes/fp8_layout.hpp"
+#include "runtime/device/call_memory.hpp"
+#include "runtime/device/context_state.hpp"
+#include "runtime/device/memory.hpp"
+#include "runtime/experts/group_layout.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr const char* kForward = "float8_experts_forward";
+constexpr const char* kForwardArgs = "float8_experts_forward_args";
+constexpr const char* kBackward = "float8_experts_backward";
+constexpr const char* kBackwardArgs = "float8_experts_backward_args";
+
+// The copies that a linear makes of each tensor: q and qt.
+constexpr CopySet kCopySets[3][2] = {{kXq, kXqt}, {kWq, kWqt}, {kDyq, kDyqt}};
+
+Status need(const char* args, const char* field, const void* pointer) {
+  if (pointer != nullptr) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", args, field);
+}
+
+Status check_recipe(const Recipe& recipe) {
+  F8_TRY(recipe.validate());
+  for (const Gemm gemm : kGemms) {
+    const GemmSetting& setting = recipe.at(gemm);
+    if (setting.a.scaling != Scaling::kDynamic || setting.b.scaling != Scaling::kDynamic) {
+      return fail(ErrorCode::kUnsupported,
+                  "recipe {}, GEMM {}: expert linears have dynamic scales so far, as tensorwise, "
+                  "rowwise and blockwise",
+                  recipe.name, to_string(gemm));
+    }
+    const Granularity blocks =
+        gemm == Gemm::kGradWeight ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
+    if (is_block(setting.b.granularity) && setting.b.granularity != blocks) {
+      return fail(ErrorCode::kUnsupported,
+                  "recipe {}, GEMM {}: b has scales of {}; expert linears have those of {} there",
+                  recipe.name, to_string(gemm), to_string(setting.b.granularity),
+                  to_string(blocks));
+    }
+  }
+  return {};
+}
+
+// Rows of all experts' weights, and tiles of a launch, are counted in 32 bits.
+Status check_size(const ExpertsDesc& desc) {
+  const auto [m, n, k] = desc.shape;
+  const auto tiles = [](int64_t extent) { return ceil_div(extent, kernels::kCastTile); };
+  const int64_t limit = std::numeric_limits<int32_t>::max();
+  if (desc.experts * n <= limit && desc.experts * tiles(n) * tiles(k) <= limit &&
+      (tiles(m) + desc.experts) * tiles(std::max(n, k)) <= limit) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{} experts of shape {}: more than 2^31 rows of weights or tiles of 128 by 128",
+              desc.experts, to_string(desc.shape));
+}
+
+template <class T>
+T* at_byte(uint8_t* base, size_t offset) {
+  return reinterpret_cast<T*>(base + offset);
+}
+
+}  // namespace
+
+size_t Experts::layout_bytes() const {
+  return GroupLayoutPlan::bytes_of(layout_);
+}
+
+const GemmConfig& Experts::config(Gemm gemm) const {
+  if (gemm == Gemm::kGradWeight) return grad_weight_[0]->config();
+  return gemms_[static_cast<size_t>(gemm)]->config();
+}
+
+kernels::GroupsOf Experts::groups_of(const float8_buffer& layout) const {
+  return {
+      .words = static_cast<const int32_t*>(layout.data), .layout = layout_, .count = 0, .rows = 0};
+}
+
+kernels::GroupsOf Experts::weights() const {
+  return {.words = nullptr,
+          .layout = {},
+          .count = layout_.experts,
+          .rows = static_cast<int32_t>(desc_.shape.n)};
+}
+
+Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Context>& context,
+                                                     const ExpertsDesc& desc) {
+  F8_TRY(check_recipe(desc.recipe));
+  const kernels::GroupLayout layout = F8_TRY(group_layout_of(desc.shape.m, desc.experts));
+  LinearDesc of_expert;
+  of_expert.shape = desc.shape;
+  of_expert.recipe = desc.recipe;
+  of_expert.tensor_dtype = desc.tensor_dtype;
+  of_expert.grad_weight_dtype = desc.grad_weight_dtype;
+  of_expert.accumulate_grad_weight = desc.accumulate_grad_weight;
+  of_expert.needs_grad_input = desc.needs_grad_input;
+  of_expert.non_finite = desc.non_finite;
+  of_expert.sm_limit = desc.sm_limit;
+  const LinearKernels linear = F8_TRY(linear_kernels(of_expert));
+  F8_TRY(check_size(desc));
+  std::shared_ptr<Experts> experts(new Experts(context, desc, layout));
+  F8_TRY(experts->plan_casts(linear));
+  F8_TRY(experts->plan_gemms(linear));
+  experts->lay_out();
+  return experts;
+}
+
+Status Experts::plan_casts(const LinearKernels& linear) {
+  const auto [m, n, k] = desc_.shape;
+  const int64_t rows[] = {m, desc_.experts * n, m};
+  const int64_t cols[] = {k, k, n};
+  std::vector<codegen::KernelSpec> specs;
+  const auto each = [&](const auto& work) -> Status {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      for (unsigned made = 1; made <= (kQ | kQt); ++made) {
+        const CopySet copies =
+            ((made & kQ) != 0 ? kCopySets[i][0] : 0U) | ((made & kQt) != 0 ? kCopySets[i][1] : 0U);
+        for (const KernelPass& pass : linear.passes(copies, false)) {
+          codegen::CastSpec spec = pass.cast;
+          spec.group = true;
+          F8_TRY(work(i, made, spec));
+        }
+      }
+    }
+    return {};
+  };
+  F8_TRY(each([&](size_t, unsigned, const codegen::CastSpec& spec) -> Status {
+    std::ranges::move(GroupCastPlan::specs(spec), std::back_inserter(specs));
+    return {};
+  }));
+  F8_TRY(context_->compile(specs));  // side by side
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    tensors_[i].copies = linear.copies[i];
+    tensors_[i].rows = rows[i];
+    tensors_[i].cols = cols[i];
+  }
+  return each([&](size_t i, unsigned made, const codegen::CastSpec& spec) -> Status {
+    tensors_[i].casts[made].push_back(F8_TRY(GroupCastPlan::create(context_, spec, cols[i])));
+    return {};
+  });
+}
+
+Status Experts::plan_gemms(const LinearKernels& linear) {
+  for (size_t i = 0; i < gemms_.size(); ++i) {
+    if (!linear.gemms[i]) continue;
+    const GroupedDesc desc{.gemm = *linear.gemms[i], .layout = layout_};
+    const GemmConfig config = desc_.configs[i]
+                                  ? *desc_.configs[i]
+                                  : F8_TRY(MGroupedGemm::choose(desc, context_->device().sm_count));
+    gemms_[i] = F8_TRY(MGroupedGemm::create(context_, desc, config));
+  }
+  constexpr auto kGradWeight = static_cast<size_t>(Gemm::kGradWeight);
+  for (const bool add : {false, true}) {
+    const auto& gemm = add ? linear.adding[kGradWeight] : linear.gemms[kGradWeight];
+    if (!gemm) continue;
+    const GroupedDesc desc{.gemm = *gemm, .layout = layout_};
+    const GemmConfig config = desc_.configs[kGradWeight]
+                                  ? *desc_.configs[kGradWeight]
+                                  : F8_TRY(KGroupedGemm::choose(desc, context_->device().sm_count));
+    grad_weight_[add ? 1 : 0] = F8_TRY(KGroupedGemm::create(context_, desc, config));
+  }
+  return {};
+}
+
+int64_t Experts::row_scales(const Tensor& tensor) const {
+  switch (tensor.copies.q->granularity) {
+    case Granularity::kBlock1x128:
+      return ceil_div(tensor.cols, kernels::kCastTile) *
+             scale_rows_of_groups(desc_.shape.m, desc_.experts);
+    case Granularity::kBlock128x128:
+      return desc_.experts * kernels::scales_2d(desc_.shape.n, tensor.cols);
+    default:
+      return tensor.rows;
+  }
+}
+
+int64_t Experts::column_scales(const Tensor& tensor) const {
+  switch (tensor.copies.qt->granularity) {
+    case Granularity::kBlock1x128:
+      return columns_of_groups(desc_.shape.m, desc_.experts) / kernels::kCastTile *
+             kernels::padded_scales(tensor.cols);
+    case Granularity::kBlock128x128:
+      return desc_.experts * kernels::scales_2d(tensor.cols, desc_.shape.n);
+    default:
+      return desc_.experts * tensor.cols;
+  }
+}
+
+void Experts::lay_out() {
+  Arena forward, backward, saved;
+  const int64_t experts = desc_.experts;
+  const auto lay_out = [&](Tensor& t, bool is_weight, Arena& workspace, Arena& kept) {
+    size_t words = 0;
+    for (const auto& casts : t.casts) {
+      for (const GroupCastPlan& cast : casts) {
+        words = std::max(words, cast.amax_words(t.rows, experts));
+      }
+    }
+    const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
+    t.words = workspace.take(words * sizeof(uint32_t));
+    t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
+    t.q_scale = workspace.take(floats(experts * kernels::kScaleStride));
+    t.row_inverse = workspace.take(floats(t.copies.q ? row_scales(t) : 0));
+    if (!t.copies.qt) return;
+    t.qt =
+        kept.take(is_weight ? static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n)
+                            : fp8_copy_bytes(t.cols, columns_of_groups(desc_.shape.m, experts)));
+    t.qt_scale = kept.take(floats(experts * kernels::kScaleStride));
+    t.column_inverse = kept.take(floats(column_scales(t)));
+  };
+  lay_out(at(runtime::Tensor::kInput), false, forward, saved);
+  lay_out(at(runtime::Tensor::kWeight), true, forward, saved);
+  lay_out(at(runtime::Tensor::kGradOutput), false, backward, backward);
+  workspace_bytes_ = std::max(forward.size(), backward.size());
+  saved_bytes_ = saved.size();
+}
+
+Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
+                     const float8_matrix& x, int64_t rows, const Buffers& to, Stream stream) const {
+  for (const GroupCastPlan& plan : tensor.casts[made]) {
+    GroupCastCall call{.groups = groups, .x = x.data, .rows = rows, .ld = x.ld};
+    call.words = at_byte<uint32_t>(to.workspace, tensor.words);
+    const codegen::CastSpec& spec = plan.spec();
+    if (spec.q) {
+      call.q = at_byte<uint8_t>(to.workspace, tensor.q);
+      call.inv_row = at_byte<float>(to.workspace, tensor.row_inverse);
+      call.scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts);
+    }
+    if (spec.qt) {
+      call.qt = at_byte<uint8_t>(to.kept, tensor.qt);
+      call.inv_col = at_byte<float>(to.kept, tensor.column_inverse);
+      call.ld_qt = columns_of_groups(desc_.shape.m, desc_.experts);
+    }
+    call.scale = spec.qt ? at_byte<float>(to.kept, tensor.qt_scale)
+                         : at_byte<float>(to.workspace, tensor.q_scale);
+    F8_TRY(plan.run(call, stream));
+  }
+  return {};
+}
+
+// A scale that q has in common with qt lies with qt, where a cast made both.
+Experts::Operand Experts::q_of(const Tensor& tensor, unsigned made, const Buffers& in) {
+  const bool with_qt = std::ranges::any_of(tensor.casts[made], [](const GroupCastPlan& cast) {
+    return cast.spec().q && cast.spec().qt;
+  });
+  float* const scale = with_qt ? at_byte<float>(in.kept, tensor.qt_scale)
+                               : at_byte<float>(in.workspace, tensor.q_scale);
+  return {at_byte<uint8_t>(in.workspace, tensor.q),
+          tensor.copies.q->granularity == Granularity::kTensor
+              ? scale + kernels::kInverse
+              : at_byte<float>(in.workspace, tensor.row_inverse)};
+}
+
+Experts::Operand Experts::qt_of(const Tensor& tensor, const Buffers& in) {
+  return {at_byte<uint8_t>(in.kept, tensor.qt),
+          tensor.copies.qt->granularity == Granularity::kTensor
+              ? at_byte<float>(in.kept, tensor.qt_scale) + kernels::kInverse
+              : at_byte<float>(in.kept, tensor.column_inverse)};
+}
+
+template <class Call>
+Status Experts::check_common(const char* args, const Call& call) const {
+  if (call.m < 0 || call.m > desc_.shape.m) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}.m is {}, the plan was made for 0 to {}", args,
+                call.m, desc_.shape.m);
+  }
+  if (call.m == 0) return {};
+  F8_TRY(need(args, "layout.data", call.layout.data));
+  return need(args, "workspace.data", call.workspace.data);
+}
+
+Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
+  F8_TRY(check_common(kForwardArgs, call));
+  if (call.m == 0) return {};
+  F8_TRY(need(kForwardArgs, "x.data", call.x.data));
+  F8_TRY(need(kForwardArgs, "w.data", call.w.data));
+  F8_TRY(need(kForwardArgs, "y.data", call.y.data));
+  const auto [m, n, k] = desc_.shape;
+  CallMemory memory(kForwardArgs);
+  memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
+  memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
+                  Access::kRead);
+  memory.add_rows("y", call.y.data, call.m, n, call.y.ld, desc_.tensor_dtype, Access::kWrite);
+  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
+  memory.add("saved", call.saved.data, saved_bytes(), Access::kWrite);
+  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
+  F8_TRY(memory.check_alignment(kForward));
+  F8_TRY(memory.check_overlaps(kForward));
+  return memory.check_device(kForward, *context_, stream);
+}
+
+Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
+  F8_TRY(check_common(kBackwardArgs, call));
+  if (call.dx.data != nullptr && !desc_.needs_grad_input) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.dx is given, the plan was made with float8_experts_desc.no_grad_input",
+                kBackwardArgs);
+  }
+  if (call.dw.data != nullptr && call.dw.accumulate != 0 && !desc_.accumulate_grad_weight) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.dw.accumulate is set, the plan has no GEMM that adds; set "
+                "float8_experts_desc.accumulate_grad_weight",
+                kBackwardArgs);
+  }
+  const auto [m, n, k] = desc_.shape;
+  CallMemory memory(kBackwardArgs);
+  memory.add_rows("dx", call.dx.data, call.m, k, call.dx.ld, desc_.tensor_dtype, Access::kWrite);
+  memory.add_rows("dw", call.dw.data, desc_.experts * n, k, call.dw.ld, desc_.grad_weight_dtype,
+                  Access::kWrite);
+  F8_TRY(memory.check_alignment(kBackward));
+  if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
+  F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
+  F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
+  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
+  memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
+  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
+  F8_TRY(memory.check_alignment(kBackward));
+  F8_TRY(memory.check_overlaps(kBackward));
+  return memory.check_device(kBackward, *context_, stream);
+}
+
+Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
+  F8_TRY(check(call, stream));
+  if (call.m == 0) return {};
+  const Buffers buffers{.workspace = static_cast<uint8_t*>(call.workspace.data),
+                        .kept = static_cast<uint8_t*>(call.saved.data)};
+  const Tensor& x = at(runtime::Tensor::kInput);
+  const Tensor& w = at(runtime::Tensor::kWeight);
+  const unsigned made = call.saved.data != nullptr ? kQ | kQt : kQ;
+  F8_TRY(cast(x, made, groups_of(call.layout), call.x, call.m, buffers, stream));
+  F8_TRY(cast(w, made, weights(), call.w, w.rows, buffers, stream));
+  const Operand a = q_of(x, made, buffers);
+  const Operand b = q_of(w, made, buffers);
+  return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
+      {.a = a.elements,
+       .b = b.elements,
+       .d = call.y.data,
+       .inv_scale_a = a.inverse_scale,
+       .inv_scale_b = b.inverse_scale,
+       .layout = call.layout.data,
+       .m = call.m,
+       .ld_d = call.y.ld,
+       .scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts),
+       .zero_tail = call.zero_tail != 0},
+      stream);
+}
+
+Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
+                           const Buffers& saved, unsigned made, Stream stream) const {
+  const Operand a = q_of(at(runtime::Tensor::kGradOutput), made, own);
+  const Operand b = qt_of(at(runtime::Tensor::kWeight), saved);
+  return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run(
+      {.a = a.elements,
+       .b = b.elements,
+       .d = call.dx.data,
+       .inv_scale_a = a.inverse_scale,
+       .inv_scale_b = b.inverse_scale,
+       .layout = call.layout.data,
+       .m = call.m,
+       .ld_d = call.dx.ld,
+       .scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts),
+       .zero_tail = call.zero_tail != 0},
+      stream);
+}
+
+Status Experts::grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
+                            const Buffers& saved, Stream stream) const {
+  const Operand a = qt_of(at(runtime::Tensor::kGradOutput), own);
+  const Operand b = qt_of(at(runtime::Tensor::kInput), saved);
+  return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = a.elements,
+                                                             .b = b.elements,
+                                                             .d = call.dw.data,
+                                                             .inv_scale_a = a.inverse_scale,
+                                                             .inv_scale_b = b.inverse_scale,
+                                                             .layout = call.layout.data,
+                                                             .ld_d = call.dw.ld},
+                                                            stream);
+}
+
+Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
+  F8_TRY(check(call, stream));
+  const bool dx = call.dx.data != nullptr;
+  const bool dw = call.dw.data != nullptr;
+  if (call.m == 0 && dw && call.dw.accumulate == 0) {
+    const auto [m, n, k] = desc_.shape;
+    const size_t element = size_bytes(desc_.grad_weight_dtype);
+    const Context::State& state = context_->state();
+    return zero(state.driver, state.primary, call.dw.data, desc_.experts * n,
+                static_cast<size_t>(k) * element,
+                static_cast<size_t>(call.dw.ld == 0 ? k : call.dw.ld) * element, stream);
+  }
+  if (call.m == 0 || (!dx && !dw)) return {};
+  auto* const workspace = static_cast<uint8_t*>(call.workspace.data);
+  const Buffers own{.workspace = workspace, .kept = workspace};
+  const Buffers saved{.workspace = workspace, .kept = static_cast<uint8_t*>(call.saved.data)};
+  const unsigned made = (dx ? kQ : 0) | (dw ? kQt : 0);
+  F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout), call.dy, call.m, own,
+              stream));
+  if (dx) F8_TRY(grad_input(call, own, saved, made, stream));
+  return dw ? grad_weight(call, own, saved, stream) : Status();
+}
+
+}  // namespace f8::runtime

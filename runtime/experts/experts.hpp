@@ -1,0 +1,111 @@
+// An expert linear: y_e = x_e w_e^T for each expert e, forward and backward, as so many linears
+// compute it (runtime/linear/linear.hpp), bit for bit. A plan is immutable and shared between threads;
+// the caller gives the tensors, a layout of the routing (group_layout.hpp), a workspace and a saved
+// buffer.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "float8/experts.h"
+#include "runtime/experts/group_cast.hpp"
+#include "runtime/gemm/k_grouped.hpp"
+#include "runtime/linear/kernels.hpp"
+
+namespace f8::runtime {
+
+struct ExpertsDesc {
+  Shape shape;  // m: the most rows of all experts
+  int64_t experts = 1;
+  Recipe recipe;
+  Dtype tensor_dtype = Dtype::kBf16;
+  Dtype grad_weight_dtype = Dtype::kBf16;
+  bool accumulate_grad_weight = false;  // a call may add to the gradient that is there
+  bool needs_grad_input = true;
+  NonFinite non_finite = NonFinite::kPropagate;
+  int sm_limit = 0;
+  std::array<std::optional<GemmConfig>, 3> configs =
+      {};  // indexed by Gemm; empty: the cost model's
+};
+
+using ExpertsForwardCall = float8_experts_forward_args;
+using ExpertsBackwardCall = float8_experts_backward_args;
+
+class Experts {
+ public:
+  // Chooses, compiles and loads the kernels.
+  [[nodiscard]] static Result<std::shared_ptr<const Experts>> plan(
+      const std::shared_ptr<Context>& context, const ExpertsDesc& desc);
+
+  [[nodiscard]] size_t layout_bytes() const;
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+  [[nodiscard]] size_t saved_bytes() const { return saved_bytes_; }
+  [[nodiscard]] Status forward(const ExpertsForwardCall& call, Stream stream) const;
+  [[nodiscard]] Status backward(const ExpertsBackwardCall& call, Stream stream) const;
+
+  [[nodiscard]] const ExpertsDesc& desc() const { return desc_; }
+  [[nodiscard]] const GemmConfig& config(Gemm gemm) const;
+
+ private:
+  // The copies that a call makes of a tensor, as a set of bits.
+  static constexpr unsigned kQ = 1, kQt = 2;
+
+  // The casts of x, w or dy, and where their results lie: q and what belongs to it in the workspace, qt
+  // in `saved`, that of dy in the workspace too.
+  struct Tensor {
+    Copies copies = {};
+    std::array<std::vector<GroupCastPlan>, 4> casts = {};  // indexed by the copies that they make
+    int64_t rows = 0, cols = 0;                            // the most rows, of all groups
+    size_t words = 0, q = 0, q_scale = 0, row_inverse = 0;
+    size_t qt = 0, qt_scale = 0, column_inverse = 0;
+  };
+  // The memory of a call that casts have.
+  struct Buffers {
+    uint8_t* workspace = nullptr;
+    uint8_t* kept = nullptr;  // where qt lies
+  };
+  // What a GEMM reads of a tensor.
+  struct Operand {
+    const void* elements;
+    const float* inverse_scale;
+  };
+
+  Experts(std::shared_ptr<Context> context, ExpertsDesc desc, kernels::GroupLayout layout)
+      : context_(std::move(context)), desc_(std::move(desc)), layout_(layout) {}
+  [[nodiscard]] Status plan_casts(const LinearKernels& linear);
+  [[nodiscard]] Status plan_gemms(const LinearKernels& linear);
+  void lay_out();
+  // The inverse scales of q and of qt that are not a tensor's.
+  [[nodiscard]] int64_t row_scales(const Tensor& tensor) const;
+  [[nodiscard]] int64_t column_scales(const Tensor& tensor) const;
+  [[nodiscard]] Tensor& at(runtime::Tensor tensor) { return tensors_[static_cast<size_t>(tensor)]; }
+  [[nodiscard]] const Tensor& at(runtime::Tensor tensor) const {
+    return tensors_[static_cast<size_t>(tensor)];
+  }
+  [[nodiscard]] kernels::GroupsOf groups_of(const float8_buffer& layout) const;
+  [[nodiscard]] kernels::GroupsOf weights() const;
+  [[nodiscard]] Status cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
+                            const float8_matrix& x, int64_t rows, const Buffers& to,
+                            Stream stream) const;
+  [[nodiscard]] static Operand q_of(const Tensor& tensor, unsigned made, const Buffers& in);
+  [[nodiscard]] static Operand qt_of(const Tensor& tensor, const Buffers& in);
+  template <class Call>
+  [[nodiscard]] Status check_common(const char* args, const Call& call) const;
+  [[nodiscard]] Status grad_input(const ExpertsBackwardCall& call, const Buffers& own,
+                                  const Buffers& saved, unsigned made, Stream stream) const;
+  [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
+                                   const Buffers& saved, Stream stream) const;
+  [[nodiscard]] Status check(const ExpertsForwardCall& call, Stream stream) const;
+  [[nodiscard]] Status check(const ExpertsBackwardCall& call, Stream stream) const;
+
+  std::shared_ptr<Context> context_;
+  ExpertsDesc desc_;
+  kernels::GroupLayout layout_;
+  std::array<Tensor, 3> tensors_;                           // indexed by runtime::Tensor
+  std::array<std::optional<MGroupedGemm>, 2> gemms_;        // output and grad_input
+  std::array<std::optional<KGroupedGemm>, 2> grad_weight_;  // which writes, which adds
+  size_t workspace_bytes_ = 0;
+  size_t saved_bytes_ = 0;
+};
+
+}  // namespace f8::runtime

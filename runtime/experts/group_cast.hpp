@@ -1,0 +1,62 @@
+// The casts of a matrix whose rows are groups, each with scales of its own: what a cast of the group's
+// rows alone gives, bit for bit.
+#pragma once
+
+#include <algorithm>
+
+#include "codegen/kernels/group_args.cuh"
+#include "runtime/device/context.hpp"
+
+namespace f8::runtime {
+
+// `rows` and `groups` are the most of a call. Which pointers matter is the spec's to say.
+struct GroupCastCall {
+  kernels::GroupsOf groups = {};  // with a layout, or of equal groups
+  const void* x = nullptr;
+  int64_t rows = 0;           // of all groups, and behind them
+  int64_t ld = 0;             // of x, elements; 0: dense
+  uint32_t* words = nullptr;  // amax_words() of scratch
+  uint8_t* q = nullptr;       // [rows][row_pitch(cols)]
+  // Of equal groups [groups][cols][row_pitch(group's rows)]; of a layout's [cols][ld_qt], each group from
+  // its block of columns on.
+  uint8_t* qt = nullptr;
+  int64_t ld_qt = 0;       // with a layout: bytes, whole 128s
+  float* scale = nullptr;  // tensor: [groups][kernels::kScaleStride]
+  // The inverse scales of q and qt, as kernels::GroupCastArgs has them.
+  float* inv_row = nullptr;
+  float* inv_col = nullptr;
+  int64_t scale_rows = 0;  // block1x128 of q: scale_rows_of_groups()
+};
+
+// The rows of the 1x128 scales of q, of m rows in so many groups: each group's are padded to whole 4s.
+[[nodiscard]] constexpr int64_t scale_rows_of_groups(int64_t m, int64_t groups) {
+  return (m + 3 * std::min(m, groups)) / 4 * 4;
+}
+
+class GroupCastPlan {
+ public:
+  // `spec` is a cast of groups; the kernels that it takes follow from it.
+  [[nodiscard]] static Result<GroupCastPlan> create(const std::shared_ptr<Context>& context,
+                                                    const codegen::CastSpec& spec, int64_t cols);
+  // The kernels, to be compiled side by side.
+  [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec);
+  [[nodiscard]] size_t amax_words(int64_t rows, int64_t groups) const;
+  // Enqueues a memset and two launches, or one launch where rows alone or blocks have scales.
+  [[nodiscard]] Status run(const GroupCastCall& call, Stream stream) const;
+  [[nodiscard]] const codegen::CastSpec& spec() const { return spec_; }
+
+ private:
+  GroupCastPlan(std::shared_ptr<Context> context, const codegen::CastSpec& spec, int64_t cols)
+      : context_(std::move(context)), spec_(spec), cols_(cols) {}
+  [[nodiscard]] Status quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
+                                     Stream stream) const;
+
+  std::shared_ptr<Context> context_;
+  codegen::CastSpec spec_;
+  int64_t cols_;
+  const Kernel* amax_ = nullptr;  // null: the cast finds its scales
+  const Kernel* cast_ = nullptr;
+  const Kernel* rows_ = nullptr;  // in their place, for the rows of a layout
+};
+
+}  // namespace f8::runtime

@@ -1,0 +1,290 @@
+// The casts of groups of rows against the reference of each group alone, bit for bit: by type, scales
+// and routing, and of equal groups, as the weights of experts.
+#include "runtime/experts/group_cast.hpp"
+
+#include "recipes/fp8_layout.hpp"
+#include "recipes/reference_groups.hpp"
+#include "runtime/experts/group_layout.hpp"
+#include "runtime/gemm/k_grouped.hpp"
+#include "tests/gpu/experts/routings.hpp"
+#include "tests/gpu/gpu_test.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+using reference::AmaxOver;
+using reference::Matrix;
+
+constexpr uint8_t kPoisonOfRow = 0xff;
+
+AmaxOver over_of(codegen::ScaleMode mode) {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      return AmaxOver::kTensor;
+    case codegen::ScaleMode::kBlock1x128:
+      return AmaxOver::kBlock1x128;
+    case codegen::ScaleMode::kBlock128x128:
+      return AmaxOver::kBlock128x128;
+    default:
+      return AmaxOver::kRow;
+  }
+}
+
+Matrix rows_of(const Matrix& x, int64_t first, int64_t count) {
+  Matrix out{count, x.cols, {}};
+  const auto from = x.values.begin() + first * x.cols;
+  out.values.assign(from, from + count * x.cols);
+  return out;
+}
+
+class GroupCastTest : public GpuTestWith<const char*> {
+ protected:
+  static codegen::CastSpec spec_of(const char* key) {
+    return std::get<codegen::CastSpec>(codegen::parse_kernel_spec(key).value());
+  }
+
+  // The buffers of a cast of `groups` groups, whose qt has rows of `columns`.
+  struct Copies {
+    Copies(const Context& context, const GroupCastPlan& plan, int64_t rows, int64_t cols,
+           int64_t groups, int64_t qt_rows, int64_t columns)
+        : q(context, fp8_copy_bytes(rows, cols)),
+          qt(context, fp8_copy_bytes(qt_rows, columns)),
+          scale(context, static_cast<size_t>(groups * kernels::kScaleStride) * sizeof(float)),
+          // At least what scales of axes and of either block take.
+          inv_row(context,
+                  static_cast<size_t>(ceil_div(cols, 128) * scale_rows_of_groups(rows, groups)) *
+                      sizeof(float)),
+          inv_col(context,
+                  static_cast<size_t>((groups + columns / 128) * kernels::padded_scales(cols)) *
+                      sizeof(float)),
+          words(context, plan.amax_words(rows, groups) * sizeof(uint32_t)) {}
+    DeviceBuffer q, qt, scale, inv_row, inv_col, words;
+
+    [[nodiscard]] bool guards_are_whole() const {
+      return q.guards_are_whole() && qt.guards_are_whole() && scale.guards_are_whole() &&
+             inv_row.guards_are_whole() && inv_col.guards_are_whole() && words.guards_are_whole();
+    }
+  };
+  // Where a group's part of a copy is: its bytes begin at `first` and its rows are `pitch` apart; the
+  // inverse scale of block b of row r is at [r * row_step + b * block_step] from `inverse` on.
+  struct Part {
+    const uint8_t* first;
+    int64_t pitch;
+    const float* inverse;
+    int64_t row_step, block_step;
+  };
+  static void expect_copy(const Matrix& of, const Part& part, const codegen::CastSpec& spec,
+                          codegen::ScaleMode mode, const std::string& name) {
+    const auto expected =
+        reference::cast(of, over_of(mode), spec.out, spec.pow2,
+                        spec.saturate ? NonFinite::kSaturate : NonFinite::kPropagate);
+    const bool blocks = mode == codegen::ScaleMode::kBlock1x128;
+    const int64_t across = blocks ? ceil_div(of.cols, kernels::kCastTile) : 1;
+    for (int64_t r = 0; r < of.rows; ++r) {
+      const uint8_t* const row = part.first + r * part.pitch;
+      ASSERT_TRUE(std::equal(row, row + of.cols, expected.bits.begin() + r * of.cols))
+          << name << ", row " << r;
+      for (int64_t b = 0; b < across; ++b) {
+        const size_t at =
+            mode == codegen::ScaleMode::kTensor ? 0 : static_cast<size_t>(r * across + b);
+        ASSERT_EQ(part.inverse[r * part.row_step + b * part.block_step], expected.inv_scales[at])
+            << name << ", row " << r << ", block " << b;
+      }
+    }
+  }
+  void expect_groups(const codegen::CastSpec& spec, const Routing& routing, const Matrix& x,
+                     const Copies& to);
+  static GroupCastCall call_of(const kernels::GroupsOf& groups, const DeviceBuffer& x, int64_t rows,
+                               const Copies& to) {
+    return {.groups = groups,
+            .x = x.as(),
+            .rows = rows,
+            .words = to.words.as<uint32_t>(),
+            .q = to.q.as<uint8_t>(),
+            .qt = to.qt.as<uint8_t>(),
+            .scale = to.scale.as<float>(),
+            .inv_row = to.inv_row.as<float>(),
+            .inv_col = to.inv_col.as<float>()};
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Specs, GroupCastTest,
+    ::testing::Values("cast/bf16.e4m3/tensor/q/group", "cast/bf16.e5m2/tensor/q/group",
+                      "cast/bf16.e4m3/axis/q/group", "cast/f16.e4m3/axis/q/pow2/group",
+                      "cast/f32.e4m3/axis/q/pow2/group", "cast/f32.e5m2/tensor/q/hold/group",
+                      "cast/bf16.e5m2/tensor/q+qt/group", "cast/bf16.e4m3/axis/q+qt/pow2/group",
+                      "cast/f16.e4m3/axis/qt/group", "cast/bf16.e4m3/block1x128/q/pow2/group",
+                      "cast/bf16.e4m3/block1x128/q+qt/pow2/group",
+                      "cast/f32.e4m3/block1x128/qt/group"),
+    [](const auto& suite) {
+      std::string name = suite.param;
+      std::ranges::replace_if(
+          name, [](char c) { return std::isalnum(c) == 0; }, '_');
+      return name;
+    });
+
+constexpr int64_t kCols = 272;
+
+// Compares the copies of each group with the reference's.
+void GroupCastTest::expect_groups(const codegen::CastSpec& spec, const Routing& routing,
+                                  const Matrix& x, const Copies& to) {
+  const auto experts = static_cast<int64_t>(routing.ends.size());
+  const int64_t columns = columns_of_groups(routing.m, experts);
+  const int64_t scale_rows = scale_rows_of_groups(routing.m, experts);
+  const auto q = to.q.download<uint8_t>(), qt = to.qt.download<uint8_t>();
+  const auto scale = to.scale.download<float>();
+  const auto inv_row = to.inv_row.download<float>(), inv_col = to.inv_col.download<float>();
+  const reference::Groups groups = reference::groups(routing.ends, routing.m);
+  // A copy of a group, whose inverse scales of axes begin at `axis`, of blocks at `block`.
+  const auto part = [&](codegen::ScaleMode mode, const uint8_t* first, int64_t pitch, size_t e,
+                        const float* inverse, int64_t axis, int64_t block, int64_t block_step) {
+    if (mode == codegen::ScaleMode::kTensor) {
+      return Part{first, pitch, &scale[e * kernels::kScaleStride + kernels::kInverse], 0, 0};
+    }
+    const bool blocks = mode == codegen::ScaleMode::kBlock1x128;
+    return Part{first, pitch, inverse + (blocks ? block : axis), 1, block_step};
+  };
+  for (size_t e = 0; e < groups.lengths.size(); ++e) {
+    const int64_t rows = groups.lengths[e], start = groups.starts[e], block = groups.blocks[e];
+    if (rows == 0) continue;
+    const std::string name = f8::format("{}, expert {}", routing.name, e);
+    const Matrix own = rows_of(x, start, rows);
+    if (spec.q) {
+      expect_copy(own,
+                  part(spec.scale_q, q.data() + start * row_pitch(kCols), row_pitch(kCols), e,
+                       inv_row.data(), start, groups.scales[e], scale_rows),
+                  spec, spec.scale_q, name + ", q");
+    }
+    if (spec.qt) {
+      constexpr int64_t kStep = kernels::padded_scales(kCols);
+      const uint8_t* const first = qt.data() + block * kernels::kCastTile;
+      expect_copy(transpose(own),
+                  part(spec.scale_qt, first, columns, e, inv_col.data(),
+                       static_cast<int64_t>(e) * kCols, block * kStep, kStep),
+                  spec, spec.scale_qt, name + ", qt");
+      for (int64_t c = 0; c < kCols; ++c) {
+        const uint8_t* const row = first + c * columns;
+        ASSERT_TRUE(std::all_of(row + rows, row + row_pitch(rows), [](uint8_t b) {
+          return b == 0;
+        })) << name;
+      }
+    }
+    if (HasFatalFailure()) return;
+  }
+  const auto tail = q.begin() + groups.rows * row_pitch(kCols);
+  EXPECT_TRUE(std::all_of(tail, q.end(), [](uint8_t b) { return b == kPoison; })) << routing.name;
+  const int64_t used = row_pitch(groups.lengths.back()) + groups.blocks.back() * int64_t{128};
+  EXPECT_TRUE(std::all_of(qt.begin() + used, qt.begin() + columns, [](uint8_t b) {
+    return b == kPoison;
+  })) << routing.name;
+  EXPECT_TRUE(to.guards_are_whole()) << routing.name;
+}
+
+// The tail holds NaN, which reaches no scale, and its rows are not written. Behind a group's columns of
+// qt there are zeros up to a whole block, and what is behind the last block is not written.
+TEST_P(GroupCastTest, IsTheCastOfEachGroupAlone) {
+  const codegen::CastSpec spec = spec_of(GetParam());
+  for (const Routing& routing : routings(by_device(1024, 128))) {
+    if (routing.m == 0) continue;
+    const auto experts = static_cast<int64_t>(routing.ends.size());
+    const int64_t columns = columns_of_groups(routing.m, experts);
+    const Matrix x = reference::rounded_to(
+        reference::random_matrix(routing.m, kCols, 7, reference::Distribution::kOutliers), spec.in);
+    std::vector<uint8_t> bytes = reference::to_bytes(x, spec.in);
+    const size_t row_bytes = static_cast<size_t>(kCols) * size_bytes(spec.in);
+    std::fill(bytes.begin() +
+                  static_cast<std::ptrdiff_t>(static_cast<size_t>(routing.ends.back()) * row_bytes),
+              bytes.end(), kPoisonOfRow);
+    const DeviceBuffer device_x(context(), bytes);
+    const auto layouts = GroupLayoutPlan::create(context_, routing.m, experts);
+    F8_ASSERT_OK(layouts);
+    const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
+    const DeviceBuffer offsets(context(), routing.ends);
+    const auto plan = GroupCastPlan::create(context_, spec, kCols);
+    F8_ASSERT_OK(plan);
+    const Copies to(context(), *plan, routing.m, kCols, experts, kCols, columns);
+    F8_ASSERT_OK(layouts->run(
+        {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
+    const kernels::GroupsOf of{.words = layout.as<int32_t>(),
+                               .layout = group_layout_of(routing.m, experts).value(),
+                               .count = 0,
+                               .rows = 0};
+    GroupCastCall call = call_of(of, device_x, routing.m, to);
+    call.ld_qt = columns;
+    call.scale_rows = scale_rows_of_groups(routing.m, experts);
+    F8_ASSERT_OK(plan->run(call, nullptr));
+    expect_groups(spec, routing, x, to);
+    if (HasFailure()) return;
+  }
+}
+
+class EqualGroupsTest : public GroupCastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, EqualGroupsTest,
+                         ::testing::Values("cast/bf16.e4m3/tensor/q+qt/group",
+                                           "cast/bf16.e4m3/axis/q+qt/pow2/group",
+                                           "cast/bf16.e4m3/axis+tensor/q+qt/pow2/group",
+                                           "cast/f32.e4m3/axis/qt/pow2/group",
+                                           "cast/f16.e4m3/axis/q/group",
+                                           "cast/bf16.e5m2/tensor/qt/group",
+                                           "cast/bf16.e4m3/block128x128/q+qt/pow2/group"),
+                         [](const auto& suite) {
+                           std::string name = suite.param;
+                           std::ranges::replace_if(
+                               name, [](char c) { return std::isalnum(c) == 0; }, '_');
+                           return name;
+                         });
+
+TEST_P(EqualGroupsTest, AreTheCastsOfEachWeight) {
+  const codegen::CastSpec spec = spec_of(GetParam());
+  constexpr int64_t kExperts = 5, kN = 144, kK = 272;
+  const Matrix w = reference::rounded_to(
+      reference::random_matrix(kExperts * kN, kK, 8, reference::Distribution::kOutliers), spec.in);
+  const DeviceBuffer device_w(context(), reference::to_bytes(w, spec.in));
+  const auto plan = GroupCastPlan::create(context_, spec, kK);
+  F8_ASSERT_OK(plan);
+  const Copies to(context(), *plan, kExperts * kN, kK, kExperts, kExperts * kK, kN);
+  const kernels::GroupsOf groups{.words = nullptr, .layout = {}, .count = kExperts, .rows = kN};
+  F8_ASSERT_OK(plan->run(call_of(groups, device_w, kExperts * kN, to), nullptr));
+  const auto scale = to.scale.download<float>();
+  const auto check = [&](bool transposed, const std::vector<uint8_t>& bits,
+                         const std::vector<float>& inverses, codegen::ScaleMode mode) {
+    for (int64_t e = 0; e < kExperts; ++e) {
+      Matrix of = rows_of(w, e * kN, kN);
+      if (transposed) of = transpose(of);
+      const auto expected = reference::cast(of, over_of(mode), spec.out, spec.pow2);
+      const int64_t pitch = row_pitch(of.cols);
+      for (int64_t r = 0; r < of.rows; ++r) {
+        const auto from = bits.begin() + (e * of.rows + r) * pitch;
+        ASSERT_TRUE(std::equal(from, from + of.cols, expected.bits.begin() + r * of.cols))
+            << "expert " << e << ", row " << r << " of " << (transposed ? "qt" : "q");
+        if (mode == codegen::ScaleMode::kBlock128x128) {
+          const int64_t blocks = ceil_div(of.cols, 128);
+          for (int64_t b = 0; b < blocks; ++b) {
+            ASSERT_EQ(inverses[static_cast<size_t>(e * kernels::scales_2d(of.rows, of.cols) +
+                                                   r / 128 * kernels::padded_scales(blocks) + b)],
+                      expected.inv_scales[static_cast<size_t>(r / 128 * blocks + b)]);
+          }
+        }
+        if (mode == codegen::ScaleMode::kAxis) {
+          ASSERT_EQ(inverses[static_cast<size_t>(e * of.rows + r)],
+                    expected.inv_scales[static_cast<size_t>(r)]);
+        }
+      }
+      if (mode == codegen::ScaleMode::kTensor) {
+        ASSERT_EQ(scale[static_cast<size_t>(e * kernels::kScaleStride + kernels::kInverse)],
+                  expected.inv_scales[0]);
+      }
+    }
+  };
+  if (spec.q) {
+    check(false, to.q.download<uint8_t>(), to.inv_row.download<float>(), spec.scale_q);
+  }
+  if (spec.qt) {
+    check(true, to.qt.download<uint8_t>(), to.inv_col.download<float>(), spec.scale_qt);
+  }
+  EXPECT_TRUE(to.guards_are_whole());
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu

@@ -1,0 +1,204 @@
+// Expert linears through the public header, on an emulated device: what is refused, and in which
+// words.
+#include <gtest/gtest.h>
+
+#include <string_view>
+#include <vector>
+
+#include "tests/unit/runtime/c_abi/emulated_memory.hpp"
+
+namespace {
+
+using float8::testing::emulated;
+using float8::testing::Memory;
+using float8::testing::memory;
+using float8::testing::random_bf16;
+
+class GroupLayoutAbi : public ::testing::Test {
+ protected:
+  float8_group_layout_plan* plan(int64_t m_max, int32_t experts) {
+    const float8_group_layout_desc desc{
+        .struct_size = sizeof desc, .m_max = m_max, .experts = experts, .reserved = 0};
+    float8_group_layout_plan* out = nullptr;
+    status_ = float8_group_layout_plan_create(context_.get(), &desc, &out);
+    return out;
+  }
+  static bool says(std::string_view words) {
+    return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
+  }
+
+  float8::Context context_ = emulated();
+  float8_status status_ = FLOAT8_OK;
+};
+
+TEST_F(GroupLayoutAbi, BytesFollowFromTheDescription) {
+  float8_group_layout_plan* layouts = plan(1000, 6);
+  ASSERT_NE(layouts, nullptr);
+  // The header, five arrays, and tables of 64, 128, 192 and 256 rows.
+  EXPECT_EQ(float8_group_layout_bytes(layouts),
+            4 * (16 + 5 * 8 + 4 * (15 + 6 + 7 + 6 + 5 + 6 + 3 + 6)));
+  float8_group_layout_plan_destroy(layouts);
+  EXPECT_EQ(float8_group_layout_bytes(nullptr), 0U);
+  float8_group_layout_plan_destroy(nullptr);
+}
+
+TEST_F(GroupLayoutAbi, RefusesSizes) {
+  EXPECT_EQ(plan(0, 1), nullptr);
+  EXPECT_EQ(status_, FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("m_max is 0"));
+  EXPECT_EQ(plan(int64_t{1} << 31, 1), nullptr);
+  EXPECT_EQ(plan(1, 0), nullptr);
+  EXPECT_EQ(plan(1, FLOAT8_MAX_EXPERTS + 1), nullptr);
+  EXPECT_TRUE(says("experts is 1025; it is 1 to 1024"));
+}
+
+TEST_F(GroupLayoutAbi, RefusesCalls) {
+  float8_group_layout_plan* layouts = plan(100, 2);
+  const size_t bytes = float8_group_layout_bytes(layouts);
+  const Memory layout = memory(bytes);
+  const std::vector<int32_t> offsets = {40, 90};
+  const auto call = [&](float8_group_layout_args args) {
+    return float8_group_layout(layouts, &args, nullptr);
+  };
+  EXPECT_EQ(call({.offsets = offsets.data(), .m = 100, .layout = {layout.get(), bytes}}),
+            FLOAT8_OK);
+  EXPECT_EQ(call({.offsets = offsets.data(), .m = 101, .layout = {layout.get()}}),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("m is 101; the plan was made for 0 to 100"));
+  EXPECT_EQ(call({.m = 100, .layout = {layout.get()}}), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("offsets is NULL"));
+  EXPECT_EQ(call({.offsets = offsets.data(), .m = 100}), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("layout is NULL"));
+  EXPECT_EQ(call({.offsets = offsets.data(), .m = 100, .layout = {layout.get(), bytes - 1}}),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("bytes are needed"));
+  EXPECT_EQ(call({.offsets = offsets.data(),
+                  .m = 100,
+                  .layout = {static_cast<char*>(layout.get()) + 4, 0}}),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("not aligned to 16 bytes"));
+  float8_group_error error;
+  EXPECT_EQ(float8_group_layout_error(layouts, nullptr, nullptr, &error), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_group_layout_error(layouts, layout.get(), nullptr, &error), FLOAT8_OK);
+  EXPECT_EQ(error.code, FLOAT8_NO_GROUP_ERROR);
+  EXPECT_EQ(error.expert, -1);
+  float8_group_layout_plan_destroy(layouts);
+}
+
+// An expert linear and a linear on the same emulated device, with memory of one call.
+class ExpertsAbi : public GroupLayoutAbi {
+ protected:
+  static constexpr int64_t kM = 70, kN = 48, kK = 80;
+  static float8_experts_desc desc(const char* recipe) {
+    float8_experts_desc out{};
+    out.struct_size = sizeof out;
+    out.m_max = kM;
+    out.n = kN;
+    out.k = kK;
+    out.experts = 2;
+    out.recipe = recipe;
+    return out;
+  }
+  float8_experts* plan_experts(const float8_experts_desc& of) {
+    float8_experts* out = nullptr;
+    status_ = float8_experts_plan(context_.get(), &of, &out);
+    return out;
+  }
+};
+
+TEST_F(ExpertsAbi, RefusesDescriptions) {
+  EXPECT_EQ(plan_experts(desc("delayed")), nullptr);
+  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says("recipe delayed, GEMM output: expert linears have dynamic scales"));
+  EXPECT_EQ(plan_experts(desc("bf16")), nullptr);
+  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
+  float8_experts_desc bad = desc("rowwise");
+  bad.k = 81;
+  EXPECT_EQ(plan_experts(bad), nullptr);
+  EXPECT_EQ(status_, FLOAT8_INVALID_ARGUMENT);
+  bad = desc("rowwise");
+  bad.experts = 0;
+  EXPECT_EQ(plan_experts(bad), nullptr);
+  EXPECT_TRUE(says("experts is 0; it is 1 to 1024"));
+  bad = desc("rowwise");
+  bad.reserved = 1;
+  EXPECT_EQ(plan_experts(bad), nullptr);
+  EXPECT_TRUE(says("float8_experts_desc.reserved is 1"));
+}
+
+TEST_F(ExpertsAbi, RefusesCalls) {
+  float8_experts* experts = plan_experts(desc("rowwise"));
+  ASSERT_NE(experts, nullptr);
+  float8_group_layout_plan* layouts = plan(kM, 2);
+  const Memory x = random_bf16(kM * kK, 1), w = random_bf16(2 * kN * kK, 2);
+  const Memory dy = random_bf16(kM * kN, 3), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
+  const Memory layout = memory(float8_group_layout_bytes(layouts));
+  const Memory saved = memory(float8_experts_saved_bytes(experts));
+  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
+  const std::vector<int32_t> offsets = {40, 65};
+  const float8_group_layout_args routing{
+      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
+  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
+  const float8_experts_forward_args forward{.m = kM,
+                                            .x = {x.get()},
+                                            .w = {w.get()},
+                                            .y = {y.get()},
+                                            .layout = {layout.get()},
+                                            .saved = {saved.get()},
+                                            .workspace = {workspace.get()}};
+  EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+  const float8_experts_backward_args backward{.m = kM,
+                                              .dy = {dy.get()},
+                                              .dx = {dx.get()},
+                                              .layout = {layout.get()},
+                                              .saved = {saved.get()},
+                                              .workspace = {workspace.get()}};
+  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK);
+  const auto refuses = [&](const auto& args, const auto& change, std::string_view words) {
+    auto changed = args;
+    change(changed);
+    if constexpr (requires { changed.y; }) {
+      EXPECT_EQ(float8_experts_forward(experts, &changed, nullptr), FLOAT8_INVALID_ARGUMENT);
+    } else {
+      EXPECT_EQ(float8_experts_backward(experts, &changed, nullptr), FLOAT8_INVALID_ARGUMENT);
+    }
+    EXPECT_TRUE(says(words)) << float8_last_error();
+  };
+  refuses(
+      forward, [](auto& a) { a.m = kM + 1; }, "m is 71, the plan was made for 0 to 70");
+  refuses(
+      forward, [](auto& a) { a.x.data = nullptr; }, "x.data is NULL");
+  refuses(
+      forward, [](auto& a) { a.layout = {}; }, "layout.data is NULL");
+  refuses(
+      forward, [](auto& a) { a.layout.bytes = 16; }, "layout.bytes is 16");
+  refuses(
+      forward, [](auto& a) { a.workspace.bytes = 1; }, "workspace.bytes is 1");
+  refuses(
+      forward, [](auto& a) { a.y.accumulate = 1; }, "y.accumulate is set");
+  refuses(
+      forward, [](auto& a) { a.y.data = const_cast<void*>(a.x.data); }, "overlap");
+  refuses(
+      forward, [](auto& a) { a.reserved = 2; }, "reserved is 2; it must be 0");
+  refuses(
+      backward,
+      [&](auto& a) {
+        a.dw = {w.get(), 0, 1};
+      },
+      "set float8_experts_desc.accumulate_grad_weight");
+  refuses(
+      backward, [](auto& a) { a.dy.data = nullptr; }, "dy.data is NULL");
+  refuses(
+      backward, [](auto& a) { a.saved = {}; }, "saved.data is NULL");
+  float8_experts_destroy(experts);
+  float8_group_layout_plan_destroy(layouts);
+}
+
+TEST_F(ExpertsAbi, NullHasNoBytes) {
+  EXPECT_EQ(float8_experts_workspace_bytes(nullptr), 0U);
+  EXPECT_EQ(float8_experts_saved_bytes(nullptr), 0U);
+  float8_experts_destroy(nullptr);
+  EXPECT_EQ(float8_experts_forward(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+}
+
+}  // namespace
