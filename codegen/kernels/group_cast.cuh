@@ -43,6 +43,30 @@ struct GroupTile : GroupPlace {
         static_cast<i32>(load_global(words + groups.layout.at_blocks() + group)) * kCastTile;
     return true;
   }
+  // How many tiles there are, and how many the largest group has.
+  static F8_DEVICE i32 count(const GroupsOf& groups, i32 cols) {
+    const i32 across = (cols + kCastTile - 1) / kCastTile;
+    if (groups.words == nullptr) {
+      return groups.count * ((groups.rows + kCastTile - 1) / kCastTile) * across;
+    }
+    const u32* const words = reinterpret_cast<const u32*>(groups.words);
+    constexpr i32 kTable = kCastTile / kRowTileStep - 1;
+    return static_cast<i32>(load_global(words + kRowTileCounts + kTable)) * across;
+  }
+  static F8_DEVICE i32 most_of_a_group(const GroupsOf& groups, i32 cols) {
+    const i32 across = (cols + kCastTile - 1) / kCastTile;
+    i32 rows = groups.rows;
+    if (groups.words != nullptr) {
+      const u32* const words = reinterpret_cast<const u32*>(groups.words);
+      const i32 largest = static_cast<i32>(load_global(words + groups.layout.at_order()));
+      rows = static_cast<i32>(load_global(words + groups.layout.at_lengths() + largest));
+    }
+    return (rows + kCastTile - 1) / kCastTile * across;
+  }
+  // How many its group has.
+  F8_DEVICE i32 of_group(i32 cols) const {
+    return (length + kCastTile - 1) / kCastTile * ((cols + kCastTile - 1) / kCastTile);
+  }
   // Its number among its group's tiles, row-major.
   F8_DEVICE i32 index(i32 cols) const {
     return row / kCastTile * ((cols + kCastTile - 1) / kCastTile) + column / kCastTile;
@@ -70,10 +94,17 @@ struct GroupCast {
     launch_dependents();
     GroupTile tile;
     if (!tile.find(args.groups, args.tensor.cols, static_cast<i32>(blockIdx.x))) return;
+    cast(args, tile, [] {});
+  }
+
+  // Casts a tile, whose group's amaxes are in the words when `wait` returns.
+  template <class Wait>
+  static F8_DEVICE void cast(const GroupCastArgs& args, const GroupTile& tile, const Wait& wait) {
     const CastTensor t = group_of(args, tile, Config::kScaleQ, Config::kScaleQt,
                                   Vec8<Config::kInput>::kElementBytes);
     ThreadFragment<Config::kInput> fragment;
     fragment.load(t.x, t.ld, t.rows, t.cols, tile.row, tile.column);
+    wait();
     __shared__ typename Copies::Scales scales;
     if constexpr (Copies::kTileAmax) {
       __shared__ TileAmax<Config::kInput> tile_amax;

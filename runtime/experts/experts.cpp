@@ -201,7 +201,7 @@ void Experts::lay_out() {
     size_t words = 0;
     for (const auto& casts : t.casts) {
       for (const GroupCastPlan& cast : casts) {
-        words = std::max(words, cast.amax_words(t.rows, experts));
+        words = std::max(words, cast.words(t.rows, experts));
       }
     }
     const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
