@@ -100,11 +100,15 @@ struct GroupCast {
   // Casts a tile, whose group's amaxes are in the words when `wait` returns.
   template <class Wait>
   static F8_DEVICE void cast(const GroupCastArgs& args, const GroupTile& tile, const Wait& wait) {
-    const CastTensor t = group_of(args, tile, Config::kScaleQ, Config::kScaleQt,
-                                  Vec8<Config::kInput>::kElementBytes);
+    const auto group = [&] {
+      return group_of(args, tile, Config::kScaleQ, Config::kScaleQt,
+                      Vec8<Config::kInput>::kElementBytes);
+    };
+    const CastTensor from = group();
     ThreadFragment<Config::kInput> fragment;
-    fragment.load(t.x, t.ld, t.rows, t.cols, tile.row, tile.column);
+    fragment.load(from.x, from.ld, from.rows, from.cols, tile.row, tile.column);
     wait();
+    const CastTensor t = group();  // again: registers are few
     __shared__ typename Copies::Scales scales;
     if constexpr (Copies::kTileAmax) {
       __shared__ TileAmax<Config::kInput> tile_amax;

@@ -50,19 +50,36 @@ struct GroupQuantize {
   };
   static_assert(Config::kInput != Input::kF32 && !Copies::kTileAmax && Copies::kAfterAmax);
 
-  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, const GroupTile& tile) {
-    const AmaxTensor t =
-        group_of(maxima_of(args.cast), tile, Vec8<Config::kInput>::kElementBytes);
-    Amax<AmaxConfig>::rows_and_columns(t, static_cast<u32>(tile.index(t.cols)));
-    __syncthreads();
-    if (threadIdx.x == 0) add_release(args.done + tile.group, 1);
+  // What stays from item to item: a tile takes all registers.
+  struct Block {
+    i32 tiles, distance;
+    i32 ticket, next;
+    GroupTile tile;
+  };
+
+  static F8_DEVICE i32 take(const GroupQuantizeArgs& args) {
+    return static_cast<i32>(atomicAdd(args.tickets, 1U));
   }
 
-  static F8_DEVICE void cast(const GroupQuantizeArgs& args, const GroupTile& tile) {
-    GroupCast<Config>::cast(args.cast, tile, [&] {
+  // Both take the next item while the tile is on its way.
+  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, Block& block) {
+    i32 next = 0;
+    if (threadIdx.x == 0) next = take(args);
+    const AmaxTensor t =
+        group_of(maxima_of(args.cast), block.tile, Vec8<Config::kInput>::kElementBytes);
+    Amax<AmaxConfig>::rows_and_columns(t, static_cast<u32>(block.tile.index(t.cols)));
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      add_release(args.done + block.tile.group, 1);
+      block.next = next;
+    }
+  }
+  static F8_DEVICE void cast(const GroupQuantizeArgs& args, Block& block) {
+    GroupCast<Config>::cast(args.cast, block.tile, [&] {
       if (threadIdx.x == 0) {
-        const u32 all = static_cast<u32>(tile.of_group(args.cast.tensor.cols));
-        while (load_acquire(args.done + tile.group) < all) {
+        block.next = take(args);
+        const u32 all = static_cast<u32>(block.tile.of_group(args.cast.tensor.cols));
+        while (load_acquire(args.done + block.tile.group) < all) {
         }
       }
       __syncthreads();
@@ -72,27 +89,28 @@ struct GroupQuantize {
   static F8_DEVICE void run(const GroupQuantizeArgs& args) {
     grid_dependency_wait();
     launch_dependents();
-    const GroupsOf& groups = args.cast.groups;
-    const i32 cols = args.cast.tensor.cols;
-    const i32 tiles = GroupTile::count(groups, cols);
-    const i32 distance = min(tiles, GroupTile::most_of_a_group(groups, cols) + args.lead);
-    __shared__ i32 ticket;
-    i32 next = 0;
-    if (threadIdx.x == 0) next = static_cast<i32>(atomicAdd(args.tickets, 1U));
+    __shared__ Block block;
+    if (threadIdx.x == 0) {
+      const GroupsOf& groups = args.cast.groups;
+      const i32 cols = args.cast.tensor.cols;
+      block.tiles = GroupTile::count(groups, cols);
+      block.distance = min(block.tiles, GroupTile::most_of_a_group(groups, cols) + args.lead);
+      block.next = take(args);
+    }
     for (;;) {
-      if (threadIdx.x == 0) ticket = next;
+      if (threadIdx.x == 0) {
+        block.ticket = block.next;
+        const GroupItem item(block.ticket, block.tiles, block.distance);
+        if (block.ticket < 2 * block.tiles) {
+          block.tile.find(args.cast.groups, args.cast.tensor.cols, item.tile);
+        }
+      }
       __syncthreads();
-      const i32 taken = ticket;
-      if (taken >= 2 * tiles) return;
-      // The next item is taken before this one is begun; its number comes meanwhile.
-      if (threadIdx.x == 0) next = static_cast<i32>(atomicAdd(args.tickets, 1U));
-      const GroupItem item(taken, tiles, distance);
-      GroupTile tile;
-      tile.find(groups, cols, item.tile);
-      if (item.casts) {
-        cast(args, tile);
+      if (block.ticket >= 2 * block.tiles) return;
+      if (GroupItem(block.ticket, block.tiles, block.distance).casts) {
+        cast(args, block);
       } else {
-        find_amax(args, tile);
+        find_amax(args, block);
       }
       __syncthreads();
     }

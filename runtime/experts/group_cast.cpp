@@ -138,7 +138,8 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   }
   if (amax_ != nullptr) {
     F8_TRY(set_words(state.driver, call.words, 0, static_cast<size_t>(next - call.words), stream));
-    F8_TRY(launch_with(kernels::maxima_of(cast), state.driver, *amax_, tiles, programmatic, stream));
+    F8_TRY(
+        launch_with(kernels::maxima_of(cast), state.driver, *amax_, tiles, programmatic, stream));
   }
   return launch_with(cast, state.driver, *cast_, tiles, programmatic, stream);
 }

@@ -57,7 +57,7 @@ class GroupCastTest : public GpuTestWith<const char*> {
           inv_col(context,
                   static_cast<size_t>((groups + columns / 128) * kernels::padded_scales(cols)) *
                       sizeof(float)),
-          words(context, plan.amax_words(rows, groups) * sizeof(uint32_t)) {}
+          words(context, plan.words(rows, groups) * sizeof(uint32_t)) {}
     DeviceBuffer q, qt, scale, inv_row, inv_col, words;
 
     [[nodiscard]] bool guards_are_whole() const {
