@@ -168,7 +168,7 @@ struct GroupQuantizeArgs {
   GroupCastArgs cast;
   u32* tickets;  // one word: the items that blocks have taken
   u32* done;     // [groups]: the tiles whose amaxes are in the words
-  i32 lead;      // by how many tiles, at least, the amaxes of a group are ahead of its casts
+  i32 lead;      // how many tiles behind a group have their amaxes before its casts
   i32 padding;
 };
 

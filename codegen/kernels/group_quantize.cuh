@@ -3,43 +3,87 @@
 // the tiles of a grid fit there: the amaxes of a group are found shortly before its casts, in place
 // of those of all groups before any cast.
 //
-// The work is a sequence of items: the amaxes of the first `distance` tiles, then by turns the cast
-// of one tile and the amaxes of the one that is so far ahead, then the casts that are left. Blocks
-// take items from a counter, in this order, until there is none. A cast waits until all tiles of
-// its group are counted as done. The distance is at least the largest group, so what a cast waits
-// for was taken before it; by induction over the sequence every item ends, however few blocks are
-// resident. So it is no cooperative launch. Maxima do not depend on the order, so the results do
-// not either.
+// The work is a sequence of items, each the amaxes or the cast of one tile. First come the amaxes of
+// the first group and of `lead` tiles behind it. Then a part for each group has its casts, by turns
+// with the amaxes that the next group's casts need: those of its tiles and of `lead` behind them.
+// Blocks take items from a counter, in this order, until there is none. A cast waits until all tiles
+// of its group are counted as done; all that it waits for was taken before it. By induction over the
+// sequence every item ends, however few blocks are resident, so this is no cooperative launch.
+// Maxima do not depend on the order, so the results do not either.
 #pragma once
 
 #include "group_cast.cuh"
 
 namespace f8::kernels {
 
-struct GroupItem {
+// What a block keeps from item to item, in shared memory: a tile takes all registers.
+struct GroupItems {
+  i32 groups, across, tiles, lead;
+  i32 ticket, next;
   bool casts;
-  i32 tile;
+  GroupTile tile;
+  i32 first_row[kMaxExperts + 1];  // the first row of tiles of each group; then their number
 
-  // Item `ticket` of the sequence over so many tiles.
-  F8_DEVICE GroupItem(i32 ticket, i32 tiles, i32 distance) {
-    const i32 by_turns = ticket - distance;
-    if (by_turns < 0) {
-      casts = false;
-      tile = ticket;
-    } else if (by_turns < 2 * (tiles - distance)) {
-      casts = by_turns % 2 == 1;
-      tile = by_turns / 2 + (casts ? 0 : distance);
-    } else {
-      casts = true;
-      tile = ticket - tiles;
+  // All threads take part; valid after the next __syncthreads().
+  F8_DEVICE void begin(const GroupQuantizeArgs& args) {
+    const GroupsOf& of = args.cast.groups;
+    const i32 count = of.words == nullptr ? of.count : of.layout.experts;
+    const i32 rows_of_tiles = GroupTile::rows_of_tiles(of);
+    for (i32 e = static_cast<i32>(threadIdx.x); e < count; e += kTileThreads) {
+      first_row[e] = of.words == nullptr
+                         ? e * GroupTile::down(of.rows)
+                         : static_cast<i32>(load_global(reinterpret_cast<const u32*>(of.words) +
+                                                        of.layout.at_blocks() + e));
     }
+    if (threadIdx.x > 0) return;
+    first_row[count] = rows_of_tiles;
+    groups = count;
+    across = GroupTile::across(args.cast.tensor.cols);
+    tiles = rows_of_tiles * across;
+    lead = args.lead;
+  }
+  F8_DEVICE bool have(i32 item) const { return item < 2 * tiles; }
+
+  // The first tile of a group, and how many amaxes come before its first cast.
+  F8_DEVICE i32 first_tile(i32 group) const { return first_row[group] * across; }
+  F8_DEVICE i32 amaxes_before(i32 group) const { return min(tiles, first_tile(group + 1) + lead); }
+  F8_DEVICE i32 first_item(i32 group) const { return first_tile(group) + amaxes_before(group); }
+
+  F8_DEVICE void find(const GroupsOf& of, i32 item) {
+    i32 index = item;
+    casts = false;
+    if (item >= first_item(0)) {
+      i32 group = 0;  // the last one whose part begins at the item or before
+      for (i32 beyond = groups; beyond - group > 1;) {
+        const i32 middle = (group + beyond) / 2;
+        if (first_item(middle) <= item) {
+          group = middle;
+        } else {
+          beyond = middle;
+        }
+      }
+      const i32 own = first_tile(group + 1) - first_tile(group);
+      const i32 ahead = group + 1 < groups ? amaxes_before(group + 1) - amaxes_before(group) : 0;
+      const i32 both = min(own, ahead);
+      const i32 of_part = item - first_item(group);
+      const bool by_turns = of_part < 2 * both;
+      casts = by_turns ? of_part % 2 == 1 : own > ahead;
+      index = by_turns ? of_part / 2 : of_part - both;
+      index += casts ? first_tile(group) : amaxes_before(group);
+    }
+    tile.at(of, index / across, index % across);
+  }
+  F8_DEVICE i32 tiles_of_group() const {
+    return first_tile(tile.group + 1) - first_tile(tile.group);
   }
 };
 
 // Config is that of Cast, with tensor and axis scales that are not delayed, and 16-bit inputs.
 template <class Config>
 struct GroupQuantize {
-  using Copies = Cast<Config>;
+  // What is read the second time and what is written is not needed again soon.
+  using Casts = GroupCast<Config, Evict::kFirst, Evict::kFirst>;
+  using Copies = typename Casts::Copies;
   struct AmaxConfig {
     static constexpr Input kInput = Config::kInput;
     static constexpr bool kTensor = Copies::kTensorScale;
@@ -50,36 +94,30 @@ struct GroupQuantize {
   };
   static_assert(Config::kInput != Input::kF32 && !Copies::kTileAmax && Copies::kAfterAmax);
 
-  // What stays from item to item: a tile takes all registers.
-  struct Block {
-    i32 tiles, distance;
-    i32 ticket, next;
-    GroupTile tile;
-  };
-
   static F8_DEVICE i32 take(const GroupQuantizeArgs& args) {
     return static_cast<i32>(atomicAdd(args.tickets, 1U));
   }
 
   // Both take the next item while the tile is on its way.
-  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, Block& block) {
+  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, GroupItems& items) {
     i32 next = 0;
     if (threadIdx.x == 0) next = take(args);
     const AmaxTensor t =
-        group_of(maxima_of(args.cast), block.tile, Vec8<Config::kInput>::kElementBytes);
-    Amax<AmaxConfig>::rows_and_columns(t, static_cast<u32>(block.tile.index(t.cols)));
+        group_of(maxima_of(args.cast), items.tile, Vec8<Config::kInput>::kElementBytes);
+    Amax<AmaxConfig>::template rows_and_columns<Evict::kLast>(
+        t, static_cast<u32>(items.tile.index(t.cols)));
     __syncthreads();
     if (threadIdx.x == 0) {
-      add_release(args.done + block.tile.group, 1);
-      block.next = next;
+      add_release(args.done + items.tile.group, 1);
+      items.next = next;
     }
   }
-  static F8_DEVICE void cast(const GroupQuantizeArgs& args, Block& block) {
-    GroupCast<Config>::cast(args.cast, block.tile, [&] {
+  static F8_DEVICE void cast(const GroupQuantizeArgs& args, GroupItems& items) {
+    Casts::cast(args.cast, items.tile, [&] {
       if (threadIdx.x == 0) {
-        block.next = take(args);
-        const u32 all = static_cast<u32>(block.tile.of_group(args.cast.tensor.cols));
-        while (load_acquire(args.done + block.tile.group) < all) {
+        items.next = take(args);
+        const u32 all = static_cast<u32>(items.tiles_of_group());
+        while (load_acquire(args.done + items.tile.group) < all) {
         }
       }
       __syncthreads();
@@ -89,30 +127,22 @@ struct GroupQuantize {
   static F8_DEVICE void run(const GroupQuantizeArgs& args) {
     grid_dependency_wait();
     launch_dependents();
-    __shared__ Block block;
-    if (threadIdx.x == 0) {
-      const GroupsOf& groups = args.cast.groups;
-      const i32 cols = args.cast.tensor.cols;
-      block.tiles = GroupTile::count(groups, cols);
-      block.distance = min(block.tiles, GroupTile::most_of_a_group(groups, cols) + args.lead);
-      block.next = take(args);
-    }
+    __shared__ GroupItems items;
+    items.begin(args);
+    if (threadIdx.x == 0) items.next = take(args);
     for (;;) {
+      __syncthreads();  // all have done with the item before
       if (threadIdx.x == 0) {
-        block.ticket = block.next;
-        const GroupItem item(block.ticket, block.tiles, block.distance);
-        if (block.ticket < 2 * block.tiles) {
-          block.tile.find(args.cast.groups, args.cast.tensor.cols, item.tile);
-        }
+        items.ticket = items.next;
+        if (items.have(items.ticket)) items.find(args.cast.groups, items.ticket);
       }
       __syncthreads();
-      if (block.ticket >= 2 * block.tiles) return;
-      if (GroupItem(block.ticket, block.tiles, block.distance).casts) {
-        cast(args, block);
+      if (!items.have(items.ticket)) return;
+      if (items.casts) {
+        cast(args, items);
       } else {
-        find_amax(args, block);
+        find_amax(args, items);
       }
-      __syncthreads();
     }
   }
 };
