@@ -16,12 +16,15 @@
 
 namespace f8::kernels {
 
+struct GroupItem {
+  bool is_last, casts;
+  GroupTile tile;
+};
+
 // What a block keeps from item to item, in shared memory: a tile takes all registers.
 struct GroupItems {
   i32 groups, across, tiles, lead;
-  i32 ticket, next;
-  bool casts;
-  GroupTile tile;
+  GroupItem of[2];                 // by turns: an item, and the one after it
   i32 first_row[kMaxExperts + 1];  // the first row of tiles of each group; then their number
 
   // All threads take part; valid after the next __syncthreads().
@@ -42,40 +45,40 @@ struct GroupItems {
     tiles = rows_of_tiles * across;
     lead = args.lead;
   }
-  F8_DEVICE bool have(i32 item) const { return item < 2 * tiles; }
-
   // The first tile of a group, and how many amaxes come before its first cast.
   F8_DEVICE i32 first_tile(i32 group) const { return first_row[group] * across; }
   F8_DEVICE i32 amaxes_before(i32 group) const { return min(tiles, first_tile(group + 1) + lead); }
   F8_DEVICE i32 first_item(i32 group) const { return first_tile(group) + amaxes_before(group); }
 
-  F8_DEVICE void find(const GroupsOf& of, i32 item) {
-    i32 index = item;
-    casts = false;
-    if (item >= first_item(0)) {
+  // Takes an item from the counter.
+  F8_DEVICE void take(const GroupQuantizeArgs& args, GroupItem& item) const {
+    const i32 ticket = static_cast<i32>(atomicAdd(args.tickets, 1U));
+    item.is_last = ticket >= 2 * tiles;
+    if (item.is_last) return;
+    i32 index = ticket;
+    item.casts = false;
+    if (ticket >= first_item(0)) {
       i32 group = 0;  // the last one whose part begins at the item or before
       for (i32 beyond = groups; beyond - group > 1;) {
         const i32 middle = (group + beyond) / 2;
-        if (first_item(middle) <= item) {
+        if (first_item(middle) <= ticket) {
           group = middle;
         } else {
           beyond = middle;
         }
       }
-      const i32 own = first_tile(group + 1) - first_tile(group);
+      const i32 own = tiles_of(group);
       const i32 ahead = group + 1 < groups ? amaxes_before(group + 1) - amaxes_before(group) : 0;
       const i32 both = min(own, ahead);
-      const i32 of_part = item - first_item(group);
+      const i32 of_part = ticket - first_item(group);
       const bool by_turns = of_part < 2 * both;
-      casts = by_turns ? of_part % 2 == 1 : own > ahead;
+      item.casts = by_turns ? of_part % 2 == 1 : own > ahead;
       index = by_turns ? of_part / 2 : of_part - both;
-      index += casts ? first_tile(group) : amaxes_before(group);
+      index += item.casts ? first_tile(group) : amaxes_before(group);
     }
-    tile.at(of, index / across, index % across);
+    item.tile.at(args.cast.groups, index / across, index % across);
   }
-  F8_DEVICE i32 tiles_of_group() const {
-    return first_tile(tile.group + 1) - first_tile(tile.group);
-  }
+  F8_DEVICE i32 tiles_of(i32 group) const { return first_tile(group + 1) - first_tile(group); }
 };
 
 // Config is that of Cast, with tensor and axis scales that are not delayed, and 16-bit inputs.
@@ -94,30 +97,27 @@ struct GroupQuantize {
   };
   static_assert(Config::kInput != Input::kF32 && !Copies::kTileAmax && Copies::kAfterAmax);
 
-  static F8_DEVICE i32 take(const GroupQuantizeArgs& args) {
-    return static_cast<i32>(atomicAdd(args.tickets, 1U));
-  }
-
-  // Both take the next item while the tile is on its way.
-  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, GroupItems& items) {
-    i32 next = 0;
-    if (threadIdx.x == 0) next = take(args);
+  // `meanwhile` is called by one thread while the tile is on its way.
+  template <class Meanwhile>
+  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, const GroupItem& item,
+                                  const Meanwhile& meanwhile) {
     const AmaxTensor t =
-        group_of(maxima_of(args.cast), items.tile, Vec8<Config::kInput>::kElementBytes);
+        group_of(maxima_of(args.cast), item.tile, Vec8<Config::kInput>::kElementBytes);
     Amax<AmaxConfig>::template rows_and_columns<Evict::kLast>(
-        t, static_cast<u32>(items.tile.index(t.cols)));
+        t, static_cast<u32>(item.tile.index(t.cols)), [&] {
+          if (threadIdx.x == 0) meanwhile();
+        });
     __syncthreads();
-    if (threadIdx.x == 0) {
-      add_release(args.done + items.tile.group, 1);
-      items.next = next;
-    }
+    if (threadIdx.x == 0) add_release(args.done + item.tile.group, 1);
   }
-  static F8_DEVICE void cast(const GroupQuantizeArgs& args, GroupItems& items) {
-    Casts::cast(args.cast, items.tile, [&] {
+  template <class Meanwhile>
+  static F8_DEVICE void cast(const GroupQuantizeArgs& args, const GroupItems& items,
+                             const GroupItem& item, const Meanwhile& meanwhile) {
+    Casts::cast(args.cast, item.tile, [&] {
       if (threadIdx.x == 0) {
-        items.next = take(args);
-        const u32 all = static_cast<u32>(items.tiles_of_group());
-        while (load_acquire(args.done + items.tile.group) < all) {
+        meanwhile();
+        const u32 all = static_cast<u32>(items.tiles_of(item.tile.group));
+        while (load_acquire(args.done + item.tile.group) < all) {
         }
       }
       __syncthreads();
@@ -129,19 +129,17 @@ struct GroupQuantize {
     launch_dependents();
     __shared__ GroupItems items;
     items.begin(args);
-    if (threadIdx.x == 0) items.next = take(args);
-    for (;;) {
-      __syncthreads();  // all have done with the item before
-      if (threadIdx.x == 0) {
-        items.ticket = items.next;
-        if (items.have(items.ticket)) items.find(args.cast.groups, items.ticket);
-      }
+    __syncthreads();
+    if (threadIdx.x == 0) items.take(args, items.of[0]);
+    for (u32 turn = 0;; turn ^= 1) {
       __syncthreads();
-      if (!items.have(items.ticket)) return;
-      if (items.casts) {
-        cast(args, items);
+      const GroupItem& item = items.of[turn];
+      if (item.is_last) return;
+      const auto take_next = [&] { items.take(args, items.of[turn ^ 1]); };
+      if (item.casts) {
+        cast(args, items, item, take_next);
       } else {
-        find_amax(args, items);
+        find_amax(args, item, take_next);
       }
     }
   }
