@@ -54,16 +54,13 @@ struct Amax {
     }
   }
 
-  // `meanwhile` is called while the tile is on its way.
-  template <Evict kEvict, class Meanwhile>
-  static F8_DEVICE void rows_and_columns(const AmaxTensor& t, u32 block,
-                                         const Meanwhile& meanwhile) {
+  template <Evict kEvict = Evict::kByAge>
+  static F8_DEVICE void rows_and_columns(const AmaxTensor& t, u32 block) {
     const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
     const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<Config::kInput> fragment;
     fragment.template load<kEvict>(t.x, t.ld, t.rows, t.cols, row0, column0);
-    meanwhile();
     __shared__ TileAmax<Config::kInput> tile_amax;
     find_tile_amax<Config::kRow, Config::kCol, Config::kTensor>(fragment, tile_amax);
     __syncthreads();
@@ -83,10 +80,6 @@ struct Amax {
     if (Config::kTensor && threadIdx.x == 0) {
       atomicMax(t.partials, tile_amax.amax());
     }
-  }
-
-  static F8_DEVICE void rows_and_columns(const AmaxTensor& t, u32 block) {
-    rows_and_columns<Evict::kByAge>(t, block, [] {});
   }
 
   static F8_DEVICE void blocks_of_whole(const AmaxTensor& t, u32 block) {

@@ -16,18 +16,14 @@
 
 namespace f8::kernels {
 
-struct GroupItem {
-  bool is_last, casts;
-  GroupTile tile;
-};
-
 // What a block keeps from item to item, in shared memory: a tile takes all registers.
 struct GroupItems {
   i32 groups, across, tiles, lead;
-  GroupItem of[2];                 // by turns: an item, and the one after it
+  bool ended, casts;  // whether the item is none, a cast
+  GroupTile tile;
   i32 first_row[kMaxExperts + 1];  // the first row of tiles of each group; then their number
 
-  // All threads take part; valid after the next __syncthreads().
+  // All threads take part.
   F8_DEVICE void begin(const GroupQuantizeArgs& args) {
     const GroupsOf& of = args.cast.groups;
     const i32 count = of.words == nullptr ? of.count : of.layout.experts;
@@ -38,12 +34,14 @@ struct GroupItems {
                          : static_cast<i32>(load_global(reinterpret_cast<const u32*>(of.words) +
                                                         of.layout.at_blocks() + e));
     }
-    if (threadIdx.x > 0) return;
-    first_row[count] = rows_of_tiles;
-    groups = count;
-    across = GroupTile::across(args.cast.tensor.cols);
-    tiles = rows_of_tiles * across;
-    lead = args.lead;
+    if (threadIdx.x == 0) {
+      first_row[count] = rows_of_tiles;
+      groups = count;
+      across = GroupTile::across(args.cast.tensor.cols);
+      tiles = rows_of_tiles * across;
+      lead = args.lead;
+    }
+    __syncthreads();
   }
   // The first tile of a group, and how many amaxes come before its first cast.
   F8_DEVICE i32 first_tile(i32 group) const { return first_row[group] * across; }
@@ -51,12 +49,12 @@ struct GroupItems {
   F8_DEVICE i32 first_item(i32 group) const { return first_tile(group) + amaxes_before(group); }
 
   // Takes an item from the counter.
-  F8_DEVICE void take(const GroupQuantizeArgs& args, GroupItem& item) const {
+  F8_DEVICE void take(const GroupQuantizeArgs& args) {
     const i32 ticket = static_cast<i32>(atomicAdd(args.tickets, 1U));
-    item.is_last = ticket >= 2 * tiles;
-    if (item.is_last) return;
+    ended = ticket >= 2 * tiles;
+    if (ended) return;
     i32 index = ticket;
-    item.casts = false;
+    casts = false;
     if (ticket >= first_item(0)) {
       i32 group = 0;  // the last one whose part begins at the item or before
       for (i32 beyond = groups; beyond - group > 1;) {
@@ -72,11 +70,11 @@ struct GroupItems {
       const i32 both = min(own, ahead);
       const i32 of_part = ticket - first_item(group);
       const bool by_turns = of_part < 2 * both;
-      item.casts = by_turns ? of_part % 2 == 1 : own > ahead;
+      casts = by_turns ? of_part % 2 == 1 : own > ahead;
       index = by_turns ? of_part / 2 : of_part - both;
-      index += item.casts ? first_tile(group) : amaxes_before(group);
+      index += casts ? first_tile(group) : amaxes_before(group);
     }
-    item.tile.at(args.cast.groups, index / across, index % across);
+    tile.at(args.cast.groups, index / across, index % across);
   }
   F8_DEVICE i32 tiles_of(i32 group) const { return first_tile(group + 1) - first_tile(group); }
 };
@@ -97,49 +95,41 @@ struct GroupQuantize {
   };
   static_assert(Config::kInput != Input::kF32 && !Copies::kTileAmax && Copies::kAfterAmax);
 
-  // `meanwhile` is called by one thread while the tile is on its way.
-  template <class Meanwhile>
-  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, const GroupItem& item,
-                                  const Meanwhile& meanwhile) {
-    const AmaxTensor t =
-        group_of(maxima_of(args.cast), item.tile, Vec8<Config::kInput>::kElementBytes);
-    Amax<AmaxConfig>::template rows_and_columns<Evict::kLast>(
-        t, static_cast<u32>(item.tile.index(t.cols)), [&] {
-          if (threadIdx.x == 0) meanwhile();
-        });
+  static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, const GroupTile& tile) {
+    const AmaxTensor t = group_of(maxima_of(args.cast), tile, Vec8<Config::kInput>::kElementBytes);
+    Amax<AmaxConfig>::template rows_and_columns<Evict::kLast>(t,
+                                                              static_cast<u32>(tile.index(t.cols)));
     __syncthreads();
-    if (threadIdx.x == 0) add_release(args.done + item.tile.group, 1);
+    if (threadIdx.x == 0) add_release(args.done + tile.group, 1);
   }
-  template <class Meanwhile>
-  static F8_DEVICE void cast(const GroupQuantizeArgs& args, const GroupItems& items,
-                             const GroupItem& item, const Meanwhile& meanwhile) {
-    Casts::cast(args.cast, item.tile, [&] {
+  static F8_DEVICE void cast(const GroupQuantizeArgs& args, const GroupItems& items) {
+    const GroupTile& tile = items.tile;
+    Casts::cast(args.cast, tile, [&] {
       if (threadIdx.x == 0) {
-        meanwhile();
-        const u32 all = static_cast<u32>(items.tiles_of(item.tile.group));
-        while (load_acquire(args.done + item.tile.group) < all) {
+        const u32 all = static_cast<u32>(items.tiles_of(tile.group));
+        while (load_acquire(args.done + tile.group) < all) {
         }
       }
       __syncthreads();
     });
+    __syncthreads();
   }
 
+  // An item is taken when the one before it is done: what blocks have taken and not begun would
+  // let casts wait, or take a greater lead, of which L2 holds less.
   static F8_DEVICE void run(const GroupQuantizeArgs& args) {
     grid_dependency_wait();
     launch_dependents();
     __shared__ GroupItems items;
     items.begin(args);
-    __syncthreads();
-    if (threadIdx.x == 0) items.take(args, items.of[0]);
-    for (u32 turn = 0;; turn ^= 1) {
+    for (;;) {
+      if (threadIdx.x == 0) items.take(args);
       __syncthreads();
-      const GroupItem& item = items.of[turn];
-      if (item.is_last) return;
-      const auto take_next = [&] { items.take(args, items.of[turn ^ 1]); };
-      if (item.casts) {
-        cast(args, items, item, take_next);
+      if (items.ended) return;
+      if (items.casts) {
+        cast(args, items);
       } else {
-        find_amax(args, item, take_next);
+        find_amax(args, items.tile);
       }
     }
   }

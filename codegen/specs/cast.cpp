@@ -150,12 +150,10 @@ CastKernel cast_kernel(const char* file, const char* templ, const char* args, bo
 CastKernel kernel_of(const CastSpec& s) {
   const bool rows = scales_rows_alone(s);
   if (s.one_launch && s.group) {
-    // Scales of the tensor and of axes together take more registers than four blocks leave.
-    const bool two_scales = has_scale(s, ScaleMode::kTensor) && has_scale(s, ScaleMode::kAxis);
     return rows ? cast_kernel<kernels::GroupRowsArgs>("quantize_rows.cuh", "QuantizeRows",
                                                       "GroupRowsArgs", true)
                 : cast_kernel<kernels::GroupQuantizeArgs>("group_quantize.cuh", "GroupQuantize",
-                                                          "GroupQuantizeArgs", !two_scales);
+                                                          "GroupQuantizeArgs", true);
   }
   if (s.one_launch) {
     return cast_kernel<kernels::QuantizeArgs>(rows ? "quantize_rows.cuh" : "quantize.cuh",

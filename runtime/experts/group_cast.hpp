@@ -35,14 +35,17 @@ struct GroupCastCall {
 
 class GroupCastPlan {
  public:
-  // `spec` is a cast of groups; the kernels that it takes follow from it.
+  // `spec` is a cast of groups, of `rows` rows on the average: the kernels that it takes follow from
+  // these.
   [[nodiscard]] static Result<GroupCastPlan> create(const std::shared_ptr<Context>& context,
-                                                    const codegen::CastSpec& spec, int64_t cols);
+                                                    const codegen::CastSpec& spec, int64_t rows,
+                                                    int64_t cols);
   // The kernels, to be compiled side by side.
-  [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec);
+  [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec,
+                                                              int64_t rows, int64_t cols);
   [[nodiscard]] size_t words(int64_t rows, int64_t groups) const;
-  // Enqueues a memset and one launch (two of x in fp32), or one launch alone where rows alone or blocks
-  // have scales.
+  // Enqueues a memset and one launch (two of x in fp32 or of large groups), or one launch alone where
+  // rows alone or blocks have scales.
   [[nodiscard]] Status run(const GroupCastCall& call, Stream stream) const;
   [[nodiscard]] const codegen::CastSpec& spec() const { return spec_; }
 
