@@ -54,12 +54,13 @@ struct Amax {
     }
   }
 
+  template <Evict kEvict = Evict::kByAge>
   static F8_DEVICE void rows_and_columns(const AmaxTensor& t, u32 block) {
     const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
     const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<Config::kInput> fragment;
-    fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    fragment.template load<kEvict>(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ TileAmax<Config::kInput> tile_amax;
     find_tile_amax<Config::kRow, Config::kCol, Config::kTensor>(fragment, tile_amax);
     __syncthreads();

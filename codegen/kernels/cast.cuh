@@ -39,7 +39,8 @@ F8_DEVICE u32 pack_fp8(float low, float high) {
 
 // Config is the stub's: kInput, kFormat, kScaleQ, kScaleQt, kDelayed, kRowMajor, kTransposed,
 // kPow2, kSaturate, kCount, kSums, kNoopFlag, kShard.
-template <class Config>
+// kStores is how long L2 keeps the copies.
+template <class Config, Evict kStores = Evict::kByAge>
 struct Cast {
   struct Scales {
     float row[kCastTile];  // of q's rows in the tile; of a shard, those of its blocks
@@ -241,6 +242,15 @@ struct Cast {
     }
   }
 
+  template <class Value>
+  static F8_DEVICE void store(Value* to, const Value& value) {
+    if constexpr (kStores == Evict::kFirst) {
+      __stcs(to, value);
+    } else {
+      *to = value;
+    }
+  }
+
   static F8_DEVICE void write_vec8(u8* q, const Vec8<Config::kInput>& x, float scale) {
     u32 word[2];
 #pragma unroll
@@ -249,7 +259,7 @@ struct Cast {
                 pack_fp8<Config::kFormat>(x.value(4 * w + 2) * scale, x.value(4 * w + 3) * scale)
                     << 16;
     }
-    *reinterpret_cast<uint2*>(q) = make_uint2(word[0], word[1]);
+    store(reinterpret_cast<uint2*>(q), make_uint2(word[0], word[1]));
   }
 
   static F8_DEVICE void write_row_major(const CastTensor& t,
@@ -314,7 +324,7 @@ struct Cast {
       const i64 column = column0 + static_cast<i32>(c);
       const i64 row = row0 + static_cast<i32>(chunk * 16);
       if (column < t.cols && row < t.ld_qt) {
-        *reinterpret_cast<uint4*>(t.qt + column * t.ld_qt + row) = bytes;
+        store(reinterpret_cast<uint4*>(t.qt + column * t.ld_qt + row), bytes);
       }
     }
   }

@@ -148,6 +148,30 @@ F8_BOTH CastTensor group_of(const GroupCastArgs& args, const GroupPlace& at, Sca
   return t;
 }
 
+// The amaxes that the copies of groups take, in the words that `cast` has for them.
+F8_BOTH GroupAmaxArgs maxima_of(const GroupCastArgs& cast) {
+  GroupAmaxArgs args{};
+  args.groups = cast.groups;
+  args.tensor.x = cast.tensor.x;
+  args.tensor.ld = cast.tensor.ld;
+  args.tensor.rows = cast.tensor.rows;
+  args.tensor.cols = cast.tensor.cols;
+  args.tensor.partials = const_cast<u32*>(cast.tensor.partials);
+  args.tensor.row_amax = const_cast<u32*>(cast.tensor.row_amax);
+  args.tensor.col_amax = const_cast<u32*>(cast.tensor.col_amax);
+  return args;
+}
+
+// Amax and cast of groups in one launch (group_quantize.cuh). The words of the amaxes, `tickets` and
+// `done` are zeroed by the caller.
+struct GroupQuantizeArgs {
+  GroupCastArgs cast;
+  u32* tickets;  // one word: the items that blocks have taken
+  u32* done;     // [groups]: the tiles whose amaxes are in the words
+  i32 lead;      // how many tiles behind a group have their amaxes before its casts
+  i32 padding;
+};
+
 // quantize_rows.cuh over the rows of a layout's groups, whose number is on the device.
 struct GroupRowsArgs {
   CastArgs cast;         // of one matrix

@@ -9,31 +9,34 @@
 
 namespace f8::kernels {
 
-// The tile of a block: rows [row, row + 128) and columns [column, column + 128) of its group's.
+// A tile: rows [row, row + 128) and columns [column, column + 128) of its group's.
 struct GroupTile : GroupPlace {
   i32 row, column;
 
-  // `index` counts tiles from the last group's last one: what an amax kernel read last is in L2
-  // still. False: there is no such tile.
-  F8_DEVICE bool find(const GroupsOf& groups, i32 cols, i32 index) {
-    const i32 across = (cols + kCastTile - 1) / kCastTile;
-    const i32 from_last = index / across;
-    column = index % across * kCastTile;
+  static F8_DEVICE i32 across(i32 cols) { return (cols + kCastTile - 1) / kCastTile; }
+  // The rows of tiles of a group of so many rows.
+  static F8_DEVICE i32 down(i32 rows) { return (rows + kCastTile - 1) / kCastTile; }
+  // Those of all groups.
+  static F8_DEVICE i32 rows_of_tiles(const GroupsOf& groups) {
+    if (groups.words == nullptr) return groups.count * down(groups.rows);
+    return static_cast<i32>(
+        load_global(reinterpret_cast<const u32*>(groups.words) + kRowTileCounts + kTable));
+  }
+
+  // Tile `tile_column` of the row of tiles `tile_row` of all groups.
+  F8_DEVICE void at(const GroupsOf& groups, i32 tile_row, i32 tile_column) {
+    column = tile_column * kCastTile;
     qt_column = scale_start = 0;
     if (groups.words == nullptr) {
-      const i32 down = (groups.rows + kCastTile - 1) / kCastTile;
-      group = groups.count - 1 - from_last / down;
+      group = tile_row / down(groups.rows);
       start = group * groups.rows;
       length = groups.rows;
-      row = (down - 1 - from_last % down) * kCastTile;
-      return group >= 0;
+      row = tile_row % down(groups.rows) * kCastTile;
+      return;
     }
     const u32* const words = reinterpret_cast<const u32*>(groups.words);
-    constexpr i32 kTable = kCastTile / kRowTileStep - 1;
-    const i32 tile = static_cast<i32>(load_global(words + kRowTileCounts + kTable)) - 1 - from_last;
-    if (tile < 0) return false;
     u32 entry[4];
-    load_global_words(groups.words + groups.layout.at_row_tiles(kTable) + i64{tile} * 4, entry);
+    load_global_words(groups.words + groups.layout.at_row_tiles(kTable) + i64{tile_row} * 4, entry);
     group = static_cast<i32>(entry[0]);
     start = static_cast<i32>(load_global(words + groups.layout.at_starts() + group));
     length = static_cast<i32>(entry[2]) - start;
@@ -41,12 +44,23 @@ struct GroupTile : GroupPlace {
     scale_start = static_cast<i32>(entry[3]) - row;
     qt_column =
         static_cast<i32>(load_global(words + groups.layout.at_blocks() + group)) * kCastTile;
+  }
+  // The tile of a block. Blocks have tiles from the last row of tiles on: what an amax kernel read
+  // last is in L2 still. False: there is no such tile.
+  F8_DEVICE bool of_block(const GroupsOf& groups, i32 cols) {
+    const i32 block = static_cast<i32>(blockIdx.x);
+    const i32 tile_row = rows_of_tiles(groups) - 1 - block / across(cols);
+    if (tile_row < 0) return false;
+    at(groups, tile_row, block % across(cols));
     return true;
   }
   // Its number among its group's tiles, row-major.
   F8_DEVICE i32 index(i32 cols) const {
-    return row / kCastTile * ((cols + kCastTile - 1) / kCastTile) + column / kCastTile;
+    return row / kCastTile * across(cols) + column / kCastTile;
   }
+
+ private:
+  static constexpr i32 kTable = kCastTile / kRowTileStep - 1;
 };
 
 template <class Config>
@@ -55,25 +69,37 @@ struct GroupAmax {
     grid_dependency_wait();
     launch_dependents();
     GroupTile tile;
-    if (!tile.find(args.groups, args.tensor.cols, static_cast<i32>(blockIdx.x))) return;
+    if (!tile.of_block(args.groups, args.tensor.cols)) return;
     const AmaxTensor t = group_of(args, tile, Vec8<Config::kInput>::kElementBytes);
     Amax<Config>::rows_and_columns(t, static_cast<u32>(tile.index(t.cols)));
   }
 };
 
-template <class Config>
+// kReads and kStores are how long L2 keeps x and the copies.
+template <class Config, Evict kReads = Evict::kByAge, Evict kStores = Evict::kByAge>
 struct GroupCast {
-  using Copies = Cast<Config>;
+  using Copies = Cast<Config, kStores>;
 
   static F8_DEVICE void run(const GroupCastArgs& args) {
     grid_dependency_wait();
     launch_dependents();
     GroupTile tile;
-    if (!tile.find(args.groups, args.tensor.cols, static_cast<i32>(blockIdx.x))) return;
-    const CastTensor t = group_of(args, tile, Config::kScaleQ, Config::kScaleQt,
-                                  Vec8<Config::kInput>::kElementBytes);
+    if (!tile.of_block(args.groups, args.tensor.cols)) return;
+    cast(args, tile, [] {});
+  }
+
+  // Casts a tile, whose group's amaxes are in the words when `wait` returns.
+  template <class Wait>
+  static F8_DEVICE void cast(const GroupCastArgs& args, const GroupTile& tile, const Wait& wait) {
+    const auto group = [&] {
+      return group_of(args, tile, Config::kScaleQ, Config::kScaleQt,
+                      Vec8<Config::kInput>::kElementBytes);
+    };
+    const CastTensor from = group();
     ThreadFragment<Config::kInput> fragment;
-    fragment.load(t.x, t.ld, t.rows, t.cols, tile.row, tile.column);
+    fragment.template load<kReads>(from.x, from.ld, from.rows, from.cols, tile.row, tile.column);
+    wait();
+    const CastTensor t = group();  // again: registers are few
     __shared__ typename Copies::Scales scales;
     if constexpr (Copies::kTileAmax) {
       __shared__ TileAmax<Config::kInput> tile_amax;

@@ -28,6 +28,20 @@ F8_DEVICE u32 half_to_float_bits(u32 half) {
   return r;
 }
 
+// Which lines L2 gives up first: by age, or those of this access before (or after) all others.
+enum class Evict { kByAge, kFirst, kLast };
+
+template <Evict kEvict>
+F8_DEVICE u64 l2_policy() {
+  u64 policy;
+  if constexpr (kEvict == Evict::kFirst) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  }
+  return policy;
+}
+
 // Vec8 elements as loaded. The magnitude of an element is its bits without the sign, in the
 // element's own type: the integer order of magnitudes is the order of absolute values, NaN above
 // infinity.
@@ -40,11 +54,12 @@ struct Vec8 {
   static constexpr int kPerWord = 8 / kWords;
   u32 word[kWords];
 
+  template <Evict kEvict = Evict::kByAge>
   F8_DEVICE void load(const void* base, i64 element) {
     const u8* p = static_cast<const u8*>(base) + element * kElementBytes;
     if constexpr (kRounds) {
       u32 x[8];
-      load_words(p, x);
+      load_words<kEvict>(p, x);
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         const float low = __uint_as_float(x[2 * i]);
@@ -52,16 +67,23 @@ struct Vec8 {
         word[i] = kIsBf16 ? pack_bf16(low, high) : pack_f16(low, high);
       }
     } else {
-      load_words(p, word);
+      load_words<kEvict>(p, word);
     }
   }
-  template <int kCount>
+  template <Evict kEvict, int kCount>
   static F8_DEVICE void load_words(const u8* p, u32 (&to)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
-      asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
-                   : "l"(p + 16 * i));
+      u32* const four = to + 4 * i;
+      if constexpr (kEvict == Evict::kByAge) {
+        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
+                     : "l"(p + 16 * i));
+      } else {
+        asm volatile("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                     : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
+                     : "l"(p + 16 * i), "l"(l2_policy<kEvict>()));
+      }
     }
   }
   F8_DEVICE void clear() {
@@ -157,13 +179,14 @@ struct ThreadFragment {
     row = row0 + static_cast<i32>(threadIdx.x / 16 * kFragment);
     column = column0 + static_cast<i32>(threadIdx.x % 16 * kFragment);
   }
+  template <Evict kEvict = Evict::kByAge>
   F8_DEVICE void load(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
                       i32 column0) {
     set_origin(row0, column0);
 #pragma unroll
     for (int i = 0; i < kFragment; ++i) {
       if (row + i < row_count && column < column_count) {
-        rows[i].load(x, (row + i) * ld + column);
+        rows[i].template load<kEvict>(x, (row + i) * ld + column);
       } else {
         rows[i].clear();
       }

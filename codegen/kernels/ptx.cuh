@@ -335,6 +335,16 @@ F8_DEVICE u32 load_global(const u32* p) {
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(r) : "l"(p));
   return r;
 }
+// What the thread has seen before the addition (or by __syncthreads(), its block) is seen after a load
+// that has the sum.
+F8_DEVICE u32 load_acquire(const u32* p) {
+  u32 r;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
+  return r;
+}
+F8_DEVICE void add_release(u32* p, u32 value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
 F8_DEVICE u32 load_global(const u16* p) {
   u16 r;
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(r) : "l"(p));

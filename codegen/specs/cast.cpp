@@ -114,9 +114,6 @@ Status CastSpec::validate() const {
     return fail(ErrorCode::kInvalidArgument,
                 "groups have dynamic scales, without /count, /sums, /flag, /shard and /list");
   }
-  if (s.group && s.one_launch && !scales_rows_alone(s)) {
-    return fail(ErrorCode::kInvalidArgument, "one launch casts the rows of groups alone");
-  }
   if (s.sums && s.list) {
     return fail(ErrorCode::kInvalidArgument, "sums of columns are of one matrix, not of a list");
   }
@@ -134,42 +131,62 @@ std::string cast_config(const CastSpec& s) {
          constant("kShard", s.shard) + "};\n";
 }
 
-Stub CastSpec::stub() const {
-  const auto& s = *this;
-  Stub stub{s.group ? "group_cast.cuh" : "cast.cuh", "float8_cast", {}};
-  if (s.one_launch) {
-    stub = {scales_rows_alone(s) ? "quantize_rows.cuh" : "quantize.cuh", "float8_quantize", {}};
+namespace {
+
+// What differs among the kernels of casts: the template, its arguments and its bounds.
+struct CastKernel {
+  const char* file;
+  const char* templ;
+  const char* args;
+  std::string check;
+  bool four_blocks;
+};
+
+template <class Args>
+CastKernel cast_kernel(const char* file, const char* templ, const char* args, bool four_blocks) {
+  return {file, templ, args, check_args<Args>(args), four_blocks};
+}
+
+CastKernel kernel_of(const CastSpec& s) {
+  const bool rows = scales_rows_alone(s);
+  if (s.one_launch && s.group) {
+    return rows ? cast_kernel<kernels::GroupRowsArgs>("quantize_rows.cuh", "QuantizeRows",
+                                                      "GroupRowsArgs", true)
+                : cast_kernel<kernels::GroupQuantizeArgs>("group_quantize.cuh", "GroupQuantize",
+                                                          "GroupQuantizeArgs", true);
   }
-  stub.text = cast_config(s);
-  const char* const quantize_args = s.group ? "GroupRowsArgs" : "QuantizeArgs";
-  stub.text += s.one_launch && s.group ? check_args<kernels::GroupRowsArgs>(quantize_args)
-               : s.one_launch          ? check_args<kernels::QuantizeArgs>(quantize_args)
-               : s.group               ? check_args<kernels::GroupCastArgs>("GroupCastArgs")
-               : s.list                ? check_args<kernels::CastListArgs>("CastListArgs")
-                                       : check_args<kernels::CastArgs>("CastArgs");
+  if (s.one_launch) {
+    return cast_kernel<kernels::QuantizeArgs>(rows ? "quantize_rows.cuh" : "quantize.cuh",
+                                              rows ? "QuantizeRows" : "Quantize", "QuantizeArgs",
+                                              true);
+  }
+  const bool four = fits_four_blocks(s);
+  if (s.group) {
+    return cast_kernel<kernels::GroupCastArgs>("group_cast.cuh", "GroupCast", "GroupCastArgs",
+                                               four);
+  }
+  return s.list ? cast_kernel<kernels::CastListArgs>("cast.cuh", "Cast", "CastListArgs", four)
+                : cast_kernel<kernels::CastArgs>("cast.cuh", "Cast", "CastArgs", four);
+}
+
+}  // namespace
+
+Stub CastSpec::stub() const {
+  const CastKernel kernel = kernel_of(*this);
+  const char* const name = one_launch ? "float8_quantize" : "float8_cast";
+  Stub stub{kernel.file, name, cast_config(*this) + kernel.check};
   stub.text += check_threads("kTileThreads", launch());
-  if (is_cooperative(s)) {
+  if (is_cooperative(*this)) {
     stub.text += check("Quantize<Config>::kSharedBytes",
                        static_cast<size_t>(launch().dynamic_smem_bytes), "dynamic_smem_bytes()");
   }
-  stub.text += s.one_launch
-                   ? f8::format(
-                         "extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
-                         "float8_quantize(const __grid_constant__ {} args) {{\n"
-                         "  {}<Config>::run(args);\n"
-                         "}}\n",
-                         kQuantizeBlocksPerSm, quantize_args,
-                         scales_rows_alone(s) ? "QuantizeRows" : "Quantize")
-                   : f8::format(
-                         "extern \"C\" __global__ void __launch_bounds__(kTileThreads{})\n"
-                         "float8_cast(const __grid_constant__ {} args) {{\n"
-                         "  {}Cast<Config>::run(args);\n"
-                         "}}\n",
-                         fits_four_blocks(s) ? ", 4" : "",
-                         s.group  ? "GroupCastArgs"
-                         : s.list ? "CastListArgs"
-                                  : "CastArgs",
-                         s.group ? "Group" : "");
+  static_assert(kQuantizeBlocksPerSm == 4);
+  stub.text += f8::format(
+      "extern \"C\" __global__ void __launch_bounds__(kTileThreads{})\n"
+      "{}(const __grid_constant__ {} args) {{\n"
+      "  {}<Config>::run(args);\n"
+      "}}\n",
+      kernel.four_blocks ? ", 4" : "", name, kernel.args, kernel.templ);
   return stub;
 }
 
@@ -181,8 +198,10 @@ LaunchTraits CastSpec::launch() const {
 }
 
 ParameterBytes CastSpec::parameters() const {
-  return {.first = one_launch && group ? sizeof(kernels::GroupRowsArgs)
-                   : group             ? sizeof(kernels::GroupCastArgs)
+  return {.first = one_launch && group ? scales_rows_alone(*this)
+                                             ? sizeof(kernels::GroupRowsArgs)
+                                             : sizeof(kernels::GroupQuantizeArgs)
+                   : group ? sizeof(kernels::GroupCastArgs)
                    : one_launch        ? sizeof(kernels::QuantizeArgs)
                    : list              ? sizeof(kernels::CastListArgs)
                                        : sizeof(kernels::CastArgs)};
@@ -208,7 +227,7 @@ bool scales_rows_alone(const CastSpec& spec) {
 }
 
 bool is_cooperative(const CastSpec& spec) {
-  return spec.one_launch && !scales_rows_alone(spec);
+  return spec.one_launch && !spec.group && !scales_rows_alone(spec);
 }
 
 std::optional<AmaxSpec> amax_before(const CastSpec& spec) {

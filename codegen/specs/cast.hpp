@@ -64,7 +64,8 @@ inline constexpr int kQuantizeBlocksPerSm = 4;
 // True where its one-launch kernel is that of quantize_rows.cuh: no block waits for another, so it
 // takes any size.
 [[nodiscard]] bool scales_rows_alone(const CastSpec& spec);
-// True where its blocks wait for each other, so that all must be resident: a cooperative launch.
+// True where its blocks wait for each other, so that all must be resident: a cooperative launch. Of
+// groups, none waits for a block that began later.
 [[nodiscard]] bool is_cooperative(const CastSpec& spec);
 
 }  // namespace f8::codegen

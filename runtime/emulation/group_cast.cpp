@@ -113,12 +113,8 @@ void quantize_rows(const codegen::CastSpec& spec, const Call& call) {
   cast_alone(spec, t, call);
 }
 
-}  // namespace
-
-void emulate_groups(const codegen::CastSpec& spec, const Call& call) {
-  if (spec.one_launch) return quantize_rows(spec, call);
-  const auto& args = call.args<kernels::GroupCastArgs>();
-  check_grid(args.groups, args.tensor.cols, call);
+void cast_groups(const codegen::CastSpec& spec, const kernels::GroupCastArgs& args,
+                 const Call& call) {
   const bool rows_1d = spec.q && spec.scale_q == codegen::ScaleMode::kBlock1x128;
   const bool columns_1d = spec.qt && spec.scale_qt == codegen::ScaleMode::kBlock1x128;
   const bool blocks_2d = codegen::has_scale(spec, codegen::ScaleMode::kBlock128x128);
@@ -150,6 +146,44 @@ void emulate_groups(const codegen::CastSpec& spec, const Call& call) {
       std::copy_n(t.qt + c * t.ld_qt, t.ld_qt, qt_to + c * args.tensor.ld_qt);
     }
   });
+}
+
+// Amaxes and casts in one launch, whose blocks take both from a counter.
+void quantize_groups(const codegen::CastSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::GroupQuantizeArgs>();
+  const kernels::GroupCastArgs& cast = args.cast;
+  if (args.tickets == nullptr || args.done == nullptr || *args.tickets != 0) {
+    return call.fault("groups in one launch: no words for its items, or not zeroed");
+  }
+  if (args.lead < 0) return call.fault("groups in one launch: lead {}", args.lead);
+  unsigned tiles = 0;
+  each_group(cast.groups, [&](const kernels::GroupPlace& at) {
+    const auto of_group = static_cast<unsigned>(cast_tiles(at.length, cast.tensor.cols));
+    if (args.done[at.group] != 0) call.fault("group {}: its tiles are counted already", at.group);
+    args.done[at.group] = of_group;
+    tiles += of_group;
+  });
+  if (!call.faults.empty()) return;
+  *args.tickets = 2 * tiles + call.launch.grid;  // each block ends at a ticket of no item
+  kernels::GroupAmaxArgs amax = kernels::maxima_of(cast);
+  Launch launch = call.launch;
+  launch.grid = tiles;
+  void* const parameters[] = {&amax};
+  codegen::CastSpec two_launches = spec;
+  two_launches.one_launch = false;
+  emulate_groups(*codegen::amax_before(two_launches),
+                 Call{call.module, launch, parameters, call.sm_count, call.faults});
+  cast_groups(two_launches, cast, call);
+}
+
+}  // namespace
+
+void emulate_groups(const codegen::CastSpec& spec, const Call& call) {
+  if (codegen::scales_rows_alone(spec) && spec.one_launch) return quantize_rows(spec, call);
+  if (spec.one_launch) return quantize_groups(spec, call);
+  const auto& args = call.args<kernels::GroupCastArgs>();
+  check_grid(args.groups, args.tensor.cols, call);
+  cast_groups(spec, args, call);
 }
 
 }  // namespace f8::runtime::emulation

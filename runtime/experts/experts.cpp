@@ -132,8 +132,9 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     }
     return {};
   };
-  F8_TRY(each([&](size_t, unsigned, const codegen::CastSpec& spec) -> Status {
-    std::ranges::move(GroupCastPlan::specs(spec), std::back_inserter(specs));
+  F8_TRY(each([&](size_t i, unsigned, const codegen::CastSpec& spec) -> Status {
+    std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i]),
+                      std::back_inserter(specs));
     return {};
   }));
   F8_TRY(context_->compile(specs));  // side by side
@@ -143,7 +144,8 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     tensors_[i].cols = cols[i];
   }
   return each([&](size_t i, unsigned made, const codegen::CastSpec& spec) -> Status {
-    tensors_[i].casts[made].push_back(F8_TRY(GroupCastPlan::create(context_, spec, cols[i])));
+    tensors_[i].casts[made].push_back(
+        F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])));
     return {};
   });
 }
@@ -201,7 +203,7 @@ void Experts::lay_out() {
     size_t words = 0;
     for (const auto& casts : t.casts) {
       for (const GroupCastPlan& cast : casts) {
-        words = std::max(words, cast.amax_words(t.rows, experts));
+        words = std::max(words, cast.words(t.rows, experts));
       }
     }
     const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };

@@ -15,7 +15,7 @@ struct GroupCastCall {
   const void* x = nullptr;
   int64_t rows = 0;           // of all groups, and behind them
   int64_t ld = 0;             // of x, elements; 0: dense
-  uint32_t* words = nullptr;  // amax_words() of scratch
+  uint32_t* words = nullptr;  // words() of scratch
   uint8_t* q = nullptr;       // [rows][row_pitch(cols)]
   // Of equal groups [groups][cols][row_pitch(group's rows)]; of a layout's [cols][ld_qt], each group from
   // its block of columns on.
@@ -35,26 +35,32 @@ struct GroupCastCall {
 
 class GroupCastPlan {
  public:
-  // `spec` is a cast of groups; the kernels that it takes follow from it.
+  // `spec` is a cast of groups, of `rows` rows on the average: the kernels that it takes follow from
+  // these.
   [[nodiscard]] static Result<GroupCastPlan> create(const std::shared_ptr<Context>& context,
-                                                    const codegen::CastSpec& spec, int64_t cols);
+                                                    const codegen::CastSpec& spec, int64_t rows,
+                                                    int64_t cols);
   // The kernels, to be compiled side by side.
-  [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec);
-  [[nodiscard]] size_t amax_words(int64_t rows, int64_t groups) const;
-  // Enqueues a memset and two launches, or one launch where rows alone or blocks have scales.
+  [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec,
+                                                              int64_t rows, int64_t cols);
+  [[nodiscard]] size_t words(int64_t rows, int64_t groups) const;
+  // Enqueues a memset and one launch (two of x in fp32 or of large groups), or one launch alone where
+  // rows alone or blocks have scales.
   [[nodiscard]] Status run(const GroupCastCall& call, Stream stream) const;
   [[nodiscard]] const codegen::CastSpec& spec() const { return spec_; }
 
  private:
   GroupCastPlan(std::shared_ptr<Context> context, const codegen::CastSpec& spec, int64_t cols)
       : context_(std::move(context)), spec_(spec), cols_(cols) {}
+  [[nodiscard]] kernels::GroupCastArgs args_of(const GroupCastCall& call) const;
   [[nodiscard]] Status quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
                                      Stream stream) const;
 
   std::shared_ptr<Context> context_;
   codegen::CastSpec spec_;
   int64_t cols_;
-  const Kernel* amax_ = nullptr;  // null: the cast finds its scales
+  const Kernel* one_launch_ = nullptr;  // amax and cast; else those that follow
+  const Kernel* amax_ = nullptr;        // null: the cast finds its scales
   const Kernel* cast_ = nullptr;
   const Kernel* rows_ = nullptr;  // in their place, for the rows of a layout
 };

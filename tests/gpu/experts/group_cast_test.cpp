@@ -37,6 +37,9 @@ Matrix rows_of(const Matrix& x, int64_t first, int64_t count) {
   return out;
 }
 
+// By average groups of so many rows the casts of 16-bit elements are one launch, or two.
+constexpr int64_t kSmallGroups = 128, kLargeGroups = int64_t{1} << 20;
+
 class GroupCastTest : public GpuTestWith<const char*> {
  protected:
   static codegen::CastSpec spec_of(const char* key) {
@@ -57,7 +60,7 @@ class GroupCastTest : public GpuTestWith<const char*> {
           inv_col(context,
                   static_cast<size_t>((groups + columns / 128) * kernels::padded_scales(cols)) *
                       sizeof(float)),
-          words(context, plan.amax_words(rows, groups) * sizeof(uint32_t)) {}
+          words(context, plan.words(rows, groups) * sizeof(uint32_t)) {}
     DeviceBuffer q, qt, scale, inv_row, inv_col, words;
 
     [[nodiscard]] bool guards_are_whole() const {
@@ -201,21 +204,23 @@ TEST_P(GroupCastTest, IsTheCastOfEachGroupAlone) {
     F8_ASSERT_OK(layouts);
     const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
     const DeviceBuffer offsets(context(), routing.ends);
-    const auto plan = GroupCastPlan::create(context_, spec, kCols);
-    F8_ASSERT_OK(plan);
-    const Copies to(context(), *plan, routing.m, kCols, experts, kCols, columns);
-    F8_ASSERT_OK(layouts->run(
-        {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
-    const kernels::GroupsOf of{.words = layout.as<int32_t>(),
-                               .layout = group_layout_of(routing.m, experts).value(),
-                               .count = 0,
-                               .rows = 0};
-    GroupCastCall call = call_of(of, device_x, routing.m, to);
-    call.ld_qt = columns;
-    call.scale_rows = scale_rows_of_groups(routing.m, experts);
-    F8_ASSERT_OK(plan->run(call, nullptr));
-    expect_groups(spec, routing, x, to);
-    if (HasFailure()) return;
+    for (const int64_t rows : {kSmallGroups, kLargeGroups}) {
+      const auto plan = GroupCastPlan::create(context_, spec, rows, kCols);
+      F8_ASSERT_OK(plan);
+      const Copies to(context(), *plan, routing.m, kCols, experts, kCols, columns);
+      F8_ASSERT_OK(layouts->run(
+          {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
+      const kernels::GroupsOf of{.words = layout.as<int32_t>(),
+                                 .layout = group_layout_of(routing.m, experts).value(),
+                                 .count = 0,
+                                 .rows = 0};
+      GroupCastCall call = call_of(of, device_x, routing.m, to);
+      call.ld_qt = columns;
+      call.scale_rows = scale_rows_of_groups(routing.m, experts);
+      F8_ASSERT_OK(plan->run(call, nullptr));
+      expect_groups(spec, routing, x, to);
+      if (HasFailure()) return;
+    }
   }
 }
 
@@ -241,49 +246,51 @@ TEST_P(EqualGroupsTest, AreTheCastsOfEachWeight) {
   const Matrix w = reference::rounded_to(
       reference::random_matrix(kExperts * kN, kK, 8, reference::Distribution::kOutliers), spec.in);
   const DeviceBuffer device_w(context(), reference::to_bytes(w, spec.in));
-  const auto plan = GroupCastPlan::create(context_, spec, kK);
-  F8_ASSERT_OK(plan);
-  const Copies to(context(), *plan, kExperts * kN, kK, kExperts, kExperts * kK, kN);
-  const kernels::GroupsOf groups{.words = nullptr, .layout = {}, .count = kExperts, .rows = kN};
-  F8_ASSERT_OK(plan->run(call_of(groups, device_w, kExperts * kN, to), nullptr));
-  const auto scale = to.scale.download<float>();
-  const auto check = [&](bool transposed, const std::vector<uint8_t>& bits,
-                         const std::vector<float>& inverses, codegen::ScaleMode mode) {
-    for (int64_t e = 0; e < kExperts; ++e) {
-      Matrix of = rows_of(w, e * kN, kN);
-      if (transposed) of = transpose(of);
-      const auto expected = reference::cast(of, over_of(mode), spec.out, spec.pow2);
-      const int64_t pitch = row_pitch(of.cols);
-      for (int64_t r = 0; r < of.rows; ++r) {
-        const auto from = bits.begin() + (e * of.rows + r) * pitch;
-        ASSERT_TRUE(std::equal(from, from + of.cols, expected.bits.begin() + r * of.cols))
-            << "expert " << e << ", row " << r << " of " << (transposed ? "qt" : "q");
-        if (mode == codegen::ScaleMode::kBlock128x128) {
-          const int64_t blocks = ceil_div(of.cols, 128);
-          for (int64_t b = 0; b < blocks; ++b) {
-            ASSERT_EQ(inverses[static_cast<size_t>(e * kernels::scales_2d(of.rows, of.cols) +
-                                                   r / 128 * kernels::padded_scales(blocks) + b)],
-                      expected.inv_scales[static_cast<size_t>(r / 128 * blocks + b)]);
+  for (const int64_t rows : {kSmallGroups, kLargeGroups}) {
+    const auto plan = GroupCastPlan::create(context_, spec, rows, kK);
+    F8_ASSERT_OK(plan);
+    const Copies to(context(), *plan, kExperts * kN, kK, kExperts, kExperts * kK, kN);
+    const kernels::GroupsOf groups{.words = nullptr, .layout = {}, .count = kExperts, .rows = kN};
+    F8_ASSERT_OK(plan->run(call_of(groups, device_w, kExperts * kN, to), nullptr));
+    const auto scale = to.scale.download<float>();
+    const auto check = [&](bool transposed, const std::vector<uint8_t>& bits,
+                           const std::vector<float>& inverses, codegen::ScaleMode mode) {
+      for (int64_t e = 0; e < kExperts; ++e) {
+        Matrix of = rows_of(w, e * kN, kN);
+        if (transposed) of = transpose(of);
+        const auto expected = reference::cast(of, over_of(mode), spec.out, spec.pow2);
+        const int64_t pitch = row_pitch(of.cols);
+        for (int64_t r = 0; r < of.rows; ++r) {
+          const auto from = bits.begin() + (e * of.rows + r) * pitch;
+          ASSERT_TRUE(std::equal(from, from + of.cols, expected.bits.begin() + r * of.cols))
+              << "expert " << e << ", row " << r << " of " << (transposed ? "qt" : "q");
+          if (mode == codegen::ScaleMode::kBlock128x128) {
+            const int64_t blocks = ceil_div(of.cols, 128);
+            for (int64_t b = 0; b < blocks; ++b) {
+              ASSERT_EQ(inverses[static_cast<size_t>(e * kernels::scales_2d(of.rows, of.cols) +
+                                                     r / 128 * kernels::padded_scales(blocks) + b)],
+                        expected.inv_scales[static_cast<size_t>(r / 128 * blocks + b)]);
+            }
+          }
+          if (mode == codegen::ScaleMode::kAxis) {
+            ASSERT_EQ(inverses[static_cast<size_t>(e * of.rows + r)],
+                      expected.inv_scales[static_cast<size_t>(r)]);
           }
         }
-        if (mode == codegen::ScaleMode::kAxis) {
-          ASSERT_EQ(inverses[static_cast<size_t>(e * of.rows + r)],
-                    expected.inv_scales[static_cast<size_t>(r)]);
+        if (mode == codegen::ScaleMode::kTensor) {
+          ASSERT_EQ(scale[static_cast<size_t>(e * kernels::kScaleStride + kernels::kInverse)],
+                    expected.inv_scales[0]);
         }
       }
-      if (mode == codegen::ScaleMode::kTensor) {
-        ASSERT_EQ(scale[static_cast<size_t>(e * kernels::kScaleStride + kernels::kInverse)],
-                  expected.inv_scales[0]);
-      }
+    };
+    if (spec.q) {
+      check(false, to.q.download<uint8_t>(), to.inv_row.download<float>(), spec.scale_q);
     }
-  };
-  if (spec.q) {
-    check(false, to.q.download<uint8_t>(), to.inv_row.download<float>(), spec.scale_q);
+    if (spec.qt) {
+      check(true, to.qt.download<uint8_t>(), to.inv_col.download<float>(), spec.scale_qt);
+    }
+    EXPECT_TRUE(to.guards_are_whole());
   }
-  if (spec.qt) {
-    check(true, to.qt.download<uint8_t>(), to.inv_col.download<float>(), spec.scale_qt);
-  }
-  EXPECT_TRUE(to.guards_are_whole());
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ TEST(Emit, GoldenStubs) {
            "swiglu_backward_cast/bf16.e5m2/delayed/q+qt",
            "group_layout",
            "cast/bf16.e4m3/axis/q+qt/pow2/group",
+           "quantize/bf16.e4m3/axis/q+qt/pow2/group",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
            "gemm_m/e4m3.e4m3.bf16/axis/fast/64x64s8c1x2w1",
@@ -206,7 +207,11 @@ std::set<std::string> tunable_kernels() {
                                 "cast/bf16.e4m3/block1x128/q+qt/pow2/group",
                                 "cast/f32.e4m3/block1x128/q/hold/group",
                                 "cast/bf16.e4m3/block128x128/q+qt/pow2/group",
-                                "quantize/bf16.e4m3/axis/q/pow2/group"};
+                                "quantize/bf16.e4m3/axis/q/pow2/group",
+                                "quantize/bf16.e4m3/tensor/q+qt/group",
+                                "quantize/f16.e5m2/tensor/q/hold/group",
+                                "quantize/bf16.e4m3/axis/q+qt/pow2/group",
+                                "quantize/bf16.e4m3/axis+tensor/q+qt/pow2/group"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));
