@@ -78,6 +78,13 @@ class SwigluCastTest : public ::testing::TestWithParam<Case> {
     return reference::rounded_to(
         reference::random_matrix(rows, cols, seed, reference::Distribution::kOutliers), type);
   }
+  // A call has a launch for the maxima that its scales come from, and one for the copies.
+  [[nodiscard]] size_t launches(const Quantizer& fused, const float8_step& step) const {
+    const std::string& recipe = fused.desc().recipe.name;
+    const bool known = recipe == "blockwise" || (recipe == "delayed" && step.first_step == 0);
+    const bool twice = recipe == "apart" && fused.desc().qt;  // q and qt by kernels of their own
+    return (known ? 1 : 2) << (twice ? 1 : 0);
+  }
   void run(const Quantizer& quantizer, QuantizeCall call) {
     Buffer workspace(std::max<size_t>(quantizer.workspace_bytes(), 16));
     const Status done = quantizer.run(with_workspace(call, workspace.data()), nullptr);
@@ -87,12 +94,29 @@ class SwigluCastTest : public ::testing::TestWithParam<Case> {
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, SwigluCastTest,
-                         ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
-                                           Case{"delayed", 256, 128, 0},
-                                           Case{"blockwise", 1, 16, 8},
-                                           Case{"blockwise", 127, 144, 0},
-                                           Case{"blockwise", 300, 400, 16}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, SwigluCastTest,
+    ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
+                      Case{"delayed", 256, 128, 0}, Case{"blockwise", 1, 16, 8},
+                      Case{"blockwise", 127, 144, 0}, Case{"blockwise", 300, 400, 16},
+                      Case{"tensorwise", 1, 16, 8}, Case{"tensorwise", 300, 400, 0},
+                      Case{"rowwise", 1, 16, 0}, Case{"rowwise", 130, 272, 8},
+                      // More tiles than leave their maxima for the cast.
+                      Case{"rowwise", 2, 10'384, 0}, Case{"mixed", 130, 272, 8},
+                      Case{"apart", 130, 272, 0}));
+
+// The recipe of a case: "mixed" has a tensor's scale for q and those of columns for qt, and "apart" makes
+// such copies by kernels of their own.
+Recipe recipe_of(std::string_view name) {
+  if (name != "mixed" && name != "apart") return find_recipe(name).value();
+  Recipe recipe = find_recipe("rowwise").value();
+  recipe.name = name;
+  for (const Gemm gemm : {Gemm::kOutput, Gemm::kGradInput}) {
+    recipe.gemms[static_cast<size_t>(gemm)].a.granularity = Granularity::kTensor;
+    recipe.gemms[static_cast<size_t>(gemm)].a.pow2 = name == "mixed";
+  }
+  return recipe;
+}
 
 // The words of delayed scaling of one operand.
 struct Slots {
@@ -115,7 +139,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const int kind : {0, 1, 2, 3}) {
       SCOPED_TRACE(f8::format("{} {}", to_string(type), kind));
-      QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
+      QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = recipe_of(recipe)};
       desc.dtype = type;
       desc.qt = (kind & 1) != 0;
       const float8_step& step = (kind & 2) != 0 ? kFirstOfSteps : kOrdinaryStep;
@@ -123,7 +147,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
       desc.source = CastSource::kSwiglu;
       const auto fused = Quantizer::plan(context_, desc).value();
       ASSERT_EQ(fused->tensor_bytes(), plain->tensor_bytes());
-      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
+      EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       Matrix h = gate;
@@ -140,12 +164,14 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
                    .tensor = {expected.data()},
                    .step = &step,
                    .scales = plain_slots});
+      const size_t before = cuda_.launches.size();
       run(*fused, {.rows = rows,
                    .x = {of_gate.data(), ld},
                    .up = {of_up.data(), ld},
                    .tensor = {got.data()},
                    .step = &step,
                    .scales = fused_slots});
+      EXPECT_EQ(cuda_.launches.size() - before, launches(*fused, step));
       EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.bytes()), 0);
       EXPECT_EQ(plain_slots.most(), fused_slots.most());
       EXPECT_EQ(fused_slots.most() > 0, recipe == "delayed");
@@ -159,16 +185,14 @@ TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const bool first : {false, true}) {
       SCOPED_TRACE(f8::format("{} {}", to_string(type), first));
-      QuantizerDesc desc{.operand = Tensor::kGradOutput,
-                         .rows = rows,
-                         .cols = cols,
-                         .recipe = find_recipe(recipe).value()};
+      QuantizerDesc desc{
+          .operand = Tensor::kGradOutput, .rows = rows, .cols = cols, .recipe = recipe_of(recipe)};
       desc.dtype = type;
       const float8_step& step = first ? kFirstOfSteps : kOrdinaryStep;
       const auto plain = Quantizer::plan(context_, desc).value();
       desc.source = CastSource::kSwigluBackward;
       const auto fused = Quantizer::plan(context_, desc).value();
-      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
+      EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       const Matrix grad = random(rows, cols, 7, type);
@@ -183,6 +207,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
       Buffer got[2] = {Buffer(plain->tensor_bytes()), Buffer(plain->tensor_bytes())};
       Slots slots[2];
       const int64_t ld = gap == 0 ? 0 : cols + gap;
+      const size_t before = cuda_.launches.size();
       run(*fused, {.rows = rows,
                    .x = {gate_in.data(), ld},
                    .up = {up_in.data(), ld},
@@ -192,6 +217,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
                    .grad = {grad_in.data(), ld},
                    .up_tensor = {got[1].data()},
                    .up_scales = slots[1]});
+      EXPECT_EQ(cuda_.launches.size() - before, launches(*fused, step));
       for (size_t i = 0; i < 2; ++i) {
         Buffer x(reference::rounded_to(of[i], type), type, 0), expected(plain->tensor_bytes());
         Slots own;
@@ -217,7 +243,7 @@ class SwigluMisuse : public ::testing::Test {
     EXPECT_TRUE(says(plan.error(), words)) << plan.error().message;
   }
   static QuantizerDesc desc(std::string_view recipe) {
-    QuantizerDesc out{.rows = 32, .cols = 64, .recipe = find_recipe(recipe).value()};
+    QuantizerDesc out{.rows = 32, .cols = 64, .recipe = recipe_of(recipe)};
     out.source = CastSource::kSwiglu;
     return out;
   }
@@ -226,8 +252,9 @@ class SwigluMisuse : public ::testing::Test {
 };
 
 TEST_F(SwigluMisuse, PlansThatCannotBe) {
-  refused(desc("rowwise"), ErrorCode::kUnsupported, "quantize them with FLOAT8_PLAIN");
-  refused(desc("tensorwise"), ErrorCode::kUnsupported, "quantize them with FLOAT8_PLAIN");
+  QuantizerDesc high = desc("rowwise_with_gw_hp");
+  high.q = false;
+  refused(high, ErrorCode::kUnsupported, "makes no fp8 copy of this operand");
   QuantizerDesc weight = desc("blockwise");
   weight.operand = Tensor::kWeight;
   refused(weight, ErrorCode::kInvalidArgument, "it is for FLOAT8_INPUT");
