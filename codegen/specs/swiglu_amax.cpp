@@ -24,9 +24,11 @@ Status SwigluAmaxSpec::validate() const {
 }
 
 Stub SwigluAmaxSpec::stub() const {
+  // A tensor's launch has six blocks an SM (amax_partials), all of which are to be resident.
+  const bool bounded = !amax.row && !amax.col && amax.in != Dtype::kF32;
   return function_stub("swiglu_amax.cuh", kKinds[backward ? 1 : 0], amax_config(amax),
                        backward ? "SwigluBackwardAmaxArgs" : "SwigluAmaxArgs", parameters().first,
-                       launch());
+                       launch(), bounded ? 6 : 0);
 }
 
 LaunchTraits SwigluAmaxSpec::launch() const {

@@ -13,7 +13,7 @@ struct Config {
 };
 static_assert(sizeof(SwigluBackwardAmaxArgs) == 288, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
-extern "C" __global__ void __launch_bounds__(kTileThreads)
+extern "C" __global__ void __launch_bounds__(kTileThreads, 6)
 float8_swiglu_backward_amax(const __grid_constant__ SwigluBackwardAmaxArgs args) {
   swiglu_backward_amax<Config>(args);
 }
