@@ -60,8 +60,6 @@ std::vector<SwigluPass> swiglu_passes(const LinearKernels& kernels, CopySet copi
 // have less than the most, are the last.
 void SwigluCasts::lay_out(std::span<const SwigluPass> passes, int64_t rows, size_t reserved,
                           int sm_count, std::span<TensorBuffers> tensors) {
-  constexpr size_t kWord = sizeof(uint32_t);
-  constexpr int64_t kTensorWords = 4;  // a tensor's own, with padding
   const int64_t cols = tensors.front().cols;
   size_t tile_bytes = 0;
   int64_t partials = 0;
@@ -75,23 +73,19 @@ void SwigluCasts::lay_out(std::span<const SwigluPass> passes, int64_t rows, size
   Arena arena;
   const auto take = [&](size_t bytes) { return Ref(Slot::kWorkspace, arena.take(bytes)); };
   (void)take(reserved);
-  if (raises) {
-    const auto count = static_cast<int64_t>(tensors.size());
-    const int64_t before_rows = count * (cols + kTensorWords);
-    const Ref words = take(kWord * static_cast<size_t>(before_rows + count * rows));
-    for (int64_t i = 0; i < count; ++i) {
-      TensorBuffers& at = tensors[static_cast<size_t>(i)];
-      at.col_amax = word_at(words, i * (cols + kTensorWords));
-      at.amax = word_at(at.col_amax, cols);
-      at.row_amax = word_at(words, before_rows + i * rows);
-    }
-    clear_ = clear_amax(words, tensors.back().row_amax, 0);
+  AmaxWords words({Slot::kWorkspace, arena.size()});
+  for (TensorBuffers& at : tensors) {
+    at.col_amax = words.take(cols);
+    at.amax = words.take(AmaxWords::kTensor);
   }
+  for (TensorBuffers& at : tensors) at.row_amax = words.take(rows);
+  clear_ = clear_amax(tensors.front().col_amax, tensors.back().row_amax, 0);
+  (void)take(raises ? words.bytes() : 0);
   for (TensorBuffers& at : tensors) {
     at.tile_amax = take(tile_bytes);
-    at.partials = take(kWord * static_cast<size_t>(partials));
+    at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
   }
-  workspace_bytes_ = raises || tile_bytes > 0 || partials > 0 ? arena.size() : 0;
+  workspace_bytes_ = raises || partials > 0 ? arena.size() : 0;
 }
 
 Result<SwigluCasts> SwigluCasts::plan(Context& context, const LinearKernels& kernels,
