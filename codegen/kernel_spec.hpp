@@ -15,6 +15,7 @@
 #include "codegen/specs/gemm.hpp"
 #include "codegen/specs/group_layout.hpp"
 #include "codegen/specs/scale_update.hpp"
+#include "codegen/specs/swiglu_amax.hpp"
 #include "codegen/specs/swiglu_cast.hpp"
 
 namespace f8::codegen {
@@ -24,7 +25,7 @@ using OneOf = std::variant<Kinds...>;
 // The registered kinds.
 using KernelSpec =
     OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
-          ColumnSumsSpec, BiasGradSpec, SwigluCastSpec, GroupLayoutSpec>;
+          ColumnSumsSpec, BiasGradSpec, SwigluAmaxSpec, SwigluCastSpec, GroupLayoutSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

@@ -27,7 +27,7 @@ from llama import LLAMA_3_8B, Blocks, FeedForward, Shape
 
 TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise")
-FUSED = ("delayed", "blockwise")
+FUSED = ("tensorwise", "rowwise", "delayed", "blockwise")
 Options = argparse.Namespace
 f8.register_swiglu(FeedForward, gate="gate", up="up", down="down")
 TINY = Shape(dim=64, hidden=128, heads=4, kv_heads=2, layers=32)

@@ -20,47 +20,79 @@ struct Amax {
   using Values = Vec8<Config::kInput>;
   static constexpr bool kTilePartials = !Config::kTensor && Config::kInput != Input::kF32;
 
-  static F8_DEVICE void tensor(const AmaxTensor& t, u32 block) {
-    constexpr int kInFlight = 8;
+  // A loader gives the elements whose maxima are found: those of the tensor's x. `read` and `raise` are
+  // for eight of them, of which a thread reads kInFlight times as many at once; of `element`, where rows
+  // follow each other, row is 0. A loader with two results has those of two tensors.
+  struct Load {
+    using Read = Values;
+    static constexpr int kInFlight = 8;
+    static constexpr int kResults = 1;
+
+    static F8_DEVICE bool is_dense(const AmaxTensor& t) { return t.ld == t.cols; }
+    static F8_DEVICE void read(const AmaxTensor& t, i64 row, i64 element, Read& to) {
+      to.load(t.x, row * t.ld + element);
+    }
+    static F8_DEVICE void raise(Read& from, Values (&most)[kResults]) { from.raise(most[0]); }
+    static F8_DEVICE void load(const AmaxTensor& t, i32 row0, i32 column0,
+                               ThreadFragment<Config::kInput>& fragment) {
+      fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    }
+  };
+
+  // `tensors`: the loader's results go to as many of them, all of the first one's shape.
+  template <class Loader = Load>
+  static F8_DEVICE void tensor(const AmaxTensor* tensors, u32 block, const Loader& loader = {}) {
+    constexpr int kInFlight = Loader::kInFlight;
+    constexpr int kResults = Loader::kResults;
+    const AmaxTensor& t = tensors[0];
     const i64 chunks_per_row = t.cols / 8;
     const i64 chunks = chunks_per_row * t.rows;
-    const bool dense = t.ld == t.cols;
+    const bool dense = loader.is_dense(t);
     const i64 step = static_cast<i64>(t.blocks) * kTileThreads;
-    Values most;
-    most.clear();
+    Values most[kResults];
+#pragma unroll
+    for (int r = 0; r < kResults; ++r) most[r].clear();
     i64 chunk = static_cast<i64>(block) * kTileThreads + threadIdx.x;
     if (dense) {
       for (; chunk + (kInFlight - 1) * step < chunks; chunk += kInFlight * step) {
-        Values values[kInFlight];
+        typename Loader::Read read[kInFlight];
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) values[i].load(t.x, (chunk + i * step) * 8);
+        for (int i = 0; i < kInFlight; ++i) loader.read(t, 0, (chunk + i * step) * 8, read[i]);
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) values[i].raise(most);
+        for (int i = 0; i < kInFlight; ++i) loader.raise(read[i], most);
       }
     }
     for (; chunk < chunks; chunk += step) {
-      Values values;
+      typename Loader::Read read;
       const i64 row = chunk / chunks_per_row;
-      values.load(t.x, row * t.ld + (chunk - row * chunks_per_row) * 8);
-      values.raise(most);
+      loader.read(t, row, (chunk - row * chunks_per_row) * 8, read);
+      loader.raise(read, most);
     }
-    __shared__ u32 warps[kTileThreads / 32];
-    const u32 warp_amax = warp_max(Values::fp32_bits(most.largest_magnitude()));
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = warp_amax;
+    __shared__ u32 warps[kResults][kTileThreads / 32];
+#pragma unroll
+    for (int r = 0; r < kResults; ++r) {
+      const u32 warp_amax = warp_max(Values::fp32_bits(most[r].largest_magnitude()));
+      if (threadIdx.x % 32 == 0) warps[r][threadIdx.x / 32] = warp_amax;
+    }
     __syncthreads();
     if (threadIdx.x < 32) {
-      const u32 block_amax = warp_max(threadIdx.x < kTileThreads / 32 ? warps[threadIdx.x] : 0);
-      if (threadIdx.x == 0) t.partials[block] = block_amax;
+#pragma unroll
+      for (int r = 0; r < kResults; ++r) {
+        const u32 block_amax =
+            warp_max(threadIdx.x < kTileThreads / 32 ? warps[r][threadIdx.x] : 0);
+        if (threadIdx.x == 0) tensors[r].partials[block] = block_amax;
+      }
     }
   }
 
-  template <Evict kEvict = Evict::kByAge>
-  static F8_DEVICE void rows_and_columns(const AmaxTensor& t, u32 block) {
+  template <class Loader = Load>
+  static F8_DEVICE void rows_and_columns(const AmaxTensor& t, u32 block,
+                                         const Loader& loader = {}) {
     const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
     const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<Config::kInput> fragment;
-    fragment.template load<kEvict>(t.x, t.ld, t.rows, t.cols, row0, column0);
+    loader.load(t, row0, column0, fragment);
     __shared__ TileAmax<Config::kInput> tile_amax;
     find_tile_amax<Config::kRow, Config::kCol, Config::kTensor>(fragment, tile_amax);
     __syncthreads();
@@ -117,8 +149,8 @@ struct Amax {
     atomicMax(t.block_amax + row_of_blocks * tiles_across + tile_column, Values::fp32_bits(amax));
   }
 
-  template <class Args>
-  static F8_DEVICE void run(const Args& args) {
+  template <class Args, class Loader = Load>
+  static F8_DEVICE void run(const Args& args, const Loader& loader = {}) {
     grid_dependency_wait();
     launch_dependents();
     if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
@@ -127,9 +159,9 @@ struct Amax {
     if constexpr (Config::kBlock) {
       blocks_of_whole(t, block);
     } else if constexpr (Config::kRow || Config::kCol) {
-      rows_and_columns(t, block);
+      rows_and_columns(t, block, loader);
     } else {
-      tensor(t, block);
+      tensor(&t, block, loader);
     }
   }
 };

@@ -156,6 +156,17 @@ struct SwigluBackwardArgs {
   const void* grad;  // of silu(gate) up, in gate's type and shape
   i64 ld_grad;
 };
+// The maxima that these casts need before, of as many tensors.
+struct SwigluAmaxArgs {
+  AmaxArgs amax;
+  const void* up;
+  i64 ld_up;
+};
+struct SwigluBackwardAmaxArgs {
+  AmaxArgs amax;
+  const void* grad;
+  i64 ld_grad;
+};
 
 // Amax and cast in one launch.
 struct QuantizeArgs {

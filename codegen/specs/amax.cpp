@@ -57,12 +57,17 @@ Status AmaxSpec::validate() const {
   return {};
 }
 
+std::string amax_config(const AmaxSpec& spec) {
+  return "struct Config {\n" + constant("Input", "kInput", input_name(spec.in, spec.from_f32)) +
+         constant("kTensor", spec.tensor) + constant("kRow", spec.row) +
+         constant("kCol", spec.col) + constant("kBlock", spec.block) +
+         constant("kNoopFlag", spec.noop_flag) + "};\n";
+}
+
 Stub AmaxSpec::stub() const {
   const auto& s = *this;
   Stub stub{s.group ? "group_cast.cuh" : "amax.cuh", "float8_amax", {}};
-  stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in, s.from_f32)) +
-              constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
-              constant("kBlock", s.block) + constant("kNoopFlag", s.noop_flag) + "};\n" +
+  stub.text = amax_config(s) +
               (s.group  ? check_args<kernels::GroupAmaxArgs>("GroupAmaxArgs")
                : s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
                         : check_args<kernels::AmaxArgs>("AmaxArgs")) +

@@ -29,4 +29,7 @@ struct AmaxSpec {
   bool operator==(const AmaxSpec&) const = default;
 };
 
+// The stub's Config.
+[[nodiscard]] std::string amax_config(const AmaxSpec& spec);
+
 }  // namespace f8::codegen

@@ -16,12 +16,8 @@ std::string SwigluCastSpec::key() const {
 
 Status SwigluCastSpec::validate() const {
   F8_TRY(cast.validate());
-  if (const auto amax = amax_before(cast); amax && (amax->row || amax->col || amax->block)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "silu(gate) up is not in memory, where maxima of rows and columns are found: its "
-                "scales are the tensor's, or those of blocks");
-  }
-  if (cast.one_launch || cast.list || cast.sums || cast.noop_flag || cast.from_f32) {
+  if (cast.one_launch || cast.list || cast.sums || cast.noop_flag || cast.from_f32 || cast.shard ||
+      cast.group) {
     return fail(ErrorCode::kInvalidArgument,
                 "a cast of silu(gate) up has the options /pow2, /hold and /count alone");
   }
@@ -29,19 +25,9 @@ Status SwigluCastSpec::validate() const {
 }
 
 Stub SwigluCastSpec::stub() const {
-  const std::string_view name = kKinds[backward ? 1 : 0];
-  const std::string args = backward ? "SwigluBackwardArgs" : "SwigluCastArgs";
-  Stub stub{"swiglu_cast.cuh", f8::format("float8_{}", name), cast_config(cast)};
-  stub.text += backward ? check_args<kernels::SwigluBackwardArgs>(args)
-                        : check_args<kernels::SwigluCastArgs>(args);
-  stub.text += check_threads("kTileThreads", launch());
-  stub.text += f8::format(
-      "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-      "float8_{0}(const __grid_constant__ {1} args) {{\n"
-      "  {0}<Config>(args);\n"
-      "}}\n",
-      name, args);
-  return stub;
+  return function_stub("swiglu_cast.cuh", kKinds[backward ? 1 : 0], cast_config(cast),
+                       backward ? "SwigluBackwardArgs" : "SwigluCastArgs", parameters().first,
+                       launch());
 }
 
 LaunchTraits SwigluCastSpec::launch() const {

@@ -1,5 +1,5 @@
-// The cast of silu(gate) up to fp8, and the casts of its gradients dgate and dup in one launch. A
-// tensor's scale is delayed, or from an amax that a launch with a delayed scale recorded.
+// The cast of silu(gate) up to fp8, and the casts of its gradients dgate and dup in one launch. Scales that
+// need maxima have them from swiglu_amax.
 //   swiglu_cast := kind "/" what follows "cast/" in a cast's key, with the options /pow2, /hold and
 //                  /count
 //   kind        := "swiglu_cast" | "swiglu_backward_cast"

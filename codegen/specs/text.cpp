@@ -57,4 +57,19 @@ std::string check_threads(std::string_view device, const LaunchTraits& launch) {
   return check(device, static_cast<size_t>(launch.threads), "threads_per_block()");
 }
 
+Stub function_stub(std::string_view file, std::string_view name, std::string_view config,
+                   std::string_view args, size_t bytes, const LaunchTraits& launch,
+                   int blocks_per_sm) {
+  Stub stub{file, f8::format("float8_{}", name), std::string(config)};
+  stub.text += check(f8::format("sizeof({})", args), bytes, "kernel_args.cuh");
+  stub.text += check_threads("kTileThreads", launch);
+  stub.text += f8::format(
+      "extern \"C\" __global__ void __launch_bounds__(kTileThreads{2})\n"
+      "float8_{0}(const __grid_constant__ {1} args) {{\n"
+      "  {0}<Config>(args);\n"
+      "}}\n",
+      name, args, blocks_per_sm == 0 ? "" : f8::format(", {}", blocks_per_sm));
+  return stub;
+}
+
 }  // namespace f8::codegen

@@ -29,5 +29,10 @@ template <class Args>
   return check(f8::format("sizeof({})", name), sizeof(Args), "kernel_args.cuh");
 }
 [[nodiscard]] std::string check_threads(std::string_view device, const LaunchTraits& launch);
+// The stub of a kernel float8_`name` that calls the template's function `name` with `args`, which have
+// `bytes` bytes. `blocks_per_sm`: its registers let as many blocks fit an SM; 0: they are not bounded.
+[[nodiscard]] Stub function_stub(std::string_view file, std::string_view name,
+                                 std::string_view config, std::string_view args, size_t bytes,
+                                 const LaunchTraits& launch, int blocks_per_sm = 0);
 
 }  // namespace f8::codegen

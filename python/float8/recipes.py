@@ -132,16 +132,9 @@ class Recipe:
             yield field.name, getattr(self, field.name)
 
 
-def casts_in_one_visit(recipe: Recipe) -> bool:
-    """Tells whether x and dy are cast in one visit, as by delayed and by block scales, for all GEMMs."""
-
-    def one_visit(cast: Cast) -> bool:
-        blocks = cast.granularity in (Granularity.BLOCK_1X128, Granularity.BLOCK_128X128)
-        return cast.fp8 and (blocks or cast.scaling == Scaling.DELAYED)
-
-    output, grad_input, grad_weight = recipe.output, recipe.grad_input, recipe.grad_weight
-    casts = (output.a, grad_input.a, grad_weight.a, grad_weight.b)
-    return all(map(one_visit, casts)) and output.b.fp8 and grad_input.b.fp8
+def is_fp8_throughout(recipe: Recipe) -> bool:
+    """Tells whether all three GEMMs read fp8, and none of them x or dy in high precision."""
+    return recipe.output.a.fp8 and recipe.grad_input.a.fp8 and recipe.grad_weight.a.fp8
 
 
 def _gemm_of(struct: _library.GemmSetting) -> Gemm:

@@ -83,6 +83,7 @@ void emulate(const codegen::FoundInfSpec& spec, const Call& call);
 void emulate(const codegen::FingerprintSpec& spec, const Call& call);
 void emulate(const codegen::ColumnSumsSpec& spec, const Call& call);
 void emulate(const codegen::BiasGradSpec& spec, const Call& call);
+void emulate(const codegen::SwigluAmaxSpec& spec, const Call& call);
 void emulate(const codegen::SwigluCastSpec& spec, const Call& call);
 void emulate(const codegen::GroupLayoutSpec& spec, const Call& call);
 // Those of amax and cast kernels over groups of rows.

@@ -103,24 +103,6 @@ class Buffer {
   int64_t m_;
 };
 
-// Hands out the words of an amax buffer.
-class AmaxWords {
- public:
-  static constexpr int64_t kTensor = 4;  // a tensor's own, with padding
-
-  explicit AmaxWords(Ref begin) : begin_(begin) {}
-  Ref take(int64_t words) {
-    const Ref at = begin_ + bytes_;
-    bytes_ += kWord * static_cast<size_t>(words);
-    return at;
-  }
-  [[nodiscard]] size_t bytes() const { return bytes_; }
-
- private:
-  Ref begin_;
-  size_t bytes_ = 0;
-};
-
 }  // namespace
 
 Fp8Refs fp8_refs(const Copies& copies, const TensorBuffers& at, bool with_qt) {

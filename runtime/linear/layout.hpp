@@ -73,6 +73,24 @@ struct CallTensors {
   }
 };
 
+// Hands out the words of an amax buffer.
+class AmaxWords {
+ public:
+  static constexpr int64_t kTensor = 4;  // a tensor's own, with padding
+
+  explicit AmaxWords(Ref begin) : begin_(begin) {}
+  Ref take(int64_t words) {
+    const Ref at = begin_ + bytes_;
+    bytes_ += sizeof(uint32_t) * static_cast<size_t>(words);
+    return at;
+  }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+
+ private:
+  Ref begin_;
+  size_t bytes_ = 0;
+};
+
 struct LinearLayout {
   Ref sync = Slot::kLaunchCounts;  // at the start of both workspaces, or apart
   Ref first;                       // after it in both

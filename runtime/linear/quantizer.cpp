@@ -213,10 +213,9 @@ Status Quantizer::check_swiglu() const {
 
 Status Quantizer::plan_swiglu() {
   swiglu_ = F8_TRY(SwigluCasts::plan(
-      *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), layout_.first,
-      desc_.source == CastSource::kSwigluBackward, desc_.recipe.name));
-  const size_t words = kFirstWords * kernels_.slots.size();
-  layout_.workspace_bytes = is_delayed() ? layout_.first.offset() + words * sizeof(uint32_t) : 0;
+      *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), desc_.rows,
+      layout_.first.offset(), desc_.source == CastSource::kSwigluBackward));
+  layout_.workspace_bytes = swiglu_.workspace_bytes();
   return {};
 }
 
@@ -519,7 +518,10 @@ Status Quantizer::run_swiglu(const QuantizeCall& call, Stream stream) const {
                 .first_step = step_of(call).first_step != 0 && is_delayed()};
   to.gate.set(Slot::kWorkspace, call.workspace.data);
   bind(call, to.gate);
-  if (backward) bind(of_up(call), to.up);
+  if (backward) {
+    to.up.set(Slot::kWorkspace, call.workspace.data);
+    bind(of_up(call), to.up);
+  }
   return swiglu_.run(context_->state(), to, stream);
 }
 

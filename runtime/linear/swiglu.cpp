@@ -1,79 +1,164 @@
 #include "runtime/linear/swiglu.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "runtime/device/context_state.hpp"
 #include "runtime/linear/plan_casts.hpp"
 
 namespace f8::runtime {
 namespace {
 
-Status check_scales(const codegen::CastSpec& cast, std::string_view recipe) {
-  if (!amax_before(cast)) return {};
-  return fail(
-      ErrorCode::kUnsupported,
-      "recipe {} scales silu(x) up and its gradients by their maxima, for which they have to "
-      "be in memory: compute them, and quantize them with FLOAT8_PLAIN",
-      recipe);
+// The arguments of a launch each of whose blocks has a part of every operand: make() gives those of a
+// launch of one operand.
+template <class Make>
+auto args_of(std::span<const QuantizeOperand> operands, Make&& make) {
+  auto args = make(operands.first(1));
+  for (size_t i = 1; i < operands.size(); ++i) {
+    const auto of_one = make(operands.subspan(i, 1));
+    args.tensors[i] = of_one.tensors[0];
+    if constexpr (requires { args.counters; }) args.counters[i] = of_one.counters[0];
+  }
+  args.count = static_cast<int32_t>(operands.size());
+  return args;
+}
+
+// Launches a kernel of the product, or of its gradients, by what the kernels of a tensor take.
+template <class OfProduct, class OfGradients, class Args>
+Status launch(const Context::State& context, const Kernel& kernel, const Args& args, bool backward,
+              const SwigluCall& call, Stream stream) {
+  const auto& gate = args.tensors[0];
+  const int64_t ld = call.ld_factor == 0 ? gate.cols : call.ld_factor;
+  const bool programmatic = context.options.programmatic_launch;
+  return backward ? launch_with(OfGradients{args, call.factor, ld}, context.driver, kernel,
+                                gate.blocks, programmatic, stream)
+                  : launch_with(OfProduct{args, call.factor, ld}, context.driver, kernel,
+                                gate.blocks, programmatic, stream);
+}
+
+bool raises_words(const codegen::AmaxSpec& amax) {
+  return amax.row || amax.col;
 }
 
 }  // namespace
 
-Result<SwigluCasts> SwigluCasts::plan(Context& context, const LinearKernels& kernels,
-                                      CopySet copies, const TensorBuffers& at, Ref first_amaxes,
-                                      bool backward, std::string_view recipe) {
-  SwigluCasts all;
-  all.backward_ = backward;
-  all.amaxes_ = first_amaxes;
-  all.slots_ = kernels.slots.size();
-  for (const bool first : {false, true}) {
-    if (first && kernels.slots.empty()) continue;
-    for (const KernelPass& pass : kernels.passes(copies, first)) {
-      for (const FusedCast& cast : pass.casts) {
-        if (!first) F8_TRY(check_scales(cast.cast, recipe));
-        const codegen::KernelSpec spec = codegen::SwigluCastSpec{cast.cast, backward};
-        F8_TRY(context.compile(std::span(&spec, 1)));
-        Cast made{F8_TRY(context.kernel(spec)), cast_operand(cast, at, Slot::kAmax)};
-        if (first && cast.slot >= 0) made.operand.partials = word_at(first_amaxes, cast.slot);
-        (first ? all.first_ : all.casts_).push_back(made);
-        if (first || cast.slot < 0) continue;
-        made.operand.recorded_amax = word_at(first_amaxes, cast.slot);
-        made.operand.counters = {};
-        all.recording_.push_back(made);
-      }
+std::vector<SwigluPass> swiglu_passes(const LinearKernels& kernels, CopySet copies, bool backward,
+                                      bool first_step) {
+  std::vector<SwigluPass> all;
+  for (const KernelPass& pass : kernels.passes(copies, first_step)) {
+    for (const FusedCast& fused : pass.casts) {
+      SwigluPass& made = all.emplace_back();
+      if (pass.amax) made.amax = {*pass.amax, backward};
+      made.cast = {fused.cast, backward};
+      made.fused = fused;
     }
   }
   return all;
 }
 
-Status SwigluCasts::launch(const Context::State& context, const Cast& cast, const SwigluCall& call,
-                           Stream stream) const {
-  const auto& spec = std::get<codegen::SwigluCastSpec>(cast.kernel->spec);
-  const std::array operands = {cast.operand.at(call.gate), cast.operand.at(call.up)};
-  kernels::CastArgs casts = cast_args<kernels::CastArgs>(
-      spec.cast, context.info.sm_count, std::span(operands).first(backward_ ? 2 : 1));
-  for (kernels::CastTensor& tensor : casts.tensors) {
-    tensor.first_block = 0;  // a block has a tile of each tensor
-    if (amax_before(spec.cast)) tensor.partial_count = 1;
+// The words that are raised come first, so that one call clears them: those of rows, of which a call may
+// have less than the most, are the last.
+void SwigluCasts::lay_out(std::span<const SwigluPass> passes, int64_t rows, size_t reserved,
+                          int sm_count, std::span<TensorBuffers> tensors) {
+  const int64_t cols = tensors.front().cols;
+  size_t tile_bytes = 0;
+  int64_t partials = 0;
+  bool raises = false;
+  for (const auto& [amax, cast, fused] : passes) {
+    if (!amax) continue;
+    tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->amax, rows, cols));
+    raises = raises || raises_words(amax->amax);
+    if (amax->amax.tensor) partials = amax_partials(rows, cols, sm_count);
   }
-  const int64_t blocks = casts.tensors[0].blocks;
-  const int64_t ld = call.ld_factor == 0 ? operands[0].cols : call.ld_factor;
-  const bool programmatic = context.options.programmatic_launch;
-  if (backward_) {
-    const kernels::SwigluBackwardArgs args{.cast = casts, .grad = call.factor, .ld_grad = ld};
-    return launch_with(args, context.driver, *cast.kernel, blocks, programmatic, stream);
+  Arena arena;
+  const auto take = [&](size_t bytes) { return Ref(Slot::kWorkspace, arena.take(bytes)); };
+  (void)take(reserved);
+  AmaxWords words({Slot::kWorkspace, arena.size()});
+  for (TensorBuffers& at : tensors) {
+    at.col_amax = words.take(cols);
+    at.amax = words.take(AmaxWords::kTensor);
   }
-  const kernels::SwigluCastArgs args{.cast = casts, .up = call.factor, .ld_up = ld};
-  return launch_with(args, context.driver, *cast.kernel, blocks, programmatic, stream);
+  for (TensorBuffers& at : tensors) at.row_amax = words.take(rows);
+  clear_ = clear_amax(tensors.front().col_amax, tensors.back().row_amax, 0);
+  (void)take(raises ? words.bytes() : 0);
+  for (TensorBuffers& at : tensors) {
+    at.tile_amax = take(tile_bytes);
+    at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
+  }
+  workspace_bytes_ = raises || partials > 0 ? arena.size() : 0;
 }
 
-Status SwigluCasts::run(const Context::State& context, SwigluCall& call, Stream stream) const {
-  if (call.first_step) {
-    auto* const amaxes = call.gate.at<uint32_t>(amaxes_);
-    call.up.set(Slot::kWorkspace, call.gate.at<uint32_t>(Slot::kWorkspace) + slots_);
-    F8_TRY(set_words(context.driver, amaxes, 0, 2 * slots_, stream));
-    for (const Cast& cast : recording_) F8_TRY(launch(context, cast, call, stream));
+Result<SwigluCasts> SwigluCasts::plan(Context& context, const LinearKernels& kernels,
+                                      CopySet copies, const TensorBuffers& at, int64_t rows,
+                                      size_t reserved, bool backward) {
+  SwigluCasts all;
+  all.backward_ = backward;
+  auto passes = swiglu_passes(kernels, copies, backward, false);
+  const size_t of_step = passes.size();
+  if (!kernels.slots.empty()) {
+    std::ranges::move(swiglu_passes(kernels, copies, backward, true), std::back_inserter(passes));
   }
-  for (const Cast& cast : call.first_step ? first_ : casts_) {
-    F8_TRY(launch(context, cast, call, stream));
+  std::array tensors = {at, at};
+  const std::span used = std::span(tensors).first(backward ? 2 : 1);
+  all.lay_out(passes, rows, reserved, context.device().sm_count, used);
+  std::vector<codegen::KernelSpec> specs;
+  for (const SwigluPass& pass : passes) {
+    if (pass.amax) specs.emplace_back(*pass.amax);
+    specs.emplace_back(pass.cast);
+  }
+  F8_TRY(context.compile(specs));
+  for (size_t i = 0; i < passes.size(); ++i) {
+    const auto& [amax, cast, fused] = passes[i];
+    Pass made{.amax = amax ? F8_TRY(context.kernel(*amax)) : nullptr,
+              .cast = F8_TRY(context.kernel(cast)),
+              .operands = {}};
+    for (size_t t = 0; t < used.size(); ++t) {
+      made.operands[t] = cast_operand(fused, used[t], Slot::kAmax);
+      made.operands[t].tile_amax = used[t].tile_amax;
+    }
+    (i < of_step ? all.casts_ : all.first_).push_back(made);
+  }
+  return all;
+}
+
+Status SwigluCasts::find_maxima(const Context::State& context, const Pass& pass,
+                                const SwigluCall& call, std::span<const QuantizeOperand> operands,
+                                Stream stream) const {
+  const auto& spec = std::get<codegen::SwigluAmaxSpec>(pass.amax->spec).amax;
+  const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
+    return amax_args(spec, context.info.sm_count, one);
+  });
+  return launch<kernels::SwigluAmaxArgs, kernels::SwigluBackwardAmaxArgs>(context, *pass.amax, args,
+                                                                          backward_, call, stream);
+}
+
+Status SwigluCasts::cast(const Context::State& context, const Pass& pass, const SwigluCall& call,
+                         std::span<const QuantizeOperand> operands, Stream stream) const {
+  const auto& spec = std::get<codegen::SwigluCastSpec>(pass.cast->spec).cast;
+  const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
+    return cast_args(spec, context.info.sm_count, one);
+  });
+  return launch<kernels::SwigluCastArgs, kernels::SwigluBackwardArgs>(context, *pass.cast, args,
+                                                                      backward_, call, stream);
+}
+
+Status SwigluCasts::run(const Context::State& context, const SwigluCall& call,
+                        Stream stream) const {
+  bool cleared = false;
+  for (const Pass& pass : call.first_step ? first_ : casts_) {
+    std::array all = {pass.operands[0].at(call.gate), pass.operands[1].at(call.up)};
+    const std::span operands = std::span(all).first(backward_ ? 2 : 1);
+    if (pass.amax != nullptr) {
+      const auto& spec = std::get<codegen::SwigluAmaxSpec>(pass.amax->spec).amax;
+      if (!fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
+        for (QuantizeOperand& operand : operands) operand.tile_amax = nullptr;
+        if (raises_words(spec) && !std::exchange(cleared, true)) {
+          F8_TRY(clear_({.context = context, .call = call.gate, .stream = stream}));
+        }
+      }
+      F8_TRY(find_maxima(context, pass, call, operands, stream));
+    }
+    F8_TRY(cast(context, pass, call, operands, stream));
   }
   return {};
 }

@@ -30,16 +30,16 @@ class FeedForward(nn.Module):
 f8.register_swiglu(FeedForward, gate="w1", up="w3", down="w2")
 
 
-def _model() -> nn.Sequential:
+def _model(recipe: str = "blockwise") -> nn.Sequential:
     blocks = [nn.Sequential(nn.LayerNorm(64), FeedForward()) for _ in range(2)]
     return f8.convert_to_float8_training(
-        nn.Sequential(*blocks), config=f8.LinearConfig("blockwise", emulate=True)
+        nn.Sequential(*blocks), config=f8.LinearConfig(recipe, emulate=True)
     )  # type: ignore[return-value]
 
 
-def _rank(mesh: Any, rank: int, world: int, unit: str) -> None:
+def _rank(mesh: Any, rank: int, world: int, unit: str, recipe: str) -> None:
     torch.manual_seed(0)
-    model = _model()
+    model = _model(recipe)
     single = copy.deepcopy(model)
     f8.fuse(single)
     if unit == "mlp":
@@ -64,10 +64,13 @@ def _rank(mesh: Any, rank: int, world: int, unit: str) -> None:
         assert not torch.equal(whole, old)
 
 
-@pytest.mark.parametrize("unit", ["block", "mlp"])
-def test_fsdp2_shards_a_fused_model(unit: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("unit", "recipe"),
+    [("block", "blockwise"), ("mlp", "blockwise"), ("block", "tensorwise"), ("mlp", "rowwise")],
+)
+def test_fsdp2_shards_a_fused_model(unit: str, recipe: str, tmp_path: Any) -> None:
     """Blocks that are units are sharded before it is fused, and MLPs that are after it."""
-    ranks.spawn(_rank, 2, tmp_path, unit)
+    ranks.spawn(_rank, 2, tmp_path, unit, recipe)
 
 
 def _left_rank(mesh: Any, rank: int, world: int) -> None:

@@ -19,7 +19,7 @@ import float8.torch as f8
 
 Config = Callable[..., f8.LinearConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:float8. fuse left")
-FUSED = ("delayed", "blockwise")
+FUSED = ("tensorwise", "rowwise", "delayed", "blockwise")
 
 
 class MLP(nn.Module):
@@ -116,9 +116,10 @@ def test_has_the_bits_of_linears_one_by_one(
     assert all(map(torch.equal, fused.state_dict().values(), plain.state_dict().values()))
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
 @pytest.mark.parametrize("frozen", ["gate", "up", "down", "x", "gate up down"])
-def test_leaves_out_gradients_that_nobody_wants(config: Config, frozen: str) -> None:
-    fused, plain = pair(config, "blockwise")
+def test_leaves_out_gradients_that_nobody_wants(config: Config, frozen: str, recipe: str) -> None:
+    fused, plain = pair(config, recipe)
     for model in (fused, plain):
         for name in frozen.split():
             for block in model:
@@ -192,6 +193,7 @@ def test_keeps_the_state_dict_copies_and_pickles(config: Config) -> None:
 
 @pytest.mark.parametrize("recipe", FUSED)
 def test_compiles(config: Config, recipe: str) -> None:
+    torch._dynamo.reset()  # each recipe is one more compilation of the same code
     fused, _ = pair(config, recipe)
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
     for rows in (24, 40, 56):
@@ -233,11 +235,10 @@ def reasons(model: nn.Module) -> list[str]:
     return [each.why for each in f8.fuse(model) if not each.fused]
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-def test_leaves_recipes_that_need_maxima(config: Config, recipe: str) -> None:
-    (why,) = reasons(converted(Block(), config(recipe)))
-    assert f"recipe {recipe}" in why
-    assert "maxima" in why
+def test_leaves_a_recipe_that_reads_high_precision(config: Config) -> None:
+    (why,) = reasons(converted(Block(), config("rowwise_with_gw_hp")))
+    assert "recipe rowwise_with_gw_hp" in why
+    assert "high precision" in why
 
 
 class Wrapped(nn.Module):
@@ -300,10 +301,13 @@ def test_follows_another_conversion(config: Config) -> None:
         converted(model, config("delayed"))
     x = inputs(fused)
     assert same(step(fused, x), step(plain, x))
-    rowwise = converted(fused, config("rowwise"))
-    assert "rowwise" in repr(rowwise[0].mlp.gate)
-    step(rowwise, x)
-    assert len(reasons(rowwise)) == 2
+    for model in (fused, plain):
+        converted(model, config("rowwise"))
+    assert same(step(fused, x), step(plain, x))
+    assert len(reasons(fused)) == 0
+    high = converted(fused, config("rowwise_with_gw_hp"))
+    step(high, x)
+    assert len(reasons(high)) == 2
 
 
 def test_refuses_what_is_no_model() -> None:

@@ -7,12 +7,14 @@ import os
 import pytest
 import torch
 from reference import same
+from swiglu import swiglu
 
 import float8.torch as f8
 from float8.torch import _ops, functional
 
 DEVICE = os.environ.get("FLOAT8_TEST_DEVICE", "cpu")
 EMULATE = DEVICE == "cpu"
+RECIPES = ("tensorwise", "rowwise", "blockwise")
 
 
 def config_of(recipe: str) -> int:
@@ -36,23 +38,27 @@ def elements(copies: tuple[torch.Tensor, ...], rows: int, cols: int) -> list[tor
     return found
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 16), (130, 272), (256, 512)])
-def test_is_close_to_the_cast_of_the_product(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_is_close_to_the_cast_of_the_product(
+    shape: tuple[int, int], dtype: torch.dtype, recipe: str
+) -> None:
     """One rounding of the product to dtype apart, an element becomes at most the next one in fp8."""
     gate, up = operands(*shape, dtype)
     product = (torch.nn.functional.silu(gate.double()) * up.double()).to(dtype)
-    config = config_of("blockwise")
+    config = config_of(recipe)
     got = _ops.quantize_swiglu(gate, up, config, True)
     expected = _ops.quantize(product, config, _ops.INPUT, True)
     for one, other in zip(elements(got, *shape), elements(expected, *shape), strict=True):
         assert (one == other).float().mean().item() > 0.99
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("backward", [True, False])
-def test_compiles(backward: bool) -> None:
+def test_compiles(backward: bool, recipe: str) -> None:
     gate, up = operands(64, 128, torch.bfloat16)
-    config = config_of("blockwise")
+    config = config_of(recipe)
 
     def cast(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q, qt = _ops.quantize_swiglu(gate, up, config, backward)
@@ -65,10 +71,11 @@ def test_compiles(backward: bool) -> None:
     assert same(elements(compiled[:parts], 64, 128), elements(eager[:parts], 64, 128))
 
 
-def test_serves_a_linear() -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_serves_a_linear(recipe: str) -> None:
     gate, up = operands(96, 64, torch.bfloat16)
     weight = torch.randn(32, 64, device=DEVICE).bfloat16()
-    config = config_of("blockwise")
+    config = config_of(recipe)
     q, _ = _ops.quantize_swiglu(gate, up, config, False)
     y, _ = _ops.linear_forward(
         gate, q, None, weight, None, None, None, None, config, 0, False, None, None
@@ -98,10 +105,25 @@ def test_delayed_scales_are_those_of_a_linear() -> None:
         assert (one == other).float().mean().item() > 0.99
 
 
-def test_refuses_a_recipe_without_blocks() -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_has_the_bits_of_casts_of_its_gradients(recipe: str) -> None:
+    gate, up = operands(130, 272, torch.bfloat16)
+    grad, _ = operands(130, 272, torch.bfloat16, seed=1)
+    wanted = gate.clone().requires_grad_(), up.clone().requires_grad_()
+    swiglu(*wanted).backward(grad)
+    config = config_of(recipe)
+    got = _ops.quantize_swiglu_backward(grad, gate, up, config, [], 0)
+    for copies, leaf in zip((got[:2], got[2:]), wanted, strict=True):
+        assert leaf.grad is not None
+        expected = _ops.quantize(leaf.grad, config, _ops.GRAD_OUTPUT, True)
+        assert same(elements(copies, 130, 272), elements(expected, 130, 272))
+
+
+def test_refuses_gradients_in_high_precision() -> None:
     gate, up = operands(32, 64, torch.bfloat16)
-    with pytest.raises(RuntimeError, match="FLOAT8_PLAIN"):
-        _ops.quantize_swiglu(gate, up, config_of("rowwise"), True)
+    config = config_of("rowwise_with_gw_hp")
+    with pytest.raises(ValueError, match="grad_input and grad_weight read fp8"):
+        _ops.quantize_swiglu_backward(gate, gate, up, config, [], 0)
 
 
 @pytest.mark.parametrize(("rows", "dtype"), ((16, torch.bfloat16), (32, torch.float16)), ids=str)

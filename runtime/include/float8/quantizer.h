@@ -33,12 +33,13 @@ typedef enum float8_copies {
 /* What a quantizer casts. */
 typedef enum float8_source {
   FLOAT8_PLAIN = 0, /* x */
-  /* silu(x) * up, where x is a gate: computed in fp32, rounded once to dtype, and never in memory. The
-   * recipe's scales are delayed, or those of blocks, since it is computed once. */
+  /* silu(x) * up, where x is a gate: computed in fp32, rounded once to dtype, and never in memory. Delayed
+   * scales and those of blocks need one launch. Scales of a tensor or of rows need two, the first of which
+   * computes it for its maxima alone. */
   FLOAT8_SWIGLU = 1,
   /* The gradients of that product with respect to x, a gate, and to up, where `grad` is the product's:
    * each is computed in fp32, rounded once to dtype, cast, and never in memory. One call fills two
-   * tensors, from one visit. The recipe's scales are as for FLOAT8_SWIGLU. */
+   * tensors, in as many launches as for FLOAT8_SWIGLU, each of which visits x, up and grad once. */
   FLOAT8_SWIGLU_BACKWARD = 2
 } float8_source;
 
@@ -129,8 +130,8 @@ typedef struct float8_quantize_args {
   int64_t rows FLOAT8_DEFAULT(-1);
   /* [rows][cols], in dtype; with f32_source in fp32; fp8 is for FLOAT8_QT_FOR_RECOMPUTE alone. */
   float8_matrix x FLOAT8_DEFAULT({});
-  /* [rows][cols] like x, with FLOAT8_SWIGLU and FLOAT8_SWIGLU_BACKWARD. In a first step of delayed
-   * scaling these compute what they cast twice, first for its amax; float8_step.ranks is not for them. */
+  /* [rows][cols] like x, with FLOAT8_SWIGLU and FLOAT8_SWIGLU_BACKWARD. A first step of delayed scaling
+   * has two launches, as dynamic scales have; float8_step.ranks is not for it. */
   float8_matrix up FLOAT8_DEFAULT({});
   /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
   float8_buffer tensor FLOAT8_DEFAULT({});

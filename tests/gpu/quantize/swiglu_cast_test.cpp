@@ -16,12 +16,16 @@ struct Case {
 };
 
 class SwigluCastTest : public GpuTestWith<Case> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, SwigluCastTest,
-                         ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
-                                           Case{"delayed", 1024, 512, 0},
-                                           Case{"blockwise", 1, 16, 8},
-                                           Case{"blockwise", 127, 144, 0},
-                                           Case{"blockwise", 513, 400, 16}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, SwigluCastTest,
+    ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
+                      Case{"delayed", 1024, 512, 0}, Case{"blockwise", 1, 16, 8},
+                      Case{"blockwise", 127, 144, 0}, Case{"blockwise", 513, 400, 16},
+                      Case{"tensorwise", 1, 16, 0}, Case{"tensorwise", 513, 400, 8},
+                      Case{"tensorwise", 1024, 4096, 0}, Case{"rowwise", 1, 16, 8},
+                      Case{"rowwise", 130, 272, 0}, Case{"rowwise", 513, 400, 16},
+                      // More tiles than leave their maxima for the cast.
+                      Case{"rowwise", 130, 10'384, 0}));
 
 // Elements of every size, with zeros and, if asked for, infinities and NaN among them.
 std::vector<uint8_t> elements(int64_t rows, int64_t ld, Dtype type, unsigned seed, bool special) {

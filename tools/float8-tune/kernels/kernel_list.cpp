@@ -6,6 +6,7 @@
 
 #include "codegen/kernels/kernel_args.cuh"
 #include "runtime/linear/kernels.hpp"
+#include "runtime/linear/swiglu.hpp"
 #include "runtime/quantize/quantize_list.hpp"
 
 namespace f8::cli {
@@ -89,6 +90,22 @@ void add_flagged_casts(runtime::LinearKernels kernels, Keys& keys) {
   add_casts(kernels, keys);
 }
 
+// Those of silu(x) up, for an x that backward reads too or not, and those of its gradients.
+void add_swiglu(const runtime::LinearKernels& kernels, Keys& keys) {
+  using runtime::CopySet;
+  for (const auto& [copies, backward] : {std::pair<CopySet, bool>{runtime::kXq, false},
+                                         {runtime::kXq | runtime::kXqt, false},
+                                         {runtime::kDyq | runtime::kDyqt, true}}) {
+    for (const bool first_step : kBools) {
+      for (const auto& [amax, cast, fused] :
+           runtime::swiglu_passes(kernels, copies, backward, first_step)) {
+        if (amax) keys.insert(codegen::key(*amax));
+        keys.insert(codegen::key(cast));
+      }
+    }
+  }
+}
+
 // A linear's casts depend on independent switches, so that each combination of them is a case.
 Status add_casts_of(runtime::LinearDesc desc, Keys& keys) {
   desc.bias_grad = true;
@@ -102,7 +119,9 @@ Status add_casts_of(runtime::LinearDesc desc, Keys& keys) {
     desc.non_finite = is_on(3) ? NonFinite::kSaturate : NonFinite::kPropagate;
     const runtime::LinearKernels kernels = F8_TRY(runtime::linear_kernels(desc));
     add_casts(kernels, keys);
-    if (!desc.recompute) add_flagged_casts(kernels, keys);
+    if (desc.recompute) continue;
+    add_flagged_casts(kernels, keys);
+    if (desc.needs_grad_input) add_swiglu(kernels, keys);
   }
   return {};
 }

@@ -60,16 +60,16 @@ def fuse(model: nn.Module) -> list[Fusion]:
 
     It is called after convert_to_float8_training, and before fully_shard of single MLPs and before
     torch.compile. The product silu(gate) up and the gradients of gate and up are then cast to fp8 as they are
-    computed, and are never in memory. It is for recipes whose casts need no maxima of these before:
-    "delayed" and "blockwise".
+    computed, and are never in memory. It is for recipes whose three GEMMs read fp8: of the named ones all
+    but "rowwise_with_gw_hp".
 
     The MLP's class becomes a subclass of its own one; its children, parameters, their names, state dicts
     and the MLP's hooks stay. Known are the MLPs of Llama, Mistral, Qwen2 and Qwen3 in transformers, the
     FeedForward of torchtitan, and what register_swiglu names.
 
     Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias, or
-    recipes and options unlike each other's; for an activation that is not SiLU; for a recipe with
-    dynamic scales of rows or tensors. Raises TypeError where `model` is no module; it warns where
+    recipes and options unlike each other's; for an activation that is not SiLU; for a recipe that reads
+    high precision. Raises TypeError where `model` is no module; it warns where
     nothing is fused.
     """
     notices.warn_without_linears("fuse", model)

@@ -148,7 +148,7 @@ class Float8Linear(BaseLinear):
             )
             for recompute in (self.recompute is True, self.recompute is not False)
         )
-        self._one_visit = recipes.casts_in_one_visit(self.recipe)
+        self._all_fp8 = recipes.is_fp8_throughout(self.recipe)
         self._may_share = self.recipe.output.a.fp8 and not self.recipe.delayed
 
     @classmethod

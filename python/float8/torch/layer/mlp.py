@@ -1,7 +1,8 @@
 """A SwiGLU MLP, down(silu(gate(x)) up(x)), of three Float8Linear as one function.
 
 The product h and the gradients of gate and up are computed in fp32, rounded once to x's type, and cast
-to fp8 in the same visit: they are never in memory. The results have the bits of the three linears with
+to fp8 as they are computed, once more after their maxima are found where scales need these: they are never
+in memory. The results have the bits of the three linears with
 that rounding between them.
 """
 
@@ -241,11 +242,10 @@ def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
         return f"its {name} has a bias"
     if child._padding:
         return f"its {name} pads in_features to a multiple of 16"
-    if not child._one_visit:
+    if not child._all_fp8:
         return (
-            f"recipe {child.recipe} finds maxima of silu(gate) up and its gradients before it casts "
-            "them, or reads them in high precision: delayed scaling and block scales are fused "
-            '("delayed", "blockwise")'
+            f"recipe {child.recipe} reads silu(gate) up or its gradients in high precision too, for which "
+            "they have to be in memory"
         )
     if child.recompute:
         return f"its {name} has recompute=True, and a fused MLP keeps x and h in fp8"

@@ -13,6 +13,7 @@ namespace {
 
 using reference::Matrix;
 using testing::Buffer;
+using testing::bytes;
 using testing::FakeCuda;
 using testing::says;
 
@@ -78,21 +79,54 @@ class SwigluCastTest : public ::testing::TestWithParam<Case> {
     return reference::rounded_to(
         reference::random_matrix(rows, cols, seed, reference::Distribution::kOutliers), type);
   }
+  static Matrix product(const Matrix& gate, const Matrix& up, Dtype type) {
+    Matrix h = gate;
+    for (size_t i = 0; i < h.values.size(); ++i) {
+      h.values[i] = emulation::swiglu(gate.values[i], up.values[i], type);
+    }
+    return reference::rounded_to(h, type);
+  }
+  // A call has a launch for the maxima that its scales come from, and one for the copies.
+  [[nodiscard]] size_t launches(const Quantizer& fused, const float8_step& step) const {
+    const std::string& recipe = fused.desc().recipe.name;
+    const bool known = recipe == "blockwise" || (recipe == "delayed" && step.first_step == 0);
+    const bool twice = recipe == "apart" && fused.desc().qt;  // q and qt by kernels of their own
+    return (known ? 1 : 2) << (twice ? 1 : 0);
+  }
   void run(const Quantizer& quantizer, QuantizeCall call) {
     Buffer workspace(std::max<size_t>(quantizer.workspace_bytes(), 16));
     const Status done = quantizer.run(with_workspace(call, workspace.data()), nullptr);
     ASSERT_TRUE(done) << done.error().message;
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+    EXPECT_TRUE(workspace.guard_is_whole());
   }
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, SwigluCastTest,
-                         ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
-                                           Case{"delayed", 256, 128, 0},
-                                           Case{"blockwise", 1, 16, 8},
-                                           Case{"blockwise", 127, 144, 0},
-                                           Case{"blockwise", 300, 400, 16}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, SwigluCastTest,
+    ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
+                      Case{"delayed", 256, 128, 0}, Case{"blockwise", 1, 16, 8},
+                      Case{"blockwise", 127, 144, 0}, Case{"blockwise", 300, 400, 16},
+                      Case{"tensorwise", 1, 16, 8}, Case{"tensorwise", 300, 400, 0},
+                      Case{"rowwise", 1, 16, 0}, Case{"rowwise", 130, 272, 8},
+                      // More tiles than leave their maxima for the cast, and as many where a call
+                      // has all rows alone.
+                      Case{"rowwise", 2, 10'384, 0}, Case{"rowwise", 2, 10'112, 0},
+                      Case{"mixed", 130, 272, 8}, Case{"apart", 130, 272, 0}));
+
+// The recipe of a case: "mixed" has a tensor's scale for q and those of columns for qt, and "apart" makes
+// such copies by kernels of their own.
+Recipe recipe_of(std::string_view name) {
+  if (name != "mixed" && name != "apart") return find_recipe(name).value();
+  Recipe recipe = find_recipe("rowwise").value();
+  recipe.name = name;
+  for (const Gemm gemm : {Gemm::kOutput, Gemm::kGradInput}) {
+    recipe.gemms[static_cast<size_t>(gemm)].a.granularity = Granularity::kTensor;
+    recipe.gemms[static_cast<size_t>(gemm)].a.pow2 = name == "mixed";
+  }
+  return recipe;
+}
 
 // The words of delayed scaling of one operand.
 struct Slots {
@@ -115,7 +149,9 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const int kind : {0, 1, 2, 3}) {
       SCOPED_TRACE(f8::format("{} {}", to_string(type), kind));
-      QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
+      // In one of two steps there may be more rows than the call has.
+      const int64_t rows_max = (kind & 2) != 0 ? rows : rows + 150;
+      QuantizerDesc desc{.rows = rows_max, .cols = cols, .recipe = recipe_of(recipe)};
       desc.dtype = type;
       desc.qt = (kind & 1) != 0;
       const float8_step& step = (kind & 2) != 0 ? kFirstOfSteps : kOrdinaryStep;
@@ -123,15 +159,10 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
       desc.source = CastSource::kSwiglu;
       const auto fused = Quantizer::plan(context_, desc).value();
       ASSERT_EQ(fused->tensor_bytes(), plain->tensor_bytes());
-      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
+      EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
-      Matrix h = gate;
-      for (size_t i = 0; i < h.values.size(); ++i) {
-        h.values[i] = emulation::swiglu(gate.values[i], up.values[i], type);
-      }
-      h = reference::rounded_to(h, type);
-      Buffer of_gate(gate, type, gap), of_up(up, type, gap), of_h(h, type, 0);
+      Buffer of_gate(gate, type, gap), of_up(up, type, gap), of_h(product(gate, up, type), type, 0);
       Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
       Slots plain_slots, fused_slots;
       const int64_t ld = gap == 0 ? 0 : cols + gap;
@@ -140,12 +171,14 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
                    .tensor = {expected.data()},
                    .step = &step,
                    .scales = plain_slots});
+      const size_t before = cuda_.launches.size();
       run(*fused, {.rows = rows,
                    .x = {of_gate.data(), ld},
                    .up = {of_up.data(), ld},
                    .tensor = {got.data()},
                    .step = &step,
                    .scales = fused_slots});
+      EXPECT_EQ(cuda_.launches.size() - before, launches(*fused, step));
       EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.bytes()), 0);
       EXPECT_EQ(plain_slots.most(), fused_slots.most());
       EXPECT_EQ(fused_slots.most() > 0, recipe == "delayed");
@@ -154,21 +187,59 @@ TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
   }
 }
 
+// q in one call and qt, made again by the scale that it left, in another.
+TEST_P(SwigluCastTest, IsCastAgain) {
+  const auto& [recipe, rows, cols, gap] = GetParam();
+  const Matrix gate = random(rows, cols, 5, Dtype::kBf16), up = random(rows, cols, 6, Dtype::kBf16);
+  Buffer of_gate(gate), of_up(up), of_h(product(gate, up, Dtype::kBf16));
+  std::vector<std::vector<uint8_t>> made;
+  for (const CastSource source : {CastSource::kPlain, CastSource::kSwiglu}) {
+    QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = recipe_of(recipe)};
+    desc.source = source;
+    desc.qt = false;
+    desc.scale_apart = true;
+    const auto first = Quantizer::plan(context_, desc).value();
+    std::swap(desc.q, desc.qt);
+    desc.scale_apart = false;
+    desc.recast = true;
+    const auto again = Quantizer::plan(context_, desc).value();
+    const bool plain = source == CastSource::kPlain;
+    Buffer q(first->tensor_bytes()), kept(first->transposed_bytes() + 16);
+    Buffer qt(again->tensor_bytes());
+    Slots slots;
+    QuantizeCall call{.rows = rows,
+                      .x = {plain ? of_h.data() : of_gate.data()},
+                      .up = {plain ? nullptr : of_up.data()},
+                      .tensor = {q.data()},
+                      .transposed = {kept.data()},
+                      .step = &kFirstOfSteps,
+                      .scales = slots};
+    run(*first, call);
+    const float8_tensor view = first->view(q.data(), kept.data(), rows).value();
+    call.x.fp8 = &view;
+    call.tensor = {qt.data()};
+    call.transposed = {};
+    run(*again, call);
+    for (Buffer* buffer : {&q, &kept, &qt}) made.push_back(bytes(*buffer));
+  }
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(made[i], made[i + 3]) << i;
+}
+
 TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
   const auto& [recipe, rows, cols, gap] = GetParam();
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const bool first : {false, true}) {
       SCOPED_TRACE(f8::format("{} {}", to_string(type), first));
       QuantizerDesc desc{.operand = Tensor::kGradOutput,
-                         .rows = rows,
+                         .rows = first ? rows : rows + 150,
                          .cols = cols,
-                         .recipe = find_recipe(recipe).value()};
+                         .recipe = recipe_of(recipe)};
       desc.dtype = type;
       const float8_step& step = first ? kFirstOfSteps : kOrdinaryStep;
       const auto plain = Quantizer::plan(context_, desc).value();
       desc.source = CastSource::kSwigluBackward;
       const auto fused = Quantizer::plan(context_, desc).value();
-      EXPECT_EQ(fused->workspace_bytes() > 0, fused->is_delayed());
+      EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       const Matrix grad = random(rows, cols, 7, type);
@@ -183,6 +254,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
       Buffer got[2] = {Buffer(plain->tensor_bytes()), Buffer(plain->tensor_bytes())};
       Slots slots[2];
       const int64_t ld = gap == 0 ? 0 : cols + gap;
+      const size_t before = cuda_.launches.size();
       run(*fused, {.rows = rows,
                    .x = {gate_in.data(), ld},
                    .up = {up_in.data(), ld},
@@ -192,6 +264,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
                    .grad = {grad_in.data(), ld},
                    .up_tensor = {got[1].data()},
                    .up_scales = slots[1]});
+      EXPECT_EQ(cuda_.launches.size() - before, launches(*fused, step));
       for (size_t i = 0; i < 2; ++i) {
         Buffer x(reference::rounded_to(of[i], type), type, 0), expected(plain->tensor_bytes());
         Slots own;
@@ -217,7 +290,7 @@ class SwigluMisuse : public ::testing::Test {
     EXPECT_TRUE(says(plan.error(), words)) << plan.error().message;
   }
   static QuantizerDesc desc(std::string_view recipe) {
-    QuantizerDesc out{.rows = 32, .cols = 64, .recipe = find_recipe(recipe).value()};
+    QuantizerDesc out{.rows = 32, .cols = 64, .recipe = recipe_of(recipe)};
     out.source = CastSource::kSwiglu;
     return out;
   }
@@ -226,8 +299,9 @@ class SwigluMisuse : public ::testing::Test {
 };
 
 TEST_F(SwigluMisuse, PlansThatCannotBe) {
-  refused(desc("rowwise"), ErrorCode::kUnsupported, "quantize them with FLOAT8_PLAIN");
-  refused(desc("tensorwise"), ErrorCode::kUnsupported, "quantize them with FLOAT8_PLAIN");
+  QuantizerDesc high = desc("rowwise_with_gw_hp");
+  high.q = false;
+  refused(high, ErrorCode::kUnsupported, "makes no fp8 copy of this operand");
   QuantizerDesc weight = desc("blockwise");
   weight.operand = Tensor::kWeight;
   refused(weight, ErrorCode::kInvalidArgument, "it is for FLOAT8_INPUT");
