@@ -9,6 +9,7 @@ import torch
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
+from float8.torch.experts import modules as _modules
 from float8.torch.experts import moe as _moe
 from float8.torch.experts import ops as _experts
 from float8.torch.experts.recipe import config_of
@@ -75,7 +76,7 @@ def apply(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: int
 ) -> torch.Tensor:
     """Computes the linear of a config from `pack`."""
-    x = _of_autocast(x)
+    x = _ops.of_autocast(x)
     config |= recipes.BIAS if bias is not None else 0
     if torch.compiler.is_compiling():
         return _ops.linear(x, weight, bias, config)
@@ -84,13 +85,6 @@ def apply(
     except (RuntimeError, ValueError):
         _ops.refuse(x, weight)
         raise
-
-
-def _of_autocast(x: torch.Tensor) -> torch.Tensor:
-    device = "cuda" if x.is_cuda else x.device.type
-    if not x.is_meta and torch.is_autocast_enabled(device):
-        return x.to(torch.get_autocast_dtype(device))
-    return x
 
 
 def grouped_mm(
@@ -122,17 +116,14 @@ def grouped_mm(
     Gradients have the types of x and w_t. Raises ValueError for a shape, type, device or recipe that
     cannot be.
     """
-    x = _of_autocast(x)
+    x = _ops.of_autocast(x)
     if bias is not None or out_dtype not in (None, x.dtype):
         raise ValueError(
             "float8: grouped_mm has no bias, and its result has x's type: add the bias, or cast the "
             "result, after the call"
         )
     weight = w_t.transpose(-2, -1) if w_t.dim() == 3 else w_t
-    _experts.check(x, weight, offs)
-    config = pack_experts(recipe, emulate, saturate)
-    layout = _experts.experts_layout(offs, x.shape[0], config)
-    return _experts.linear(x, weight, layout, config)
+    return _modules.grouped(x, weight, offs, pack_experts(recipe, emulate, saturate))
 
 
 def moe(
@@ -158,7 +149,7 @@ def moe(
     in the order of top_k, and so is the one of x's gradient. No step waits for the host. Raises ValueError
     for operands that do not fit.
     """
-    x = _of_autocast(x)
+    x = _ops.of_autocast(x)
     tokens = x.reshape(-1, x.shape[-1])
     if isinstance(w13, torch.Tensor):
         w13 = w13.flatten(1, 2) if w13.dim() == 4 else w13

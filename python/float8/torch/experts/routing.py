@@ -16,7 +16,8 @@ class Routing(NamedTuple):
     offs: torch.Tensor  # int32 [E]: the end of each expert's rows
     known: (
         torch.Tensor
-    )  # [T, K]: false where the pair has no expert; its row lies behind the last end
+    )  # [T, K]: false where the pair has no expert; its row is behind the last end
+    experts: torch.Tensor  # [T K]: the expert of each row, the last one where it has none
 
 
 def route(topk_ids: torch.Tensor, experts: int) -> Routing:
@@ -29,7 +30,11 @@ def route(topk_ids: torch.Tensor, experts: int) -> Routing:
     numbers = torch.arange(order.shape[0], device=order.device)
     rows = torch.empty_like(order).scatter_(0, order, numbers)
     return Routing(
-        order // topk_ids.shape[1], rows.view(topk_ids.shape), offs, known.view(topk_ids.shape)
+        tokens=order // topk_ids.shape[1],
+        rows=rows.view(topk_ids.shape),
+        offs=offs,
+        known=known.view(topk_ids.shape),
+        experts=key.clamp(max=experts - 1),
     )
 
 
