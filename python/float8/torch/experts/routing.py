@@ -14,9 +14,7 @@ class Routing(NamedTuple):
     tokens: torch.Tensor  # [T K]: the token of each row
     rows: torch.Tensor  # [T, K]: the row of each pair
     offs: torch.Tensor  # int32 [E]: the end of each expert's rows
-    known: (
-        torch.Tensor
-    )  # [T, K]: false where the pair has no expert; its row is behind the last end
+    known: torch.Tensor  # [T, K]: false where the pair has no expert, and its row no group
     experts: torch.Tensor  # [T K]: the expert of each row, the last one where it has none
 
 
