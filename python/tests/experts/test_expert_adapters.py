@@ -188,3 +188,55 @@ def test_is_an_implementation_of_transformers(device: str, options: dict[str, An
     assert not same(_losses(own)[1:], _losses(converted)[1:])
     with pytest.raises(ValueError, match="use one of tensorwise, rowwise, blockwise"):
         adapter.install("delayed")
+
+
+_TORCHAO = """
+import sys
+sys.path.insert(0, {folder!r})
+import warnings
+import torch
+import float8.torch as f8
+import float8.torchao
+
+if {late}:
+    import torchao.prototype.moe_training
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    float8.torchao.install()
+from torchao.prototype.moe_training import _to_fp8_rowwise_then_scaled_grouped_mm as grouped_mm
+
+if {late}:
+    assert grouped_mm() == "torchao's" and "call it first" in str(caught[0].message)
+    raise SystemExit
+assert not caught
+emulate = {device!r} == "cpu"
+x = torch.randn(40, 64, device={device!r}, requires_grad=True)
+weight = torch.randn(2, 96, 64, device={device!r}, dtype=torch.bfloat16)
+offs = torch.tensor([7, 40], dtype=torch.int32, device={device!r})
+y = grouped_mm(x, weight.mT, offs)
+expected = f8.grouped_mm(x.bfloat16(), weight.mT, offs, recipe="rowwise", emulate=emulate)
+assert torch.equal(y, expected) and y.dtype == torch.bfloat16
+y.sum().backward()
+assert x.grad.dtype == torch.float32
+try:
+    grouped_mm(x, weight.mT, offs, float8_dtype=torch.float8_e5m2)
+except ValueError as error:
+    assert "float8_e4m3fn" in str(error)
+else:
+    raise AssertionError("float8_e5m2 was taken")
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_is_the_grouped_gemm_of_torchao(device: str, late: bool, tmp_path: pathlib.Path) -> None:
+    """Of one that is installed: here it is a package with its names alone."""
+    name = "_to_fp8_rowwise_then_scaled_grouped_mm"
+    folder = tmp_path / "torchao" / "prototype" / "moe_training"
+    folder.mkdir(parents=True)
+    for each in (folder.parent.parent, folder.parent):
+        (each / "__init__.py").touch()
+    module = "torchao.prototype.moe_training.fp8_grouped_mm"
+    (folder / "__init__.py").write_text(f"from {module} import {name}\n")
+    (folder / "fp8_grouped_mm.py").write_text(f'def {name}(): return "torchao\'s"\n')
+    code = _TORCHAO.format(folder=str(tmp_path), late=late, device=device)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
