@@ -12,6 +12,7 @@ from torch import Tensor
 
 import float8
 import float8.torch as f8
+from float8 import recipes
 
 RECIPES = ("tensorwise", "rowwise", "blockwise")
 COUNTS = [5, 0, 130, 17, 128, 1]
@@ -289,6 +290,31 @@ def test_ops_refuse_the_layout_of_another_routing(device: str, options: dict[str
     layout = torch.ops.float8.experts_layout(offs, 9000, config)
     with pytest.raises((ValueError, RuntimeError), match="another number of rows or experts"):
         torch.ops.float8.experts_forward(x, weight, layout, config, True)
+
+
+@pytest.mark.parametrize(
+    ("where", "bit"),
+    [
+        pytest.param("cpu", recipes.STAGED, id="cpu"),
+        pytest.param("cuda", 0, id="cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_the_emulated_device_reads_staged_tensors(where: str, bit: int) -> None:
+    """As of a GPU; a bit of the config stages tensors of the CPU, too."""
+    x, weight, offs = operands("cpu", tail=9)
+    config = f8.functional.pack_experts("blockwise", True, False)
+    results = []
+    for place, own in (("cpu", config), (where, config | bit)):
+        there = [each.to(place) for each in (x, weight, offs)]
+        layout = torch.ops.float8.experts_layout(there[2], x.shape[0], own)
+        y, saved = torch.ops.float8.experts_forward(*there[:2], layout, own, True)
+        of_backward = (saved, layout, *weight.shape, 0, own, 3)
+        results.append([y, *torch.ops.float8.experts_backward(y, *of_backward)])
+        assert all(each.device.type == place for each in results[-1])
+    assert same(results[0], [each.cpu() for each in results[1]])
+    torch.ops.float8.experts_layout(torch.tensor([3, 1], dtype=torch.int32), 9, config | bit)
+    with pytest.raises(ValueError, match="the end of expert 1 is below the one before"):
+        f8.check_routing()
 
 
 @pytest.mark.gpu
