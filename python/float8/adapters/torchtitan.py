@@ -172,12 +172,14 @@ class Float8GroupedExperts(GroupedExperts):  # type: ignore[misc]
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._config = functional.pack_experts(config.recipe, config.emulate, config.saturate)
+        self._experts_config = functional.pack_experts(
+            config.recipe, config.emulate, config.saturate
+        )
 
     def _grouped_mm(
         self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
     ) -> torch.Tensor:
-        return grouped(A, B_t.transpose(-2, -1), offs, self._config)
+        return grouped(A, B_t.transpose(-2, -1), offs, self._experts_config)
 
 
 @override(target=GroupedExperts.Config, exact=True, description="float8's fp8 experts")  # type: ignore[untyped-decorator]

@@ -52,9 +52,11 @@ def choose_experts(
     chosen = []
     left_out: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        if not _has_experts(module) or (callable(experts) and not experts(module, name)):
-            continue
         kind = _kind_of(module)
+        if kind is None and not _resembles(module):
+            continue
+        if callable(experts) and not experts(module, name):
+            continue
         if (why := _obstacle(module, kind)) is None and kind is not None:
             chosen.append(Chosen(module, kind, config, resolved.name or "custom"))
         elif why is not None:
@@ -75,8 +77,8 @@ def convert_experts(chosen: list[Chosen]) -> None:
         own.experts_recipe = recipe
 
 
-def _has_experts(module: nn.Module) -> bool:
-    """Tells whether a module looks like one with the weights of all experts."""
+def _resembles(module: nn.Module) -> bool:
+    """Tells whether a module of another class looks like one with the weights of all experts."""
     return "Experts" in type(module).__name__ and any(
         not isinstance(each, UninitializedParameter) and each is not None and each.dim() == 3
         for each in module._parameters.values()
