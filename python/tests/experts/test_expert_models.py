@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import warnings
 from collections.abc import Callable
@@ -275,3 +276,35 @@ def test_drops_pairs_of_other_ranks(device: str, config: Config) -> None:
     x[5:6] = x[5:6]
     alone = experts(x[5:6], ids[5:6, :1], scores[5:6, :1])
     assert torch.equal(y[5:6], alone)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "config_of", "sizes"),
+    [
+        ("nemotron_h", "NemotronHExperts", "NemotronHConfig", {"n_routed_experts": 4}),
+        ("aria", "AriaExperts", "AriaTextConfig", {"moe_num_experts": 4, "intermediate_size": 48}),
+    ],
+)
+def test_experts_have_other_forms(
+    device: str, config: Config, model: str, name: str, config_of: str, sizes: dict[str, int]
+) -> None:
+    """Without gates, and with weights [E, K, N] without biases."""
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    if not hasattr(module, name):
+        pytest.skip(f"this transformers has no {name}")
+    own = getattr(transformers, config_of)(hidden_size=64, moe_intermediate_size=48, **sizes)
+    experts = getattr(module, name)(own)
+    for p in experts.parameters():
+        nn.init.normal_(p, std=0.1)
+    experts.config._experts_implementation = "eager"
+    experts.to(device, torch.bfloat16)
+    x = torch.randn(48, 64).to(device, torch.bfloat16)
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(48)]).to(device)
+    scores = torch.rand(48, 2).to(device, torch.bfloat16)
+    exact = experts(x, ids, scores)
+    converted(nn.Sequential(experts), config("rowwise"))
+    y = experts(x, ids, scores)
+    assert type(experts).__name__ == f"Float8{name}"
+    assert functional.cosine_similarity(y.float().flatten(), exact.float().flatten(), 0) > 0.99
+    y.float().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in experts.parameters())
