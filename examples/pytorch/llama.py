@@ -1,8 +1,12 @@
-"""A Llama in plain PyTorch: RMSNorm, grouped-query attention with rotary positions, SwiGLU."""
+"""A Llama in plain PyTorch: RMSNorm, grouped-query attention with rotary positions, SwiGLU.
+
+With experts, its MLPs are mixtures of them, as in Mixtral.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +22,12 @@ class Shape:
     heads: int
     kv_heads: int
     layers: int
+    experts: int = 0  # of a mixture in the place of each MLP; 0: none
+    top_k: int = 0  # experts of a token
 
     def __post_init__(self) -> None:
+        if self.experts and not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"a token has {self.top_k} experts of {self.experts}")
         if self.dim % self.heads or self.dim // self.heads % 2 or self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.dim} features are not {self.heads} heads of an even size, or "
@@ -58,6 +66,52 @@ class FeedForward(nn.Module):
         return y
 
 
+def experts_in_bf16(x: Tensor, ids: Tensor, scores: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """What float8.torch.functional.moe computes in fp8, in bfloat16."""
+    top_k = ids.shape[1]
+    order = ids.flatten().argsort(stable=True)
+    counts = torch.bincount(ids.flatten(), minlength=w2.shape[0])
+    offs = counts.cumsum(0, dtype=torch.int32)
+    w13, w2 = (each.bfloat16().transpose(-2, -1) for each in (w13, w2))
+    rows = x.bfloat16()[order // top_k]
+    gate, up = functional.grouped_mm(rows, w13, offs=offs).chunk(2, dim=-1)
+    y = functional.grouped_mm(functional.silu(gate) * up, w2, offs=offs)
+    weighted = y * scores.flatten()[order, None]
+    return (
+        torch.zeros_like(x, dtype=torch.float32).index_add(0, order // top_k, weighted).to(y.dtype)
+    )
+
+
+class Mixture(nn.Module):
+    """SwiGLU experts: a token has the sum of top_k of them, weighted by the router's scores.
+
+    A forward leaves `balance`, the loss that keeps the experts equally busy (1 where they are), and
+    `load`, the busiest expert's tokens in relation to the mean.
+    """
+
+    balance: Tensor
+    load: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.top_k = shape.top_k
+        self.compute: Callable[..., Tensor] = experts_in_bf16
+        self.router = nn.Parameter(torch.empty(shape.experts, shape.dim))
+        self.gate_up = nn.Parameter(torch.empty(shape.experts, 2 * shape.hidden, shape.dim))
+        self.down = nn.Parameter(torch.empty(shape.experts, shape.dim, shape.hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        with torch.autocast(x.device.type, enabled=False):
+            shares = (tokens.float() @ self.router.t()).softmax(dim=-1)
+        scores, ids = shares.topk(self.top_k, dim=-1)
+        chosen = functional.one_hot(ids, shares.shape[1]).sum(dim=1).float().mean(dim=0)
+        self.balance = shares.shape[1] * (chosen / self.top_k * shares.mean(dim=0)).sum()
+        self.load = chosen.detach().max() * shares.shape[1] / self.top_k
+        scores = scores / scores.sum(dim=-1, keepdim=True)
+        return self.compute(tokens, ids, scores, self.gate_up, self.down).view(x.shape)
+
+
 class Block(nn.Module):
     """x[batch, tokens, dim] to the same shape."""
 
@@ -71,7 +125,7 @@ class Block(nn.Module):
         self.v = nn.Linear(shape.dim, kv, bias=False)
         self.o = nn.Linear(shape.dim, shape.dim, bias=False)
         self.mlp_norm = nn.RMSNorm(shape.dim, eps=1e-5)
-        self.mlp = FeedForward(shape)
+        self.mlp = Mixture(shape) if shape.experts else FeedForward(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)
@@ -120,8 +174,8 @@ class Llama(nn.Module):
         self.blocks = Blocks(shape, tokens)
         self.norm = nn.RMSNorm(shape.dim, eps=1e-5)
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                ends_branch = name.endswith(("o.weight", "down.weight"))
+            if parameter.ndim > 1:
+                ends_branch = name.endswith(("o.weight", "down.weight", "down"))
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** (0.5 * ends_branch))
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 """Trains a small Llama on text files, byte by byte, with its linears in fp8.
 
     train_llama.py [FILES] [--recipe rowwise | --torchao rowwise] [--compile] [--steps 2000]
-                   [--seed 0] [--out FOLDER] [--resume FOLDER/step-1000.pt]
+                   [--experts 8 --top-k 2] [--seed 0] [--out FOLDER]
+                   [--resume FOLDER/step-1000.pt]
     train_llama.py --compare RUN/steps.csv ... [--out FOLDER]
 
 Without files it trains on the sources of Python's standard library. Weights and AdamW's states are
@@ -12,12 +13,14 @@ where matplotlib is installed, and checkpoints, from which --resume goes on as i
 happened: bit for bit on a CPU, on a GPU with --deterministic. --compare draws several runs in one
 plot, and prints a table of their final losses, means of the last 5 % of the steps, to the first's.
 Runs in folders NAME-seed1, NAME-seed2, ... are one row, with their mean and standard deviation.
---emulate trains on a CPU: give it small sizes.
+--experts N makes a mixture of N experts of each MLP, which compute in fp8 too; `load` is the busiest
+expert's tokens in relation to the mean, over all layers. --emulate trains on a CPU: give it small sizes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import pathlib
@@ -28,7 +31,7 @@ from typing import Any
 
 import runs
 import torch
-from llama import Llama, Shape
+from llama import Llama, Mixture, Shape
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,6 +39,7 @@ import float8.torch as f8
 from float8 import recipes
 
 VOCABULARY = 256
+BALANCE = 0.01  # the weight of the loss that keeps experts equally busy
 
 
 class Corpus:
@@ -78,8 +82,9 @@ class Trainer:
         model = Llama(shape, VOCABULARY, options.seq).to(self.device)
         self.model = convert(model, options)
         self.loss_of = torch.compile(self.loss, fullgraph=True) if options.compile else self.loss
-        decayed = [p for p in model.parameters() if p.ndim == 2]
-        others = [p for p in model.parameters() if p.ndim != 2]
+        self.mixtures = [each for each in model.modules() if isinstance(each, Mixture)]
+        decayed = [p for p in model.parameters() if p.ndim > 1]
+        others = [p for p in model.parameters() if p.ndim == 1]
         groups: list[dict[str, Any]] = [
             {"params": decayed},
             {"params": others, "weight_decay": 0.0},
@@ -101,7 +106,12 @@ class Trainer:
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self.device, torch.bfloat16):
             logits = self.model(tokens)
-        return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return loss + BALANCE * sum(each.balance - 1 for each in self.mixtures)
+
+    def load(self) -> float:
+        """The busiest expert's tokens in relation to the mean, in the latest step."""
+        return max(float(each.load) for each in self.mixtures)
 
     def learning_rate(self, step: int) -> float:
         """A linear warm-up over 5 % of the steps, then a cosine down to a tenth."""
@@ -148,7 +158,7 @@ class Trainer:
         torch.save(state, unfinished)
         os.replace(unfinished, path)
 
-    def load(self, path: str) -> None:
+    def resume(self, path: str) -> None:
         """Goes on from a checkpoint."""
         state = read_checkpoint(path)
         for name, own in self.settings.items():
@@ -187,11 +197,22 @@ def shape_of(options: argparse.Namespace) -> Shape:
     """Returns the model's sizes; the MLP's is 3.5 times the model's, as in Llama 3."""
     hidden = options.hidden or -(-7 * options.dim // 2 // 16) * 16
     kv_heads = options.kv_heads or options.heads
-    return Shape(options.dim, hidden, options.heads, kv_heads, options.layers)
+    top_k = min(options.top_k, options.experts)
+    return Shape(
+        options.dim, hidden, options.heads, kv_heads, options.layers, options.experts, top_k
+    )
 
 
 def convert(model: nn.Module, options: argparse.Namespace) -> nn.Module:
-    """Returns the model with the linears of the recipe."""
+    """Returns the model with the linears, and the experts, of the recipe."""
+    if options.experts and (options.torchao or options.recipe != "bf16"):
+        if options.torchao:
+            raise ValueError("torchao's linears are compared without --experts")
+        moe = functools.partial(f8.functional.moe, recipe=options.recipe, emulate=options.emulate)
+        f8.functional.pack_experts(options.recipe, options.emulate, False)  # before the first step
+        for each in model.modules():
+            if isinstance(each, Mixture):
+                each.compute = moe
     if options.torchao:
         import torchao.float8 as torchao
 
@@ -214,7 +235,8 @@ def train(trainer: Trainer, out: pathlib.Path) -> None:
         ends += [done - done % n + n for n in (options.log_every, options.save_every) if n]
         trainer.steps(min(ends))
         step, loss, speed = trainer.rows[-1]
-        print(f"step {step:6}  loss {loss:7.4f}  {speed:9.0f} tokens/s", flush=True)
+        load = f"  load {trainer.load():4.2f}" if trainer.mixtures else ""
+        print(f"step {step:6}  loss {loss:7.4f}  {speed:9.0f} tokens/s{load}", flush=True)
         runs.write_csv(out / "steps.csv", trainer.rows)
         done = trainer.step_count
         if done == options.steps or (options.save_every and done % options.save_every == 0):
@@ -248,6 +270,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=positive, default=value, help=f"default {value}")
     parser.add_argument("--kv-heads", type=positive, help="default: as many as --heads")
     parser.add_argument("--hidden", type=positive, help="of the MLP, default 3.5 times --dim")
+    parser.add_argument("--experts", type=positive, default=0, help="of each MLP, default none")
+    parser.add_argument("--top-k", type=positive, default=2, help="experts of a token, default 2")
     parser.add_argument("--lr", type=float, default=6e-4, help="the largest, default 6e-4")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches, default 0")
     parser.add_argument("--compile", action="store_true", help="torch.compile")
@@ -270,7 +294,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         trainer = Trainer(options)
         if options.resume:
-            trainer.load(options.resume)
+            trainer.resume(options.resume)
         options.out.mkdir(parents=True, exist_ok=True)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"train_llama: {error}")

@@ -67,6 +67,19 @@
 //   backward, whole_rows)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
 //     others have the size of the next multiple. With whole_rows, those of a shard's copies.
+//   experts_layout(offs, m, config) -> layout
+//     What the calls of expert linears of m rows read in place of the ends of the experts' rows (int32).
+//     Bad ends are clamped, and the first of them is kept for routing_errors.
+//   experts_forward(x, weight, layout, config, save) -> (y, saved)
+//     y_e = x_e weight_e^T of each expert e; x is [M][K], weight [E][N][K] in any type. Rows that belong
+//     to no expert are 0 in y, and in dx.
+//   experts_backward(dy, saved, layout, experts, n, k, grad_dtype, config, wanted) -> (dx, dw)
+//     `wanted` has bit 0 for dx and 1 for dw, which has the float8_dtype of the number.
+//   experts_bytes(m, experts, n, k, config) -> (layout, saved)
+//     The sizes of these buffers.
+//   routing_errors() -> [device, code, expert, ...]
+//     The first bad end on each device since the last call, for which the host waits: a
+//     float8_group_error_code, and whose end it is. The device -1 is the emulated one.
 //   tune_on_first_use(milliseconds, database)
 //     As in float8_context_options, for GPUs on which nothing was planned.
 //   prepare(x, weight, n, k, m, config, apart)
@@ -96,6 +109,7 @@
 #include "python/shim/casts.hpp"
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
+#include "python/shim/experts.hpp"
 #include "python/shim/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
@@ -518,6 +532,9 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
       library, "linear_forward");
   add<&linear_backward, Roles{.config = 7, .scales = 6}>(library, "linear_backward");
   add<&reads_shards, Roles{.config = 2}>(library, "reads_shards");
+  add<&experts_layout, Roles{.config = 2}>(library, "experts_layout");
+  add<&experts_forward, Roles{.config = 3}>(library, "experts_forward");
+  add<&experts_backward, Roles{.config = 7}>(library, "experts_backward");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");
@@ -540,6 +557,8 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
 STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   float8_torch::add<&float8_torch::saved_bytes_op>(library, "saved_bytes");
   float8_torch::add<&float8_torch::quantized_bytes_op>(library, "quantized_bytes");
+  float8_torch::add<&float8_torch::experts_bytes>(library, "experts_bytes");
+  float8_torch::add<&float8_torch::routing_errors>(library, "routing_errors");
   float8_torch::add<&float8_torch::amax_words>(library, "amax_words");
   float8_torch::add<&float8_torch::tune_on_first_use>(library, "tune_on_first_use");
   float8_torch::add<&float8_torch::copy_layout_of>(library, "copy_layout");

@@ -57,6 +57,15 @@ struct Hash {
     return mix(shape,
                pair_of(key.device, key.sm_limit << 12 | key.kind << 10 | key.dtype << 2 | flags));
   }
+  size_t operator()(const ExpertsKey& key) const {
+    const uint64_t shape =
+        mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
+    return mix(shape,
+               pair_of(key.device, key.experts << 8 | key.tensor_dtype << 4 | key.grad_dtype));
+  }
+  size_t operator()(const GroupLayoutKey& key) const {
+    return mix(static_cast<uint64_t>(key.m_max), pair_of(key.device, key.experts));
+  }
 };
 
 // Values that are made at the first use of their key, one at a time, and kept.
@@ -213,6 +222,40 @@ std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
   return made;
 }
 
+std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
+  const Config config(key.config);
+  float8_linear_desc recipe = {};
+  float8_recipe custom;
+  config.set_recipe(recipe, custom);
+  float8_experts_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.m_max = key.m_max;
+  desc.n = key.n;
+  desc.k = key.k;
+  desc.experts = key.experts;
+  desc.tensor_dtype = key.tensor_dtype;
+  desc.recipe = recipe.recipe;
+  desc.custom_recipe = recipe.custom_recipe;
+  desc.grad_weight_dtype = key.grad_dtype;
+  desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
+  auto made = std::make_unique<ExpertsPlan>();
+  check(float8_experts_plan(context_of(key.device), &desc, &made->experts));
+  made->workspace_bytes = float8_experts_workspace_bytes(made->experts);
+  made->saved_bytes = float8_experts_saved_bytes(made->experts);
+  return made;
+}
+
+std::unique_ptr<GroupLayoutPlan> make_group_layout(const GroupLayoutKey& key) {
+  float8_group_layout_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.m_max = key.m_max;
+  desc.experts = key.experts;
+  auto made = std::make_unique<GroupLayoutPlan>();
+  check(float8_group_layout_plan_create(context_of(key.device), &desc, &made->plan));
+  made->bytes = float8_group_layout_bytes(made->plan);
+  return made;
+}
+
 }  // namespace
 
 // The contexts of devices, and how those of GPUs tune.
@@ -333,6 +376,27 @@ const GemmPlan& gemm_for(const GemmKey& key, const Place& place) {
       [&] {
         return "GEMM " + std::to_string(key.kind) + " of M up to " + std::to_string(key.m_max) +
                ", N " + std::to_string(key.n) + ", K " + std::to_string(key.k);
+      });
+}
+
+const ExpertsPlan& experts_for(const ExpertsKey& key, const Place& place) {
+  static auto* const plans = new Registry<ExpertsKey, ExpertsPlan>;
+  return plans->get(
+      key, place, [&] { return make_experts(key); },
+      [&] {
+        return "the linear of " + std::to_string(key.experts) + " experts of M up to " +
+               std::to_string(key.m_max) + ", N " + std::to_string(key.n) + ", K " +
+               std::to_string(key.k);
+      });
+}
+
+const GroupLayoutPlan& group_layout_for(const GroupLayoutKey& key, const Place& place) {
+  static auto* const plans = new Registry<GroupLayoutKey, GroupLayoutPlan>;
+  return plans->get(
+      key, place, [&] { return make_group_layout(key); },
+      [&] {
+        return "the layout of " + std::to_string(key.experts) + " experts of M up to " +
+               std::to_string(key.m_max);
       });
 }
 

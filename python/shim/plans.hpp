@@ -108,6 +108,49 @@ struct GemmPlan {
   size_t workspace_bytes = 0;
 };
 
+// The rows of all experts are another number in each step where ranks exchange tokens, and a plan serves
+// any number up to its m_max. Calls of kExpertRows * i < M <= kExpertRows * (i + 1) share one, so that
+// plans are few, and at most so many rows of its buffers are not used. The sizes of a layout and of a
+// saved buffer are linear in the number of blocks, which torch.compile needs for a dynamic M: the rows
+// are whole tiles of 64, 128, 192 and 256, and no fewer than there are experts.
+inline constexpr int64_t kExpertRows = 3072;
+static_assert(kExpertRows % 768 == 0 && kExpertRows >= FLOAT8_MAX_EXPERTS);
+[[nodiscard]] constexpr int64_t expert_row_blocks(int64_t m) {
+  return (m + kExpertRows - 1) / kExpertRows;
+}
+
+// A linear of each expert.
+struct ExpertsKey {
+  uint64_t config = 0;  // Config::of_casts()
+  int64_t m_max = 0;    // of all experts
+  int64_t n = 0;
+  int64_t k = 0;
+  int32_t experts = 0;
+  int32_t device = 0;  // -1: emulated
+  int8_t tensor_dtype = 0;
+  int8_t grad_dtype = 0;  // of dw
+  bool operator==(const ExpertsKey&) const = default;
+};
+
+struct ExpertsPlan {
+  float8_experts* experts = nullptr;
+  size_t workspace_bytes = 0;
+  size_t saved_bytes = 0;
+};
+
+// The layout of a routing.
+struct GroupLayoutKey {
+  int64_t m_max = 0;
+  int32_t experts = 0;
+  int32_t device = 0;  // -1: emulated
+  bool operator==(const GroupLayoutKey&) const = default;
+};
+
+struct GroupLayoutPlan {
+  float8_group_layout_plan* plan = nullptr;
+  size_t bytes = 0;
+};
+
 // The device and its stream that a call's work goes to.
 struct Place {
   Device device = {};
@@ -127,6 +170,9 @@ struct Place {
 [[nodiscard]] const QuantizerList& quantizer_list_for(
     const std::vector<const Quantizer*>& quantizers, const Place& place);
 [[nodiscard]] const GemmPlan& gemm_for(const GemmKey& key, const Place& place);
+[[nodiscard]] const ExpertsPlan& experts_for(const ExpertsKey& key, const Place& place);
+[[nodiscard]] const GroupLayoutPlan& group_layout_for(const GroupLayoutKey& key,
+                                                      const Place& place);
 
 // Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
 // side, each once.

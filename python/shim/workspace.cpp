@@ -44,28 +44,6 @@ Entry& entry_of(const Place& place) {
   return *entry;
 }
 
-// Memory that is kept must not come from a pool that the calling thread or a captured stream
-// allocates from for a while, as inductor's CUDA graphs do before they capture, so another thread
-// takes it: on the stream, or on the default one for a capture.
-Tensor allocate(const Place& place, size_t bytes) {
-  Tensor memory;
-  std::exception_ptr error;
-  std::thread([&] {
-    try {
-      if (place.capturing) {
-        allow_allocation_in_captures();
-      } else if (!place.emulated) {
-        set_current_stream(place.device.index, place.stream);
-      }
-      memory = empty_bytes(static_cast<int64_t>(bytes), place.device);
-    } catch (...) {
-      error = std::current_exception();
-    }
-  }).join();
-  if (error) std::rethrow_exception(error);
-  return memory;
-}
-
 size_t bytes_of_counts(const Place& place) {
   return float8_workspace_reserved_bytes(context_of(place.key()));
 }
@@ -95,12 +73,31 @@ void* counts_of_capture(const Place& place) {
     return at->second.mutable_data_ptr();
   }
   if (captures->size() == kMostCaptures) return nullptr;
-  const Tensor memory = allocate(place, bytes_of_counts(place));
+  const Tensor memory = allocate_kept(place, bytes_of_counts(place));
   clear_counts(memory, place);
   return captures->emplace(key, memory).first->second.mutable_data_ptr();
 }
 
 }  // namespace
+
+Tensor allocate_kept(const Place& place, size_t bytes) {
+  Tensor memory;
+  std::exception_ptr error;
+  std::thread([&] {
+    try {
+      if (place.capturing) {
+        allow_allocation_in_captures();
+      } else if (!place.emulated) {
+        set_current_stream(place.device.index, place.stream);
+      }
+      memory = empty_bytes(static_cast<int64_t>(bytes), place.device);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }).join();
+  if (error) std::rethrow_exception(error);
+  return memory;
+}
 
 Workspace::Workspace(const Place& place, size_t bytes, Counts counts) {
   if (bytes == 0) return;
@@ -108,6 +105,7 @@ Workspace::Workspace(const Place& place, size_t bytes, Counts counts) {
   if (place.capturing || is_large) {
     own_ = empty_bytes(static_cast<int64_t>(bytes), place.device);
     data_ = own_.mutable_data_ptr();
+    if (counts == Counts::kNone) return;
     if (counts == Counts::kInFront) {
       clear_counts(own_, place);
       return;
@@ -120,16 +118,19 @@ Workspace::Workspace(const Place& place, size_t bytes, Counts counts) {
   }
   Entry& entry = entry_of(place);
   lock_ = std::unique_lock(entry.mutex);
-  const size_t kept = is_large ? bytes_of_counts(place) : bytes;
+  // Behind the counts, on a line of its own.
+  const size_t before = counts == Counts::kNone ? (bytes_of_counts(place) + 255) / 256 * 256 : 0;
+  const size_t kept = is_large ? bytes_of_counts(place) : before + bytes;
   if (entry.bytes < kept) [[unlikely]] {
     entry.memory = Tensor();  // freed in stream order, and then perhaps taken again
     entry.bytes = 0;
-    entry.memory = allocate(place, kept);
+    entry.memory = allocate_kept(place, kept);
     entry.bytes = kept;
     // The allocator may give an earlier workspace's memory, to which others have written since.
     clear_counts(entry.memory, place);
   }
-  (is_large ? counts_ : data_) = entry.memory.mutable_data_ptr();
+  void* const front = entry.memory.mutable_data_ptr();
+  (is_large ? counts_ : data_) = static_cast<uint8_t*>(front) + before;
 }
 
 }  // namespace float8_torch

@@ -10,8 +10,14 @@
 
 namespace float8_torch {
 
-// Where the launch counts of a call may lie. Calls of lists have theirs at the front.
-enum class Counts { kAnywhere, kInFront };
+// Bytes that are kept for the life of the process. They must not come from a pool that the calling thread
+// or a captured stream allocates from for a while, as inductor's CUDA graphs do before they capture, so
+// another thread takes them: on the stream, or on the default one for a capture.
+[[nodiscard]] Tensor allocate_kept(const Place& place, size_t bytes);
+
+// Where the launch counts of a call may lie. Calls of lists have theirs at the front; those of experts
+// have none, and their scratch is behind those of others.
+enum class Counts { kAnywhere, kInFront, kNone };
 
 // Holds the workspace for one call: the launches of two threads on one stream do not interleave.
 class Workspace {

@@ -1,7 +1,7 @@
 """A small model of torchtitan's interface, for the tests where torchtitan is not installed.
 
 It has what float8.adapters.torchtitan uses of torchtitan 0.3.0: Configurable.Config with traverse
-and build, Module with its initialisation, Linear, and the overrides.
+and build, Module with its initialisation, Linear, GroupedExperts, and the overrides.
 """
 
 from __future__ import annotations
@@ -82,6 +82,32 @@ class Linear(nn.Linear, Module):
         super().__init__(config.in_features, config.out_features, bias=config.bias)
 
 
+class GroupedExperts(Module):
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        dim: int
+        hidden_dim: int
+        num_experts: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        up = (config.num_experts, config.hidden_dim, config.dim)
+        self.w1_EFD, self.w3_EFD = (nn.Parameter(torch.empty(up)) for _ in range(2))
+        self.w2_EDF = nn.Parameter(torch.empty(up).transpose(1, 2).contiguous())
+
+    def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        offs = torch.cumsum(num_tokens_per_expert, dim=0, dtype=torch.int32)
+        w1, w2, w3 = (each.bfloat16().mT for each in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        h = nn.functional.silu(self._grouped_mm(A=x.bfloat16(), B_t=w1, offs=offs))
+        h = h * self._grouped_mm(A=x.bfloat16(), B_t=w3, offs=offs)
+        return self._grouped_mm(A=h, B_t=w2, offs=offs).type_as(x)
+
+    def _grouped_mm(
+        self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
+    ) -> torch.Tensor:
+        return torch._grouped_mm(A, B_t, offs=offs)
+
+
 @dataclasses.dataclass(kw_only=True, slots=True)
 class OverrideConfig:
     imports: list[Any] = dataclasses.field(default_factory=list)
@@ -141,6 +167,7 @@ def install() -> None:
         "torchtitan.models": (),
         "torchtitan.models.common": (),
         "torchtitan.models.common.linear": (Linear,),
+        "torchtitan.models.common.moe": (GroupedExperts,),
         "torchtitan.protocols": (),
         "torchtitan.protocols.module": (Module,),
     }

@@ -1,9 +1,14 @@
-"""torchtitan: overrides that put fp8 linears in the place of Linear.Config.
+"""torchtitan: overrides that put fp8 linears in the place of Linear.Config, and fp8 experts too.
 
 On the command line, for the linears of attention and feed-forward in all layers:
 
   --override.imports float8.adapters.torchtitan.linears
   --override.imports 'float8.adapters.torchtitan.linears={"recipe": "tensorwise", "tokens": 8192}'
+
+For the experts of all layers:
+
+  --override.imports float8.adapters.torchtitan.experts
+  --override.imports 'float8.adapters.torchtitan.experts={"recipe": "blockwise"}'
 
 In Python, for the layers that globs of names choose:
 
@@ -19,13 +24,17 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 from torchtitan.config import derive, override
 from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.protocols.module import Module
 
 from float8.adapters import selective
 from float8.filter import Layer, filter_layers
+from float8.torch import functional
+from float8.torch.experts.modules import grouped
 from float8.torch.layer.linear import Float8Linear as _Float8Linear
 from float8.torch.layer.linear import resolve_recipe
 from float8.torch.parallel import tensor_parallel
@@ -147,3 +156,45 @@ def register(fqns: Sequence[str], *, name: str | None = None, **options: Any) ->
 
 
 register(LAYERS, name="linears")
+
+
+class Float8GroupedExperts(GroupedExperts):  # type: ignore[misc]
+    """torchtitan's experts with fp8 grouped GEMMs, whose groups need no padding.
+
+    Parameters, their names and their initialisation are those of torchtitan's GroupedExperts.
+    """
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):  # type: ignore[misc]
+        recipe: str = "rowwise"
+        emulate: bool = False
+        saturate: bool = False
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._experts_config = functional.pack_experts(
+            config.recipe, config.emulate, config.saturate
+        )
+
+    def _grouped_mm(
+        self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
+    ) -> torch.Tensor:
+        return grouped(A, B_t.transpose(-2, -1), offs, self._experts_config)
+
+
+@override(target=GroupedExperts.Config, exact=True, description="float8's fp8 experts")  # type: ignore[untyped-decorator]
+def experts(
+    config: Any, *, recipe: str = "rowwise", emulate: bool = False, saturate: bool = False
+) -> Any:
+    """Returns the Config of fp8 experts in the place of one of torchtitan's GroupedExperts.
+
+    recipe: "tensorwise", "rowwise" or "blockwise" (ValueError for others).
+
+    Experts whose sizes are no multiples of 16 stay as they are.
+    """
+    functional.pack_experts(recipe, emulate, saturate)
+    if config.dim % 16 != 0 or config.hidden_dim % 16 != 0:
+        return config
+    return derive(
+        config, Float8GroupedExperts.Config, recipe=recipe, emulate=emulate, saturate=saturate
+    )

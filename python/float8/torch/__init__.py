@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from float8.torch import functional
 from float8.torch.checks.rank_watch import Watch, watch
 from float8.torch.checks.verify import verify_distributed
+from float8.torch.experts.routing import check_routing
+from float8.torch.functional import grouped_mm
 from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
 from float8.torch.layer.fuse import Fusion, fuse, register_swiglu
@@ -45,9 +47,11 @@ __all__ = [
     "attach_scales",
     "cache_weight_casts",
     "check_copies",
+    "check_routing",
     "convert_to_float8_training",
     "functional",
     "fuse",
+    "grouped_mm",
     "module_filter",
     "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",

@@ -44,6 +44,14 @@ ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
 
 
+def of_autocast(x: torch.Tensor) -> torch.Tensor:
+    """Returns x in autocast's type where it is on."""
+    device = "cuda" if x.is_cuda else x.device.type
+    if not x.is_meta and torch.is_autocast_enabled(device):
+        return x.to(torch.get_autocast_dtype(device))
+    return x
+
+
 def copies_of(transposed: bool) -> int:
     """Returns the copies of a cast, as float8_copies has them."""
     return BOTH_COPIES if transposed else Q_ALONE

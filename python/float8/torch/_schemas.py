@@ -25,6 +25,14 @@ _FLEXIBLE = (
         "w_qt, Tensor? scales, int config, int layout, int wanted, Tensor? w_scales=None, int "
         "w_shards=1, Tensor? dy_q=None, Tensor? dy_qt=None) -> (Tensor, Tensor, Tensor)"
     ),
+    (
+        "experts_forward(Tensor x, Tensor weight, Tensor layout, int config, bool save) -> (Tensor, "
+        "Tensor)"
+    ),
+    (
+        "experts_backward(Tensor dy, Tensor saved, Tensor layout, int experts, int n, int k, int "
+        "grad_dtype, int config, int wanted) -> (Tensor, Tensor)"
+    ),
 )
 
 _OTHERS = (
@@ -71,6 +79,9 @@ _OTHERS = (
         "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? "
         "bias, int contracted, int config, int gemm, bool accumulate, int sm_limit=0) -> ()"
     ),
+    "experts_layout(Tensor offs, SymInt m, int config) -> Tensor",
+    "experts_bytes(int m, int experts, int n, int k, int config) -> (int, int)",
+    "routing_errors() -> int[]",
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     (
         "quantized_bytes(int rows, int cols, int config, int operand, bool backward, int "

@@ -1,4 +1,4 @@
-"""fp8 linears as functions, for modules that are no nn.Linear."""
+"""fp8 linears, and those of experts, as functions, for modules that are no nn.Linear."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
+from float8.torch.experts import modules as _modules
+from float8.torch.experts import moe as _moe
+from float8.torch.experts import ops as _experts
+from float8.torch.experts.recipe import config_of
 from float8.torch.layer.linear import check_switches, resolve_recipe
 
 
@@ -72,9 +76,7 @@ def apply(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: int
 ) -> torch.Tensor:
     """Computes the linear of a config from `pack`."""
-    device = "cuda" if x.is_cuda else x.device.type
-    if not x.is_meta and torch.is_autocast_enabled(device):
-        x = x.to(torch.get_autocast_dtype(device))
+    x = _ops.of_autocast(x)
     config |= recipes.BIAS if bias is not None else 0
     if torch.compiler.is_compiling():
         return _ops.linear(x, weight, bias, config)
@@ -83,3 +85,91 @@ def apply(
     except (RuntimeError, ValueError):
         _ops.refuse(x, weight)
         raise
+
+
+def grouped_mm(
+    x: torch.Tensor,
+    w_t: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    bias: None = None,
+    out_dtype: torch.dtype | None = None,
+    recipe: str | Recipe = "tensorwise",
+    emulate: bool = False,
+    saturate: bool = False,
+) -> torch.Tensor:
+    """Returns x_e w_t[e] of each expert e with fp8 GEMMs: torch.nn.functional.grouped_mm under a recipe.
+
+    x: [M, K] in bfloat16, float16 or float32, the rows of one expert after the other; any strides, and
+        any number of rows of an expert, also none. Under autocast it is cast to autocast's type.
+    w_t: [E, K, N] in one of these types, K and N multiples of 16. It is read without a copy where it is
+        the transpose of a parameter [E, N, K] (`weight.transpose(-2, -1)`); of a tensor that is stored as
+        [E, K, N], as in Llama 4 and gpt-oss, each call makes a transposed copy.
+    offs: int32 [E] on the device: the end of each expert's rows. Only the device reads them: no call
+        waits, and a CUDA graph may be replayed with others. See check_routing for bad ones.
+    bias, out_dtype: None, as there.
+    recipe: "tensorwise", "rowwise" or "blockwise", or a Recipe of dynamic scales.
+    emulate, saturate: as for Float8Linear.
+
+    Each expert has the bits of `linear` with its rows alone. The result is [M, N] in x's type; rows from
+    the last end on belong to no expert, are not read, and are 0 in the result and in x's gradient.
+    Gradients have the types of x and w_t. Raises ValueError for a shape, type, device or recipe that
+    cannot be.
+    """
+    x = _ops.of_autocast(x)
+    if bias is not None or out_dtype not in (None, x.dtype):
+        raise ValueError(
+            "float8: grouped_mm has no bias, and its result has x's type: add the bias, or cast the "
+            "result, after the call"
+        )
+    weight = w_t.transpose(-2, -1) if w_t.dim() == 3 else w_t
+    return _modules.grouped(x, weight, offs, pack_experts(recipe, emulate, saturate))
+
+
+def moe(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_scores: torch.Tensor,
+    w13: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    w2: torch.Tensor,
+    *,
+    recipe: str | Recipe = "tensorwise",
+    emulate: bool = False,
+    saturate: bool = False,
+) -> torch.Tensor:
+    """Returns the sum of each token's SwiGLU experts by their scores, with fp8 GEMMs.
+
+    x: [..., D], the tokens. topk_ids: [..., top_k], the experts of each token; an id outside of [0, E)
+        drops the pair. topk_scores: [..., top_k]; they have a gradient.
+    w13: [E, 2 F, D], the gates first, or [E, 2, F, D], or the two of [E, F, D].
+    w2: [E, D, F].
+    recipe and the options: as for grouped_mm.
+
+    The result is sum_k scores_k w2_e (silu(w1_e x) w3_e x), e = ids_k, in x's type: the sum is in fp32 and
+    in the order of top_k, and so is the one of x's gradient. No step waits for the host. Raises ValueError
+    for operands that do not fit.
+    """
+    x = _ops.of_autocast(x)
+    tokens = x.reshape(-1, x.shape[-1])
+    if isinstance(w13, torch.Tensor):
+        w13 = w13.flatten(1, 2) if w13.dim() == 4 else w13
+    ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
+    _moe.check(tokens, ids, scores, w13, w2)
+    for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
+        _experts.check_weight(tokens, each)
+    config = pack_experts(recipe, emulate, saturate)
+    return _moe.swiglu_experts(tokens, ids, scores, w13, w2, config).reshape(x.shape)
+
+
+def pack_experts(recipe: str | Recipe, emulate: bool, saturate: bool) -> int:
+    """Returns the config of expert linears; ValueError for a recipe that they do not have."""
+    if isinstance(recipe, Recipe):
+        return recipe.given_to(_pack_experts, emulate, saturate)
+    config: int = _pack_experts(recipe, emulate, saturate)
+    return config
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _pack_experts(recipe: str | Recipe, emulate: bool, saturate: bool) -> int:
+    check_switches(emulate=emulate, saturate=saturate)
+    return config_of(resolve_recipe(recipe), emulate, saturate)

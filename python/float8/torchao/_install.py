@@ -22,6 +22,28 @@ _MODULES = (
 _ELSEWHERE = {"FP8Granularity": "types", "Float8MMConfig": "inference"}
 
 
+_EXPERTS = "torchao.prototype.moe_training.fp8_grouped_mm"
+
+
+def _install_experts(folders: list[str]) -> None:
+    """Gives torchao's fp8 experts our grouped GEMM, where the installed torchao has a module for it.
+
+    Its configs, such as Float8TrainingOpConfig, and its weights stay torchao's own.
+    """
+    if any(
+        os.path.exists(os.path.join(each, *_EXPERTS.split(".")[1:]) + ".py") for each in folders
+    ):
+        before = sys.modules.get(_EXPERTS)
+        ours = importlib.import_module("float8.torchao.fp8_grouped_mm")
+        if before is not None and before is not ours:
+            warnings.warn(
+                "float8: float8.torchao.install() comes after an import of torchao's fp8 experts, which "
+                "stay torchao's; call it first",
+                stacklevel=3,
+            )
+        sys.modules[_EXPERTS] = ours
+
+
 def _find_elsewhere(name: str) -> object:
     if name in _ELSEWHERE:
         return getattr(importlib.import_module(f"torchao.float8.{_ELSEWHERE[name]}"), name)
@@ -33,7 +55,8 @@ def install() -> None:
 
     Call it before anything imports torchao.float8: names that were imported earlier keep their
     meaning, and a call that comes later warns. The rest of an installed torchao is as before, also
-    what else lies in its folder float8. Where torchao is not installed, imports of torchao.float8
+    what else lies in its folder float8, but for the grouped GEMM of its fp8 experts
+    (torchao.prototype.moe_training), which is ours too. Where torchao is not installed, imports of torchao.float8
     find this package, accelerate finds a torchao 0.6.1 to train with, and to all others that look
     for torchao it is not there.
     """
@@ -62,6 +85,7 @@ def install() -> None:
         sys.modules[f"torchao.float8.{name}"] = module
         setattr(facade, name, module)
     _asked.install()
+    _install_experts(folders)
     if spec is None:
         _stand_in.install()
     else:

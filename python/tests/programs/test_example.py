@@ -43,6 +43,20 @@ def test_loss_goes_down(recipe: str, text: str, tmp_path: pathlib.Path) -> None:
     assert len(own) == 30 and own[-1] < own[0] / 2
 
 
+@pytest.mark.parametrize("recipe", ("bf16", "rowwise"))
+def test_a_mixture_learns(
+    recipe: str, text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (text, *TINY, "--experts", 4, "--top-k", 2, "--recipe", recipe, "--steps", 30)
+    assert train(*options, "--out", tmp_path) is None
+    own = losses(tmp_path)
+    assert len(own) == 30 and own[-1] < own[0] / 2
+    loads = [
+        line.split("load ")[1] for line in capsys.readouterr().out.splitlines() if "load" in line
+    ]
+    assert len(loads) == 3 and all(1 <= float(each) <= 2 for each in loads)
+
+
 @pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
 def test_resume_gives_the_same_bits(recipe: str, text: str, tmp_path: pathlib.Path) -> None:
     options = (text, *TINY, "--recipe", recipe, "--steps", 8, "--log-every", 3)
@@ -118,6 +132,7 @@ def _paths(arguments: tuple[str, ...], folder: pathlib.Path) -> list[str]:
         (("text.txt", "--seq=100000"), "a sequence has 100000"),
         (("text.txt", "--heads=5"), "32 features are not 5 heads"),
         (("text.txt", "--dim=8"), "multiples of 16"),
+        (("text.txt", "--experts=4", "--recipe=delayed"), "use one of tensorwise, rowwise"),
         (("text.txt", "--resume", "none.pt"), "none.pt"),
         (("text.txt", "--resume", "steps.csv"), "steps.csv is no checkpoint"),
         (("text.txt", "--resume", "step-1.pt", "--layers=1"), "its layers is 2, not 1"),

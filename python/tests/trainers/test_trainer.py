@@ -184,3 +184,32 @@ def test_two_ranks(tmp_path: pathlib.Path, two_devices: str) -> None:
     found = ranks.spawn(train_ranks, 2, tmp_path, tmp_path, device=two_devices)[0]
     for fp8, bf16 in zip(found[::2], found[1::2], strict=True):
         training.check_losses(fp8, bf16)
+
+
+def test_trains_experts(device: str, tmp_path: pathlib.Path) -> None:
+    """Of a mixture whose linears and experts were converted before, in autocast's type."""
+    import transformers
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": training.VOCABULARY}
+    found = []
+    for fp8 in (False, True):
+        training.reset_accelerate()
+        torch.manual_seed(0)
+        config = transformers.MixtralConfig(**sizes, **heads, **experts)
+        model: Any = transformers.MixtralForCausalLM(config).to(device)
+        if fp8:
+            own = f8.LinearConfig("rowwise", emulate=device == "cpu")
+            f8.convert_to_float8_training(model, config=own, experts=True)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        of_model = trainer(model, tmp_path, device, gradient_accumulation_steps=1, bf16=True)
+        of_model.train()
+        for name, p in model.named_parameters():
+            assert not torch.equal(p, before[name]), name
+        found.append(losses(of_model))
+    training.check_losses(found[1], found[0])
+    of_model.save_model(str(tmp_path / "saved"))
+    again = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "saved")
+    for name, p in again.state_dict().items():
+        assert torch.equal(p.to(device), model.state_dict()[name]), name

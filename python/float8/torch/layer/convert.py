@@ -28,6 +28,7 @@ from float8.torch.layer.convertible import (
     refuse_sharded,
     without_unusual,
 )
+from float8.torch.layer.experts import Chosen, Experts, choose_experts, convert_experts
 from float8.torch.layer.linear import Float8Linear, check_switches, resolve_recipe
 from float8.torch.scales import (
     attach_scales,
@@ -133,6 +134,7 @@ def convert_to_float8_training(
     fsdp: int = 1,
     tp: int = 1,
     hosts: int | None = None,
+    experts: Experts = False,
 ) -> nn.Module:
     """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
 
@@ -151,6 +153,10 @@ def convert_to_float8_training(
     explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
     fsdp, tp, hosts: the ranks that will share the model, whose wire is then in the verdicts; they
         are arguments of `float8.filter_layers` too.
+    experts: True lets the experts of transformers and torchtitan compute in fp8 too (docs/experts.md), or
+        a function that is called with a module of experts and its name decides. They have config's
+        recipe, which is "tensorwise", "rowwise" or "blockwise" then (ValueError), and its emulate and
+        saturate; the filters of linears do not ask for them.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same.
@@ -162,10 +168,12 @@ def convert_to_float8_training(
     Raises ValueError that names a layer which fp8 cannot have, an nn.LazyLinear, a layer that
     fully_shard has, or an argument; the model is then as it was.
     """
+    options = resolve_config(config)
+    chosen = choose_experts(module, experts, options.recipe, options.emulate, options.saturate)
     return convert_linears(
         module,
         Float8Linear,
-        resolve_config(config),
+        options,
         lambda linear, options: Float8Linear.from_float(linear, **options.linear_fields()),
         measured_filter(
             module,
@@ -178,6 +186,7 @@ def convert_to_float8_training(
             (fsdp, tp, hosts),
             tokens_of,
         ),
+        chosen,
     )
 
 
@@ -316,6 +325,7 @@ def convert_linears(
     options: LinearConfig,
     make: Callable[[nn.Linear, LinearConfig], nn.Linear],
     choose: Choose,
+    experts: list[Chosen] | None = None,
 ) -> nn.Module:
     """Exchanges linears for those of `kind` that `make` makes; the rest is as above."""
     delayed = resolve_recipe(options.recipe).delayed
@@ -329,6 +339,7 @@ def convert_linears(
         attach_scales(converted, history=options.history, margin=options.margin)
         drop_unused_states(converted)
         expect_other_checkpoints(converted)
+        convert_experts(experts or [])
 
     converted = swap_linears(
         module,
@@ -340,7 +351,7 @@ def convert_linears(
     notices.note_conversion()
     if notices.has_linears(converted):
         stale_optimizers.watch(converted)
-    else:
+    elif not experts:
         linears = [each for each in converted.modules() if is_linear(each)]
         why = "it has no nn.Linear"
         if linears:

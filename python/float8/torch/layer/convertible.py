@@ -85,7 +85,7 @@ def _obstacle_of(linear: nn.Module, name: str) -> str | None:
         )
     if own is None:
         return "it has no weight" if name == "weight" else None
-    kind = _kind_of(own)
+    kind = kind_of_parameter(own)
     if kind is not None:
         return f"its {name} is a {kind}, whose values are not those of a plain parameter"
     if not isinstance(own, UninitializedParameter) and not (
@@ -103,7 +103,7 @@ def _obstacle_of(linear: nn.Module, name: str) -> str | None:
 _KNOWN = ("float8.", "torch.nn.parameter", "torch._subclasses.fake_tensor")
 
 
-def _kind_of(parameter: Any) -> str | None:
+def kind_of_parameter(parameter: Any) -> str | None:
     """Returns the name of a parameter's class, or of its shard's, that is none of the known ones."""
     kind = type(parameter)
     if kind.__module__.startswith("torch.distributed.tensor"):

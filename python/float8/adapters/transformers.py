@@ -1,0 +1,58 @@
+"""transformers: fp8 experts as an implementation of experts, beside its own grouped_mm.
+
+import float8.adapters.transformers
+
+float8.adapters.transformers.install()
+model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="float8")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from float8.recipes import Recipe
+from float8.torch import functional
+from float8.torch.experts.modules import of_transformers
+
+NAME = "float8"
+
+
+def install(
+    recipe: str | Recipe = "rowwise",
+    *,
+    name: str = NAME,
+    emulate: bool = False,
+    saturate: bool = False,
+) -> None:
+    """Registers fp8 experts under a name that `experts_implementation` takes.
+
+    recipe, emulate, saturate: as for float8.torch.grouped_mm. Another call with the same name replaces
+        them, also for models that are there.
+
+    The linears of the model are converted by float8.torch.convert_to_float8_training, which can
+    convert its experts too, and without this call.
+
+    Raises ValueError for a recipe that experts do not have, and ImportError where transformers has no
+    such implementations, which came with its version 5.
+    """
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        raise ImportError(
+            "float8: implementations of experts need transformers 5 or later: pip install -U transformers"
+        ) from error
+    config = functional.pack_experts(recipe, emulate, saturate)
+
+    def experts_forward(
+        module: Any,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        *_: Any,
+        **__: Any,
+    ) -> torch.Tensor:
+        return of_transformers(module, hidden_states, top_k_index, top_k_weights, config)
+
+    ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)

@@ -1,0 +1,147 @@
+"""Modules of experts whose forward computes in fp8: subclasses of their own classes, made when needed.
+
+Their parameters, the names and the state dict are those of the original class.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from float8.torch import _ops
+from float8.torch.experts import ops
+from float8.torch.experts.moe import layout_of
+from float8.torch.experts.routing import combine, dispatch, route
+
+
+class Float8Experts(nn.Module):
+    """What a converted module has before its own class."""
+
+    original: ClassVar[type[nn.Module]]
+    kind: ClassVar[type[Float8Experts]]  # which of the classes below
+    experts_config: int  # of experts.recipe.config_of
+    experts_recipe: str
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Pickle looks for a class by its name, which one that is made here has not.
+        made: Any = super().__reduce_ex__(protocol)
+        return (_remake, (self.original, self.kind), *made[2:])
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, (super().extra_repr(), f"recipe={self.experts_recipe}")))
+
+
+class TransformersExperts(Float8Experts):
+    """The experts of transformers that have use_experts_implementation, with all of its forms."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        *_: Any,
+        **__: Any,
+    ) -> torch.Tensor:
+        return of_transformers(self, hidden_states, top_k_index, top_k_weights, self.experts_config)
+
+
+class TorchtitanExperts(Float8Experts):
+    """torchtitan's GroupedExperts that have a method for grouped GEMMs."""
+
+    def _grouped_mm(
+        self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
+    ) -> torch.Tensor:
+        return grouped(A, B_t.transpose(-2, -1), offs, self.experts_config)
+
+
+class FirstTorchtitanExperts(Float8Experts):
+    """torchtitan's GroupedExperts of releases up to 0.2, whose GEMMs are in functions."""
+
+    def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        w1, w2, w3 = (_local(getattr(self, name)) for name in ("w1", "w2", "w3"))
+        offs = torch.cumsum(num_tokens_per_expert, dim=0, dtype=torch.int32)
+        config = self.experts_config
+        rows = x.bfloat16()
+        layout = ops.experts_layout(offs, rows.shape[0], config)
+        gate, up = (ops.linear(rows, each, layout, config) for each in (w1, w3))
+        h = functional.silu(gate) * up
+        return ops.linear(h, w2, layout, config).type_as(x)
+
+
+def _local(weight: Any) -> torch.Tensor:
+    """Returns a rank's own experts, as torchtitan's forward takes them."""
+    local: torch.Tensor = weight.to_local() if hasattr(weight, "_local_tensor") else weight
+    return local
+
+
+def grouped(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, config: int) -> torch.Tensor:
+    """Computes functional.grouped_mm of a config, for a weight [E, N, K]."""
+    ops.check(x, weight, offs)
+    layout = ops.experts_layout(offs, x.shape[0], config)
+    return ops.linear(x, weight, layout, config)
+
+
+def of_transformers(
+    module: Any,
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_scores: torch.Tensor,
+    config: int,
+) -> torch.Tensor:
+    """Computes the experts of a module with the interface of transformers' ALL_EXPERTS_FUNCTIONS.
+
+    Expert parallelism there marks pairs of other ranks by ids beyond the rank's experts, which are dropped.
+    """
+    x = _ops.of_autocast(x)
+    shape = x.shape
+    x = x.reshape(-1, shape[-1])
+    first = _weight(module, "gate_up_proj" if module.has_gate else "up_proj")
+    last = _weight(module, "down_proj")
+    ops.check_weight(x, first)
+    routing = route(topk_ids.reshape(-1, topk_ids.shape[-1]), first.shape[0])
+    layout = layout_of(routing, config)
+
+    def linear(rows: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
+        y = ops.linear(rows, weight, layout, config)
+        if module.has_bias:
+            y = y + getattr(module, f"{name}_bias")[routing.experts].to(y.dtype)
+        return y
+
+    h = linear(dispatch(x, routing), first, "gate_up_proj" if module.has_gate else "up_proj")
+    h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
+    y = linear(h, last, "down_proj")
+    if getattr(module, "has_post_expert_norm", False):
+        y = module.post_expert_norm(y)
+    scores = topk_scores.reshape(-1, topk_scores.shape[-1])
+    return combine(y, scores, routing).reshape(shape)
+
+
+def _weight(module: Any, name: str) -> torch.Tensor:
+    """Returns a module's weight as [E, N, K]."""
+    weight: torch.Tensor = getattr(module, name)
+    if hasattr(weight, "_local_tensor"):
+        raise ValueError(
+            f"float8: the {name} of {type(module).__name__} is a DTensor in its forward, as with tensor "
+            "parallelism of experts; leave these experts in bf16, or share them by FSDP2"
+        )
+    return weight.transpose(-2, -1) if module.is_transposed else weight
+
+
+_classes: dict[tuple[type[nn.Module], type[Float8Experts]], type[Float8Experts]] = {}
+
+
+def class_of(original: type[nn.Module], kind: type[Float8Experts]) -> type[Float8Experts]:
+    """Returns the class of converted modules: it is the original one's subclass, made once."""
+    key = (original, kind)
+    if key not in _classes:
+        own = {"original": original, "kind": kind, "__module__": original.__module__}
+        _classes[key] = type(f"Float8{original.__name__}", (kind, original), own)
+    return _classes[key]
+
+
+def _remake(original: type[nn.Module], kind: type[Float8Experts]) -> nn.Module:
+    made = class_of(original, kind)
+    return made.__new__(made)

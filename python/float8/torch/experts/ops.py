@@ -1,0 +1,154 @@
+"""The ops of expert linears, their fake kernels, and their gradient (python/shim/experts.cpp)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from float8.recipes import NAMES as RECIPES
+from float8.torch import _ops
+
+experts_layout = torch.ops.float8.experts_layout.default
+experts_forward = torch.ops.float8.experts_forward.default
+experts_backward = torch.ops.float8.experts_backward.default
+ROWS = 3072  # kExpertRows of python/shim/plans.hpp
+MOST_EXPERTS = 1024  # FLOAT8_MAX_EXPERTS of float8/experts.h
+_DTYPES = {code: dtype for dtype, code in _ops.ELEMENT_TYPES.items()}  # by float8_dtype
+_OF_LAYOUT = (16, 16, RECIPES.index("rowwise") + 1)  # n, k and config, which a layout does not have
+
+
+@functools.cache
+def _bytes(experts: int, n: int, k: int, config: int) -> tuple[tuple[int, int], ...]:
+    """Returns base and step of a layout and of what forward saves: M rows have base + step * ceil(M / ROWS)."""
+    none, one = (torch.ops.float8.experts_bytes(m, experts, n, k, config) for m in (0, ROWS))
+    return tuple((a, b - a) for a, b in zip(none, one, strict=True))
+
+
+def _blocks(m: Any) -> Any:
+    return (m + ROWS - 1) // ROWS
+
+
+@torch.library.register_fake("float8::experts_layout")  # type: ignore[untyped-decorator]
+def _fake_layout(offs: torch.Tensor, m: int, config: int) -> torch.Tensor:
+    (base, step), _ = _bytes(int(offs.shape[0]), *_OF_LAYOUT)
+    return offs.new_empty((base + step * _blocks(m),), dtype=torch.uint8)
+
+
+@torch.library.register_fake("float8::experts_forward")  # type: ignore[untyped-decorator]
+def _fake_forward(
+    x: torch.Tensor, weight: torch.Tensor, layout: torch.Tensor, config: int, save: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    experts, n, k = map(int, weight.shape)
+    _, (base, step) = _bytes(experts, n, k, config)
+    size = base + step * _blocks(x.shape[0]) if save else 0
+    return x.new_empty((x.shape[0], n)), x.new_empty((size,), dtype=torch.uint8)
+
+
+@torch.library.register_fake("float8::experts_backward")  # type: ignore[untyped-decorator]
+def _fake_backward(
+    dy: torch.Tensor,
+    saved: torch.Tensor,
+    layout: torch.Tensor,
+    experts: int,
+    n: int,
+    k: int,
+    grad_dtype: int,
+    config: int,
+    wanted: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dx = dy.new_empty((dy.shape[0] if wanted & 1 else 0, k))
+    dw = dy.new_empty((experts if wanted & 2 else 0, n, k), dtype=_DTYPES[grad_dtype])
+    return dx, dw
+
+
+class ExpertsFunction(torch.autograd.Function):
+    """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x and the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, layout: torch.Tensor, config: int
+    ) -> torch.Tensor:
+        y, saved = experts_forward(x, weight, layout, config, True)
+        # The weight itself is not kept: it may be a copy in another type.
+        ctx.save_for_backward(saved, layout)
+        ctx.sizes = tuple(weight.shape)
+        ctx.grad_dtype = _ops.ELEMENT_TYPES[weight.dtype]
+        ctx.config = config
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        saved, layout = ctx.saved_tensors
+        want_x, want_weight, *_ = ctx.needs_input_grad
+        wanted = want_x | want_weight << 1
+        dx, dw = experts_backward(dy, saved, layout, *ctx.sizes, ctx.grad_dtype, ctx.config, wanted)
+        return dx if want_x else None, dw if want_weight else None, None, None
+
+
+_apply: Any = ExpertsFunction.apply
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, layout: torch.Tensor, config: int
+) -> torch.Tensor:
+    """Computes the linears of a config (recipes.pack), with a gradient where one is wanted.
+
+    x: [M, K], one expert's rows after the other, as in the layout.
+    weight: [E, N, K], of any strides and in any element type; x and y may have another one.
+    layout: experts_layout of the ends of the experts' rows and M.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _apply(x, weight, layout, config)  # type: ignore[no-any-return]
+    y: torch.Tensor = experts_forward(x, weight, layout, config, False)[0]
+    return y
+
+
+_types = ", ".join(str(dtype).removeprefix("torch.") for dtype in _ops.ELEMENT_TYPES)
+
+
+def check(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> None:
+    """Raises ValueError for operands that no expert linear can have; the weight is [E, N, K]."""
+    check_weight(x, weight)
+    experts = weight.shape[0]
+    if offs.dtype != torch.int32 or offs.dim() != 1 or offs.shape[0] != experts:
+        raise ValueError(
+            f"float8: offs is {list(offs.shape)} of {offs.dtype}, and w_t has {experts} experts; it is "
+            "the end of each expert's rows, as torch.cumsum(counts, 0, dtype=torch.int32) gives them"
+        )
+    if x.device != offs.device:
+        raise ValueError(
+            f"float8: x is on {x.device} and offs on {offs.device}; they are on one device"
+        )
+
+
+def check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raises ValueError for rows and weights [E, N, K] that no expert linear can have."""
+    for name, each in (("x", x), ("a weight", weight)):
+        if each.dtype not in _ops.ELEMENT_TYPES:
+            raise ValueError(f"float8: {name} is of {each.dtype}; cast it to one of {_types}")
+    if x.dim() != 2 or weight.dim() != 3:
+        raise ValueError(
+            f"float8: x has {x.dim()} dimensions and the weight {weight.dim()}; x is [M, K], the rows of "
+            "one expert after the other, and w_t is [E, K, N]"
+        )
+    experts, n, k = weight.shape
+    if x.shape[1] != k:
+        raise ValueError(
+            f"float8: x has rows of {x.shape[1]} elements, and the {experts} experts' weights have {k} "
+            f"inputs and {n} outputs"
+        )
+    if n % 16 != 0 or k % 16 != 0:
+        raise ValueError(
+            f"float8: the experts' weights have {k} inputs and {n} outputs; fp8 needs multiples of 16, so "
+            "leave these experts in bf16"
+        )
+    if not 1 <= experts <= MOST_EXPERTS:
+        raise ValueError(f"float8: a weight has {experts} experts; they are 1 to {MOST_EXPERTS}")
+    if x.device != weight.device:
+        raise ValueError(
+            f"float8: x is on {x.device} and the weight on {weight.device}; they are on one device"
+        )

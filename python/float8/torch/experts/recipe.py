@@ -1,0 +1,43 @@
+"""The recipes that expert linears have."""
+
+from __future__ import annotations
+
+import functools
+
+from float8 import recipes
+from float8.recipes import Granularity, Recipe, Scaling
+
+NAMES = ("tensorwise", "rowwise", "blockwise")
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ValueError for a recipe that expert linears do not have."""
+    if (why := _obstacle(recipe)) is not None:
+        raise ValueError(
+            f"float8: recipe {recipe.name or 'custom'} {why}, which experts do not have yet: use one of "
+            f"{', '.join(NAMES)} for them"
+        )
+
+
+def _obstacle(recipe: Recipe) -> str | None:
+    casts = [cast for _, gemm in recipe.gemms() for cast in (gemm.a, gemm.b)]
+    if any(cast.scaling == Scaling.DELAYED for cast in casts):
+        return "has delayed scaling"
+    if not all(cast.fp8 for cast in casts):
+        return "computes a GEMM in high precision"
+    for name, gemm in recipe.gemms():
+        own, other = Granularity.BLOCK_128X128, Granularity.BLOCK_1X128
+        if name == "grad_weight":
+            own, other = other, own
+        if gemm.b.granularity == other:
+            return (
+                f"has scales of {other.name.lower()} for b of {name} in place of {own.name.lower()}"
+            )
+    return None
+
+
+@functools.cache
+def config_of(recipe: Recipe, emulate: bool, saturate: bool) -> int:
+    """Returns the config of expert linears (recipes.pack). Raises ValueError as check_recipe does."""
+    check_recipe(recipe)
+    return recipes.pack(recipe, emulate=emulate, saturate=saturate)

@@ -1,0 +1,136 @@
+"""Which modules of experts a conversion takes, and why it leaves out the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from float8.recipes import Recipe
+from float8.torch import _ops, notices
+from float8.torch.experts.modules import (
+    FirstTorchtitanExperts,
+    Float8Experts,
+    TorchtitanExperts,
+    TransformersExperts,
+    class_of,
+)
+from float8.torch.experts.recipe import config_of
+from float8.torch.layer.convertible import kind_of_parameter, listed
+from float8.torch.layer.linear import resolve_recipe
+
+# True: all; or a function of a module of experts and its name.
+Experts = bool | Callable[[nn.Module, str], bool]
+
+
+class Chosen(NamedTuple):
+    """A module of experts that a conversion takes."""
+
+    module: nn.Module
+    kind: type[Float8Experts]
+    config: int
+    recipe: str
+
+
+def choose_experts(
+    model: nn.Module, experts: Experts, recipe: str | Recipe, emulate: bool, saturate: bool
+) -> list[Chosen]:
+    """Returns the modules of experts that are to compute in fp8; a warning names those that cannot.
+
+    Raises TypeError or ValueError for `experts`, or a recipe that they do not have.
+    """
+    if not isinstance(experts, bool) and not callable(experts):
+        raise TypeError(
+            f"float8: experts is {experts!r}; it is True, False, or a function of a module and its name"
+        )
+    if experts is False or not isinstance(model, nn.Module):
+        return []
+    resolved = resolve_recipe(recipe)
+    config = config_of(resolved, emulate, saturate)
+    chosen = []
+    left_out: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        kind = _kind_of(module)
+        if kind is None and not _resembles(module):
+            continue
+        if callable(experts) and not experts(module, name):
+            continue
+        if (why := _obstacle(module, kind)) is None and kind is not None:
+            chosen.append(Chosen(module, kind, config, resolved.name or "custom"))
+        elif why is not None:
+            left_out.setdefault(why, []).append(name or "root")
+    for why, names in left_out.items():
+        text = f"{listed(names)} stays as it is, and its experts are not in fp8: {why}"
+        notices.warn_once(text, text)
+    return chosen
+
+
+def convert_experts(chosen: list[Chosen]) -> None:
+    """Lets these modules compute in fp8, in place. It cannot fail."""
+    for module, kind, config, recipe in chosen:
+        own: Any = module
+        if not isinstance(module, Float8Experts):
+            own.__class__ = class_of(type(module), kind)
+        own.experts_config = config
+        own.experts_recipe = recipe
+
+
+def _resembles(module: nn.Module) -> bool:
+    """Tells whether a module of another class looks like one with the weights of all experts."""
+    return "Experts" in type(module).__name__ and any(
+        not isinstance(each, UninitializedParameter) and each is not None and each.dim() == 3
+        for each in module._parameters.values()
+    )
+
+
+def _home(module: nn.Module) -> tuple[type, Any]:
+    """Returns the class with the forward of a module, and that forward."""
+    cls = next(each for each in type(module).__mro__ if "forward" in each.__dict__)
+    return cls, cls.__dict__["forward"]
+
+
+def _kind_of(module: nn.Module) -> type[Float8Experts] | None:
+    """Returns the class of fp8 experts for a module; None where its forward is not known."""
+    if isinstance(module, Float8Experts):
+        return module.kind
+    cls, forward = _home(module)
+    # The decorator use_experts_implementation has the forward in its own module.
+    if getattr(forward, "__globals__", {}).get("__name__") == "transformers.integrations.moe":
+        return TransformersExperts
+    if cls.__name__ == "GroupedExperts" and cls.__module__.startswith("torchtitan.models"):
+        own = [each for each in type(module).__mro__ if "_grouped_mm" in each.__dict__]
+        if not own:
+            return FirstTorchtitanExperts
+        return TorchtitanExperts if own[0] is cls else None
+    return None
+
+
+def _obstacle(module: nn.Module, kind: type[Float8Experts] | None) -> str | None:
+    """Returns why experts are left as they are, None where they can be in fp8."""
+    if kind is None:
+        return (
+            f"the forward of {type(module).__name__} is not known; known are transformers' experts with "
+            "use_experts_implementation and torchtitan's GroupedExperts, and other code can call "
+            "float8.torch.grouped_mm"
+        )
+    if of_instance := [name for name in ("forward", "_grouped_mm") if name in module.__dict__]:
+        return f"its {of_instance[0]} was replaced: convert the model before"
+    if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+        return "fully_shard was called on it: convert the model before"
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return "it was compiled by nn.Module.compile: convert the model before"
+    if hasattr(module, "parametrizations"):
+        return "its weights are parametrised: convert the model before"
+    for name, weight in module._parameters.items():
+        if weight is None or weight.dim() != 3:
+            continue
+        if (of_class := kind_of_parameter(weight)) is not None:
+            return f"its {name} is a {of_class}, whose values are not those of a plain parameter"
+        if weight.dtype not in _ops.ELEMENT_TYPES:
+            return f"its {name} is of {weight.dtype}, and not in bfloat16, float16 or float32"
+        if weight.shape[1] % 16 != 0 or weight.shape[2] % 16 != 0:
+            sizes = f"{weight.shape[1]} by {weight.shape[2]}"
+            return f"its {name} is {sizes} for each expert, and fp8 needs multiples of 16"
+    return None

@@ -1,0 +1,302 @@
+// The ops of expert linears.
+#include "python/shim/experts.hpp"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "python/shim/cuda.hpp"
+#include "python/shim/errors.hpp"
+#include "python/shim/plans.hpp"
+#include "python/shim/workspace.hpp"
+
+namespace float8_torch {
+namespace {
+
+constexpr size_t kErrorBytes = 2 * sizeof(int32_t);  // at the front of a layout
+
+// The first error of the routings of a device since it was asked for the last time. A layout begins with
+// it and gives it back, so that the error outlives the layout, also in replays of a CUDA graph.
+struct RoutingErrors {
+  std::mutex mutex;
+  struct Kept {
+    Tensor words;
+    const GroupLayoutPlan* plan = nullptr;  // any of the device
+    Place place;
+  };
+  std::map<int32_t, Kept> of_devices;
+};
+
+RoutingErrors& routing_errors_of_all() {
+  static auto* const all = new RoutingErrors;
+  return *all;
+}
+
+// The memory of the error of a place, made at its first layout, which is never a captured one.
+Tensor kept_error(const Place& place, const GroupLayoutPlan& plan) {
+  RoutingErrors& all = routing_errors_of_all();
+  const std::lock_guard lock(all.mutex);
+  RoutingErrors::Kept& kept = all.of_devices[place.key()];
+  if (kept.plan == nullptr) {
+    kept.words = allocate_kept(place, kErrorBytes);
+    if (place.emulated) {
+      std::memset(kept.words.mutable_data_ptr(), 0, kErrorBytes);
+    } else {
+      torch::stable::zero_(kept.words);
+      // Other streams may use it at once, so the host waits, this one time.
+      float8_group_error none{};
+      none.struct_size = sizeof none;
+      check(
+          float8_group_layout_error(plan.plan, kept.words.mutable_data_ptr(), place.stream, &none));
+    }
+    kept.plan = &plan;
+    kept.place = place;
+  }
+  return kept.words;
+}
+
+void copy_error(Tensor to, const Tensor& from, const Place& place) {
+  if (place.emulated) {
+    std::memcpy(to.mutable_data_ptr(), from.mutable_data_ptr(), kErrorBytes);
+  } else {
+    torch::stable::copy_(to, from, true);
+  }
+}
+
+int64_t bytes_of(const GroupLayoutPlan& plan) {
+  return static_cast<int64_t>(plan.bytes);
+}
+
+int32_t checked_experts(int64_t experts) {
+  if (experts >= 1 && experts <= FLOAT8_MAX_EXPERTS) return static_cast<int32_t>(experts);
+  throw std::invalid_argument("float8: " + std::to_string(experts) + " experts; they are 1 to " +
+                              std::to_string(FLOAT8_MAX_EXPERTS));
+}
+
+const GroupLayoutPlan& layout_plan(int64_t m, int64_t experts, const Place& place) {
+  const GroupLayoutKey key{.m_max = kExpertRows * expert_row_blocks(m),
+                           .experts = checked_experts(experts),
+                           .device = place.key()};
+  return group_layout_for(key, place);
+}
+
+// What forward and backward of an expert linear have in common.
+struct ExpertsCall {
+  Config config;
+  Place place;
+  int32_t dtype;  // of x, y and their gradients
+  int64_t experts, n, k;
+
+  ExpertsCall(const Tensor& rows, int64_t config_bits, int64_t count, int64_t out, int64_t in)
+      : config(config_bits),
+        place(place_of(rows, config)),
+        dtype(dtype_of(rows)),
+        experts(checked_experts(count)),
+        n(out),
+        k(in) {}
+
+  [[nodiscard]] const ExpertsPlan& plan(int64_t m, float8_dtype grad_dtype) const {
+    const ExpertsKey key{.config = config.of_casts(),
+                         .m_max = kExpertRows * expert_row_blocks(m),
+                         .n = n,
+                         .k = k,
+                         .experts = static_cast<int32_t>(experts),
+                         .device = place.key(),
+                         .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
+                         .grad_dtype = static_cast<int8_t>(grad_dtype)};
+    return experts_for(key, place);
+  }
+
+  // A layout has the bytes that its experts and the plan's largest m give it, no more and no fewer.
+  [[nodiscard]] float8_buffer layout_of(const Tensor& layout, int64_t m) const {
+    check_dense(layout, 1, place.device, "the layout of a routing");
+    const int64_t bytes = bytes_of(layout_plan(m, experts, place));
+    if (layout.numel() != bytes) {
+      throw std::invalid_argument(
+          "float8: the layout of a routing has " + std::to_string(layout.numel()) + " bytes, and " +
+          std::to_string(m) + " rows of " + std::to_string(experts) + " experts have " +
+          std::to_string(bytes) + "; it was made for another number of rows or experts");
+    }
+    return {layout.mutable_data_ptr(), static_cast<size_t>(bytes)};
+  }
+
+  [[nodiscard]] Matrix rows_of(const Tensor& tensor, int64_t cols, const char* name) const {
+    if (tensor.dim() != 2) {
+      throw std::invalid_argument(std::string("float8: ") + name + " has " +
+                                  std::to_string(tensor.dim()) +
+                                  " dimensions; rows of experts have 2");
+    }
+    Matrix rows = as_matrix(tensor);
+    if (rows.cols == cols) return rows;
+    throw std::invalid_argument(std::string("float8: ") + name + " has rows of " +
+                                std::to_string(rows.cols) + " elements, and the experts' weights " +
+                                std::to_string(cols));
+  }
+};
+
+Tensor empty_matrix(int64_t rows, int64_t cols, int32_t dtype, const Device& device) {
+  const std::array<int64_t, 2> sizes = {rows, cols};
+  return empty(sizes, dtype, device);
+}
+
+int32_t code_of(float8_dtype dtype) {
+  switch (dtype) {
+    case FLOAT8_F32:
+      return aoti_torch_dtype_float32();
+    case FLOAT8_F16:
+      return aoti_torch_dtype_float16();
+    default:
+      return aoti_torch_dtype_bfloat16();
+  }
+}
+
+}  // namespace
+
+Tensor experts_layout(const Tensor& offsets, int64_t m, int64_t config) {
+  const Place place = place_of(offsets, Config(config));
+  check_dense(offsets, sizeof(int32_t), place.device, "offs");
+  if (offsets.dim() != 1 || dtype_of(offsets) != aoti_torch_dtype_int32()) {
+    throw std::invalid_argument(
+        "float8: offs is the end of each expert's rows, int32 in one dimension");
+  }
+  const int64_t experts = checked_experts(offsets.numel());
+  if (m <= 0) {
+    const auto [bytes, saved] = experts_bytes(0, experts, 16, 16, config);
+    Tensor layout = empty_bytes(bytes, place.device);
+    return torch::stable::zero_(layout);
+  }
+  const GroupLayoutPlan& plan = layout_plan(m, experts, place);
+  const Tensor error = kept_error(place, plan);
+  Tensor layout = empty_bytes(bytes_of(plan), place.device);
+  Tensor front = torch::stable::narrow(layout, 0, 0, static_cast<int64_t>(kErrorBytes));
+  copy_error(front, error, place);
+  float8_group_layout_args args;
+  args.offsets = static_cast<const int32_t*>(offsets.mutable_data_ptr());
+  args.m = m;
+  args.layout = {layout.mutable_data_ptr(), plan.bytes};
+  check(float8_group_layout(plan.plan, &args, place.stream));
+  copy_error(error, front, place);
+  return layout;
+}
+
+std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight,
+                                           const Tensor& layout, int64_t config, bool save) {
+  if (weight.dim() != 3) {
+    throw std::invalid_argument("float8: the weights of experts have three dimensions");
+  }
+  const ExpertsCall call(x, config, weight.size(0), weight.size(1), weight.size(2));
+  const Device device = call.place.device;
+  if (device_of(weight) != device) {
+    throw std::invalid_argument("float8: the weights of experts are on another device than x");
+  }
+  const Matrix rows = call.rows_of(x, call.k, "x");
+  Tensor y = empty_matrix(rows.rows, call.n, call.dtype, device);
+  if (rows.rows == 0) {
+    const int64_t bytes =
+        save ? std::get<1>(experts_bytes(0, call.experts, call.n, call.k, config)) : 0;
+    return {y, empty_bytes(bytes, device)};
+  }
+  const ExpertsPlan& plan = call.plan(rows.rows, element_type(dtype_of(weight), "weight"));
+  Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
+  const Matrix w = as_matrix(to_dtype(weight, call.dtype));
+  float8_experts_forward_args args;
+  args.m = rows.rows;
+  args.x.data = rows.data;
+  args.x.ld = rows.stride;
+  args.w.data = w.data;
+  args.w.ld = w.stride;
+  args.y.data = y.mutable_data_ptr();
+  args.layout = call.layout_of(layout, rows.rows);
+  if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
+  args.zero_tail = 1;
+  const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), plan.workspace_bytes};
+  check(float8_experts_forward(plan.experts, &args, call.place.stream));
+  return {y, saved};
+}
+
+std::tuple<Tensor, Tensor> experts_backward(const Tensor& dy, const Tensor& saved,
+                                            const Tensor& layout, int64_t experts, int64_t n,
+                                            int64_t k, int64_t grad_dtype, int64_t config,
+                                            int64_t wanted) {
+  const ExpertsCall call(dy, config, experts, n, k);
+  const Device device = call.place.device;
+  const bool want_dx = (wanted & 1) != 0;
+  const bool want_dw = (wanted & 2) != 0;
+  if (grad_dtype < FLOAT8_BF16 || grad_dtype > FLOAT8_F16) {
+    throw std::invalid_argument("float8: grad_dtype is " + std::to_string(grad_dtype) +
+                                "; it is 0 (bfloat16), 1 (float32) or 2 (float16)");
+  }
+  const auto grad_type = static_cast<float8_dtype>(grad_dtype);
+  const Matrix rows = call.rows_of(dy, n, "dy");
+  Tensor dx = empty_matrix(want_dx ? rows.rows : 0, k, call.dtype, device);
+  const std::array<int64_t, 3> weight_size = {want_dw ? experts : 0, n, k};
+  Tensor dw = empty(weight_size, code_of(grad_type), device);
+  if (rows.rows == 0) {
+    torch::stable::zero_(dw);
+    return {dx, dw};
+  }
+  const ExpertsPlan& plan = call.plan(rows.rows, grad_type);
+  check_dense(saved, 1, device, "what forward saved");
+  float8_experts_backward_args args;
+  args.m = rows.rows;
+  args.dy.data = rows.data;
+  args.dy.ld = rows.stride;
+  if (want_dx) args.dx.data = dx.mutable_data_ptr();
+  if (want_dw) args.dw.data = dw.mutable_data_ptr();
+  args.layout = call.layout_of(layout, rows.rows);
+  args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
+  args.zero_tail = 1;
+  const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), plan.workspace_bytes};
+  check(float8_experts_backward(plan.experts, &args, call.place.stream));
+  return {dx, dw};
+}
+
+std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n, int64_t k,
+                                           int64_t config) {
+  // The sizes follow from these numbers alone, so the emulated device's plans have them, for which
+  // nothing is compiled.
+  const Place place{.emulated = true};
+  const auto of = [&](int64_t blocks) {
+    const GroupLayoutKey layout{
+        .m_max = kExpertRows * blocks, .experts = checked_experts(experts), .device = place.key()};
+    const ExpertsKey key{.config = Config(config).of_casts() | 1U << 4,
+                         .m_max = kExpertRows * blocks,
+                         .n = n,
+                         .k = k,
+                         .experts = layout.experts,
+                         .device = place.key()};
+    return std::array{bytes_of(group_layout_for(layout, place)),
+                      static_cast<int64_t>(experts_for(key, place).saved_bytes)};
+  };
+  const auto [layout, saved] = of(1);
+  const auto [layout_of_two, saved_of_two] = of(2);
+  const int64_t more = expert_row_blocks(m) - 1;  // -1: what is not proportional to M
+  return {layout + more * (layout_of_two - layout), saved + more * (saved_of_two - saved)};
+}
+
+std::vector<int64_t> routing_errors() {
+  RoutingErrors& all = routing_errors_of_all();
+  const std::lock_guard lock(all.mutex);
+  std::vector<int64_t> found;
+  for (auto& [device, kept] : all.of_devices) {
+    if (kept.plan == nullptr) continue;
+    float8_group_error error{};
+    error.struct_size = sizeof error;
+    const float8_stream stream = kept.place.emulated ? nullptr : current_stream(device);
+    check(
+        float8_group_layout_error(kept.plan->plan, kept.words.mutable_data_ptr(), stream, &error));
+    if (error.code != FLOAT8_NO_GROUP_ERROR) {
+      found.insert(found.end(), {device, error.code, error.expert});
+    }
+  }
+  return found;
+}
+
+}  // namespace float8_torch
