@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Forward and backward of a layer of SwiGLU experts, compiled, over torch's grouped GEMMs in bf16.
+
+    experts.py [--models qwen3,deepseek,mixtral,scout] [--routing even,zipf] [--variants LIST]
+               [--seconds 2] [--json FILE] [--emulate]
+
+A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
+adds each token's results by their scores. All variants have the same code but for the expert linears,
+which take torch.nn.functional.grouped_mm in bf16 and torch.ops.float8's in fp8, and weights are cast in
+each step. Each step has another of a few pairs of x and dy. The variants are timed in rounds; a row has
+the median time, the median speedup over bf16 and the peak of memory in a step. DeepSeek-V3 has 8 local
+experts, as on one of 32 ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+
+import common
+import torch
+from torch.nn import functional
+
+import float8.torch as f8
+from float8.torch.experts.routing import combine, dispatch, route
+
+VARIANTS = ("bf16", "tensorwise", "rowwise", "blockwise")
+POOL = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    tokens: int
+    top_k: int
+    dim: int
+    hidden: int
+    experts: int
+
+
+MODELS = {
+    "qwen3": Model(8192, 8, 2048, 768, 128),
+    "deepseek": Model(4096, 8, 7168, 2048, 8),
+    "mixtral": Model(16384, 2, 4096, 14336, 8),
+    "scout": Model(16640, 1, 5120, 8192, 16),
+}
+TINY = Model(16, 2, 32, 48, 4)
+
+
+def pairs(model: Model, routing: str, device: str) -> torch.Tensor:
+    """The experts of each token, all of them unlike: evenly or with odds 1, 1/2, 1/3, ..."""
+    if routing == "even":
+        ids = torch.arange(model.tokens * model.top_k, device=device) % model.experts
+        return ids.view(model.tokens, model.top_k)[torch.randperm(model.tokens, device=device)]
+    odds = 1 / torch.arange(1, model.experts + 1, device=device, dtype=torch.float32)
+    if model.top_k == model.experts:
+        return pairs(model, "even", device)
+    return torch.multinomial(odds.expand(model.tokens, -1), model.top_k)
+
+
+def bf16_moe(
+    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor
+) -> torch.Tensor:
+    """Computes functional.moe by torch's grouped GEMMs."""
+    routing = route(ids, w2.shape[0])
+    rows = dispatch(x, routing)
+    gate, up = functional.grouped_mm(rows, w13.transpose(-2, -1), offs=routing.offs).chunk(
+        2, dim=-1
+    )
+    y = functional.grouped_mm(functional.silu(gate) * up, w2.transpose(-2, -1), offs=routing.offs)
+    return combine(y, scores, routing)
+
+
+def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[[], None]:
+    """Returns forward and backward of a variant, whose operands are those of all variants."""
+    device = "cpu" if emulate else "cuda"
+    torch.manual_seed(0)
+    ids = pairs(model, routing, device)
+    scores = torch.rand(ids.shape, device=device).softmax(-1).requires_grad_()
+    pool = [
+        tuple(torch.randn(model.tokens, model.dim, device=device).bfloat16() for _ in range(2))
+        for _ in range(POOL)
+    ]
+
+    def weight(rows: int, columns: int) -> torch.Tensor:
+        sizes = (model.experts, rows, columns)
+        return torch.randn(sizes, device=device).mul_(0.02).bfloat16().requires_grad_()
+
+    w13, w2 = weight(2 * model.hidden, model.dim), weight(model.dim, model.hidden)
+
+    def fp8_moe(*operands: torch.Tensor) -> torch.Tensor:
+        return f8.functional.moe(*operands, recipe=name, emulate=emulate)
+
+    torch._dynamo.config.recompile_limit = 64
+    call = torch.compile(
+        bf16_moe if name == "bf16" else fp8_moe,
+        fullgraph=True,
+        dynamic=False,
+        backend="aot_eager" if emulate else "inductor",
+    )
+    turn = 0
+
+    def step() -> None:
+        nonlocal turn
+        x, dy = pool[turn % POOL]
+        turn += 1
+        for each in (w13, w2, scores):
+            each.grad = None
+        x = x.detach().requires_grad_()
+        call(x, ids, scores, w13, w2).backward(dy)
+
+    return step
+
+
+def peak_gib(step: Callable[[], None]) -> float:
+    """The most memory that one step has."""
+    if not torch.cuda.is_initialized():
+        return 0.0
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def measure(name: str, model: Model, routing: str, options: common.Options) -> dict[str, object]:
+    steps: dict[str, Callable[[], None]] = {}
+    failures: dict[str, str] = {}
+    variants = options.variants.split(",") if options.variants else list(VARIANTS)
+    for variant in dict.fromkeys(["bf16", *variants]):
+        try:
+            step = make_step(variant, model, routing, options.emulate)
+            step()
+            step()
+            steps[variant] = step
+        except Exception as error:  # the other variants are measured still
+            failures[variant] = common.reason(error)
+    times = common.interleaved(steps, 0 if options.emulate else options.seconds, 60)
+    memory = {variant: peak_gib(step) for variant, step in steps.items()}
+    rows = [
+        [
+            f"{name} {routing} {variant}",
+            f"{common.Spread.of(samples).median:.3f}",
+            f"{common.ratio(times['bf16'], samples):.3f}",
+            f"{memory[variant]:.2f}",
+        ]
+        for variant, samples in times.items()
+    ]
+    rows += [[f"{name} {routing} {variant}", text] for variant, text in failures.items()]
+    common.print_table(["layer", "ms", "over bf16", "GiB of a step"], rows)
+    return {"ms": times, "gib": memory, "failures": failures}
+
+
+def main() -> int:
+    parser = common.parser(__doc__, VARIANTS)
+    parser.add_argument("--models", default=",".join(MODELS), metavar="LIST")
+    parser.add_argument("--routing", default="even,zipf", metavar="LIST")
+    parser.add_argument("--seconds", type=float, default=2, help="of each layer's rounds")
+    options = parser.parse_args()
+    models = (
+        {"tiny": TINY} if options.emulate else {m: MODELS[m] for m in options.models.split(",")}
+    )
+    print(common.headline("experts, forward and backward", common.device_of(options)), flush=True)
+    figures = {
+        f"{name} {routing}": measure(name, model, routing, options)
+        for name, model in models.items()
+        for routing in options.routing.split(",")
+    }
+    common.write_json(options.json, figures)
+    failed: dict[str, str] = {}
+    for figure in figures.values():
+        failed |= figure["failures"]  # type: ignore[operator]
+    return common.status(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
