@@ -2,7 +2,7 @@
 """Forward and backward of a layer of SwiGLU experts, compiled, over torch's grouped GEMMs in bf16.
 
     experts.py [--models qwen3,deepseek,mixtral,scout] [--routing even,zipf] [--variants LIST]
-               [--seconds 2] [--json FILE] [--emulate]
+               [--seconds 2] [--profile FOLDER] [--json FILE] [--emulate]
 
 A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
 adds each token's results by their scores. All variants have the same code but for the expert linears,
@@ -15,10 +15,12 @@ experts, as on one of 32 ranks.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Callable
 
 import common
+import kernel_times
 import torch
 from torch.nn import functional
 
@@ -148,6 +150,16 @@ def measure(name: str, model: Model, routing: str, options: common.Options) -> d
     ]
     rows += [[f"{name} {routing} {variant}", text] for variant, text in failures.items()]
     common.print_table(["layer", "ms", "over bf16", "GiB of a step"], rows)
+    if options.profile:
+        folder = pathlib.Path(options.profile)
+        folder.mkdir(parents=True, exist_ok=True)
+        traces = {
+            variant: kernel_times.trace(step, folder / f"{name}-{routing}-{variant}.json")
+            for variant, step in steps.items()
+        }
+        kernel_times.print_kinds(traces)
+        for variant, kernels in traces.items():
+            kernel_times.print_longest(variant, kernels, 24)
     return {"ms": times, "gib": memory, "failures": failures}
 
 
@@ -156,6 +168,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS), metavar="LIST")
     parser.add_argument("--routing", default="even,zipf", metavar="LIST")
     parser.add_argument("--seconds", type=float, default=2, help="of each layer's rounds")
+    parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
     models = (
         {"tiny": TINY} if options.emulate else {m: MODELS[m] for m in options.models.split(",")}
