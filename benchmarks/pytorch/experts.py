@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import common
 import kernel_times
@@ -125,11 +125,19 @@ def peak_gib(step: Callable[[], None]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
+def words(text: str, what: str, known: Sequence[str]) -> list[str]:
+    """The words of a list, or the end of the program where one is not known."""
+    found = [word.strip() for word in text.split(",")]
+    for word in found:
+        if word not in known:
+            sys.exit(f"no {what} {word!r}; there are {', '.join(known)}")
+    return found
+
+
 def measure(name: str, model: Model, routing: str, options: common.Options) -> dict[str, object]:
     steps: dict[str, Callable[[], None]] = {}
     failures: dict[str, str] = {}
-    variants = options.variants.split(",") if options.variants else list(VARIANTS)
-    for variant in dict.fromkeys(["bf16", *variants]):
+    for variant in dict.fromkeys(["bf16", *options.variants]):
         try:
             step = make_step(variant, model, routing, options.emulate)
             step()
@@ -170,14 +178,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2, help="of each layer's rounds")
     parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
-    models = (
-        {"tiny": TINY} if options.emulate else {m: MODELS[m] for m in options.models.split(",")}
-    )
+    options.variants = words(options.variants or ",".join(VARIANTS), "variant", VARIANTS)
+    models = {name: MODELS[name] for name in words(options.models, "model", tuple(MODELS))}
+    routings = words(options.routing, "routing", ("even", "zipf"))
+    if options.emulate:
+        models = {"tiny": TINY}
     print(common.headline("experts, forward and backward", common.device_of(options)), flush=True)
     figures = {
         f"{name} {routing}": measure(name, model, routing, options)
         for name, model in models.items()
-        for routing in options.routing.split(",")
+        for routing in routings
     }
     common.write_json(options.json, figures)
     failed: dict[str, str] = {}

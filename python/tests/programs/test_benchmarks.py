@@ -212,12 +212,26 @@ def test_numerics_sees_another_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("numerics", "--variants", "rowwise") == 1
 
 
+def test_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run("experts", "--variants", "rowwise,blockwise")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {" ".join(line[:3]): line[3:] for line in lines if line[0] == "tiny"}
+    assert list(rows) == [
+        f"tiny {routing} {variant}"
+        for routing in ("even", "zipf")
+        for variant in ("bf16", "rowwise", "blockwise")
+    ]
+    assert all(len(row) == 3 and float(row[0]) > 0 for row in rows.values())
+
+
 def test_host_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert not run("host_time", "--n", "64", "--k", "64")
     assert capsys.readouterr().out.count("of nn.Linear's") == 6
 
 
-@pytest.mark.parametrize("name", ("llama_blocks", "memory", "first_step", "linears", "numerics"))
+@pytest.mark.parametrize(
+    "name", ("llama_blocks", "memory", "first_step", "linears", "numerics", "experts")
+)
 def test_unknown_variant(name: str) -> None:
     message = run(name, "--variants", "rowise")
     assert isinstance(message, str) and message.startswith("no variant 'rowise'; there are")
