@@ -36,7 +36,7 @@ struct AmaxOfGradients {
   struct Read {
     Values gate, up, grad;
   };
-  static constexpr int kInFlight = 2;
+  static constexpr int kInFlight = 1;  // two spill where six blocks an SM are resident
   static constexpr int kResults = 2;
   const AmaxTensor& up;
   const void* grad;
