@@ -172,10 +172,10 @@ struct GroupQuantizeArgs {
   i32 padding;
 };
 
-// quantize_rows.cuh over the rows of a layout's groups, whose number is on the device.
+// quantize_rows.cuh over the rows of groups. Of a layout's their number is on the device.
 struct GroupRowsArgs {
   CastArgs cast;         // of one matrix
-  const i32* row_count;  // at most its rows
+  const i32* row_count;  // at most its rows; null: all of them
 };
 
 // How a GEMM's problem is made of groups: not, by the rows of a and d, or by parts of K.

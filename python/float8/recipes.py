@@ -119,7 +119,7 @@ class Recipe:
             return self.name
         return f"custom ({'; '.join(f'{name}: {gemm}' for name, gemm in self.gemms())})"
 
-    def given_to(self, function: Callable[..., int], *args: bool) -> int:
+    def given_to(self, function: Callable[..., int], *args: bool | None) -> int:
         """Returns function(self, *args).
 
         torch.compile of PyTorch 2.11 takes a dataclass for the self of a constant's call, but not

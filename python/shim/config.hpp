@@ -3,7 +3,7 @@
 //
 //   bits 0-3    a named recipe (kRecipeNames), 0: the custom settings of bits 16 to 54
 //   bit 4       the device is emulated: tensors are on the CPU
-//   bit 5       forward saves nothing, backward casts x and w again
+//   bit 5       forward saves nothing, backward casts x and w again; of experts, the weights again
 //   bit 6       dynamic scales of non-finite amaxes saturate (FLOAT8_SATURATE)
 //   bit 7       backward reads x
 //   bit 8       backward reads the weight
@@ -42,6 +42,8 @@ class Config {
   }
   // The bits that casts and scales depend on.
   [[nodiscard]] uint64_t of_casts() const { return bits_ & ~uint64_t{0b1111'1010'0000}; }
+  // Those that the plan of expert linears depends on.
+  [[nodiscard]] uint64_t of_experts() const { return of_casts() | (bits_ & uint64_t{1} << 5); }
   [[nodiscard]] uint64_t bits() const { return bits_; }
 
   // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the

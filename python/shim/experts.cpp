@@ -101,7 +101,7 @@ struct ExpertsCall {
         k(in) {}
 
   [[nodiscard]] const ExpertsPlan& plan(int64_t m, float8_dtype grad_dtype) const {
-    const ExpertsKey key{.config = config.of_casts(),
+    const ExpertsKey key{.config = config.of_experts(),
                          .m_max = kExpertRows * expert_row_blocks(m),
                          .n = n,
                          .k = k,
@@ -221,9 +221,10 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
 }
 
 std::tuple<Tensor, Tensor> experts_backward(const Tensor& dy, const Tensor& saved,
-                                            const Tensor& layout, int64_t experts, int64_t n,
-                                            int64_t k, int64_t grad_dtype, int64_t config,
-                                            int64_t wanted) {
+                                            const Tensor& layout,
+                                            const std::optional<Tensor>& weight, int64_t experts,
+                                            int64_t n, int64_t k, int64_t grad_dtype,
+                                            int64_t config, int64_t wanted) {
   const ExpertsCall call(dy, config, experts, n, k);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -251,6 +252,17 @@ std::tuple<Tensor, Tensor> experts_backward(const Tensor& dy, const Tensor& save
   if (want_dw) args.dw.data = dw.mutable_data_ptr();
   args.layout = call.layout_of(layout, rows.rows);
   args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
+  std::optional<Matrix> w;  // until the call has read it
+  if (want_dx && call.config.recompute()) {
+    if (!weight || weight->dim() != 3 || weight->size(0) != experts || weight->size(1) != n ||
+        weight->size(2) != k || device_of(*weight) != device) {
+      throw std::invalid_argument(
+          "float8: backward casts the experts' weights again: give it those of forward");
+    }
+    w = as_matrix(to_dtype(*weight, call.dtype));
+    args.w.data = w->data;
+    args.w.ld = w->stride;
+  }
   args.zero_tail = 1;
   const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
   args.workspace = {workspace.data(), plan.workspace_bytes};
@@ -266,7 +278,7 @@ std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n
   const auto of = [&](int64_t blocks) {
     const GroupLayoutKey layout{
         .m_max = kExpertRows * blocks, .experts = checked_experts(experts), .device = place.key()};
-    const ExpertsKey key{.config = Config(config).of_casts() | 1U << 4,
+    const ExpertsKey key{.config = Config(config).of_experts() | 1U << 4,
                          .m_max = kExpertRows * blocks,
                          .n = n,
                          .k = k,

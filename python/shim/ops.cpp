@@ -73,8 +73,9 @@
 //   experts_forward(x, weight, layout, config, save) -> (y, saved)
 //     y_e = x_e weight_e^T of each expert e; x is [M][K], weight [E][N][K] in any type. Rows that belong
 //     to no expert are 0 in y, and in dx.
-//   experts_backward(dy, saved, layout, experts, n, k, grad_dtype, config, wanted) -> (dx, dw)
-//     `wanted` has bit 0 for dx and 1 for dw, which has the float8_dtype of the number.
+//   experts_backward(dy, saved, layout, weight?, experts, n, k, grad_dtype, config, wanted) -> (dx, dw)
+//     `wanted` has bit 0 for dx and 1 for dw, which has the float8_dtype of the number. A config that
+//     recomputes is given forward's weight where dx is wanted.
 //   experts_bytes(m, experts, n, k, config) -> (layout, saved)
 //     The sizes of these buffers.
 //   routing_errors() -> [device, code, expert, ...]
@@ -534,7 +535,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&reads_shards, Roles{.config = 2}>(library, "reads_shards");
   add<&experts_layout, Roles{.config = 2}>(library, "experts_layout");
   add<&experts_forward, Roles{.config = 3}>(library, "experts_forward");
-  add<&experts_backward, Roles{.config = 7}>(library, "experts_backward");
+  add<&experts_backward, Roles{.config = 8}>(library, "experts_backward");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");

@@ -238,6 +238,7 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   desc.custom_recipe = recipe.custom_recipe;
   desc.grad_weight_dtype = key.grad_dtype;
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
+  desc.recompute_weight = config.recompute() ? 1 : 0;
   auto made = std::make_unique<ExpertsPlan>();
   check(float8_experts_plan(context_of(key.device), &desc, &made->experts));
   made->workspace_bytes = float8_experts_workspace_bytes(made->experts);

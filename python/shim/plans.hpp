@@ -121,7 +121,7 @@ static_assert(kExpertRows % 768 == 0 && kExpertRows >= FLOAT8_MAX_EXPERTS);
 
 // A linear of each expert.
 struct ExpertsKey {
-  uint64_t config = 0;  // Config::of_casts()
+  uint64_t config = 0;  // Config::of_experts()
   int64_t m_max = 0;    // of all experts
   int64_t n = 0;
   int64_t k = 0;

@@ -9,7 +9,6 @@ namespace {
 f8::Result<f8::runtime::ExpertsDesc> experts_desc(const float8_experts_desc* desc) {
   float8_experts_desc known;
   F8_TRY(read_struct(desc, "float8_experts_desc", known));
-  F8_TRY(need_zero("float8_experts_desc.reserved", known.reserved));
   F8_TRY(check_enum("float8_experts_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
   f8::runtime::ExpertsDesc out;
   out.shape = {known.m_max, known.n, known.k};
@@ -22,6 +21,7 @@ f8::Result<f8::runtime::ExpertsDesc> experts_desc(const float8_experts_desc* des
   out.accumulate_grad_weight = known.accumulate_grad_weight != 0;
   out.needs_grad_input = known.no_grad_input == 0;
   out.non_finite = non_finite_of(known.non_finite);
+  out.recompute_weight = known.recompute_weight != 0;
   out.sm_limit = F8_TRY(sm_limit_of("float8_experts_desc.sm_limit", known.sm_limit));
   return out;
 }
@@ -136,6 +136,7 @@ float8_status float8_experts_backward(const float8_experts* experts,
     float8_experts_backward_args known;
     F8_TRY(open_call(kType, experts, args, known));
     F8_TRY(need_plain(kType, "dy", known.dy));
+    F8_TRY(need_plain(kType, "w", known.w));
     F8_TRY(check_result(kType, "dx", known.dx, false));
     F8_TRY(check_result(kType, "dw", known.dw, true));
     return experts->experts->backward(known, stream);

@@ -93,13 +93,11 @@ void cast_alone(const codegen::CastSpec& spec, const kernels::CastTensor& tensor
 void quantize_rows(const codegen::CastSpec& spec, const Call& call) {
   const auto& args = call.args<kernels::GroupRowsArgs>();
   kernels::CastTensor t = args.cast.tensors[0];
-  if (args.cast.count != 1 || args.row_count == nullptr) {
-    return call.fault("rows of groups: {} matrices, or no number of rows", args.cast.count);
-  }
+  if (args.cast.count != 1) return call.fault("rows of groups: {} matrices", args.cast.count);
   if (call.launch.grid != kernels::blocks_of_rows(t.rows, t.cols)) {
     return call.fault("rows of groups: grid {} for {} rows", call.launch.grid, t.rows);
   }
-  t.rows = std::min(t.rows, *args.row_count);
+  if (args.row_count != nullptr) t.rows = std::min(t.rows, *args.row_count);
   if (t.rows == 0) return;
   std::vector<uint32_t> amax(static_cast<size_t>(t.rows));
   for (int64_t r = 0; r < t.rows; ++r) {

@@ -117,10 +117,13 @@ Status Experts::plan_casts(const LinearKernels& linear) {
   const auto [m, n, k] = desc_.shape;
   const int64_t rows[] = {m, desc_.experts * n, m};
   const int64_t cols[] = {k, k, n};
+  const bool again = desc_.recompute_weight && desc_.needs_grad_input;
   std::vector<codegen::KernelSpec> specs;
   const auto each = [&](const auto& work) -> Status {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       for (unsigned made = 1; made <= (kQ | kQt); ++made) {
+        if (again && i == static_cast<size_t>(runtime::Tensor::kWeight) && made == (kQ | kQt))
+          continue;
         const CopySet copies =
             ((made & kQ) != 0 ? kCopySets[i][0] : 0U) | ((made & kQt) != 0 ? kCopySets[i][1] : 0U);
         for (const KernelPass& pass : linear.passes(copies, false)) {
@@ -143,11 +146,20 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     tensors_[i].rows = rows[i];
     tensors_[i].cols = cols[i];
   }
-  return each([&](size_t i, unsigned made, const codegen::CastSpec& spec) -> Status {
-    tensors_[i].casts[made].push_back(
-        F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])));
-    return {};
-  });
+  const Status planned =
+      each([&](size_t i, unsigned made, const codegen::CastSpec& spec) -> Status {
+        tensors_[i].casts[made].push_back(
+            F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])));
+        return {};
+      });
+  F8_TRY(planned);
+  if (again) {
+    Tensor& w = at(runtime::Tensor::kWeight);
+    weight_again_ = w;
+    weight_again_.copies.q.reset();
+    w.copies.qt.reset();
+  }
+  return {};
 }
 
 Status Experts::plan_gemms(const LinearKernels& linear) {
@@ -221,6 +233,7 @@ void Experts::lay_out() {
   lay_out(at(runtime::Tensor::kInput), false, forward, saved);
   lay_out(at(runtime::Tensor::kWeight), true, forward, saved);
   lay_out(at(runtime::Tensor::kGradOutput), false, backward, backward);
+  if (recomputes_weight()) lay_out(weight_again_, true, backward, backward);
   workspace_bytes_ = std::max(forward.size(), backward.size());
   saved_bytes_ = saved.size();
 }
@@ -321,7 +334,19 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
   F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
   F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  const bool reads_weight = call.dx.data != nullptr && recomputes_weight();
+  if (reads_weight && call.w.data == nullptr) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}.w.data is NULL, the plan was made with float8_experts_desc.recompute_weight: give "
+        "the forward's w",
+        kBackwardArgs);
+  }
   memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
+  if (reads_weight) {
+    memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
+                    Access::kRead);
+  }
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
   memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
@@ -338,10 +363,11 @@ Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
   const Tensor& x = at(runtime::Tensor::kInput);
   const Tensor& w = at(runtime::Tensor::kWeight);
   const unsigned made = call.saved.data != nullptr ? kQ | kQt : kQ;
+  const unsigned of_weight = w.copies.qt ? made : kQ;
   F8_TRY(cast(x, made, groups_of(call.layout), call.x, call.m, buffers, stream));
-  F8_TRY(cast(w, made, weights(), call.w, w.rows, buffers, stream));
+  F8_TRY(cast(w, of_weight, weights(), call.w, w.rows, buffers, stream));
   const Operand a = q_of(x, made, buffers);
-  const Operand b = q_of(w, made, buffers);
+  const Operand b = q_of(w, of_weight, buffers);
   return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
       {.a = a.elements,
        .b = b.elements,
@@ -358,8 +384,12 @@ Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
 
 Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
                            const Buffers& saved, unsigned made, Stream stream) const {
+  const Tensor& w = at(runtime::Tensor::kWeight);
+  if (recomputes_weight()) {
+    F8_TRY(cast(weight_again_, kQt, weights(), call.w, w.rows, own, stream));
+  }
   const Operand a = q_of(at(runtime::Tensor::kGradOutput), made, own);
-  const Operand b = qt_of(at(runtime::Tensor::kWeight), saved);
+  const Operand b = recomputes_weight() ? qt_of(weight_again_, own) : qt_of(w, saved);
   return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run(
       {.a = a.elements,
        .b = b.elements,

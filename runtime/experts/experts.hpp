@@ -22,6 +22,7 @@ struct ExpertsDesc {
   Dtype grad_weight_dtype = Dtype::kBf16;
   bool accumulate_grad_weight = false;  // a call may add to the gradient that is there
   bool needs_grad_input = true;
+  bool recompute_weight = false;  // backward is given w and casts it again
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
   std::array<std::optional<GemmConfig>, 3> configs =
@@ -51,7 +52,7 @@ class Experts {
   static constexpr unsigned kQ = 1, kQt = 2;
 
   // The casts of x, w or dy, and where their results lie: q and what belongs to it in the workspace, qt
-  // in `saved`, that of dy in the workspace too.
+  // in `saved`, that of dy and of a weight that is cast again in the workspace too.
   struct Tensor {
     Copies copies = {};
     std::array<std::vector<GroupCastPlan>, 4> casts = {};  // indexed by the copies that they make
@@ -78,6 +79,7 @@ class Experts {
   // The inverse scales of q and of qt that are not a tensor's.
   [[nodiscard]] int64_t row_scales(const Tensor& tensor) const;
   [[nodiscard]] int64_t column_scales(const Tensor& tensor) const;
+  [[nodiscard]] bool recomputes_weight() const { return weight_again_.copies.qt.has_value(); }
   [[nodiscard]] Tensor& at(runtime::Tensor tensor) { return tensors_[static_cast<size_t>(tensor)]; }
   [[nodiscard]] const Tensor& at(runtime::Tensor tensor) const {
     return tensors_[static_cast<size_t>(tensor)];
@@ -102,6 +104,7 @@ class Experts {
   ExpertsDesc desc_;
   kernels::GroupLayout layout_;
   std::array<Tensor, 3> tensors_;                           // indexed by runtime::Tensor
+  Tensor weight_again_;                                     // its qt alone, made in backward
   std::array<std::optional<MGroupedGemm>, 2> gemms_;        // output and grad_input
   std::array<std::optional<KGroupedGemm>, 2> grad_weight_;  // which writes, which adds
   size_t workspace_bytes_ = 0;

@@ -55,10 +55,9 @@ int64_t count_of(const kernels::GroupsOf& groups) {
 
 std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& spec, int64_t rows,
                                                       int64_t cols) {
-  if (reads_from_l2(spec, rows, cols)) return {in_one_launch(spec)};
+  if (has_rows_alone(spec) || reads_from_l2(spec, rows, cols)) return {in_one_launch(spec)};
   std::vector<codegen::KernelSpec> all = {spec};
   if (const auto amax = codegen::amax_before(spec)) all.emplace_back(*amax);
-  if (has_rows_alone(spec)) all.emplace_back(in_one_launch(spec));
   return all;
 }
 
@@ -67,17 +66,21 @@ Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& cont
                                             int64_t cols) {
   GroupCastPlan plan(context, spec, cols);
   F8_TRY(spec.validate());
+  if (has_rows_alone(spec)) {
+    plan.rows_ = F8_TRY(context->kernel(in_one_launch(spec)));
+    return plan;
+  }
   if (reads_from_l2(spec, rows, cols)) {
     plan.one_launch_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
   if (const auto amax = codegen::amax_before(spec)) plan.amax_ = F8_TRY(context->kernel(*amax));
   plan.cast_ = F8_TRY(context->kernel(spec));
-  if (has_rows_alone(spec)) plan.rows_ = F8_TRY(context->kernel(in_one_launch(spec)));
   return plan;
 }
 
 size_t GroupCastPlan::words(int64_t rows, int64_t groups) const {
+  if (rows_ != nullptr) return 0;
   const codegen::AmaxSpec amax = maxima_before(spec_);
   return static_cast<size_t>((amax.tensor ? groups : 0) + (amax.row ? rows : 0) +
                              (amax.col ? groups * cols_ : 0) +
@@ -92,7 +95,7 @@ Status GroupCastPlan::quantize_rows(const kernels::CastTensor& tensor, const Gro
   args.cast.tensors[0] = tensor;
   const int64_t blocks = kernels::blocks_of_rows(call.rows, cols_);
   args.cast.tensors[0].blocks = static_cast<int32_t>(blocks);
-  args.row_count = call.groups.words + kernels::kGroupRows;
+  if (call.groups.words != nullptr) args.row_count = call.groups.words + kernels::kGroupRows;
   return launch_with(args, state.driver, *rows_, blocks, state.options.programmatic_launch, stream);
 }
 
@@ -120,9 +123,7 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   F8_TRY(current.status());
   const int64_t groups = count_of(call.groups);
   kernels::GroupCastArgs cast = args_of(call);
-  if (rows_ != nullptr && call.groups.words != nullptr) {
-    return quantize_rows(cast.tensor, call, stream);
-  }
+  if (rows_ != nullptr) return quantize_rows(cast.tensor, call, stream);
   uint32_t* next = call.words;
   const auto take = [&](bool wanted, int64_t count) {
     uint32_t* const at = wanted ? next : nullptr;

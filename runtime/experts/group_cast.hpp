@@ -62,7 +62,7 @@ class GroupCastPlan {
   const Kernel* one_launch_ = nullptr;  // amax and cast; else those that follow
   const Kernel* amax_ = nullptr;        // null: the cast finds its scales
   const Kernel* cast_ = nullptr;
-  const Kernel* rows_ = nullptr;  // in their place, for the rows of a layout
+  const Kernel* rows_ = nullptr;  // in their place, for rows alone
 };
 
 }  // namespace f8::runtime

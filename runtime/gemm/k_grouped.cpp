@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "runtime/device/tensor_map.hpp"
-#include "runtime/gemm/cost_model.hpp"
 #include "runtime/gemm/generated.hpp"
+#include "runtime/gemm/grouped_winners.hpp"
 #include "runtime/gemm/provider.hpp"
 
 namespace f8::runtime {
@@ -63,8 +63,10 @@ Result<GemmConfig> KGroupedGemm::choose(const GroupedDesc& desc, int sm_count) {
   const auto [m, n, k] = desc.gemm.shape;
   const int64_t groups = desc.layout.experts;
   // The tiles of all groups, each over its share of the rows.
-  const Shape all = {groups * n, k, std::max<int64_t>(m / groups, 1)};
-  return cheapest_config(k_grouped_spec(desc.gemm, {}), all, usable_sms(desc.gemm, sm_count), {},
+  const Shape group = {n, k, std::max<int64_t>(m / groups, 1)};
+  const Shape all = {groups * n, group.n, group.k};
+  const codegen::GemmSpec spec = k_grouped_spec(desc.gemm, {});
+  return cheapest_config(spec, all, usable_sms(desc.gemm, sm_count), grouped_winners(spec, group),
                          groups);
 }
 

@@ -30,8 +30,8 @@ _FLEXIBLE = (
         "Tensor)"
     ),
     (
-        "experts_backward(Tensor dy, Tensor saved, Tensor layout, int experts, int n, int k, int "
-        "grad_dtype, int config, int wanted) -> (Tensor, Tensor)"
+        "experts_backward(Tensor dy, Tensor saved, Tensor layout, Tensor? weight, int experts, int n, "
+        "int k, int grad_dtype, int config, int wanted) -> (Tensor, Tensor)"
     ),
 )
 

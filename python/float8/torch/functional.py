@@ -96,6 +96,7 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
     recipe: str | Recipe = "tensorwise",
     emulate: bool = False,
+    recompute: bool | None = None,
     saturate: bool = False,
 ) -> torch.Tensor:
     """Returns x_e w_t[e] of each expert e with fp8 GEMMs: torch.nn.functional.grouped_mm under a recipe.
@@ -109,6 +110,8 @@ def grouped_mm(
         waits, and a CUDA graph may be replayed with others. See check_routing for bad ones.
     bias, out_dtype: None, as there.
     recipe: "tensorwise", "rowwise" or "blockwise", or a Recipe of dynamic scales.
+    recompute: False keeps the fp8 copy that backward reads of the weights, a byte an element; else backward
+        casts them again, with the same bits.
     emulate, saturate: as for Float8Linear.
 
     Each expert has the bits of `linear` with its rows alone. The result is [M, N] in x's type; rows from
@@ -123,7 +126,7 @@ def grouped_mm(
             "result, after the call"
         )
     weight = w_t.transpose(-2, -1) if w_t.dim() == 3 else w_t
-    return _modules.grouped(x, weight, offs, pack_experts(recipe, emulate, saturate))
+    return _modules.grouped(x, weight, offs, pack_experts(recipe, emulate, saturate, recompute))
 
 
 def moe(
@@ -135,6 +138,7 @@ def moe(
     *,
     recipe: str | Recipe = "tensorwise",
     emulate: bool = False,
+    recompute: bool | None = None,
     saturate: bool = False,
 ) -> torch.Tensor:
     """Returns the sum of each token's SwiGLU experts by their scores, with fp8 GEMMs.
@@ -157,19 +161,23 @@ def moe(
     _moe.check(tokens, ids, scores, w13, w2)
     for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
         _experts.check_weight(tokens, each)
-    config = pack_experts(recipe, emulate, saturate)
+    config = pack_experts(recipe, emulate, saturate, recompute)
     return _moe.swiglu_experts(tokens, ids, scores, w13, w2, config).reshape(x.shape)
 
 
-def pack_experts(recipe: str | Recipe, emulate: bool, saturate: bool) -> int:
+def pack_experts(
+    recipe: str | Recipe, emulate: bool, saturate: bool, recompute: bool | None = None
+) -> int:
     """Returns the config of expert linears; ValueError for a recipe that they do not have."""
     if isinstance(recipe, Recipe):
-        return recipe.given_to(_pack_experts, emulate, saturate)
-    config: int = _pack_experts(recipe, emulate, saturate)
+        return recipe.given_to(_pack_experts, emulate, saturate, recompute)
+    config: int = _pack_experts(recipe, emulate, saturate, recompute)
     return config
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _pack_experts(recipe: str | Recipe, emulate: bool, saturate: bool) -> int:
-    check_switches(emulate=emulate, saturate=saturate)
-    return config_of(resolve_recipe(recipe), emulate, saturate)
+def _pack_experts(
+    recipe: str | Recipe, emulate: bool, saturate: bool, recompute: bool | None
+) -> int:
+    check_switches(emulate=emulate, saturate=saturate, recompute=recompute)
+    return config_of(resolve_recipe(recipe), emulate, saturate, recompute)

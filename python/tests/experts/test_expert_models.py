@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import io
 import warnings
 from collections.abc import Callable
@@ -292,6 +293,8 @@ def test_experts_have_other_forms(
     module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     if not hasattr(module, name):
         pytest.skip(f"this transformers has no {name}")
+    if len(inspect.signature(getattr(module, name).forward).parameters) < 4:
+        pytest.skip(f"the {name} of this transformers take no ids and scores")
     own = getattr(transformers, config_of)(hidden_size=64, moe_intermediate_size=48, **sizes)
     experts = getattr(module, name)(own)
     for p in experts.parameters():

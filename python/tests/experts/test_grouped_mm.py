@@ -308,7 +308,7 @@ def test_the_emulated_device_reads_staged_tensors(where: str, bit: int) -> None:
         there = [each.to(place) for each in (x, weight, offs)]
         layout = torch.ops.float8.experts_layout(there[2], x.shape[0], own)
         y, saved = torch.ops.float8.experts_forward(*there[:2], layout, own, True)
-        of_backward = (saved, layout, *weight.shape, 0, own, 3)
+        of_backward = (saved, layout, there[1], *weight.shape, 0, own, 3)
         results.append([y, *torch.ops.float8.experts_backward(y, *of_backward)])
         assert all(each.device.type == place for each in results[-1])
     assert same(results[0], [each.cpu() for each in results[1]])
@@ -336,3 +336,42 @@ def test_a_graph_reads_the_ends_of_each_replay() -> None:
         (dx_again,) = torch.autograd.grad(expected.float().sum(), again)
         assert same((y, dx), (expected, dx_again))
     f8.check_routing()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_backward_casts_the_weights_again(
+    device: str, options: dict[str, Any], recipe: str
+) -> None:
+    """The bits are those of kept copies, which take a byte for each element of the weights."""
+    x, weight, offs = operands(device)
+    results = []
+    kept: list[int] = []
+    for recompute in (None, True, False):
+        own_x, own_w = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        sizes: list[int] = []
+
+        def pack(saved: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            if saved.dtype == torch.uint8:
+                sizes.append(saved.numel())
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            y = f8.grouped_mm(own_x, own_w.mT, offs, recipe=recipe, recompute=recompute, **options)
+        y.backward(torch.ones_like(y))
+        results.append([y, own_x.grad, own_w.grad])
+        kept.append(sum(sizes))
+    assert same(results[0], results[1]) and same(results[0], results[2])
+    assert kept[0] == kept[1] <= kept[2] - weight.numel()
+
+
+def test_a_weight_that_changes_before_backward_is_refused(
+    device: str, options: dict[str, Any]
+) -> None:
+    x, weight, offs = operands(device)
+    x.requires_grad_()
+    weight.requires_grad_()
+    y = f8.grouped_mm(x, weight.mT, offs, **options)
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

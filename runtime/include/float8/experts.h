@@ -85,7 +85,9 @@ typedef struct float8_experts_desc {
   int32_t no_grad_input;          /* nonzero: no backward will ask for dx */
   int32_t non_finite;             /* a float8_non_finite */
   int32_t sm_limit;               /* the most SMs that a GEMM takes; 0: all */
-  int32_t reserved;               /* 0 */
+  /* Nonzero: `saved` has no fp8 copy of w, experts x n x k bytes, and a backward that computes dx is
+   * given w and casts it again. The results are the same. */
+  int32_t recompute_weight;
 } float8_experts_desc;
 
 /* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */
@@ -128,8 +130,10 @@ typedef struct float8_experts_backward_args {
   float8_buffer layout FLOAT8_DEFAULT({});    /* the forward's; read */
   float8_buffer saved FLOAT8_DEFAULT({});     /* as the forward left it; read */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */
-  int32_t zero_tail FLOAT8_DEFAULT(0);        /* as in the forward, of dx */
-  int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+  /* With desc.recompute_weight, where dx is wanted: the forward's; else unread. */
+  float8_matrix w FLOAT8_DEFAULT({});
+  int32_t zero_tail FLOAT8_DEFAULT(0); /* as in the forward, of dx */
+  int32_t reserved FLOAT8_DEFAULT(0);  /* 0 */
 } float8_experts_backward_args;
 
 /* Enqueue the casts and a GEMM for each result. They read the layout on the device alone, allocate

@@ -17,6 +17,7 @@ struct ExpertsCase {
   Dtype tensor_dtype = Dtype::kBf16;
   Dtype grad_weight_dtype = Dtype::kBf16;
   bool accumulate = false;  // of dw
+  bool recompute_weight = false;
 };
 
 class ExpertsTest : public GpuTestWith<ExpertsCase> {
@@ -81,6 +82,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     desc.tensor_dtype = GetParam().tensor_dtype;
     desc.grad_weight_dtype = GetParam().grad_weight_dtype;
     desc.accumulate_grad_weight = GetParam().accumulate;
+    desc.recompute_weight = GetParam().recompute_weight;
     return desc;
   }
 
@@ -170,6 +172,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
               .layout = {layout.as()},
               .saved = {saved.as()},
               .workspace = {workspace.as()},
+              .w = {GetParam().recompute_weight ? groups.w.as() : nullptr},
               .zero_tail = zero_tail};
     }
 
@@ -214,11 +217,15 @@ INSTANTIATE_TEST_SUITE_P(
                       ExpertsCase{"rowwise", Dtype::kBf16, Dtype::kF32, true},
                       ExpertsCase{"tensorwise", Dtype::kBf16, Dtype::kBf16, true},
                       ExpertsCase{"tensorwise", Dtype::kF32}, ExpertsCase{"blockwise"},
+                      ExpertsCase{"tensorwise", Dtype::kBf16, Dtype::kBf16, false, true},
+                      ExpertsCase{"rowwise", Dtype::kBf16, Dtype::kF32, true, true},
+                      ExpertsCase{"blockwise", Dtype::kBf16, Dtype::kBf16, false, true},
                       ExpertsCase{"blockwise", Dtype::kF16, Dtype::kF32, true}),
     [](const auto& suite) {
       return f8::format("{}_{}_{}{}", suite.param.recipe, to_string(suite.param.tensor_dtype),
                         to_string(suite.param.grad_weight_dtype),
-                        suite.param.accumulate ? "_add" : "");
+                        suite.param.accumulate ? "_add" : "") +
+             (suite.param.recompute_weight ? "_recompute" : "");
     });
 
 TEST_P(ExpertsTest, AreLinearsOfEachExpert) {

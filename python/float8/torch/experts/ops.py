@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from float8.recipes import NAMES as RECIPES
+from float8 import recipes
 from float8.torch import _ops
 
 experts_layout = torch.ops.float8.experts_layout.default
@@ -17,7 +17,11 @@ experts_backward = torch.ops.float8.experts_backward.default
 ROWS = 3072  # kExpertRows of python/shim/plans.hpp
 MOST_EXPERTS = 1024  # FLOAT8_MAX_EXPERTS of float8/experts.h
 _DTYPES = {code: dtype for dtype, code in _ops.ELEMENT_TYPES.items()}  # by float8_dtype
-_OF_LAYOUT = (16, 16, RECIPES.index("rowwise") + 1)  # n, k and config, which a layout does not have
+_OF_LAYOUT = (
+    16,
+    16,
+    recipes.NAMES.index("rowwise") + 1,
+)  # n, k and config, which a layout does not have
 
 
 @functools.cache
@@ -52,6 +56,7 @@ def _fake_backward(
     dy: torch.Tensor,
     saved: torch.Tensor,
     layout: torch.Tensor,
+    weight: torch.Tensor | None,
     experts: int,
     n: int,
     k: int,
@@ -65,15 +70,16 @@ def _fake_backward(
 
 
 class ExpertsFunction(torch.autograd.Function):
-    """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x and the weights."""
+    """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x, and of the weights
+    where the config does not recompute these."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, layout: torch.Tensor, config: int
     ) -> torch.Tensor:
         y, saved = experts_forward(x, weight, layout, config, True)
-        # The weight itself is not kept: it may be a copy in another type.
-        ctx.save_for_backward(saved, layout)
+        again = config & recipes.RECOMPUTE and ctx.needs_input_grad[0]
+        ctx.save_for_backward(saved, layout, weight if again else None)
         ctx.sizes = tuple(weight.shape)
         ctx.grad_dtype = _ops.ELEMENT_TYPES[weight.dtype]
         ctx.config = config
@@ -82,10 +88,12 @@ class ExpertsFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        saved, layout = ctx.saved_tensors
+        saved, layout, weight = ctx.saved_tensors
         want_x, want_weight, *_ = ctx.needs_input_grad
         wanted = want_x | want_weight << 1
-        dx, dw = experts_backward(dy, saved, layout, *ctx.sizes, ctx.grad_dtype, ctx.config, wanted)
+        dx, dw = experts_backward(
+            dy, saved, layout, weight, *ctx.sizes, ctx.grad_dtype, ctx.config, wanted
+        )
         return dx if want_x else None, dw if want_weight else None, None, None
 
 

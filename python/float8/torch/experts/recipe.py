@@ -37,7 +37,8 @@ def _obstacle(recipe: Recipe) -> str | None:
 
 
 @functools.cache
-def config_of(recipe: Recipe, emulate: bool, saturate: bool) -> int:
+def config_of(recipe: Recipe, emulate: bool, saturate: bool, recompute: bool | None) -> int:
     """Returns the config of expert linears (recipes.pack). Raises ValueError as check_recipe does."""
     check_recipe(recipe)
-    return recipes.pack(recipe, emulate=emulate, saturate=saturate)
+    again = recompute is not False
+    return recipes.pack(recipe, emulate=emulate, saturate=saturate, recompute=again)

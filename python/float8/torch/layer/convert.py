@@ -169,7 +169,9 @@ def convert_to_float8_training(
     fully_shard has, or an argument; the model is then as it was.
     """
     options = resolve_config(config)
-    chosen = choose_experts(module, experts, options.recipe, options.emulate, options.saturate)
+    chosen = choose_experts(
+        module, experts, options.recipe, options.emulate, options.saturate, options.recompute
+    )
     return convert_linears(
         module,
         Float8Linear,

@@ -35,7 +35,12 @@ class Chosen(NamedTuple):
 
 
 def choose_experts(
-    model: nn.Module, experts: Experts, recipe: str | Recipe, emulate: bool, saturate: bool
+    model: nn.Module,
+    experts: Experts,
+    recipe: str | Recipe,
+    emulate: bool,
+    saturate: bool,
+    recompute: bool | None,
 ) -> list[Chosen]:
     """Returns the modules of experts that are to compute in fp8; a warning names those that cannot.
 
@@ -48,7 +53,7 @@ def choose_experts(
     if experts is False or not isinstance(model, nn.Module):
         return []
     resolved = resolve_recipe(recipe)
-    config = config_of(resolved, emulate, saturate)
+    config = config_of(resolved, emulate, saturate, recompute)
     chosen = []
     left_out: dict[str, list[str]] = {}
     for name, module in model.named_modules():

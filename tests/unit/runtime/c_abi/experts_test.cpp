@@ -120,10 +120,6 @@ TEST_F(ExpertsAbi, RefusesDescriptions) {
   bad.experts = 0;
   EXPECT_EQ(plan_experts(bad), nullptr);
   EXPECT_TRUE(says("experts is 0; it is 1 to 1024"));
-  bad = desc("rowwise");
-  bad.reserved = 1;
-  EXPECT_EQ(plan_experts(bad), nullptr);
-  EXPECT_TRUE(says("float8_experts_desc.reserved is 1"));
 }
 
 TEST_F(ExpertsAbi, RefusesCalls) {
@@ -191,6 +187,32 @@ TEST_F(ExpertsAbi, RefusesCalls) {
   refuses(
       backward, [](auto& a) { a.saved = {}; }, "saved.data is NULL");
   float8_experts_destroy(experts);
+  float8_group_layout_plan_destroy(layouts);
+}
+
+// Without a copy of the weights between the calls, backward has to be given them.
+TEST_F(ExpertsAbi, ARecomputedWeightIsNotSaved) {
+  float8_experts_desc again = desc("rowwise");
+  float8_experts* const keeps = plan_experts(again);
+  again.recompute_weight = 1;
+  float8_experts* const experts = plan_experts(again);
+  ASSERT_NE(experts, nullptr);
+  EXPECT_LE(float8_experts_saved_bytes(experts) + 2 * kN * kK, float8_experts_saved_bytes(keeps));
+  float8_group_layout_plan* layouts = plan(kM, 2);
+  const Memory dy = random_bf16(kM * kN, 3), dx = memory(kM * kK * 2);
+  const Memory layout = memory(float8_group_layout_bytes(layouts));
+  const Memory saved = memory(float8_experts_saved_bytes(experts));
+  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
+  const float8_experts_backward_args backward{.m = kM,
+                                              .dy = {dy.get()},
+                                              .dx = {dx.get()},
+                                              .layout = {layout.get()},
+                                              .saved = {saved.get()},
+                                              .workspace = {workspace.get()}};
+  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("w.data is NULL, the plan was made with float8_experts_desc.recompute_weight"));
+  float8_experts_destroy(experts);
+  float8_experts_destroy(keeps);
   float8_group_layout_plan_destroy(layouts);
 }
 
