@@ -6,8 +6,8 @@
 
 A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
 adds each token's results by their scores. All variants have the same code but for the expert linears,
-which take torch.nn.functional.grouped_mm in bf16 and torch.ops.float8's in fp8, and weights are cast in
-each step. Each step has another of a few pairs of x and dy. The variants are timed in rounds; a row has
+which take torch.nn.functional.grouped_mm in bf16 and torch.ops.float8's in fp8. Weights are cast in each
+step, in forward and again in backward; of the variants with -keep once, with recompute=False. Each step has another of a few pairs of x and dy. The variants are timed in rounds; a row has
 the median time, the median speedup over bf16 and the peak of memory in a step. DeepSeek-V3 has 8 local
 experts, as on one of 32 ranks.
 """
@@ -27,7 +27,8 @@ from torch.nn import functional
 import float8.torch as f8
 from float8.torch.experts.routing import combine, dispatch, route
 
-VARIANTS = ("bf16", "tensorwise", "rowwise", "blockwise")
+RECIPES = ("tensorwise", "rowwise", "blockwise")
+VARIANTS = ("bf16", *RECIPES, *(f"{recipe}-keep" for recipe in RECIPES))
 POOL = 3
 
 
@@ -91,7 +92,9 @@ def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[
     w13, w2 = weight(2 * model.hidden, model.dim), weight(model.dim, model.hidden)
 
     def fp8_moe(*operands: torch.Tensor) -> torch.Tensor:
-        return f8.functional.moe(*operands, recipe=name, emulate=emulate)
+        recipe, _, keep = name.partition("-")
+        recompute = False if keep else None
+        return f8.functional.moe(*operands, recipe=recipe, emulate=emulate, recompute=recompute)
 
     torch._dynamo.config.recompile_limit = 64
     call = torch.compile(
