@@ -80,7 +80,8 @@ struct GroupAmaxArgs {
   GroupsOf groups;
   AmaxTensor tensor;
 };
-// The copies of each group. partials, row_amax and col_amax are as above. scale is [groups][kScaleStride].
+// The copies of each group. partials, row_amax and col_amax are as above. scale is [groups][kScaleStride];
+// with a delayed scale, which is that of all groups, it is one, and so is the amax that is recorded.
 // q is [rows], and qt [cols] with the columns of one group behind those of the other (blocks of the
 // layout); without a layout [groups][cols]. The inverse scales of q and qt:
 //   axis          [rows]; [groups][cols]
@@ -124,7 +125,7 @@ F8_BOTH constexpr i64 scales_2d(i64 rows, i64 cols) {
   return (rows + kCastTile - 1) / kCastTile * padded_scales((cols + kCastTile - 1) / kCastTile);
 }
 F8_BOTH CastTensor group_of(const GroupCastArgs& args, const GroupPlace& at, Scale scale_q,
-                            Scale scale_qt, i32 element_bytes) {
+                            Scale scale_qt, bool delayed, i32 element_bytes) {
   CastTensor t = args.tensor;
   t.x = static_cast<const u8*>(t.x) + i64{at.start} * t.ld * element_bytes;
   t.rows = at.length;
@@ -135,7 +136,7 @@ F8_BOTH CastTensor group_of(const GroupCastArgs& args, const GroupPlace& at, Sca
   t.partial_count = 1;
   t.row_amax = advanced(t.row_amax, at.start);
   t.col_amax = advanced(t.col_amax, i64{at.group} * t.cols);
-  t.scale = advanced(t.scale, i64{at.group} * kScaleStride);
+  if (!delayed) t.scale = advanced(t.scale, i64{at.group} * kScaleStride);
   t.inv_scale_row = advanced(t.inv_scale_row, scale_q == Scale::kBlock1x128 ? i64{at.scale_start}
                                               : scale_q == Scale::kBlock128x128
                                                   ? at.group * scales_2d(at.length, t.cols)

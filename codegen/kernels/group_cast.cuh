@@ -92,7 +92,7 @@ struct GroupCast {
   template <class Wait>
   static F8_DEVICE void cast(const GroupCastArgs& args, const GroupTile& tile, const Wait& wait) {
     const auto group = [&] {
-      return group_of(args, tile, Config::kScaleQ, Config::kScaleQt,
+      return group_of(args, tile, Config::kScaleQ, Config::kScaleQt, Config::kDelayed,
                       Vec8<Config::kInput>::kElementBytes);
     };
     const CastTensor from = group();
@@ -103,12 +103,17 @@ struct GroupCast {
     __shared__ typename Copies::Scales scales;
     if constexpr (Copies::kTileAmax) {
       __shared__ TileAmax<Config::kInput> tile_amax;
-      find_tile_amax<Copies::kRowBlocks, Copies::kColumnBlocks, Copies::kTileBlocks>(fragment,
-                                                                                     tile_amax);
+      constexpr bool kTile = Copies::kTileBlocks || Copies::kDelayed;
+      find_tile_amax<Copies::kRowBlocks, Copies::kColumnBlocks, kTile>(fragment, tile_amax);
       __syncthreads();
       Copies::block_scales(t, tile_amax, tile.row, tile.column, args.scale_rows, scales);
+      if constexpr (Copies::kDelayed) {
+        // Each group's first tile publishes the one scale of all groups.
+        Copies::delayed_scale(t, tile_amax, tile.row == 0 && tile.column == 0, scales);
+        if (!Config::kSaturate && tile_amax.amax() >= 0x7F800000U) fragment.infinities_to_nan();
+      }
     }
-    if constexpr (Copies::kTensorScale) {
+    if constexpr (Copies::kTensorScale && !Copies::kDelayed) {
       Copies::tensor_scale(t, tile.row == 0 && tile.column == 0, scales);
     }
     Copies::axis_scales(

@@ -28,10 +28,11 @@ f8::Result<f8::runtime::ExpertsDesc> experts_desc(const float8_experts_desc* des
 
 // Begins a forward or a backward.
 template <class Args>
-f8::Status open_call(const char* type, const float8_experts* experts, const Args* args,
-                     Args& known) {
+f8::Status open_call(const char* type, const float8_experts* experts, const Args* args, Args& known,
+                     float8_step& step) {
   F8_TRY(need(experts, "experts"));
   F8_TRY(read_struct(args, type, known));
+  F8_TRY(read_step(known.step, step));
   if (known.reserved != 0) {
     return f8::fail(f8::ErrorCode::kInvalidArgument, "{}.reserved is {}; it must be 0", type,
                     known.reserved);
@@ -120,7 +121,8 @@ float8_status float8_experts_forward(const float8_experts* experts,
   return guarded([&]() -> f8::Status {
     constexpr const char* kType = "float8_experts_forward_args";
     float8_experts_forward_args known;
-    F8_TRY(open_call(kType, experts, args, known));
+    float8_step step;
+    F8_TRY(open_call(kType, experts, args, known, step));
     F8_TRY(need_plain(kType, "x", known.x));
     F8_TRY(need_plain(kType, "w", known.w));
     F8_TRY(check_result(kType, "y", known.y, false));
@@ -134,7 +136,8 @@ float8_status float8_experts_backward(const float8_experts* experts,
   return guarded([&]() -> f8::Status {
     constexpr const char* kType = "float8_experts_backward_args";
     float8_experts_backward_args known;
-    F8_TRY(open_call(kType, experts, args, known));
+    float8_step step;
+    F8_TRY(open_call(kType, experts, args, known, step));
     F8_TRY(need_plain(kType, "dy", known.dy));
     F8_TRY(need_plain(kType, "w", known.w));
     F8_TRY(check_result(kType, "dx", known.dx, false));

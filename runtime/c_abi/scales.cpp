@@ -34,6 +34,7 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
     float8_scales_desc known;
     F8_TRY(read_struct(desc, "float8_scales_desc", known));
     if (known.count > 0) F8_TRY(need(known.linears, "float8_scales_desc.linears"));
+    if (known.experts_count > 0) F8_TRY(need(known.experts, "float8_scales_desc.experts"));
     F8_TRY(check_enum("float8_scales_desc.scale_from", known.scale_from,
                       FLOAT8_SCALE_FROM_MOST_RECENT));
     F8_TRY(check_enum("float8_scales_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
@@ -47,19 +48,32 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
 
     std::vector<size_t> first;
     std::vector<f8::DelayedSlot> slots;
-    for (size_t i = 0; i < known.count; ++i) {
-      if (known.linears[i] == nullptr) {
-        return f8::fail(ErrorCode::kInvalidArgument, "float8_scales_desc.linears[{}] is NULL", i);
+    const auto add = [&](const char* name, size_t i, const auto* handle,
+                         const auto& plan_of) -> f8::Status {
+      if (handle == nullptr) {
+        return f8::fail(ErrorCode::kInvalidArgument, "float8_scales_desc.{}[{}] is NULL", name, i);
       }
-      if (known.linears[i]->linear->context() != context->context) {
+      const auto& plan = plan_of(*handle);
+      if (plan.context() != context->context) {
         return f8::fail(ErrorCode::kInvalidArgument,
-                        "float8_scales_desc.linears[{}] is another context's; give each context's "
+                        "float8_scales_desc.{}[{}] is another context's; give each context's "
                         "linears scales of their own",
-                        i);
+                        name, i);
       }
       first.push_back(slots.size());
-      const auto& own = known.linears[i]->linear->scale_slots();
+      const auto& own = plan.scale_slots();
       slots.insert(slots.end(), own.begin(), own.end());
+      return {};
+    };
+    for (size_t i = 0; i < known.count; ++i) {
+      F8_TRY(add(
+          "linears", i, known.linears[i],
+          [](const float8_linear& of) -> const auto& { return *of.linear; }));
+    }
+    for (size_t i = 0; i < known.experts_count; ++i) {
+      F8_TRY(add(
+          "experts", i, known.experts[i],
+          [](const float8_experts& of) -> const auto& { return *of.experts; }));
     }
     first.push_back(slots.size());
     auto delayed = F8_TRY(f8::runtime::DelayedScales::plan(context->context, slots, options));

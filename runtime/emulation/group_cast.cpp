@@ -121,9 +121,10 @@ void cast_groups(const codegen::CastSpec& spec, const kernels::GroupCastArgs& ar
   }
   if (!call.faults.empty()) return;
   each_group(args.groups, [&](const kernels::GroupPlace& at) {
-    kernels::CastTensor t = kernels::group_of(args, at, static_cast<kernels::Scale>(spec.scale_q),
-                                              static_cast<kernels::Scale>(spec.scale_qt),
-                                              element_bytes(codegen::memory_type(spec)));
+    kernels::CastTensor t =
+        kernels::group_of(args, at, static_cast<kernels::Scale>(spec.scale_q),
+                          static_cast<kernels::Scale>(spec.scale_qt), spec.delayed,
+                          element_bytes(codegen::memory_type(spec)));
     // The kernel of a matrix alone has its scales of 1x128 closer together, and nothing in qt's rows
     // behind the group's columns and their padding.
     const int64_t blocks = ceil_div(t.cols, kernels::kCastTile);

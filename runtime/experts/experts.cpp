@@ -1,6 +1,7 @@
 #include "runtime/experts/experts.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "recipes/fp8_layout.hpp"
@@ -8,6 +9,7 @@
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/experts/group_layout.hpp"
+#include "runtime/linear/call_arguments.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -31,10 +33,10 @@ Status check_recipe(const Recipe& recipe) {
   F8_TRY(recipe.validate());
   for (const Gemm gemm : kGemms) {
     const GemmSetting& setting = recipe.at(gemm);
-    if (setting.a.scaling != Scaling::kDynamic || setting.b.scaling != Scaling::kDynamic) {
+    if (!setting.is_fp8()) {
       return fail(ErrorCode::kUnsupported,
-                  "recipe {}, GEMM {}: expert linears have dynamic scales so far, as tensorwise, "
-                  "rowwise and blockwise",
+                  "recipe {}, GEMM {}: expert linears have no GEMM in high precision so far; use "
+                  "tensorwise, rowwise, delayed or blockwise",
                   recipe.name, to_string(gemm));
     }
     const Granularity blocks =
@@ -62,6 +64,9 @@ Status check_size(const ExpertsDesc& desc) {
               "{} experts of shape {}: more than 2^31 rows of weights or tiles of 128 by 128",
               desc.experts, to_string(desc.shape));
 }
+
+// The words of a scale of a first step, and that scale.
+constexpr size_t kFirstBytes = (kFirstWords + kernels::kScaleStride) * sizeof(uint32_t);
 
 template <class T>
 T* at_byte(uint8_t* base, size_t offset) {
@@ -107,6 +112,10 @@ Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Conte
   const LinearKernels linear = F8_TRY(linear_kernels(of_expert));
   F8_TRY(check_size(desc));
   std::shared_ptr<Experts> experts(new Experts(context, desc, layout));
+  experts->slots_ = linear.slots;
+  if (!linear.slots.empty()) {
+    experts->scale_update_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  }
   F8_TRY(experts->plan_casts(linear));
   F8_TRY(experts->plan_gemms(linear));
   experts->lay_out();
@@ -129,13 +138,13 @@ Status Experts::plan_casts(const LinearKernels& linear) {
         for (const KernelPass& pass : linear.passes(copies, false)) {
           codegen::CastSpec spec = pass.cast;
           spec.group = true;
-          F8_TRY(work(i, made, spec));
+          F8_TRY(work(i, made, spec, pass.casts.front().slot));
         }
       }
     }
     return {};
   };
-  F8_TRY(each([&](size_t i, unsigned, const codegen::CastSpec& spec) -> Status {
+  F8_TRY(each([&](size_t i, unsigned, const codegen::CastSpec& spec, int) -> Status {
     std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i]),
                       std::back_inserter(specs));
     return {};
@@ -146,12 +155,12 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     tensors_[i].rows = rows[i];
     tensors_[i].cols = cols[i];
   }
-  const Status planned =
-      each([&](size_t i, unsigned made, const codegen::CastSpec& spec) -> Status {
-        tensors_[i].casts[made].push_back(
-            F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])));
-        return {};
-      });
+  const Status planned = each([&](size_t i, unsigned made, const codegen::CastSpec& spec,
+                                  int slot) -> Status {
+    tensors_[i].casts[made].push_back(
+        {F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])), slot});
+    return {};
+  });
   F8_TRY(planned);
   if (again) {
     Tensor& w = at(runtime::Tensor::kWeight);
@@ -162,10 +171,18 @@ Status Experts::plan_casts(const LinearKernels& linear) {
   return {};
 }
 
+GroupedDesc Experts::grouped(const GemmDesc& gemm) const {
+  const GemmSetting& setting = desc_.recipe.at(gemm.gemm);
+  return {.gemm = gemm,
+          .layout = layout_,
+          .one_scale_a = setting.a.scaling == Scaling::kDelayed,
+          .one_scale_b = setting.b.scaling == Scaling::kDelayed};
+}
+
 Status Experts::plan_gemms(const LinearKernels& linear) {
   for (size_t i = 0; i < gemms_.size(); ++i) {
     if (!linear.gemms[i]) continue;
-    const GroupedDesc desc{.gemm = *linear.gemms[i], .layout = layout_};
+    const GroupedDesc desc = grouped(*linear.gemms[i]);
     const GemmConfig config = desc_.configs[i]
                                   ? *desc_.configs[i]
                                   : F8_TRY(MGroupedGemm::choose(desc, context_->device().sm_count));
@@ -175,7 +192,7 @@ Status Experts::plan_gemms(const LinearKernels& linear) {
   for (const bool add : {false, true}) {
     const auto& gemm = add ? linear.adding[kGradWeight] : linear.gemms[kGradWeight];
     if (!gemm) continue;
-    const GroupedDesc desc{.gemm = *gemm, .layout = layout_};
+    const GroupedDesc desc = grouped(*gemm);
     const GemmConfig config = desc_.configs[kGradWeight]
                                   ? *desc_.configs[kGradWeight]
                                   : F8_TRY(KGroupedGemm::choose(desc, context_->device().sm_count));
@@ -214,12 +231,11 @@ void Experts::lay_out() {
   const auto lay_out = [&](Tensor& t, bool is_weight, Arena& workspace, Arena& kept) {
     size_t words = 0;
     for (const auto& casts : t.casts) {
-      for (const GroupCastPlan& cast : casts) {
-        words = std::max(words, cast.words(t.rows, experts));
-      }
+      for (const Cast& cast : casts) words = std::max(words, cast.plan.words(t.rows, experts));
     }
     const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
     t.words = workspace.take(words * sizeof(uint32_t));
+    t.first = workspace.take(slots_.empty() ? 0 : kFirstBytes);
     t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
     t.q_scale = workspace.take(floats(experts * kernels::kScaleStride));
     t.row_inverse = workspace.take(floats(t.copies.q ? row_scales(t) : 0));
@@ -240,7 +256,8 @@ void Experts::lay_out() {
 
 Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
                      const float8_matrix& x, int64_t rows, const Buffers& to, Stream stream) const {
-  for (const GroupCastPlan& plan : tensor.casts[made]) {
+  for (const Cast& one : tensor.casts[made]) {
+    const GroupCastPlan& plan = one.plan;
     GroupCastCall call{.groups = groups, .x = x.data, .rows = rows, .ld = x.ld};
     call.words = at_byte<uint32_t>(to.workspace, tensor.words);
     const codegen::CastSpec& spec = plan.spec();
@@ -256,15 +273,43 @@ Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsO
     }
     call.scale = spec.qt ? at_byte<float>(to.kept, tensor.qt_scale)
                          : at_byte<float>(to.workspace, tensor.q_scale);
+    if (one.slot >= 0) {
+      call.delayed = to.scales.scale + one.slot * kernels::kScaleStride;
+      if (to.first_step) {
+        auto* const words = at_byte<uint32_t>(to.workspace, tensor.first);
+        call.delayed = F8_TRY(first_scale(one, call, words, to, stream));
+      }
+      if (to.scales.amax != nullptr) call.amax = to.scales.amax + one.slot;
+    }
     F8_TRY(plan.run(call, stream));
   }
   return {};
 }
 
+Result<const float*> Experts::first_scale(const Cast& cast, GroupCastCall call, uint32_t* words,
+                                          const Buffers& to, Stream stream) const {
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  auto* const scale = reinterpret_cast<float*>(words + kFirstWords);
+  F8_TRY(set_words(state.driver, words, 0, kFirstWords, stream));
+  // The cast records the amax, by any scale; a scale of 1 stays where there is no other.
+  F8_TRY(set_words(state.driver, words + kFirstWords, std::bit_cast<uint32_t>(1.0F),
+                   kernels::kScaleStride, stream));
+  call.delayed = scale;
+  call.amax = words;
+  F8_TRY(cast.plan.run(call, stream));
+  const ScaleSlots slot{.amax = nullptr, .scale = scale, .format = to.scales.format + cast.slot};
+  const auto args =
+      first_scale_args(words, words + 1, 1, slot, desc_.non_finite == NonFinite::kSaturate);
+  F8_TRY(launch_scale_update(state, *scale_update_, args, stream));
+  return scale;
+}
+
 // A scale that q has in common with qt lies with qt, where a cast made both.
 Experts::Operand Experts::q_of(const Tensor& tensor, unsigned made, const Buffers& in) {
-  const bool with_qt = std::ranges::any_of(tensor.casts[made], [](const GroupCastPlan& cast) {
-    return cast.spec().q && cast.spec().qt;
+  const bool with_qt = std::ranges::any_of(tensor.casts[made], [](const Cast& cast) {
+    return cast.plan.spec().q && cast.plan.spec().qt;
   });
   float* const scale = with_qt ? at_byte<float>(in.kept, tensor.qt_scale)
                                : at_byte<float>(in.workspace, tensor.q_scale);
@@ -292,12 +337,51 @@ Status Experts::check_common(const char* args, const Call& call) const {
   return need(args, "workspace.data", call.workspace.data);
 }
 
+template <class Call>
+Status Experts::check_scales(const char* args, const Call& call) const {
+  if (slots_.empty()) return {};
+  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  if (amax == nullptr || scale == nullptr || format == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", args,
+                desc_.recipe.name);
+  }
+  const float8_step& step = step_of(call);
+  if (step.first_step == 0) return check_not_fresh(*context_, call.scales);
+  if (step.ranks == nullptr || step.evaluate != 0) return {};
+  return fail(ErrorCode::kUnsupported,
+              "float8_step.ranks is given in a first step: expert linears take its scales from the "
+              "call's own tensors; leave it NULL");
+}
+
+// The part of a scale state that a call reads and raises.
+static void add_slots(CallMemory& memory, const float8_scale_slots& slots, size_t count) {
+  const auto [amax, scale, format] = ScaleSlots::of(slots);
+  memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
+                    alignof(uint32_t));
+  memory.add_beside("float8_scale_slots (scale)", scale,
+                    count * kernels::kScaleStride * sizeof(float), Access::kRead, alignof(float));
+  memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead,
+                    alignof(uint32_t));
+}
+
+template <class Call>
+Experts::Buffers Experts::buffers_of(const Call& call, void* kept, bool records) const {
+  Buffers out{.workspace = static_cast<uint8_t*>(call.workspace.data),
+              .kept = static_cast<uint8_t*>(kept),
+              .scales = ScaleSlots::of(call.scales),
+              .first_step = !slots_.empty() && step_of(call).first_step != 0};
+  if (!records) out.scales.amax = nullptr;
+  return out;
+}
+
 Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(check_common(kForwardArgs, call));
   if (call.m == 0) return {};
   F8_TRY(need(kForwardArgs, "x.data", call.x.data));
   F8_TRY(need(kForwardArgs, "w.data", call.w.data));
   F8_TRY(need(kForwardArgs, "y.data", call.y.data));
+  F8_TRY(check_scales(kForwardArgs, call));
   const auto [m, n, k] = desc_.shape;
   CallMemory memory(kForwardArgs);
   memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
@@ -306,6 +390,7 @@ Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
   memory.add_rows("y", call.y.data, call.m, n, call.y.ld, desc_.tensor_dtype, Access::kWrite);
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
   memory.add("saved", call.saved.data, saved_bytes(), Access::kWrite);
+  add_slots(memory, call.scales, slots_.size());
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
   F8_TRY(memory.check_alignment(kForward));
   F8_TRY(memory.check_overlaps(kForward));
@@ -334,6 +419,7 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
   F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
   F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  F8_TRY(check_scales(kBackwardArgs, call));
   const bool reads_weight = call.dx.data != nullptr && recomputes_weight();
   if (reads_weight && call.w.data == nullptr) {
     return fail(
@@ -349,6 +435,7 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   }
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
   memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
+  add_slots(memory, call.scales, slots_.size());
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
   F8_TRY(memory.check_alignment(kBackward));
   F8_TRY(memory.check_overlaps(kBackward));
@@ -358,8 +445,7 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
 Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(check(call, stream));
   if (call.m == 0) return {};
-  const Buffers buffers{.workspace = static_cast<uint8_t*>(call.workspace.data),
-                        .kept = static_cast<uint8_t*>(call.saved.data)};
+  const Buffers buffers = buffers_of(call, call.saved.data, step_of(call).evaluate == 0);
   const Tensor& x = at(runtime::Tensor::kInput);
   const Tensor& w = at(runtime::Tensor::kWeight);
   const unsigned made = call.saved.data != nullptr ? kQ | kQt : kQ;
@@ -431,9 +517,8 @@ Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
                 static_cast<size_t>(call.dw.ld == 0 ? k : call.dw.ld) * element, stream);
   }
   if (call.m == 0 || (!dx && !dw)) return {};
-  auto* const workspace = static_cast<uint8_t*>(call.workspace.data);
-  const Buffers own{.workspace = workspace, .kept = workspace};
-  const Buffers saved{.workspace = workspace, .kept = static_cast<uint8_t*>(call.saved.data)};
+  const Buffers own = buffers_of(call, call.workspace.data, true);
+  const Buffers saved = buffers_of(call, call.saved.data, true);
   const unsigned made = (dx ? kQ : 0) | (dw ? kQt : 0);
   F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout), call.dy, call.m, own,
               stream));

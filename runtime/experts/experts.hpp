@@ -11,6 +11,7 @@
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/gemm/k_grouped.hpp"
 #include "runtime/linear/kernels.hpp"
+#include "runtime/quantize/delayed_scales.hpp"
 
 namespace f8::runtime {
 
@@ -45,6 +46,9 @@ class Experts {
   [[nodiscard]] Status backward(const ExpertsBackwardCall& call, Stream stream) const;
 
   [[nodiscard]] const ExpertsDesc& desc() const { return desc_; }
+  [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
+  // Of delayed scaling, as those of a linear; empty: the recipe has none.
+  [[nodiscard]] const std::vector<DelayedSlot>& scale_slots() const { return slots_; }
   [[nodiscard]] const GemmConfig& config(Gemm gemm) const;
 
  private:
@@ -53,17 +57,24 @@ class Experts {
 
   // The casts of x, w or dy, and where their results lie: q and what belongs to it in the workspace, qt
   // in `saved`, that of dy and of a weight that is cast again in the workspace too.
+  struct Cast {
+    GroupCastPlan plan;
+    int slot;  // of the delayed scales, or -1
+  };
   struct Tensor {
     Copies copies = {};
-    std::array<std::vector<GroupCastPlan>, 4> casts = {};  // indexed by the copies that they make
-    int64_t rows = 0, cols = 0;                            // the most rows, of all groups
-    size_t words = 0, q = 0, q_scale = 0, row_inverse = 0;
+    std::array<std::vector<Cast>, 4> casts = {};  // indexed by the copies that they make
+    int64_t rows = 0, cols = 0;                   // the most rows, of all groups
+    size_t words = 0, first = 0, q = 0, q_scale = 0, row_inverse = 0;
     size_t qt = 0, qt_scale = 0, column_inverse = 0;
   };
   // The memory of a call that casts have.
   struct Buffers {
     uint8_t* workspace = nullptr;
     uint8_t* kept = nullptr;  // where qt lies
+    // Of delayed scaling.
+    ScaleSlots scales = {};
+    bool first_step = false;
   };
   // What a GEMM reads of a tensor.
   struct Operand {
@@ -75,6 +86,7 @@ class Experts {
       : context_(std::move(context)), desc_(std::move(desc)), layout_(layout) {}
   [[nodiscard]] Status plan_casts(const LinearKernels& linear);
   [[nodiscard]] Status plan_gemms(const LinearKernels& linear);
+  [[nodiscard]] GroupedDesc grouped(const GemmDesc& gemm) const;
   void lay_out();
   // The inverse scales of q and of qt that are not a tensor's.
   [[nodiscard]] int64_t row_scales(const Tensor& tensor) const;
@@ -89,10 +101,19 @@ class Experts {
   [[nodiscard]] Status cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
                             const float8_matrix& x, int64_t rows, const Buffers& to,
                             Stream stream) const;
+  // Leaves in the workspace the scale that the tensors of a first step have by themselves.
+  [[nodiscard]] Result<const float*> first_scale(const Cast& cast, GroupCastCall call,
+                                                 uint32_t* words, const Buffers& to,
+                                                 Stream stream) const;
   [[nodiscard]] static Operand q_of(const Tensor& tensor, unsigned made, const Buffers& in);
   [[nodiscard]] static Operand qt_of(const Tensor& tensor, const Buffers& in);
   template <class Call>
   [[nodiscard]] Status check_common(const char* args, const Call& call) const;
+  template <class Call>
+  [[nodiscard]] Status check_scales(const char* args, const Call& call) const;
+  // `records`: the call raises the amaxes of the state.
+  template <class Call>
+  [[nodiscard]] Buffers buffers_of(const Call& call, void* kept, bool records) const;
   [[nodiscard]] Status grad_input(const ExpertsBackwardCall& call, const Buffers& own,
                                   const Buffers& saved, unsigned made, Stream stream) const;
   [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
@@ -103,6 +124,8 @@ class Experts {
   std::shared_ptr<Context> context_;
   ExpertsDesc desc_;
   kernels::GroupLayout layout_;
+  std::vector<DelayedSlot> slots_;
+  const Kernel* scale_update_ = nullptr;                    // with slots
   std::array<Tensor, 3> tensors_;                           // indexed by runtime::Tensor
   Tensor weight_again_;                                     // its qt alone, made in backward
   std::array<std::optional<MGroupedGemm>, 2> gemms_;        // output and grad_input

@@ -110,6 +110,8 @@ kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
   t.ld_q = row_pitch(cols_);
   t.qt = spec_.qt ? call.qt : nullptr;
   t.ld_qt = call.groups.words != nullptr ? call.ld_qt : row_pitch(call.groups.rows);
+  t.delayed = call.delayed;
+  t.amax = call.amax;
   t.scale = call.scale;
   t.inv_scale_row = call.inv_row;
   t.inv_scale_col = call.inv_col;

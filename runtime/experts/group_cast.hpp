@@ -21,7 +21,10 @@ struct GroupCastCall {
   // its block of columns on.
   uint8_t* qt = nullptr;
   int64_t ld_qt = 0;       // with a layout: bytes, whole 128s
-  float* scale = nullptr;  // tensor: [groups][kernels::kScaleStride]
+  float* scale = nullptr;  // tensor: [groups][kernels::kScaleStride]; delayed: one of them
+  // delayed: the scale to cast with, and the word that is raised to the amax, or null
+  const float* delayed = nullptr;
+  uint32_t* amax = nullptr;
   // The inverse scales of q and qt, as kernels::GroupCastArgs has them.
   float* inv_row = nullptr;
   float* inv_col = nullptr;

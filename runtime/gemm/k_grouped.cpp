@@ -26,8 +26,10 @@ kernels::KGroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& c
   const auto stride = [&](bool scalar, int64_t rows) {
     return block ? static_cast<u32>(kernels::padded_scales(rows)) : axis && !scalar ? 1U : 0U;
   };
-  const auto group_stride = [&](bool scalar, int64_t rows) {
-    return axis && !scalar ? static_cast<u32>(rows) : static_cast<u32>(kernels::kScaleStride);
+  const auto group_stride = [&](bool scalar, bool one, int64_t rows) {
+    return axis && !scalar ? static_cast<u32>(rows)
+           : one           ? 0
+                           : static_cast<u32>(kernels::kScaleStride);
   };
   kernels::KGroupedGemmArgs args{};
   args.problems[0] = {.inv_scale_a = call.inv_scale_a,
@@ -46,8 +48,8 @@ kernels::KGroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& c
   args.ld_d =
       static_cast<kernels::u64>(call.ld_d == 0 ? own.n : call.ld_d) * size_bytes(desc.gemm.d);
   args.layout = desc.layout;
-  args.group_stride_a = group_stride(desc.gemm.scalar_a, own.m);
-  args.group_stride_b = group_stride(desc.gemm.scalar_b, own.n);
+  args.group_stride_a = group_stride(desc.gemm.scalar_a, desc.one_scale_a, own.m);
+  args.group_stride_b = group_stride(desc.gemm.scalar_b, desc.one_scale_b, own.n);
   return args;
 }
 

@@ -50,10 +50,11 @@ kernels::GroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& co
   args.d = call.d;
   args.ld_d =
       static_cast<kernels::u64>(call.ld_d == 0 ? own.n : call.ld_d) * size_bytes(desc.gemm.d);
-  args.group_stride_a = rows_a ? 0 : kernels::kScaleStride;
-  args.group_stride_b = block    ? static_cast<u32>(kernels::scales_2d(own.n, own.k))
-                        : rows_b ? static_cast<u32>(own.n)
-                                 : static_cast<u32>(kernels::kScaleStride);
+  args.group_stride_a = rows_a || desc.one_scale_a ? 0 : kernels::kScaleStride;
+  args.group_stride_b = block              ? static_cast<u32>(kernels::scales_2d(own.n, own.k))
+                        : rows_b           ? static_cast<u32>(own.n)
+                        : desc.one_scale_b ? 0
+                                           : static_cast<u32>(kernels::kScaleStride);
   args.zero_tail = call.zero_tail ? 1 : 0;
   return args;
 }

@@ -18,6 +18,9 @@ namespace f8::runtime {
 struct GroupedDesc {
   GemmDesc gemm;
   kernels::GroupLayout layout;
+  // All groups have one scale, where an operand has a tensor's: delayed scaling.
+  bool one_scale_a = false;
+  bool one_scale_b = false;
 };
 [[nodiscard]] codegen::GemmSpec m_grouped_spec(const GemmDesc& desc, const GemmConfig& config);
 

@@ -77,7 +77,8 @@ typedef struct float8_experts_desc {
   int64_t k;            /* in_features, a multiple of 16 */
   int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t tensor_dtype; /* a float8_dtype, the type of x, w, y, dy and dx */
-  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: delayed scales, and GEMMs in high precision. */
+  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: GEMMs in high precision. Delayed scales are one each
+   * for x and for dy of all experts, and one for w of all. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw */
@@ -116,6 +117,10 @@ typedef struct float8_experts_forward_args {
    * are not written. */
   int32_t zero_tail FLOAT8_DEFAULT(0);
   int32_t reserved FLOAT8_DEFAULT(0); /* 0 */
+  /* As in float8_forward_args. FLOAT8_UNSUPPORTED: ranks in a first step with delayed scales, which are
+   * then those of the call's own tensors. */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
+  float8_scale_slots scales FLOAT8_DEFAULT({}); /* needed if the recipe has delayed scaling */
 } float8_experts_forward_args;
 
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
@@ -134,6 +139,9 @@ typedef struct float8_experts_backward_args {
   float8_matrix w FLOAT8_DEFAULT({});
   int32_t zero_tail FLOAT8_DEFAULT(0); /* as in the forward, of dx */
   int32_t reserved FLOAT8_DEFAULT(0);  /* 0 */
+  /* As in the forward. With desc.recompute_weight delayed scales must still be those that it had. */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
+  float8_scale_slots scales FLOAT8_DEFAULT({});
 } float8_experts_backward_args;
 
 /* Enqueue the casts and a GEMM for each result. They read the layout on the device alone, allocate

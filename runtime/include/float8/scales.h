@@ -20,6 +20,7 @@
 #ifndef FLOAT8_SCALES_H_
 #define FLOAT8_SCALES_H_
 
+#include "float8/experts.h"
 #include "float8/linear.h"
 
 #ifdef __cplusplus
@@ -41,6 +42,9 @@ typedef struct float8_scales_desc {
   int32_t scale_from; /* a float8_scale_from */
   int32_t margin;     /* scales are divided by 2^margin, 0 to 16 */
   int32_t non_finite; /* a float8_non_finite, for the histories; give the linears the same */
+  /* The model's expert linears, which are like linears here: their indices follow those of `linears`. */
+  const float8_experts* const* experts;
+  size_t experts_count;
 } float8_scales_desc;
 
 /* On failure *out is NULL. */
@@ -51,14 +55,15 @@ FLOAT8_API void float8_scales_destroy(float8_scales* scales);
  * then `state` may be NULL and the calls below do nothing. */
 FLOAT8_API size_t float8_scales_bytes(const float8_scales* scales);
 /* Sets *bytes to float8_scales_bytes() of a state of linears with these descriptions, without a plan and a
- * device. `history` is as in float8_scales_desc. */
+ * device. An expert linear counts as a linear of its recipe. `history` is as in float8_scales_desc. */
 FLOAT8_API float8_status float8_scales_size(const float8_linear_desc* const* linears, size_t count,
                                             int32_t history, size_t* bytes);
 /* Sets all scales to 1 and empties the histories: the calls of the first step then have first_step
  * set. The call copies from the host, so it does not belong into a graph. */
 FLOAT8_API float8_status float8_scales_init(const float8_scales* scales, void* state,
                                             float8_stream stream);
-/* Gives the slots of linear `index` of the desc: pointers into `state`. It launches nothing. */
+/* Gives the slots of linear `index` of the desc, the expert linears behind the others: pointers into
+ * `state`. It launches nothing. */
 FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* state, size_t index,
                                              float8_scale_slots* slots);
 /* Ends a step: ONE all-reduce of all amaxes over the ranks of `communicator` (NULL: there is one
@@ -68,9 +73,9 @@ FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* 
 FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                             float8_nccl_comm communicator, float8_stream stream);
 
-/* Sets first_step[i], for the linear desc.linears[i], to 1 if an operand of it has no scale yet, or
+/* Sets first_step[i], for the linear of index i, to 1 if an operand of it has no scale yet, or
  * has seen less than others and is growing from zero, else to 0. Until the next sync the calls of such
- * linears have first_step set. `count` is that of the desc. The call copies to the host and waits for
+ * linears have first_step set. `count` is that of all linears of the desc. The call copies to the host and waits for
  * `stream`, so it does not belong into a graph: a trainer makes it behind the syncs of the first steps,
  * until all are 0. A flag may come back while an operand grows from zero; a trainer that looks no more
  * casts it with the scale that it has. The call may be made after a load too: a saved state has all that

@@ -2,7 +2,11 @@
 // writes nothing else: by recipe, type and routing.
 #include "runtime/experts/experts.hpp"
 
+#include <bit>
+#include <cmath>
+
 #include "recipes/reference_groups.hpp"
+#include "recipes/scale.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "tests/gpu/experts/routings.hpp"
 #include "tests/gpu/gpu_test.hpp"
@@ -62,6 +66,17 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       return of.as<uint8_t>() + static_cast<size_t>(at * cols) * element_bytes;
     }
 
+    // The bits of the largest |w|.
+    [[nodiscard]] uint32_t weight_amax(const ExpertsDesc& desc) const {
+      const std::vector<uint8_t> bytes = w.download<uint8_t>();
+      uint32_t most = 0;
+      for (int64_t i = 0; i < desc.experts * n * k; ++i) {
+        const float value = load_element(bytes.data(), i, desc.tensor_dtype);
+        most = std::max(most, std::bit_cast<uint32_t>(std::abs(value)));
+      }
+      return most;
+    }
+
     void poison_results(const ExpertsDesc& desc) {
       y.poison();
       dx.poison();
@@ -86,8 +101,38 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     return desc;
   }
 
+  // The state of delayed scaling after some steps, or that of no slots.
+  struct Scales {
+    Scales(const std::shared_ptr<Context>& context, const Experts& experts)
+        : delayed(DelayedScales::plan(context, experts.scale_slots()).value()),
+          state(*context, image()) {}
+    [[nodiscard]] std::vector<uint32_t> image() const {
+      constexpr std::array kScales = {37.5F, 411.0F, 2309.0F};
+      std::vector<uint32_t> words = delayed.initial();
+      for (size_t i = 0; i < delayed.count(); ++i) set_scale(words, i, kScales.at(i));
+      return words;
+    }
+    void set_scale(std::vector<uint32_t>& words, size_t slot, float scale) const {
+      const size_t at = delayed.layout().scale / 4 + slot * kernels::kScaleStride;
+      words[at] = std::bit_cast<uint32_t>(scale);
+      words[at + kernels::kInverse] = std::bit_cast<uint32_t>(inverse_scale(scale));
+    }
+    // What a call is given of it.
+    [[nodiscard]] float8_scale_slots slots() const {
+      return delayed.count() == 0 ? float8_scale_slots{} : delayed.slots(state.as(), 0);
+    }
+    void reset(const std::vector<uint32_t>& words) {
+      state.upload(words.data(), words.size() * sizeof(uint32_t));
+    }
+    [[nodiscard]] std::vector<uint32_t> words() const { return state.download<uint32_t>(); }
+
+    DelayedScales delayed;
+    DeviceBuffer state;
+  };
+
   // Computes each group by a linear with the kernels of `experts`.
-  void run_dense(const Experts& experts, const Routing& routing, const Groups& groups) {
+  void run_dense(const Experts& experts, const Routing& routing, const Groups& groups,
+                 const float8_scale_slots& scales) {
     LinearDesc desc;
     desc.shape = experts.desc().shape;
     desc.recipe = experts.desc().recipe;
@@ -115,6 +160,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       forward.y.data = groups.row(groups.y_alone, start, n);
       forward.saved.data = saved.as();
       forward.workspace.data = workspace.as();
+      forward.scales = scales;
       F8_ASSERT_OK((*linear)->forward(forward, nullptr));
       BackwardCall backward{.m = m};
       backward.dy.data = groups.row(groups.dy, start, n);
@@ -123,6 +169,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
                      0, desc.accumulate_grad_weight};
       backward.saved.data = saved.as();
       backward.workspace.data = workspace.as();
+      backward.scales = scales;
       F8_ASSERT_OK((*linear)->backward(backward, nullptr));
       start = routing.ends[e];
     }
@@ -146,7 +193,8 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
           layout(context, std::vector<uint8_t>(layouts.bytes())),
           offsets(context, ends),
           saved(context, experts.saved_bytes()),
-          workspace(context, experts.workspace_bytes()) {}
+          workspace(context, experts.workspace_bytes()),
+          scales(experts.context(), experts) {}
 
     [[nodiscard]] Status make_layout(int64_t m, Stream stream = nullptr) const {
       return layouts.run({.offsets = offsets.as<int32_t>(), .m = m, .layout = {layout.as()}},
@@ -161,7 +209,8 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
               .layout = {layout.as()},
               .saved = {saved.as()},
               .workspace = {workspace.as()},
-              .zero_tail = zero_tail};
+              .zero_tail = zero_tail,
+              .scales = scales.slots()};
     }
     [[nodiscard]] ExpertsBackwardCall backward(const Groups& groups, int64_t m,
                                                bool zero_tail = false) const {
@@ -173,12 +222,14 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
               .saved = {saved.as()},
               .workspace = {workspace.as()},
               .w = {GetParam().recompute_weight ? groups.w.as() : nullptr},
-              .zero_tail = zero_tail};
+              .zero_tail = zero_tail,
+              .scales = scales.slots()};
     }
 
     const Experts& experts;
     const GroupLayoutPlan& layouts;
     DeviceBuffer layout, offsets, saved, workspace;
+    Scales scales;
   };
 
   // `routing` is what becomes of the offsets `given`.
@@ -187,12 +238,18 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     const auto experts = Experts::plan(context_, desc);
     F8_ASSERT_OK(experts);
     Groups groups(context(), routing, desc);
-    run_dense(**experts, routing, groups);
     const auto layouts = GroupLayoutPlan::create(context_, desc.shape.m, desc.experts);
     F8_ASSERT_OK(layouts);
     Buffers buffers(context(), **experts, *layouts, given);
+    run_dense(**experts, routing, groups, buffers.scales.slots());
+    std::vector<uint32_t> recorded = buffers.scales.words();
+    if (routing.m > 0 && !(*experts)->scale_slots().empty()) {
+      // Experts without rows are cast too.
+      recorded[static_cast<size_t>(Tensor::kWeight)] = groups.weight_amax(desc);
+    }
     for (const bool zero_tail : {false, true}) {
       groups.poison_results(desc);
+      buffers.scales.reset(buffers.scales.image());
       F8_ASSERT_OK(buffers.make_layout(routing.m));
       F8_ASSERT_OK((*experts)->forward(buffers.forward(groups, routing.m, zero_tail), nullptr));
       buffers.workspace.poison();
@@ -206,6 +263,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       expect_equal(groups.dw, groups.dw_alone, groups.dw.bytes(), false, routing.name + ", dw");
       EXPECT_TRUE(buffers.saved.guards_are_whole() && buffers.workspace.guards_are_whole())
           << routing.name;
+      EXPECT_EQ(buffers.scales.words(), recorded) << routing.name << ", amaxes";
     }
   }
 };
@@ -220,7 +278,9 @@ INSTANTIATE_TEST_SUITE_P(
                       ExpertsCase{"tensorwise", Dtype::kBf16, Dtype::kBf16, false, true},
                       ExpertsCase{"rowwise", Dtype::kBf16, Dtype::kF32, true, true},
                       ExpertsCase{"blockwise", Dtype::kBf16, Dtype::kBf16, false, true},
-                      ExpertsCase{"blockwise", Dtype::kF16, Dtype::kF32, true}),
+                      ExpertsCase{"blockwise", Dtype::kF16, Dtype::kF32, true},
+                      ExpertsCase{"delayed"},
+                      ExpertsCase{"delayed", Dtype::kF32, Dtype::kF32, true, true}),
     [](const auto& suite) {
       return f8::format("{}_{}_{}{}", suite.param.recipe, to_string(suite.param.tensor_dtype),
                         to_string(suite.param.grad_weight_dtype),
@@ -269,6 +329,53 @@ TEST_P(ExpertsTest, ForwardAlone) {
   call.y.data = groups.y_alone.as();
   F8_ASSERT_OK((*experts)->forward(call, nullptr));
   EXPECT_EQ(groups.y.download<uint8_t>(), groups.y_alone.download<uint8_t>());
+}
+
+// In a first step all groups have the scale of their amaxes together, the weights that of all, and the
+// state has these amaxes; in a validation it stays as it is.
+TEST_P(ExpertsTest, AFirstStepFindsOneScale) {
+  const Routing routing = routings(by_device(1024, 40))[1];
+  const ExpertsDesc desc = describe(routing, 144, 272);
+  const auto experts = Experts::plan(context_, desc);
+  F8_ASSERT_OK(experts);
+  const std::vector<DelayedSlot>& slots = (*experts)->scale_slots();
+  if (slots.empty()) return;
+  Groups groups(context(), routing, desc);
+  const auto layouts = GroupLayoutPlan::create(context_, desc.shape.m, desc.experts);
+  F8_ASSERT_OK(layouts);
+  Buffers buffers(context(), **experts, *layouts, routing.ends);
+  F8_ASSERT_OK(buffers.make_layout(routing.m));
+  const std::vector<uint32_t> before = buffers.scales.image();
+  float8_step step{.first_step = 1, .evaluate = 1};
+  ExpertsForwardCall forward = buffers.forward(groups, routing.m);
+  ExpertsBackwardCall backward = buffers.backward(groups, routing.m);
+  forward.step = backward.step = &step;
+  F8_ASSERT_OK((*experts)->forward(forward, nullptr));
+  EXPECT_EQ(buffers.scales.words(), before);
+  const std::vector<uint8_t> evaluated = groups.y.download<uint8_t>();
+  step.evaluate = 0;
+  F8_ASSERT_OK((*experts)->forward(forward, nullptr));
+  F8_ASSERT_OK((*experts)->backward(backward, nullptr));
+  const std::vector<uint32_t> recorded = buffers.scales.words();
+  // Linears with these scales.
+  std::vector<uint32_t> found = before;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto amax = std::bit_cast<float>(recorded[i]);
+    EXPECT_GT(amax, 0) << "slot " << i;
+    buffers.scales.set_scale(found, i, scale_from_amax(amax, slots[i].dtype, slots[i].pow2));
+  }
+  buffers.scales.reset(found);
+  run_dense(**experts, routing, groups, buffers.scales.slots());
+  const std::vector<uint32_t> again = buffers.scales.words();
+  EXPECT_EQ(recorded[static_cast<size_t>(Tensor::kWeight)], groups.weight_amax(desc));
+  for (const Tensor tensor : {Tensor::kInput, Tensor::kGradOutput}) {
+    EXPECT_EQ(recorded[static_cast<size_t>(tensor)], again[static_cast<size_t>(tensor)]);
+  }
+  const size_t used = static_cast<size_t>(routing.ends.back()) * groups.element_bytes;
+  expect_equal(groups.y, groups.y_alone, used * 144, false, "y");
+  expect_equal(groups.dx, groups.dx_alone, used * 272, false, "dx");
+  expect_equal(groups.dw, groups.dw_alone, groups.dw.bytes(), false, "dw");
+  EXPECT_EQ(evaluated, groups.y.download<uint8_t>());
 }
 
 // A step that is captured once gives with other offsets, replay by replay, what it gives eagerly: the

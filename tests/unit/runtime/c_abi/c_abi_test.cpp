@@ -402,7 +402,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_quantize_list_args, noop_flag, 56U);
   F8_ENDS(float8_gather_args, workspace, 56U);
   F8_ENDS(float8_cast_counters, non_finite, 40U);
-  F8_ENDS(float8_scales_desc, non_finite, 40U);
+  F8_ENDS(float8_scales_desc, experts_count, 56U);
   F8_ENDS(float8_scale_slots, opaque, 32U);
   F8_ENDS(float8_model_layer, desc, 24U);
   F8_ENDS(float8_model_desc, network_gbit, 136U);

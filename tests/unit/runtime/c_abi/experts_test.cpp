@@ -107,11 +107,9 @@ class ExpertsAbi : public GroupLayoutAbi {
 };
 
 TEST_F(ExpertsAbi, RefusesDescriptions) {
-  EXPECT_EQ(plan_experts(desc("delayed")), nullptr);
-  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("recipe delayed, GEMM output: expert linears have dynamic scales"));
   EXPECT_EQ(plan_experts(desc("bf16")), nullptr);
   EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says("recipe bf16, GEMM output: expert linears have no GEMM in high precision"));
   float8_experts_desc bad = desc("rowwise");
   bad.k = 81;
   EXPECT_EQ(plan_experts(bad), nullptr);
@@ -213,6 +211,97 @@ TEST_F(ExpertsAbi, ARecomputedWeightIsNotSaved) {
   EXPECT_TRUE(says("w.data is NULL, the plan was made with float8_experts_desc.recompute_weight"));
   float8_experts_destroy(experts);
   float8_experts_destroy(keeps);
+  float8_group_layout_plan_destroy(layouts);
+}
+
+// A scale state has the slots of linears and behind them those of expert linears, and ends their steps.
+TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
+  float8_experts* const experts = plan_experts(desc("delayed"));
+  ASSERT_NE(experts, nullptr) << float8_last_error();
+  float8_linear_desc of_linear{};
+  of_linear.struct_size = sizeof of_linear;
+  of_linear.m_max = kM;
+  of_linear.n = kN;
+  of_linear.k = kK;
+  of_linear.recipe = "delayed";
+  float8_linear* linear = nullptr;
+  ASSERT_EQ(float8_linear_plan(context_.get(), &of_linear, &linear), FLOAT8_OK);
+  float8_scales_desc of_scales{};
+  of_scales.struct_size = sizeof of_scales;
+  of_scales.linears = &linear;
+  of_scales.count = 1;
+  of_scales.experts_count = 1;
+  float8_scales* scales = nullptr;
+  EXPECT_EQ(float8_scales_plan(context_.get(), &of_scales, &scales), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_scales_desc.experts is NULL"));
+  const float8_experts* none = nullptr;
+  of_scales.experts = &none;
+  EXPECT_EQ(float8_scales_plan(context_.get(), &of_scales, &scales), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_scales_desc.experts[0] is NULL"));
+  of_scales.experts = &experts;
+  ASSERT_EQ(float8_scales_plan(context_.get(), &of_scales, &scales), FLOAT8_OK);
+  const float8_linear_desc* const two[] = {&of_linear, &of_linear};
+  size_t bytes = 0;
+  ASSERT_EQ(float8_scales_size(two, 2, 0, &bytes), FLOAT8_OK);
+  EXPECT_EQ(bytes, float8_scales_bytes(scales));
+  const Memory state = memory(bytes);
+  ASSERT_EQ(float8_scales_init(scales, state.get(), nullptr), FLOAT8_OK);
+  float8_scale_slots slots, beyond;
+  ASSERT_EQ(float8_scales_slots(scales, state.get(), 1, &slots), FLOAT8_OK);
+  EXPECT_EQ(slots.opaque[0], static_cast<uint32_t*>(state.get()) + 3);
+  EXPECT_EQ(float8_scales_slots(scales, state.get(), 2, &beyond), FLOAT8_INVALID_ARGUMENT);
+
+  float8_group_layout_plan* layouts = plan(kM, 2);
+  const Memory x = random_bf16(kM * kK, 1), w = random_bf16(2 * kN * kK, 2);
+  const Memory dy = random_bf16(kM * kN, 3), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
+  const Memory layout = memory(float8_group_layout_bytes(layouts));
+  const Memory saved = memory(float8_experts_saved_bytes(experts));
+  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
+  const std::vector<int32_t> offsets = {40, 65};
+  const float8_group_layout_args routing{
+      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
+  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
+  float8_step step{.first_step = 1};
+  float8_experts_forward_args forward{.m = kM,
+                                      .x = {x.get()},
+                                      .w = {w.get()},
+                                      .y = {y.get()},
+                                      .layout = {layout.get()},
+                                      .saved = {saved.get()},
+                                      .workspace = {workspace.get()},
+                                      .step = &step};
+  float8_experts_backward_args backward{.m = kM,
+                                        .dy = {dy.get()},
+                                        .dx = {dx.get()},
+                                        .layout = {layout.get()},
+                                        .saved = {saved.get()},
+                                        .workspace = {workspace.get()},
+                                        .step = &step,
+                                        .scales = slots};
+  EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_experts_forward_args.scales is empty; recipe delayed has delayed"));
+  forward.scales = slots;
+  step.first_step = 0;
+  EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("first_step is 0, the scale state was initialised and has not seen a step"));
+  step.first_step = 1;
+  step.ranks = reinterpret_cast<float8_nccl_comm>(state.get());
+  EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says("float8_step.ranks is given in a first step"));
+  step.ranks = nullptr;
+  ASSERT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+  ASSERT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK);
+  ASSERT_EQ(float8_scales_sync(scales, state.get(), nullptr, nullptr), FLOAT8_OK);
+  int32_t first[2] = {};
+  ASSERT_EQ(float8_scales_first_steps(scales, state.get(), first, 2, nullptr), FLOAT8_OK);
+  EXPECT_EQ(first[0], 1);
+  EXPECT_EQ(first[1], 0);
+  step.first_step = 0;
+  EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK);
+  float8_scales_destroy(scales);
+  float8_linear_destroy(linear);
+  float8_experts_destroy(experts);
   float8_group_layout_plan_destroy(layouts);
 }
 
