@@ -55,13 +55,14 @@ std::string mma_function(Dtype a, Dtype b, int n) {
       "  static F8_DEVICE void mma(float (&d)[{0}], u64 a, u64 b, bool accumulate) {{\n"
       "    asm volatile(\n"
       "        \"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"
-      "        \"wgmma.mma_async.sync.aligned.m64n{2}k32.f32.{3}.{4} \"\n"
+      "        \"wgmma.mma_async.sync.aligned.m64n{2}k{9}.f32.{3}.{4} \"\n"
       "        \"{{{5}}}, \"\n"
-      "        \"%{6}, %{7}, p, 1, 1;\\n}}\\n\"\n"
+      "        \"%{6}, %{7}, p, 1, 1{10};\\n}}\\n\"\n"
       "        : {8}\n"
       "        : \"l\"(a), \"l\"(b), \"r\"(static_cast<u32>(accumulate)));\n"
       "  }}\n",
-      count, count + 2, n, to_string(a), to_string(b), places, count, count + 1, operands);
+      count, count + 2, n, to_string(a), to_string(b), places, count, count + 1, operands,
+      is_fp8(a) ? 32 : 16, is_fp8(a) ? "" : ", 1, 1");
 }
 
 }  // namespace f8::codegen

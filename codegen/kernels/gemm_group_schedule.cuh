@@ -92,7 +92,8 @@ struct GroupedSchedule : GemmSchedule<Config> {
   }
 };
 
-// That of a K-grouped GEMM: each group has all tiles of d, over its own columns of a and b. Groups come
+// That of a K-grouped GEMM: each group has all tiles of d, over its own columns of a and b (with kMnMajor
+// its own rows, from any row on). Groups come
 // by falling length, and every other wave of tiles goes back, so that the clusters' sums of lengths
 // stay close.
 template <class Config>
@@ -127,7 +128,8 @@ struct KGroupedSchedule : GemmSchedule<Config> {
       if (index >= tiles) return;
       group = load_global(words + layout.at_order() + index / tiles_of_group);
       length = load_global(words + layout.at_lengths() + group);
-      first_block = load_global(words + layout.at_blocks() + group);
+      first_block =
+          load_global(words + (Config::kMnMajor ? layout.at_starts() : layout.at_blocks()) + group);
     };
     WorkTile tile;
     tile.problem = 0;
@@ -139,7 +141,12 @@ struct KGroupedSchedule : GemmSchedule<Config> {
       this->place(tile, index % tiles_of_group);
       tile.group = static_cast<i32>(from_one_lane(group));
       tile.first_k_block = from_one_lane(first_block);
-      tile.k_blocks = from_one_lane((length + kStageK - 1) / kStageK);
+      if constexpr (Config::kMnMajor) {
+        tile.k_blocks = from_one_lane((length + kMnBox - 1) / kMnBox);
+        tile.last_of_k = from_one_lane(length) - (tile.k_blocks - 1) * kMnBox;
+      } else {
+        tile.k_blocks = from_one_lane((length + kStageK - 1) / kStageK);
+      }
       read_next(index_at(turn + 1));
       work(tile);
     }

@@ -76,6 +76,16 @@ struct GemmMainloop {
     }
   }
 
+  // Loads boxes of 64 columns of an operand of 16 bits, from row `k` on.
+  template <int kSharers, int kColumns>
+  static F8_DEVICE void load_boxes(u32 smem, const TensorMap* map, u32 barrier, u16 mask,
+                                   i32 column, i32 k) {
+#pragma unroll
+    for (int box = 0; box < kColumns / kMnBox; ++box) {
+      load_part<kSharers>(smem + box * kMnBoxBytes, map, barrier, mask, column + box * kMnBox, k);
+    }
+  }
+
   static F8_DEVICE void load_tile(const Maps& maps, const Shared& shared, const Schedule& schedule,
                                   const WorkTile& tile, Pipeline& pipeline) {
     constexpr int kRowsA = Config::kTileM / Config::kClusterN;
@@ -101,9 +111,15 @@ struct GemmMainloop {
       if constexpr (Config::kAdd) prefetch_d(maps, tile, schedule.rank_k, i);
       const u32 a = shared.a(pipeline.stage) + schedule.rank_n * kRowsA * kStageK;
       const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
-      load_part<Config::kClusterN>(a, map_a, full, mask_a, k, row_a);
       const u32 b = shared.b(pipeline.stage) + schedule.rank_m * kRowsB * kStageK;
       i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
+      if constexpr (Config::kMnMajor) {
+        const i32 first = static_cast<i32>(tile.first_k_block + i * kMnBox);
+        load_boxes<Config::kClusterN, kRowsA>(a, map_a, full, mask_a, row_a, first);
+        load_boxes<Config::kClusterM, kRowsB>(b, map_b, full, mask_b, row_b, first);
+        continue;
+      }
+      load_part<Config::kClusterN>(a, map_a, full, mask_a, k, row_a);
       i32 k_b = k;
       // The shards' rows follow each other. Rows behind n, of columns that nobody writes, are then
       // those of the next shard.
@@ -177,7 +193,7 @@ struct GemmMainloop {
                                      const WorkTile& tile) {
     order_wait(warpgroup);
     if constexpr (Config::kFast) {
-      accumulate_fast(acc, shared, schedule, pipeline, warpgroup, tile.k_blocks);
+      accumulate_fast(acc, shared, schedule, pipeline, warpgroup, tile);
     } else {
       accumulate_promoted(acc, shared, schedule, pipeline, warpgroup, tile);
     }
@@ -185,14 +201,21 @@ struct GemmMainloop {
 
   // Low words of the descriptors of a stage's tiles. One multiplication separates them from what
   // does not change, since the tensor core waits for them between two stages.
+  static F8_DEVICE u32 descriptor_low(u32 smem) {
+    if constexpr (Config::kMnMajor) return wgmma_descriptor_low_mn(smem, kMnBoxBytes);
+    return wgmma_descriptor_low(smem);
+  }
   static F8_DEVICE u32 descriptor_a(const Shared& shared, u32 stage, u32 warpgroup) {
-    return wgmma_descriptor_low(shared.stages + Traits::first_row(warpgroup) * kStageK) +
+    return descriptor_low(shared.stages + Traits::first_row(warpgroup) * kStageK) +
            stage * (Traits::kStageBytes >> 4);
   }
   static F8_DEVICE u32 descriptor_b(const Shared& shared, u32 stage) {
-    return wgmma_descriptor_low(shared.stages + Traits::kStageBytesA) +
+    return descriptor_low(shared.stages + Traits::kStageBytesA) +
            stage * (Traits::kStageBytes >> 4);
   }
+
+  // From the elements of an MMA to those of the next one in k: 32 bytes of a line, or 16 lines.
+  static constexpr u32 kNextMma = Config::kMnMajor ? 16 * 128 : 32;
 
   // The MMAs of one stage for MMA tile i of this warpgroup.
   static F8_DEVICE void multiply(MmaAccumulators& acc, u32 a, u32 b, int i, bool accumulate) {
@@ -200,17 +223,38 @@ struct GemmMainloop {
     b += (i % Traits::kMmaTilesN) * (Config::kMmaN * kStageK >> 4);
 #pragma unroll
     for (int k = 0; k < kStageK / 32; ++k) {
-      Config::mma(acc, wgmma_descriptor(a + k * (32 >> 4)), wgmma_descriptor(b + k * (32 >> 4)),
-                  accumulate || k > 0);
+      Config::mma(acc, wgmma_descriptor(a + k * (kNextMma >> 4)),
+                  wgmma_descriptor(b + k * (kNextMma >> 4)), accumulate || k > 0);
     }
+  }
+
+  // Sets to zero the lines of a stage from `first` on, which are another group's: those of what this
+  // warpgroup multiplies. Others that have the tile write the same to b.
+  static F8_DEVICE void clear_lines(const Shared& shared, u32 stage, u32 warpgroup, u32 first) {
+    const auto clear_boxes = [&](u32 boxes, u32 count) {
+      for (u32 box = 0; box < count; ++box) {
+        for (u32 at = first * 128 + threadIdx.x % 128 * 16; at < kMnBoxBytes; at += 128 * 16) {
+          store_shared_zeros(boxes + box * kMnBoxBytes + at);
+        }
+      }
+    };
+    clear_boxes(shared.a(stage) + Traits::first_row(warpgroup) * kStageK, Traits::kMmaTilesM);
+    clear_boxes(shared.b(stage), Config::kTileN / kMnBox);
+    fence_async_proxy();
+    warpgroup_sync(1 + warpgroup);
   }
 
   static F8_DEVICE void accumulate_fast(Accumulators& acc, const Shared& shared,
                                         const Schedule& schedule, Pipeline& pipeline, u32 warpgroup,
-                                        u32 k_blocks) {
+                                        const WorkTile& tile) {
     u32 previous = 0;
-    for (u32 block = 0; block < k_blocks; ++block, pipeline.advance()) {
+    for (u32 block = 0; block < tile.k_blocks; ++block, pipeline.advance()) {
       barrier_wait(shared.full + 8 * pipeline.stage, pipeline.phase);
+      if constexpr (Config::kMnMajor) {
+        if (block + 1 == tile.k_blocks && tile.last_of_k < kMnBox) {
+          clear_lines(shared, pipeline.stage, warpgroup, tile.last_of_k);
+        }
+      }
       const u32 a = descriptor_a(shared, pipeline.stage, warpgroup);
       const u32 b = descriptor_b(shared, pipeline.stage);
 #pragma unroll

@@ -15,11 +15,12 @@ namespace f8::kernels {
 struct WorkTile {
   u32 problem;
   i32 row, column;    // the first ones of the tile in d
-  u32 first_k_block;  // of kStageK
+  u32 first_k_block;  // of kStageK; with kMnMajor the first of k
   u32 k_blocks;
   i32 group;  // with groups alone
   // With groups of rows alone: the end of the group's, and where block scales of a have the first row.
   i32 end_row, scale_row;
+  u32 last_of_k;  // with kMnMajor alone: of the last block
 };
 
 // The place of a cluster tile among tiles_m x tiles_n, which go through raster groups of so many

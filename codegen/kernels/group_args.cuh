@@ -200,6 +200,7 @@ struct GroupedGemmArgs : GemmArgs {
 // A K-grouped GEMM: rows of a and b have the columns of all groups, from blocks of kCastTile on, with
 // zeros behind each group's own, and d is a matrix [m][n] of each group, which its tensor map has as
 // the third dimension. problems[0].k are the columns of a row. Block scales lie by these columns.
+// Operands of 16 bits are [k][m] and [k][n] with the rows of all groups, and problems[0].k of them.
 struct KGroupedGemmArgs : GemmArgs {
   const i32* groups;  // the layout's words
   void* d;            // as d's tensor map has it

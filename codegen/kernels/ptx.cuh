@@ -270,6 +270,11 @@ F8_DEVICE void warpgroup_fence_operand(float (&registers)[kCount]) {
 F8_DEVICE u32 wgmma_descriptor_low(u32 smem) {
   return (smem >> 4) + (1U << 16);
 }
+// That of an MN-major tile of 16-bit elements in boxes of 64 columns (gemm_layout.cuh), `box_bytes` apart:
+// atoms of 8 of k are 1024 bytes apart too.
+F8_DEVICE u32 wgmma_descriptor_low_mn(u32 smem, u32 box_bytes) {
+  return (smem >> 4) + (box_bytes >> 4 << 16);
+}
 F8_DEVICE u64 wgmma_descriptor(u32 low) {
   return low | (u64{1024 >> 4} << 32) | (u64{1} << 62);
 }
@@ -285,6 +290,9 @@ F8_DEVICE void store_shared(u32 smem, float x) {
 }
 F8_DEVICE void store_shared(u32 smem, u32 word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(word) : "memory");
+}
+F8_DEVICE void store_shared_zeros(u32 smem) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(smem), "r"(0U) : "memory");
 }
 F8_DEVICE void store_shared(u32 smem, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem), "f"(x), "f"(y) : "memory");

@@ -57,6 +57,27 @@ std::string check_gemm(const GemmSpec& s) {
                    "the cluster's size");
 }
 
+// What operands of 16 bits ask for beside the rest.
+Status validate_mn_major(const GemmSpec& s) {
+  const GemmConfig& c = s.config;
+  const auto bad = [&](const char* why) {
+    return fail(ErrorCode::kInvalidArgument, "configuration {}: {}", f8::key(c), why);
+  };
+  if (s.groups != GemmGroups::kK || s.a != s.b || s.a == Dtype::kF32) {
+    return bad("operands must be e4m3 or e5m2; over groups of K both may be bf16 or both f16");
+  }
+  if (s.scale != ScaleMode::kTensor || !s.fast) {
+    return bad("operands of 16 bits have no scales, and sums in fp32: tensor, fast");
+  }
+  if (s.d != s.a && s.d != Dtype::kF32) return bad("operands of 16 bits give their type or f32");
+  const auto in_boxes = [](int extent) { return extent % kernels::kMnBox == 0; };
+  if (!in_boxes(c.tile_n) || !in_boxes(c.tile_m / c.cluster_n) ||
+      !in_boxes(c.tile_n / c.cluster_m)) {
+    return bad("operands of 16 bits are copied in boxes of 64 columns");
+  }
+  return {};
+}
+
 }  // namespace
 
 bool takes_pow2(const GemmSpec& spec) {
@@ -128,7 +149,8 @@ Status GemmSpec::validate() const {
   const auto bad = [&](std::string why) {
     return fail(ErrorCode::kInvalidArgument, "configuration {}: {}", f8::key(c), why);
   };
-  if (!is_fp8(s.a) || !is_fp8(s.b)) return bad("operands must be e4m3 or e5m2");
+  if (is_fp8(s.a) != is_fp8(s.b)) return bad("operands must be e4m3 or e5m2");
+  if (s.mn_major()) F8_TRY(validate_mn_major(s));
   if (is_fp8(s.d)) return bad("the result must be bf16, f16 or f32");
   if (c.warpgroups < 1 || c.warpgroups > 3) return bad("1 to 3 consumer warpgroups");
   if (c.tile_m < 64 || c.tile_m > 256 || c.tile_m % (c.pingpong ? 64 : 64 * c.warpgroups) != 0) {
@@ -217,7 +239,8 @@ Stub GemmSpec::stub() const {
               constant("kConsumerRegisters", registers.consumer) +
               constant("kProducerRegisters", registers.producer) +
               constant("Scale", "kScale", scale_name(s.scale)) + "  // main loop\n" +
-              constant("kShards", s.shards) + constant("kFast", s.fast) + constant("kMmaN", mma.n) +
+              constant("kShards", s.shards) + constant("kFast", s.fast) +
+              constant("kMnMajor", s.mn_major()) + constant("kMmaN", mma.n) +
               constant("kPromotionAccumulators", mma.promotion_accumulators) +
               mma_function(s.a, s.b, mma.n) + "  // epilogue\n" +
               constant("kFloatOutput", s.d == Dtype::kF32) +

@@ -4,7 +4,7 @@
 //           tile     := as in recipes/gemm_kernel.hpp
 //           epilogue := ["+bias"] ["+add"] ["+amax"] ["+pow2"] ["+shards"]
 //           "gemm2/" is a grouped GEMM of two problems, "gemm_m/" one over groups of rows of a,
-//           "gemm_k/" one over groups of K
+//           "gemm_k/" one over groups of K, whose a and b may be bf16 or f16 (scale tensor, accum fast)
 // Example: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2
 #pragma once
 
@@ -34,6 +34,9 @@ struct GemmSpec {
   // each with a matrix of d ("gemm_k/").
   GemmGroups groups = GemmGroups::kNone;
   GemmConfig config = {};
+
+  // K-grouped, of bf16 or f16: a and b lie as they are, [k][m] and [k][n], and have no scales.
+  [[nodiscard]] bool mn_major() const { return !is_fp8(a); }
 
   static constexpr std::string_view kKinds[] = {"gemm", "gemm2", "gemm_m", "gemm_k"};
   [[nodiscard]] std::string key() const;

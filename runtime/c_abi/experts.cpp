@@ -140,6 +140,7 @@ float8_status float8_experts_backward(const float8_experts* experts,
     F8_TRY(open_call(kType, experts, args, known, step));
     F8_TRY(need_plain(kType, "dy", known.dy));
     F8_TRY(need_plain(kType, "w", known.w));
+    F8_TRY(need_plain(kType, "x", known.x));
     F8_TRY(check_result(kType, "dx", known.dx, false));
     F8_TRY(check_result(kType, "dw", known.dw, true));
     return experts->experts->backward(known, stream);

@@ -46,6 +46,15 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
   return std::unexpected(std::move(error));
 }
 
+Status encode_result(const Driver& driver, const codegen::GemmSpec& spec, Shape shape, int64_t ld_d,
+                     void* d, GemmMaps& out, int64_t matrices) {
+  const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
+  return encode(driver,
+                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes,
+                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec)), matrices},
+                "d", out.d);
+}
+
 // The maps of a and d, which do not depend on what b is. `matrices`: of d, as a Plane has them.
 Status encode_rows(const Driver& driver, const codegen::GemmSpec& spec, Shape shape, int64_t ld_d,
                    const void* a, void* d, GemmMaps& out, int64_t matrices = 0) {
@@ -54,11 +63,7 @@ Status encode_rows(const Driver& driver, const codegen::GemmSpec& spec, Shape sh
       {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m, row_pitch(shape.k),
        static_cast<uint32_t>(spec.config.tile_m / spec.config.cluster_n)},
       "a", out.a));
-  const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
-  return encode(driver,
-                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes,
-                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec)), matrices},
-                "d", out.d);
+  return encode_result(driver, spec, shape, ld_d, d, out, matrices);
 }
 
 }  // namespace
@@ -89,6 +94,21 @@ Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec, 
                  .box_rows = static_cast<uint32_t>(spec.config.tile_n),
                  .matrices = groups},
                 "b", out.b);
+}
+
+Status encode_mn_major_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
+                            int64_t groups, int64_t ld_a, int64_t ld_b, int64_t ld_d, const void* a,
+                            const void* b, void* d, GemmMaps& out) {
+  const auto operand = [&](const void* base, int64_t cols, int64_t ld, const char* name,
+                           CUtensorMap& map) {
+    return encode(
+        driver,
+        {result_type(spec.a), 2, const_cast<void*>(base), cols, shape.k, ld * 2, kernels::kMnBox},
+        name, map);
+  };
+  F8_TRY(operand(a, shape.m, ld_a, "a", out.a));
+  F8_TRY(operand(b, shape.n, ld_b, "b", out.b));
+  return encode_result(driver, spec, shape, ld_d, d, out, groups);
 }
 
 Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,

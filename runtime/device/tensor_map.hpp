@@ -6,7 +6,7 @@
 //   b   uint8, {k, n}, box {128, tile_n / cluster_m}; in shards {k / shards, shards n}; of an
 //       M-grouped GEMM {k, n, groups}
 //   d   box {32 or 64, 64}: codegen::out_row_bytes() wide; of a K-grouped GEMM {n, m, groups}
-// The swizzle of each is as wide as its box: 128 bytes, or 64 for d. Reads outside of a tensor give
+// Of 16-bit operands of a K-grouped GEMM a is {m, k} and b {n, k}, in boxes {64, 64}. The swizzle of each is as wide as its box: 128 bytes, or 64 for d. Reads outside of a tensor give
 // zero, writes outside are dropped.
 #pragma once
 
@@ -30,9 +30,14 @@ struct GemmMaps {
 [[nodiscard]] Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec,
                                          Shape shape, int64_t groups, int64_t ld_d, const void* a,
                                          const void* b, void* d, GemmMaps& out);
-// Those of a K-grouped GEMM, whose d is [groups][m][ld_d]; shape.k are the columns of all groups.
+// Those of a K-grouped GEMM, whose d is [groups][m][ld_d]; shape.k are the columns of all groups, or of
+// operands of 16 bits the rows, ld_a and ld_b elements apart.
 [[nodiscard]] Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec,
                                            Shape shape, int64_t groups, int64_t ld_d, const void* a,
                                            const void* b, void* d, GemmMaps& out);
+[[nodiscard]] Status encode_mn_major_maps(const Driver& driver, const codegen::GemmSpec& spec,
+                                          Shape shape, int64_t groups, int64_t ld_a, int64_t ld_b,
+                                          int64_t ld_d, const void* a, const void* b, void* d,
+                                          GemmMaps& out);
 
 }  // namespace f8::runtime

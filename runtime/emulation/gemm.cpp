@@ -57,13 +57,17 @@ void check(const TensorMap& map, const ExpectedMap& expected, Faults& faults) {
   }
   if (map.base == nullptr || !is_aligned(map.base)) fault("{}: misaligned or null", name);
 }
+void check_result(const codegen::GemmSpec& spec, const TensorMap& d,
+                  const kernels::GemmProblem& args, Faults& faults) {
+  check(d, {"d", args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16},
+        faults);
+}
 // Those of a and d; b is tile_n / cluster_m rows of 128 bytes.
 void check_rows(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& d,
                 const kernels::GemmProblem& args, Faults& faults) {
   check(a, {"a", args.k, args.m, spec.a, spec.config.tile_m / spec.config.cluster_n, 128, 128},
         faults);
-  check(d, {"d", args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16},
-        faults);
+  check_result(spec, d, args, faults);
 }
 
 // Computes one of a launch's GEMMs.
@@ -168,15 +172,22 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
                    const TensorMap& d, const kernels::KGroupedGemmArgs& args, const Call& call) {
   const kernels::GemmProblem& problem = args.problems[0];
   const kernels::GroupLayout& layout = args.layout;
-  check(b,
-        {"b", problem.k, problem.n, spec.b, spec.config.tile_n / spec.config.cluster_m, 128, 128},
-        call.faults);
-  check_rows(spec, a, d, problem, call.faults);
+  if (spec.mn_major()) {
+    check(a, {"a", problem.m, problem.k, spec.a, kernels::kMnBox, 128, 16}, call.faults);
+    check(b, {"b", problem.n, problem.k, spec.b, kernels::kMnBox, 128, 16}, call.faults);
+    check_result(spec, d, problem, call.faults);
+  } else {
+    check(b,
+          {"b", problem.k, problem.n, spec.b, spec.config.tile_n / spec.config.cluster_m, 128, 128},
+          call.faults);
+    check_rows(spec, a, d, problem, call.faults);
+  }
   if (d.matrices != static_cast<unsigned>(layout.experts) ||
       d.matrix_bytes != d.rows * d.ld_bytes || args.d != d.base || args.ld_d != d.ld_bytes) {
     call.fault("d: {} matrices {} bytes apart", d.matrices, d.matrix_bytes);
   }
-  if (problem.inv_scale_a == nullptr || problem.inv_scale_b == nullptr || args.groups == nullptr) {
+  const bool scaled = problem.inv_scale_a != nullptr && problem.inv_scale_b != nullptr;
+  if ((!scaled && !spec.mn_major()) || args.groups == nullptr) {
     call.fault("inverse scales or the layout of the groups are null");
   }
   if (!call.faults.empty()) return;
@@ -184,9 +195,12 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
   const auto d_bytes = static_cast<int64_t>(size_bytes(spec.d));
   for (int group = 0; group < layout.experts; ++group) {
     const int64_t first = args.groups[layout.at_blocks() + group];
-    const int64_t blocks = ceil_div(args.groups[layout.at_lengths() + group], kernels::kStageK);
-    const int64_t column = first * kernels::kStageK;
-    if (column + blocks * kernels::kStageK > static_cast<int64_t>(problem.k)) {
+    const int64_t length = args.groups[layout.at_lengths() + group];
+    const int64_t blocks = ceil_div(length, kernels::kStageK);
+    const int64_t start = args.groups[layout.at_starts() + group];
+    const int64_t column = spec.mn_major() ? start : first * kernels::kStageK;
+    const int64_t columns = spec.mn_major() ? length : blocks * kernels::kStageK;
+    if (column + columns > static_cast<int64_t>(problem.k)) {
       return call.fault("group {}: blocks from {} on, {} of them, of {} columns", group, first,
                         blocks, problem.k);
     }
@@ -196,17 +210,20 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
     }
     if (blocks == 0) continue;
     const auto scales = [&](const float* values, uint32_t stride, uint32_t group_stride) {
+      if (spec.mn_major()) return InverseScales{};
       return InverseScales{
           values + (block ? first * stride : static_cast<int64_t>(group) * group_stride),
           spec.scale, stride};
     };
     const auto operand = [&](const TensorMap& map, Dtype type) {
-      return Elements{static_cast<const uint8_t*>(map.base) + column, type,
-                      static_cast<int64_t>(map.ld_bytes), 1};
+      const auto* const base = static_cast<const uint8_t*>(map.base);
+      const auto pitch = static_cast<int64_t>(map.ld_bytes);
+      if (spec.mn_major()) return Elements{base + column * pitch, type, 1, pitch / 2};
+      return Elements{base + column, type, pitch, 1};
     };
     compute({.m = problem.m,
              .n = problem.n,
-             .k = blocks * kernels::kStageK,
+             .k = columns,
              .a = operand(a, spec.a),
              .b = operand(b, spec.b),
              .scale_a = scales(problem.inv_scale_a, problem.stride_a, args.group_stride_a),

@@ -29,15 +29,17 @@ Status need(const char* args, const char* field, const void* pointer) {
   return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", args, field);
 }
 
-Status check_recipe(const Recipe& recipe) {
+Status check_recipe(const Recipe& recipe, Dtype tensor_dtype) {
   F8_TRY(recipe.validate());
   for (const Gemm gemm : kGemms) {
     const GemmSetting& setting = recipe.at(gemm);
+    if (!setting.is_fp8() && gemm == Gemm::kGradWeight && tensor_dtype != Dtype::kF32) continue;
     if (!setting.is_fp8()) {
-      return fail(ErrorCode::kUnsupported,
-                  "recipe {}, GEMM {}: expert linears have no GEMM in high precision so far; use "
-                  "tensorwise, rowwise, delayed or blockwise",
-                  recipe.name, to_string(gemm));
+      return fail(
+          ErrorCode::kUnsupported,
+          "recipe {}, GEMM {}, {} tensors: expert linears have no GEMM in high precision so "
+          "far but grad_weight of bf16 and f16; use another recipe",
+          recipe.name, to_string(gemm), to_string(tensor_dtype));
     }
     const Granularity blocks =
         gemm == Gemm::kGradWeight ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
@@ -98,7 +100,7 @@ kernels::GroupsOf Experts::weights() const {
 
 Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Context>& context,
                                                      const ExpertsDesc& desc) {
-  F8_TRY(check_recipe(desc.recipe));
+  F8_TRY(check_recipe(desc.recipe, desc.tensor_dtype));
   const kernels::GroupLayout layout = F8_TRY(group_layout_of(desc.shape.m, desc.experts));
   LinearDesc of_expert;
   of_expert.shape = desc.shape;
@@ -418,7 +420,14 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   F8_TRY(memory.check_alignment(kBackward));
   if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
   F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
-  F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  if (saved_bytes_ > 0) F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  const bool reads_x = call.dw.data != nullptr && reads_tensors();
+  if (reads_x && call.x.data == nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.x.data is NULL, and recipe {} has grad_weight in high precision: give the "
+                "forward's x",
+                kBackwardArgs, desc_.recipe.name);
+  }
   F8_TRY(check_scales(kBackwardArgs, call));
   const bool reads_weight = call.dx.data != nullptr && recomputes_weight();
   if (reads_weight && call.w.data == nullptr) {
@@ -432,6 +441,9 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   if (reads_weight) {
     memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
                     Access::kRead);
+  }
+  if (reads_x) {
+    memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
   }
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
   memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
@@ -492,6 +504,17 @@ Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
 
 Status Experts::grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
                             const Buffers& saved, Stream stream) const {
+  if (reads_tensors()) {
+    return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = call.dy.data,
+                                                               .b = call.x.data,
+                                                               .d = call.dw.data,
+                                                               .layout = call.layout.data,
+                                                               .ld_d = call.dw.ld,
+                                                               .m = call.m,
+                                                               .ld_a = call.dy.ld,
+                                                               .ld_b = call.x.ld},
+                                                              stream);
+  }
   const Operand a = qt_of(at(runtime::Tensor::kGradOutput), own);
   const Operand b = qt_of(at(runtime::Tensor::kInput), saved);
   return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = a.elements,

@@ -91,6 +91,8 @@ class Experts {
   // The inverse scales of q and of qt that are not a tensor's.
   [[nodiscard]] int64_t row_scales(const Tensor& tensor) const;
   [[nodiscard]] int64_t column_scales(const Tensor& tensor) const;
+  // grad_weight multiplies dy and x as they are.
+  [[nodiscard]] bool reads_tensors() const { return !desc_.recipe.at(Gemm::kGradWeight).is_fp8(); }
   [[nodiscard]] bool recomputes_weight() const { return weight_again_.copies.qt.has_value(); }
   [[nodiscard]] Tensor& at(runtime::Tensor tensor) { return tensors_[static_cast<size_t>(tensor)]; }
   [[nodiscard]] const Tensor& at(runtime::Tensor tensor) const {

@@ -57,6 +57,7 @@ kernels::KGroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& c
 
 codegen::GemmSpec k_grouped_spec(const GemmDesc& desc, const GemmConfig& config) {
   codegen::GemmSpec spec = gemm_spec(desc, config);
+  if (spec.mn_major()) spec.fast = true;  // the tensor core has sums in fp32
   spec.groups = codegen::GemmGroups::kK;
   return spec;
 }
@@ -65,9 +66,11 @@ Result<GemmConfig> KGroupedGemm::choose(const GroupedDesc& desc, int sm_count) {
   const auto [m, n, k] = desc.gemm.shape;
   const int64_t groups = desc.layout.experts;
   // The tiles of all groups, each over its share of the rows.
-  const Shape group = {n, k, std::max<int64_t>(m / groups, 1)};
-  const Shape all = {groups * n, group.n, group.k};
   const codegen::GemmSpec spec = k_grouped_spec(desc.gemm, {});
+  // The model counts in elements of a byte.
+  const int64_t bytes = spec.mn_major() ? 2 : 1;
+  const Shape group = {n, k, std::max<int64_t>(bytes * m / groups, 1)};
+  const Shape all = {groups * n, group.n, group.k};
   return cheapest_config(spec, all, usable_sms(desc.gemm, sm_count), grouped_winners(spec, group),
                          groups);
 }
@@ -75,9 +78,10 @@ Result<GemmConfig> KGroupedGemm::choose(const GroupedDesc& desc, int sm_count) {
 Result<KGroupedGemm> KGroupedGemm::create(const std::shared_ptr<Context>& context,
                                           const GroupedDesc& desc, const GemmConfig& config) {
   F8_TRY(validate(desc.gemm));
-  if (desc.gemm.gemm != Gemm::kGradWeight || !is_fp8(desc.gemm.a)) {
+  if (desc.gemm.gemm != Gemm::kGradWeight || desc.gemm.a == Dtype::kF32) {
     return fail(ErrorCode::kUnsupported,
-                "gemm {} with operands in {}: groups of K have fp8 operands, in grad_weight",
+                "gemm {} with operands in {}: groups of K have operands in fp8, bf16 or f16, in "
+                "grad_weight",
                 to_string(desc.gemm.gemm), to_string(desc.gemm.a));
   }
   const Kernel* kernel = F8_TRY(context->kernel(k_grouped_spec(desc.gemm, config)));
@@ -88,11 +92,17 @@ Status KGroupedGemm::run(const KGroupedCall& call, Stream stream) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  const Shape own = own_shape(desc_);
   const codegen::GemmSpec& spec = std::get<codegen::GemmSpec>(kernel_->spec);
+  Shape own = own_shape(desc_);
+  if (spec.mn_major()) own.k = call.m;
+  const int64_t ld_d = call.ld_d == 0 ? own.n : call.ld_d;
   GemmMaps maps;
-  F8_TRY(encode_k_grouped_maps(state.driver, spec, own, desc_.layout.experts,
-                               call.ld_d == 0 ? own.n : call.ld_d, call.a, call.b, call.d, maps));
+  F8_TRY(spec.mn_major() ? encode_mn_major_maps(state.driver, spec, own, desc_.layout.experts,
+                                                call.ld_a == 0 ? own.m : call.ld_a,
+                                                call.ld_b == 0 ? own.n : call.ld_b, ld_d, call.a,
+                                                call.b, call.d, maps)
+                         : encode_k_grouped_maps(state.driver, spec, own, desc_.layout.experts,
+                                                 ld_d, call.a, call.b, call.d, maps));
   kernels::KGroupedGemmArgs args = arguments(desc_, config_, own, call);
   const int64_t groups = std::min<int64_t>(desc_.layout.experts, desc_.layout.m_max);
   const int64_t tiles = groups * ceil_div(own.m, int64_t{config_.tile_m} * config_.cluster_m) *

@@ -5,7 +5,8 @@
 //   gemm          a                 b                 d
 //   grad_weight   dy^T [N][P]       x^T [K][P]        dw [groups][N][K]
 // P is columns_of_groups(): tensor cores read fp8 along K alone, so each group's columns begin at a
-// whole block of 128, and the last one's are zeros behind them. A group without columns has a d of
+// whole block of 128, and the last one's are zeros behind them. Operands in bf16 and f16 are the tensors
+// themselves, dy [M][N] and x [M][K], whose groups begin at any row. A group without columns has a d of
 // zeros, or an unchanged one where the result is added to it.
 #pragma once
 
@@ -33,6 +34,10 @@ struct KGroupedCall {
   const float* inv_scale_b = nullptr;
   const void* layout = nullptr;
   int64_t ld_d = 0;  // elements, a multiple of 16 bytes; 0: dense
+  // Of operands in bf16 and f16, which have no scales: their rows, and likewise the strides of these.
+  int64_t m = 0;
+  int64_t ld_a = 0;
+  int64_t ld_b = 0;
 };
 
 class KGroupedGemm {

@@ -77,8 +77,8 @@ typedef struct float8_experts_desc {
   int64_t k;            /* in_features, a multiple of 16 */
   int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t tensor_dtype; /* a float8_dtype, the type of x, w, y, dy and dx */
-  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: GEMMs in high precision. Delayed scales are one each
-   * for x and for dy of all experts, and one for w of all. */
+  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: GEMMs in high precision, but for grad_weight of bf16
+   * and f16 tensors. Delayed scales are one each for x and for dy of all experts, and one for w of all. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw */
@@ -142,6 +142,8 @@ typedef struct float8_experts_backward_args {
   /* As in the forward. With desc.recompute_weight delayed scales must still be those that it had. */
   const float8_step* step FLOAT8_DEFAULT(NULL);
   float8_scale_slots scales FLOAT8_DEFAULT({});
+  /* Where grad_weight is in high precision, and dw is wanted: the forward's; else unread. */
+  float8_matrix x FLOAT8_DEFAULT({});
 } float8_experts_backward_args;
 
 /* Enqueue the casts and a GEMM for each result. They read the layout on the device alone, allocate

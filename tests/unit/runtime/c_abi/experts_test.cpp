@@ -109,7 +109,11 @@ class ExpertsAbi : public GroupLayoutAbi {
 TEST_F(ExpertsAbi, RefusesDescriptions) {
   EXPECT_EQ(plan_experts(desc("bf16")), nullptr);
   EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("recipe bf16, GEMM output: expert linears have no GEMM in high precision"));
+  EXPECT_TRUE(says("recipe bf16, GEMM output, bf16 tensors: expert linears have no GEMM in high"));
+  float8_experts_desc of_f32 = desc("rowwise_with_gw_hp");
+  of_f32.tensor_dtype = FLOAT8_F32;
+  EXPECT_EQ(plan_experts(of_f32), nullptr);
+  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
   float8_experts_desc bad = desc("rowwise");
   bad.k = 81;
   EXPECT_EQ(plan_experts(bad), nullptr);
@@ -301,6 +305,34 @@ TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK);
   float8_scales_destroy(scales);
   float8_linear_destroy(linear);
+  float8_experts_destroy(experts);
+  float8_group_layout_plan_destroy(layouts);
+}
+
+// A grad_weight in high precision reads x again.
+TEST_F(ExpertsAbi, GradWeightInHighPrecisionReadsX) {
+  float8_experts_desc recipe = desc("rowwise_with_gw_hp");
+  recipe.recompute_weight = 1;
+  float8_experts* const experts = plan_experts(recipe);
+  ASSERT_NE(experts, nullptr) << float8_last_error();
+  EXPECT_EQ(float8_experts_saved_bytes(experts), 0U);
+  float8_group_layout_plan* layouts = plan(kM, 2);
+  const Memory dy = random_bf16(kM * kN, 3), x = random_bf16(kM * kK, 1);
+  const Memory dw = memory(2 * kN * kK * 2), layout = memory(float8_group_layout_bytes(layouts));
+  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
+  const std::vector<int32_t> offsets = {40, 65};
+  const float8_group_layout_args routing{
+      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
+  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
+  float8_experts_backward_args backward{.m = kM,
+                                        .dy = {dy.get()},
+                                        .dw = {dw.get()},
+                                        .layout = {layout.get()},
+                                        .workspace = {workspace.get()}};
+  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("x.data is NULL, and recipe rowwise_with_gw_hp has grad_weight in high"));
+  backward.x.data = x.get();
+  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK) << float8_last_error();
   float8_experts_destroy(experts);
   float8_group_layout_plan_destroy(layouts);
 }
