@@ -193,7 +193,7 @@ struct GemmMainloop {
                                      const WorkTile& tile) {
     order_wait(warpgroup);
     if constexpr (Config::kFast) {
-      accumulate_fast(acc, shared, schedule, pipeline, warpgroup, tile);
+      accumulate_fast(acc, shared, schedule, pipeline, warpgroup, tile.k_blocks, tile);
     } else {
       accumulate_promoted(acc, shared, schedule, pipeline, warpgroup, tile);
     }
@@ -246,12 +246,12 @@ struct GemmMainloop {
 
   static F8_DEVICE void accumulate_fast(Accumulators& acc, const Shared& shared,
                                         const Schedule& schedule, Pipeline& pipeline, u32 warpgroup,
-                                        const WorkTile& tile) {
+                                        u32 k_blocks, const WorkTile& tile) {
     u32 previous = 0;
-    for (u32 block = 0; block < tile.k_blocks; ++block, pipeline.advance()) {
+    for (u32 block = 0; block < k_blocks; ++block, pipeline.advance()) {
       barrier_wait(shared.full + 8 * pipeline.stage, pipeline.phase);
       if constexpr (Config::kMnMajor) {
-        if (block + 1 == tile.k_blocks && tile.last_of_k < kMnBox) {
+        if (block + 1 == k_blocks && tile.last_of_k < kMnBox) {
           clear_lines(shared, pipeline.stage, warpgroup, tile.last_of_k);
         }
       }
