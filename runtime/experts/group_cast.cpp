@@ -95,12 +95,14 @@ Status GroupCastPlan::quantize_rows(const kernels::CastTensor& tensor, const Gro
   args.cast.tensors[0] = tensor;
   const int64_t blocks = kernels::blocks_of_rows(call.rows, cols_);
   args.cast.tensors[0].blocks = static_cast<int32_t>(blocks);
+  args.source = call.source;
   if (call.groups.words != nullptr) args.row_count = call.groups.words + kernels::kGroupRows;
   return launch_with(args, state.driver, *rows_, blocks, state.options.programmatic_launch, stream);
 }
 
 kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
-  kernels::GroupCastArgs args{.groups = call.groups, .tensor = {}, .scale_rows = call.scale_rows};
+  kernels::GroupCastArgs args{
+      .groups = call.groups, .tensor = {}, .scale_rows = call.scale_rows, .source = call.source};
   kernels::CastTensor& t = args.tensor;
   t.x = call.x;
   t.ld = call.ld == 0 ? cols_ : call.ld;
