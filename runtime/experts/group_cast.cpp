@@ -28,10 +28,24 @@ bool has_rows_alone(const codegen::CastSpec& spec) {
   return codegen::scales_rows_alone(in_one_launch(spec));
 }
 
+// The elements that a source reads for a matrix of `count`.
+int64_t elements_read(kernels::RowSource source, int64_t count) {
+  switch (source) {
+    case kernels::RowSource::kSwiglu:
+      return 2 * count;
+    case kernels::RowSource::kSwigluBackward:
+      return 3 * count / 2;
+    default:
+      return count;
+  }
+}
+
 // True where amax and cast of groups of so many rows are one launch.
 bool reads_from_l2(const codegen::CastSpec& spec, int64_t rows, int64_t cols) {
   return codegen::can_be_one_launch(spec) && !has_rows_alone(spec) &&
-         rows * cols * static_cast<int64_t>(size_bytes(codegen::memory_type(spec))) <= kMostOfL2;
+         elements_read(spec.source, rows * cols) *
+                 static_cast<int64_t>(size_bytes(codegen::memory_type(spec))) <=
+             kMostOfL2;
 }
 
 // The maxima that a cast needs; of blocks none.
