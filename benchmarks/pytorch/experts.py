@@ -5,11 +5,11 @@
                [--seconds 2] [--profile FOLDER] [--json FILE] [--emulate]
 
 A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
-adds each token's results by their scores. All variants have the same code but for the expert linears,
-which take torch.nn.functional.grouped_mm in bf16 and torch.ops.float8's in fp8. Weights are cast in each
-step, in forward and again in backward; of the variants with -keep once, with recompute=False. Each step has another of a few pairs of x and dy. The variants are timed in rounds; a row has
-the median time, the median speedup over bf16 and the peak of memory in a step. DeepSeek-V3 has 8 local
-experts, as on one of 32 ranks.
+adds each token's results by their scores: in bf16 with torch.nn.functional.grouped_mm, in fp8 with
+float8.torch.functional.moe. Weights are cast in each step, in forward and again in backward; of the
+variants with -keep once, with recompute=False. Each step has another of a few pairs of x and dy. The
+variants are timed in rounds; a row has the median time, the median speedup over bf16 and the peak of
+memory in a step. DeepSeek-V3 has 8 local experts, as on one of 32 ranks.
 """
 
 from __future__ import annotations

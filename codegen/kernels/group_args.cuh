@@ -73,12 +73,33 @@ struct GroupsOf {
   i32 rows;
 };
 
+// How the rows of a matrix with groups come to be.
+enum class RowSource {
+  kMatrix,         // they are those of x
+  kGather,         // row i is row index[i] of x
+  kGatherScore,    // times score[i]
+  kSwiglu,         // silu(gate) up, where x is gate
+  kSwigluBackward  // the gradients of gate and of up, side by side: half of the columns each
+};
+
+// What a source reads beside x. `index` and `score` have a number for each row; rows of the others are
+// `ld` elements apart.
+struct RowOperands {
+  const i32* index;
+  const float* score;
+  const void* up;
+  const void* grad;  // of the product
+  i64 ld_up;
+  i64 ld_grad;
+};
+
 // The amaxes of each group. `tensor` is the matrix with all groups; its words are those of all groups,
 // zeroed by the caller and raised atomically: partials [groups], row_amax [rows] and col_amax
 // [groups][cols].
 struct GroupAmaxArgs {
   GroupsOf groups;
   AmaxTensor tensor;
+  RowOperands source;
 };
 // The copies of each group. partials, row_amax and col_amax are as above. scale is [groups][kScaleStride];
 // with a delayed scale, which is that of all groups, it is one, and so is the amax that is recorded.
@@ -92,6 +113,7 @@ struct GroupCastArgs {
   GroupsOf groups;
   CastTensor tensor;
   i64 scale_rows;
+  RowOperands source;
 };
 
 // Where a group is: its rows in x, its columns in a transposed copy, its rows among block scales.
@@ -153,6 +175,7 @@ F8_BOTH CastTensor group_of(const GroupCastArgs& args, const GroupPlace& at, Sca
 F8_BOTH GroupAmaxArgs maxima_of(const GroupCastArgs& cast) {
   GroupAmaxArgs args{};
   args.groups = cast.groups;
+  args.source = cast.source;
   args.tensor.x = cast.tensor.x;
   args.tensor.ld = cast.tensor.ld;
   args.tensor.rows = cast.tensor.rows;
@@ -177,6 +200,7 @@ struct GroupQuantizeArgs {
 struct GroupRowsArgs {
   CastArgs cast;         // of one matrix
   const i32* row_count;  // at most its rows; null: all of them
+  RowOperands source;
 };
 
 // How a GEMM's problem is made of groups: not, by the rows of a and d, or by parts of K.

@@ -5,7 +5,7 @@
 
 #include "amax.cuh"
 #include "cast.cuh"
-#include "group_args.cuh"
+#include "group_rows.cuh"
 
 namespace f8::kernels {
 
@@ -71,7 +71,9 @@ struct GroupAmax {
     GroupTile tile;
     if (!tile.of_block(args.groups, args.tensor.cols)) return;
     const AmaxTensor t = group_of(args, tile, Vec8<Config::kInput>::kElementBytes);
-    Amax<Config>::rows_and_columns(t, static_cast<u32>(tile.index(t.cols)));
+    Amax<Config>::rows_and_columns(
+        t, static_cast<u32>(tile.index(t.cols)),
+        GroupRows<Config::kSource, Config::kInput>(args.tensor, args.source, tile.start));
   }
 };
 
@@ -97,7 +99,8 @@ struct GroupCast {
     };
     const CastTensor from = group();
     ThreadFragment<Config::kInput> fragment;
-    fragment.template load<kReads>(from.x, from.ld, from.rows, from.cols, tile.row, tile.column);
+    GroupRows<Config::kSource, Config::kInput, kReads>(args.tensor, args.source, tile.start)
+        .load(from, tile.row, tile.column, fragment);
     wait();
     const CastTensor t = group();  // again: registers are few
     __shared__ typename Copies::Scales scales;

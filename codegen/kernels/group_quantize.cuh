@@ -94,17 +94,13 @@ struct GroupQuantize {
     static constexpr bool kNoopFlag = false;
   };
   // What is read the first time stays in L2 for the second.
-  struct LoadToKeep {
-    static F8_DEVICE void load(const AmaxTensor& t, i32 row0, i32 column0,
-                               ThreadFragment<Config::kInput>& fragment) {
-      fragment.template load<Evict::kLast>(t.x, t.ld, t.rows, t.cols, row0, column0);
-    }
-  };
+  using RowsToKeep = GroupRows<Config::kSource, Config::kInput, Evict::kLast>;
   static_assert(Config::kInput != Input::kF32 && !Copies::kTileAmax && Copies::kAfterAmax);
 
   static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, const GroupTile& tile) {
     const AmaxTensor t = group_of(maxima_of(args.cast), tile, Vec8<Config::kInput>::kElementBytes);
-    Amax<AmaxConfig>::rows_and_columns(t, static_cast<u32>(tile.index(t.cols)), LoadToKeep());
+    Amax<AmaxConfig>::rows_and_columns(t, static_cast<u32>(tile.index(t.cols)),
+                                       RowsToKeep(args.cast.tensor, args.cast.source, tile.start));
     __syncthreads();
     if (threadIdx.x == 0) add_release(args.done + tile.group, 1);
   }

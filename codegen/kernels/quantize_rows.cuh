@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cast.cuh"
-#include "group_args.cuh"
+#include "group_rows.cuh"
 
 namespace f8::kernels {
 
@@ -37,11 +37,26 @@ struct QuantizeRows {
     return most;
   }
 
-  static F8_DEVICE void run(const QuantizeArgs& launch) { run(launch.cast, nullptr); }
-  static F8_DEVICE void run(const GroupRowsArgs& launch) { run(launch.cast, launch.row_count); }
+  // A loader reads eight elements of a row.
+  struct Load {
+    const CastTensor& t;
+
+    F8_DEVICE void read(i64 row, i32 column, Values& to) const {
+      to.load(t.x, row * t.ld + column);
+    }
+  };
+
+  static F8_DEVICE void run(const QuantizeArgs& launch) {
+    run(launch.cast, nullptr, Load{launch.cast.tensors[tensor_of_block(launch.cast)]});
+  }
+  static F8_DEVICE void run(const GroupRowsArgs& launch) {
+    run(launch.cast, launch.row_count,
+        GroupRows<Config::kSource, Config::kInput>(launch.cast.tensors[0], launch.source, 0));
+  }
 
   // `row_count`, where it is not null, has the number of rows.
-  static F8_DEVICE void run(const CastArgs& args, const i32* row_count) {
+  template <class Loader>
+  static F8_DEVICE void run(const CastArgs& args, const i32* row_count, const Loader& loader) {
     const CastTensor& t = args.tensors[tensor_of_block(args)];
     const i32 threads = threads_of_row(t.cols);
     const i32 lane = static_cast<i32>(threadIdx.x) % threads;
@@ -59,7 +74,7 @@ struct QuantizeRows {
     for (int i = 0; i < kHeld; ++i) {
       const i32 vector = lane + i * threads;
       if (vector < vectors) {
-        held[i].load(t.x, row * t.ld + vector * 8);
+        loader.read(row, vector * 8, held[i]);
       } else {
         held[i].clear();
       }
@@ -68,7 +83,7 @@ struct QuantizeRows {
     for (int i = 0; i < kHeld; ++i) held[i].raise(magnitudes);
     for (i32 vector = lane + kHeld * threads; vector < vectors; vector += threads) {
       Values more;
-      more.load(t.x, row * t.ld + vector * 8);
+      loader.read(row, vector * 8, more);
       more.raise(magnitudes);
     }
     const u32 most = row_max(magnitudes.largest_magnitude(), threads);
@@ -82,7 +97,7 @@ struct QuantizeRows {
     }
     for (i32 vector = lane + kHeld * threads; vector < vectors; vector += threads) {
       Values more;
-      more.load(t.x, row * t.ld + vector * 8);
+      loader.read(row, vector * 8, more);
       Copies::write_vec8(q + vector * 8, more, scale);
     }
     end_overlapped();

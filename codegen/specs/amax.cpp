@@ -1,6 +1,5 @@
 #include "codegen/specs/amax.hpp"
 
-#include "codegen/kernels/group_args.cuh"
 #include "codegen/specs/text.hpp"
 
 namespace f8::codegen {
@@ -12,10 +11,42 @@ std::string over_text(const AmaxSpec& s) {
   return f8::format("{}{}{}", s.row ? "row" : "", s.col ? "col" : "", s.tensor ? "+tensor" : "");
 }
 
+struct SourceName {
+  kernels::RowSource source;
+  std::string_view key, name;
+};
+constexpr SourceName kSources[] = {
+    {kernels::RowSource::kMatrix, "", "RowSource::kMatrix"},
+    {kernels::RowSource::kGather, "/gather", "RowSource::kGather"},
+    {kernels::RowSource::kGatherScore, "/gather_score", "RowSource::kGatherScore"},
+    {kernels::RowSource::kSwiglu, "/swiglu", "RowSource::kSwiglu"},
+    {kernels::RowSource::kSwigluBackward, "/swiglu_backward", "RowSource::kSwigluBackward"}};
+
 }  // namespace
+
+std::string_view to_string(kernels::RowSource source) {
+  return kSources[static_cast<size_t>(source)].key;
+}
+
+kernels::RowSource take_source(std::string_view& rest) {
+  for (const SourceName& each : kSources) {
+    if (!each.key.empty() && take_off_end(rest, each.key)) return each.source;
+  }
+  return kernels::RowSource::kMatrix;
+}
+
+Status check_source(kernels::RowSource source, bool group, bool from_f32) {
+  if (source == kernels::RowSource::kMatrix || (group && !from_f32)) return {};
+  return fail(ErrorCode::kInvalidArgument, "{} is of groups, without /from_f32", to_string(source));
+}
+
+std::string source_constant(kernels::RowSource source) {
+  return constant("RowSource", "kSource", kSources[static_cast<size_t>(source)].name);
+}
 
 Result<AmaxSpec> AmaxSpec::parse(std::string_view, std::string_view rest) {
   AmaxSpec s;
+  s.source = take_source(rest);
   s.group = take_off_end(rest, "/group");
   s.list = take_off_end(rest, "/list");
   s.noop_flag = take_off_end(rest, "/flag");
@@ -38,14 +69,15 @@ Result<AmaxSpec> AmaxSpec::parse(std::string_view, std::string_view rest) {
 
 std::string AmaxSpec::key() const {
   const auto& s = *this;
-  return f8::format("amax/{}/{}{}{}{}{}", to_string(s.in), over_text(s),
+  return f8::format("amax/{}/{}{}{}{}{}{}", to_string(s.in), over_text(s),
                     s.from_f32 ? "/from_f32" : "", s.noop_flag ? "/flag" : "",
-                    s.list ? "/list" : "", s.group ? "/group" : "");
+                    s.list ? "/list" : "", s.group ? "/group" : "", to_string(s.source));
 }
 
 Status AmaxSpec::validate() const {
   const auto& s = *this;
   F8_TRY(check_input(s.in, s.from_f32));
+  F8_TRY(check_source(s.source, s.group, s.from_f32));
   if (s.block ? s.tensor || s.row || s.col : !s.tensor && !s.row && !s.col) {
     return fail(ErrorCode::kInvalidArgument,
                 "an amax is over the tensor, rows or columns, or over blocks alone");
@@ -61,7 +93,8 @@ std::string amax_config(const AmaxSpec& spec) {
   return "struct Config {\n" + constant("Input", "kInput", input_name(spec.in, spec.from_f32)) +
          constant("kTensor", spec.tensor) + constant("kRow", spec.row) +
          constant("kCol", spec.col) + constant("kBlock", spec.block) +
-         constant("kNoopFlag", spec.noop_flag) + "};\n";
+         constant("kNoopFlag", spec.noop_flag) +
+         (spec.group ? source_constant(spec.source) : std::string()) + "};\n";
 }
 
 Stub AmaxSpec::stub() const {

@@ -1,9 +1,11 @@
 // The maxima of a tensor's absolute values.
-//   amax := "amax/" in "/" over ["/from_f32"] ["/flag"] ["/list"] ["/group"]
+//   amax := "amax/" in "/" over ["/from_f32"] ["/flag"] ["/list"] ["/group" source]
 //           over := "tensor" | "block" | axes ["+tensor"]
 //           axes := "row" | "col" | "rowcol"
+//           source := "" | "/gather" | "/gather_score" | "/swiglu" | "/swiglu_backward"
 #pragma once
 
+#include "codegen/kernels/group_args.cuh"
 #include "codegen/specs/kind.hpp"
 
 namespace f8::codegen {
@@ -18,6 +20,7 @@ struct AmaxSpec {
   bool noop_flag = false;  // does nothing where a flag says that its results are there already
   bool from_f32 = false;   // x is in fp32, and each element is rounded to `in` as it is read
   bool group = false;      // of groups of rows, each with amaxes of its own
+  kernels::RowSource source = kernels::RowSource::kMatrix;  // of groups
 
   static constexpr std::string_view kKinds[] = {"amax"};
   [[nodiscard]] std::string key() const;
@@ -28,6 +31,14 @@ struct AmaxSpec {
   [[nodiscard]] ParameterBytes parameters() const;
   bool operator==(const AmaxSpec&) const = default;
 };
+
+// A source of rows as the end of a key, and taken off the end of one.
+[[nodiscard]] std::string_view to_string(kernels::RowSource source);
+[[nodiscard]] kernels::RowSource take_source(std::string_view& rest);
+// Fails where the kernel of these rows cannot be.
+[[nodiscard]] Status check_source(kernels::RowSource source, bool group, bool from_f32);
+// The line of a Config.
+[[nodiscard]] std::string source_constant(kernels::RowSource source);
 
 // The stub's Config.
 [[nodiscard]] std::string amax_config(const AmaxSpec& spec);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "codegen/kernels/group_args.cuh"
 #include "codegen/specs/text.hpp"
 
 namespace f8::codegen {
@@ -51,6 +50,7 @@ Result<CastSpec> CastSpec::parse(std::string_view kind, std::string_view rest) {
   const std::string_view copies = rest.substr(0, rest.find('/'));
   const std::string_view all_options = rest.substr(copies.size());
   std::string_view options = all_options;
+  s.source = take_source(options);
   s.q = copies == "q" || copies == "q+qt";
   s.qt = copies == "qt" || copies == "q+qt";
   if (!s.q && !s.qt) {
@@ -88,12 +88,13 @@ std::string CastSpec::key() const {
   for (const auto& [name, field] : kCastOptions) {
     if (s.*field) text += name;
   }
-  return text;
+  return text.append(to_string(s.source));
 }
 
 Status CastSpec::validate() const {
   const auto& s = *this;
   F8_TRY(check_input(s.in, s.from_f32));
+  F8_TRY(check_source(s.source, s.group, s.from_f32));
   if (!is_fp8(s.out)) {
     return fail(ErrorCode::kInvalidArgument, "cast to {}: expected e4m3 or e5m2", to_string(s.out));
   }
@@ -128,7 +129,8 @@ std::string cast_config(const CastSpec& s) {
          constant("kRowMajor", s.q) + constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
          constant("kSaturate", s.saturate) + constant("kCount", s.count) +
          constant("kSums", s.sums) + constant("kNoopFlag", s.noop_flag) +
-         constant("kShard", s.shard) + "};\n";
+         constant("kShard", s.shard) + (s.group ? source_constant(s.source) : std::string()) +
+         "};\n";
 }
 
 namespace {
@@ -150,8 +152,10 @@ CastKernel cast_kernel(const char* file, const char* templ, const char* args, bo
 CastKernel kernel_of(const CastSpec& s) {
   const bool rows = scales_rows_alone(s);
   if (s.one_launch && s.group) {
+    // Both gradients of SwiGLU take more registers.
+    const bool rows_four = s.source != kernels::RowSource::kSwigluBackward;
     return rows ? cast_kernel<kernels::GroupRowsArgs>("quantize_rows.cuh", "QuantizeRows",
-                                                      "GroupRowsArgs", true)
+                                                      "GroupRowsArgs", rows_four)
                 : cast_kernel<kernels::GroupQuantizeArgs>("group_quantize.cuh", "GroupQuantize",
                                                           "GroupQuantizeArgs", true);
   }
@@ -238,7 +242,8 @@ std::optional<AmaxSpec> amax_before(const CastSpec& spec) {
                       .block = spec.shard,
                       .noop_flag = spec.noop_flag,
                       .from_f32 = spec.from_f32,
-                      .group = spec.group};
+                      .group = spec.group,
+                      .source = spec.source};
   if (!amax.tensor && !amax.row && !amax.col && !amax.block) return std::nullopt;
   return amax;
 }

@@ -3,7 +3,7 @@
 //           scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
 //           copies := "q" | "qt" | "q+qt"        two scales: that of q, that of qt
 //           option := "/from_f32" | "/pow2" | "/hold" | "/count" | "/sums" | "/flag" | "/shard" |
-//                     "/list" | "/group"         in this order
+//                     "/list" | "/group" source  in this order; source as in amax.hpp
 //           "quantize/" is amax and cast in one launch
 #pragma once
 
@@ -34,6 +34,7 @@ struct CastSpec {
   bool shard = false;
   bool from_f32 = false;  // as in AmaxSpec
   bool group = false;     // x has groups of rows, each with scales and copies of its own
+  kernels::RowSource source = kernels::RowSource::kMatrix;  // of groups
 
   static constexpr std::string_view kKinds[] = {"cast", "quantize"};
   [[nodiscard]] std::string key() const;

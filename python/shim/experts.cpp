@@ -100,16 +100,22 @@ struct ExpertsCall {
         n(out),
         k(in) {}
 
+  [[nodiscard]] ExpertsKey key(int64_t m, float8_dtype grad_dtype) const {
+    return {.config = config.of_experts(),
+            .m_max = kExpertRows * expert_row_blocks(m),
+            .n = n,
+            .k = k,
+            .experts = static_cast<int32_t>(experts),
+            .device = place.key(),
+            .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
+            .grad_dtype = static_cast<int8_t>(grad_dtype)};
+  }
   [[nodiscard]] const ExpertsPlan& plan(int64_t m, float8_dtype grad_dtype) const {
-    const ExpertsKey key{.config = config.of_experts(),
-                         .m_max = kExpertRows * expert_row_blocks(m),
-                         .n = n,
-                         .k = k,
-                         .experts = static_cast<int32_t>(experts),
-                         .device = place.key(),
-                         .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
-                         .grad_dtype = static_cast<int8_t>(grad_dtype)};
-    return experts_for(key, place);
+    return experts_for(key(m, grad_dtype), place);
+  }
+
+  [[nodiscard]] const MoePlan& moe_plan(int64_t m, float8_dtype grad_dtype, bool in_place) const {
+    return moe_for({.linear = key(m, grad_dtype), .rows_in_place = in_place}, place);
   }
 
   // A layout has the bytes that its experts and the plan's largest m give it, no more and no fewer.
@@ -123,6 +129,17 @@ struct ExpertsCall {
           std::to_string(bytes) + "; it was made for another number of rows or experts");
     }
     return {layout.mutable_data_ptr(), static_cast<size_t>(bytes)};
+  }
+
+  // The weight of a forward, where its backward casts it again.
+  [[nodiscard]] Matrix weight_again(const std::optional<Tensor>& weight, int64_t out,
+                                    int64_t in) const {
+    if (!weight || weight->dim() != 3 || weight->size(0) != experts || weight->size(1) != out ||
+        weight->size(2) != in || device_of(*weight) != place.device) {
+      throw std::invalid_argument(
+          "float8: backward casts the experts' weights again: give it those of forward");
+    }
+    return as_matrix(to_dtype(*weight, dtype));
   }
 
   [[nodiscard]] Matrix rows_of(const Tensor& tensor, int64_t cols, const char* name) const {
@@ -153,6 +170,52 @@ int32_t code_of(float8_dtype dtype) {
     default:
       return aoti_torch_dtype_bfloat16();
   }
+}
+
+float8_dtype checked_grad_dtype(int64_t dtype) {
+  if (dtype >= FLOAT8_BF16 && dtype <= FLOAT8_F16) return static_cast<float8_dtype>(dtype);
+  throw std::invalid_argument("float8: grad_dtype is " + std::to_string(dtype) +
+                              "; it is 0 (bfloat16), 1 (float32) or 2 (float16)");
+}
+
+// [experts][n][k], or nothing where it is not wanted.
+Tensor grad_of_weight(bool wanted, int64_t experts, int64_t n, int64_t k, float8_dtype type,
+                      const Device& device) {
+  const std::array<int64_t, 3> size = {wanted ? experts : 0, n, k};
+  return empty(size, code_of(type), device);
+}
+
+// What forward and backward of an MLP of experts read of their operands.
+struct MoeOperands {
+  int64_t m;
+  const int32_t* index = nullptr;
+
+  // `rows`: the tokens.
+  MoeOperands(const Tensor& rows, const std::optional<Tensor>& of_rows, const Device& device)
+      : m(of_rows ? of_rows->numel() : rows.size(0)) {
+    if (!of_rows) return;
+    check_dense(*of_rows, sizeof(int32_t), device, "the index of a routing");
+    if (of_rows->dim() != 1 || dtype_of(*of_rows) != aoti_torch_dtype_int32()) {
+      throw std::invalid_argument(
+          "float8: the index of a routing is the token of each row, int32 in one dimension");
+    }
+    index = static_cast<const int32_t*>(of_rows->mutable_data_ptr());
+  }
+};
+
+void check_weights(const Tensor& w13, const Tensor& w2, const Device& device) {
+  if (w13.dim() != 3 || w2.dim() != 3 || w13.size(0) != w2.size(0) ||
+      w13.size(1) != 2 * w2.size(2) || w13.size(2) != w2.size(1)) {
+    throw std::invalid_argument("float8: w2 is [E][D][F], and w13 [E][2 F][D]");
+  }
+  if (device_of(w13) != device || device_of(w2) != device) {
+    throw std::invalid_argument("float8: the weights of experts are on another device than x");
+  }
+}
+
+void set(float8_matrix& field, const Matrix& matrix) {
+  field.data = matrix.data;
+  field.ld = matrix.stride;
 }
 
 }  // namespace
@@ -229,15 +292,10 @@ std::tuple<Tensor, Tensor> experts_backward(const Tensor& dy, const Tensor& save
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
   const bool want_dw = (wanted & 2) != 0;
-  if (grad_dtype < FLOAT8_BF16 || grad_dtype > FLOAT8_F16) {
-    throw std::invalid_argument("float8: grad_dtype is " + std::to_string(grad_dtype) +
-                                "; it is 0 (bfloat16), 1 (float32) or 2 (float16)");
-  }
-  const auto grad_type = static_cast<float8_dtype>(grad_dtype);
+  const float8_dtype grad_type = checked_grad_dtype(grad_dtype);
   const Matrix rows = call.rows_of(dy, n, "dy");
   Tensor dx = empty_matrix(want_dx ? rows.rows : 0, k, call.dtype, device);
-  const std::array<int64_t, 3> weight_size = {want_dw ? experts : 0, n, k};
-  Tensor dw = empty(weight_size, code_of(grad_type), device);
+  Tensor dw = grad_of_weight(want_dw, experts, n, k, grad_type, device);
   if (rows.rows == 0) {
     torch::stable::zero_(dw);
     return {dx, dw};
@@ -254,12 +312,7 @@ std::tuple<Tensor, Tensor> experts_backward(const Tensor& dy, const Tensor& save
   args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
   std::optional<Matrix> w;  // until the call has read it
   if (want_dx && call.config.recompute()) {
-    if (!weight || weight->dim() != 3 || weight->size(0) != experts || weight->size(1) != n ||
-        weight->size(2) != k || device_of(*weight) != device) {
-      throw std::invalid_argument(
-          "float8: backward casts the experts' weights again: give it those of forward");
-    }
-    w = as_matrix(to_dtype(*weight, call.dtype));
+    w = call.weight_again(weight, n, k);
     args.w.data = w->data;
     args.w.ld = w->stride;
   }
@@ -291,6 +344,106 @@ std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n
   const auto [layout_of_two, saved_of_two] = of(2);
   const int64_t more = expert_row_blocks(m) - 1;  // -1: what is not proportional to M
   return {layout + more * (layout_of_two - layout), saved + more * (saved_of_two - saved)};
+}
+
+std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tensor>& index,
+                                       const Tensor& w13, const Tensor& w2, const Tensor& layout,
+                                       int64_t config, bool save) {
+  const Device device = device_of(x);
+  check_weights(w13, w2, device);
+  const ExpertsCall call(x, config, w2.size(0), w2.size(2), w2.size(1));
+  const Matrix tokens = call.rows_of(x, call.k, "x");
+  const MoeOperands operands(x, index, device);
+  Tensor y = empty_matrix(operands.m, call.k, call.dtype, device);
+  if (operands.m == 0) return {y, empty_bytes(0, device)};
+  const MoePlan& plan =
+      call.moe_plan(operands.m, element_type(dtype_of(w13), "w13"), !index.has_value());
+  Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
+  const Matrix first = as_matrix(to_dtype(w13, call.dtype));
+  const Matrix last = as_matrix(to_dtype(w2, call.dtype));
+  float8_moe_forward_args args;
+  args.m = operands.m;
+  args.tokens = tokens.rows;
+  set(args.x, tokens);
+  args.index = operands.index;
+  set(args.w13, first);
+  set(args.w2, last);
+  args.y.data = y.mutable_data_ptr();
+  args.layout = call.layout_of(layout, operands.m);
+  if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
+  args.zero_tail = 1;
+  const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), plan.workspace_bytes};
+  check(float8_moe_forward(plan.moe, &args, call.place.stream));
+  return {y, saved};
+}
+
+std::tuple<Tensor, Tensor, Tensor> moe_backward(
+    const Tensor& dy, const Tensor& x, const std::optional<Tensor>& index,
+    const std::optional<Tensor>& score, const std::optional<Tensor>& w13,
+    const std::optional<Tensor>& w2, const Tensor& saved, const Tensor& layout, int64_t experts,
+    int64_t hidden, int64_t grad_dtype, int64_t config, int64_t wanted) {
+  const Device device = device_of(x);
+  const ExpertsCall call(x, config, experts, hidden, x.size(1));
+  const float8_dtype grad_type = checked_grad_dtype(grad_dtype);
+  const Matrix tokens = call.rows_of(x, call.k, "x");
+  const Matrix grads = call.rows_of(to_dtype(dy, call.dtype), call.k, "dy");
+  const MoeOperands operands(x, index, device);
+  const bool want_dx = (wanted & 1) != 0, want_w13 = (wanted & 2) != 0, want_w2 = (wanted & 4) != 0;
+  Tensor dx = empty_matrix(want_dx ? operands.m : 0, call.k, call.dtype, device);
+  Tensor dw13 = grad_of_weight(want_w13, experts, 2 * hidden, call.k, grad_type, device);
+  Tensor dw2 = grad_of_weight(want_w2, experts, call.k, hidden, grad_type, device);
+  if (operands.m == 0) {
+    torch::stable::zero_(dw13);
+    torch::stable::zero_(dw2);
+    return {dx, dw13, dw2};
+  }
+  const MoePlan& plan = call.moe_plan(operands.m, grad_type, !index.has_value());
+  check_dense(saved, 1, device, "what forward saved");
+  float8_moe_backward_args args;
+  args.m = operands.m;
+  args.tokens = tokens.rows;
+  set(args.x, tokens);
+  set(args.dy, grads);
+  args.index = operands.index;
+  if (score) {
+    check_dense(*score, sizeof(float), device, "the scores of rows");
+    if (score->numel() != operands.m || dtype_of(*score) != aoti_torch_dtype_float32()) {
+      throw std::invalid_argument("float8: the scores of rows are float32, one of each row");
+    }
+    args.score = static_cast<const float*>(score->mutable_data_ptr());
+  }
+  std::optional<Matrix> first, last;  // until the call has read them
+  if (call.config.recompute()) {
+    first = call.weight_again(w13, 2 * hidden, call.k);
+    last = call.weight_again(w2, call.k, hidden);
+    set(args.w13, *first);
+    set(args.w2, *last);
+  }
+  if (want_dx) args.dx.data = dx.mutable_data_ptr();
+  if (want_w13) args.dw13.data = dw13.mutable_data_ptr();
+  if (want_w2) args.dw2.data = dw2.mutable_data_ptr();
+  args.layout = call.layout_of(layout, operands.m);
+  args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
+  args.zero_tail = 1;
+  const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), plan.workspace_bytes};
+  check(float8_moe_backward(plan.moe, &args, call.place.stream));
+  return {dx, dw13, dw2};
+}
+
+int64_t moe_bytes(int64_t m, int64_t experts, int64_t hidden, int64_t dim, int64_t dtype,
+                  int64_t config) {
+  if (m <= 0) return 0;
+  const Place place{.emulated = true};
+  const ExpertsKey linear{.config = Config(config).of_experts() | 1U << 4,
+                          .m_max = kExpertRows * expert_row_blocks(m),
+                          .n = hidden,
+                          .k = dim,
+                          .experts = checked_experts(experts),
+                          .device = place.key(),
+                          .tensor_dtype = static_cast<int8_t>(checked_grad_dtype(dtype))};
+  return static_cast<int64_t>(moe_for({.linear = linear}, place).saved_bytes);
 }
 
 std::vector<int64_t> routing_errors() {

@@ -78,6 +78,15 @@
 //     recomputes is given forward's weight where dx is wanted.
 //   experts_bytes(m, experts, n, k, config) -> (layout, saved)
 //     The sizes of these buffers.
+//   moe_forward(x, index?, w13, w2, layout, config, save) -> (y, saved)
+//     The SwiGLU MLP of experts, of rows x[index], or of those of x: y has their rows, 0 where they belong
+//     to no expert. x is [T][D], w13 [E][2 F][D] and w2 [E][D][F].
+//   moe_backward(dy, x, index?, score?, w13?, w2?, saved, layout, experts, hidden, grad_dtype, config,
+//                wanted) -> (dx, dw13, dw2)
+//     The gradient of row r of y is score[r] dy[index[r]], or row r of dy. dx is that of the rows.
+//     `wanted` has bits 0, 1 and 2 for the results. A config that recomputes is given both weights.
+//   moe_bytes(m, experts, hidden, dim, dtype, config) -> saved
+//     Its size for x of a float8_dtype.
 //   routing_errors() -> [device, code, expert, ...]
 //     The first bad end on each device since the last call, for which the host waits: a
 //     float8_group_error_code, and whose end it is. The device -1 is the emulated one.
@@ -536,6 +545,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_layout, Roles{.config = 2}>(library, "experts_layout");
   add<&experts_forward, Roles{.config = 3}>(library, "experts_forward");
   add<&experts_backward, Roles{.config = 8}>(library, "experts_backward");
+  add<&moe_forward, Roles{.config = 5}>(library, "moe_forward");
+  add<&moe_backward, Roles{.config = 11}>(library, "moe_backward");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");
@@ -559,6 +570,7 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   float8_torch::add<&float8_torch::saved_bytes_op>(library, "saved_bytes");
   float8_torch::add<&float8_torch::quantized_bytes_op>(library, "quantized_bytes");
   float8_torch::add<&float8_torch::experts_bytes>(library, "experts_bytes");
+  float8_torch::add<&float8_torch::moe_bytes>(library, "moe_bytes");
   float8_torch::add<&float8_torch::routing_errors>(library, "routing_errors");
   float8_torch::add<&float8_torch::amax_words>(library, "amax_words");
   float8_torch::add<&float8_torch::tune_on_first_use>(library, "tune_on_first_use");

@@ -63,6 +63,9 @@ struct Hash {
     return mix(shape,
                pair_of(key.device, key.experts << 8 | key.tensor_dtype << 4 | key.grad_dtype));
   }
+  size_t operator()(const MoeKey& key) const {
+    return mix((*this)(key.linear), key.rows_in_place ? 1 : 0);
+  }
   size_t operator()(const GroupLayoutKey& key) const {
     return mix(static_cast<uint64_t>(key.m_max), pair_of(key.device, key.experts));
   }
@@ -246,6 +249,31 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   return made;
 }
 
+std::unique_ptr<MoePlan> make_moe(const MoeKey& key) {
+  const Config config(key.linear.config);
+  float8_linear_desc recipe = {};
+  float8_recipe custom;
+  config.set_recipe(recipe, custom);
+  float8_moe_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.m_max = key.linear.m_max;
+  desc.dim = key.linear.k;
+  desc.hidden = key.linear.n;
+  desc.experts = key.linear.experts;
+  desc.tensor_dtype = key.linear.tensor_dtype;
+  desc.recipe = recipe.recipe;
+  desc.custom_recipe = recipe.custom_recipe;
+  desc.grad_weight_dtype = key.linear.grad_dtype;
+  desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
+  desc.recompute_weight = config.recompute() ? 1 : 0;
+  desc.rows_in_place = key.rows_in_place ? 1 : 0;
+  auto made = std::make_unique<MoePlan>();
+  check(float8_moe_plan(context_of(key.linear.device), &desc, &made->moe));
+  made->workspace_bytes = float8_moe_workspace_bytes(made->moe);
+  made->saved_bytes = float8_moe_saved_bytes(made->moe);
+  return made;
+}
+
 std::unique_ptr<GroupLayoutPlan> make_group_layout(const GroupLayoutKey& key) {
   float8_group_layout_desc desc = {};
   desc.struct_size = sizeof desc;
@@ -388,6 +416,17 @@ const ExpertsPlan& experts_for(const ExpertsKey& key, const Place& place) {
         return "the linear of " + std::to_string(key.experts) + " experts of M up to " +
                std::to_string(key.m_max) + ", N " + std::to_string(key.n) + ", K " +
                std::to_string(key.k);
+      });
+}
+
+const MoePlan& moe_for(const MoeKey& key, const Place& place) {
+  static auto* const plans = new Registry<MoeKey, MoePlan>;
+  return plans->get(
+      key, place, [&] { return make_moe(key); },
+      [&] {
+        return "the MLP of " + std::to_string(key.linear.experts) + " experts of M up to " +
+               std::to_string(key.linear.m_max) + ", D " + std::to_string(key.linear.k) + ", F " +
+               std::to_string(key.linear.n);
       });
 }
 

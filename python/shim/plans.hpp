@@ -138,6 +138,19 @@ struct ExpertsPlan {
   size_t saved_bytes = 0;
 };
 
+// The MLP of SwiGLU experts: n is its F, and k its D.
+struct MoeKey {
+  ExpertsKey linear;
+  bool rows_in_place = false;
+  bool operator==(const MoeKey&) const = default;
+};
+
+struct MoePlan {
+  float8_moe* moe = nullptr;
+  size_t workspace_bytes = 0;
+  size_t saved_bytes = 0;
+};
+
 // The layout of a routing.
 struct GroupLayoutKey {
   int64_t m_max = 0;
@@ -171,6 +184,7 @@ struct Place {
     const std::vector<const Quantizer*>& quantizers, const Place& place);
 [[nodiscard]] const GemmPlan& gemm_for(const GemmKey& key, const Place& place);
 [[nodiscard]] const ExpertsPlan& experts_for(const ExpertsKey& key, const Place& place);
+[[nodiscard]] const MoePlan& moe_for(const MoeKey& key, const Place& place);
 [[nodiscard]] const GroupLayoutPlan& group_layout_for(const GroupLayoutKey& key,
                                                       const Place& place);
 

@@ -18,6 +18,7 @@
 #include "runtime/linear/quantizer.hpp"
 #include "runtime/linear/tensor_gemm.hpp"
 #include "runtime/lists/quantizer_list.hpp"
+#include "runtime/moe/moe.hpp"
 #include "runtime/quantize/fingerprint.hpp"
 #include "runtime/quantize/quantize.hpp"
 
@@ -48,6 +49,10 @@ struct float8_group_layout_plan {
 
 struct float8_experts {
   std::shared_ptr<const f8::runtime::Experts> experts;
+};
+
+struct float8_moe {
+  std::shared_ptr<const f8::runtime::Moe> moe;
 };
 
 struct float8_scales {

@@ -7,6 +7,7 @@
 #include "recipes/reference.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/swiglu.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -45,6 +46,77 @@ int element_bytes(Dtype type) {
   return static_cast<int>(size_bytes(type));
 }
 
+// Finds what is wrong with the operands of a source.
+void check_operands(kernels::RowSource source, const void* x, const kernels::RowOperands& from,
+                    const Call& call) {
+  using kernels::RowSource;
+  const bool gathers = source == RowSource::kGather || source == RowSource::kGatherScore;
+  const bool swiglu = source == RowSource::kSwiglu || source == RowSource::kSwigluBackward;
+  if (gathers && from.index == nullptr) call.fault("groups: no index");
+  if (source == RowSource::kGatherScore && from.score == nullptr) call.fault("groups: no scores");
+  if (swiglu && (from.up == nullptr || !is_aligned(from.up))) {
+    call.fault("groups: up misaligned or null");
+  }
+  if (source == RowSource::kSwigluBackward && (from.grad == nullptr || !is_aligned(from.grad))) {
+    call.fault("groups: grad misaligned or null");
+  }
+  if (x == nullptr || !is_aligned(x)) call.fault("groups: x misaligned or null");
+}
+
+// An element of the matrix that a cast of groups has: row `row` of all groups.
+float element_of(kernels::RowSource source, const void* x, int64_t ld, int64_t cols,
+                 const kernels::RowOperands& from, int64_t row, int64_t column, Dtype type) {
+  using kernels::RowSource;
+  const auto at = [&](const void* base, int64_t ld_of, int64_t r, int64_t c) {
+    return load_element(base, r * ld_of + c, type);
+  };
+  switch (source) {
+    case RowSource::kMatrix:
+      return at(x, ld, row, column);
+    case RowSource::kGather:
+      return at(x, ld, from.index[row], column);
+    case RowSource::kGatherScore:
+      return at(x, ld, from.index[row], column) * from.score[row];
+    case RowSource::kSwiglu:
+      return swiglu(at(x, ld, row, column), at(from.up, from.ld_up, row, column), type);
+    case RowSource::kSwigluBackward:
+      break;
+  }
+  const bool of_up = column >= cols / 2;
+  const int64_t c = of_up ? column - cols / 2 : column;
+  const auto both = swiglu_backward(at(x, ld, row, c), at(from.up, from.ld_up, row, c),
+                                    at(from.grad, from.ld_grad, row, c), type);
+  return of_up ? both.up : both.gate;
+}
+
+// The rows [start, start + count) of what a source gives, dense. operator new aligns it to 16 bytes, as
+// the kernels need.
+std::vector<uint8_t> rows_of(kernels::RowSource source, const void* x, int64_t ld, int64_t cols,
+                             const kernels::RowOperands& from, int64_t start, int64_t count,
+                             Dtype type) {
+  static_assert(__STDCPP_DEFAULT_NEW_ALIGNMENT__ >= 16);
+  std::vector<uint8_t> made(static_cast<size_t>(count * cols) * size_bytes(type));
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      store_element(made.data(), r * cols + c,
+                    element_of(source, x, ld, cols, from, start + r, c, type), type);
+    }
+  }
+  return made;
+}
+
+// Lets a group's matrix, or that of all groups, have the rows of its source, which `made` keeps.
+template <class Tensor, class Spec>
+std::vector<uint8_t> take_rows(const Spec& spec, const Tensor& whole,
+                               const kernels::RowOperands& from, int64_t start, Tensor& t) {
+  if (spec.source == kernels::RowSource::kMatrix) return {};
+  std::vector<uint8_t> made =
+      rows_of(spec.source, whole.x, whole.ld, whole.cols, from, start, t.rows, spec.in);
+  t.x = made.data();
+  t.ld = whole.cols;
+  return made;
+}
+
 }  // namespace
 
 void emulate_groups(const codegen::AmaxSpec& spec, const Call& call) {
@@ -52,14 +124,18 @@ void emulate_groups(const codegen::AmaxSpec& spec, const Call& call) {
   check_grid(args.groups, args.tensor.cols, call);
   if (spec.tensor && args.tensor.partials == nullptr) call.fault("groups: no words of tensors");
   if (!call.faults.empty()) return;
+  check_operands(spec.source, args.tensor.x, args.source, call);
+  if (!call.faults.empty()) return;
   codegen::AmaxSpec alone = spec;
   alone.group = false;
+  alone.source = kernels::RowSource::kMatrix;
   const bool axes = spec.row || spec.col;
   each_group(args.groups, [&](const kernels::GroupPlace& at) {
     kernels::AmaxArgs one{};
     one.count = 1;
     kernels::AmaxTensor& t = one.tensors[0] =
         kernels::group_of(args, at, element_bytes(codegen::memory_type(spec)));
+    const auto rows = take_rows(spec, args.tensor, args.source, at.start, t);
     t.first_block = 0;
     t.blocks = axes ? static_cast<int>(cast_tiles(at.length, t.cols)) : 1;
     uint32_t* const raised = t.partials;
@@ -79,6 +155,7 @@ void cast_alone(const codegen::CastSpec& spec, const kernels::CastTensor& tensor
                 const Call& call) {
   codegen::CastSpec alone = spec;
   alone.group = alone.one_launch = false;
+  alone.source = kernels::RowSource::kMatrix;
   std::vector<kernels::CastArgs> one(1);
   one[0].count = 1;
   kernels::CastTensor& t = one[0].tensors[0] = tensor;
@@ -99,6 +176,10 @@ void quantize_rows(const codegen::CastSpec& spec, const Call& call) {
   }
   if (args.row_count != nullptr) t.rows = std::min(t.rows, *args.row_count);
   if (t.rows == 0) return;
+  check_operands(spec.source, t.x, args.source, call);
+  if (!call.faults.empty()) return;
+  const kernels::CastTensor whole = t;
+  const auto rows = take_rows(spec, whole, args.source, 0, t);
   std::vector<uint32_t> amax(static_cast<size_t>(t.rows));
   for (int64_t r = 0; r < t.rows; ++r) {
     for (int64_t c = 0; c < t.cols; ++c) {
@@ -119,12 +200,14 @@ void cast_groups(const codegen::CastSpec& spec, const kernels::GroupCastArgs& ar
   if (args.groups.words == nullptr ? rows_1d || columns_1d : blocks_2d) {
     call.fault("groups of a layout have scales of 1x128 blocks, equal ones of 128x128");
   }
+  check_operands(spec.source, args.tensor.x, args.source, call);
   if (!call.faults.empty()) return;
   each_group(args.groups, [&](const kernels::GroupPlace& at) {
     kernels::CastTensor t =
         kernels::group_of(args, at, static_cast<kernels::Scale>(spec.scale_q),
                           static_cast<kernels::Scale>(spec.scale_qt), spec.delayed,
                           element_bytes(codegen::memory_type(spec)));
+    const auto rows = take_rows(spec, args.tensor, args.source, at.start, t);
     // The kernel of a matrix alone has its scales of 1x128 closer together, and nothing in qt's rows
     // behind the group's columns and their padding.
     const int64_t blocks = ceil_div(t.cols, kernels::kCastTile);

@@ -128,18 +128,19 @@ Status Experts::plan_casts(const LinearKernels& linear) {
   const auto [m, n, k] = desc_.shape;
   const int64_t rows[] = {m, desc_.experts * n, m};
   const int64_t cols[] = {k, k, n};
-  const bool again = desc_.recompute_weight && desc_.needs_grad_input;
+  constexpr kernels::RowSource kMatrix = kernels::RowSource::kMatrix;
+  const kernels::RowSource sources[] = {desc_.input, kMatrix, desc_.grad_output};
   std::vector<codegen::KernelSpec> specs;
   const auto each = [&](const auto& work) -> Status {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       for (unsigned made = 1; made <= (kQ | kQt); ++made) {
-        if (again && i == static_cast<size_t>(runtime::Tensor::kWeight) && made == (kQ | kQt))
-          continue;
+        if (made == (kQ | kQt) && is_recomputed(static_cast<runtime::Tensor>(i))) continue;
         const CopySet copies =
             ((made & kQ) != 0 ? kCopySets[i][0] : 0U) | ((made & kQt) != 0 ? kCopySets[i][1] : 0U);
         for (const KernelPass& pass : linear.passes(copies, false)) {
           codegen::CastSpec spec = pass.cast;
           spec.group = true;
+          spec.source = sources[i];
           F8_TRY(work(i, made, spec, pass.casts.front().slot));
         }
       }
@@ -164,11 +165,12 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     return {};
   });
   F8_TRY(planned);
-  if (again) {
-    Tensor& w = at(runtime::Tensor::kWeight);
-    weight_again_ = w;
-    weight_again_.copies.q.reset();
-    w.copies.qt.reset();
+  for (const auto tensor : {runtime::Tensor::kInput, runtime::Tensor::kWeight}) {
+    if (!is_recomputed(tensor)) continue;
+    Tensor& again = tensor == runtime::Tensor::kInput ? input_again_ : weight_again_;
+    again = at(tensor);
+    again.copies.q.reset();
+    at(tensor).copies.qt.reset();
   }
   return {};
 }
@@ -179,6 +181,12 @@ GroupedDesc Experts::grouped(const GemmDesc& gemm) const {
           .layout = layout_,
           .one_scale_a = setting.a.scaling == Scaling::kDelayed,
           .one_scale_b = setting.b.scaling == Scaling::kDelayed};
+}
+
+bool Experts::is_recomputed(runtime::Tensor tensor) const {
+  return tensor == runtime::Tensor::kInput ? desc_.recompute_input
+                                           : tensor == runtime::Tensor::kWeight &&
+                                                 desc_.recompute_weight && desc_.needs_grad_input;
 }
 
 Status Experts::plan_gemms(const LinearKernels& linear) {
@@ -252,15 +260,20 @@ void Experts::lay_out() {
   lay_out(at(runtime::Tensor::kWeight), true, forward, saved);
   lay_out(at(runtime::Tensor::kGradOutput), false, backward, backward);
   if (recomputes_weight()) lay_out(weight_again_, true, backward, backward);
+  if (recomputes_input()) lay_out(input_again_, false, backward, backward);
   workspace_bytes_ = std::max(forward.size(), backward.size());
   saved_bytes_ = saved.size();
 }
 
 Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
-                     const float8_matrix& x, int64_t rows, const Buffers& to, Stream stream) const {
+                     const Elements& from, int64_t rows, const Buffers& to, Stream stream) const {
   for (const Cast& one : tensor.casts[made]) {
     const GroupCastPlan& plan = one.plan;
-    GroupCastCall call{.groups = groups, .x = x.data, .rows = rows, .ld = x.ld};
+    GroupCastCall call{.groups = groups,
+                       .x = from.matrix.data,
+                       .rows = rows,
+                       .ld = from.matrix.ld,
+                       .source = from.source};
     call.words = at_byte<uint32_t>(to.workspace, tensor.words);
     const codegen::CastSpec& spec = plan.spec();
     if (spec.q) {
@@ -456,15 +469,21 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
 
 Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(check(call, stream));
-  if (call.m == 0) return {};
+  return call.m == 0 ? Status() : run_forward(call, {}, stream);
+}
+
+Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
+                            Stream stream) const {
   const Buffers buffers = buffers_of(call, call.saved.data, step_of(call).evaluate == 0);
   const Tensor& x = at(runtime::Tensor::kInput);
   const Tensor& w = at(runtime::Tensor::kWeight);
   const unsigned made = call.saved.data != nullptr ? kQ | kQt : kQ;
+  const unsigned of_input = x.copies.qt ? made : kQ;
   const unsigned of_weight = w.copies.qt ? made : kQ;
-  F8_TRY(cast(x, made, groups_of(call.layout), call.x, call.m, buffers, stream));
-  F8_TRY(cast(w, of_weight, weights(), call.w, w.rows, buffers, stream));
-  const Operand a = q_of(x, made, buffers);
+  F8_TRY(
+      cast(x, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers, stream));
+  F8_TRY(cast(w, of_weight, weights(), {call.w}, w.rows, buffers, stream));
+  const Operand a = q_of(x, of_input, buffers);
   const Operand b = q_of(w, of_weight, buffers);
   return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
       {.a = a.elements,
@@ -484,7 +503,7 @@ Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
                            const Buffers& saved, unsigned made, Stream stream) const {
   const Tensor& w = at(runtime::Tensor::kWeight);
   if (recomputes_weight()) {
-    F8_TRY(cast(weight_again_, kQt, weights(), call.w, w.rows, own, stream));
+    F8_TRY(cast(weight_again_, kQt, weights(), {call.w}, w.rows, own, stream));
   }
   const Operand a = q_of(at(runtime::Tensor::kGradOutput), made, own);
   const Operand b = recomputes_weight() ? qt_of(weight_again_, own) : qt_of(w, saved);
@@ -502,8 +521,8 @@ Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
       stream);
 }
 
-Status Experts::grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
-                            const Buffers& saved, Stream stream) const {
+Status Experts::grad_weight(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
+                            const Buffers& own, const Buffers& saved, Stream stream) const {
   if (reads_tensors()) {
     return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = call.dy.data,
                                                                .b = call.x.data,
@@ -515,8 +534,13 @@ Status Experts::grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
                                                                .ld_b = call.x.ld},
                                                               stream);
   }
+  if (recomputes_input()) {
+    F8_TRY(cast(input_again_, kQt, groups_of(call.layout), {operands.x, operands.input}, call.m,
+                own, stream));
+  }
   const Operand a = qt_of(at(runtime::Tensor::kGradOutput), own);
-  const Operand b = qt_of(at(runtime::Tensor::kInput), saved);
+  const Operand b =
+      recomputes_input() ? qt_of(input_again_, own) : qt_of(at(runtime::Tensor::kInput), saved);
   return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = a.elements,
                                                              .b = b.elements,
                                                              .d = call.dw.data,
@@ -529,24 +553,32 @@ Status Experts::grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
 
 Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
   F8_TRY(check(call, stream));
+  if (call.m == 0) return zero_grad_weight(call.dw, stream);
+  if (call.dx.data == nullptr && call.dw.data == nullptr) return {};
+  return run_backward(call, {}, stream);
+}
+
+Status Experts::zero_grad_weight(const float8_result& dw, Stream stream) const {
+  if (dw.data == nullptr || dw.accumulate != 0) return {};
+  const auto [m, n, k] = desc_.shape;
+  const size_t element = size_bytes(desc_.grad_weight_dtype);
+  const Context::State& state = context_->state();
+  return zero(state.driver, state.primary, dw.data, desc_.experts * n,
+              static_cast<size_t>(k) * element,
+              static_cast<size_t>(dw.ld == 0 ? k : dw.ld) * element, stream);
+}
+
+Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
+                             Stream stream) const {
   const bool dx = call.dx.data != nullptr;
   const bool dw = call.dw.data != nullptr;
-  if (call.m == 0 && dw && call.dw.accumulate == 0) {
-    const auto [m, n, k] = desc_.shape;
-    const size_t element = size_bytes(desc_.grad_weight_dtype);
-    const Context::State& state = context_->state();
-    return zero(state.driver, state.primary, call.dw.data, desc_.experts * n,
-                static_cast<size_t>(k) * element,
-                static_cast<size_t>(call.dw.ld == 0 ? k : call.dw.ld) * element, stream);
-  }
-  if (call.m == 0 || (!dx && !dw)) return {};
   const Buffers own = buffers_of(call, call.workspace.data, true);
   const Buffers saved = buffers_of(call, call.saved.data, true);
   const unsigned made = (dx ? kQ : 0) | (dw ? kQt : 0);
-  F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout), call.dy, call.m, own,
-              stream));
+  F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout),
+              {call.dy, operands.grad_output}, call.m, own, stream));
   if (dx) F8_TRY(grad_input(call, own, saved, made, stream));
-  return dw ? grad_weight(call, own, saved, stream) : Status();
+  return dw ? grad_weight(call, operands, own, saved, stream) : Status();
 }
 
 }  // namespace f8::runtime

@@ -23,7 +23,10 @@ struct ExpertsDesc {
   Dtype grad_weight_dtype = Dtype::kBf16;
   bool accumulate_grad_weight = false;  // a call may add to the gradient that is there
   bool needs_grad_input = true;
-  bool recompute_weight = false;  // backward is given w and casts it again
+  bool recompute_weight = false;                           // backward is given w and casts it again
+  bool recompute_input = false;                            // and x
+  kernels::RowSource input = kernels::RowSource::kMatrix;  // of x's rows
+  kernels::RowSource grad_output = kernels::RowSource::kMatrix;  // of dy's
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
   std::array<std::optional<GemmConfig>, 3> configs =
@@ -32,6 +35,13 @@ struct ExpertsDesc {
 
 using ExpertsForwardCall = float8_experts_forward_args;
 using ExpertsBackwardCall = float8_experts_backward_args;
+
+// What sources of rows read beside x and dy, and with recompute_input the forward's x.
+struct ExpertsOperands {
+  kernels::RowOperands input = {};
+  kernels::RowOperands grad_output = {};
+  float8_matrix x = {};
+};
 
 class Experts {
  public:
@@ -44,6 +54,14 @@ class Experts {
   [[nodiscard]] size_t saved_bytes() const { return saved_bytes_; }
   [[nodiscard]] Status forward(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status backward(const ExpertsBackwardCall& call, Stream stream) const;
+  // The same for a caller that has checked the call, of m > 0, and has operands of its own; a backward
+  // has a gradient to compute.
+  [[nodiscard]] Status run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
+                                   Stream stream) const;
+  [[nodiscard]] Status run_backward(const ExpertsBackwardCall& call,
+                                    const ExpertsOperands& operands, Stream stream) const;
+  // Enqueues zeros as the gradient of weights that have no rows.
+  [[nodiscard]] Status zero_grad_weight(const float8_result& dw, Stream stream) const;
 
   [[nodiscard]] const ExpertsDesc& desc() const { return desc_; }
   [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
@@ -76,6 +94,11 @@ class Experts {
     ScaleSlots scales = {};
     bool first_step = false;
   };
+  // What a cast reads.
+  struct Elements {
+    float8_matrix matrix = {};
+    kernels::RowOperands source = {};
+  };
   // What a GEMM reads of a tensor.
   struct Operand {
     const void* elements;
@@ -94,6 +117,8 @@ class Experts {
   // grad_weight multiplies dy and x as they are.
   [[nodiscard]] bool reads_tensors() const { return !desc_.recipe.at(Gemm::kGradWeight).is_fp8(); }
   [[nodiscard]] bool recomputes_weight() const { return weight_again_.copies.qt.has_value(); }
+  [[nodiscard]] bool recomputes_input() const { return input_again_.copies.qt.has_value(); }
+  [[nodiscard]] bool is_recomputed(runtime::Tensor tensor) const;
   [[nodiscard]] Tensor& at(runtime::Tensor tensor) { return tensors_[static_cast<size_t>(tensor)]; }
   [[nodiscard]] const Tensor& at(runtime::Tensor tensor) const {
     return tensors_[static_cast<size_t>(tensor)];
@@ -101,7 +126,7 @@ class Experts {
   [[nodiscard]] kernels::GroupsOf groups_of(const float8_buffer& layout) const;
   [[nodiscard]] kernels::GroupsOf weights() const;
   [[nodiscard]] Status cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
-                            const float8_matrix& x, int64_t rows, const Buffers& to,
+                            const Elements& from, int64_t rows, const Buffers& to,
                             Stream stream) const;
   // Leaves in the workspace the scale that the tensors of a first step have by themselves.
   [[nodiscard]] Result<const float*> first_scale(const Cast& cast, GroupCastCall call,
@@ -118,8 +143,8 @@ class Experts {
   [[nodiscard]] Buffers buffers_of(const Call& call, void* kept, bool records) const;
   [[nodiscard]] Status grad_input(const ExpertsBackwardCall& call, const Buffers& own,
                                   const Buffers& saved, unsigned made, Stream stream) const;
-  [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const Buffers& own,
-                                   const Buffers& saved, Stream stream) const;
+  [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
+                                   const Buffers& own, const Buffers& saved, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsBackwardCall& call, Stream stream) const;
 
@@ -129,7 +154,7 @@ class Experts {
   std::vector<DelayedSlot> slots_;
   const Kernel* scale_update_ = nullptr;                    // with slots
   std::array<Tensor, 3> tensors_;                           // indexed by runtime::Tensor
-  Tensor weight_again_;                                     // its qt alone, made in backward
+  Tensor weight_again_, input_again_;                       // their qt alone, made in backward
   std::array<std::optional<MGroupedGemm>, 2> gemms_;        // output and grad_input
   std::array<std::optional<KGroupedGemm>, 2> grad_weight_;  // which writes, which adds
   size_t workspace_bytes_ = 0;

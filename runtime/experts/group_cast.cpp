@@ -28,10 +28,24 @@ bool has_rows_alone(const codegen::CastSpec& spec) {
   return codegen::scales_rows_alone(in_one_launch(spec));
 }
 
+// The elements that a source reads for a matrix of `count`.
+int64_t elements_read(kernels::RowSource source, int64_t count) {
+  switch (source) {
+    case kernels::RowSource::kSwiglu:
+      return 2 * count;
+    case kernels::RowSource::kSwigluBackward:
+      return 3 * count / 2;
+    default:
+      return count;
+  }
+}
+
 // True where amax and cast of groups of so many rows are one launch.
 bool reads_from_l2(const codegen::CastSpec& spec, int64_t rows, int64_t cols) {
   return codegen::can_be_one_launch(spec) && !has_rows_alone(spec) &&
-         rows * cols * static_cast<int64_t>(size_bytes(codegen::memory_type(spec))) <= kMostOfL2;
+         elements_read(spec.source, rows * cols) *
+                 static_cast<int64_t>(size_bytes(codegen::memory_type(spec))) <=
+             kMostOfL2;
 }
 
 // The maxima that a cast needs; of blocks none.
@@ -95,12 +109,14 @@ Status GroupCastPlan::quantize_rows(const kernels::CastTensor& tensor, const Gro
   args.cast.tensors[0] = tensor;
   const int64_t blocks = kernels::blocks_of_rows(call.rows, cols_);
   args.cast.tensors[0].blocks = static_cast<int32_t>(blocks);
+  args.source = call.source;
   if (call.groups.words != nullptr) args.row_count = call.groups.words + kernels::kGroupRows;
   return launch_with(args, state.driver, *rows_, blocks, state.options.programmatic_launch, stream);
 }
 
 kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
-  kernels::GroupCastArgs args{.groups = call.groups, .tensor = {}, .scale_rows = call.scale_rows};
+  kernels::GroupCastArgs args{
+      .groups = call.groups, .tensor = {}, .scale_rows = call.scale_rows, .source = call.source};
   kernels::CastTensor& t = args.tensor;
   t.x = call.x;
   t.ld = call.ld == 0 ? cols_ : call.ld;

@@ -13,10 +13,11 @@ namespace f8::runtime {
 struct GroupCastCall {
   kernels::GroupsOf groups = {};  // with a layout, or of equal groups
   const void* x = nullptr;
-  int64_t rows = 0;           // of all groups, and behind them
-  int64_t ld = 0;             // of x, elements; 0: dense
-  uint32_t* words = nullptr;  // words() of scratch
-  uint8_t* q = nullptr;       // [rows][row_pitch(cols)]
+  int64_t rows = 0;                  // of all groups, and behind them
+  int64_t ld = 0;                    // of x, elements; 0: dense, as many as the cast has columns
+  kernels::RowOperands source = {};  // what the spec's source reads beside x
+  uint32_t* words = nullptr;         // words() of scratch
+  uint8_t* q = nullptr;              // [rows][row_pitch(cols)]
   // Of equal groups [groups][cols][row_pitch(group's rows)]; of a layout's [cols][ld_qt], each group from
   // its block of columns on.
   uint8_t* qt = nullptr;

@@ -33,6 +33,15 @@ _FLEXIBLE = (
         "experts_backward(Tensor dy, Tensor saved, Tensor layout, Tensor? weight, int experts, int n, "
         "int k, int grad_dtype, int config, int wanted) -> (Tensor, Tensor)"
     ),
+    (
+        "moe_forward(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "
+        "save) -> (Tensor, Tensor)"
+    ),
+    (
+        "moe_backward(Tensor dy, Tensor x, Tensor? index, Tensor? score, Tensor? w13, Tensor? w2, "
+        "Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, int config, int "
+        "wanted) -> (Tensor, Tensor, Tensor)"
+    ),
 )
 
 _OTHERS = (
@@ -81,6 +90,7 @@ _OTHERS = (
     ),
     "experts_layout(Tensor offs, SymInt m, int config) -> Tensor",
     "experts_bytes(int m, int experts, int n, int k, int config) -> (int, int)",
+    "moe_bytes(int m, int experts, int hidden, int dim, int dtype, int config) -> int",
     "routing_errors() -> int[]",
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     (

@@ -70,6 +70,7 @@
 #include "float8/gemm.h"
 #include "float8/linear.h"
 #include "float8/model.h"
+#include "float8/moe.h"
 #include "float8/quantizer.h"
 #include "float8/quantizer_list.h"
 #include "float8/recipe.h"

@@ -4,6 +4,7 @@
 
 #include "recipes/fp8_layout.hpp"
 #include "recipes/reference_groups.hpp"
+#include "runtime/emulation/swiglu.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/gemm/k_grouped.hpp"
 #include "tests/gpu/experts/routings.hpp"
@@ -12,6 +13,7 @@
 namespace f8::runtime::gpu {
 namespace {
 
+using kernels::RowSource;
 using reference::AmaxOver;
 using reference::Matrix;
 
@@ -97,10 +99,8 @@ class GroupCastTest : public GpuTestWith<const char*> {
   }
   void expect_groups(const codegen::CastSpec& spec, const Routing& routing, const Matrix& x,
                      const Copies& to);
-  static GroupCastCall call_of(const kernels::GroupsOf& groups, const DeviceBuffer& x, int64_t rows,
-                               const Copies& to) {
+  static GroupCastCall call_of(const kernels::GroupsOf& groups, int64_t rows, const Copies& to) {
     return {.groups = groups,
-            .x = x.as(),
             .rows = rows,
             .words = to.words.as<uint32_t>(),
             .q = to.q.as<uint8_t>(),
@@ -113,13 +113,24 @@ class GroupCastTest : public GpuTestWith<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(
     Specs, GroupCastTest,
-    ::testing::Values("cast/bf16.e4m3/tensor/q/group", "cast/bf16.e5m2/tensor/q/group",
-                      "cast/bf16.e4m3/axis/q/group", "cast/f16.e4m3/axis/q/pow2/group",
-                      "cast/f32.e4m3/axis/q/pow2/group", "cast/f32.e5m2/tensor/q/hold/group",
-                      "cast/bf16.e5m2/tensor/q+qt/group", "cast/bf16.e4m3/axis/q+qt/pow2/group",
-                      "cast/f16.e4m3/axis/qt/group", "cast/bf16.e4m3/block1x128/q/pow2/group",
-                      "cast/bf16.e4m3/block1x128/q+qt/pow2/group",
-                      "cast/f32.e4m3/block1x128/qt/group"),
+    ::testing::Values(
+        "cast/bf16.e4m3/tensor/q/group", "cast/bf16.e5m2/tensor/q/group",
+        "cast/bf16.e4m3/axis/q/group", "cast/f16.e4m3/axis/q/pow2/group",
+        "cast/f32.e4m3/axis/q/pow2/group", "cast/f32.e5m2/tensor/q/hold/group",
+        "cast/bf16.e5m2/tensor/q+qt/group", "cast/bf16.e4m3/axis/q+qt/pow2/group",
+        "cast/f16.e4m3/axis/qt/group", "cast/bf16.e4m3/block1x128/q/pow2/group",
+        "cast/bf16.e4m3/block1x128/q+qt/pow2/group", "cast/f32.e4m3/block1x128/qt/group",
+        "cast/bf16.e4m3/axis/q/pow2/group/gather", "cast/bf16.e4m3/axis/qt/pow2/group/gather",
+        "cast/f32.e4m3/tensor/q+qt/group/gather", "cast/bf16.e5m2/tensor/q+qt/group/gather_score",
+        "cast/f16.e4m3/axis/q+qt/pow2/group/gather_score",
+        "cast/f32.e4m3/block1x128/q+qt/group/gather_score",
+        "cast/bf16.e4m3/axis/q/pow2/group/swiglu", "cast/bf16.e4m3/tensor/qt/group/swiglu",
+        "cast/f32.e4m3/axis/q+qt/group/swiglu", "cast/f16.e4m3/block1x128/q+qt/group/swiglu",
+        "cast/bf16.e4m3/axis/q+qt/pow2/group/swiglu_backward",
+        "cast/bf16.e4m3/axis/q/pow2/group/swiglu_backward",
+        "cast/bf16.e5m2/tensor/q+qt/group/swiglu_backward",
+        "cast/f32.e4m3/tensor/q/group/swiglu_backward",
+        "cast/bf16.e4m3/block1x128/q+qt/pow2/group/swiglu_backward"),
     [](const auto& suite) {
       std::string name = suite.param;
       std::ranges::replace_if(
@@ -128,6 +139,90 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 constexpr int64_t kCols = 272;
+
+// The operands of a source of rows on the device, and the rows that it gives. The operands hold NaN from
+// row `used` of these on, or as the factors of these.
+class SourceOfRows {
+ public:
+  SourceOfRows(const Context& context, RowSource source, int64_t rows, int64_t used, Dtype type)
+      : context_(context), type_(type), used_(used) {
+    const bool backward = source == RowSource::kSwigluBackward;
+    const int64_t half = backward ? kCols / 2 : kCols;
+    if (source == RowSource::kMatrix) {
+      rows_ = upload(x_, random(rows, kCols, 7), used);
+    } else if (source == RowSource::kSwiglu || backward) {
+      const Matrix gate = upload(x_, random(rows, half, 7), used);
+      const Matrix up = upload(up_, random(rows, half, 8), used);
+      const Matrix grad = upload(grad_, random(rows, half, 9), used);
+      rows_ = rounded(rows, [&](int64_t r, int64_t c) {
+        const auto at = static_cast<size_t>(r * half + c % half);
+        if (!backward) return emulation::swiglu(gate.values[at], up.values[at], type);
+        const auto both =
+            emulation::swiglu_backward(gate.values[at], up.values[at], grad.values[at], type);
+        return c < half ? both.gate : both.up;
+      });
+      ld_ = half;
+    } else {
+      gather(rows, source == RowSource::kGatherScore);
+    }
+  }
+  [[nodiscard]] const Matrix& rows() const { return rows_; }
+  void give(GroupCastCall& call) const {
+    const auto at = [](const auto& buffer) { return buffer ? buffer->as() : nullptr; };
+    call.x = at(x_);
+    call.ld = ld_;
+    call.source = {.index = static_cast<const int32_t*>(at(index_)),
+                   .score = static_cast<const float*>(at(score_)),
+                   .up = at(up_),
+                   .grad = at(grad_),
+                   .ld_up = ld_,
+                   .ld_grad = ld_};
+  }
+
+ private:
+  [[nodiscard]] Matrix random(int64_t rows, int64_t cols, uint64_t seed) const {
+    return reference::rounded_to(
+        reference::random_matrix(rows, cols, seed, reference::Distribution::kOutliers), type_);
+  }
+  template <class Value>
+  [[nodiscard]] Matrix rounded(int64_t rows, const Value& value) const {
+    Matrix made{rows, kCols, {}};
+    for (int64_t i = 0; i < rows * kCols; ++i) made.values.push_back(value(i / kCols, i % kCols));
+    return reference::rounded_to(made, type_);
+  }
+  Matrix upload(std::optional<DeviceBuffer>& to, Matrix x, int64_t used) const {
+    std::vector<uint8_t> bytes = reference::to_bytes(x, type_);
+    const size_t row_bytes = static_cast<size_t>(x.cols) * size_bytes(type_);
+    std::fill(bytes.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(used) * row_bytes),
+              bytes.end(), kPoisonOfRow);
+    to.emplace(context_, bytes);
+    return x;
+  }
+  // Rows of half as many tokens; that which no group has is NaN.
+  void gather(int64_t rows, bool scores) {
+    const int64_t tokens = rows / 2 + 1;
+    const Matrix x = upload(x_, random(tokens + 1, kCols, 7), tokens);
+    std::vector<int32_t> index;
+    std::vector<float> score;
+    const Matrix factors = random(rows, 1, 8);
+    for (int64_t r = 0; r < rows; ++r) {
+      index.push_back(static_cast<int32_t>(r < used_ ? r * 7919 % tokens : tokens));
+      score.push_back(scores ? factors.values[static_cast<size_t>(r)] : 1.0F);
+    }
+    index_.emplace(context_, index);
+    score_.emplace(context_, score);
+    rows_ = rounded(rows, [&](int64_t r, int64_t c) {
+      const auto at = static_cast<size_t>(r);
+      return x.values[static_cast<size_t>(index[at] * kCols + c)] * score[at];
+    });
+  }
+
+  const Context& context_;
+  Dtype type_;
+  int64_t used_, ld_ = 0;
+  Matrix rows_;
+  std::optional<DeviceBuffer> x_, up_, grad_, index_, score_;
+};
 
 // Compares the copies of each group with the reference's.
 void GroupCastTest::expect_groups(const codegen::CastSpec& spec, const Routing& routing,
@@ -192,14 +287,7 @@ TEST_P(GroupCastTest, IsTheCastOfEachGroupAlone) {
     if (routing.m == 0) continue;
     const auto experts = static_cast<int64_t>(routing.ends.size());
     const int64_t columns = columns_of_groups(routing.m, experts);
-    const Matrix x = reference::rounded_to(
-        reference::random_matrix(routing.m, kCols, 7, reference::Distribution::kOutliers), spec.in);
-    std::vector<uint8_t> bytes = reference::to_bytes(x, spec.in);
-    const size_t row_bytes = static_cast<size_t>(kCols) * size_bytes(spec.in);
-    std::fill(bytes.begin() +
-                  static_cast<std::ptrdiff_t>(static_cast<size_t>(routing.ends.back()) * row_bytes),
-              bytes.end(), kPoisonOfRow);
-    const DeviceBuffer device_x(context(), bytes);
+    const SourceOfRows source(context(), spec.source, routing.m, routing.ends.back(), spec.in);
     const auto layouts = GroupLayoutPlan::create(context_, routing.m, experts);
     F8_ASSERT_OK(layouts);
     const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
@@ -214,11 +302,12 @@ TEST_P(GroupCastTest, IsTheCastOfEachGroupAlone) {
                                  .layout = group_layout_of(routing.m, experts).value(),
                                  .count = 0,
                                  .rows = 0};
-      GroupCastCall call = call_of(of, device_x, routing.m, to);
+      GroupCastCall call = call_of(of, routing.m, to);
+      source.give(call);
       call.ld_qt = columns;
       call.scale_rows = scale_rows_of_groups(routing.m, experts);
       F8_ASSERT_OK(plan->run(call, nullptr));
-      expect_groups(spec, routing, x, to);
+      expect_groups(spec, routing, source.rows(), to);
       if (HasFailure()) return;
     }
   }
@@ -251,7 +340,9 @@ TEST_P(EqualGroupsTest, AreTheCastsOfEachWeight) {
     F8_ASSERT_OK(plan);
     const Copies to(context(), *plan, kExperts * kN, kK, kExperts, kExperts * kK, kN);
     const kernels::GroupsOf groups{.words = nullptr, .layout = {}, .count = kExperts, .rows = kN};
-    F8_ASSERT_OK(plan->run(call_of(groups, device_w, kExperts * kN, to), nullptr));
+    GroupCastCall call = call_of(groups, kExperts * kN, to);
+    call.x = device_w.as();
+    F8_ASSERT_OK(plan->run(call, nullptr));
     const auto scale = to.scale.download<float>();
     const auto check = [&](bool transposed, const std::vector<uint8_t>& bits,
                            const std::vector<float>& inverses, codegen::ScaleMode mode) {

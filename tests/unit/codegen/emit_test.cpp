@@ -225,6 +225,18 @@ std::set<std::string> tunable_kernels() {
                                 "quantize/f16.e5m2/tensor/q/hold/group",
                                 "quantize/bf16.e4m3/axis/q+qt/pow2/group",
                                 "quantize/bf16.e4m3/axis+tensor/q+qt/pow2/group"};
+  for (const char* source : {"gather", "gather_score", "swiglu", "swiglu_backward"}) {
+    for (const char* cast :
+         {"amax/bf16/tensor", "amax/bf16/col", "amax/bf16/rowcol", "cast/bf16.e4m3/tensor/q+qt",
+          "cast/bf16.e4m3/axis/qt/pow2", "cast/bf16.e4m3/axis/q+qt/pow2", "cast/f32.e5m2/axis/q+qt",
+          "cast/bf16.e4m3/block1x128/q/pow2", "cast/bf16.e4m3/block1x128/qt/pow2",
+          "cast/bf16.e4m3/block1x128/q+qt/pow2", "quantize/bf16.e4m3/axis/q/pow2",
+          "quantize/bf16.e4m3/axis/qt/pow2", "quantize/f16.e4m3/axis/q+qt/hold",
+          "quantize/bf16.e4m3/axis/q+qt/pow2", "quantize/bf16.e4m3/tensor/q",
+          "quantize/bf16.e4m3/tensor/qt", "quantize/bf16.e5m2/tensor/q+qt"}) {
+      keys.insert(f8::format("{}/group/{}", cast, source));
+    }
+  }
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));

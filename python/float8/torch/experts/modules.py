@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from float8.torch import _ops
 from float8.torch.experts import ops
-from float8.torch.experts.moe import layout_of
+from float8.torch.experts.moe import layout_of, mlp
 from float8.torch.experts.routing import combine, dispatch, route
 
 
@@ -102,6 +102,9 @@ def of_transformers(
     last = _weight(module, "down_proj")
     ops.check_weight(x, first)
     routing = route(topk_ids.reshape(-1, topk_ids.shape[-1]), first.shape[0])
+    scores = topk_scores.reshape(-1, topk_scores.shape[-1])
+    if _is_swiglu(module):
+        return mlp(x, scores, first, last, routing, config).reshape(shape)
     layout = layout_of(routing, config)
 
     def linear(rows: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
@@ -115,8 +118,19 @@ def of_transformers(
     y = linear(h, last, "down_proj")
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
-    scores = topk_scores.reshape(-1, topk_scores.shape[-1])
     return combine(y, scores, routing).reshape(shape)
+
+
+def _is_swiglu(module: Any) -> bool:
+    """Tells whether y is down(silu(gate) up) and nothing else, of gate and up side by side in one weight."""
+    return (
+        module.has_gate
+        and not module.has_bias
+        and getattr(module, "is_concatenated", True)
+        and not getattr(module, "has_post_expert_norm", False)
+        and type(module)._apply_gate.__name__ == "_default_apply_gate"
+        and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
+    )
 
 
 def _weight(module: Any, name: str) -> torch.Tensor:

@@ -14,6 +14,8 @@ from float8.torch import _ops
 experts_layout = torch.ops.float8.experts_layout.default
 experts_forward = torch.ops.float8.experts_forward.default
 experts_backward = torch.ops.float8.experts_backward.default
+moe_forward = torch.ops.float8.moe_forward.default
+moe_backward = torch.ops.float8.moe_backward.default
 ROWS = 3072  # kExpertRows of python/shim/plans.hpp
 MOST_EXPERTS = 1024  # FLOAT8_MAX_EXPERTS of float8/experts.h
 _DTYPES = {code: dtype for dtype, code in _ops.ELEMENT_TYPES.items()}  # by float8_dtype
@@ -67,6 +69,56 @@ def _fake_backward(
     dx = dy.new_empty((dy.shape[0] if wanted & 1 else 0, k))
     dw = dy.new_empty((experts if wanted & 2 else 0, n, k), dtype=_DTYPES[grad_dtype])
     return dx, dw
+
+
+@functools.cache
+def _moe_bytes(experts: int, hidden: int, dim: int, dtype: int, config: int) -> tuple[int, int]:
+    """Returns base and step of what forward saves, as _bytes does."""
+    one, two = (
+        torch.ops.float8.moe_bytes(m, experts, hidden, dim, dtype, config) for m in (ROWS, 2 * ROWS)
+    )
+    return 2 * one - two, two - one
+
+
+@torch.library.register_fake("float8::moe_forward")  # type: ignore[untyped-decorator]
+def _fake_moe_forward(
+    x: torch.Tensor,
+    index: torch.Tensor | None,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    save: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    experts, dim, hidden = map(int, w2.shape)
+    m = (x if index is None else index).shape[0]
+    base, step = _moe_bytes(experts, hidden, dim, _ops.ELEMENT_TYPES[x.dtype], config)
+    size = base + step * _blocks(m) if save else 0
+    return x.new_empty((m, dim)), x.new_empty((size,), dtype=torch.uint8)
+
+
+@torch.library.register_fake("float8::moe_backward")  # type: ignore[untyped-decorator]
+def _fake_moe_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    index: torch.Tensor | None,
+    score: torch.Tensor | None,
+    w13: torch.Tensor | None,
+    w2: torch.Tensor | None,
+    saved: torch.Tensor,
+    layout: torch.Tensor,
+    experts: int,
+    hidden: int,
+    grad_dtype: int,
+    config: int,
+    wanted: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    m, dim = (x if index is None else index).shape[0], x.shape[1]
+    dtype = _DTYPES[grad_dtype]
+    dx = x.new_empty((m if wanted & 1 else 0, dim))
+    dw13 = x.new_empty((experts if wanted & 2 else 0, 2 * hidden, dim), dtype=dtype)
+    dw2 = x.new_empty((experts if wanted & 4 else 0, dim, hidden), dtype=dtype)
+    return dx, dw13, dw2
 
 
 class ExpertsFunction(torch.autograd.Function):

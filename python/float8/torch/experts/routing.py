@@ -36,12 +36,33 @@ def route(topk_ids: torch.Tensor, experts: int) -> Routing:
     )
 
 
-def _sum_of_pairs(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def sum_of_pairs(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Adds the values of each token's pairs in fp32, in the order of its experts."""
     total = values[rows[:, 0]].float()
     for k in range(1, rows.shape[1]):
         total += values[rows[:, k]]
     return total
+
+
+def weighted_sum(y: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Adds the rows of y of each token's pairs by their scores, likewise."""
+    weights = scores.float()
+    total = y[rows[:, 0]] * weights[:, :1]
+    for k in range(1, rows.shape[1]):
+        total += y[rows[:, k]] * weights[:, k, None]
+    return total.to(y.dtype)
+
+
+def scores_of_rows(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Returns the score of each row, in fp32."""
+    of_rows = torch.empty_like(scores.reshape(-1), dtype=torch.float32)
+    return of_rows.scatter_(0, rows.reshape(-1), scores.reshape(-1).float())
+
+
+def score_gradient(y: torch.Tensor, grad: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient of weighted_sum's scores, in fp32."""
+    wide = grad.float()
+    return torch.stack([(y[rows[:, k]] * wide).sum(-1) for k in range(rows.shape[1])], 1)
 
 
 class Dispatch(torch.autograd.Function):
@@ -58,7 +79,7 @@ class Dispatch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (rows,) = ctx.saved_tensors
-        return _sum_of_pairs(rows, grad).to(grad.dtype), None, None
+        return sum_of_pairs(rows, grad).to(grad.dtype), None, None
 
 
 class Combine(torch.autograd.Function):
@@ -69,11 +90,7 @@ class Combine(torch.autograd.Function):
         ctx: Any, y: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(y, scores, tokens, rows)
-        weights = scores.float()
-        total = y[rows[:, 0]] * weights[:, :1]
-        for k in range(1, rows.shape[1]):
-            total += y[rows[:, k]] * weights[:, k, None]
-        return total.to(y.dtype)
+        return weighted_sum(y, scores, rows)
 
     @staticmethod
     @once_differentiable
@@ -82,13 +99,9 @@ class Combine(torch.autograd.Function):
         want_y, want_scores, *_ = ctx.needs_input_grad
         dy = dscores = None
         if want_y:
-            of_rows = torch.empty_like(scores.reshape(-1), dtype=torch.float32)
-            of_rows = of_rows.scatter_(0, rows.reshape(-1), scores.reshape(-1).float())
-            dy = (grad[tokens] * of_rows[:, None]).to(y.dtype)
+            dy = (grad[tokens] * scores_of_rows(scores, rows)[:, None]).to(y.dtype)
         if want_scores:
-            wide = grad.float()
-            each = [(y[rows[:, k]] * wide).sum(-1) for k in range(rows.shape[1])]
-            dscores = torch.stack(each, 1).to(scores.dtype)
+            dscores = score_gradient(y, grad, rows).to(scores.dtype)
         return dy, dscores, None, None
 
 

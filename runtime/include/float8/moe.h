@@ -1,0 +1,103 @@
+/* The MLP of SwiGLU experts: y = w2_e (silu(gate) * up) of each row of expert e, where gate and up are the
+ * halves of w13_e x. Its results are those of two float8_experts with silu(gate) * up, and its gradients,
+ * rounded once to the tensors' type between them; but neither these nor the rows of tokens are ever in
+ * memory: the casts compute and gather what they read. */
+#ifndef FLOAT8_MOE_H_
+#define FLOAT8_MOE_H_
+
+#include "float8/experts.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct float8_moe_desc {
+  size_t struct_size;
+  int64_t m_max;        /* the largest m that a call will have, all experts together; 1 to 2^30 */
+  int64_t dim;          /* D: the elements of a token, a multiple of 16 */
+  int64_t hidden;       /* F: the rows of gate, and those of up; a multiple of 16 */
+  int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
+  int32_t tensor_dtype; /* a float8_dtype, the type of x, w13, w2, y, dy and dx */
+  /* As in float8_experts_desc, and with its limits. */
+  const char* recipe;
+  const float8_recipe* custom_recipe;
+  int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw13 and dw2 */
+  int32_t accumulate_grad_weight; /* nonzero: a backward may add to the gradients that are there */
+  int32_t non_finite;             /* a float8_non_finite */
+  int32_t sm_limit;               /* the most SMs that a GEMM takes; 0: all */
+  /* Nonzero: `saved` has no fp8 copies of w13 and w2, and a backward is given both and casts them again. */
+  int32_t recompute_weight;
+  /* Nonzero: x and dy are [m][dim], the rows of experts themselves, one group after the other; calls have
+   * neither index nor score. */
+  int32_t rows_in_place;
+} float8_moe_desc;
+
+/* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */
+FLOAT8_API float8_status float8_moe_plan(float8_context* context, const float8_moe_desc* desc,
+                                         float8_moe** out);
+FLOAT8_API void float8_moe_destroy(float8_moe* moe);
+/* Return the bytes of scratch that a call needs, which are free between calls, and the bytes that forward
+ * fills for backward, 2 F elements a row at least, at any m up to m_max; 0 for NULL. */
+FLOAT8_API size_t float8_moe_workspace_bytes(const float8_moe* moe);
+FLOAT8_API size_t float8_moe_saved_bytes(const float8_moe* moe);
+
+/* Here and below fp8 of a matrix is NULL. */
+typedef struct float8_moe_forward_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_forward_args));
+  int64_t m FLOAT8_DEFAULT(0);        /* the rows of experts, that of the layout; 0 to m_max */
+  int64_t tokens FLOAT8_DEFAULT(0);   /* the rows of x */
+  float8_matrix x FLOAT8_DEFAULT({}); /* [tokens][dim] */
+  /* int32[m] on the device: the row of x that is each row, 0 to tokens - 1; read up to the last group's
+   * end. No call checks the numbers. */
+  const int32_t* index FLOAT8_DEFAULT(NULL);
+  float8_matrix w13
+      FLOAT8_DEFAULT({}); /* [experts][2 hidden][dim], the rows of gate first; as w of experts */
+  float8_matrix w2 FLOAT8_DEFAULT({}); /* [experts][dim][hidden] */
+  float8_result y FLOAT8_DEFAULT({});  /* [m][dim]; accumulate is 0 */
+  /* As float8_group_layout left it for this m; read. Its plan has the same m_max and experts. */
+  float8_buffer layout FLOAT8_DEFAULT({});
+  /* float8_moe_saved_bytes(), written; empty: there is no backward */
+  float8_buffer saved FLOAT8_DEFAULT({});
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_moe_workspace_bytes() */
+  int32_t zero_tail FLOAT8_DEFAULT(0);        /* as in float8_experts_forward_args, of y */
+  int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+} float8_moe_forward_args;
+
+/* A gradient whose data is NULL is not wanted, and its work is skipped. */
+typedef struct float8_moe_backward_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_backward_args));
+  int64_t m FLOAT8_DEFAULT(0); /* m, tokens, x and index are the forward's */
+  int64_t tokens FLOAT8_DEFAULT(0);
+  float8_matrix x FLOAT8_DEFAULT({});
+  const int32_t* index FLOAT8_DEFAULT(NULL);
+  float8_matrix dy
+      FLOAT8_DEFAULT({}); /* [tokens][dim]: row r of y has the gradient score[r] dy[index[r]] */
+  const float* score FLOAT8_DEFAULT(NULL); /* [m] on the device */
+  /* With desc.recompute_weight the forward's; else unread. */
+  float8_matrix w13 FLOAT8_DEFAULT({});
+  float8_matrix w2 FLOAT8_DEFAULT({});
+  float8_result dx FLOAT8_DEFAULT({}); /* [m][dim], of each row; accumulate is 0 */
+  /* As w13 and w2 in grad_weight_dtype; zeros, accumulation and gaps are as in
+   * float8_experts_backward_args. */
+  float8_result dw13 FLOAT8_DEFAULT({});
+  float8_result dw2 FLOAT8_DEFAULT({});
+  float8_buffer layout FLOAT8_DEFAULT({});    /* the forward's; read */
+  float8_buffer saved FLOAT8_DEFAULT({});     /* as the forward left it; read */
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */
+  int32_t zero_tail FLOAT8_DEFAULT(0);        /* of dx */
+  int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+} float8_moe_backward_args;
+
+/* Enqueue casts and GEMMs, as float8_experts_forward and float8_experts_backward do. */
+FLOAT8_API float8_status float8_moe_forward(const float8_moe* moe,
+                                            const float8_moe_forward_args* args,
+                                            float8_stream stream);
+FLOAT8_API float8_status float8_moe_backward(const float8_moe* moe,
+                                             const float8_moe_backward_args* args,
+                                             float8_stream stream);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* FLOAT8_MOE_H_ */

@@ -1,0 +1,260 @@
+#include "runtime/moe/moe.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/device/memory.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using kernels::RowSource;
+
+constexpr const char* kForward = "float8_moe_forward";
+constexpr const char* kForwardArgs = "float8_moe_forward_args";
+constexpr const char* kBackward = "float8_moe_backward";
+constexpr const char* kBackwardArgs = "float8_moe_backward_args";
+
+Status need(const char* args, const char* field, const void* pointer) {
+  if (pointer != nullptr) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", args, field);
+}
+
+// What both linears have in common.
+ExpertsDesc of_linear(const MoeDesc& desc, int64_t n, int64_t k) {
+  ExpertsDesc out;
+  out.shape = {desc.m_max, n, k};
+  out.experts = desc.experts;
+  out.recipe = desc.recipe;
+  out.tensor_dtype = desc.tensor_dtype;
+  out.grad_weight_dtype = desc.grad_weight_dtype;
+  out.accumulate_grad_weight = desc.accumulate_grad_weight;
+  out.recompute_weight = desc.recompute_weight;
+  out.recompute_input = true;
+  out.non_finite = desc.non_finite;
+  out.sm_limit = desc.sm_limit;
+  return out;
+}
+
+float8_buffer part(const float8_buffer& whole, size_t at, size_t bytes) {
+  if (whole.data == nullptr) return {};
+  return {static_cast<uint8_t*>(whole.data) + at, bytes};
+}
+
+}  // namespace
+
+Moe::Moe(std::shared_ptr<Context> context, MoeDesc desc, std::shared_ptr<const Experts> w13,
+         std::shared_ptr<const Experts> w2)
+    : context_(std::move(context)),
+      desc_(std::move(desc)),
+      w13_(std::move(w13)),
+      w2_(std::move(w2)) {
+  const auto rows = [&](int64_t cols) {
+    return static_cast<size_t>(desc_.m_max * cols) * size_bytes(desc_.tensor_dtype);
+  };
+  Arena saved;
+  saved.take(rows(2 * desc_.hidden));  // gate and up
+  saved_of_w13_ = saved.take(w13_->saved_bytes());
+  saved_of_w2_ = saved.take(w2_->saved_bytes());
+  saved_bytes_ = saved.size();
+  Arena workspace;
+  workspace.take(
+      rows(2 * desc_.hidden));  // the gradient of silu(gate) up; of no backward, gate and up
+  scratch_ = workspace.take(std::max(w13_->workspace_bytes(), w2_->workspace_bytes()));
+  workspace_bytes_ = workspace.size();
+}
+
+Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& context,
+                                             const MoeDesc& desc) {
+  for (const Gemm gemm : kGemms) {
+    const GemmSetting& setting = desc.recipe.at(gemm);
+    if (!setting.is_fp8() || setting.a.scaling == Scaling::kDelayed ||
+        setting.b.scaling == Scaling::kDelayed) {
+      return fail(
+          ErrorCode::kUnsupported,
+          "recipe {}, GEMM {}: the MLP of experts has dynamic scales, as tensorwise, rowwise "
+          "and blockwise; use two float8_experts",
+          desc.recipe.name, to_string(gemm));
+    }
+  }
+  ExpertsDesc first = of_linear(desc, 2 * desc.hidden, desc.dim);
+  first.input = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGather;
+  first.grad_output = RowSource::kSwigluBackward;
+  ExpertsDesc second = of_linear(desc, desc.dim, desc.hidden);
+  second.input = RowSource::kSwiglu;
+  second.grad_output = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGatherScore;
+  auto w13 = F8_TRY(Experts::plan(context, first));
+  auto w2 = F8_TRY(Experts::plan(context, second));
+  return std::shared_ptr<const Moe>(new Moe(context, desc, std::move(w13), std::move(w2)));
+}
+
+template <class Call>
+Status Moe::check_common(const char* args, const Call& call, bool reads_weights) const {
+  if (call.m < 0 || call.m > desc_.m_max) {
+    return fail(ErrorCode::kInvalidArgument, "{}.m is {}, the plan was made for 0 to {}", args,
+                call.m, desc_.m_max);
+  }
+  if (desc_.rows_in_place ? call.tokens != call.m : call.tokens < 0) {
+    return fail(ErrorCode::kInvalidArgument, "{}.tokens is {}{}", args, call.tokens,
+                desc_.rows_in_place ? ", and with float8_moe_desc.rows_in_place it is m" : "");
+  }
+  if (call.m == 0) return {};
+  F8_TRY(need(args, "x.data", call.x.data));
+  if (!desc_.rows_in_place) F8_TRY(need(args, "index", call.index));
+  if (reads_weights) {
+    F8_TRY(need(args, "w13.data", call.w13.data));
+    F8_TRY(need(args, "w2.data", call.w2.data));
+  }
+  F8_TRY(need(args, "layout.data", call.layout.data));
+  return need(args, "workspace.data", call.workspace.data);
+}
+
+template <class Call>
+void Moe::add_common(CallMemory& memory, const Call& call) const {
+  const auto [dim, hidden, experts] = std::tuple(desc_.dim, desc_.hidden, desc_.experts);
+  const auto read = [&](const char* name, const float8_matrix& of, int64_t rows, int64_t cols) {
+    memory.add_rows(name, of.data, rows, cols, of.ld, desc_.tensor_dtype, Access::kRead);
+  };
+  read("x", call.x, call.tokens, dim);
+  read("w13", call.w13, experts * 2 * hidden, dim);
+  read("w2", call.w2, experts * dim, hidden);
+  memory.add("index", call.index, static_cast<size_t>(call.m) * sizeof(int32_t), Access::kRead,
+             alignof(int32_t));
+  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
+  memory.add("workspace", call.workspace.data, workspace_bytes_, Access::kWrite);
+}
+
+Status Moe::check(const MoeForwardCall& call, Stream stream) const {
+  F8_TRY(check_common(kForwardArgs, call, true));
+  if (call.m == 0) return {};
+  F8_TRY(need(kForwardArgs, "y.data", call.y.data));
+  CallMemory memory(kForwardArgs);
+  add_common(memory, call);
+  memory.add_rows("y", call.y.data, call.m, desc_.dim, call.y.ld, desc_.tensor_dtype,
+                  Access::kWrite);
+  memory.add("saved", call.saved.data, saved_bytes_, Access::kWrite);
+  F8_TRY(memory.check_alignment(kForward));
+  F8_TRY(memory.check_overlaps(kForward));
+  return memory.check_device(kForward, *context_, stream);
+}
+
+Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
+  F8_TRY(check_common(kBackwardArgs, call, desc_.recompute_weight));
+  for (const auto& [name, result] : {std::pair("dw13", call.dw13), std::pair("dw2", call.dw2)}) {
+    if (result.data != nullptr && result.accumulate != 0 && !desc_.accumulate_grad_weight) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{}.accumulate is set, the plan has no GEMM that adds; set "
+                  "float8_moe_desc.accumulate_grad_weight",
+                  kBackwardArgs, name);
+    }
+  }
+  CallMemory memory(kBackwardArgs);
+  const auto [dim, hidden, experts] = std::tuple(desc_.dim, desc_.hidden, desc_.experts);
+  memory.add_rows("dx", call.dx.data, call.m, dim, call.dx.ld, desc_.tensor_dtype, Access::kWrite);
+  memory.add_rows("dw13", call.dw13.data, experts * 2 * hidden, dim, call.dw13.ld,
+                  desc_.grad_weight_dtype, Access::kWrite);
+  memory.add_rows("dw2", call.dw2.data, experts * dim, hidden, call.dw2.ld, desc_.grad_weight_dtype,
+                  Access::kWrite);
+  if (call.m == 0) return memory.check_alignment(kBackward);
+  F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
+  if (!desc_.rows_in_place) F8_TRY(need(kBackwardArgs, "score", call.score));
+  F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  add_common(memory, call);
+  memory.add_rows("dy", call.dy.data, call.tokens, dim, call.dy.ld, desc_.tensor_dtype,
+                  Access::kRead);
+  memory.add("score", call.score, static_cast<size_t>(call.m) * sizeof(float), Access::kRead,
+             alignof(float));
+  memory.add("saved", call.saved.data, saved_bytes_, Access::kRead);
+  F8_TRY(memory.check_alignment(kBackward));
+  F8_TRY(memory.check_overlaps(kBackward));
+  return memory.check_device(kBackward, *context_, stream);
+}
+
+float8_matrix Moe::gate_up(const float8_buffer& saved) const {
+  float8_matrix out;
+  out.data = saved.data;
+  out.ld = 2 * desc_.hidden;
+  return out;
+}
+
+kernels::RowOperands Moe::swiglu_of(const float8_matrix& gate_up) const {
+  kernels::RowOperands out{};
+  out.up = static_cast<const uint8_t*>(gate_up.data) +
+           static_cast<size_t>(desc_.hidden) * size_bytes(desc_.tensor_dtype);
+  out.ld_up = gate_up.ld;
+  return out;
+}
+
+Status Moe::forward(const MoeForwardCall& call, Stream stream) const {
+  F8_TRY(check(call, stream));
+  if (call.m == 0) return {};
+  const bool saves = call.saved.data != nullptr;
+  const float8_matrix hidden = gate_up(saves ? call.saved : call.workspace);
+  const float8_buffer scratch = part(call.workspace, scratch_, workspace_bytes_ - scratch_);
+  ExpertsForwardCall first;
+  first.m = call.m;
+  first.x = call.x;
+  first.w = call.w13;
+  first.y.data = const_cast<void*>(hidden.data);
+  first.layout = call.layout;
+  first.saved = part(call.saved, saved_of_w13_, w13_->saved_bytes());
+  first.workspace = scratch;
+  ExpertsOperands tokens;
+  tokens.input.index = call.index;
+  F8_TRY(w13_->run_forward(first, tokens, stream));
+  ExpertsForwardCall second = first;
+  second.x = hidden;
+  second.w = call.w2;
+  second.y = call.y;
+  second.saved = part(call.saved, saved_of_w2_, w2_->saved_bytes());
+  second.zero_tail = call.zero_tail;
+  ExpertsOperands swiglu;
+  swiglu.input = swiglu_of(hidden);
+  return w2_->run_forward(second, swiglu, stream);
+}
+
+Status Moe::backward(const MoeBackwardCall& call, Stream stream) const {
+  F8_TRY(check(call, stream));
+  if (call.m == 0) {
+    F8_TRY(w13_->zero_grad_weight(call.dw13, stream));
+    return w2_->zero_grad_weight(call.dw2, stream);
+  }
+  const float8_matrix hidden = gate_up(call.saved);
+  const bool wants_first = call.dx.data != nullptr || call.dw13.data != nullptr;
+  ExpertsBackwardCall second;
+  second.m = call.m;
+  second.dy = call.dy;
+  if (wants_first) second.dx.data = call.workspace.data;  // the gradient of silu(gate) up
+  second.dw = call.dw2;
+  second.layout = call.layout;
+  second.saved = part(call.saved, saved_of_w2_, w2_->saved_bytes());
+  second.workspace = part(call.workspace, scratch_, workspace_bytes_ - scratch_);
+  second.w = call.w2;
+  ExpertsOperands swiglu;
+  swiglu.x = hidden;
+  swiglu.input = swiglu_of(hidden);
+  swiglu.grad_output.index = call.index;
+  swiglu.grad_output.score = call.score;
+  if (wants_first || call.dw2.data != nullptr) {
+    F8_TRY(w2_->run_backward(second, swiglu, stream));
+  }
+  if (!wants_first) return {};
+  ExpertsBackwardCall first = second;
+  first.dy = hidden;
+  first.dx = call.dx;
+  first.dw = call.dw13;
+  first.saved = part(call.saved, saved_of_w13_, w13_->saved_bytes());
+  first.w = call.w13;
+  first.zero_tail = call.zero_tail;
+  ExpertsOperands gradients;
+  gradients.x = call.x;
+  gradients.input.index = call.index;
+  gradients.grad_output = swiglu_of(hidden);
+  gradients.grad_output.grad = second.dx.data;
+  gradients.grad_output.ld_grad = desc_.hidden;
+  return w13_->run_backward(first, gradients, stream);
+}
+
+}  // namespace f8::runtime

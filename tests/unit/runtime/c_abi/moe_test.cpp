@@ -1,0 +1,316 @@
+// The MLP of experts through the public header, on an emulated device: its results are those of two
+// expert linears, bit for bit, and what it refuses.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/device/memory.hpp"
+#include "runtime/emulation/swiglu.hpp"
+#include "tests/unit/runtime/c_abi/emulated_memory.hpp"
+
+namespace {
+
+using f8::Dtype;
+using f8::load_element;
+using f8::store_element;
+using float8::testing::emulated;
+using float8::testing::Memory;
+using float8::testing::memory;
+using float8::testing::random_bf16;
+
+constexpr int64_t kTokens = 37, kM = 80, kUsed = 75, kDim = 48, kHidden = 80;
+constexpr int32_t kExperts = 3;
+
+struct MoeCase {
+  const char* recipe;
+  bool recompute_weight, rows_in_place;
+};
+
+void PrintTo(const MoeCase& c, std::ostream* out) {
+  *out << c.recipe << (c.recompute_weight ? "_recompute" : "")
+       << (c.rows_in_place ? "_in_place" : "");
+}
+
+// The operands of a step, and the plans of both ways to compute it.
+class MoeAbi : public ::testing::TestWithParam<MoeCase> {
+ protected:
+  static constexpr int64_t kRowsOfW13 = kExperts * 2 * kHidden, kRowsOfW2 = kExperts * kDim;
+
+  void SetUp() override {
+    const float8_group_layout_desc of_layout{
+        .struct_size = sizeof of_layout, .m_max = kM, .experts = kExperts, .reserved = 0};
+    ASSERT_EQ(float8_group_layout_plan_create(context_.get(), &of_layout, &layouts_), FLOAT8_OK);
+    layout_ = memory(float8_group_layout_bytes(layouts_));
+    const float8_group_layout_args routing{
+        .offsets = offsets_.data(), .m = kM, .layout = {layout_.get()}};
+    ASSERT_EQ(float8_group_layout(layouts_, &routing, nullptr), FLOAT8_OK);
+    for (int64_t r = 0; r < kM; ++r) {
+      index_.push_back(in_place() ? static_cast<int32_t>(r)
+                                  : static_cast<int32_t>(r * 29 % kTokens));
+      score_.push_back(in_place() ? 1.0F : 0.25F + 0.01F * static_cast<float>(r));
+    }
+  }
+  void TearDown() override {
+    float8_moe_destroy(moe_);
+    float8_experts_destroy(w13_);
+    float8_experts_destroy(w2_);
+    float8_group_layout_plan_destroy(layouts_);
+  }
+  [[nodiscard]] bool in_place() const { return GetParam().rows_in_place; }
+  [[nodiscard]] int64_t tokens() const { return in_place() ? kM : kTokens; }
+
+  float8_moe_desc desc() const {
+    float8_moe_desc out{};
+    out.struct_size = sizeof out;
+    out.m_max = kM;
+    out.dim = kDim;
+    out.hidden = kHidden;
+    out.experts = kExperts;
+    out.recipe = GetParam().recipe;
+    out.accumulate_grad_weight = 1;
+    out.recompute_weight = GetParam().recompute_weight ? 1 : 0;
+    out.rows_in_place = in_place() ? 1 : 0;
+    return out;
+  }
+  float8_experts* plan_experts(int64_t n, int64_t k) {
+    float8_experts_desc out{};
+    out.struct_size = sizeof out;
+    out.m_max = kM;
+    out.n = n;
+    out.k = k;
+    out.experts = kExperts;
+    out.recipe = GetParam().recipe;
+    float8_experts* made = nullptr;
+    EXPECT_EQ(float8_experts_plan(context_.get(), &out, &made), FLOAT8_OK) << float8_last_error();
+    return made;
+  }
+  void plan() {
+    const float8_moe_desc of = desc();
+    ASSERT_EQ(float8_moe_plan(context_.get(), &of, &moe_), FLOAT8_OK) << float8_last_error();
+    w13_ = plan_experts(2 * kHidden, kDim);
+    w2_ = plan_experts(kDim, kHidden);
+    saved_ = memory(float8_moe_saved_bytes(moe_));
+    workspace_ = memory(float8_moe_workspace_bytes(moe_));
+  }
+  float8_moe_forward_args forward_args(const Memory& y) const {
+    float8_moe_forward_args out{.m = kM, .tokens = tokens(), .x = {x_.get()}};
+    if (!in_place()) out.index = index_.data();
+    out.w13 = {w13_weight_.get()};
+    out.w2 = {w2_weight_.get()};
+    out.y = {y.get()};
+    out.layout = {layout_.get()};
+    out.saved = {saved_.get()};
+    out.workspace = {workspace_.get()};
+    return out;
+  }
+  float8_moe_backward_args backward_args(const Memory& dx, const Memory& dw13,
+                                         const Memory& dw2) const {
+    float8_moe_backward_args out{.m = kM, .tokens = tokens(), .x = {x_.get()}};
+    out.dy = {dy_.get()};
+    if (!in_place()) {
+      out.index = index_.data();
+      out.score = score_.data();
+    }
+    if (GetParam().recompute_weight) {
+      out.w13 = {w13_weight_.get()};
+      out.w2 = {w2_weight_.get()};
+    }
+    out.dx = {dx.get()};
+    out.dw13 = {dw13.get()};
+    out.dw2 = {dw2.get()};
+    out.layout = {layout_.get()};
+    out.saved = {saved_.get()};
+    out.workspace = {workspace_.get()};
+    return out;
+  }
+  // Rows of tokens by their index, times a factor of each.
+  Memory gathered(const Memory& from, const std::vector<float>& factors) const {
+    Memory out = memory(kM * kDim * 2);
+    for (int64_t i = 0; i < kM * kDim; ++i) {
+      const auto r = static_cast<size_t>(i / kDim);
+      const float value = load_element(from.get(), index_[r] * kDim + i % kDim, Dtype::kBf16);
+      store_element(out.get(), i, value * factors[r], Dtype::kBf16);
+    }
+    return out;
+  }
+  struct Step {
+    Memory y, dx, dw13, dw2;
+  };
+  Step by_experts();
+  void expect_same(const Memory& a, const Memory& b, int64_t elements, const char* name) const {
+    EXPECT_EQ(std::memcmp(a.get(), b.get(), static_cast<size_t>(elements) * 2), 0) << name;
+  }
+
+  float8::Context context_ = emulated();
+  std::vector<int32_t> offsets_ = {31, 31, kUsed}, index_;
+  std::vector<float> score_;
+  Memory x_ = random_bf16(kM * kDim, 1), dy_ = random_bf16(kM * kDim, 2);
+  Memory w13_weight_ = random_bf16(kRowsOfW13 * kDim, 3);
+  Memory w2_weight_ = random_bf16(kRowsOfW2 * kHidden, 4);
+  Memory layout_, saved_, workspace_;
+  float8_group_layout_plan* layouts_ = nullptr;
+  float8_moe* moe_ = nullptr;
+  float8_experts *w13_ = nullptr, *w2_ = nullptr;
+};
+
+// The step of two expert linears, with everything between them in memory.
+MoeAbi::Step MoeAbi::by_experts() {
+  Step out{memory(kM * kDim * 2), memory(kM * kDim * 2), memory(kRowsOfW13 * kDim * 2),
+           memory(kRowsOfW2 * kHidden * 2)};
+  const Memory rows = gathered(x_, std::vector<float>(kM, 1.0F)), dy = gathered(dy_, score_);
+  const Memory both = memory(kM * 2 * kHidden * 2), grads = memory(kM * 2 * kHidden * 2);
+  const Memory h = memory(kM * kHidden * 2), dh = memory(kM * kHidden * 2);
+  const Memory saved[] = {memory(float8_experts_saved_bytes(w13_)),
+                          memory(float8_experts_saved_bytes(w2_))};
+  const Memory workspace =
+      memory(std::max(float8_experts_workspace_bytes(w13_), float8_experts_workspace_bytes(w2_)));
+  const auto forward = [&](const float8_experts* of, const Memory& x, const Memory& w,
+                           const Memory& y, const Memory& kept) {
+    const float8_experts_forward_args args{.m = kM,
+                                           .x = {x.get()},
+                                           .w = {w.get()},
+                                           .y = {y.get()},
+                                           .layout = {layout_.get()},
+                                           .saved = {kept.get()},
+                                           .workspace = {workspace.get()}};
+    ASSERT_EQ(float8_experts_forward(of, &args, nullptr), FLOAT8_OK) << float8_last_error();
+  };
+  const auto backward = [&](const float8_experts* of, const Memory& grad, const Memory& dx,
+                            const Memory& dw, const Memory& kept) {
+    const float8_experts_backward_args args{.m = kM,
+                                            .dy = {grad.get()},
+                                            .dx = {dx.get()},
+                                            .dw = {dw.get()},
+                                            .layout = {layout_.get()},
+                                            .saved = {kept.get()},
+                                            .workspace = {workspace.get()}};
+    ASSERT_EQ(float8_experts_backward(of, &args, nullptr), FLOAT8_OK) << float8_last_error();
+  };
+  forward(w13_, rows, w13_weight_, both, saved[0]);
+  const auto gate_and_up = [&](int64_t i) {
+    const int64_t gate = i / kHidden * 2 * kHidden + i % kHidden;
+    return std::pair(load_element(both.get(), gate, Dtype::kBf16),
+                     load_element(both.get(), gate + kHidden, Dtype::kBf16));
+  };
+  for (int64_t i = 0; i < kM * kHidden; ++i) {
+    const auto [gate, up] = gate_and_up(i);
+    store_element(h.get(), i, f8::runtime::emulation::swiglu(gate, up, Dtype::kBf16), Dtype::kBf16);
+  }
+  forward(w2_, h, w2_weight_, out.y, saved[1]);
+  backward(w2_, dy, dh, out.dw2, saved[1]);
+  for (int64_t i = 0; i < kM * kHidden; ++i) {
+    const auto [gate, up] = gate_and_up(i);
+    const auto of = f8::runtime::emulation::swiglu_backward(
+        gate, up, load_element(dh.get(), i, Dtype::kBf16), Dtype::kBf16);
+    const int64_t at = i / kHidden * 2 * kHidden + i % kHidden;
+    store_element(grads.get(), at, of.gate, Dtype::kBf16);
+    store_element(grads.get(), at + kHidden, of.up, Dtype::kBf16);
+  }
+  backward(w13_, grads, out.dx, out.dw13, saved[0]);
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, MoeAbi,
+    ::testing::Values(MoeCase{"tensorwise", false, false}, MoeCase{"tensorwise", true, true},
+                      MoeCase{"rowwise", false, false}, MoeCase{"rowwise", true, false},
+                      MoeCase{"rowwise", true, true}, MoeCase{"blockwise", false, true},
+                      MoeCase{"blockwise", true, false}),
+    ::testing::PrintToStringParamName());
+
+TEST_P(MoeAbi, IsTwoExpertLinears) {
+  ASSERT_NO_FATAL_FAILURE(plan());
+  const Step expected = by_experts();
+  const Step got{memory(kM * kDim * 2), memory(kM * kDim * 2), memory(kRowsOfW13 * kDim * 2),
+                 memory(kRowsOfW2 * kHidden * 2)};
+  float8_moe_forward_args forward = forward_args(got.y);
+  ASSERT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+  expect_same(got.y, expected.y, kUsed * kDim, "y");
+  const float8_moe_backward_args backward = backward_args(got.dx, got.dw13, got.dw2);
+  ASSERT_EQ(float8_moe_backward(moe_, &backward, nullptr), FLOAT8_OK) << float8_last_error();
+  expect_same(got.dx, expected.dx, kUsed * kDim, "dx");
+  expect_same(got.dw13, expected.dw13, kRowsOfW13 * kDim, "dw13");
+  expect_same(got.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2");
+  // Each gradient alone, and a forward without a backward.
+  const Step alone{memory(kM * kDim * 2), memory(kM * kDim * 2), memory(kRowsOfW13 * kDim * 2),
+                   memory(kRowsOfW2 * kHidden * 2)};
+  for (int wanted = 0; wanted < 3; ++wanted) {
+    float8_moe_backward_args one = backward_args(alone.dx, alone.dw13, alone.dw2);
+    if (wanted != 0) one.dx = {};
+    if (wanted != 1) one.dw13 = {};
+    if (wanted != 2) one.dw2 = {};
+    ASSERT_EQ(float8_moe_backward(moe_, &one, nullptr), FLOAT8_OK) << float8_last_error();
+  }
+  forward.saved = {};
+  forward.y = {alone.y.get()};
+  ASSERT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+  expect_same(alone.y, expected.y, kUsed * kDim, "y alone");
+  expect_same(alone.dx, expected.dx, kUsed * kDim, "dx alone");
+  expect_same(alone.dw13, expected.dw13, kRowsOfW13 * kDim, "dw13 alone");
+  expect_same(alone.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2 alone");
+}
+
+class MoeRefusals : public MoeAbi {
+ protected:
+  static bool says(std::string_view words) {
+    return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Cases, MoeRefusals, ::testing::Values(MoeCase{"rowwise", true, false}),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(MoeRefusals, Descriptions) {
+  float8_moe_desc bad = desc();
+  bad.recipe = "delayed";
+  EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says("use two float8_experts")) << float8_last_error();
+  bad = desc();
+  bad.hidden = 40;
+  EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(moe_, nullptr);
+}
+
+TEST_P(MoeRefusals, Calls) {
+  ASSERT_NO_FATAL_FAILURE(plan());
+  const Memory y = memory(kM * kDim * 2), dw13 = memory(kRowsOfW13 * kDim * 2);
+  const Memory dx = memory(kM * kDim * 2), dw2 = memory(kRowsOfW2 * kHidden * 2);
+  const auto refuses = [&](const auto& args, const auto& change, std::string_view words) {
+    auto changed = args;
+    change(changed);
+    if constexpr (requires { changed.y; }) {
+      EXPECT_EQ(float8_moe_forward(moe_, &changed, nullptr), FLOAT8_INVALID_ARGUMENT);
+    } else {
+      EXPECT_EQ(float8_moe_backward(moe_, &changed, nullptr), FLOAT8_INVALID_ARGUMENT);
+    }
+    EXPECT_TRUE(says(words)) << float8_last_error();
+  };
+  const float8_moe_forward_args forward = forward_args(y);
+  const float8_moe_backward_args backward = backward_args(dx, dw13, dw2);
+  refuses(
+      forward, [](auto& a) { a.m = kM + 1; }, "m is 81, the plan was made for 0 to 80");
+  refuses(
+      forward, [](auto& a) { a.tokens = -1; }, "tokens is -1");
+  refuses(
+      forward, [](auto& a) { a.index = nullptr; }, "index is NULL");
+  refuses(
+      forward, [](auto& a) { a.w2 = {}; }, "w2.data is NULL");
+  refuses(
+      forward, [](auto& a) { a.y.data = const_cast<void*>(a.x.data); }, "overlap");
+  refuses(
+      forward, [](auto& a) { a.saved.bytes = 1; }, "saved.bytes is 1");
+  refuses(
+      backward, [](auto& a) { a.score = nullptr; }, "score is NULL");
+  refuses(
+      backward, [](auto& a) { a.w13 = {}; }, "w13.data is NULL");
+  refuses(
+      backward, [](auto& a) { a.saved = {}; }, "saved.data is NULL");
+  refuses(
+      backward, [](auto& a) { a.dw2.data = a.dw13.data; }, "overlap");
+  refuses(
+      backward, [](auto& a) { a.reserved = 2; }, "reserved is 2; it must be 0");
+}
+
+}  // namespace
