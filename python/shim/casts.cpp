@@ -95,8 +95,8 @@ struct Cast {
     }
     const Config config(key.config);
     const Scales scales(state, layout, config, place);
-    const float8_linear* linear = any_plan(key.config, key.device);
-    if (linear == nullptr) {
+    AnyPlan plan = any_plan(key.config, key.device);
+    if (!plan.is_there()) {
       const PlanKey any{.config = key.config,
                         .m_max = kRows,
                         .n = rows.cols,
@@ -104,9 +104,9 @@ struct Cast {
                         .device = key.device,
                         .tensor_dtype = key.dtype,
                         .grad_dtype = key.dtype};
-      linear = plan_for(any, place).linear;
+      plan.linear = plan_for(any, place).linear;
     }
-    slots = scales.slots(linear);
+    slots = scales.slots(plan);
     if (scales.first_step()) step.first_step = 1;
     step.evaluate = evaluate;
   }

@@ -13,6 +13,7 @@
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
 #include "python/shim/plans.hpp"
+#include "python/shim/scales.hpp"
 #include "python/shim/workspace.hpp"
 
 namespace float8_torch {
@@ -129,6 +130,35 @@ struct ExpertsCall {
           std::to_string(bytes) + "; it was made for another number of rows or experts");
     }
     return {layout.mutable_data_ptr(), static_cast<size_t>(bytes)};
+  }
+
+  // grad_weight is in high precision.
+  [[nodiscard]] bool reads_x() const {
+    return config.recipe().grad_weight.a.scaling == FLOAT8_HIGH_PRECISION;
+  }
+  // The type in which the plan gives dw, as in linear_backward.
+  [[nodiscard]] float8_dtype grad_type(float8_dtype weight) const {
+    const bool same = weight == FLOAT8_F32 || weight == element_type(dtype, "x");
+    return same || !reads_x() ? weight : FLOAT8_F32;
+  }
+  // The x of a forward, where grad_weight is computed from it.
+  [[nodiscard]] Matrix input_again(const std::optional<Tensor>& x, int64_t m) const {
+    if (!x || device_of(*x) != place.device || x->dim() != 2 || x->size(0) != m) {
+      throw std::invalid_argument(
+          "float8: backward of this recipe reads the rows of experts: give it those of forward");
+    }
+    return rows_of(to_dtype(*x, dtype), k, "x");
+  }
+  // Sets the part of a scale state that a call reads and raises.
+  template <class Args>
+  void set_scales(Args& args, float8_step& step, const Tensor& tensor, int64_t layout,
+                  const ExpertsPlan& plan) const {
+    if (device_of(tensor) != place.device) {
+      throw std::invalid_argument("float8: a scale state is on another device than the rows");
+    }
+    const Scales scales(tensor, layout, config, place);
+    args.scales = scales.slots({.experts = plan.experts});
+    step.first_step = scales.first_step();
   }
 
   // The weight of a forward, where its backward casts it again.
@@ -248,7 +278,9 @@ Tensor experts_layout(const Tensor& offsets, int64_t m, int64_t config) {
 }
 
 std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight,
-                                           const Tensor& layout, int64_t config, bool save) {
+                                           const Tensor& layout, int64_t config, bool save,
+                                           const std::optional<Tensor>& scales,
+                                           int64_t scale_layout) {
   if (weight.dim() != 3) {
     throw std::invalid_argument("float8: the weights of experts have three dimensions");
   }
@@ -264,7 +296,8 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
         save ? std::get<1>(experts_bytes(0, call.experts, call.n, call.k, config)) : 0;
     return {y, empty_bytes(bytes, device)};
   }
-  const ExpertsPlan& plan = call.plan(rows.rows, element_type(dtype_of(weight), "weight"));
+  const ExpertsPlan& plan =
+      call.plan(rows.rows, call.grad_type(element_type(dtype_of(weight), "weight")));
   Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
   const Matrix w = as_matrix(to_dtype(weight, call.dtype));
   float8_experts_forward_args args;
@@ -277,28 +310,32 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
   args.layout = call.layout_of(layout, rows.rows);
   if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
   args.zero_tail = 1;
+  float8_step step{.evaluate = !save};
+  args.step = &step;
+  if (scales) call.set_scales(args, step, *scales, scale_layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
   args.workspace = {workspace.data(), plan.workspace_bytes};
   check(float8_experts_forward(plan.experts, &args, call.place.stream));
   return {y, saved};
 }
 
-std::tuple<Tensor, Tensor> experts_backward(const Tensor& dy, const Tensor& saved,
-                                            const Tensor& layout,
-                                            const std::optional<Tensor>& weight, int64_t experts,
-                                            int64_t n, int64_t k, int64_t grad_dtype,
-                                            int64_t config, int64_t wanted) {
+std::tuple<Tensor, Tensor> experts_backward(
+    const Tensor& dy, const Tensor& saved, const Tensor& layout,
+    const std::optional<Tensor>& weight, int64_t experts, int64_t n, int64_t k, int64_t grad_dtype,
+    int64_t config, int64_t wanted, const std::optional<Tensor>& x,
+    const std::optional<Tensor>& scales, int64_t scale_layout) {
   const ExpertsCall call(dy, config, experts, n, k);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
   const bool want_dw = (wanted & 2) != 0;
-  const float8_dtype grad_type = checked_grad_dtype(grad_dtype);
+  const float8_dtype wanted_type = checked_grad_dtype(grad_dtype);
+  const float8_dtype grad_type = call.grad_type(wanted_type);
   const Matrix rows = call.rows_of(dy, n, "dy");
   Tensor dx = empty_matrix(want_dx ? rows.rows : 0, k, call.dtype, device);
   Tensor dw = grad_of_weight(want_dw, experts, n, k, grad_type, device);
   if (rows.rows == 0) {
     torch::stable::zero_(dw);
-    return {dx, dw};
+    return {dx, to_dtype(dw, code_of(wanted_type))};
   }
   const ExpertsPlan& plan = call.plan(rows.rows, grad_type);
   check_dense(saved, 1, device, "what forward saved");
@@ -316,11 +353,20 @@ std::tuple<Tensor, Tensor> experts_backward(const Tensor& dy, const Tensor& save
     args.w.data = w->data;
     args.w.ld = w->stride;
   }
+  std::optional<Matrix> inputs;
+  if (want_dw && call.reads_x()) {
+    inputs = call.input_again(x, rows.rows);
+    args.x.data = inputs->data;
+    args.x.ld = inputs->stride;
+  }
   args.zero_tail = 1;
+  float8_step step{};
+  args.step = &step;
+  if (scales) call.set_scales(args, step, *scales, scale_layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
   args.workspace = {workspace.data(), plan.workspace_bytes};
   check(float8_experts_backward(plan.experts, &args, call.place.stream));
-  return {dx, dw};
+  return {dx, to_dtype(dw, code_of(wanted_type))};
 }
 
 std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n, int64_t k,

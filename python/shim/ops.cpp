@@ -70,12 +70,14 @@
 //   experts_layout(offs, m, config) -> layout
 //     What the calls of expert linears of m rows read in place of the ends of the experts' rows (int32).
 //     Bad ends are clamped, and the first of them is kept for routing_errors.
-//   experts_forward(x, weight, layout, config, save) -> (y, saved)
+//   experts_forward(x, weight, layout, config, save, scales?, scale_layout) -> (y, saved)
 //     y_e = x_e weight_e^T of each expert e; x is [M][K], weight [E][N][K] in any type. Rows that belong
-//     to no expert are 0 in y, and in dx.
-//   experts_backward(dy, saved, layout, weight?, experts, n, k, grad_dtype, config, wanted) -> (dx, dw)
+//     to no expert are 0 in y, and in dx. scales and scale_layout are those of linear_forward.
+//   experts_backward(dy, saved, layout, weight?, experts, n, k, grad_dtype, config, wanted, x?, scales?,
+//                    scale_layout) -> (dx, dw)
 //     `wanted` has bit 0 for dx and 1 for dw, which has the float8_dtype of the number. A config that
-//     recomputes is given forward's weight where dx is wanted.
+//     recomputes is given forward's weight where dx is wanted, and one whose grad_weight is in high
+//     precision forward's x where dw is wanted.
 //   experts_bytes(m, experts, n, k, config) -> (layout, saved)
 //     The sizes of these buffers.
 //   moe_forward(x, index?, w13, w2, layout, config, save) -> (y, saved)
@@ -283,7 +285,7 @@ struct LinearCall {
                   const Plan& plan) const {
     check_device(tensor, "the scale state");
     const Scales scales(tensor, layout, config, place);
-    args.scales = scales.slots(plan.linear);
+    args.scales = scales.slots({.linear = plan.linear});
     step.first_step = scales.first_step();
   }
 };
@@ -543,8 +545,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&linear_backward, Roles{.config = 7, .scales = 6}>(library, "linear_backward");
   add<&reads_shards, Roles{.config = 2}>(library, "reads_shards");
   add<&experts_layout, Roles{.config = 2}>(library, "experts_layout");
-  add<&experts_forward, Roles{.config = 3}>(library, "experts_forward");
-  add<&experts_backward, Roles{.config = 8}>(library, "experts_backward");
+  add<&experts_forward, Roles{.config = 3, .scales = 5}>(library, "experts_forward");
+  add<&experts_backward, Roles{.config = 8, .scales = 11}>(library, "experts_backward");
   add<&moe_forward, Roles{.config = 5}>(library, "moe_forward");
   add<&moe_backward, Roles{.config = 11}>(library, "moe_backward");
   add<&prepare, Roles{.config = 5}>(library, "prepare");

@@ -114,12 +114,18 @@ class Registry {
 // One plan of each recipe and device, for what needs any of them.
 struct AnyPlans {
   std::mutex mutex;
-  std::map<std::pair<uint64_t, int32_t>, const float8_linear*> plans;
+  std::map<std::pair<uint64_t, int32_t>, AnyPlan> plans;
 };
 
 AnyPlans& any_plans() {
   static auto* const all = new AnyPlans;
   return *all;
+}
+
+void keep_any(uint64_t config, int32_t device, const AnyPlan& plan) {
+  AnyPlans& any = any_plans();
+  const std::lock_guard lock(any.mutex);
+  any.plans.emplace(std::pair(Config(config).of_casts(), device), plan);
 }
 
 Registry<PlanKey, Plan>& plans() {
@@ -159,9 +165,7 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
     plan->saved[static_cast<size_t>(given)] =
         float8_linear_saved_bytes_with_tensors(plan->linear, given & 1, given >> 1);
   }
-  AnyPlans& any = any_plans();
-  const std::lock_guard lock(any.mutex);
-  any.plans.emplace(std::pair(Config(key.config).of_casts(), key.device), plan->linear);
+  keep_any(key.config, key.device, {.linear = plan->linear});
   return plan;
 }
 
@@ -246,6 +250,7 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   check(float8_experts_plan(context_of(key.device), &desc, &made->experts));
   made->workspace_bytes = float8_experts_workspace_bytes(made->experts);
   made->saved_bytes = float8_experts_saved_bytes(made->experts);
+  keep_any(key.config, key.device, {.experts = made->experts});
   return made;
 }
 
@@ -469,16 +474,16 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
   for (const PlanKey& key : keys) (void)plan_for(key, place);
 }
 
-const float8_linear* any_plan(uint64_t config, int32_t device) {
+AnyPlan any_plan(uint64_t config, int32_t device) {
   {
     AnyPlans& any = any_plans();
     const std::lock_guard lock(any.mutex);
     const auto found = any.plans.find({config, device});
     if (found != any.plans.end()) return found->second;
   }
-  if (device != kEmulated) return nullptr;
+  if (device != kEmulated) return {};
   const PlanKey small{.config = config, .m_max = kRows, .n = 16, .k = 16, .device = kEmulated};
-  return plan_for(small, Place{.emulated = true}).linear;
+  return {.linear = plan_for(small, Place{.emulated = true}).linear};
 }
 
 std::vector<const float8_linear*> all_plans(int32_t device) {

@@ -192,9 +192,16 @@ struct Place {
 // side, each once.
 void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 
-// Any plan of that recipe on the device, null where no call has made one; on the emulated device one is
+// A plan of a recipe: of a linear, or of an expert linear, which has as many delayed scales.
+struct AnyPlan {
+  const float8_linear* linear = nullptr;
+  const float8_experts* experts = nullptr;
+
+  [[nodiscard]] bool is_there() const { return linear != nullptr || experts != nullptr; }
+};
+// Any plan of that recipe on the device, none where no call has made one; on the emulated device one is
 // made then. `config` is Config::of_casts().
-[[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
+[[nodiscard]] AnyPlan any_plan(uint64_t config, int32_t device);
 
 // All plans on the device (-1: emulated) so far.
 [[nodiscard]] std::vector<const float8_linear*> all_plans(int32_t device);

@@ -40,13 +40,17 @@ Known& known() {
   return *all;
 }
 
-float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
-                           const float8_linear* linear) {
-  const std::vector<const float8_linear*> linears(static_cast<uint32_t>(layout), linear);
+float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device, const AnyPlan& plan) {
+  const auto count = static_cast<uint32_t>(layout);
+  const std::vector<const float8_linear*> linears(plan.linear != nullptr ? count : 0, plan.linear);
+  const std::vector<const float8_experts*> experts(plan.linear == nullptr ? count : 0,
+                                                   plan.experts);
   float8_scales_desc desc = {};
   desc.struct_size = sizeof desc;
   desc.linears = linears.data();
   desc.count = linears.size();
+  desc.experts = experts.data();
+  desc.experts_count = experts.size();
   desc.history = history_of(layout);
   desc.margin = static_cast<uint8_t>(layout >> 48);
   desc.non_finite = Config(config).saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
@@ -84,7 +88,7 @@ Scales::Scales(const Tensor& tensor, int64_t layout, Config config, const Place&
   state_ = static_cast<char*>(tensor.mutable_data_ptr()) - offset_;
 }
 
-float8_scales* Scales::handle(const float8_linear* linear) const {
+float8_scales* Scales::handle(const AnyPlan& plan) const {
   Known& all = known();
   const HandleKey key{config_, layout_, place_.key()};
   {
@@ -98,14 +102,14 @@ float8_scales* Scales::handle(const float8_linear* linear) const {
   }
   const std::unique_lock lock(all.mutex);
   float8_scales*& handle = all.handles[key];
-  if (handle == nullptr) handle = make_handle(config_, layout_, place_.key(), linear);
+  if (handle == nullptr) handle = make_handle(config_, layout_, place_.key(), plan);
   return handle;
 }
 
-float8_scales* Scales::plan_of_state(const float8_linear* linear) const {
+float8_scales* Scales::plan_of_state(const AnyPlan& any) const {
   // Every linear has more than a part of the state, so no layout makes a plan beyond its memory.
   const bool has_parts = linears_of(layout_) <= bytes_ / static_cast<int64_t>(kPartBytes);
-  float8_scales* const plan = has_parts ? handle(linear) : nullptr;
+  float8_scales* const plan = has_parts ? handle(any) : nullptr;
   // A copy of a part is no state: its amaxes would be lost, and what lies behind it is not ours.
   if (plan != nullptr && float8_scales_bytes(plan) == static_cast<size_t>(bytes_)) [[likely]] {
     return plan;
@@ -127,8 +131,8 @@ void Scales::check_whole(const Tensor& tensor) const {
                               ", not as all of it; the state was replaced, resized or freed");
 }
 
-float8_scale_slots Scales::slots(const float8_linear* linear) const {
-  const float8_scales* const plan = plan_of_state(linear);
+float8_scale_slots Scales::slots(const AnyPlan& any) const {
+  const float8_scales* const plan = plan_of_state(any);
   if (offset_ % static_cast<int64_t>(kPartBytes) != 0) {
     throw std::invalid_argument(
         "float8: a linear's part of a scale state begins at a multiple of " +
@@ -175,10 +179,10 @@ void Scales::set_first_steps(const std::vector<int64_t>& linears) const {
 }
 
 std::vector<int64_t> Scales::find_first_steps() const {
-  const float8_linear* const linear = any_plan(config_, place_.key());
+  const AnyPlan any = any_plan(config_, place_.key());
   std::vector<int32_t> first(static_cast<uint32_t>(layout_), 1);
-  if (linear != nullptr) {
-    check(float8_scales_first_steps(plan_of_state(linear), state_, first.data(), first.size(),
+  if (any.is_there()) {
+    check(float8_scales_first_steps(plan_of_state(any), state_, first.data(), first.size(),
                                     place_.stream));
   }
   std::vector<int64_t> linears;
@@ -189,18 +193,17 @@ std::vector<int64_t> Scales::find_first_steps() const {
 }
 
 void Scales::sync(const float* found_inf) const {
-  const float8_linear* linear = any_plan(config_, place_.key());
-  if (linear == nullptr) return;
-  check(
-      float8_scales_sync_unless(plan_of_state(linear), state_, found_inf, nullptr, place_.stream));
+  const AnyPlan any = any_plan(config_, place_.key());
+  if (!any.is_there()) return;
+  check(float8_scales_sync_unless(plan_of_state(any), state_, found_inf, nullptr, place_.stream));
 }
 
 void Scales::init() const {
-  const float8_linear* const linear = any_plan(config_, place_.key());
-  if (linear == nullptr) {
+  const AnyPlan any = any_plan(config_, place_.key());
+  if (!any.is_there()) {
     throw std::invalid_argument("float8: no linear of this recipe has a plan; call prepare first");
   }
-  check(float8_scales_init(plan_of_state(linear), state_, place_.stream));
+  check(float8_scales_init(plan_of_state(any), state_, place_.stream));
 }
 
 int64_t Scales::bytes() const {

@@ -21,8 +21,8 @@ class Scales {
 
   // Throws where the tensor that this was made of is not all of the state.
   void check_whole(const Tensor& tensor) const;
-  // The slots of the linear that the tensor names. `linear` is a plan of the recipe.
-  [[nodiscard]] float8_scale_slots slots(const float8_linear* linear) const;
+  // The slots of the linear that the tensor names. `any` is a plan of the recipe.
+  [[nodiscard]] float8_scale_slots slots(const AnyPlan& any) const;
   // Tells whether this step is the linear's first one: an operand of it has no scale yet.
   [[nodiscard]] bool first_step() const;
   // Says which linears these are.
@@ -38,8 +38,8 @@ class Scales {
 
  private:
   // The layout's plan, of which the tensor's storage is a state.
-  [[nodiscard]] float8_scales* plan_of_state(const float8_linear* linear) const;
-  [[nodiscard]] float8_scales* handle(const float8_linear* linear) const;
+  [[nodiscard]] float8_scales* plan_of_state(const AnyPlan& any) const;
+  [[nodiscard]] float8_scales* handle(const AnyPlan& plan) const;
 
   Place place_;
   uint64_t config_;

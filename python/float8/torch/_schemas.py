@@ -26,12 +26,13 @@ _FLEXIBLE = (
         "w_shards=1, Tensor? dy_q=None, Tensor? dy_qt=None) -> (Tensor, Tensor, Tensor)"
     ),
     (
-        "experts_forward(Tensor x, Tensor weight, Tensor layout, int config, bool save) -> (Tensor, "
-        "Tensor)"
+        "experts_forward(Tensor x, Tensor weight, Tensor layout, int config, bool save, Tensor? "
+        "scales=None, int scale_layout=0) -> (Tensor, Tensor)"
     ),
     (
         "experts_backward(Tensor dy, Tensor saved, Tensor layout, Tensor? weight, int experts, int n, "
-        "int k, int grad_dtype, int config, int wanted) -> (Tensor, Tensor)"
+        "int k, int grad_dtype, int config, int wanted, Tensor? x=None, Tensor? scales=None, int "
+        "scale_layout=0) -> (Tensor, Tensor)"
     ),
     (
         "moe_forward(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "

@@ -14,7 +14,7 @@ import float8
 import float8.torch as f8
 from float8 import recipes
 
-RECIPES = ("tensorwise", "rowwise", "blockwise")
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 COUNTS = [5, 0, 130, 17, 128, 1]
 K, N = 64, 96
 
@@ -68,6 +68,8 @@ def dense(x: Tensor, weight: Tensor, counts: list[int], **options: Any) -> list[
 def test_has_the_bits_of_dense_linears(
     device: str, options: dict[str, Any], recipe: str, dtype: torch.dtype
 ) -> None:
+    if recipe == "rowwise_with_gw_hp" and dtype == torch.float32:
+        pytest.skip("grad_weight of experts is of 16-bit operands")
     x, weight, offs = operands(device, tail=9, dtype=dtype)
     own = step(x, weight, offs, recipe=recipe, **options)
     for one, other in zip(own, dense(x, weight, COUNTS, recipe=recipe, **options), strict=True):
@@ -272,8 +274,8 @@ def test_refuses_operands_that_cannot_be(
 
 def test_refuses_options_that_cannot_be(device: str, options: dict[str, Any]) -> None:
     x, weight, offs = operands(device)
-    for name in ("delayed", "rowwise_with_gw_hp", "bf16"):
-        with pytest.raises(ValueError, match="use one of tensorwise, rowwise, blockwise"):
+    for name in ("delayed", "bf16"):
+        with pytest.raises(ValueError, match="use one of tensorwise, rowwise"):
             f8.grouped_mm(x, weight.mT, offs, recipe=name, **options)
     tall = float8.Cast(granularity=float8.Granularity.BLOCK_1X128)
     with pytest.raises(ValueError, match="has scales of block_1x128 for b of output"):

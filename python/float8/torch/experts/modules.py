@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from float8 import recipes
 from float8.torch import _ops
 from float8.torch.experts import ops
 from float8.torch.experts.moe import layout_of, mlp
@@ -103,7 +104,7 @@ def of_transformers(
     ops.check_weight(x, first)
     routing = route(topk_ids.reshape(-1, topk_ids.shape[-1]), first.shape[0])
     scores = topk_scores.reshape(-1, topk_scores.shape[-1])
-    if _is_swiglu(module):
+    if _is_swiglu(module) and not config & recipes.READS_X:
         return mlp(x, scores, first, last, routing, config).reshape(shape)
     layout = layout_of(routing, config)
 

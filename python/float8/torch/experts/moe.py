@@ -35,11 +35,14 @@ def swiglu_experts(
 ) -> torch.Tensor:
     """Computes functional.moe of a config, for x [T, D] and operands that fit (check)."""
     routing = route(topk_ids, w2.shape[0])
-    if isinstance(w13, torch.Tensor):
+    if isinstance(w13, torch.Tensor) and not config & recipes.READS_X:
         return mlp(x, topk_scores, w13, w2, routing, config)
     rows = dispatch(x, routing)
     layout = layout_of(routing, config)
-    gate, up = (ops.linear(rows, each, layout, config) for each in w13)
+    if isinstance(w13, torch.Tensor):
+        gate, up = ops.linear(rows, w13, layout, config).chunk(2, dim=-1)
+    else:
+        gate, up = (ops.linear(rows, each, layout, config) for each in w13)
     h = (functional.silu(gate.float()) * up.float()).to(x.dtype)
     y = ops.linear(h, w2, layout, config)
     return combine(y, topk_scores, routing)

@@ -45,7 +45,13 @@ def _fake_layout(offs: torch.Tensor, m: int, config: int) -> torch.Tensor:
 
 @torch.library.register_fake("float8::experts_forward")  # type: ignore[untyped-decorator]
 def _fake_forward(
-    x: torch.Tensor, weight: torch.Tensor, layout: torch.Tensor, config: int, save: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    save: bool,
+    scales: torch.Tensor | None = None,
+    scale_layout: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     experts, n, k = map(int, weight.shape)
     _, (base, step) = _bytes(experts, n, k, config)
@@ -65,6 +71,9 @@ def _fake_backward(
     grad_dtype: int,
     config: int,
     wanted: int,
+    x: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    scale_layout: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dx = dy.new_empty((dy.shape[0] if wanted & 1 else 0, k))
     dw = dy.new_empty((experts if wanted & 2 else 0, n, k), dtype=_DTYPES[grad_dtype])
@@ -122,16 +131,24 @@ def _fake_moe_backward(
 
 
 class ExpertsFunction(torch.autograd.Function):
-    """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x, and of the weights
-    where the config does not recompute these."""
+    """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x (or x, where grad_weight
+    is in high precision), and of the weights where the config does not recompute these."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, layout: torch.Tensor, config: int
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        layout: torch.Tensor,
+        config: int,
+        scales: torch.Tensor | None,
+        scale_layout: int,
     ) -> torch.Tensor:
-        y, saved = experts_forward(x, weight, layout, config, True)
+        y, saved = experts_forward(x, weight, layout, config, True, scales, scale_layout)
         again = config & recipes.RECOMPUTE and ctx.needs_input_grad[0]
-        ctx.save_for_backward(saved, layout, weight if again else None)
+        rows = x if config & recipes.READS_X and ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(saved, layout, weight if again else None, rows, scales)
+        ctx.scale_layout = scale_layout
         ctx.sizes = tuple(weight.shape)
         ctx.grad_dtype = _ops.ELEMENT_TYPES[weight.dtype]
         ctx.config = config
@@ -140,30 +157,35 @@ class ExpertsFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        saved, layout, weight = ctx.saved_tensors
+        saved, layout, weight, rows, scales = ctx.saved_tensors
         want_x, want_weight, *_ = ctx.needs_input_grad
         wanted = want_x | want_weight << 1
-        dx, dw = experts_backward(
-            dy, saved, layout, weight, *ctx.sizes, ctx.grad_dtype, ctx.config, wanted
-        )
-        return dx if want_x else None, dw if want_weight else None, None, None
+        rest = (ctx.grad_dtype, ctx.config, wanted, rows, scales, ctx.scale_layout)
+        dx, dw = experts_backward(dy, saved, layout, weight, *ctx.sizes, *rest)
+        return dx if want_x else None, dw if want_weight else None, *[None] * 4
 
 
 _apply: Any = ExpertsFunction.apply
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, layout: torch.Tensor, config: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    scales: torch.Tensor | None = None,
+    scale_layout: int = 0,
 ) -> torch.Tensor:
     """Computes the linears of a config (recipes.pack), with a gradient where one is wanted.
 
     x: [M, K], one expert's rows after the other, as in the layout.
     weight: [E, N, K], of any strides and in any element type; x and y may have another one.
     layout: experts_layout of the ends of the experts' rows and M.
+    scales: the part of a scale state of scale_layout (scales.py), for delayed scaling.
     """
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return _apply(x, weight, layout, config)  # type: ignore[no-any-return]
-    y: torch.Tensor = experts_forward(x, weight, layout, config, False)[0]
+        return _apply(x, weight, layout, config, scales, scale_layout)  # type: ignore[no-any-return]
+    y: torch.Tensor = experts_forward(x, weight, layout, config, False, scales, scale_layout)[0]
     return y
 
 

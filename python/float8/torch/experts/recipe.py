@@ -7,7 +7,7 @@ import functools
 from float8 import recipes
 from float8.recipes import Granularity, Recipe, Scaling
 
-NAMES = ("tensorwise", "rowwise", "blockwise")
+NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -23,8 +23,8 @@ def _obstacle(recipe: Recipe) -> str | None:
     casts = [cast for _, gemm in recipe.gemms() for cast in (gemm.a, gemm.b)]
     if any(cast.scaling == Scaling.DELAYED for cast in casts):
         return "has delayed scaling"
-    if not all(cast.fp8 for cast in casts):
-        return "computes a GEMM in high precision"
+    if not all(cast.fp8 for cast in casts[:4]):
+        return "computes output or grad_input in high precision"
     for name, gemm in recipe.gemms():
         own, other = Granularity.BLOCK_128X128, Granularity.BLOCK_1X128
         if name == "grad_weight":
@@ -38,7 +38,11 @@ def _obstacle(recipe: Recipe) -> str | None:
 
 @functools.cache
 def config_of(recipe: Recipe, emulate: bool, saturate: bool, recompute: bool | None) -> int:
-    """Returns the config of expert linears (recipes.pack). Raises ValueError as check_recipe does."""
+    """Returns the config of expert linears (recipes.pack). Raises ValueError as check_recipe does.
+
+    It has READS_X where grad_weight is in high precision: weights alone are recomputed.
+    """
     check_recipe(recipe)
     again = recompute is not False
-    return recipes.pack(recipe, emulate=emulate, saturate=saturate, recompute=again)
+    config = recipes.pack(recipe, emulate=emulate, saturate=saturate, recompute=again)
+    return config if not recipe.grad_weight.b.fp8 else config & ~recipes.READS_X
