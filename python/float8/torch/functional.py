@@ -109,7 +109,7 @@ def grouped_mm(
     offs: int32 [E] on the device: the end of each expert's rows. Only the device reads them: no call
         waits, and a CUDA graph may be replayed with others. See check_routing for bad ones.
     bias, out_dtype: None, as there.
-    recipe: "tensorwise", "rowwise" or "blockwise", or a Recipe of dynamic scales.
+    recipe: "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise", or a Recipe of dynamic scales.
     recompute: False keeps the fp8 copy that backward reads of the weights, a byte an element; else backward
         casts them again, with the same bits.
     emulate, saturate: as for Float8Linear.

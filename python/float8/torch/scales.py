@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import distributed, nn
@@ -25,7 +25,10 @@ from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
 
 if TYPE_CHECKING:
+    from float8.torch.experts.delayed import ExpertLinear
     from float8.torch.layer.linear import Float8Linear
+
+    Owner: TypeAlias = "Float8Linear | ExpertLinear"  # of a part of a state
 
 NAME = "float8_scales"
 EXPORTED_FIRST = 1 << 56  # of a layout: kExportedFirst of python/shim/scales.cpp
@@ -57,7 +60,7 @@ class ScaleState(nn.Module):
     step. One whose buffer is another model's is refused by load_state_dict (RuntimeError).
     """
 
-    def __init__(self, linears: list[Float8Linear], history: int, margin: int) -> None:
+    def __init__(self, linears: list[Owner], history: int, margin: int) -> None:
         super().__init__()
         first = linears[0]
         self.config = first._config & ~recipes.BIAS
@@ -72,7 +75,7 @@ class ScaleState(nn.Module):
         self.history = history
         self._live = _initial(self.config, self.layout).to(first.weight.device, copy=True)
         self._buffers["state"] = self._live.clone()
-        self._attached: weakref.WeakSet[Float8Linear] = weakref.WeakSet()
+        self._attached: weakref.WeakSet[Owner] = weakref.WeakSet()
         self._first = frozenset(range(len(linears)))  # linears of which an operand has no scale yet
         self._syncs_with_first = 0
         self.generation = 0  # of the scales; what was cast with others is to be cast again
@@ -107,7 +110,7 @@ class ScaleState(nn.Module):
             f"{self.layout >> 48}{', saturate' * bool(self.config & recipes.HOLD)}"
         )
 
-    def attach(self, linear: Float8Linear, index: int) -> None:
+    def attach(self, linear: Owner, index: int) -> None:
         """Gives a linear its part of the state, and keeps it there when the state moves."""
         self._attached.add(linear)
         object.__setattr__(linear, "_scales", self)  # not a child of the linear
@@ -383,11 +386,19 @@ def _after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             state.count_step(optimizer)
 
 
-def refuse_second_state(module: nn.Module, replaced: Collection[nn.Module] = ()) -> None:
+def owners(module: nn.Module) -> Iterator[Owner]:
+    """Yields what may have a part of a scale state below a module: linears, and those of experts."""
+    for each in module.modules():
+        if is_float8(each):
+            yield each
+        yield from getattr(each, "expert_linears", ())
+
+
+def refuse_second_state(module: nn.Module, replaced: Collection[Any] = ()) -> None:
     """Raises where the module has a scale state that a linear keeps which is not `replaced`."""
     state = module._modules.get(NAME)
     if state is not None and any(
-        getattr(m, "_scales", None) is state and m not in replaced for m in module.modules()
+        each._scales is state and each not in replaced for each in owners(module)
     ):
         raise ValueError(
             f"float8: the module has {NAME} already; convert all layers with delayed scaling in one "
@@ -397,7 +408,7 @@ def refuse_second_state(module: nn.Module, replaced: Collection[nn.Module] = ())
 
 def drop_unused_states(module: nn.Module) -> None:
     """Removes the scale states below `module` that no linear has any more."""
-    used = {id(getattr(m, "_scales", None)) for m in module.modules()}
+    used = {id(each._scales) for each in owners(module)}
     for parent in list(module.modules()):
         state = parent._modules.get(NAME)
         if isinstance(state, ScaleState) and id(state) not in used:
@@ -423,16 +434,14 @@ def _leave_out_scales(module: nn.Module, state_dict: dict[str, Any], prefix: str
 
 
 def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> None:
-    """Gives the Float8Linear layers with delayed scaling below `module` one scale state.
+    """Gives the Float8Linear layers, and the experts, with delayed scaling below `module` one scale state.
 
     It becomes the submodule `float8_scales`, with one buffer. Layers that have a state keep it;
     convert_to_float8_training has done this already.
 
     history: amaxes kept of each operand, 1 to 1024. margin: scales are divided by 2^margin.
     """
-    linears = [
-        m for m in module.modules() if is_float8(m) and m.recipe.delayed and m._scales is None
-    ]
+    linears = [each for each in owners(module) if each.recipe.delayed and each._scales is None]
     if not linears:
         return
     refuse_second_state(module)
@@ -456,7 +465,12 @@ def sync_float8_amax_and_scale_history(
     of the first step, and later only while some linear has no scales yet, as one whose weight is 0.
     Without delayed scaling it does nothing, and warns where no linear is in fp8.
     """
-    notices.warn_without_linears("sync_float8_amax_and_scale_history", module)
-    for state in module.modules():
-        if isinstance(state, ScaleState):
-            state.sync(group, found_inf)
+    states = [
+        each
+        for each in (module.modules() if isinstance(module, nn.Module) else ())
+        if isinstance(each, ScaleState)
+    ]
+    if not states:
+        notices.warn_without_linears("sync_float8_amax_and_scale_history", module)
+    for state in states:
+        state.sync(group, found_inf)

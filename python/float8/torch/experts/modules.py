@@ -5,6 +5,7 @@ Their parameters, the names and the state dict are those of the original class.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.torch import _ops
 from float8.torch.experts import ops
+from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.moe import layout_of, mlp
 from float8.torch.experts.routing import combine, dispatch, route
 
@@ -25,6 +27,7 @@ class Float8Experts(nn.Module):
     kind: ClassVar[type[Float8Experts]]  # which of the classes below
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
+    expert_linears: Sequence[ExpertLinear] = ()  # with delayed scaling, one for each weight
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.
@@ -67,9 +70,10 @@ class FirstTorchtitanExperts(Float8Experts):
         config = self.experts_config
         rows = x.bfloat16()
         layout = ops.experts_layout(offs, rows.shape[0], config)
-        gate, up = (ops.linear(rows, each, layout, config) for each in (w1, w3))
+        gate = linear_of(self, "w1", rows, w1, layout, config)
+        up = linear_of(self, "w3", rows, w3, layout, config)
         h = functional.silu(gate) * up
-        return ops.linear(h, w2, layout, config).type_as(x)
+        return linear_of(self, "w2", h, w2, layout, config).type_as(x)
 
 
 def _local(weight: Any) -> torch.Tensor:
@@ -83,6 +87,21 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, config: i
     ops.check(x, weight, offs)
     layout = ops.experts_layout(offs, x.shape[0], config)
     return ops.linear(x, weight, layout, config)
+
+
+def linear_of(
+    module: Any,
+    name: str,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+) -> torch.Tensor:
+    """Computes the linears of all experts with a module's weight of that name, which is given as [E, N, K]."""
+    for each in getattr(module, "expert_linears", ()):
+        if each.name == name:
+            return ops.linear(rows, weight, layout, config, *each.scales_on(weight.device))
+    return ops.linear(rows, weight, layout, config)
 
 
 def of_transformers(
@@ -104,12 +123,13 @@ def of_transformers(
     ops.check_weight(x, first)
     routing = route(topk_ids.reshape(-1, topk_ids.shape[-1]), first.shape[0])
     scores = topk_scores.reshape(-1, topk_scores.shape[-1])
-    if _is_swiglu(module) and not config & recipes.READS_X:
+    delayed = bool(getattr(module, "expert_linears", ()))
+    if _is_swiglu(module) and not delayed and not config & recipes.READS_X:
         return mlp(x, scores, first, last, routing, config).reshape(shape)
     layout = layout_of(routing, config)
 
     def linear(rows: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
-        y = ops.linear(rows, weight, layout, config)
+        y = linear_of(module, name, rows, weight, layout, config)
         if module.has_bias:
             y = y + getattr(module, f"{name}_bias")[routing.experts].to(y.dtype)
         return y

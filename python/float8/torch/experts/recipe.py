@@ -10,39 +10,45 @@ from float8.recipes import Granularity, Recipe, Scaling
 NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Raises ValueError for a recipe that expert linears do not have."""
-    if (why := _obstacle(recipe)) is not None:
+def check_recipe(recipe: Recipe, keeps_state: bool = False) -> None:
+    """Raises ValueError for a recipe that expert linears do not have, or not without a state."""
+    if (why := _obstacle(recipe, keeps_state)) is not None:
         raise ValueError(
-            f"float8: recipe {recipe.name or 'custom'} {why}, which experts do not have yet: use one of "
-            f"{', '.join(NAMES)} for them"
+            f"float8: recipe {recipe.name or 'custom'} {why}: use one of {', '.join(NAMES)} for experts"
         )
 
 
-def _obstacle(recipe: Recipe) -> str | None:
+def _obstacle(recipe: Recipe, keeps_state: bool) -> str | None:
     casts = [cast for _, gemm in recipe.gemms() for cast in (gemm.a, gemm.b)]
-    if any(cast.scaling == Scaling.DELAYED for cast in casts):
-        return "has delayed scaling"
+    if any(cast.scaling == Scaling.DELAYED for cast in casts) and not keeps_state:
+        return "has delayed scaling, whose state only experts that a conversion made have"
     if not all(cast.fp8 for cast in casts[:4]):
-        return "computes output or grad_input in high precision"
+        return "computes output or grad_input in high precision, which experts do not have"
     for name, gemm in recipe.gemms():
         own, other = Granularity.BLOCK_128X128, Granularity.BLOCK_1X128
         if name == "grad_weight":
             own, other = other, own
         if gemm.b.granularity == other:
             return (
-                f"has scales of {other.name.lower()} for b of {name} in place of {own.name.lower()}"
+                f"has scales of {other.name.lower()} for b of {name} in place of {own.name.lower()}, "
+                "which experts do not have"
             )
     return None
 
 
 @functools.cache
-def config_of(recipe: Recipe, emulate: bool, saturate: bool, recompute: bool | None) -> int:
+def config_of(
+    recipe: Recipe,
+    emulate: bool,
+    saturate: bool,
+    recompute: bool | None,
+    keeps_state: bool = False,
+) -> int:
     """Returns the config of expert linears (recipes.pack). Raises ValueError as check_recipe does.
 
     It has READS_X where grad_weight is in high precision: weights alone are recomputed.
     """
-    check_recipe(recipe)
+    check_recipe(recipe, keeps_state)
     again = recompute is not False
     config = recipes.pack(recipe, emulate=emulate, saturate=saturate, recompute=again)
     return config if not recipe.grad_weight.b.fp8 else config & ~recipes.READS_X

@@ -28,7 +28,13 @@ from float8.torch.layer.convertible import (
     refuse_sharded,
     without_unusual,
 )
-from float8.torch.layer.experts import Chosen, Experts, choose_experts, convert_experts
+from float8.torch.layer.experts import (
+    Chosen,
+    Experts,
+    choose_experts,
+    convert_experts,
+    expert_linears,
+)
 from float8.torch.layer.linear import Float8Linear, check_switches, resolve_recipe
 from float8.torch.scales import (
     attach_scales,
@@ -155,7 +161,7 @@ def convert_to_float8_training(
         are arguments of `float8.filter_layers` too.
     experts: True lets the experts of transformers and torchtitan compute in fp8 too (docs/experts.md), or
         a function that is called with a module of experts and its name decides. They have config's
-        recipe, which is "tensorwise", "rowwise" or "blockwise" then (ValueError), and its emulate and
+        recipe, which is not "bf16" then (ValueError), and its emulate and
         saturate; the filters of linears do not ask for them.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
@@ -170,7 +176,13 @@ def convert_to_float8_training(
     """
     options = resolve_config(config)
     chosen = choose_experts(
-        module, experts, options.recipe, options.emulate, options.saturate, options.recompute
+        module,
+        experts,
+        options.recipe,
+        options.emulate,
+        options.saturate,
+        options.recompute,
+        options.history | options.margin << 16,
     )
     return convert_linears(
         module,
@@ -333,12 +345,16 @@ def convert_linears(
     delayed = resolve_recipe(options.recipe).delayed
     _refuse_torchao(module)
 
+    made_anew = [each.module for each in experts or [] if not each.kept]
+
     def check(replaced: Collection[nn.Module]) -> None:
-        if delayed and replaced:
-            refuse_second_state(module, replaced)
+        if delayed and (replaced or made_anew):
+            old = [each for m in made_anew for each in getattr(m, "expert_linears", ())]
+            refuse_second_state(module, {*replaced, *old})
 
     def finish(converted: nn.Module) -> None:
-        attach_scales(converted, history=options.history, margin=options.margin)
+        with expert_linears(experts or []):
+            attach_scales(converted, history=options.history, margin=options.margin)
         drop_unused_states(converted)
         expect_other_checkpoints(converted)
         convert_experts(experts or [])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, notices
+from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.modules import (
     FirstTorchtitanExperts,
     Float8Experts,
@@ -21,6 +24,8 @@ from float8.torch.experts.recipe import config_of
 from float8.torch.layer.convertible import kind_of_parameter, listed
 from float8.torch.layer.linear import resolve_recipe
 
+_LINEARS = "expert_linears"  # of Float8Experts
+
 # True: all; or a function of a module of experts and its name.
 Experts = bool | Callable[[nn.Module, str], bool]
 
@@ -31,7 +36,9 @@ class Chosen(NamedTuple):
     module: nn.Module
     kind: type[Float8Experts]
     config: int
-    recipe: str
+    recipe: Recipe
+    linears: list[ExpertLinear]  # those of a scale state, with delayed scaling
+    kept: bool  # the module has these linears already
 
 
 def choose_experts(
@@ -41,8 +48,12 @@ def choose_experts(
     emulate: bool,
     saturate: bool,
     recompute: bool | None,
+    options_of_scales: int = 0,
 ) -> list[Chosen]:
     """Returns the modules of experts that are to compute in fp8; a warning names those that cannot.
+
+    options_of_scales: the history and margin of delayed scaling, as a scale state's layout has them above
+        bit 32.
 
     Raises TypeError or ValueError for `experts`, or a recipe that they do not have.
     """
@@ -53,7 +64,11 @@ def choose_experts(
     if experts is False or not isinstance(model, nn.Module):
         return []
     resolved = resolve_recipe(recipe)
-    config = config_of(resolved, emulate, saturate, recompute)
+    config = config_of(resolved, emulate, saturate, recompute, True)
+    # A scale state has one config for its linears and experts.
+    of_state = recipes.pack(
+        resolved, emulate=emulate, saturate=saturate, recompute=recompute is True
+    )
     chosen = []
     left_out: dict[str, list[str]] = {}
     for name, module in model.named_modules():
@@ -62,8 +77,23 @@ def choose_experts(
             continue
         if callable(experts) and not experts(module, name):
             continue
-        if (why := _obstacle(module, kind)) is None and kind is not None:
-            chosen.append(Chosen(module, kind, config, resolved.name or "custom"))
+        why = _obstacle(module, kind)
+        if why is None and kind is TorchtitanExperts and resolved.delayed:
+            why = "its forward does not say of which weight a GEMM is, which delayed scaling has to know"
+        if why is None and kind is not None:
+            own = list(getattr(module, _LINEARS, ())) if resolved.delayed else []
+            kept = bool(own) and all(
+                each._config == of_state
+                and (each._scales is None or each._layout >> 32 == options_of_scales)
+                for each in own
+            )
+            if resolved.delayed and not kept:
+                own = [
+                    ExpertLinear(module, each, resolved, of_state)
+                    for each, weight in module._parameters.items()
+                    if weight is not None and weight.dim() == 3
+                ]
+            chosen.append(Chosen(module, kind, config, resolved, own, kept))
         elif why is not None:
             left_out.setdefault(why, []).append(name or "root")
     for why, names in left_out.items():
@@ -72,14 +102,28 @@ def choose_experts(
     return chosen
 
 
+@contextlib.contextmanager
+def expert_linears(chosen: list[Chosen]) -> Iterator[None]:
+    """Gives these modules their linears of a scale state, unless what is done with them fails."""
+    before = [getattr(each.module, _LINEARS, ()) for each in chosen]
+    for each in chosen:
+        setattr(each.module, _LINEARS, each.linears)
+    try:
+        yield
+    except BaseException:
+        for each, old in zip(chosen, before, strict=True):
+            setattr(each.module, _LINEARS, old)
+        raise
+
+
 def convert_experts(chosen: list[Chosen]) -> None:
     """Lets these modules compute in fp8, in place. It cannot fail."""
-    for module, kind, config, recipe in chosen:
-        own: Any = module
-        if not isinstance(module, Float8Experts):
-            own.__class__ = class_of(type(module), kind)
-        own.experts_config = config
-        own.experts_recipe = recipe
+    for each in chosen:
+        own: Any = each.module
+        if not isinstance(own, Float8Experts):
+            own.__class__ = class_of(type(own), each.kind)
+        own.experts_config = each.config
+        own.experts_recipe = each.recipe.name or "custom"
 
 
 def _resembles(module: nn.Module) -> bool:
