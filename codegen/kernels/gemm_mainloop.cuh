@@ -111,15 +111,18 @@ struct GemmMainloop {
       if constexpr (Config::kAdd) prefetch_d(maps, tile, schedule.rank_k, i);
       const u32 a = shared.a(pipeline.stage) + schedule.rank_n * kRowsA * kStageK;
       const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
-      const u32 b = shared.b(pipeline.stage) + schedule.rank_m * kRowsB * kStageK;
-      i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
       if constexpr (Config::kMnMajor) {
         const i32 first = static_cast<i32>(tile.first_k_block + i * kMnBox);
         load_boxes<Config::kClusterN, kRowsA>(a, map_a, full, mask_a, row_a, first);
-        load_boxes<Config::kClusterM, kRowsB>(b, map_b, full, mask_b, row_b, first);
+        const u32 part_b = schedule.rank_m * kRowsB;
+        load_boxes<Config::kClusterM, kRowsB>(shared.b(pipeline.stage) + part_b * kStageK, map_b,
+                                              full, mask_b, tile.column + static_cast<i32>(part_b),
+                                              first);
         continue;
       }
       load_part<Config::kClusterN>(a, map_a, full, mask_a, k, row_a);
+      const u32 b = shared.b(pipeline.stage) + schedule.rank_m * kRowsB * kStageK;
+      i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
       i32 k_b = k;
       // The shards' rows follow each other. Rows behind n, of columns that nobody writes, are then
       // those of the next shard.
