@@ -17,8 +17,9 @@ struct Config {
   static constexpr bool kSums = false;
   static constexpr bool kNoopFlag = false;
   static constexpr bool kShard = false;
+  static constexpr RowSource kSource = RowSource::kMatrix;
 };
-static_assert(sizeof(GroupCastArgs) == 168, "kernel_args.cuh on the host");
+static_assert(sizeof(GroupCastArgs) == 216, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_cast(const __grid_constant__ GroupCastArgs args) {

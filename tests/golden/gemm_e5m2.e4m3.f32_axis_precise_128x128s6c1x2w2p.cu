@@ -20,6 +20,7 @@ struct Config {
   // main loop
   static constexpr bool kShards = false;
   static constexpr bool kFast = false;
+  static constexpr bool kMnMajor = false;
   static constexpr int kMmaN = 128;
   static constexpr int kPromotionAccumulators = 1;
   static F8_DEVICE void mma(float (&d)[64], u64 a, u64 b, bool accumulate) {
