@@ -11,7 +11,7 @@
 Inside runtime/ the rooms have one direction too:
 
     device <- emulation      device <- gemm, quantize <- linear <- lists <- model
-    linear <- experts
+    linear <- experts <- moe
     all <- c_abi
 
 and those of tools/tuner/, over the files that lie in it itself:
@@ -55,10 +55,12 @@ ROOMS = {
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},
+    "runtime/moe": {"device", "gemm", "quantize", "linear", "experts", "moe"},
     "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
     "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {
-        "device", "gemm", "quantize", "linear", "lists", "experts", "model", "distributed", "c_abi"
+        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "model", "distributed",
+        "c_abi"
     },
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},
