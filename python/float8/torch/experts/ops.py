@@ -14,6 +14,9 @@ from float8.torch import _ops
 experts_layout = torch.ops.float8.experts_layout.default
 experts_forward = torch.ops.float8.experts_forward.default
 experts_backward = torch.ops.float8.experts_backward.default
+moe_route = torch.ops.float8.moe_route.default
+moe_combine = torch.ops.float8.moe_combine.default
+moe_score_gradient = torch.ops.float8.moe_score_gradient.default
 ROWS = 3072  # kExpertRows of python/shim/plans.hpp
 MOST_EXPERTS = 1024  # FLOAT8_MAX_EXPERTS of float8/experts.h
 _DTYPES = {code: dtype for dtype, code in _ops.ELEMENT_TYPES.items()}  # by float8_dtype
@@ -67,6 +70,37 @@ def _fake_backward(
     dx = dy.new_empty((dy.shape[0] if wanted & 1 else 0, k))
     dw = dy.new_empty((experts if wanted & 2 else 0, n, k), dtype=_DTYPES[grad_dtype])
     return dx, dw
+
+
+@torch.library.register_fake("float8::moe_route")  # type: ignore[untyped-decorator]
+def _fake_route(
+    ids: torch.Tensor, experts: int, config: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sizes = ((ids.numel(),), ids.shape, (experts,))
+    index, position, offsets = (ids.new_empty(size, dtype=torch.int32) for size in sizes)
+    return index, position, offsets
+
+
+@torch.library.register_fake("float8::moe_combine")  # type: ignore[untyped-decorator]
+def _fake_combine(
+    y: torch.Tensor,
+    scores: torch.Tensor | None,
+    position: torch.Tensor,
+    offsets: torch.Tensor,
+    config: int,
+) -> torch.Tensor:
+    return y.new_empty((position.shape[0], y.shape[1]))
+
+
+@torch.library.register_fake("float8::moe_score_gradient")  # type: ignore[untyped-decorator]
+def _fake_score_gradient(
+    dout: torch.Tensor,
+    y: torch.Tensor,
+    position: torch.Tensor,
+    offsets: torch.Tensor,
+    config: int,
+) -> torch.Tensor:
+    return y.new_empty(position.shape, dtype=torch.float32)
 
 
 class ExpertsFunction(torch.autograd.Function):
