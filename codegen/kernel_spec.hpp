@@ -14,6 +14,7 @@
 #include "codegen/specs/fingerprint.hpp"
 #include "codegen/specs/gemm.hpp"
 #include "codegen/specs/group_layout.hpp"
+#include "codegen/specs/moe.hpp"
 #include "codegen/specs/scale_update.hpp"
 #include "codegen/specs/swiglu_amax.hpp"
 #include "codegen/specs/swiglu_cast.hpp"
@@ -23,9 +24,9 @@ namespace f8::codegen {
 template <Kind... Kinds>
 using OneOf = std::variant<Kinds...>;
 // The registered kinds.
-using KernelSpec =
-    OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
-          ColumnSumsSpec, BiasGradSpec, SwigluAmaxSpec, SwigluCastSpec, GroupLayoutSpec>;
+using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
+                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec, SwigluAmaxSpec,
+                         SwigluCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

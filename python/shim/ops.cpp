@@ -89,6 +89,13 @@
 //     `wanted` has bits 0, 1 and 2 for the results. A config that recomputes is given both weights.
 //   moe_bytes(m, experts, hidden, dim, dtype, config) -> saved
 //     Its size for x of a float8_dtype.
+//   moe_route(ids, experts, config) -> (index, position, offsets)
+//     Sorts the pairs of ids [tokens][top_k] by expert, stably: the token of each row, the row of each pair,
+//     and the end of each expert's rows; all are int32. The pairs of other ids have the last rows.
+//   moe_combine(y, scores?, position, offsets, config) -> out
+//     The sum of each token's rows of y by their scores (fp32; none: 1), in fp32 and in order.
+//   moe_score_gradient(dout, y, position, offsets, config) -> dscores
+//     The fp32 gradient of these scores. Neither of them reads the last rows, whose pairs add nothing.
 //   routing_errors() -> [device, code, expert, ...]
 //     The first bad end on each device since the last call, for which the host waits: a
 //     float8_group_error_code, and whose end it is. The device -1 is the emulated one.
@@ -123,6 +130,7 @@
 #include "python/shim/errors.hpp"
 #include "python/shim/experts.hpp"
 #include "python/shim/gemm.hpp"
+#include "python/shim/moe.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
 #include "python/shim/staging.hpp"
@@ -549,6 +557,9 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_backward, Roles{.config = 8, .scales = 11}>(library, "experts_backward");
   add<&moe_forward, Roles{.config = 5}>(library, "moe_forward");
   add<&moe_backward, Roles{.config = 11}>(library, "moe_backward");
+  add<&moe_route, Roles{.config = 2}>(library, "moe_route");
+  add<&moe_combine, Roles{.config = 4}>(library, "moe_combine");
+  add<&moe_score_gradient, Roles{.config = 4}>(library, "moe_score_gradient");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");

@@ -69,6 +69,13 @@ struct Hash {
   size_t operator()(const GroupLayoutKey& key) const {
     return mix(static_cast<uint64_t>(key.m_max), pair_of(key.device, key.experts));
   }
+  size_t operator()(const RouteKey& key) const {
+    return mix(pair_of(key.top_k, key.experts), pair_of(key.device, key.long_ids ? 1 : 0));
+  }
+  size_t operator()(const CombineKey& key) const {
+    return mix(mix(static_cast<uint64_t>(key.cols), pair_of(key.top_k, key.experts)),
+               pair_of(key.device, key.dtype));
+  }
 };
 
 // Values that are made at the first use of their key, one at a time, and kept.
@@ -290,6 +297,35 @@ std::unique_ptr<GroupLayoutPlan> make_group_layout(const GroupLayoutKey& key) {
   return made;
 }
 
+constexpr int64_t kMostPairs = int64_t{1} << 30;  // of a routing
+
+std::unique_ptr<RoutePlan> make_route(const RouteKey& key) {
+  float8_moe_route_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.tokens_max = kMostPairs / std::max(key.top_k, 1);
+  desc.top_k = key.top_k;
+  desc.experts = key.experts;
+  desc.long_ids = key.long_ids ? 1 : 0;
+  auto made = std::make_unique<RoutePlan>();
+  check(float8_moe_route_plan_create(context_of(key.device), &desc, &made->plan));
+  made->workspace_bytes = float8_moe_route_workspace_bytes(made->plan);
+  return made;
+}
+
+std::unique_ptr<CombinePlan> make_combine(const CombineKey& key) {
+  float8_moe_combine_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.tokens_max = kMostPairs / std::max(key.top_k, 1);
+  desc.cols = key.cols;
+  desc.top_k = key.top_k;
+  desc.experts = key.experts;
+  desc.y_dtype = key.dtype;
+  desc.out_dtype = key.dtype;
+  auto made = std::make_unique<CombinePlan>();
+  check(float8_moe_combine_plan_create(context_of(key.device), &desc, &made->plan));
+  return made;
+}
+
 }  // namespace
 
 // The contexts of devices, and how those of GPUs tune.
@@ -442,6 +478,27 @@ const GroupLayoutPlan& group_layout_for(const GroupLayoutKey& key, const Place& 
       [&] {
         return "the layout of " + std::to_string(key.experts) + " experts of M up to " +
                std::to_string(key.m_max);
+      });
+}
+
+const RoutePlan& route_plan_for(const RouteKey& key, const Place& place) {
+  static auto* const plans = new Registry<RouteKey, RoutePlan>;
+  return plans->get(
+      key, place, [&] { return make_route(key); },
+      [&] {
+        return "the routing of " + std::to_string(key.experts) + " experts, " +
+               std::to_string(key.top_k) + " of a token";
+      });
+}
+
+const CombinePlan& combine_plan_for(const CombineKey& key, const Place& place) {
+  static auto* const plans = new Registry<CombineKey, CombinePlan>;
+  return plans->get(
+      key, place, [&] { return make_combine(key); },
+      [&] {
+        return "the sums of rows of " + std::to_string(key.cols) + " of " +
+               std::to_string(key.experts) + " experts, " + std::to_string(key.top_k) +
+               " of a token";
       });
 }
 

@@ -164,6 +164,33 @@ struct GroupLayoutPlan {
   size_t bytes = 0;
 };
 
+// The routing of a mixture of experts, and the sums over its rows, for as many tokens as there may be.
+struct RouteKey {
+  int32_t top_k = 0;
+  int32_t experts = 0;
+  int32_t device = 0;  // -1: emulated
+  bool long_ids = false;
+  bool operator==(const RouteKey&) const = default;
+};
+
+struct RoutePlan {
+  float8_moe_route_plan* plan = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+struct CombineKey {
+  int64_t cols = 0;
+  int32_t top_k = 0;
+  int32_t experts = 0;
+  int32_t device = 0;  // -1: emulated
+  int32_t dtype = 0;   // of rows and tokens
+  bool operator==(const CombineKey&) const = default;
+};
+
+struct CombinePlan {
+  float8_moe_combine_plan* plan = nullptr;
+};
+
 // The device and its stream that a call's work goes to.
 struct Place {
   Device device = {};
@@ -187,6 +214,9 @@ struct Place {
 [[nodiscard]] const MoePlan& moe_for(const MoeKey& key, const Place& place);
 [[nodiscard]] const GroupLayoutPlan& group_layout_for(const GroupLayoutKey& key,
                                                       const Place& place);
+
+[[nodiscard]] const RoutePlan& route_plan_for(const RouteKey& key, const Place& place);
+[[nodiscard]] const CombinePlan& combine_plan_for(const CombineKey& key, const Place& place);
 
 // Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
 // side, each once.

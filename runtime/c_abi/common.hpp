@@ -18,7 +18,9 @@
 #include "runtime/linear/quantizer.hpp"
 #include "runtime/linear/tensor_gemm.hpp"
 #include "runtime/lists/quantizer_list.hpp"
+#include "runtime/moe/combine.hpp"
 #include "runtime/moe/moe.hpp"
+#include "runtime/moe/route.hpp"
 #include "runtime/quantize/fingerprint.hpp"
 #include "runtime/quantize/quantize.hpp"
 
@@ -45,6 +47,14 @@ struct float8_gemm_plan {
 
 struct float8_group_layout_plan {
   f8::runtime::GroupLayoutPlan plan;
+};
+
+struct float8_moe_route_plan {
+  f8::runtime::RoutePlan plan;
+};
+
+struct float8_moe_combine_plan {
+  f8::runtime::CombinePlan plan;
 };
 
 struct float8_experts {

@@ -44,6 +44,14 @@ struct Region {
 // Interleaved columns of one buffer do not overlap.
 [[nodiscard]] bool overlap(const Region& a, const Region& b);
 
+// Refuses a field of a call's struct that is NULL.
+[[nodiscard]] inline Status need(const char* args, const char* field, const void* pointer) {
+  if (pointer != nullptr) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", args, field);
+}
+
 class CallMemory {
  public:
   // `args`: the struct of float8.h whose fields the regions are, for messages.

@@ -86,6 +86,8 @@ void emulate(const codegen::BiasGradSpec& spec, const Call& call);
 void emulate(const codegen::SwigluAmaxSpec& spec, const Call& call);
 void emulate(const codegen::SwigluCastSpec& spec, const Call& call);
 void emulate(const codegen::GroupLayoutSpec& spec, const Call& call);
+void emulate(const codegen::RouteSpec& spec, const Call& call);
+void emulate(const codegen::CombineSpec& spec, const Call& call);
 // Those of amax and cast kernels over groups of rows.
 void emulate_groups(const codegen::AmaxSpec& spec, const Call& call);
 void emulate_groups(const codegen::CastSpec& spec, const Call& call);

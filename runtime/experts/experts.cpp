@@ -22,13 +22,6 @@ constexpr const char* kBackwardArgs = "float8_experts_backward_args";
 // The copies that a linear makes of each tensor: q and qt.
 constexpr CopySet kCopySets[3][2] = {{kXq, kXqt}, {kWq, kWqt}, {kDyq, kDyqt}};
 
-Status need(const char* args, const char* field, const void* pointer) {
-  if (pointer != nullptr) [[likely]] {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", args, field);
-}
-
 Status check_recipe(const Recipe& recipe, Dtype tensor_dtype) {
   F8_TRY(recipe.validate());
   for (const Gemm gemm : kGemms) {

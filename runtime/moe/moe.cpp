@@ -15,13 +15,6 @@ constexpr const char* kForwardArgs = "float8_moe_forward_args";
 constexpr const char* kBackward = "float8_moe_backward";
 constexpr const char* kBackwardArgs = "float8_moe_backward_args";
 
-Status need(const char* args, const char* field, const void* pointer) {
-  if (pointer != nullptr) [[likely]] {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", args, field);
-}
-
 // What both linears have in common.
 ExpertsDesc of_linear(const MoeDesc& desc, int64_t n, int64_t k) {
   ExpertsDesc out;

@@ -61,6 +61,8 @@ typedef struct float8_gemm_plan float8_gemm_plan;
 typedef struct float8_group_layout_plan float8_group_layout_plan;
 typedef struct float8_experts float8_experts;
 typedef struct float8_moe float8_moe;
+typedef struct float8_moe_route_plan float8_moe_route_plan;
+typedef struct float8_moe_combine_plan float8_moe_combine_plan;
 typedef struct float8_model float8_model;
 
 typedef struct float8_recipe float8_recipe;

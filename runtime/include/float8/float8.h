@@ -18,6 +18,8 @@
  *     scales.h          delayed scaling: a model's scale state, its checkpoint, steps that are skipped
  *     counters.h        what casts lose
  *     model.h           which layers of a model to convert, and their plans
+ *     experts.h         linears of the experts of a mixture
+ *     moe.h             which rows experts have, and the sums over each token's
  *     distributed.h     several devices
  *
  * CONVENTIONS

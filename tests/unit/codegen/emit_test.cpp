@@ -61,6 +61,10 @@ TEST(Emit, GoldenStubs) {
            "swiglu_amax/bf16/rowcol",
            "swiglu_backward_amax/bf16/tensor",
            "group_layout",
+           "route/count/i32",
+           "route/place/i64",
+           "combine/bf16/bf16",
+           "score_gradient/f32/bf16",
            "cast/bf16.e4m3/axis/q+qt/pow2/group",
            "quantize/bf16.e4m3/axis/q+qt/pow2/group",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
@@ -134,6 +138,9 @@ TEST(Emit, HostAndTemplateCannotDisagree) {
       {"column_sums/bf16", "  float* sums;  // [ceil", "  float *sums, *more;  // [ceil",
        "kernel_args.cuh"},
       {"bias_grad/bf16", "  i32 add;", "  i32 add, more[2];", "kernel_args.cuh"},
+      {"route/place/i32", "kRouteThreads = 256", "kRouteThreads = 128", "threads_per_block()"},
+      {"combine/f16/f32", "  void* out;            // [tokens", "  void *out, *more;  // [tokens",
+       "kernel_args.cuh"},
       {"group_layout", "kGroupThreads = 1024", "kGroupThreads = 512", "threads_per_block()"},
   };
   for (const auto& c : cases) {
@@ -209,6 +216,10 @@ std::set<std::string> tunable_kernels() {
                                 "found_inf",
                                 "fingerprint",
                                 "group_layout",
+                                "route/count/i32",
+                                "route/count/i64",
+                                "route/place/i32",
+                                "route/place/i64",
                                 "amax/bf16/tensor/group",
                                 "amax/bf16/rowcol/group",
                                 "amax/f32/rowcol+tensor/group",
@@ -235,6 +246,12 @@ std::set<std::string> tunable_kernels() {
           "quantize/bf16.e4m3/axis/q+qt/pow2", "quantize/bf16.e4m3/tensor/q",
           "quantize/bf16.e4m3/tensor/qt", "quantize/bf16.e5m2/tensor/q+qt"}) {
       keys.insert(f8::format("{}/group/{}", cast, source));
+    }
+  }
+  for (const char* y : {"bf16", "f16", "f32"}) {
+    for (const char* out : {"bf16", "f16", "f32"}) {
+      keys.insert(f8::format("combine/{}/{}", y, out));
+      keys.insert(f8::format("score_gradient/{}/{}", y, out));
     }
   }
   for (const char* copies : {"q", "qt", "q+qt"}) {

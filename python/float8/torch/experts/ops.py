@@ -16,6 +16,9 @@ experts_forward = torch.ops.float8.experts_forward.default
 experts_backward = torch.ops.float8.experts_backward.default
 moe_forward = torch.ops.float8.moe_forward.default
 moe_backward = torch.ops.float8.moe_backward.default
+moe_route = torch.ops.float8.moe_route.default
+moe_combine = torch.ops.float8.moe_combine.default
+moe_score_gradient = torch.ops.float8.moe_score_gradient.default
 ROWS = 3072  # kExpertRows of python/shim/plans.hpp
 MOST_EXPERTS = 1024  # FLOAT8_MAX_EXPERTS of float8/experts.h
 _DTYPES = {code: dtype for dtype, code in _ops.ELEMENT_TYPES.items()}  # by float8_dtype
@@ -128,6 +131,37 @@ def _fake_moe_backward(
     dw13 = x.new_empty((experts if wanted & 2 else 0, 2 * hidden, dim), dtype=dtype)
     dw2 = x.new_empty((experts if wanted & 4 else 0, dim, hidden), dtype=dtype)
     return dx, dw13, dw2
+
+
+@torch.library.register_fake("float8::moe_route")  # type: ignore[untyped-decorator]
+def _fake_route(
+    ids: torch.Tensor, experts: int, config: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sizes = ((ids.numel(),), ids.shape, (experts,))
+    index, position, offsets = (ids.new_empty(size, dtype=torch.int32) for size in sizes)
+    return index, position, offsets
+
+
+@torch.library.register_fake("float8::moe_combine")  # type: ignore[untyped-decorator]
+def _fake_combine(
+    y: torch.Tensor,
+    scores: torch.Tensor | None,
+    position: torch.Tensor,
+    offsets: torch.Tensor,
+    config: int,
+) -> torch.Tensor:
+    return y.new_empty((position.shape[0], y.shape[1]))
+
+
+@torch.library.register_fake("float8::moe_score_gradient")  # type: ignore[untyped-decorator]
+def _fake_score_gradient(
+    dout: torch.Tensor,
+    y: torch.Tensor,
+    position: torch.Tensor,
+    offsets: torch.Tensor,
+    config: int,
+) -> torch.Tensor:
+    return y.new_empty(position.shape, dtype=torch.float32)
 
 
 class ExpertsFunction(torch.autograd.Function):

@@ -1,0 +1,17 @@
+// The ops that route tokens to experts and combine their rows (ops.cpp says what they do).
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include "python/shim/tensors.hpp"
+
+namespace float8_torch {
+
+std::tuple<Tensor, Tensor, Tensor> moe_route(const Tensor& ids, int64_t experts, int64_t config);
+Tensor moe_combine(const Tensor& y, const std::optional<Tensor>& scores, const Tensor& position,
+                   const Tensor& offsets, int64_t config);
+Tensor moe_score_gradient(const Tensor& dout, const Tensor& y, const Tensor& position,
+                          const Tensor& offsets, int64_t config);
+
+}  // namespace float8_torch

@@ -1,0 +1,26 @@
+// What the calls of a mixture of experts check alike.
+#pragma once
+
+#include "base/error.hpp"
+#include "runtime/device/call_memory.hpp"
+
+namespace f8::runtime {
+
+inline constexpr uint32_t kMoeWord = sizeof(int32_t);  // an index, or a score
+
+inline Status check_tokens(const char* args, int64_t tokens, int64_t most) {
+  if (tokens >= 0 && tokens <= most) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}.tokens is {}; the plan was made for 0 to {}", args,
+              tokens, most);
+}
+
+inline Status check_memory(const CallMemory& memory, const char* call, Context& context,
+                           Stream stream) {
+  F8_TRY(memory.check_alignment(call));
+  F8_TRY(memory.check_overlaps(call));
+  return memory.check_device(call, context, stream);
+}
+
+}  // namespace f8::runtime
