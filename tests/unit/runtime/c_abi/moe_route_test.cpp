@@ -159,7 +159,8 @@ float8_dtype abi_type(f8::Dtype type) {
   return type == f8::Dtype::kF32 ? FLOAT8_F32 : type == f8::Dtype::kF16 ? FLOAT8_F16 : FLOAT8_BF16;
 }
 
-struct MoeSums : MoeRouteAbi, ::testing::WithParamInterface<std::tuple<f8::Dtype, f8::Dtype, int64_t>> {
+struct MoeSums : MoeRouteAbi,
+                 ::testing::WithParamInterface<std::tuple<f8::Dtype, f8::Dtype, int64_t>> {
   static constexpr int64_t kTokens = 21, kTopK = 3;
   static constexpr int32_t kExperts = 4;
   Memory matrix(int64_t rows, f8::Dtype type, uint64_t seed) const {
