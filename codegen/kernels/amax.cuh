@@ -93,12 +93,18 @@ struct Amax {
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<Config::kInput> fragment;
     loader.load(t, row0, column0, fragment);
+    u16* const partials =
+        t.tile_amax == nullptr ? nullptr : t.tile_amax + i64{block} * kTileAmaxSize;
+    of_tile(t, fragment, row0, column0, partials);
+  }
+  // The maxima of the tile at (row0, column0) go to `partials`, or raise the tensor's words.
+  static F8_DEVICE void of_tile(const AmaxTensor& t, const ThreadFragment<Config::kInput>& fragment,
+                                i32 row0, i32 column0, u16* partials = nullptr) {
     __shared__ TileAmax<Config::kInput> tile_amax;
     find_tile_amax<Config::kRow, Config::kCol, Config::kTensor>(fragment, tile_amax);
     __syncthreads();
-    if (kTilePartials && t.tile_amax != nullptr) {
-      store_tile_amax<Config::kRow, Config::kCol>(t.tile_amax + i64{block} * kTileAmaxSize,
-                                                  tile_amax);
+    if (kTilePartials && partials != nullptr) {
+      store_tile_amax<Config::kRow, Config::kCol>(partials, tile_amax);
       return;
     }
     const u32 i = threadIdx.x % kCastTile;

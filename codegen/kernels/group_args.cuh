@@ -82,6 +82,17 @@ enum class RowSource {
   kSwigluBackward  // the gradients of gate and of up, side by side: half of the columns each
 };
 
+// True where a block has two tiles: those of gate's and of up's gradients, which are found at once. Both
+// halves of the columns are whole tiles, and the elements are in 16 bits.
+F8_BOTH constexpr bool has_tile_pairs(RowSource source, bool is_f32, i64 cols) {
+  return source == RowSource::kSwigluBackward && !is_f32 && cols % (2 * kCastTile) == 0;
+}
+// The tiles, or pairs of them, that are side by side.
+F8_BOTH constexpr i32 tiles_across(RowSource source, bool is_f32, i64 cols) {
+  return static_cast<i32>(has_tile_pairs(source, is_f32, cols) ? cols / (2 * kCastTile)
+                                                               : (cols + kCastTile - 1) / kCastTile);
+}
+
 // What a source reads beside x. `index` and `score` have a number for each row; rows of the others are
 // `ld` elements apart.
 struct RowOperands {

@@ -9,11 +9,10 @@
 
 namespace f8::kernels {
 
-// A tile: rows [row, row + 128) and columns [column, column + 128) of its group's.
+// A tile, or the first one of a pair: rows [row, row + 128) and columns [column, column + 128) of its group's.
 struct GroupTile : GroupPlace {
   i32 row, column;
 
-  static F8_DEVICE i32 across(i32 cols) { return (cols + kCastTile - 1) / kCastTile; }
   // The rows of tiles of a group of so many rows.
   static F8_DEVICE i32 down(i32 rows) { return (rows + kCastTile - 1) / kCastTile; }
   // Those of all groups.
@@ -47,33 +46,37 @@ struct GroupTile : GroupPlace {
   }
   // The tile of a block. Blocks have tiles from the last row of tiles on: what an amax kernel read
   // last is in L2 still. False: there is no such tile.
+  template <class Config>
   F8_DEVICE bool of_block(const GroupsOf& groups, i32 cols) {
     const i32 block = static_cast<i32>(blockIdx.x);
-    const i32 tile_row = rows_of_tiles(groups) - 1 - block / across(cols);
+    const i32 across = tiles_across(Config::kSource, Config::kInput == Input::kF32, cols);
+    const i32 tile_row = rows_of_tiles(groups) - 1 - block / across;
     if (tile_row < 0) return false;
-    at(groups, tile_row, block % across(cols));
+    at(groups, tile_row, block % across);
     return true;
-  }
-  // Its number among its group's tiles, row-major.
-  F8_DEVICE i32 index(i32 cols) const {
-    return row / kCastTile * across(cols) + column / kCastTile;
   }
 
  private:
   static constexpr i32 kTable = kCastTile / kRowTileStep - 1;
 };
 
-template <class Config>
+template <class Config, Evict kReads = Evict::kByAge>
 struct GroupAmax {
+  static F8_DEVICE void find(const GroupAmaxArgs& args, const GroupTile& tile) {
+    constexpr Input kInput = Config::kInput;
+    const AmaxTensor t = group_of(args, tile, Vec8<kInput>::kElementBytes);
+    GroupRows<Config::kSource, kInput, kReads>(args.tensor, args.source, tile.start)
+        .each_tile(
+            t, tile.row, tile.column, [] {},
+            [&](const ThreadFragment<kInput>& fragment, i32 column) {
+              Amax<Config>::of_tile(t, fragment, tile.row, column);
+            });
+  }
   static F8_DEVICE void run(const GroupAmaxArgs& args) {
     grid_dependency_wait();
     launch_dependents();
     GroupTile tile;
-    if (!tile.of_block(args.groups, args.tensor.cols)) return;
-    const AmaxTensor t = group_of(args, tile, Vec8<Config::kInput>::kElementBytes);
-    Amax<Config>::rows_and_columns(
-        t, static_cast<u32>(tile.index(t.cols)),
-        GroupRows<Config::kSource, Config::kInput>(args.tensor, args.source, tile.start));
+    if (tile.of_block<Config>(args.groups, args.tensor.cols)) find(args, tile);
   }
 };
 
@@ -86,46 +89,52 @@ struct GroupCast {
     grid_dependency_wait();
     launch_dependents();
     GroupTile tile;
-    if (!tile.of_block(args.groups, args.tensor.cols)) return;
+    if (!tile.of_block<Config>(args.groups, args.tensor.cols)) return;
     cast(args, tile, [] {});
   }
 
-  // Casts a tile, whose group's amaxes are in the words when `wait` returns.
+  // Casts a tile, or a pair, whose group's amaxes are in the words when `wait` returns.
   template <class Wait>
   static F8_DEVICE void cast(const GroupCastArgs& args, const GroupTile& tile, const Wait& wait) {
-    const auto group = [&] {
-      return group_of(args, tile, Config::kScaleQ, Config::kScaleQt, Config::kDelayed,
-                      Vec8<Config::kInput>::kElementBytes);
-    };
-    const CastTensor from = group();
-    ThreadFragment<Config::kInput> fragment;
     GroupRows<Config::kSource, Config::kInput, kReads>(args.tensor, args.source, tile.start)
-        .load(from, tile.row, tile.column, fragment);
-    wait();
-    const CastTensor t = group();  // again: registers are few
+        .each_tile(matrix_of(args, tile), tile.row, tile.column, wait,
+                   [&](ThreadFragment<Config::kInput>& fragment, i32 column) {
+                     cast_tile(args, tile, column, fragment);
+                   });
+  }
+
+ private:
+  static F8_DEVICE CastTensor matrix_of(const GroupCastArgs& args, const GroupTile& tile) {
+    return group_of(args, tile, Config::kScaleQ, Config::kScaleQt, Config::kDelayed,
+                    Vec8<Config::kInput>::kElementBytes);
+  }
+  static F8_DEVICE void cast_tile(const GroupCastArgs& args, const GroupTile& tile, i32 column,
+                                  ThreadFragment<Config::kInput>& fragment) {
+    const CastTensor t = matrix_of(args, tile);  // again: registers are few
+    const bool first = tile.row == 0 && column == 0;
     __shared__ typename Copies::Scales scales;
     if constexpr (Copies::kTileAmax) {
       __shared__ TileAmax<Config::kInput> tile_amax;
       constexpr bool kTile = Copies::kTileBlocks || Copies::kDelayed;
       find_tile_amax<Copies::kRowBlocks, Copies::kColumnBlocks, kTile>(fragment, tile_amax);
       __syncthreads();
-      Copies::block_scales(t, tile_amax, tile.row, tile.column, args.scale_rows, scales);
+      Copies::block_scales(t, tile_amax, tile.row, column, args.scale_rows, scales);
       if constexpr (Copies::kDelayed) {
         // Each group's first tile publishes the one scale of all groups.
-        Copies::delayed_scale(t, tile_amax, tile.row == 0 && tile.column == 0, scales);
+        Copies::delayed_scale(t, tile_amax, first, scales);
         if (!Config::kSaturate && tile_amax.amax() >= 0x7F800000U) fragment.infinities_to_nan();
       }
     }
     if constexpr (Copies::kTensorScale && !Copies::kDelayed) {
-      Copies::tensor_scale(t, tile.row == 0 && tile.column == 0, scales);
+      Copies::tensor_scale(t, first, scales);
     }
     Copies::axis_scales(
-        t, tile.row, tile.column, [&](i32 i) { return load_global(t.row_amax + tile.row + i); },
-        [&](i32 i) { return load_global(t.col_amax + tile.column + i); }, scales);
+        t, tile.row, column, [&](i32 i) { return load_global(t.row_amax + tile.row + i); },
+        [&](i32 i) { return load_global(t.col_amax + column + i); }, scales);
     __syncthreads();
     if constexpr (Config::kRowMajor) Copies::write_row_major(t, fragment, scales);
     if constexpr (Config::kTransposed) {
-      Copies::write_transposed(t, fragment, scales, tile.row, tile.column);
+      Copies::write_transposed(t, fragment, scales, tile.row, column);
     }
   }
 };

@@ -18,13 +18,13 @@ namespace f8::kernels {
 
 // What a block keeps from item to item, in shared memory: a tile takes all registers.
 struct GroupItems {
-  i32 groups, across, tiles, lead;
+  i32 groups, across, tiles, lead;  // tiles, or pairs
   bool ended, casts;  // whether the item is none, a cast
   GroupTile tile;
   i32 first_row[kMaxExperts + 1];  // the first row of tiles of each group; then their number
 
-  // All threads take part.
-  F8_DEVICE void begin(const GroupQuantizeArgs& args) {
+  // All threads take part. `of_matrix`: the tiles, or pairs, that are side by side.
+  F8_DEVICE void begin(const GroupQuantizeArgs& args, i32 of_matrix) {
     const GroupsOf& of = args.cast.groups;
     const i32 count = of.words == nullptr ? of.count : of.layout.experts;
     const i32 rows_of_tiles = GroupTile::rows_of_tiles(of);
@@ -37,7 +37,7 @@ struct GroupItems {
     if (threadIdx.x == 0) {
       first_row[count] = rows_of_tiles;
       groups = count;
-      across = GroupTile::across(args.cast.tensor.cols);
+      across = of_matrix;
       tiles = rows_of_tiles * across;
       lead = args.lead;
     }
@@ -87,6 +87,7 @@ struct GroupQuantize {
   using Copies = typename Casts::Copies;
   struct AmaxConfig {
     static constexpr Input kInput = Config::kInput;
+    static constexpr RowSource kSource = Config::kSource;
     static constexpr bool kTensor = Copies::kTensorScale;
     static constexpr bool kRow = Copies::kRowAxis;
     static constexpr bool kCol = Copies::kColumnAxis;
@@ -94,13 +95,11 @@ struct GroupQuantize {
     static constexpr bool kNoopFlag = false;
   };
   // What is read the first time stays in L2 for the second.
-  using RowsToKeep = GroupRows<Config::kSource, Config::kInput, Evict::kLast>;
+  using Maxima = GroupAmax<AmaxConfig, Evict::kLast>;
   static_assert(Config::kInput != Input::kF32 && !Copies::kTileAmax && Copies::kAfterAmax);
 
   static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, const GroupTile& tile) {
-    const AmaxTensor t = group_of(maxima_of(args.cast), tile, Vec8<Config::kInput>::kElementBytes);
-    Amax<AmaxConfig>::rows_and_columns(t, static_cast<u32>(tile.index(t.cols)),
-                                       RowsToKeep(args.cast.tensor, args.cast.source, tile.start));
+    Maxima::find(maxima_of(args.cast), tile);
     __syncthreads();
     if (threadIdx.x == 0) add_release(args.done + tile.group, 1);
   }
@@ -123,7 +122,7 @@ struct GroupQuantize {
     grid_dependency_wait();
     launch_dependents();
     __shared__ GroupItems items;
-    items.begin(args);
+    items.begin(args, tiles_across(Config::kSource, false, args.cast.tensor.cols));
     for (;;) {
       if (threadIdx.x == 0) items.take(args);
       __syncthreads();

@@ -27,6 +27,7 @@ struct GroupRows {
       kSource == RowSource::kGather || kSource == RowSource::kGatherScore;
   // Tokens are read by several groups.
   static constexpr Evict kReads = kGathers ? Evict::kByAge : kEvict;
+  static constexpr bool kPairs = kSource == RowSource::kSwigluBackward && kInput != Input::kF32;
   const void* x;
   i64 ld;
   const RowOperands& from;
@@ -51,14 +52,18 @@ struct GroupRows {
       to_product(to, up);
     } else {
       const bool of_up = column >= half;
-      const i32 in_half = of_up ? column - half : column;
-      Vec8<kInput> up, grad;
-      to.template load<kReads>(x, row * ld + in_half);
-      up.template load<kReads>(from.up, row * from.ld_up + in_half);
-      grad.template load<kReads>(from.grad, row * from.ld_grad + in_half);
-      to_gradients(to, up, grad);
+      Vec8<kInput> up;
+      read_gradients(row, of_up ? column - half : column, to, up);
       if (of_up) to = up;
     }
+  }
+  // Both gradients of eight elements of the product.
+  F8_DEVICE void read_gradients(i64 row, i32 column, Vec8<kInput>& gate, Vec8<kInput>& up) const {
+    Vec8<kInput> grad;
+    gate.template load<kReads>(x, row * ld + column);
+    up.template load<kReads>(from.up, row * from.ld_up + column);
+    grad.template load<kReads>(from.grad, row * from.ld_grad + column);
+    to_gradients(gate, up, grad);
   }
   // The elements of a tile of the group's matrix `t`.
   template <class Tensor>
@@ -76,6 +81,51 @@ struct GroupRows {
           fragment.rows[i].clear();
         }
       }
+    }
+  }
+  // A tile of gate's gradients, and the one of up's that is `half` columns behind it.
+  template <class Tensor>
+  F8_DEVICE void load_pair(const Tensor& t, i32 row0, i32 column0, ThreadFragment<kInput>& of_gate,
+                           ThreadFragment<kInput>& of_up) const {
+    of_gate.set_origin(row0, column0);
+    of_up.set_origin(row0, column0 + half);
+#pragma unroll
+    for (int i = 0; i < kFragment; ++i) {
+      if (of_gate.row + i < t.rows) {
+        read_gradients(i64{start} + of_gate.row + i, of_gate.column, of_gate.rows[i],
+                       of_up.rows[i]);
+      } else {
+        of_gate.rows[i].clear();
+        of_up.rows[i].clear();
+      }
+    }
+  }
+  // Reads a tile of the group's matrix `t`, or a pair of them, calls wait() and then
+  // work(fragment, the tile's first column) for each.
+  template <class Tensor, class Wait, class Work>
+  F8_DEVICE void each_tile(const Tensor& t, i32 row0, i32 column0, const Wait& wait,
+                           const Work& work) const {
+    ThreadFragment<kInput> fragment;
+    if constexpr (kPairs) {
+      const bool pairs = has_tile_pairs(kSource, kInput == Input::kF32, 2 * i64{half});
+      ThreadFragment<kInput> of_up;
+      if (pairs) {
+        load_pair(t, row0, column0, fragment, of_up);
+      } else {
+        load(t, row0, column0, fragment);
+      }
+      wait();
+#pragma unroll 1
+      for (bool up = false;; up = true) {
+        work(fragment, up ? column0 + half : column0);
+        if (up || !pairs) return;
+        fragment = of_up;
+        __syncthreads();  // before shared memory is written again
+      }
+    } else {
+      load(t, row0, column0, fragment);
+      wait();
+      work(fragment, column0);
     }
   }
 };

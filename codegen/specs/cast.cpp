@@ -26,7 +26,7 @@ constexpr std::pair<std::string_view, bool CastSpec::*> kCastOptions[] = {
 // True where the cast, which takes more registers than others, has four blocks an SM without
 // spills.
 bool fits_four_blocks(const CastSpec& s) {
-  return memory_type(s) != Dtype::kF32 && has_scale(s, ScaleMode::kBlock1x128) &&
+  return memory_type(s) != Dtype::kF32 && s.source != kernels::RowSource::kSwigluBackward && has_scale(s, ScaleMode::kBlock1x128) &&
          !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
 }
 
@@ -141,30 +141,30 @@ struct CastKernel {
   const char* templ;
   const char* args;
   std::string check;
-  bool four_blocks;
+  int blocks_per_sm;  // that registers must leave room for; 0: as it comes
 };
 
 template <class Args>
-CastKernel cast_kernel(const char* file, const char* templ, const char* args, bool four_blocks) {
-  return {file, templ, args, check_args<Args>(args), four_blocks};
+CastKernel cast_kernel(const char* file, const char* templ, const char* args, int blocks_per_sm) {
+  return {file, templ, args, check_args<Args>(args), blocks_per_sm};
 }
 
 CastKernel kernel_of(const CastSpec& s) {
   const bool rows = scales_rows_alone(s);
   if (s.one_launch && s.group) {
-    // Both gradients of SwiGLU take more registers.
-    const bool rows_four = s.source != kernels::RowSource::kSwigluBackward;
+    const bool gradients = s.source == kernels::RowSource::kSwigluBackward;
     return rows ? cast_kernel<kernels::GroupRowsArgs>("quantize_rows.cuh", "QuantizeRows",
-                                                      "GroupRowsArgs", rows_four)
+                                                      "GroupRowsArgs", gradients ? 0 : 4)
                 : cast_kernel<kernels::GroupQuantizeArgs>("group_quantize.cuh", "GroupQuantize",
-                                                          "GroupQuantizeArgs", true);
+                                                          "GroupQuantizeArgs",
+                                                          quantize_blocks_per_sm(s));
   }
   if (s.one_launch) {
     return cast_kernel<kernels::QuantizeArgs>(rows ? "quantize_rows.cuh" : "quantize.cuh",
                                               rows ? "QuantizeRows" : "Quantize", "QuantizeArgs",
-                                              true);
+                                              kQuantizeBlocksPerSm);
   }
-  const bool four = fits_four_blocks(s);
+  const int four = fits_four_blocks(s) ? 4 : 0;
   if (s.group) {
     return cast_kernel<kernels::GroupCastArgs>("group_cast.cuh", "GroupCast", "GroupCastArgs",
                                                four);
@@ -184,13 +184,12 @@ Stub CastSpec::stub() const {
     stub.text += check("Quantize<Config>::kSharedBytes",
                        static_cast<size_t>(launch().dynamic_smem_bytes), "dynamic_smem_bytes()");
   }
-  static_assert(kQuantizeBlocksPerSm == 4);
   stub.text += f8::format(
       "extern \"C\" __global__ void __launch_bounds__(kTileThreads{})\n"
       "{}(const __grid_constant__ {} args) {{\n"
       "  {}<Config>::run(args);\n"
       "}}\n",
-      kernel.four_blocks ? ", 4" : "", name, kernel.args, kernel.templ);
+      kernel.blocks_per_sm > 0 ? f8::format(", {}", kernel.blocks_per_sm) : "", name, kernel.args, kernel.templ);
   return stub;
 }
 
@@ -228,6 +227,11 @@ bool can_be_one_launch(const CastSpec& spec) {
 
 bool scales_rows_alone(const CastSpec& spec) {
   return can_be_one_launch(spec) && spec.q && !spec.qt && spec.scale_q == ScaleMode::kAxis;
+}
+
+int quantize_blocks_per_sm(const CastSpec& spec) {
+  // Both gradients of SwiGLU take more registers.
+  return spec.source == kernels::RowSource::kSwigluBackward ? 2 : kQuantizeBlocksPerSm;
 }
 
 bool is_cooperative(const CastSpec& spec) {

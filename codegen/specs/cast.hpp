@@ -60,6 +60,7 @@ struct CastSpec {
 [[nodiscard]] bool takes_shards(const CastSpec& spec);
 // Blocks of a one-launch cast that fit an SM at once; its registers are bounded accordingly.
 inline constexpr int kQuantizeBlocksPerSm = 4;
+[[nodiscard]] int quantize_blocks_per_sm(const CastSpec& spec);  // of groups
 // True where a cast can compute its amaxes itself.
 [[nodiscard]] bool can_be_one_launch(const CastSpec& spec);
 // True where its one-launch kernel is that of quantize_rows.cuh: no block waits for another, so it

@@ -32,10 +32,17 @@ void each_group(const kernels::GroupsOf& groups, const Work& work) {
   }
 }
 
-// Finds what is wrong with a launch: it has a block for each tile that there is.
-void check_grid(const kernels::GroupsOf& groups, int cols, const Call& call) {
+template <class Spec>
+unsigned across(const Spec& spec, int cols) {
+  return static_cast<unsigned>(kernels::tiles_across(spec.source, spec.in == Dtype::kF32, cols));
+}
+
+// Finds what is wrong with a launch: it has a block for each tile, or pair of them, that there is.
+void check_grid(const kernels::GroupsOf& groups, unsigned across, const Call& call) {
   unsigned tiles = 0;
-  each_group(groups, [&](const kernels::GroupPlace& at) { tiles += cast_tiles(at.length, cols); });
+  each_group(groups, [&](const kernels::GroupPlace& at) {
+    tiles += cast_tiles(at.length, kernels::kCastTile) * across;
+  });
   const unsigned grid = call.launch.grid;
   if (grid < tiles || (groups.words == nullptr && grid != tiles)) {
     call.fault("grid {} for {} tiles of groups", grid, tiles);
@@ -121,7 +128,7 @@ std::vector<uint8_t> take_rows(const Spec& spec, const Tensor& whole,
 
 void emulate_groups(const codegen::AmaxSpec& spec, const Call& call) {
   const auto& args = call.args<kernels::GroupAmaxArgs>();
-  check_grid(args.groups, args.tensor.cols, call);
+  check_grid(args.groups, across(spec, args.tensor.cols), call);
   if (spec.tensor && args.tensor.partials == nullptr) call.fault("groups: no words of tensors");
   if (!call.faults.empty()) return;
   check_operands(spec.source, args.tensor.x, args.source, call);
@@ -240,7 +247,8 @@ void quantize_groups(const codegen::CastSpec& spec, const Call& call) {
   if (args.lead < 0) return call.fault("groups in one launch: lead {}", args.lead);
   unsigned tiles = 0;
   each_group(cast.groups, [&](const kernels::GroupPlace& at) {
-    const auto of_group = static_cast<unsigned>(cast_tiles(at.length, cast.tensor.cols));
+    const unsigned of_group =
+        cast_tiles(at.length, kernels::kCastTile) * across(spec, cast.tensor.cols);
     if (args.done[at.group] != 0) call.fault("group {}: its tiles are counted already", at.group);
     args.done[at.group] = of_group;
     tiles += of_group;
@@ -264,7 +272,7 @@ void emulate_groups(const codegen::CastSpec& spec, const Call& call) {
   if (codegen::scales_rows_alone(spec) && spec.one_launch) return quantize_rows(spec, call);
   if (spec.one_launch) return quantize_groups(spec, call);
   const auto& args = call.args<kernels::GroupCastArgs>();
-  check_grid(args.groups, args.tensor.cols, call);
+  check_grid(args.groups, across(spec, args.tensor.cols), call);
   cast_groups(spec, args, call);
 }
 

@@ -153,7 +153,8 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   cast.tensor.row_amax = take(maxima.row, call.rows);
   cast.tensor.col_amax = take(maxima.col, groups * cols_);
   const int64_t tiles =
-      most_row_tiles(call.groups, call.rows) * ceil_div(cols_, kernels::kCastTile);
+      most_row_tiles(call.groups, call.rows) *
+      kernels::tiles_across(spec_.source, codegen::memory_type(spec_) == Dtype::kF32, cols_);
   const bool programmatic = state.options.programmatic_launch;
   if (one_launch_ != nullptr) {
     const int64_t sms = context_->device().sm_count;
@@ -163,7 +164,7 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
     args.done = take(true, groups);
     args.lead = static_cast<int32_t>(kLeadOfSm * sms);
     F8_TRY(set_words(state.driver, call.words, 0, static_cast<size_t>(next - call.words), stream));
-    const int64_t blocks = std::min(2 * tiles, sms * codegen::kQuantizeBlocksPerSm);
+    const int64_t blocks = std::min(2 * tiles, sms * codegen::quantize_blocks_per_sm(spec_));
     return launch_with(args, state.driver, *one_launch_, blocks, programmatic, stream);
   }
   if (amax_ != nullptr) {

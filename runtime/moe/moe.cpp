@@ -25,7 +25,6 @@ ExpertsDesc of_linear(const MoeDesc& desc, int64_t n, int64_t k) {
   out.grad_weight_dtype = desc.grad_weight_dtype;
   out.accumulate_grad_weight = desc.accumulate_grad_weight;
   out.recompute_weight = desc.recompute_weight;
-  out.recompute_input = true;
   out.non_finite = desc.non_finite;
   out.sm_limit = desc.sm_limit;
   return out;
@@ -73,6 +72,7 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
     }
   }
   ExpertsDesc first = of_linear(desc, 2 * desc.hidden, desc.dim);
+  first.recompute_input = true;  // x is there still
   first.input = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGather;
   first.grad_output = RowSource::kSwigluBackward;
   ExpertsDesc second = of_linear(desc, desc.dim, desc.hidden);

@@ -127,7 +127,7 @@ FLOAT8_API float8_status float8_moe_plan(float8_context* context, const float8_m
                                          float8_moe** out);
 FLOAT8_API void float8_moe_destroy(float8_moe* moe);
 /* Return the bytes of scratch that a call needs, which are free between calls, and the bytes that forward
- * fills for backward, 2 F elements a row at least, at any m up to m_max; 0 for NULL. */
+ * fills for backward, 2 F elements and F bytes a row at least, at any m up to m_max; 0 for NULL. */
 FLOAT8_API size_t float8_moe_workspace_bytes(const float8_moe* moe);
 FLOAT8_API size_t float8_moe_saved_bytes(const float8_moe* moe);
 

@@ -197,6 +197,24 @@ class MnMajorTest : public GpuTestWith<MnMajorCase> {
     std::unique_ptr<DeviceBuffer> device;
   };
 
+  // Where an expert's matrix has other elements than it should, and the first few of them.
+  static std::string differences(const std::vector<uint8_t>& found,
+                                 const std::vector<uint8_t>& expected, size_t expert, int64_t n,
+                                 int64_t k, Dtype type) {
+    std::string text;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n * k; ++i) {
+      const int64_t at = static_cast<int64_t>(expert) * n * k + i;
+      const float of_found = load_element(found.data(), at, type);
+      const float of_expected = load_element(expected.data(), at, type);
+      if (of_found == of_expected) continue;
+      if (count++ < 5) {
+        text += f8::format("; [{}][{}]: {}, not {}", i / k, i % k, of_found, of_expected);
+      }
+    }
+    return text + f8::format("; {} of {} differ", count, n * k);
+  }
+
   void check(const Routing& routing, int64_t n, int64_t k) {
     const auto& [config, type, d_type, add] = GetParam();
     const auto experts = static_cast<int64_t>(routing.ends.size());
@@ -254,7 +272,7 @@ class MnMajorTest : public GpuTestWith<MnMajorCase> {
       }
       ASSERT_TRUE(std::equal(found.begin() + first, found.begin() + end, expected.begin() + first))
           << routing.name << ", expert " << e << " of " << groups.lengths[e] << " rows from "
-          << groups.starts[e];
+          << groups.starts[e] << differences(found, expected, e, n, k, d_type);
     }
     EXPECT_TRUE(d.guards_are_whole()) << routing.name;
   }
