@@ -271,9 +271,10 @@ F8_DEVICE u32 wgmma_descriptor_low(u32 smem) {
   return (smem >> 4) + (1U << 16);
 }
 // That of an MN-major tile of 16-bit elements in boxes of 64 columns (gemm_layout.cuh), `box_bytes` apart:
-// atoms of 8 of k are 1024 bytes apart too.
+// atoms of 8 of k are 1024 bytes apart too. An address has the CTA's rank in its cluster above the 18
+// bits of the descriptor, where the box's size comes.
 F8_DEVICE u32 wgmma_descriptor_low_mn(u32 smem, u32 box_bytes) {
-  return (smem >> 4) + (box_bytes >> 4 << 16);
+  return ((smem & 0x3FFFFU) >> 4) + (box_bytes >> 4 << 16);
 }
 F8_DEVICE u64 wgmma_descriptor(u32 low) {
   return low | (u64{1024 >> 4} << 32) | (u64{1} << 62);
