@@ -10,6 +10,7 @@ import torch_experts
 from torch import Tensor
 
 import float8.torch as f8
+from float8 import recipes
 from float8.torch.experts import ops
 
 CASES = [
@@ -124,6 +125,32 @@ def test_ops_compile(device: str, packed: int) -> None:
         x = torch.randn(tokens, 16, device=device)
         for own, other in zip(compiled(ids, x), call(ids, x), strict=True):
             assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize(
+    ("where", "bit"),
+    [
+        pytest.param("cpu", recipes.STAGED, id="cpu"),
+        pytest.param("cuda", 0, id="cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_the_emulated_device_reads_staged_tensors(where: str, bit: int) -> None:
+    """As of a GPU; a bit of the config stages tensors of the CPU, too."""
+    ids, scores = torch.randint(-1, 6, (40, 3)), torch.rand(40, 3)
+    y, dout = torch.randn(120, 16), torch.randn(40, 16)
+    config = f8.functional.pack_experts("rowwise", True, False)
+    results = []
+    for place, own in (("cpu", config), (where, config | bit)):
+        ids_there, scores_there, y_there, dout_there = (
+            each.to(place) for each in (ids, scores, y, dout)
+        )
+        routed = ops.moe_route(ids_there, scores_there, 5, own)
+        places = (routed[1], routed[2], own)
+        out = ops.moe_combine(y_there, scores_there, *places)
+        results.append([*routed, out, ops.moe_score_gradient(dout_there, y_there, *places)])
+        assert all(each.device.type == place for each in results[-1])
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two.cpu())
 
 
 def test_ops_refuse_operands(device: str, packed: int) -> None:
