@@ -5,8 +5,8 @@
                [--seconds 2] [--profile FOLDER] [--json FILE] [--emulate]
 
 A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
-adds each token's results by their scores: in bf16 with torch.nn.functional.grouped_mm, in fp8 with
-float8.torch.functional.moe. Weights are cast in each step, in forward and again in backward; of the
+adds each token's results by their scores: in bf16 by torch alone (bf16_experts.py), with its
+torch.nn.functional.grouped_mm, in fp8 with float8.torch.functional.moe. Weights are cast in each step, in forward and again in backward; of the
 variants with -keep once, with recompute=False. Each step has another of a few pairs of x and dy. The
 variants are timed in rounds; a row has the median time, the median speedup over bf16 and the peak of
 memory in a step. DeepSeek-V3 has 8 local experts, as on one of 32 ranks.
@@ -19,13 +19,12 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
+import bf16_experts
 import common
 import kernel_times
 import torch
-from torch.nn import functional
 
 import float8.torch as f8
-from float8.torch.experts.routing import combine, dispatch, route
 
 RECIPES = ("tensorwise", "rowwise", "blockwise")
 VARIANTS = ("bf16", *RECIPES, *(f"{recipe}-keep" for recipe in RECIPES))
@@ -61,19 +60,6 @@ def pairs(model: Model, routing: str, device: str) -> torch.Tensor:
     return torch.multinomial(odds.expand(model.tokens, -1), model.top_k)
 
 
-def bf16_moe(
-    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor
-) -> torch.Tensor:
-    """Computes functional.moe by torch's grouped GEMMs."""
-    routing = route(ids, w2.shape[0])
-    rows = dispatch(x, routing)
-    gate, up = functional.grouped_mm(rows, w13.transpose(-2, -1), offs=routing.offs).chunk(
-        2, dim=-1
-    )
-    y = functional.grouped_mm(functional.silu(gate) * up, w2.transpose(-2, -1), offs=routing.offs)
-    return combine(y, scores, routing)
-
-
 def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[[], None]:
     """Returns forward and backward of a variant, whose operands are those of all variants."""
     device = "cpu" if emulate else "cuda"
@@ -98,7 +84,7 @@ def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[
 
     torch._dynamo.config.recompile_limit = 64
     call = torch.compile(
-        bf16_moe if name == "bf16" else fp8_moe,
+        bf16_experts.moe if name == "bf16" else fp8_moe,
         fullgraph=True,
         dynamic=False,
         backend="aot_eager" if emulate else "inductor",

@@ -89,9 +89,10 @@
 //     `wanted` has bits 0, 1 and 2 for the results. A config that recomputes is given both weights.
 //   moe_bytes(m, experts, hidden, dim, dtype, config) -> saved
 //     Its size for x of a float8_dtype.
-//   moe_route(ids, experts, config) -> (index, position, offsets)
+//   moe_route(ids, scores?, experts, config) -> (index, position, offsets, row_scores)
 //     Sorts the pairs of ids [tokens][top_k] by expert, stably: the token of each row, the row of each pair,
-//     and the end of each expert's rows; all are int32. The pairs of other ids have the last rows.
+//     and the end of each expert's rows; all are int32. The pairs of other ids have the last rows. With
+//     scores (fp32) the score of each row, 0 of these last ones; else row_scores is empty.
 //   moe_combine(y, scores?, position, offsets, config) -> out
 //     The sum of each token's rows of y by their scores (fp32; none: 1), in fp32 and in order.
 //   moe_score_gradient(dout, y, position, offsets, config) -> dscores
@@ -557,7 +558,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_backward, Roles{.config = 8, .scales = 11}>(library, "experts_backward");
   add<&moe_forward, Roles{.config = 5}>(library, "moe_forward");
   add<&moe_backward, Roles{.config = 11}>(library, "moe_backward");
-  add<&moe_route, Roles{.config = 2}>(library, "moe_route");
+  add<&moe_route, Roles{.config = 3}>(library, "moe_route");
   add<&moe_combine, Roles{.config = 4}>(library, "moe_combine");
   add<&moe_score_gradient, Roles{.config = 4}>(library, "moe_score_gradient");
   add<&prepare, Roles{.config = 5}>(library, "prepare");

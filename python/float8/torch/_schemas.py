@@ -43,6 +43,15 @@ _FLEXIBLE = (
         "Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, int config, int "
         "wanted) -> (Tensor, Tensor, Tensor)"
     ),
+    (
+        "moe_route(Tensor ids, Tensor? scores, int experts, int config) -> (Tensor, Tensor, Tensor, "
+        "Tensor)"
+    ),
+    "moe_combine(Tensor y, Tensor? scores, Tensor position, Tensor offsets, int config) -> Tensor",
+    (
+        "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "
+        "-> Tensor"
+    ),
 )
 
 _OTHERS = (
@@ -92,12 +101,6 @@ _OTHERS = (
     "experts_layout(Tensor offs, SymInt m, int config) -> Tensor",
     "experts_bytes(int m, int experts, int n, int k, int config) -> (int, int)",
     "moe_bytes(int m, int experts, int hidden, int dim, int dtype, int config) -> int",
-    "moe_route(Tensor ids, int experts, int config) -> (Tensor, Tensor, Tensor)",
-    "moe_combine(Tensor y, Tensor? scores, Tensor position, Tensor offsets, int config) -> Tensor",
-    (
-        "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "
-        "-> Tensor"
-    ),
     "routing_errors() -> int[]",
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     (

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch_experts
 from reference import same
 from swiglu import swiglu
 from torch import Tensor
 
 import float8.torch as f8
-from float8.torch.experts.routing import combine, dispatch, route
+from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
 
 E, D, F, T, TOP = 4, 64, 48, 50, 3
 
@@ -85,29 +86,46 @@ def test_has_weights_of_three_forms(device: str, options: dict[str, Any]) -> Non
     assert torch.equal(y.view(T, D), expected)
 
 
-def test_sorts_pairs_by_expert_and_keeps_their_order() -> None:
-    ids = torch.tensor([[2, 0], [0, 7], [2, 1], [-1, 0]])
-    routing = route(ids, 3)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_sorts_pairs_by_expert_and_keeps_their_order(
+    device: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    config = f8.functional.pack_experts("rowwise", options["emulate"], False)
+    ids = torch.tensor([[2, 0], [0, 7], [2, 1], [-1, 0]], device=device, dtype=dtype)
+    scores = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]], device=device).bfloat16()
+    routing = route(ids, scores, 3, config)
     assert routing.offs.tolist() == [3, 4, 6]
-    assert routing.offs.dtype == torch.int32
     assert routing.tokens.tolist() == [0, 1, 3, 2, 0, 2, 1, 3]
-    assert routing.rows.tolist() == [[4, 0], [1, 6], [5, 3], [7, 2]]
-    assert routing.known.tolist() == [[True, True], [True, False], [True, True], [False, True]]
-    assert routing.experts.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert routing.position.tolist() == [[4, 0], [1, 6], [5, 3], [7, 2]]
+    assert routing.row_scores.tolist() == [2, 3, 8, 6, 1, 5, 0, 0]
+    assert experts_of_rows(routing).tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
 
 
-def test_gradients_of_the_permutations_are_those_of_indexing() -> None:
-    ids = torch.tensor([[2, 0], [0, 7], [2, 1], [-1, 0]])
-    routing = route(ids, 3)
-    x = torch.randn(4, 8, dtype=torch.float64).float().requires_grad_()
-    scores = torch.rand(4, 2, requires_grad=True)
-    y = combine(dispatch(x, routing) * 2, scores, routing)
-    known = routing.known.float()
-    expected = (2 * x * (scores * known).sum(1, keepdim=True)).float()
-    torch.testing.assert_close(y, expected)
-    dy = torch.randn_like(y)
-    own = torch.autograd.grad(y, (x, scores), dy)
-    torch.testing.assert_close(own, torch.autograd.grad(expected, (x, scores), dy))
+@pytest.mark.parametrize("of_scores", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_the_permutations_are_those_of_indexing(
+    device: str, options: dict[str, Any], dtype: torch.dtype, of_scores: torch.dtype
+) -> None:
+    config = f8.functional.pack_experts("rowwise", options["emulate"], False)
+    ids = torch.randint(-1, E + 1, (T, TOP), device=device)
+    x = torch.randn(T, D).to(device, dtype).requires_grad_()
+    scores = torch.rand(T, TOP).to(device, of_scores).requires_grad_()
+    routing = route(ids, scores, E, config)
+    rows = dispatch(x, routing)
+    y = combine(rows, routing)
+    index, position, _, known = torch_experts.route(ids, E)
+    of_rows = x[index]
+    expected = torch_experts.weighted_sum(of_rows, scores.float(), position, known)
+    assert torch.equal(y, expected)
+    dy = torch.randn(y.shape).to(y.device, dtype)
+    own = torch.autograd.grad(y, (rows, x, scores), dy)
+    other = torch.autograd.grad(expected, (of_rows, x, scores), dy)
+    assert torch.equal(own[0], other[0])
+    ordered = torch_experts.weighted_sum(own[0], None, position, known)
+    assert torch.equal(own[1], ordered)  # autograd adds in another order
+    rounding = max(1e-5, torch.finfo(of_scores).eps)
+    torch.testing.assert_close(own[2], other[2], rtol=rounding, atol=1e-4)
+    assert not own[2][~known].any()
 
 
 def test_drops_pairs_without_an_expert(device: str, options: dict[str, Any]) -> None:
@@ -163,15 +181,89 @@ def test_gradients_that_are_not_wanted_are_left_out(
             assert torch.equal(leaf.grad, expected[1 + i])
 
 
-def test_compiles(device: str, options: dict[str, Any]) -> None:
-    def call(*tensors: Any) -> Tensor:
-        return f8.functional.moe(*tensors, recipe="blockwise", **options)
+@pytest.mark.parametrize("pair", [False, True])
+def test_compiles(device: str, options: dict[str, Any], pair: bool) -> None:
+    """Also with weights of two linears, which has other calls."""
+
+    def call(x: Tensor, ids: Tensor, scores: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        first: Any = w13.chunk(2, dim=1) if pair else w13
+        return f8.functional.moe(x, ids, scores, first, w2, recipe="blockwise", **options)
 
     torch.compiler.reset()
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    for _ in range(2):
-        tensors = operands(device)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, ids, scores, *weights = operands(device)
+        ids[3, 1], ids[5] = -1, E
+        tensors = (x, ids, scores.to(dtype), *weights)
         assert same(step(compiled, tensors), step(call, tensors))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_has_ids_and_scores_of_any_type_and_strides(
+    device: str, options: dict[str, Any], pair: bool
+) -> None:
+    """The bits are those of int64 and fp32; the gradient of scores is rounded to their type."""
+    x, ids, scores, w13, w2 = operands(device)
+    first: Any = w13.chunk(2, dim=1) if pair else w13
+    for dtype in (torch.bfloat16, torch.float16):
+        low = scores.to(dtype)
+        results = []
+        for own_ids, own in (
+            (ids, low.float()),
+            (ids.int(), low),
+            (ids.T.contiguous().T, low.T.contiguous().T),
+        ):
+            leaves = (x.clone().requires_grad_(), own.detach().requires_grad_())
+            y = f8.functional.moe(leaves[0], own_ids, leaves[1], first, w2, **options)
+            y.sum().backward()  # its gradient is one number for all elements
+            assert leaves[1].grad is not None and leaves[1].grad.dtype == own.dtype
+            results.append((y, leaves[0].grad, leaves[1].grad.to(dtype)))
+        assert same(results[0], results[1]) and same(results[0], results[2])
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_has_no_tokens_and_none_with_an_expert(
+    device: str, options: dict[str, Any], pair: bool, compiled: bool
+) -> None:
+    """An empty batch has empty results; where all ids are dropped they are 0, as the weights' gradients."""
+    x, ids, scores, w13, w2 = operands(device)
+
+    def call(x: Tensor, ids: Tensor, scores: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        first: Any = w13.chunk(2, dim=1) if pair else w13
+        return f8.functional.moe(x, ids, scores, first, w2, **options)
+
+    torch.compiler.reset()
+    function = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    for own in ((x[:0], ids[:0], scores[:0]), (x, ids + E, scores)):
+        results = step(function, (*own, w13, w2))
+        for one, two in zip(results, (own[0], own[0], own[2], w13, w2), strict=True):
+            assert one.shape == two.shape
+            assert not one.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_graph_reads_the_ids_of_each_replay(pair: bool) -> None:
+    x, ids, scores, w13, w2 = operands("cuda")
+    first: Any = w13.chunk(2, dim=1) if pair else w13
+
+    def run() -> tuple[Tensor, ...]:
+        leaves = [each.detach().requires_grad_() for each in (x, scores)]
+        y = f8.functional.moe(leaves[0], ids, leaves[1], first, w2, recipe="rowwise")
+        return (y.detach(), *torch.autograd.grad(y.float().sum(), leaves))
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ids.copy_(torch.randint(-1, E + 1, (T, TOP)))
+        scores.copy_(torch.rand(T, TOP))
+        graph.replay()
+        assert same(captured, run())
+    f8.check_routing()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch_experts
 from torch import Tensor
 
 import float8.torch as f8
+from float8 import recipes
 from float8.torch.experts import ops
-from float8.torch.experts.routing import Combine, Dispatch, route
 
 CASES = [
     pytest.param(tokens, top, experts, low, high, id=f"{tokens}-{top}-{experts}-{low}-{high}")
@@ -45,12 +46,15 @@ def test_rows_are_those_of_a_sort(
     high: int,
 ) -> None:
     ids = torch.randint(low, high + 1, (tokens, top), dtype=dtype, device=device)
-    index, position, offsets = ops.moe_route(ids, experts, packed)
-    expected = route(ids, experts)
-    assert torch.equal(index, expected.tokens.int())
-    assert torch.equal(position, expected.rows.int())
-    assert torch.equal(offsets, expected.offs)
-    assert torch.equal(position < offsets[-1], expected.known)
+    scores = torch.rand(tokens, top, device=device)
+    *own, row_scores = ops.moe_route(ids, scores, experts, packed)
+    *expected, known = torch_experts.route(ids, experts)
+    for one, two in zip(own, expected, strict=True):
+        assert one.dtype == torch.int32
+        assert torch.equal(one, two.int())
+    assert torch.equal(own[1] < own[2][-1], known)
+    assert torch.equal(row_scores[own[1].long()], torch.where(known, scores, 0.0))
+    assert ops.moe_route(ids, None, experts, packed)[3].numel() == 0
 
 
 @pytest.mark.parametrize(("tokens", "top", "experts", "low", "high"), CASES)
@@ -67,32 +71,52 @@ def test_sums_are_those_of_gathered_rows(
 ) -> None:
     """The rows of dropped pairs are NaN for the ops, and 0 for torch."""
     ids = torch.randint(low, high + 1, (tokens, top), device=device)
-    routing = route(ids, experts)
-    position, offsets = ops.moe_route(ids, experts, packed)[1:]
+    position, offsets, _ = ops.moe_route(ids, None, experts, packed)[1:]
+    known = torch_experts.route(ids, experts)[3]
     y = torch.randn(tokens * top, 64, device=device).to(dtype)
     scores = torch.rand(tokens, top, device=device)
     bad = y.clone()
     bad[int(offsets[-1]) :] = torch.nan
     y[int(offsets[-1]) :] = 0
-    known = scores.masked_fill(~routing.known, 0.0)
-    total = Combine.apply(y, known, routing.tokens, routing.rows)  # type: ignore[no-untyped-call]
+    total = torch_experts.weighted_sum(y, scores, position, known)
     assert torch.equal(ops.moe_combine(bad, scores, position, offsets, packed), total)
-    x = torch.zeros(tokens, 64, device=device, dtype=dtype, requires_grad=True)
-    rows = Dispatch.apply(x, routing.tokens, routing.rows)  # type: ignore[no-untyped-call]
-    dx = torch.autograd.grad(rows, x, y)[0]
-    assert torch.equal(ops.moe_combine(bad, None, position, offsets, packed), dx)
+    total = torch_experts.weighted_sum(y, None, position, known)
+    assert torch.equal(ops.moe_combine(bad, None, position, offsets, packed), total)
     dout = torch.randn(tokens, 64, device=device).to(dtype)
     dscores = ops.moe_score_gradient(dout, bad, position, offsets, packed)
-    dots = (y[routing.rows].double() * dout[:, None].double()).sum(-1)
+    dots = (y[position].double() * dout[:, None].double()).sum(-1)
     torch.testing.assert_close(dscores.double(), dots, rtol=1e-5, atol=1e-4)
-    assert not dscores[~routing.known].any()
+    assert not dscores[~known].any()
+
+
+def test_ops_take_any_strides(device: str, packed: int) -> None:
+    """Of ids, scores, rows and gradients, and rows that lie anywhere in a buffer."""
+    ids = torch.randint(-1, 6, (3, 40), device=device).T
+    scores = torch.rand(40, 6, device=device)[:, ::2]
+    index, position, offsets, row_scores = ops.moe_route(ids, scores, 5, packed)
+    plain = ops.moe_route(ids.contiguous(), scores.contiguous(), 5, packed)
+    for one, two in zip((index, position, offsets, row_scores), plain, strict=True):
+        assert torch.equal(one, two)
+    y = torch.randn(120, 16, device=device).bfloat16()
+    dout = torch.randn(40, 16, device=device).bfloat16()
+    places = (position, offsets, packed)
+    total = ops.moe_combine(y, scores.contiguous(), *places)
+    dots = ops.moe_score_gradient(dout, y, *places)
+    moved = torch.empty(120 * 16 + 1, device=device, dtype=y.dtype)[1:].view(120, 16).copy_(y)
+    for rows in (y.T.contiguous().T, torch.cat([y, y], 1)[:, :16], moved):
+        assert torch.equal(ops.moe_combine(rows, scores, *places), total)
+        assert torch.equal(ops.moe_score_gradient(dout.T.contiguous().T, rows, *places), dots)
+    one = torch.ones((), device=device, dtype=y.dtype)
+    dots = ops.moe_score_gradient(one.expand(40, 16).contiguous(), y, *places)
+    assert torch.equal(ops.moe_score_gradient(one.expand(40, 16), y, *places), dots)
 
 
 def test_ops_compile(device: str, packed: int) -> None:
-    def call(ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        index, position, offsets = ops.moe_route(ids, 5, packed)
-        out = ops.moe_combine(x[index], None, position, offsets, packed)
-        return out, ops.moe_score_gradient(x, x[index], position, offsets, packed)
+    def call(ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        scores = x[:, : ids.shape[1]]
+        index, position, offsets, row_scores = ops.moe_route(ids, scores, 5, packed)
+        out = ops.moe_combine(x[index], scores, position, offsets, packed)
+        return out, ops.moe_score_gradient(x, x[index], position, offsets, packed), row_scores
 
     torch.compiler.reset()
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
@@ -103,17 +127,47 @@ def test_ops_compile(device: str, packed: int) -> None:
             assert torch.equal(own, other)
 
 
+@pytest.mark.parametrize(
+    ("where", "bit"),
+    [
+        pytest.param("cpu", recipes.STAGED, id="cpu"),
+        pytest.param("cuda", 0, id="cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_the_emulated_device_reads_staged_tensors(where: str, bit: int) -> None:
+    """As of a GPU; a bit of the config stages tensors of the CPU, too."""
+    ids, scores = torch.randint(-1, 6, (40, 3)), torch.rand(40, 3)
+    y, dout = torch.randn(120, 16), torch.randn(40, 16)
+    config = f8.functional.pack_experts("rowwise", True, False)
+    results = []
+    for place, own in (("cpu", config), (where, config | bit)):
+        ids_there, scores_there, y_there, dout_there = (
+            each.to(place) for each in (ids, scores, y, dout)
+        )
+        routed = ops.moe_route(ids_there, scores_there, 5, own)
+        places = (routed[1], routed[2], own)
+        out = ops.moe_combine(y_there, scores_there, *places)
+        results.append([*routed, out, ops.moe_score_gradient(dout_there, y_there, *places)])
+        assert all(each.device.type == place for each in results[-1])
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two.cpu())
+
+
 def test_ops_refuse_operands(device: str, packed: int) -> None:
     ids = torch.zeros(4, 2, dtype=torch.int64, device=device)
     y = torch.zeros(8, 16, device=device)
-    _, position, offsets = ops.moe_route(ids, 3, packed)
+    _, position, offsets, _ = ops.moe_route(ids, None, 3, packed)
     with pytest.raises((ValueError, RuntimeError), match="int64 or int32"):
-        ops.moe_route(ids.float(), 3, packed)
+        ops.moe_route(ids.float(), None, 3, packed)
     with pytest.raises((ValueError, RuntimeError), match="0 experts; they are 1 to 1024"):
-        ops.moe_route(ids, 0, packed)
+        ops.moe_route(ids, None, 0, packed)
+    with pytest.raises((ValueError, RuntimeError), match=r"scores are not \[4, 2\]"):
+        ops.moe_route(ids, torch.zeros(4, 3, device=device), 3, packed)
     with pytest.raises((ValueError, RuntimeError), match="y has a row for each pair"):
         ops.moe_combine(y[:7], None, position, offsets, packed)
     with pytest.raises((ValueError, RuntimeError), match="position is not int32"):
         ops.moe_combine(y, None, position.float(), offsets, packed)
     with pytest.raises((ValueError, RuntimeError), match="scores are float32"):
         ops.moe_combine(y, torch.zeros(4, 2, device=device).bfloat16(), position, offsets, packed)
+    with pytest.raises((ValueError, RuntimeError), match=r"dout is not \[4, 16\]"):
+        ops.moe_score_gradient(y, y, position, offsets, packed)

@@ -17,7 +17,7 @@ from float8.torch import _ops
 from float8.torch.experts import ops
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.moe import layout_of, mlp
-from float8.torch.experts.routing import combine, dispatch, route
+from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
 
 
 class Float8Experts(nn.Module):
@@ -121,17 +121,18 @@ def of_transformers(
     first = _weight(module, "gate_up_proj" if module.has_gate else "up_proj")
     last = _weight(module, "down_proj")
     ops.check_weight(x, first)
-    routing = route(topk_ids.reshape(-1, topk_ids.shape[-1]), first.shape[0])
-    scores = topk_scores.reshape(-1, topk_scores.shape[-1])
+    ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
+    routing = route(ids, scores, first.shape[0], config)
     delayed = bool(getattr(module, "expert_linears", ()))
     if _is_swiglu(module) and not delayed and not config & recipes.READS_X:
-        return mlp(x, scores, first, last, routing, config).reshape(shape)
-    layout = layout_of(routing, config)
+        return mlp(x, first, last, routing).reshape(shape)
+    layout = layout_of(routing)
+    of_rows = experts_of_rows(routing) if module.has_bias else None
 
     def linear(rows: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
         y = linear_of(module, name, rows, weight, layout, config)
-        if module.has_bias:
-            y = y + getattr(module, f"{name}_bias")[routing.experts].to(y.dtype)
+        if of_rows is not None:
+            y = y + getattr(module, f"{name}_bias")[of_rows].to(y.dtype)
         return y
 
     h = linear(dispatch(x, routing), first, "gate_up_proj" if module.has_gate else "up_proj")
@@ -139,7 +140,7 @@ def of_transformers(
     y = linear(h, last, "down_proj")
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
-    return combine(y, scores, routing).reshape(shape)
+    return combine(y, routing).reshape(shape)
 
 
 def _is_swiglu(module: Any) -> bool:

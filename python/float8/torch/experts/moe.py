@@ -11,16 +11,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.torch import _ops
 from float8.torch.experts import ops
-from float8.torch.experts.routing import (
-    Routing,
-    combine,
-    dispatch,
-    route,
-    score_gradient,
-    scores_of_rows,
-    sum_of_pairs,
-    weighted_sum,
-)
+from float8.torch.experts.routing import Routing, combine, dispatch, route
 
 Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -34,25 +25,25 @@ def swiglu_experts(
     config: int,
 ) -> torch.Tensor:
     """Computes functional.moe of a config, for x [T, D] and operands that fit (check)."""
-    routing = route(topk_ids, w2.shape[0])
+    routing = route(topk_ids, topk_scores, w2.shape[0], config)
     if isinstance(w13, torch.Tensor) and not config & recipes.READS_X:
-        return mlp(x, topk_scores, w13, w2, routing, config)
+        return mlp(x, w13, w2, routing)
     rows = dispatch(x, routing)
-    layout = layout_of(routing, config)
+    layout = layout_of(routing)
     if isinstance(w13, torch.Tensor):
         gate, up = ops.linear(rows, w13, layout, config).chunk(2, dim=-1)
     else:
         gate, up = (ops.linear(rows, each, layout, config) for each in w13)
     h = (functional.silu(gate.float()) * up.float()).to(x.dtype)
     y = ops.linear(h, w2, layout, config)
-    return combine(y, topk_scores, routing)
+    return combine(y, routing)
 
 
 class Mlp(torch.autograd.Function):
     """The SwiGLU experts of tokens, whose casts gather the tokens and compute what SwiGLU has.
 
-    Between forward and backward it keeps x, gate, up and y of each row, and the fp8 copies of the weights
-    where the config does not recompute them.
+    Between forward and backward it keeps x, gate and up of each row, y of each where scores have a gradient,
+    and the fp8 copies of the weights where the config does not recompute them.
     """
 
     @staticmethod
@@ -63,23 +54,25 @@ class Mlp(torch.autograd.Function):
         w13: torch.Tensor,
         w2: torch.Tensor,
         tokens: torch.Tensor,
-        rows: torch.Tensor,
+        position: torch.Tensor,
+        offs: torch.Tensor,
+        row_scores: torch.Tensor,
         layout: torch.Tensor,
         config: int,
     ) -> torch.Tensor:
         y, saved = ops.moe_forward(x, tokens, w13, w2, layout, config, True)
         again = (w13, w2) if config & recipes.RECOMPUTE else (None, None)
         kept = y if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(x, scores, *again, tokens, rows, layout, saved, kept)
+        ctx.save_for_backward(x, *again, tokens, position, offs, row_scores, layout, saved, kept)
         ctx.sizes = (w2.shape[0], w2.shape[2])
         ctx.grad_dtypes = (w13.dtype, w2.dtype)
         ctx.config = config
-        return weighted_sum(y, scores, rows)
+        return ops.moe_combine(y, scores, position, offs, config)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, scores, w13, w2, tokens, rows, layout, saved, y = ctx.saved_tensors
+        x, w13, w2, tokens, position, offs, row_scores, layout, saved, y = ctx.saved_tensors
         want_x, want_scores, want_w13, want_w2, *_ = ctx.needs_input_grad
         dx = dscores = dw13 = dw2 = None
         if want_x or want_w13 or want_w2:
@@ -89,7 +82,7 @@ class Mlp(torch.autograd.Function):
                 grad,
                 x,
                 tokens,
-                scores_of_rows(scores, rows),
+                row_scores,
                 w13,
                 w2,
                 saved,
@@ -100,37 +93,31 @@ class Mlp(torch.autograd.Function):
                 wanted,
             )
             if want_x:
-                dx = sum_of_pairs(rows, of_rows).to(x.dtype)
+                dx = ops.moe_combine(of_rows, None, position, offs, ctx.config)
         if want_scores:
-            dscores = score_gradient(y, grad, rows).to(scores.dtype)
-        return dx, dscores, dw13 if want_w13 else None, dw2 if want_w2 else None, *[None] * 4
+            dscores = ops.moe_score_gradient(grad, y, position, offs, ctx.config)
+        return dx, dscores, dw13 if want_w13 else None, dw2 if want_w2 else None, *[None] * 6
 
 
 _apply: Any = Mlp.apply
 
 
-def mlp(
-    x: torch.Tensor,
-    scores: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    routing: Routing,
-    config: int,
-) -> torch.Tensor:
+def mlp(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Computes swiglu_experts of a routing, for w13 [E, 2 F, D]."""
-    layout = layout_of(routing, config)
-    scores = scores.masked_fill(~routing.known, 0.0)
-    tokens = routing.tokens.to(torch.int32)
+    tokens, position, offs, row_scores, scores, config = routing
+    layout = layout_of(routing)
     w2 = w2.to(w13.dtype)  # gradients have one type
     if torch.is_grad_enabled() and any(each.requires_grad for each in (x, scores, w13, w2)):
-        return _apply(x, scores, w13, w2, tokens, routing.rows, layout, config)  # type: ignore[no-any-return]
+        places = (tokens, position, offs, row_scores, layout)
+        return _apply(x, scores, w13, w2, *places, config)  # type: ignore[no-any-return]
     y, _ = ops.moe_forward(x, tokens, w13, w2, layout, config, False)
-    return weighted_sum(y, scores, routing.rows)
+    return combine(y, routing)
 
 
-def layout_of(routing: Routing, config: int) -> torch.Tensor:
+def layout_of(routing: Routing) -> torch.Tensor:
     """Returns what the expert linears of a routing read."""
-    layout: torch.Tensor = ops.experts_layout(routing.offs, routing.tokens.shape[0], config)
+    rows = routing.tokens.shape[0]
+    layout: torch.Tensor = ops.experts_layout(routing.offs, rows, routing.config)
     return layout
 
 

@@ -135,11 +135,13 @@ def _fake_moe_backward(
 
 @torch.library.register_fake("float8::moe_route")  # type: ignore[untyped-decorator]
 def _fake_route(
-    ids: torch.Tensor, experts: int, config: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    sizes = ((ids.numel(),), ids.shape, (experts,))
+    ids: torch.Tensor, scores: torch.Tensor | None, experts: int, config: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    pairs = ids.numel()
+    sizes = ((pairs,), ids.shape, (experts,))
     index, position, offsets = (ids.new_empty(size, dtype=torch.int32) for size in sizes)
-    return index, position, offsets
+    row_scores = ids.new_empty((0 if scores is None else pairs,), dtype=torch.float32)
+    return index, position, offsets, row_scores
 
 
 @torch.library.register_fake("float8::moe_combine")  # type: ignore[untyped-decorator]

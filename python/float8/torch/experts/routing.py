@@ -1,4 +1,4 @@
-"""Which expert has which rows: the order of the pairs of a token and an expert, and its errors."""
+"""Which rows the pairs of a token and an expert have, the sums over each token's rows, and bad ends."""
 
 from __future__ import annotations
 
@@ -7,79 +7,58 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from float8.torch.experts import ops
+
 
 class Routing(NamedTuple):
-    """The rows of expert linears for T tokens with K experts each."""
+    """The rows of expert linears for T tokens with K experts each: M = T K pairs, sorted by expert.
 
-    tokens: torch.Tensor  # [T K]: the token of each row
-    rows: torch.Tensor  # [T, K]: the row of each pair
+    An id outside of [0, experts) drops its pair: it has one of the last rows, which no expert has.
+    """
+
+    tokens: torch.Tensor  # int32 [M]: the token of each row
+    position: torch.Tensor  # int32 [T, K]: the row of each pair
     offs: torch.Tensor  # int32 [E]: the end of each expert's rows
-    known: torch.Tensor  # [T, K]: false where the pair has no expert, and its row no group
-    experts: torch.Tensor  # [T K]: the expert of each row, the last one where it has none
+    row_scores: torch.Tensor  # fp32 [M]: the score of each row, 0 where its pair is dropped
+    scores: torch.Tensor  # fp32 [T, K], with a gradient
+    config: int
 
 
-def route(topk_ids: torch.Tensor, experts: int) -> Routing:
-    """Sorts pairs by expert; those of one expert keep their order. An id outside of [0, experts) is none."""
-    ids = topk_ids.reshape(-1)
-    known = (ids >= 0) & (ids < experts)
-    key, order = torch.sort(torch.where(known, ids, experts), stable=True)
-    ends = torch.arange(experts, device=key.device, dtype=key.dtype)
-    offs = torch.searchsorted(key, ends, right=True, out_int32=True)
-    numbers = torch.arange(order.shape[0], device=order.device)
-    rows = torch.empty_like(order).scatter_(0, order, numbers)
-    return Routing(
-        tokens=order // topk_ids.shape[1],
-        rows=rows.view(topk_ids.shape),
-        offs=offs,
-        known=known.view(topk_ids.shape),
-        experts=key.clamp(max=experts - 1),
-    )
+def route(topk_ids: torch.Tensor, topk_scores: torch.Tensor, experts: int, config: int) -> Routing:
+    """Sorts pairs by expert; those of one expert keep their order."""
+    scores = topk_scores.float()
+    tokens, position, offs, row_scores = ops.moe_route(topk_ids, scores.detach(), experts, config)
+    return Routing(tokens, position, offs, row_scores, scores, config)
 
 
-def sum_of_pairs(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Adds the values of each token's pairs in fp32, in the order of its experts."""
-    total = values[rows[:, 0]].float()
-    for k in range(1, rows.shape[1]):
-        total += values[rows[:, k]]
-    return total
-
-
-def weighted_sum(y: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Adds the rows of y of each token's pairs by their scores, likewise."""
-    weights = scores.float()
-    total = y[rows[:, 0]] * weights[:, :1]
-    for k in range(1, rows.shape[1]):
-        total += y[rows[:, k]] * weights[:, k, None]
-    return total.to(y.dtype)
-
-
-def scores_of_rows(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the score of each row, in fp32."""
-    of_rows = torch.empty_like(scores.reshape(-1), dtype=torch.float32)
-    return of_rows.scatter_(0, rows.reshape(-1), scores.reshape(-1).float())
-
-
-def score_gradient(y: torch.Tensor, grad: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of weighted_sum's scores, in fp32."""
-    wide = grad.float()
-    return torch.stack([(y[rows[:, k]] * wide).sum(-1) for k in range(rows.shape[1])], 1)
+def experts_of_rows(routing: Routing) -> torch.Tensor:
+    """Returns the expert of each row, the last one where it has none."""
+    offs = routing.offs
+    rows = torch.arange(routing.tokens.shape[0], device=offs.device, dtype=torch.int32)
+    return torch.searchsorted(offs, rows, right=True).clamp(max=offs.shape[0] - 1)
 
 
 class Dispatch(torch.autograd.Function):
-    """The row of each pair: x[tokens]. Its gradient is a sum in a fixed order, without atomic adds."""
+    """The row of each pair. Its gradient is a sum in a fixed order, without atomic adds."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor
+        ctx: Any,
+        x: torch.Tensor,
+        tokens: torch.Tensor,
+        position: torch.Tensor,
+        offs: torch.Tensor,
+        config: int,
     ) -> torch.Tensor:
-        ctx.save_for_backward(rows)
-        return x[tokens]
+        ctx.save_for_backward(position, offs)
+        ctx.config = config
+        return x.index_select(0, tokens)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        (rows,) = ctx.saved_tensors
-        return sum_of_pairs(rows, grad).to(grad.dtype), None, None
+        dx = ops.moe_combine(grad, None, *ctx.saved_tensors, ctx.config)
+        return dx, None, None, None, None
 
 
 class Combine(torch.autograd.Function):
@@ -87,34 +66,44 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor
+        ctx: Any,
+        y: torch.Tensor,
+        scores: torch.Tensor,
+        tokens: torch.Tensor,
+        position: torch.Tensor,
+        offs: torch.Tensor,
+        row_scores: torch.Tensor,
+        config: int,
     ) -> torch.Tensor:
-        ctx.save_for_backward(y, scores, tokens, rows)
-        return weighted_sum(y, scores, rows)
+        kept = y if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(kept, tokens, position, offs, row_scores)
+        ctx.config = config
+        return ops.moe_combine(y, scores, position, offs, config)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        y, scores, tokens, rows = ctx.saved_tensors
+        y, tokens, position, offs, row_scores = ctx.saved_tensors
         want_y, want_scores, *_ = ctx.needs_input_grad
         dy = dscores = None
         if want_y:
-            dy = (grad[tokens] * scores_of_rows(scores, rows)[:, None]).to(y.dtype)
+            dy = (grad.index_select(0, tokens) * row_scores[:, None]).to(grad.dtype)
         if want_scores:
-            dscores = score_gradient(y, grad, rows).to(scores.dtype)
-        return dy, dscores, None, None
+            dscores = ops.moe_score_gradient(grad, y, position, offs, ctx.config)
+        return dy, dscores, *[None] * 5
 
 
 def dispatch(x: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Returns the rows [T K, D] of tokens [T, D]."""
-    rows: torch.Tensor = Dispatch.apply(x, routing.tokens, routing.rows)  # type: ignore[no-untyped-call]
+    """Returns the rows [M, D] of tokens [T, D]."""
+    places = (routing.tokens, routing.position, routing.offs)
+    rows: torch.Tensor = Dispatch.apply(x, *places, routing.config)  # type: ignore[no-untyped-call]
     return rows
 
 
-def combine(y: torch.Tensor, scores: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Returns tokens [T, D] of rows [T K, D] and scores [T, K]; a pair without an expert adds nothing."""
-    scores = scores.masked_fill(~routing.known, 0.0)
-    tokens: torch.Tensor = Combine.apply(y, scores, routing.tokens, routing.rows)  # type: ignore[no-untyped-call]
+def combine(y: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Returns tokens [T, D] of rows [M, D]; a dropped pair adds nothing, whatever its row has."""
+    places = (routing.tokens, routing.position, routing.offs, routing.row_scores)
+    tokens: torch.Tensor = Combine.apply(y, routing.scores, *places, routing.config)  # type: ignore[no-untyped-call]
     return tokens
 
 
