@@ -52,42 +52,57 @@ F8_DEVICE u32 rows_of_experts(const Args& args) {
 }
 
 // The products are rounded before they are added, in the order of the token's experts; a dropped
-// pair adds 0.
-template <Input kY, Input kOut, int kWidth>
+// pair adds 0. A thread reads kPairs of a token's pairs at once, of kVectors vectors each.
+template <Input kY, Input kOut, int kWidth, int kPairs, int kVectors>
 F8_DEVICE void combine_token(const CombineArgs& args) {
-  constexpr i32 kInFlight = kY == Input::kF32 ? 4 : 8;
+  constexpr i32 kStep = kTileThreads * kWidth;
   const u32 rows = rows_of_experts(args);
   const i64 pair0 = i64{blockIdx.x} * args.top_k;
   const u32* const position = reinterpret_cast<const u32*>(args.position) + pair0;
-  for (i32 column = static_cast<i32>(threadIdx.x) * kWidth; column < args.cols;
-       column += kTileThreads * kWidth) {
-    float sum[kWidth];
-    for (i32 k0 = 0; k0 < args.top_k; k0 += kInFlight) {
-      u32 row[kInFlight];
-      float score[kInFlight];
-      typename VecOf<kY, kWidth>::Type y[kInFlight];
+  for (i32 column0 = static_cast<i32>(threadIdx.x) * kWidth; column0 < args.cols;
+       column0 += kVectors * kStep) {
+    float sum[kVectors][kWidth];
+    for (i32 k0 = 0; k0 < args.top_k; k0 += kPairs) {
+      u32 row[kPairs];
+      float score[kPairs];
+      typename VecOf<kY, kWidth>::Type y[kVectors][kPairs];
 #pragma unroll
-      for (i32 i = 0; i < kInFlight; ++i) {
+      for (i32 i = 0; i < kPairs; ++i) {
         row[i] = k0 + i < args.top_k ? load_global(position + k0 + i) : ~0U;
         score[i] = args.scores != nullptr && k0 + i < args.top_k
                        ? load_global(args.scores + pair0 + k0 + i)
                        : 1.0F;
       }
 #pragma unroll
-      for (i32 i = 0; i < kInFlight; ++i) {
-        if (row[i] < rows) y[i].load(args.y, i64{row[i]} * args.cols + column);
+      for (i32 v = 0; v < kVectors; ++v) {
+        const i32 column = column0 + v * kStep;
+#pragma unroll
+        for (i32 i = 0; i < kPairs; ++i) {
+          if (row[i] < rows && column < args.cols) {
+            y[v][i].load(args.y, i64{row[i]} * args.cols + column);
+          }
+        }
       }
 #pragma unroll
-      for (i32 i = 0; i < kInFlight; ++i) {
-        if (k0 + i >= args.top_k) continue;
+      for (i32 v = 0; v < kVectors; ++v) {
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          const float product = row[i] < rows ? __fmul_rn(y[i].value(j), score[i]) : 0.0F;
-          sum[j] = k0 + i == 0 ? product : __fadd_rn(sum[j], product);
+        for (i32 i = 0; i < kPairs; ++i) {
+          if (k0 + i >= args.top_k) continue;
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            const float product = row[i] < rows ? __fmul_rn(y[v][i].value(j), score[i]) : 0.0F;
+            sum[v][j] = k0 + i == 0 ? product : __fadd_rn(sum[v][j], product);
+          }
         }
       }
     }
-    store_vector<kOut>(args.out, i64{blockIdx.x} * args.cols + column, sum);
+#pragma unroll
+    for (i32 v = 0; v < kVectors; ++v) {
+      const i32 column = column0 + v * kStep;
+      if (column < args.cols) {
+        store_vector<kOut>(args.out, i64{blockIdx.x} * args.cols + column, sum[v]);
+      }
+    }
   }
 }
 
@@ -97,9 +112,16 @@ F8_DEVICE void combine(const CombineArgs& args) {
   launch_dependents();
   grid_dependency_wait();
   if constexpr (kY == Input::kF32 && kOut == Input::kF32) {
-    if (args.cols % 8 != 0) return combine_token<kY, kOut, 1>(args);
+    if (args.cols % 8 != 0) return combine_token<kY, kOut, 1, 4, 1>(args);
   }
-  combine_token<kY, kOut, 8>(args);
+  constexpr int kHalf = kY == Input::kF32 ? 2 : 1;  // vectors are twice as long
+  if (args.top_k == 1) {
+    combine_token<kY, kOut, 8, 1, 4 / kHalf>(args);
+  } else if (args.top_k <= 4) {
+    combine_token<kY, kOut, 8, 4 / kHalf, 2 / kHalf>(args);
+  } else {
+    combine_token<kY, kOut, 8, 8 / kHalf, 1>(args);
+  }
 }
 
 // Each lane adds up every 32nd vector, element by element, with one rounding for a product and its

@@ -89,8 +89,9 @@ F8_BOTH constexpr bool has_tile_pairs(RowSource source, bool is_f32, i64 cols) {
 }
 // The tiles, or pairs of them, that are side by side.
 F8_BOTH constexpr i32 tiles_across(RowSource source, bool is_f32, i64 cols) {
-  return static_cast<i32>(has_tile_pairs(source, is_f32, cols) ? cols / (2 * kCastTile)
-                                                               : (cols + kCastTile - 1) / kCastTile);
+  return static_cast<i32>(has_tile_pairs(source, is_f32, cols)
+                              ? cols / (2 * kCastTile)
+                              : (cols + kCastTile - 1) / kCastTile);
 }
 
 // What a source reads beside x. `index` and `score` have a number for each row; rows of the others are

@@ -19,7 +19,7 @@ namespace f8::kernels {
 // What a block keeps from item to item, in shared memory: a tile takes all registers.
 struct GroupItems {
   i32 groups, across, tiles, lead;  // tiles, or pairs
-  bool ended, casts;  // whether the item is none, a cast
+  bool ended, casts;                // whether the item is none, a cast
   GroupTile tile;
   i32 first_row[kMaxExperts + 1];  // the first row of tiles of each group; then their number
 

@@ -26,8 +26,9 @@ constexpr std::pair<std::string_view, bool CastSpec::*> kCastOptions[] = {
 // True where the cast, which takes more registers than others, has four blocks an SM without
 // spills.
 bool fits_four_blocks(const CastSpec& s) {
-  return memory_type(s) != Dtype::kF32 && s.source != kernels::RowSource::kSwigluBackward && has_scale(s, ScaleMode::kBlock1x128) &&
-         !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
+  return memory_type(s) != Dtype::kF32 && s.source != kernels::RowSource::kSwigluBackward &&
+         has_scale(s, ScaleMode::kBlock1x128) && !has_scale(s, ScaleMode::kBlock128x128) &&
+         !s.count && !s.sums;
 }
 
 }  // namespace
@@ -189,7 +190,8 @@ Stub CastSpec::stub() const {
       "{}(const __grid_constant__ {} args) {{\n"
       "  {}<Config>::run(args);\n"
       "}}\n",
-      kernel.blocks_per_sm > 0 ? f8::format(", {}", kernel.blocks_per_sm) : "", name, kernel.args, kernel.templ);
+      kernel.blocks_per_sm > 0 ? f8::format(", {}", kernel.blocks_per_sm) : "", name, kernel.args,
+      kernel.templ);
   return stub;
 }
 

@@ -66,15 +66,15 @@ Status CombineSpec::validate() const {
 Stub CombineSpec::stub() const {
   const std::string_view name = kKinds[gradient ? 1 : 0];
   const char* const args = gradient ? "ScoreGradientArgs" : "CombineArgs";
-  return {
-      "combine.cuh", f8::format("float8_{}", name),
-      check(f8::format("sizeof({})", args), parameters().first, "kernel_args.cuh") +
-          check_threads("kTileThreads", launch()) +
-          f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                     "float8_{0}(const __grid_constant__ {1} args) {{\n"
-                     "  {0}<{2}, {3}>(args);\n"
-                     "}}\n",
-                     name, args, input_name(gradient ? out : y), input_name(gradient ? y : out))};
+  return {"combine.cuh", f8::format("float8_{}", name),
+          check(f8::format("sizeof({})", args), parameters().first, "kernel_args.cuh") +
+              check_threads("kTileThreads", launch()) +
+              f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads{4})\n"
+                         "float8_{0}(const __grid_constant__ {1} args) {{\n"
+                         "  {0}<{2}, {3}>(args);\n"
+                         "}}\n",
+                         name, args, input_name(gradient ? out : y), input_name(gradient ? y : out),
+                         gradient || out == Dtype::kF32 ? "" : ", 3")};
 }
 
 LaunchTraits CombineSpec::launch() const {

@@ -126,9 +126,11 @@ Result<cublasLtHandle_t> handle(Context::State& state, const CublasLt& lib) {
   return state.cublaslt;
 }
 
-// Gives the algorithms that cuBLASLt offers, the best by its own judgement first, or none.
-Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context,
-                                                                const GemmDesc& desc, int most) {
+// Gives the algorithms that cuBLASLt offers, the best by its own judgement first, or none. Those whose
+// reductions are not in `reductions` (a mask of cublasLtReductionScheme_t) are left out.
+Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(
+    Context& context, const GemmDesc& desc, int most,
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK) {
   const CublasLt& lib = *F8_TRY(cublaslt());
   Context::State& state = context.state();
   const ScopedContext current(state.driver, state.primary);
@@ -151,6 +153,7 @@ Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context
                      "cublasLtMatmulPreferenceSetAttribute");
   };
   F8_TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspaceBytes));
+  F8_TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions));
   for (const auto which :
        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -245,10 +248,20 @@ Suggestions describe(const Context& context, const CublasLt& lib, const GemmDesc
   return suggestions;
 }
 
+// cuBLASLt of CUDA 13.0 loses the end of K where it splits K and one or two rows are alone in a block of
+// 64: the sums of 16-bit operands over 513, 1025, 1026, 3073 and other rows lack the last ones on an
+// H100, in each algorithm that splits.
+constexpr int64_t kWholeBlock = 64;
+bool splits_are_whole(const GemmDesc& desc, int64_t m) {
+  return desc.gemm != Gemm::kGradWeight || is_fp8(desc.a) || m % kWholeBlock == 0;
+}
+
 class CublasLtGemm final : public GemmPlan {
  public:
+  // `unsplit` serves where `heuristic` splits K and splits_are_whole() does not hold.
   CublasLtGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice,
-               const CublasLt& lib, const cublasLtMatmulHeuristicResult_t& heuristic)
+               const CublasLt& lib, const cublasLtMatmulHeuristicResult_t& heuristic,
+               const cublasLtMatmulHeuristicResult_t& unsplit)
       : GemmPlan(desc, choice),
         context_(std::move(context)),
         driver_(context_->state().driver),
@@ -256,7 +269,8 @@ class CublasLtGemm final : public GemmPlan {
         library_(context_->state().cublaslt),
         lib_(lib),
         algo_(heuristic.algo),
-        workspace_bytes_(heuristic.workspaceSize) {}
+        unsplit_(unsplit.algo),
+        workspace_bytes_(std::max(heuristic.workspaceSize, unsplit.workspaceSize)) {}
 
   size_t workspace_bytes() const override { return workspace_bytes_; }
 
@@ -274,9 +288,10 @@ class CublasLtGemm final : public GemmPlan {
     F8_TRY(describe(lib_, desc_, call, matmul));
     const float alpha = 1;
     const float beta = desc_.add ? 1 : 0;
-    const cublasStatus_t status = lib_.matmul(
-        library_, &matmul.desc, &alpha, call.b, &matmul.a, call.a, &matmul.b, &beta, call.d,
-        &matmul.d, call.d, &matmul.d, &algo_, workspace, workspace_bytes_, stream);
+    const auto* const algo = splits_are_whole(desc_, call.m) ? &algo_ : &unsplit_;
+    const cublasStatus_t status = lib_.matmul(library_, &matmul.desc, &alpha, call.b, &matmul.a,
+                                              call.a, &matmul.b, &beta, call.d, &matmul.d, call.d,
+                                              &matmul.d, algo, workspace, workspace_bytes_, stream);
     if (status == CUBLAS_STATUS_SUCCESS) [[likely]] {
       return {};
     }
@@ -293,7 +308,7 @@ class CublasLtGemm final : public GemmPlan {
   CUcontext primary_;
   cublasLtHandle_t library_;
   const CublasLt& lib_;
-  cublasLtMatmulAlgo_t algo_;
+  cublasLtMatmulAlgo_t algo_, unsplit_;
   size_t workspace_bytes_;
 };
 
@@ -338,7 +353,20 @@ Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, con
                 "gemm {}: heuristic {} was asked for; cuBLASLt offers h0 to h{} at {}",
                 to_string(desc.gemm), config_text(choice), found.size() - 1, to_string(desc.shape));
   }
-  return std::make_shared<const CublasLtGemm>(context, desc, one, lib, found[index]);
+  cublasLtMatmulHeuristicResult_t unsplit = found[index];
+  if (!splits_are_whole(desc, 1) && describe(lib, unsplit.algo).split_k > 1) {
+    const auto others =
+        F8_TRY(heuristics(*context, desc, kHeuristics, CUBLASLT_REDUCTION_SCHEME_NONE));
+    const auto whole = std::ranges::find_if(
+        others, [&](const auto& other) { return describe(lib, other.algo).split_k == 1; });
+    if (whole == others.end()) {
+      return fail(ErrorCode::kUnsupported,
+                  "gemm {}: cuBLASLt has no kernel that leaves K of {} whole", to_string(desc.gemm),
+                  to_string(desc.shape));
+    }
+    unsplit = *whole;
+  }
+  return std::make_shared<const CublasLtGemm>(context, desc, one, lib, found[index], unsplit);
 }
 
 Result<Suggestions> cublaslt_suggestions(Context& context, const GemmDesc& desc) {

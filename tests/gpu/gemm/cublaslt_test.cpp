@@ -1,5 +1,7 @@
 // cuBLASLt as a provider against fp64: bf16 tensors as they are, fp8 copies, every gemm.
 #include <algorithm>
+#include <memory>
+#include <random>
 
 #include "tests/gpu/gemm_operands.hpp"
 
@@ -86,6 +88,71 @@ TEST_F(CublasLtTest, ASuggestionServesEverySmallerM) {
         const std::vector<double> reference = expected.bf16();
         EXPECT_LE(reference::relative_error(reference, d.bf16()), kFastBound);
         EXPECT_TRUE(workspace.guards_are_whole());
+      }
+    }
+  }
+}
+
+// The K of grad_weight is m, and a library that splits K must not lose the end of it. Operands are
+// integers, so that sums are exact in any order.
+TEST_F(CublasLtTest, GradWeightOf16BitsIsExactAtEveryM) {
+  const auto matrix_of = [](int64_t rows, int64_t cols, uint64_t seed) {
+    reference::Matrix out{rows, cols, std::vector<float>(static_cast<size_t>(rows * cols))};
+    std::mt19937_64 random(seed);
+    std::uniform_int_distribution<int> integer(-4, 4);
+    for (float& value : out.values) value = static_cast<float>(integer(random));
+    return out;
+  };
+  constexpr int64_t kMost = 8192;
+  std::vector<int64_t> sizes = {1, 2, 63, 127, 1000, 5000, kMost - 1, kMost};
+  for (int64_t m = 64; m < kMost; m += 448) sizes.insert(sizes.end(), {m, m + 1, m + 2, m + 5});
+  for (int64_t m = 512; m < kMost; m += 512) sizes.insert(sizes.end(), {m, m + 1, m + 2});
+  std::ranges::sort(sizes);
+  for (const auto& [n, k] : {std::pair{int64_t{400}, int64_t{528}}, {int64_t{640}, int64_t{64}}}) {
+    const reference::Matrix dy = matrix_of(kMost, n, 1), x = matrix_of(kMost, k, 2);
+    std::vector<std::pair<GemmPlanPtr, std::unique_ptr<DeviceBuffer>>> plans;
+    std::vector<std::unique_ptr<DeviceBuffer>> operands;
+    for (const Dtype type : {Dtype::kF16, Dtype::kBf16}) {
+      for (const reference::Matrix& of : {dy, x}) {
+        operands.push_back(
+            std::make_unique<DeviceBuffer>(context(), reference::to_bytes(of, type)));
+      }
+      const GemmDesc desc{.gemm = Gemm::kGradWeight,
+                          .shape = {kMost, n, k},
+                          .a = type,
+                          .b = type,
+                          .d = Dtype::kF32,
+                          .add = type == Dtype::kF16};
+      const auto offered = cublaslt_suggestions(context(), desc);
+      F8_ASSERT_OK(offered);
+      for (size_t i = 0; i < offered->all.size(); ++i) {
+        const auto plan = GemmPlan::create(context_, desc, heuristic(static_cast<int>(i)));
+        F8_ASSERT_OK(plan);
+        plans.emplace_back(*plan, std::make_unique<DeviceBuffer>(
+                                      context(), std::max<size_t>((*plan)->workspace_bytes(), 16)));
+      }
+    }
+    std::vector<float> sums(static_cast<size_t>(n * k));
+    int64_t rows = 0;
+    for (const int64_t m : sizes) {
+      for (; rows < m; ++rows) {
+        for (int64_t i = 0; i < n; ++i) {
+          for (int64_t j = 0; j < k; ++j) {
+            sums[static_cast<size_t>(i * k + j)] += dy.at(rows, i) * x.at(rows, j);
+          }
+        }
+      }
+      for (const auto& [plan, workspace] : plans) {
+        const bool f16 = plan->desc().a == Dtype::kF16;
+        const DeviceBuffer d(context(), std::vector<float>(sums.size()));
+        const GemmCall call{.a = operands[f16 ? 0 : 2]->as(),
+                            .b = operands[f16 ? 1 : 3]->as(),
+                            .d = d.as(),
+                            .m = m};
+        F8_ASSERT_OK(plan->run(call, workspace->as(), nullptr));
+        ASSERT_EQ(d.download<float>() == sums, true)
+            << f8::format("{} n={} k={} m={}, {}", to_string(plan->desc().a), n, k, m,
+                          config_text(plan->choice()));
       }
     }
   }
