@@ -254,7 +254,8 @@ void Experts::lay_out() {
   lay_out(at(runtime::Tensor::kGradOutput), false, backward, backward);
   if (recomputes_weight()) lay_out(weight_again_, true, backward, backward);
   if (recomputes_input()) lay_out(input_again_, false, backward, backward);
-  workspace_bytes_ = std::max(forward.size(), backward.size());
+  forward_bytes_ = forward.size();
+  backward_bytes_ = backward.size();
   saved_bytes_ = saved.size();
 }
 

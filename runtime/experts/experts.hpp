@@ -4,6 +4,7 @@
 // buffer.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -50,7 +51,10 @@ class Experts {
       const std::shared_ptr<Context>& context, const ExpertsDesc& desc);
 
   [[nodiscard]] size_t layout_bytes() const;
-  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+  [[nodiscard]] size_t workspace_bytes() const { return std::max(forward_bytes_, backward_bytes_); }
+  // What a forward and a backward need of it.
+  [[nodiscard]] size_t forward_bytes() const { return forward_bytes_; }
+  [[nodiscard]] size_t backward_bytes() const { return backward_bytes_; }
   [[nodiscard]] size_t saved_bytes() const { return saved_bytes_; }
   [[nodiscard]] Status forward(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status backward(const ExpertsBackwardCall& call, Stream stream) const;
@@ -157,7 +161,8 @@ class Experts {
   Tensor weight_again_, input_again_;                       // their qt alone, made in backward
   std::array<std::optional<MGroupedGemm>, 2> gemms_;        // output and grad_input
   std::array<std::optional<KGroupedGemm>, 2> grad_weight_;  // which writes, which adds
-  size_t workspace_bytes_ = 0;
+  size_t forward_bytes_ = 0;
+  size_t backward_bytes_ = 0;
   size_t saved_bytes_ = 0;
 };
 

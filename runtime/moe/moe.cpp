@@ -51,11 +51,13 @@ Moe::Moe(std::shared_ptr<Context> context, MoeDesc desc, std::shared_ptr<const E
   saved_of_w13_ = saved.take(w13_->saved_bytes());
   saved_of_w2_ = saved.take(w2_->saved_bytes());
   saved_bytes_ = saved.size();
-  Arena workspace;
-  workspace.take(
-      rows(2 * desc_.hidden));  // the gradient of silu(gate) up; of no backward, gate and up
-  scratch_ = workspace.take(std::max(w13_->workspace_bytes(), w2_->workspace_bytes()));
-  workspace_bytes_ = workspace.size();
+  Arena forward;
+  forward.take(rows(2 * desc_.hidden));  // gate and up, where there is no backward
+  forward_scratch_ = forward.take(std::max(w13_->forward_bytes(), w2_->forward_bytes()));
+  Arena backward;
+  backward.take(rows(desc_.hidden));  // the gradient of silu(gate) up
+  backward_scratch_ = backward.take(std::max(w13_->backward_bytes(), w2_->backward_bytes()));
+  workspace_bytes_ = std::max(forward.size(), backward.size());
 }
 
 Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& context,
@@ -185,7 +187,8 @@ Status Moe::forward(const MoeForwardCall& call, Stream stream) const {
   if (call.m == 0) return {};
   const bool saves = call.saved.data != nullptr;
   const float8_matrix hidden = gate_up(saves ? call.saved : call.workspace);
-  const float8_buffer scratch = part(call.workspace, scratch_, workspace_bytes_ - scratch_);
+  const size_t before = saves ? 0 : forward_scratch_;
+  const float8_buffer scratch = part(call.workspace, before, workspace_bytes_ - before);
   ExpertsForwardCall first;
   first.m = call.m;
   first.x = call.x;
@@ -223,7 +226,7 @@ Status Moe::backward(const MoeBackwardCall& call, Stream stream) const {
   second.dw = call.dw2;
   second.layout = call.layout;
   second.saved = part(call.saved, saved_of_w2_, w2_->saved_bytes());
-  second.workspace = part(call.workspace, scratch_, workspace_bytes_ - scratch_);
+  second.workspace = part(call.workspace, backward_scratch_, workspace_bytes_ - backward_scratch_);
   second.w = call.w2;
   ExpertsOperands swiglu;
   swiglu.x = hidden;

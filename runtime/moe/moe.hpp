@@ -56,7 +56,8 @@ class Moe {
   std::shared_ptr<Context> context_;
   MoeDesc desc_;
   std::shared_ptr<const Experts> w13_, w2_;
-  size_t saved_of_w13_ = 0, saved_of_w2_ = 0, scratch_ = 0;  // places in `saved` and the workspace
+  size_t saved_of_w13_ = 0, saved_of_w2_ = 0;          // places in `saved`
+  size_t forward_scratch_ = 0, backward_scratch_ = 0;  // and in the workspace
   size_t saved_bytes_ = 0, workspace_bytes_ = 0;
 };
 

@@ -5,7 +5,7 @@
 namespace f8::kernels {
 static_assert(sizeof(CombineArgs) == 56, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
-extern "C" __global__ void __launch_bounds__(kTileThreads)
+extern "C" __global__ void __launch_bounds__(kTileThreads, 3)
 float8_combine(const __grid_constant__ CombineArgs args) {
   combine<Input::kBf16, Input::kBf16>(args);
 }
