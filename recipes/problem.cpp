@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "base/text.hpp"
@@ -15,6 +16,12 @@ namespace {
 constexpr DimSpec kLinearDims[] = {{.name = "m", .meaning = "tokens"},
                                    {.name = "n", .meaning = "out_features", .multiple = 16},
                                    {.name = "k", .meaning = "in_features", .multiple = 16}};
+constexpr DimSpec kExpertsDims[] = {
+    {.name = "e", .meaning = "experts", .most = kMaxExperts},
+    kLinearDims[0],
+    kLinearDims[1],
+    kLinearDims[2],
+    {.name = "skew", .meaning = "of the routing", .least = kEven, .most = kOneExpert}};
 constexpr std::string_view kLinearParts[] = {"output", "grad_input", "grad_weight"};
 
 // The operations. Another one is an entry here and its enumerator.
@@ -23,6 +30,10 @@ constexpr std::array kOps = {
     OpSpec{Op::kGradInput, "grad_input", "dgrad", kLinearDims, {}},
     OpSpec{Op::kGradWeight, "grad_weight", "wgrad", kLinearDims, {}},
     OpSpec{Op::kLinear, "linear", "", kLinearDims, kLinearParts, 3},
+    OpSpec{Op::kGroupedOutput, "grouped_output", "", kExpertsDims, {}},
+    OpSpec{Op::kGroupedGradInput, "grouped_grad_input", "", kExpertsDims, {}},
+    OpSpec{Op::kGroupedGradWeight, "grouped_grad_weight", "", kExpertsDims, {}},
+    OpSpec{Op::kExperts, "experts", "", kExpertsDims, kLinearParts, 3},
 };
 static_assert(std::ranges::all_of(kOps, [](const OpSpec& spec) {
   return &spec == &kOps[static_cast<size_t>(spec.op)] && spec.dims.size() <= kMaxDims;
@@ -49,14 +60,14 @@ std::optional<int64_t> parse_int(std::string_view text) {
 }
 
 Status validate_dim(const DimSpec& dim, int64_t value) {
-  if (value >= dim.least && value % dim.multiple == 0 && value <= kMaxDim) return {};
+  if (value >= dim.least && value % dim.multiple == 0 && value <= dim.most) return {};
   if (dim.multiple == 1) {
     return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be from {} to {}", dim.name,
-                dim.meaning, value, dim.least, kMaxDim);
+                dim.meaning, value, dim.least, dim.most);
   }
-  if (value > kMaxDim) {
+  if (value > dim.most) {
     return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be at most {}", dim.name,
-                dim.meaning, value, kMaxDim);
+                dim.meaning, value, dim.most);
   }
   return fail(ErrorCode::kInvalidArgument, "{} ({}) is {}; it must be a positive multiple of {}",
               dim.name, dim.meaning, value, dim.multiple);
@@ -291,7 +302,7 @@ std::string_view to_string(Op op) {
 
 Result<Op> parse_op(std::string_view text) {
   std::string known;
-  for (const OpSpec& spec : kOps) {
+  for (const OpSpec& spec : std::span(kOps).first(kOpsOfLinears)) {
     if (text == spec.name || (text == spec.alias && !text.empty())) return spec.op;
     known += f8::format("{}{}{}", known.empty() ? "" : ", ", spec.name,
                         spec.alias.empty() ? "" : f8::format(" ({})", spec.alias));
@@ -325,6 +336,11 @@ Result<Problem> Problem::make(Op op, const Recipe& recipe, const Dims& dims) {
   return p;
 }
 
+Result<Problem> Problem::make(Op op, const Recipe& recipe, Shape shape, const Groups& groups) {
+  if (groups.experts == 0) return make(op, recipe, shape);
+  return make(grouped(op), recipe, {groups.experts, shape.m, shape.n, shape.k, groups.skew});
+}
+
 std::string Problem::key() const {
   return f8::format("{}/{}{}{}/{}.{}.{}/{}", to_string(op), recipe, bias ? "+bias" : "",
                     fast ? "+fast" : "", to_string(a), to_string(b), to_string(d),
@@ -350,6 +366,16 @@ Shape Problem::shape() const {
   return shape;
 }
 
+Groups Problem::groups() const {
+  if (!is_grouped(op)) return {};
+  return {.experts = dims.sizes.front(), .skew = dims.sizes.back()};
+}
+
+Shape Problem::group_shape() const {
+  const Shape s = shape();
+  return {std::max<int64_t>(s.m / std::max<int64_t>(groups().experts, 1), 1), s.n, s.k};
+}
+
 double Problem::flops() const {
   const Shape s = shape();
   return spec_of(op).gemms * 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) *
@@ -362,8 +388,34 @@ double Problem::bytes() const {
   const auto n = static_cast<double>(s.n);
   const auto k = static_cast<double>(s.k);
   const auto size = [](Dtype t) { return static_cast<double>(size_bytes(t)); };
-  if (!is_gemm(op)) return 2.0 * (m * k + n * k + m * n) * size(d);
-  return m * k * size(a) + n * k * size(b) + m * n * size(d);
+  const auto weights = static_cast<double>(std::max<int64_t>(groups().experts, 1));
+  if (!is_gemm(op)) return 2.0 * (m * k + weights * n * k + m * n) * size(d);
+  const bool d_is_weight = to_gemm(op) == Gemm::kGradWeight;
+  return m * k * size(a) + (d_is_weight ? 1 : weights) * n * k * size(b) +
+         (d_is_weight ? weights : 1) * m * n * size(d);
+}
+
+std::vector<int64_t> rows_of_experts(int64_t m, const Groups& groups) {
+  const auto count = static_cast<size_t>(groups.experts);
+  std::vector<double> share(count);
+  double sum = 0;
+  for (size_t e = 0; e < count; ++e) {
+    share[e] = std::pow(static_cast<double>(e + 1), -static_cast<double>(groups.skew));
+    sum += share[e];
+  }
+  std::vector<int64_t> rows(count);
+  std::vector<size_t> order(count);
+  int64_t left = m;
+  for (size_t e = 0; e < count; ++e) {
+    share[e] *= static_cast<double>(m) / sum;
+    rows[e] = std::min(static_cast<int64_t>(share[e]), left);
+    left -= rows[e];
+    order[e] = e;
+  }
+  std::ranges::stable_sort(order, std::greater<>(),
+                           [&](size_t e) { return share[e] - static_cast<double>(rows[e]); });
+  for (size_t i = 0; left > 0; i = (i + 1) % count, --left) ++rows[order[i]];
+  return rows;
 }
 
 Status validate_shape(Shape shape) {

@@ -2,12 +2,15 @@
 //
 //   key      := op "/" settings "/" types "/" dims
 //   op       := "output" | "grad_input" | "grad_weight" | "linear"       what spec_of() registers
+//             | "grouped_output" | "grouped_grad_input" | "grouped_grad_weight" | "experts"
 //   settings := recipe [ "+bias" ] [ "+fast" ]                           fast accumulation
 //   recipe   := (a-z | 0-9 | "_")+
 //   types    := a "." b "." d                  dtypes of the GEMM's operands and result
 //   dims     := { NAME INT }                   those of the operation, in its order
 // The dims of a linear and of its GEMMs are "m" INT "n" INT "k" INT: the linear's tokens,
-// out_features and in_features. For op "linear", types and settings are those of the output GEMM.
+// out_features and in_features. Those of an expert linear and of its grouped GEMMs are "e" INT before and
+// "skew" INT behind: e experts share m rows by a routing of that skew, see rows_of_experts(). For ops
+// "linear" and "experts", types and settings are those of the output GEMM.
 // INT has no sign and no leading zero, so a problem has one key: parse(key).key() == key.
 //
 // Example: output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096
@@ -47,6 +50,7 @@ struct DimSpec {
   std::string_view meaning;  // for people: "tokens"
   int64_t least = 1;
   int64_t multiple = 1;
+  int64_t most = kMaxDim;
 };
 
 // The sizes of a problem, in the order of its operation's dims; 0 behind them.
@@ -65,7 +69,17 @@ struct Dims {
 [[nodiscard]] std::string to_string(Shape shape);               // the key's dims: "m8n16k32"
 [[nodiscard]] Result<Shape> parse_dims(std::string_view text);  // the reverse; a valid shape
 
-enum class Op : uint8_t { kOutput, kGradInput, kGradWeight, kLinear };
+// Those of expert linears are in the order of those of linears.
+enum class Op : uint8_t {
+  kOutput,
+  kGradInput,
+  kGradWeight,
+  kLinear,
+  kGroupedOutput,
+  kGroupedGradInput,
+  kGroupedGradWeight,
+  kExperts
+};
 
 // What is registered of an operation: databases, tables and keys know no more of it.
 struct OpSpec {
@@ -80,17 +94,40 @@ struct OpSpec {
 [[nodiscard]] std::span<const OpSpec> registered_ops();  // indexed by Op
 [[nodiscard]] const OpSpec& spec_of(Op op);
 [[nodiscard]] std::string_view to_string(Op op);
-[[nodiscard]] Result<Op> parse_op(std::string_view text);  // by name or alias
+// By name or alias: a linear or one of its GEMMs, whose grouped form grouped() is.
+[[nodiscard]] Result<Op> parse_op(std::string_view text);
+inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
+[[nodiscard]] constexpr bool is_grouped(Op op) {
+  return static_cast<size_t>(op) >= kOpsOfLinears;
+}
+[[nodiscard]] constexpr Op grouped(Op op) {
+  return is_grouped(op) ? op : static_cast<Op>(static_cast<size_t>(op) + kOpsOfLinears);
+}
+[[nodiscard]] constexpr Op dense(Op op) {
+  return static_cast<Op>(static_cast<size_t>(op) % kOpsOfLinears);
+}
 [[nodiscard]] constexpr bool is_gemm(Op op) {
-  return static_cast<size_t>(op) < kGemms.size();
+  return op != Op::kLinear && op != Op::kExperts;
 }
 [[nodiscard]] constexpr Op to_op(Gemm g) {
   return static_cast<Op>(g);
 }
 // The GEMM that an operation is; of another one its first, which has its types.
 [[nodiscard]] constexpr Gemm to_gemm(Op op) {
-  return is_gemm(op) ? static_cast<Gemm>(op) : Gemm::kOutput;
+  return is_gemm(op) ? static_cast<Gemm>(dense(op)) : Gemm::kOutput;
 }
+
+// How the rows of an expert linear are shared: the skew of a problem is the exponent of Zipf's law, and
+// under the largest one a single expert has all rows.
+inline constexpr int64_t kMaxExperts = 1024;
+inline constexpr int64_t kEven = 0, kZipf = 1, kOneExpert = 100;
+struct Groups {
+  int64_t experts = 0;
+  int64_t skew = kEven;
+  bool operator==(const Groups&) const = default;
+};
+// Expert e has a share of 1 / (e + 1)^skew of m rows, in whole rows: the largest remainders are rounded up.
+[[nodiscard]] std::vector<int64_t> rows_of_experts(int64_t m, const Groups& groups);
 
 // Gives the GEMM's own shape, d[m,n] = a[m,k] b[n,k]^T, for the linear's shape.
 [[nodiscard]] Shape gemm_shape(Shape linear, Gemm g);
@@ -106,11 +143,19 @@ struct Problem {
   bool fast = false;
 
   [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, const Dims& dims);
+  // Of an operation of a linear, or with experts its grouped form.
+  [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, Shape shape,
+                                            const Groups& groups);
   [[nodiscard]] std::string key() const;
   // The recipe need not be a built-in one: a database may hold a user's.
   [[nodiscard]] static Result<Problem> parse(std::string_view key);
   // The dims m, n and k; 0 where the operation has no such dim.
   [[nodiscard]] Shape shape() const;
+  [[nodiscard]] Groups groups() const;  // no experts: it is not grouped
+  // The shape with the m of a group of average size, which is shape() where there are no groups.
+  [[nodiscard]] Shape group_shape() const;
+  // The operation `other` of the same settings and sizes, grouped as this one is.
+  [[nodiscard]] Op sibling(Op other) const { return is_grouped(op) ? grouped(other) : other; }
   [[nodiscard]] double flops() const;  // 2mnk, 6mnk for a linear
   // The fewest bytes that must be moved: a GEMM's operands and its result once; a linear's x, w, y,
   // dy, dx and dw once each, in the type of d.

@@ -9,6 +9,7 @@
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/experts/group_layout.hpp"
+#include "runtime/gemm/choose.hpp"
 #include "runtime/linear/call_arguments.hpp"
 
 namespace f8::runtime {
@@ -182,13 +183,17 @@ bool Experts::is_recomputed(runtime::Tensor tensor) const {
                                                  desc_.recompute_weight && desc_.needs_grad_input;
 }
 
+Result<GemmConfig> Experts::choose(const GroupedDesc& desc) const {
+  if (const auto& config = desc_.configs[static_cast<size_t>(desc.gemm.gemm)]) return *config;
+  const auto table = context_->table();
+  return choose_grouped(table.get(), desc, context_->device().sm_count);
+}
+
 Status Experts::plan_gemms(const LinearKernels& linear) {
   for (size_t i = 0; i < gemms_.size(); ++i) {
     if (!linear.gemms[i]) continue;
     const GroupedDesc desc = grouped(*linear.gemms[i]);
-    const GemmConfig config = desc_.configs[i]
-                                  ? *desc_.configs[i]
-                                  : F8_TRY(MGroupedGemm::choose(desc, context_->device().sm_count));
+    const GemmConfig config = F8_TRY(choose(desc));
     gemms_[i] = F8_TRY(MGroupedGemm::create(context_, desc, config));
   }
   constexpr auto kGradWeight = static_cast<size_t>(Gemm::kGradWeight);
@@ -196,9 +201,7 @@ Status Experts::plan_gemms(const LinearKernels& linear) {
     const auto& gemm = add ? linear.adding[kGradWeight] : linear.gemms[kGradWeight];
     if (!gemm) continue;
     const GroupedDesc desc = grouped(*gemm);
-    const GemmConfig config = desc_.configs[kGradWeight]
-                                  ? *desc_.configs[kGradWeight]
-                                  : F8_TRY(KGroupedGemm::choose(desc, context_->device().sm_count));
+    const GemmConfig config = F8_TRY(choose(desc));
     grad_weight_[add ? 1 : 0] = F8_TRY(KGroupedGemm::create(context_, desc, config));
   }
   return {};
@@ -468,15 +471,25 @@ Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
 
 Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
                             Stream stream) const {
+  return run_forward(call, operands, stream, kAllParts);
+}
+
+Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
+                            Stream stream, unsigned parts) const {
   const Buffers buffers = buffers_of(call, call.saved.data, step_of(call).evaluate == 0);
   const Tensor& x = at(runtime::Tensor::kInput);
   const Tensor& w = at(runtime::Tensor::kWeight);
   const unsigned made = call.saved.data != nullptr ? kQ | kQt : kQ;
   const unsigned of_input = x.copies.qt ? made : kQ;
   const unsigned of_weight = w.copies.qt ? made : kQ;
-  F8_TRY(
-      cast(x, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers, stream));
-  F8_TRY(cast(w, of_weight, weights(), {call.w}, w.rows, buffers, stream));
+  if ((parts & kCastX) != 0) {
+    F8_TRY(cast(x, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers,
+                stream));
+  }
+  if ((parts & kCastW) != 0) {
+    F8_TRY(cast(w, of_weight, weights(), {call.w}, w.rows, buffers, stream));
+  }
+  if ((parts & part_of(Gemm::kOutput)) == 0) return {};
   const Operand a = q_of(x, of_input, buffers);
   const Operand b = q_of(w, of_weight, buffers);
   return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
@@ -564,15 +577,57 @@ Status Experts::zero_grad_weight(const float8_result& dw, Stream stream) const {
 
 Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
                              Stream stream) const {
+  return run_backward(call, operands, stream, kAllParts);
+}
+
+Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
+                             Stream stream, unsigned parts) const {
   const bool dx = call.dx.data != nullptr;
   const bool dw = call.dw.data != nullptr;
   const Buffers own = buffers_of(call, call.workspace.data, true);
   const Buffers saved = buffers_of(call, call.saved.data, true);
   const unsigned made = (dx ? kQ : 0) | (dw ? kQt : 0);
-  F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout),
-              {call.dy, operands.grad_output}, call.m, own, stream));
-  if (dx) F8_TRY(grad_input(call, own, saved, made, stream));
-  return dw ? grad_weight(call, operands, own, saved, stream) : Status();
+  if ((parts & kCastDy) != 0) {
+    F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout),
+                {call.dy, operands.grad_output}, call.m, own, stream));
+  }
+  if (dx && (parts & part_of(Gemm::kGradInput)) != 0) {
+    F8_TRY(grad_input(call, own, saved, made, stream));
+  }
+  if (!dw || (parts & part_of(Gemm::kGradWeight)) == 0) return {};
+  return grad_weight(call, operands, own, saved, stream);
+}
+
+// The tensor is read at least once, and each copy written.
+double Experts::cast_bytes(runtime::Tensor tensor, int64_t rows) const {
+  const Copies& copies = at(tensor).copies;
+  const auto made = static_cast<size_t>(copies.q.has_value()) + (copies.qt.has_value() ? 1 : 0);
+  return static_cast<double>(rows) * static_cast<double>(at(tensor).cols) *
+         static_cast<double>(size_bytes(desc_.tensor_dtype) + made);
+}
+
+std::vector<Step> Experts::forward_steps(const ExpertsForwardCall& call) const {
+  const auto step = [&](std::string name, unsigned parts, double bytes) {
+    return Step{std::move(name),
+                [this, call, parts](Stream stream) { return run_forward(call, {}, stream, parts); },
+                bytes};
+  };
+  return {
+      step("cast x", kCastX, cast_bytes(runtime::Tensor::kInput, call.m)),
+      step("cast w", kCastW, cast_bytes(runtime::Tensor::kWeight, desc_.experts * desc_.shape.n)),
+      step("gemm output", part_of(Gemm::kOutput), 0)};
+}
+
+std::vector<Step> Experts::backward_steps(const ExpertsBackwardCall& call) const {
+  const auto step = [&](std::string name, unsigned parts, double bytes) {
+    return Step{
+        std::move(name),
+        [this, call, parts](Stream stream) { return run_backward(call, {}, stream, parts); },
+        bytes};
+  };
+  return {step("cast dy", kCastDy, cast_bytes(runtime::Tensor::kGradOutput, call.m)),
+          step("gemm grad_input", part_of(Gemm::kGradInput), 0),
+          step("gemm grad_weight", part_of(Gemm::kGradWeight), 0)};
 }
 
 }  // namespace f8::runtime

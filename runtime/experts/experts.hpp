@@ -12,6 +12,7 @@
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/gemm/k_grouped.hpp"
 #include "runtime/linear/kernels.hpp"
+#include "runtime/linear/linear.hpp"
 #include "runtime/quantize/delayed_scales.hpp"
 
 namespace f8::runtime {
@@ -31,7 +32,7 @@ struct ExpertsDesc {
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
   std::array<std::optional<GemmConfig>, 3> configs =
-      {};  // indexed by Gemm; empty: the cost model's
+      {};  // indexed by Gemm; empty: choose_grouped()
 };
 
 using ExpertsForwardCall = float8_experts_forward_args;
@@ -64,6 +65,10 @@ class Experts {
                                    Stream stream) const;
   [[nodiscard]] Status run_backward(const ExpertsBackwardCall& call,
                                     const ExpertsOperands& operands, Stream stream) const;
+  // The same work as forward() and backward(), cast by cast and GEMM by GEMM, for measuring. Steps are
+  // good for as long as the expert linear; the call's is not checked.
+  [[nodiscard]] std::vector<Step> forward_steps(const ExpertsForwardCall& call) const;
+  [[nodiscard]] std::vector<Step> backward_steps(const ExpertsBackwardCall& call) const;
   // Enqueues zeros as the gradient of weights that have no rows.
   [[nodiscard]] Status zero_grad_weight(const float8_result& dw, Stream stream) const;
 
@@ -74,6 +79,18 @@ class Experts {
   [[nodiscard]] const GemmConfig& config(Gemm gemm) const;
 
  private:
+  // The parts of a call, as a set of bits; a weight or input that backward casts again counts to its
+  // GEMM.
+  static constexpr unsigned kCastX = 1, kCastW = 2, kCastDy = 4, kGemm = 8;  // kGemm << Gemm
+  static constexpr unsigned kAllParts = ~0U;
+  static constexpr unsigned part_of(Gemm gemm) { return kGemm << static_cast<unsigned>(gemm); }
+  [[nodiscard]] Status run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
+                                   Stream stream, unsigned parts) const;
+  [[nodiscard]] Status run_backward(const ExpertsBackwardCall& call,
+                                    const ExpertsOperands& operands, Stream stream,
+                                    unsigned parts) const;
+  [[nodiscard]] double cast_bytes(runtime::Tensor tensor, int64_t rows) const;
+
   // The copies that a call makes of a tensor, as a set of bits.
   static constexpr unsigned kQ = 1, kQt = 2;
 
@@ -114,6 +131,7 @@ class Experts {
   [[nodiscard]] Status plan_casts(const LinearKernels& linear);
   [[nodiscard]] Status plan_gemms(const LinearKernels& linear);
   [[nodiscard]] GroupedDesc grouped(const GemmDesc& gemm) const;
+  [[nodiscard]] Result<GemmConfig> choose(const GroupedDesc& desc) const;
   void lay_out();
   // The inverse scales of q and of qt that are not a tensor's.
   [[nodiscard]] int64_t row_scales(const Tensor& tensor) const;

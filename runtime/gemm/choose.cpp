@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "runtime/gemm/cost_model.hpp"
+#include "runtime/gemm/grouped_winners.hpp"
 #include "runtime/gemm/provider.hpp"
 
 namespace f8::runtime {
@@ -105,12 +105,16 @@ Status check_choice(const KernelChoice& row) {
   const Problem& problem = row.problem;
   Status checked;
   for (const Granularity mode : scale_modes(problem)) {
-    checked = codegen::validate(codegen::GemmSpec{.a = problem.a,
-                                                  .b = problem.b,
-                                                  .d = problem.d,
-                                                  .scale = mode,
-                                                  .fast = problem.fast,
-                                                  .config = row.kernel.config});
+    GemmDesc desc{.gemm = to_gemm(problem.op),
+                  .shape = problem.shape(),
+                  .a = problem.a,
+                  .b = problem.b,
+                  .d = problem.d,
+                  .scale = mode,
+                  .fast = problem.fast};
+    codegen::GemmSpec spec = is_grouped(problem.op) ? grouped_spec(desc) : gemm_spec(desc, {});
+    spec.config = row.kernel.config;
+    checked = codegen::validate(spec);
     if (checked) return {};
   }
   return checked;
@@ -138,6 +142,60 @@ Result<TuningTable> parse_table(std::string_view text) {
                 good.error().message);
   }
   return table;
+}
+
+codegen::GemmSpec grouped_spec(const GemmDesc& desc) {
+  return desc.gemm == Gemm::kGradWeight ? k_grouped_spec(desc, {}) : m_grouped_spec(desc, {});
+}
+
+// A group's own shape, as a GEMM. The cost model counts in elements of a byte.
+static Shape group_shape(const GroupedDesc& desc) {
+  const bool of_k = desc.gemm.gemm == Gemm::kGradWeight;
+  const int64_t bytes = of_k && !is_fp8(desc.gemm.a) ? 2 : 1;
+  Shape linear = desc.gemm.shape;
+  linear.m = std::max<int64_t>(bytes * linear.m / desc.layout.experts, 1);
+  return gemm_shape(linear, desc.gemm.gemm);
+}
+
+// The tiles of all groups, each over its share of the rows.
+Shape grouped_shape(const GroupedDesc& desc) {
+  if (desc.gemm.gemm != Gemm::kGradWeight) return gemm_shape(desc.gemm.shape, desc.gemm.gemm);
+  const Shape group = group_shape(desc);
+  return {desc.layout.experts * group.m, group.n, group.k};
+}
+
+Result<GemmConfig> choose_grouped(const TuningTable* table, const GroupedDesc& desc, int sm_count) {
+  constexpr int64_t kNoSkew = -1;  // rows of every skew are neighbours of a problem with this one
+  const codegen::GemmSpec spec = grouped_spec(desc.gemm);
+  std::vector<NearbyWinner> nearby;
+  Problem problem = table_problem(desc.gemm);
+  problem.op = grouped(problem.op);
+  problem.dims = {desc.layout.experts, desc.gemm.shape.m, desc.gemm.shape.n, desc.gemm.shape.k,
+                  kNoSkew};
+  if (desc.gemm.sm_limit > 0) table = nullptr;  // rows are measured with all SMs
+  for (const Dtype result : table_results(desc.gemm.d)) {
+    problem.d = result;
+    for (const std::string_view label : table_labels(desc.gemm)) {
+      if (table == nullptr) break;
+      problem.recipe = label;
+      for (const auto& [choice, octaves] : table->neighbours(problem, 2 * kMostNearby)) {
+        if (choice->kernel.provider != Provider::kGenerated) continue;
+        codegen::GemmSpec measured = spec;
+        measured.config = choice->kernel.config;
+        Dims dims = choice->problem.dims;
+        dims.sizes.back() = kNoSkew;
+        // The row's kernel may have had other results, and no room for these.
+        const auto fitting = codegen::with_fitting_stages(measured);
+        if (dims == problem.dims && fitting) return *fitting;
+        if (nearby.size() < kMostNearby) nearby.push_back({choice->kernel.config, octaves});
+      }
+    }
+  }
+  for (const NearbyWinner& known : grouped_winners(spec, group_shape(desc))) {
+    if (nearby.size() < kMostNearby) nearby.push_back(known);
+  }
+  return cheapest_config(spec, grouped_shape(desc), usable_sms(desc.gemm, sm_count), nearby,
+                         desc.layout.experts);
 }
 
 uint64_t chosen_gemms() {

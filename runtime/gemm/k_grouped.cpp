@@ -4,7 +4,6 @@
 
 #include "runtime/device/tensor_map.hpp"
 #include "runtime/gemm/generated.hpp"
-#include "runtime/gemm/grouped_winners.hpp"
 #include "runtime/gemm/provider.hpp"
 
 namespace f8::runtime {
@@ -60,19 +59,6 @@ codegen::GemmSpec k_grouped_spec(const GemmDesc& desc, const GemmConfig& config)
   if (spec.mn_major()) spec.fast = true;  // the tensor core has sums in fp32
   spec.groups = codegen::GemmGroups::kK;
   return spec;
-}
-
-Result<GemmConfig> KGroupedGemm::choose(const GroupedDesc& desc, int sm_count) {
-  const auto [m, n, k] = desc.gemm.shape;
-  const int64_t groups = desc.layout.experts;
-  // The tiles of all groups, each over its share of the rows.
-  const codegen::GemmSpec spec = k_grouped_spec(desc.gemm, {});
-  // The model counts in elements of a byte.
-  const int64_t bytes = spec.mn_major() ? 2 : 1;
-  const Shape group = {n, k, std::max<int64_t>(bytes * m / groups, 1)};
-  const Shape all = {groups * n, group.n, group.k};
-  return cheapest_config(spec, all, usable_sms(desc.gemm, sm_count), grouped_winners(spec, group),
-                         groups);
 }
 
 Result<KGroupedGemm> KGroupedGemm::create(const std::shared_ptr<Context>& context,

@@ -4,7 +4,6 @@
 
 #include "runtime/device/tensor_map.hpp"
 #include "runtime/gemm/generated.hpp"
-#include "runtime/gemm/grouped_winners.hpp"
 #include "runtime/gemm/provider.hpp"
 
 namespace f8::runtime {
@@ -65,15 +64,6 @@ codegen::GemmSpec m_grouped_spec(const GemmDesc& desc, const GemmConfig& config)
   codegen::GemmSpec spec = gemm_spec(desc, config);
   spec.groups = codegen::GemmGroups::kM;
   return spec;
-}
-
-Result<GemmConfig> MGroupedGemm::choose(const GroupedDesc& desc, int sm_count) {
-  const codegen::GemmSpec spec = m_grouped_spec(desc.gemm, {});
-  const Shape all = gemm_shape(desc.gemm.shape, desc.gemm.gemm);
-  const int64_t groups = desc.layout.experts;
-  const Shape group = {std::max<int64_t>(all.m / groups, 1), all.n, all.k};
-  return cheapest_config(spec, all, usable_sms(desc.gemm, sm_count), grouped_winners(spec, group),
-                         groups);
 }
 
 Result<MGroupedGemm> MGroupedGemm::create(const std::shared_ptr<Context>& context,

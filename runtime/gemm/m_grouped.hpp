@@ -42,8 +42,6 @@ struct MGroupedCall {
 
 class MGroupedGemm {
  public:
-  // The cost model's choice.
-  [[nodiscard]] static Result<GemmConfig> choose(const GroupedDesc& desc, int sm_count);
   [[nodiscard]] static Result<MGroupedGemm> create(const std::shared_ptr<Context>& context,
                                                    const GroupedDesc& desc,
                                                    const GemmConfig& config);

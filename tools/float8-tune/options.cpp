@@ -90,6 +90,39 @@ CLI::Option* add_mnk(CLI::App& command, std::string& mnk) {
       ->type_name("M,N,K");
 }
 
+void add_groups(CLI::App& command, GroupOptions& options) {
+  add_integer(command, "--experts", options.experts,
+              "experts, each with a linear of this N and K; M is the rows of all", 1, kMaxExperts);
+  command
+      .add_option("--skew", options.skew,
+                  "how the experts share the rows: even, zipf, one (has all), or the exponent of "
+                  "Zipf's law")
+      ->type_name("SKEW");
+}
+
+Result<Groups> groups_of(const GroupOptions& options) {
+  Groups groups{.experts = options.experts, .skew = kEven};
+  constexpr std::array kNames = {std::pair("even", kEven), std::pair("zipf", kZipf),
+                                 std::pair("one", kOneExpert)};
+  const auto named = std::ranges::find(kNames, options.skew,
+                                       [](const auto& name) { return std::string(name.first); });
+  if (named != kNames.end()) {
+    groups.skew = named->second;
+  } else {
+    const char* end = options.skew.data() + options.skew.size();
+    const auto [read, error] = std::from_chars(options.skew.data(), end, groups.skew);
+    if (error != std::errc() || read != end || groups.skew < kEven || groups.skew > kOneExpert) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--skew: {} is not even, zipf, one or a number from {} to {}",
+                  quote(options.skew), kEven, kOneExpert);
+    }
+  }
+  if (groups.experts == 0 && groups.skew != kEven) {
+    return fail(ErrorCode::kInvalidArgument, "--skew is of experts: give --experts too");
+  }
+  return groups;
+}
+
 Result<Recipe> recipe_of(const std::string& recipe) {
   if (recipe == bf16_recipe().name) {
     return fail(ErrorCode::kInvalidArgument,

@@ -39,6 +39,14 @@ CLI::Option* add_output(CLI::App& command, const std::string& name, std::filesys
 CLI::Option* add_recipe(CLI::App& command, std::string& recipe);  // --recipe, not required
 CLI::Option* add_mnk(CLI::App& command, std::string& mnk);        // --mnk M,N,K[;...]
 
+// --experts and --skew: the linear is one of each expert. Without experts it is dense.
+struct GroupOptions {
+  int64_t experts = 0;
+  std::string skew = "even";  // "even", "zipf", "one" or an exponent
+};
+void add_groups(CLI::App& command, GroupOptions& options);
+[[nodiscard]] Result<Groups> groups_of(const GroupOptions& options);
+
 // These parse an option's text, with the option's name before any error.
 [[nodiscard]] Result<Recipe> recipe_of(const std::string& recipe);
 // The items that commas separate; one more than there are commas.

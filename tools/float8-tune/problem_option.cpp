@@ -9,7 +9,7 @@ namespace f8::cli {
 Result<Problem> parse_problem(std::string_view key, bool any_accumulation) {
   const Problem problem = F8_TRY(Problem::parse(key));
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  Problem own = F8_TRY(Problem::make(problem.op, recipe, problem.shape()));
+  Problem own = F8_TRY(Problem::make(problem.op, recipe, problem.dims));
   if (any_accumulation) own.fast = problem.fast;
   if (own == problem) return problem;
   return fail(ErrorCode::kInvalidArgument, "problem {} is not what recipe {} has there; give {}",
@@ -21,9 +21,15 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
     const auto problem = parse_problem(key, options.fast != nullptr);
     if (!problem) throw CLI::ValidationError("--problem", problem.error().message);
     const Shape s = problem->shape();
+    const Groups groups = problem->groups();
+    if (options.groups != nullptr) {
+      *options.groups = {.experts = groups.experts, .skew = std::to_string(groups.skew)};
+    } else if (groups.experts > 0) {
+      throw CLI::ValidationError("--problem", "this command takes no expert linears");
+    }
     *options.mnk = f8::format("{},{},{}", s.m, s.n, s.k);
     *options.recipe = problem->recipe;
-    if (options.op != nullptr) *options.op = to_string(problem->op);
+    if (options.op != nullptr) *options.op = to_string(dense(problem->op));
     if (options.fast == nullptr) return;
     *options.fast = problem->fast;
     *options.precise = !problem->fast;
@@ -33,7 +39,8 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
                                 "--problem", parse,
                                 "a problem as query, compare and bench print it, instead of --mnk")
                             ->type_name("KEY");
-  for (const char* other : {"--mnk", "--recipe", "--op", "--fast", "--precise"}) {
+  for (const char* other :
+       {"--mnk", "--recipe", "--op", "--fast", "--precise", "--experts", "--skew"}) {
     if (CLI::Option* own = command.get_option_no_throw(other)) option->excludes(own);
   }
   return option;

@@ -7,6 +7,7 @@
 #include "codegen/kernel_spec.hpp"
 #include "recipes/problem.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
 
 namespace f8::cli {
 
@@ -17,6 +18,7 @@ struct ProblemOptions {
   std::string* op = nullptr;  // without it any operation stands for its linear
   bool* fast = nullptr;       // without both, the accumulation must be the recipe's
   bool* precise = nullptr;
+  GroupOptions* groups = nullptr;  // without them there are no experts
 };
 
 // --problem KEY, instead of --mnk, --recipe and --op, of which the command has some already.

@@ -357,7 +357,8 @@ std::vector<TuningTable::Neighbour> TuningTable::neighbours(const Problem& probl
   std::vector<Neighbour> found;
   for (const KernelChoice& choice : choices_) {
     if (choice.problem.dims == problem.dims || !same_but_shape(choice.problem, problem)) continue;
-    found.push_back({&choice, octaves_between(choice.problem.shape(), problem.shape())});
+    found.push_back(
+        {&choice, octaves_between(choice.problem.group_shape(), problem.group_shape())});
   }
   std::ranges::stable_sort(found, {}, &Neighbour::octaves);
   found.resize(std::min(found.size(), most));

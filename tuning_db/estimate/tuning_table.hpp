@@ -113,7 +113,8 @@ class TuningTable {
 
   // The choice for this op, recipe, shape, types and accumulation; null where there is none.
   [[nodiscard]] const KernelChoice* find(const Problem& problem) const;
-  // A choice for the same op, recipe, types and accumulation at another shape, so far away.
+  // A choice for the same op, recipe, types and accumulation at another shape, so far away. Of grouped
+  // GEMMs the shapes are those of groups of average size.
   struct Neighbour {
     const KernelChoice* choice = nullptr;
     double octaves = 0;

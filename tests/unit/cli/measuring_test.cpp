@@ -192,6 +192,23 @@ TEST(Bench, EpiloguesAreCheckedBeforeItLooksForADevice) {
   }
 }
 
+TEST(Bench, ExpertsAreCheckedBeforeItLooksForADevice) {
+  const Tool tool;
+  const std::string key = "experts/rowwise+fast/e4m3.e4m3.bf16/e8m64n64k64skew1";
+  tool.expect_refused(1, {"bench", "experts", "--mnk", "64,64,64"}, {"--experts is required"});
+  for (const char* count : {"0", "1025", "x"}) {
+    tool.expect_refused(1, {"bench", "experts", "--mnk", "64,64,64", "--experts", count},
+                        {"--experts", "1 to 1024"});
+  }
+  for (const char* skew : {"", "odd", "-1", "101", "1x"}) {
+    tool.expect_refused(
+        1, {"bench", "experts", "--mnk", "64,64,64", "--experts", "8", "--skew", skew}, {"--skew"});
+  }
+  tool.expect_refused(1, {"bench", "experts", "--problem", key, "--experts", "8"},
+                      {"--problem", "--experts"});
+  tool.expect_refused(1, {"bench", "linear", "--problem", key}, {"no expert linears"});
+}
+
 TEST(Bench, ListsOfWeightsAreCheckedBeforeItLooksForADevice) {
   const Tool tool;
   for (const char* list :
@@ -216,6 +233,8 @@ TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
         {"bench", "matmul", "--mnk", "64,64,64"},
         {"bench", "epilogue", "--mnk", "64,64,64", "--type", "f32"},
         {"bench", "linear", "--mnk", "64,64,64", "--recipe", "rowwise"},
+        {"bench", "experts", "--mnk", "64,64,64", "--experts", "8", "--skew", "one"},
+        {"bench", "experts", "--problem", "experts/rowwise+fast/e4m3.e4m3.bf16/e8m64n64k64skew1"},
         {"bench", "cast", "--mnk", "64,64,64"},
         {"bench", "cast", "--list", "4096,4096*4;1024,4096", "--recipe", "rowwise"}}) {
     tool.expect_refused(2, words, {"work without a GPU"});

@@ -28,6 +28,8 @@ const std::map<std::string, Writing> kWriting = {
     {"bench epilogue --csv", {{"bench", "epilogue", "--mnk", kShape, "--csv", "{}"}, false}},
     {"bench suggestions --csv", {{"bench", "suggestions", "--mnk", kShape, "--csv", "{}"}, false}},
     {"bench linear --csv", {{"bench", "linear", "--mnk", kShape, "--csv", "{}"}, false}},
+    {"bench experts --csv",
+     {{"bench", "experts", "--mnk", kShape, "--experts", "4", "--csv", "{}"}, false}},
     {"bench cast --csv", {{"bench", "cast", "--mnk", kShape, "--csv", "{}"}, false}},
     {"filter --verdicts",
      {{"filter", "--model", "llama3-8b", "--recipe", "rowwise", "--tokens", "8192", "--verdicts",

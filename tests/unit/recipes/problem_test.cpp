@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace f8 {
 namespace {
 
 constexpr Op kOps[] = {Op::kOutput, Op::kGradInput, Op::kGradWeight, Op::kLinear};
+constexpr Groups kGroups[] = {{}, {1, kEven}, {128, kZipf}, {kMaxExperts, kOneExpert}};
 constexpr std::string_view kExample = "output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096";
 
 std::string message_of(const auto& result) {
@@ -35,9 +38,15 @@ TEST(ProblemKey, RoundTripsForEveryRecipeAndOp) {
   for (const Recipe& recipe : builtin_recipes()) {
     for (const Op op : kOps) {
       for (const Dtype d : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-        for (const bool bias : {false, true}) {
-          auto problem = Problem::make(op, recipe, {17, 2064, 48});
+        for (const Groups& groups : kGroups) {
+          auto problem = Problem::make(op, recipe, {17, 2064, 48}, groups);
           ASSERT_TRUE(problem) << message_of(problem);
+          EXPECT_EQ(problem->groups(), groups);
+          EXPECT_EQ(problem->shape(), (Shape{17, 2064, 48}));
+          EXPECT_EQ(is_gemm(problem->op), op != Op::kLinear);
+          EXPECT_EQ(to_gemm(problem->op), to_gemm(op));
+          EXPECT_EQ(dense(problem->op), op);
+          const bool bias = groups.skew == kZipf;
           problem->d = d;
           problem->bias = bias;
           const auto parsed = Problem::parse(problem->key());
@@ -105,8 +114,9 @@ TEST(Op, EachIsRegisteredOnce) {
     EXPECT_EQ(&spec_of(spec.op), &spec);
     names.push_back(spec.name);
   }
-  EXPECT_EQ(names,
-            (std::vector<std::string_view>{"output", "grad_input", "grad_weight", "linear"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{"output", "grad_input", "grad_weight", "linear",
+                                                  "grouped_output", "grouped_grad_input",
+                                                  "grouped_grad_weight", "experts"}));
 }
 
 TEST(ProblemKey, MakeRefusesABadRecipeOrShape) {
@@ -160,10 +170,17 @@ TEST(ProblemKey, MalformedKeysAreRefusedWithTheReason) {
       {"output/tensorwise/e4m3.e4m3.bf16/m8n16k16 ", "unexpected ' '"},
       {"output/tensorwise/e4m3.e4m3.bf16/m8n16k16\n", "unexpected '\\x0a'"},
       {"output/tensorwise/e4m3.e4m3.bf16/e4m8n16k16", "no 'm' where due"},
-      {"experts/blockwise/e4m3.e4m3.bf16/e64m8192n4096k4096skew2",
-       "unknown op 'experts'; this float8 knows output, grad_input, grad_weight, linear, so use "
-       "the newer float8 that wrote it"},
-      {"experts/blockwise/any/other/form", "use the newer float8"},
+      {"attention/blockwise/e4m3.e4m3.bf16/b8h32s4096d128c1",
+       "unknown op 'attention'; this float8 knows output, grad_input, grad_weight, linear, "
+       "grouped_output, grouped_grad_input, grouped_grad_weight, experts, so use the newer float8 "
+       "that wrote it"},
+      {"attention/blockwise/any/other/form", "use the newer float8"},
+      {"experts/blockwise/e4m3.e4m3.bf16/m8n16k16", "no 'e' where due"},
+      {"experts/blockwise/e4m3.e4m3.bf16/e8m8n16k16", "no 'skew' where due"},
+      {"experts/blockwise/e4m3.e4m3.bf16/e0m8n16k16skew0",
+       "e (experts) is 0; it must be from 1 to 1024"},
+      {"experts/blockwise/e4m3.e4m3.bf16/e1025m8n16k16skew0", "e (experts) is 1025"},
+      {"experts/blockwise/e4m3.e4m3.bf16/e8m8n16k16skew101", "skew (of the routing) is 101"},
       // Of the form of version 0.1.
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16", "5 fields"},
       {"output/tensorwise/e4m3.e4m3.bf16/tn/m8n16k16/b0f1/", "7 fields"},
@@ -196,6 +213,37 @@ TEST(ProblemKey, MalformedKeysAreRefusedWithTheReason) {
 TEST(ProblemKey, EveryPrefixIsRefused) {
   for (size_t length = 0; length < kExample.size(); ++length) {
     EXPECT_FALSE(Problem::parse(kExample.substr(0, length))) << kExample.substr(0, length);
+  }
+}
+
+TEST(ProblemKey, ThoseOfExperts) {
+  const Groups groups = {128, kZipf};
+  const auto p = Problem::make(Op::kGradWeight, *find_recipe("rowwise_with_gw_hp"),
+                               {65536, 768, 2048}, groups);
+  ASSERT_TRUE(p) << message_of(p);
+  EXPECT_EQ(p->key(),
+            "grouped_grad_weight/rowwise_with_gw_hp/bf16.bf16.bf16/e128m65536n768k2048skew1");
+  EXPECT_EQ(p->group_shape(), (Shape{512, 768, 2048}));
+  EXPECT_EQ(p->flops(), 2.0 * 65536 * 768 * 2048);
+  EXPECT_EQ(p->bytes(), 2.0 * (65536.0 * (768 + 2048) + 128.0 * 768 * 2048));
+  const auto output = Problem::make(Op::kOutput, *find_recipe("rowwise"), {64, 16, 32}, groups);
+  EXPECT_EQ(output->bytes(), 64 * 32 + 128 * 16 * 32 + 2 * 64 * 16) << "each expert has a weight";
+}
+
+TEST(RowsOfExperts, AreSharedByTheSkew) {
+  using Rows = std::vector<int64_t>;
+  EXPECT_EQ(rows_of_experts(8, {4, kEven}), (Rows{2, 2, 2, 2}));
+  EXPECT_EQ(rows_of_experts(10, {4, kEven}), (Rows{3, 3, 2, 2}));
+  EXPECT_EQ(rows_of_experts(2, {4, kEven}), (Rows{1, 1, 0, 0}));
+  EXPECT_EQ(rows_of_experts(25, {4, kZipf}), (Rows{12, 6, 4, 3}));
+  EXPECT_EQ(rows_of_experts(777, {3, kOneExpert}), (Rows{777, 0, 0}));
+  EXPECT_EQ(rows_of_experts(5, {1, 7}), (Rows{5}));
+  for (const Groups& groups : kGroups) {
+    if (groups.experts == 0) continue;
+    const Rows rows = rows_of_experts(65521, groups);
+    EXPECT_EQ(std::ssize(rows), groups.experts);
+    EXPECT_EQ(std::accumulate(rows.begin(), rows.end(), int64_t{0}), 65521);
+    EXPECT_TRUE(std::ranges::is_sorted(rows, std::greater<>()));
   }
 }
 

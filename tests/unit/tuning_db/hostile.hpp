@@ -156,7 +156,7 @@ inline std::vector<Hostile> hostile_values() {
                 take_kernels("('output', 'other', 'a'), ('grad_input', 'generated', 'a'), "
                              "('grad_weight', 'generated', 'a')")),
       by_values("an operation of a newer float8",
-                "UPDATE problem SET key = 'experts/rowwise/e4m3.e4m3.bf16/e8m64n64k64skew0'"
+                "UPDATE problem SET key = 'attention/rowwise/e4m3.e4m3.bf16/b8h32s64d64c1'"
                 " WHERE id = 1"),
       by_sql("a giant text", "UPDATE run SET argv = json_array(hex(zeroblob(600000)))"),
   };

@@ -290,7 +290,8 @@ TEST_F(MigrateTest, AKeyThatIsNoneUndoesAll) {
   make_file(path, "v3.sql");
   {
     auto db = Connection::open(path, SQLITE_OPEN_READWRITE).value();
-    ASSERT_TRUE(db->exec("UPDATE problem SET key = 'experts/rowwise/any/tn/e8/b0f1' WHERE id = 3"));
+    ASSERT_TRUE(
+        db->exec("UPDATE problem SET key = 'attention/rowwise/any/tn/e8/b0f1' WHERE id = 3"));
     ASSERT_TRUE(store_all_checksums(*db));
   }
   for (const OpenMode mode : {OpenMode::kReadOnly, OpenMode::kReadWrite}) {
@@ -299,7 +300,7 @@ TEST_F(MigrateTest, AKeyThatIsNoneUndoesAll) {
     EXPECT_NE(db.error().message.find("from schema version 3 to 4 failed and was undone"),
               std::string::npos)
         << db.error().message;
-    EXPECT_NE(db.error().message.find("unknown op 'experts'"), std::string::npos);
+    EXPECT_NE(db.error().message.find("unknown op 'attention'"), std::string::npos);
     EXPECT_EQ(db.error().message.find('\n'), std::string::npos);
     EXPECT_EQ(scalar(path, "PRAGMA user_version"), 3);
     EXPECT_EQ(scalar(path, "SELECT count(kernel_output) FROM trial"), 3);

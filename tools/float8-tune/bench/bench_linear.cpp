@@ -1,5 +1,5 @@
 // bench linear compares a linear's forward and backward with bf16 and times each of its kernels;
-// over many shapes it sums up the speedups. bench cast without --list compares the linear's amax
+// over many shapes it sums up the speedups. bench experts does so for a linear of each expert. bench cast without --list compares the linear's amax
 // and cast kernels with a copy.
 #include "tools/float8-tune/bench/bench.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -9,6 +9,7 @@ namespace {
 
 struct LinearBenchOptions : BenchOptions {
   bool no_tune = false;
+  GroupOptions groups;              // of bench experts
   std::optional<std::string> list;  // the weights of bench cast
 };
 
@@ -34,6 +35,15 @@ constexpr std::array<std::string_view, 21> kLinearColumns = {"problem",
                                                              "untuned_lo",
                                                              "untuned_hi"};
 
+constexpr const char* kBf16OfExperts = "cuBLASLt, one call for each expert";
+
+void add_groups(Json& row, const Problem& problem) {
+  const auto [experts, skew] = problem.groups();
+  if (experts == 0) return;
+  row["experts"] = experts;
+  row["skew"] = skew;
+}
+
 Json to_json(const tuner::LinearBench& bench) {
   const Shape shape = bench.problem.shape();
   Json row = {{"m", shape.m},
@@ -41,6 +51,7 @@ Json to_json(const tuner::LinearBench& bench) {
               {"k", shape.k},
               {"recipe", bench.problem.recipe},
               {"fp8_us", rounded(bench.float8.timing->median_ns / 1e3)}};
+  add_groups(row, bench.problem);
   if (bench.bf16.timing) row["bf16_us"] = rounded(bench.bf16.timing->median_ns / 1e3);
   if (const auto& ratio = bench.float8.ratio) {
     add_interval(row, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
@@ -48,7 +59,9 @@ Json to_json(const tuner::LinearBench& bench) {
   row["state"] = tuning_db::to_string(bench.float8.state);
   if (!bench.float8.reason.empty()) row["reason"] = bench.float8.reason;
   row["fp8_kernels"] = tuner::choices_text(bench.choices);
-  row["bf16_kernels"] = tuner::choices_text(bench.bf16_choices);
+  const bool experts = is_grouped(bench.problem.op);
+  row["bf16_kernels"] = experts ? kBf16OfExperts : tuner::choices_text(bench.bf16_choices);
+  if (!bench.bf16.timing) row["bf16_reason"] = bench.bf16.reason;
   if (bench.linears > 0) {
     row["linears_searched"] = bench.linears;
     row["fastest_kernels_over_best"] = rounded(bench.over_first, 4);
@@ -90,6 +103,11 @@ std::string text_of(const tuner::LinearBench& bench, bool casts, bool color) {
       bench.bf16.timing ? microseconds(bench.bf16.timing->median_ns) : "-",
       ratio ? f8::format("{:.3f} [{:.3f}, {:.3f}]", ratio->ratio, ratio->lo, ratio->hi) : "-",
       bench.float8.state == tuning_db::TrialState::kNoisy ? " (noisy)" : "", table.text(color));
+  if (!bench.bf16.timing) {
+    text += f8::format("bf16 not measured: {}\n", bench.bf16.reason);
+  } else if (is_grouped(bench.problem.op)) {
+    text += f8::format("bf16 is {}: there is no grouped GEMM in bf16\n", kBf16OfExperts);
+  }
   if (bench.linears > 0) {
     text += f8::format("the fastest of {} linears; that of the fastest kernels takes {:.3f}x\n",
                        bench.linears, bench.over_first);
@@ -129,7 +147,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
       ratio ? csv_number(ratio->hi) : "",
       std::string(tuning_db::to_string(bench.float8.state)),
       tuner::choices_text(bench.choices),
-      tuner::choices_text(bench.bf16_choices),
+      is_grouped(bench.problem.op) ? kBf16OfExperts : tuner::choices_text(bench.bf16_choices),
       std::to_string(bench.linears),
       untuned ? csv_number(untuned->ratio) : "",
       untuned ? csv_number(untuned->ci.lo) : "",
@@ -138,6 +156,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
 
 Result<int> bench_linear(const LinearBenchOptions& options, const Global& global, bool casts) {
   const BenchWork work = F8_TRY(work_of(options));
+  const Groups groups = F8_TRY(groups_of(options.groups));
   const Databases databases = F8_TRY(open_databases(global));
   TuningTable tuned = F8_TRY(merged_table(databases));
   BenchMachine machine = F8_TRY(open_bench(options, global, kLinearColumns));
@@ -149,12 +168,13 @@ Result<int> bench_linear(const LinearBenchOptions& options, const Global& global
   std::vector<int> failed(work.recipes.size());
   for (const Shape shape : work.shapes) {
     for (size_t r = 0; r < work.recipes.size(); ++r) {
-      const Problem problem = F8_TRY(Problem::make(Op::kLinear, work.recipes[r], shape));
+      const Problem problem = F8_TRY(Problem::make(Op::kLinear, work.recipes[r], shape, groups));
       const auto bench = machine.bench->linear(problem, !options.no_tune && !casts, casts);
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!bench) {
         Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", problem.recipe}};
+        add_groups(row, problem);
         F8_TRY(not_measured(problem, bench.error(), work, row, text));
         results.push_back(row);
         ++failed[r];
@@ -209,6 +229,24 @@ void add_bench_linear(CLI::App& group, Program& program) {
 
   command->add_flag("--reuse-weights", linear->measuring.reuse_weights,
                     "gradient accumulation: the weight's fp8 copies are made once, not timed");
+
+  auto experts = std::make_shared<LinearBenchOptions>();
+  command = add_command(group, program, "experts",
+                        "forward and backward of experts' linears against bf16", Needs::kGpu,
+                        [experts, &program]() -> Result<int> {
+                          if (experts->groups.experts == 0) {
+                            return fail(ErrorCode::kInvalidArgument,
+                                        "--experts is required: give --experts E, or --problem KEY "
+                                        "of an expert linear");
+                          }
+                          return bench_linear(*experts, program.global, false);
+                        });
+  declare(*command, *experts);
+  add_groups(*command, experts->groups);
+  add_problem(*command,
+              {.mnk = &experts->mnk, .recipe = &experts->recipes, .groups = &experts->groups});
+  command->add_flag("--no-tune", experts->no_tune,
+                    "take kernels from the database or the cost model, look for none");
 
   auto cast = std::make_shared<LinearBenchOptions>();
   command = add_command(group, program, "cast",

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "runtime/experts/group_layout.hpp"
+#include "runtime/gemm/choose.hpp"
 #include "runtime/linear/kernels.hpp"
 #include "tuning_db/json/json_text.hpp"
 
@@ -123,7 +125,8 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epi
                              .fast = false};
   }
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  if (!recipe.at(gemm).is_fp8()) {
+  const bool grouped_16_bits = problem.op == Op::kGroupedGradWeight;
+  if (!recipe.at(gemm).is_fp8() && !grouped_16_bits) {
     return fail(ErrorCode::kUnsupported,
                 "{}: recipe {} keeps this GEMM in bf16, so there is no fp8 kernel to measure; name "
                 "another --op or --recipe",
@@ -153,14 +156,39 @@ Problem with_one_scale(Problem problem) {
   return problem;
 }
 
+Result<runtime::ExpertsDesc> experts_desc(const Problem& problem) {
+  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+  const Problem own = F8_TRY(Problem::make(problem.op, recipe, problem.dims));
+  if (own != problem) {
+    return fail(ErrorCode::kUnsupported,
+                "{}: expert linears are measured as their recipe has them: {}", problem.key(),
+                own.key());
+  }
+  runtime::ExpertsDesc desc;
+  desc.shape = problem.shape();
+  desc.experts = problem.groups().experts;
+  desc.recipe = recipe;
+  return desc;
+}
+
+Result<runtime::GroupedDesc> grouped_desc(const Problem& problem) {
+  const int64_t experts = problem.groups().experts;
+  return runtime::GroupedDesc{
+      .gemm = F8_TRY(gemm_desc(problem, false)),
+      .layout = F8_TRY(runtime::group_layout_of(problem.shape().m, experts))};
+}
+
 Result<codegen::GemmSpec> gemm_spec(const Problem& problem, const Epilogue& epilogue) {
-  return runtime::gemm_spec(F8_TRY(gemm_desc(problem, false, epilogue)), {});
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, false, epilogue));
+  return is_grouped(problem.op) ? runtime::grouped_spec(desc) : runtime::gemm_spec(desc, {});
 }
 
 std::string gemm_identity(const Problem& problem, bool bf16) {
   if (bf16) {  // its operands' layouts differ between the GEMMs of a linear
-    return f8::format("bf16/{}/{}", to_string(problem.op), to_string(problem.shape()));
+    return f8::format("bf16/{}/{}", to_string(problem.op),
+                      to_string(problem.dims, spec_of(problem.op).dims));
   }
+  if (is_grouped(problem.op)) return problem.key();
   const Shape own = gemm_shape(problem.shape(), to_gemm(problem.op));
   const auto desc = gemm_desc(problem, false);
   const std::string scales =

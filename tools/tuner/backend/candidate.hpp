@@ -6,8 +6,8 @@
 //         | "generated+" epilogue   the same with an epilogue that does more than scale and write
 //         | "cublaslt"              cuBLASLt in the recipe's types and scales
 //         | "cublaslt_tensorwise"   cuBLASLt in the recipe's types with one scale for each operand
-//         | "bf16_cublaslt"         cuBLASLt in bf16
-//         | "float8"                a linear, forward and backward
+//         | "bf16_cublaslt"         cuBLASLt in bf16; of a grouped GEMM, a call for each group
+//         | "float8"                a linear or an expert linear, forward and backward
 //         | "float8_reused"         the same with fp8 copies of the weight that exist already
 //         | "bf16"                  a linear of three bf16 GEMMs, the baseline
 //         | "cast_list"             all weights of a list cast in few launches
@@ -31,6 +31,7 @@
 #include "codegen/kernel_spec.hpp"
 #include "recipes/problem.hpp"
 #include "runtime/device/context.hpp"
+#include "runtime/experts/experts.hpp"
 #include "runtime/gemm/gemm.hpp"
 #include "tuning_db/database.hpp"
 
@@ -78,6 +79,10 @@ using LinearChoices = std::array<runtime::GemmChoice, 3>;  // indexed by Gemm
                                                   const Epilogue& epilogue = {});
 // The same types and accumulation with one scale for each operand.
 [[nodiscard]] Problem with_one_scale(Problem problem);
+// The expert linear that a problem is, or is a GEMM of: the recipe's own, with bf16 results.
+[[nodiscard]] Result<runtime::ExpertsDesc> experts_desc(const Problem& problem);
+// The grouped GEMM that a problem is.
+[[nodiscard]] Result<runtime::GroupedDesc> grouped_desc(const Problem& problem);
 // The kernel family that a problem needs; its config is not set.
 [[nodiscard]] Result<codegen::GemmSpec> gemm_spec(const Problem& problem,
                                                   const Epilogue& epilogue = {});

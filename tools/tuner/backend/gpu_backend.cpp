@@ -14,10 +14,6 @@ namespace {
 
 constexpr double kLeadInNs = 2e6;  // a shorter batch is run untimed first, to get the device going
 
-size_t bytes_of(int64_t elements, Dtype type) {
-  return static_cast<size_t>(elements) * size_bytes(type);
-}
-
 }  // namespace
 
 Result<std::unique_ptr<GpuBackend>> GpuBackend::create(int device,
@@ -111,6 +107,7 @@ void GpuBackend::forget() {
   fp8_sets_.clear();
   bf16_sets_.clear();
   linear_sets_.clear();
+  routing_.reset();
   weights_.reset();
   outputs_.clear();
   references_.clear();
@@ -127,7 +124,8 @@ Status GpuBackend::open(const Problem& problem, L2State l2) {
   problem_ = problem;
   recipe_ = *recipe;
   l2_ = l2;
-  const Status opened = problem.op == Op::kLinear ? open_linear() : open_gemm();
+  const bool dense_gemm = is_gemm(problem.op) && !is_grouped(problem.op);
+  const Status opened = dense_gemm ? open_gemm() : open_linear();
   if (!opened) return triage(opened.error());
   return {};
 }
@@ -261,13 +259,16 @@ Status GpuBackend::suballocate_bf16() {
   return {};
 }
 
+// Opens a linear, or an expert linear or one of its GEMMs, whose operands its casts make.
 Status GpuBackend::open_linear() {
   const auto [m, n, k] = problem_.shape();
+  const int64_t matrices = std::max<int64_t>(problem_.groups().experts, 1);
   const size_t x = suballocation_bytes(bytes_of(m * k, Dtype::kBf16));
-  const size_t w = suballocation_bytes(bytes_of(n * k, Dtype::kBf16));
+  const size_t w = suballocation_bytes(bytes_of(matrices * n * k, Dtype::kBf16));
   const size_t y = suballocation_bytes(bytes_of(m * n, Dtype::kBf16));
   const size_t inputs = x + w + y;
   const size_t outputs = y + x + w;
+  group_rows_ = {m};
   // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and their
   // scales, of which there are most in 1x128 mode.
   const auto layouts = [](int64_t rows, int64_t cols) {
@@ -276,28 +277,65 @@ Status GpuBackend::open_linear() {
   const auto scales = static_cast<size_t>(8 * (m + n + k));
   saved_bytes_ =
       suballocation_bytes(layouts(m, k) + layouts(n, k) + (x + w) / 16 + scales + (4 << 20));
-  const size_t saved = saved_bytes_;
-  const size_t set_bytes = inputs + outputs + saved;
   // The workspace holds the casts of dy in both layouts, and what split-K kernels need.
-  const size_t workspace = y + x + w + (256 << 20);
-  sets_ = F8_TRY(
-      fit_sets(static_cast<double>(inputs + outputs), static_cast<double>(set_bytes + workspace)));
+  size_t workspace = y + x + w + (256 << 20);
+  size_t own_workspace = 0;
+  if (is_grouped(problem_.op)) {
+    group_rows_ = rows_of_experts(m, problem_.groups());
+    const runtime::ExpertsDesc desc = F8_TRY(experts_desc(problem_));
+    const auto plan = F8_TRY(runtime::Experts::plan(context_, desc));
+    saved_bytes_ = suballocation_bytes(plan->saved_bytes());
+    own_workspace = suballocation_bytes(plan->workspace_bytes());
+    workspace = 0;
+    F8_TRY(open_routing());
+  }
+  const size_t results = outputs + saved_bytes_ + own_workspace;
+  const size_t set_bytes = inputs + results;
+  const double footprint =
+      is_gemm(problem_.op) ? problem_.bytes() : static_cast<double>(inputs + outputs);
+  sets_ = F8_TRY(fit_sets(footprint, static_cast<double>(set_bytes + workspace)));
   const auto sets = static_cast<size_t>(sets_);
   F8_TRY(make_room(set_bytes * sets));
   Pool& operands = pool(nullptr);
   F8_TRY(operands.reserve(driver_, inputs * sets));
-  F8_TRY(results_.reserve(driver_, (outputs + saved) * sets, "results"));
+  F8_TRY(results_.reserve(driver_, results * sets, "results"));
   for (size_t i = 0; i < sets; ++i) {
     LinearSet set;
     set.x = operands.suballocate(m * k);
-    set.w = operands.suballocate(n * k);
+    set.w = operands.suballocate(matrices * n * k);
     set.dy = operands.suballocate(m * n);
     set.y = results_.suballocate(y);
     set.dx = results_.suballocate(x);
     set.dw = results_.suballocate(w);
-    set.saved = results_.suballocate(saved);
+    set.saved = results_.suballocate(saved_bytes_);
+    set.workspace = results_.suballocate(own_workspace);
     linear_sets_.push_back(set);
   }
+  return {};
+}
+
+// Leaves the layout of the routing on the device, which one launch makes.
+Status GpuBackend::open_routing() {
+  const int64_t m = problem_.shape().m;
+  Routing routing{
+      F8_TRY(runtime::GroupLayoutPlan::create(context_, m, std::ssize(group_rows_))), {}, {}, {}};
+  std::vector<int32_t> ends;
+  for (const int64_t rows : group_rows_) {
+    ends.push_back((ends.empty() ? 0 : ends.back()) + static_cast<int32_t>(rows));
+  }
+  const size_t bytes = ends.size() * sizeof(int32_t);
+  routing.offsets = F8_TRY(DeviceBuffer::allocate(driver_, bytes, "offsets"));
+  routing.layout = F8_TRY(DeviceBuffer::allocate(driver_, routing.plan.bytes(), "a layout"));
+  F8_TRY(driver_.check(driver_.memcpy_htod(routing.offsets.address(), ends.data(), bytes),
+                       "cuMemcpyHtoD"));
+  F8_TRY(driver_.check(driver_.memset_d8(routing.layout.address(), 0, routing.plan.bytes()),
+                       "cuMemsetD8"));
+  F8_TRY(driver_.check(driver_.stream_synchronize(nullptr), "cuStreamSynchronize"));
+  routing.call = {.offsets = static_cast<const int32_t*>(pointer(routing.offsets.address())),
+                  .m = m,
+                  .layout = {mutable_pointer(routing.layout.address())}};
+  F8_TRY(routing.plan.run(routing.call, stream_));
+  routing_.emplace(std::move(routing));
   return {};
 }
 

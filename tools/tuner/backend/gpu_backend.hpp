@@ -9,7 +9,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 
+#include "runtime/experts/group_layout.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/model/model_plan.hpp"
 #include "tools/tuner/backend/backend.hpp"
@@ -83,6 +85,13 @@ class GpuBackend final : public Backend {
   struct LinearSet {
     PoolTensor x, w, dy;
     CUdeviceptr y = 0, dx = 0, dw = 0, saved = 0;
+    CUdeviceptr workspace = 0;  // of experts, whose casts leave q there
+  };
+  // How the rows of an open expert linear are shared.
+  struct Routing {
+    runtime::GroupLayoutPlan plan;
+    DeviceBuffer offsets, layout;
+    runtime::GroupLayoutCall call;
   };
   struct Weights {
     std::vector<std::shared_ptr<const runtime::Quantizer>> quantizers;
@@ -99,6 +108,8 @@ class GpuBackend final : public Backend {
     int launches = 1;
     double estimate_ns = 0;
     std::shared_ptr<const runtime::Linear> linear;
+    std::function<std::vector<runtime::Step>(size_t)>
+        steps;                                  // by operand set; none of a bf16 linear
     std::vector<runtime::ForwardCall> forward;  // a linear's, by operand set
     std::vector<runtime::BackwardCall> backward;
     std::vector<float8_tensor> weights;  // in fp8, which those calls are given
@@ -124,6 +135,7 @@ class GpuBackend final : public Backend {
 
   [[nodiscard]] Status open_gemm();
   [[nodiscard]] Status open_linear();
+  [[nodiscard]] Status open_routing();
   [[nodiscard]] Status suballocate_fp8();
   [[nodiscard]] Status suballocate_bf16();
   [[nodiscard]] Status lay_out_scales(float inv_a, float inv_b);
@@ -137,6 +149,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
                                     runtime::GemmCall& call);
   [[nodiscard]] Result<Built> add_float8(const Candidate& candidate);
+  [[nodiscard]] Result<Built> add_experts(const Candidate& candidate);
   [[nodiscard]] Result<Built> add_bf16(const Candidate& candidate);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
   [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
@@ -144,6 +157,12 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status settle_weight_scales();
   [[nodiscard]] Result<Built> add_casts(const Candidate& candidate);
   [[nodiscard]] Result<Check> verify_casts(Timed& timed);
+  // A state of delayed scaling of the candidate's own.
+  struct DelayedState {
+    std::shared_ptr<const runtime::DelayedScales> scales;
+    void* bytes = nullptr;
+  };
+  [[nodiscard]] Result<DelayedState> add_delayed_state(const std::vector<DelayedSlot>& slots);
   [[nodiscard]] Status add_delayed_scales(Timed& timed);
   [[nodiscard]] Status add_weights_in_fp8(Timed& timed);
 
@@ -182,6 +201,8 @@ class GpuBackend final : public Backend {
   std::vector<CUdeviceptr> outputs_;
   Scales scale_a_, scale_b_;
   std::vector<LinearSet> linear_sets_;
+  std::vector<int64_t> group_rows_;   // of each expert; of a linear all rows
+  std::optional<Routing> routing_;    // none: there are no experts
   size_t saved_bytes_ = 0;            // the size of a linear set's saved buffer
   std::unique_ptr<Weights> weights_;  // null: a problem is open
   std::map<std::pair<Operands, int64_t>, Reference> references_;

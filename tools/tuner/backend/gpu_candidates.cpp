@@ -5,7 +5,22 @@
 #include "tools/tuner/backend/gpu_backend.hpp"
 
 namespace f8::tuner {
+namespace {
+
+// The launches of a linear, or of an expert linear, in order.
+template <class Plan, class Forward, class Backward>
+std::vector<runtime::Step> steps_of(const Plan& plan, const Forward& forward,
+                                    const Backward& backward) {
+  std::vector<runtime::Step> steps = plan.forward_steps(forward);
+  std::ranges::move(plan.backward_steps(backward), std::back_inserter(steps));
+  return steps;
+}
+
+}  // namespace
+
 Result<Suggested> GpuBackend::suggestions(const Problem& gemm, bool bf16) {
+  // cuBLASLt has no grouped GEMM in fp8, and in bf16 a plan of each group chooses by itself.
+  if (is_grouped(gemm.op)) return Suggested{.count = bf16 ? 1 : 0};
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
   const auto found = runtime::cublaslt_suggestions(*context_, desc);
   if (!found) return triage(found.error());
@@ -25,17 +40,23 @@ Status GpuBackend::reserve_workspace(size_t bytes) {
 Result<Built> GpuBackend::add(const Candidate& candidate) {
   Result<Built> built = fail(ErrorCode::kInvalidArgument, "unknown candidate {} of {}",
                              impl_text(candidate), problem_.key());
-  const bool linear = problem_.op == Op::kLinear;
+  const bool whole = !is_gemm(problem_.op);
+  const bool experts = is_grouped(problem_.op);
   if (weights_ != nullptr) {
     built = add_casts(candidate);
-  } else if (!linear && (candidate.impl == Impl::kGenerated || candidate.impl == Impl::kCublasLt ||
-                         candidate.impl == Impl::kCublasLtTensorwise ||
-                         candidate.impl == Impl::kBf16CublasLt)) {
-    built = add_gemm(candidate);
-  } else if (linear && (candidate.impl == Impl::kFloat8 || candidate.impl == Impl::kFloat8Reused)) {
-    built = add_float8(candidate);
-  } else if (linear && candidate.impl == Impl::kBf16) {
+  } else if (candidate.impl == Impl::kBf16 ? whole
+                                           : candidate.impl == Impl::kBf16CublasLt && experts) {
     built = add_bf16(candidate);
+  } else if (experts) {
+    if (candidate.impl == (whole ? Impl::kFloat8 : Impl::kGenerated)) {
+      built = add_experts(candidate);
+    }
+  } else if (!whole && (candidate.impl == Impl::kGenerated || candidate.impl == Impl::kCublasLt ||
+                        candidate.impl == Impl::kCublasLtTensorwise ||
+                        candidate.impl == Impl::kBf16CublasLt)) {
+    built = add_gemm(candidate);
+  } else if (whole && (candidate.impl == Impl::kFloat8 || candidate.impl == Impl::kFloat8Reused)) {
+    built = add_float8(candidate);
   }
   if (!built) return triage(built.error());
   return built;
@@ -142,32 +163,41 @@ Result<Built> GpuBackend::add_float8(const Candidate& candidate) {
       return linear->backward(backward, stream);
     });
   }
+  timed.steps = [linear = timed.linear, forward = timed.forward, backward = timed.backward](
+                    size_t set) { return steps_of(*linear, forward[set], backward[set]); };
   timed_.push_back(std::move(timed));
   return Built{.id = static_cast<int>(timed_.size()) - 1};
+}
+
+Result<GpuBackend::DelayedState> GpuBackend::add_delayed_state(
+    const std::vector<DelayedSlot>& slots) {
+  DelayedState state;
+  state.scales = std::make_shared<const runtime::DelayedScales>(
+      F8_TRY(runtime::DelayedScales::plan(context_, slots)));
+  buffers_.push_back(
+      F8_TRY(DeviceBuffer::allocate(driver_, state.scales->bytes(), "delayed scales")));
+  state.bytes = mutable_pointer(buffers_.back().address());
+  return state;
 }
 
 // Gives the linear a delayed-scaling state of its own, in which one step has left the operands'
 // scales. The update of the scales is one launch for all linears of a model, so it is no part of
 // one linear's time.
 Status GpuBackend::add_delayed_scales(Timed& timed) {
-  const auto state = std::make_shared<const runtime::DelayedScales>(
-      F8_TRY(runtime::DelayedScales::plan(context_, timed.linear->scale_slots())));
-  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, state->bytes(), "delayed scales")));
-  void* bytes = mutable_pointer(buffers_.back().address());
-  const runtime::ScaleSlots slots = state->slots(bytes, 0);
+  const DelayedState state = F8_TRY(add_delayed_state(timed.linear->scale_slots()));
+  const runtime::ScaleSlots slots = state.scales->slots(state.bytes, 0);
   for (runtime::ForwardCall& forward : timed.forward) forward.scales = slots;
   for (runtime::BackwardCall& backward : timed.backward) backward.scales = slots;
   void* workspace = mutable_pointer(workspaces_.back().address());
-  timed.prime = [this, state, bytes, workspace, linear = timed.linear,
-                 forward = timed.forward.front(),
+  timed.prime = [this, state, workspace, linear = timed.linear, forward = timed.forward.front(),
                  backward = timed.backward.front()]() mutable -> Status {
-    F8_TRY(state->init(bytes, stream_));
+    F8_TRY(state.scales->init(state.bytes, stream_));
     const float8_step first{.first_step = 1};
     forward.step = backward.step = &first;
     forward.workspace.data = backward.workspace.data = workspace;
     F8_TRY(linear->forward(forward, stream_));
     F8_TRY(linear->backward(backward, stream_));
-    return state->update(bytes, stream_);
+    return state.scales->update(state.bytes, stream_);
   };
   return {};
 }
@@ -213,38 +243,163 @@ Status GpuBackend::add_weights_in_fp8(Timed& timed) {
   return {};
 }
 
+// An expert linear, whole or one of its GEMMs, is timed with the casts that a routing's layout needs.
+// A GEMM alone reads the copies that a step has left.
+Result<Built> GpuBackend::add_experts(const Candidate& candidate) {
+  runtime::ExpertsDesc desc = F8_TRY(experts_desc(problem_));
+  const bool whole = !is_gemm(problem_.op);
+  if (!whole) {
+    desc.configs[static_cast<size_t>(to_gemm(problem_.op))] =
+        F8_TRY(parse_gemm_config(candidate.config));
+  } else if (!candidate.config.empty()) {
+    const LinearChoices choices = F8_TRY(parse_choices(candidate.config));
+    for (size_t i = 0; i < choices.size(); ++i) desc.configs[i] = choices[i].config;
+  }
+  const auto experts = F8_TRY(runtime::Experts::plan(context_, desc));
+  float8_scale_slots slots{};
+  std::optional<DelayedState> delayed;
+  if (!experts->scale_slots().empty()) {
+    delayed = F8_TRY(add_delayed_state(experts->scale_slots()));
+    slots = delayed->scales->slots(delayed->bytes, 0);
+  }
+  std::vector<runtime::ExpertsForwardCall> forward;
+  std::vector<runtime::ExpertsBackwardCall> backward;
+  for (const LinearSet& set : linear_sets_) {
+    forward.push_back({.m = problem_.shape().m,
+                       .x = {set.x.data},
+                       .w = {set.w.data},
+                       .y = {mutable_pointer(set.y)},
+                       .layout = routing_->call.layout,
+                       .saved = {mutable_pointer(set.saved)},
+                       .workspace = {mutable_pointer(set.workspace)},
+                       .scales = slots});
+    backward.push_back({.m = problem_.shape().m,
+                        .dy = {set.dy.data},
+                        .dx = {mutable_pointer(set.dx)},
+                        .dw = {mutable_pointer(set.dw)},
+                        .layout = routing_->call.layout,
+                        .saved = {mutable_pointer(set.saved)},
+                        .workspace = {mutable_pointer(set.workspace)},
+                        .scales = slots,
+                        .x = {set.x.data}});
+  }
+  Timed timed;
+  timed.candidate = candidate;
+  timed.prime = [this, experts, forward, backward, delayed]() -> Status {
+    if (delayed) {
+      F8_TRY(delayed->scales->init(delayed->bytes, stream_));
+      const float8_step first{.first_step = 1};
+      runtime::ExpertsForwardCall first_forward = forward.front();
+      runtime::ExpertsBackwardCall first_backward = backward.front();
+      first_forward.step = first_backward.step = &first;
+      F8_TRY(experts->forward(first_forward, stream_));
+      F8_TRY(experts->backward(first_backward, stream_));
+      F8_TRY(delayed->scales->update(delayed->bytes, stream_));
+    }
+    // The copies of dy take the place of those that forward alone reads.
+    for (size_t i = 0; i < forward.size(); ++i) {
+      F8_TRY(experts->forward(forward[i], stream_));
+      if (problem_.op == Op::kGroupedOutput) continue;
+      F8_TRY(experts->backward(backward[i], stream_));
+    }
+    return {};
+  };
+  timed.steps = [this, experts, forward, backward](size_t set) {
+    std::vector<runtime::Step> steps = {{"layout", [this](runtime::Stream stream) {
+                                           return routing_->plan.run(routing_->call, stream);
+                                         }}};
+    std::ranges::move(steps_of(*experts, forward[set], backward[set]), std::back_inserter(steps));
+    return steps;
+  };
+  const std::string own = whole ? "" : f8::format("gemm {}", to_string(to_gemm(problem_.op)));
+  for (size_t i = 0; i < forward.size(); ++i) {
+    std::vector<runtime::Step> steps = timed.steps(i);
+    if (!whole) std::erase_if(steps, [&](const runtime::Step& step) { return step.name != own; });
+    timed.launch.emplace_back([steps = std::move(steps)](runtime::Stream stream) -> Status {
+      for (const runtime::Step& step : steps) F8_TRY(step.launch(stream));
+      return {};
+    });
+  }
+  Built built{.id = static_cast<int>(timed_.size())};
+  if (!whole) {
+    codegen::GemmSpec spec = F8_TRY(gemm_spec(problem_));
+    spec.config = experts->config(to_gemm(problem_.op));
+    const runtime::Kernel* kernel = F8_TRY(context_->kernel(spec));
+    built.registers = kernel->registers;
+    built.smem_bytes = kernel->smem_bytes;
+    built.spill_bytes = kernel->spill_bytes;
+  }
+  timed_.push_back(std::move(timed));
+  return built;
+}
+
+// The baseline: the GEMMs of a linear or, of experts, of each group that has rows, one after the other.
+// Where a group has none, its gradient becomes zero.
 Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
+  const auto [m, n, k] = problem_.shape();
   LinearChoices choices;
   for (auto& choice : choices) choice.provider = Provider::kCublasLt;
-  if (!candidate.config.empty()) choices = F8_TRY(parse_choices(candidate.config));
-  std::array<std::shared_ptr<const runtime::GemmPlan>, 3> plans;
+  if (!candidate.config.empty() && problem_.op == Op::kLinear) {
+    choices = F8_TRY(parse_choices(candidate.config));
+  }
+  std::map<std::pair<Gemm, int64_t>, runtime::GemmPlanPtr> plans;  // by rows
   size_t workspace_bytes = 0;
-  for (const Gemm gemm : kGemms) {
-    const auto i = static_cast<size_t>(gemm);
+  const auto plan_of = [&](Gemm gemm, int64_t rows) -> Result<runtime::GemmPlanPtr> {
+    runtime::GemmPlanPtr& plan = plans[{gemm, rows}];
+    if (plan != nullptr) return plan;
     Problem problem = problem_;
     problem.op = to_op(gemm);
-    const runtime::GemmDesc gemm_of = F8_TRY(gemm_desc(problem, true));
-    plans[i] = F8_TRY(runtime::GemmPlan::create(context_, gemm_of, choices[i]));
-    workspace_bytes = std::max(workspace_bytes, plans[i]->workspace_bytes());
+    problem.dims = Shape{rows, n, k};
+    const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, true));
+    const runtime::GemmChoice choice = is_grouped(problem_.op)
+                                           ? F8_TRY(runtime::GemmPlan::choose(*context_, desc))
+                                           : choices[static_cast<size_t>(gemm)];
+    plan = F8_TRY(runtime::GemmPlan::create(context_, desc, choice));
+    workspace_bytes = std::max(workspace_bytes, plan->workspace_bytes());
+    return plan;
+  };
+  struct One {
+    runtime::GemmPlanPtr plan;
+    Gemm gemm;
+    int64_t first, rows;  // of the group
+    int64_t weight;       // the first row of its matrix
+  };
+  std::vector<One> all;
+  for (const Gemm gemm : kGemms) {
+    if (is_gemm(problem_.op) && to_gemm(problem_.op) != gemm) continue;
+    int64_t first = 0;
+    for (size_t e = 0; e < group_rows_.size(); first += group_rows_[e++]) {
+      const int64_t rows = group_rows_[e];
+      if (rows == 0 && gemm != Gemm::kGradWeight) continue;
+      const int64_t planned = rows > 0 ? rows : std::ranges::max(group_rows_);
+      all.push_back(
+          {F8_TRY(plan_of(gemm, planned)), gemm, first, rows, static_cast<int64_t>(e) * n});
+    }
   }
   F8_TRY(reserve_workspace(workspace_bytes));
   Timed timed;
   timed.candidate = candidate;
   void* workspace = mutable_pointer(workspaces_.back().address());
   for (const LinearSet& set : linear_sets_) {
-    const auto call = [&](const PoolTensor& a, const PoolTensor& b, CUdeviceptr d) {
-      return runtime::GemmCall{.a = a.data,
-                               .b = b.data,
-                               .d = mutable_pointer(d),
-                               .inv_scale_a = nullptr,
-                               .inv_scale_b = nullptr,
-                               .m = problem_.shape().m};
-    };
-    const std::array calls = {call(set.x, set.w, set.y), call(set.dy, set.w, set.dx),
-                              call(set.dy, set.x, set.dw)};
-    timed.launch.emplace_back([plans, calls, workspace](runtime::Stream stream) -> Status {
-      for (size_t i = 0; i < plans.size(); ++i) {
-        F8_TRY(plans[i]->run(calls[i], workspace, stream));
+    std::vector<runtime::GemmCall> calls;
+    for (const One& one : all) {
+      const auto row = [](auto at, int64_t first, int64_t cols) {
+        return at + bytes_of(first * cols, Dtype::kBf16);
+      };
+      const auto* x = static_cast<const uint8_t*>(set.x.data);
+      const auto* w = static_cast<const uint8_t*>(set.w.data);
+      const auto* dy = static_cast<const uint8_t*>(set.dy.data);
+      runtime::GemmCall call{.inv_scale_a = nullptr, .inv_scale_b = nullptr, .m = one.rows};
+      call.a = one.gemm == Gemm::kOutput ? row(x, one.first, k) : row(dy, one.first, n);
+      call.b = one.gemm == Gemm::kGradWeight ? row(x, one.first, k) : row(w, one.weight, k);
+      call.d = mutable_pointer(one.gemm == Gemm::kOutput      ? row(set.y, one.first, n)
+                               : one.gemm == Gemm::kGradInput ? row(set.dx, one.first, k)
+                                                              : row(set.dw, one.weight, k));
+      calls.push_back(call);
+    }
+    timed.launch.emplace_back([all, calls, workspace](runtime::Stream stream) -> Status {
+      for (size_t i = 0; i < all.size(); ++i) {
+        F8_TRY(all[i].plan->run(calls[i], workspace, stream));
       }
       return {};
     });
@@ -255,20 +410,13 @@ Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
 
 Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
   const Timed& whole = timed_[static_cast<size_t>(linear)];
-  const auto plan = whole.linear;
-  if (plan == nullptr) {
+  if (!whole.steps) {
     return fail(ErrorCode::kInvalidArgument, "only a float8 linear has steps");
   }
-  void* workspace = mutable_pointer(workspaces_.back().address());
   std::vector<Part> parts;
   std::vector<Timed> timed;
-  for (size_t set = 0; set < whole.forward.size(); ++set) {
-    runtime::ForwardCall forward = whole.forward[set];
-    runtime::BackwardCall backward_call = whole.backward[set];
-    forward.workspace.data = backward_call.workspace.data = workspace;
-    std::vector<runtime::Step> steps = plan->forward_steps(forward);
-    const std::vector<runtime::Step> backward = plan->backward_steps(backward_call);
-    steps.insert(steps.end(), backward.begin(), backward.end());
+  for (size_t set = 0; set < linear_sets_.size(); ++set) {
+    const std::vector<runtime::Step> steps = whole.steps(set);
     timed.resize(steps.size());
     parts.resize(steps.size());
     for (size_t i = 0; i < steps.size(); ++i) {

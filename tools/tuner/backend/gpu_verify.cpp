@@ -210,9 +210,11 @@ Result<Check> GpuBackend::verify(int candidate) {
   if (timed.prime) {
     if (const Status primed = timed.prime(); !primed) return triage(primed.error());
   }
-  return problem_.op == Op::kLinear ? verify_linear(timed) : verify_gemm(timed);
+  const bool dense_gemm = is_gemm(problem_.op) && !is_grouped(problem_.op);
+  return dense_gemm ? verify_gemm(timed) : verify_linear(timed);
 }
 
+// Of experts, w and dw have a matrix for each, and a group's rows count from its first one.
 Result<Check> GpuBackend::verify_linear(Timed& timed) {
   const auto poison = [&](CUdeviceptr d, int64_t elements) {
     return driver_.check(
@@ -221,35 +223,57 @@ Result<Check> GpuBackend::verify_linear(Timed& timed) {
   };
   Check check;
   const auto [m, n, k] = problem_.shape();
+  const int64_t weight_rows = std::ssize(group_rows_) * n;
   const LinearSet& set = linear_sets_.front();
   F8_TRY(poison(set.y, m * n));
   F8_TRY(poison(set.dx, m * k));
-  F8_TRY(poison(set.dw, n * k));
+  F8_TRY(poison(set.dw, weight_rows * k));
   if (const Status ran = run_once(timed); !ran) return triage(ran.error());
-  const auto x = [&](int64_t i, int64_t j) { return set.x.value(i * k + j); };
-  const auto w = [&](int64_t i, int64_t j) { return set.w.value(i * k + j); };
-  const auto dy = [&](int64_t i, int64_t j) { return set.dy.value(i * n + j); };
-  const auto transposed = [](const auto& matrix) {
-    return [&matrix](int64_t i, int64_t j) { return matrix(j, i); };
+  std::vector<int64_t> first = {0};
+  for (const int64_t rows : group_rows_) first.push_back(first.back() + rows);
+  const auto group_of = [&](int64_t row) {
+    return std::ranges::upper_bound(first, row) - first.begin() - 1;
   };
-  const double tolerance =
-      timed.candidate.impl == Impl::kBf16 ? kPreciseTolerance : kLinearTolerance;
-  const auto compare = [&](int64_t which, CUdeviceptr d, const char* name, int64_t rows,
-                           int64_t cols, int64_t depth, const auto& a, const auto& b) -> Status {
-    if (!check.right) return {};
-    const auto key = std::pair{Operands::kBf16, which};
+  const auto x = [&](int64_t i, int64_t j) { return set.x.value(i * k + j); };
+  const auto dy = [&](int64_t i, int64_t j) { return set.dy.value(i * n + j); };
+  const bool bf16 =
+      timed.candidate.impl == Impl::kBf16 || timed.candidate.impl == Impl::kBf16CublasLt;
+  const double tolerance = bf16 ? kPreciseTolerance : kLinearTolerance;
+  // `row(i, cols)` has the elements of a row of the result.
+  const auto compare = [&](Gemm which, CUdeviceptr d, const char* name, int64_t rows, int64_t cols,
+                           const auto& row) -> Status {
+    if (!check.right || (is_gemm(problem_.op) && to_gemm(problem_.op) != which)) return {};
+    const auto key = std::pair{Operands::kBf16, static_cast<int64_t>(which)};
     if (!references_.contains(key)) {
       Reference reference;
       reference.rows = sample_indices(rows, kRows, options_.seed + 3);
       reference.cols = sample_indices(cols, kCols, options_.seed + 4);
-      reference.values = sampled_gemm(reference.rows, reference.cols, depth, a, b);
+      for (const int64_t i : reference.rows) {
+        std::ranges::copy(row(i, reference.cols), std::back_inserter(reference.values));
+      }
       references_[key] = std::move(reference);
     }
     return check_output(d, Dtype::kBf16, cols, references_[key], tolerance, name, check);
   };
-  F8_TRY(compare(0, set.y, "y", m, n, k, x, w));
-  F8_TRY(compare(1, set.dx, "dx", m, k, n, dy, transposed(w)));
-  F8_TRY(compare(2, set.dw, "dw", n, k, m, transposed(dy), transposed(x)));
+  using Indices = std::vector<int64_t>;
+  F8_TRY(compare(Gemm::kOutput, set.y, "y", m, n, [&](int64_t i, const Indices& cols) {
+    const int64_t w = group_of(i) * n * k;
+    return sampled_gemm({i}, cols, k, x,
+                        [&](int64_t j, int64_t c) { return set.w.value(w + j * k + c); });
+  }));
+  F8_TRY(compare(Gemm::kGradInput, set.dx, "dx", m, k, [&](int64_t i, const Indices& cols) {
+    const int64_t w = group_of(i) * n * k;
+    return sampled_gemm({i}, cols, n, dy,
+                        [&](int64_t j, int64_t c) { return set.w.value(w + c * k + j); });
+  }));
+  F8_TRY(
+      compare(Gemm::kGradWeight, set.dw, "dw", weight_rows, k, [&](int64_t i, const Indices& cols) {
+        const auto e = static_cast<size_t>(i / n);
+        return sampled_gemm(
+            {i % n}, cols, group_rows_[e],
+            [&](int64_t r, int64_t c) { return dy(first[e] + c, r); },
+            [&](int64_t j, int64_t c) { return x(first[e] + c, j); });
+      }));
   return check;
 }
 

@@ -79,6 +79,10 @@ class Arena {
   return (bytes + kSuballocationAlignment - 1) / kSuballocationAlignment * kSuballocationAlignment;
 }
 
+[[nodiscard]] inline size_t bytes_of(int64_t elements, Dtype type) {
+  return static_cast<size_t>(elements) * size_bytes(type);
+}
+
 [[nodiscard]] inline const void* pointer(CUdeviceptr address) {
   return reinterpret_cast<const void*>(address);
 }

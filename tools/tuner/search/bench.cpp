@@ -361,10 +361,16 @@ Result<KernelShortlist> Bench::shortlist(const Problem& gemm, bool is_fp8) {
 
 // The kernels of a plan, from the context's table or the cost model.
 Result<LinearChoices> Bench::planned_choices(const Problem& problem) {
+  LinearChoices choices;
+  if (is_grouped(problem.op)) {
+    const runtime::ExpertsDesc desc = F8_TRY(experts_desc(problem));
+    const auto plan = F8_TRY(runtime::Experts::plan(backend_.context(), desc));
+    for (const Gemm g : kGemms) choices[static_cast<size_t>(g)].config = plan->config(g);
+    return choices;
+  }
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   const auto plan = F8_TRY(runtime::Linear::plan(
       backend_.context(), {.shape = problem.shape(), .recipe = recipe, .choices = {}}));
-  LinearChoices choices;
   for (const Gemm g : kGemms) choices[static_cast<size_t>(g)] = plan->choice(g);
   return choices;
 }
@@ -375,8 +381,9 @@ Status Bench::search_kernels(LinearBench& bench) {
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   KernelShortlists shortlists;
   for (const Gemm g : kGemms) {
-    const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape()));
-    shortlists[static_cast<size_t>(g)] = F8_TRY(shortlist(gemm, recipe.at(g).is_fp8()));
+    const Problem gemm = F8_TRY(Problem::make(problem.sibling(to_op(g)), recipe, problem.dims));
+    shortlists[static_cast<size_t>(g)] =
+        F8_TRY(shortlist(gemm, is_grouped(gemm.op) || recipe.at(g).is_fp8()));
   }
   progress_(f8::format("timing linears of the best kernels for {}", problem.key()));
   const auto measure =
@@ -402,6 +409,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
   for (const Gemm g : kGemms) {
     runtime::GemmChoice& choice = bench.bf16_choices[static_cast<size_t>(g)];
     choice.provider = Provider::kCublasLt;
+    if (is_grouped(problem.op)) continue;  // each group's is what a plan takes
     const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape()));
     const Screened bf16 = F8_TRY(screen_bf16(gemm));
     if (const auto ranked = bf16.ranked(Impl::kBf16CublasLt); !ranked.empty()) {

@@ -47,7 +47,8 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
                                                     std::span<const runtime::GemmChoice> also,
                                                     const Epilogue& epilogue) {
   const codegen::GemmSpec family = F8_TRY(gemm_spec(problem, epilogue));
-  const Shape own = gemm_shape(problem.shape(), to_gemm(problem.op));
+  const Shape own = is_grouped(problem.op) ? runtime::grouped_shape(F8_TRY(grouped_desc(problem)))
+                                           : gemm_shape(problem.shape(), to_gemm(problem.op));
   return in_order(family, own, codegen::gemm_candidates(family), device, keep, also);
 }
 
@@ -55,11 +56,18 @@ Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,
                                                        const runtime::DeviceInfo& device,
                                                        const TuningTable& table, int unmeasured) {
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  const bool bf16 = !recipe.at(to_gemm(problem.op)).is_fp8();
+  const bool experts = is_grouped(problem.op);
+  const bool bf16 = !experts && !recipe.at(to_gemm(problem.op)).is_fp8();
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, bf16));
   std::vector<runtime::GemmChoice> choices;
   for (const TuningTable* known : {static_cast<const TuningTable*>(nullptr), &table}) {
-    runtime::GemmChoice choice = F8_TRY(runtime::choose_gemm(known, desc, device.sm_count));
+    runtime::GemmChoice choice;
+    if (experts) {
+      const runtime::GroupedDesc of_groups = F8_TRY(grouped_desc(problem));
+      choice.config = F8_TRY(runtime::choose_grouped(known, of_groups, device.sm_count));
+    } else {
+      choice = F8_TRY(runtime::choose_gemm(known, desc, device.sm_count));
+    }
     if (choice.heuristic == kRankedFirst) choice.heuristic = unmeasured;
     const auto same = [&](const runtime::GemmChoice& other) {
       return to_candidate(other) == to_candidate(choice);

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "codegen/kernels/group_args.cuh"
+#include "runtime/gemm/choose.hpp"
 #include "runtime/gemm/grouped_winners.hpp"
-#include "runtime/gemm/k_grouped.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -33,8 +33,7 @@ TEST(GroupedChoice, IsTheWinnerOfAMeasuredShape) {
           std::tuple{Gemm::kGradWeight, ScaleMode::kAxis, false}}) {
       const GroupedDesc desc = desc_of(gemm, linear, experts, scale, fast);
       const bool of_k = gemm == Gemm::kGradWeight;
-      const auto chosen =
-          of_k ? KGroupedGemm::choose(desc, kSmsOfH100) : MGroupedGemm::choose(desc, kSmsOfH100);
+      const auto chosen = choose_grouped(nullptr, desc, kSmsOfH100);
       ASSERT_TRUE(chosen.has_value());
       const int64_t rows = linear.m / experts;
       const Shape group = of_k ? Shape{linear.n, linear.k, rows} : Shape{rows, linear.n, linear.k};

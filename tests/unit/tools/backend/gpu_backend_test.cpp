@@ -107,6 +107,83 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
+// An expert linear and each of its GEMMs, by every routing, beside the baseline.
+TEST_F(GpuBackendTest, ExpertsAreRightAndTheirStepsAreTheirLaunches) {
+  for (const Recipe& recipe : builtin_recipes()) {
+    if (!recipe.at(Gemm::kOutput).is_fp8()) continue;
+    for (const Groups& groups : {Groups{5, kEven}, Groups{5, kZipf}, Groups{5, kOneExpert}}) {
+      for (const Op op : {Op::kLinear, Op::kOutput, Op::kGradInput, Op::kGradWeight}) {
+        const Problem p = Problem::make(op, recipe, {333, 48, 80}, groups).value();
+        ASSERT_TRUE(backend_->open(p)) << p.key();
+        const bool whole = op == Op::kLinear;
+        std::vector<Candidate> candidates = {{.impl = Impl::kBf16}, {.impl = Impl::kFloat8}};
+        if (!whole) {
+          candidates = {
+              {.impl = Impl::kBf16CublasLt, .config = "h0"}, generated(p), generated(p, 4)};
+        }
+        for (const Candidate& candidate : candidates) {
+          const std::string what = p.key() + " " + impl_text(candidate) + " " + candidate.config;
+          const auto built = backend_->add(candidate);
+          ASSERT_TRUE(built) << what << " " << built.error().message;
+          const auto check = backend_->verify(built->id);
+          ASSERT_TRUE(check) << what << " " << check.error().message;
+          EXPECT_TRUE(check->right) << what << ": " << check->what;
+          const bool bf16 = candidate.impl == Impl::kBf16 || candidate.impl == Impl::kBf16CublasLt;
+          const bool high_precision = !recipe.at(to_gemm(op)).is_fp8();
+          if (bf16 || (high_precision && !whole)) {
+            EXPECT_LT(check->rel_err, 4e-3) << what;
+          } else {
+            EXPECT_GT(check->sqnr_db, 18) << what;
+            EXPECT_LT(check->sqnr_db, 45) << what << ": that is no fp8";
+          }
+        }
+        if (!whole) continue;
+        EXPECT_FALSE(backend_->add_steps(0));
+        const auto steps = backend_->add_steps(1);
+        ASSERT_TRUE(steps) << steps.error().message;
+        std::vector<std::string> names;
+        for (const auto& step : *steps) names.push_back(step.name);
+        EXPECT_EQ(names,
+                  (std::vector<std::string>{"layout", "cast x", "cast w", "gemm output", "cast dy",
+                                            "gemm grad_input", "gemm grad_weight"}));
+        for (const auto& step : *steps) EXPECT_TRUE(backend_->estimate_ns(step.id)) << step.name;
+      }
+    }
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GpuBackendTest, AGroupedGemmThatWritesNothingIsWrong) {
+  for (const Op op : {Op::kOutput, Op::kGradInput, Op::kGradWeight}) {
+    const Problem p =
+        Problem::make(op, find_recipe("rowwise").value(), {333, 48, 80}, {5, kZipf}).value();
+    ASSERT_TRUE(backend_->open(p));
+    const auto built = backend_->add(generated(p));
+    ASSERT_TRUE(built) << built.error().message;
+    cuda_.emulate = false;
+    const auto check = backend_->verify(built->id);
+    ASSERT_TRUE(check);
+    EXPECT_FALSE(check->right) << p.key();
+    EXPECT_NE(check->what.find("is not finite: not written"), std::string::npos) << check->what;
+    cuda_.emulate = true;
+  }
+}
+
+TEST_F(GpuBackendTest, WhatExpertsHaveNotIsRefused) {
+  const Problem p =
+      Problem::make(Op::kOutput, find_recipe("rowwise").value(), {64, 48, 80}, {4, kEven}).value();
+  ASSERT_TRUE(backend_->open(p));
+  EXPECT_FALSE(backend_->add({.impl = Impl::kCublasLt, .config = "h0"}));
+  EXPECT_FALSE(backend_->add({.impl = Impl::kFloat8}));
+  EXPECT_EQ(backend_->suggestions(p, false)->count, 0);
+  EXPECT_EQ(backend_->suggestions(p, true)->count, 1);
+  Problem other = p;
+  other.fast = !p.fast;
+  const auto opened = backend_->open(other);
+  ASSERT_FALSE(opened);
+  EXPECT_NE(opened.error().message.find(p.key()), std::string::npos) << opened.error().message;
+}
+
 // Tests every epilogue with every type of result.
 TEST_F(GpuBackendTest, EpiloguesAreRight) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {

@@ -128,6 +128,25 @@ TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
   }
 }
 
+TEST_F(BenchTest, ExpertsAreSearchedOrChosen) {
+  const Problem p = Problem::make(Op::kLinear, find_recipe("rowwise_with_gw_hp").value(),
+                                  {333, 48, 80}, {5, kZipf})
+                        .value();
+  const auto searched = bench_->linear(p, true, false);
+  ASSERT_TRUE(searched) << searched.error().message;
+  EXPECT_GT(searched->linears, 1);
+  ASSERT_EQ(searched->kernels.size(), 7u);
+  EXPECT_EQ(searched->kernels[3].name, "gemm output");
+  ASSERT_TRUE(searched->bf16.timing) << searched->bf16.reason;
+  ASSERT_TRUE(searched->float8.ratio);
+  // All launches take the same time here: the baseline has three for each of five groups.
+  EXPECT_GT(searched->float8.ratio->ratio, 1);
+  const auto chosen = bench_->linear(p, false, false);
+  ASSERT_TRUE(chosen) << chosen.error().message;
+  EXPECT_EQ(chosen->linears, 0);
+  EXPECT_EQ(choices_text(chosen->choices), choices_text(searched->untuned_choices));
+}
+
 // Under every recipe both ways to cast leave the same bytes, and their figures fit together.
 TEST_F(BenchTest, AListOfWeightsIsCastTogetherAndOneByOne) {
   const auto weights = parse_weight_list("64,48*30;32,80;272,144").value();
