@@ -390,7 +390,8 @@ Place place_of(const Tensor& tensor, Config config) {
   } else if (!place.emulated || place.device.type != aoti_torch_device_type_cpu()) {
     throw std::invalid_argument(
         "float8: the tensors are not on a CUDA device; move the model and its input to a Hopper "
-        "GPU, or set emulate=True in the config to compute on the CPU (slow, for tests)");
+        "GPU, or set emulate=True (of LinearConfig, or of the function) to compute on the CPU "
+        "(slow, for tests)");
   }
   return place;
 }

@@ -85,7 +85,8 @@ float8_status float8_group_layout_error(const float8_group_layout_plan* plan, vo
                                         float8_stream stream, float8_group_error* error) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(plan, "plan"));
-    F8_TRY(need(error, "error"));
+    float8_group_error known;
+    F8_TRY(read_struct(error, "float8_group_error", known));  // before the error is taken
     return write_struct("float8_group_error", F8_TRY(plan->plan.take_error(layout, stream)), error);
   });
 }

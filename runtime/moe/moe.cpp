@@ -69,8 +69,9 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
       return fail(
           ErrorCode::kUnsupported,
           "recipe {}, GEMM {}: the MLP of experts has dynamic scales, as tensorwise, rowwise "
-          "and blockwise; use two float8_experts",
-          desc.recipe.name, to_string(gemm));
+          "and blockwise{}",
+          desc.recipe.name, to_string(gemm),
+          setting.is_fp8() || gemm == Gemm::kGradWeight ? "; two float8_experts have it" : "");
     }
   }
   ExpertsDesc first = of_linear(desc, 2 * desc.hidden, desc.dim);
@@ -91,9 +92,9 @@ Status Moe::check_common(const char* args, const Call& call, bool reads_weights)
     return fail(ErrorCode::kInvalidArgument, "{}.m is {}, the plan was made for 0 to {}", args,
                 call.m, desc_.m_max);
   }
-  if (desc_.rows_in_place ? call.tokens != call.m : call.tokens < 0) {
-    return fail(ErrorCode::kInvalidArgument, "{}.tokens is {}{}", args, call.tokens,
-                desc_.rows_in_place ? ", and with float8_moe_desc.rows_in_place it is m" : "");
+  if (desc_.rows_in_place ? call.tokens != call.m : call.tokens <= 0 && call.m > 0) {
+    return fail(ErrorCode::kInvalidArgument, "{}.tokens is {}; it is {}", args, call.tokens,
+                desc_.rows_in_place ? "m with float8_moe_desc.rows_in_place" : "the rows of x");
   }
   if (call.m == 0) return {};
   F8_TRY(need(args, "x.data", call.x.data));

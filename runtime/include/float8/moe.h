@@ -1,6 +1,12 @@
 /* Mixtures of experts: which row each pair of a token and one of its experts has (float8_moe_route), the
  * MLP of SwiGLU experts over those rows (float8_moe), and the sums over each token's rows
- * (float8_moe_combine). The rows are those of expert linears (experts.h), sorted by expert. */
+ * (float8_moe_combine). The rows are those of expert linears (experts.h), sorted by expert. A layer of
+ * m = tokens x top_k rows calls, in this order:
+ *   forward   float8_moe_route; float8_group_layout of its offsets; float8_moe_forward of x and index;
+ *             float8_moe_combine of y and the scores
+ *   backward  float8_moe_score_gradient of dout and y; float8_moe_backward of dout as dy, index and
+ *             row_scores as score; float8_moe_combine of dx without scores: the gradient of x
+ * The conventions of all calls are in float8.h. */
 #ifndef FLOAT8_MOE_H_
 #define FLOAT8_MOE_H_
 
@@ -34,7 +40,8 @@ typedef struct float8_moe_route_args {
   int64_t tokens FLOAT8_DEFAULT(0); /* 0 to tokens_max; 0: only offsets is written, with zeros */
   /* [tokens][top_k]; an id outside [0, experts) drops its pair. */
   const void* topk_ids FLOAT8_DEFAULT(NULL);
-  int32_t* index FLOAT8_DEFAULT(NULL);    /* [M], written: the token of each row */
+  /* [M], written: the token of each row, of a dropped pair's too */
+  int32_t* index FLOAT8_DEFAULT(NULL);
   int32_t* position FLOAT8_DEFAULT(NULL); /* [tokens][top_k], written: the row of each pair */
   /* [experts], written: the end of each expert's rows, as float8_group_layout takes them */
   int32_t* offsets FLOAT8_DEFAULT(NULL);
@@ -108,7 +115,8 @@ typedef struct float8_moe_desc {
   int64_t hidden;       /* F: the rows of gate, and those of up; a multiple of 16 */
   int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t tensor_dtype; /* a float8_dtype, the type of x, w13, w2, y, dy and dx */
-  /* As in float8_experts_desc, and with its limits. */
+  /* "tensorwise", "rowwise", "blockwise", or a recipe of yours (recipe.h) with dynamic scales of fp8
+   * operands alone; FLOAT8_UNSUPPORTED for others. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw13 and dw2 */
@@ -117,8 +125,8 @@ typedef struct float8_moe_desc {
   int32_t sm_limit;               /* the most SMs that a GEMM takes; 0: all */
   /* Nonzero: `saved` has no fp8 copies of w13 and w2, and a backward is given both and casts them again. */
   int32_t recompute_weight;
-  /* Nonzero: x and dy are [m][dim], the rows of experts themselves, one group after the other; calls have
-   * neither index nor score. */
+  /* Nonzero: x and dy are [m][dim], the rows of experts themselves, one group after the other; tokens is m,
+   * and calls have neither index nor score. */
   int32_t rows_in_place;
 } float8_moe_desc;
 
@@ -126,7 +134,8 @@ typedef struct float8_moe_desc {
 FLOAT8_API float8_status float8_moe_plan(float8_context* context, const float8_moe_desc* desc,
                                          float8_moe** out);
 FLOAT8_API void float8_moe_destroy(float8_moe* moe);
-/* Return the bytes of scratch that a call needs, which are free between calls, and the bytes that forward
+/* Return the bytes of scratch that a call needs, which are free between calls and lie behind the reserved
+ * bytes of a workspace that linears have too (float8.h, convention 6), and the bytes that forward
  * fills for backward, 2 F elements and F bytes a row at least, at any m up to m_max; 0 for NULL. */
 FLOAT8_API size_t float8_moe_workspace_bytes(const float8_moe* moe);
 FLOAT8_API size_t float8_moe_saved_bytes(const float8_moe* moe);
@@ -162,7 +171,8 @@ typedef struct float8_moe_backward_args {
   const int32_t* index FLOAT8_DEFAULT(NULL);
   float8_matrix dy
       FLOAT8_DEFAULT({}); /* [tokens][dim]: row r of y has the gradient score[r] dy[index[r]] */
-  const float* score FLOAT8_DEFAULT(NULL); /* [m] on the device */
+  /* [m] on the device: row_scores of float8_moe_route, or 1 for each row; not NULL with index */
+  const float* score FLOAT8_DEFAULT(NULL);
   /* With desc.recompute_weight the forward's; else unread. */
   float8_matrix w13 FLOAT8_DEFAULT({});
   float8_matrix w2 FLOAT8_DEFAULT({});
