@@ -41,7 +41,7 @@ struct Method {
 };
 
 // The implementation of a candidate: a GEMM in fp8 by a generated kernel or by cuBLASLt, a GEMM in
-// bf16 by cuBLASLt, a whole operation, such as a linear, in fp8 or in bf16.
+// bf16 by cuBLASLt (a grouped one by a call for each group), a whole operation, such as a linear, in fp8 or in bf16.
 enum class Impl : uint8_t { kGenerated, kCublasLt, kBf16CublasLt, kFloat8, kBf16 };
 [[nodiscard]] std::string_view to_string(Impl impl);  // as the database keeps it: "bf16_cublaslt"
 [[nodiscard]] Result<Impl> parse_impl(std::string_view text);
@@ -193,10 +193,11 @@ class Database {
   [[nodiscard]] Result<std::vector<TrialRow>> trials(const Problem& problem) const;
   // The table's speedups come from these: for each linear of a recipe and each device class the
   // fastest ok, final row of `impl` under the toolchain and method measured last. They are ordered
-  // by n, k, m, device and uuid.
+  // by n, k, m, device and uuid. Op::kExperts: likewise those of experts.
   [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
-                                                      Impl impl = Impl::kFloat8) const;
-  // All terminal rows of one implementation's GEMMs, by problem key, best first.
+                                                      Impl impl = Impl::kFloat8,
+                                                      Op op = Op::kLinear) const;
+  // All terminal rows of one implementation's GEMMs that are not grouped, by problem key, best first.
   [[nodiscard]] Result<std::vector<TrialRow>> gemms(Impl impl) const;
   // All rows of final methods that came to a time, by recipe, op, n, k, m, problem key and uuid.
   [[nodiscard]] Result<std::vector<TrialRow>> timed() const;

@@ -50,18 +50,18 @@ Result<std::vector<TrialRow>> Database::gemms(Impl impl) const {
   std::vector<TrialRow> rows;
   while (F8_TRY(s.step())) {
     TrialRow row = F8_TRY(read_row(s, state_->layer)).row;
-    if (is_gemm(row.problem.op)) rows.push_back(std::move(row));
+    if (is_gemm(row.problem.op) && !is_grouped(row.problem.op)) rows.push_back(std::move(row));
   }
   return rows;
 }
 
-Result<std::vector<TrialRow>> Database::linears(std::string_view recipe, Impl impl) const {
-  auto s = F8_TRY(state_->db->prepare(
-      select_rows() +
-      "WHERE p.op = 'linear' AND p.recipe = ? AND c.impl = ? AND t.state = 'ok' "
-      "AND m.fidelity = 'final' ORDER BY " +
-      std::string(kByShape) + ", p.key, d.key, t.uuid"));
-  s.bind(recipe, to_string(impl));
+Result<std::vector<TrialRow>> Database::linears(std::string_view recipe, Impl impl, Op op) const {
+  auto s = F8_TRY(
+      state_->db->prepare(select_rows() +
+                          "WHERE p.op = ? AND p.recipe = ? AND c.impl = ? AND t.state = 'ok' "
+                          "AND m.fidelity = 'final' ORDER BY " +
+                          std::string(kByShape) + ", p.key, d.key, t.uuid"));
+  s.bind(to_string(op), recipe, to_string(impl));
   std::vector<IdentifiedRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
   return fastest_of_newest(std::move(rows));

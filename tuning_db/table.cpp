@@ -158,7 +158,7 @@ Result<PartKernel> table_kernel(const TrialRow& row) {
   const bool generated = c.impl == Impl::kGenerated;
   if (const auto config = c.kernel_config()) {
     const Provider provider = generated ? Provider::kGenerated : Provider::kCublasLt;
-    auto kernel = parse_part_kernel(to_string(row.problem.op),
+    auto kernel = parse_part_kernel(to_string(to_gemm(row.problem.op)),
                                     f8::format("{}:{}", to_string(provider), *config));
     if (kernel) return kernel;
   }
@@ -184,9 +184,10 @@ Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
   KernelChoice choice{
       .problem = problem, .kernel = {}, .median_ns = first->row.result.timing->median_ns};
   PartKernel kernel = F8_TRY(table_kernel(first->row));
-  const auto whole = wholes.find({problem.recipe, problem.dims, to_string(problem.op)});
+  const std::string_view part = to_string(to_gemm(problem.op));
+  const auto whole = wholes.find({problem.recipe, problem.dims, part});
   if (whole != wholes.end() && whole->second->is_comparable(*first)) {
-    kernel = *find_kernel(whole->second->row.result.kernels, to_string(problem.op));
+    kernel = *find_kernel(whole->second->row.result.kernels, part);
     for (auto own = first; own != last; ++own) {
       if (F8_TRY(table_kernel(own->row)) != kernel) continue;
       choice.median_ns = own->row.result.timing->median_ns;
@@ -247,13 +248,15 @@ Result<TuningTable> Database::table(TablePart part, const DeviceClass* asked) co
   add_linears(std::move(linears), source_of(state_->layer), table);
   if (part == TablePart::kLinears) return table;
 
-  // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Whole operations
+  // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates, unless it is grouped:
+  // then they are of a call for each group. Whole operations
   // come before the GEMMs that ask what they took.
   for (const DeviceClass& device : known) {
     auto s = F8_TRY(state_->db->prepare(
         select_rows() +
         "WHERE d.key = ? AND (c.impl IN ('generated', 'cublaslt', 'float8') OR "
-        "(c.impl = 'bf16_cublaslt' AND p.key GLOB '*/bf16.*')) AND t.state = 'ok' "
+        "(c.impl = 'bf16_cublaslt' AND p.key GLOB '*/bf16.*' AND p.op NOT GLOB 'grouped_*')) AND "
+        "t.state = 'ok' "
         "AND m.fidelity = 'final' ORDER BY c.impl = 'float8' DESC, p.key, t.median_ns, t.uuid"));
     s.bind(key(device));
     std::vector<IdentifiedRow> rows;

@@ -186,7 +186,7 @@ bool Experts::is_recomputed(runtime::Tensor tensor) const {
 Result<GemmConfig> Experts::choose(const GroupedDesc& desc) const {
   if (const auto& config = desc_.configs[static_cast<size_t>(desc.gemm.gemm)]) return *config;
   const auto table = context_->table();
-  return choose_grouped(table.get(), desc, context_->device().sm_count);
+  return F8_TRY(choose_grouped(table.get(), desc, context_->device().sm_count)).config;
 }
 
 Status Experts::plan_gemms(const LinearKernels& linear) {

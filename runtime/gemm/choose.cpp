@@ -164,7 +164,7 @@ Shape grouped_shape(const GroupedDesc& desc) {
   return {desc.layout.experts * group.m, group.n, group.k};
 }
 
-Result<GemmConfig> choose_grouped(const TuningTable* table, const GroupedDesc& desc, int sm_count) {
+Result<GemmChoice> choose_grouped(const TuningTable* table, const GroupedDesc& desc, int sm_count) {
   constexpr int64_t kNoSkew = -1;  // rows of every skew are neighbours of a problem with this one
   const codegen::GemmSpec spec = grouped_spec(desc.gemm);
   std::vector<NearbyWinner> nearby;
@@ -186,16 +186,29 @@ Result<GemmConfig> choose_grouped(const TuningTable* table, const GroupedDesc& d
         dims.sizes.back() = kNoSkew;
         // The row's kernel may have had other results, and no room for these.
         const auto fitting = codegen::with_fitting_stages(measured);
-        if (dims == problem.dims && fitting) return *fitting;
+        if (dims == problem.dims && fitting) {
+          GemmChoice found;
+          found.config = *fitting;
+          found.why = "the tuning table's row of this shape";
+          return found;
+        }
         if (nearby.size() < kMostNearby) nearby.push_back({choice->kernel.config, octaves});
       }
     }
   }
+  GemmChoice choice;
+  choice.neighbours = static_cast<int>(nearby.size());
+  choice.why = nearby.empty() ? "by the cost model and the winners of known models"
+                              : f8::format(
+                                    "by the cost model and the {} nearest rows of the tuning "
+                                    "table",
+                                    nearby.size());
   for (const NearbyWinner& known : grouped_winners(spec, group_shape(desc))) {
     if (nearby.size() < kMostNearby) nearby.push_back(known);
   }
-  return cheapest_config(spec, grouped_shape(desc), usable_sms(desc.gemm, sm_count), nearby,
-                         desc.layout.experts);
+  choice.config = F8_TRY(cheapest_config(spec, grouped_shape(desc), usable_sms(desc.gemm, sm_count),
+                                         nearby, desc.layout.experts));
+  return choice;
 }
 
 uint64_t chosen_gemms() {

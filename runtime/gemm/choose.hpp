@@ -14,7 +14,7 @@ namespace f8::runtime {
 // The same of a grouped GEMM, of which a plan knows the size and not the skew: the table's row of as many
 // experts and this shape decides, that of the most even routing where there are several. Else the cost
 // model's choice leans on the rows nearest to it and on the winners of known models.
-[[nodiscard]] Result<GemmConfig> choose_grouped(const TuningTable* table, const GroupedDesc& desc,
+[[nodiscard]] Result<GemmChoice> choose_grouped(const TuningTable* table, const GroupedDesc& desc,
                                                 int sm_count);
 // The spec of a grouped GEMM without a configuration, and the one GEMM that the cost model takes for all
 // of its groups.

@@ -62,6 +62,13 @@ Json ranks_json(const tuning_db::WireCost& wire) {
           {"date", model.date}};
 }
 
+void add_groups(Json& row, const Problem& problem) {
+  const auto [experts, skew] = problem.groups();
+  if (experts == 0) return;
+  row["experts"] = experts;
+  row["skew"] = skew;
+}
+
 Json problem_json(const Problem& problem) {
   Json json = {
       {"problem", problem.key()}, {"op", to_string(problem.op)}, {"recipe", problem.recipe}};

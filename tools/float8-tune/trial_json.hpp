@@ -12,6 +12,8 @@ namespace f8::cli {
 
 // "problem", "op", "recipe", and its dims by their names.
 [[nodiscard]] Json problem_json(const Problem& problem);
+// "experts" and "skew", where it is grouped.
+void add_groups(Json& row, const Problem& problem);
 [[nodiscard]] Json trial_json(const tuning_db::TrialRow& row);
 // "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds. Where
 // nothing is known, "speedup_known" is false and the numbers, which scripts expect, are 1.

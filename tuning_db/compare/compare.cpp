@@ -31,7 +31,7 @@ bool is_bf16(const TrialRow& row) {
 
 bool takes_part(const TrialRow& row, Quantity quantity) {
   if (!row.result.is_timed() || row.candidate.impl == Impl::kBf16) return false;
-  return quantity == Quantity::kTime || (row.result.ratio && row.problem.op == Op::kLinear);
+  return quantity == Quantity::kTime || (row.result.ratio && !is_gemm(row.problem.op));
 }
 
 // What is compared: a problem on a device.

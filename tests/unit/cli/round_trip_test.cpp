@@ -3,6 +3,7 @@
 
 #include <sstream>
 
+#include "base/file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 
@@ -44,6 +45,88 @@ TEST(RoundTrip, QueryTakesTheProblemsThatItPrints) {
   for (const std::string& key : with_nearest) {
     EXPECT_EQ(tool({"query", "--problem", key, "--json"}).json()["results"][0]["problem"], key);
   }
+}
+
+// An expert linear of a database, as each command that reads shows it.
+TEST(RoundTrip, ExpertsAreShownByEveryCommandThatReads) {
+  const Tool tool;
+  const Problem even = db::experts(Op::kLinear, {4096, 1024, 2048}, {16, kEven});
+  const Problem zipf = db::experts(Op::kLinear, {4096, 1024, 2048}, {16, kZipf});
+  const std::string file = (tool.path() / "experts.f8db").string();
+  {
+    db::Database made = db::Database::open(file, db::OpenMode::kCreate).value();
+    db::sweep_experts(made, {even}, 1.3);
+    db::sweep_experts(made, {zipf}, 0.9);
+  }
+  const Words shape = {"--mnk", "4096,1024,2048", "--recipe", "rowwise", "--experts",
+                       "16",    "--db",           file};
+  const auto with = [&](Words words, const Words& more) {
+    words.insert(words.end(), shape.begin(), shape.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const Json answer = tool.json(with({"query"}, {"--skew", "zipf"}))["results"][0];
+  EXPECT_EQ(answer["problem"], zipf.key());
+  EXPECT_EQ(answer["op"], "experts");
+  EXPECT_EQ(answer["e"], 16);
+  EXPECT_EQ(answer["skew"], 1);
+  EXPECT_EQ(answer["best"]["speedup"], 0.9);
+  EXPECT_EQ(answer["best"]["kernels"]["output"], "generated:64x256s4c1x1w1g8");
+  EXPECT_FALSE(answer["baseline"].is_null());
+  ASSERT_EQ(answer["gemms"].size(), 3u);
+  EXPECT_EQ(answer["gemms"][2]["op"], "grouped_grad_weight");
+  EXPECT_EQ(answer["gemms"][2]["best"]["chosen_by"], "linear");
+  const Words keys = keys_in(tool(with({"query"}, {})).out);
+  ASSERT_EQ(keys.size(), 4u);
+  EXPECT_EQ(keys.front(), even.key());
+  for (const std::string& key : keys) {
+    EXPECT_EQ(keys_in(tool({"query", "--problem", key, "--db", file}).out), Words{key});
+  }
+  const Outcome missing = tool(with({"query"}, {"--skew", "one"}));
+  EXPECT_TRUE(contains(missing.err, "--experts 16 --skew 100")) << missing.err;
+  EXPECT_TRUE(contains(missing.out, "nearest: grouped_output/")) << missing.out;
+  tool.expect_refused(1, with({"query"}, {"--map"}), {"--map", "--experts"});
+
+  const Json good = tool.json({"explain", even.key(), "--db", file});
+  EXPECT_EQ(good["convert"], true);
+  EXPECT_EQ(good["evidence"], "measured");
+  EXPECT_EQ(good["speedup"], 1.3);
+  EXPECT_EQ(good["experts"], 16);
+  EXPECT_EQ(good["skew"], 0);
+  EXPECT_EQ(good["kernels"][0]["choice"], "generated 64x256s4c1x1w1g8");
+  EXPECT_EQ(good["kernels"][0]["chosen_by"], "the tuning table's row of this shape");
+  ASSERT_EQ(good["trials"].size(), 1u);
+  const Outcome bad = tool({"explain", zipf.key(), "--db", file});
+  EXPECT_TRUE(contains(bad.out, "KEEP BF16 (evidence: measured)")) << bad.out;
+  const Outcome unknown = tool({"explain", even.key()});
+  EXPECT_TRUE(contains(unknown.out, "KEEP BF16")) << unknown.out;
+  EXPECT_TRUE(contains(unknown.out, "sweep --mnk 4096,1024,2048 --experts 16 --skew 0"));
+
+  ASSERT_EQ(tool({"report", "-o", "r.html", "--db", file}).code, 0);
+  const std::string page = read_file(tool.path() / "r.html").value();
+  EXPECT_TRUE(contains(page, "Speedup of expert linears"));
+  EXPECT_EQ(page.find("Speedup of expert linears"), page.rfind("Speedup of expert linears"));
+  EXPECT_TRUE(contains(page, "64x256s4c1x1w1g8"));
+
+  ASSERT_EQ(tool({"db", "export", "-o", "e.jsonl", "--db", file}).code, 0);
+  ASSERT_EQ(tool({"db", "import", "e.jsonl", "--db", "copy.f8db"}).code, 0);
+  EXPECT_EQ(tool.json(with({"query"},
+                           {"--skew", "zipf", "--db", "copy.f8db"}))["results"][0]["best"]["uuid"],
+            answer["best"]["uuid"]);
+  EXPECT_EQ(tool({"compare", file, "copy.f8db"}).code, 0);
+
+  const Json plan = tool.json({"plan", "--mnk", "4096,1024,2048", "--recipe", "rowwise",
+                               "--experts", "16", "--skew", "zipf", "--db", file});
+  ASSERT_EQ(plan["linears"].size(), 1u);
+  EXPECT_EQ(plan["linears"][0]["problem"], zipf.key());
+  EXPECT_EQ(plan["linears"][0]["experts"], 16);
+  for (const Json& gemm : plan["linears"][0]["gemms"]) {
+    EXPECT_TRUE(contains(gemm["problem"].get<std::string>(), "grouped_"));
+    EXPECT_EQ(gemm["cublaslt"], 0);
+    EXPECT_EQ(gemm["bf16_cublaslt"], 1);
+  }
+  tool.expect_refused(1, {"plan", "--model", "llama3-8b", "--tokens", "64", "--experts", "8"},
+                      {"--experts", "--model"});
 }
 
 TEST(RoundTrip, AProblemMeansTheSameToAllCommands) {

@@ -66,6 +66,41 @@ TEST_F(ExchangeTest, MergeIsIdempotentAndOrderFree) {
   EXPECT_EQ(exported(a), text);
 }
 
+TEST_F(ExchangeTest, ExpertsTravelBesideLinearsOfTheirShape) {
+  const Shape shape = {4096, 1024, 2048};
+  const Problem zipf = experts(Op::kLinear, shape, {16, kZipf});
+  const Problem even = experts(Op::kLinear, shape, {16, kEven});
+  Database a = make("a.db");
+  sweep_experts(a, {zipf, even}, 1.3);
+  sweep_linears(
+      a, "rowwise", {shape}, [](Shape) { return 1e6; }, [](Shape) { return 1.1; });
+  EXPECT_TRUE(a.check());
+  const std::string text = exported(a);
+  EXPECT_NE(text.find("experts/rowwise+fast/e4m3.e4m3.bf16/e16m4096n1024k2048skew1"),
+            std::string::npos);
+  Database b = make("b.db");
+  ASSERT_TRUE(b.import_jsonl(folder_ / "export.jsonl"));
+  EXPECT_EQ(exported(b), text);
+  Database c = make("c.db");
+  ASSERT_TRUE(c.merge_from(folder_ / "a.db"));
+  EXPECT_EQ(exported(c), text);
+  for (const Database* db : {&a, &b, &c}) {
+    const auto rows = take(db->linears("rowwise", Impl::kFloat8, Op::kExperts));
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(rows[0].problem, even);
+    EXPECT_EQ(rows[1].problem, zipf);
+    EXPECT_EQ(take(db->linears("rowwise")).size(), 1u);
+    EXPECT_TRUE(take(db->gemms(Impl::kGenerated)).empty()) << "grouped ones are not among them";
+    const TuningTable table = take(db->table());
+    EXPECT_EQ(table.speedups().size(), 1u);
+    ASSERT_EQ(table.choices().size(), 6u);
+    for (const KernelChoice& choice : table.choices()) {
+      EXPECT_EQ(config_text(choice.kernel), "64x256s4c1x1w1g8") << "what the fastest whole took";
+    }
+    EXPECT_EQ(TuningTable::parse(table.serialize()).value().choices(), table.choices());
+  }
+}
+
 TEST_F(ExchangeTest, OnlyFinishedTrialsTravelAndTheirRunCannotBeResumed) {
   Database a = make("a.db");
   const RunInfo run =

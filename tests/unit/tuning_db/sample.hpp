@@ -93,6 +93,10 @@ inline Problem linear(Shape shape, const char* recipe = "tensorwise") {
   return Problem::make(Op::kLinear, find_recipe(recipe).value(), shape).value();
 }
 
+inline Problem experts(Op op, Shape shape, const Groups& groups, const char* recipe = "rowwise") {
+  return Problem::make(op, find_recipe(recipe).value(), shape, groups).value();
+}
+
 inline Candidate generated(const char* config) {
   return {Impl::kGenerated, std::string(R"({"config":")") + config + "\"}", "0123456789abcdef"};
 }
@@ -164,6 +168,29 @@ inline void sweep_linears(Database& db, const char* recipe, const std::vector<Sh
         return timed(bf16_ns(s) / speedup(s), speedup(s), half);
       },
       device);
+}
+
+// Expert linears with their kernels, and their baselines.
+inline void sweep_experts(Database& db, const std::vector<Problem>& problems, double speedup) {
+  std::vector<TrialKey> cells;
+  for (const Problem& problem : problems) {
+    cells.push_back({problem, {Impl::kFloat8, "{}", "ff"}});
+    cells.push_back({problem, {Impl::kBf16, "{}", ""}});
+    Problem gemm = problem;
+    for (const Op op : {Op::kOutput, Op::kGradInput, Op::kGradWeight}) {
+      gemm = experts(op, problem.shape(), problem.groups(), problem.recipe.c_str());
+      cells.push_back({gemm, generated("64x128s6c1x1w1g8")});
+      cells.push_back({gemm, generated("64x256s4c1x1w1g8")});
+    }
+  }
+  sweep(db, cells, [&](const TrialKey& cell) {
+    if (cell.candidate.impl != Impl::kFloat8) return timed(1e6);
+    TrialResult result = timed(1e6 / speedup, speedup);
+    for (const std::string_view part : spec_of(Op::kExperts).parts) {
+      result.kernels.push_back({std::string(part), Provider::kGenerated, "64x256s4c1x1w1g8"});
+    }
+    return result;
+  });
 }
 
 inline std::string bytes_of(const fs::path& path) {

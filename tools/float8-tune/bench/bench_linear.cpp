@@ -3,6 +3,7 @@
 // and cast kernels with a copy.
 #include "tools/float8-tune/bench/bench.hpp"
 #include "tools/float8-tune/problem_option.hpp"
+#include "tools/float8-tune/trial_json.hpp"
 
 namespace f8::cli {
 namespace {
@@ -36,13 +37,6 @@ constexpr std::array<std::string_view, 21> kLinearColumns = {"problem",
                                                              "untuned_hi"};
 
 constexpr const char* kBf16OfExperts = "cuBLASLt, one call for each expert";
-
-void add_groups(Json& row, const Problem& problem) {
-  const auto [experts, skew] = problem.groups();
-  if (experts == 0) return;
-  row["experts"] = experts;
-  row["skew"] = skew;
-}
 
 Json to_json(const tuner::LinearBench& bench) {
   const Shape shape = bench.problem.shape();

@@ -9,12 +9,14 @@
 
 #include "base/text.hpp"
 #include "recipes/filter_file.hpp"
+#include "runtime/gemm/choose.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/trial_json.hpp"
+#include "tools/tuner/backend/candidate.hpp"
 #include "tools/tuner/search/kernel_set.hpp"
 #include "tuning_db/estimate/filter.hpp"
 
@@ -30,6 +32,7 @@ struct ExplainOptions {
   std::string recipe;
   std::string device;
   double margin = 0.02;
+  std::optional<Problem> experts;  // where the subject is one
 };
 
 struct Subject {
@@ -62,6 +65,7 @@ Result<ExplainOptions> resolved(ExplainOptions options) {
                   "--recipe is {}, and the problem is of recipe {}; leave --recipe out",
                   options.recipe, problem.recipe);
     }
+    if (problem.groups().experts > 0) options.experts = problem;
     options.subject = to_string(problem.shape());
     options.recipe = problem.recipe;
   }
@@ -255,6 +259,7 @@ Result<std::vector<tuning_db::TrialRow>> evidence_of(const Databases& databases,
 
 // Everything that the two forms of the answer show.
 struct Explanation {
+  std::optional<Problem> experts;  // an expert linear: its problem
   int64_t tokens = 0;
   std::string recipe;
   double needed = 1;
@@ -274,6 +279,7 @@ Json to_json(const Explanation& e) {
                {"n", d.layer.out_features},
                {"k", d.layer.in_features},
                {"recipe", e.recipe}};
+  if (e.experts) add_groups(json, *e.experts);
   add_verdict(json, d);
   json["interval_terms"] = {{"rows", rounded(d.terms.rows, 4)},
                             {"shape", rounded(d.terms.shape, 4)},
@@ -337,10 +343,10 @@ void print_text(const Explanation& e) {
   if (d.has_estimate()) {
     print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
                                      speedup_text(d.speedup, d.lo, d.hi), e.needed));
-    print_line("interval", terms_text(d.terms));
+    if (!e.experts) print_line("interval", terms_text(d.terms));
   }
   if (e.wire) print_line("wire", e.wire->describe());
-  print_line("torchao", e.torchao_reason);
+  if (!e.experts) print_line("torchao", e.torchao_reason);
   for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
   for (const Flip& f : e.flips) print_line("flips at", flip_text(f, e.needed));
   for (const auto& row : e.trials) {
@@ -350,6 +356,15 @@ void print_text(const Explanation& e) {
                                    ratio ? ", " + speedup_text(ratio->ratio, ratio->lo, ratio->hi)
                                          : std::string()));
   }
+}
+
+int show(const Explanation& e, const Global& global) {
+  if (global.json) {
+    print_json(to_json(e));
+  } else {
+    print_text(e);
+  }
+  return kExitOk;
 }
 
 // The decision where ranks share the model: what they send for one layer depends on the others.
@@ -362,8 +377,64 @@ Status decide_among_ranks(const Question& question, tuning_db::FilterOptions how
   return {};
 }
 
+// An expert linear is decided by its own measurement alone.
+Result<Explanation> of_experts(const Problem& asked, const Databases& databases,
+                               const TuningTable& table, const ExplainOptions& options) {
+  const std::string device = F8_TRY(device_named(table.devices, options.device));
+  const Recipe recipe = F8_TRY(find_recipe(asked.recipe));
+  const Shape s = asked.shape();
+  Explanation e;
+  e.experts = F8_TRY(Problem::make(Op::kLinear, recipe, s, asked.groups()));
+  e.tokens = s.m;
+  e.recipe = recipe.name;
+  e.needed = 1 + options.margin;
+  e.torchao_reason = "torchao has no rule for experts";
+  FilterDecision& d = e.decision;
+  d.layer = {to_string(e.experts->dims, spec_of(Op::kExperts).dims), s.k, s.n};
+  for (const tuning_db::Database& database : databases.owned) {
+    for (const auto& row :
+         F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, Op::kExperts))) {
+      const bool fits = row.problem == *e.experts && row.result.ratio &&
+                        (device.empty() || row.device_name == device);
+      if (fits && e.trials.empty()) e.trials.push_back(row);
+    }
+  }
+  if (e.trials.empty()) {
+    const auto [experts, skew] = asked.groups();
+    d.reason = f8::format(
+        "kept: it was not measured; on a GPU: float8-tune sweep --mnk {},{},{} --experts {} --skew "
+        "{} "
+        "--recipe {}",
+        s.m, s.n, s.k, experts, skew, recipe.name);
+  } else {
+    const tuning_db::Ratio& ratio = *e.trials.front().result.ratio;
+    d.evidence = Evidence::kMeasured;
+    d.speedup = ratio.ratio;
+    d.lo = ratio.lo;
+    d.hi = ratio.hi;
+    d.trial_uuids = {e.trials.front().uuid};
+    Verdict verdict = speedup_verdict({d.speedup, d.lo, d.hi}, options.margin,
+                                      f8::format("measured on {}", e.trials.front().device_name));
+    d.convert = verdict.convert;
+    d.reason = std::move(verdict.reason);
+  }
+  for (const Gemm gemm : kGemms) {
+    const auto problem = F8_TRY(Problem::make(to_op(gemm), recipe, s, asked.groups()));
+    const auto desc = F8_TRY(tuner::grouped_desc(problem));
+    const auto chosen = F8_TRY(runtime::choose_grouped(&table, desc, tuner::kH100SmCount));
+    e.kernels.push_back(
+        {std::string(to_string(gemm)), f8::format("generated {}", key(chosen.config)), chosen.why});
+  }
+  return e;
+}
+
 Result<int> explain(const ExplainOptions& given, const Global& global) {
   const ExplainOptions options = F8_TRY(resolved(given));
+  if (options.experts) {
+    const Databases databases = F8_TRY(open_databases(global));
+    const TuningTable table = F8_TRY(merged_table(databases));
+    return show(F8_TRY(of_experts(*options.experts, databases, table, options)), global);
+  }
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Question question = F8_TRY(find_question(options));
   const Subject& subject = question.subject;
@@ -395,12 +466,7 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
   }
   e.kernels = F8_TRY(kernels_of(recipe, subject, table));
   e.trials = F8_TRY(evidence_of(databases, e.decision, recipe));
-  if (global.json) {
-    print_json(to_json(e));
-  } else {
-    print_text(e);
-  }
-  return kExitOk;
+  return show(e, global);
 }
 
 }  // namespace

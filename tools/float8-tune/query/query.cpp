@@ -25,6 +25,7 @@ struct QueryOptions {
   std::string mnk;
   std::string recipe;
   std::string op;  // empty: the linear, and its three GEMMs
+  GroupOptions groups;
   std::string device;
   int64_t limit = 5;
   bool map = false;
@@ -244,6 +245,10 @@ Result<int> query(const QueryOptions& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const std::vector<Op> ops = F8_TRY(ops_of(options.op));
   const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
+  const Groups groups = F8_TRY(groups_of(options.groups));
+  if (options.map && groups.experts > 0) {
+    return fail(ErrorCode::kInvalidArgument, "--map has no experts; leave out --experts");
+  }
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
   const std::string device = F8_TRY(device_named(table.devices, options.device));
@@ -253,7 +258,7 @@ Result<int> query(const QueryOptions& options, const Global& global) {
   bool missing = false;
   for (const Shape& shape : shapes) {
     for (const Op op : ops) {
-      const Problem problem = F8_TRY(Problem::make(op, recipe, shape));
+      const Problem problem = F8_TRY(Problem::make(op, recipe, shape, groups));
       const Answer answer = F8_TRY(ask(problem, databases, table, device));
       missing = missing || answer.ok.empty();
       if (!global.json) {
@@ -268,9 +273,12 @@ Result<int> query(const QueryOptions& options, const Global& global) {
   if (global.json) print_json({{"results", results}});
   if (missing) {
     note(global,
-         "not everything here was measured; on a GPU: float8-tune sweep --mnk \"{}\" --recipe {} "
+         "not everything here was measured; on a GPU: float8-tune sweep --mnk \"{}\"{} --recipe {} "
          "--db {}",
-         options.mnk, recipe.name, database_to_write(global));
+         options.mnk,
+         groups.experts == 0 ? ""
+                             : f8::format(" --experts {} --skew {}", groups.experts, groups.skew),
+         recipe.name, database_to_write(global));
   }
   return kExitOk;
 }
@@ -288,7 +296,11 @@ void add_query(CLI::App& app, Program& program) {
       ->add_option("--op", options->op,
                    "linear, output, grad_input or grad_weight alone (default: all four)")
       ->type_name("OP");
-  add_problem(*command, {.mnk = &options->mnk, .recipe = &options->recipe, .op = &options->op});
+  add_groups(*command, options->groups);
+  add_problem(*command, {.mnk = &options->mnk,
+                         .recipe = &options->recipe,
+                         .op = &options->op,
+                         .groups = &options->groups});
   add_device(*command, options->device);
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
   command->add_flag("--map", options->map,

@@ -28,6 +28,11 @@ Status check_user_database(const Global& global, const Databases& databases) {
   const tuning_db::Database& database = databases.owned.front();
   const TuningTable table = F8_TRY(database.table(tuning_db::Database::TablePart::kLinears));
   if (!table.speedups().empty()) return {};
+  for (const Recipe& recipe : builtin_recipes()) {
+    const auto experts =
+        F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, Op::kExperts));
+    if (!experts.empty()) return {};
+  }
   const bool is_empty = F8_TRY(database.runs()).empty();
   return fail(ErrorCode::kNotFound,
               "{}: {} {}; measure some with `float8-tune sweep --db {}`, or leave {} out for the "

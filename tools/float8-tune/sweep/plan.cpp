@@ -72,6 +72,7 @@ Json linear_json(const tuner::PlannedLinear& linear, const Cached& known, bool c
               {"cached_ok", known.ok},
               {"cached_other", known.other},
               {"gemms", gemms}};
+  add_groups(row, linear.problem);
   if (known.linear && known.linear->result.ratio) {
     row["cached_speedup"] = rounded(known.linear->result.ratio->ratio, 4);
   }

@@ -70,9 +70,10 @@ constexpr Count kCounts[] = {
 
 void declare(CLI::App& command, SweepArgs& args) {
   add_mnk(command, args.mnk);
+  add_groups(command, args.groups);
   add_model(command, args.model);
   command.add_option("--recipe", args.recipes, "recipes, separated by commas")->type_name("LIST");
-  add_problem(command, {.mnk = &args.mnk, .recipe = &args.recipes});
+  add_problem(command, {.mnk = &args.mnk, .recipe = &args.recipes, .groups = &args.groups});
   command
       .add_option(
           "--max-ci", args.max_ci,
@@ -132,6 +133,11 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   }
   request.record_pruned = !args.no_pruned_rows;
   request.recipes = F8_TRY(recipes_of(args.recipes));
+  request.groups = F8_TRY(groups_of(args.groups));
+  if (request.groups.experts > 0 && !args.model.model.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--experts and --model are both given: the shapes of experts are those of --mnk");
+  }
   const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
   request.prior = F8_TRY(builtin.table(tuning_db::Database::TablePart::kAll, &builtin_device()));
   if (args.mnk.empty() && args.model.model.empty()) {
@@ -174,6 +180,10 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
   std::vector<std::string> argv = {"sweep",     "--mnk",      shapes,
                                    "--recipe",  args.recipes, "--max-ci",
                                    args.max_ci, "--seed",     std::to_string(args.seed)};
+  if (request.groups.experts > 0) {
+    argv.insert(argv.end(), {"--experts", std::to_string(request.groups.experts), "--skew",
+                             std::to_string(request.groups.skew)});
+  }
   if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
   if (args.exhaustive) argv.push_back("--exhaustive");
   if (args.options.race) argv.insert(argv.end(), {"--strategy", "race"});

@@ -13,6 +13,7 @@ namespace f8::cli {
 
 struct SweepArgs {
   std::string mnk;
+  GroupOptions groups;
   ModelOptions model;
   std::string recipes = "tensorwise,rowwise";
   std::string max_ci = "0.5%";

@@ -19,8 +19,7 @@ std::vector<runtime::Step> steps_of(const Plan& plan, const Forward& forward,
 }  // namespace
 
 Result<Suggested> GpuBackend::suggestions(const Problem& gemm, bool bf16) {
-  // cuBLASLt has no grouped GEMM in fp8, and in bf16 a plan of each group chooses by itself.
-  if (is_grouped(gemm.op)) return Suggested{.count = bf16 ? 1 : 0};
+  if (is_grouped(gemm.op)) return suggested_of_groups(bf16);
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
   const auto found = runtime::cublaslt_suggestions(*context_, desc);
   if (!found) return triage(found.error());

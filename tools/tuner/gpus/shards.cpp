@@ -93,7 +93,7 @@ Result<std::vector<Shard>> idle_shards(const fs::path& database) {
 Result<ShardLinears> linears_of(Shard& shard, const SweepPlan& plan) {
   ShardLinears linears;
   for (const auto& trial : F8_TRY(shard.db.resume_run(shard.run.uuid))) {
-    if (trial.key.problem.op == Op::kLinear) linears.missing.insert(trial.key.problem.key());
+    if (!is_gemm(trial.key.problem.op)) linears.missing.insert(trial.key.problem.key());
   }
   const std::vector<FinishedLinear> finished = F8_TRY(finished_linears(shard.db, plan));
   std::string last_timed;

@@ -64,7 +64,7 @@ Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,
     runtime::GemmChoice choice;
     if (experts) {
       const runtime::GroupedDesc of_groups = F8_TRY(grouped_desc(problem));
-      choice.config = F8_TRY(runtime::choose_grouped(known, of_groups, device.sm_count));
+      choice = F8_TRY(runtime::choose_grouped(known, of_groups, device.sm_count));
     } else {
       choice = F8_TRY(runtime::choose_gemm(known, desc, device.sm_count));
     }

@@ -27,7 +27,7 @@ Result<std::set<std::string>> measured_linears(
     for (const Shape shape : request.shapes) {
       for (const std::string& name : request.recipes) {
         const Recipe recipe = F8_TRY(find_recipe(name));
-        const Problem linear = F8_TRY(Problem::make(Op::kLinear, recipe, shape));
+        const Problem linear = F8_TRY(Problem::make(Op::kLinear, recipe, shape, request.groups));
         for (const TrialRow& row : F8_TRY(db->trials(linear))) {
           if (F8_TRY(counts(row))) measured.insert(linear.key());
         }

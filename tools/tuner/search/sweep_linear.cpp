@@ -56,7 +56,8 @@ Result<Sweep::LinearKernels> Sweep::kernels_of(const PlannedLinear& linear) cons
     kernels.bf16[i].provider =
         Provider::kCublasLt;  // its first suggestion, where none was measured
     if (!bf16.empty()) kernels.bf16[i] = bf16.front().choice;
-    kernels.shortlists[i] = {.timed = recipe.at(g).is_fp8() ? timed_kernels(gemm, false) : bf16,
+    const bool generated = recipe.at(g).is_fp8() || is_grouped(gemm.problem.op);
+    kernels.shortlists[i] = {.timed = generated ? timed_kernels(gemm, false) : bf16,
                              .prior = gemm.prior};
     if (kernels.shortlists[i].timed.empty()) {
       kernels.missing += f8::format("{}{}", kernels.missing.empty() ? "" : ", ", to_string(g));

@@ -45,7 +45,7 @@ class Planner {
 
   Status add(const Recipe& recipe, Shape shape) {
     PlannedLinear linear;
-    linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape));
+    linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape, request_.groups));
     if (request_.skipped.contains(linear.problem.key())) return {};
     for (const Gemm g : kGemms) {
       PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
@@ -63,6 +63,7 @@ class Planner {
 
  private:
   Result<Suggested> suggested(const Problem& problem, bool bf16) {
+    if (is_grouped(problem.op)) return suggested_of_groups(bf16);
     const std::string identity = gemm_identity(problem, bf16);
     if (const auto found = suggested_.find(identity); found != suggested_.end()) {
       return found->second;
@@ -80,11 +81,11 @@ class Planner {
 
   Result<PlannedGemm> plan_gemm(const Recipe& recipe, Gemm g, Shape shape) {
     PlannedGemm gemm;
-    gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape));
+    gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape, request_.groups));
     const Suggested bf16 = F8_TRY(suggested(gemm.problem, true));
     gemm.bf16_suggestions = measured(bf16);
     gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior, bf16.unmeasured));
-    if (recipe.at(g).is_fp8()) {
+    if (recipe.at(g).is_fp8() || is_grouped(gemm.problem.op)) {
       gemm.generated =
           F8_TRY(generated_candidates(gemm.problem, device_, options_.keep, gemm.prior));
       const Suggested fp8 = F8_TRY(suggested(gemm.problem, false));

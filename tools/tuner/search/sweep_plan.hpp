@@ -1,4 +1,4 @@
-// The plan of a sweep: for each linear (recipe and shape) its three GEMMs under all candidates, fp8
+// The plan of a sweep: for each linear (recipe and shape; also of experts) its three GEMMs under all candidates, fp8
 // and bf16, then whole linears of the best, and the fastest linear against its bf16 baseline. The
 // plan is made before anything is launched and depends on nothing but the request, the device's
 // figures and cuBLASLt's counts, so that a resumed run finds the same trials.
@@ -62,6 +62,7 @@ inline constexpr double kCandidateS = 0.008;
 
 struct SweepRequest {
   std::vector<Shape> shapes;
+  Groups groups;  // with experts: of expert linears, each of these shapes
   std::vector<std::string> recipes;
   SweepOptions options;
   uint64_t seed = 1;
@@ -77,7 +78,7 @@ struct PlannedGemm {
   Problem problem;
   std::vector<Generated> generated;
   // The suggestions of cuBLASLt that are measured; none in fp8 where the recipe keeps this GEMM in
-  // bf16.
+  // bf16, and of a grouped GEMM.
   std::vector<int> fp8_suggestions, bf16_suggestions;
   std::vector<runtime::GemmChoice> prior;  // what a plan takes without a search
 };

@@ -41,9 +41,61 @@ TEST(GroupedChoice, IsTheWinnerOfAMeasuredShape) {
           of_k ? k_grouped_spec(desc.gemm, {}) : m_grouped_spec(desc.gemm, {}), group);
       const auto own = std::ranges::find(winners, 0.0, &NearbyWinner::octaves);
       ASSERT_NE(own, winners.end());
-      EXPECT_EQ(key(*chosen), key(own->config)) << linear.m << ", " << linear.n << ", " << linear.k;
+      EXPECT_EQ(key(chosen->config), key(own->config))
+          << linear.m << ", " << linear.n << ", " << linear.k;
     }
   }
+}
+
+KernelChoice row_of(Gemm gemm, Shape shape, const Groups& groups, const char* config,
+                    const char* recipe = "rowwise") {
+  return {.problem = Problem::make(to_op(gemm), find_recipe(recipe).value(), shape, groups).value(),
+          .kernel = parse_gemm_kernel(Provider::kGenerated, config).value(),
+          .median_ns = 1000};
+}
+
+TEST(GroupedChoice, IsTheTablesRowOfAsManyExpertsAndThisShape) {
+  const Shape shape = {4096, 1024, 2048};
+  for (const auto& [gemm, fast] : {std::pair{Gemm::kOutput, true}, {Gemm::kGradWeight, false}}) {
+    const GroupedDesc desc = desc_of(gemm, shape, 16, ScaleMode::kAxis, fast);
+    TuningTable table;
+    table.add(row_of(gemm, shape, {16, kZipf}, "64x128s6c1x1w1g8"));
+    const auto zipf = choose_grouped(&table, desc, kSmsOfH100);
+    ASSERT_TRUE(zipf) << zipf.error().message;
+    EXPECT_EQ(key(zipf->config), "64x128s6c1x1w1g8");
+    EXPECT_EQ(zipf->why, "the tuning table's row of this shape");
+    table.add(row_of(gemm, shape, {16, kEven}, "64x256s4c1x1w1g8"));
+    EXPECT_EQ(key(choose_grouped(&table, desc, kSmsOfH100)->config), "64x256s4c1x1w1g8")
+        << "the most even routing";
+    // A dense row, and one of another type, shape, recipe or number of experts, decide nothing.
+    const std::string model = key(choose_grouped(nullptr, desc, kSmsOfH100)->config);
+    ASSERT_NE(model, "64x128s6c1x1w1g8");
+    TuningTable others;
+    others.add(row_of(gemm, shape, {}, "64x128s6c1x1w1g8"));
+    others.add(row_of(gemm, shape, {16, kEven}, "64x128s6c1x1w1g8", "blockwise"));
+    EXPECT_EQ(key(choose_grouped(&others, desc, kSmsOfH100)->config), model);
+    others.add(row_of(gemm, {4096, 1024, 4096}, {16, kEven}, "64x128s6c1x1w1g8"));
+    others.add(row_of(gemm, shape, {32, kEven}, "64x128s6c1x1w1g8"));
+    const auto near = choose_grouped(&others, desc, kSmsOfH100);
+    EXPECT_EQ(near->neighbours, 2);
+    EXPECT_EQ(near->why, "by the cost model and the 2 nearest rows of the tuning table");
+    // Rows are measured with all SMs.
+    GroupedDesc limited = desc;
+    limited.gemm.sm_limit = 64;
+    EXPECT_NE(choose_grouped(&table, limited, kSmsOfH100)->why, zipf->why);
+    // The table's text keeps them.
+    const auto read = parse_table(table.serialize());
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_EQ(read->choices(), table.choices());
+  }
+}
+
+TEST(GroupedChoice, ATableWithAConfigurationThatGroupsCannotHaveIsRefused) {
+  TuningTable table;
+  table.add(row_of(Gemm::kOutput, {4096, 1024, 2048}, {16, kEven}, "128x128s6c2x1w2pg8"));
+  const auto read = parse_table(table.serialize());
+  ASSERT_FALSE(read) << "its clusters would share columns of ragged rows";
+  EXPECT_EQ(read.error().code, ErrorCode::kCorrupt);
 }
 
 TEST(GroupedChoice, BlocksHaveNoWinners) {

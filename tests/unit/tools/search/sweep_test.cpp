@@ -1,6 +1,7 @@
 // The measurements and choices of a sweep.
 #include <cstdio>
 
+#include "runtime/gemm/choose.hpp"
 #include "tests/unit/tools/search/sweep_fixture.hpp"
 
 namespace f8::tuner {
@@ -32,6 +33,45 @@ TEST_F(SweepTest, EveryTrialGetsATerminalStateAndTheLinearARatio) {
   ASSERT_FALSE(linear[0].result.kernels.empty());
   EXPECT_TRUE(linear[0].result.kernels.front().config.ends_with("g16"));
   EXPECT_EQ(bf16[0].result.kernels, all_of_library("h1"));
+}
+
+// Grouped GEMMs and the whole expert linear, with a baseline of a call for each expert; a plan takes the
+// kernels that the database has then.
+TEST_F(SweepTest, ExpertsAreSweptAndChosenFromTheDatabase) {
+  request_.groups = {16, kZipf};
+  request_.recipes = {"rowwise_with_gw_hp"};
+  const auto outcome = sweep_all();
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->progress.done, outcome->progress.trials);
+  EXPECT_TRUE(rows(problem(Op::kLinear, "rowwise_with_gw_hp")).empty()) << "nothing is dense";
+  const Recipe recipe = find_recipe("rowwise_with_gw_hp").value();
+  const auto of = [&](Op op) {
+    return Problem::make(op, recipe, request_.shapes[0], request_.groups).value();
+  };
+  const auto whole = rows(of(Op::kLinear), "float8");
+  ASSERT_EQ(whole.size(), 1u);
+  ASSERT_EQ(whole[0].result.kernels.size(), 3u);
+  EXPECT_TRUE(whole[0].result.ratio);
+  EXPECT_EQ(rows(of(Op::kLinear), "bf16").size(), 1u);
+  const Database db = open();
+  const auto experts = db.linears("rowwise_with_gw_hp", tuning_db::Impl::kFloat8, Op::kExperts);
+  ASSERT_EQ(experts->size(), 1u);
+  EXPECT_TRUE(db.linears("rowwise_with_gw_hp")->empty());
+  const TuningTable table = db.table().value();
+  EXPECT_TRUE(table.speedups().empty()) << "those are of dense linears";
+  ASSERT_EQ(table.choices().size(), 3u);
+  for (const Gemm g : kGemms) {
+    const Problem gemm = of(to_op(g));
+    EXPECT_GE(rows(gemm, "generated").size(), 3u) << gemm.key();
+    EXPECT_TRUE(rows(gemm, "cublaslt").empty()) << gemm.key();
+    ASSERT_EQ(rows(gemm, "bf16_cublaslt").size(), 1u) << gemm.key();
+    const auto chosen = runtime::choose_grouped(&table, grouped_desc(gemm).value(), 132);
+    ASSERT_TRUE(chosen) << chosen.error().message;
+    const auto* taken = find_kernel(whole[0].result.kernels, to_string(g));
+    ASSERT_NE(taken, nullptr);
+    EXPECT_EQ(key(chosen->config), taken->config) << gemm.key();
+    EXPECT_EQ(chosen->why, "the tuning table's row of this shape");
+  }
 }
 
 TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {

@@ -67,6 +67,7 @@ class Collector {
       if (const auto times = fastest(rows, key.second)) gemms_.try_emplace(key, *times);
     }
     F8_TRY(add_linears(database, index));
+    F8_TRY(add_experts(database));
     for (tuner::MeasuredGemm& gemm : F8_TRY(tuner::measured_gemms(database))) {
       result_.choices.push_back(std::move(gemm));
     }
@@ -185,6 +186,19 @@ class Collector {
         }
         const Shape s = times.shape;
         linears_.try_emplace({recipe, s.n, s.k, s.m, *device}, std::move(times));
+      }
+    }
+    return {};
+  }
+
+  Status add_experts(const Database& database) {
+    for (const Recipe& recipe : builtin_recipes()) {
+      for (TrialRow& row : F8_TRY(database.linears(recipe.name, Impl::kFloat8, Op::kExperts))) {
+        count(row);
+        const auto same = [&](const TrialRow& known) {
+          return known.problem == row.problem && known.device.is_same_class(row.device);
+        };
+        if (std::ranges::none_of(result_.experts, same)) result_.experts.push_back(std::move(row));
       }
     }
     return {};

@@ -23,7 +23,7 @@ const Section kSections[] = {
      "Speedup of linears",
      "How many times faster a linear (forward and backward, casts included) is in float8 than in "
      "bf16. Blue is faster, orange slower, and the digits say the same.",
-     {"speedup"}},
+     {"speedup", "experts"}},
     {"time",
      "Where a linear's time goes",
      "The parts of forward and backward. A GEMM's part is its time alone; what the GEMMs leave is "
@@ -54,6 +54,40 @@ DataTable policy_table(const std::vector<std::pair<std::string, EstimateScore>>&
                           percent(regrets.convert_all), percent(regrets.keep_all)});
   }
   return table;
+}
+
+// The expert linears of all devices, whose bf16 baseline is a call for each expert.
+std::optional<Figure> experts_table(const Measurements& measurements) {
+  if (measurements.experts.empty()) return std::nullopt;
+  DataTable table{.caption = "Expert linears, forward and backward",
+                  .columns = {"recipe", "M", "N", "K", "experts", "skew", "float8 us", "speedup",
+                              "interval", "output", "grad_input", "grad_weight", "device"},
+                  .rows = {}};
+  for (const tuning_db::TrialRow& row : measurements.experts) {
+    const Shape s = row.problem.shape();
+    const auto [experts, skew] = row.problem.groups();
+    const auto& ratio = row.result.ratio;
+    std::vector<std::string> cells = {row.problem.recipe};
+    for (const int64_t size : {s.m, s.n, s.k, experts, skew})
+      cells.push_back(f8::format("{}", size));
+    cells.push_back(microseconds(row.result.timing->median_ns));
+    cells.push_back(ratio ? f8::format("{:.3f}", ratio->ratio) : "");
+    cells.push_back(ratio ? f8::format("{:.3f} to {:.3f}", ratio->lo, ratio->hi) : "");
+    for (const std::string_view part : spec_of(row.problem.op).parts) {
+      const auto* kernel = find_kernel(row.result.kernels, part);
+      cells.push_back(kernel == nullptr ? "" : kernel->config);
+    }
+    cells.push_back(row.device_name);
+    table.rows.push_back(std::move(cells));
+  }
+  return Figure{.kind = "experts",
+                .title = "Speedup of expert linears",
+                .description =
+                    "The linears of a mixture's experts, M rows of all experts together. "
+                    "The bf16 baseline is cuBLASLt with a call for each expert. A skew of 0 "
+                    "is an even routing, 1 is Zipf's law, and under 100 one expert has all "
+                    "rows.",
+                .table = std::move(table)};
 }
 
 class Collection {
@@ -203,6 +237,7 @@ std::string summary(const Measurements& measurements) {
 
 std::vector<Figure> all_figures(const Measurements& measurements) {
   Collection all;
+  all.add(experts_table(measurements));
   all.add(regret_curve(measurements));
   for (const SpeedupGrid& grid : speedup_grids(measurements)) {
     all.add(speedup_map(measurements, grid));
