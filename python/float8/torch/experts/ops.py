@@ -232,9 +232,11 @@ def check(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> None:
     """Raises ValueError for operands that no expert linear can have; the weight is [E, N, K]."""
     check_weight(x, weight)
     experts = weight.shape[0]
-    if offs.dtype != torch.int32 or offs.dim() != 1 or offs.shape[0] != experts:
+    of_int32 = isinstance(offs, torch.Tensor) and offs.dtype == torch.int32
+    if not of_int32 or offs.dim() != 1 or offs.shape[0] != experts:
+        words = f"{list(offs.shape)} of {offs.dtype}" if isinstance(offs, torch.Tensor) else offs
         raise ValueError(
-            f"float8: offs is {list(offs.shape)} of {offs.dtype}, and w_t has {experts} experts; it is "
+            f"float8: offs is {words}, and w_t has {experts} experts; it is "
             "the end of each expert's rows, as torch.cumsum(counts, 0, dtype=torch.int32) gives them"
         )
     if x.device != offs.device:

@@ -266,7 +266,7 @@ TEST_P(MoeRefusals, Descriptions) {
   float8_moe_desc bad = desc();
   bad.recipe = "delayed";
   EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("use two float8_experts")) << float8_last_error();
+  EXPECT_TRUE(says("two float8_experts have it")) << float8_last_error();
   bad = desc();
   bad.hidden = 40;
   EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_INVALID_ARGUMENT);
