@@ -149,6 +149,11 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
                                     runtime::GemmCall& call);
   [[nodiscard]] Result<Built> add_float8(const Candidate& candidate);
+  struct ExpertsCalls {  // by operand set
+    std::vector<runtime::ExpertsForwardCall> forward;
+    std::vector<runtime::ExpertsBackwardCall> backward;
+  };
+  [[nodiscard]] ExpertsCalls experts_calls(const float8_scale_slots& slots) const;
   [[nodiscard]] Result<Built> add_experts(const Candidate& candidate);
   [[nodiscard]] Result<Built> add_bf16(const Candidate& candidate);
   [[nodiscard]] Status reserve_workspace(size_t bytes);

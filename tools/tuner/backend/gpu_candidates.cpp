@@ -242,6 +242,30 @@ Status GpuBackend::add_weights_in_fp8(Timed& timed) {
   return {};
 }
 
+GpuBackend::ExpertsCalls GpuBackend::experts_calls(const float8_scale_slots& slots) const {
+  ExpertsCalls calls;
+  for (const LinearSet& set : linear_sets_) {
+    calls.forward.push_back({.m = problem_.shape().m,
+                             .x = {set.x.data},
+                             .w = {set.w.data},
+                             .y = {mutable_pointer(set.y)},
+                             .layout = routing_->call.layout,
+                             .saved = {mutable_pointer(set.saved)},
+                             .workspace = {mutable_pointer(set.workspace)},
+                             .scales = slots});
+    calls.backward.push_back({.m = problem_.shape().m,
+                              .dy = {set.dy.data},
+                              .dx = {mutable_pointer(set.dx)},
+                              .dw = {mutable_pointer(set.dw)},
+                              .layout = routing_->call.layout,
+                              .saved = {mutable_pointer(set.saved)},
+                              .workspace = {mutable_pointer(set.workspace)},
+                              .scales = slots,
+                              .x = {set.x.data}});
+  }
+  return calls;
+}
+
 // An expert linear, whole or one of its GEMMs, is timed with the casts that a routing's layout needs.
 // A GEMM alone reads the copies that a step has left.
 Result<Built> GpuBackend::add_experts(const Candidate& candidate) {
@@ -261,30 +285,10 @@ Result<Built> GpuBackend::add_experts(const Candidate& candidate) {
     delayed = F8_TRY(add_delayed_state(experts->scale_slots()));
     slots = delayed->scales->slots(delayed->bytes, 0);
   }
-  std::vector<runtime::ExpertsForwardCall> forward;
-  std::vector<runtime::ExpertsBackwardCall> backward;
-  for (const LinearSet& set : linear_sets_) {
-    forward.push_back({.m = problem_.shape().m,
-                       .x = {set.x.data},
-                       .w = {set.w.data},
-                       .y = {mutable_pointer(set.y)},
-                       .layout = routing_->call.layout,
-                       .saved = {mutable_pointer(set.saved)},
-                       .workspace = {mutable_pointer(set.workspace)},
-                       .scales = slots});
-    backward.push_back({.m = problem_.shape().m,
-                        .dy = {set.dy.data},
-                        .dx = {mutable_pointer(set.dx)},
-                        .dw = {mutable_pointer(set.dw)},
-                        .layout = routing_->call.layout,
-                        .saved = {mutable_pointer(set.saved)},
-                        .workspace = {mutable_pointer(set.workspace)},
-                        .scales = slots,
-                        .x = {set.x.data}});
-  }
+  const auto [forward, backward] = experts_calls(slots);
   Timed timed;
   timed.candidate = candidate;
-  timed.prime = [this, experts, forward, backward, delayed]() -> Status {
+  timed.prime = [this, experts, forward = forward, backward = backward, delayed]() -> Status {
     if (delayed) {
       F8_TRY(delayed->scales->init(delayed->bytes, stream_));
       const float8_step first{.first_step = 1};
@@ -303,7 +307,7 @@ Result<Built> GpuBackend::add_experts(const Candidate& candidate) {
     }
     return {};
   };
-  timed.steps = [this, experts, forward, backward](size_t set) {
+  timed.steps = [this, experts, forward = forward, backward = backward](size_t set) {
     std::vector<runtime::Step> steps = {{"layout", [this](runtime::Stream stream) {
                                            return routing_->plan.run(routing_->call, stream);
                                          }}};
