@@ -94,7 +94,7 @@ struct OpSpec {
 [[nodiscard]] std::span<const OpSpec> registered_ops();  // indexed by Op
 [[nodiscard]] const OpSpec& spec_of(Op op);
 [[nodiscard]] std::string_view to_string(Op op);
-// By name or alias: a linear or one of its GEMMs, whose grouped form grouped() is.
+// Takes a name or an alias of a linear or of one of its GEMMs, whose grouped form grouped() gives.
 [[nodiscard]] Result<Op> parse_op(std::string_view text);
 inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
 [[nodiscard]] constexpr bool is_grouped(Op op) {
@@ -143,7 +143,7 @@ struct Problem {
   bool fast = false;
 
   [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, const Dims& dims);
-  // Of an operation of a linear, or with experts its grouped form.
+  // Makes an operation of a linear or, where there are experts, its grouped form.
   [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, Shape shape,
                                             const Groups& groups);
   [[nodiscard]] std::string key() const;

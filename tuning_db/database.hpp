@@ -41,7 +41,8 @@ struct Method {
 };
 
 // The implementation of a candidate: a GEMM in fp8 by a generated kernel or by cuBLASLt, a GEMM in
-// bf16 by cuBLASLt (a grouped one by a call for each group), a whole operation, such as a linear, in fp8 or in bf16.
+// bf16 by cuBLASLt (a grouped one by a call for each group), a whole operation, such as a linear, in
+// fp8 or in bf16.
 enum class Impl : uint8_t { kGenerated, kCublasLt, kBf16CublasLt, kFloat8, kBf16 };
 [[nodiscard]] std::string_view to_string(Impl impl);  // as the database keeps it: "bf16_cublaslt"
 [[nodiscard]] Result<Impl> parse_impl(std::string_view text);

@@ -6,8 +6,8 @@
 
 A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
 adds each token's results by their scores: in bf16 by torch alone (bf16_experts.py), with its
-torch.nn.functional.grouped_mm, in fp8 with float8.torch.functional.moe. Weights are cast in each step, in forward and again in backward; of the
-variants with -keep once, with recompute=False. Each step has another of a few pairs of x and dy. The
+torch.nn.functional.grouped_mm, in fp8 with float8.torch.functional.moe. Weights are cast in each
+step, in forward and again in backward; of the variants with -keep once, with recompute=False. Each step has another of a few pairs of x and dy. The
 variants are timed in rounds; a row has the median time, the median speedup over bf16 and the peak of
 memory in a step. DeepSeek-V3 has 8 local experts, as on one of 32 ranks.
 """

@@ -1,5 +1,6 @@
 // The scaled GEMM d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b: fp8 operands; d is
-// bf16, fp16 or fp32. Over groups of K a and b may be bf16 or fp16, [k][m] and [k][n] without scales. Optionally a bias is added, the result is added to what d held, and max |d|
+// bf16, fp16 or fp32. Over groups of K a and b may be bf16 or fp16, [k][m] and [k][n] without scales.
+// Optionally a bias is added, the result is added to what d held, and max |d|
 // is recorded. One launch computes one GEMM, or two, or with kGroup one for each group of the rows
 // of a, or of K.
 //

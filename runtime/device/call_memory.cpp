@@ -90,6 +90,12 @@ Status CallMemory::check_alignment(const char* call) const {
   return {};
 }
 
+Status CallMemory::check(const char* call, Context& context, Stream stream) const {
+  F8_TRY(check_alignment(call));
+  F8_TRY(check_overlaps(call));
+  return check_device(call, context, stream);
+}
+
 Status CallMemory::check_overlaps(const char* call) const {
   for (const Region& written : regions()) {
     if (written.access != Access::kWrite) continue;

@@ -78,6 +78,8 @@ class CallMemory {
   [[nodiscard]] Status check_overlaps(const char* call) const;
   // Asks the driver about every pointer and about the stream's context, with check_pointers alone.
   [[nodiscard]] Status check_device(const char* call, Context& context, Stream stream) const;
+  // All of these, in this order.
+  [[nodiscard]] Status check(const char* call, Context& context, Stream stream) const;
 
  private:
   void add(const char* args, const char* name, const void* at, size_t rows, size_t row,

@@ -362,9 +362,7 @@ Status check_memory(const Parts& parts, const Split& split, int rank, const Gath
     bytes += part.workspace_bytes(split);
   }
   memory.add("workspace", call.workspace.data, bytes, Access::kWrite);
-  F8_TRY(memory.check_alignment(kCall));
-  F8_TRY(memory.check_overlaps(kCall));
-  return memory.check_device(kCall, context, stream);
+  return memory.check(kCall, context, stream);
 }
 
 }  // namespace

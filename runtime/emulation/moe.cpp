@@ -46,7 +46,7 @@ void place(const kernels::RouteArgs& args, bool long_ids, const std::vector<int3
   }
 }
 
-// What a combination and the gradient of its scores have in common.
+// A combination and the gradient of its scores share these checks.
 template <class Args>
 void check_rows(const Args& args, const codegen::CombineSpec& spec, const Call& call) {
   if (args.tokens < 1 || args.cols < 1 || args.top_k < 1) {

@@ -404,9 +404,7 @@ Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
   memory.add("saved", call.saved.data, saved_bytes(), Access::kWrite);
   add_slots(memory, call.scales, slots_.size());
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
-  F8_TRY(memory.check_alignment(kForward));
-  F8_TRY(memory.check_overlaps(kForward));
-  return memory.check_device(kForward, *context_, stream);
+  return memory.check(kForward, *context_, stream);
 }
 
 Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
@@ -459,9 +457,7 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
   add_slots(memory, call.scales, slots_.size());
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
-  F8_TRY(memory.check_alignment(kBackward));
-  F8_TRY(memory.check_overlaps(kBackward));
-  return memory.check_device(kBackward, *context_, stream);
+  return memory.check(kBackward, *context_, stream);
 }
 
 Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {

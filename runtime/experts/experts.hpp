@@ -53,7 +53,7 @@ class Experts {
 
   [[nodiscard]] size_t layout_bytes() const;
   [[nodiscard]] size_t workspace_bytes() const { return std::max(forward_bytes_, backward_bytes_); }
-  // What a forward and a backward need of it.
+  // A forward and a backward need these parts of it.
   [[nodiscard]] size_t forward_bytes() const { return forward_bytes_; }
   [[nodiscard]] size_t backward_bytes() const { return backward_bytes_; }
   [[nodiscard]] size_t saved_bytes() const { return saved_bytes_; }

@@ -9,6 +9,7 @@ namespace f8::runtime {
 namespace {
 
 constexpr const char* kCall = "float8_group_layout";
+constexpr const char* kArgs = "float8_group_layout_args";
 
 static_assert(FLOAT8_NO_GROUP_ERROR == static_cast<int>(kernels::kNoGroupError) &&
               FLOAT8_NEGATIVE_END == static_cast<int>(kernels::kNegativeEnd) &&
@@ -16,24 +17,20 @@ static_assert(FLOAT8_NO_GROUP_ERROR == static_cast<int>(kernels::kNoGroupError) 
               FLOAT8_END_BEYOND_M == static_cast<int>(kernels::kEndBeyondM));
 static_assert(FLOAT8_MAX_EXPERTS == kernels::kMaxExperts);
 
-Status need(const void* pointer, const char* field) {
-  if (pointer != nullptr) [[likely]] {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument, "float8_group_layout_args.{} is NULL", field);
-}
-
 }  // namespace
+
+Status check_experts(int64_t experts) {
+  if (experts >= 1 && experts <= kernels::kMaxExperts) return {};
+  return fail(ErrorCode::kInvalidArgument, "experts is {}; it is 1 to {}", experts,
+              kernels::kMaxExperts);
+}
 
 Result<kernels::GroupLayout> group_layout_of(int64_t m_max, int64_t experts) {
   if (m_max < 1 || m_max > kMaxDim) {
     return fail(ErrorCode::kInvalidArgument, "m_max is {}; the rows of all experts are 1 to {}",
                 m_max, kMaxDim);
   }
-  if (experts < 1 || experts > kernels::kMaxExperts) {
-    return fail(ErrorCode::kInvalidArgument, "experts is {}; it is 1 to {}", experts,
-                kernels::kMaxExperts);
-  }
+  F8_TRY(check_experts(experts));
   return kernels::GroupLayout{.experts = static_cast<int32_t>(experts),
                               .m_max = static_cast<int32_t>(m_max)};
 }
@@ -46,20 +43,17 @@ Result<GroupLayoutPlan> GroupLayoutPlan::create(const std::shared_ptr<Context>& 
 }
 
 Status GroupLayoutPlan::run(const GroupLayoutCall& call, Stream stream) const {
-  F8_TRY(need(call.offsets, "offsets"));
-  F8_TRY(need(call.layout.data, "layout"));
+  F8_TRY(need(kArgs, "offsets", call.offsets));
+  F8_TRY(need(kArgs, "layout", call.layout.data));
   if (call.m < 0 || call.m > layout_.m_max) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_group_layout_args.m is {}; the plan was made for 0 to {}", call.m,
-                layout_.m_max);
+    return fail(ErrorCode::kInvalidArgument, "{}.m is {}; the plan was made for 0 to {}", kArgs,
+                call.m, layout_.m_max);
   }
-  CallMemory memory("float8_group_layout_args");
+  CallMemory memory(kArgs);
   memory.add("offsets", call.offsets, static_cast<size_t>(layout_.experts) * sizeof(int32_t),
              Access::kRead, alignof(int32_t));
   memory.add("layout", call.layout.data, bytes(), Access::kWrite);
-  F8_TRY(memory.check_alignment(kCall));
-  F8_TRY(memory.check_overlaps(kCall));
-  F8_TRY(memory.check_device(kCall, *context_, stream));
+  F8_TRY(memory.check(kCall, *context_, stream));
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
@@ -72,7 +66,7 @@ Status GroupLayoutPlan::run(const GroupLayoutCall& call, Stream stream) const {
 }
 
 Result<float8_group_error> GroupLayoutPlan::take_error(void* layout, Stream stream) const {
-  F8_TRY(need(layout, "layout"));
+  F8_TRY(need(kArgs, "layout", layout));
   const Driver& driver = context_->state().driver;
   const ScopedContext current(driver, context_->state().primary);
   F8_TRY(current.status());

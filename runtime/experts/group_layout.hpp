@@ -35,6 +35,7 @@ class GroupLayoutPlan {
   kernels::GroupLayout layout_;
 };
 
+[[nodiscard]] Status check_experts(int64_t experts);
 // Checks the number of experts and m_max of an expert linear or a layout.
 [[nodiscard]] Result<kernels::GroupLayout> group_layout_of(int64_t m_max, int64_t experts);
 

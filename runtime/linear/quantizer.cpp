@@ -483,9 +483,7 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
   CallMemory memory = cast_memory(call);
   memory.add("workspace", call.workspace.data, layout_.workspace_bytes, Access::kWrite);
   add_launch_counts(memory, call);
-  F8_TRY(memory.check_alignment(kCall));
-  F8_TRY(memory.check_overlaps(kCall));
-  F8_TRY(memory.check_device(kCall, *context_, stream));
+  F8_TRY(memory.check(kCall, *context_, stream));
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
@@ -551,9 +549,7 @@ Status Quantizer::find_amax(const QuantizeCall& call, Stream stream) const {
   constexpr const char* kCall = "float8_quantize_amax";
   F8_TRY(check_find(kCall, call));
   const CallMemory memory = find_memory(call);
-  F8_TRY(memory.check_alignment(kCall));
-  F8_TRY(memory.check_overlaps(kCall));
-  F8_TRY(memory.check_device(kCall, *context_, stream));
+  F8_TRY(memory.check(kCall, *context_, stream));
   const auto bind_call = [&](size_t, CallArguments& to) {
     bind(call, to);
     return true;

@@ -69,9 +69,7 @@ Status TensorGemm::run(const TensorGemmCall& call, Stream stream) const {
                   desc.d, Access::kWrite);
   memory.add_rows("bias", call.bias, 1, n, 0, desc.d, Access::kRead);
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
-  F8_TRY(memory.check_alignment("float8_gemm"));
-  F8_TRY(memory.check_overlaps("float8_gemm"));
-  F8_TRY(memory.check_device("float8_gemm", *context_, stream));
+  F8_TRY(memory.check("float8_gemm", *context_, stream));
   return plan_->run({.a = reads_q_[0] ? a.q : a.qt,
                      .b = reads_q_[1] ? b.q : b.qt,
                      .d = call.d.data,

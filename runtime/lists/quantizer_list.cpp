@@ -27,9 +27,7 @@ QuantizeCall in_list(const QuantizeListCall& call, size_t i) {
 Status add_memory(const char* name, const CallMemory& memory, const QuantizeListCall& list,
                   const QuantizeCall& call, size_t i, Context& context, Stream stream,
                   CallOverlaps& overlaps) {
-  F8_TRY(memory.check_alignment(name));
-  F8_TRY(memory.check_overlaps(name));
-  F8_TRY(memory.check_device(name, context, stream));
+  F8_TRY(memory.check(name, context, stream));
   for (const Region& region : memory.regions()) {
     const auto is = [&](const void* at) { return region.begin == reinterpret_cast<uintptr_t>(at); };
     if (is(list.workspace.data) || is(launch_counts(list)) || is(list.noop_flag)) continue;

@@ -1,4 +1,4 @@
-// What the calls of a mixture of experts check alike.
+// The calls of a mixture of experts share these checks.
 #pragma once
 
 #include "base/error.hpp"
@@ -14,13 +14,6 @@ inline Status check_tokens(const char* args, int64_t tokens, int64_t most) {
   }
   return fail(ErrorCode::kInvalidArgument, "{}.tokens is {}; the plan was made for 0 to {}", args,
               tokens, most);
-}
-
-inline Status check_memory(const CallMemory& memory, const char* call, Context& context,
-                           Stream stream) {
-  F8_TRY(memory.check_alignment(call));
-  F8_TRY(memory.check_overlaps(call));
-  return memory.check_device(call, context, stream);
 }
 
 }  // namespace f8::runtime

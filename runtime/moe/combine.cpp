@@ -17,7 +17,7 @@ constexpr const char* kCombineArgs = "float8_moe_combine_args";
 constexpr const char* kGradient = "float8_moe_score_gradient";
 constexpr const char* kGradientArgs = "float8_moe_score_gradient_args";
 
-// What both calls read.
+// Both calls read these.
 template <class Call>
 Status add_rows(const Call& call, const CombineDesc& desc, const char* args, CallMemory& memory) {
   F8_TRY(check_tokens(args, call.tokens, desc.tokens_max));
@@ -78,7 +78,7 @@ Status CombinePlan::run(const CombineCall& call, Stream stream) const {
   memory.add("scores", call.scores, static_cast<size_t>(call.tokens * desc_.top_k) * kMoeWord,
              Access::kRead, kMoeWord);
   add_tokens("out", call.out, call.tokens, desc_, Access::kWrite, memory);
-  F8_TRY(check_memory(memory, kCombine, *context_, stream));
+  F8_TRY(memory.check(kCombine, *context_, stream));
   const kernels::CombineArgs args{.y = call.y,
                                   .scores = call.scores,
                                   .position = call.position,
@@ -101,7 +101,7 @@ Status CombinePlan::run(const ScoreGradientCall& call, Stream stream) const {
   add_tokens("dout", call.dout, call.tokens, desc_, Access::kRead, memory);
   memory.add("dscores", call.dscores, static_cast<size_t>(pairs) * kMoeWord, Access::kWrite,
              kMoeWord);
-  F8_TRY(check_memory(memory, kGradient, *context_, stream));
+  F8_TRY(memory.check(kGradient, *context_, stream));
   const kernels::ScoreGradientArgs args{.dout = call.dout,
                                         .y = call.y,
                                         .position = call.position,

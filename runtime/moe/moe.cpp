@@ -131,9 +131,7 @@ Status Moe::check(const MoeForwardCall& call, Stream stream) const {
   memory.add_rows("y", call.y.data, call.m, desc_.dim, call.y.ld, desc_.tensor_dtype,
                   Access::kWrite);
   memory.add("saved", call.saved.data, saved_bytes_, Access::kWrite);
-  F8_TRY(memory.check_alignment(kForward));
-  F8_TRY(memory.check_overlaps(kForward));
-  return memory.check_device(kForward, *context_, stream);
+  return memory.check(kForward, *context_, stream);
 }
 
 Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
@@ -163,9 +161,7 @@ Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
   memory.add("score", call.score, static_cast<size_t>(call.m) * sizeof(float), Access::kRead,
              alignof(float));
   memory.add("saved", call.saved.data, saved_bytes_, Access::kRead);
-  F8_TRY(memory.check_alignment(kBackward));
-  F8_TRY(memory.check_overlaps(kBackward));
-  return memory.check_device(kBackward, *context_, stream);
+  return memory.check(kBackward, *context_, stream);
 }
 
 float8_matrix Moe::gate_up(const float8_buffer& saved) const {

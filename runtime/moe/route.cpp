@@ -4,6 +4,7 @@
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
+#include "runtime/experts/group_layout.hpp"
 #include "runtime/moe/call.hpp"
 
 namespace f8::runtime {
@@ -15,10 +16,7 @@ constexpr const char* kRouteArgs = "float8_moe_route_args";
 }  // namespace
 
 Status check_routing_sizes(int64_t tokens_max, int64_t top_k, int64_t experts) {
-  if (experts < 1 || experts > kernels::kMaxExperts) {
-    return fail(ErrorCode::kInvalidArgument, "experts is {}; it is 1 to {}", experts,
-                kernels::kMaxExperts);
-  }
+  F8_TRY(check_experts(experts));
   if (top_k < 1) {
     return fail(ErrorCode::kInvalidArgument, "top_k is {}; a token has at least 1 expert", top_k);
   }
@@ -72,7 +70,7 @@ Status RoutePlan::check(const RouteCall& call, Stream stream) const {
   memory.add("scores", call.scores, pairs * kMoeWord, Access::kRead, kMoeWord);
   memory.add("row_scores", call.row_scores, pairs * kMoeWord, Access::kWrite, kMoeWord);
   memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
-  return check_memory(memory, kRoute, *context_, stream);
+  return memory.check(kRoute, *context_, stream);
 }
 
 Status RoutePlan::run(const RouteCall& call, Stream stream) const {

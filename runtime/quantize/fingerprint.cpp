@@ -105,9 +105,7 @@ Status check_all(Context& context, const FingerprintCalls& calls, Stream stream)
     Status good = check(call);
     if (good) {
       const CallMemory memory = memory_of(call);
-      good = memory.check_alignment(kCall);
-      if (good) good = memory.check_overlaps(kCall);
-      if (good) good = memory.check_device(kCall, context, stream);
+      good = memory.check(kCall, context, stream);
     }
     if (good && chunks_of(weight_of(call)) > std::numeric_limits<uint32_t>::max()) [[unlikely]] {
       good = fail(ErrorCode::kUnsupported, "{}: a weight of {} x {} has more than 64 GiB", kCall,

@@ -1,5 +1,5 @@
-// The plan of a sweep: for each linear (recipe and shape; also of experts) its three GEMMs under all candidates, fp8
-// and bf16, then whole linears of the best, and the fastest linear against its bf16 baseline. The
+// The plan of a sweep: for each linear (recipe and shape; also of experts) its three GEMMs under all
+// candidates, fp8 and bf16, then whole linears of the best, and the fastest linear against its bf16 baseline. The
 // plan is made before anything is launched and depends on nothing but the request, the device's
 // figures and cuBLASLt's counts, so that a resumed run finds the same trials.
 #pragma once
