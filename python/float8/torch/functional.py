@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
+from float8.torch.experts import expert_parallel as _parallel
 from float8.torch.experts import modules as _modules
 from float8.torch.experts import moe as _moe
 from float8.torch.experts import ops as _experts
@@ -137,6 +139,8 @@ def moe(
     w2: torch.Tensor,
     *,
     recipe: str | Recipe = "tensorwise",
+    group: Any = None,
+    dispatch_dtype: torch.dtype | None = None,
     emulate: bool = False,
     recompute: bool | None = None,
     saturate: bool = False,
@@ -147,12 +151,19 @@ def moe(
         drops the pair. topk_scores: [..., top_k]; they have a gradient.
     w13: [E, 2 F, D], the gates first, or [E, 2, F, D], or the two of [E, F, D].
     w2: [E, D, F].
+    group: a process group of R ranks for expert parallelism. The weights are then the E/R experts of this
+        rank, those of rank 0 first, and topk_ids are experts of all ranks. All ranks of the group call it
+        as often, also a rank without tokens.
+    dispatch_dtype: with a group, torch.float8_e4m3fn rounds tokens to e4m3 with a scale for each token
+        before they travel; None sends them in x's type. Results and gradients travel in x's type.
     recipe and the options: as for grouped_mm.
 
     The result is sum_k scores_k w2_e (silu(w1_e x) w3_e x), e = ids_k, in x's type: the sum is in fp32 and
-    in the order of top_k, and so is the one of x's gradient. No step waits for the host. Raises ValueError
-    for operands that do not fit.
+    in the order of top_k, and so is the one of x's gradient. No step waits for the host, but with a group
+    one in forward. Raises ValueError for operands that do not fit, and DistributedError where the ranks of
+    the group do not fit each other, or one of them ended.
     """
+    _parallel.check_dispatch(group, dispatch_dtype)
     x = _ops.of_autocast(x)
     tokens = x.reshape(-1, x.shape[-1])
     if isinstance(w13, torch.Tensor):
@@ -162,7 +173,11 @@ def moe(
     for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
         _experts.check_weight(tokens, each)
     config = pack_experts(recipe, emulate, saturate, recompute)
-    return _moe.swiglu_experts(tokens, ids, scores, w13, w2, config).reshape(x.shape)
+    operands = (tokens, ids, scores, w13, w2, config)
+    if group is None:
+        return _moe.swiglu_experts(*operands).reshape(x.shape)
+    y: torch.Tensor = _parallel.moe_over_ranks(*operands, group, dispatch_dtype is not None)
+    return y.reshape(x.shape)
 
 
 def pack_experts(

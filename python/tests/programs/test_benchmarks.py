@@ -160,6 +160,16 @@ def test_tp_pair(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(positive(rows[name][:2]) for name in ("bf16", "rowwise", "rowwise-async"))
 
 
+@pytest.mark.usefixtures("one_rank")
+def test_expert_parallel(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--variants", "rowwise,rowwise-fp8", "--models", "qwen3", "--rounds", "1")
+    program = "benchmarks/distributed/expert_parallel.py"
+    assert not repository.run(program, "--emulate", *options, "--steps", "1", "--routing", "even")
+    rows = table(capsys.readouterr().out, "layer")
+    names = [f"qwen3-even-{name}" for name in ("bf16", "rowwise", "rowwise-fp8")]
+    assert all(positive(rows[name]) for name in names)
+
+
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert not run("memory", "--blocks", "1", "--variants", "rowwise-eager")
     rows = table(capsys.readouterr().out, "variant")

@@ -142,6 +142,28 @@ def broadcast(tensor: Tensor, group: Any, operation: Operation) -> None:
     _run(call, tensor, group, operation)
 
 
+def all_to_all(
+    output: Tensor,
+    input: Tensor,
+    received: Sequence[int],
+    sent: Sequence[int],
+    group: Any,
+    operation: Operation,
+) -> None:
+    """Sends `sent[r]` rows to rank r of the group, and gets `received[r]` of it, in the order of ranks.
+
+    Rows may be of any type, which the backend need not know; both tensors are contiguous.
+    """
+    to, of = output.view(torch.uint8), input.view(torch.uint8)
+
+    def call(async_op: bool) -> Any:
+        return distributed.all_to_all_single(
+            to, of, list(received), list(sent), group=group, async_op=async_op
+        )
+
+    _run(call, input, group, operation)
+
+
 def _run(call: Callable[[bool], Any], tensor: Tensor, group: Any, operation: Operation) -> None:
     progress.begin(operation)
     start = time.monotonic()
