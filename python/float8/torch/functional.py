@@ -168,8 +168,8 @@ def moe(
     tokens = x.reshape(-1, x.shape[-1])
     if isinstance(w13, torch.Tensor):
         w13 = w13.flatten(1, 2) if w13.dim() == 4 else w13
+    _moe.check(x, topk_ids, topk_scores, w13, w2)
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
-    _moe.check(tokens, ids, scores, w13, w2)
     for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
         _experts.check_weight(tokens, each)
     config = pack_experts(recipe, emulate, saturate, recompute)

@@ -148,6 +148,17 @@ def test_converts_no_experts_unless_it_is_asked(device: str, config: Config) -> 
     assert list(experts_of(model)) == ["model.layers.1.mlp.experts"]
 
 
+def test_a_conversion_that_was_not_asked_about_experts_says_so_once(config: Config) -> None:
+    told = []
+    for experts in (False, None, None):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            f8.convert_to_float8_training(qwen(), config=config("rowwise"), experts=experts)
+        told.append([str(each.message) for each in caught if "experts=True" in str(each.message)])
+    assert [len(each) for each in told] == [0, 1, 0]
+    assert "mlp.experts" in told[1][0]
+
+
 def test_gives_linears_and_experts_recipes_of_their_own(device: str, config: Config) -> None:
     model = made(qwen, device)
     with pytest.raises(ValueError, match="use one of tensorwise, rowwise"):

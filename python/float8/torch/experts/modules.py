@@ -35,7 +35,9 @@ class Float8Experts(nn.Module):
         return (_remake, (self.original, self.kind), *made[2:])
 
     def extra_repr(self) -> str:
-        return ", ".join(filter(None, (super().extra_repr(), f"recipe={self.experts_recipe}")))
+        emulate = "emulate=True" if self.experts_config & recipes.EMULATE else ""
+        words = (super().extra_repr(), f"recipe={self.experts_recipe}", emulate)
+        return ", ".join(filter(None, words))
 
 
 class TransformersExperts(Float8Experts):

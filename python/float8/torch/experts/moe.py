@@ -124,11 +124,12 @@ def layout_of(routing: Routing) -> torch.Tensor:
 def check(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_scores: torch.Tensor, w13: Any, w2: torch.Tensor
 ) -> None:
-    """Raises ValueError for operands that functional.moe cannot have; x is [T, D]."""
-    pairs = topk_ids.shape
-    if len(pairs) != 2 or pairs[0] != x.shape[0] or topk_scores.shape != pairs or pairs[1] < 1:
+    """Raises ValueError for operands that functional.moe cannot have; w13 is without a dimension of 2."""
+    pairs, tokens = topk_ids.shape, x.shape[:-1].numel()
+    fits = len(pairs) > 1 or x.dim() == 1
+    if not fits or pairs[:-1].numel() != tokens or topk_scores.shape != pairs or pairs[-1] < 1:
         raise ValueError(
-            f"float8: x has {x.shape[0]} tokens, topk_ids is {list(pairs)} and topk_scores "
+            f"float8: x has {tokens} tokens, topk_ids is {list(pairs)} and topk_scores "
             f"{list(topk_scores.shape)}; both are [tokens, top_k]"
         )
     if topk_ids.dtype not in (torch.int32, torch.int64) or not topk_scores.is_floating_point():

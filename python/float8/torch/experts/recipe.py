@@ -13,8 +13,9 @@ NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 def check_recipe(recipe: Recipe, keeps_state: bool = False) -> None:
     """Raises ValueError for a recipe that expert linears do not have, or not without a state."""
     if (why := _obstacle(recipe, keeps_state)) is not None:
+        names = (*NAMES, "delayed") if keeps_state else NAMES
         raise ValueError(
-            f"float8: recipe {recipe.name or 'custom'} {why}: use one of {', '.join(NAMES)} for experts"
+            f"float8: recipe {recipe.name or 'custom'} {why}: use one of {', '.join(names)} for experts"
         )
 
 

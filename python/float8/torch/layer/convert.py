@@ -140,7 +140,7 @@ def convert_to_float8_training(
     fsdp: int = 1,
     tp: int = 1,
     hosts: int | None = None,
-    experts: Experts = False,
+    experts: Experts = None,
 ) -> nn.Module:
     """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
 
@@ -162,7 +162,7 @@ def convert_to_float8_training(
     experts: True lets the experts of transformers and torchtitan compute in fp8 too (docs/experts.md), or
         a function that is called with a module of experts and its name decides. They have config's
         recipe, which is not "bf16" then (ValueError), and its emulate and
-        saturate; the filters of linears do not ask for them.
+        saturate; the filters of linears do not ask for them. None leaves them, as False does, and warns.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same.

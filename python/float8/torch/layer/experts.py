@@ -26,8 +26,8 @@ from float8.torch.layer.linear import resolve_recipe
 
 _LINEARS = "expert_linears"  # of Float8Experts
 
-# True: all; or a function of a module of experts and its name.
-Experts = bool | Callable[[nn.Module, str], bool]
+# True: all; a function of a module of experts and its name; or None, which is False with a warning.
+Experts = bool | Callable[[nn.Module, str], bool] | None
 
 
 class Chosen(NamedTuple):
@@ -57,11 +57,15 @@ def choose_experts(
 
     Raises TypeError or ValueError for `experts`, or a recipe that they do not have.
     """
-    if not isinstance(experts, bool) and not callable(experts):
+    if experts is not None and not isinstance(experts, bool) and not callable(experts):
         raise TypeError(
             f"float8: experts is {experts!r}; it is True, False, or a function of a module and its name"
         )
-    if experts is False or not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module):
+        return []
+    if experts is None:
+        _warn_of_experts(model)
+    if not experts:
         return []
     resolved = resolve_recipe(recipe)
     config = config_of(resolved, emulate, saturate, recompute, True)
@@ -100,6 +104,17 @@ def choose_experts(
         text = f"{listed(names)} stays as it is, and its experts are not in fp8: {why}"
         notices.warn_once(text, text)
     return chosen
+
+
+def _warn_of_experts(model: nn.Module) -> None:
+    """Warns where a conversion that was not asked about experts leaves some as they are."""
+    left = [name or "root" for name, each in model.named_modules() if _kind_of(each) is not None]
+    if left and not any(isinstance(each, Float8Experts) for each in model.modules()):
+        notices.warn_once(
+            "convert experts",
+            f"the experts of {listed(left)} stay as they are: experts=True converts them too, and "
+            "experts=False leaves them without this warning",
+        )
 
 
 @contextlib.contextmanager
