@@ -11,13 +11,13 @@
 #include "codegen/specs/amax.hpp"
 #include "codegen/specs/cast.hpp"
 #include "codegen/specs/column_sums.hpp"
+#include "codegen/specs/computed_amax.hpp"
+#include "codegen/specs/computed_cast.hpp"
 #include "codegen/specs/fingerprint.hpp"
 #include "codegen/specs/gemm.hpp"
 #include "codegen/specs/group_layout.hpp"
 #include "codegen/specs/moe.hpp"
 #include "codegen/specs/scale_update.hpp"
-#include "codegen/specs/swiglu_amax.hpp"
-#include "codegen/specs/swiglu_cast.hpp"
 
 namespace f8::codegen {
 
@@ -25,8 +25,8 @@ template <Kind... Kinds>
 using OneOf = std::variant<Kinds...>;
 // The registered kinds.
 using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
-                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec, SwigluAmaxSpec,
-                         SwigluCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec>;
+                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec,
+                         ComputedCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

@@ -60,13 +60,14 @@ struct GroupTile : GroupPlace {
   static constexpr i32 kTable = kCastTile / kRowTileStep - 1;
 };
 
-template <class Config, Evict kReads = Evict::kByAge>
+// kReads is how long L2 keeps x, and kStash that of GroupRows::each_tile.
+template <class Config, Evict kReads = Evict::kByAge, bool kStash = false>
 struct GroupAmax {
   static F8_DEVICE void find(const GroupAmaxArgs& args, const GroupTile& tile) {
     constexpr Input kInput = Config::kInput;
     const AmaxTensor t = group_of(args, tile, Vec8<kInput>::kElementBytes);
     GroupRows<Config::kSource, kInput, kReads>(args.tensor, args.source, tile.start)
-        .each_tile(
+        .template each_tile<kStash>(
             t, tile.row, tile.column, [] {},
             [&](const ThreadFragment<kInput>& fragment, i32 column) {
               Amax<Config>::of_tile(t, fragment, tile.row, column);
@@ -81,7 +82,8 @@ struct GroupAmax {
 };
 
 // kReads and kStores are how long L2 keeps x and the copies.
-template <class Config, Evict kReads = Evict::kByAge, Evict kStores = Evict::kByAge>
+template <class Config, Evict kReads = Evict::kByAge, Evict kStores = Evict::kByAge,
+          bool kStash = false>
 struct GroupCast {
   using Copies = Cast<Config, kStores>;
 
@@ -97,10 +99,10 @@ struct GroupCast {
   template <class Wait>
   static F8_DEVICE void cast(const GroupCastArgs& args, const GroupTile& tile, const Wait& wait) {
     GroupRows<Config::kSource, Config::kInput, kReads>(args.tensor, args.source, tile.start)
-        .each_tile(matrix_of(args, tile), tile.row, tile.column, wait,
-                   [&](ThreadFragment<Config::kInput>& fragment, i32 column) {
-                     cast_tile(args, tile, column, fragment);
-                   });
+        .template each_tile<kStash>(matrix_of(args, tile), tile.row, tile.column, wait,
+                                    [&](ThreadFragment<Config::kInput>& fragment, i32 column) {
+                                      cast_tile(args, tile, column, fragment);
+                                    });
   }
 
  private:

@@ -82,8 +82,13 @@ struct GroupItems {
 // Config is that of Cast, with tensor and axis scales that are not delayed, and 16-bit inputs.
 template <class Config>
 struct GroupQuantize {
+  // Of a pair that both copies are made of, with scales of rows and columns, the second tile would spill.
+  static constexpr bool kStash = Config::kSource == RowSource::kSwigluBackward &&
+                                 Config::kRowMajor && Config::kTransposed &&
+                                 (Cast<Config>::kRowAxis || Cast<Config>::kColumnAxis);
+  static constexpr i32 kSharedBytes = kStash ? kStashBytes : 0;  // dynamic
   // What is read the second time and what is written is not needed again soon.
-  using Casts = GroupCast<Config, Evict::kFirst, Evict::kFirst>;
+  using Casts = GroupCast<Config, Evict::kFirst, Evict::kFirst, kStash>;
   using Copies = typename Casts::Copies;
   struct AmaxConfig {
     static constexpr Input kInput = Config::kInput;
@@ -95,7 +100,7 @@ struct GroupQuantize {
     static constexpr bool kNoopFlag = false;
   };
   // What is read the first time stays in L2 for the second.
-  using Maxima = GroupAmax<AmaxConfig, Evict::kLast>;
+  using Maxima = GroupAmax<AmaxConfig, Evict::kLast, kStash>;
   static_assert(Config::kInput != Input::kF32 && !Copies::kTileAmax && Copies::kAfterAmax);
 
   static F8_DEVICE void find_amax(const GroupQuantizeArgs& args, const GroupTile& tile) {

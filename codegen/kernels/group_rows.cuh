@@ -101,8 +101,9 @@ struct GroupRows {
     }
   }
   // Reads a tile of the group's matrix `t`, or a pair of them, calls wait() and then
-  // work(fragment, the tile's first column) for each.
-  template <class Tensor, class Wait, class Work>
+  // work(fragment, the tile's first column) for each. kStash: the second one waits in shared memory, where
+  // the work leaves no registers for it.
+  template <bool kStash, class Tensor, class Wait, class Work>
   F8_DEVICE void each_tile(const Tensor& t, i32 row0, i32 column0, const Wait& wait,
                            const Work& work) const {
     ThreadFragment<kInput> fragment;
@@ -111,6 +112,7 @@ struct GroupRows {
       ThreadFragment<kInput> of_up;
       if (pairs) {
         load_pair(t, row0, column0, fragment, of_up);
+        if constexpr (kStash) of_up.stash();
       } else {
         load(t, row0, column0, fragment);
       }
@@ -119,7 +121,11 @@ struct GroupRows {
       for (bool up = false;; up = true) {
         work(fragment, up ? column0 + half : column0);
         if (up || !pairs) return;
-        fragment = of_up;
+        if constexpr (kStash) {
+          fragment.restore(row0, column0 + half);
+        } else {
+          fragment = of_up;
+        }
         __syncthreads();  // before shared memory is written again
       }
     } else {

@@ -156,6 +156,13 @@ struct SwigluBackwardArgs {
   const void* grad;  // of silu(gate) up, in gate's type and shape
   i64 ld_grad;
 };
+// The cast of what an RMSNorm makes of x, one tensor: (x rstd) weight, with a factor for each row and one for
+// each column.
+struct RmsNormCastArgs {
+  CastArgs cast;
+  const void* weight;  // [cols], in x's type
+  const float* rstd;   // [rows]
+};
 // The maxima that these casts need before, of as many tensors.
 struct SwigluAmaxArgs {
   AmaxArgs amax;
@@ -166,6 +173,11 @@ struct SwigluBackwardAmaxArgs {
   AmaxArgs amax;
   const void* grad;
   i64 ld_grad;
+};
+struct RmsNormAmaxArgs {
+  AmaxArgs amax;
+  const void* weight;
+  const float* rstd;
 };
 
 // Amax and cast in one launch.

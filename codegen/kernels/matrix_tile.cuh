@@ -42,6 +42,13 @@ F8_DEVICE u64 l2_policy() {
   return policy;
 }
 
+// Two elements of a 16-bit type, rounded to nearest even.
+template <Input kInput>
+F8_DEVICE u32 pack_pair(float low, float high) {
+  constexpr bool kIsBf16 = kInput == Input::kBf16 || kInput == Input::kF32AsBf16;
+  return kIsBf16 ? pack_bf16(low, high) : pack_f16(low, high);
+}
+
 // Vec8 elements as loaded. The magnitude of an element is its bits without the sign, in the
 // element's own type: the integer order of magnitudes is the order of absolute values, NaN above
 // infinity.
@@ -64,7 +71,7 @@ struct Vec8 {
       for (int i = 0; i < kWords; ++i) {
         const float low = __uint_as_float(x[2 * i]);
         const float high = __uint_as_float(x[2 * i + 1]);
-        word[i] = kIsBf16 ? pack_bf16(low, high) : pack_f16(low, high);
+        word[i] = pack_pair<kInput>(low, high);
       }
     } else {
       load_words<kEvict>(p, word);

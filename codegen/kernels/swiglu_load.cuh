@@ -15,11 +15,6 @@ struct DeviceMath {
   static F8_DEVICE float value(u32 bits) { return __uint_as_float(bits); }
 };
 
-template <Input kInput>
-F8_DEVICE u32 pack_pair(float low, float high) {
-  return kInput == Input::kBf16 ? pack_bf16(low, high) : pack_f16(low, high);
-}
-
 // Eight elements of gate become those of the product.
 template <Input kInput>
 F8_DEVICE void to_product(Vec8<kInput>& gate, const Vec8<kInput>& up) {

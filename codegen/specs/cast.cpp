@@ -31,6 +31,12 @@ bool fits_four_blocks(const CastSpec& s) {
          !s.count && !s.sums;
 }
 
+// True where the second tile of a pair waits in shared memory (GroupQuantize::kStash).
+bool stashes_pairs(const CastSpec& s) {
+  return s.one_launch && s.group && s.source == kernels::RowSource::kSwigluBackward && s.q &&
+         s.qt && has_scale(s, ScaleMode::kAxis);
+}
+
 }  // namespace
 
 Result<CastSpec> CastSpec::parse(std::string_view kind, std::string_view rest) {
@@ -181,8 +187,8 @@ Stub CastSpec::stub() const {
   const char* const name = one_launch ? "float8_quantize" : "float8_cast";
   Stub stub{kernel.file, name, cast_config(*this) + kernel.check};
   stub.text += check_threads("kTileThreads", launch());
-  if (is_cooperative(*this)) {
-    stub.text += check("Quantize<Config>::kSharedBytes",
+  if (is_cooperative(*this) || stashes_pairs(*this)) {
+    stub.text += check(f8::format("{}<Config>::kSharedBytes", kernel.templ),
                        static_cast<size_t>(launch().dynamic_smem_bytes), "dynamic_smem_bytes()");
   }
   stub.text += f8::format(
@@ -196,9 +202,9 @@ Stub CastSpec::stub() const {
 }
 
 LaunchTraits CastSpec::launch() const {
-  const bool waits = is_cooperative(*this);
-  return {.dynamic_smem_bytes = waits ? kernels::kStashBytes : 0,
-          .cooperative = waits,
+  const bool cooperative = is_cooperative(*this);
+  return {.dynamic_smem_bytes = cooperative || stashes_pairs(*this) ? kernels::kStashBytes : 0,
+          .cooperative = cooperative,
           .occupancy_limited = true};
 }
 

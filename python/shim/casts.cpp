@@ -290,9 +290,23 @@ static QuantizedBytes bytes_without_rows(int64_t cols, Config config, int64_t op
   return {2 * one.q - two.q, 2 * one.qt - two.qt};
 }
 
-// `up`: silu(x) up is cast, else x.
-static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up, int64_t config,
-                                               int64_t operand, bool backward,
+// What is cast in the place of x: silu(x) up, what an RMSNorm makes of x, or x itself.
+struct ComputedOf {
+  int8_t source = FLOAT8_PLAIN;
+  Matrix up{};
+  const void* weight = nullptr;
+  const float* rstd = nullptr;
+
+  void set(float8_quantize_args& args) const {
+    args.up.data = up.data;
+    args.up.ld = up.stride;
+    args.norm_weight = weight;
+    args.rstd = rstd;
+  }
+};
+
+static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const ComputedOf& of,
+                                               int64_t config, int64_t operand, bool backward,
                                                const std::optional<Tensor>& scales, int64_t layout,
                                                bool evaluate) {
   Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
@@ -302,17 +316,12 @@ static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up
         bytes_without_rows(cast.rows.cols, Config(config), operand, backward);
     return {empty_bytes(none.q, device), empty_bytes(none.qt, device)};
   }
-  if (up != nullptr) cast.key.source = FLOAT8_SWIGLU;
+  cast.key.source = of.source;
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
   float8_quantize_args args = cast.args();
-  Matrix of_up;
-  if (up != nullptr) {
-    of_up = as_matrix(*up);
-    args.up.data = of_up.data;
-    args.up.ld = of_up.stride;
-  }
+  of.set(args);
   float8_step step;
   args.step = &step;
   if (scales) cast.set_scales(args.scales, step, *scales, layout, evaluate);
@@ -323,20 +332,22 @@ static std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const Tensor* up
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
                                     const std::optional<Tensor>& scales, int64_t layout,
                                     bool evaluate) {
-  return quantize_one(x, nullptr, config, operand, backward, scales, layout, evaluate);
+  return quantize_one(x, {}, config, operand, backward, scales, layout, evaluate);
 }
 
-Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
+static Tensor quantize_one_again(const Tensor& x, const ComputedOf& of, const Tensor& x_qt,
+                                 int64_t config) {
   if (!Config(config).recompute()) {
     throw std::invalid_argument(
         "float8: quantize_again is for linears that recompute, whose config says so");
   }
-  const Cast cast(x, config, FLOAT8_INPUT, FLOAT8_QT_FOR_RECOMPUTE);
+  Cast cast(x, config, FLOAT8_INPUT, FLOAT8_QT_FOR_RECOMPUTE);
   if (cast.rows.rows == 0) {
     const Config casts(Config(config).of_casts());
     return empty_bytes(bytes_without_rows(cast.rows.cols, casts, FLOAT8_INPUT, true).qt,
                        cast.place.device);
   }
+  cast.key.source = of.source;
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   QuantizerKey key = cast.key;
   key.copies = FLOAT8_Q_FOR_RECOMPUTE;
@@ -344,6 +355,7 @@ Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
   check_copy(x_qt, before.qt_bytes, cast.place.device, "what quantize left of x");
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), cast.place.device);
   float8_quantize_args args = cast.args();
+  of.set(args);
   float8_tensor view{};
   view.struct_size = sizeof view;
   if (before.qt_bytes > 0) {
@@ -353,6 +365,42 @@ Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
   }
   run_quantizer(quantizer, cast.place, qt, qt, args);
   return qt;
+}
+
+Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
+  return quantize_one_again(x, {}, x_qt, config);
+}
+
+// Checks what an RMSNorm multiplies x by.
+static ComputedOf norm_of(const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  const Matrix rows = as_matrix(x);
+  const Device device = device_of(x);
+  check_dense(weight, aoti_torch_dtype_element_size(dtype_of(x)), device,
+              "the weight of an RMSNorm");
+  check_dense(rstd, sizeof(float), device, "rstd of an RMSNorm");
+  if (weight.numel() != rows.cols || dtype_of(weight) != dtype_of(x) || rstd.numel() != rows.rows ||
+      dtype_of(rstd) != aoti_torch_dtype_float32()) {
+    throw std::invalid_argument(
+        "float8: an RMSNorm of x [..., K] has a weight [K] of x's type, and rstd in float32 for "
+        "each "
+        "row");
+  }
+  return {.source = FLOAT8_RMS_NORM,
+          .weight = weight.data_ptr(),
+          .rstd = static_cast<const float*>(rstd.data_ptr())};
+}
+
+std::tuple<Tensor, Tensor> quantize_rms_norm(const Tensor& x, const Tensor& weight,
+                                             const Tensor& rstd, int64_t config, bool backward,
+                                             const std::optional<Tensor>& scales, int64_t layout,
+                                             bool evaluate) {
+  return quantize_one(x, norm_of(x, weight, rstd), config, FLOAT8_INPUT, backward, scales, layout,
+                      evaluate);
+}
+
+Tensor quantize_rms_norm_again(const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                               const Tensor& x_qt, int64_t config) {
+  return quantize_one_again(x, norm_of(x, weight, rstd), x_qt, config);
 }
 
 static void check_alike(const Tensor& gate, const Tensor& other, const char* names) {
@@ -369,7 +417,8 @@ std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up,
                                            bool backward, const std::optional<Tensor>& scales,
                                            int64_t layout, bool evaluate) {
   check_alike(gate, up, "gate and up of quantize_swiglu");
-  return quantize_one(gate, &up, config, FLOAT8_INPUT, backward, scales, layout, evaluate);
+  const ComputedOf product{.source = FLOAT8_SWIGLU, .up = as_matrix(up)};
+  return quantize_one(gate, product, config, FLOAT8_INPUT, backward, scales, layout, evaluate);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_swiglu_backward(

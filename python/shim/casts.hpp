@@ -17,6 +17,12 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
                                     const std::optional<Tensor>& scales, int64_t layout,
                                     bool evaluate);
 Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config);
+std::tuple<Tensor, Tensor> quantize_rms_norm(const Tensor& x, const Tensor& weight,
+                                             const Tensor& rstd, int64_t config, bool backward,
+                                             const std::optional<Tensor>& scales, int64_t layout,
+                                             bool evaluate);
+Tensor quantize_rms_norm_again(const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                               const Tensor& x_qt, int64_t config);
 std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
                                            bool backward, const std::optional<Tensor>& scales,
                                            int64_t layout, bool evaluate);

@@ -14,6 +14,10 @@
 //   quantize_swiglu(gate, up, config, backward, scales?, layout, evaluate) -> (q, qt)
 //     The copies of the input silu(gate) up, which is never in memory, as quantize gives them: under
 //     delayed scaling and block scales.
+//   quantize_rms_norm(x, weight, rstd, config, backward, scales?, layout, evaluate) -> (q, qt)
+//   quantize_rms_norm_again(x, weight, rstd, x_qt, config) -> qt
+//     What quantize and quantize_again give for the input (x rstd) weight, rounded to x's type, which is
+//     never in memory. `weight` [K] is in x's type, and rstd in float32, one for each row.
 //   quantize_swiglu_backward(grad, gate, up, config, scales[], layout)
 //     -> (gate_q, gate_qt, up_q, up_qt)
 //     Likewise the copies of the gradients of gate and up, where `grad` is the product's. `scales` are
@@ -538,6 +542,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
   add<&quantize_again, Roles{.config = 2}>(library, "quantize_again");
   add<&quantize_swiglu, Roles{.config = 2, .scales = 4}>(library, "quantize_swiglu");
+  add<&quantize_rms_norm, Roles{.config = 3, .scales = 5}>(library, "quantize_rms_norm");
+  add<&quantize_rms_norm_again, Roles{.config = 4}>(library, "quantize_rms_norm_again");
   add<&quantize_swiglu_backward, Roles{.config = 3, .scales = 4}>(library,
                                                                   "quantize_swiglu_backward");
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");

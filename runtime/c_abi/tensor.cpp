@@ -107,7 +107,7 @@ f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* de
   converted.over_ranks = known.over_ranks != 0;
   converted.whole_rows = known.whole_rows;
   converted.noop_flag = known.noop_flag != 0;
-  F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_SWIGLU_BACKWARD));
+  F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_RMS_NORM));
   converted.source = static_cast<f8::runtime::CastSource>(known.source);
   F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
   return converted;

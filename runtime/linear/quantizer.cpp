@@ -13,11 +13,12 @@ namespace {
 
 constexpr const char* kArgs = "float8_quantize_args";
 
-const char* name_of(CastSource source) {
-  return source == CastSource::kPlain    ? "FLOAT8_PLAIN"
-         : source == CastSource::kSwiglu ? "FLOAT8_SWIGLU"
-                                         : "FLOAT8_SWIGLU_BACKWARD";
+// Of a source that is no kPlain.
+codegen::Computed computed_of(CastSource source) {
+  return static_cast<codegen::Computed>(static_cast<int>(source) - 1);
 }
+static_assert(static_cast<int>(CastSource::kRmsNorm) - 1 ==
+              static_cast<int>(codegen::Computed::kRmsNorm));
 
 // A linear that has the operand, with a second dimension of its weight that does not matter.
 LinearDesc linear_of(const QuantizerDesc& desc) {
@@ -75,6 +76,20 @@ CopySet copies_of(const QuantizerDesc& desc) {
 
 }  // namespace
 
+const char* name_of(CastSource source) {
+  switch (source) {
+    case CastSource::kSwiglu:
+      return "FLOAT8_SWIGLU";
+    case CastSource::kSwigluBackward:
+      return "FLOAT8_SWIGLU_BACKWARD";
+    case CastSource::kRmsNorm:
+      return "FLOAT8_RMS_NORM";
+    case CastSource::kPlain:
+      break;
+  }
+  return "FLOAT8_PLAIN";
+}
+
 Status Quantizer::lay_out(int sm_count) {
   const LinearDesc linear = linear_of(desc_);
   kernels_ = F8_TRY(linear_kernels(linear));
@@ -93,7 +108,7 @@ Status Quantizer::lay_out(int sm_count) {
   F8_TRY(check_whole());
   F8_TRY(check_flag());
   F8_TRY(check_scale_apart());
-  F8_TRY(check_swiglu());
+  F8_TRY(check_computed());
   const bool cuts_blocks = desc_.whole_rows > desc_.rows && desc_.rows % kernels::kCastTile != 0 &&
                            has_square_blocks(copies);
   if (cuts_blocks) whole_rows_ = desc_.whole_rows;
@@ -107,7 +122,7 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
   F8_TRY(quantizer->lay_out(context->device().sm_count));
   F8_TRY(desc.over_ranks                     ? quantizer->plan_shards()
-         : desc.source != CastSource::kPlain ? quantizer->plan_swiglu()
+         : desc.source != CastSource::kPlain ? quantizer->plan_computed()
                                              : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }
@@ -201,7 +216,7 @@ Status Quantizer::plan_shards() {
   return {};
 }
 
-Status Quantizer::check_swiglu() const {
+Status Quantizer::check_computed() const {
   if (desc_.source == CastSource::kPlain) return {};
   const bool backward = desc_.source == CastSource::kSwigluBackward;
   const Tensor operand = backward ? Tensor::kGradOutput : Tensor::kInput;
@@ -211,21 +226,24 @@ Status Quantizer::check_swiglu() const {
               name_of(desc_.source), backward ? "FLOAT8_GRAD_OUTPUT" : "FLOAT8_INPUT");
 }
 
-Status Quantizer::plan_swiglu() {
-  swiglu_ = F8_TRY(SwigluCasts::plan(
-      *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), desc_.rows,
-      layout_.first.offset(), desc_.source == CastSource::kSwigluBackward));
-  layout_.workspace_bytes = swiglu_.workspace_bytes();
+Status Quantizer::plan_computed() {
+  computed_ = F8_TRY(ComputedCasts::plan(*context_, kernels_, copies_of(desc_),
+                                         layout_.tensors.of(desc_.operand), desc_.rows,
+                                         layout_.first.offset(), computed_of(desc_.source)));
+  layout_.workspace_bytes = computed_.workspace_bytes();
   return {};
 }
 
 Status Quantizer::check_factors(const QuantizeCall& call) const {
-  const bool swiglu = desc_.source != CastSource::kPlain;
   const bool backward = desc_.source == CastSource::kSwigluBackward;
+  const bool swiglu = desc_.source == CastSource::kSwiglu || backward;
+  const bool norm = desc_.source == CastSource::kRmsNorm;
   for (const auto& [field, pointer, needed] :
        {std::tuple<const char*, const void*, bool>{"up.data", call.up.data, swiglu},
         {"grad.data", call.grad.data, backward},
-        {"up_tensor.data", call.up_tensor.data, backward}}) {
+        {"up_tensor.data", call.up_tensor.data, backward},
+        {"norm_weight", call.norm_weight, norm},
+        {"rstd", call.rstd, norm}}) {
     if ((pointer != nullptr) == needed) [[likely]] {
       continue;
     }
@@ -239,12 +257,11 @@ Status Quantizer::check_factors(const QuantizeCall& call) const {
                 kArgs, call.up_transposed.data == nullptr ? "NULL" : "given",
                 call.transposed.data == nullptr ? "NULL" : "given");
   }
-  if (swiglu && over_ranks(call) && is_delayed()) {
+  if (desc_.source != CastSource::kPlain && over_ranks(call) && is_delayed()) {
     return fail(
         ErrorCode::kInvalidArgument,
-        "float8_step.ranks is given in a first step, whose scales of silu(x) up and of its "
-        "gradients are those of this rank: compute them, and quantize them with FLOAT8_PLAIN "
-        "in that step");
+        "float8_step.ranks is given in a first step, whose scales of what is computed from x "
+        "are those of this rank: compute it, and quantize it with FLOAT8_PLAIN in that step");
   }
   return {};
 }
@@ -429,6 +446,10 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
                   Access::kRead);
   memory.add_rows("grad", call.grad.data, call.rows, desc_.cols, call.grad.ld, desc_.dtype,
                   Access::kRead);
+  memory.add("norm_weight", call.norm_weight,
+             static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype), Access::kRead);
+  memory.add("rstd", call.rstd, static_cast<size_t>(call.rows) * sizeof(float), Access::kRead,
+             alignof(float));
   add_copies(memory, {"tensor", "transposed", "counters"}, call);
   memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   add_amax(memory, call, Access::kRead);
@@ -494,7 +515,7 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
     };
     return shards_->run(std::cref(bind_call), {.stream = stream});
   }
-  if (desc_.source != CastSource::kPlain) return run_swiglu(call, stream);
+  if (desc_.source != CastSource::kPlain) return run_computed(call, stream);
   CallArguments to;
   to.reduce = reduce;
   to.set(Slot::kWorkspace, call.workspace.data);
@@ -508,19 +529,21 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
   return call.noop_flag == nullptr ? Status() : set_noop_flag(call.noop_flag, stream);
 }
 
-Status Quantizer::run_swiglu(const QuantizeCall& call, Stream stream) const {
+Status Quantizer::run_computed(const QuantizeCall& call, Stream stream) const {
   const bool backward = desc_.source == CastSource::kSwigluBackward;
   const float8_matrix& factor = backward ? call.grad : call.up;
-  SwigluCall to{.factor = factor.data,
-                .ld_factor = factor.ld,
-                .first_step = step_of(call).first_step != 0 && is_delayed()};
-  to.gate.set(Slot::kWorkspace, call.workspace.data);
-  bind(call, to.gate);
+  ComputedCall to{.factor = factor.data,
+                  .ld_factor = factor.ld,
+                  .rstd = call.rstd,
+                  .first_step = step_of(call).first_step != 0 && is_delayed()};
+  if (desc_.source == CastSource::kRmsNorm) to.factor = call.norm_weight;
+  to.first.set(Slot::kWorkspace, call.workspace.data);
+  bind(call, to.first);
   if (backward) {
-    to.up.set(Slot::kWorkspace, call.workspace.data);
-    bind(of_up(call), to.up);
+    to.second.set(Slot::kWorkspace, call.workspace.data);
+    bind(of_up(call), to.second);
   }
-  return swiglu_.run(context_->state(), to, stream);
+  return computed_.run(context_->state(), to, stream);
 }
 
 Status Quantizer::set_noop_flag(uint32_t* flag, Stream stream) const {

@@ -8,14 +8,15 @@
 #include <optional>
 
 #include "runtime/linear/cast_list.hpp"
+#include "runtime/linear/computed_casts.hpp"
 #include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/plan_launches.hpp"
-#include "runtime/linear/swiglu.hpp"
 
 namespace f8::runtime {
 
-// What is cast: x, silu(x) up, or the gradients of that product.
-enum class CastSource : uint8_t { kPlain, kSwiglu, kSwigluBackward };
+// What is cast: x, silu(x) up, the gradients of that product, or what an RMSNorm makes of x.
+enum class CastSource : uint8_t { kPlain, kSwiglu, kSwigluBackward, kRmsNorm };
+[[nodiscard]] const char* name_of(CastSource source);  // in the C interface
 
 struct QuantizerDesc {
   Tensor operand = Tensor::kInput;
@@ -79,8 +80,8 @@ class Quantizer {
   [[nodiscard]] Status plan_launches();
   [[nodiscard]] Status lay_out_shards();
   [[nodiscard]] Status plan_shards();
-  [[nodiscard]] Status plan_swiglu();
-  [[nodiscard]] Status run_swiglu(const QuantizeCall& call, Stream stream) const;
+  [[nodiscard]] Status plan_computed();
+  [[nodiscard]] Status run_computed(const QuantizeCall& call, Stream stream) const;
   // The call that casts up's gradient, of one that casts both.
   [[nodiscard]] static QuantizeCall of_up(const QuantizeCall& call);
   // What a list's plan reads of the tensors that calls cast.
@@ -95,8 +96,8 @@ class Quantizer {
   [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_scale_apart() const;
   [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
-  [[nodiscard]] Status check_swiglu() const;
-  // Check what of a call is silu(x) up's or its gradients' alone.
+  [[nodiscard]] Status check_computed() const;
+  // Check what of a call is of a computed source alone.
   [[nodiscard]] Status check_factors(const QuantizeCall& call) const;
   [[nodiscard]] Status check_slots(const QuantizeCall& call, const char* name,
                                    const float8_scale_slots& scales) const;
@@ -125,7 +126,7 @@ class Quantizer {
   std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
   ShardWords words_;
   std::optional<CastList> shards_;  // of the tensor alone, in place of launches_: over ranks
-  SwigluCasts swiglu_;              // of such a source, in place of launches_
+  ComputedCasts computed_;          // of a source that is no kPlain, in place of launches_
 };
 
 }  // namespace f8::runtime

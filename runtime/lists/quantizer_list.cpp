@@ -76,15 +76,13 @@ Result<QuantizerList> QuantizerList::plan(
                   i, quantizers[i] == nullptr ? "NULL" : "another context's");
     }
     const QuantizerDesc& desc = quantizers[i]->desc();
-    const bool product = desc.source == CastSource::kSwiglu;
     if (desc.source != CastSource::kPlain || desc.recast) {
       return fail(ErrorCode::kUnsupported,
                   "float8_quantizer_list_plan: quantizers[{}] has {}, which the casts of a list do "
                   "not look at",
                   i,
                   desc.recast ? "FLOAT8_QT_FOR_RECOMPUTE"
-                  : product   ? "FLOAT8_SWIGLU as its source"
-                              : "FLOAT8_SWIGLU_BACKWARD as its source");
+                              : f8::format("{} as its source", name_of(desc.source)));
     }
     tensors.push_back(quantizers[i]->listed());
   }

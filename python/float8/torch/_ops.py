@@ -26,6 +26,8 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 
 quantize = torch.ops.float8.quantize.default
 quantize_again = torch.ops.float8.quantize_again.default
+quantize_rms_norm = torch.ops.float8.quantize_rms_norm.default
+quantize_rms_norm_again = torch.ops.float8.quantize_rms_norm_again.default
 quantize_swiglu = torch.ops.float8.quantize_swiglu.default
 quantize_swiglu_backward = torch.ops.float8.quantize_swiglu_backward.default
 cast_weight = torch.ops.float8.cast_weight.default
@@ -108,6 +110,27 @@ def _fake_quantize_again(x: torch.Tensor, x_qt: torch.Tensor, config: int) -> to
         int(x.shape[-1]), config & ~recipes.RECOMPUTE & ~recipes.READS_X, INPUT, True
     )
     return x.new_empty((base + step * _blocks(x),), dtype=torch.uint8)
+
+
+@torch.library.register_fake("float8::quantize_rms_norm")  # type: ignore[untyped-decorator]
+def _fake_quantize_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    config: int,
+    backward: bool,
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    copies: tuple[torch.Tensor, torch.Tensor] = _fake_quantize(x, config, INPUT, backward)
+    return copies
+
+
+@torch.library.register_fake("float8::quantize_rms_norm_again")  # type: ignore[untyped-decorator]
+def _fake_quantize_rms_norm_again(
+    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, x_qt: torch.Tensor, config: int
+) -> torch.Tensor:
+    copy: torch.Tensor = _fake_quantize_again(x, x_qt, config)
+    return copy
 
 
 @torch.library.register_fake("float8::quantize_swiglu")  # type: ignore[untyped-decorator]

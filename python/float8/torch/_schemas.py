@@ -60,6 +60,14 @@ _OTHERS = (
         "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
     ),
     (
+        "quantize_rms_norm(Tensor x, Tensor weight, Tensor rstd, int config, bool backward, Tensor? "
+        "scales=None, int layout=0, bool evaluate=False) -> (Tensor, Tensor)"
+    ),
+    (
+        "quantize_rms_norm_again(Tensor x, Tensor weight, Tensor rstd, Tensor x_qt, int config) -> "
+        "Tensor"
+    ),
+    (
         "quantize_swiglu_backward(Tensor grad, Tensor gate, Tensor up, int config, Tensor[] scales, "
         "int layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
     ),

@@ -16,6 +16,7 @@ from torch._inductor import config as inductor
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from float8 import recipes
+from float8.torch import norm_casts
 
 # These are arguments of linear_backward, by their place in its schema (_schemas.py).
 _X, _X_QT, _CONFIG, _WANTED = 2, 3, 7, 9
@@ -53,7 +54,7 @@ def _share(graph: fx.Graph, x: fx.Node, x_qt: fx.Node, config: int, nodes: list[
 
 
 class _Pass(CustomGraphPass):
-    """share_casts, after the passes that were there before."""
+    """share_casts and cast_norms, after the passes that were there before."""
 
     def __init__(self, before: tuple[Callable[[fx.Graph], None], ...]) -> None:
         self.before = before
@@ -62,11 +63,13 @@ class _Pass(CustomGraphPass):
         for each in self.before:
             each(graph)
         share_casts(graph)
+        if norm_casts.enabled:
+            norm_casts.cast_norms(graph)
 
     def uuid(self) -> Any:
         # Graphs that a pass without an identity changes are not cached.
         own = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.before]
-        return None if None in own else ("float8.share_casts", 1, *own)
+        return None if None in own else ("float8.share_casts", 2, norm_casts.enabled, *own)
 
 
 def install() -> None:

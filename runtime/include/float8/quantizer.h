@@ -40,7 +40,10 @@ typedef enum float8_source {
   /* The gradients of that product with respect to x, a gate, and to up, where `grad` is the product's:
    * each is computed in fp32, rounded once to dtype, cast, and never in memory. One call fills two
    * tensors, in as many launches as for FLOAT8_SWIGLU, each of which visits x, up and grad once. */
-  FLOAT8_SWIGLU_BACKWARD = 2
+  FLOAT8_SWIGLU_BACKWARD = 2,
+  /* (x rstd) norm_weight, what an RMSNorm makes of x, whose rstd is given for each row: computed in fp32 by
+   * these two products, rounded once to dtype, and never in memory. Launches are as for FLOAT8_SWIGLU. */
+  FLOAT8_RMS_NORM = 3
 } float8_source;
 
 typedef struct float8_quantizer_desc {
@@ -73,8 +76,8 @@ typedef struct float8_quantizer_desc {
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride x.ld counts fp32 elements. */
   int32_t f32_source;
-  int32_t source; /* a float8_source; FLOAT8_SWIGLU is for FLOAT8_INPUT, FLOAT8_SWIGLU_BACKWARD for
-                     * FLOAT8_GRAD_OUTPUT; not in lists */
+  int32_t source;   /* a float8_source; FLOAT8_SWIGLU and FLOAT8_RMS_NORM are for FLOAT8_INPUT,
+                     * FLOAT8_SWIGLU_BACKWARD for FLOAT8_GRAD_OUTPUT; not in lists */
   int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
@@ -165,6 +168,10 @@ typedef struct float8_quantize_args {
   float8_buffer up_transposed FLOAT8_DEFAULT({});
   float8_scale_slots up_scales FLOAT8_DEFAULT({});
   float8_cast_counters* up_counters FLOAT8_DEFAULT(NULL);
+  /* FLOAT8_RMS_NORM, read: [cols] in dtype, and fp32 [rows], the inverse root mean square of each row of x
+   * with the norm's epsilon in it. */
+  const void* norm_weight FLOAT8_DEFAULT(NULL);
+  const float* rstd FLOAT8_DEFAULT(NULL);
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

@@ -50,6 +50,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "swiglu_cast/f32.e4m3/tensor/q",
            "swiglu_backward_cast/bf16.e5m2/delayed/q+qt/hold/count",
            "swiglu_backward_cast/bf16.e4m3/axis/q+qt/pow2",
+           "rms_norm_cast/bf16.e4m3/axis/q+qt/pow2",
+           "rms_norm_amax/f16/row+tensor",
            "swiglu_amax/bf16/tensor",
            "swiglu_backward_amax/f16/rowcol+tensor",
            "group_layout",

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
+#include "runtime/linear/computed_casts.hpp"
 #include "runtime/linear/kernels.hpp"
-#include "runtime/linear/swiglu.hpp"
 #include "runtime/quantize/quantize_list.hpp"
 
 namespace f8::cli {
@@ -90,19 +90,31 @@ void add_flagged_casts(runtime::LinearKernels kernels, Keys& keys) {
   add_casts(kernels, keys);
 }
 
-// Those of silu(x) up, for an x that backward reads too or not, and those of its gradients.
-void add_swiglu(const runtime::LinearKernels& kernels, Keys& keys) {
-  using runtime::CopySet;
-  for (const auto& [copies, backward] : {std::pair<CopySet, bool>{runtime::kXq, false},
-                                         {runtime::kXq | runtime::kXqt, false},
-                                         {runtime::kDyq | runtime::kDyqt, true}}) {
-    for (const bool first_step : kBools) {
-      for (const auto& [amax, cast, fused] :
-           runtime::swiglu_passes(kernels, copies, backward, first_step)) {
-        if (amax) keys.insert(codegen::key(*amax));
-        keys.insert(codegen::key(cast));
-      }
+// Those of a source that is computed, for copies that a call makes of it.
+void add_computed(const runtime::LinearKernels& kernels, runtime::CopySet copies,
+                  codegen::Computed source, Keys& keys) {
+  for (const bool first_step : kBools) {
+    for (const auto& [amax, cast, fused] :
+         runtime::computed_passes(kernels, copies, source, first_step)) {
+      if (amax) keys.insert(codegen::key(*amax));
+      keys.insert(codegen::key(cast));
     }
+  }
+}
+
+void add_swiglu(const runtime::LinearKernels& kernels, Keys& keys) {
+  using enum codegen::Computed;
+  add_computed(kernels, runtime::kXq, kSwiglu, keys);
+  add_computed(kernels, runtime::kXq | runtime::kXqt, kSwiglu, keys);
+  add_computed(kernels, runtime::kDyq | runtime::kDyqt, kSwigluBackward, keys);
+}
+
+// In backward qt alone is made of an x that forward keeps no copy of.
+void add_norms(const runtime::LinearKernels& kernels, Keys& keys) {
+  for (const runtime::CopySet copies :
+       {runtime::CopySet{runtime::kXq}, runtime::CopySet{runtime::kXqt},
+        runtime::CopySet{runtime::kXq | runtime::kXqt}}) {
+    add_computed(kernels, copies, codegen::Computed::kRmsNorm, keys);
   }
 }
 
@@ -119,6 +131,7 @@ Status add_casts_of(runtime::LinearDesc desc, Keys& keys) {
     desc.non_finite = is_on(3) ? NonFinite::kSaturate : NonFinite::kPropagate;
     const runtime::LinearKernels kernels = F8_TRY(runtime::linear_kernels(desc));
     add_casts(kernels, keys);
+    add_norms(kernels, keys);
     if (desc.recompute) continue;
     add_flagged_casts(kernels, keys);
     if (desc.needs_grad_input) add_swiglu(kernels, keys);

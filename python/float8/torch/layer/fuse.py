@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn import functional
 
-from float8.torch import notices
+from float8.torch import norm_casts, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.layer.mlp import (
     FusedSwiGLU,
@@ -55,8 +55,12 @@ def register_swiglu(cls: type[nn.Module], *, gate: str, up: str, down: str) -> N
     _registered[cls] = names
 
 
-def fuse(model: nn.Module) -> list[Fusion]:
+def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     """Makes one function of each SwiGLU MLP of a model that was converted.
+
+    norms: graphs that torch.compile makes from now on, in this process, cast what an RMSNorm makes of x as they
+        compute it, for linears that read it: the product is not in memory, and its bits are the same. x and
+        the norm's weight are of one type, bfloat16 or float16.
 
     It is called after convert_to_float8_training, and before fully_shard of single MLPs and before
     torch.compile. The product silu(gate) up and the gradients of gate and up are then cast to fp8 as they are
@@ -70,9 +74,12 @@ def fuse(model: nn.Module) -> list[Fusion]:
     Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias, or
     recipes and options unlike each other's; for an activation that is not SiLU; for a recipe that reads
     high precision. Raises TypeError where `model` is no module; it warns where
-    nothing is fused.
+    nothing is fused and norms is False.
     """
     notices.warn_without_linears("fuse", model)
+    if not isinstance(norms, bool):
+        raise TypeError(f"float8: norms is {norms!r}; it is True or False")
+    norm_casts.enabled = norm_casts.enabled or norms
     done: list[Fusion] = []
     for name, module in model.named_modules():
         if isinstance(module, FusedSwiGLU):
@@ -88,7 +95,7 @@ def fuse(model: nn.Module) -> list[Fusion]:
         if why is None:
             module.__class__ = class_of(type(module), names)
         done.append(Fusion(name, why is None, why or ""))
-    if notices.has_linears(model) and not any(each.fused for each in done):
+    if not norms and notices.has_linears(model) and not any(each.fused for each in done):
         reasons = "; ".join(dict.fromkeys(each.why for each in done))
         notices.warn_once(
             f"fuse {reasons}",

@@ -1,5 +1,6 @@
-// The casts of silu(gate) up and of its gradients on a device: every byte is that of the emulated device,
-// whose arithmetic has the same bits by construction (codegen/kernels/swiglu.cuh).
+// The casts of silu(gate) up, of its gradients and of what an RMSNorm makes of x, on a device: every byte is
+// that of the emulated device, whose arithmetic has the same bits by construction
+// (codegen/kernels/swiglu.cuh, rms_norm.cuh).
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -15,9 +16,9 @@ struct Case {
   int64_t rows, cols, gap;  // gap: elements between rows
 };
 
-class SwigluCastTest : public GpuTestWith<Case> {};
+class ComputedCastTest : public GpuTestWith<Case> {};
 INSTANTIATE_TEST_SUITE_P(
-    Shapes, SwigluCastTest,
+    Shapes, ComputedCastTest,
     ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
                       Case{"delayed", 1024, 512, 0}, Case{"blockwise", 1, 16, 8},
                       Case{"blockwise", 127, 144, 0}, Case{"blockwise", 513, 400, 16},
@@ -87,7 +88,16 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
   const DeviceBuffer workspace(*context, std::max<size_t>(quantizer->workspace_bytes(), 16));
   QuantizeCall call{.rows = desc.rows, .x = {gate.as(), ld}, .tensor = {tensor[0].as()}};
   call.step = &step;
-  call.up = {up.as(), ld};
+  std::vector<float> factors(static_cast<size_t>(desc.rows));
+  for (size_t r = 0; r < factors.size(); ++r)
+    factors[r] = 1.0F / (0.3F + static_cast<float>(r % 7));
+  const DeviceBuffer rstd(*context, factors);
+  if (desc.source == CastSource::kRmsNorm) {
+    call.norm_weight = up.as();
+    call.rstd = rstd.as<float>();
+  } else {
+    call.up = {up.as(), ld};
+  }
   call.scales = ScaleSlots{amax[0].as<uint32_t>(), scale.as<float>(), nullptr};
   if (quantizer->workspace_bytes() > 0) call.workspace.data = workspace.as();
   if (backward) {
@@ -109,7 +119,7 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
   return left;
 }
 
-TEST_P(SwigluCastTest, HasTheBitsOfTheEmulatedDevice) {
+TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
   const auto& [recipe, rows, cols, gap] = GetParam();
   ContextOptions options;
   options.emulate = true;
@@ -121,13 +131,15 @@ TEST_P(SwigluCastTest, HasTheBitsOfTheEmulatedDevice) {
       QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
       desc.dtype = type;
       desc.non_finite = policy;
-      for (const bool backward : {false, true}) {
-        desc.source = backward ? CastSource::kSwigluBackward : CastSource::kSwiglu;
+      for (const CastSource source :
+           {CastSource::kSwiglu, CastSource::kSwigluBackward, CastSource::kRmsNorm}) {
+        const bool backward = source == CastSource::kSwigluBackward;
+        desc.source = source;
         desc.operand = backward ? Tensor::kGradOutput : Tensor::kInput;
         for (const int first : {0, 1}) {
           const float8_step step{.first_step = first};
           EXPECT_EQ(cast(context_, desc, cols + gap, step), cast(*emulated, desc, cols + gap, step))
-              << backward << first;
+              << name_of(source) << first;
         }
       }
     }

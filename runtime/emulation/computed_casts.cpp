@@ -1,9 +1,8 @@
-// The maxima and the casts of silu(gate) up and of its gradients: these are computed as a device computes
-// them, and are then the elements of any tensor.
-#include "runtime/emulation/swiglu.hpp"
-
+// The maxima and the casts of silu(gate) up, of its gradients and of what an RMSNorm makes of x: these are
+// computed as a device computes them, and are then the elements of any tensor.
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/swiglu.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -17,9 +16,9 @@ struct Rows {
 template <class Tensor>
 void check(const Call& call, const Tensor& t, Dtype type, std::span<const Rows> all) {
   for (const auto& [name, from, ld] : all) {
-    if (from == nullptr || !is_aligned(from)) call.fault("swiglu: {} misaligned or null", name);
+    if (from == nullptr || !is_aligned(from)) call.fault("cast: {} misaligned or null", name);
     if (ld < t.cols || !is_row_stride(ld, t.cols, type)) {
-      call.fault("swiglu: {} has rows of {}, {} apart", name, t.cols, ld);
+      call.fault("cast: {} has rows of {}, {} apart", name, t.cols, ld);
     }
   }
 }
@@ -82,24 +81,56 @@ void gradients(const Spec& spec, const Call& call, const Args& args, const void*
   run_one(spec, call, args, 1, [&](int64_t r, int64_t c) { return both(r, c).up; });
 }
 
-}  // namespace
-
-void emulate(const codegen::SwigluAmaxSpec& spec, const Call& call) {
-  if (spec.backward) {
-    const auto& args = call.args<kernels::SwigluBackwardAmaxArgs>();
-    return gradients(spec.amax, call, args.amax, args.grad, args.ld_grad);
-  }
-  const auto& args = call.args<kernels::SwigluAmaxArgs>();
-  product(spec.amax, call, args.amax, args.up, args.ld_up);
+template <class Spec, class Args>
+void normalized(const Spec& spec, const Call& call, const Args& args, const void* weight,
+                const float* rstd) {
+  const auto& t = args.tensors[0];
+  if (args.count != 1 || rstd == nullptr) call.fault("rms_norm: {} tensors, rstd", args.count);
+  const Rows read[] = {{"x", t.x, t.ld}, {"weight", weight, t.cols}};
+  check(call, t, spec.in, read);
+  if (!call.faults.empty()) return;
+  run_one(spec, call, args, 0, [&](int64_t r, int64_t c) {
+    const float x = load_element(t.x, r * t.ld + c, spec.in);
+    return x * rstd[r] * load_element(weight, c, spec.in);
+  });
 }
 
-void emulate(const codegen::SwigluCastSpec& spec, const Call& call) {
-  if (spec.backward) {
-    const auto& args = call.args<kernels::SwigluBackwardArgs>();
-    return gradients(spec.cast, call, args.cast, args.grad, args.ld_grad);
+// Calls what computes a source, with its own arguments.
+template <class OfSwiglu, class OfGradients, class OfNorm, class Spec>
+void by_source(codegen::Computed source, const Spec& spec, const Call& call) {
+  const auto tensors = [](const auto& args) -> const auto& {
+    if constexpr (requires { args.amax; }) {
+      return args.amax;
+    } else {
+      return args.cast;
+    }
+  };
+  switch (source) {
+    case codegen::Computed::kSwiglu: {
+      const auto& args = call.args<OfSwiglu>();
+      return product(spec, call, tensors(args), args.up, args.ld_up);
+    }
+    case codegen::Computed::kSwigluBackward: {
+      const auto& args = call.args<OfGradients>();
+      return gradients(spec, call, tensors(args), args.grad, args.ld_grad);
+    }
+    case codegen::Computed::kRmsNorm: {
+      const auto& args = call.args<OfNorm>();
+      return normalized(spec, call, tensors(args), args.weight, args.rstd);
+    }
   }
-  const auto& args = call.args<kernels::SwigluCastArgs>();
-  product(spec.cast, call, args.cast, args.up, args.ld_up);
+}
+
+}  // namespace
+
+void emulate(const codegen::ComputedAmaxSpec& spec, const Call& call) {
+  by_source<kernels::SwigluAmaxArgs, kernels::SwigluBackwardAmaxArgs, kernels::RmsNormAmaxArgs>(
+      spec.source, spec.amax, call);
+}
+
+void emulate(const codegen::ComputedCastSpec& spec, const Call& call) {
+  by_source<kernels::SwigluCastArgs, kernels::SwigluBackwardArgs, kernels::RmsNormCastArgs>(
+      spec.source, spec.cast, call);
 }
 
 }  // namespace f8::runtime::emulation

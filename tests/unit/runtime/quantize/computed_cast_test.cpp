@@ -1,5 +1,5 @@
-// The casts of silu(gate) up and of its gradients, on an emulated device: the bits of casts of what they
-// are computed from, which is close to fp64.
+// The casts of silu(gate) up, of its gradients and of what an RMSNorm makes of x, on an emulated device: the
+// bits of casts of these, which are close to fp64.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -73,7 +73,7 @@ struct Case {
   int64_t rows, cols, gap;
 };
 
-class SwigluCastTest : public ::testing::TestWithParam<Case> {
+class ComputedCastTest : public ::testing::TestWithParam<Case> {
  protected:
   static Matrix random(int64_t rows, int64_t cols, uint64_t seed, Dtype type) {
     return reference::rounded_to(
@@ -85,6 +85,33 @@ class SwigluCastTest : public ::testing::TestWithParam<Case> {
       h.values[i] = emulation::swiglu(gate.values[i], up.values[i], type);
     }
     return reference::rounded_to(h, type);
+  }
+  // What is cast of x, by a second operand: up, or the norm's weight [1][cols].
+  static Matrix computed(CastSource source, const Matrix& x, const Matrix& other, Dtype type) {
+    if (source == CastSource::kSwiglu) return product(x, other, type);
+    Matrix h = x;
+    for (int64_t r = 0; r < x.rows; ++r) {
+      for (int64_t c = 0; c < x.cols; ++c) {
+        const size_t i = static_cast<size_t>(r * x.cols + c);
+        h.values[i] = x.values[i] * rstd_of(r) * other.values[static_cast<size_t>(c)];
+      }
+    }
+    return reference::rounded_to(h, type);
+  }
+  static float rstd_of(int64_t row) { return 1.0F / (0.3F + static_cast<float>(row % 7)); }
+  static Matrix other(CastSource source, int64_t rows, int64_t cols, Dtype type) {
+    return random(source == CastSource::kSwiglu ? rows : 1, cols, 6, type);
+  }
+  // Sets the second operand of a call.
+  void set_other(CastSource source, Buffer& from, int64_t ld, QuantizeCall& call) {
+    if (source == CastSource::kSwiglu) {
+      call.up = {from.data(), ld};
+      return;
+    }
+    rstd_.resize(static_cast<size_t>(call.rows));
+    for (size_t r = 0; r < rstd_.size(); ++r) rstd_[r] = rstd_of(static_cast<int64_t>(r));
+    call.norm_weight = from.data();
+    call.rstd = rstd_.data();
   }
   // A call has a launch for the maxima that its scales come from, and one for the copies.
   [[nodiscard]] size_t launches(const Quantizer& fused, const float8_step& step) const {
@@ -102,9 +129,11 @@ class SwigluCastTest : public ::testing::TestWithParam<Case> {
   }
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
+  std::vector<float> rstd_;
 };
+constexpr CastSource kOfInputs[] = {CastSource::kSwiglu, CastSource::kRmsNorm};
 INSTANTIATE_TEST_SUITE_P(
-    Shapes, SwigluCastTest,
+    Shapes, ComputedCastTest,
     ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
                       Case{"delayed", 256, 128, 0}, Case{"blockwise", 1, 16, 8},
                       Case{"blockwise", 127, 144, 0}, Case{"blockwise", 300, 400, 16},
@@ -144,88 +173,94 @@ const float8_step kOrdinaryStep = {};
 
 // For each type, with both copies and q alone, in a first step and later; what delayed scaling records is
 // the product's amax.
-TEST_P(SwigluCastTest, IsTheCastOfTheProduct) {
+TEST_P(ComputedCastTest, IsTheCastOfTheProduct) {
   const auto& [recipe, rows, cols, gap] = GetParam();
-  for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    for (const int kind : {0, 1, 2, 3}) {
-      SCOPED_TRACE(f8::format("{} {}", to_string(type), kind));
-      // In one of two steps there may be more rows than the call has.
-      const int64_t rows_max = (kind & 2) != 0 ? rows : rows + 150;
-      QuantizerDesc desc{.rows = rows_max, .cols = cols, .recipe = recipe_of(recipe)};
-      desc.dtype = type;
-      desc.qt = (kind & 1) != 0;
-      const float8_step& step = (kind & 2) != 0 ? kFirstOfSteps : kOrdinaryStep;
-      const auto plain = Quantizer::plan(context_, desc).value();
-      desc.source = CastSource::kSwiglu;
-      const auto fused = Quantizer::plan(context_, desc).value();
-      ASSERT_EQ(fused->tensor_bytes(), plain->tensor_bytes());
-      EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
+  for (const CastSource source : kOfInputs) {
+    for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      for (const int kind : {0, 1, 2, 3}) {
+        SCOPED_TRACE(f8::format("{} {} {}", to_string(type), name_of(source), kind));
+        // In one of two steps there may be more rows than the call has.
+        const int64_t rows_max = (kind & 2) != 0 ? rows : rows + 150;
+        QuantizerDesc desc{.rows = rows_max, .cols = cols, .recipe = recipe_of(recipe)};
+        desc.dtype = type;
+        desc.qt = (kind & 1) != 0;
+        const float8_step& step = (kind & 2) != 0 ? kFirstOfSteps : kOrdinaryStep;
+        const auto plain = Quantizer::plan(context_, desc).value();
+        desc.source = source;
+        const auto fused = Quantizer::plan(context_, desc).value();
+        ASSERT_EQ(fused->tensor_bytes(), plain->tensor_bytes());
+        EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
 
-      const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
-      Buffer of_gate(gate, type, gap), of_up(up, type, gap), of_h(product(gate, up, type), type, 0);
-      Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
-      Slots plain_slots, fused_slots;
-      const int64_t ld = gap == 0 ? 0 : cols + gap;
-      run(*plain, {.rows = rows,
-                   .x = {of_h.data()},
-                   .tensor = {expected.data()},
-                   .step = &step,
-                   .scales = plain_slots});
-      const size_t before = cuda_.launches.size();
-      run(*fused, {.rows = rows,
-                   .x = {of_gate.data(), ld},
-                   .up = {of_up.data(), ld},
-                   .tensor = {got.data()},
-                   .step = &step,
-                   .scales = fused_slots});
-      EXPECT_EQ(cuda_.launches.size() - before, launches(*fused, step));
-      EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.bytes()), 0);
-      EXPECT_EQ(plain_slots.most(), fused_slots.most());
-      EXPECT_EQ(fused_slots.most() > 0, recipe == "delayed");
-      EXPECT_TRUE(got.guard_is_whole());
+        const Matrix x = random(rows, cols, 5, type), by = other(source, rows, cols, type);
+        Buffer of_x(x, type, gap), of_by(by, type, gap),
+            of_h(computed(source, x, by, type), type, 0);
+        Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
+        Slots plain_slots, fused_slots;
+        const int64_t ld = gap == 0 ? 0 : cols + gap;
+        run(*plain, {.rows = rows,
+                     .x = {of_h.data()},
+                     .tensor = {expected.data()},
+                     .step = &step,
+                     .scales = plain_slots});
+        const size_t before = cuda_.launches.size();
+        QuantizeCall call{.rows = rows,
+                          .x = {of_x.data(), ld},
+                          .tensor = {got.data()},
+                          .step = &step,
+                          .scales = fused_slots};
+        set_other(source, of_by, ld, call);
+        run(*fused, call);
+        EXPECT_EQ(cuda_.launches.size() - before, launches(*fused, step));
+        EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.bytes()), 0);
+        EXPECT_EQ(plain_slots.most(), fused_slots.most());
+        EXPECT_EQ(fused_slots.most() > 0, recipe == "delayed");
+        EXPECT_TRUE(got.guard_is_whole());
+      }
     }
   }
 }
 
 // q in one call and qt, made again by the scale that it left, in another.
-TEST_P(SwigluCastTest, IsCastAgain) {
+TEST_P(ComputedCastTest, IsCastAgain) {
   const auto& [recipe, rows, cols, gap] = GetParam();
-  const Matrix gate = random(rows, cols, 5, Dtype::kBf16), up = random(rows, cols, 6, Dtype::kBf16);
-  Buffer of_gate(gate), of_up(up), of_h(product(gate, up, Dtype::kBf16));
-  std::vector<std::vector<uint8_t>> made;
-  for (const CastSource source : {CastSource::kPlain, CastSource::kSwiglu}) {
-    QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = recipe_of(recipe)};
-    desc.source = source;
-    desc.qt = false;
-    desc.scale_apart = true;
-    const auto first = Quantizer::plan(context_, desc).value();
-    std::swap(desc.q, desc.qt);
-    desc.scale_apart = false;
-    desc.recast = true;
-    const auto again = Quantizer::plan(context_, desc).value();
-    const bool plain = source == CastSource::kPlain;
-    Buffer q(first->tensor_bytes()), kept(first->transposed_bytes() + 16);
-    Buffer qt(again->tensor_bytes());
-    Slots slots;
-    QuantizeCall call{.rows = rows,
-                      .x = {plain ? of_h.data() : of_gate.data()},
-                      .up = {plain ? nullptr : of_up.data()},
-                      .tensor = {q.data()},
-                      .transposed = {kept.data()},
-                      .step = &kFirstOfSteps,
-                      .scales = slots};
-    run(*first, call);
-    const float8_tensor view = first->view(q.data(), kept.data(), rows).value();
-    call.x.fp8 = &view;
-    call.tensor = {qt.data()};
-    call.transposed = {};
-    run(*again, call);
-    for (Buffer* buffer : {&q, &kept, &qt}) made.push_back(bytes(*buffer));
+  for (const CastSource of : kOfInputs) {
+    const Matrix x = random(rows, cols, 5, Dtype::kBf16), by = other(of, rows, cols, Dtype::kBf16);
+    Buffer of_x(x), of_by(by), of_h(computed(of, x, by, Dtype::kBf16));
+    std::vector<std::vector<uint8_t>> made;
+    for (const CastSource source : {CastSource::kPlain, of}) {
+      QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = recipe_of(recipe)};
+      desc.source = source;
+      desc.qt = false;
+      desc.scale_apart = true;
+      const auto first = Quantizer::plan(context_, desc).value();
+      std::swap(desc.q, desc.qt);
+      desc.scale_apart = false;
+      desc.recast = true;
+      const auto again = Quantizer::plan(context_, desc).value();
+      const bool plain = source == CastSource::kPlain;
+      Buffer q(first->tensor_bytes()), kept(first->transposed_bytes() + 16);
+      Buffer qt(again->tensor_bytes());
+      Slots slots;
+      QuantizeCall call{.rows = rows,
+                        .x = {plain ? of_h.data() : of_x.data()},
+                        .tensor = {q.data()},
+                        .transposed = {kept.data()},
+                        .step = &kFirstOfSteps,
+                        .scales = slots};
+      if (!plain) set_other(of, of_by, 0, call);
+      run(*first, call);
+      const float8_tensor view = first->view(q.data(), kept.data(), rows).value();
+      call.x.fp8 = &view;
+      call.tensor = {qt.data()};
+      call.transposed = {};
+      run(*again, call);
+      for (Buffer* buffer : {&q, &kept, &qt}) made.push_back(bytes(*buffer));
+    }
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(made[i], made[i + 3]) << name_of(of) << i;
   }
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(made[i], made[i + 3]) << i;
 }
 
-TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
+TEST_P(ComputedCastTest, IsTheCastOfTheGradients) {
   const auto& [recipe, rows, cols, gap] = GetParam();
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const bool first : {false, true}) {
@@ -281,7 +316,7 @@ TEST_P(SwigluCastTest, IsTheCastOfTheGradients) {
   }
 }
 
-class SwigluMisuse : public ::testing::Test {
+class ComputedMisuse : public ::testing::Test {
  protected:
   void refused(const QuantizerDesc& desc, ErrorCode code, std::string_view words) {
     const auto plan = Quantizer::plan(context_, desc);
@@ -298,7 +333,7 @@ class SwigluMisuse : public ::testing::Test {
   std::shared_ptr<Context> context_ = cuda_.context();
 };
 
-TEST_F(SwigluMisuse, PlansThatCannotBe) {
+TEST_F(ComputedMisuse, PlansThatCannotBe) {
   QuantizerDesc high = desc("rowwise_with_gw_hp");
   high.q = false;
   refused(high, ErrorCode::kUnsupported, "makes no fp8 copy of this operand");
@@ -317,7 +352,7 @@ TEST_F(SwigluMisuse, PlansThatCannotBe) {
   EXPECT_TRUE(says(list.error(), "quantizers[0] has FLOAT8_SWIGLU")) << list.error().message;
 }
 
-TEST_F(SwigluMisuse, CallsThatCannotBe) {
+TEST_F(ComputedMisuse, CallsThatCannotBe) {
   const auto fused = Quantizer::plan(context_, desc("delayed")).value();
   QuantizerDesc of_plain = desc("blockwise");
   of_plain.source = CastSource::kPlain;
@@ -345,11 +380,43 @@ TEST_F(SwigluMisuse, CallsThatCannotBe) {
   call = good;
   call.up.ld = 60;
   refused(*fused, call, "up.ld");
+  call = good;
+  call.norm_weight = up.data();
+  refused(*fused, call, "float8_quantize_args.norm_weight is given");
   EXPECT_TRUE(tensor.untouched());
   EXPECT_TRUE(cuda_.launches.empty());
 }
 
-TEST_F(SwigluMisuse, BackwardCallsThatCannotBe) {
+TEST_F(ComputedMisuse, CallsOfANormThatCannotBe) {
+  QuantizerDesc of_norm = desc("blockwise");
+  of_norm.source = CastSource::kRmsNorm;
+  const auto fused = Quantizer::plan(context_, of_norm).value();
+  Buffer x(32 * 64 * 2), weight(64 * 2), rstd(32 * 4), tensor(fused->tensor_bytes());
+  const QuantizeCall good{.rows = 32,
+                          .x = {x.data()},
+                          .tensor = {tensor.data()},
+                          .norm_weight = weight.data(),
+                          .rstd = reinterpret_cast<const float*>(rstd.data())};
+  const std::tuple<std::function<void(QuantizeCall&)>, std::string_view> cases[] = {
+      {[](QuantizeCall& c) { c.norm_weight = nullptr; }, "norm_weight is NULL"},
+      {[](QuantizeCall& c) { c.rstd = nullptr; }, "rstd is NULL"},
+      {[](QuantizeCall& c) { c.up = c.x; }, "up.data is given"},
+      {[](QuantizeCall& c) { c.rstd = static_cast<const float*>(c.tensor.data); }, "overlap"},
+      {[](QuantizeCall& c) { c.norm_weight = static_cast<const char*>(c.norm_weight) + 2; },
+       "norm_weight"},
+  };
+  for (const auto& [change, words] : cases) {
+    QuantizeCall call = good;
+    change(call);
+    const Status status = fused->run(call, nullptr);
+    ASSERT_FALSE(status) << words;
+    EXPECT_TRUE(says(status.error(), words)) << status.error().message;
+  }
+  EXPECT_TRUE(tensor.untouched());
+  EXPECT_TRUE(cuda_.launches.empty());
+}
+
+TEST_F(ComputedMisuse, BackwardCallsThatCannotBe) {
   QuantizerDesc of_gradients = desc("delayed");
   of_gradients.operand = Tensor::kGradOutput;
   of_gradients.source = CastSource::kSwigluBackward;
@@ -378,7 +445,7 @@ TEST_F(SwigluMisuse, BackwardCallsThatCannotBe) {
       {[](QuantizeCall& c) { c.up_tensor = c.tensor; }, "overlap"},
       {[](QuantizeCall& c) { c.grad.data = c.up_tensor.data; }, "overlap"},
       {[](QuantizeCall& c) { c.grad.ld = 60; }, "grad.ld"},
-      {[&](QuantizeCall& c) { c.step = &over_ranks; }, "quantize them with FLOAT8_PLAIN"},
+      {[&](QuantizeCall& c) { c.step = &over_ranks; }, "quantize it with FLOAT8_PLAIN"},
       {[](QuantizeCall& c) { c.up_counters = static_cast<CastCounters*>(c.up_tensor.data); },
        "float8_quantize_args.up_counters is given"},
   };

@@ -1,4 +1,4 @@
-#include "runtime/linear/swiglu.hpp"
+#include "runtime/linear/computed_casts.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -23,17 +23,30 @@ auto args_of(std::span<const QuantizeOperand> operands, Make&& make) {
   return args;
 }
 
-// Launches a kernel of the product, or of its gradients, by what the kernels of a tensor take.
-template <class OfProduct, class OfGradients, class Args>
-Status launch(const Context::State& context, const Kernel& kernel, const Args& args, bool backward,
-              const SwigluCall& call, Stream stream) {
-  const auto& gate = args.tensors[0];
-  const int64_t ld = call.ld_factor == 0 ? gate.cols : call.ld_factor;
-  const bool programmatic = context.options.programmatic_launch;
-  return backward ? launch_with(OfGradients{args, call.factor, ld}, context.driver, kernel,
-                                gate.blocks, programmatic, stream)
-                  : launch_with(OfProduct{args, call.factor, ld}, context.driver, kernel,
-                                gate.blocks, programmatic, stream);
+// The tensors of a call: both gradients of SwiGLU, or one.
+size_t tensors_of(codegen::Computed source) {
+  return source == codegen::Computed::kSwigluBackward ? 2 : 1;
+}
+
+// Launches a kernel by what the kernels of a tensor take, and the source's own arguments.
+template <class OfSwiglu, class OfGradients, class OfNorm, class Args>
+Status launch(const Context::State& context, const Kernel& kernel, const Args& args,
+              codegen::Computed source, const ComputedCall& call, Stream stream) {
+  const auto& t = args.tensors[0];
+  const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
+  const auto start = [&](const auto& all) {
+    return launch_with(all, context.driver, kernel, t.blocks, context.options.programmatic_launch,
+                       stream);
+  };
+  switch (source) {
+    case codegen::Computed::kSwiglu:
+      return start(OfSwiglu{args, call.factor, ld});
+    case codegen::Computed::kSwigluBackward:
+      return start(OfGradients{args, call.factor, ld});
+    case codegen::Computed::kRmsNorm:
+      break;
+  }
+  return start(OfNorm{args, call.factor, call.rstd});
 }
 
 bool raises_words(const codegen::AmaxSpec& amax) {
@@ -42,14 +55,14 @@ bool raises_words(const codegen::AmaxSpec& amax) {
 
 }  // namespace
 
-std::vector<SwigluPass> swiglu_passes(const LinearKernels& kernels, CopySet copies, bool backward,
-                                      bool first_step) {
-  std::vector<SwigluPass> all;
+std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet copies,
+                                          codegen::Computed source, bool first_step) {
+  std::vector<ComputedPass> all;
   for (const KernelPass& pass : kernels.passes(copies, first_step)) {
     for (const FusedCast& fused : pass.casts) {
-      SwigluPass& made = all.emplace_back();
-      if (pass.amax) made.amax = {*pass.amax, backward};
-      made.cast = {fused.cast, backward};
+      ComputedPass& made = all.emplace_back();
+      if (pass.amax) made.amax = {*pass.amax, source};
+      made.cast = {fused.cast, source};
       made.fused = fused;
     }
   }
@@ -58,8 +71,8 @@ std::vector<SwigluPass> swiglu_passes(const LinearKernels& kernels, CopySet copi
 
 // The words that are raised come first, so that one call clears them: those of rows, of which a call may
 // have less than the most, are the last.
-void SwigluCasts::lay_out(std::span<const SwigluPass> passes, int64_t rows, size_t reserved,
-                          int sm_count, std::span<TensorBuffers> tensors) {
+void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved,
+                            int sm_count, std::span<TensorBuffers> tensors) {
   const int64_t cols = tensors.front().cols;
   size_t tile_bytes = 0;
   int64_t partials = 0;
@@ -88,21 +101,21 @@ void SwigluCasts::lay_out(std::span<const SwigluPass> passes, int64_t rows, size
   workspace_bytes_ = raises || partials > 0 ? arena.size() : 0;
 }
 
-Result<SwigluCasts> SwigluCasts::plan(Context& context, const LinearKernels& kernels,
-                                      CopySet copies, const TensorBuffers& at, int64_t rows,
-                                      size_t reserved, bool backward) {
-  SwigluCasts all;
-  all.backward_ = backward;
-  auto passes = swiglu_passes(kernels, copies, backward, false);
+Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels& kernels,
+                                          CopySet copies, const TensorBuffers& at, int64_t rows,
+                                          size_t reserved, codegen::Computed source) {
+  ComputedCasts all;
+  all.source_ = source;
+  auto passes = computed_passes(kernels, copies, source, false);
   const size_t of_step = passes.size();
   if (!kernels.slots.empty()) {
-    std::ranges::move(swiglu_passes(kernels, copies, backward, true), std::back_inserter(passes));
+    std::ranges::move(computed_passes(kernels, copies, source, true), std::back_inserter(passes));
   }
   std::array tensors = {at, at};
-  const std::span used = std::span(tensors).first(backward ? 2 : 1);
+  const std::span used = std::span(tensors).first(tensors_of(source));
   all.lay_out(passes, rows, reserved, context.device().sm_count, used);
   std::vector<codegen::KernelSpec> specs;
-  for (const SwigluPass& pass : passes) {
+  for (const ComputedPass& pass : passes) {
     if (pass.amax) specs.emplace_back(*pass.amax);
     specs.emplace_back(pass.cast);
   }
@@ -121,39 +134,40 @@ Result<SwigluCasts> SwigluCasts::plan(Context& context, const LinearKernels& ker
   return all;
 }
 
-Status SwigluCasts::find_maxima(const Context::State& context, const Pass& pass,
-                                const SwigluCall& call, std::span<const QuantizeOperand> operands,
-                                Stream stream) const {
-  const auto& spec = std::get<codegen::SwigluAmaxSpec>(pass.amax->spec).amax;
+Status ComputedCasts::find_maxima(const Context::State& context, const Pass& pass,
+                                  const ComputedCall& call,
+                                  std::span<const QuantizeOperand> operands, Stream stream) const {
+  const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).amax;
   const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
     return amax_args(spec, context.info.sm_count, one);
   });
-  return launch<kernels::SwigluAmaxArgs, kernels::SwigluBackwardAmaxArgs>(context, *pass.amax, args,
-                                                                          backward_, call, stream);
+  return launch<kernels::SwigluAmaxArgs, kernels::SwigluBackwardAmaxArgs, kernels::RmsNormAmaxArgs>(
+      context, *pass.amax, args, source_, call, stream);
 }
 
-Status SwigluCasts::cast(const Context::State& context, const Pass& pass, const SwigluCall& call,
-                         std::span<const QuantizeOperand> operands, Stream stream) const {
-  const auto& spec = std::get<codegen::SwigluCastSpec>(pass.cast->spec).cast;
+Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
+                           const ComputedCall& call, std::span<const QuantizeOperand> operands,
+                           Stream stream) const {
+  const auto& spec = std::get<codegen::ComputedCastSpec>(pass.cast->spec).cast;
   const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
     return cast_args(spec, context.info.sm_count, one);
   });
-  return launch<kernels::SwigluCastArgs, kernels::SwigluBackwardArgs>(context, *pass.cast, args,
-                                                                      backward_, call, stream);
+  return launch<kernels::SwigluCastArgs, kernels::SwigluBackwardArgs, kernels::RmsNormCastArgs>(
+      context, *pass.cast, args, source_, call, stream);
 }
 
-Status SwigluCasts::run(const Context::State& context, const SwigluCall& call,
-                        Stream stream) const {
+Status ComputedCasts::run(const Context::State& context, const ComputedCall& call,
+                          Stream stream) const {
   bool cleared = false;
   for (const Pass& pass : call.first_step ? first_ : casts_) {
-    std::array all = {pass.operands[0].at(call.gate), pass.operands[1].at(call.up)};
-    const std::span operands = std::span(all).first(backward_ ? 2 : 1);
+    std::array all = {pass.operands[0].at(call.first), pass.operands[1].at(call.second)};
+    const std::span operands = std::span(all).first(tensors_of(source_));
     if (pass.amax != nullptr) {
-      const auto& spec = std::get<codegen::SwigluAmaxSpec>(pass.amax->spec).amax;
+      const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).amax;
       if (!fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
         for (QuantizeOperand& operand : operands) operand.tile_amax = nullptr;
         if (raises_words(spec) && !std::exchange(cleared, true)) {
-          F8_TRY(clear_({.context = context, .call = call.gate, .stream = stream}));
+          F8_TRY(clear_({.context = context, .call = call.first, .stream = stream}));
         }
       }
       F8_TRY(find_maxima(context, pass, call, operands, stream));

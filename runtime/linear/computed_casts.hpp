@@ -1,0 +1,72 @@
+// The casts of what is computed as it is read: silu(gate) up, or what an RMSNorm makes of x, for a linear that
+// reads it, and the gradients dgate and dup for the backward of the linears that made gate and up. It is
+// one launch, after another for the maxima where the scales come from these, as those of tensors and rows
+// do, and in a first step of delayed scaling.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/launches.hpp"
+#include "runtime/linear/layout.hpp"
+
+namespace f8::runtime {
+
+// The kernels of a cast, and of the maxima that it needs before.
+struct ComputedPass {
+  std::optional<codegen::ComputedAmaxSpec> amax;
+  codegen::ComputedCastSpec cast;
+  FusedCast fused;
+};
+[[nodiscard]] std::vector<ComputedPass> computed_passes(const LinearKernels& kernels,
+                                                        CopySet copies, codegen::Computed source,
+                                                        bool first_step);
+
+// The arguments of a call. The second tensor is that of SwiGLU's backward alone, whose x is up.
+struct ComputedCall {
+  CallArguments first = {};
+  CallArguments second = {};
+  const void* factor = nullptr;  // up, the product's gradient, or the norm's weight
+  int64_t ld_factor = 0;         // of a matrix; 0: dense
+  const float* rstd = nullptr;   // of a norm
+  bool first_step = false;
+};
+
+class ComputedCasts {
+ public:
+  // Calls have up to `rows` rows, and leave the first `reserved` bytes of the workspace alone. `at` says
+  // where copies go.
+  [[nodiscard]] static Result<ComputedCasts> plan(Context& context, const LinearKernels& kernels,
+                                                  CopySet copies, const TensorBuffers& at,
+                                                  int64_t rows, size_t reserved,
+                                                  codegen::Computed source);
+  [[nodiscard]] Status run(const Context::State& context, const ComputedCall& call,
+                           Stream stream) const;
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+
+ private:
+  struct Pass {
+    const Kernel* amax;  // null: its scales need none
+    const Kernel* cast;
+    std::array<CastOperand, 2> operands;
+  };
+  // Finds where the maxima of one tensor, or of two, lie in the workspace.
+  void lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved, int sm_count,
+               std::span<TensorBuffers> tensors);
+  [[nodiscard]] Status find_maxima(const Context::State& context, const Pass& pass,
+                                   const ComputedCall& call,
+                                   std::span<const QuantizeOperand> operands, Stream stream) const;
+  [[nodiscard]] Status cast(const Context::State& context, const Pass& pass,
+                            const ComputedCall& call, std::span<const QuantizeOperand> operands,
+                            Stream stream) const;
+
+  codegen::Computed source_ = codegen::Computed::kSwiglu;
+  std::vector<Pass> casts_;
+  std::vector<Pass> first_;  // of a first step
+  ClearWords clear_;         // of maxima that are raised
+  size_t workspace_bytes_ = 0;
+};
+
+}  // namespace f8::runtime
