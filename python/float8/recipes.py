@@ -196,6 +196,7 @@ HOLD = 1 << 6
 READS_X = 1 << 7
 READS_WEIGHT = 1 << 8
 BIAS = 1 << 9
+FUSE_NORMS = 1 << 10
 STAGED = 1 << 11
 
 

@@ -8,7 +8,8 @@
 //   bit 7       backward reads x
 //   bit 8       backward reads the weight
 //   bit 9       the linear has a bias
-//   bit 10      unused
+//   bit 10      graphs of torch.compile cast what a norm makes of x as it is computed (norm_casts.py); no
+//               kernel looks at it
 //   bit 11      an emulated device's tensors are staged also where they are on the CPU, for tests
 //   bits 16-51  six cast settings of six bits, in the order of float8_recipe:
 //               scaling (2), granularity (2), format (1), pow2 (1)

@@ -2,7 +2,8 @@
 
 In graphs a norm is (x rstd) weight, rounded to x's type. A cast of it reads x, rstd and weight itself
 (torch.ops.float8.quantize_rms_norm), and where nothing else reads the product, it is never in memory: its
-row sums are found by what makes x, as before.
+row sums are found by what makes x, as before. It is for linears whose config has FUSE_NORMS, which
+fuse(norms=True) sets.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-enabled = False  # by fuse(norms=True), for graphs that are compiled later
+from float8 import recipes
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _MUL = torch.ops.aten.mul.Tensor
+_INPUT = 0  # FLOAT8_INPUT
 _TYPES = (torch.bfloat16, torch.float16)
 
 
@@ -31,13 +33,16 @@ def cast_norms(graph: fx.Graph) -> None:
     """Lets the casts of norms' products compute these."""
     ops = torch.ops.float8
     for node in graph.find_nodes(op="call_function", target=ops.quantize.default):
-        if (norm := _norm_of(node.args[0])) is not None and node.args[2] == 0:  # of an input
-            product, config, _, *rest = node.args
+        product, config, operand, *rest = node.args
+        if operand != _INPUT or not config & recipes.FUSE_NORMS:
+            continue
+        if (norm := _norm_of(product)) is not None:
             _replace(node, ops.quantize_rms_norm.default, (*norm, config, *rest))
             _read_x_for_shape(product, norm.x)
     for node in graph.find_nodes(op="call_function", target=ops.quantize_again.default):
-        if (norm := _norm_of(node.args[0])) is not None:
-            _replace(node, ops.quantize_rms_norm_again.default, (*norm, *node.args[1:]))
+        product, x_qt, config = node.args
+        if config & recipes.FUSE_NORMS and (norm := _norm_of(product)) is not None:
+            _replace(node, ops.quantize_rms_norm_again.default, (*norm, x_qt, config))
 
 
 def _replace(node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:

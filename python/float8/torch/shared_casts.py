@@ -63,13 +63,12 @@ class _Pass(CustomGraphPass):
         for each in self.before:
             each(graph)
         share_casts(graph)
-        if norm_casts.enabled:
-            norm_casts.cast_norms(graph)
+        norm_casts.cast_norms(graph)
 
     def uuid(self) -> Any:
         # Graphs that a pass without an identity changes are not cached.
         own = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.before]
-        return None if None in own else ("float8.share_casts", 2, norm_casts.enabled, *own)
+        return None if None in own else ("float8.share_casts", 2, *own)
 
 
 def install() -> None:

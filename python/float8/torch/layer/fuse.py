@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn import functional
 
-from float8.torch import norm_casts, notices
+from float8.torch import notices
 from float8.torch.base_linear import is_float8
 from float8.torch.layer.mlp import (
     FusedSwiGLU,
@@ -58,9 +58,10 @@ def register_swiglu(cls: type[nn.Module], *, gate: str, up: str, down: str) -> N
 def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     """Makes one function of each SwiGLU MLP of a model that was converted.
 
-    norms: graphs that torch.compile makes from now on, in this process, cast what an RMSNorm makes of x as they
+    norms: graphs that torch.compile makes of the model from now on cast what an RMSNorm makes of x as they
         compute it, for linears that read it: the product is not in memory, and its bits are the same. x and
-        the norm's weight are of one type, bfloat16 or float16.
+        the norm's weight are of one type, bfloat16 or float16; delayed scaling, and eager mode, stay as they
+        are.
 
     It is called after convert_to_float8_training, and before fully_shard of single MLPs and before
     torch.compile. The product silu(gate) up and the gradients of gate and up are then cast to fp8 as they are
@@ -79,7 +80,10 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     notices.warn_without_linears("fuse", model)
     if not isinstance(norms, bool):
         raise TypeError(f"float8: norms is {norms!r}; it is True or False")
-    norm_casts.enabled = norm_casts.enabled or norms
+    if norms:
+        for layer in model.modules():
+            if is_float8(layer):
+                layer.fuse_norms()
     done: list[Fusion] = []
     for name, module in model.named_modules():
         if isinstance(module, FusedSwiGLU):

@@ -104,6 +104,7 @@ class Float8Linear(BaseLinear):
         self._scale_index = 0
         self._layout = 0
         self.shares_input = False
+        self._fuses_norms = False
         self._weight_cast = None
         self._weight_gather = None
         self._sharing = None
@@ -148,8 +149,15 @@ class Float8Linear(BaseLinear):
             )
             for recompute in (self.recompute is True, self.recompute is not False)
         )
+        if self._fuses_norms:
+            self._compiled_config |= recipes.FUSE_NORMS
         self._all_fp8 = recipes.is_fp8_throughout(self.recipe)
         self._may_share = self.recipe.output.a.fp8 and not self.recipe.delayed
+
+    def fuse_norms(self) -> None:
+        """Lets graphs of torch.compile cast what a norm makes of x as they compute it (norm_casts.py)."""
+        self._fuses_norms = True
+        self._pack()
 
     @classmethod
     def from_float(

@@ -199,6 +199,8 @@ def swiglu(
     weights = (gate.weight, up.weight, down.weight)
     save = torch.is_grad_enabled() and any(each.requires_grad for each in (source, *weights))
     config = gate._config & ~recipes.BIAS
+    if torch.compiler.is_compiling():
+        config |= gate._compiled_config & recipes.FUSE_NORMS
     try:
         x_q = x_qt = None
         if gate._may_share:
