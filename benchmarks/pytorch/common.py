@@ -42,19 +42,22 @@ class Variant:
     compiled: bool = True
     recompute: bool | None = None  # Float8Linear's
     fuse: bool = False  # with float8.torch.fuse
+    norms: bool = False  # norms too
 
     @property
     def name(self) -> str:
         words = {"bf16": "bf16", "torchao": f"torchao-{self.recipe}", "float8": self.recipe}
         name = words[self.library] + ("-keep" if self.recompute is False else "")
-        return name + ("-fused" if self.fuse else "") + ("" if self.compiled else "-eager")
+        fused = "-fused" * self.fuse + "-norms" * self.norms
+        return name + fused + "-eager" * (not self.compiled)
 
     def convert(self, model: nn.Module, emulate: bool) -> nn.Module:
         """Returns the model with the variant's linears, which share the parameters."""
         if self.library == "float8":
             config = f8.LinearConfig(recipe=self.recipe, emulate=emulate, recompute=self.recompute)
             model = f8.convert_to_float8_training(model, config=config)
-            if self.fuse and not all(each.fused for each in f8.fuse(model)):
+            done = f8.fuse(model, norms=self.norms) if self.fuse else []
+            if not all(each.fused for each in done):
                 raise RuntimeError("an MLP was not fused")
             return model
         if self.library == "torchao":
@@ -91,6 +94,9 @@ def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dic
         every += [Variant("float8", recipe, recompute=False) for recipe in RECIPES]
     if fused:
         every += [Variant("float8", name, kind, fuse=True) for kind in kinds for name in FUSED]
+        every += [
+            Variant("float8", name, fuse=True, norms=True) for name in FUSED if name != "delayed"
+        ]
     return {variant.name: variant for variant in every}
 
 
