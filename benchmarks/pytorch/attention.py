@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""Attention of other libraries: speed of forward and backward, and accuracy against fp64.
+
+    attention.py [--shapes 's8192b1h32g8d128;s16384b1h16g16d256'] [--masks causal,full] [--variants LIST]
+                 [--seconds 2] [--length 2048] [--json FILE] [--emulate]
+
+A shape has a sequence of s tokens, b of them, h heads of queries, g of keys and values, of d elements. The
+variants are the backends of torch's scaled_dot_product_attention, FlexAttention, and FlashAttention 3 where
+flash_attn_interface is installed, in bf16 and in fp8 (forward alone, with a scale for each head of a
+sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
+and five in backward, and half of them under a causal mask.
+
+The second table has the signal to noise ratio in dB of O, dQ, dK and dV against fp64, at --length tokens of 4
+heads: of normal data, of data with outliers (0.1 % of the elements are 10 times as large), of keys whose
+channels have means of 8 to 15, and of queries that match keys. `fp8_forward` there is computed by torch: q,
+k and v in e4m3 with a power of two for each 128 tokens of a head, k without its mean over tokens, and P in
+e4m3, with a backward of the same q, k and v in fp32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import common
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SHAPES = "s8192b1h32g8d128;s16384b1h16g16d256;s8192b1h32g32d64"
+TINY = "s128b1h4g2d64"
+BACKENDS = {
+    "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa-flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa-math": SDPBackend.MATH,
+}
+TIMED = ("sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
+ACCURATE = ("sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8", "fp8_forward")
+FORWARD_ALONE = ("fa3-fp8",)
+DATA = ("normal", "outlier", "bias", "sharp")
+E4M3 = torch.float8_e4m3fn
+LARGEST = torch.finfo(E4M3).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """q is [b, h, s, d], k and v are [b, g, s, d]."""
+
+    s: int
+    b: int
+    h: int
+    g: int
+    d: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        found = re.fullmatch(r"s(\d+)b(\d+)h(\d+)g(\d+)d(\d+)", text.strip())
+        if found is None:
+            sys.exit(f"{text!r} is no shape; it is written as s8192b1h32g8d128")
+        shape = cls(*map(int, found.groups()))
+        if 0 in dataclasses.astuple(shape) or shape.h % shape.g:
+            sys.exit(f"{text!r}: sizes are positive, and the heads of q a multiple of those of k")
+        return shape
+
+    def __str__(self) -> str:
+        return f"s{self.s}b{self.b}h{self.h}g{self.g}d{self.d}"
+
+    def tflop(self, causal: bool, products: int) -> float:
+        return products * 2 * self.b * self.h * self.s**2 * self.d / (2 if causal else 1) / 1e12
+
+
+Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def backend(name: str, causal: bool) -> Call:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(BACKENDS[name]):
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+            )
+
+    return call
+
+
+def flex(causal: bool, emulate: bool) -> Call:
+    from torch.nn.attention import flex_attention as module
+
+    attend = module.flex_attention if emulate else torch.compile(module.flex_attention)
+    masks: dict[Any, Any] = {}
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = None
+        if causal:
+            key = (q.shape[2], q.device)
+            if key not in masks:
+                masks[key] = module.create_block_mask(
+                    lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2], device=q.device
+                )
+            mask = masks[key]
+        y: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[assignment]
+        return y
+
+    return call
+
+
+def flash_3(causal: bool, in_fp8: bool) -> Call:
+    """FlashAttention 3 has tokens before heads; its fp8 takes scales for each sequence and head of keys."""
+    import flash_attn_interface as module
+
+    def cast(x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+        grouped = x.unflatten(1, (heads, -1))
+        inverse = grouped.abs().amax(dim=(2, 3, 4)).float().clamp_min(1e-12) / LARGEST
+        q = (grouped / inverse[:, :, None, None, None]).flatten(1, 2).to(E4M3)
+        return q.transpose(1, 2), inverse
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scales = {}
+        operands = [each.transpose(1, 2) for each in (q, k, v)]
+        if in_fp8:
+            cast_operands = [cast(each, k.shape[1]) for each in (q, k, v)]
+            operands = [each for each, _ in cast_operands]
+            names = ("q_descale", "k_descale", "v_descale")
+            scales = {n: s for n, (_, s) in zip(names, cast_operands, strict=True)}
+        y = module.flash_attn_func(*operands, causal=causal, **scales)
+        y = y[0] if isinstance(y, tuple) else y
+        return y.transpose(1, 2).to(q.dtype)  # type: ignore[no-any-return]
+
+    return call
+
+
+def call_of(name: str, causal: bool, emulate: bool) -> Call:
+    if name in BACKENDS:
+        return backend(name, causal)
+    if name == "flex":
+        return flex(causal, emulate)
+    if name == "fp8_forward":
+        return lambda *operands: Fp8Forward.apply(*operands, causal)  # type: ignore[no-untyped-call]
+    try:
+        return flash_3(causal, name == "fa3-fp8")
+    except ModuleNotFoundError:
+        raise RuntimeError("FlashAttention 3 is not installed") from None
+
+
+# Accuracy
+
+
+def in_blocks(x: Tensor) -> Tensor:
+    """Rounds x [b, h, s, d] to e4m3, with a power of two for each 128 tokens of a head."""
+    tokens = x.shape[2]
+    padded = functional.pad(x.float(), (0, 0, 0, -tokens % 128)).unflatten(2, (-1, 128))
+    most = padded.abs().amax(dim=(3, 4), keepdim=True).clamp_min(1e-12)
+    scale = torch.exp2(torch.floor(torch.log2(LARGEST / most)))
+    return ((padded * scale).to(E4M3).float() / scale).flatten(2, 3)[:, :, :tokens]
+
+
+def probabilities(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if causal:
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(above, -torch.inf)
+    return scores.softmax(dim=-1)
+
+
+class Fp8Forward(torch.autograd.Function):
+    """An fp8 forward, and the backward that differentiates it."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        centred = k.float() - k.float().mean(dim=2, keepdim=True)
+        of = [in_blocks(each) for each in (q, centred, v)]
+        wide = [of[0], *(each.repeat_interleave(group, dim=1) for each in of[1:])]
+        p = probabilities(wide[0], wide[1], causal)
+        largest = p.amax(dim=-1, keepdim=True)
+        rounded = (p / largest * 256).to(E4M3).float() / 256 * largest
+        o = (rounded @ wide[2]).to(q.dtype)
+        ctx.save_for_backward(*wide, p, o)
+        ctx.group = group
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> Any:
+        q, k, v, p, o = ctx.saved_tensors
+        wide = do.float()
+        dp = wide @ v.transpose(-2, -1)
+        ds = p * (dp - (wide * o.float()).sum(dim=-1, keepdim=True)) / math.sqrt(q.shape[-1])
+        results = (ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ wide)
+        dq, dk, dv = (each.to(do.dtype) for each in results)
+        summed = [
+            each.unflatten(1, (-1, ctx.group)).float().sum(2).to(do.dtype) for each in (dk, dv)
+        ]
+        return dq, *summed, None
+
+
+def data_of(kind: str, length: int, device: str) -> list[Tensor]:
+    """Returns q, k, v and dO of 4 heads of 128 elements."""
+    random = torch.Generator().manual_seed(7)
+    q, k, v, do = (torch.randn(1, 4, length, 128, generator=random) for _ in range(4))
+    if kind == "outlier":
+        for each in (q, k, v, do):
+            each[torch.rand(each.shape, generator=random) < 1e-3] *= 10
+    elif kind == "bias":
+        k = k + 8 + 7 * torch.rand(1, 4, 1, 128, generator=random)
+    elif kind == "sharp":
+        q = q + 0.75 * k
+    return [each.to(device, torch.bfloat16) for each in (q, k, v, do)]
+
+
+def results_of(call: Call, operands: Sequence[Tensor], do: Tensor) -> list[Tensor]:
+    leaves = [each.detach().requires_grad_() for each in operands]
+    o = call(*leaves)
+    if not o.requires_grad:
+        return [o]
+    o.backward(do.to(o.dtype))
+    return [o.detach(), *(each.grad for each in leaves)]  # type: ignore[misc]
+
+
+def decibels(actual: Tensor, exact: Tensor) -> float:
+    noise = (actual.double() - exact).square().sum().clamp_min(1e-300)
+    return float(10 * torch.log10(exact.square().sum() / noise))
+
+
+def accuracy(names: Sequence[str], options: Any, device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in DATA:
+        *operands, do = data_of(kind, options.length, device)
+
+        def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return probabilities(q, k, True) @ v
+
+        expected = results_of(exact, [each.double() for each in operands], do)
+        for name in names:
+            try:
+                own = results_of(call_of(name, True, options.emulate), operands, do)
+            except Exception as error:  # the others are compared still
+                found[f"{kind} {name}"] = common.reason(error)
+                continue
+            pairs = zip(own, expected, strict=False)
+            found[f"{kind} {name}"] = [round(decibels(a, e), 1) for a, e in pairs]
+    rows = [
+        [key.replace(" ", "-"), *([value] if isinstance(value, str) else cells_of(value))]
+        for key, value in found.items()
+    ]
+    common.print_table(["SQNR in dB", "O", "dQ", "dK", "dV"], rows)
+    return found
+
+
+def cells_of(values: list[float]) -> list[str]:
+    return [f"{each:.1f}" for each in values] + ["-"] * (4 - len(values))
+
+
+# Speed
+
+
+def measure(shape: Shape, causal: bool, names: Sequence[str], options: Any, device: str) -> Any:
+    torch.manual_seed(0)
+    sizes = [(shape.b, heads, shape.s, shape.d) for heads in (shape.h, shape.g, shape.g, shape.h)]
+    q, k, v, do = (torch.randn(size, device=device).bfloat16() for size in sizes)
+    leaves = [each.requires_grad_() for each in (q, k, v)]
+    steps: dict[str, Callable[[], object]] = {}
+    failures: dict[str, str] = {}
+    for name in names:
+        try:
+            call = call_of(name, causal, options.emulate)
+            add_steps(name, call, leaves, do, steps)
+        except Exception as error:  # the other variants are measured still
+            failures[name] = common.reason(error)
+    times = common.interleaved(steps, 0 if options.emulate else options.seconds, 20)
+    rows = []
+    for key, samples in times.items():
+        ms = common.Spread.of(samples).median
+        products = 2 if key.endswith("forward") else 5
+        rows.append([key, f"{ms:.3f}", f"{shape.tflop(causal, products) / ms * 1e3:.0f}"])
+    rows += [[name, text] for name, text in failures.items()]
+    print(f"{shape} {'causal' if causal else 'full'}")
+    common.print_table(["attention", "ms", "TFLOP/s"], rows)
+    return {"ms": times, "failures": failures}
+
+
+def add_steps(
+    name: str, call: Call, leaves: list[Tensor], do: Tensor, steps: dict[str, Callable[[], object]]
+) -> None:
+    """Adds forward, and backward of a graph that is kept."""
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return call(*leaves)
+
+    forward()
+    steps[f"{name}-forward"] = forward
+    if name not in FORWARD_ALONE:
+        o = call(*leaves)
+
+        def backward() -> object:
+            return torch.autograd.grad(o, leaves, do, retain_graph=True)
+
+        backward()
+        steps[f"{name}-backward"] = backward
+
+
+def main() -> int:
+    known = dict.fromkeys((*TIMED, *ACCURATE, *BACKENDS))
+    parser = common.parser(__doc__, known)
+    parser.add_argument("--shapes", default="", help=f"default {SHAPES}")
+    parser.add_argument("--masks", default="causal,full")
+    parser.add_argument("--seconds", type=float, default=2, help="of a shape")
+    parser.add_argument("--length", type=int, default=2048, help="of the accuracy's data")
+    options = parser.parse_args()
+    device = common.device_of(options)
+    wanted = [each.strip() for each in options.variants.split(",") if each.strip()]
+    for name in wanted:
+        if name not in known:
+            sys.exit(f"no variant {name!r}; there are {', '.join(known)}")
+    masks = options.masks.split(",")
+    if not set(masks) <= {"causal", "full"}:
+        sys.exit(f"--masks is {options.masks!r}; it is causal, full or both")
+    shapes = options.shapes or (TINY if options.emulate else SHAPES)
+    print(common.headline("attention", device))
+    timed = [name for name in wanted or TIMED if name != "fp8_forward"]
+    found = {
+        f"{shape} {mask}": measure(shape, mask == "causal", timed, options, device)
+        for shape in map(Shape.parse, shapes.split(";"))
+        for mask in masks
+    }
+    compared = [name for name in wanted or ACCURATE if name != "flex"]
+    figures = {"speed": found, "accuracy": accuracy(compared, options, device)}
+    common.write_json(options.json, figures)
+    failures = {key: text for each in found.values() for key, text in each["failures"].items()}
+    return common.status(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
