@@ -73,7 +73,10 @@ void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
               const std::optional<WireCost>& wire) {
   if (!e) return;
   d.bf16_ns = e->bf16_ns;
-  if (!kept_by_name_or_size({}, d.layer).empty()) return;
+  if (!kept_by_name_or_size({}, d.layer).empty()) {
+    d.parts.clear();
+    return;
+  }
   d.speedup = e->speedup;
   d.lo = e->lo;
   d.hi = e->hi;
@@ -123,13 +126,16 @@ std::optional<Estimate> add_up(FilterDecision& d, int64_t rows, Estimates& estim
   return all;
 }
 
-// The estimators of the experts of a model, by how many and how skewed they are.
+// The estimators of the experts of a model, by how many and how skewed they are. It keeps few, as
+// Estimates do.
 class ExpertEstimates {
  public:
+  static constexpr size_t kMostGroups = 16;
   explicit ExpertEstimates(const Estimator& linears) : linears_(linears) {}
   [[nodiscard]] Estimates& of(const Groups& groups) {
     const auto found = known_.find(groups);
     if (found != known_.end()) return found->second.estimates;
+    if (known_.size() == kMostGroups) known_.clear();
     return known_.try_emplace(groups, linears_, groups).first->second.estimates;
   }
 
@@ -156,9 +162,10 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
   const FilterOptions& options = asked.options;
   const int64_t rows = tokens_of(layer, options.tokens);
   FilterDecision d{.layer = layer, .reason = kept_by_name_or_size(asked.names, layer)};
-  const std::optional<Estimate> e = layer.is_experts()
-                                        ? add_up(d, rows, experts.of(layer.groups))
-                                        : linears({rows, layer.out_features, layer.in_features});
+  std::optional<Estimate> both;
+  if (layer.is_experts()) both = add_up(d, rows, experts.of(layer.groups));
+  const std::optional<Estimate>& e =
+      layer.is_experts() ? both : linears({rows, layer.out_features, layer.in_features});
   estimate(d, i, e, asked.wire);
   if (d.reason.empty() && asked.wire) d.reason = asked.wire->kept(i);
   if (!d.reason.empty()) return d;

@@ -135,7 +135,7 @@ TEST(Report, EscapesTheNamesOfLayers) {
   EXPECT_FALSE(contains(outcome.out, "<img"));
   EXPECT_TRUE(contains(outcome.out, "&lt;img src=x onerror=alert(1)&gt;"));
   EXPECT_TRUE(contains(outcome.out, "a&quot;&#39;&amp;]]&gt;\\xef\\xbf\\xbf"));
-  EXPECT_TRUE(contains(outcome.out, "&lt;b&gt;&amp;model.json: which linears"));
+  EXPECT_TRUE(contains(outcome.out, "&lt;b&gt;&amp;model.json: which layers"));
 }
 
 TEST(Report, AUsersDatabaseIsBeforeTheBuiltInOne) {
