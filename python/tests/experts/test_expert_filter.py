@@ -107,12 +107,13 @@ def test_a_filter_file_decides_for_experts(tmp_path: Any) -> None:
     file = tmp_path / "verdicts"
     program = ("filter", "--model", str(tmp_path / "experts.json"), "--tokens", "8192")
     float8_tune(*program, "--recipe", "rowwise", "--policy", "torchao", "--verdicts", str(file))
-    model = nn.ModuleDict({"model": qwen().model})
-    del model["model"].layers[0].self_attn
+    own, other = qwen().model, mixtral().model
+    for each in (own, other):
+        del each.layers[0].self_attn  # which the file does not have
     more = {"verdicts": file, "tokens": 8192}
-    assert len(experts_in_fp8(convert(model, **more))) == 1
-    with pytest.raises(ValueError, match=r"no layer 'model.layers.0.mlp.experts'"):
-        convert(nn.ModuleDict({"model": mixtral().model}), **more)
+    assert len(experts_in_fp8(convert(nn.ModuleDict({"model": own}), **more))) == 1
+    with pytest.raises(ValueError, match=r"mlp.experts' has N 14336 .* the filter file says N 768"):
+        convert(nn.ModuleDict({"model": other}), **more)
 
 
 def test_layers_of_experts_without_torch() -> None:

@@ -163,7 +163,7 @@ TEST_F(FilterExperts, OfAConfigAreALayerOrLinearsOfTheirOwn) {
   for (const Json& d : layers) {
     if (!d.contains("experts")) continue;
     ++experts;
-    EXPECT_TRUE(contains(d["fqn"].get<std::string>(), ".block_sparse_moe.experts")) << d;
+    EXPECT_TRUE(contains(d["fqn"].get<std::string>(), ".mlp.experts")) << d;
     EXPECT_EQ(d["experts"], 8);
     EXPECT_EQ(d["out_features"], 14336);
   }

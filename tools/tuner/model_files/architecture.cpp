@@ -64,7 +64,8 @@ enum class Listed { kModule, kMerged, kEach };
 
 void add_experts(Layers& out, const std::string& prefix, const Architecture& a, Listed listed) {
   const MoeNames& names = a.moe_names;
-  const std::string moe = f8::format("{}{}", prefix, names.block);
+  const bool renamed = listed == Listed::kModule && !names.module_block.empty();
+  const std::string moe = f8::format("{}{}", prefix, renamed ? names.module_block : names.block);
   out.push_back({f8::format("{}{}", moe, names.router), a.hidden, a.experts});
   const bool merge = listed == Listed::kMerged;
   Ffn expert{.gate = names.gate,

@@ -17,8 +17,11 @@ struct MoeNames {
   std::string_view block, router;
   std::string_view gate, up, down;  // of an expert; up is empty where one weight has gate and up
   std::string_view shared = {};
+  // The block in programs whose experts are one module, where it has another name there.
+  std::string_view module_block = {};
 };
-inline constexpr MoeNames kMixtralNames = {"block_sparse_moe.", "gate", "w1", "w3", "w2"};
+inline constexpr MoeNames kMixtralNames = {
+    "block_sparse_moe.", "gate", "w1", "w3", "w2", {}, "mlp."};
 inline constexpr MoeNames kDeepseekNames = {"mlp.",    "gate",      "gate_proj",
                                             "up_proj", "down_proj", "shared_experts."};
 inline constexpr MoeNames kQwenNames = {"mlp.",    "gate",      "gate_proj",

@@ -324,7 +324,7 @@ TEST(PublishedConfig, ExpertsAreOneEntryOfALayer) {
   };
   for (const Experts& e : {
            Experts{"Qwen3 30B-A3B", "mlp.experts", 48, 128, 8, 2048, 768},
-           Experts{"Mixtral 8x7B", "block_sparse_moe.experts", 32, 8, 2, 4096, 14336},
+           Experts{"Mixtral 8x7B", "mlp.experts", 32, 8, 2, 4096, 14336},
            Experts{"DeepSeek-V3", "mlp.experts", 58, 256, 8, 7168, 2048},
            Experts{"gpt-oss 20B", "mlp.experts", 24, 32, 4, 2880, 2880},
            Experts{"Llama 4 Scout", "feed_forward.experts", 48, 16, 1, 5120, 8192},
