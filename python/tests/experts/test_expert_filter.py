@@ -86,6 +86,16 @@ def test_experts_alone_are_decided_without_linears() -> None:
     assert not any(isinstance(each, f8.Float8Linear) for each in model.modules())
 
 
+def test_verdicts_as_values() -> None:
+    for make, gains in ((mixtral, True), (qwen, False)):
+        found = f8.verdicts(make(), "rowwise", 16384, experts=True)
+        assert (found[-1].layer.experts is not None, found[-1].convert) == (True, gains)
+        keep = f8.module_filter(found)
+        model = f8.convert_to_float8_training(make(), config="rowwise", experts=keep)
+        assert experts_in_fp8(model) == [found[-1].layer.name] * gains
+    assert all(each.layer.experts is None for each in f8.verdicts(qwen(), "rowwise", 16384))
+
+
 def test_rows_of_experts(capsys: Any) -> None:
     convert(mixtral(), tokens_of={"experts": 4096}, explain=True)
     assert "  4096  14336 " in capsys.readouterr().out
