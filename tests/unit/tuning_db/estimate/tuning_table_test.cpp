@@ -324,7 +324,7 @@ TEST(TuningTable, WellSignedNonsenseIsRefusedWithItsLine) {
   const auto refused = [](std::string_view from, std::string_view to, std::string_view reason) {
     expect_refused(resigned(from, to), ErrorCode::kCorrupt, reason);
   };
-  refused("device ", "devize ", "line 2: it is no kernel and no linear, nor a device");
+  refused("device ", "devize ", "line 2: it is no kernel, no linear and no experts, nor a device");
   refused("device 90 ", "device x ", "line 2: cc 'x' is no number");
   refused("device 90 ", "device -9 ", "line 2: cc '-9' is no number");
   refused("700 0 NVIDIA", "700 2 NVIDIA", "line 2: mig '2'");
