@@ -82,8 +82,10 @@ std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& la
     }
   }
   if (!layer.kept.empty()) return layer.kept;
-  for (const auto& [what, value] : {std::pair("K (in_features)", layer.in_features),
-                                    std::pair("N (out_features)", layer.out_features)}) {
+  const bool experts = layer.is_experts();
+  for (const auto& [what, value] :
+       {std::pair(experts ? "the experts' dim" : "K (in_features)", layer.in_features),
+        std::pair(experts ? "the experts' hidden_dim" : "N (out_features)", layer.out_features)}) {
     if (value % kFp8Alignment != 0) {
       return f8::format("kept in bf16: {} {} is not a multiple of {}", what, value, kFp8Alignment);
     }
@@ -112,6 +114,10 @@ Status check_torchao_rule(const Recipe& recipe) {
 }
 
 Verdict torchao_verdict(const Recipe& recipe, const NamedLinear& layer) {
+  if (layer.is_experts()) {
+    return {false,
+            "kept in bf16: torchao has no rule for experts; policy measured decides for them"};
+  }
   const std::string rule = settings_label(recipe);
   for (const KnBox& box : torchao_boxes(recipe)) {
     if (!holds(box, layer)) continue;
@@ -151,6 +157,18 @@ Status check_filter(std::span<const NamedLinear> layers, int64_t tokens, double 
       return fail(ErrorCode::kInvalidArgument,
                   "layer {}: in_features {}, out_features {}, count {}; all must be 1 or more",
                   layer.fqn, layer.in_features, layer.out_features, layer.count);
+    }
+    if (layer.groups.experts < 0 || layer.groups.experts > kMaxExperts) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "layer {}: {} experts; a call has at most {}: share them among expert-parallel ranks",
+          layer.fqn, layer.groups.experts, kMaxExperts);
+    }
+    const double rows = layer.tokens_share * static_cast<double>(tokens);
+    if (!(rows <= static_cast<double>(kMaxDim))) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "layer {}: {} tokens make {:.0f} rows of experts; there are at most {}",
+                  layer.fqn, tokens, rows, kMaxDim);
     }
   }
   return {};

@@ -44,8 +44,8 @@ struct Verdict {
   std::string reason;
 };
 
-// Why a layer is kept whatever its speed; empty: it may be converted. K and N are aligned on each of
-// the ranks that share it too.
+// Why a layer is kept whatever its speed; empty: it may be converted. K and N, of experts both of their
+// widths, are aligned on each of the ranks that share it too.
 [[nodiscard]] std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer);
 
 // torchao's automatic rule, which it has for the settings of tensorwise and rowwise alone: a layer
@@ -61,6 +61,7 @@ struct KnBox {
   return !torchao_boxes(recipe_of_label(label)).empty();
 }
 [[nodiscard]] Status check_torchao_rule(const Recipe& recipe);  // the error says what to do
+// Experts are kept, since torchao has no rule for them.
 [[nodiscard]] Verdict torchao_verdict(const Recipe& recipe, const NamedLinear& layer);
 
 // The verdict of a speedup with its interval: convert where the lower end exceeds 1 + margin.

@@ -434,6 +434,12 @@ Result<std::vector<Shape>> parse_shapes(std::string_view text) {
   return shapes;
 }
 
+std::array<ExpertLinear, 2> expert_linears(const NamedLinear& experts, int64_t rows) {
+  const int64_t width = experts.in_features;
+  const int64_t own_width = experts.out_features;
+  return {{{"w13", {rows, 2 * own_width, width}}, {"w2", {rows, width, own_width}}}};
+}
+
 int64_t tokens_of(const NamedLinear& layer, int64_t tokens) {
   if (layer.tokens_share == 1) return tokens;
   return std::max(int64_t{1}, static_cast<int64_t>(

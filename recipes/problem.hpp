@@ -124,7 +124,7 @@ inline constexpr int64_t kEven = 0, kZipf = 1, kOneExpert = 100;
 struct Groups {
   int64_t experts = 0;
   int64_t skew = kEven;
-  bool operator==(const Groups&) const = default;
+  auto operator<=>(const Groups&) const = default;
 };
 // Expert e has a share of 1 / (e + 1)^skew of m rows, in whole rows: the largest remainders are rounded up.
 [[nodiscard]] std::vector<int64_t> rows_of_experts(int64_t m, const Groups& groups);
@@ -172,17 +172,29 @@ struct Problem {
 [[nodiscard]] Result<std::vector<Shape>> parse_shapes(std::string_view text);
 inline constexpr size_t kMaxShapes = 100'000;  // one text names no more
 
-// A linear layer of a model, as filters and plans name it.
+// A linear layer of a model, as filters and plans name it; or, where it has groups, the SwiGLU experts of
+// a layer, which are decided as one: in_features is then the model's width and out_features that of an
+// expert between its two linears.
 struct NamedLinear {
   std::string fqn;
   int64_t in_features = 0;   // K
   int64_t out_features = 0;  // N
   int64_t count = 1;         // identical layers this entry stands for
-  // The share of a step's tokens that it sees, which a router makes less than 1: top_k / experts.
+  // The share of a step's tokens that it sees: of an expert's linear top_k / experts, which a router
+  // makes less than 1, and of all experts together top_k.
   double tokens_share = 1;
   std::string kept = {};  // why ranks that share it keep it in bf16; empty: they need not
+  Groups groups = {};     // of a layer's experts: those of a rank
+  [[nodiscard]] bool is_experts() const { return groups.experts > 0; }
   bool operator==(const NamedLinear&) const = default;
 };
+
+// The expert linears of a layer's experts, where they have so many rows.
+struct ExpertLinear {
+  std::string_view name;  // "w13", which has an expert's gate and up at once, or "w2"
+  Shape shape;
+};
+[[nodiscard]] std::array<ExpertLinear, 2> expert_linears(const NamedLinear& experts, int64_t rows);
 
 // M of this linear, where a step has so many tokens: rounded to the nearest, and at least 1.
 [[nodiscard]] int64_t tokens_of(const NamedLinear& layer, int64_t tokens);

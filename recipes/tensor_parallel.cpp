@@ -7,6 +7,7 @@
 
 #include "base/text.hpp"
 #include "recipes/filter_rule.hpp"
+#include "recipes/fp8_layout.hpp"
 
 namespace f8 {
 namespace {
@@ -17,6 +18,7 @@ struct SharedExtent {
 };
 
 SharedExtent shared_extent(const NamedLinear& layer) {
+  if (layer.is_experts()) return {&NamedLinear::out_features, "hidden_dim"};
   switch (tensor_split(layer.fqn)) {
     case TensorSplit::kColumn:
       return {&NamedLinear::out_features, "out_features"};
@@ -98,6 +100,33 @@ Status shard_tensor_parallel(std::vector<NamedLinear>& layers, int64_t tp, std::
                 model, first_unfit, common > 1 ? "" : "; share the model without tp");
   }
   layers = std::move(shards);
+  return {};
+}
+
+Status shard_expert_parallel(std::vector<NamedLinear>& layers, int64_t ep, std::string_view model) {
+  if (ep < 1) return fail(ErrorCode::kInvalidArgument, "ep is {}; it must be 1 or more", ep);
+  bool has_experts = false;
+  for (const NamedLinear& layer : layers) {
+    if (!layer.is_experts()) continue;
+    has_experts = true;
+    const int64_t experts = layer.groups.experts;
+    if (experts % ep != 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "ep {} does not divide the {} experts of {}; choose a divisor", ep, experts,
+                  quote(layer.fqn));
+    }
+    if (experts / ep > kMaxExperts) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} has {} experts for each rank, and a call has at most {}; choose an ep of at "
+                  "least {}",
+                  quote(layer.fqn), experts / ep, kMaxExperts, ceil_div(experts, kMaxExperts));
+    }
+  }
+  if (ep > 1 && !has_experts) {
+    return fail(ErrorCode::kInvalidArgument, "ep {}: {} has no layer of experts to share", ep,
+                model);
+  }
+  for (NamedLinear& layer : layers) layer.groups.experts /= ep;
   return {};
 }
 

@@ -205,7 +205,8 @@ class Database {
   [[nodiscard]] Result<std::map<std::string, Method>> methods() const;  // by key
   // Plain data for the estimator and the runtime: for every GEMM, on the first device that it was
   // measured on, the kernel that the fastest linear of its recipe and shape took where that was
-  // measured with it, else the fastest by itself; and the speedup of every linear on every device.
+  // measured with it, else the fastest by itself; and the speedup of every linear, also of experts, on
+  // every device.
   // Linears alone are a fraction of the work.
   enum class TablePart { kAll, kLinears };
   [[nodiscard]] Result<TuningTable> table(TablePart part = TablePart::kAll,

@@ -67,7 +67,8 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const Baselines& ba
   LinearSpeedup s{.recipe = row.problem.recipe,
                   .shape = row.problem.shape(),
                   .date = row.at.substr(0, 10),
-                  .trial = row.uuid};
+                  .trial = row.uuid,
+                  .groups = row.problem.groups()};
   if (row.result.ratio) {
     s.speedup = row.result.ratio->ratio;
     s.lo = row.result.ratio->lo;
@@ -108,15 +109,15 @@ bool is_better(const TrialRow& a, const TrialRow& b) {
   return a.uuid < b.uuid;
 }
 
-Status find_linears(const Database& db, const std::string& recipe, const TuningTable& table,
+Status find_linears(const Database& db, const std::string& recipe, Op op, const TuningTable& table,
                     std::vector<FoundLinear>& found) {
-  const std::vector<TrialRow> rows = F8_TRY(db.linears(recipe));
-  const std::vector<TrialRow> bf16 = F8_TRY(db.linears(recipe, Impl::kBf16));
+  const std::vector<TrialRow> rows = F8_TRY(db.linears(recipe, Impl::kFloat8, op));
+  const std::vector<TrialRow> bf16 = F8_TRY(db.linears(recipe, Impl::kBf16, op));
   if (found.size() + rows.size() > kMaxRows) {
     return too_many(rows.front().layer, kMaxRows, "linears");
   }
   const Baselines baselines(bf16);
-  std::map<std::pair<Shape, size_t>, std::pair<const TrialRow*, LinearSpeedup>> best;
+  std::map<std::pair<Dims, size_t>, std::pair<const TrialRow*, LinearSpeedup>> best;
   for (const TrialRow& row : rows) {
     auto speedup = to_speedup(row, baselines);
     const auto device = std::ranges::find_if(table.devices, [&](const DeviceClass& d) {
@@ -124,7 +125,7 @@ Status find_linears(const Database& db, const std::string& recipe, const TuningT
     });
     if (!speedup || device == table.devices.end()) continue;
     speedup->device = static_cast<size_t>(device - table.devices.begin());
-    auto& [known, value] = best[{speedup->shape, speedup->device}];
+    auto& [known, value] = best[{row.problem.dims, speedup->device}];
     if (known != nullptr && !is_better(row, *known)) continue;
     known = &row;
     value = *std::move(speedup);
@@ -239,11 +240,13 @@ Result<TuningTable> Database::table(TablePart part, const DeviceClass* asked) co
     if (std::ranges::none_of(table.devices, same)) table.devices.push_back(device);
   }
   std::vector<FoundLinear> linears;
-  auto recipes =
-      F8_TRY(state_->db->prepare("SELECT DISTINCT recipe FROM problem WHERE op = 'linear'"));
-  for (size_t count = 0; F8_TRY(recipes.step()); ++count) {
-    if (count == kMaxRecipes) return too_many(state_->layer, kMaxRecipes, "recipes");
-    F8_TRY(find_linears(*this, recipes.text(0), table, linears));
+  for (const Op op : {Op::kLinear, Op::kExperts}) {
+    auto recipes = F8_TRY(state_->db->prepare("SELECT DISTINCT recipe FROM problem WHERE op = ?"));
+    recipes.bind(to_string(op));
+    for (size_t count = 0; F8_TRY(recipes.step()); ++count) {
+      if (count == kMaxRecipes) return too_many(state_->layer, kMaxRecipes, "recipes");
+      F8_TRY(find_linears(*this, recipes.text(0), op, table, linears));
+    }
   }
   add_linears(std::move(linears), source_of(state_->layer), table);
   if (part == TablePart::kLinears) return table;

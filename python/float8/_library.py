@@ -73,6 +73,8 @@ class ModelLayer(ctypes.Structure):
         ("struct_size", ctypes.c_size_t),
         ("name", ctypes.c_char_p),
         ("desc", ctypes.POINTER(LinearDesc)),
+        ("experts", ctypes.c_int64),
+        ("skew", ctypes.c_int64),
     ]
 
 
@@ -109,7 +111,7 @@ class ModelVerdict(ctypes.Structure):
         ("speedup_low", ctypes.c_double),
         ("speedup_high", ctypes.c_double),
         ("evidence", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("convert", ctypes.c_int32),
         ("wire_bf16_us", ctypes.c_double),
         ("wire_fp8_us", ctypes.c_double),
         ("exposed_bf16_us", ctypes.c_double),

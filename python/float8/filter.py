@@ -19,12 +19,18 @@ AUTO_FILTER = "auto_filter_small_kn"
 class Layer:
     """A linear of a model: its name, in_features (k), out_features (n) and, where they are its own,
     the rows of x in a call: an expert of a mixture sees fewer than the rest of the model.
+
+    With `experts` it is the SwiGLU experts of a layer, which have one verdict: so many that a rank has,
+    of k inputs and outputs and n hidden features each, and `tokens` are the rows of all of them. `skew`
+    says how they share these: 0 evenly, 1 by Zipf's law, 100 where one has them all.
     """
 
     name: str
     k: int
     n: int
     tokens: int | None = None
+    experts: int | None = None
+    skew: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +75,7 @@ def filter_layers(
     hosts: int | None = None,
     network_gbit: float | None = None,
 ) -> list[Verdict]:
-    """Decides for each layer whether fp8 pays.
+    """Decides for each linear, and for the experts of each layer, whether fp8 pays.
 
     layers: unique names.
     tokens: the rows of x in a call, of layers that do not say their own.
@@ -106,7 +112,13 @@ def filter_layers(
     ]
     items = (_library.ModelLayer * len(wanted))(
         *(
-            _library.sized(_library.ModelLayer, name=layer.name.encode(), desc=ctypes.pointer(desc))
+            _library.sized(
+                _library.ModelLayer,
+                name=layer.name.encode(),
+                desc=ctypes.pointer(desc),
+                experts=layer.experts or 0,
+                skew=layer.skew,
+            )
             for layer, desc in zip(wanted, descs, strict=True)
         )
     )
@@ -154,7 +166,7 @@ def _verdict(
     _library.check(_library.library().float8_model_layer_verdict(model, index, ctypes.byref(found)))
     return Verdict(
         layer=layer,
-        convert=bool(found.linear),
+        convert=bool(found.convert),
         reason=found.reason.decode(),
         evidence=_EVIDENCE[found.evidence],
         speedup=found.speedup,
@@ -167,7 +179,7 @@ def _verdict(
             found.exposed_fp8_us,
             bool(found.wire_is_prediction),
         )
-        if is_shared
+        if is_shared and layer.experts is None
         else None,
         tokens=layer.tokens or tokens,
     )
@@ -194,12 +206,22 @@ def _list_of_layers(layers: Iterable[Layer]) -> list[Layer]:
     for layer in items:
         if isinstance(layer, Layer) and layer.tokens is not None:
             check_tokens(f"the tokens of {layer.name}", layer.tokens)
+        if isinstance(layer, Layer) and layer.experts is not None:
+            _check_experts(layer)
     if isinstance(layers, str) or not all(isinstance(each, Layer) for each in items):
         raise TypeError(
             "float8: layers is not a list of float8.Layer; filter_layers takes layers, a recipe and "
             "tokens, in this order"
         )
     return items
+
+
+def _check_experts(layer: Layer) -> None:
+    experts = layer.experts
+    if not isinstance(experts, int) or isinstance(experts, bool):
+        raise TypeError(f"float8: the experts of {layer.name} are {experts!r}; it is their number")
+    if experts < 1:  # 0 is a linear in the C ABI
+        raise ValueError(f"float8: {layer.name} has {experts} experts; it has 1 or more")
 
 
 def layer_pattern(name: str) -> str:

@@ -514,7 +514,7 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
   }
   std::vector<float8_model_layer> layers;
   for (size_t i = 0; i < keys.size(); ++i) {
-    layers.push_back({sizeof(float8_model_layer), names[i].c_str(), &descs[i]});
+    layers.push_back({sizeof(float8_model_layer), names[i].c_str(), &descs[i], 0, 0});
   }
   float8_linear_desc recipe = {};
   float8_recipe custom;

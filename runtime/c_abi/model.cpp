@@ -31,11 +31,21 @@ f8::Result<f8::runtime::ModelLinear> read_layer(const float8_model_layer& layer,
                     "them NULL",
                     f8::quote(known.name));
   }
+  const std::string field = f8::format("float8_model_desc.layers[{}].", index);
+  if (known.experts < 0 || known.experts > f8::kMaxExperts) {
+    return f8::fail(ErrorCode::kInvalidArgument, "{}experts is {}; it is 1 to {}, or 0 of a linear",
+                    field, known.experts, f8::kMaxExperts);
+  }
+  if (known.skew < f8::kEven || known.skew > f8::kOneExpert) {
+    return f8::fail(ErrorCode::kInvalidArgument, "{}skew is {}; it is {} to {}", field, known.skew,
+                    f8::kEven, f8::kOneExpert);
+  }
   return f8::runtime::ModelLinear{.name = known.name,
                                   .in_features = desc.k,
                                   .out_features = desc.n,
                                   .desc = F8_TRY(linear_options(desc)),
-                                  .tokens = desc.m_max};
+                                  .tokens = desc.m_max,
+                                  .groups = {.experts = known.experts, .skew = known.skew}};
 }
 
 // Reads the layers in their own version of the struct, whose size the first one tells.
@@ -142,6 +152,7 @@ float8_status float8_model_layer_verdict(const float8_model* model, size_t index
     known.speedup_low = layer.speedup.lo;
     known.speedup_high = layer.speedup.hi;
     known.evidence = static_cast<int32_t>(layer.evidence);
+    known.convert = layer.convert ? 1 : 0;
     const f8::tuning_db::WireShare wire = layer.wire.value_or(f8::tuning_db::WireShare{});
     known.wire_bf16_us = wire.bf16_us;
     known.wire_fp8_us = wire.fp8_us;

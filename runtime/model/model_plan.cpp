@@ -24,7 +24,8 @@ NamedLinear named(const ModelLinear& linear, const ModelOptions& options) {
           .count = 1,
           .tokens_share =
               static_cast<double>(tokens_of(linear, options)) / static_cast<double>(options.tokens),
-          .kept = linear.kept};
+          .kept = linear.kept,
+          .groups = linear.groups};
 }
 
 Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
@@ -110,7 +111,7 @@ std::vector<Distinct> distinct_plans(std::span<const ModelLinear> linears,
   std::vector<Distinct> all;
   std::map<Shape, std::vector<size_t>> of_shape;  // the plans of a shape differ in few options
   for (size_t i = 0; i < linears.size(); ++i) {
-    if (!verdicts[i].convert) continue;
+    if (!verdicts[i].convert || linears[i].groups.experts > 0) continue;
     LinearDesc desc = desc_of(linears[i], options);
     std::vector<size_t>& alike = of_shape[desc.shape];
     const auto same =
@@ -224,7 +225,8 @@ Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
   // Verdicts need the measurements too.
   const NameFilter names = F8_TRY(name_filter(options.filter.names));
   for (const ModelLinear& linear : linears) {
-    if (!kept_by_name_or_size(names, named(linear, options)).empty()) continue;
+    const bool experts = linear.groups.experts > 0;
+    if (experts || !kept_by_name_or_size(names, named(linear, options)).empty()) continue;
     tune_first_use(*context, options.recipe,
                    {tokens_of(linear, options), linear.out_features, linear.in_features});
   }
@@ -248,8 +250,8 @@ Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
     model.workspace_bytes = std::max(model.workspace_bytes, (*plan)->workspace_bytes());
   }
   for (ConvertedLinear& linear : model.linears) {
+    if (linear.convert) ++model.converted;
     if (linear.plan == nullptr) continue;
-    ++model.converted;
     linear.first_slot = model.slots.size();
     const std::vector<DelayedSlot>& slots = linear.plan->scale_slots();
     model.slots.insert(model.slots.end(), slots.begin(), slots.end());

@@ -13,6 +13,9 @@
 //                   tuning_db/estimate/filter.hpp has it
 // A layer that nothing refused is converted if there is neither the flag nor a filter file. The
 // speedup of a layer is an estimate whatever decides.
+//
+// The experts of a layer are a ModelLinear with groups. They have a verdict, and no plan: the caller
+// plans them.
 #pragma once
 
 #include <functional>
@@ -38,6 +41,7 @@ struct ModelLinear {
   LinearDesc desc = {};
   int64_t tokens = 0;     // M where it has its own, as an expert does; 0: the model's
   std::string kept = {};  // NamedLinear's, of a rank's part
+  Groups groups = {};     // NamedLinear's; `tokens` are then the rows of all experts
 };
 
 struct ModelFilter {
@@ -66,8 +70,8 @@ struct ConvertedLinear {
   Evidence evidence = Evidence::kRule;
   SpeedupInterval speedup = {};  // of forward and backward; 1 where nothing is known
   std::optional<tuning_db::WireShare> wire = {};  // where ranks share the model
-  std::shared_ptr<const Linear> plan;             // null: kept. Layers that are alike share one
-  size_t first_slot = 0;                          // of its delayed scales among the model's
+  std::shared_ptr<const Linear> plan;  // null: kept, or experts. Layers that are alike share one
+  size_t first_slot = 0;               // of its delayed scales among the model's
 };
 
 struct ModelPlan {

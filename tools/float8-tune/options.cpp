@@ -90,33 +90,37 @@ CLI::Option* add_mnk(CLI::App& command, std::string& mnk) {
       ->type_name("M,N,K");
 }
 
-void add_groups(CLI::App& command, GroupOptions& options) {
-  add_integer(command, "--experts", options.experts,
-              "experts, each with a linear of this N and K; M is the rows of all", 1, kMaxExperts);
-  command
-      .add_option("--skew", options.skew,
+static CLI::Option* add_skew(CLI::App& command, std::string& skew) {
+  return command
+      .add_option("--skew", skew,
                   "how the experts share the rows: even, zipf, one (has all), or the exponent of "
                   "Zipf's law")
       ->type_name("SKEW");
 }
 
-Result<Groups> groups_of(const GroupOptions& options) {
-  Groups groups{.experts = options.experts, .skew = kEven};
+static Result<int64_t> skew_of(const std::string& text) {
   constexpr std::array kNames = {std::pair("even", kEven), std::pair("zipf", kZipf),
                                  std::pair("one", kOneExpert)};
-  const auto named = std::ranges::find(kNames, options.skew,
-                                       [](const auto& name) { return std::string(name.first); });
-  if (named != kNames.end()) {
-    groups.skew = named->second;
-  } else {
-    const char* end = options.skew.data() + options.skew.size();
-    const auto [read, error] = std::from_chars(options.skew.data(), end, groups.skew);
-    if (error != std::errc() || read != end || groups.skew < kEven || groups.skew > kOneExpert) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "--skew: {} is not even, zipf, one or a number from {} to {}",
-                  quote(options.skew), kEven, kOneExpert);
-    }
-  }
+  const auto named =
+      std::ranges::find(kNames, text, [](const auto& name) { return std::string(name.first); });
+  if (named != kNames.end()) return named->second;
+  int64_t skew = 0;
+  const char* end = text.data() + text.size();
+  const auto [read, error] = std::from_chars(text.data(), end, skew);
+  if (error == std::errc() && read == end && skew >= kEven && skew <= kOneExpert) return skew;
+  return fail(ErrorCode::kInvalidArgument,
+              "--skew: {} is not even, zipf, one or a number from {} to {}", quote(text), kEven,
+              kOneExpert);
+}
+
+void add_groups(CLI::App& command, GroupOptions& options) {
+  add_integer(command, "--experts", options.experts,
+              "experts, each with a linear of this N and K; M is the rows of all", 1, kMaxExperts);
+  add_skew(command, options.skew);
+}
+
+Result<Groups> groups_of(const GroupOptions& options) {
+  const Groups groups{.experts = options.experts, .skew = F8_TRY(skew_of(options.skew))};
   if (groups.experts == 0 && groups.skew != kEven) {
     return fail(ErrorCode::kInvalidArgument, "--skew is of experts: give --experts too");
   }
@@ -169,6 +173,25 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options) {
   flags.tokens = add_integer(command, "--tokens", options.tokens,
                              "M: how many tokens each linear sees in a step");
   return flags;
+}
+
+std::array<CLI::Option*, 3> add_model_experts(CLI::App& command, ModelOptions& options) {
+  options.experts = tuner::ExpertsAs::kModule;
+  CLI::Option* ep = add_integer(
+      command, "--ep", options.ep,
+      "expert-parallel ranks, each of which has a part of every layer's experts", 1, 1 << 16);
+  CLI::Option* skew = add_skew(command, options.skew);
+  CLI::Option* linears =
+      command
+          .add_flag_function(
+              "--expert-linears",
+              [&options](int64_t) { options.experts = tuner::ExpertsAs::kLinears; },
+              "the experts of a config.json are linears of their own in the program, with a "
+              "verdict "
+              "each")
+          ->excludes(ep)
+          ->excludes(skew);
+  return {ep, skew, linears};
 }
 
 void add_conditions(CLI::App& command, tuner::Conditions& conditions) {
@@ -228,9 +251,18 @@ tuning_db::Parallelism parallelism_of(const RankOptions& options, int64_t tp) {
 }
 
 Result<tuner::Model> load(const ModelOptions& options) {
-  tuner::Model model = F8_TRY(of_option("--model", tuner::load_model(options.model)));
-  if (const Status sharded = tuner::shard(model, options.tp); !sharded) {
-    return fail(sharded.error().code, "--tp: {}", sharded.error().message);
+  const int64_t skew = F8_TRY(skew_of(options.skew));
+  tuner::Model model =
+      F8_TRY(of_option("--model", tuner::load_model(options.model, options.experts)));
+  F8_TRY(of_option("--tp", tuner::shard(model, options.tp)));
+  F8_TRY(of_option("--ep", tuner::shard_experts(model, options.ep)));
+  bool has_experts = false;
+  for (NamedLinear& layer : model.layers) {
+    has_experts |= layer.is_experts();
+    if (layer.is_experts()) layer.groups.skew = skew;
+  }
+  if (skew != kEven && !has_experts) {
+    return fail(ErrorCode::kInvalidArgument, "--skew: {} has no layer of experts", model.name);
   }
   return model;
 }

@@ -1,6 +1,7 @@
 // Options that several commands share, declared once so that they read, parse and fail alike.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -71,6 +72,10 @@ struct ModelOptions {
   std::string model;  // a built-in name, a file or "-"
   int64_t tp = 1;
   int64_t tokens = 0;
+  // Of the experts of its layers.
+  tuner::ExpertsAs experts = tuner::ExpertsAs::kLinears;
+  int64_t ep = 1;
+  std::string skew = "even";  // as of GroupOptions
 };
 struct ModelFlags {
   CLI::Option* model;
@@ -78,6 +83,8 @@ struct ModelFlags {
   CLI::Option* tokens;
 };
 ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp --tokens
+// --ep --skew --expert-linears, of a command that decides for a layer's experts at once.
+std::array<CLI::Option*, 3> add_model_experts(CLI::App& command, ModelOptions& options);
 // The ranks that share a model, beside --tp.
 struct RankOptions {
   int64_t fsdp = 1;
@@ -92,7 +99,7 @@ CLI::Option* add_wire_rows(CLI::App& command, std::filesystem::path& rows);
 [[nodiscard]] Result<tuning_db::WireModel> wire_model_of(const std::filesystem::path& rows);
 [[nodiscard]] tuning_db::Parallelism parallelism_of(const RankOptions& options, int64_t tp);
 
-// The model, loaded and sharded.
+// The model, loaded and sharded, with the skew of its experts.
 [[nodiscard]] Result<tuner::Model> load(const ModelOptions& options);
 
 // The user's database (--db or FLOAT8_DB), which the command cannot do without.

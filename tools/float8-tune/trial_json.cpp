@@ -39,6 +39,22 @@ void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
   json["speedup_known"] = decision.has_estimate();
 }
 
+void add_experts(Json& json, const tuning_db::FilterDecision& decision) {
+  const NamedLinear& layer = decision.layer;
+  if (!layer.is_experts()) return;
+  json["experts"] = layer.groups.experts;
+  json["skew"] = layer.groups.skew;
+  json["parts"] = Json::array();
+  for (const tuning_db::ExpertPart& part : decision.parts) {
+    const Shape s = part.linear.shape;
+    Json one = {{"name", part.linear.name}, {"m", s.m}, {"n", s.n}, {"k", s.k}};
+    one["evidence"] = to_string(part.evidence);
+    add_interval(one, "speedup", part.speedup.speedup, part.speedup.lo, part.speedup.hi);
+    one["bf16_us"] = rounded(part.bf16_ns / 1e3);
+    json["parts"].push_back(std::move(one));
+  }
+}
+
 Json wire_json(const tuning_db::WireShare& share) {
   Json json = {{"bf16_us", rounded(share.bf16_us, 4)},
                {"fp8_us", rounded(share.fp8_us, 4)},

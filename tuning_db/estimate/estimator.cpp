@@ -13,7 +13,6 @@ namespace {
 void widen(Estimate& e, double IntervalTerms::*term, double error, const std::string& where) {
   const double lo = std::hypot(std::log(e.speedup / e.lo), error);
   const double hi = std::hypot(std::log(e.hi / e.speedup), error);
-  const auto rounded = [](double v) { return std::round(v * 1e4) / 1e4; };
   e.lo = rounded(e.speedup * std::exp(-lo));
   e.hi = rounded(e.speedup * std::exp(hi));
   e.terms.*term = error;
@@ -25,29 +24,70 @@ void widen(Estimate& e, double IntervalTerms::*term, double error, const std::st
 
 Estimator::Estimator(const TuningTable& table, const Recipe& recipe, std::string_view device,
                      const Machine* here)
-    : table_(table), recipe_(recipe), device_(device) {
-  const std::string label = settings_label(recipe);
+    : table_(table), recipe_(recipe), wanted_(device), device_(device) {
+  if (here != nullptr) here_ = *here;
+  add_surfaces(table.speedups());
+}
+
+void Estimator::add_surfaces(const std::vector<LinearSpeedup>& all) {
+  const std::string label = settings_label(recipe_);
   // A row that is labelled by the recipe's settings goes before one under the caller's own name.
   const auto is_wanted = [&](const LinearSpeedup& row) {
+    if (row.groups != groups_) return false;
     if (row.recipe == label) return true;
-    return row.recipe == recipe.name && is_label_of(row.recipe, recipe) &&
-           std::ranges::none_of(table.speedups(), [&](const LinearSpeedup& other) {
-             return other.recipe == label && other.shape == row.shape && other.device == row.device;
+    return row.recipe == recipe_.name && is_label_of(row.recipe, recipe_) &&
+           std::ranges::none_of(all, [&](const LinearSpeedup& other) {
+             return other.recipe == label && other.shape == row.shape &&
+                    other.groups == row.groups && other.device == row.device;
            });
   };
-  for (size_t i = 0; i < table.devices.size(); ++i) {
-    if (!device.empty() && table.devices[i].name != device) continue;
+  for (size_t i = 0; i < table_.devices.size(); ++i) {
+    if (!wanted_.empty() && table_.devices[i].name != wanted_) continue;
     std::vector<LinearSpeedup> rows;
-    for (const LinearSpeedup& row : table.speedups()) {
+    for (const LinearSpeedup& row : all) {
       if (row.device == i && is_wanted(row)) rows.push_back(row);
     }
     if (rows.empty()) continue;
     if (surfaces_.empty()) {
-      device_ = table.devices[i].name;
-      here_ = here == nullptr ? Machine{table.devices[i]} : *here;
+      if (here_.device == DeviceClass{}) here_.device = table_.devices[i];
+      device_ = table_.devices[i].name;
     }
     surfaces_.push_back(std::make_unique<const Surface>(std::move(rows)));
   }
+}
+
+Estimator::Estimator(const Estimator& linears, const Groups& groups)
+    : table_(linears.table_),
+      recipe_(linears.recipe_),
+      wanted_(linears.wanted_),
+      device_(linears.device_),
+      here_(linears.here_),
+      groups_(groups) {
+  if (!linears.surfaces_.empty()) {
+    linears_ = linears.first().model();
+    const DeviceClass& device = table_.devices[linears.first().points().front().device];
+    linears_are_elsewhere_ = !device.is_same_class(here_.device);
+  }
+  add_surfaces(table_.experts());
+}
+
+std::optional<Estimate> Estimator::by_linears(Shape shape) const {
+  if (!linears_) return std::nullopt;
+  Estimate e{.evidence = Evidence::kModelled,
+             .bf16_ns = linears_->bf16_ns(shape, groups_.experts),
+             .terms = {.shape = kOfLinearsModel},
+             .basis = {},
+             .rows = {}};
+  const double speedup = e.bf16_ns / linears_->fp8_ns(shape, groups_.experts);
+  e.speedup = rounded(speedup);
+  e.lo = rounded(speedup * std::exp(-kOfLinearsModel));
+  e.hi = rounded(speedup * std::exp(kOfLinearsModel));
+  e.basis = f8::format("an estimate by the model of linears with {} weights, give or take {:.0f} %",
+                       groups_.experts, 100 * std::expm1(kOfLinearsModel));
+  if (linears_are_elsewhere_) {
+    widen(e, &IntervalTerms::device, kBetweenDevices, "on another device");
+  }
+  return e;
 }
 
 const ToolchainVersions* Estimator::other_toolchain(const Estimate& e,
@@ -94,6 +134,7 @@ std::optional<Estimate> Estimator::estimate(const Slices& slices, Shape shape,
     if (e->evidence == Evidence::kMeasured) return e;
     if (!narrowest || e->hi / e->lo < narrowest->hi / narrowest->lo) narrowest = std::move(e);
   }
+  if (!narrowest) return by_linears(shape);
   return narrowest;
 }
 

@@ -6,6 +6,9 @@
 // toolchain, is `modelled`, and its interval is widened by what two devices or two toolchains
 // differed by. A device with few rows has seen few predictions go wrong, so those of all devices
 // count.
+//
+// Expert linears have surfaces of their own rows, those of as many experts and the same skew. Where
+// these say nothing, the model of linears does, with the weights of all experts in its bytes.
 #pragma once
 
 #include <map>
@@ -27,6 +30,10 @@ inline constexpr double kBetweenDevices = 0.085;
 // `float8-tune estimate score --truth`, see docs/database.md.
 inline constexpr double kBetweenToolchains = 0.03;
 
+// How far off the log speedup of expert linears is where the model of linears tells it: the 24 layers of
+// experts of docs/lab/experts.md, under three recipes, even and Zipf routing, are off by at most 0.15.
+inline constexpr double kOfLinearsModel = 0.2;
+
 // A machine is where a linear is going to run.
 struct Machine {
   DeviceClass device;
@@ -44,11 +51,16 @@ class Estimator {
   Estimator(const TuningTable& table, std::string_view label, std::string_view device = {},
             const Machine* here = nullptr)
       : Estimator(table, recipe_of_label(label), device, here) {}
-  [[nodiscard]] bool empty() const { return surfaces_.empty(); }
+  // The estimator of expert linears of these groups, for the same recipe, device and machine. The table
+  // must outlive it.
+  [[nodiscard]] Estimator of_experts(const Groups& groups) const { return {*this, groups}; }
+  [[nodiscard]] bool empty() const { return surfaces_.empty() && !linears_; }
   [[nodiscard]] const Recipe& recipe() const { return recipe_; }
   // The name of the table's first device with rows of the recipe; without rows the one that was asked for.
   [[nodiscard]] const std::string& device() const { return device_; }
-  [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }  // not empty()
+  [[nodiscard]] const Surface& first() const {
+    return *surfaces_.front();
+  }  // not empty(), of linears
   // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const {
     return estimate(shape, here_.toolchain);
@@ -66,17 +78,25 @@ class Estimator {
   }
 
  private:
+  Estimator(const Estimator& linears, const Groups& groups);
+  void add_surfaces(const std::vector<LinearSpeedup>& rows);
   [[nodiscard]] std::optional<Estimate> estimate(const Slices& slices, Shape shape,
                                                  const ToolchainVersions& toolchain) const;
+  // What the model of linears says of expert linears.
+  [[nodiscard]] std::optional<Estimate> by_linears(Shape shape) const;
   // The first toolchain of the estimate's rows that is another one than this; null: there is none.
   [[nodiscard]] const ToolchainVersions* other_toolchain(const Estimate& e,
                                                          const ToolchainVersions& toolchain) const;
 
   const TuningTable& table_;
   Recipe recipe_;
+  std::string wanted_;  // the device that is asked about; empty: any
   std::string device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
   Machine here_;
+  Groups groups_;                       // of expert linears
+  std::optional<SpeedModel> linears_;   // beside them: fitted to the recipe's linears,
+  bool linears_are_elsewhere_ = false;  // which were measured on another device
 };
 
 // The estimates of a model's layers: many of them have one shape, whose estimate is made once, and

@@ -1,29 +1,59 @@
 // The auto filter's verdicts: see filter.hpp. How a speedup is estimated is surface.cpp's part.
 #include "tuning_db/estimate/filter.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <utility>
 
-namespace f8::tuning_db {
-namespace {
+#include "base/text.hpp"
 
-// The tool measures named recipes.
-std::string how_to_measure(const Recipe& recipe, Shape s) {
+namespace f8::tuning_db {
+
+std::string how_to_measure(const Recipe& recipe, std::span<const Shape> shapes,
+                           const Groups& groups) {
   const std::string label = settings_label(recipe);
   if (!find_recipe(label)) return "only named recipes are measured";
-  return f8::format("measure it with `float8-tune sweep --mnk {},{},{} --recipe {}`", s.m, s.n, s.k,
-                    label);
+  std::string mnk;
+  for (const Shape& s : shapes) {
+    mnk += f8::format("{}{},{},{}", mnk.empty() ? "" : ";", s.m, s.n, s.k);
+  }
+  if (groups.experts == 0) {
+    return f8::format("measure it with `float8-tune sweep --mnk {} --recipe {}`", mnk, label);
+  }
+  const char* quotes = shapes.size() > 1 ? "\"" : "";  // a shell takes ; for its own
+  return f8::format(
+      "measure it with `float8-tune sweep --mnk {}{}{} --experts {} --skew {} --recipe {}`", quotes,
+      mnk, quotes, groups.experts, groups.skew, label);
 }
 
-std::string unknown_reason(Shape shape, const Estimator& estimator) {
+std::string more_of_experts(const Estimate& e, const Recipe& recipe, std::span<const Shape> shapes,
+                            const Groups& groups) {
+  std::string text;
+  if (!e.rows.empty()) text = "; in bf16 each expert has a call of its own";
+  if (e.evidence != Evidence::kMeasured) text += "; " + how_to_measure(recipe, shapes, groups);
+  return text;
+}
+
+namespace {
+
+// What is asked of a layer: a linear's shape, or those of both expert linears.
+std::vector<Shape> shapes_of(const NamedLinear& layer, int64_t rows) {
+  if (!layer.is_experts()) return {{rows, layer.out_features, layer.in_features}};
+  std::vector<Shape> shapes;
+  for (const ExpertLinear& linear : expert_linears(layer, rows)) shapes.push_back(linear.shape);
+  return shapes;
+}
+
+std::string unknown_reason(const NamedLinear& layer, int64_t rows, const Estimator& estimator) {
   return f8::format(
       "kept in bf16: {}; {}",
       estimator.empty()
           ? f8::format("there are no measurements of recipe {}{}{}", describe(estimator.recipe()),
                        estimator.device().empty() ? "" : " on ", estimator.device())
           : std::string("the measured shapes are too few to say anything of this one"),
-      how_to_measure(estimator.recipe(), shape));
+      how_to_measure(estimator.recipe(), shapes_of(layer, rows), layer.groups));
 }
 
 // What a verdict rests on: the rows, and the wire where there is one.
@@ -43,13 +73,16 @@ void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
               const std::optional<WireCost>& wire) {
   if (!e) return;
   d.bf16_ns = e->bf16_ns;
-  if (!kept_by_name_or_size({}, d.layer).empty()) return;
+  if (!kept_by_name_or_size({}, d.layer).empty()) {
+    d.parts.clear();
+    return;
+  }
   d.speedup = e->speedup;
   d.lo = e->lo;
   d.hi = e->hi;
   d.terms = e->terms;
   for (const LinearSpeedup* row : e->rows) d.trial_uuids.push_back(row->trial);
-  if (!wire) return;
+  if (!wire || d.layer.is_experts()) return;
   const WiredSpeedup wired = wire->speedup(i, {d.speedup, d.lo, d.hi}, e->evidence, e->bf16_ns);
   d.speedup = wired.speedup.speedup;
   d.lo = wired.speedup.lo;
@@ -58,6 +91,65 @@ void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
   d.wire = wired.share;
 }
 
+// The layer's two expert linears as one: nothing where nothing is known of one of them.
+std::optional<Estimate> add_up(FilterDecision& d, int64_t rows, Estimates& estimates) {
+  Estimate all;
+  all.speedup = all.lo = all.hi = 0;
+  for (const ExpertLinear& linear : expert_linears(d.layer, rows)) {
+    const std::optional<Estimate>& e = estimates(linear.shape);
+    if (!e) {
+      d.parts.clear();
+      return std::nullopt;
+    }
+    d.parts.push_back({linear, e->evidence, {e->speedup, e->lo, e->hi}, e->bf16_ns});
+    all.evidence = std::max(all.evidence, e->evidence);
+    all.bf16_ns += e->bf16_ns;
+    all.speedup += e->bf16_ns / e->speedup;  // times in fp8, so far
+    all.lo += e->bf16_ns / e->lo;
+    all.hi += e->bf16_ns / e->hi;
+    for (double IntervalTerms::*term : {&IntervalTerms::rows, &IntervalTerms::shape,
+                                        &IntervalTerms::device, &IntervalTerms::toolchain}) {
+      all.terms.*term = std::max(all.terms.*term, e->terms.*term);
+    }
+    std::string_view before = all.basis;
+    const bool same = take_off_end(before, ", " + e->basis);
+    all.basis = f8::format("{}{}{} {:.3f}, {}", before,
+                           before.empty() ? ""
+                           : same         ? " and "
+                                          : "; ",
+                           linear.name, e->speedup, e->basis);
+    all.rows.insert(all.rows.end(), e->rows.begin(), e->rows.end());
+  }
+  for (double Estimate::*speedup : {&Estimate::speedup, &Estimate::lo, &Estimate::hi}) {
+    all.*speedup = rounded(all.bf16_ns / (all.*speedup));
+  }
+  return all;
+}
+
+// The estimators of the experts of a model, by how many and how skewed they are. It keeps few, as
+// Estimates do.
+class ExpertEstimates {
+ public:
+  static constexpr size_t kMostGroups = 16;
+  explicit ExpertEstimates(const Estimator& linears) : linears_(linears) {}
+  [[nodiscard]] Estimates& of(const Groups& groups) {
+    const auto found = known_.find(groups);
+    if (found != known_.end()) return found->second.estimates;
+    if (known_.size() == kMostGroups) known_.clear();
+    return known_.try_emplace(groups, linears_, groups).first->second.estimates;
+  }
+
+ private:
+  struct Known {
+    Known(const Estimator& linears, const Groups& groups)
+        : estimator(linears.of_experts(groups)), estimates(estimator) {}
+    Estimator estimator;
+    Estimates estimates;
+  };
+  const Estimator& linears_;
+  std::map<Groups, Known> known_;
+};
+
 struct Question {
   const FilterOptions& options;
   const NameFilter& names;
@@ -65,12 +157,15 @@ struct Question {
   const std::optional<WireCost>& wire;
 };
 
-FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
-                      Estimates& estimates) {
+FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked, Estimates& linears,
+                      ExpertEstimates& experts) {
   const FilterOptions& options = asked.options;
-  const Shape shape{tokens_of(layer, options.tokens), layer.out_features, layer.in_features};
-  const std::optional<Estimate>& e = estimates(shape);
+  const int64_t rows = tokens_of(layer, options.tokens);
   FilterDecision d{.layer = layer, .reason = kept_by_name_or_size(asked.names, layer)};
+  std::optional<Estimate> both;
+  if (layer.is_experts()) both = add_up(d, rows, experts.of(layer.groups));
+  const std::optional<Estimate>& e =
+      layer.is_experts() ? both : linears({rows, layer.out_features, layer.in_features});
   estimate(d, i, e, asked.wire);
   if (d.reason.empty() && asked.wire) d.reason = asked.wire->kept(i);
   if (!d.reason.empty()) return d;
@@ -83,11 +178,14 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
   } else if (!e) {
-    d.reason = unknown_reason(shape, asked.estimator);
+    d.reason = unknown_reason(layer, rows, asked.estimator);
   } else {
     d.evidence = d.wire ? Evidence::kModelled : e->evidence;
-    Verdict verdict =
-        speedup_verdict({d.speedup, d.lo, d.hi}, options.margin, basis_of(*e, d, asked.wire));
+    std::string basis = basis_of(*e, d, asked.wire);
+    if (layer.is_experts()) {
+      basis += more_of_experts(*e, asked.estimator.recipe(), shapes_of(layer, rows), layer.groups);
+    }
+    Verdict verdict = speedup_verdict({d.speedup, d.lo, d.hi}, options.margin, basis);
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
   }
@@ -97,8 +195,9 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
 // All layers together. A layer without an estimate counts with its share of the work.
 double model_speedup(const std::vector<FilterDecision>& decisions) {
   const auto flops = [](const FilterDecision& d) {
-    return static_cast<double>(d.layer.in_features) * static_cast<double>(d.layer.out_features) *
-           static_cast<double>(d.layer.count) * d.layer.tokens_share;
+    return (d.layer.is_experts() ? 3 : 1) * static_cast<double>(d.layer.in_features) *
+           static_cast<double>(d.layer.out_features) * static_cast<double>(d.layer.count) *
+           d.layer.tokens_share;
   };
   double known_ns = 0;
   double known_flops = 0;
@@ -116,7 +215,7 @@ double model_speedup(const std::vector<FilterDecision>& decisions) {
     before += ns;
     after += d.convert ? ns / d.speedup : ns;
   }
-  return std::round(before / after * 1e4) / 1e4;
+  return rounded(before / after);
 }
 
 }  // namespace
@@ -135,11 +234,12 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
                                           options.parallel, options.wire));
   }
   if (options.parallel.ranks() == 1) result.wire.reset();
-  Estimates estimates(estimator);
+  Estimates linears(estimator);
+  ExpertEstimates experts(estimator);
   const Question asked{options, names, estimator, result.wire};
   result.decisions.reserve(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
-    result.decisions.push_back(decide(layers[i], i, asked, estimates));
+    result.decisions.push_back(decide(layers[i], i, asked, linears, experts));
   }
   result.estimated_model_speedup = model_speedup(result.decisions);
   return result;

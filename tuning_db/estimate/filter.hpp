@@ -13,6 +13,10 @@
 // A layer that nothing refused is converted. The estimated speedup of every layer comes from the
 // measurements, whatever decides. Where ranks share the model, what they send is in it
 // (wire_cost.hpp), and it is `modelled`.
+//
+// The experts of a layer have one verdict: the times of their two expert linears are added, in bf16 and
+// in fp8, and the ends of their intervals likewise. It rests on the weaker of both kinds of evidence.
+// What ranks send for experts has as many bytes in fp8 as in bf16, and is left out.
 #pragma once
 
 #include <optional>
@@ -37,6 +41,14 @@ struct FilterOptions {
   WireModel wire = WireModel::fitted();
 };
 
+// One of the two expert linears that a verdict on experts adds up.
+struct ExpertPart {
+  ExpertLinear linear;
+  Evidence evidence = Evidence::kRule;
+  SpeedupInterval speedup{};
+  double bf16_ns = 0;
+};
+
 struct FilterDecision {
   NamedLinear layer;
   bool convert = false;
@@ -48,6 +60,7 @@ struct FilterDecision {
   double bf16_ns = 0;     // with what is exposed of the wire; 0: unknown
   std::vector<std::string> trial_uuids{};
   std::optional<WireShare> wire{};  // where ranks share the model and the speedup is known
+  std::vector<ExpertPart> parts{};  // of experts whose speedup is known
   // Something is known of its speedup, which with the wire may be 1 exactly.
   [[nodiscard]] bool has_estimate() const {
     return wire || SpeedupInterval{speedup, lo, hi} != SpeedupInterval{};
@@ -65,6 +78,13 @@ struct FilterResult {
 // kInvalidArgument names the layer or the option. The recipe is the estimator's.
 [[nodiscard]] Result<FilterResult> filter(std::span<const NamedLinear> layers,
                                           const FilterOptions& options, const Estimator& estimator);
+
+// How to measure shapes of linears, or of expert linears: the end of a sentence.
+[[nodiscard]] std::string how_to_measure(const Recipe& recipe, std::span<const Shape> shapes,
+                                         const Groups& groups);
+// What the reason of a verdict on expert linears adds to the estimate's basis.
+[[nodiscard]] std::string more_of_experts(const Estimate& e, const Recipe& recipe,
+                                          std::span<const Shape> shapes, const Groups& groups);
 
 // The thresholds that the measurements imply for a token count: layers with n <= n_max and
 // k <= k_max stay bf16.

@@ -9,11 +9,12 @@ namespace {
 constexpr size_t kMinRows = 6;  // two for each coefficient
 
 // The units (GFLOP, million elements) keep the normal equations well scaled.
-Terms terms_of(Shape s) {
+Terms terms_of(Shape s, int64_t weights = 1) {
   const auto m = static_cast<double>(s.m);
   const auto n = static_cast<double>(s.n);
   const auto k = static_cast<double>(s.k);
-  return {1e3, 6e-9 * m * n * k, 1e-6 * (m * k + n * k + m * n)};
+  const auto e = static_cast<double>(weights);
+  return {1e3, 6e-9 * m * n * k, 1e-6 * (m * k + e * n * k + m * n)};
 }
 
 }  // namespace
@@ -36,12 +37,12 @@ std::optional<SpeedModel> SpeedModel::fit(std::span<const TimedShape> rows) {
   return model;
 }
 
-double SpeedModel::bf16_ns(Shape shape) const {
-  return dot(bf16_, terms_of(shape));
+double SpeedModel::bf16_ns(Shape shape, int64_t weights) const {
+  return dot(bf16_, terms_of(shape, weights));
 }
 
-double SpeedModel::fp8_ns(Shape shape) const {
-  return dot(fp8_, terms_of(shape));
+double SpeedModel::fp8_ns(Shape shape, int64_t weights) const {
+  return dot(fp8_, terms_of(shape, weights));
 }
 
 }  // namespace f8::tuning_db

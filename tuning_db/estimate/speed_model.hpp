@@ -3,7 +3,8 @@
 //   time = launches + flops / rate + elements / bandwidth
 //
 // with flops 6mnk and elements mk + nk + mn, one set of the three coefficients for bf16 and one for
-// fp8, none negative.
+// fp8, none negative. Expert linears share m rows and have nk elements of weights each: they do the
+// work of one linear, and read and cast more.
 #pragma once
 
 #include <optional>
@@ -24,8 +25,8 @@ class SpeedModel {
  public:
   // Least squares of the relative error. Nothing where the rows are too few or too alike.
   [[nodiscard]] static std::optional<SpeedModel> fit(std::span<const TimedShape> rows);
-  [[nodiscard]] double bf16_ns(Shape shape) const;
-  [[nodiscard]] double fp8_ns(Shape shape) const;
+  [[nodiscard]] double bf16_ns(Shape shape, int64_t weights = 1) const;
+  [[nodiscard]] double fp8_ns(Shape shape, int64_t weights = 1) const;
 
  private:
   static std::optional<Terms> fit_one(std::span<const TimedShape> rows, double TimedShape::*time);

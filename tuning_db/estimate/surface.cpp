@@ -45,11 +45,6 @@ double size_of(Shape shape) {
   return log2_of(shape.m) + log2_of(shape.n) + log2_of(shape.k);
 }
 
-// Printed and compared on many machines, whose last bits of exp and log differ.
-double rounded(double v) {
-  return std::round(v * 1e4) / 1e4;
-}
-
 double squared(double v) {
   return v * v;
 }
@@ -61,6 +56,10 @@ double rms(const std::vector<double>& errors) {
 }
 
 }  // namespace
+
+double rounded(double v) {
+  return std::round(v * 1e4) / 1e4;
+}
 
 bool Surface::Column::covers(int64_t m) const {
   return points.front().m() <= m && m <= points.back().m();

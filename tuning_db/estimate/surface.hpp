@@ -43,6 +43,9 @@ struct Estimate {
   std::vector<const LinearSpeedup*> rows;  // the surface's
 };
 
+// To four digits: what is printed and compared on many machines, whose last bits of exp and log differ.
+[[nodiscard]] double rounded(double v);
+
 class Surface {
  public:
   explicit Surface(std::vector<LinearSpeedup> points);  // shapes are distinct
@@ -62,6 +65,8 @@ class Surface {
   // deviation of the log speedup; nothing where too few were tried.
   [[nodiscard]] std::optional<double> miss(Shape shape) const;
   [[nodiscard]] const std::vector<LinearSpeedup>& points() const { return points_; }
+  // The model fitted to all rows; nothing where they are too few.
+  [[nodiscard]] const std::optional<SpeedModel>& model() const { return model_; }
 
  private:
   struct Point {  // a row and its logarithms

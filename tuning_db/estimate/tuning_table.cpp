@@ -24,8 +24,16 @@ constexpr SealedKind kKind = {.magic = "float8-table",
 
 constexpr std::string_view kNoWord = "-";
 
+Op op_of(const LinearSpeedup& s) {
+  return s.groups.experts > 0 ? Op::kExperts : Op::kLinear;
+}
+
 std::string linear_key(const LinearSpeedup& s) {
-  return f8::format("{} {} {}", s.recipe, to_string(s.shape), s.device);
+  Dims dims(s.shape);
+  if (s.groups.experts > 0) {
+    dims = {s.groups.experts, s.shape.m, s.shape.n, s.shape.k, s.groups.skew};
+  }
+  return f8::format("{} {} {}", s.recipe, to_string(dims, spec_of(op_of(s)).dims), s.device);
 }
 
 std::string record(const DeviceClass& d) {
@@ -49,8 +57,8 @@ std::string record(const KernelChoice& c) {
 }
 
 std::string record(const LinearSpeedup& s) {
-  return f8::format("linear {} {} {} {} {} {} {} {}\n", linear_key(s), s.speedup, s.lo, s.hi,
-                    s.bf16_ns, s.source, s.date, s.trial);
+  return f8::format("{} {} {} {} {} {} {} {} {}\n", to_string(op_of(s)), linear_key(s), s.speedup,
+                    s.lo, s.hi, s.bf16_ns, s.source, s.date, s.trial);
 }
 
 // All that the hash covers.
@@ -58,6 +66,7 @@ std::string body(const TuningTable& table) {
   std::string text = first_line(kKind);
   for (const DeviceClass& device : table.devices) text += record(device);
   for (const TableSource& source : table.sources) text += record(source);
+  for (const LinearSpeedup& speedup : table.experts()) text += record(speedup);
   for (const KernelChoice& choice : table.choices()) text += record(choice);
   for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
   return text;
@@ -132,7 +141,7 @@ Result<KernelChoice> parse_choice(std::string_view line) {
   return c;
 }
 
-Result<LinearSpeedup> parse_speedup(std::string_view line, const TuningTable& table) {
+Result<LinearSpeedup> parse_speedup(Op op, std::string_view line, const TuningTable& table) {
   F8_TRY(expect_fields(line, 11));
   std::string_view rest = line;
   take_until(rest, ' ');
@@ -147,7 +156,11 @@ Result<LinearSpeedup> parse_speedup(std::string_view line, const TuningTable& ta
     return fail(ErrorCode::kCorrupt, "recipe {} is not of lower-case letters, digits and '_'",
                 quote(s.recipe));
   }
-  s.shape = F8_TRY(parse_dims(take_until(rest, ' ')));
+  Problem problem;
+  problem.op = op;
+  problem.dims = F8_TRY(parse_dims(take_until(rest, ' '), spec_of(op).dims));
+  s.shape = problem.shape();
+  s.groups = problem.groups();
   s.device = F8_TRY(index("device", table.devices.size()));
   s.speedup = F8_TRY(parse_positive("speedup", take_until(rest, ' ')));
   s.lo = F8_TRY(parse_positive("lo", take_until(rest, ' ')));
@@ -200,9 +213,14 @@ Result<TableSource> parse_source(std::string_view line) {
   return s;
 }
 
+bool is_record_of(Op op, std::string_view line) {
+  return take(line, to_string(op)) && line.starts_with(' ');
+}
+
 // Devices and sources come before the rows that count them.
 Status parse_record(std::string_view line, TuningTable& table) {
-  const bool has_rows = !table.choices().empty() || !table.speedups().empty();
+  const bool has_rows =
+      !table.choices().empty() || !table.speedups().empty() || !table.experts().empty();
   if (line.starts_with("device ") && table.sources.empty() && !has_rows) {
     table.devices.push_back(F8_TRY(parse_device(line)));
     return {};
@@ -215,12 +233,14 @@ Status parse_record(std::string_view line, TuningTable& table) {
     table.add(F8_TRY(parse_choice(line)));
     return {};
   }
-  if (line.starts_with("linear ")) {
-    table.add(F8_TRY(parse_speedup(line, table)));
+  for (const Op op : {Op::kLinear, Op::kExperts}) {
+    if (!is_record_of(op, line)) continue;
+    table.add(F8_TRY(parse_speedup(op, line, table)));
     return {};
   }
-  return fail(ErrorCode::kCorrupt,
-              "it is no kernel and no linear, nor a device or a source before all of them");
+  return fail(
+      ErrorCode::kCorrupt,
+      "it is no kernel, no linear and no experts, nor a device or a source before all of them");
 }
 
 // A line of a table as this version writes it: version 3 spelled keys in another way.
@@ -298,7 +318,7 @@ void TuningTable::add(KernelChoice choice) {
 }
 
 void TuningTable::add(LinearSpeedup speedup) {
-  insert_sorted(speedups_, std::move(speedup), linear_key);
+  insert_sorted(speedup.groups.experts > 0 ? experts_ : speedups_, std::move(speedup), linear_key);
 }
 
 void TuningTable::add_behind(const TuningTable& other) {
@@ -323,14 +343,15 @@ void TuningTable::add_behind(const TuningTable& other) {
   for (const TableSource& source : other.sources) {
     own_source.push_back(index_in(sources, source, std::equal_to<>()));
   }
-  for (LinearSpeedup speedup : other.speedups_) {
-    speedup.device = own_device.at(speedup.device);
-    speedup.source = own_source.at(speedup.source);
-    const auto known = std::ranges::find_if(speedups_, [&](const LinearSpeedup& own) {
-      return own.recipe == speedup.recipe && own.shape == speedup.shape &&
-             own.device == speedup.device;
-    });
-    if (known == speedups_.end()) add(std::move(speedup));
+  for (const auto* rows : {&other.speedups_, &other.experts_}) {
+    for (LinearSpeedup speedup : *rows) {
+      speedup.device = own_device.at(speedup.device);
+      speedup.source = own_source.at(speedup.source);
+      const std::vector<LinearSpeedup>& own = rows == &other.speedups_ ? speedups_ : experts_;
+      const std::string key = linear_key(speedup);
+      const auto known = std::ranges::lower_bound(own, key, {}, linear_key);
+      if (known == own.end() || linear_key(*known) != key) add(std::move(speedup));
+    }
   }
 }
 
@@ -384,7 +405,8 @@ Result<TuningTable> TuningTable::parse(std::string_view text) {
       return fail(ErrorCode::kCorrupt, "tuning table, line {}: {}", line_number,
                   parsed.error().message);
     }
-    const bool is_row = line.starts_with("kernel ") || line.starts_with("linear ");
+    const bool is_row = line.starts_with("kernel ") || is_record_of(Op::kLinear, line) ||
+                        is_record_of(Op::kExperts, line);
     if (is_row && line <= previous) {
       return fail(ErrorCode::kCorrupt, "tuning table, line {}: not in sorted order", line_number);
     }

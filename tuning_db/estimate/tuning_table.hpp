@@ -2,7 +2,8 @@
 // reads without SQLite. A trainer's rank 0 loads and broadcasts it; all ranks compare one hash.
 //
 // File grammar (UTF-8, one record a line, sorted, so equal tables are equal bytes):
-//   table    := "float8-table 4" LF { device } { source } { kernel } { linear } "end " HASH LF
+//   table    := "float8-table 4" LF { device } { source } { row } "end " HASH LF
+//   row      := experts | kernel | linear
 //   device   := "device " CC " " SM_COUNT " " L2_BYTES " " MEM_BYTES " " MEM_CLOCK_MHZ " "
 //               SM_CLOCK_MAX_MHZ " " POWER_LIMIT_W " " MIG " " NAME LF
 //   source   := "source " GENERATOR " " NVRTC " " CUBLASLT " " NAME LF
@@ -11,6 +12,7 @@
 //   config   := as in recipes/gemm_kernel.hpp
 //   linear   := "linear " recipe " " dims " " DEVICE " " SPEEDUP " " LO " " HI " " BF16_NS " "
 //               SOURCE " " DATE " " TRIAL LF
+//   experts  := "experts " and the fields of a linear; the dims are those of an expert linear
 //   problem-key, recipe and dims are those of recipes/problem.hpp; a kernel's problem is a GEMM
 //   HASH     := hash_hex of all bytes before the word "end"
 // DEVICE and SOURCE count the records of that kind from 0. The versions of a source are "0 - -" where
@@ -74,7 +76,8 @@ struct KernelChoice {
   bool operator==(const KernelChoice&) const = default;
 };
 
-// A measured linear, forward and backward, and where the measurement comes from.
+// A measured linear, forward and backward, and where the measurement comes from. One with groups is an
+// expert linear.
 struct LinearSpeedup {
   std::string recipe;
   Shape shape;
@@ -86,6 +89,7 @@ struct LinearSpeedup {
   size_t source = 0;  // and among its sources
   std::string date = "1970-01-01";
   std::string trial = "-";  // the uuid of the float8 trial
+  Groups groups = {};
   bool operator==(const LinearSpeedup&) const = default;
 };
 
@@ -99,15 +103,16 @@ class TuningTable {
   std::vector<DeviceClass> devices;
   std::vector<TableSource> sources;
 
-  // The entry of the same problem (or recipe, shape and device), if there is one, is replaced.
+  // The entry of the same problem (or recipe, sizes and device), if there is one, is replaced.
   void add(KernelChoice choice);
   void add(LinearSpeedup speedup);
-  // Adds what this table lacks: rows of the same problem, or of the same recipe, shape and class,
+  // Adds what this table lacks: rows of the same problem, or of the same recipe, sizes and class,
   // stay, and other classes are asked after its own.
   void add_behind(const TuningTable& other);
   // Sorted by problem key; speedups by recipe, dims and device, as text.
   [[nodiscard]] const std::vector<KernelChoice>& choices() const { return choices_; }
   [[nodiscard]] const std::vector<LinearSpeedup>& speedups() const { return speedups_; }
+  [[nodiscard]] const std::vector<LinearSpeedup>& experts() const { return experts_; }
   // The name of the first device; empty where there is none.
   [[nodiscard]] std::string_view device_name() const;
 
@@ -131,6 +136,7 @@ class TuningTable {
  private:
   std::vector<KernelChoice> choices_;
   std::vector<LinearSpeedup> speedups_;
+  std::vector<LinearSpeedup> experts_;  // those with groups
 };
 
 // Those of this name first, then by how far away they are: the sum of |log2| of the ratios of SMs,

@@ -119,6 +119,11 @@ double padded_elements(const NamedLinear& layer, int64_t ranks) {
   return elements((layer.out_features + ranks - 1) / ranks * ranks, layer.in_features);
 }
 
+// What is sent for experts is the same in fp8, so that they are left out, whatever their name.
+TensorSplit split_of(const NamedLinear& layer) {
+  return layer.is_experts() ? TensorSplit::kWhole : tensor_split(layer.fqn);
+}
+
 bool fits(int64_t tp, int64_t of_host) {
   return of_host % tp == 0 || tp % of_host == 0;
 }
@@ -202,10 +207,12 @@ void WireCost::add_fsdp(std::span<const NamedLinear> layers, const Recipe& recip
   const RankGroup group = layout_.fsdp;
   std::map<std::string_view, double> blocks;
   for (const NamedLinear& layer : layers) {
+    if (layer.is_experts()) continue;
     blocks[block_of(layer.fqn)] += padded_elements(layer, group.ranks);
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     const NamedLinear& layer = layers[i];
+    if (layer.is_experts()) continue;
     const double block = blocks[block_of(layer.fqn)];
     const double share = padded_elements(layer, group.ranks) / block;
     const double reduce = share * model_.us(Collective::kReduceScatter, group, block * kGradBytes);
@@ -236,11 +243,11 @@ void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens, const
   };
   std::map<Reader, double> readers;
   for (const NamedLinear& layer : layers) {
-    if (tensor_split(layer.fqn) == TensorSplit::kColumn) ++readers[reader(layer)];
+    if (split_of(layer) == TensorSplit::kColumn) ++readers[reader(layer)];
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     const NamedLinear& layer = layers[i];
-    const TensorSplit split = tensor_split(layer.fqn);
+    const TensorSplit split = split_of(layer);
     if (split == TensorSplit::kWhole) continue;
     const bool column = split == TensorSplit::kColumn;
     const int64_t slice = column ? layer.out_features : layer.in_features;
@@ -278,7 +285,8 @@ void WireCost::add_weight_amaxes(std::span<const NamedLinear> layers, const Reci
   const Traffic fp8 = traffic_of(recipe);
   const bool sharded = layout_.fsdp.ranks > 1;
   const auto words = [&](const NamedLinear& layer) {
-    const TensorSplit split = layout_.tp.ranks > 1 ? tensor_split(layer.fqn) : TensorSplit::kWhole;
+    if (layer.is_experts()) return 0.0;
+    const TensorSplit split = layout_.tp.ranks > 1 ? split_of(layer) : TensorSplit::kWhole;
     if (!sharded && split == TensorSplit::kWhole) return 0.0;
     if (cuts_blocks(layer, recipe, layout_.fsdp.ranks)) {
       return kWordBytes *
@@ -288,8 +296,8 @@ void WireCost::add_weight_amaxes(std::span<const NamedLinear> layers, const Reci
                                       : bytes_of(fp8.w_column, layer.in_features);
   };
   const auto scales = [&](const NamedLinear& layer) {
-    const bool gathered =
-        sharded && fp8.row_scales && !cuts_blocks(layer, recipe, layout_.fsdp.ranks);
+    const bool gathered = !layer.is_experts() && sharded && fp8.row_scales &&
+                          !cuts_blocks(layer, recipe, layout_.fsdp.ranks);
     return gathered ? kWordBytes * static_cast<double>(layer.out_features) : 0;
   };
   const RankGroup group = sharded ? layout_.fsdp : layout_.tp;

@@ -17,6 +17,9 @@
 // which are a third of the linear's time in forward and two thirds in backward: the layers beside
 // it are alike in this ratio. Attention and the optimizer hide more, so this is an upper bound.
 //
+// What is sent for the experts of a layer, tokens and weights, has as many bytes in fp8 as in bf16: they
+// have no part in any of this.
+//
 // Ranks fill hosts one after the other, the ranks of a tensor-parallel group first.
 #pragma once
 

@@ -284,7 +284,7 @@ def mixtral(layers: int = 32) -> nn.Module:
 
 def test_experts_are_judged_by_their_own_tokens(capsys: Any) -> None:
     program = ("filter", "--model", "mixtral-8x7b", "--tokens", "8192", "--recipe", "rowwise")
-    listed = json.loads(float8_tune(*program, "--json"))["decisions"]
+    listed = json.loads(float8_tune(*program, "--expert-linears", "--json"))["decisions"]
     kinds = {layer_pattern(line["fqn"]): line for line in listed}
     tokens_of = {"experts": 2048}
     found = f8.verdicts(mixtral(1), "rowwise", 8192, tokens_of=tokens_of)

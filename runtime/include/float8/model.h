@@ -43,6 +43,10 @@ typedef struct float8_model_layer {
    * own M: an expert of a mixture sees fewer. Its recipe and custom_recipe must be NULL: the model
    * has them. */
   const float8_linear_desc* desc;
+  /* 0: a linear. Else the SwiGLU experts of a layer, which have one verdict and no plan: how many a rank
+   * has, of k inputs and outputs and n hidden features each; m_max is then the rows of all. */
+  int64_t experts;
+  int64_t skew; /* how they share these rows: 0 evenly, 1 by Zipf's law, 100: one has them all */
 } float8_model_layer;
 
 /* It need not outlive the call. */
@@ -94,7 +98,8 @@ typedef struct float8_model_verdict {
   size_t struct_size;
   const char* name;
   const char* reason; /* one line */
-  /* The layer's plan, to run and not to destroy; NULL: the layer is kept in high precision. */
+  /* The layer's plan, to run and not to destroy; NULL: the layer is kept in high precision, or is of
+   * experts. */
   const float8_linear* linear;
   /* The speedup of forward and backward, by the tuning table or the filter file; 1 if nothing is
    * known. */
@@ -102,7 +107,7 @@ typedef struct float8_model_verdict {
   double speedup_low;
   double speedup_high;
   int32_t evidence; /* a float8_evidence */
-  int32_t reserved; /* 0 */
+  int32_t convert;  /* 1: the layer is converted */
   /* What ranks send for the layer in a step, in bf16 and in fp8, and how much of it GEMMs do not
    * hide; 0 where no ranks share the model, or nothing is known. */
   double wire_bf16_us;

@@ -19,6 +19,8 @@ namespace float8 {
 struct ModelLayer {
   std::string name = {};
   LinearDesc desc = {};  // an m_max of 0 is the model's tokens
+  // Of the experts of a layer, as in float8_model_layer.
+  std::int64_t experts = 0, skew = 0;
 };
 
 struct ModelOptions {
@@ -41,12 +43,13 @@ struct ModelOptions {
 struct ModelVerdict {
   std::string name = {};
   std::string reason = {};
-  std::optional<Linear> linear = {};  // none: kept in high precision
+  std::optional<Linear> linear = {};  // none: kept in high precision, or experts
   double speedup = 1, speedup_low = 1, speedup_high = 1;
   float8_evidence evidence = FLOAT8_EVIDENCE_RULE;
   // What ranks send in a step, in bf16 and fp8, and what of it GEMMs do not hide.
   double wire_bf16_us = 0, wire_fp8_us = 0, exposed_bf16_us = 0, exposed_fp8_us = 0;
   bool wire_is_prediction = false;
+  bool convert = false;
 };
 
 class Model {
@@ -60,7 +63,8 @@ class Model {
     for (const ModelLayer& layer : layers) descs.push_back(layer.desc.c());
     std::vector<float8_model_layer> all;
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      all.push_back({sizeof(float8_model_layer), layers[i].name.c_str(), &descs[i]});
+      all.push_back({sizeof(float8_model_layer), layers[i].name.c_str(), &descs[i],
+                     layers[i].experts, layers[i].skew});
     }
     std::vector<const char*> names;
     for (const std::string& name : options.filter_fqns) names.push_back(name.c_str());
@@ -109,7 +113,8 @@ class Model {
                          c.wire_fp8_us,
                          c.exposed_bf16_us,
                          c.exposed_fp8_us,
-                         c.wire_is_prediction != 0};
+                         c.wire_is_prediction != 0,
+                         c.convert != 0};
     // It is the model's, which it keeps alive.
     if (c.linear != nullptr) verdict.linear = Linear({handle_, c.linear}, tokens_);
     return verdict;

@@ -155,7 +155,7 @@ TEST_F(Asking, FilterTableGroupsTheLayers) {
 
 TEST_F(Asking, FilterGivesExpertsTheirOwnTokens) {
   const Words words = {"filter",   "--model", "mixtral-8x7b", "--tokens", "8192",
-                       "--recipe", "rowwise", "--db",         "my.db"};
+                       "--recipe", "rowwise", "--db",         "my.db",    "--expert-linears"};
   const Json answer = tool_.json(words);
   EXPECT_EQ(answer["tokens"], 8192);
   for (const Json& d : answer["decisions"]) {

@@ -46,12 +46,6 @@ const std::map<std::string, Writing> kWriting = {
     {"wire fit -o", {{"wire", "fit", "--rows", "a.csv", "-o", "{}"}, false}},
     {"db export -o", {{"db", "export", "-o", "{}"}}},
 };
-
-Words to(Words words, const std::string& path) {
-  std::ranges::replace(words, std::string("{}"), path);
-  return words;
-}
-
 std::string without(std::string text, std::string_view part) {
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part)) {
     text.erase(at, part.size());

@@ -33,14 +33,6 @@ const std::vector<Words> kOutputs = {
     {"db", "export", "--format", "db", "-o", "{}"},
     {"db", "export", "--format", "table", "-o", "{}"},
 };
-
-Words to(Words words, const std::string& path) {
-  for (std::string& word : words) {
-    if (word == "{}") word = path;
-  }
-  return words;
-}
-
 TEST(Outputs, GoIntoADeviceAndNotInItsPlace) {
   const Tool tool;
   const std::string null = (tool.path() / "null").string();

@@ -120,7 +120,7 @@ TEST(Report, HasTheDecisionOfFilter) {
                  "<td>[{:.3f}, {:.3f}]</td><td>32</td><td>2048</td><td>1024</td><td>4096</td>",
                  wk["convert"].get<bool>() ? "float8" : "keep bf16", wk["speedup"].get<double>(),
                  wk["speedup_lo"].get<double>(), wk["speedup_hi"].get<double>())));
-  EXPECT_TRUE(contains(page, "llama3-8b: which linears to convert"));
+  EXPECT_TRUE(contains(page, "llama3-8b: which layers to convert"));
   EXPECT_TRUE(contains(page, "<option value=\"rowwise\" selected=\"selected\">"));
 }
 
@@ -135,7 +135,7 @@ TEST(Report, EscapesTheNamesOfLayers) {
   EXPECT_FALSE(contains(outcome.out, "<img"));
   EXPECT_TRUE(contains(outcome.out, "&lt;img src=x onerror=alert(1)&gt;"));
   EXPECT_TRUE(contains(outcome.out, "a&quot;&#39;&amp;]]&gt;\\xef\\xbf\\xbf"));
-  EXPECT_TRUE(contains(outcome.out, "&lt;b&gt;&amp;model.json: which linears"));
+  EXPECT_TRUE(contains(outcome.out, "&lt;b&gt;&amp;model.json: which layers"));
 }
 
 TEST(Report, AUsersDatabaseIsBeforeTheBuiltInOne) {

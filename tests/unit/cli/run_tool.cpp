@@ -132,4 +132,9 @@ void Tool::expect_refused(int code, const std::vector<std::string>& arguments,
   EXPECT_EQ(contents(), before);
 }
 
+std::vector<std::string> to(std::vector<std::string> words, const std::string& path) {
+  std::ranges::replace(words, std::string("{}"), path);
+  return words;
+}
+
 }  // namespace f8::testing

@@ -50,5 +50,7 @@ class Tool {
 };
 
 [[nodiscard]] bool contains(std::string_view text, std::string_view part);
+// The arguments with the path for each "{}".
+[[nodiscard]] std::vector<std::string> to(std::vector<std::string> words, const std::string& path);
 
 }  // namespace f8::testing

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "recipes/tensor_parallel.hpp"
 #include "sample.hpp"
 #include "tuning_db/file/sqlite.hpp"
 
@@ -112,6 +113,67 @@ TEST_F(FilterTest, AMeasuredShapeIsItsRow) {
   const FilterDecision no = decide(db, {8192, 1024, 4096});
   EXPECT_FALSE(no.convert);
   EXPECT_NE(no.reason.find("kept in bf16: at most 0.9"), std::string::npos) << no.reason;
+}
+
+// Experts without rows are judged by the linears of the recipe: more weights are more to cast.
+TEST_F(FilterTest, ExpertsWithoutRowsAreEstimatedByLinears) {
+  Database db = make("t.db");
+  fill(db, "tensorwise", 1.5, 1.5);
+  const Database* dbs[] = {&db};
+  const auto experts = [](int64_t count) {
+    return NamedLinear{.fqn = "layers.0.experts",
+                       .in_features = 4096,
+                       .out_features = 2048,
+                       .tokens_share = 2,
+                       .groups = {.experts = count}};
+  };
+  const FilterResult few = run({experts(2)}, 8192, dbs);
+  const FilterDecision& d = few.decisions.at(0);
+  EXPECT_EQ(d.evidence, Evidence::kModelled);
+  EXPECT_TRUE(d.convert) << d.reason;
+  ASSERT_EQ(d.parts.size(), 2U);
+  EXPECT_EQ(d.parts[0].linear.shape, (Shape{16384, 4096, 4096}));
+  EXPECT_EQ(d.parts[1].linear.shape, (Shape{16384, 4096, 2048}));
+  EXPECT_TRUE(d.trial_uuids.empty());
+  EXPECT_NEAR(d.terms.shape, kOfLinearsModel, 1e-9);
+  const FilterDecision many = run({experts(512)}, 8192, dbs).decisions.at(0);
+  EXPECT_GE(many.bf16_ns, d.bf16_ns);
+  EXPECT_GT(few.estimated_model_speedup, 1);
+  // Without rows of the recipe nothing is known.
+  const FilterDecision unknown = run({experts(2)}, 8192, dbs, "blockwise").decisions.at(0);
+  EXPECT_FALSE(unknown.convert);
+  EXPECT_FALSE(unknown.has_estimate());
+  EXPECT_EQ(unknown.evidence, Evidence::kRule);
+  for (const char* part : {"no measurements of recipe blockwise", "--experts 2 --skew 0"}) {
+    EXPECT_NE(unknown.reason.find(part), std::string::npos) << unknown.reason;
+  }
+}
+
+// The ranks of tensor and expert parallelism.
+TEST_F(FilterTest, ExpertsAreSharedByRanks) {
+  std::vector<NamedLinear> layers = {{.fqn = "layers.0.wq", .in_features = 64, .out_features = 64},
+                                     {.fqn = "layers.0.moe.experts",
+                                      .in_features = 64,
+                                      .out_features = 256,
+                                      .groups = {.experts = 8}}};
+  ASSERT_TRUE(shard_expert_parallel(layers, 4, "m"));
+  EXPECT_EQ(layers[1].groups.experts, 2);
+  EXPECT_EQ(layers[0].groups.experts, 0);
+  ASSERT_TRUE(shard_tensor_parallel(layers, 4, "m"));
+  EXPECT_EQ(layers[1].out_features, 64);
+  EXPECT_EQ(layers[1].in_features, 64);
+  EXPECT_FALSE(shard_expert_parallel(layers, 4, "m"));
+  EXPECT_EQ(layers[1].groups.experts, 2) << "what was refused stays as it was";
+  // Nothing that they send is in a verdict.
+  layers[1].tokens_share = 2;
+  Database db = make("t.db");
+  fill(db, "tensorwise", 1.5, 1.5);
+  const Database* dbs[] = {&db};
+  const FilterResult result =
+      ask(layers, dbs, "tensorwise", {.tokens = 8192, .automatic = true, .parallel = {.fsdp = 8}});
+  EXPECT_TRUE(result.decisions[0].wire);
+  EXPECT_FALSE(result.decisions[1].wire);
+  EXPECT_TRUE(result.decisions[1].has_estimate());
 }
 
 TEST_F(FilterTest, ConvertsOnlyAboveTheMarginForCertain) {

@@ -1,5 +1,6 @@
 #include "tools/float8-tune/filter/decision_rows.hpp"
 
+#include <array>
 #include <map>
 #include <string_view>
 #include <tuple>
@@ -27,11 +28,12 @@ std::string pattern_of(std::string_view fqn) {
 
 std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result) {
   std::vector<DecisionRow> rows;
-  std::map<std::tuple<std::string, int64_t, int64_t, bool, std::string_view>, size_t> known;
+  std::map<std::tuple<std::string, int64_t, int64_t, Groups, bool, std::string_view>, size_t> known;
   for (const tuning_db::FilterDecision& d : result.decisions) {
     const std::string name = pattern_of(d.layer.fqn);
     const auto [at, is_new] = known.try_emplace(
-        {name, d.layer.in_features, d.layer.out_features, d.convert, d.reason}, rows.size());
+        {name, d.layer.in_features, d.layer.out_features, d.layer.groups, d.convert, d.reason},
+        rows.size());
     if (is_new) {
       rows.push_back({name, &d, d.layer.count});
     } else {
@@ -39,6 +41,28 @@ std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result) {
     }
   }
   return rows;
+}
+
+std::string count_text(const tuning_db::FilterResult& result) {
+  struct Count {
+    int64_t converted = 0, all = 0;
+  };
+  std::array<Count, 2> counts;
+  for (const tuning_db::FilterDecision& d : result.decisions) {
+    Count& count = counts[d.layer.is_experts() ? 1 : 0];
+    count.all += d.layer.count;
+    if (d.convert) count.converted += d.layer.count;
+  }
+  const auto& [linears, experts] = counts;
+  std::string text;
+  if (linears.all > 0 || experts.all == 0) {
+    text = f8::format("{} of {} linears", linears.converted, linears.all);
+  }
+  if (experts.all > 0) {
+    text += f8::format("{}{} of {} layers of experts", text.empty() ? "" : " and ",
+                       experts.converted, experts.all);
+  }
+  return text;
 }
 
 SpeedupCells speedup_cells(const tuning_db::FilterDecision& d) {

@@ -16,6 +16,8 @@ struct DecisionRow {
 };
 // The rows point into the result.
 [[nodiscard]] std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result);
+// "200 of 225 linears", and where there are some "8 of 32 layers of experts".
+[[nodiscard]] std::string count_text(const tuning_db::FilterResult& result);
 // "1.234" and "[1.200, 1.270]"; "-" where nothing is known.
 struct SpeedupCells {
   std::string speedup, interval;

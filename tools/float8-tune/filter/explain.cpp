@@ -9,15 +9,13 @@
 
 #include "base/text.hpp"
 #include "recipes/filter_file.hpp"
-#include "runtime/gemm/choose.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
+#include "tools/float8-tune/filter/kernels_of.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/trial_json.hpp"
-#include "tools/tuner/backend/candidate.hpp"
-#include "tools/tuner/search/kernel_set.hpp"
 #include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
@@ -217,40 +215,17 @@ Result<std::vector<Flip>> find_flips(const Asker& asker, const Subject& subject,
   return flips;
 }
 
-struct Kernel {
-  std::string op;
-  std::string choice;
-  std::string by;
-};
-
-Result<std::vector<Kernel>> kernels_of(const Recipe& recipe, const Subject& subject,
-                                       const TuningTable& table) {
-  const Shape shape = {subject.tokens, subject.layer.out_features, subject.layer.in_features};
-  std::vector<Kernel> kernels;
-  if (!validate_shape(shape)) return kernels;
-  for (const Gemm gemm : kGemms) {
-    const auto chosen = tuner::choose_gemm(recipe, gemm, shape, &table);
-    if (!chosen) {
-      kernels.push_back({std::string(to_string(gemm)), chosen.error().message, "nobody"});
-      continue;
-    }
-    kernels.push_back(
-        {std::string(to_string(gemm)),
-         f8::format("{} {}", to_string(chosen->choice.provider), config_text(chosen->choice)),
-         std::string(to_string(chosen->by))});
-  }
-  return kernels;
-}
-
 Result<std::vector<tuning_db::TrialRow>> evidence_of(const Databases& databases,
                                                      const FilterDecision& decision,
                                                      const Recipe& recipe) {
   std::vector<tuning_db::TrialRow> rows;
   for (const tuning_db::Database& database : databases.owned) {
-    const auto linears = F8_TRY(database.linears(recipe.name));
-    for (const tuning_db::TrialRow& row : linears) {
-      if (std::ranges::find(decision.trial_uuids, row.uuid) != decision.trial_uuids.end()) {
-        rows.push_back(row);
+    for (const Op op : {Op::kLinear, Op::kExperts}) {
+      const auto linears = F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, op));
+      for (const tuning_db::TrialRow& row : linears) {
+        if (std::ranges::find(decision.trial_uuids, row.uuid) != decision.trial_uuids.end()) {
+          rows.push_back(row);
+        }
       }
     }
   }
@@ -280,6 +255,7 @@ Json to_json(const Explanation& e) {
                {"k", d.layer.in_features},
                {"recipe", e.recipe}};
   if (e.experts) add_groups(json, *e.experts);
+  add_experts(json, d);
   add_verdict(json, d);
   json["interval_terms"] = {{"rows", rounded(d.terms.rows, 4)},
                             {"shape", rounded(d.terms.shape, 4)},
@@ -334,19 +310,27 @@ std::string flip_text(const Flip& f, double needed) {
                     speedup_text(f.speedup.speedup, f.speedup.lo, f.speedup.hi));
 }
 
+std::string sizes_text(const Explanation& e) {
+  const NamedLinear& layer = e.decision.layer;
+  if (!layer.is_experts()) {
+    return f8::format("m={} n={} k={}", e.tokens, layer.out_features, layer.in_features);
+  }
+  return f8::format("experts={} rows={} dim={} hidden_dim={} skew={}", layer.groups.experts,
+                    e.tokens, layer.in_features, layer.out_features, layer.groups.skew);
+}
+
 void print_text(const Explanation& e) {
   const FilterDecision& d = e.decision;
-  print(f8::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
-                   d.layer.out_features, d.layer.in_features, e.recipe,
+  print(f8::format("{}  {}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, sizes_text(e), e.recipe,
                    d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
   print_line("why", d.reason);
   if (d.has_estimate()) {
     print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
                                      speedup_text(d.speedup, d.lo, d.hi), e.needed));
-    if (!e.experts) print_line("interval", terms_text(d.terms));
+    print_line("interval", terms_text(d.terms));
   }
   if (e.wire) print_line("wire", e.wire->describe());
-  if (!e.experts) print_line("torchao", e.torchao_reason);
+  print_line("torchao", e.torchao_reason);
   for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
   for (const Flip& f : e.flips) print_line("flips at", flip_text(f, e.needed));
   for (const auto& row : e.trials) {
@@ -377,7 +361,9 @@ Status decide_among_ranks(const Question& question, tuning_db::FilterOptions how
   return {};
 }
 
-// An expert linear is decided by its own measurement alone.
+constexpr const char* kNoRuleOfExperts = "torchao has no rule for experts";
+
+// An expert linear by itself, where the filter decides for both of a layer.
 Result<Explanation> of_experts(const Problem& asked, const Databases& databases,
                                const TuningTable& table, const ExplainOptions& options) {
   const std::string device = F8_TRY(device_named(table.devices, options.device));
@@ -388,43 +374,29 @@ Result<Explanation> of_experts(const Problem& asked, const Databases& databases,
   e.tokens = s.m;
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;
-  e.torchao_reason = "torchao has no rule for experts";
+  e.torchao_reason = kNoRuleOfExperts;
   FilterDecision& d = e.decision;
   d.layer = {to_string(e.experts->dims, spec_of(Op::kExperts).dims), s.k, s.n};
-  for (const tuning_db::Database& database : databases.owned) {
-    for (const auto& row :
-         F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, Op::kExperts))) {
-      const bool fits = row.problem == *e.experts && row.result.ratio &&
-                        (device.empty() || row.device_name == device);
-      if (fits && e.trials.empty()) e.trials.push_back(row);
-    }
-  }
-  if (e.trials.empty()) {
-    const auto [experts, skew] = asked.groups();
-    d.reason = f8::format(
-        "kept: it was not measured; on a GPU: float8-tune sweep --mnk {},{},{} --experts {} --skew "
-        "{} "
-        "--recipe {}",
-        s.m, s.n, s.k, experts, skew, recipe.name);
-  } else {
-    const tuning_db::Ratio& ratio = *e.trials.front().result.ratio;
-    d.evidence = Evidence::kMeasured;
-    d.speedup = ratio.ratio;
-    d.lo = ratio.lo;
-    d.hi = ratio.hi;
-    d.trial_uuids = {e.trials.front().uuid};
-    Verdict verdict = speedup_verdict({d.speedup, d.lo, d.hi}, options.margin,
-                                      f8::format("measured on {}", e.trials.front().device_name));
+  const auto estimator = estimator_of(table, recipe, device).of_experts(asked.groups());
+  const std::span shapes(&s, 1);
+  if (const auto known = estimator.estimate(s)) {
+    d.evidence = known->evidence;
+    d.speedup = known->speedup;
+    d.lo = known->lo;
+    d.hi = known->hi;
+    d.terms = known->terms;
+    for (const LinearSpeedup* row : known->rows) d.trial_uuids.push_back(row->trial);
+    Verdict verdict = speedup_verdict(
+        {d.speedup, d.lo, d.hi}, options.margin,
+        known->basis + tuning_db::more_of_experts(*known, recipe, shapes, asked.groups()));
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
+  } else {
+    d.reason = "kept in bf16: it was not measured; " +
+               tuning_db::how_to_measure(recipe, shapes, asked.groups());
   }
-  for (const Gemm gemm : kGemms) {
-    const auto problem = F8_TRY(Problem::make(to_op(gemm), recipe, s, asked.groups()));
-    const auto desc = F8_TRY(tuner::grouped_desc(problem));
-    const auto chosen = F8_TRY(runtime::choose_grouped(&table, desc, tuner::kH100SmCount));
-    e.kernels.push_back(
-        {std::string(to_string(gemm)), f8::format("generated {}", key(chosen.config)), chosen.why});
-  }
+  F8_TRY(add_grouped_kernels(recipe, s, asked.groups(), table, "", e.kernels));
+  e.trials = F8_TRY(evidence_of(databases, d, recipe));
   return e;
 }
 
@@ -458,13 +430,16 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
     e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured));
     e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
   }
-  if (const auto torchao = asker.ask(subject.layer, subject.tokens, FilterPolicy::kTorchao)) {
+  if (subject.layer.is_experts()) {
+    e.torchao_reason = kNoRuleOfExperts;
+  } else if (const auto torchao =
+                 asker.ask(subject.layer, subject.tokens, FilterPolicy::kTorchao)) {
     e.torchao_converts = torchao->convert;
     e.torchao_reason = torchao->reason;
   } else {
     e.torchao_reason = torchao.error().message;
   }
-  e.kernels = F8_TRY(kernels_of(recipe, subject, table));
+  e.kernels = F8_TRY(kernels_of(recipe, subject.layer, subject.tokens, table));
   e.trials = F8_TRY(evidence_of(databases, e.decision, recipe));
   return show(e, global);
 }
@@ -481,6 +456,7 @@ void add_explain(CLI::App& app, Program& program) {
                    "a layer's name, M,N,K, or a problem as query and compare print it")
       ->type_name("FQN|M,N,K|KEY");
   add_model(*command, options->model);
+  add_model_experts(*command, options->model);
   add_ranks(*command, options->ranks);
   add_recipe(*command, options->recipe);
   add_device(*command, options->device);

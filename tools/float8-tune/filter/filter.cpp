@@ -1,4 +1,4 @@
-// filter: which linears of a model to convert to float8, and why.
+// filter: which linears, and layers of experts, of a model to convert to float8, and why.
 #include "tuning_db/estimate/filter.hpp"
 
 #include <algorithm>
@@ -99,6 +99,7 @@ void note_other_devices(const RowsByDevice& rows, const tuning_db::FilterResult&
   std::vector<std::string> devices;
   size_t elsewhere = 0;
   for (const tuning_db::FilterDecision& d : result.decisions) {
+    if (d.layer.is_experts()) continue;
     const Shape shape = shape_of(d.layer, tokens);
     const auto others = rows.others.find(shape);
     if (!shapes.insert(shape).second || others == rows.others.end() || rows.own.contains(shape)) {
@@ -120,10 +121,12 @@ Json to_json(const tuning_db::FilterDecision& d, int64_t tokens, const RowsByDev
                    {"out_features", d.layer.out_features},
                    {"count", d.layer.count},
                    {"tokens", tokens_of(d.layer, tokens)}};
+  add_experts(decision, d);
   add_verdict(decision, d);
   decision["trials"] = d.trial_uuids;
   const auto others = rows.others.find(shape_of(d.layer, tokens));
-  decision["other_devices"] = others == rows.others.end() ? Json::array() : Json(others->second);
+  const bool none = others == rows.others.end() || d.layer.is_experts();
+  decision["other_devices"] = none ? Json::array() : Json(others->second);
   if (d.wire) decision["wire"] = wire_json(*d.wire);
   return decision;
 }
@@ -138,6 +141,7 @@ std::string report_text(const FilterCommandOptions& options, const tuning_db::Fi
                  {"device", result.device},
                  {"model", options.model.model},
                  {"tp", options.model.tp},
+                 {"ep", options.model.ep},
                  {"filter_fqns", options.fqns},
                  {"decisions", Json::array()},
                  {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
@@ -181,19 +185,16 @@ void print_table(const FilterCommandOptions& options, const tuning_db::FilterRes
   using enum Table::Align;
   std::vector<Table::Column> columns = {{"layer", kLeft},   {"count"},   {"N"},       {"K"},
                                         {"verdict", kLeft}, {"speedup"}, {"interval"}};
-  // Experts see a part of the tokens.
-  const bool of_experts = std::ranges::any_of(
-      result.decisions, [](const auto& d) { return d.layer.tokens_share != 1; });
+  // An expert sees a part of the tokens, and all together see each as often as it has experts.
+  const bool of_experts = std::ranges::any_of(result.decisions, [](const auto& d) {
+    return d.layer.tokens_share != 1 || d.layer.is_experts();
+  });
   if (of_experts) columns.insert(columns.begin() + 2, {"M"});
   if (result.wire) columns.insert(columns.end(), {{"wire us"}, {"exposed us"}});
   columns.insert(columns.end(), {{"evidence", kLeft}, {"reason", kLeft}});
   Table table(std::move(columns));
-  int64_t converted = 0;
-  int64_t all = 0;
   for (const DecisionRow& row : decision_rows(result)) {
     const tuning_db::FilterDecision& d = *row.decision;
-    all += row.count;
-    if (d.convert) converted += row.count;
     auto [speedup, interval] = speedup_cells(d);
     std::vector<std::string> cells = {row.name,
                                       f8::format("{}", row.count),
@@ -218,10 +219,10 @@ void print_table(const FilterCommandOptions& options, const tuning_db::FilterRes
     table.add(std::move(cells));
   }
   print_styled(table.text(color));
-  print(f8::format(
-      "\n{} of {} linears to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n", converted,
-      all, options.recipe, options.policy, options.model.tokens,
-      result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup));
+  print(f8::format("\n{} to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n",
+                   count_text(result), options.recipe, options.policy, options.model.tokens,
+                   result.device.empty() ? "" : ", " + result.device,
+                   result.estimated_model_speedup));
   if (!result.wire) return;
   print(f8::format("from bf16 to fp8 on the wire: {} ({})\n", result.wire->describe(),
                    result.wire->model().origin()));
@@ -288,12 +289,13 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
 
 void add_filter(CLI::App& app, Program& program) {
   auto options = std::make_shared<FilterCommandOptions>();
-  CLI::App* command = add_command(app, program, "filter",
-                                  "which linears of a model to convert, and why", Needs::kNothing,
-                                  [options, &program] { return filter(*options, program.global); });
+  CLI::App* command = add_command(
+      app, program, "filter", "which linears and experts of a model to convert, and why",
+      Needs::kNothing, [options, &program] { return filter(*options, program.global); });
   const ModelFlags flags = add_model(*command, options->model);
   flags.model->required();
   flags.tokens->required();
+  add_model_experts(*command, options->model);
   add_recipe(*command, options->recipe)->required();
   command->add_option(
       "--policy", options->policy,

@@ -68,7 +68,7 @@ Result<Plan> make_plan(const Recipe& recipe, const tuner::Model& model, int64_t 
   Plan plan;
   for (const NamedLinear& layer : model.layers) {
     const Shape shape = {tokens_of(layer, tokens), layer.out_features, layer.in_features};
-    if (layer.kept.empty() && validate_shape(shape)) {
+    if (layer.kept.empty() && !layer.is_experts() && validate_shape(shape)) {
       plan.shapes.insert(shape);
     } else {
       plan.skipped.push_back(layer.fqn);
@@ -185,7 +185,9 @@ Result<int> prewarm(const PrewarmOptions& options, const Global& global) {
   auto cache = F8_TRY(codegen::CubinCache::open(directory));
   outcome.cache_dir = cache.directory();
   if (const auto& skipped = outcome.plan.skipped; !skipped.empty()) {
-    note(global, "{} layers stay bf16, their sizes on a rank are no multiples of 16: {}{}",
+    note(global,
+         "{} layers are left out, their sizes on a rank are no multiples of 16 or they are "
+         "experts: {}{}",
          skipped.size(), skipped.front(), skipped.size() > 1 ? ", ..." : "");
   }
   Progress progress(global);

@@ -53,19 +53,15 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
   const std::string name =
       is_standard_stream(options.model.model) ? "a model from standard input" : options.model.model;
   report::ModelDecision decision{
-      .title = f8::format("{}: which linears to convert", fs::path(name).filename().string()),
+      .title = f8::format("{}: which layers to convert", fs::path(name).filename().string()),
       .summary = {},
       .table = {.caption = f8::format("Decisions at M {}, recipe {}", how.tokens, recipe.name),
                 .columns = {"layer", "verdict", "speedup", "interval", "count", "M", "N", "K",
                             "evidence", "reason"},
                 .rows = {}}};
-  int64_t converted = 0;
-  int64_t all = 0;
   const std::vector<DecisionRow> rows = decision_rows(result);
   for (const DecisionRow& row : rows) {
     const tuning_db::FilterDecision& d = *row.decision;
-    all += row.count;
-    converted += d.convert ? row.count : 0;
     if (decision.table.rows.size() == kMaxDecisions) continue;
     const auto [speedup, interval] = speedup_cells(d);
     decision.table.rows.push_back(
@@ -78,10 +74,11 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
     decision.table.caption += f8::format(", the first {} of {} rows", kMaxDecisions, rows.size());
   }
   decision.summary = f8::format(
-      "{} of {} linears to float8: recipe {}, M {}{}{}. These linears together are {:.3f} times as "
+      "{} to float8: recipe {}, M {}{}{}{}. These linears together are {:.3f} times as "
       "fast as in bf16. float8-tune filter writes the same decision for a trainer.",
-      converted, all, recipe.name, how.tokens,
+      count_text(result), recipe.name, how.tokens,
       options.model.tp > 1 ? f8::format(", {} tensor-parallel ranks", options.model.tp) : "",
+      options.model.ep > 1 ? f8::format(", {} expert-parallel ranks", options.model.ep) : "",
       result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup);
   return decision;
 }
@@ -175,6 +172,9 @@ void add_report(CLI::App& app, Program& program) {
   CLI::Option* recipe = add_recipe(*command, options->recipe);
   flags.model->needs(flags.tokens)->needs(recipe);
   for (CLI::Option* option : {flags.tokens, flags.tp, recipe}) option->needs(flags.model);
+  for (CLI::Option* option : add_model_experts(*command, options->model)) {
+    option->needs(flags.model);
+  }
 }
 
 }  // namespace f8::cli

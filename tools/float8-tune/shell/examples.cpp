@@ -33,7 +33,7 @@ constexpr Example kExamples[] = {
      "float8-tune query --map --mnk 8192,1024:16384:x2,1024:16384:x2 --recipe rowwise"},
     {"filter",
      "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise\n"
-     "float8-tune filter --model mixtral-8x7b --tp 2 --tokens 8192 --recipe tensorwise "
+     "float8-tune filter --model mixtral-8x7b --ep 4 --tokens 8192 --recipe tensorwise "
      "--verdicts verdicts.json"},
     {"thresholds", "float8-tune thresholds --recipe rowwise"},
     {"explain", "float8-tune explain 8192,1024,4096 --recipe rowwise"},

@@ -157,6 +157,13 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
     }
     const tuner::Model model = F8_TRY(load(args.model));
     for (const NamedLinear& layer : model.layers) {
+      if (layer.is_experts()) {
+        return fail(
+            ErrorCode::kInvalidArgument,
+            "--model {}: {} is a layer of experts, whose shapes are those of --mnk with "
+            "--experts; take it out of the list, and see what `float8-tune filter` says of it",
+            args.model.model, quote(layer.fqn));
+      }
       const Shape shape{tokens_of(layer, args.model.tokens), layer.out_features, layer.in_features};
       // Others stay bf16 under every policy.
       if (layer.kept.empty() && validate_shape(shape)) add(shape);

@@ -59,17 +59,28 @@ void add_dense(Layers& out, const std::string& prefix, const Architecture& a) {
   add_ffn(out, prefix + (feed_forward ? "feed_forward." : "mlp."), a.hidden, dense);
 }
 
-void add_experts(Layers& out, const std::string& prefix, const Architecture& a, bool merge) {
+// How the experts of all layers are listed.
+enum class Listed { kModule, kMerged, kEach };
+
+void add_experts(Layers& out, const std::string& prefix, const Architecture& a, Listed listed) {
   const MoeNames& names = a.moe_names;
-  const std::string moe = f8::format("{}{}", prefix, names.block);
+  const bool renamed = listed == Listed::kModule && !names.module_block.empty();
+  const std::string moe = f8::format("{}{}", prefix, renamed ? names.module_block : names.block);
   out.push_back({f8::format("{}{}", moe, names.router), a.hidden, a.experts});
+  const bool merge = listed == Listed::kMerged;
   Ffn expert{.gate = names.gate,
              .up = names.up,
              .down = names.down,
              .extent = a.expert_intermediate > 0 ? a.expert_intermediate : a.intermediate,
              .count = merge ? a.experts : 1,
              .share = static_cast<double>(a.top_k) / static_cast<double>(a.experts)};
-  if (merge) {
+  if (listed == Listed::kModule) {
+    out.push_back({.fqn = moe + "experts",
+                   .in_features = a.hidden,
+                   .out_features = expert.extent,
+                   .tokens_share = static_cast<double>(a.top_k),
+                   .groups = {.experts = a.experts}});
+  } else if (merge) {
     add_ffn(out, moe + "experts.*.", a.hidden, expert);
   } else {
     for (int64_t e = 0; e < a.experts; ++e)
@@ -162,10 +173,12 @@ std::optional<Architecture> find_architecture(std::string_view name) {
   return found->architecture;
 }
 
-std::vector<NamedLinear> linears(const Architecture& a) {
+std::vector<NamedLinear> linears(const Architecture& a, ExpertsAs as) {
   int64_t experts = 0;
   for (int64_t i = 0; i < a.layers; ++i) experts += has_experts(a, i) ? a.experts : 0;
-  const bool merge = experts > kMostNamedExperts;
+  const Listed listed = as == ExpertsAs::kModule      ? Listed::kModule
+                        : experts > kMostNamedExperts ? Listed::kMerged
+                                                      : Listed::kEach;
   Layers out;
   for (int64_t i = 0; i < a.layers; ++i) {
     const std::string prefix = block_prefix(a, i);
@@ -181,7 +194,7 @@ std::vector<NamedLinear> linears(const Architecture& a) {
       add_attention(out, prefix, a);
     }
     if (has_experts(a, i)) {
-      add_experts(out, prefix, a, merge);
+      add_experts(out, prefix, a, listed);
     } else {
       add_dense(out, prefix, a);
     }

@@ -17,8 +17,11 @@ struct MoeNames {
   std::string_view block, router;
   std::string_view gate, up, down;  // of an expert; up is empty where one weight has gate and up
   std::string_view shared = {};
+  // The block in programs whose experts are one module, where it has another name there.
+  std::string_view module_block = {};
 };
-inline constexpr MoeNames kMixtralNames = {"block_sparse_moe.", "gate", "w1", "w3", "w2"};
+inline constexpr MoeNames kMixtralNames = {
+    "block_sparse_moe.", "gate", "w1", "w3", "w2", {}, "mlp."};
 inline constexpr MoeNames kDeepseekNames = {"mlp.",    "gate",      "gate_proj",
                                             "up_proj", "down_proj", "shared_experts."};
 inline constexpr MoeNames kQwenNames = {"mlp.",    "gate",      "gate_proj",
@@ -78,10 +81,14 @@ struct Architecture {
 
 [[nodiscard]] std::vector<std::string_view> builtin_architectures();
 [[nodiscard]] std::optional<Architecture> find_architecture(std::string_view name);
-// Every linear in the order of the forward pass, the output head last unless it is tied. The experts of a layer are
-// alike: in a model with more than kMostNamedExperts of them, all layers together, those of a layer
-// are one entry "experts.*" with their count.
+// What the experts of a layer are: one module, which is one entry "experts" with groups, or a linear of
+// each, as programs have them that call experts in turn. These are alike: in a model with more than
+// kMostNamedExperts of them, all layers together, those of a layer are one entry "experts.*" with their
+// count.
+enum class ExpertsAs { kModule, kLinears };
 inline constexpr int64_t kMostNamedExperts = 4096;
-[[nodiscard]] std::vector<NamedLinear> linears(const Architecture& architecture);
+// Every linear in the order of the forward pass, the output head last unless it is tied.
+[[nodiscard]] std::vector<NamedLinear> linears(const Architecture& architecture,
+                                               ExpertsAs experts = ExpertsAs::kLinears);
 
 }  // namespace f8::tuner

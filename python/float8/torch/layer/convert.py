@@ -28,6 +28,7 @@ from float8.torch.layer.convertible import (
     refuse_sharded,
     without_unusual,
 )
+from float8.torch.layer.expert_layers import expert_layers
 from float8.torch.layer.experts import (
     Chosen,
     Experts,
@@ -149,10 +150,11 @@ def convert_to_float8_training(
     module_filter_fn: called with a linear and its name; the linear is left as it is where it
         returns False. None converts every linear.
     config: a recipe's name, a `Recipe`, a `LinearConfig` or torchao's `Float8LinearConfig`.
-    tokens: the rows of x in a call. Where it is given, the layers that pass module_filter_fn are
-        converted where `float8.filter_layers` says that fp8 pays.
+    tokens: the rows of x in a call. Where it is given, the layers that pass module_filter_fn, and
+        experts, are converted where `float8.filter_layers` says that fp8 pays.
     tokens_of: the rows of the layers whose names have one of these parts, where they differ from
-        `tokens`: {"experts": 2048}.
+        `tokens`: {"experts": 2048}. A module of experts has those of all its experts, and without an
+        entry here tokens times the number of experts that its router sends a token to.
     names, policy, verdicts: arguments of `float8.filter_layers`, which need tokens. Each of the names
         is part of a linear's name. The policy is "measured" unless one is given; "torchao" needs
         "auto_filter_small_kn" among the names, and a filter file has no policy beside it.
@@ -162,7 +164,8 @@ def convert_to_float8_training(
     experts: True lets the experts of transformers and torchtitan compute in fp8 too (docs/experts.md), or
         a function that is called with a module of experts and its name decides. They have config's
         recipe, which is not "bf16" then (ValueError), and its emulate and
-        saturate; the filters of linears do not ask for them. None leaves them, as False does, and warns.
+        saturate; module_filter_fn does not ask for them. With tokens, the measurements decide for
+        each module of them as for a linear. None leaves them, as False does, and warns.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same.
@@ -199,6 +202,7 @@ def convert_to_float8_training(
             explain,
             (fsdp, tp, hosts),
             tokens_of,
+            chosen,
         ),
         chosen,
     )
@@ -219,8 +223,13 @@ def measured_filter(
     show: bool,
     ranks: tuple[int, int, int | None] = (1, 1, None),
     tokens_of: Mapping[str, int] | None = None,
+    experts: list[Chosen] | None = None,
 ) -> Choose:
-    """Returns the choice that these arguments of convert_to_float8_training mean."""
+    """Returns the choice that these arguments of convert_to_float8_training mean.
+
+    experts: the choice leaves out those that the measurements keep.
+    """
+    experts = [] if experts is None else experts
     names = list_of(names)
     fsdp, tp, hosts = ranks
     if tokens is not None:
@@ -253,41 +262,56 @@ def measured_filter(
             if not is_convertible(linears[name], name) and not any(part in name for part in names)
         ]
         linears = {name: each for name, each in linears.items() if is_convertible(each, name)}
-        if tokens is None or not linears:
+        if tokens is None or not (linears or experts):
             return wanted
-        check_names(module, names)
+        of_experts = [each.name or "root" for each in experts]
+        check_names(module, names, more=of_experts)
+        layers = layers_of(module, linears, tokens_of, of_experts)
         found = filter_layers(
-            layers_of(module, linears, tokens_of),
+            layers + expert_layers(module, experts, tokens, tokens_of),
             recipe,
             tokens,
             names=names,
             policy=policy or "measured",
             verdicts=verdicts,
-            device=device_of(linears.values()),
+            device=device_of([*linears.values(), *(each.module for each in experts)]),
             fsdp=fsdp,
             tp=tp,
             hosts=hosts,
         )
+        found_of_experts = found[len(linears) :]
+        experts[:] = [
+            each for each, verdict in zip(experts, found_of_experts, strict=True) if verdict.convert
+        ]
         kept = set(linears).difference(wanted)
         decided = {
             name: _kept(verdict) if name in kept else verdict
-            for name, verdict in zip(linears, found, strict=True)
+            for name, verdict in zip(linears, found, strict=False)
         }
         if show:
-            print(explain(list(decided.values())))
+            print(explain([*decided.values(), *found_of_experts]))
             converted = sum(verdict.convert for verdict in decided.values())
-            print(f"\n{converted} of {len(decided)} linears to float8 (M {tokens})")
+            counts = [f"{converted} of {len(decided)} linears"] if decided else []
+            if found_of_experts:
+                counts.append(f"{len(experts)} of {len(found_of_experts)} layers of experts")
+            print(f"\n{' and '.join(counts)} to float8 (M {tokens})")
         return [name for name, verdict in decided.items() if verdict.convert] + left_out
 
     return choose
 
 
 def layers_of(
-    module: nn.Module, linears: dict[str, nn.Linear], tokens_of: Mapping[str, int] | None
+    module: nn.Module,
+    linears: dict[str, nn.Linear],
+    tokens_of: Mapping[str, int] | None,
+    experts: Sequence[str] = (),
 ) -> list[Layer]:
-    """Returns the linears as layers, with the tokens of the first part that their names have."""
+    """Returns the linears as layers, with the tokens of the first part that their names have.
+
+    experts: the names of modules that tokens_of may be about too.
+    """
     own = dict(tokens_of or {})
-    check_names(module, list(own), "tokens_of: {!r} is part of no linear's name")
+    check_names(module, list(own), "tokens_of: {!r} is part of no linear's name", experts)
     return [
         Layer(
             name or "root",
@@ -303,9 +327,11 @@ def check_names(
     module: nn.Module,
     names: Sequence[str],
     wrong: str = "names: {!r} is part of no linear's name, so it keeps no layer in bf16",
+    more: Sequence[str] = (),
 ) -> None:
-    """Raises ValueError, with names that there are, where one is part of no linear's name."""
+    """Raises ValueError, with names that there are, where one is part of no linear's name, nor of `more`."""
     own = [name or "root" for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    own += more
     for name in names:
         if name != AUTO_FILTER and not any(name in each for each in own):
             patterns = ((layer_pattern(each), each) for each in own)
@@ -324,12 +350,12 @@ def _kept(verdict: Verdict) -> Verdict:
     )
 
 
-def device_of(linears: Collection[nn.Linear]) -> int | None:
+def device_of(layers: Collection[nn.Module]) -> int | None:
     """Returns the CUDA device of the first weight that is on one, else None."""
-    for linear in linears:
-        weight = linear._parameters.get("weight")
-        if weight is not None and weight.is_cuda:
-            return weight.get_device()
+    for layer in layers:
+        for weight in layer._parameters.values():
+            if weight is not None and weight.is_cuda:
+                return weight.get_device()
     return None
 
 
@@ -345,9 +371,8 @@ def convert_linears(
     delayed = resolve_recipe(options.recipe).delayed
     _refuse_torchao(module)
 
-    made_anew = [each.module for each in experts or [] if not each.kept]
-
     def check(replaced: Collection[nn.Module]) -> None:
+        made_anew = [each.module for each in experts or [] if not each.kept]  # once chosen
         if delayed and (replaced or made_anew):
             old = [each for m in made_anew for each in getattr(m, "expert_linears", ())]
             refuse_second_state(module, {*replaced, *old})

@@ -33,6 +33,7 @@ Experts = bool | Callable[[nn.Module, str], bool] | None
 class Chosen(NamedTuple):
     """A module of experts that a conversion takes."""
 
+    name: str
     module: nn.Module
     kind: type[Float8Experts]
     config: int
@@ -97,7 +98,7 @@ def choose_experts(
                     for each, weight in module._parameters.items()
                     if weight is not None and weight.dim() == 3
                 ]
-            chosen.append(Chosen(module, kind, config, resolved, own, kept))
+            chosen.append(Chosen(name, module, kind, config, resolved, own, kept))
         elif why is not None:
             left_out.setdefault(why, []).append(name or "root")
     for why, names in left_out.items():

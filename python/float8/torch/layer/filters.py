@@ -1,4 +1,4 @@
-"""Which linears of a model to convert, decided from its names, its sizes and the tuning table."""
+"""Which linears and experts of a model to convert, decided from its names, its sizes and the tuning table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from float8.filter import Verdict, filter_layers, list_of
+from float8.filter import Verdict, check_tokens, filter_layers, list_of
 from float8.torch.layer.convert import (
     Config,
     ModuleFilter,
@@ -17,6 +17,8 @@ from float8.torch.layer.convert import (
     resolve_config,
 )
 from float8.torch.layer.convertible import is_convertible
+from float8.torch.layer.expert_layers import expert_layers
+from float8.torch.layer.experts import Experts, choose_experts
 
 
 def verdicts(
@@ -35,12 +37,13 @@ def verdicts(
     tp: int = 1,
     hosts: int | None = None,
     network_gbit: float | None = None,
+    experts: Experts = False,
 ) -> list[Verdict]:
     """Returns what float8.filter_layers says about the linears that a conversion would exchange.
 
     config: as for convert_to_float8_training; its recipe counts.
-    tokens_of: as there.
-    names: each is part of a linear's name (ValueError).
+    tokens_of, experts: as there; verdicts on experts come behind those on linears.
+    names: each is part of a name of a linear, or of experts (ValueError).
     device: the CUDA device whose table answers; None: that of the weights, and the H100's where they
         are on none.
     """
@@ -49,17 +52,28 @@ def verdicts(
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and is_convertible(module)
     }
-    check_names(model, list_of(names))
+    options = resolve_config(config)
+    chosen = choose_experts(
+        model, experts, options.recipe, options.emulate, options.saturate, options.recompute
+    )
+    of_experts = [each.name or "root" for each in chosen]
+    check_names(model, list_of(names), more=of_experts)
+    layers = layers_of(model, linears, tokens_of, of_experts)
+    if chosen:
+        check_tokens("tokens", tokens)
+        layers += expert_layers(model, chosen, tokens, tokens_of)
     return filter_layers(
-        layers_of(model, linears, tokens_of),
-        resolve_config(config).recipe,
+        layers,
+        options.recipe,
         tokens,
         names=names,
         policy=policy,
         margin=margin,
         table=table,
         verdicts=verdicts,
-        device=device_of(linears.values()) if device is None else device,
+        device=device_of([*linears.values(), *(each.module for each in chosen)])
+        if device is None
+        else device,
         fsdp=fsdp,
         tp=tp,
         hosts=hosts,
@@ -68,7 +82,7 @@ def verdicts(
 
 
 def module_filter(found: Sequence[Verdict]) -> ModuleFilter:
-    """Returns a module_filter_fn that converts the layers that the verdicts convert.
+    """Returns a module_filter_fn, or `experts`, that converts the layers that the verdicts convert.
 
     found = float8.torch.verdicts(model, "rowwise", tokens=8192, names=["output"])
     convert_to_float8_training(model, module_filter_fn=module_filter(found), config="rowwise")

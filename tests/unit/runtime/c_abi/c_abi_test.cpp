@@ -404,7 +404,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, experts_count, 56U);
   F8_ENDS(float8_scale_slots, opaque, 32U);
-  F8_ENDS(float8_model_layer, desc, 24U);
+  F8_ENDS(float8_model_layer, skew, 40U);
   F8_ENDS(float8_model_desc, network_gbit, 136U);
   F8_ENDS(float8_model_verdict, reserved_2, 104U);
 #undef F8_ENDS

@@ -54,7 +54,7 @@ class CAbiModel : public ::testing::Test {
     float8_linear_desc linear{};
     linear.struct_size = sizeof linear;
     linear.n = linear.k = 64;
-    float8_model_layer layer{sizeof layer, "w", &linear};
+    float8_model_layer layer{sizeof layer, "w", &linear, 0, 0};
     float8_model_desc desc{};
     desc.struct_size = sizeof desc;
     desc.layers = &layer;

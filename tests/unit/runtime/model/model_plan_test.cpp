@@ -134,6 +134,41 @@ TEST(FilterModel, ALayerIsJudgedByItsOwnTokens) {
   EXPECT_TRUE(says(refused.error(), "layer 'experts.0.w1': -1 tokens")) << refused.error().message;
 }
 
+// The experts of a layer have one verdict, of both expert linears, and no plan.
+TEST_F(ModelPlanTest, ExpertsHaveAVerdictAndNoPlan) {
+  TuningTable table = measured_table();
+  const auto add = [&](Shape shape, double speedup, double bf16_ns) {
+    table.add(LinearSpeedup{.recipe = "rowwise",
+                            .shape = shape,
+                            .speedup = speedup,
+                            .lo = speedup,
+                            .hi = speedup,
+                            .bf16_ns = bf16_ns,
+                            .groups = {.experts = 8}});
+  };
+  add({8192, 512, 512}, 1.5, 3e6);
+  add({8192, 512, 256}, 1.2, 1.2e6);
+  ModelLinear experts = layer("moe.experts", 512, 256);
+  experts.tokens = 8192;
+  experts.groups = {.experts = 8};
+  ModelOptions options = options_of("rowwise", {"auto_filter_small_kn"});
+  const ConvertedLinear fast = decide(options, experts, &table);
+  EXPECT_TRUE(fast.convert) << fast.reason;
+  EXPECT_EQ(fast.evidence, Evidence::kMeasured);
+  EXPECT_NEAR(fast.speedup.speedup, 4.2 / 3, 1e-4);
+  experts.groups.experts = 16;
+  EXPECT_FALSE(decide(options, experts, &table).convert) << "nobody measured 16";
+  const std::vector<ModelLinear> both = {experts, layer("wq", 64, 64)};
+  const auto plan = plan_model(context_, both, options_of("rowwise"));
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_TRUE(plan->linears[0].convert);
+  EXPECT_EQ(plan->linears[0].plan, nullptr);
+  EXPECT_NE(plan->linears[1].plan, nullptr);
+  EXPECT_EQ(plan->converted, 2U);
+  experts.groups.experts = 2000;
+  refused(std::span(&experts, 1), options, "at most 1024");
+}
+
 // A neighbour's interval is no interval of this shape: it is widened.
 TEST(FilterModel, BetweenMeasuredShapesTheIntervalIsWider) {
   const TuningTable table = measured_table();

@@ -316,6 +316,35 @@ TEST(PublishedConfig, ExpertsOfQwenHaveTheirOwnWidth) {
   }
 }
 
+// The experts of a layer as the module that they are in the state dicts of today.
+TEST(PublishedConfig, ExpertsAreOneEntryOfALayer) {
+  struct Experts {
+    const char *model, *name;
+    int64_t layers, experts, top_k, width, own_width;
+  };
+  for (const Experts& e : {
+           Experts{"Qwen3 30B-A3B", "mlp.experts", 48, 128, 8, 2048, 768},
+           Experts{"Mixtral 8x7B", "mlp.experts", 32, 8, 2, 4096, 14336},
+           Experts{"DeepSeek-V3", "mlp.experts", 58, 256, 8, 7168, 2048},
+           Experts{"gpt-oss 20B", "mlp.experts", 24, 32, 4, 2880, 2880},
+           Experts{"Llama 4 Scout", "feed_forward.experts", 48, 16, 1, 5120, 8192},
+       }) {
+    int64_t layers = 0;
+    const auto all = parse_model_json(published(e.model).config, "c.json", ExpertsAs::kModule);
+    for (const NamedLinear& layer : all.value()) {
+      EXPECT_EQ(layer.fqn.find(".experts."), std::string::npos) << layer.fqn;
+      if (!layer.is_experts()) continue;
+      ++layers;
+      EXPECT_TRUE(layer.fqn.ends_with(e.name)) << layer.fqn;
+      EXPECT_EQ(layer.groups, (Groups{.experts = e.experts})) << layer.fqn;
+      EXPECT_EQ(tokens_of(layer, 1000), 1000 * e.top_k) << layer.fqn;
+      EXPECT_EQ(layer.in_features, e.width) << layer.fqn;
+      EXPECT_EQ(layer.out_features, e.own_width) << layer.fqn;
+    }
+    EXPECT_EQ(layers, e.layers) << e.model;
+  }
+}
+
 TEST(PublishedConfig, DeepSeekHasLatentAttentionAndSharedExperts) {
   const Shapes attention = {{"q_a_proj", {1536, 7168}},
                             {"q_b_proj", {24576, 1536}},

@@ -124,6 +124,40 @@ TEST(TuningTable, RoundTrips) {
   EXPECT_EQ(empty->device_name(), "");
 }
 
+// Expert linears are records of their own kind, beside linears of the same sizes.
+TEST(TuningTable, HasExpertLinears) {
+  const LinearSpeedup linear = {"rowwise", {8192, 1024, 4096}, 1.2, 1.1, 1.3, 1e6};
+  LinearSpeedup even = linear;
+  even.groups = {.experts = 8};
+  LinearSpeedup zipf = even;
+  zipf.groups.skew = kZipf;
+  zipf.speedup = 1.15;
+  TuningTable table = example();
+  for (const LinearSpeedup& row : {zipf, even}) table.add(row);
+  EXPECT_EQ(table.speedups(), example().speedups());
+  EXPECT_EQ(table.experts(), (std::vector{even, zipf}));
+  const std::string text = table.serialize();
+  EXPECT_NE(
+      text.find("\nexperts rowwise e8m8192n1024k4096skew1 0 1.15 1.1 1.3 1000000 0 1970-01-01 "
+                "-\nkernel "),
+      std::string::npos)
+      << text;
+  const auto parsed = TuningTable::parse(text);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed->experts(), table.experts());
+  EXPECT_EQ(parsed->serialize(), text);
+  // What a table has of its own stays.
+  TuningTable other = example();
+  even.speedup = 1.25;
+  other.add(even);
+  other.add_behind(table);
+  EXPECT_EQ(other.experts(), (std::vector{even, zipf}));
+  expect_refused(resigned("linear rowwise m8192n1024k4096", "experts rowwise m8192n1024k4096"),
+                 ErrorCode::kCorrupt, "no 'e' where due");
+  expect_refused(resigned("linear rowwise m8192n1024k4096", "expertsrowwise m8192n1024k4096"),
+                 ErrorCode::kCorrupt, "no experts");
+}
+
 TEST(TuningTable, OrderOfAddingDoesNotMatter) {
   TuningTable reversed;
   reversed.devices = example().devices;
@@ -290,7 +324,7 @@ TEST(TuningTable, WellSignedNonsenseIsRefusedWithItsLine) {
   const auto refused = [](std::string_view from, std::string_view to, std::string_view reason) {
     expect_refused(resigned(from, to), ErrorCode::kCorrupt, reason);
   };
-  refused("device ", "devize ", "line 2: it is no kernel and no linear, nor a device");
+  refused("device ", "devize ", "line 2: it is no kernel, no linear and no experts, nor a device");
   refused("device 90 ", "device x ", "line 2: cc 'x' is no number");
   refused("device 90 ", "device -9 ", "line 2: cc '-9' is no number");
   refused("700 0 NVIDIA", "700 2 NVIDIA", "line 2: mig '2'");

@@ -1,0 +1,224 @@
+// The filter's verdicts on the experts of a layer, on a database of known numbers.
+#include <gtest/gtest.h>
+
+#include "base/file.hpp"
+#include "recipes/filter_file.hpp"
+#include "tests/unit/cli/run_tool.hpp"
+#include "tests/unit/tuning_db/sample.hpp"
+
+namespace f8::testing {
+namespace {
+
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+constexpr const char* kExperts = "layers.3.moe.experts";
+
+// A linear and eight experts of 4096 x 1024, of which a token is sent to two: 8,192 rows.
+class FilterExperts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    (void)tool_.write("model.json", R"([
+      {"fqn": "layers.3.wq", "in_features": 4096, "out_features": 4096},
+      {"fqn": "layers.3.moe.experts", "num_experts": 8, "top_k": 2, "dim": 4096,
+       "hidden_dim": 1024}])");
+    namespace db = tuning_db;
+    auto database = db::Database::open(tool_.path() / "my.db", db::OpenMode::kCreate).value();
+    db::sweep_experts(database, {w13({8, kEven})}, 1.5);
+    db::sweep_experts(database, {w2({8, kEven})}, 1.2);
+    db::sweep_experts(database, {w13({8, kZipf}), w2({8, kZipf})}, 0.9);
+  }
+  static Problem w13(Groups groups) {
+    return tuning_db::experts(Op::kLinear, {8192, 2048, 4096}, groups);
+  }
+  static Problem w2(Groups groups) {
+    return tuning_db::experts(Op::kLinear, {8192, 4096, 1024}, groups);
+  }
+  static Words filter(const Words& more) {
+    Words words = {"filter",   "--model", "model.json", "--tokens", "4096",
+                   "--recipe", "rowwise", "--db",       "my.db"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  [[nodiscard]] Json decision(const Words& more) const {
+    const Json answer = tool_.json(filter(more));
+    EXPECT_EQ(answer["decisions"].size(), 2U);
+    return answer["decisions"].back();
+  }
+  Tool tool_;
+};
+
+TEST_F(FilterExperts, HaveOneVerdictOfBothExpertLinears) {
+  const Json d = decision({});
+  EXPECT_EQ(d["fqn"], kExperts);
+  EXPECT_EQ(d["experts"], 8);
+  EXPECT_EQ(d["skew"], 0);
+  EXPECT_EQ(d["tokens"], 8192);
+  EXPECT_EQ(d["in_features"], 4096);
+  EXPECT_EQ(d["out_features"], 1024);
+  EXPECT_EQ(d["convert"], true);
+  EXPECT_EQ(d["evidence"], "measured");
+  EXPECT_EQ(d["trials"].size(), 2U);
+  ASSERT_EQ(d["parts"].size(), 2U);
+  EXPECT_EQ(d["parts"][0]["name"], "w13");
+  EXPECT_EQ(d["parts"][0]["n"], 2048);
+  EXPECT_EQ(d["parts"][1]["name"], "w2");
+  EXPECT_EQ(d["parts"][1]["speedup"], 1.2);
+  // Both take as long in bf16: the times add up, not the speedups.
+  EXPECT_NEAR(d["speedup"].get<double>(), 2 / (1 / 1.5 + 1 / 1.2), 1e-4);
+  EXPECT_LT(d["speedup_lo"], d["speedup"]);
+  const std::string table = tool_(filter({})).out;
+  EXPECT_TRUE(contains(table, "of 1 linears and 1 of 1 layers of experts to float8")) << table;
+}
+
+TEST_F(FilterExperts, AreJudgedByTheirSkew) {
+  const Json d = decision({"--skew", "zipf"});
+  EXPECT_EQ(d["skew"], 1);
+  EXPECT_EQ(d["evidence"], "measured");
+  EXPECT_EQ(d["convert"], false);
+}
+
+TEST_F(FilterExperts, ThatNobodyMeasuredHaveAnEstimateThatSaysSo) {
+  const Json d = decision({"--ep", "4"});
+  EXPECT_EQ(d["experts"], 2);
+  EXPECT_EQ(d["tokens"], 8192) << "a rank receives what it sends";
+  EXPECT_EQ(d["evidence"], "modelled");
+  EXPECT_TRUE(d["trials"].empty());
+  const auto reason = d["reason"].get<std::string>();
+  for (const char* part : {"an estimate", "--experts 2 --skew 0 --recipe rowwise",
+                           R"(--mnk "8192,2048,4096;8192,4096,1024")"}) {
+    EXPECT_TRUE(contains(reason, part)) << part << ": " << reason;
+  }
+  EXPECT_EQ(d["convert"], d["speedup_lo"].get<double>() > 1.02);
+  EXPECT_GT(d["speedup_hi"].get<double>() / d["speedup_lo"].get<double>(), 1.3);
+}
+
+// Between two measured M the rows of the same experts are interpolated, as a linear's are.
+TEST_F(FilterExperts, BetweenMeasuredRowsAreInterpolated) {
+  namespace db = tuning_db;
+  {
+    auto database = db::Database::open(tool_.path() / "my.db", db::OpenMode::kReadWrite).value();
+    db::sweep_experts(database,
+                      {db::experts(Op::kLinear, {32768, 2048, 4096}, {8, kEven}),
+                       db::experts(Op::kLinear, {32768, 4096, 1024}, {8, kEven})},
+                      1.5);
+  }
+  Words words = filter({});
+  words[4] = "8192";
+  const Json d = tool_.json(words)["decisions"].back();
+  EXPECT_EQ(d["tokens"], 16384);
+  EXPECT_EQ(d["evidence"], "interpolated");
+  EXPECT_EQ(d["convert"], true);
+}
+
+TEST_F(FilterExperts, StayInBf16WhereNamesSizesOrThePeersRuleSaySo) {
+  const Json named = decision({"--filter-fqns", "moe.experts"});
+  EXPECT_EQ(named["convert"], false);
+  EXPECT_EQ(named["evidence"], "rule");
+  const Json torchao = decision({"--policy", "torchao", "--filter-fqns", "auto_filter_small_kn"});
+  EXPECT_EQ(torchao["convert"], false);
+  EXPECT_TRUE(contains(torchao["reason"].get<std::string>(), "torchao has no rule for experts"));
+  EXPECT_EQ(decision({"--policy", "torchao"})["convert"], true);
+  (void)tool_.write("odd.json", R"([{"fqn": "e", "num_experts": 8, "top_k": 2, "dim": 4096,
+      "hidden_dim": 1000}])");
+  Words odd = filter({});
+  odd[2] = "odd.json";
+  const Json kept = tool_.json(odd)["decisions"][0];
+  EXPECT_EQ(kept["convert"], false);
+  EXPECT_TRUE(contains(kept["reason"].get<std::string>(), "hidden_dim 1000")) << kept;
+}
+
+TEST_F(FilterExperts, BadInputIsRefused) {
+  tool_.expect_refused(1, filter({"--ep", "3"}), {"--ep", "8 experts", "choose a divisor"});
+  tool_.expect_refused(1, filter({"--ep", "0"}), {"--ep"});
+  tool_.expect_refused(1, filter({"--skew", "often"}), {"--skew", "even, zipf, one"});
+  tool_.expect_refused(1, filter({"--ep", "2", "--expert-linears"}), {"--ep", "--expert-linears"});
+  const auto refuse = [&](const char* entry, const Words& more, const Words& parts) {
+    (void)tool_.write("bad.json", f8::format("[{}]", entry));
+    Words words = filter(more);
+    words[2] = "bad.json";
+    tool_.expect_refused(1, words, parts);
+  };
+  const char* linear = R"({"fqn": "w", "in_features": 4096, "out_features": 4096})";
+  refuse(linear, {"--ep", "2"}, {"--ep", "no layer of experts"});
+  refuse(linear, {"--skew", "zipf"}, {"--skew", "no layer of experts"});
+  refuse(R"({"fqn": "e", "num_experts": 2048, "top_k": 2, "dim": 64, "hidden_dim": 64})", {},
+         {"--ep", "2048 experts", "at most 1024", "at least 2"});
+  refuse(R"({"fqn": "e", "num_experts": 8, "top_k": 9, "dim": 64, "hidden_dim": 64})", {},
+         {"bad.json", "top_k"});
+  refuse(R"({"fqn": "e", "num_experts": 8, "dim": 64, "hidden_dim": 64})", {}, {"top_k", "add it"});
+  refuse(R"({"fqn": "e", "num_experts": 8, "top_k": 2, "dim": 64, "hidden_dim": 64,
+         "in_features": 64})",
+         {}, {"num_experts", "in_features"});
+  // What a sweep measures has its own options, and is not left out in silence.
+  tool_.expect_refused(1, {"plan", "--model", "model.json", "--tokens", "4096"},
+                       {kExperts, "--experts"});
+}
+
+TEST_F(FilterExperts, OfAConfigAreALayerOrLinearsOfTheirOwn) {
+  Words words = filter({});
+  words[2] = "mixtral-8x7b";
+  const Json layers = tool_.json(words)["decisions"];
+  int64_t experts = 0;
+  for (const Json& d : layers) {
+    if (!d.contains("experts")) continue;
+    ++experts;
+    EXPECT_TRUE(contains(d["fqn"].get<std::string>(), ".mlp.experts")) << d;
+    EXPECT_EQ(d["experts"], 8);
+    EXPECT_EQ(d["out_features"], 14336);
+  }
+  EXPECT_EQ(experts, 32);
+  words.emplace_back("--expert-linears");
+  const Json linears = tool_.json(words)["decisions"];
+  EXPECT_EQ(linears.size(), layers.size() + 32 * (8 * 3 - 1));
+}
+
+TEST_F(FilterExperts, AreInTheFileForATrainer) {
+  ASSERT_EQ(tool_(filter({"--verdicts", "model.filter"})).code, 0);
+  const FilterFile file =
+      FilterFile::parse(read_file(tool_.path() / "model.filter").value()).value();
+  ASSERT_EQ(file.decisions.size(), 2U);
+  EXPECT_EQ(file.decisions[1].fqn, kExperts);
+  EXPECT_TRUE(file.decisions[1].convert);
+  EXPECT_EQ(file.decisions[1].out_features, 1024);
+}
+
+// A table has the rows of experts, so that the runtime decides by the same.
+TEST_F(FilterExperts, AreInTheTable) {
+  ASSERT_EQ(tool_({"db", "export", "--format", "table", "-o", "t.txt", "--db", "my.db"}).code, 0);
+  const std::string text = read_file(tool_.path() / "t.txt").value();
+  EXPECT_TRUE(contains(text, "\nexperts rowwise e8m8192n2048k4096skew0 0 1.5 ")) << text;
+  const auto table = TuningTable::parse(text);
+  ASSERT_TRUE(table) << table.error().message;
+  EXPECT_EQ(table->experts().size(), 4U);
+  EXPECT_EQ(table->serialize(), text);
+}
+
+TEST_F(FilterExperts, AreExplainedAndReported) {
+  const Words words = {"explain",  "layers.*.moe.experts",
+                       "--model",  "model.json",
+                       "--tokens", "4096",
+                       "--recipe", "rowwise",
+                       "--db",     "my.db"};
+  const Json why = tool_.json(words);
+  EXPECT_EQ(why["convert"], true);
+  EXPECT_EQ(why["m"], 8192);
+  EXPECT_EQ(why["parts"].size(), 2U);
+  EXPECT_TRUE(why["torchao"]["convert"].is_null());
+  ASSERT_EQ(why["kernels"].size(), 6U);
+  EXPECT_EQ(why["kernels"][5]["op"], "w2 grad_weight");
+  EXPECT_EQ(why["kernels"][5]["chosen_by"], "the tuning table's row of this shape");
+  EXPECT_EQ(why["trials"].size(), 2U);
+  const std::string text = tool_(words).out;
+  EXPECT_TRUE(contains(text, "experts=8 rows=8192 dim=4096 hidden_dim=1024")) << text;
+  ASSERT_EQ(tool_({"report", "-o", "r.html", "--model", "model.json", "--tokens", "4096", "--ep",
+                   "4", "--recipe", "rowwise", "--db", "my.db"})
+                .code,
+            0);
+  const std::string page = read_file(tool_.path() / "r.html").value();
+  EXPECT_TRUE(contains(page, "of 1 layers of experts to float8"));
+  EXPECT_TRUE(contains(page, "4 expert-parallel ranks"));
+}
+
+}  // namespace
+}  // namespace f8::testing
