@@ -5,7 +5,8 @@ Their parameters, the names and the state dict are those of the original class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from float8.torch.experts import ops
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.moe import layout_of, mlp
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
+from float8.torch.shard import fsdp
 
 
 class Float8Experts(nn.Module):
@@ -28,6 +30,18 @@ class Float8Experts(nn.Module):
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
     expert_linears: Sequence[ExpertLinear] = ()  # with delayed scaling, one for each weight
+    expert_weights: Mapping[str, ExpertLinear] = MappingProxyType(
+        {}
+    )  # those that FSDP gathers in fp8, by their names
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP gives and takes weights, as it does a Float8Linear's.
+        if name in self.expert_weights and isinstance(value, nn.Parameter):
+            if hasattr(value, "_local_tensor"):
+                fsdp.shard_in_place(self.expert_weights[name], value)
+            self._parameters[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.

@@ -183,6 +183,7 @@ def convert_to_float8_training(
         options.saturate,
         options.recompute,
         options.history | options.margin << 16,
+        options.enable_fsdp_float8_all_gather,
     )
     return convert_linears(
         module,
