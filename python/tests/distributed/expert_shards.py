@@ -39,6 +39,68 @@ def qwen(experts: int, expert_size: int = 48) -> Any:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **moe)).to(ranks.device)
 
 
+class _Weights(nn.Module):
+    def __init__(self, experts: int, n: int = 48, k: int = HIDDEN) -> None:
+        super().__init__()
+        sizes = {"w1": (n, k), "w2": (k, n), "w3": (n, k)}
+        for name, size in sizes.items():
+            setattr(self, name, nn.Parameter(torch.randn(experts, *size) / 8))
+
+
+class GroupedExperts(_Weights):
+    """torchtitan's experts, as a conversion knows them: their GEMMs are a method."""
+
+    __module__ = "torchtitan.models.common.moe"
+
+    def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        offs = torch.cumsum(num_tokens_per_expert, dim=0, dtype=torch.int32)
+        w1, w2, w3 = (each.bfloat16().mT for each in (self.w1, self.w2, self.w3))
+        h = nn.functional.silu(self._grouped_mm(A=x.bfloat16(), B_t=w1, offs=offs))
+        h = h * self._grouped_mm(A=x.bfloat16(), B_t=w3, offs=offs)
+        return self._grouped_mm(A=h, B_t=w2, offs=offs).type_as(x)
+
+    def _grouped_mm(
+        self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
+    ) -> torch.Tensor:
+        return torch._grouped_mm(A, B_t, offs=offs)
+
+
+class FirstGroupedExperts(_Weights):
+    """Those of the first releases, whose GEMMs are in functions."""
+
+    __module__ = "torchtitan.models.moe"
+
+    def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+FirstGroupedExperts.__name__ = "GroupedExperts"
+
+
+class Layer(nn.Module):
+    """Experts of tokens that are sorted already, with as many tokens each as the number of its rows."""
+
+    def __init__(self, experts: int, kind: type[nn.Module] = GroupedExperts, n: int = 48) -> None:
+        super().__init__()
+        self.experts = kind(experts, n)  # type: ignore[call-arg]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = self.experts.w1.shape[0]
+        even = torch.full((count,), x.shape[0] // count, device=x.device)
+        y: torch.Tensor = self.experts(x, even)
+        return x + y
+
+
+def layers(experts: int, kind: type[nn.Module] = GroupedExperts, n: int = 48) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Layer(experts, kind, n), Layer(experts, kind, n)).to(ranks.device)
+
+
+def rows(world: int, count: int = 48) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(world, count, HIDDEN, device=ranks.device)
+
+
 def convert(model: Any, recipe: Any, gather: bool, **options: Any) -> Any:
     config = f8.LinearConfig(
         recipe,
@@ -56,7 +118,7 @@ def shard(model: Any, mesh: Any, dim: int = 0, **options: Any) -> Any:
         return Shard(dim) if weight.dim() == 3 else None
 
     sharded = copy.deepcopy(model)
-    for layer in sharded.model.layers:
+    for layer in sharded.model.layers if hasattr(sharded, "model") else sharded:
         fully_shard(layer, mesh=mesh, shard_placement_fn=placement, **options)
     return fully_shard(sharded, mesh=mesh, **options)
 
@@ -110,3 +172,18 @@ def copies_of(model: nn.Module) -> dict[str, torch.Tensor]:
         name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
         for name, p in model.named_parameters()
     }
+
+
+def weights_in_forward(model: nn.Module, x: torch.Tensor) -> list[Any]:
+    """Returns the weights of experts that a forward has."""
+    seen: list[Any] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda each, *_: seen.extend(each._parameters.values()))
+        for module in model.modules()
+        if isinstance(module, Float8Experts)
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return seen

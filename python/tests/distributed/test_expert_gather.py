@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import warnings
 from typing import Any
 
 import expert_shards
 import pytest
 import ranks
 import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
-
-pytest.importorskip("transformers")
+from float8.torch.shard.fsdp import ShardedWeight
 
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
@@ -53,21 +58,211 @@ def _equal_steps(
         weights = [expert_shards.copies_of(model) for model in trained]
         for name, own in weights[0].items():
             assert all(torch.equal(own, other[name]) for other in weights[1:]), (step, name)
-    assert len(seen) == 3 * 4 and all(seen)
+    cut = recipe == "blockwise" and dim == 1
+    assert seen == 3 * 2 * [True, not cut]
     expert_shards.expect_changes(before, fp8)
 
 
+# Without transformers the layers of torchtitan are tested alone.
+_needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs transformers"
+)
+
+
+@_needs_transformers
 @pytest.mark.parametrize("recipe", DYNAMIC)
 def test_whole_experts(recipe: str, tmp_path: Any) -> None:
     ranks.spawn(_equal_steps, 2, tmp_path, recipe, 4, 48, 0, False)
 
 
+@_needs_transformers
 @pytest.mark.parametrize(("world", "experts"), [(2, 3), (3, 4)])
 def test_uneven_numbers_of_experts(world: int, experts: int, tmp_path: Any) -> None:
     """Of three ranks with four experts, the last has none."""
     ranks.spawn(_equal_steps, world, tmp_path, "rowwise", experts, 48, 0, True)
 
 
+@_needs_transformers
+def test_one_of_two_weights(tmp_path: Any) -> None:
+    """Ranks have whole blocks of the first weight's rows, and gather the second in high precision."""
+    ranks.spawn(_equal_steps, 2, tmp_path, "blockwise", 3, 128, 1, False)
+
+
+@_needs_transformers
 @pytest.mark.parametrize("recipe", DYNAMIC[:3])
 def test_parts_of_each_expert(recipe: str, tmp_path: Any) -> None:
     ranks.spawn(_equal_steps, 2, tmp_path, recipe, 3, 48, 1, True)
+
+
+def _pair(mesh: Any, recipe: str, experts: int, dim: int = 0, **options: Any) -> list[Any]:
+    """Returns the layers of torchtitan with fp8 gathers and with gathers in high precision."""
+    kind, n = options.pop("kind", expert_shards.GroupedExperts), options.pop("n", 48)
+    plain = expert_shards.layers(experts, kind, n)
+    return [
+        expert_shards.shard(
+            expert_shards.convert(copy.deepcopy(plain), recipe, gather), mesh, dim, **options
+        )
+        for gather in (True, False)
+    ]
+
+
+def _expect_equal_steps(
+    models: list[Any], x: torch.Tensor, steps: int = 2, all_in_fp8: bool = True
+) -> list[bool]:
+    seen = expert_shards.watch(models[0])
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in models]
+    before = expert_shards.copies_of(models[0])
+    for _ in range(steps):
+        ys = [model(x) for model in models]
+        assert torch.equal(*ys)
+        for y, optimizer in zip(ys, optimizers, strict=True):
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for own, other in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(own.to_local(), other.to_local())
+    assert seen and all(seen) >= all_in_fp8
+    expert_shards.expect_changes(before, models[0])
+    return seen
+
+
+def _classes(mesh: Any, rank: int, world: int) -> None:
+    x = expert_shards.rows(world)[rank]
+    for kind in (expert_shards.GroupedExperts, expert_shards.FirstGroupedExperts):
+        _expect_equal_steps(_pair(mesh, "rowwise", 3, kind=kind), x)
+    # Rows in whole 128s are read as they are gathered.
+    _expect_equal_steps(_pair(mesh, "blockwise", 2, n=256), x)
+    # Blocks of w1 and w3 are whole on each rank, and those of w2 are not.
+    seen = _expect_equal_steps(_pair(mesh, "blockwise", 2, 1, n=256), x, 1, all_in_fp8=False)
+    assert seen == 2 * [True, False, True]
+
+
+def test_classes_of_torchtitan(tmp_path: Any) -> None:
+    ranks.spawn(_classes, 2, tmp_path)
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def _options(mesh: Any, rank: int, world: int) -> None:
+    x = expert_shards.rows(world)[rank]
+    for dim in (0, 1):
+        _expect_equal_steps(_pair(mesh, "rowwise", 3, dim, reshard_after_forward=False), x)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    _expect_equal_steps(_pair(mesh, "tensorwise", 3, mp_policy=policy), x)
+    plain = expert_shards.layers(3)
+    for i, layer in enumerate(plain):
+        plain[i] = _Checkpointed(layer)
+    models = [
+        expert_shards.shard(
+            expert_shards.convert(copy.deepcopy(plain), "rowwise", gather), mesh, dim
+        )
+        for gather in (True, False)
+        for dim in (1,)
+    ]
+    _expect_equal_steps(models, x)
+    with torch.autocast(ranks.device, torch.bfloat16):
+        _expect_equal_steps(_pair(mesh, "rowwise", 3), x, 1)
+    with torch.no_grad():  # no backward reads the copies
+        fp8, high = _pair(mesh, "rowwise", 3)
+        assert torch.equal(fp8(x), high(x))
+
+
+def test_options_of_fully_shard(tmp_path: Any) -> None:
+    ranks.spawn(_options, 2, tmp_path)
+
+
+def _hybrid(_: Any, rank: int, world: int) -> None:
+    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("replicate", "shard"))
+    _expect_equal_steps(_pair(mesh, "rowwise", 3), expert_shards.rows(world)[rank])
+
+
+def test_hybrid_sharding(tmp_path: Any) -> None:
+    ranks.spawn(_hybrid, 4, tmp_path)
+
+
+def _compiled(mesh: Any, rank: int, world: int) -> None:
+    x = expert_shards.rows(world)[rank]
+    models = []
+    for gather in (True, False):
+        model = expert_shards.convert(expert_shards.layers(3), "rowwise", gather)
+        for layer in model:
+            layer.compile(fullgraph=True, backend="aot_eager")
+        models.append(expert_shards.shard(model, mesh))
+    _expect_equal_steps(models, x)
+
+
+def test_compiled_layers(tmp_path: Any) -> None:
+    ranks.spawn(_compiled, 2, tmp_path)
+
+
+def _traffic(mesh: Any, rank: int, world: int, dim: int) -> None:
+    experts, n = 4, 128
+    model, _ = _pair(mesh, "rowwise", experts, dim, n=n)
+    x = expert_shards.rows(world)[rank]
+    traffic = ranks.Traffic()
+    model(x).sum().backward()
+    elements = 2 * 3 * experts * n * expert_shards.HIDDEN
+    gathered, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))
+    scales = 2 * (2 * n + expert_shards.HIDDEN) * experts // world  # of q, which ranks have rows of
+    if dim == 0:
+        scales += 2 * (2 * expert_shards.HIDDEN + n) * experts // world  # of qt
+    assert gathered == {torch.float32: 4 * scales}
+    assert reduced == dim
+    with torch.no_grad():
+        gathered, reduced = traffic.of(lambda: model(x))
+    assert gathered == {torch.uint8: elements // world}, gathered
+    assert reduced == 0
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_bytes_of_gathers(dim: int, tmp_path: Any) -> None:
+    """A byte an element; whole experts reduce nothing."""
+    ranks.spawn(_traffic, 2, tmp_path, dim)
+
+
+def _left(mesh: Any, rank: int, world: int) -> None:
+    """What cannot gather in fp8 says so by name, and trains."""
+    x = expert_shards.rows(world)[rank]
+
+    def told(recipe: str, dim: int, expected: str, **options: Any) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model, high = _pair(mesh, recipe, 2, dim, **options)
+            y = model(x)
+        words = " ".join(str(each.message) for each in caught)
+        assert expected in words and "in high precision" in words, words
+        if recipe != "delayed":
+            assert torch.equal(y, high(x))
+        y.sum().backward()
+        assert not any(
+            isinstance(weight, f8_weight) for weight in expert_shards.weights_in_forward(model, x)
+        )
+
+    f8_weight = expert_shards.GatheredWeight
+    told("blockwise", 1, "1.experts.w3", n=128)
+    told("delayed", 0, "dynamic scaling", kind=expert_shards.FirstGroupedExperts)
+
+
+def test_what_gathers_in_high_precision(tmp_path: Any) -> None:
+    ranks.spawn(_left, 2, tmp_path)
+
+
+def _saved(mesh: Any, rank: int, world: int) -> None:
+    model, _ = _pair(mesh, "rowwise", 3)
+    assert all(isinstance(p._local_tensor, ShardedWeight) for p in model.parameters())
+    state = model.state_dict()
+    plain = expert_shards.layers(3)
+    assert list(state) == list(plain.state_dict())
+    again = copy.deepcopy(model[0].experts.w1._local_tensor)
+    assert torch.equal(again, model[0].experts.w1._local_tensor)
+
+
+def test_state_dict(tmp_path: Any) -> None:
+    ranks.spawn(_saved, 2, tmp_path)

@@ -18,6 +18,7 @@ from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import fsdp
+from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_shards
 from float8.torch.shard.weight_gather import WeightGather, plain_parts
 from float8.torch.shard.weight_mesh import is_sharded_by_fsdp
@@ -143,7 +144,7 @@ class LayerCheck:
                     self._parallel(gathered, whole, dtype)
                 return
             if gathered is None:
-                gathered = fsdp.GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
+                gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
             self._run_both(gathered.detach().requires_grad_(), whole, dtype)
 
     def _type_of_x(self, whole: Tensor) -> torch.dtype:

@@ -48,7 +48,7 @@ def cast_experts(weights: Sequence[tuple[ExpertGather, DTensor]]) -> None:
 
 def _find_words(
     gathers: Sequence[ExpertGather], operands: Sequence[Tensor]
-) -> list[tuple[Tensor | None, Tensor | None]]:
+) -> Sequence[tuple[Tensor | None, Tensor | None]]:
     """Returns the maxima of each weight of which ranks have parts of the experts."""
     found = [
         gather.find_words(operand) if gather.is_cut else (None, None)

@@ -146,14 +146,17 @@ class ExpertGather(Gather):
     @torch.inference_mode(False)  # or nothing else could write them
     def _allocate(self) -> None:
         """Makes the memory of the copies and scales, which stays: a CUDA graph may read it."""
-        empty = {"device": self.device, "dtype": torch.uint8}
+
+        def zeros(size: int) -> Tensor:
+            return torch.zeros(size, device=self.device, dtype=torch.uint8)
+
         q_bytes, qt_bytes, q_pitch, _, in_qt, qt_pitch, _ = self._layout()
-        self._buffers = tuple(torch.empty(size, **empty) for size in (q_bytes, qt_bytes))
+        self._buffers = tuple(map(zeros, (q_bytes, qt_bytes)))
         for name, buffer, pitch in zip(COPIES, self._buffers, (q_pitch, qt_pitch), strict=True):
             lines, length = self._extents(name, self._part)
             size = self._part[0] * lines * length
             lies_there = pitch == length and self._own == self._part[0]
-            shard = buffer[:size] if lies_there else torch.zeros(size, **empty)
+            shard = buffer[:size] if lies_there else zeros(size)
             self._shards[name] = shard.view(self._part)
             if not (name == "q" and in_qt):
                 inner = self._scale_shape(name, self.size)

@@ -5,11 +5,12 @@ They take the keys of gathers, as the ops of linears do (gathered_ops.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from float8.torch.shard.gathered_ops import direct, gather_of_op, shape_of_weight
 
@@ -28,23 +29,24 @@ torch.library.define(
     "(Tensor dy, Tensor gather, Tensor saved, Tensor layout, int[] shape, int grad_dtype, int config, "
     "int wanted, Tensor? x) -> (Tensor, Tensor)",
 )
-# w13's gather comes first. `shape`: that of w2.
+# Of each weight there is a gather, or the weight itself where ranks gathered it in high precision.
+# `shape`: that of w2.
 torch.library.define(
     "float8::gathered_moe_forward",
-    "(Tensor x, Tensor gather, Tensor w2_gather, Tensor? index, int[] shape, ScalarType dtype, "
-    "Tensor layout, int config, bool save) -> (Tensor, Tensor)",
+    "(Tensor x, Tensor? w13_gather, Tensor? w2_gather, Tensor? index, Tensor? w13, Tensor? w2, "
+    "int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> (Tensor, Tensor)",
 )
 torch.library.define(
     "float8::gathered_moe_backward",
-    "(Tensor dy, Tensor gather, Tensor w2_gather, Tensor x, Tensor? index, Tensor? score, "
-    "Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, int config, int wanted) "
-    "-> (Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor? w13_gather, Tensor? w2_gather, Tensor x, Tensor? index, Tensor? score, "
+    "Tensor? w13, Tensor? w2, Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, "
+    "int config, int wanted) -> (Tensor, Tensor, Tensor)",
 )
 
 
 def _copy(name: str, gather: Any, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Returns a copy and its scales; none where torch.compile traces the op."""
-    known = gather_of_op(gather)
+    """Returns a copy and its scales; none where there is no gather, or torch.compile traces the op."""
+    known = None if gather is None else gather_of_op(gather)
     if known is None:
         return None, None
     data, scales, _ = known.q(like.dtype) if name == "q" else known.qt(like.dtype)
@@ -83,31 +85,35 @@ def _backward(
 
 def _forward_of_moe(
     x: Tensor,
-    gather: Any,
-    w2_gather: Any,
+    w13_gather: Tensor | None,
+    w2_gather: Tensor | None,
     index: Tensor | None,
+    w13: Tensor | None,
+    w2: Tensor | None,
     shape: Sequence[int],
     dtype: torch.dtype,
     layout: Tensor,
     config: int,
     save: bool,
 ) -> Any:
-    copies = (*_copy("q", gather, x), *_copy("q", w2_gather, x))
+    copies = (*_copy("q", w13_gather, x), *_copy("q", w2_gather, x))
     experts, dim, hidden = shape
     w13, w2 = (
-        shape_of_weight(x, each, dtype, copies[0] is None)
-        for each in ((experts, 2 * hidden, dim), (experts, dim, hidden))
+        shape_of_weight(x, size, dtype, is_fake(x)) if weight is None else weight
+        for weight, size in ((w13, (experts, 2 * hidden, dim)), (w2, shape))
     )
     return _moe_forward(x, index, w13, w2, layout, config, save, *copies)
 
 
 def _backward_of_moe(
     dy: Tensor,
-    gather: Any,
-    w2_gather: Any,
+    w13_gather: Tensor | None,
+    w2_gather: Tensor | None,
     x: Tensor,
     index: Tensor | None,
     score: Tensor | None,
+    w13: Tensor | None,
+    w2: Tensor | None,
     saved: Tensor,
     layout: Tensor,
     experts: int,
@@ -116,9 +122,9 @@ def _backward_of_moe(
     config: int,
     wanted: int,
 ) -> Any:
-    copies = (*_copy("qt", gather, x), *_copy("qt", w2_gather, x))
+    copies = (*_copy("qt", w13_gather, x), *_copy("qt", w2_gather, x))
     rest = (saved, layout, experts, hidden, grad_dtype, config, wanted)
-    return _moe_backward(dy, x, index, score, None, None, *rest, *copies)
+    return _moe_backward(dy, x, index, score, w13, w2, *rest, *copies)
 
 
 for name, call in (
@@ -161,27 +167,26 @@ def _of_backward(
 
 
 def _of_moe_forward(_: Any, x: Tensor, index: Tensor | None, w13: Any, w2: Any, *rest: Any) -> Any:
-    keys = _keys(w13, w2)
-    return _gathered_moe_forward(x, *keys, index, list(w2.shape), w13.dtype, *rest)
+    keys, plain = _parts(w13, w2)
+    return _gathered_moe_forward(x, *keys, index, *plain, list(w2.shape), w13.dtype, *rest)
 
 
 def _of_moe_backward(
     _: Any, dy: Tensor, x: Tensor, index: Any, score: Any, w13: Any, w2: Any, *rest: Any
 ) -> Any:
-    return _gathered_moe_backward(dy, *_keys(w13, w2), x, index, score, *rest)
+    keys, plain = _parts(w13, w2)
+    return _gathered_moe_backward(dy, *keys, x, index, score, *plain, *rest)
 
 
-def _keys(w13: Any, w2: Any) -> tuple[Tensor, Tensor]:
-    if not (hasattr(w13, "key") and hasattr(w2, "key")):
-        raise NotImplementedError(
-            "float8: FSDP gathered one of the two weights of experts in fp8 and the other in high "
-            "precision; shard both alike, or convert without enable_fsdp_float8_all_gather"
-        )
-    return w13.key, w2.key
+def _parts(*weights: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the keys of weights that were gathered in fp8, and the others."""
+    keys = [getattr(weight, "key", None) for weight in weights]
+    plain = [weight if key is None else None for weight, key in zip(weights, keys, strict=True)]
+    return keys, plain
 
 
 # As in gathered_weight.py.
-HANDLERS = {
+HANDLERS: dict[Any, Callable[..., Any]] = {
     _experts_forward: _of_forward,
     _experts_backward: _of_backward,
     _moe_forward: _of_moe_forward,

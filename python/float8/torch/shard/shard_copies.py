@@ -30,6 +30,7 @@ class ShardCopies:
     device: torch.device
     ranks: int
     _seen: tuple[Any, ...] | None
+    late: bool
 
     def __init__(self, layer: Float8Linear, own_rows: int) -> None:
         n, self.cols = self.size

@@ -13,6 +13,7 @@ are of that, and so are its gathers. Scales are those of all of the weight.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ _STEP = 128  # elements that a GEMM sums in a step; copies have rows of whole on
 
 class WeightGather(ShardCopies, Gather):
     """A linear's shard in fp8, and the copies of its whole weight while they are needed."""
+
+    _layer: weakref.ref[Float8Linear]
 
     def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
         weight: Any = layer.weight
