@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib.util
+import io
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import expert_shards
@@ -12,6 +15,8 @@ import pytest
 import ranks
 import torch
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
@@ -254,15 +259,103 @@ def test_what_gathers_in_high_precision(tmp_path: Any) -> None:
     ranks.spawn(_left, 2, tmp_path)
 
 
-def _saved(mesh: Any, rank: int, world: int) -> None:
-    model, _ = _pair(mesh, "rowwise", 3)
+def _double(weight: Any) -> None:
+    """Writes through a pointer, which nobody sees."""
+    local = weight._local_tensor
+    values = (ctypes.c_float * local.numel()).from_address(local.data_ptr())
+    for i in range(local.numel()):
+        values[i] *= 2
+
+
+def _by_load(model: nn.Module, folder: str) -> None:
+    state = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    for each in state.values():
+        each.mul_(2)
+    model.load_state_dict(state)
+
+
+def _by_checkpoint(model: nn.Module, folder: str) -> None:
+    state = {name: 2 * p.detach() for name, p in get_model_state_dict(model).items()}
+    dcp.save(state, checkpoint_id=folder)
+    loaded = get_model_state_dict(model)
+    dcp.load(loaded, checkpoint_id=folder)
+    set_model_state_dict(model, loaded)
+
+
+_WAYS: dict[str, Callable[[Any, str], object]] = {
+    "in place": lambda model, _: [p.mul_(2) for p in model.parameters()],
+    "data": lambda model, _: [p.data.mul_(2) for p in model.parameters()],
+    "foreach": lambda model, _: torch._foreach_mul_(list(model.parameters()), 2),
+    "load_state_dict": _by_load,
+    "a checkpoint": _by_checkpoint,
+    "a pointer": lambda model, _: [_double(p) for p in model.parameters()],
+}
+
+
+def _changed(mesh: Any, rank: int, world: int, folder: str, dim: int) -> None:
+    """Each change of the weights is seen by the forward that follows, without a call."""
+    x = expert_shards.rows(world)[rank]
+    models = _pair(mesh, "rowwise", 4, dim)
+    with torch.no_grad():
+        before = models[0](x)
+        for number, (way, change) in enumerate(_WAYS.items()):
+            for i, model in enumerate(models):
+                change(model, f"{folder}/{number}_{i}")
+            ys = [model(x) for model in models]
+            assert torch.equal(*ys), way
+            assert not torch.equal(ys[0], before), way
+            for model in models:
+                for p in model.parameters():
+                    p.div_(2)
+                assert torch.equal(model(x), before), way
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_changes_of_weights(dim: int, tmp_path: Any) -> None:
+    ranks.spawn(_changed, 2, tmp_path, str(tmp_path), dim)
+
+
+def _unseen(mesh: Any, rank: int, world: int) -> None:
+    """check_copies, which all ranks have on, finds copies that are not their weight's."""
+    model, _ = _pair(mesh, "rowwise", 4)
+    x = expert_shards.rows(world)[rank]
+    with torch.no_grad():
+        model(x)
+        local: Any = model[1].experts.w2._local_tensor
+        address = local.plain().data_ptr()  # as a kernel might have it from elsewhere
+        ctypes.c_float.from_address(address).value += 1
+        with pytest.raises(RuntimeError, match=r"1\.experts\.w2.*please"):
+            model(x)
+
+
+def test_a_change_that_nobody_saw(tmp_path: Any) -> None:
+    ranks.spawn(_unseen, 2, tmp_path)
+
+
+def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
+    """A checkpoint has plain tensors, which a model without fp8 loads, and a new one has their steps."""
+    x = expert_shards.rows(world)[rank]
+    model, high = _pair(mesh, "rowwise", 3)
     assert all(isinstance(p._local_tensor, ShardedWeight) for p in model.parameters())
-    state = model.state_dict()
-    plain = expert_shards.layers(3)
-    assert list(state) == list(plain.state_dict())
-    again = copy.deepcopy(model[0].experts.w1._local_tensor)
-    assert torch.equal(again, model[0].experts.w1._local_tensor)
+    _expect_equal_steps([model, high], x, 1)
+    assert list(model.state_dict()) == list(expert_shards.layers(3).state_dict())
+    dcp.save(get_model_state_dict(model), checkpoint_id=folder)
+    others = _pair(mesh, "rowwise", 3)
+    for other in others:
+        state = get_model_state_dict(other)
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(other, state)
+    with torch.no_grad():
+        ys = [each(x) for each in (model, high, *others)]
+    assert all(torch.equal(y, ys[0]) for y in ys)
+    _expect_equal_steps(others, x, 1)
+    again = copy.deepcopy(others[0][0].experts.w1._local_tensor)
+    assert torch.equal(again, others[1][0].experts.w1._local_tensor)
+    bytes_of = io.BytesIO()
+    torch.save(model[0].experts.w1._local_tensor, bytes_of)
+    bytes_of.seek(0)
+    assert type(torch.load(bytes_of)) is torch.Tensor
 
 
-def test_state_dict(tmp_path: Any) -> None:
-    ranks.spawn(_saved, 2, tmp_path)
+def test_saves_and_loads(tmp_path: Any) -> None:
+    ranks.spawn(_saved, 2, tmp_path, str(tmp_path / "checkpoint"))
