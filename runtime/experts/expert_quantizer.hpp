@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "float8/experts.h"
+#include "float8/expert_quantizer.h"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/linear/kernels.hpp"

@@ -161,8 +161,8 @@ def convert_to_float8_training(
         are arguments of `float8.filter_layers` too.
     experts: True lets the experts of transformers and torchtitan compute in fp8 too (docs/experts.md), or
         a function that is called with a module of experts and its name decides. They have config's
-        recipe, which is not "bf16" then (ValueError), and its emulate and
-        saturate; the filters of linears do not ask for them.
+        recipe, which is not "bf16" then (ValueError), and its emulate,
+        saturate and enable_fsdp_float8_all_gather; the filters of linears do not ask for them.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same.

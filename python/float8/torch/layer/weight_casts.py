@@ -18,7 +18,7 @@ from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.shard import weight_changes
 from float8.torch.shard.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
-from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, mesh_dims
+from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, layers_of, mesh_dims
 
 if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
@@ -122,7 +122,9 @@ class WeightCasts:
         ]
         kinds = [_kind(layer) for layer in layers]
         # FSDP's gathers in fp8 keep the shards' casts themselves.
-        self._gathers = "gathered" in kinds
+        self._gathers = "gathered" in kinds or any(
+            gathers_in_fp8(layer) for each in module.modules() for _, layer in layers_of(each)
+        )
         self._plain = [x for x, kind in zip(layers, kinds, strict=True) if kind == "plain"]
         for layer in self._plain:
             layer._weight_cast = WeightCast(layer, dtype)
@@ -208,13 +210,14 @@ def cache_weight_casts(
 
     Weights that ranks of tensor parallelism share keep no copies. FSDP's gathers in fp8 keep none beside
     the shards' casts, which a forward makes where none are of this weight: for them `update` is
-    precompute_float8_dynamic_scale_for_fsdp, and micro-batches cast nothing without this call too.
+    precompute_float8_dynamic_scale_for_fsdp, and micro-batches cast nothing without this call too. So it is
+    for the weights of experts that FSDP gathers in fp8; other experts keep no copies.
 
     Raises ValueError for delayed scaling, for weights that FSDP gathers in high precision, and for
     other weights that are no plain tensors; no layer is changed then. Layers that have copies already
     get new ones. It warns where no linear is in fp8.
     """
-    notices.warn_without_linears("cache_weight_casts", module)
+    notices.warn_without_linears("cache_weight_casts", module, experts=True)
     casts = WeightCasts(module, dtype)
     if optimizer is not None:
         casts.update_after(optimizer)

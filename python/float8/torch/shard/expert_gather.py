@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from float8.torch.experts.delayed import ExpertLinear
 
-_STRIDE = 8  # FLOAT8_EXPERT_SCALE_STRIDE of float8/experts.h
+_STRIDE = 8  # FLOAT8_EXPERT_SCALE_STRIDE of float8/expert_quantizer.h
 _INVERSE = 4  # where a matrix's inverse scale is behind its scale
 
 

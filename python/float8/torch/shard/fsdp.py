@@ -388,9 +388,9 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     the shards with the scales of the whole weights; experts have one all-gather of scales, and an all-reduce
     where ranks have parts of each expert. Forward and backward then only gather. Without it
     the first gather after a change does the same, for all weights that have changed, to the same bits.
-    It warns where no linear is in fp8.
+    It warns where nothing is in fp8.
     """
-    notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module)
+    notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module, experts=True)
     weights: list[tuple[Any, DTensor]] = []
     for name, each in module.named_modules():
         for own, layer in layers_of(each):
