@@ -335,6 +335,31 @@ def test_a_change_that_nobody_saw(tmp_path: Any) -> None:
     ranks.spawn(_unseen, 2, tmp_path)
 
 
+def _verified(mesh: Any, rank: int, world: int) -> None:
+    """verify_distributed compares each weight, also before a step, and finds what was changed unseen."""
+    x = expert_shards.rows(world)[rank]
+    for recipe, dim in (("tensorwise", 0), ("rowwise", 1), ("blockwise", 0)):
+        model, _ = _pair(mesh, recipe, 3, dim)
+        for _ in range(2):
+            report = f8.verify_distributed(model)
+            assert report.ok and len(report.layers) == 6
+            assert all(
+                list(each.tensors) == ["w", "q", "qt", "y", "dx", "dw"][1:]
+                for each in report.layers
+            )
+            model(x).sum().backward()
+    f8.check_copies(False)
+    local: Any = model[1].experts.w2._local_tensor
+    if rank == 1:
+        ctypes.c_float.from_address(local.plain().data_ptr()).value += 64
+    with pytest.raises(f8.DistributedError, match=r"1\.experts\.w2.*precompute"):
+        f8.verify_distributed(model)
+
+
+def test_verify_distributed(tmp_path: Any) -> None:
+    ranks.spawn(_verified, 2, tmp_path)
+
+
 def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
     """A checkpoint has plain tensors, which a model without fp8 loads, and a new one has their steps."""
     x = expert_shards.rows(world)[rank]

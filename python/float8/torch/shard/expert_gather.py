@@ -47,6 +47,23 @@ def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
     return None
 
 
+def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
+    """Casts a weight of all experts as one device does, apart from its calls."""
+    layout = torch.ops.float8.experts_copies(*weight.shape, config, False)
+    q_bytes, qt_bytes, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = layout
+    q, qt = (weight.new_zeros(size, dtype=torch.uint8) for size in (q_bytes, qt_bytes))
+    torch.ops.float8.experts_cast(weight, q, qt, None, None, config, -1)
+    experts, n, k = weight.shape
+    places = {
+        "q": (q[: experts * n * q_pitch], (qt if in_qt else q)[q_scales:]),
+        "qt": (qt[: experts * k * qt_pitch], qt[qt_scales:]),
+    }
+    return {
+        name: GatheredCopy(data, scales.view(torch.float32))
+        for name, (data, scales) in places.items()
+    }
+
+
 class ExpertGather(Gather):
     """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed."""
 
@@ -250,6 +267,17 @@ class ExpertGather(Gather):
             lines = parts.permute(0, 2, 1, 3)
             return self._copy("qt", lines.reshape(experts * k, n))
         return self._copy("qt", data.view(experts * k, n))
+
+    def parts(self, name: str, copy: GatheredCopy) -> tuple[Tensor, Tensor]:
+        """Returns the elements and the inverse scales of a copy of the whole, without what pads them."""
+        lines, length = self._extents(name, self.size)
+        experts, inner = self.size[0], self._scale_shape(name, self.size)
+        data = copy.data.view(experts, lines, -1)[..., :length]
+        assert copy.scales is not None
+        if self._granularity[name] is Granularity.TENSOR:
+            return data, copy.scales[: _STRIDE * (experts - 1) + 1 : _STRIDE]
+        scales = copy.scales[: experts * int(torch.Size(inner).numel())].view(experts, *inner)
+        return data, scales if len(inner) == 1 else scales[..., : blocks(length)]
 
     def _copy(self, name: str, lines: Tensor) -> GatheredCopy:
         length = lines.shape[1]

@@ -364,7 +364,7 @@ def unsharded(layer: Any) -> Iterator[Tensor | None]:
 
     Whether a weight stays gathered after forward is not known before that.
     """
-    group, param = param_group(layer)
+    group, param = group_of_layer(layer)
     if group is None or param._param_fqn is None:
         yield None
         return
