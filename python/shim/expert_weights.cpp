@@ -1,8 +1,11 @@
 #include "python/shim/expert_weights.hpp"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <stdexcept>
 #include <string>
 
+#include "python/shim/casts.hpp"
 #include "python/shim/errors.hpp"
 #include "python/shim/gemm.hpp"
 #include "python/shim/plans.hpp"
@@ -134,6 +137,48 @@ void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
   const Workspace workspace(place, quantizer.workspace_bytes, Counts::kNone);
   args.workspace = {workspace.data(), quantizer.workspace_bytes};
   check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
+}
+
+void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const Tensor& state,
+                     const Tensor& like, int64_t config) {
+  const Place place = place_of(w, Config(config));
+  const float8_dtype own = element_type(dtype_of(w), "the weight");
+  const float8_dtype wanted = element_type(dtype_of(like), "x");
+  const bool rounds = own == FLOAT8_F32 && wanted != FLOAT8_F32;
+  const Tensor typed = rounds ? w : to_dtype(w, dtype_of(like));
+  ExpertQuantizerKey key =
+      key_of(typed, place, config, rounds ? int64_t{wanted} : kWeightsOwnType, false);
+  key.noop_flag = true;
+  const ExpertQuantizer& quantizer = expert_quantizer_for(key, place);
+  const float8_layout& at = quantizer.layout;
+  check_size(q, at.tensor_bytes - at.transposed_bytes, 1, place.device, "q of experts' weights");
+  check_size(qt, at.transposed_bytes, 1, place.device, "qt of experts' weights");
+  check_size(state, kWeightStateBytes, 1, place.device, "the state of experts' weights");
+  const Matrix bytes = as_matrix(w), rows = as_matrix(typed);
+  auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
+  float8_fingerprint_args compare;
+  compare.w = {bytes.data, bytes.stride};
+  compare.n = bytes.rows;
+  compare.k = bytes.cols;
+  compare.dtype = own;
+  compare.seed = static_cast<uint64_t>(wanted) << 8 | static_cast<uint64_t>(own);
+  compare.fingerprint = kept;
+  compare.noop_flag = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
+  check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
+  float8_expert_quantize_args args = args_of(rows);
+  args.tensor = {q.mutable_data_ptr(), static_cast<size_t>(q.numel())};
+  args.transposed = {qt.mutable_data_ptr(), static_cast<size_t>(qt.numel())};
+  args.noop_flag = compare.noop_flag;
+  const Workspace workspace(place, quantizer.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), quantizer.workspace_bytes};
+  try {
+    check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
+  } catch (...) {
+    // The fingerprint is one of which there is no cast.
+    Tensor all = state;
+    torch::stable::zero_(all);
+    throw;
+  }
 }
 
 std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype) {

@@ -34,6 +34,10 @@ class ExpertWeight {
 void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
                   const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
                   int64_t config, int64_t dtype);
+// Casts w for rows of like's type into its kept copies, where they are not of its bytes; `state` is as that of
+// refresh_weight (casts.hpp).
+void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const Tensor& state,
+                     const Tensor& like, int64_t config);
 std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype);
 // Bytes of q and of qt with their scales; pitch and scales of q, whether these lie in qt's buffer; pitch and
 // scales of qt.

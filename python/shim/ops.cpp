@@ -74,6 +74,8 @@
 //     Casts the weights [E][N][K] of all experts into q and qt with their inverse scales (experts_copies).
 //     `dtype`: the float8_dtype that an fp32 w is rounded to; -1: w is cast as it is. With the maxima of
 //     experts_amax, reduced over ranks that have other rows of each expert, q and qt are parts of the whole's.
+//   experts_refresh(w, q!, qt!, state!, like, config)
+//     Casts w for rows of like's type into these copies where they are not of its bytes, as cast_weight.
 //   experts_amax(w, config, dtype) -> (amax, row_amax)
 //     The maxima of each expert and its columns, which span ranks, and of rows.
 //   experts_copies(experts, n, k, config, over_ranks) -> (q bytes, qt bytes, q's pitch, q's scales, whether
@@ -570,6 +572,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_forward, Roles{.config = 3, .scales = 5}>(library, "experts_forward");
   add<&experts_backward, Roles{.config = 8, .scales = 11}>(library, "experts_backward");
   add<&experts_cast, Roles{.config = 5, .written = 0b110}>(library, "experts_cast");
+  add<&experts_refresh, Roles{.config = 5, .written = 0b1110}>(library, "experts_refresh");
   add<&experts_amax, Roles{.config = 1}>(library, "experts_amax");
   add<&moe_forward, Roles{.config = 5}>(library, "moe_forward");
   add<&moe_backward, Roles{.config = 11}>(library, "moe_backward");

@@ -64,7 +64,7 @@ struct Hash {
                pair_of(key.device, key.experts << 8 | key.tensor_dtype << 4 | key.grad_dtype));
   }
   size_t operator()(const ExpertQuantizerKey& key) const {
-    const int flags = (key.f32_source ? 2 : 0) | (key.over_ranks ? 1 : 0);
+    const int flags = (key.noop_flag ? 4 : 0) | (key.f32_source ? 2 : 0) | (key.over_ranks ? 1 : 0);
     return mix(mix(key.config, pair_of(key.n, key.k)),
                pair_of(key.device, key.experts << 8 | key.dtype << 4 | flags));
   }
@@ -284,6 +284,7 @@ void with_expert_desc(const ExpertQuantizerKey& key, const Work& work) {
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   desc.f32_source = key.f32_source ? 1 : 0;
   desc.over_ranks = key.over_ranks ? 1 : 0;
+  desc.noop_flag = key.noop_flag ? 1 : 0;
   work(desc);
 }
 
@@ -292,6 +293,7 @@ std::unique_ptr<ExpertQuantizer> make_expert_quantizer(const ExpertQuantizerKey&
   with_expert_desc(key, [&](const float8_expert_quantizer_desc& desc) {
     check(float8_expert_quantizer_plan(context_of(key.device), &desc, &made->quantizer));
   });
+  made->context = context_of(key.device);
   made->workspace_bytes = float8_expert_quantizer_workspace_bytes(made->quantizer);
   made->layout = expert_layout(key);
   return made;

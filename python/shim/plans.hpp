@@ -148,11 +148,13 @@ struct ExpertQuantizerKey {
   int8_t dtype = 0;         // what the weights are in, or rounded to
   bool f32_source = false;  // they are in fp32, and are rounded as they are read
   bool over_ranks = false;  // ranks have other rows of each expert
+  bool noop_flag = false;   // casts look at a weight's flag
   bool operator==(const ExpertQuantizerKey&) const = default;
 };
 
 struct ExpertQuantizer {
   float8_expert_quantizer* quantizer = nullptr;
+  float8_context* context = nullptr;
   size_t workspace_bytes = 0;
   float8_layout layout = {};
 };

@@ -31,7 +31,6 @@ f8::Result<f8::runtime::ExpertQuantizerDesc> quantizer_desc(
   constexpr const char* kType = "float8_expert_quantizer_desc";
   float8_expert_quantizer_desc known;
   F8_TRY(read_struct(desc, kType, known));
-  F8_TRY(need_zero("float8_expert_quantizer_desc.reserved", known.reserved));
   F8_TRY(check_enum("float8_expert_quantizer_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
   f8::runtime::ExpertQuantizerDesc out;
   out.experts = known.experts;
@@ -42,6 +41,7 @@ f8::Result<f8::runtime::ExpertQuantizerDesc> quantizer_desc(
   out.f32_source = known.f32_source != 0;
   out.non_finite = non_finite_of(known.non_finite);
   out.over_ranks = known.over_ranks != 0;
+  out.noop_flag = known.noop_flag != 0;
   return out;
 }
 

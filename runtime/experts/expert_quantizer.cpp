@@ -79,6 +79,12 @@ Status ExpertQuantizer::lay_out() {
                 "recipe {}: ranks have {} rows of each expert, which cuts blocks of 128x128",
                 desc_.recipe.name, desc_.rows);
   }
+  if (desc_.noop_flag && desc_.over_ranks) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "float8_expert_quantizer_desc.noop_flag is set; it is for casts without over_ranks");
+  }
+  kernels.noop_flag = desc_.noop_flag;
   for (const KernelPass& pass : kernels.passes(kWq | kWqt, false)) {
     specs_.push_back(pass.cast);
     specs_.back().group = true;
@@ -141,6 +147,12 @@ Result<float8_layout> ExpertQuantizer::layout_of(const ExpertQuantizerDesc& desc
 Status ExpertQuantizer::check(const char* name, const ExpertQuantizeCall& call, bool cast,
                               Stream stream) const {
   F8_TRY(need(kExpertQuantizeArgs, "w.data", call.w.data));
+  if (call.noop_flag != nullptr && !desc_.noop_flag) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.noop_flag is given, the casts do not look at it; set "
+                "float8_expert_quantizer_desc.noop_flag",
+                kExpertQuantizeArgs);
+  }
   if (layout_.amax_words > 0) F8_TRY(need(kExpertQuantizeArgs, "amax", call.amax));
   if (layout_.row_amax_words > 0) F8_TRY(need(kExpertQuantizeArgs, "row_amax", call.row_amax));
   CallMemory memory(kExpertQuantizeArgs);
@@ -159,6 +171,7 @@ Status ExpertQuantizer::check(const char* name, const ExpertQuantizeCall& call, 
                Access::kWrite);
     memory.add("transposed", call.transposed.data, layout_.transposed_bytes, Access::kWrite);
     memory.add("workspace", call.workspace.data, workspace_bytes_, Access::kWrite);
+    memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   }
   return memory.check(name, *context_, stream);
 }
@@ -177,6 +190,7 @@ Status ExpertQuantizer::each(const ExpertQuantizeCall& call, const Work& work) c
                       .rows = rows(),
                       .ld = call.w.ld};
     one.words = static_cast<uint32_t*>(call.workspace.data);
+    one.noop_flag = call.noop_flag;
     if (desc_.over_ranks) {
       one.words = amax;
       one.row_words = row_amax;
@@ -211,9 +225,14 @@ Status ExpertQuantizer::find_amax(const ExpertQuantizeCall& call, Stream stream)
 
 Status ExpertQuantizer::run(const ExpertQuantizeCall& call, Stream stream) const {
   F8_TRY(check("float8_expert_quantize", call, true, stream));
-  return each(call, [&](const GroupCastPlan& plan, const GroupCastCall& one) {
+  F8_TRY(each(call, [&](const GroupCastPlan& plan, const GroupCastCall& one) {
     return plan.run(one, stream);
-  });
+  }));
+  if (call.noop_flag == nullptr) return {};
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  return set_words(state.driver, call.noop_flag, 1, 1, stream);
 }
 
 }  // namespace f8::runtime

@@ -22,6 +22,7 @@ struct ExpertQuantizerDesc {
   bool f32_source = false;  // the weights are in fp32, and are rounded to dtype as they are read
   NonFinite non_finite = NonFinite::kPropagate;
   bool over_ranks = false;  // ranks have other rows of each matrix
+  bool noop_flag = false;   // casts heed the flag of a call
 };
 
 using ExpertQuantizeCall = float8_expert_quantize_args;

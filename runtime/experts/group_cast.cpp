@@ -125,8 +125,11 @@ Status GroupCastPlan::quantize_rows(const kernels::CastTensor& tensor, const Gro
 }
 
 kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
-  kernels::GroupCastArgs args{
-      .groups = call.groups, .tensor = {}, .scale_rows = call.scale_rows, .source = call.source};
+  kernels::GroupCastArgs args{.groups = call.groups,
+                              .tensor = {},
+                              .scale_rows = call.scale_rows,
+                              .source = call.source,
+                              .noop_flag = call.noop_flag};
   kernels::CastTensor& t = args.tensor;
   t.x = call.x;
   t.ld = call.ld == 0 ? cols_ : call.ld;

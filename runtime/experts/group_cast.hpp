@@ -32,7 +32,8 @@ struct GroupCastCall {
   // The inverse scales of q and qt, as kernels::GroupCastArgs has them.
   float* inv_row = nullptr;
   float* inv_col = nullptr;
-  int64_t scale_rows = 0;  // block1x128 of q: scale_rows_of_groups()
+  int64_t scale_rows = 0;               // block1x128 of q: scale_rows_of_groups()
+  const uint32_t* noop_flag = nullptr;  // with the spec's flag: nothing is cast where it holds 1
 };
 
 // The rows of the 1x128 scales of q, of m rows in so many groups: each group's are padded to whole 4s.

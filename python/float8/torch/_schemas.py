@@ -106,6 +106,7 @@ _OTHERS = (
         "experts_cast(Tensor w, Tensor(a!) q, Tensor(b!) qt, Tensor? amax, Tensor? row_amax, int config, "
         "int dtype) -> ()"
     ),
+    ("experts_refresh(Tensor w, Tensor q, Tensor qt, Tensor state, Tensor like, int config) -> ()"),
     "experts_amax(Tensor w, int config, int dtype) -> (Tensor, Tensor)",
     (
         "experts_copies(int experts, int n, int k, int config, bool over_ranks) -> (int, int, int, int, "

@@ -52,13 +52,13 @@ def has_linears(module: nn.Module) -> bool:
 def warn_without_linears(call: str, module: nn.Module, experts: bool = False) -> None:
     """Warns where a call has nothing to do: no Float8Linear is below the module.
 
-    experts: nor are experts whose weights FSDP gathers in fp8.
+    experts: nor are experts in fp8.
 
     Raises TypeError where it is no module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"float8: {call} takes an nn.Module, not a {type(module).__name__}")
-    if experts and any(getattr(each, "expert_weights", None) for each in module.modules()):
+    if experts and any(hasattr(each, "expert_weights") for each in module.modules()):
         return
     if not has_linears(module):
         warn_once(call, f"{call} {nothing_done(module)}")

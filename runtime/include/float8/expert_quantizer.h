@@ -33,7 +33,8 @@ typedef struct float8_expert_quantizer_desc {
   /* Nonzero: ranks have n rows each of each expert's matrix, and cast them to the bits of the whole in
    * two calls: see float8_expert_quantize_amax. FLOAT8_UNSUPPORTED where that cuts 128x128 blocks. */
   int32_t over_ranks;
-  int32_t reserved; /* 0 */
+  int32_t
+      noop_flag; /* nonzero: casts look at float8_expert_quantize_args.noop_flag; not over ranks */
 } float8_expert_quantizer_desc;
 
 /* Plans the casts, as float8_quantizer_plan does. On failure *out is NULL. */
@@ -63,6 +64,9 @@ typedef struct float8_expert_quantize_args {
    * this rank's rows; float8_expert_quantize_amax writes them and float8_expert_quantize reads them. */
   uint32_t* amax FLOAT8_DEFAULT(NULL);
   uint32_t* row_amax FLOAT8_DEFAULT(NULL);
+  /* With desc.noop_flag, as in float8_quantize_args; float8_weights_compare clears it for a weight of
+   * experts x n rows. NULL: the weights are always cast. */
+  uint32_t* noop_flag FLOAT8_DEFAULT(NULL);
 } float8_expert_quantize_args;
 
 /* Enqueues the casts: a memset and a launch for all experts, or two where their maxima are found

@@ -19,6 +19,7 @@ from float8.torch.experts import ops
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.moe import layout_of, mlp
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
+from float8.torch.experts.weight_casts import ExpertCast, kept_copies
 from float8.torch.shard import fsdp
 
 
@@ -30,6 +31,7 @@ class Float8Experts(nn.Module):
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
     expert_linears: Sequence[ExpertLinear] = ()  # with delayed scaling, one for each weight
+    weight_casts: Mapping[str, ExpertCast] = MappingProxyType({})  # of cache_weight_casts
     expert_weights: Mapping[str, ExpertLinear] = MappingProxyType(
         {}
     )  # those that FSDP gathers in fp8, by their names
@@ -46,7 +48,9 @@ class Float8Experts(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.
         made: Any = super().__reduce_ex__(protocol)
-        return (_remake, (self.original, self.kind), *made[2:])
+        # A copy has weights of its own.
+        state = {name: value for name, value in made[2].items() if name != "weight_casts"}
+        return (_remake, (self.original, self.kind), state, *made[3:])
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, (super().extra_repr(), f"recipe={self.experts_recipe}")))
@@ -115,7 +119,8 @@ def linear_of(
     for each in getattr(module, "expert_linears", ()):
         if each.name == name:
             return ops.linear(rows, weight, layout, config, *each.scales_on(weight.device))
-    return ops.linear(rows, weight, layout, config)
+    kept = kept_copies(module, name, weight, rows.dtype)
+    return ops.linear(rows, weight, layout, config, kept=kept)
 
 
 def of_transformers(
@@ -139,7 +144,12 @@ def of_transformers(
     routing = route(ids, scores, first.shape[0], config)
     delayed = bool(getattr(module, "expert_linears", ()))
     if _is_swiglu(module) and not delayed and not config & recipes.READS_X:
-        return mlp(x, first, last, routing).reshape(shape)
+        kept = [
+            kept_copies(module, name, weight, x.dtype)
+            for name, weight in (("gate_up_proj", first), ("down_proj", last))
+        ]
+        copies = (kept[0], kept[1]) if kept[0] is not None and kept[1] is not None else None
+        return mlp(x, first, last, routing, copies).reshape(shape)
     layout = layout_of(routing)
     of_rows = experts_of_rows(routing) if module.has_bias else None
 

@@ -147,6 +147,7 @@ def convert_experts(chosen: list[Chosen]) -> None:
         if not isinstance(own, Float8Experts):
             own.__class__ = class_of(type(own), each.kind)
         own.expert_weights = each.weights
+        own.weight_casts = {}
         own.experts_config = each.config
         own.experts_recipe = each.recipe.name or "custom"
 

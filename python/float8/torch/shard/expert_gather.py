@@ -49,11 +49,20 @@ def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
 
 def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
     """Casts a weight of all experts as one device does, apart from its calls."""
-    layout = torch.ops.float8.experts_copies(*weight.shape, config, False)
-    q_bytes, qt_bytes, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = layout
-    q, qt = (weight.new_zeros(size, dtype=torch.uint8) for size in (q_bytes, qt_bytes))
-    torch.ops.float8.experts_cast(weight, q, qt, None, None, config, -1)
-    experts, n, k = weight.shape
+    sizes = torch.ops.float8.experts_copies(*weight.shape, config, False)[:2]
+    buffers = tuple(weight.new_zeros(size, dtype=torch.uint8) for size in sizes)
+    torch.ops.float8.experts_cast(weight, *buffers, None, None, config, -1)
+    return copies_in(buffers, weight.shape, config)
+
+
+def copies_in(
+    buffers: Sequence[Tensor], shape: Sequence[int], config: int
+) -> dict[str, GatheredCopy]:
+    """Returns the copies of a weight of that shape which lie in the buffers of a cast."""
+    q, qt = buffers
+    layout = torch.ops.float8.experts_copies(*shape, config, False)
+    _, _, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = layout
+    experts, n, k = shape
     places = {
         "q": (q[: experts * n * q_pitch], (qt if in_qt else q)[q_scales:]),
         "qt": (qt[: experts * k * qt_pitch], qt[qt_scales:]),

@@ -226,6 +226,38 @@ TEST_P(ExpertQuantizerAbi, RanksHavePartsOfEachExpert) {
   float8_expert_quantizer_destroy(quantizer);
 }
 
+// A cast under a flag writes the copies once, until the flag is cleared.
+TEST_P(ExpertQuantizerAbi, AFlagGuardsCasts) {
+  float8_expert_quantizer_desc guarded = desc(GetParam());
+  guarded.noop_flag = 1;
+  float8_expert_quantizer* const quantizer = plan(guarded);
+  ASSERT_NE(quantizer, nullptr) << float8_last_error();
+  const Memory w = random_bf16(kExperts * kN * kK, 2), other = random_bf16(kExperts * kN * kK, 3);
+  const Copies copies(layout_of(guarded));
+  const Memory scratch = memory(float8_expert_quantizer_workspace_bytes(quantizer));
+  uint32_t flag = 0;
+  const auto cast = [&](const Memory& of) {
+    const float8_expert_quantize_args args{.w = {of.get()},
+                                           .tensor = {copies.tensor.get()},
+                                           .transposed = {copies.transposed.get()},
+                                           .workspace = {scratch.get()},
+                                           .noop_flag = &flag};
+    EXPECT_EQ(float8_expert_quantize(quantizer, &args, nullptr), FLOAT8_OK) << float8_last_error();
+    EXPECT_EQ(flag, 1U);
+    std::string made(static_cast<const char*>(copies.tensor.get()),
+                     copies.at.tensor_bytes - copies.at.transposed_bytes);
+    return made.append(static_cast<const char*>(copies.transposed.get()),
+                       copies.at.transposed_bytes);
+  };
+  const std::string first = cast(w);
+  EXPECT_EQ(cast(other), first);
+  flag = 0;
+  EXPECT_NE(cast(other), first);
+  flag = 0;
+  EXPECT_EQ(cast(w), first);
+  float8_expert_quantizer_destroy(quantizer);
+}
+
 INSTANTIATE_TEST_SUITE_P(Recipes, ExpertQuantizerAbi,
                          ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp",
                                            "blockwise"));
@@ -255,8 +287,9 @@ TEST_P(ExpertQuantizerRefusals, Descriptions) {
   EXPECT_EQ(plan(bad), nullptr);
   EXPECT_TRUE(says("experts is 1025; it is 1 to 1024"));
   bad = desc("rowwise");
-  bad.reserved = 1;
+  bad.over_ranks = bad.noop_flag = 1;
   EXPECT_EQ(plan(bad), nullptr);
+  EXPECT_TRUE(says("noop_flag is set; it is for casts without over_ranks"));
 }
 
 TEST_P(ExpertQuantizerRefusals, Calls) {
@@ -280,6 +313,8 @@ TEST_P(ExpertQuantizerRefusals, Calls) {
   refuses([](auto& a) { a.transposed.bytes = 16; }, "transposed.bytes is 16");
   refuses([](auto& a) { a.workspace = {}; }, "workspace.data is NULL");
   refuses([&](auto& a) { a.tensor.data = w.get(); }, "overlap");
+  uint32_t flag = 0;
+  refuses([&](auto& a) { a.noop_flag = &flag; }, "set float8_expert_quantizer_desc.noop_flag");
   EXPECT_EQ(float8_expert_quantize_amax(quantizer, &good, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("is for float8_expert_quantizer_desc.over_ranks"));
   float8_expert_quantizer_destroy(quantizer);
