@@ -9,6 +9,7 @@
 
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 
+namespace expert_quantizer_test {
 namespace {
 
 using float8::testing::emulated;
@@ -369,3 +370,4 @@ TEST_P(ExpertQuantizerRefusals, WeightsOfCalls) {
 INSTANTIATE_TEST_SUITE_P(Once, ExpertQuantizerRefusals, ::testing::Values(""));
 
 }  // namespace
+}  // namespace expert_quantizer_test
