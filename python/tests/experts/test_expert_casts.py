@@ -15,6 +15,7 @@ import float8.torch as f8
 from float8 import recipes
 from float8.torch import _ops
 from float8.torch.layer.linear import resolve_recipe
+from float8.torch.shard import weight_changes
 from float8.torch.shard.copy_layout import layout
 from float8.torch.shard.expert_gather import copies_of
 
@@ -161,6 +162,7 @@ def test_kept_copies_have_the_bits_of_casts(
 
 def test_a_weight_is_cast_once(monkeypatch: Any) -> None:
     """The state's flag says that no cast was needed."""
+    monkeypatch.setattr(weight_changes, "checks_copies", False)
     model = _qwen("rowwise")
     f8.cache_weight_casts(model)
     batch = torch.randint(0, 64, (2, 16))
@@ -169,6 +171,9 @@ def test_a_weight_is_cast_once(monkeypatch: Any) -> None:
         first = _loss(model, batch)
         cast._kept.q.zero_()  # nobody casts it again
         assert not torch.equal(_loss(model, batch), first)
+        monkeypatch.setattr(weight_changes, "checks_copies", True)
+        with pytest.raises(RuntimeError, match=r"layers\.1\.mlp\.experts\.gate_up_proj.*please"):
+            _loss(model, batch)
         model.model.layers[1].mlp.experts.gate_up_proj.add_(0.5)
         changed = _loss(model, batch)
         model.model.layers[1].mlp.experts.gate_up_proj.sub_(0.5)

@@ -131,9 +131,9 @@ class WeightCasts:
         self._experts = _of_experts(module)
         for layer in self._plain:
             layer._weight_cast = WeightCast(layer, dtype)
-        for experts in self._experts:
+        for of_module, experts in self._experts:
             experts.weight_casts = {
-                name: ExpertCast(name, weight, experts.experts_config, dtype)
+                name: ExpertCast(f"{of_module}.{name}", weight, experts.experts_config, dtype)
                 for name, weight in experts._parameters.items()
                 if weight is not None and weight.dim() == 3
             }
@@ -149,7 +149,7 @@ class WeightCasts:
         for layer in self._plain:
             if layer._weight_cast is not None:
                 layer._weight_cast.update(layer)
-        for experts in self._experts:
+        for _, experts in self._experts:
             for name, cast in experts.weight_casts.items():
                 cast.update(getattr(experts, name))
 
@@ -165,7 +165,7 @@ class WeightCasts:
         """Frees the copies; the layers cast their weights in every forward again."""
         for layer in self._plain:
             layer._weight_cast = None
-        for experts in self._experts:
+        for _, experts in self._experts:
             experts.weight_casts = {}
         for hook in self._hooks:
             hook.remove()
@@ -173,8 +173,8 @@ class WeightCasts:
         self._gathers = False
 
 
-def _of_experts(module: nn.Module) -> list[Float8Experts]:
-    """Returns the modules of experts that can keep copies; a warning names the others."""
+def _of_experts(module: nn.Module) -> list[tuple[str, Float8Experts]]:
+    """Returns the modules of experts that can keep copies, by names; a warning has the others."""
     found = []
     left: dict[str, list[str]] = {}
     for name, each in module.named_modules():
@@ -191,7 +191,7 @@ def _of_experts(module: nn.Module) -> list[Float8Experts]:
         elif any(type(w.data) is not torch.Tensor or w.is_meta for w in weights):
             why = "they are no plain tensors with values"
         if why is None:
-            found.append(each)
+            found.append((name or "root", each))
         else:
             left.setdefault(why, []).append(name or "root")
     for why, names in left.items():
