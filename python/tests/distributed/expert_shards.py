@@ -83,9 +83,10 @@ class Layer(nn.Module):
     def __init__(self, experts: int, kind: type[nn.Module] = GroupedExperts, n: int = 48) -> None:
         super().__init__()
         self.experts = kind(experts, n)  # type: ignore[call-arg]
+        self.count = experts  # those of this rank
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        count = self.experts.w1.shape[0]
+        count = self.count
         even = torch.full((count,), x.shape[0] // count, device=x.device)
         y: torch.Tensor = self.experts(x, even)
         return x + y

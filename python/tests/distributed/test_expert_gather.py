@@ -18,7 +18,8 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
@@ -260,6 +261,46 @@ def _left(mesh: Any, rank: int, world: int) -> None:
 
 def test_what_gathers_in_high_precision(tmp_path: Any) -> None:
     ranks.spawn(_left, 2, tmp_path)
+
+
+def _parallel(_: Any, rank: int, world: int) -> None:
+    """Expert parallelism shares the experts, and FSDP what a rank has of them, in high precision."""
+    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("fsdp", "ep"))
+    plain = expert_shards.layers(4, expert_shards.FirstGroupedExperts)
+    models = []
+    for gather in (True, False):
+        model = expert_shards.convert(copy.deepcopy(plain), "rowwise", gather)
+        for layer in model:
+            experts: Any = layer.experts
+            for name, weight in list(experts.named_parameters()):
+                own = distribute_tensor(weight.detach(), mesh["ep"], [Shard(0)])
+                setattr(experts, name, nn.Parameter(own))
+            layer.count = 2
+            fully_shard(layer, mesh=mesh["fsdp"])
+        models.append(model)
+    x = expert_shards.rows(world)[rank]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen = _expect_equal_steps(models, x, 2, all_in_fp8=False)
+    assert not any(seen)
+    words = " ".join(str(each.message) for each in caught)
+    assert "0.experts.w1 in high precision: it is shared as" in words
+
+
+def test_expert_parallelism(tmp_path: Any) -> None:
+    ranks.spawn(_parallel, 4, tmp_path)
+
+
+def _other_recipe(mesh: Any, rank: int, world: int) -> None:
+    """Ranks that do not agree on the weights of experts all say so, with their names."""
+    recipe = "rowwise" if rank == 0 else "tensorwise"
+    model, _ = _pair(mesh, recipe, 3)
+    with pytest.raises(f8.DistributedError, match=r"experts\.w1"):
+        model(expert_shards.rows(world)[rank])
+
+
+def test_ranks_with_other_recipes(tmp_path: Any) -> None:
+    ranks.spawn(_other_recipe, 2, tmp_path)
 
 
 def _double(weight: Any) -> None:
