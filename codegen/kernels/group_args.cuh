@@ -112,6 +112,7 @@ struct GroupAmaxArgs {
   GroupsOf groups;
   AmaxTensor tensor;
   RowOperands source;
+  const u32* noop_flag;  // as in AmaxOf
 };
 // The copies of each group. partials, row_amax and col_amax are as above. scale is [groups][kScaleStride];
 // with a delayed scale, which is that of all groups, it is one, and so is the amax that is recorded.
@@ -126,6 +127,7 @@ struct GroupCastArgs {
   CastTensor tensor;
   i64 scale_rows;
   RowOperands source;
+  const u32* noop_flag;  // as in AmaxOf
 };
 
 // Where a group is: its rows in x, its columns in a transposed copy, its rows among block scales.
@@ -188,6 +190,7 @@ F8_BOTH GroupAmaxArgs maxima_of(const GroupCastArgs& cast) {
   GroupAmaxArgs args{};
   args.groups = cast.groups;
   args.source = cast.source;
+  args.noop_flag = cast.noop_flag;
   args.tensor.x = cast.tensor.x;
   args.tensor.ld = cast.tensor.ld;
   args.tensor.rows = cast.tensor.rows;

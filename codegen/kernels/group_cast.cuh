@@ -76,6 +76,7 @@ struct GroupAmax {
   static F8_DEVICE void run(const GroupAmaxArgs& args) {
     grid_dependency_wait();
     launch_dependents();
+    if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     GroupTile tile;
     if (tile.of_block<Config>(args.groups, args.tensor.cols)) find(args, tile);
   }
@@ -90,6 +91,7 @@ struct GroupCast {
   static F8_DEVICE void run(const GroupCastArgs& args) {
     grid_dependency_wait();
     launch_dependents();
+    if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     GroupTile tile;
     if (!tile.of_block<Config>(args.groups, args.tensor.cols)) return;
     cast(args, tile, [] {});

@@ -82,9 +82,9 @@ Status AmaxSpec::validate() const {
     return fail(ErrorCode::kInvalidArgument,
                 "an amax is over the tensor, rows or columns, or over blocks alone");
   }
-  if (s.group && (s.list || s.block || s.noop_flag)) {
+  if (s.group && (s.list || s.block)) {
     return fail(ErrorCode::kInvalidArgument,
-                "amaxes of groups are over tensors, rows and columns, without /flag and /list");
+                "amaxes of groups are over tensors, rows and columns, without /list");
   }
   return {};
 }

@@ -118,9 +118,8 @@ Status CastSpec::validate() const {
     return fail(ErrorCode::kInvalidArgument,
                 "a shard's given amaxes are of 128x128 blocks: all copies have their scales");
   }
-  if (s.group && (s.count || s.sums || s.noop_flag || s.shard || s.list)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "groups have no /count, /sums, /flag, /shard and /list");
+  if (s.group && (s.count || s.sums || s.shard || s.list)) {
+    return fail(ErrorCode::kInvalidArgument, "groups have no /count, /sums, /shard and /list");
   }
   if (s.sums && s.list) {
     return fail(ErrorCode::kInvalidArgument, "sums of columns are of one matrix, not of a list");

@@ -12,6 +12,7 @@
 
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
+#include "python/shim/expert_weights.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
 #include "python/shim/workspace.hpp"
@@ -161,15 +162,12 @@ struct ExpertsCall {
     step.first_step = scales.first_step();
   }
 
-  // The weight of a forward, where its backward casts it again.
-  [[nodiscard]] Matrix weight_again(const std::optional<Tensor>& weight, int64_t out,
-                                    int64_t in) const {
-    if (!weight || weight->dim() != 3 || weight->size(0) != experts || weight->size(1) != out ||
-        weight->size(2) != in || device_of(*weight) != place.device) {
-      throw std::invalid_argument(
-          "float8: backward casts the experts' weights again: give it those of forward");
-    }
-    return as_matrix(to_dtype(*weight, dtype));
+  // A weight of these sizes, or its q or qt in fp8.
+  [[nodiscard]] ExpertWeight weight_of(const std::optional<Tensor>& weight,
+                                       const std::optional<Tensor>& copy,
+                                       const std::optional<Tensor>& scales, int64_t out, int64_t in,
+                                       bool q) const {
+    return {weight, copy, scales, {experts, out, in}, config, dtype, place.device, q};
   }
 
   [[nodiscard]] Matrix rows_of(const Tensor& tensor, int64_t cols, const char* name) const {
@@ -280,7 +278,8 @@ Tensor experts_layout(const Tensor& offsets, int64_t m, int64_t config) {
 std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight,
                                            const Tensor& layout, int64_t config, bool save,
                                            const std::optional<Tensor>& scales,
-                                           int64_t scale_layout) {
+                                           int64_t scale_layout, const std::optional<Tensor>& w_q,
+                                           const std::optional<Tensor>& w_scales) {
   if (weight.dim() != 3) {
     throw std::invalid_argument("float8: the weights of experts have three dimensions");
   }
@@ -299,13 +298,12 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
   const ExpertsPlan& plan =
       call.plan(rows.rows, call.grad_type(element_type(dtype_of(weight), "weight")));
   Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
-  const Matrix w = as_matrix(to_dtype(weight, call.dtype));
+  const ExpertWeight w = call.weight_of(weight, w_q, w_scales, call.n, call.k, true);
   float8_experts_forward_args args;
   args.m = rows.rows;
   args.x.data = rows.data;
   args.x.ld = rows.stride;
-  args.w.data = w.data;
-  args.w.ld = w.stride;
+  w.set(args.w);
   args.y.data = y.mutable_data_ptr();
   args.layout = call.layout_of(layout, rows.rows);
   if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
@@ -323,7 +321,8 @@ std::tuple<Tensor, Tensor> experts_backward(
     const Tensor& dy, const Tensor& saved, const Tensor& layout,
     const std::optional<Tensor>& weight, int64_t experts, int64_t n, int64_t k, int64_t grad_dtype,
     int64_t config, int64_t wanted, const std::optional<Tensor>& x,
-    const std::optional<Tensor>& scales, int64_t scale_layout) {
+    const std::optional<Tensor>& scales, int64_t scale_layout, const std::optional<Tensor>& w_qt,
+    const std::optional<Tensor>& w_scales) {
   const ExpertsCall call(dy, config, experts, n, k);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -347,11 +346,10 @@ std::tuple<Tensor, Tensor> experts_backward(
   if (want_dw) args.dw.data = dw.mutable_data_ptr();
   args.layout = call.layout_of(layout, rows.rows);
   args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
-  std::optional<Matrix> w;  // until the call has read it
+  ExpertWeight w;  // until the call has read it
   if (want_dx && call.config.recompute()) {
-    w = call.weight_again(weight, n, k);
-    args.w.data = w->data;
-    args.w.ld = w->stride;
+    w = call.weight_of(weight, w_qt, w_scales, n, k, false);
+    w.set(args.w);
   }
   std::optional<Matrix> inputs;
   if (want_dw && call.reads_x()) {
@@ -394,7 +392,11 @@ std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n
 
 std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tensor>& index,
                                        const Tensor& w13, const Tensor& w2, const Tensor& layout,
-                                       int64_t config, bool save) {
+                                       int64_t config, bool save,
+                                       const std::optional<Tensor>& w13_q,
+                                       const std::optional<Tensor>& w13_scales,
+                                       const std::optional<Tensor>& w2_q,
+                                       const std::optional<Tensor>& w2_scales) {
   const Device device = device_of(x);
   check_weights(w13, w2, device);
   const ExpertsCall call(x, config, w2.size(0), w2.size(2), w2.size(1));
@@ -405,15 +407,15 @@ std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tens
   const MoePlan& plan =
       call.moe_plan(operands.m, element_type(dtype_of(w13), "w13"), !index.has_value());
   Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
-  const Matrix first = as_matrix(to_dtype(w13, call.dtype));
-  const Matrix last = as_matrix(to_dtype(w2, call.dtype));
+  const ExpertWeight first = call.weight_of(w13, w13_q, w13_scales, 2 * call.n, call.k, true);
+  const ExpertWeight last = call.weight_of(w2, w2_q, w2_scales, call.k, call.n, true);
   float8_moe_forward_args args;
   args.m = operands.m;
   args.tokens = tokens.rows;
   set(args.x, tokens);
   args.index = operands.index;
-  set(args.w13, first);
-  set(args.w2, last);
+  first.set(args.w13);
+  last.set(args.w2);
   args.y.data = y.mutable_data_ptr();
   args.layout = call.layout_of(layout, operands.m);
   if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
@@ -428,7 +430,9 @@ std::tuple<Tensor, Tensor, Tensor> moe_backward(
     const Tensor& dy, const Tensor& x, const std::optional<Tensor>& index,
     const std::optional<Tensor>& score, const std::optional<Tensor>& w13,
     const std::optional<Tensor>& w2, const Tensor& saved, const Tensor& layout, int64_t experts,
-    int64_t hidden, int64_t grad_dtype, int64_t config, int64_t wanted) {
+    int64_t hidden, int64_t grad_dtype, int64_t config, int64_t wanted,
+    const std::optional<Tensor>& w13_qt, const std::optional<Tensor>& w13_scales,
+    const std::optional<Tensor>& w2_qt, const std::optional<Tensor>& w2_scales) {
   const Device device = device_of(x);
   const ExpertsCall call(x, config, experts, hidden, x.size(1));
   const float8_dtype grad_type = checked_grad_dtype(grad_dtype);
@@ -459,12 +463,12 @@ std::tuple<Tensor, Tensor, Tensor> moe_backward(
     }
     args.score = static_cast<const float*>(score->mutable_data_ptr());
   }
-  std::optional<Matrix> first, last;  // until the call has read them
+  ExpertWeight first, last;  // until the call has read them
   if (call.config.recompute()) {
-    first = call.weight_again(w13, 2 * hidden, call.k);
-    last = call.weight_again(w2, call.k, hidden);
-    set(args.w13, *first);
-    set(args.w2, *last);
+    first = call.weight_of(w13, w13_qt, w13_scales, 2 * hidden, call.k, false);
+    last = call.weight_of(w2, w2_qt, w2_scales, call.k, hidden, false);
+    first.set(args.w13);
+    last.set(args.w2);
   }
   if (want_dx) args.dx.data = dx.mutable_data_ptr();
   if (want_w13) args.dw13.data = dw13.mutable_data_ptr();

@@ -74,21 +74,35 @@
 //   experts_layout(offs, m, config) -> layout
 //     What the calls of expert linears of m rows read in place of the ends of the experts' rows (int32).
 //     Bad ends are clamped, and the first of them is kept for routing_errors.
-//   experts_forward(x, weight, layout, config, save, scales?, scale_layout) -> (y, saved)
+//   experts_cast(w, q!, qt!, amax?, row_amax?, config, dtype)
+//     Casts the weights [E][N][K] of all experts into q and qt with their inverse scales (experts_copies).
+//     `dtype`: the float8_dtype that an fp32 w is rounded to; -1: w is cast as it is. With the maxima of
+//     experts_amax, reduced over ranks that have other rows of each expert, q and qt are parts of the whole's.
+//   experts_refresh(w, q!, qt!, state!, like, config)
+//     Casts w for rows of like's type into these copies where they are not of its bytes, as cast_weight.
+//   experts_amax(w, config, dtype) -> (amax, row_amax)
+//     The maxima of each expert and its columns, which span ranks, and of rows.
+//   experts_copies(experts, n, k, config, over_ranks) -> (q bytes, qt bytes, q's pitch, q's scales, whether
+//   these are in qt's buffer, qt's pitch, qt's scales)
+//     q is [E][N], qt [E][K], rows a pitch apart; scales are where they begin, in bytes.
+//   experts_forward(x, weight, layout, config, save, scales?, scale_layout, w_q?, w_scales?) -> (y, saved)
 //     y_e = x_e weight_e^T of each expert e; x is [M][K], weight [E][N][K] in any type. Rows that belong
-//     to no expert are 0 in y, and in dx. scales and scale_layout are those of linear_forward.
+//     to no expert are 0 in y, and in dx. scales and scale_layout are those of linear_forward. With w_q,
+//     [E][N] rows in whole 128s, and its inverse scales no element of the weight is read; the config
+//     recomputes then.
 //   experts_backward(dy, saved, layout, weight?, experts, n, k, grad_dtype, config, wanted, x?, scales?,
-//                    scale_layout) -> (dx, dw)
+//                    scale_layout, w_qt?, w_scales?) -> (dx, dw)
 //     `wanted` has bit 0 for dx and 1 for dw, which has the float8_dtype of the number. A config that
-//     recomputes is given forward's weight where dx is wanted, and one whose grad_weight is in high
+//     recomputes is given forward's weight, or its qt [E][K], where dx is wanted, and one whose grad_weight is in high
 //     precision forward's x where dw is wanted.
 //   experts_bytes(m, experts, n, k, config) -> (layout, saved)
 //     The sizes of these buffers.
-//   moe_forward(x, index?, w13, w2, layout, config, save) -> (y, saved)
+//   moe_forward(x, index?, w13, w2, layout, config, save, w13_q?, w13_scales?, w2_q?, w2_scales?)
+//   -> (y, saved)
 //     The SwiGLU MLP of experts, of rows x[index], or of those of x: y has their rows, 0 where they belong
 //     to no expert. x is [T][D], w13 [E][2 F][D] and w2 [E][D][F].
 //   moe_backward(dy, x, index?, score?, w13?, w2?, saved, layout, experts, hidden, grad_dtype, config,
-//                wanted) -> (dx, dw13, dw2)
+//                wanted, w13_qt?, w13_scales?, w2_qt?, w2_scales?) -> (dx, dw13, dw2)
 //     The gradient of row r of y is score[r] dy[index[r]], or row r of dy. dx is that of the rows.
 //     `wanted` has bits 0, 1 and 2 for the results. A config that recomputes is given both weights.
 //   moe_bytes(m, experts, hidden, dim, dtype, config) -> saved
@@ -133,6 +147,7 @@
 #include "python/shim/casts.hpp"
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
+#include "python/shim/expert_weights.hpp"
 #include "python/shim/experts.hpp"
 #include "python/shim/gemm.hpp"
 #include "python/shim/moe.hpp"
@@ -562,6 +577,9 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_layout, Roles{.config = 2}>(library, "experts_layout");
   add<&experts_forward, Roles{.config = 3, .scales = 5}>(library, "experts_forward");
   add<&experts_backward, Roles{.config = 8, .scales = 11}>(library, "experts_backward");
+  add<&experts_cast, Roles{.config = 5, .written = 0b110}>(library, "experts_cast");
+  add<&experts_refresh, Roles{.config = 5, .written = 0b1110}>(library, "experts_refresh");
+  add<&experts_amax, Roles{.config = 1}>(library, "experts_amax");
   add<&moe_forward, Roles{.config = 5}>(library, "moe_forward");
   add<&moe_backward, Roles{.config = 11}>(library, "moe_backward");
   add<&moe_route, Roles{.config = 3}>(library, "moe_route");
@@ -590,6 +608,7 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   float8_torch::add<&float8_torch::saved_bytes_op>(library, "saved_bytes");
   float8_torch::add<&float8_torch::quantized_bytes_op>(library, "quantized_bytes");
   float8_torch::add<&float8_torch::experts_bytes>(library, "experts_bytes");
+  float8_torch::add<&float8_torch::experts_copies>(library, "experts_copies");
   float8_torch::add<&float8_torch::moe_bytes>(library, "moe_bytes");
   float8_torch::add<&float8_torch::routing_errors>(library, "routing_errors");
   float8_torch::add<&float8_torch::amax_words>(library, "amax_words");

@@ -63,6 +63,11 @@ struct Hash {
     return mix(shape,
                pair_of(key.device, key.experts << 8 | key.tensor_dtype << 4 | key.grad_dtype));
   }
+  size_t operator()(const ExpertQuantizerKey& key) const {
+    const int flags = (key.noop_flag ? 4 : 0) | (key.f32_source ? 2 : 0) | (key.over_ranks ? 1 : 0);
+    return mix(mix(key.config, pair_of(key.n, key.k)),
+               pair_of(key.device, key.experts << 8 | key.dtype << 4 | flags));
+  }
   size_t operator()(const MoeKey& key) const {
     return mix((*this)(key.linear), key.rows_in_place ? 1 : 0);
   }
@@ -258,6 +263,39 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   made->workspace_bytes = float8_experts_workspace_bytes(made->experts);
   made->saved_bytes = float8_experts_saved_bytes(made->experts);
   keep_any(key.config, key.device, {.experts = made->experts});
+  return made;
+}
+
+// Calls `work` with the description of a quantizer, which does not outlive the call.
+template <class Work>
+void with_expert_desc(const ExpertQuantizerKey& key, const Work& work) {
+  const Config config(key.config);
+  float8_linear_desc recipe = {};
+  float8_recipe custom;
+  config.set_recipe(recipe, custom);
+  float8_expert_quantizer_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.n = key.n;
+  desc.k = key.k;
+  desc.experts = key.experts;
+  desc.dtype = key.dtype;
+  desc.recipe = recipe.recipe;
+  desc.custom_recipe = recipe.custom_recipe;
+  desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
+  desc.f32_source = key.f32_source ? 1 : 0;
+  desc.over_ranks = key.over_ranks ? 1 : 0;
+  desc.noop_flag = key.noop_flag ? 1 : 0;
+  work(desc);
+}
+
+std::unique_ptr<ExpertQuantizer> make_expert_quantizer(const ExpertQuantizerKey& key) {
+  auto made = std::make_unique<ExpertQuantizer>();
+  with_expert_desc(key, [&](const float8_expert_quantizer_desc& desc) {
+    check(float8_expert_quantizer_plan(context_of(key.device), &desc, &made->quantizer));
+  });
+  made->context = context_of(key.device);
+  made->workspace_bytes = float8_expert_quantizer_workspace_bytes(made->quantizer);
+  made->layout = expert_layout(key);
   return made;
 }
 
@@ -459,6 +497,25 @@ const ExpertsPlan& experts_for(const ExpertsKey& key, const Place& place) {
                std::to_string(key.m_max) + ", N " + std::to_string(key.n) + ", K " +
                std::to_string(key.k);
       });
+}
+
+const ExpertQuantizer& expert_quantizer_for(const ExpertQuantizerKey& key, const Place& place) {
+  static auto* const plans = new Registry<ExpertQuantizerKey, ExpertQuantizer>;
+  return plans->get(
+      key, place, [&] { return make_expert_quantizer(key); },
+      [&] {
+        return "the casts of the weights of " + std::to_string(key.experts) + " experts, N " +
+               std::to_string(key.n) + ", K " + std::to_string(key.k);
+      });
+}
+
+float8_layout expert_layout(const ExpertQuantizerKey& key) {
+  float8_layout layout = {};
+  layout.struct_size = sizeof layout;
+  with_expert_desc(key, [&](const float8_expert_quantizer_desc& desc) {
+    check(float8_expert_quantizer_layout(&desc, &layout));
+  });
+  return layout;
 }
 
 const MoePlan& moe_for(const MoeKey& key, const Place& place) {

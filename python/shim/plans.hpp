@@ -138,6 +138,27 @@ struct ExpertsPlan {
   size_t saved_bytes = 0;
 };
 
+// The casts of the weights of all experts.
+struct ExpertQuantizerKey {
+  uint64_t config = 0;  // Config::of_casts()
+  int64_t n = 0;
+  int64_t k = 0;
+  int32_t experts = 0;
+  int32_t device = 0;       // -1: emulated
+  int8_t dtype = 0;         // what the weights are in, or rounded to
+  bool f32_source = false;  // they are in fp32, and are rounded as they are read
+  bool over_ranks = false;  // ranks have other rows of each expert
+  bool noop_flag = false;   // casts look at a weight's flag
+  bool operator==(const ExpertQuantizerKey&) const = default;
+};
+
+struct ExpertQuantizer {
+  float8_expert_quantizer* quantizer = nullptr;
+  float8_context* context = nullptr;
+  size_t workspace_bytes = 0;
+  float8_layout layout = {};
+};
+
 // The MLP of SwiGLU experts: n is its F, and k its D.
 struct MoeKey {
   ExpertsKey linear;
@@ -211,6 +232,10 @@ struct Place {
     const std::vector<const Quantizer*>& quantizers, const Place& place);
 [[nodiscard]] const GemmPlan& gemm_for(const GemmKey& key, const Place& place);
 [[nodiscard]] const ExpertsPlan& experts_for(const ExpertsKey& key, const Place& place);
+[[nodiscard]] const ExpertQuantizer& expert_quantizer_for(const ExpertQuantizerKey& key,
+                                                          const Place& place);
+// The layout of the copies that it makes, without a plan.
+[[nodiscard]] float8_layout expert_layout(const ExpertQuantizerKey& key);
 [[nodiscard]] const MoePlan& moe_for(const MoeKey& key, const Place& place);
 [[nodiscard]] const GroupLayoutPlan& group_layout_for(const GroupLayoutKey& key,
                                                       const Place& place);

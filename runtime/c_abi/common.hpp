@@ -12,6 +12,7 @@
 #include "runtime/c_abi/fork_gate.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/device/context.hpp"
+#include "runtime/experts/expert_quantizer.hpp"
 #include "runtime/experts/experts.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/linear/linear.hpp"
@@ -59,6 +60,10 @@ struct float8_moe_combine_plan {
 
 struct float8_experts {
   std::shared_ptr<const f8::runtime::Experts> experts;
+};
+
+struct float8_expert_quantizer {
+  std::shared_ptr<const f8::runtime::ExpertQuantizer> quantizer;
 };
 
 struct float8_moe {

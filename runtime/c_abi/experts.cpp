@@ -26,13 +26,46 @@ f8::Result<f8::runtime::ExpertsDesc> experts_desc(const float8_experts_desc* des
   return out;
 }
 
+f8::Result<f8::runtime::ExpertQuantizerDesc> quantizer_desc(
+    const float8_expert_quantizer_desc* desc) {
+  constexpr const char* kType = "float8_expert_quantizer_desc";
+  float8_expert_quantizer_desc known;
+  F8_TRY(read_struct(desc, kType, known));
+  F8_TRY(check_enum("float8_expert_quantizer_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
+  f8::runtime::ExpertQuantizerDesc out;
+  out.experts = known.experts;
+  out.rows = known.n;
+  out.cols = known.k;
+  out.recipe = F8_TRY(f8::c_abi::one_recipe(kType, known.recipe, known.custom_recipe));
+  out.dtype = F8_TRY(dtype_of("float8_expert_quantizer_desc.dtype", known.dtype));
+  out.f32_source = known.f32_source != 0;
+  out.non_finite = non_finite_of(known.non_finite);
+  out.over_ranks = known.over_ranks != 0;
+  out.noop_flag = known.noop_flag != 0;
+  return out;
+}
+
+f8::Status read_call(const float8_expert_quantizer* quantizer,
+                     const float8_expert_quantize_args* args, float8_expert_quantize_args& known) {
+  constexpr const char* kType = "float8_expert_quantize_args";
+  F8_TRY(need(quantizer, "quantizer"));
+  F8_TRY(read_struct(args, kType, known));
+  F8_TRY(need_plain(kType, "w", known.w));
+  const f8::runtime::ExpertQuantizer& plan = *quantizer->quantizer;
+  const size_t transposed = plan.layout().transposed_bytes;
+  F8_TRY(check_bytes(kType, "tensor", known.tensor, plan.layout().tensor_bytes - transposed));
+  F8_TRY(check_bytes(kType, "transposed", known.transposed, transposed));
+  return check_bytes(kType, "workspace", known.workspace, plan.workspace_bytes());
+}
+
 // Begins a forward or a backward.
 template <class Args>
 f8::Status open_call(const char* type, const float8_experts* experts, const Args* args, Args& known,
-                     float8_step& step) {
+                     float8_step& step, float8_tensor& weight) {
   F8_TRY(need(experts, "experts"));
   F8_TRY(read_struct(args, type, known));
   F8_TRY(read_step(known.step, step));
+  F8_TRY(read_tensor("w.fp8", known.w.fp8, weight));
   if (known.reserved != 0) {
     return f8::fail(f8::ErrorCode::kInvalidArgument, "{}.reserved is {}; it must be 0", type,
                     known.reserved);
@@ -123,9 +156,9 @@ float8_status float8_experts_forward(const float8_experts* experts,
     constexpr const char* kType = "float8_experts_forward_args";
     float8_experts_forward_args known;
     float8_step step;
-    F8_TRY(open_call(kType, experts, args, known, step));
+    float8_tensor weight;
+    F8_TRY(open_call(kType, experts, args, known, step, weight));
     F8_TRY(need_plain(kType, "x", known.x));
-    F8_TRY(need_plain(kType, "w", known.w));
     F8_TRY(check_result(kType, "y", known.y, false));
     return experts->experts->forward(known, stream);
   });
@@ -138,12 +171,63 @@ float8_status float8_experts_backward(const float8_experts* experts,
     constexpr const char* kType = "float8_experts_backward_args";
     float8_experts_backward_args known;
     float8_step step;
-    F8_TRY(open_call(kType, experts, args, known, step));
+    float8_tensor weight;
+    F8_TRY(open_call(kType, experts, args, known, step, weight));
     F8_TRY(need_plain(kType, "dy", known.dy));
-    F8_TRY(need_plain(kType, "w", known.w));
     F8_TRY(need_plain(kType, "x", known.x));
     F8_TRY(check_result(kType, "dx", known.dx, false));
     F8_TRY(check_result(kType, "dw", known.dw, true));
     return experts->experts->backward(known, stream);
+  });
+}
+
+float8_status float8_expert_quantizer_plan(float8_context* context,
+                                           const float8_expert_quantizer_desc* desc,
+                                           float8_expert_quantizer** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    const f8::runtime::ExpertQuantizerDesc known = F8_TRY(quantizer_desc(desc));
+    auto plan = F8_TRY(f8::runtime::ExpertQuantizer::plan(context->context, known));
+    *out = new float8_expert_quantizer{std::move(plan)};
+    return {};
+  });
+}
+
+void float8_expert_quantizer_destroy(float8_expert_quantizer* quantizer) {
+  destroy(quantizer);
+}
+
+size_t float8_expert_quantizer_workspace_bytes(const float8_expert_quantizer* quantizer) {
+  return quantizer == nullptr ? 0 : quantizer->quantizer->workspace_bytes();
+}
+
+float8_status float8_expert_quantizer_layout(const float8_expert_quantizer_desc* desc,
+                                             float8_layout* layout) {
+  return guarded([&]() -> f8::Status {
+    const f8::runtime::ExpertQuantizerDesc known = F8_TRY(quantizer_desc(desc));
+    return write_struct("float8_layout", F8_TRY(f8::runtime::ExpertQuantizer::layout_of(known)),
+                        layout);
+  });
+}
+
+float8_status float8_expert_quantize(const float8_expert_quantizer* quantizer,
+                                     const float8_expert_quantize_args* args,
+                                     float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    float8_expert_quantize_args known;
+    F8_TRY(read_call(quantizer, args, known));
+    return quantizer->quantizer->run(known, stream);
+  });
+}
+
+float8_status float8_expert_quantize_amax(const float8_expert_quantizer* quantizer,
+                                          const float8_expert_quantize_args* args,
+                                          float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    float8_expert_quantize_args known;
+    F8_TRY(read_call(quantizer, args, known));
+    return quantizer->quantizer->find_amax(known, stream);
   });
 }

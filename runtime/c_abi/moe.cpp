@@ -29,7 +29,8 @@ f8::Result<f8::runtime::MoeDesc> moe_desc(const float8_moe_desc* desc) {
 
 // Begins a forward or a backward.
 template <class Args>
-f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, Args& known) {
+f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, Args& known,
+                     std::array<float8_tensor, 2>& weights) {
   F8_TRY(need(moe, "moe"));
   F8_TRY(read_struct(args, type, known));
   if (known.reserved != 0) {
@@ -40,9 +41,9 @@ f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, 
   F8_TRY(check_bytes(type, "layout", known.layout, plan.layout_bytes()));
   F8_TRY(check_bytes(type, "saved", known.saved, plan.saved_bytes()));
   F8_TRY(check_bytes(type, "workspace", known.workspace, plan.workspace_bytes()));
-  F8_TRY(need_plain(type, "x", known.x));
-  F8_TRY(need_plain(type, "w13", known.w13));
-  return need_plain(type, "w2", known.w2);
+  F8_TRY(read_tensor("w13.fp8", known.w13.fp8, weights[0]));
+  F8_TRY(read_tensor("w2.fp8", known.w2.fp8, weights[1]));
+  return need_plain(type, "x", known.x);
 }
 
 }  // namespace
@@ -77,7 +78,8 @@ float8_status float8_moe_forward(const float8_moe* moe, const float8_moe_forward
   return guarded([&]() -> f8::Status {
     constexpr const char* kType = "float8_moe_forward_args";
     float8_moe_forward_args known;
-    F8_TRY(open_call(kType, moe, args, known));
+    std::array<float8_tensor, 2> weights;
+    F8_TRY(open_call(kType, moe, args, known, weights));
     F8_TRY(check_result(kType, "y", known.y, false));
     return moe->moe->forward(known, stream);
   });
@@ -88,7 +90,8 @@ float8_status float8_moe_backward(const float8_moe* moe, const float8_moe_backwa
   return guarded([&]() -> f8::Status {
     constexpr const char* kType = "float8_moe_backward_args";
     float8_moe_backward_args known;
-    F8_TRY(open_call(kType, moe, args, known));
+    std::array<float8_tensor, 2> weights;
+    F8_TRY(open_call(kType, moe, args, known, weights));
     F8_TRY(need_plain(kType, "dy", known.dy));
     F8_TRY(check_result(kType, "dx", known.dx, false));
     F8_TRY(check_result(kType, "dw13", known.dw13, true));

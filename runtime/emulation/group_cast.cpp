@@ -132,9 +132,9 @@ void emulate_groups(const codegen::AmaxSpec& spec, const Call& call) {
   if (spec.tensor && args.tensor.partials == nullptr) call.fault("groups: no words of tensors");
   if (!call.faults.empty()) return;
   check_operands(spec.source, args.tensor.x, args.source, call);
-  if (!call.faults.empty()) return;
+  if (!call.faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   codegen::AmaxSpec alone = spec;
-  alone.group = false;
+  alone.group = alone.noop_flag = false;
   alone.source = kernels::RowSource::kMatrix;
   const bool axes = spec.row || spec.col;
   each_group(args.groups, [&](const kernels::GroupPlace& at) {
@@ -208,7 +208,7 @@ void cast_groups(const codegen::CastSpec& spec, const kernels::GroupCastArgs& ar
     call.fault("groups of a layout have scales of 1x128 blocks, equal ones of 128x128");
   }
   check_operands(spec.source, args.tensor.x, args.source, call);
-  if (!call.faults.empty()) return;
+  if (!call.faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   each_group(args.groups, [&](const kernels::GroupPlace& at) {
     kernels::CastTensor t =
         kernels::group_of(args, at, static_cast<kernels::Scale>(spec.scale_q),

@@ -36,6 +36,11 @@ struct Module {
   int max_dynamic_smem = 48 << 10;
 };
 
+// True where a flag says that the launch has its results already, so it has nothing to do.
+[[nodiscard]] inline bool is_noop(bool has_flag, const uint32_t* noop_flag) {
+  return has_flag && noop_flag != nullptr && *noop_flag == 1;
+}
+
 // The number of tiles of the row, column and cast kernels.
 [[nodiscard]] inline unsigned cast_tiles(int64_t rows, int64_t cols) {
   return static_cast<unsigned>(ceil_div(rows, kernels::kCastTile) *

@@ -60,11 +60,6 @@ void raise_amax(uint16_t& amax, uint16_t bits) {
   amax = std::max(amax, static_cast<uint16_t>(bits & 0x7fffU));
 }
 
-// True where a flag says that the launch has its results already, so it has nothing to do.
-bool is_noop(bool has_flag, const uint32_t* noop_flag) {
-  return has_flag && noop_flag != nullptr && *noop_flag == 1;
-}
-
 template <class Args>
 void check_blocks(const Args& args, Dtype in, unsigned grid, Faults& faults) {
   int next = 0;

@@ -391,14 +391,22 @@ Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(check_common(kForwardArgs, call));
   if (call.m == 0) return {};
   F8_TRY(need(kForwardArgs, "x.data", call.x.data));
-  F8_TRY(need(kForwardArgs, "w.data", call.w.data));
+  if (call.w.fp8 != nullptr) {
+    F8_TRY(check_given(kForwardArgs, "w.fp8", *call.w.fp8, true, call.saved.data != nullptr));
+  } else {
+    F8_TRY(need(kForwardArgs, "w.data", call.w.data));
+  }
   F8_TRY(need(kForwardArgs, "y.data", call.y.data));
   F8_TRY(check_scales(kForwardArgs, call));
   const auto [m, n, k] = desc_.shape;
   CallMemory memory(kForwardArgs);
   memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
-  memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
-                  Access::kRead);
+  if (call.w.fp8 != nullptr) {
+    add_given(memory, "w.fp8", *call.w.fp8, true);
+  } else {
+    memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
+                    Access::kRead);
+  }
   memory.add_rows("y", call.y.data, call.m, n, call.y.ld, desc_.tensor_dtype, Access::kWrite);
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
   memory.add("saved", call.saved.data, saved_bytes(), Access::kWrite);
@@ -438,7 +446,9 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   }
   F8_TRY(check_scales(kBackwardArgs, call));
   const bool reads_weight = call.dx.data != nullptr && recomputes_weight();
-  if (reads_weight && call.w.data == nullptr) {
+  const bool given = reads_weight && call.w.fp8 != nullptr;
+  if (given) F8_TRY(check_given(kBackwardArgs, "w.fp8", *call.w.fp8, false, false));
+  if (reads_weight && !given && call.w.data == nullptr) {
     return fail(
         ErrorCode::kInvalidArgument,
         "{}.w.data is NULL, the plan was made with float8_experts_desc.recompute_weight: give "
@@ -446,7 +456,9 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
         kBackwardArgs);
   }
   memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
-  if (reads_weight) {
+  if (given) {
+    add_given(memory, "w.fp8", *call.w.fp8, false);
+  } else if (reads_weight) {
     memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
                     Access::kRead);
   }
@@ -482,12 +494,13 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
     F8_TRY(cast(x, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers,
                 stream));
   }
-  if ((parts & kCastW) != 0) {
+  if ((parts & kCastW) != 0 && call.w.fp8 == nullptr) {
     F8_TRY(cast(w, of_weight, weights(), {call.w}, w.rows, buffers, stream));
   }
   if ((parts & part_of(Gemm::kOutput)) == 0) return {};
   const Operand a = q_of(x, of_input, buffers);
-  const Operand b = q_of(w, of_weight, buffers);
+  const Operand b = call.w.fp8 != nullptr ? Operand{call.w.fp8->q, call.w.fp8->q_inverse_scale}
+                                          : q_of(w, of_weight, buffers);
   return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
       {.a = a.elements,
        .b = b.elements,
@@ -505,11 +518,14 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
 Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
                            const Buffers& saved, unsigned made, Stream stream) const {
   const Tensor& w = at(runtime::Tensor::kWeight);
-  if (recomputes_weight()) {
+  const bool given = recomputes_weight() && call.w.fp8 != nullptr;
+  if (recomputes_weight() && !given) {
     F8_TRY(cast(weight_again_, kQt, weights(), {call.w}, w.rows, own, stream));
   }
   const Operand a = q_of(at(runtime::Tensor::kGradOutput), made, own);
-  const Operand b = recomputes_weight() ? qt_of(weight_again_, own) : qt_of(w, saved);
+  const Operand b = given                 ? Operand{call.w.fp8->qt, call.w.fp8->qt_inverse_scale}
+                    : recomputes_weight() ? qt_of(weight_again_, own)
+                                          : qt_of(w, saved);
   return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run(
       {.a = a.elements,
        .b = b.elements,

@@ -11,6 +11,7 @@
 #include "float8/experts.h"
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/gemm/k_grouped.hpp"
+#include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/kernels.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/quantize/delayed_scales.hpp"
@@ -69,6 +70,11 @@ class Experts {
   // good for as long as the expert linear; the call's is not checked.
   [[nodiscard]] std::vector<Step> forward_steps(const ExpertsForwardCall& call) const;
   [[nodiscard]] std::vector<Step> backward_steps(const ExpertsBackwardCall& call) const;
+  // Check a weight in fp8 that a forward, or a backward, is given, and list its memory.
+  [[nodiscard]] Status check_given(const char* args, const char* name, const float8_tensor& weight,
+                                   bool forward, bool saves) const;
+  void add_given(CallMemory& memory, const char* name, const float8_tensor& weight,
+                 bool forward) const;
   // Enqueues zeros as the gradient of weights that have no rows.
   [[nodiscard]] Status zero_grad_weight(const float8_result& dw, Stream stream) const;
 

@@ -68,8 +68,10 @@ int64_t count_of(const kernels::GroupsOf& groups) {
 }  // namespace
 
 std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& spec, int64_t rows,
-                                                      int64_t cols) {
-  if (has_rows_alone(spec) || reads_from_l2(spec, rows, cols)) return {in_one_launch(spec)};
+                                                      int64_t cols, bool maxima_apart) {
+  if (!maxima_apart && (has_rows_alone(spec) || reads_from_l2(spec, rows, cols))) {
+    return {in_one_launch(spec)};
+  }
   std::vector<codegen::KernelSpec> all = {spec};
   if (const auto amax = codegen::amax_before(spec)) all.emplace_back(*amax);
   return all;
@@ -77,14 +79,15 @@ std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& s
 
 Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& context,
                                             const codegen::CastSpec& spec, int64_t rows,
-                                            int64_t cols) {
+                                            int64_t cols, bool maxima_apart) {
   GroupCastPlan plan(context, spec, cols);
   F8_TRY(spec.validate());
-  if (has_rows_alone(spec)) {
+  plan.maxima_apart_ = maxima_apart;
+  if (!maxima_apart && has_rows_alone(spec)) {
     plan.rows_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
-  if (reads_from_l2(spec, rows, cols)) {
+  if (!maxima_apart && reads_from_l2(spec, rows, cols)) {
     plan.one_launch_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
@@ -93,12 +96,19 @@ Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& cont
   return plan;
 }
 
+size_t GroupCastPlan::words_of_groups(const codegen::CastSpec& spec, int64_t groups, int64_t cols) {
+  const codegen::AmaxSpec amax = maxima_before(spec);
+  return static_cast<size_t>((amax.tensor ? groups : 0) + (amax.col ? groups * cols : 0));
+}
+
+size_t GroupCastPlan::words_of_rows(const codegen::CastSpec& spec, int64_t rows) {
+  return maxima_before(spec).row ? static_cast<size_t>(rows) : 0;
+}
+
 size_t GroupCastPlan::words(int64_t rows, int64_t groups) const {
-  if (rows_ != nullptr) return 0;
-  const codegen::AmaxSpec amax = maxima_before(spec_);
-  return static_cast<size_t>((amax.tensor ? groups : 0) + (amax.row ? rows : 0) +
-                             (amax.col ? groups * cols_ : 0) +
-                             (one_launch_ != nullptr ? 1 + groups : 0));
+  if (rows_ != nullptr || maxima_apart_) return 0;
+  return words_of_groups(spec_, groups, cols_) + words_of_rows(spec_, rows) +
+         static_cast<size_t>(one_launch_ != nullptr ? 1 + groups : 0);
 }
 
 Status GroupCastPlan::quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
@@ -115,8 +125,11 @@ Status GroupCastPlan::quantize_rows(const kernels::CastTensor& tensor, const Gro
 }
 
 kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
-  kernels::GroupCastArgs args{
-      .groups = call.groups, .tensor = {}, .scale_rows = call.scale_rows, .source = call.source};
+  kernels::GroupCastArgs args{.groups = call.groups,
+                              .tensor = {},
+                              .scale_rows = call.scale_rows,
+                              .source = call.source,
+                              .noop_flag = call.noop_flag};
   kernels::CastTensor& t = args.tensor;
   t.x = call.x;
   t.ld = call.ld == 0 ? cols_ : call.ld;
@@ -131,7 +144,39 @@ kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
   t.scale = call.scale;
   t.inv_scale_row = call.inv_row;
   t.inv_scale_col = call.inv_col;
+  // The words: the groups', those of their columns, and those of rows behind them or apart.
+  const codegen::AmaxSpec maxima = maxima_before(spec_);
+  const int64_t groups = count_of(call.groups);
+  uint32_t* next = call.words;
+  const auto take = [&](bool wanted, int64_t count) {
+    uint32_t* const at = wanted ? next : nullptr;
+    if (wanted) next += count;
+    return at;
+  };
+  t.partials = take(maxima.tensor, groups);
+  t.col_amax = take(maxima.col, groups * cols_);
+  if (call.row_words != nullptr) next = call.row_words;
+  t.row_amax = take(maxima.row, call.rows);
   return args;
+}
+
+int64_t GroupCastPlan::tiles_of(const GroupCastCall& call) const {
+  return most_row_tiles(call.groups, call.rows) *
+         kernels::tiles_across(spec_.source, codegen::memory_type(spec_) == Dtype::kF32, cols_);
+}
+
+Status GroupCastPlan::find_maxima(const GroupCastCall& call, Stream stream) const {
+  if (call.rows == 0 || amax_ == nullptr) return {};
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  for (const auto& [words, count] :
+       {std::pair{call.words, words_of_groups(spec_, count_of(call.groups), cols_)},
+        {call.row_words, words_of_rows(spec_, call.rows)}}) {
+    if (count > 0) F8_TRY(set_words(state.driver, words, 0, count, stream));
+  }
+  return launch_with(kernels::maxima_of(args_of(call)), state.driver, *amax_, tiles_of(call),
+                     state.options.programmatic_launch, stream);
 }
 
 Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
@@ -140,35 +185,27 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const int64_t groups = count_of(call.groups);
-  kernels::GroupCastArgs cast = args_of(call);
+  const kernels::GroupCastArgs cast = args_of(call);
   if (rows_ != nullptr) return quantize_rows(cast.tensor, call, stream);
-  uint32_t* next = call.words;
-  const auto take = [&](bool wanted, int64_t count) {
-    uint32_t* const at = wanted ? next : nullptr;
-    if (wanted) next += count;
-    return at;
-  };
-  const codegen::AmaxSpec maxima = maxima_before(spec_);
-  cast.tensor.partials = take(maxima.tensor, groups);
-  cast.tensor.row_amax = take(maxima.row, call.rows);
-  cast.tensor.col_amax = take(maxima.col, groups * cols_);
-  const int64_t tiles =
-      most_row_tiles(call.groups, call.rows) *
-      kernels::tiles_across(spec_.source, codegen::memory_type(spec_) == Dtype::kF32, cols_);
+  const int64_t tiles = tiles_of(call);
   const bool programmatic = state.options.programmatic_launch;
+  if (maxima_apart_) {
+    return launch_with(cast, state.driver, *cast_, tiles, programmatic, stream);
+  }
+  const size_t words = words_of_groups(spec_, groups, cols_) + words_of_rows(spec_, call.rows);
   if (one_launch_ != nullptr) {
     const int64_t sms = context_->device().sm_count;
     kernels::GroupQuantizeArgs args{};
     args.cast = cast;
-    args.tickets = take(true, 1);
-    args.done = take(true, groups);
+    args.tickets = call.words + words;
+    args.done = args.tickets + 1;
     args.lead = static_cast<int32_t>(kLeadOfSm * sms);
-    F8_TRY(set_words(state.driver, call.words, 0, static_cast<size_t>(next - call.words), stream));
+    F8_TRY(set_words(state.driver, call.words, 0, words + 1 + static_cast<size_t>(groups), stream));
     const int64_t blocks = std::min(2 * tiles, sms * codegen::quantize_blocks_per_sm(spec_));
     return launch_with(args, state.driver, *one_launch_, blocks, programmatic, stream);
   }
   if (amax_ != nullptr) {
-    F8_TRY(set_words(state.driver, call.words, 0, static_cast<size_t>(next - call.words), stream));
+    F8_TRY(set_words(state.driver, call.words, 0, words, stream));
     F8_TRY(
         launch_with(kernels::maxima_of(cast), state.driver, *amax_, tiles, programmatic, stream));
   }

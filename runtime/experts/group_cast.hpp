@@ -17,7 +17,10 @@ struct GroupCastCall {
   int64_t ld = 0;                    // of x, elements; 0: dense, as many as the cast has columns
   kernels::RowOperands source = {};  // what the spec's source reads beside x
   uint32_t* words = nullptr;         // words() of scratch
-  uint8_t* q = nullptr;              // [rows][row_pitch(cols)]
+  // Of a plan with maxima apart: `words` are those of groups and of their columns, words_of_groups(),
+  // and these are those of rows, words_of_rows().
+  uint32_t* row_words = nullptr;
+  uint8_t* q = nullptr;  // [rows][row_pitch(cols)]
   // Of equal groups [groups][cols][row_pitch(group's rows)]; of a layout's [cols][ld_qt], each group from
   // its block of columns on.
   uint8_t* qt = nullptr;
@@ -29,7 +32,8 @@ struct GroupCastCall {
   // The inverse scales of q and qt, as kernels::GroupCastArgs has them.
   float* inv_row = nullptr;
   float* inv_col = nullptr;
-  int64_t scale_rows = 0;  // block1x128 of q: scale_rows_of_groups()
+  int64_t scale_rows = 0;               // block1x128 of q: scale_rows_of_groups()
+  const uint32_t* noop_flag = nullptr;  // with the spec's flag: nothing is cast where it holds 1
 };
 
 // The rows of the 1x128 scales of q, of m rows in so many groups: each group's are padded to whole 4s.
@@ -40,14 +44,21 @@ struct GroupCastCall {
 class GroupCastPlan {
  public:
   // `spec` is a cast of groups, of `rows` rows on the average: the kernels that it takes follow from
-  // these.
+  // these. `maxima_apart`: find_maxima() finds the maxima, and run() casts with them as they are then.
   [[nodiscard]] static Result<GroupCastPlan> create(const std::shared_ptr<Context>& context,
                                                     const codegen::CastSpec& spec, int64_t rows,
-                                                    int64_t cols);
+                                                    int64_t cols, bool maxima_apart = false);
   // The kernels, to be compiled side by side.
   [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec,
-                                                              int64_t rows, int64_t cols);
+                                                              int64_t rows, int64_t cols,
+                                                              bool maxima_apart = false);
   [[nodiscard]] size_t words(int64_t rows, int64_t groups) const;
+  [[nodiscard]] static size_t words_of_groups(const codegen::CastSpec& spec, int64_t groups,
+                                              int64_t cols);
+  [[nodiscard]] static size_t words_of_rows(const codegen::CastSpec& spec, int64_t rows);
+  // Of a plan with maxima apart: enqueues a memset and a launch, or nothing where the scales need no
+  // words.
+  [[nodiscard]] Status find_maxima(const GroupCastCall& call, Stream stream) const;
   // Enqueues a memset and one launch (two of x in fp32 or of large groups), or one launch alone where
   // rows alone or blocks have scales.
   [[nodiscard]] Status run(const GroupCastCall& call, Stream stream) const;
@@ -57,6 +68,7 @@ class GroupCastPlan {
   GroupCastPlan(std::shared_ptr<Context> context, const codegen::CastSpec& spec, int64_t cols)
       : context_(std::move(context)), spec_(spec), cols_(cols) {}
   [[nodiscard]] kernels::GroupCastArgs args_of(const GroupCastCall& call) const;
+  [[nodiscard]] int64_t tiles_of(const GroupCastCall& call) const;
   [[nodiscard]] Status quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
                                      Stream stream) const;
 
@@ -67,6 +79,7 @@ class GroupCastPlan {
   const Kernel* amax_ = nullptr;        // null: the cast finds its scales
   const Kernel* cast_ = nullptr;
   const Kernel* rows_ = nullptr;  // in their place, for rows alone
+  bool maxima_apart_ = false;
 };
 
 }  // namespace f8::runtime

@@ -1,6 +1,8 @@
 #include "runtime/moe/moe.hpp"
 
 #include <algorithm>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "runtime/device/memory.hpp"
@@ -88,6 +90,7 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
 
 template <class Call>
 Status Moe::check_common(const char* args, const Call& call, bool reads_weights) const {
+  constexpr bool forward = std::is_same_v<Call, MoeForwardCall>;
   if (call.m < 0 || call.m > desc_.m_max) {
     return fail(ErrorCode::kInvalidArgument, "{}.m is {}, the plan was made for 0 to {}", args,
                 call.m, desc_.m_max);
@@ -100,8 +103,13 @@ Status Moe::check_common(const char* args, const Call& call, bool reads_weights)
   F8_TRY(need(args, "x.data", call.x.data));
   if (!desc_.rows_in_place) F8_TRY(need(args, "index", call.index));
   if (reads_weights) {
-    F8_TRY(need(args, "w13.data", call.w13.data));
-    F8_TRY(need(args, "w2.data", call.w2.data));
+    for (const auto& [weight, data, fp8, linear] :
+         {std::tuple(&call.w13, "w13.data", "w13.fp8", w13_.get()),
+          {&call.w2, "w2.data", "w2.fp8", w2_.get()}}) {
+      F8_TRY(weight->fp8 == nullptr ? need(args, data, weight->data)
+                                    : linear->check_given(args, fp8, *weight->fp8, forward,
+                                                          call.saved.data != nullptr));
+    }
   }
   F8_TRY(need(args, "layout.data", call.layout.data));
   return need(args, "workspace.data", call.workspace.data);
@@ -114,8 +122,13 @@ void Moe::add_common(CallMemory& memory, const Call& call) const {
     memory.add_rows(name, of.data, rows, cols, of.ld, desc_.tensor_dtype, Access::kRead);
   };
   read("x", call.x, call.tokens, dim);
-  read("w13", call.w13, experts * 2 * hidden, dim);
-  read("w2", call.w2, experts * dim, hidden);
+  if (call.w13.fp8 == nullptr) read("w13", call.w13, experts * 2 * hidden, dim);
+  if (call.w2.fp8 == nullptr) read("w2", call.w2, experts * dim, hidden);
+  if (std::is_same_v<Call, MoeForwardCall> || desc_.recompute_weight) {
+    constexpr bool forward = std::is_same_v<Call, MoeForwardCall>;
+    if (call.w13.fp8 != nullptr) w13_->add_given(memory, "w13.fp8", *call.w13.fp8, forward);
+    if (call.w2.fp8 != nullptr) w2_->add_given(memory, "w2.fp8", *call.w2.fp8, forward);
+  }
   memory.add("index", call.index, static_cast<size_t>(call.m) * sizeof(int32_t), Access::kRead,
              alignof(int32_t));
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);

@@ -27,21 +27,23 @@ _FLEXIBLE = (
     ),
     (
         "experts_forward(Tensor x, Tensor weight, Tensor layout, int config, bool save, Tensor? "
-        "scales=None, int scale_layout=0) -> (Tensor, Tensor)"
+        "scales=None, int scale_layout=0, Tensor? w_q=None, Tensor? w_scales=None) -> (Tensor, Tensor)"
     ),
     (
         "experts_backward(Tensor dy, Tensor saved, Tensor layout, Tensor? weight, int experts, int n, "
         "int k, int grad_dtype, int config, int wanted, Tensor? x=None, Tensor? scales=None, int "
-        "scale_layout=0) -> (Tensor, Tensor)"
+        "scale_layout=0, Tensor? w_qt=None, Tensor? w_scales=None) -> (Tensor, Tensor)"
     ),
     (
         "moe_forward(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "
-        "save) -> (Tensor, Tensor)"
+        "save, Tensor? w13_q=None, Tensor? w13_scales=None, Tensor? w2_q=None, Tensor? w2_scales=None) "
+        "-> (Tensor, Tensor)"
     ),
     (
         "moe_backward(Tensor dy, Tensor x, Tensor? index, Tensor? score, Tensor? w13, Tensor? w2, "
         "Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, int config, int "
-        "wanted) -> (Tensor, Tensor, Tensor)"
+        "wanted, Tensor? w13_qt=None, Tensor? w13_scales=None, Tensor? w2_qt=None, Tensor? "
+        "w2_scales=None) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "moe_route(Tensor ids, Tensor? scores, int experts, int config) -> (Tensor, Tensor, Tensor, "
@@ -108,6 +110,16 @@ _OTHERS = (
     ),
     "experts_layout(Tensor offs, SymInt m, int config) -> Tensor",
     "experts_bytes(int m, int experts, int n, int k, int config) -> (int, int)",
+    (
+        "experts_cast(Tensor w, Tensor(a!) q, Tensor(b!) qt, Tensor? amax, Tensor? row_amax, int config, "
+        "int dtype) -> ()"
+    ),
+    ("experts_refresh(Tensor w, Tensor q, Tensor qt, Tensor state, Tensor like, int config) -> ()"),
+    "experts_amax(Tensor w, int config, int dtype) -> (Tensor, Tensor)",
+    (
+        "experts_copies(int experts, int n, int k, int config, bool over_ranks) -> (int, int, int, int, "
+        "bool, int, int)"
+    ),
     "moe_bytes(int m, int experts, int hidden, int dim, int dtype, int config) -> int",
     "routing_errors() -> int[]",
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",

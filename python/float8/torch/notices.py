@@ -49,13 +49,17 @@ def has_linears(module: nn.Module) -> bool:
     return any(is_float8(each) for each in module.modules())
 
 
-def warn_without_linears(call: str, module: nn.Module) -> None:
+def warn_without_linears(call: str, module: nn.Module, experts: bool = False) -> None:
     """Warns where a call has nothing to do: no Float8Linear is below the module.
+
+    experts: nor are experts in fp8.
 
     Raises TypeError where it is no module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"float8: {call} takes an nn.Module, not a {type(module).__name__}")
+    if experts and any(hasattr(each, "expert_weights") for each in module.modules()):
+        return
     if not has_linears(module):
         warn_once(call, f"{call} {nothing_done(module)}")
 

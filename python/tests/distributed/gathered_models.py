@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
 from float8 import recipes
-from float8.torch.shard.fsdp import GatheredWeight
+from float8.torch.shard.gathered_weight import GatheredWeight
 
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 RECIPES = (*DYNAMIC, "delayed")

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
-from float8.torch.shard.fsdp import GatheredWeight
+from float8.torch.shard.gathered_weight import GatheredWeight
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "delayed")
 

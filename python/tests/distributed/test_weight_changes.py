@@ -28,7 +28,8 @@ from torch.distributed.tensor.parallel import (
 
 import float8.torch as f8
 from float8.torch.shard import fsdp, weight_changes
-from float8.torch.shard.fsdp import GatheredWeight, ShardedWeight
+from float8.torch.shard.fsdp import ShardedWeight
+from float8.torch.shard.gathered_weight import GatheredWeight
 
 SIZE, WIDE = 64, 96
 

@@ -60,6 +60,7 @@ typedef struct float8_quantizer_list float8_quantizer_list;
 typedef struct float8_gemm_plan float8_gemm_plan;
 typedef struct float8_group_layout_plan float8_group_layout_plan;
 typedef struct float8_experts float8_experts;
+typedef struct float8_expert_quantizer float8_expert_quantizer;
 typedef struct float8_moe float8_moe;
 typedef struct float8_moe_route_plan float8_moe_route_plan;
 typedef struct float8_moe_combine_plan float8_moe_combine_plan;

@@ -103,9 +103,11 @@ FLOAT8_API size_t float8_experts_saved_bytes(const float8_experts* experts);
 typedef struct float8_experts_forward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_experts_forward_args));
   int64_t m FLOAT8_DEFAULT(0); /* that of the layout, 0 to m_max; 0: no expert has a row */
-  /* [m][k], read up to the last group's end. Here and below fp8 is NULL. */
+  /* [m][k], read up to the last group's end. Here and below fp8 is NULL, but for w. */
   float8_matrix x FLOAT8_DEFAULT({});
-  /* [experts][n][k], without a gap between matrices; ld is the stride of each one's rows */
+  /* [experts][n][k], without a gap between matrices; ld is the stride of each one's rows. With fp8
+   * (expert_quantizer.h) its q is read and data is not; a forward that saves then takes
+   * desc.recompute_weight or desc.no_grad_input. fp8 is not for delayed scaling. */
   float8_matrix w FLOAT8_DEFAULT({});
   float8_result y FLOAT8_DEFAULT({}); /* [m][n]; accumulate is 0 */
   /* As float8_group_layout left it for this m; read. Its plan has the same m_max and experts. */
@@ -135,7 +137,7 @@ typedef struct float8_experts_backward_args {
   float8_buffer layout FLOAT8_DEFAULT({});    /* the forward's; read */
   float8_buffer saved FLOAT8_DEFAULT({});     /* as the forward left it; read */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */
-  /* With desc.recompute_weight, where dx is wanted: the forward's; else unread. */
+  /* With desc.recompute_weight, where dx is wanted: the forward's; else unread. Of fp8 its qt is read. */
   float8_matrix w FLOAT8_DEFAULT({});
   int32_t zero_tail FLOAT8_DEFAULT(0); /* as in the forward, of dx */
   int32_t reserved FLOAT8_DEFAULT(0);  /* 0 */

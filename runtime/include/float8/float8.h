@@ -19,6 +19,7 @@
  *     counters.h        what casts lose
  *     model.h           which layers of a model to convert, and their plans
  *     experts.h         linears of the experts of a mixture
+ *     expert_quantizer.h  casts of experts' weights apart from these
  *     moe.h             which rows experts have, and the sums over each token's
  *     distributed.h     several devices
  *
@@ -68,6 +69,7 @@
 #include "float8/context.h"
 #include "float8/counters.h"
 #include "float8/distributed.h"
+#include "float8/expert_quantizer.h"
 #include "float8/experts.h"
 #include "float8/gemm.h"
 #include "float8/linear.h"

@@ -140,7 +140,8 @@ FLOAT8_API void float8_moe_destroy(float8_moe* moe);
 FLOAT8_API size_t float8_moe_workspace_bytes(const float8_moe* moe);
 FLOAT8_API size_t float8_moe_saved_bytes(const float8_moe* moe);
 
-/* Here and below fp8 of a matrix is NULL. */
+/* Here and below fp8 of a matrix is NULL, but for w13 and w2, where it is as in float8_experts_forward_args
+ * and float8_experts_backward_args. */
 typedef struct float8_moe_forward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_forward_args));
   int64_t m FLOAT8_DEFAULT(0);        /* the rows of experts, that of the layout; 0 to m_max */

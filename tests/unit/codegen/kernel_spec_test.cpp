@@ -63,6 +63,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "amax/f16/tensor/from_f32/group",
            "cast/bf16.e4m3/axis+tensor/q+qt/pow2/hold/group",
            "cast/bf16.e4m3/delayed/q+qt/group",
+           "amax/bf16/tensor/from_f32/flag/group",
+           "cast/bf16.e4m3/axis/q+qt/from_f32/pow2/flag/group",
            "gemm_k/bf16.bf16.f32/tensor/fast/128x128s6c1x1w2p/+add",
            "gemm_k/f16.f16.f16/tensor/fast/192x128s4c1x1w3",
            "amax/bf16/rowcol+tensor/group/swiglu_backward",

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from float8 import _library
-from float8.torch.checks.verify_layer import TENSORS, THRESHOLD_DB, Layer, LayerCheck
+from float8.torch.checks.verify_layer import TENSORS, THRESHOLD_DB, ExpertCheck, Layer, LayerCheck
 from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import DistributedError, Operation
@@ -79,7 +79,8 @@ def verify_distributed(
     q, qt   the fp8 copies that the ranks' casts gave, with their scales, where they are gathered
     y, dx, dw, db   forward and backward on random x and dy, with the gathered weight and the whole one
 
-    bit for bit, and where ranks add up partial sums to 40 dB. Over ranks it compares what `agree`
+    bit for bit, and where ranks add up partial sums to 40 dB; and so for each weight of experts that FSDP gathers
+    in fp8. Over ranks it compares what `agree`
     compares, and the kernels of all plans that more than one rank has. The memory is that of one
     layer's weight and gradient; the model, its gradients, random numbers and scales stay as they are.
 
@@ -110,6 +111,10 @@ def verify_distributed(
             check = LayerCheck(name, module, tokens, dtype)
             layers.append(check.run())
             digests[name] = check.digest
+        for own_name, linear in getattr(module, "expert_weights", {}).items():
+            expert_check = ExpertCheck(f"{name}.{own_name}", linear, tokens, dtype)
+            layers.append(expert_check.run())
+            digests[f"{name}.{own_name}"] = expert_check.digest
     own = [f"layer {each.name!r}: {_words(each)}" for each in layers if _differs(each)]
     plans = _plans(device)
     if _is_shared(group):

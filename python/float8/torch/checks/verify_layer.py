@@ -14,10 +14,14 @@ from torch.nn import functional
 
 from float8.torch import _ops
 from float8.torch.amaxes import PART_BYTES
+from float8.torch.experts import ops
 from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import fsdp
+from float8.torch.shard.expert_gather import copies_of
+from float8.torch.shard.gather import COPIES
+from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_shards
 from float8.torch.shard.weight_gather import WeightGather, plain_parts
 from float8.torch.shard.weight_mesh import is_sharded_by_fsdp
@@ -143,7 +147,7 @@ class LayerCheck:
                     self._parallel(gathered, whole, dtype)
                 return
             if gathered is None:
-                gathered = fsdp.GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
+                gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
             self._run_both(gathered.detach().requires_grad_(), whole, dtype)
 
     def _type_of_x(self, whole: Tensor) -> torch.dtype:
@@ -189,11 +193,12 @@ class LayerCheck:
             size = (self._tokens, columns)
             return torch.randn(size, generator=random, device=device).to(dtype)
 
-        x = normal(layer.in_features).requires_grad_()
-        bias: Any = layer.bias
+        rows, columns = layer.weight.shape[-2:]
+        x = normal(columns).requires_grad_()
+        bias: Any = getattr(layer, "bias", None)
         if bias is not None:
             bias = _whole(bias).detach().clone().requires_grad_()
-        return x, normal(layer.out_features), bias
+        return x, normal(rows), bias
 
     def _parallel(self, weight: Any, whole: Tensor, dtype: torch.dtype | None = None) -> None:
         """Compares a linear that tensor parallelism shares, whose forward takes DTensors."""
@@ -217,6 +222,44 @@ class LayerCheck:
         own = [local.detach(), *(each.full_tensor() for each in grads)]
         for name, a, b in zip(TENSORS[3:], own, expected, strict=False):
             self._compare(name, a, b, exact=False)
+
+
+class ExpertCheck(LayerCheck):
+    """The comparisons of one weight of all experts, which FSDP gathers in fp8."""
+
+    _layer: Any  # an ExpertLinear
+
+    def run(self) -> Layer:
+        shape = str(list(self._layer.weight.shape))
+        if not fsdp.gathers_in_fp8(self._layer):
+            return Layer(self._name, shape, "gathers", {}, "experts in high precision")
+        with torch.enable_grad():
+            self._gathered(self._layer.weight)
+        return Layer(self._name, shape, "fp8 gathers", self._found)
+
+    def _gathered(self, weight: Any) -> None:
+        gather = fsdp.gather_of(self._layer)
+        if not gather.is_current(weight):
+            gather.cast(weight)
+        with fsdp.unsharded(self._layer) as gathered:
+            dtype = gather.dtype
+            whole = _whole(weight).to(gather.param_dtype or weight.dtype)
+            self.digest = _digest(whole)
+            copies = copies_of(whole.to(dtype), gather.config)
+            for name in COPIES:
+                own = getattr(gather, name)(dtype)
+                self._compare_parts(name, gather.parts(name, own), gather.parts(name, copies[name]))
+            if gathered is None:
+                gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
+            self._run_both(gathered.detach().requires_grad_(), whole, dtype)
+
+    def _linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None
+    ) -> Tensor:
+        experts = torch.arange(1, weight.shape[0] + 1, device=x.device)
+        offs = (experts * x.shape[0] // weight.shape[0]).int()
+        config = self._layer._config
+        return ops.linear(x, weight, ops.experts_layout(offs, x.shape[0], config), config)
 
 
 def _whole(tensor: Any) -> Tensor:

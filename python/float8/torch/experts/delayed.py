@@ -1,4 +1,5 @@
-"""The delayed scales of a converted module's experts: a part of the model's scale state for each weight."""
+"""The linears of a converted module's experts, one for each weight: what a scale state, and FSDP's gathers in
+fp8, have in the place of a Float8Linear."""
 
 from __future__ import annotations
 
@@ -7,22 +8,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from float8.recipes import Recipe
+from float8.recipes import EMULATE, Recipe
 
 if TYPE_CHECKING:
     from float8.torch.scales import ScaleState
+    from float8.torch.shard.expert_gather import ExpertGather
 
 
 class ExpertLinear:
-    """The linears of all experts with one weight, which a scale state has as it has a Float8Linear."""
+    """The linears of all experts with one weight."""
 
-    # Of what a Float8Linear may have.
-    _weight_gather = None
-    _sharing = None
+    _sharing = None  # of what a Float8Linear may have
 
-    def __init__(self, module: nn.Module, name: str, recipe: Recipe, config: int) -> None:
-        self._module = module
+    def __init__(
+        self, module: nn.Module, name: str, recipe: Recipe, config: int, layer_name: str = ""
+    ) -> None:
+        self.module = module
         self.name = name
+        self._layer_name = ".".join(filter(None, (layer_name, name)))
+        self._weight_gather: ExpertGather | None = None
         self.recipe = recipe
         self._config = config
         self._scales: ScaleState | None = None
@@ -33,7 +37,7 @@ class ExpertLinear:
 
     @property
     def weight(self) -> Any:
-        return getattr(self._module, self.name)
+        return getattr(self.module, self.name)
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -46,6 +50,15 @@ class ExpertLinear:
             self._scales.follow(device)
             view = self._scale_view
         return view, self._layout
+
+    def describe(self) -> str:
+        """Returns what the weight has in common on all ranks, in words."""
+        dtype = str(self.weight.dtype).removeprefix("torch.")
+        options = f"emulate={bool(self._config & EMULATE)}"
+        return f"experts {list(self.weight.shape)} {self.recipe} in {dtype}, {options}, fp8 gathers"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_weight_gather": None}  # a copy has a weight of its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -5,7 +5,8 @@ Their parameters, the names and the state dict are those of the original class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,8 @@ from float8.torch.experts import ops
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.moe import layout_of, mlp
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
+from float8.torch.experts.weight_casts import ExpertCast, kept_copies
+from float8.torch.shard import fsdp
 
 
 class Float8Experts(nn.Module):
@@ -28,11 +31,26 @@ class Float8Experts(nn.Module):
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
     expert_linears: Sequence[ExpertLinear] = ()  # with delayed scaling, one for each weight
+    weight_casts: Mapping[str, ExpertCast] = MappingProxyType({})  # of cache_weight_casts
+    expert_weights: Mapping[str, ExpertLinear] = MappingProxyType(
+        {}
+    )  # those that FSDP gathers in fp8, by their names
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP gives and takes weights, as it does a Float8Linear's.
+        if name in self.expert_weights and isinstance(value, nn.Parameter):
+            if hasattr(value, "_local_tensor"):
+                fsdp.shard_in_place(self.expert_weights[name], value)
+            self._parameters[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.
         made: Any = super().__reduce_ex__(protocol)
-        return (_remake, (self.original, self.kind), *made[2:])
+        # A copy has weights of its own.
+        state = {name: value for name, value in made[2].items() if name != "weight_casts"}
+        return (_remake, (self.original, self.kind), state, *made[3:])
 
     def extra_repr(self) -> str:
         emulate = "emulate=True" if self.experts_config & recipes.EMULATE else ""
@@ -103,7 +121,8 @@ def linear_of(
     for each in getattr(module, "expert_linears", ()):
         if each.name == name:
             return ops.linear(rows, weight, layout, config, *each.scales_on(weight.device))
-    return ops.linear(rows, weight, layout, config)
+    kept = kept_copies(module, name, weight, rows.dtype)
+    return ops.linear(rows, weight, layout, config, kept=kept)
 
 
 def of_transformers(
@@ -127,7 +146,12 @@ def of_transformers(
     routing = route(ids, scores, first.shape[0], config)
     delayed = bool(getattr(module, "expert_linears", ()))
     if _is_swiglu(module) and not delayed and not config & recipes.READS_X:
-        return mlp(x, first, last, routing).reshape(shape)
+        kept = [
+            kept_copies(module, name, weight, x.dtype)
+            for name, weight in (("gate_up_proj", first), ("down_proj", last))
+        ]
+        copies = (kept[0], kept[1]) if kept[0] is not None and kept[1] is not None else None
+        return mlp(x, first, last, routing, copies).reshape(shape)
     layout = layout_of(routing)
     of_rows = experts_of_rows(routing) if module.has_bias else None
 

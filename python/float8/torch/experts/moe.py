@@ -12,6 +12,7 @@ from float8 import recipes
 from float8.torch import _ops
 from float8.torch.experts import ops
 from float8.torch.experts.routing import Routing, combine, dispatch, route
+from float8.torch.experts.weight_casts import Kept
 
 Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -59,11 +60,14 @@ class Mlp(torch.autograd.Function):
         row_scores: torch.Tensor,
         layout: torch.Tensor,
         config: int,
+        copies: tuple[Kept, Kept] | None,
     ) -> torch.Tensor:
-        y, saved = ops.moe_forward(x, tokens, w13, w2, layout, config, True)
-        again = (w13, w2) if config & recipes.RECOMPUTE else (None, None)
+        of_forward, of_backward = _split(copies)
+        y, saved = ops.moe_forward(x, tokens, w13, w2, layout, config, True, *of_forward)
+        again = (w13, w2) if config & recipes.RECOMPUTE and copies is None else (None, None)
+        of_rows = (tokens, position, offs, row_scores, layout, saved)
         kept = y if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(x, *again, tokens, position, offs, row_scores, layout, saved, kept)
+        ctx.save_for_backward(x, *again, *of_rows, kept, *of_backward)
         ctx.sizes = (w2.shape[0], w2.shape[2])
         ctx.grad_dtypes = (w13.dtype, w2.dtype)
         ctx.config = config
@@ -72,7 +76,9 @@ class Mlp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, w13, w2, tokens, position, offs, row_scores, layout, saved, y = ctx.saved_tensors
+        x, w13, w2, tokens, position, offs, row_scores, layout, saved, y, *copies = (
+            ctx.saved_tensors
+        )
         want_x, want_scores, want_w13, want_w2, *_ = ctx.needs_input_grad
         dx = dscores = dw13 = dw2 = None
         if want_x or want_w13 or want_w2:
@@ -91,26 +97,46 @@ class Mlp(torch.autograd.Function):
                 dtype,
                 ctx.config,
                 wanted,
+                *copies,
             )
             if want_x:
                 dx = ops.moe_combine(of_rows, None, position, offs, ctx.config)
         if want_scores:
             dscores = ops.moe_score_gradient(grad, y, position, offs, ctx.config)
-        return dx, dscores, dw13 if want_w13 else None, dw2 if want_w2 else None, *[None] * 6
+        return dx, dscores, dw13 if want_w13 else None, dw2 if want_w2 else None, *[None] * 7
 
 
 _apply: Any = Mlp.apply
 
 
-def mlp(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Computes swiglu_experts of a routing, for w13 [E, 2 F, D]."""
+def _split(copies: tuple[Kept, Kept] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns what the ops of forward and of backward take of the copies of w13 and w2."""
+    if copies is None:
+        return (), ()
+    w13, w2 = copies
+    return (*w13[:2], *w2[:2]), (*w13[2:], *w2[2:])
+
+
+def mlp(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    routing: Routing,
+    copies: tuple[Kept, Kept] | None = None,
+) -> torch.Tensor:
+    """Computes swiglu_experts of a routing, for w13 [E, 2 F, D].
+
+    copies: those in fp8 of both weights, where they are kept.
+    """
     tokens, position, offs, row_scores, scores, config = routing
+    if copies is not None:
+        config |= recipes.RECOMPUTE
     layout = layout_of(routing)
     w2 = w2.to(w13.dtype)  # gradients have one type
     if torch.is_grad_enabled() and any(each.requires_grad for each in (x, scores, w13, w2)):
         places = (tokens, position, offs, row_scores, layout)
-        return _apply(x, scores, w13, w2, *places, config)  # type: ignore[no-any-return]
-    y, _ = ops.moe_forward(x, tokens, w13, w2, layout, config, False)
+        return _apply(x, scores, w13, w2, *places, config, copies)  # type: ignore[no-any-return]
+    y, _ = ops.moe_forward(x, tokens, w13, w2, layout, config, False, *_split(copies)[0])
     return combine(y, routing)
 
 

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
+from float8.torch.experts.weight_casts import Kept
 
 experts_layout = torch.ops.float8.experts_layout.default
 experts_forward = torch.ops.float8.experts_forward.default
@@ -179,11 +180,13 @@ class ExpertsFunction(torch.autograd.Function):
         config: int,
         scales: torch.Tensor | None,
         scale_layout: int,
+        kept: Kept | None,
     ) -> torch.Tensor:
-        y, saved = experts_forward(x, weight, layout, config, True, scales, scale_layout)
-        again = config & recipes.RECOMPUTE and ctx.needs_input_grad[0]
+        q, qt = ((), (None, None)) if kept is None else (kept[:2], kept[2:])
+        y, saved = experts_forward(x, weight, layout, config, True, scales, scale_layout, *q)
+        again = config & recipes.RECOMPUTE and ctx.needs_input_grad[0] and kept is None
         rows = x if config & recipes.READS_X and ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(saved, layout, weight if again else None, rows, scales)
+        ctx.save_for_backward(saved, layout, weight if again else None, rows, scales, *qt)
         ctx.scale_layout = scale_layout
         ctx.sizes = tuple(weight.shape)
         ctx.grad_dtype = _ops.ELEMENT_TYPES[weight.dtype]
@@ -193,12 +196,12 @@ class ExpertsFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        saved, layout, weight, rows, scales = ctx.saved_tensors
+        saved, layout, weight, rows, scales, *qt = ctx.saved_tensors
         want_x, want_weight, *_ = ctx.needs_input_grad
         wanted = want_x | want_weight << 1
         rest = (ctx.grad_dtype, ctx.config, wanted, rows, scales, ctx.scale_layout)
-        dx, dw = experts_backward(dy, saved, layout, weight, *ctx.sizes, *rest)
-        return dx if want_x else None, dw if want_weight else None, *[None] * 4
+        dx, dw = experts_backward(dy, saved, layout, weight, *ctx.sizes, *rest, *qt)
+        return dx if want_x else None, dw if want_weight else None, *[None] * 5
 
 
 _apply: Any = ExpertsFunction.apply
@@ -211,6 +214,7 @@ def linear(
     config: int,
     scales: torch.Tensor | None = None,
     scale_layout: int = 0,
+    kept: Kept | None = None,
 ) -> torch.Tensor:
     """Computes the linears of a config (recipes.pack), with a gradient where one is wanted.
 
@@ -218,10 +222,15 @@ def linear(
     weight: [E, N, K], of any strides and in any element type; x and y may have another one.
     layout: experts_layout of the ends of the experts' rows and M.
     scales: the part of a scale state of scale_layout (scales.py), for delayed scaling.
+    kept: the weight's fp8 copies, which backward reads too.
     """
+    if kept is not None:
+        config |= recipes.RECOMPUTE
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return _apply(x, weight, layout, config, scales, scale_layout)  # type: ignore[no-any-return]
-    y: torch.Tensor = experts_forward(x, weight, layout, config, False, scales, scale_layout)[0]
+        return _apply(x, weight, layout, config, scales, scale_layout, kept)  # type: ignore[no-any-return]
+    q = () if kept is None else kept[:2]
+    rest = (layout, config, False, scales, scale_layout, *q)
+    y: torch.Tensor = experts_forward(x, weight, *rest)[0]
     return y
 
 

@@ -39,6 +39,7 @@ class Chosen(NamedTuple):
     config: int
     recipe: Recipe
     linears: list[ExpertLinear]  # those of a scale state, with delayed scaling
+    weights: dict[str, ExpertLinear]  # those whose gathers are in fp8
     kept: bool  # the module has these linears already
 
 
@@ -50,6 +51,7 @@ def choose_experts(
     saturate: bool,
     recompute: bool | None,
     options_of_scales: int = 0,
+    gather: bool = False,
 ) -> list[Chosen]:
     """Returns the modules of experts that are to compute in fp8; a warning names those that cannot.
 
@@ -69,13 +71,15 @@ def choose_experts(
     if not experts:
         return []
     resolved = resolve_recipe(recipe)
-    config = config_of(resolved, emulate, saturate, recompute, True)
+    # Backward has what FSDP gathers for it.
+    config = config_of(resolved, emulate, saturate, True if gather else recompute, True)
     # A scale state has one config for its linears and experts.
     of_state = recipes.pack(
         resolved, emulate=emulate, saturate=saturate, recompute=recompute is True
     )
     chosen = []
     left_out: dict[str, list[str]] = {}
+    in_high_precision: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         kind = _kind_of(module)
         if kind is None and not _resembles(module):
@@ -98,13 +102,33 @@ def choose_experts(
                     for each, weight in module._parameters.items()
                     if weight is not None and weight.dim() == 3
                 ]
-            chosen.append(Chosen(name, module, kind, config, resolved, own, kept))
+            weights = {
+                each: ExpertLinear(module, each, resolved, config, name)
+                for each, weight in module._parameters.items()
+                if gather and weight is not None and weight.dim() == 3
+            }
+            if weights and (why_not := _obstacle_to_gathers(module, resolved)):
+                in_high_precision.setdefault(why_not, []).append(name or "root")
+                weights = {}
+            chosen.append(Chosen(name, module, kind, config, resolved, own, weights, kept))
         elif why is not None:
             left_out.setdefault(why, []).append(name or "root")
     for why, names in left_out.items():
         text = f"{listed(names)} stays as it is, and its experts are not in fp8: {why}"
         notices.warn_once(text, text)
+    for why, names in in_high_precision.items():
+        text = f"FSDP gathers the weights of {listed(names)} in high precision: {why}"
+        notices.warn_once(text, text)
     return chosen
+
+
+def _obstacle_to_gathers(module: nn.Module, recipe: Recipe) -> str | None:
+    """Returns why FSDP cannot gather the weights of experts in fp8, None where it can."""
+    if recipe.delayed:
+        return "fp8 gathers of experts are for dynamic scaling"
+    if getattr(module, "is_transposed", False):
+        return "they are stored as [experts, in_features, out_features]"
+    return None
 
 
 def _warn_of_experts(model: nn.Module) -> None:
@@ -138,6 +162,8 @@ def convert_experts(chosen: list[Chosen]) -> None:
         own: Any = each.module
         if not isinstance(own, Float8Experts):
             own.__class__ = class_of(type(own), each.kind)
+        own.expert_weights = each.weights
+        own.weight_casts = {}
         own.experts_config = each.config
         own.experts_recipe = each.recipe.name or "custom"
 

@@ -16,9 +16,11 @@ from torch.nn import functional
 from float8 import recipes
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
+from float8.torch.experts.modules import Float8Experts, TorchtitanExperts
+from float8.torch.experts.weight_casts import ExpertCast
 from float8.torch.shard import weight_changes
 from float8.torch.shard.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
-from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, mesh_dims
+from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, layers_of, mesh_dims
 
 if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
@@ -122,10 +124,19 @@ class WeightCasts:
         ]
         kinds = [_kind(layer) for layer in layers]
         # FSDP's gathers in fp8 keep the shards' casts themselves.
-        self._gathers = "gathered" in kinds
+        self._gathers = "gathered" in kinds or any(
+            gathers_in_fp8(layer) for each in module.modules() for _, layer in layers_of(each)
+        )
         self._plain = [x for x, kind in zip(layers, kinds, strict=True) if kind == "plain"]
+        self._experts = _of_experts(module)
         for layer in self._plain:
             layer._weight_cast = WeightCast(layer, dtype)
+        for of_module, experts in self._experts:
+            experts.weight_casts = {
+                name: ExpertCast(f"{of_module}.{name}", weight, experts.experts_config, dtype)
+                for name, weight in experts._parameters.items()
+                if weight is not None and weight.dim() == 3
+            }
         self._hooks: list[Any] = []
 
     def update(self) -> None:
@@ -138,6 +149,9 @@ class WeightCasts:
         for layer in self._plain:
             if layer._weight_cast is not None:
                 layer._weight_cast.update(layer)
+        for _, experts in self._experts:
+            for name, cast in experts.weight_casts.items():
+                cast.update(getattr(experts, name))
 
     def _update_gathers(self, *_: Any) -> None:
         if self._gathers:
@@ -151,10 +165,40 @@ class WeightCasts:
         """Frees the copies; the layers cast their weights in every forward again."""
         for layer in self._plain:
             layer._weight_cast = None
+        for _, experts in self._experts:
+            experts.weight_casts = {}
         for hook in self._hooks:
             hook.remove()
-        self._plain, self._hooks = [], []
+        self._plain, self._experts, self._hooks = [], [], []
         self._gathers = False
+
+
+def _of_experts(module: nn.Module) -> list[tuple[str, Float8Experts]]:
+    """Returns the modules of experts that can keep copies, by names; a warning has the others."""
+    found = []
+    left: dict[str, list[str]] = {}
+    for name, each in module.named_modules():
+        if not isinstance(each, Float8Experts) or each.expert_weights:
+            continue
+        weights = [w for w in each._parameters.values() if w is not None and w.dim() == 3]
+        why = None
+        if each.expert_linears:
+            why = "delayed scaling records the amaxes of each cast"
+        elif issubclass(each.kind, TorchtitanExperts):
+            why = "their forward does not say of which weight a GEMM is"
+        elif getattr(each, "is_transposed", False):
+            why = "they are stored as [experts, in_features, out_features]"
+        elif any(type(w.data) is not torch.Tensor or w.is_meta for w in weights):
+            why = "they are no plain tensors with values"
+        if why is None:
+            found.append((name or "root", each))
+        else:
+            left.setdefault(why, []).append(name or "root")
+    for why, names in left.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text = f"the weights of {names[0]}{others} are cast in every forward: {why}"
+        notices.warn_once(text, text)
+    return found
 
 
 def _kind(layer: Float8Linear) -> str:
@@ -191,7 +235,7 @@ def cache_weight_casts(
     *,
     dtype: torch.dtype | None = None,
 ) -> WeightCasts:
-    """Keeps the fp8 copies of the weights of the Float8Linear layers below `module`.
+    """Keeps the fp8 copies of the weights of the linears and experts in fp8 below `module`.
 
     Forwards then read the copies instead of casting the weights, with the same results; they take 2
     bytes for each element. This is worth it where a step has several micro-batches.
@@ -210,11 +254,14 @@ def cache_weight_casts(
     the shards' casts, which a forward makes where none are of this weight: for them `update` is
     precompute_float8_dynamic_scale_for_fsdp, and micro-batches cast nothing without this call too.
 
+    The weights of converted experts keep copies too, which forwards in eager mode read; compiled ones cast
+    them again. A warning names experts that keep none, with the reason.
+
     Raises ValueError for delayed scaling, for weights that FSDP gathers in high precision, and for
     other weights that are no plain tensors; no layer is changed then. Layers that have copies already
     get new ones. It warns where no linear is in fp8.
     """
-    notices.warn_without_linears("cache_weight_casts", module)
+    notices.warn_without_linears("cache_weight_casts", module, experts=True)
     casts = WeightCasts(module, dtype)
     if optimizer is not None:
         casts.update_after(optimizer)

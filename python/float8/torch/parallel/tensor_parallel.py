@@ -21,7 +21,7 @@ from float8.torch.parallel.sharded_grads import Call
 from float8.torch.parallel.sharded_operands import Sharing
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.shard.fsdp import GatheredWeight
+from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.weight_mesh import check_split
 
 if TYPE_CHECKING:

@@ -21,26 +21,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
-from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Granularity, Recipe, Scaling
-from float8.torch import _ops, notices
+from float8.torch import notices
 from float8.torch.ranks import collectives
 from float8.torch.shard import weight_changes
-from float8.torch.shard.gathered_ops import (
-    gathered_backward,
-    gathered_copy,
-    gathered_forward,
-    gathered_gemm,
-    weight_copy,
-    weight_gemm,
-)
+from float8.torch.shard.expert_casts import cast_experts
+from float8.torch.shard.expert_gather import ExpertGather, obstacle
+from float8.torch.shard.gather import COPIES, Gather
+from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_late, cast_shards
-from float8.torch.shard.shard_copies import COPIES
 from float8.torch.shard.weight_changes import Changes
 from float8.torch.shard.weight_gather import WeightGather
-from float8.torch.shard.weight_mesh import param_group, params_of_root
+from float8.torch.shard.weight_mesh import (
+    group_of_layer,
+    home_of,
+    layer_of,
+    layers_of,
+    param_group,
+    params_of_root,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -53,6 +53,7 @@ class ShardedWeight(torch.Tensor):
     """
 
     changes: Changes  # of the memory: tensors that share it have one
+    of_parameter: str  # its name in its module
     _fsdp: tuple[Any, Any] | None = None  # FSDP's group and parameter, once they are known
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -65,14 +66,13 @@ class ShardedWeight(torch.Tensor):
         _note_writes(func, args, kwargs)
         with _no_dispatch():
             out = func(*args, **kwargs)
-        if func in _KEEPING:
-            return _as_sharded(out, Changes())
-        if _is_view(func):
-            origin = next(arg for arg in args if isinstance(arg, ShardedWeight))
-            if isinstance(out, Tensor):
-                return _as_sharded(out, origin.changes)
-            return type(out)(_as_sharded(each, origin.changes) for each in out)
-        return out
+        if func not in _KEEPING and not _is_view(func):
+            return out
+        origin = next(arg for arg in args if isinstance(arg, ShardedWeight))
+        changes = Changes() if func in _KEEPING else origin.changes
+        if isinstance(out, Tensor):
+            return _as_sharded(out, changes, origin.of_parameter)
+        return type(out)(_as_sharded(each, changes, origin.of_parameter) for each in out)
 
     def plain(self) -> Tensor:
         """Returns the same memory as a plain tensor, which is for reading."""
@@ -90,7 +90,7 @@ class ShardedWeight(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            memo[id(self)] = _as_sharded(self.plain().clone(), Changes())
+            memo[id(self)] = _as_sharded(self.plain().clone(), Changes(), self.of_parameter)
         return memo[id(self)]  # type: ignore[no-any-return]
 
     @property
@@ -102,11 +102,11 @@ class ShardedWeight(torch.Tensor):
         self, mesh: Any, outer_size: torch.Size, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], _Gathered]:
         if self._fsdp is None:
-            self._fsdp = param_group(module)
+            self._fsdp = param_group(module, self.of_parameter)
         group, param = self._fsdp
         if not _may_gather(param):
-            return (self._padded(outer_size, mesh.size(), mp_policy.param_dtype),), outer_size
-        gather = gather_of(module)
+            return (self._padded(param, mp_policy.param_dtype),), outer_size
+        gather = gather_of(layer_of(module, self.of_parameter))
         gather.join(group, param)
         in_backward = group._training_state.name == "PRE_BACKWARD"
         if not gather.is_cast or not (in_backward or gather.is_current(param.sharded_param)):
@@ -121,10 +121,10 @@ class ShardedWeight(torch.Tensor):
         collectives.progress.begin(gather.operations[names])
         return tuple(gather.shard(name) for name in names), (gather, names)
 
-    def _padded(self, size: torch.Size, ranks: int, dtype: torch.dtype | None) -> Tensor:
+    def _padded(self, param: Any, dtype: torch.dtype | None) -> Tensor:
         """Returns the shard as FSDP gathers it in high precision."""
         own = self.plain()
-        out = own.new_zeros((-(-size[0] // ranks), *size[1:]), dtype=dtype or own.dtype)
+        out = own.new_zeros(param.padded_sharded_param_size, dtype=dtype or own.dtype)
         out[: own.shape[0]] = own
         return out
 
@@ -138,7 +138,8 @@ class ShardedWeight(torch.Tensor):
     ) -> tuple[Tensor, list[Tensor]] | None:
         # FSDP frees what it gathered itself, and fills the same memory with the next gather.
         if isinstance(metadata, torch.Size):
-            return None if out is not None else (all_gather_outputs[0][: metadata[0]], [])
+            whole = all_gather_outputs[0].view(-1)[: metadata.numel()].view(metadata)
+            return None if out is not None else (whole, [])
         gather, names = metadata
         gather.set_copies(dict(zip(names, all_gather_outputs, strict=True)))
         if out is not None:
@@ -146,8 +147,8 @@ class ShardedWeight(torch.Tensor):
         return GatheredWeight(gather.key, gather.size, param_dtype, gather.device), []
 
 
-# A gather is of these copies of a WeightGather or, in high precision, of a whole weight of this size.
-_Gathered = tuple[WeightGather, tuple[str, ...]] | torch.Size
+# A gather is of these copies of a Gather or, in high precision, of a whole weight of this size.
+_Gathered = tuple[Gather, tuple[str, ...]] | torch.Size
 
 
 class _PreAllGather:
@@ -172,11 +173,12 @@ class _PreAllGather:
 _PreAllGather.__signature__ = inspect.signature(_PreAllGather(None).__call__)  # type: ignore
 
 
-def _as_sharded(tensor: Tensor, changes: Changes) -> Tensor:
+def _as_sharded(tensor: Tensor, changes: Changes, name: str) -> Tensor:
     if type(tensor) is not torch.Tensor:
         return tensor
     sharded: ShardedWeight = torch.Tensor._make_subclass(ShardedWeight, tensor)
     sharded.changes = changes
+    sharded.of_parameter = name
     return sharded
 
 
@@ -236,86 +238,6 @@ def _note_writes(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
                 each.changes.note(each)
 
 
-class GatheredWeight(torch.Tensor):
-    """The whole weight, which has no values but its copies in fp8; what linears and autograd see.
-
-    Its only tensor is the key of its WeightGather, so that torch.compile traces it, and one graph
-    serves the layers of many blocks.
-    """
-
-    key: Tensor
-
-    @staticmethod
-    def __new__(
-        cls, key: Tensor, size: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> GatheredWeight:
-        weight: GatheredWeight = torch.Tensor._make_wrapper_subclass(
-            cls, size, dtype=dtype, device=device
-        )
-        weight.key = key
-        return weight
-
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[torch.dtype, torch.device]]:
-        return ["key"], (self.dtype, self.device)
-
-    @staticmethod
-    def __tensor_unflatten__(
-        inner: dict[str, Tensor],
-        context: tuple[torch.dtype, torch.device],
-        outer_size: torch.Size,
-        outer_stride: tuple[int, ...],
-    ) -> GatheredWeight:
-        return GatheredWeight(inner["key"], outer_size, *context)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        weight = next(arg for arg in args if isinstance(arg, GatheredWeight))
-        if func in _ALIASES:
-            alias = GatheredWeight(weight.key, weight.shape, weight.dtype, weight.device)
-            return return_and_correct_aliasing(func, args, kwargs or {}, alias)  # type: ignore[no-untyped-call]
-        if func is torch.ops.aten.zeros_like.default:
-            return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-        if func is _ops.linear_forward:
-            return weight.forward_of_linear(*args[:3], *args[6:])
-        if func is _ops.linear_backward:
-            return weight.backward_of_linear(*args[:4], *args[6:])
-        if func is weight_gemm:
-            gemm, a, a_scales, _, bias, dtype, config = args
-            shape = list(weight.shape)
-            return gathered_gemm(gemm, a, a_scales, weight.key, shape, bias, dtype, config)
-        if func is weight_copy:
-            gemm, like, _, dtype, granularity = args
-            shape = list(weight.shape)
-            clone = type(weight.key) is not torch.Tensor or is_fake(weight.key)
-            return gathered_copy(gemm, like, weight.key, shape, dtype, granularity, clone)
-        raise NotImplementedError(
-            f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
-            "values in high precision; only the linear it belongs to can use it"
-        )
-
-    def forward_of_linear(self, x: Tensor, x_q: Any, x_qt: Any, *rest: Any) -> Any:
-        """Computes linear_forward; `rest` begins with the bias."""
-        return gathered_forward(x, x_q, x_qt, self.key, self.shape[0], self.dtype, *rest)
-
-    def backward_of_linear(self, dy: Tensor, saved: Tensor, x: Any, x_qt: Any, *rest: Any) -> Any:
-        """Computes linear_backward; `rest` begins with the scales."""
-        shape = list(self.shape)
-        return gathered_backward(dy, saved, x, x_qt, self.key, shape, self.dtype, *rest)
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
-
-
-_ALIASES = (
-    torch.ops.aten.alias.default,
-    torch.ops.aten.as_strided.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.view.default,
-)
-
-
 def check_recipe(recipe: Recipe, padding: int) -> None:
     """Raises where a weight of that recipe has no fp8 copies that ranks could gather."""
     if not (recipe.output.b.fp8 and recipe.grad_input.b.fp8):
@@ -348,7 +270,8 @@ def shard_in_place(layer: Any, weight: Any) -> None:
     """
     local = weight._local_tensor
     if type(local) is torch.Tensor and _shards_more(layer._parameters["weight"], weight):
-        weight._local_tensor = _as_sharded(local, Changes())
+        _, name = home_of(layer)
+        weight._local_tensor = _as_sharded(local, Changes(), name)
         weight_changes.watch_optimizers()
 
 
@@ -361,17 +284,24 @@ def _shards_more(before: Any, weight: Any) -> bool:
     return bool(weight.device_mesh.ndim > before.device_mesh.ndim)  # beside tensor parallelism
 
 
-def gather_of(layer: Any) -> WeightGather:
+def gather_of(layer: Any) -> Any:
     """Returns the gather of a layer whose weight is a shard now."""
     if layer._weight_gather is None:
-        layer._weight_gather = WeightGather(layer, layer.weight.dtype)
-    return layer._weight_gather  # type: ignore[no-any-return]
+        kind = WeightGather if isinstance(layer, nn.Module) else ExpertGather
+        layer._weight_gather = kind(layer, layer.weight.dtype)
+    return layer._weight_gather
+
+
+def _layer_of(param: Any) -> Any:
+    """Returns the layer of a parameter of FSDP, None where it is no Float8Linear's or expert's."""
+    return layer_of(param._module_info.module, param._module_info.param_name)
 
 
 def _may_gather(param: Any) -> bool:
     """Tells whether a parameter of FSDP is gathered in fp8: other modules cannot read its copies."""
     info = param._module_info
-    if not hasattr(info.module, "_weight_gather") or info.shared_modules:
+    layer = _layer_of(param)
+    if layer is None or info.shared_modules:
         modules = [info.module, *info.shared_modules]
         names = " and ".join(getattr(m, "_layer_name", "") or type(m).__name__ for m in modules)
         notices.warn_once(
@@ -380,20 +310,24 @@ def _may_gather(param: Any) -> bool:
             "read its copies in fp8",
         )
         return False
+    if not isinstance(layer, nn.Module) and (why := obstacle(layer, param.sharded_param)):
+        text = f"FSDP gathers {layer._layer_name} in high precision: {why}"
+        notices.warn_once(text, text)
+        return False
     return isinstance(getattr(param.sharded_param, "_local_tensor", None), ShardedWeight)
 
 
-def _cast_changed(gather: WeightGather) -> None:
+def _cast_changed(gather: Gather) -> None:
     """Casts a shard, and all of the same model that have changed, with few collectives for all.
 
     Those of which nobody can know are cast with their own unit, since others may run much later.
     """
-    changed: list[tuple[WeightGather, DTensor]] = []
+    changed: list[tuple[Any, DTensor]] = []
     for group, param in params_of_root(gather.fsdp_group):
-        weight = param.sharded_param
-        if not gathers_in_fp8(param._module_info.module, weight):
+        weight, layer = param.sharded_param, _layer_of(param)
+        if not gathers_in_fp8(layer, weight):
             continue
-        other = gather_of(param._module_info.module)
+        other = gather_of(layer)
         other.join(group, param)
         own_unit = group is gather.fsdp_group
         if not other.is_current(weight) and (own_unit or not other.is_unknowable(weight)):
@@ -402,23 +336,26 @@ def _cast_changed(gather: WeightGather) -> None:
     _cast_by_groups(changed)
 
 
-def _of_unit(group: Any) -> list[WeightGather]:
+def _of_unit(group: Any) -> list[Any]:
     """Returns the weights that FSDP gathers together in fp8."""
     gathers = [
-        gather_of(param._module_info.module)
+        gather_of(_layer_of(param))
         for param in group.fsdp_params
-        if gathers_in_fp8(param._module_info.module, param.sharded_param)
+        if gathers_in_fp8(_layer_of(param), param.sharded_param)
     ]
     return [gather for gather in gathers if gather.is_cast]
 
 
-def _cast_by_groups(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
-    """Casts the shards of weights, those that one group of ranks shares in one call."""
-    groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
+def _cast_by_groups(weights: Sequence[tuple[Any, DTensor]]) -> None:
+    """Casts the shards of weights, those of one kind that one group of ranks shares in one call."""
+    groups: dict[Any, list[tuple[Any, DTensor]]] = {}
     for gather, weight in weights:
-        groups.setdefault(gather.group, []).append((gather, weight))
-    for own in groups.values():
-        cast_shards(own)
+        groups.setdefault((type(gather), gather.group), []).append((gather, weight))
+    for (kind, _), own in groups.items():
+        if kind is ExpertGather:
+            cast_experts(own)
+        else:
+            cast_shards(own)
 
 
 @contextlib.contextmanager
@@ -427,7 +364,7 @@ def unsharded(layer: Any) -> Iterator[Tensor | None]:
 
     Whether a weight stays gathered after forward is not known before that.
     """
-    group, param = param_group(layer)
+    group, param = group_of_layer(layer)
     if group is None or param._param_fqn is None:
         yield None
         return
@@ -444,21 +381,23 @@ def unsharded(layer: Any) -> Iterator[Tensor | None]:
 
 @torch.no_grad()
 def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
-    """Casts the sharded weights of the Float8Linear layers below `module`, for the next step.
+    """Casts the sharded weights of the linears and experts in fp8 below `module`, for the next step.
 
     Call it after the optimizer's step, on all ranks. It finds the maxima of all shards, reduces them
     in one all-reduce (and one over the ranks of tensor parallelism, where there are some), and casts
-    the shards with the scales of the whole weights; forward and backward then only gather. Without it
+    the shards with the scales of the whole weights; experts have one all-gather of scales, and an all-reduce
+    where ranks have parts of each expert. Forward and backward then only gather. Without it
     the first gather after a change does the same, for all weights that have changed, to the same bits.
-    It warns where no linear is in fp8.
+    It warns where nothing is in fp8.
     """
-    notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module)
-    weights: list[tuple[WeightGather, DTensor]] = []
-    for name, layer in module.named_modules():
-        if gathers_in_fp8(layer):
-            gather = gather_of(layer)
-            gather.name = name or gather.name
-            weights.append((gather, layer.weight))
+    notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module, experts=True)
+    weights: list[tuple[Any, DTensor]] = []
+    for name, each in module.named_modules():
+        for own, layer in layers_of(each):
+            if gathers_in_fp8(layer):
+                gather = gather_of(layer)
+                gather.name = ".".join(filter(None, (name, own))) or gather.name
+                weights.append((gather, layer.weight))
     _cast_by_groups(weights)
 
 
@@ -472,5 +411,5 @@ def gathers_in_fp8(layer: Any, weight: Any = None) -> bool:
     if layer._weight_gather is not None:
         return True
     # A checkpoint may be loaded into weights that tensor parallelism alone shares.
-    group, param = param_group(layer)
+    group, param = group_of_layer(layer)
     return group is not None and _may_gather(param)

@@ -17,8 +17,7 @@ from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.shard import weight_changes
 from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s
-from float8.torch.shard.shard_copies import COPIES
-from float8.torch.shard.weight_gather import GatheredCopy, WeightGather, gather_at
+from float8.torch.shard.gather import COPIES, Gather, GatheredCopy, gather_at
 
 torch.library.define(
     "float8::gathered_forward",
@@ -63,7 +62,7 @@ torch.library.define(
 _shapes: dict[tuple[Any, ...], Tensor] = {}
 
 
-def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype, fake: bool) -> Tensor:
+def shape_of_weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype, fake: bool) -> Tensor:
     """Returns an element in the weight's shape: nobody reads it."""
     if fake:
         return like.new_empty((), dtype=dtype).expand(shape)
@@ -77,9 +76,9 @@ def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype, fake: bool) 
     return found
 
 
-def _gather_of(key: Any) -> WeightGather | None:
+def gather_of_op(key: Any) -> Any:
     """Returns the gather that an op is told, None where torch.compile traces the op."""
-    if isinstance(key, WeightGather):
+    if isinstance(key, Gather):
         return key
     return None if is_fake(key) else gather_at(key)
 
@@ -97,8 +96,8 @@ def _forward(
     layout: int,
     save: bool,
 ) -> Any:
-    known = _gather_of(gather)
-    weight = _weight(x, (n, x.shape[-1]), dtype, known is None)
+    known = gather_of_op(gather)
+    weight = shape_of_weight(x, (n, x.shape[-1]), dtype, known is None)
     q = GatheredCopy(x, None) if known is None else known.q(x.dtype, save)
     return _ops.linear_forward(
         x, x_q, x_qt, weight, q.data, None, bias, scales, config, layout, save, q.scales
@@ -118,8 +117,8 @@ def _backward(
     layout: int,
     wanted: int,
 ) -> Any:
-    known = _gather_of(gather)
-    weight = _weight(dy, shape, dtype, known is None)
+    known = gather_of_op(gather)
+    weight = shape_of_weight(dy, shape, dtype, known is None)
     if known is None:
         qt = GatheredCopy(dy, None)
     else:
@@ -168,7 +167,7 @@ def _copy_of(
     return (data.clone(), scales.clone()) if clone else (data, scales)
 
 
-def _direct(op: Any, call: Callable[..., Any], at: int) -> Callable[..., Any]:
+def direct(op: Any, call: Callable[..., Any], at: int) -> Callable[..., Any]:
     """Returns what calls the op, or its kernel where nobody sees ops: an op in Python takes a while.
 
     at: the place of the gather among the op's arguments.
@@ -191,8 +190,8 @@ for name, call in (
 ):
     torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
     torch.library.register_fake(f"float8::{name}", call)
-gathered_forward = _direct(torch.ops.float8.gathered_forward.default, _forward, 3)
-gathered_backward = _direct(torch.ops.float8.gathered_backward.default, _backward, 4)
+gathered_forward = direct(torch.ops.float8.gathered_forward.default, _forward, 3)
+gathered_backward = direct(torch.ops.float8.gathered_backward.default, _backward, 4)
 gathered_gemm = torch.ops.float8.gathered_gemm.default
 gathered_copy = torch.ops.float8.gathered_copy.default
 weight_gemm = torch.ops.float8.weight_gemm.default

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from float8.torch.scales import ScaleState
+    from float8.torch.shard.gather import Gather
     from float8.torch.shard.weight_gather import WeightGather
 
 _ROWS = 16  # a weight that is cast as a whole has multiples of so many rows
@@ -37,7 +38,7 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     """
     if not weights:
         return
-    _compare([gather for gather, _ in weights])
+    compare([gather for gather, _ in weights])
     take_back([gather for gather, _ in weights])
     delayed: dict[ScaleState, list[tuple[WeightGather, DTensor]]] = {}
     dynamic = []
@@ -89,7 +90,7 @@ def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     for (gather, weight), of_weight in zip(weights, words, strict=True):
         gather.set_words(*of_weight)
         gather.set_cast(weight)
-    _gather_scales(gathers, own)
+    gather_scales(gathers, own)
 
 
 @torch.no_grad()
@@ -109,11 +110,11 @@ def cast_late(gathers: Sequence[WeightGather]) -> None:
         torch._foreach_copy_([to for to, _ in scales], [of for _, of in scales])
 
 
-def _names(gathers: Sequence[WeightGather]) -> Callable[[], list[str]]:
+def names_of(gathers: Sequence[Gather]) -> Callable[[], list[str]]:
     return lambda: [gather.name for gather in gathers]
 
 
-def _of_tensor_groups(gathers: Sequence[WeightGather]) -> dict[Any, list[int]]:
+def _of_tensor_groups(gathers: Sequence[Gather]) -> dict[Any, list[int]]:
     """Returns the groups of tensor parallelism, and the indices of their weights."""
     groups: dict[Any, list[int]] = {}
     for i, gather in enumerate(gathers):
@@ -122,7 +123,7 @@ def _of_tensor_groups(gathers: Sequence[WeightGather]) -> dict[Any, list[int]]:
     return groups
 
 
-def _compare(gathers: Sequence[WeightGather]) -> None:
+def compare(gathers: Sequence[Gather]) -> None:
     """Raises on all ranks where they have not the same weights; each weight is compared once."""
     new = [gather for gather in gathers if not gather.agreed]
     if not new:
@@ -145,7 +146,7 @@ def _find_words(
     amax, row_amax = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows, *where)
     # A NaN is the largest word, so it wins on every rank.
     if amax.numel() > 0:
-        operation = Operation("the amax all-reduce", _names(gathers))
+        operation = Operation("the amax all-reduce", names_of(gathers))
         collectives.all_reduce_max(amax, gathers[0].group, operation)
     groups = _of_tensor_groups(gathers)
     parts = list(
@@ -160,7 +161,7 @@ def _find_words(
         shared = [words for words in shared if words.numel() > 0]
         if shared:
             own = [gathers[i] for i in indices]
-            operation = Operation("the amax all-reduce of tensor parallel weights", _names(own))
+            operation = Operation("the amax all-reduce of tensor parallel weights", names_of(own))
             reduced = torch.cat(shared)
             collectives.all_reduce_max(reduced, group, operation)
             torch._foreach_copy_(shared, torch.split(reduced, [each.numel() for each in shared]))
@@ -265,14 +266,15 @@ def _operands(weights: Sequence[tuple[WeightGather, DTensor]], multiple: int = 1
     return operands
 
 
-def _gather_scales(gathers: Sequence[WeightGather], own: Sequence[Tensor]) -> None:
+def gather_scales(gathers: Sequence[Any], own: Sequence[Tensor]) -> None:
+    """Gives each weight the scales of all ranks, of which `own` are this rank's."""
     sizes = [scales.numel() for scales in own]
     if sum(sizes) == 0:
         return
     group = gathers[0].group
     scales = torch.cat(list(own))
     everyone = scales.new_empty(group.size() * scales.numel())
-    operation = Operation("the scales' all-gather", _names(gathers))
+    operation = Operation("the scales' all-gather", names_of(gathers))
     try:
         collectives.all_gather(everyone, scales, group, operation)
     except collectives.DistributedError:

@@ -12,27 +12,28 @@ from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s, layout
+from float8.torch.shard.gather import COPIES
 
 if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
-
-COPIES = ("q", "qt")
 
 
 class ShardCopies:
     """What a rank keeps of a weight that ranks share by rows; weight_gather.py has the whole of it.
 
-    size: of the whole weight. own_rows: this rank's, of which the first rank has the most.
+    own_rows: this rank's, of which the first rank has the most.
     """
 
-    def __init__(
-        self, layer: Float8Linear, size: torch.Size, group: Any, own_rows: int, device: torch.device
-    ) -> None:
-        self.size = size
-        self.group = group
-        self.device = device
-        self.ranks: int = group.size()
-        n, self.cols = size
+    # As in Gather.
+    size: torch.Size
+    group: Any
+    device: torch.device
+    ranks: int
+    _seen: tuple[Any, ...] | None
+    late: bool
+
+    def __init__(self, layer: Float8Linear, own_rows: int) -> None:
+        n, self.cols = self.size
         self.rows = -(-n // self.ranks)  # of a shard without padding
         self.own_rows = own_rows
         self.config = layer._config & ~recipes.BIAS
@@ -45,7 +46,7 @@ class ShardCopies:
         in_blocks = Granularity.BLOCK_128X128 in self._granularity.values()
         self.cuts_blocks = in_blocks and n > self.rows and self.rows % BLOCK != 0
         self.whole_rows = n if in_blocks else 0
-        self.first_row = group.rank() * self.rows if own_rows > 0 else 0
+        self.first_row = self.group.rank() * self.rows if own_rows > 0 else 0
         if self.cuts_blocks and len(set(self._granularity.values())) > 1:
             raise ValueError(
                 f"float8: layer {layer._layer_name!r}: {self.ranks} ranks hold {self.rows} rows each of a "
@@ -69,7 +70,6 @@ class ShardCopies:
         self._cast_scales: tuple[Tensor, ...] = ()  # in these buffers
         self._scales: dict[str, Tensor] = {}
         self.in_graph = False  # a captured CUDA graph reads the shard and the scales where they are
-        self._seen: tuple[Any, ...] | None = None  # the state of the weight that was cast
 
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""

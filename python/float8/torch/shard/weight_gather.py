@@ -13,10 +13,9 @@ are of that, and so are its gathers. Scales are those of all of the weight.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,13 +24,10 @@ from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.amaxes import WeightAmax
-from float8.torch.ranks import collectives
-from float8.torch.ranks.collectives import Operation
-from float8.torch.shard import weight_changes
 from float8.torch.shard.copy_layout import Copy, Layout, layout
+from float8.torch.shard.gather import COPIES, Gather, GatheredCopy
 from float8.torch.shard.shard_casts import cast_late, cast_shards
-from float8.torch.shard.shard_copies import COPIES, ShardCopies
-from float8.torch.shard.weight_changes import is_capturing
+from float8.torch.shard.shard_copies import ShardCopies
 from float8.torch.shard.weight_mesh import check_split, mesh_dims
 
 if TYPE_CHECKING:
@@ -40,13 +36,13 @@ if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
     from float8.torch.scales import ScaleState
 
-_gathers: weakref.WeakValueDictionary[int, WeightGather] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
 _STEP = 128  # elements that a GEMM sums in a step; copies have rows of whole ones
 
 
-class WeightGather(ShardCopies):
+class WeightGather(ShardCopies, Gather):
     """A linear's shard in fp8, and the copies of its whole weight while they are needed."""
+
+    _layer: weakref.ref[Float8Linear]
 
     def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
         weight: Any = layer.weight
@@ -58,7 +54,6 @@ class WeightGather(ShardCopies):
                 "that fully_shard shards by rows"
             )
         size = list(map(int, weight.shape))
-        self.tensor_group: Any = None  # that of tensor parallelism
         self.tensor_dim: int | None = None
         if dims.tensor is not None:
             self.tensor_group = mesh.get_group(dims.tensor)
@@ -67,88 +62,9 @@ class WeightGather(ShardCopies):
             size[self.tensor_dim] //= self.tensor_group.size()
         self._own_shape = tuple(map(int, weight._local_tensor.shape))
         group, device = mesh.get_group(dims.fsdp), weight._local_tensor.device
-        super().__init__(layer, torch.Size(size), group, self._own_shape[0], device)
-        self.dtype = dtype  # of x
-        self.param_dtype: torch.dtype | None = None  # of FSDP's policy
+        Gather.__init__(self, layer, dtype, torch.Size(size), group, device)
+        ShardCopies.__init__(self, layer, self._own_shape[0])
         self.amax = WeightAmax()
-        self.name = f"a weight of {list(size)}"  # the layer's, once somebody knows it
-        self.agreed = False  # the ranks have compared it
-        self._what = layer.describe()
-        self.operations: dict[tuple[str, ...], Operation] = {
-            names: Operation("FSDP's all-gather of " + " and ".join(names), lambda: (self.name,))
-            for names in (("q",), ("qt",), COPIES)
-        }
-        self.both = False  # every gather is of both copies
-        self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
-        self._layer = weakref.ref(layer)
-        self._copies: dict[str, Tensor] = {}
-        self.is_fresh = False  # it was cast for the gather that comes next
-        self._checked: Tensor | None = None  # what was cast, where copies are checked
-        self._weight: DTensor
-        number = next(_numbers)
-        self.key = torch.tensor(number)
-        self.key.of_gather = weakref.ref(self)  # type: ignore[attr-defined]
-        _gathers[number] = self
-
-    # The shard
-
-    def join(self, group: Any, param: Any) -> None:
-        """Takes what is known once FSDP has the weight: its group of parameters and its policy.
-
-        FSDP keeps the number of tensors of the first gather, so that it is decided once: both copies
-        where the weight stays gathered between forward and backward.
-        """
-        if self.fsdp_group is None:
-            self.forget()  # FSDP moves the shards of some ranks before, but all ranks cast or none
-            self.fsdp_group = group
-            self.name = (param._param_fqn or "").removesuffix(".weight") or self.name
-            self.param_dtype = param.mp_policy.param_dtype
-            self.dtype = self.param_dtype or param.sharded_param.dtype
-            if torch.is_autocast_enabled(self.device.type):
-                self.dtype = torch.get_autocast_dtype(self.device.type)
-            self.both = self.ranks > 1 and not group._reshard_after_forward
-
-    @property
-    def is_cast(self) -> bool:
-        """Tells whether the shard has copies, of these values or of earlier ones, that were not forgotten."""
-        return self._seen is not None
-
-    def is_current(self, weight: DTensor) -> bool:
-        """Tells whether the shard in fp8 was cast from these values."""
-        if self._seen is None or self._seen != self._version(weight):
-            return False
-        return self.is_fresh or not self.is_unknowable(weight)
-
-    def is_unknowable(self, weight: DTensor) -> bool:
-        """Tells whether the weight may change without anybody seeing it."""
-        local: Any = weight._local_tensor
-        return local.changes.unknowable or weight_changes.steps_are_unknowable()
-
-    def _version(self, weight: DTensor) -> tuple[Any, ...]:
-        """Returns what changes with a weight on every rank: FSDP may move the shards of some alone.
-
-        A cast in a CUDA graph is made when the graph runs, and is current for the rest of the graph.
-        """
-        local: Any = weight._local_tensor
-        scales = 0 if self.scales is None else self.scales.generation
-        capture = torch.ops.float8.capture_id(local.plain()) if is_capturing(local) else 0
-        return (
-            *(id(weight), weight._version, id(local), local._version),
-            *(local.changes.count, weight_changes.steps(), scales, capture),
-        )
-
-    def check(self, weight: DTensor) -> None:
-        """Raises where check_copies is on and the copies are not those of the shard."""
-        if self._checked is None or not weight_changes.checks_copies or is_capturing(self._checked):
-            return
-        # A NaN is equal to itself, by its bits.
-        own, now = (each.view(torch.uint8) for each in (self._checked, self.source(weight)))
-        if not torch.equal(own, now):
-            raise RuntimeError(
-                f"float8: the fp8 copies of {self.name} are not those of the weight, which has changed "
-                "unseen. Call precompute_float8_dynamic_scale_for_fsdp after the change, and please "
-                "report it"
-            )
 
     @property
     def scales(self) -> ScaleState | None:
@@ -178,24 +94,6 @@ class WeightGather(ShardCopies):
         assert layer is not None and layer._scales is not None
         return layer._scales.amax_of_weight(layer._scale_index)
 
-    def gathered_type(self, own: torch.dtype) -> torch.dtype:
-        """Returns the type in which FSDP would gather a weight of its own type, in as few bits as do.
-
-        float32 has every number of bfloat16 and float16.
-        """
-        to = self.param_dtype
-        return own if to is None or to == torch.float32 else to
-
-    def cast_type(self, own: torch.dtype) -> torch.dtype:
-        """Returns the type in which a linear would cast a weight of its own type: x's, rounded once more."""
-        gathered = self.gathered_type(own)
-        as_gathered = self.dtype == torch.float32 and gathered in _ops.ELEMENT_TYPES
-        return gathered if as_gathered else self.dtype
-
-    def forget(self) -> None:
-        """Makes the next gather cast the shard again."""
-        self._seen = None
-
     def facts(self) -> str:
         """Returns what all ranks of the group have in common, and what is wrong on this one."""
         rank, n = self.group.rank(), int(self.size[0])
@@ -210,11 +108,6 @@ class WeightGather(ShardCopies):
             f"{self._what}{shared}, {self.ranks} shards of {self.rows} rows, x in "
             f"{self.dtype}{wrong}"
         )
-
-    @property
-    def weight(self) -> DTensor:
-        """Returns the weight that was cast, or whose maxima are known."""
-        return self._weight
 
     def source(self, weight: DTensor) -> Tensor:
         """Returns the shard in high precision."""
@@ -234,25 +127,14 @@ class WeightGather(ShardCopies):
         rows = self.rows if self._granularity["q"] is Granularity.AXIS else 0
         return [amax[columns:], row_amax[:rows]]
 
-    def set_cast(self, weight: DTensor) -> None:
-        """Notes that the scales, and the copies that are kept, are those of the weight as it is."""
-        # The references keep the ids of _version from being used again.
-        self._weight, self._local = weight, weight._local_tensor
-        self._seen = self._version(weight)
-        self._copies = {}
-        self._checked = self.source(weight).clone() if weight_changes.checks_copies else None
-
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy, which is cast first if it is late."""
         if name == "qt" and self.late and not self.has_late:
             cast_late([self])
         return super().shard(name)
 
-    # The copies of the whole weight
-
-    def set_copies(self, gathered: dict[str, Tensor]) -> None:
-        """Takes gathers of some of the copies; the others are gathered where they are asked for."""
-        self._copies = {name: data.view(-1) for name, data in gathered.items()}
+    def cast(self, weight: DTensor) -> None:
+        cast_shards([(self, weight)])
 
     def q(self, dtype: torch.dtype, records: bool) -> GatheredCopy:
         """Returns q for an x of that type. `records`: whether delayed scaling records this forward."""
@@ -295,28 +177,6 @@ class WeightGather(ShardCopies):
             data, scales = data[: lines * pitch], data[begin:].view(torch.float32)
         return Copy(data.view(lines, -1), scales)
 
-    def _gathered(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns what all ranks' shards of a copy are, one after the other.
-
-        Where FSDP did not gather it (the forward that activation checkpointing runs again), it is
-        gathered here.
-        """
-        if dtype != self.dtype:
-            own = self._weight.dtype
-            before = self.cast_type(own)
-            self.dtype = dtype
-            if self.cast_type(own) != before:
-                cast_shards([(self, self._weight)])
-        found = self._copies.get(name)
-        if found is None or found.untyped_storage().size() == 0:
-            shard = self.shard(name).flatten()
-            if self.ranks == 1:
-                return shard
-            found = self._copies[name] = shard.new_empty(self.ranks * shard.numel())
-            operation = Operation(f"the all-gather of {name}", lambda: (self.name,))
-            collectives.all_gather(found, shard, self.group, operation)
-        return found
-
     def parts(self, name: str) -> Copy:
         """Returns the elements and the scales of a copy of the whole weight, as they were gathered."""
         n = self.size[0]
@@ -351,21 +211,6 @@ class WeightGather(ShardCopies):
         """Returns the same, and a buffer for the copy."""
         sizes = torch.ops.float8.quantized_bytes(*self.size, self.config, _ops.WEIGHT, name == "qt")
         return self._layout(name), like.new_empty(sizes[COPIES.index(name)])
-
-
-def gather_at(key: Tensor) -> WeightGather:
-    """Returns the gather that an op is told."""
-    own = getattr(key, "of_gather", None)  # reading a tensor's value takes a while
-    gather: WeightGather | None = None if own is None else own()
-    return _gathers[int(key)] if gather is None else gather
-
-
-class GatheredCopy(NamedTuple):
-    """A copy of the whole weight, as the linears' ops take it."""
-
-    data: Tensor
-    scales: Tensor | None  # None: they are in `data`
-    shards: int = 1
 
 
 def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:

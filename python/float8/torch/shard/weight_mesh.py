@@ -60,14 +60,41 @@ def is_sharded_by_fsdp(layer: nn.Module) -> bool:
     return param_group(layer)[0] is not None
 
 
-def param_group(module: nn.Module) -> tuple[Any, Any]:
-    """Returns FSDP's group that a module's weight is in, and FSDP's parameter, None for none."""
+def home_of(layer: Any) -> tuple[nn.Module, str]:
+    """Returns the module with a layer's weight, and the name that this has there."""
+    return (layer, "weight") if isinstance(layer, nn.Module) else (layer.module, layer.name)
+
+
+def layer_of(module: Any, name: str) -> Any:
+    """Returns the layer with a module's parameter of that name whose gathers may be in fp8, or None."""
+    if hasattr(module, "_weight_gather"):
+        return module if name == "weight" else None
+    return getattr(module, "expert_weights", {}).get(name)
+
+
+def layers_of(module: Any) -> Iterator[tuple[str, Any]]:
+    """Goes through the layers of a module whose gathers may be in fp8, with the names of their weights.
+
+    A linear has an empty one.
+    """
+    if hasattr(module, "_weight_gather"):
+        yield "", module
+    yield from getattr(module, "expert_weights", {}).items()
+
+
+def group_of_layer(layer: Any) -> tuple[Any, Any]:
+    """Returns FSDP's group that a layer's weight is in, and FSDP's parameter, None for none."""
+    return param_group(*home_of(layer))
+
+
+def param_group(module: nn.Module, name: str = "weight") -> tuple[Any, Any]:
+    """Returns FSDP's group that a module's parameter is in, and FSDP's parameter, None for none."""
     for _, group, param in fsdp_params():
         info = param._module_info
-        if info.module is module and info.param_name == "weight":
+        if info.module is module and info.param_name == name:
             return group, param
-        for shared, name in zip(info.shared_modules, info.shared_param_names, strict=True):
-            if shared is module and name == "weight":
+        for shared, own in zip(info.shared_modules, info.shared_param_names, strict=True):
+            if shared is module and own == name:
                 return group, param
     return None, None
 

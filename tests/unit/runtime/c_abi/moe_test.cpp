@@ -21,7 +21,7 @@ using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
 
-constexpr int64_t kTokens = 37, kM = 80, kUsed = 75, kDim = 48, kHidden = 80;
+constexpr int64_t kTokens = 37, kRouted = 80, kUsed = 75, kDim = 48, kHidden = 80;
 constexpr int32_t kExperts = 3;
 
 struct MoeCase {
@@ -41,13 +41,13 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
 
   void SetUp() override {
     const float8_group_layout_desc of_layout{
-        .struct_size = sizeof of_layout, .m_max = kM, .experts = kExperts, .reserved = 0};
+        .struct_size = sizeof of_layout, .m_max = kRouted, .experts = kExperts, .reserved = 0};
     ASSERT_EQ(float8_group_layout_plan_create(context_.get(), &of_layout, &layouts_), FLOAT8_OK);
     layout_ = memory(float8_group_layout_bytes(layouts_));
     const float8_group_layout_args routing{
-        .offsets = offsets_.data(), .m = kM, .layout = {layout_.get()}};
+        .offsets = offsets_.data(), .m = kRouted, .layout = {layout_.get()}};
     ASSERT_EQ(float8_group_layout(layouts_, &routing, nullptr), FLOAT8_OK);
-    for (int64_t r = 0; r < kM; ++r) {
+    for (int64_t r = 0; r < kRouted; ++r) {
       index_.push_back(in_place() ? static_cast<int32_t>(r)
                                   : static_cast<int32_t>(r * 29 % kTokens));
       score_.push_back(in_place() ? 1.0F : 0.25F + 0.01F * static_cast<float>(r));
@@ -60,12 +60,12 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
     float8_group_layout_plan_destroy(layouts_);
   }
   [[nodiscard]] bool in_place() const { return GetParam().rows_in_place; }
-  [[nodiscard]] int64_t tokens() const { return in_place() ? kM : kTokens; }
+  [[nodiscard]] int64_t tokens() const { return in_place() ? kRouted : kTokens; }
 
   float8_moe_desc desc() const {
     float8_moe_desc out{};
     out.struct_size = sizeof out;
-    out.m_max = kM;
+    out.m_max = kRouted;
     out.dim = kDim;
     out.hidden = kHidden;
     out.experts = kExperts;
@@ -78,7 +78,7 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
   float8_experts* plan_experts(int64_t n, int64_t k) {
     float8_experts_desc out{};
     out.struct_size = sizeof out;
-    out.m_max = kM;
+    out.m_max = kRouted;
     out.n = n;
     out.k = k;
     out.experts = kExperts;
@@ -96,7 +96,7 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
     workspace_ = memory(float8_moe_workspace_bytes(moe_));
   }
   float8_moe_forward_args forward_args(const Memory& y) const {
-    float8_moe_forward_args out{.m = kM, .tokens = tokens(), .x = {x_.get()}};
+    float8_moe_forward_args out{.m = kRouted, .tokens = tokens(), .x = {x_.get()}};
     if (!in_place()) out.index = index_.data();
     out.w13 = {w13_weight_.get()};
     out.w2 = {w2_weight_.get()};
@@ -108,7 +108,7 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
   }
   float8_moe_backward_args backward_args(const Memory& dx, const Memory& dw13,
                                          const Memory& dw2) const {
-    float8_moe_backward_args out{.m = kM, .tokens = tokens(), .x = {x_.get()}};
+    float8_moe_backward_args out{.m = kRouted, .tokens = tokens(), .x = {x_.get()}};
     out.dy = {dy_.get()};
     if (!in_place()) {
       out.index = index_.data();
@@ -128,8 +128,8 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
   }
   // Rows of tokens by their index, times a factor of each.
   Memory gathered(const Memory& from, const std::vector<float>& factors) const {
-    Memory out = memory(kM * kDim * 2);
-    for (int64_t i = 0; i < kM * kDim; ++i) {
+    Memory out = memory(kRouted * kDim * 2);
+    for (int64_t i = 0; i < kRouted * kDim; ++i) {
       const auto r = static_cast<size_t>(i / kDim);
       const float value = load_element(from.get(), index_[r] * kDim + i % kDim, Dtype::kBf16);
       store_element(out.get(), i, value * factors[r], Dtype::kBf16);
@@ -147,7 +147,7 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
   float8::Context context_ = emulated();
   std::vector<int32_t> offsets_ = {31, 31, kUsed}, index_;
   std::vector<float> score_;
-  Memory x_ = random_bf16(kM * kDim, 1), dy_ = random_bf16(kM * kDim, 2);
+  Memory x_ = random_bf16(kRouted * kDim, 1), dy_ = random_bf16(kRouted * kDim, 2);
   Memory w13_weight_ = random_bf16(kRowsOfW13 * kDim, 3);
   Memory w2_weight_ = random_bf16(kRowsOfW2 * kHidden, 4);
   Memory layout_, saved_, workspace_;
@@ -158,18 +158,18 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
 
 // The step of two expert linears, with everything between them in memory.
 MoeAbi::Step MoeAbi::by_experts() {
-  Step out{memory(kM * kDim * 2), memory(kM * kDim * 2), memory(kRowsOfW13 * kDim * 2),
+  Step out{memory(kRouted * kDim * 2), memory(kRouted * kDim * 2), memory(kRowsOfW13 * kDim * 2),
            memory(kRowsOfW2 * kHidden * 2)};
-  const Memory rows = gathered(x_, std::vector<float>(kM, 1.0F)), dy = gathered(dy_, score_);
-  const Memory both = memory(kM * 2 * kHidden * 2), grads = memory(kM * 2 * kHidden * 2);
-  const Memory h = memory(kM * kHidden * 2), dh = memory(kM * kHidden * 2);
+  const Memory rows = gathered(x_, std::vector<float>(kRouted, 1.0F)), dy = gathered(dy_, score_);
+  const Memory both = memory(kRouted * 2 * kHidden * 2), grads = memory(kRouted * 2 * kHidden * 2);
+  const Memory h = memory(kRouted * kHidden * 2), dh = memory(kRouted * kHidden * 2);
   const Memory saved[] = {memory(float8_experts_saved_bytes(w13_)),
                           memory(float8_experts_saved_bytes(w2_))};
   const Memory workspace =
       memory(std::max(float8_experts_workspace_bytes(w13_), float8_experts_workspace_bytes(w2_)));
   const auto forward = [&](const float8_experts* of, const Memory& x, const Memory& w,
                            const Memory& y, const Memory& kept) {
-    const float8_experts_forward_args args{.m = kM,
+    const float8_experts_forward_args args{.m = kRouted,
                                            .x = {x.get()},
                                            .w = {w.get()},
                                            .y = {y.get()},
@@ -180,7 +180,7 @@ MoeAbi::Step MoeAbi::by_experts() {
   };
   const auto backward = [&](const float8_experts* of, const Memory& grad, const Memory& dx,
                             const Memory& dw, const Memory& kept) {
-    const float8_experts_backward_args args{.m = kM,
+    const float8_experts_backward_args args{.m = kRouted,
                                             .dy = {grad.get()},
                                             .dx = {dx.get()},
                                             .dw = {dw.get()},
@@ -195,13 +195,13 @@ MoeAbi::Step MoeAbi::by_experts() {
     return std::pair(load_element(both.get(), gate, Dtype::kBf16),
                      load_element(both.get(), gate + kHidden, Dtype::kBf16));
   };
-  for (int64_t i = 0; i < kM * kHidden; ++i) {
+  for (int64_t i = 0; i < kRouted * kHidden; ++i) {
     const auto [gate, up] = gate_and_up(i);
     store_element(h.get(), i, f8::runtime::emulation::swiglu(gate, up, Dtype::kBf16), Dtype::kBf16);
   }
   forward(w2_, h, w2_weight_, out.y, saved[1]);
   backward(w2_, dy, dh, out.dw2, saved[1]);
-  for (int64_t i = 0; i < kM * kHidden; ++i) {
+  for (int64_t i = 0; i < kRouted * kHidden; ++i) {
     const auto [gate, up] = gate_and_up(i);
     const auto of = f8::runtime::emulation::swiglu_backward(
         gate, up, load_element(dh.get(), i, Dtype::kBf16), Dtype::kBf16);
@@ -224,8 +224,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(MoeAbi, IsTwoExpertLinears) {
   ASSERT_NO_FATAL_FAILURE(plan());
   const Step expected = by_experts();
-  const Step got{memory(kM * kDim * 2), memory(kM * kDim * 2), memory(kRowsOfW13 * kDim * 2),
-                 memory(kRowsOfW2 * kHidden * 2)};
+  const Step got{memory(kRouted * kDim * 2), memory(kRouted * kDim * 2),
+                 memory(kRowsOfW13 * kDim * 2), memory(kRowsOfW2 * kHidden * 2)};
   float8_moe_forward_args forward = forward_args(got.y);
   ASSERT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_OK) << float8_last_error();
   expect_same(got.y, expected.y, kUsed * kDim, "y");
@@ -235,8 +235,8 @@ TEST_P(MoeAbi, IsTwoExpertLinears) {
   expect_same(got.dw13, expected.dw13, kRowsOfW13 * kDim, "dw13");
   expect_same(got.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2");
   // Each gradient alone, and a forward without a backward.
-  const Step alone{memory(kM * kDim * 2), memory(kM * kDim * 2), memory(kRowsOfW13 * kDim * 2),
-                   memory(kRowsOfW2 * kHidden * 2)};
+  const Step alone{memory(kRouted * kDim * 2), memory(kRouted * kDim * 2),
+                   memory(kRowsOfW13 * kDim * 2), memory(kRowsOfW2 * kHidden * 2)};
   for (int wanted = 0; wanted < 3; ++wanted) {
     float8_moe_backward_args one = backward_args(alone.dx, alone.dw13, alone.dw2);
     if (wanted != 0) one.dx = {};
@@ -275,8 +275,8 @@ TEST_P(MoeRefusals, Descriptions) {
 
 TEST_P(MoeRefusals, Calls) {
   ASSERT_NO_FATAL_FAILURE(plan());
-  const Memory y = memory(kM * kDim * 2), dw13 = memory(kRowsOfW13 * kDim * 2);
-  const Memory dx = memory(kM * kDim * 2), dw2 = memory(kRowsOfW2 * kHidden * 2);
+  const Memory y = memory(kRouted * kDim * 2), dw13 = memory(kRowsOfW13 * kDim * 2);
+  const Memory dx = memory(kRouted * kDim * 2), dw2 = memory(kRowsOfW2 * kHidden * 2);
   const auto refuses = [&](const auto& args, const auto& change, std::string_view words) {
     auto changed = args;
     change(changed);
@@ -290,7 +290,7 @@ TEST_P(MoeRefusals, Calls) {
   const float8_moe_forward_args forward = forward_args(y);
   const float8_moe_backward_args backward = backward_args(dx, dw13, dw2);
   refuses(
-      forward, [](auto& a) { a.m = kM + 1; }, "m is 81, the plan was made for 0 to 80");
+      forward, [](auto& a) { a.m = kRouted + 1; }, "m is 81, the plan was made for 0 to 80");
   refuses(
       forward, [](auto& a) { a.tokens = -1; }, "tokens is -1");
   refuses(

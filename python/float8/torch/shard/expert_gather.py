@@ -1,0 +1,311 @@
+"""The weight of all experts of a module that FSDP shards, in fp8: its shards, and the copies of the whole.
+
+Ranks hold whole experts (Shard(0)), or a part of the rows of each (Shard(1)). Every rank casts its part with
+the scales of the experts, which are their own (expert_casts.py). What ranks gather is bytes without gaps: of
+q [experts][N][K], and of qt [experts][K][N], with as many experts as the first rank has. Scales do not travel
+with a gather: ranks exchange them where they cast. Both copies are kept, and each cast overwrites them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from float8 import recipes
+from float8.recipes import Granularity
+from float8.torch import _ops
+from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s
+from float8.torch.shard.expert_casts import cast_experts
+from float8.torch.shard.gather import COPIES, Gather, GatheredCopy
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+    from float8.torch.experts.delayed import ExpertLinear
+
+_STRIDE = 8  # FLOAT8_EXPERT_SCALE_STRIDE of float8/expert_quantizer.h
+_INVERSE = 4  # where a matrix's inverse scale is behind its scale
+
+
+def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
+    """Returns why FSDP gathers a DTensor weight of experts in high precision, None where in fp8."""
+    sharded = [at for at in weight.placements if not at.is_replicate()]
+    if len(sharded) != 1 or getattr(sharded[0], "dim", None) not in (0, 1):
+        return f"it is shared as {weight.placements}, and fp8 gathers are for Shard(0) and Shard(1)"
+    if sharded[0].dim == 0:
+        return None
+    ranks = weight.device_mesh.size(weight.placements.index(sharded[0]))
+    rows, rest = divmod(weight.shape[1], ranks)
+    if rest:
+        return f"{ranks} ranks have other numbers of its {weight.shape[1]} rows of each expert"
+    granularities = (layer.recipe.output.b.granularity, layer.recipe.grad_input.b.granularity)
+    if Granularity.BLOCK_128X128 in granularities and rows % BLOCK != 0:
+        return f"{ranks} ranks have {rows} rows of each expert, which cuts its blocks of 128x128"
+    return None
+
+
+def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
+    """Casts a weight of all experts as one device does, apart from its calls."""
+    sizes = torch.ops.float8.experts_copies(*weight.shape, config, False)[:2]
+    buffers = tuple(weight.new_zeros(size, dtype=torch.uint8) for size in sizes)
+    torch.ops.float8.experts_cast(weight, *buffers, None, None, config, -1)
+    return copies_in(buffers, weight.shape, config)
+
+
+def copies_in(
+    buffers: Sequence[Tensor], shape: Sequence[int], config: int
+) -> dict[str, GatheredCopy]:
+    """Returns the copies of a weight of that shape which lie in the buffers of a cast."""
+    q, qt = buffers
+    layout = torch.ops.float8.experts_copies(*shape, config, False)
+    _, _, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = layout
+    experts, n, k = shape
+    places = {
+        "q": (q[: experts * n * q_pitch], (qt if in_qt else q)[q_scales:]),
+        "qt": (qt[: experts * k * qt_pitch], qt[qt_scales:]),
+    }
+    return {
+        name: GatheredCopy(data, scales.view(torch.float32))
+        for name, (data, scales) in places.items()
+    }
+
+
+class ExpertGather(Gather):
+    """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed."""
+
+    def __init__(self, layer: ExpertLinear, dtype: torch.dtype) -> None:
+        weight: Any = layer.weight
+        at = next(i for i, each in enumerate(weight.placements) if not each.is_replicate())
+        self.dim: int = weight.placements[at].dim
+        local = weight._local_tensor
+        super().__init__(layer, dtype, weight.shape, weight.device_mesh.get_group(at), local.device)
+        self.config = layer._config & ~recipes.BIAS
+        experts, n, k = map(int, self.size)
+        self._own_shape = tuple(map(int, local.shape))
+        if self.dim == 0:
+            self._own, self._part = self._own_shape[0], (-(-experts // self.ranks), n, k)
+        else:
+            self._own, self._part = experts, (experts, n // self.ranks, k)
+        self._granularity = {
+            "q": layer.recipe.output.b.granularity,
+            "qt": layer.recipe.grad_input.b.granularity,
+        }
+        self._buffers: tuple[Tensor, ...] = ()  # q and qt of a cast, with their scales
+        self._shards: dict[str, Tensor] = {}
+        self._scales: dict[str, Tensor] = {}
+
+    def facts(self) -> str:
+        """Returns what all ranks of the group have in common, and what is wrong on this one."""
+        experts, rank = int(self.size[0]), self.group.rank()
+        most = self._part[0]
+        own = max(0, min(most, experts - rank * most)) if self.dim == 0 else experts
+        wrong = ""
+        if self._own_shape != (expected := (own, *self._part[1:])):
+            wrong = f", and a shard of {list(self._own_shape)} in the place of {list(expected)}"
+        return f"{self._what}, Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}{wrong}"
+
+    # The cast of the shard
+
+    @property
+    def is_cut(self) -> bool:
+        """Tells whether ranks have parts of each expert, whose maxima they reduce."""
+        return self.dim == 1
+
+    def operand(self, weight: DTensor) -> Tensor:
+        """Returns what a cast reads: the shard, where need be in another type."""
+        source = self.source(weight)
+        gathered, dtype = self.gathered_type(source.dtype), self.cast_type(source.dtype)
+        if gathered not in (source.dtype, dtype):
+            source = source.to(gathered)
+        return source if source.dtype in (torch.float32, dtype) else source.to(dtype)
+
+    def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the maxima of a part of each expert: those that span ranks, and those of its own rows."""
+        words: tuple[Tensor, Tensor] = torch.ops.float8.experts_amax(
+            operand, self.config, self._code(operand)
+        )
+        return words
+
+    def cast_into_shards(self, operand: Tensor, words: Sequence[Tensor | None]) -> list[Tensor]:
+        """Casts the shard; returns the inverse scales that other ranks lack, for set_scales."""
+        experts = self._own
+        if not self._buffers:
+            self._allocate()
+        q, qt = self._buffers
+        _, _, *at = self._layout()
+        if experts > 0:
+            code = self._code(operand)
+            torch.ops.float8.experts_cast(operand, q, qt, *words, self.config, code)
+        q_pitch, q_scales, in_qt, qt_pitch, qt_scales = at
+        own: list[Tensor] = []
+        places = {
+            "q": (q, q_pitch, qt if in_qt else q, q_scales),
+            "qt": (qt, qt_pitch, qt, qt_scales),
+        }
+        for name, (buffer, pitch, with_scales, begin) in places.items():
+            lines, length = self._extents(name, self._part)
+            shard = self._shards[name]
+            if shard.data_ptr() != buffer.data_ptr() and experts > 0:
+                copy = buffer[: experts * lines * pitch].view(experts, lines, pitch)
+                shard.view(-1, lines, length)[:experts].copy_(copy[..., :length])
+            if name == "q" and in_qt:
+                continue  # they are those of qt
+            scales = self._own_scales(name, with_scales, begin)
+            if self._travels(name):
+                own.append(scales.reshape(-1))
+            else:
+                self._scales[name].copy_(scales)
+        return own
+
+    def _code(self, operand: Tensor) -> int:
+        return _ops.ELEMENT_TYPES.get(
+            self.cast_type(operand.dtype), -1
+        )  # the op refuses other types
+
+    def _layout(self) -> tuple[Any, ...]:
+        shape = (max(self._own, 1), *self._part[1:])
+        return tuple(torch.ops.float8.experts_copies(*shape, self.config, self.is_cut))
+
+    @torch.inference_mode(False)  # or nothing else could write them
+    def _allocate(self) -> None:
+        """Makes the memory of the copies and scales, which stays: a CUDA graph may read it."""
+
+        def zeros(size: int) -> Tensor:
+            return torch.zeros(size, device=self.device, dtype=torch.uint8)
+
+        q_bytes, qt_bytes, q_pitch, _, in_qt, qt_pitch, _ = self._layout()
+        self._buffers = tuple(map(zeros, (q_bytes, qt_bytes)))
+        for name, buffer, pitch in zip(COPIES, self._buffers, (q_pitch, qt_pitch), strict=True):
+            lines, length = self._extents(name, self._part)
+            size = self._part[0] * lines * length
+            lies_there = pitch == length and self._own == self._part[0]
+            shard = buffer[:size] if lies_there else zeros(size)
+            self._shards[name] = shard.view(self._part)
+            if not (name == "q" and in_qt):
+                inner = self._scale_shape(name, self.size)
+                self._scales[name] = torch.ones(
+                    (self.size[0], *inner), device=self.device, dtype=torch.float32
+                )
+        if in_qt:
+            self._scales["q"] = self._scales["qt"]
+
+    # The inverse scales
+
+    def _extents(self, name: str, shape: Sequence[int]) -> tuple[int, int]:
+        """Returns the lines of each expert's copy, and their length."""
+        return (shape[1], shape[2]) if name == "q" else (shape[2], shape[1])
+
+    def _scale_shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the scales of one expert's copy."""
+        lines, length = self._extents(name, shape)
+        match self._granularity[name]:
+            case Granularity.TENSOR:
+                return (_STRIDE,)
+            case Granularity.AXIS:
+                return (lines,)
+        return (blocks(lines), in_4s(blocks(length)))
+
+    def _travels(self, name: str) -> bool:
+        """Tells whether other ranks have some of the scales."""
+        if not self.is_cut:
+            return self.ranks > 1
+        granularity = self._granularity[name]
+        in_rows = granularity is Granularity.AXIS and name == "q"
+        return self.ranks > 1 and (in_rows or granularity is Granularity.BLOCK_128X128)
+
+    def _own_scales(self, name: str, buffer: Tensor, begin: int) -> Tensor:
+        """Returns the scales that the cast left, with ones for experts that are only padding."""
+        inner = self._scale_shape(name, self._part)
+        if self._granularity[name] is Granularity.TENSOR:
+            begin -= 4 * _INVERSE
+        floats = buffer[begin:].view(torch.float32)
+        count = self._own * int(torch.Size(inner).numel())
+        own = floats[:count].view(self._own, *inner)
+        if self._own == self._part[0]:
+            return own
+        padded = own.new_ones((self._part[0], *inner))
+        padded[: self._own] = own
+        return padded
+
+    def _is_apart(self, name: str) -> bool:
+        return name == "qt" or self._scales["q"] is not self._scales["qt"]
+
+    def set_scales(self, gathered: Tensor) -> None:
+        """Takes what cast_into_shards returned on every rank, a row each."""
+        begin = 0
+        for name in COPIES:
+            if not (self._is_apart(name) and self._travels(name)):
+                continue
+            inner = self._scale_shape(name, self._part)
+            count = self._part[0] * int(torch.Size(inner).numel())
+            parts = gathered[:, begin : begin + count].view(self.ranks, self._part[0], *inner)
+            begin += count
+            whole = self._scales[name]
+            if not self.is_cut:
+                whole.copy_(parts.flatten(0, 1)[: self.size[0]])
+            elif name == "q":
+                whole.copy_(parts.transpose(0, 1).flatten(1, 2))
+            else:
+                columns = blocks(self._part[1])
+                of_rows = parts[..., :columns].permute(1, 2, 0, 3).flatten(2)
+                whole[..., : of_rows.shape[-1]].copy_(of_rows)
+
+    def cast(self, weight: DTensor) -> None:
+        cast_experts([(self, weight)])
+
+    def shard(self, name: str) -> Tensor:
+        return self._shards[name]
+
+    # The copies of the whole weight
+
+    def q(self, dtype: torch.dtype) -> GatheredCopy:
+        """Returns q for an x of that type: [experts][N], rows in whole 128s."""
+        experts, n, k = self.size
+        data = self._whole("q", dtype)[: self.size.numel()]
+        return self._copy("q", data.view(experts * n, k))
+
+    def qt(self, dtype: torch.dtype) -> GatheredCopy:
+        """Returns qt for a dy of that type: [experts][K], rows in whole 128s."""
+        experts, n, k = self.size
+        data = self._whole("qt", dtype)[: self.size.numel()]
+        if self.is_cut:
+            parts = data.view(experts, self.ranks, k, self._part[1])
+            lines = parts.permute(0, 2, 1, 3)
+            return self._copy("qt", lines.reshape(experts * k, n))
+        return self._copy("qt", data.view(experts * k, n))
+
+    def parts(self, name: str, copy: GatheredCopy) -> tuple[Tensor, Tensor]:
+        """Returns the elements and the inverse scales of a copy of the whole, without what pads them."""
+        lines, length = self._extents(name, self.size)
+        experts, inner = self.size[0], self._scale_shape(name, self.size)
+        data = copy.data.view(experts, lines, -1)[..., :length]
+        assert copy.scales is not None
+        if self._granularity[name] is Granularity.TENSOR:
+            return data, copy.scales[: _STRIDE * (experts - 1) + 1 : _STRIDE]
+        scales = copy.scales[: experts * int(torch.Size(inner).numel())].view(experts, *inner)
+        return data, scales if len(inner) == 1 else scales[..., : blocks(length)]
+
+    def _copy(self, name: str, lines: Tensor) -> GatheredCopy:
+        length = lines.shape[1]
+        pitch = BLOCK * blocks(length)
+        if pitch != length:
+            padded = lines.new_zeros((lines.shape[0], pitch))
+            padded[:, :length] = lines
+            lines = padded
+        scales = self._scales[name].view(-1)
+        if self._granularity[name] is Granularity.TENSOR:
+            scales = scales[_INVERSE:]
+        return GatheredCopy(lines.view(-1), scales)
+
+    def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns the gathered bytes, of an expert all that ranks have of it, one rank after the other."""
+        before = self._copies.get(name)
+        data = self._gathered(name, dtype)
+        if self.is_cut and self._copies.get(name) is not before and self.ranks > 1:
+            # FSDP has put the parts of each expert beside each other; here they came rank by rank.
+            data = data.view(self.ranks, self.size[0], -1).transpose(0, 1).reshape(-1)
+            self._copies[name] = data
+        return data

@@ -1,0 +1,194 @@
+"""The ops of experts whose weights are gathered in fp8 (expert_gather.py).
+
+They take the keys of gathers, as the ops of linears do (gathered_ops.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+
+from float8.torch.shard.gathered_ops import direct, gather_of_op, shape_of_weight
+
+_experts_forward = torch.ops.float8.experts_forward.default
+_experts_backward = torch.ops.float8.experts_backward.default
+_moe_forward = torch.ops.float8.moe_forward.default
+_moe_backward = torch.ops.float8.moe_backward.default
+
+torch.library.define(
+    "float8::gathered_experts_forward",
+    "(Tensor x, Tensor gather, int[] shape, ScalarType dtype, Tensor layout, int config, bool save) "
+    "-> (Tensor, Tensor)",
+)
+torch.library.define(
+    "float8::gathered_experts_backward",
+    "(Tensor dy, Tensor gather, Tensor saved, Tensor layout, int[] shape, int grad_dtype, int config, "
+    "int wanted, Tensor? x) -> (Tensor, Tensor)",
+)
+# Of each weight there is a gather, or the weight itself where ranks gathered it in high precision.
+# `shape`: that of w2.
+torch.library.define(
+    "float8::gathered_moe_forward",
+    "(Tensor x, Tensor? w13_gather, Tensor? w2_gather, Tensor? index, Tensor? w13, Tensor? w2, "
+    "int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "float8::gathered_moe_backward",
+    "(Tensor dy, Tensor? w13_gather, Tensor? w2_gather, Tensor x, Tensor? index, Tensor? score, "
+    "Tensor? w13, Tensor? w2, Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, "
+    "int config, int wanted) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _copy(name: str, gather: Any, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Returns a copy and its scales; none where there is no gather, or torch.compile traces the op."""
+    known = None if gather is None else gather_of_op(gather)
+    if known is None:
+        return None, None
+    data, scales, _ = known.q(like.dtype) if name == "q" else known.qt(like.dtype)
+    return data, scales
+
+
+def _forward(
+    x: Tensor,
+    gather: Any,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    layout: Tensor,
+    config: int,
+    save: bool,
+) -> Any:
+    copy = _copy("q", gather, x)
+    weight = shape_of_weight(x, shape, dtype, copy[0] is None)
+    return _experts_forward(x, weight, layout, config, save, None, 0, *copy)
+
+
+def _backward(
+    dy: Tensor,
+    gather: Any,
+    saved: Tensor,
+    layout: Tensor,
+    shape: Sequence[int],
+    grad_dtype: int,
+    config: int,
+    wanted: int,
+    x: Tensor | None,
+) -> Any:
+    copy = _copy("qt", gather, dy) if wanted & 1 else (None, None)
+    rest = (grad_dtype, config, wanted, x, None, 0)
+    return _experts_backward(dy, saved, layout, None, *shape, *rest, *copy)
+
+
+def _forward_of_moe(
+    x: Tensor,
+    w13_gather: Tensor | None,
+    w2_gather: Tensor | None,
+    index: Tensor | None,
+    w13: Tensor | None,
+    w2: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    layout: Tensor,
+    config: int,
+    save: bool,
+) -> Any:
+    copies = (*_copy("q", w13_gather, x), *_copy("q", w2_gather, x))
+    experts, dim, hidden = shape
+    w13, w2 = (
+        shape_of_weight(x, size, dtype, is_fake(x)) if weight is None else weight
+        for weight, size in ((w13, (experts, 2 * hidden, dim)), (w2, shape))
+    )
+    return _moe_forward(x, index, w13, w2, layout, config, save, *copies)
+
+
+def _backward_of_moe(
+    dy: Tensor,
+    w13_gather: Tensor | None,
+    w2_gather: Tensor | None,
+    x: Tensor,
+    index: Tensor | None,
+    score: Tensor | None,
+    w13: Tensor | None,
+    w2: Tensor | None,
+    saved: Tensor,
+    layout: Tensor,
+    experts: int,
+    hidden: int,
+    grad_dtype: int,
+    config: int,
+    wanted: int,
+) -> Any:
+    copies = (*_copy("qt", w13_gather, x), *_copy("qt", w2_gather, x))
+    rest = (saved, layout, experts, hidden, grad_dtype, config, wanted)
+    return _moe_backward(dy, x, index, score, w13, w2, *rest, *copies)
+
+
+for name, call in (
+    ("gathered_experts_forward", _forward),
+    ("gathered_experts_backward", _backward),
+    ("gathered_moe_forward", _forward_of_moe),
+    ("gathered_moe_backward", _backward_of_moe),
+):
+    torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
+    torch.library.register_fake(f"float8::{name}", call)
+_gathered_forward = direct(torch.ops.float8.gathered_experts_forward.default, _forward, 1)
+_gathered_backward = direct(torch.ops.float8.gathered_experts_backward.default, _backward, 1)
+_gathered_moe_forward = torch.ops.float8.gathered_moe_forward.default
+_gathered_moe_backward = torch.ops.float8.gathered_moe_backward.default
+
+
+def _of_forward(
+    weight: Any, x: Tensor, _: Any, layout: Tensor, config: int, save: bool, *__: Any
+) -> Any:
+    return _gathered_forward(x, weight.key, list(weight.shape), weight.dtype, layout, config, save)
+
+
+def _of_backward(
+    weight: Any,
+    dy: Tensor,
+    saved: Tensor,
+    layout: Tensor,
+    _: Any,
+    experts: int,
+    n: int,
+    k: int,
+    grad_dtype: int,
+    config: int,
+    wanted: int,
+    x: Tensor | None = None,
+    *__: Any,
+) -> Any:
+    shape = [experts, n, k]
+    return _gathered_backward(dy, weight.key, saved, layout, shape, grad_dtype, config, wanted, x)
+
+
+def _of_moe_forward(_: Any, x: Tensor, index: Tensor | None, w13: Any, w2: Any, *rest: Any) -> Any:
+    keys, plain = _parts(w13, w2)
+    return _gathered_moe_forward(x, *keys, index, *plain, list(w2.shape), w13.dtype, *rest)
+
+
+def _of_moe_backward(
+    _: Any, dy: Tensor, x: Tensor, index: Any, score: Any, w13: Any, w2: Any, *rest: Any
+) -> Any:
+    keys, plain = _parts(w13, w2)
+    return _gathered_moe_backward(dy, *keys, x, index, score, *plain, *rest)
+
+
+def _parts(*weights: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the keys of weights that were gathered in fp8, and the others."""
+    keys = [getattr(weight, "key", None) for weight in weights]
+    plain = [weight if key is None else None for weight, key in zip(weights, keys, strict=True)]
+    return keys, plain
+
+
+# As in gathered_weight.py.
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    _experts_forward: _of_forward,
+    _experts_backward: _of_backward,
+    _moe_forward: _of_moe_forward,
+    _moe_backward: _of_moe_backward,
+}

@@ -1,0 +1,219 @@
+#include "python/shim/expert_weights.hpp"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "python/shim/casts.hpp"
+#include "python/shim/errors.hpp"
+#include "python/shim/gemm.hpp"
+#include "python/shim/plans.hpp"
+#include "python/shim/workspace.hpp"
+
+namespace float8_torch {
+namespace {
+
+constexpr int64_t kWeightsOwnType = -1;
+
+// From one line of a copy to the next one.
+int64_t pitch_of(int64_t length) {
+  return (length + 127) / 128 * 128;
+}
+
+// The floats of the inverse scales of all experts' copies [lines][length], from the first one on.
+int64_t scales_of_experts(int32_t granularity, int64_t experts, int64_t lines, int64_t length) {
+  if (granularity == FLOAT8_TENSOR) return (experts - 1) * FLOAT8_EXPERT_SCALE_STRIDE + 1;
+  return experts * scale_count(granularity, lines, length);
+}
+
+ExpertQuantizerKey key_of(const Tensor& w, const Place& place, int64_t config, int64_t dtype,
+                          bool over_ranks) {
+  if (w.dim() != 3)
+    throw std::invalid_argument("float8: the weights of experts have three dimensions");
+  const float8_dtype own = element_type(dtype_of(w), "the weight");
+  if (dtype != kWeightsOwnType && dtype != own &&
+      (own != FLOAT8_F32 || (dtype != FLOAT8_BF16 && dtype != FLOAT8_F16))) {
+    throw std::invalid_argument(
+        "float8: experts' weights in float32 alone are rounded, to the dtype 0 (bfloat16) or 2 "
+        "(float16); cast others to their type first");
+  }
+  return {.config = Config(config).of_casts(),
+          .n = w.size(1),
+          .k = w.size(2),
+          .experts = static_cast<int32_t>(w.size(0)),
+          .device = place.key(),
+          .dtype = static_cast<int8_t>(dtype == kWeightsOwnType ? int64_t{own} : dtype),
+          .f32_source = dtype != kWeightsOwnType && dtype != own,
+          .over_ranks = over_ranks};
+}
+
+void check_size(const Tensor& tensor, size_t count, size_t element, const Device& device,
+                const char* name) {
+  check_dense(tensor, element, device, name);
+  if (static_cast<size_t>(tensor.numel()) == count) return;
+  throw std::invalid_argument(std::string("float8: ") + name + " has " +
+                              std::to_string(tensor.numel()) + " elements; it needs " +
+                              std::to_string(count));
+}
+
+uint32_t* words_of(const std::optional<Tensor>& words, size_t count, const Device& device) {
+  if (!words) throw std::invalid_argument("float8: the maxima of a shard are amax and row_amax");
+  check_size(*words, count, sizeof(uint32_t), device, "maxima of a shard");
+  return count == 0 ? nullptr : static_cast<uint32_t*>(words->mutable_data_ptr());
+}
+
+float8_expert_quantize_args args_of(const Matrix& rows) {
+  float8_expert_quantize_args args;
+  args.w.data = rows.data;
+  args.w.ld = rows.stride;
+  return args;
+}
+
+}  // namespace
+
+ExpertWeight::ExpertWeight(const std::optional<Tensor>& weight, const std::optional<Tensor>& copy,
+                           const std::optional<Tensor>& scales, const Size& size, Config config,
+                           int32_t dtype, const Device& device, bool q) {
+  const auto [experts, n, k] = size;
+  if (!copy) {
+    if (!weight || weight->dim() != 3 || weight->size(0) != experts || weight->size(1) != n ||
+        weight->size(2) != k || device_of(*weight) != device) {
+      throw std::invalid_argument(
+          "float8: backward casts the experts' weights again: give it those of forward");
+    }
+    elements_ = as_matrix(to_dtype(*weight, dtype));
+    return;
+  }
+  if (!scales) throw std::invalid_argument("float8: a weight in fp8 is given without its scales");
+  const int64_t lines = q ? n : k, length = q ? k : n;
+  const float8_recipe recipe = config.recipe();
+  float8_tensor view{};
+  view.struct_size = sizeof view;
+  view.rows = experts * n;
+  view.cols = k;
+  view.ld_q = pitch_of(k);
+  view.ld_qt = pitch_of(n);
+  view.q_setting = recipe.output.b;
+  view.qt_setting = recipe.grad_input.b;
+  check_size(*copy, static_cast<size_t>(experts * lines * pitch_of(length)), 1, device,
+             "the experts' weights in fp8");
+  check_dense(*scales, sizeof(float), device, "the scales of experts' weights in fp8");
+  const int32_t granularity = (q ? view.q_setting : view.qt_setting).granularity;
+  if (scales->numel() < scales_of_experts(granularity, experts, lines, length) ||
+      dtype_of(*scales) != aoti_torch_dtype_float32()) {
+    throw std::invalid_argument(
+        "float8: the experts' weights in fp8 have not their scales in float32");
+  }
+  (q ? view.q : view.qt) = copy->mutable_data_ptr();
+  (q ? view.q_inverse_scale : view.qt_inverse_scale) =
+      static_cast<const float*>(scales->mutable_data_ptr());
+  view_ = view;
+}
+
+void ExpertWeight::set(float8_matrix& field) const {
+  field.data = elements_.data;
+  field.ld = elements_.stride;
+  field.fp8 = view_ ? &*view_ : nullptr;
+}
+
+void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
+                  const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
+                  int64_t config, int64_t dtype) {
+  const Place place = place_of(w, Config(config));
+  const ExpertQuantizer& quantizer =
+      expert_quantizer_for(key_of(w, place, config, dtype, amax.has_value()), place);
+  const float8_layout& at = quantizer.layout;
+  const Matrix rows = as_matrix(w);
+  float8_expert_quantize_args args = args_of(rows);
+  check_size(q, at.tensor_bytes - at.transposed_bytes, 1, place.device, "q of experts' weights");
+  check_size(qt, at.transposed_bytes, 1, place.device, "qt of experts' weights");
+  if (amax) {
+    args.amax = words_of(amax, at.amax_words, place.device);
+    args.row_amax = words_of(row_amax, at.row_amax_words, place.device);
+  }
+  args.tensor = {q.mutable_data_ptr(), static_cast<size_t>(q.numel())};
+  args.transposed = {qt.mutable_data_ptr(), static_cast<size_t>(qt.numel())};
+  const Workspace workspace(place, quantizer.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), quantizer.workspace_bytes};
+  check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
+}
+
+void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const Tensor& state,
+                     const Tensor& like, int64_t config) {
+  const Place place = place_of(w, Config(config));
+  const float8_dtype own = element_type(dtype_of(w), "the weight");
+  const float8_dtype wanted = element_type(dtype_of(like), "x");
+  const bool rounds = own == FLOAT8_F32 && wanted != FLOAT8_F32;
+  const Tensor typed = rounds ? w : to_dtype(w, dtype_of(like));
+  ExpertQuantizerKey key =
+      key_of(typed, place, config, rounds ? int64_t{wanted} : kWeightsOwnType, false);
+  key.noop_flag = true;
+  const ExpertQuantizer& quantizer = expert_quantizer_for(key, place);
+  const float8_layout& at = quantizer.layout;
+  check_size(q, at.tensor_bytes - at.transposed_bytes, 1, place.device, "q of experts' weights");
+  check_size(qt, at.transposed_bytes, 1, place.device, "qt of experts' weights");
+  check_size(state, kWeightStateBytes, 1, place.device, "the state of experts' weights");
+  const Matrix bytes = as_matrix(w), rows = as_matrix(typed);
+  auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
+  float8_fingerprint_args compare;
+  compare.w = {bytes.data, bytes.stride};
+  compare.n = bytes.rows;
+  compare.k = bytes.cols;
+  compare.dtype = own;
+  compare.seed = static_cast<uint64_t>(wanted) << 8 | static_cast<uint64_t>(own);
+  compare.fingerprint = kept;
+  compare.noop_flag = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
+  check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
+  float8_expert_quantize_args args = args_of(rows);
+  args.tensor = {q.mutable_data_ptr(), static_cast<size_t>(q.numel())};
+  args.transposed = {qt.mutable_data_ptr(), static_cast<size_t>(qt.numel())};
+  args.noop_flag = compare.noop_flag;
+  const Workspace workspace(place, quantizer.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), quantizer.workspace_bytes};
+  try {
+    check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
+  } catch (...) {
+    // The fingerprint is one of which there is no cast.
+    Tensor all = state;
+    torch::stable::zero_(all);
+    throw;
+  }
+}
+
+std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype) {
+  const Place place = place_of(w, Config(config));
+  const ExpertQuantizer& quantizer =
+      expert_quantizer_for(key_of(w, place, config, dtype, true), place);
+  const auto words = [&](size_t count) {
+    const auto size = static_cast<int64_t>(count);
+    return empty(std::span(&size, 1), aoti_torch_dtype_int32(), place.device);
+  };
+  const float8_layout& at = quantizer.layout;
+  Tensor amax = words(at.amax_words), row_amax = words(at.row_amax_words);
+  const Matrix rows = as_matrix(w);
+  float8_expert_quantize_args args = args_of(rows);
+  args.amax = words_of(amax, at.amax_words, place.device);
+  args.row_amax = words_of(row_amax, at.row_amax_words, place.device);
+  check(float8_expert_quantize_amax(quantizer.quantizer, &args, place.stream));
+  return {amax, row_amax};
+}
+
+std::tuple<int64_t, int64_t, int64_t, int64_t, bool, int64_t, int64_t> experts_copies(
+    int64_t experts, int64_t n, int64_t k, int64_t config, bool over_ranks) {
+  const float8_layout at = expert_layout({.config = Config(config).of_casts(),
+                                          .n = n,
+                                          .k = k,
+                                          .experts = static_cast<int32_t>(experts),
+                                          .over_ranks = over_ranks});
+  const auto transposed = static_cast<int64_t>(at.transposed_bytes);
+  return {static_cast<int64_t>(at.tensor_bytes) - transposed,
+          transposed,
+          at.ld_q,
+          static_cast<int64_t>(at.q_inverse_scale),
+          at.q_scale_apart != 0,
+          at.ld_qt,
+          static_cast<int64_t>(at.qt_inverse_scale)};
+}
+
+}  // namespace float8_torch

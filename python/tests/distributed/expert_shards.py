@@ -1,0 +1,190 @@
+"""Mixtures of experts whose weights FSDP shards, and what their tests have in common."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import ranks
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+
+import float8.torch as f8
+from float8.torch.experts.modules import Float8Experts
+from float8.torch.shard.gathered_weight import GatheredWeight
+
+HIDDEN = 64
+
+
+def qwen(experts: int, expert_size: int = 48) -> Any:
+    """Returns a model of two layers, whose experts are one MLP each."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+        "intermediate_size": 96,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    moe = {
+        "moe_intermediate_size": expert_size,
+        "num_experts": experts,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    }
+    torch.manual_seed(0)
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **moe)).to(ranks.device)
+
+
+class _Weights(nn.Module):
+    def __init__(self, experts: int, n: int = 48, k: int = HIDDEN) -> None:
+        super().__init__()
+        sizes = {"w1": (n, k), "w2": (k, n), "w3": (n, k)}
+        for name, size in sizes.items():
+            setattr(self, name, nn.Parameter(torch.randn(experts, *size) / 8))
+
+
+class GroupedExperts(_Weights):
+    """torchtitan's experts, as a conversion knows them: their GEMMs are a method."""
+
+    __module__ = "torchtitan.models.common.moe"
+
+    def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        offs = torch.cumsum(num_tokens_per_expert, dim=0, dtype=torch.int32)
+        w1, w2, w3 = (each.bfloat16().mT for each in (self.w1, self.w2, self.w3))
+        h = nn.functional.silu(self._grouped_mm(A=x.bfloat16(), B_t=w1, offs=offs))
+        h = h * self._grouped_mm(A=x.bfloat16(), B_t=w3, offs=offs)
+        return self._grouped_mm(A=h, B_t=w2, offs=offs).type_as(x)
+
+    def _grouped_mm(
+        self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
+    ) -> torch.Tensor:
+        return torch._grouped_mm(A, B_t, offs=offs)
+
+
+class FirstGroupedExperts(_Weights):
+    """Those of the first releases, whose GEMMs are in functions."""
+
+    __module__ = "torchtitan.models.moe"
+
+    def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+FirstGroupedExperts.__name__ = "GroupedExperts"
+
+
+class Layer(nn.Module):
+    """Experts of tokens that are sorted already, with as many tokens each as the number of its rows."""
+
+    def __init__(self, experts: int, kind: type[nn.Module] = GroupedExperts, n: int = 48) -> None:
+        super().__init__()
+        self.experts = kind(experts, n)  # type: ignore[call-arg]
+        self.count = experts  # those of this rank
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = self.count
+        even = torch.full((count,), x.shape[0] // count, device=x.device)
+        y: torch.Tensor = self.experts(x, even)
+        return x + y
+
+
+def layers(experts: int, kind: type[nn.Module] = GroupedExperts, n: int = 48) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Layer(experts, kind, n), Layer(experts, kind, n)).to(ranks.device)
+
+
+def rows(world: int, count: int = 48) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(world, count, HIDDEN, device=ranks.device)
+
+
+def convert(model: Any, recipe: Any, gather: bool, **options: Any) -> Any:
+    config = f8.LinearConfig(
+        recipe,
+        emulate=ranks.device == "cpu",
+        enable_fsdp_float8_all_gather=gather,
+        **options,
+    )
+    return f8.convert_to_float8_training(model, config=config, experts=True)
+
+
+def shard(model: Any, mesh: Any, dim: int = 0, **options: Any) -> Any:
+    """Shards the layers of a copy of a model, the experts over that dimension."""
+
+    def placement(weight: nn.Parameter) -> Shard | None:
+        return Shard(dim) if weight.dim() == 3 else None
+
+    sharded = copy.deepcopy(model)
+    for layer in sharded.model.layers if hasattr(sharded, "model") else sharded:
+        fully_shard(layer, mesh=mesh, shard_placement_fn=placement, **options)
+    return fully_shard(sharded, mesh=mesh, **options)
+
+
+def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = model(input_ids=batch, labels=batch).loss
+    return out
+
+
+def batches(world: int) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randint(0, 64, (world, 2, 16), device=ranks.device)
+
+
+def gathered_weights(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    return [
+        (module, name)
+        for module in model.modules()
+        if isinstance(module, Float8Experts)
+        for name in module.expert_weights
+    ]
+
+
+def watch(model: nn.Module) -> list[bool]:
+    """Returns a list that the forwards of experts lengthen: whether each weight has copies alone."""
+    seen: list[bool] = []
+
+    def look(module: Any, *_: Any) -> None:
+        seen.extend(
+            isinstance(weight, GatheredWeight)
+            for weight in module._parameters.values()
+            if weight is not None and weight.dim() == 3
+        )
+
+    for module in model.modules():
+        if isinstance(module, Float8Experts):
+            module.register_forward_pre_hook(look)
+    return seen
+
+
+def expect_changes(before: dict[str, torch.Tensor], model: Any) -> None:
+    """Fails where an expert of a weight is as it was."""
+    for name, parameter in model.named_parameters():
+        own = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        if own.dim() == 3:
+            assert all(not torch.equal(a, b) for a, b in zip(own, before[name], strict=True)), name
+
+
+def copies_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def weights_in_forward(model: nn.Module, x: torch.Tensor) -> list[Any]:
+    """Returns the weights of experts that a forward has."""
+    seen: list[Any] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda each, *_: seen.extend(each._parameters.values()))
+        for module in model.modules()
+        if isinstance(module, Float8Experts)
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return seen

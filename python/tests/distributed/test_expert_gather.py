@@ -1,0 +1,430 @@
+"""Experts whose weights FSDP gathers in fp8, whole ones or parts of each."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import importlib.util
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import expert_shards
+import pytest
+import ranks
+import torch
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+import float8.torch as f8
+from float8.torch.shard.fsdp import ShardedWeight
+
+DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+
+
+def _equal_steps(
+    mesh: Any, rank: int, world: int, recipe: str, experts: int, size: int, dim: int, fused: bool
+) -> None:
+    """Trains with fp8 gathers, with gathers in high precision and on one rank."""
+    single = expert_shards.convert(expert_shards.qwen(experts, size), recipe, False)
+    in_f32 = recipe != "rowwise_with_gw_hp"
+    if not in_f32:
+        single.bfloat16()
+    high = expert_shards.shard(single, mesh, dim)
+    fp8 = expert_shards.shard(expert_shards.convert(copy.deepcopy(single), recipe, True), mesh, dim)
+    seen = expert_shards.watch(fp8)
+    kind = {"fused": True} if fused else {"foreach": True}
+    with_single = world == 2 and in_f32  # sums of gradients have one order, and one rounding
+    trained = [fp8, high, single] if with_single else [fp8, high]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, **kind) for m in trained]
+    before = expert_shards.copies_of(single)
+    batch = expert_shards.batches(world)
+    for step in range(3):
+        losses = [expert_shards.loss(model, batch[rank]) for model in (fp8, high)]
+        losses.append(expert_shards.loss(trained[-1], batch[rank]))
+        assert all(torch.equal(each, losses[0]) for each in losses), step
+        for each in losses[:2]:
+            each.backward()
+        if with_single:
+            for part in batch:
+                (expert_shards.loss(single, part) / world).backward()
+        for (name, a), b in zip(fp8.named_parameters(), high.parameters(), strict=True):
+            assert torch.equal(a.grad.to_local(), b.grad.to_local()), (step, name)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 0:
+            f8.precompute_float8_dynamic_scale_for_fsdp(fp8)
+        weights = [expert_shards.copies_of(model) for model in trained]
+        for name, own in weights[0].items():
+            assert all(torch.equal(own, other[name]) for other in weights[1:]), (step, name)
+    cut = recipe == "blockwise" and dim == 1
+    assert seen == 3 * 2 * [True, not cut]
+    expert_shards.expect_changes(before, fp8)
+
+
+# Without transformers the layers of torchtitan are tested alone.
+_needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs transformers"
+)
+
+
+@_needs_transformers
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_whole_experts(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_equal_steps, 2, tmp_path, recipe, 4, 48, 0, False)
+
+
+@_needs_transformers
+@pytest.mark.parametrize(("world", "experts"), [(2, 3), (3, 4)])
+def test_uneven_numbers_of_experts(world: int, experts: int, tmp_path: Any) -> None:
+    """Of three ranks with four experts, the last has none."""
+    ranks.spawn(_equal_steps, world, tmp_path, "rowwise", experts, 48, 0, True)
+
+
+@_needs_transformers
+def test_one_of_two_weights(tmp_path: Any) -> None:
+    """Ranks have whole blocks of the first weight's rows, and gather the second in high precision."""
+    ranks.spawn(_equal_steps, 2, tmp_path, "blockwise", 3, 128, 1, False)
+
+
+@_needs_transformers
+@pytest.mark.parametrize("recipe", DYNAMIC[:3])
+def test_parts_of_each_expert(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_equal_steps, 2, tmp_path, recipe, 3, 48, 1, True)
+
+
+def _pair(mesh: Any, recipe: str, experts: int, dim: int = 0, **options: Any) -> list[Any]:
+    """Returns the layers of torchtitan with fp8 gathers and with gathers in high precision."""
+    kind, n = options.pop("kind", expert_shards.GroupedExperts), options.pop("n", 48)
+    plain = expert_shards.layers(experts, kind, n)
+    return [
+        expert_shards.shard(
+            expert_shards.convert(copy.deepcopy(plain), recipe, gather), mesh, dim, **options
+        )
+        for gather in (True, False)
+    ]
+
+
+def _expect_equal_steps(
+    models: list[Any], x: torch.Tensor, steps: int = 2, all_in_fp8: bool = True
+) -> list[bool]:
+    seen = expert_shards.watch(models[0])
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in models]
+    before = expert_shards.copies_of(models[0])
+    for _ in range(steps):
+        ys = [model(x) for model in models]
+        assert torch.equal(*ys)
+        for y, optimizer in zip(ys, optimizers, strict=True):
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for own, other in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(own.to_local(), other.to_local())
+    assert seen and all(seen) >= all_in_fp8
+    expert_shards.expect_changes(before, models[0])
+    return seen
+
+
+def _classes(mesh: Any, rank: int, world: int) -> None:
+    x = expert_shards.rows(world)[rank]
+    for kind in (expert_shards.GroupedExperts, expert_shards.FirstGroupedExperts):
+        _expect_equal_steps(_pair(mesh, "rowwise", 3, kind=kind), x)
+    # Rows in whole 128s are read as they are gathered.
+    _expect_equal_steps(_pair(mesh, "blockwise", 2, n=256), x)
+    # Blocks of w1 and w3 are whole on each rank, and those of w2 are not.
+    seen = _expect_equal_steps(_pair(mesh, "blockwise", 2, 1, n=256), x, 1, all_in_fp8=False)
+    assert seen == 2 * [True, False, True]
+
+
+def test_classes_of_torchtitan(tmp_path: Any) -> None:
+    ranks.spawn(_classes, 2, tmp_path)
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def _options(mesh: Any, rank: int, world: int) -> None:
+    x = expert_shards.rows(world)[rank]
+    for dim in (0, 1):
+        _expect_equal_steps(_pair(mesh, "rowwise", 3, dim, reshard_after_forward=False), x)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    _expect_equal_steps(_pair(mesh, "tensorwise", 3, mp_policy=policy), x)
+    plain = expert_shards.layers(3)
+    for i, layer in enumerate(plain):
+        plain[i] = _Checkpointed(layer)
+    models = [
+        expert_shards.shard(
+            expert_shards.convert(copy.deepcopy(plain), "rowwise", gather), mesh, dim
+        )
+        for gather in (True, False)
+        for dim in (1,)
+    ]
+    _expect_equal_steps(models, x)
+    with torch.autocast(ranks.device, torch.bfloat16):
+        _expect_equal_steps(_pair(mesh, "rowwise", 3), x, 1)
+    with torch.no_grad():  # no backward reads the copies
+        fp8, high = _pair(mesh, "rowwise", 3)
+        assert torch.equal(fp8(x), high(x))
+
+
+def test_options_of_fully_shard(tmp_path: Any) -> None:
+    ranks.spawn(_options, 2, tmp_path)
+
+
+def _hybrid(_: Any, rank: int, world: int) -> None:
+    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("replicate", "shard"))
+    _expect_equal_steps(_pair(mesh, "rowwise", 3), expert_shards.rows(world)[rank])
+
+
+def test_hybrid_sharding(tmp_path: Any) -> None:
+    ranks.spawn(_hybrid, 4, tmp_path)
+
+
+def _compiled(mesh: Any, rank: int, world: int) -> None:
+    x = expert_shards.rows(world)[rank]
+    models = []
+    for gather in (True, False):
+        model = expert_shards.convert(expert_shards.layers(3), "rowwise", gather)
+        for layer in model:
+            layer.compile(fullgraph=True, backend="aot_eager")
+        models.append(expert_shards.shard(model, mesh))
+    _expect_equal_steps(models, x)
+
+
+def test_compiled_layers(tmp_path: Any) -> None:
+    ranks.spawn(_compiled, 2, tmp_path)
+
+
+def _traffic(mesh: Any, rank: int, world: int, dim: int) -> None:
+    experts, n = 4, 128
+    model, _ = _pair(mesh, "rowwise", experts, dim, n=n)
+    x = expert_shards.rows(world)[rank]
+    traffic = ranks.Traffic()
+    model(x).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f8.cache_weight_casts(model).update()  # there is no linear, but experts
+    elements = 2 * 3 * experts * n * expert_shards.HIDDEN
+    gathered, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))
+    scales = 2 * (2 * n + expert_shards.HIDDEN) * experts // world  # of q, which ranks have rows of
+    if dim == 0:
+        scales += 2 * (2 * expert_shards.HIDDEN + n) * experts // world  # of qt
+    assert gathered == {torch.float32: 4 * scales}
+    assert reduced == dim
+    with torch.no_grad():
+        gathered, reduced = traffic.of(lambda: model(x))
+    assert gathered == {torch.uint8: elements // world}, gathered
+    assert reduced == 0
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_bytes_of_gathers(dim: int, tmp_path: Any) -> None:
+    """A byte an element; whole experts reduce nothing."""
+    ranks.spawn(_traffic, 2, tmp_path, dim)
+
+
+def _left(mesh: Any, rank: int, world: int) -> None:
+    """What cannot gather in fp8 says so by name, and trains."""
+    x = expert_shards.rows(world)[rank]
+
+    def told(recipe: str, dim: int, expected: str, **options: Any) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model, high = _pair(mesh, recipe, 2, dim, **options)
+            y = model(x)
+        words = " ".join(str(each.message) for each in caught)
+        assert expected in words and "in high precision" in words, words
+        if recipe != "delayed":
+            assert torch.equal(y, high(x))
+        y.sum().backward()
+        assert not any(
+            isinstance(weight, f8_weight) for weight in expert_shards.weights_in_forward(model, x)
+        )
+
+    f8_weight = expert_shards.GatheredWeight
+    told("blockwise", 1, "1.experts.w3", n=128)
+    told("delayed", 0, "dynamic scaling", kind=expert_shards.FirstGroupedExperts)
+
+
+def test_what_gathers_in_high_precision(tmp_path: Any) -> None:
+    ranks.spawn(_left, 2, tmp_path)
+
+
+def _parallel(_: Any, rank: int, world: int) -> None:
+    """Expert parallelism shares the experts, and FSDP what a rank has of them, in high precision."""
+    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("fsdp", "ep"))
+    plain = expert_shards.layers(4, expert_shards.FirstGroupedExperts)
+    models = []
+    for gather in (True, False):
+        model = expert_shards.convert(copy.deepcopy(plain), "rowwise", gather)
+        for layer in model:
+            experts: Any = layer.experts
+            for name, weight in list(experts.named_parameters()):
+                own = distribute_tensor(weight.detach(), mesh["ep"], [Shard(0)])
+                setattr(experts, name, nn.Parameter(own))
+            layer.count = 2
+            fully_shard(layer, mesh=mesh["fsdp"])
+        models.append(model)
+    x = expert_shards.rows(world)[rank]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen = _expect_equal_steps(models, x, 2, all_in_fp8=False)
+    assert not any(seen)
+    words = " ".join(str(each.message) for each in caught)
+    assert "0.experts.w1 in high precision: it is shared as" in words
+
+
+def test_expert_parallelism(tmp_path: Any) -> None:
+    ranks.spawn(_parallel, 4, tmp_path)
+
+
+def _other_recipe(mesh: Any, rank: int, world: int) -> None:
+    """Ranks that do not agree on the weights of experts all say so, with their names."""
+    recipe = "rowwise" if rank == 0 else "tensorwise"
+    model, _ = _pair(mesh, recipe, 3)
+    with pytest.raises(f8.DistributedError, match=r"experts\.w1"):
+        model(expert_shards.rows(world)[rank])
+
+
+def test_ranks_with_other_recipes(tmp_path: Any) -> None:
+    ranks.spawn(_other_recipe, 2, tmp_path)
+
+
+def _double(weight: Any) -> None:
+    """Writes through a pointer, which nobody sees."""
+    local = weight._local_tensor
+    values = (ctypes.c_float * local.numel()).from_address(local.data_ptr())
+    for i in range(local.numel()):
+        values[i] *= 2
+
+
+def _by_load(model: nn.Module, folder: str) -> None:
+    state = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    for each in state.values():
+        each.mul_(2)
+    model.load_state_dict(state)
+
+
+def _by_checkpoint(model: nn.Module, folder: str) -> None:
+    state = {name: 2 * p.detach() for name, p in get_model_state_dict(model).items()}
+    dcp.save(state, checkpoint_id=folder)
+    loaded = get_model_state_dict(model)
+    dcp.load(loaded, checkpoint_id=folder)
+    set_model_state_dict(model, loaded)
+
+
+_WAYS: dict[str, Callable[[Any, str], object]] = {
+    "in place": lambda model, _: [p.mul_(2) for p in model.parameters()],
+    "data": lambda model, _: [p.data.mul_(2) for p in model.parameters()],
+    "foreach": lambda model, _: torch._foreach_mul_(list(model.parameters()), 2),
+    "load_state_dict": _by_load,
+    "a checkpoint": _by_checkpoint,
+    "a pointer": lambda model, _: [_double(p) for p in model.parameters()],
+}
+
+
+def _changed(mesh: Any, rank: int, world: int, folder: str, dim: int) -> None:
+    """Each change of the weights is seen by the forward that follows, without a call."""
+    x = expert_shards.rows(world)[rank]
+    models = _pair(mesh, "rowwise", 4, dim)
+    with torch.no_grad():
+        before = models[0](x)
+        for number, (way, change) in enumerate(_WAYS.items()):
+            for i, model in enumerate(models):
+                change(model, f"{folder}/{number}_{i}")
+            ys = [model(x) for model in models]
+            assert torch.equal(*ys), way
+            assert not torch.equal(ys[0], before), way
+            for model in models:
+                for p in model.parameters():
+                    p.div_(2)
+                assert torch.equal(model(x), before), way
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_changes_of_weights(dim: int, tmp_path: Any) -> None:
+    ranks.spawn(_changed, 2, tmp_path, str(tmp_path), dim)
+
+
+def _unseen(mesh: Any, rank: int, world: int) -> None:
+    """check_copies, which all ranks have on, finds copies that are not their weight's."""
+    model, _ = _pair(mesh, "rowwise", 4)
+    x = expert_shards.rows(world)[rank]
+    with torch.no_grad():
+        model(x)
+        local: Any = model[1].experts.w2._local_tensor
+        address = local.plain().data_ptr()  # as a kernel might have it from elsewhere
+        ctypes.c_float.from_address(address).value += 1
+        with pytest.raises(RuntimeError, match=r"1\.experts\.w2.*please"):
+            model(x)
+
+
+def test_a_change_that_nobody_saw(tmp_path: Any) -> None:
+    ranks.spawn(_unseen, 2, tmp_path)
+
+
+def _verified(mesh: Any, rank: int, world: int) -> None:
+    """verify_distributed compares each weight, also before a step, and finds what was changed unseen."""
+    x = expert_shards.rows(world)[rank]
+    for recipe, dim in (("tensorwise", 0), ("rowwise", 1), ("blockwise", 0)):
+        model, _ = _pair(mesh, recipe, 3, dim)
+        for _ in range(2):
+            report = f8.verify_distributed(model)
+            assert report.ok and len(report.layers) == 6
+            assert all(
+                list(each.tensors) == ["w", "q", "qt", "y", "dx", "dw"][1:]
+                for each in report.layers
+            )
+            model(x).sum().backward()
+    f8.check_copies(False)
+    local: Any = model[1].experts.w2._local_tensor
+    if rank == 1:
+        ctypes.c_float.from_address(local.plain().data_ptr()).value += 64
+    with pytest.raises(f8.DistributedError, match=r"1\.experts\.w2.*precompute"):
+        f8.verify_distributed(model)
+
+
+def test_verify_distributed(tmp_path: Any) -> None:
+    ranks.spawn(_verified, 2, tmp_path)
+
+
+def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
+    """A checkpoint has plain tensors, which a model without fp8 loads, and a new one has their steps."""
+    x = expert_shards.rows(world)[rank]
+    model, high = _pair(mesh, "rowwise", 3)
+    assert all(isinstance(p._local_tensor, ShardedWeight) for p in model.parameters())
+    _expect_equal_steps([model, high], x, 1)
+    assert list(model.state_dict()) == list(expert_shards.layers(3).state_dict())
+    dcp.save(get_model_state_dict(model), checkpoint_id=folder)
+    others = _pair(mesh, "rowwise", 3)
+    for other in others:
+        state = get_model_state_dict(other)
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(other, state)
+    with torch.no_grad():
+        ys = [each(x) for each in (model, high, *others)]
+    assert all(torch.equal(y, ys[0]) for y in ys)
+    _expect_equal_steps(others, x, 1)
+    again = copy.deepcopy(others[0][0].experts.w1._local_tensor)
+    assert torch.equal(again, others[1][0].experts.w1._local_tensor)
+    bytes_of = io.BytesIO()
+    torch.save(model[0].experts.w1._local_tensor, bytes_of)
+    bytes_of.seek(0)
+    assert type(torch.load(bytes_of)) is torch.Tensor
+
+
+def test_saves_and_loads(tmp_path: Any) -> None:
+    ranks.spawn(_saved, 2, tmp_path, str(tmp_path / "checkpoint"))

@@ -1,0 +1,238 @@
+#include "runtime/experts/expert_quantizer.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "recipes/fp8_layout.hpp"
+#include "runtime/device/context_state.hpp"
+#include "runtime/device/memory.hpp"
+#include "runtime/experts/group_layout.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr const char* kExpertQuantizeArgs = "float8_expert_quantize_args";
+
+// The floats of the inverse scales of all experts' copies [lines][length]; a tensor's lie with its scale.
+int64_t scale_floats_of(Granularity granularity, int64_t experts, int64_t lines, int64_t length) {
+  switch (granularity) {
+    case Granularity::kTensor:
+      return experts * kernels::kScaleStride;
+    case Granularity::kBlock128x128:
+      return experts * kernels::scales_2d(lines, length);
+    default:
+      return experts * lines;
+  }
+}
+
+// Where inverse scales are behind the begin of the scales.
+size_t inverse_at(const CastSetting& setting) {
+  return setting.granularity == Granularity::kTensor ? kernels::kInverse * sizeof(float) : 0;
+}
+
+template <class T>
+T* placed_at(void* base, size_t offset) {
+  return reinterpret_cast<T*>(static_cast<uint8_t*>(base) + offset);
+}
+
+}  // namespace
+
+Status ExpertQuantizer::lay_out() {
+  F8_TRY(check_experts(desc_.experts));
+  if (desc_.rows < 1 || desc_.rows > kMaxDim || (!desc_.over_ranks && desc_.rows % 16 != 0)) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "float8_expert_quantizer_desc.n is {}; it is a multiple of 16, or with over_ranks at "
+        "least 1",
+        desc_.rows);
+  }
+  if (desc_.experts * desc_.rows > std::numeric_limits<int32_t>::max()) {
+    return fail(ErrorCode::kInvalidArgument, "{} experts of {} rows: more than 2^31 rows",
+                desc_.experts, desc_.rows);
+  }
+  LinearDesc linear;
+  linear.shape = {1, padded(desc_.rows), desc_.cols};
+  linear.recipe = desc_.recipe;
+  linear.tensor_dtype = desc_.dtype;
+  linear.grad_weight_dtype = desc_.dtype;
+  linear.non_finite = desc_.non_finite;
+  LinearKernels kernels = F8_TRY(linear_kernels(linear));
+  kernels.from_f32 = desc_.f32_source;
+  copies_ = kernels.of(Tensor::kWeight);
+  const auto serves = [&](const std::optional<CastSetting>& copy) {
+    return copy && copy->scaling == Scaling::kDynamic &&
+           copy->granularity != Granularity::kBlock1x128;
+  };
+  if (!serves(copies_.q) || !serves(copies_.qt)) {
+    return fail(
+        ErrorCode::kUnsupported,
+        "recipe {}: casts of experts' weights apart have dynamic scales of a matrix, of its rows "
+        "or of 128x128 blocks, in output and grad_input",
+        desc_.recipe.name);
+  }
+  const auto in_blocks = [](const CastSetting& copy) {
+    return copy.granularity == Granularity::kBlock128x128;
+  };
+  if (desc_.over_ranks && desc_.rows % kernels::kCastTile != 0 &&
+      (in_blocks(*copies_.q) || in_blocks(*copies_.qt))) {
+    return fail(ErrorCode::kUnsupported,
+                "recipe {}: ranks have {} rows of each expert, which cuts blocks of 128x128",
+                desc_.recipe.name, desc_.rows);
+  }
+  if (desc_.noop_flag && desc_.over_ranks) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "float8_expert_quantizer_desc.noop_flag is set; it is for casts without over_ranks");
+  }
+  kernels.noop_flag = desc_.noop_flag;
+  for (const KernelPass& pass : kernels.passes(kWq | kWqt, false)) {
+    specs_.push_back(pass.cast);
+    specs_.back().group = true;
+  }
+  const auto [experts, n, k] = std::tuple(desc_.experts, desc_.rows, desc_.cols);
+  const bool one_scale = copies_.share_scale();
+  const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
+  Arena tensor, transposed;
+  tensor.take(fp8_copy_bytes(rows(), k));
+  if (!one_scale)
+    q_scales_ = tensor.take(floats(scale_floats_of(copies_.q->granularity, experts, n, k)));
+  transposed.take(fp8_copy_bytes(experts * k, n));
+  qt_scales_ = transposed.take(floats(scale_floats_of(copies_.qt->granularity, experts, k, n)));
+  layout_.tensor_bytes = tensor.size() + transposed.size();
+  layout_.transposed_bytes = transposed.size();
+  layout_.ld_q = row_pitch(k);
+  layout_.ld_qt = row_pitch(n);
+  layout_.q_inverse_scale = (one_scale ? qt_scales_ : q_scales_) + inverse_at(*copies_.q);
+  layout_.qt_inverse_scale = qt_scales_ + inverse_at(*copies_.qt);
+  layout_.q_scale_apart = one_scale ? 1 : 0;
+  if (!desc_.over_ranks) return {};
+  for (const codegen::CastSpec& spec : specs_) {
+    layout_.amax_words += GroupCastPlan::words_of_groups(spec, experts, k);
+    layout_.row_amax_words += GroupCastPlan::words_of_rows(spec, rows());
+  }
+  return {};
+}
+
+Status ExpertQuantizer::plan_casts() {
+  std::vector<codegen::KernelSpec> kernels;
+  for (const codegen::CastSpec& spec : specs_) {
+    std::ranges::move(GroupCastPlan::specs(spec, desc_.rows, desc_.cols, desc_.over_ranks),
+                      std::back_inserter(kernels));
+  }
+  F8_TRY(context_->compile(kernels));  // side by side
+  size_t words = 0;
+  for (const codegen::CastSpec& spec : specs_) {
+    casts_.push_back(
+        F8_TRY(GroupCastPlan::create(context_, spec, desc_.rows, desc_.cols, desc_.over_ranks)));
+    words = std::max(words, casts_.back().words(rows(), desc_.experts));
+  }
+  workspace_bytes_ = words * sizeof(uint32_t);
+  return {};
+}
+
+Result<std::shared_ptr<const ExpertQuantizer>> ExpertQuantizer::plan(
+    const std::shared_ptr<Context>& context, const ExpertQuantizerDesc& desc) {
+  std::shared_ptr<ExpertQuantizer> made(new ExpertQuantizer(context, desc));
+  F8_TRY(made->lay_out());
+  F8_TRY(made->plan_casts());
+  return std::shared_ptr<const ExpertQuantizer>(std::move(made));
+}
+
+Result<float8_layout> ExpertQuantizer::layout_of(const ExpertQuantizerDesc& desc) {
+  ExpertQuantizer made(nullptr, desc);
+  F8_TRY(made.lay_out());
+  return made.layout_;
+}
+
+Status ExpertQuantizer::check(const char* name, const ExpertQuantizeCall& call, bool cast,
+                              Stream stream) const {
+  F8_TRY(need(kExpertQuantizeArgs, "w.data", call.w.data));
+  if (call.noop_flag != nullptr && !desc_.noop_flag) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.noop_flag is given, the casts do not look at it; set "
+                "float8_expert_quantizer_desc.noop_flag",
+                kExpertQuantizeArgs);
+  }
+  if (layout_.amax_words > 0) F8_TRY(need(kExpertQuantizeArgs, "amax", call.amax));
+  if (layout_.row_amax_words > 0) F8_TRY(need(kExpertQuantizeArgs, "row_amax", call.row_amax));
+  CallMemory memory(kExpertQuantizeArgs);
+  memory.add_rows("w", call.w.data, rows(), desc_.cols, call.w.ld,
+                  desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
+  const Access words = cast ? Access::kRead : Access::kWrite;
+  memory.add("amax", call.amax, layout_.amax_words * sizeof(uint32_t), words, alignof(uint32_t));
+  memory.add("row_amax", call.row_amax, layout_.row_amax_words * sizeof(uint32_t), words,
+             alignof(uint32_t));
+  if (cast) {
+    F8_TRY(need(kExpertQuantizeArgs, "tensor.data", call.tensor.data));
+    F8_TRY(need(kExpertQuantizeArgs, "transposed.data", call.transposed.data));
+    if (workspace_bytes_ > 0)
+      F8_TRY(need(kExpertQuantizeArgs, "workspace.data", call.workspace.data));
+    memory.add("tensor", call.tensor.data, layout_.tensor_bytes - layout_.transposed_bytes,
+               Access::kWrite);
+    memory.add("transposed", call.transposed.data, layout_.transposed_bytes, Access::kWrite);
+    memory.add("workspace", call.workspace.data, workspace_bytes_, Access::kWrite);
+    memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
+  }
+  return memory.check(name, *context_, stream);
+}
+
+template <class Work>
+Status ExpertQuantizer::each(const ExpertQuantizeCall& call, const Work& work) const {
+  uint32_t* amax = call.amax;
+  uint32_t* row_amax = call.row_amax;
+  for (const GroupCastPlan& plan : casts_) {
+    const codegen::CastSpec& spec = plan.spec();
+    GroupCastCall one{.groups = {.words = nullptr,
+                                 .layout = {},
+                                 .count = static_cast<int32_t>(desc_.experts),
+                                 .rows = static_cast<int32_t>(desc_.rows)},
+                      .x = call.w.data,
+                      .rows = rows(),
+                      .ld = call.w.ld};
+    one.words = static_cast<uint32_t*>(call.workspace.data);
+    one.noop_flag = call.noop_flag;
+    if (desc_.over_ranks) {
+      one.words = amax;
+      one.row_words = row_amax;
+      amax += GroupCastPlan::words_of_groups(spec, desc_.experts, desc_.cols);
+      row_amax += GroupCastPlan::words_of_rows(spec, rows());
+    }
+    one.q = static_cast<uint8_t*>(call.tensor.data);
+    one.qt = static_cast<uint8_t*>(call.transposed.data);
+    const bool scales_q = spec.q && copies_.q->granularity == Granularity::kTensor;
+    if (call.tensor.data != nullptr) {
+      one.inv_row = placed_at<float>(call.tensor.data, q_scales_);
+      one.inv_col = placed_at<float>(call.transposed.data, qt_scales_);
+      one.scale = scales_q && !copies_.share_scale() ? one.inv_row : one.inv_col;
+    }
+    F8_TRY(work(plan, one));
+  }
+  return {};
+}
+
+Status ExpertQuantizer::find_amax(const ExpertQuantizeCall& call, Stream stream) const {
+  if (!desc_.over_ranks) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_expert_quantize_amax is for float8_expert_quantizer_desc.over_ranks");
+  }
+  F8_TRY(check("float8_expert_quantize_amax", call, false, stream));
+  ExpertQuantizeCall words = call;
+  words.tensor = words.transposed = {};
+  return each(words, [&](const GroupCastPlan& plan, const GroupCastCall& one) {
+    return plan.find_maxima(one, stream);
+  });
+}
+
+Status ExpertQuantizer::run(const ExpertQuantizeCall& call, Stream stream) const {
+  F8_TRY(check("float8_expert_quantize", call, true, stream));
+  F8_TRY(each(call, [&](const GroupCastPlan& plan, const GroupCastCall& one) {
+    return plan.run(one, stream);
+  }));
+  if (call.noop_flag == nullptr) return {};
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  return set_words(state.driver, call.noop_flag, 1, 1, stream);
+}
+
+}  // namespace f8::runtime

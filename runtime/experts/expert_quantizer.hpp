@@ -1,0 +1,66 @@
+// The casts of the weights of all experts apart from an expert linear: what its calls do to them, to the
+// same bits, so that ranks, or the micro-batches of a step, share the result. A plan is immutable and
+// shared between threads.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "float8/expert_quantizer.h"
+#include "runtime/device/call_memory.hpp"
+#include "runtime/experts/group_cast.hpp"
+#include "runtime/linear/kernels.hpp"
+
+namespace f8::runtime {
+
+struct ExpertQuantizerDesc {
+  int64_t experts = 1;
+  int64_t rows = 0;  // of each expert's matrix, or of a rank's part of it
+  int64_t cols = 0;
+  Recipe recipe;
+  Dtype dtype = Dtype::kBf16;
+  bool f32_source = false;  // the weights are in fp32, and are rounded to dtype as they are read
+  NonFinite non_finite = NonFinite::kPropagate;
+  bool over_ranks = false;  // ranks have other rows of each matrix
+  bool noop_flag = false;   // casts heed the flag of a call
+};
+
+using ExpertQuantizeCall = float8_expert_quantize_args;
+
+class ExpertQuantizer {
+ public:
+  [[nodiscard]] static Result<std::shared_ptr<const ExpertQuantizer>> plan(
+      const std::shared_ptr<Context>& context, const ExpertQuantizerDesc& desc);
+  // The layout of the copies, which follows from the description.
+  [[nodiscard]] static Result<float8_layout> layout_of(const ExpertQuantizerDesc& desc);
+
+  [[nodiscard]] const float8_layout& layout() const { return layout_; }
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+  // Over ranks: writes amax and row_amax of the call.
+  [[nodiscard]] Status find_amax(const ExpertQuantizeCall& call, Stream stream) const;
+  [[nodiscard]] Status run(const ExpertQuantizeCall& call, Stream stream) const;
+
+ private:
+  ExpertQuantizer(std::shared_ptr<Context> context, ExpertQuantizerDesc desc)
+      : context_(std::move(context)), desc_(std::move(desc)) {}
+  [[nodiscard]] int64_t rows() const { return desc_.experts * desc_.rows; }
+  // All of a plan that needs no device.
+  [[nodiscard]] Status lay_out();
+  [[nodiscard]] Status plan_casts();
+  // Calls `work` with each cast and its part of a call.
+  template <class Work>
+  [[nodiscard]] Status each(const ExpertQuantizeCall& call, const Work& work) const;
+  [[nodiscard]] Status check(const char* name, const ExpertQuantizeCall& call, bool cast,
+                             Stream stream) const;
+
+  std::shared_ptr<Context> context_;
+  ExpertQuantizerDesc desc_;
+  Copies copies_;
+  std::vector<codegen::CastSpec> specs_;
+  std::vector<GroupCastPlan> casts_;
+  float8_layout layout_ = {};
+  size_t q_scales_ = 0, qt_scales_ = 0;  // places in `tensor` and `transposed`
+  size_t workspace_bytes_ = 0;
+};
+
+}  // namespace f8::runtime

@@ -1,0 +1,63 @@
+// A weight in fp8 that a call of an expert linear is given.
+#include "recipes/fp8_layout.hpp"
+#include "runtime/experts/experts.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// The view of one expert's matrix.
+float8_tensor of_one_expert(const float8_tensor& weight, int64_t n) {
+  float8_tensor one = weight;
+  one.rows = n;
+  return one;
+}
+
+}  // namespace
+
+Status Experts::check_given(const char* args, const char* name, const float8_tensor& weight,
+                            bool forward, bool saves) const {
+  const auto [m, n, k] = desc_.shape;
+  if (!slots_.empty()) {
+    return fail(
+        ErrorCode::kUnsupported,
+        "{}.{} is given, and recipe {} has delayed scaling, whose amaxes the call's own cast "
+        "records; give data",
+        args, name, desc_.recipe.name);
+  }
+  if (weight.rows != desc_.experts * n) {
+    return fail(ErrorCode::kInvalidArgument, "{}.{} has {} rows; {} experts have {}", args, name,
+                weight.rows, desc_.experts, desc_.experts * n);
+  }
+  if (forward && saves && at(runtime::Tensor::kWeight).copies.qt) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.{} is given, and the plan saves a copy of w for backward; set "
+                "recompute_weight, and give the weight in fp8 to backward too",
+                args, name);
+  }
+  const Copies& copies = forward ? at(runtime::Tensor::kWeight).copies : weight_again_.copies;
+  return check_tensor(args, name, of_one_expert(weight, n), n, k, copies, forward);
+}
+
+void Experts::add_given(CallMemory& memory, const char* name, const float8_tensor& weight,
+                        bool forward) const {
+  const auto [m, n, k] = desc_.shape;
+  const auto add = [&](const void* data, const float* inverse, int64_t lines, int64_t length,
+                       int64_t scales, Granularity granularity) {
+    memory.add(name, data, fp8_copy_bytes(desc_.experts * lines, length), Access::kRead);
+    // The last scale of a matrix alone has nothing behind it.
+    const int64_t count = granularity == Granularity::kTensor
+                              ? (desc_.experts - 1) * kernels::kScaleStride + 1
+                              : scales;
+    memory.add(name, inverse, static_cast<size_t>(count) * sizeof(float), Access::kRead,
+               is_block(granularity) ? 16 : sizeof(float));
+  };
+  if (forward) {
+    const Tensor& w = at(runtime::Tensor::kWeight);
+    add(weight.q, weight.q_inverse_scale, n, k, row_scales(w), w.copies.q->granularity);
+  } else {
+    add(weight.qt, weight.qt_inverse_scale, k, n, column_scales(weight_again_),
+        weight_again_.copies.qt->granularity);
+  }
+}
+
+}  // namespace f8::runtime
