@@ -8,6 +8,7 @@ with a gather: ranks exchange them where they cast. Both copies are kept, and ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -161,9 +162,8 @@ class ExpertGather(Gather):
         return own
 
     def _code(self, operand: Tensor) -> int:
-        return _ops.ELEMENT_TYPES.get(
-            self.cast_type(operand.dtype), -1
-        )  # the op refuses other types
+        """Returns the type that a cast rounds to, -1 for one that no cast has and the op refuses."""
+        return _ops.ELEMENT_TYPES.get(self.cast_type(operand.dtype), -1)
 
     def _layout(self) -> tuple[Any, ...]:
         shape = (max(self._own, 1), *self._part[1:])
@@ -222,7 +222,7 @@ class ExpertGather(Gather):
         if self._granularity[name] is Granularity.TENSOR:
             begin -= 4 * _INVERSE
         floats = buffer[begin:].view(torch.float32)
-        count = self._own * int(torch.Size(inner).numel())
+        count = self._own * math.prod(inner)
         own = floats[:count].view(self._own, *inner)
         if self._own == self._part[0]:
             return own
@@ -240,7 +240,7 @@ class ExpertGather(Gather):
             if not (self._is_apart(name) and self._travels(name)):
                 continue
             inner = self._scale_shape(name, self._part)
-            count = self._part[0] * int(torch.Size(inner).numel())
+            count = self._part[0] * math.prod(inner)
             parts = gathered[:, begin : begin + count].view(self.ranks, self._part[0], *inner)
             begin += count
             whole = self._scales[name]
@@ -285,7 +285,7 @@ class ExpertGather(Gather):
         assert copy.scales is not None
         if self._granularity[name] is Granularity.TENSOR:
             return data, copy.scales[: _STRIDE * (experts - 1) + 1 : _STRIDE]
-        scales = copy.scales[: experts * int(torch.Size(inner).numel())].view(experts, *inner)
+        scales = copy.scales[: experts * math.prod(inner)].view(experts, *inner)
         return data, scales if len(inner) == 1 else scales[..., : blocks(length)]
 
     def _copy(self, name: str, lines: Tensor) -> GatheredCopy:

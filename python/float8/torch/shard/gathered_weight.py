@@ -73,7 +73,7 @@ class GatheredWeight(torch.Tensor):
         if func in _ALIASES:
             return return_and_correct_aliasing(func, args, kwargs or {}, weight._like())  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.transpose.int and weight._turns(*args[1:]):
-            turned = weight._like(is_transposed=not weight.is_transposed)
+            turned = weight._like(turn=True)
             return return_and_correct_aliasing(func, args, kwargs or {}, turned)  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._to_copy.default and set(kwargs or {}) == {"dtype"}:
             return weight._like(dtype=(kwargs or {})["dtype"])
@@ -87,16 +87,13 @@ class GatheredWeight(torch.Tensor):
             "values in high precision; only the linear, or the experts, it belongs to can use it"
         )
 
-    def _like(
-        self, dtype: torch.dtype | None = None, is_transposed: bool | None = None
-    ) -> GatheredWeight:
+    def _like(self, dtype: torch.dtype | None = None, turn: bool = False) -> GatheredWeight:
         """Returns the same weight, of another type or with its last two dimensions in the other order."""
-        turn = is_transposed is not None and is_transposed != self.is_transposed
         size = self.shape
         if turn:
             size = torch.Size((*size[:-2], size[-1], size[-2]))
-        turned = self.is_transposed != turn
-        return GatheredWeight(self.key, size, dtype or self.dtype, self.device, turned)
+        is_transposed = self.is_transposed != turn
+        return GatheredWeight(self.key, size, dtype or self.dtype, self.device, is_transposed)
 
     def _turns(self, one: int, other: int) -> bool:
         """Tells whether these are the last two dimensions of a weight of experts."""
