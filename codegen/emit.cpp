@@ -24,9 +24,9 @@ void append_template(std::string_view name, std::vector<std::string_view>& seen,
     const size_t end = std::min(text.find('\n'), text.size() - 1);
     const std::string_view line = text.substr(0, end + 1);
     text.remove_prefix(end + 1);
-    constexpr std::string_view kInclude = "#include \"";
-    if (line.starts_with(kInclude)) {
-      append_template(line.substr(kInclude.size(), line.rfind('"') - kInclude.size()), seen, out);
+    if (line.starts_with("#include \"")) {
+      const size_t begin = line.rfind('/') + 1;  // templates are named without their folders
+      append_template(line.substr(begin, line.rfind('"') - begin), seen, out);
     } else if (!line.starts_with("#pragma once")) {
       out += line;
     }

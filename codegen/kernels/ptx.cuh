@@ -3,7 +3,7 @@
 // reference for the semantics.
 #pragma once
 
-#include "kernel_args.cuh"
+#include "codegen/kernels/kernel_args.cuh"
 
 #define F8_DEVICE __device__ __forceinline__
 

@@ -5,7 +5,7 @@
 //           source := "" | "/gather" | "/gather_score" | "/swiglu" | "/swiglu_backward"
 #pragma once
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "codegen/specs/kind.hpp"
 
 namespace f8::codegen {

@@ -1,6 +1,6 @@
 #include "codegen/specs/fingerprint.hpp"
 
-#include "codegen/kernels/fingerprint_args.cuh"
+#include "codegen/kernels/cast/fingerprint_args.cuh"
 #include "codegen/specs/text.hpp"
 
 namespace f8::codegen {

@@ -1,7 +1,7 @@
 #include "codegen/specs/gemm.hpp"
 
-#include "codegen/kernels/gemm_layout.cuh"
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
+#include "codegen/kernels/gemm/gemm_layout.cuh"
 #include "codegen/mma_text.hpp"
 #include "codegen/specs/text.hpp"
 

@@ -1,6 +1,6 @@
 #include "codegen/specs/group_layout.hpp"
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "codegen/specs/text.hpp"
 
 namespace f8::codegen {

@@ -1,6 +1,6 @@
 #include "codegen/specs/moe.hpp"
 
-#include "codegen/kernels/moe_args.cuh"
+#include "codegen/kernels/experts/moe_args.cuh"
 #include "codegen/specs/text.hpp"
 
 namespace f8::codegen {

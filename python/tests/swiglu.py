@@ -15,7 +15,7 @@ def _fma(a: Any, b: Any, c: Any) -> torch.Tensor:
 
 
 def _parts(gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns exp(-|gate|) and the inverse of 1 more (codegen/kernels/swiglu.cuh)."""
+    """Returns exp(-|gate|) and the inverse of 1 more (codegen/kernels/cast/swiglu.cuh)."""
     number = float.fromhex
     down = 2.0**-64
     x = gate.abs().clamp(max=110.0)

@@ -1,6 +1,6 @@
 #include "runtime/device/tensor_map.hpp"
 
-#include "codegen/kernels/gemm_layout.cuh"
+#include "codegen/kernels/gemm/gemm_layout.cuh"
 #include "recipes/fp8_layout.hpp"
 
 namespace f8::runtime {

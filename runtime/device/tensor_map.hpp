@@ -1,5 +1,5 @@
 // The tensor maps of the generated GEMM: how TMA sees its operands and result in memory. The device
-// side of this agreement is codegen/kernels/gemm_mainloop.cuh. Encoding is host arithmetic.
+// side of this agreement is codegen/kernels/gemm/gemm_mainloop.cuh. Encoding is host arithmetic.
 //
 //   a   uint8, {k, m}, box {128, tile_m / cluster_n}: a CTA copies its share of the a tile and
 //   multicasts it

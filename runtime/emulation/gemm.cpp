@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "base/format.hpp"
-#include "codegen/kernels/gemm_layout.cuh"
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
+#include "codegen/kernels/gemm/gemm_layout.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 #include "runtime/emulation/matmul.hpp"

@@ -3,7 +3,7 @@
 #include <bit>
 #include <vector>
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "recipes/reference.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"

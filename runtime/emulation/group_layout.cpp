@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <span>
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "recipes/reference_groups.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"

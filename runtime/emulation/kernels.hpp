@@ -7,7 +7,7 @@
 
 #include "base/format.hpp"
 #include "codegen/kernel_spec.hpp"
-#include "codegen/kernels/fingerprint_args.cuh"
+#include "codegen/kernels/cast/fingerprint_args.cuh"
 #include "codegen/kernels/kernel_args.cuh"
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/driver.hpp"

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "codegen/kernels/moe_args.cuh"
+#include "codegen/kernels/experts/moe_args.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 

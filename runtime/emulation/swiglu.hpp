@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "codegen/kernels/swiglu.cuh"
+#include "codegen/kernels/cast/swiglu.cuh"
 #include "recipes/dtype.hpp"
 
 namespace f8::runtime::emulation {

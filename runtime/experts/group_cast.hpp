@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {

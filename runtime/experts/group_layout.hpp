@@ -1,9 +1,9 @@
 // The layout of a routing: from the ends of the experts' rows, which the device alone knows, to what
-// the kernels of expert linears read (codegen/kernels/group_args.cuh). One layout serves all expert
+// the kernels of expert linears read (codegen/kernels/experts/group_args.cuh). One layout serves all expert
 // linears of as many experts and the same largest m, forward and backward.
 #pragma once
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "float8/experts.h"
 #include "runtime/device/context.hpp"
 

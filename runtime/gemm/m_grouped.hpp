@@ -8,7 +8,7 @@
 // Rows of a and d behind the last group are neither read nor written, but where d's become zero.
 #pragma once
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "runtime/gemm/gemm.hpp"
 
 namespace f8::runtime {

@@ -1,6 +1,6 @@
 #include "runtime/moe/combine.hpp"
 
-#include "codegen/kernels/moe_args.cuh"
+#include "codegen/kernels/experts/moe_args.cuh"
 #include "recipes/fp8_layout.hpp"
 #include "recipes/problem.hpp"
 #include "runtime/device/call_memory.hpp"

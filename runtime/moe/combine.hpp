@@ -1,5 +1,5 @@
 // The sums over each token's rows of a mixture of experts, and the gradient of the scores
-// (codegen/kernels/combine.cuh).
+// (codegen/kernels/experts/combine.cuh).
 #pragma once
 
 #include "float8/moe.h"

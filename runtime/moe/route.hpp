@@ -1,8 +1,8 @@
 // The routing of a mixture of experts: which row each pair of a token and an expert has
-// (codegen/kernels/route.cuh).
+// (codegen/kernels/experts/route.cuh).
 #pragma once
 
-#include "codegen/kernels/moe_args.cuh"
+#include "codegen/kernels/experts/moe_args.cuh"
 #include "float8/moe.h"
 #include "runtime/device/context.hpp"
 

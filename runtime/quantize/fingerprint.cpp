@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "codegen/kernels/fingerprint_args.cuh"
+#include "codegen/kernels/cast/fingerprint_args.cuh"
 #include "recipes/fp8_layout.hpp"
 #include "recipes/problem.hpp"
 #include "runtime/device/call_memory.hpp"

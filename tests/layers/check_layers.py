@@ -91,7 +91,7 @@ STANDALONE = [
     (re.compile(r"runtime/include/float8/[^/]+$"),
      re.compile(r"float8/[a-z0-9_]+\.h(pp)?$|[a-z_]+$|std[a-z]+\.h$"),
      "a public header includes the standard library and other public headers alone"),
-    (re.compile(r"codegen/kernels/[^/]+$"), re.compile(r"[a-z0-9_]+\.cuh$"),
+    (re.compile(r"codegen/kernels/.+$"), re.compile(r"codegen/kernels/([a-z]+/)?[a-z0-9_]+\.cuh$"),
      "a device template includes its neighbours alone; NVRTC sees no header"),
 ]
 PUBLIC = re.compile(r"float8/[a-z0-9_]+\.h(pp)?$")
@@ -209,7 +209,7 @@ def self_test():
         "runtime/gemm/a.cpp": '#include <cuda.h>\n#include "codegen/emit.hpp"\n',
         "runtime/linear/a.cpp": '#include "runtime/gemm/gemm.hpp"\n',
         "runtime/include/float8/float8.hpp": '#include <expected>\n#include "float8/float8.h"\n',
-        "codegen/kernels/a.cuh": '#include "ptx.cuh"\n',
+        "codegen/kernels/cast/a.cuh": '#include "codegen/kernels/ptx.cuh"\n',
         "runtime/model/a.cpp": '#include "tuning_db/estimate/filter.hpp"\n',
         "tuning_db/a.cpp": '#include <sqlite3.h>\n#include "tuning_db/estimate/filter.hpp"\n',
         "tuning_db/estimate/a.cpp": '#include "recipes/recipe.hpp"\n',

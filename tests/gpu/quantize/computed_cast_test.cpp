@@ -1,6 +1,6 @@
 // The casts of silu(gate) up, of its gradients and of what an RMSNorm makes of x, on a device: every byte is
 // that of the emulated device, whose arithmetic has the same bits by construction
-// (codegen/kernels/swiglu.cuh, rms_norm.cuh).
+// (codegen/kernels/cast/swiglu.cuh, rms_norm.cuh).
 #include <algorithm>
 #include <cmath>
 #include <random>

@@ -1,7 +1,7 @@
 // Which configuration grouped GEMMs take.
 #include <gtest/gtest.h>
 
-#include "codegen/kernels/group_args.cuh"
+#include "codegen/kernels/experts/group_args.cuh"
 #include "runtime/gemm/choose.hpp"
 #include "runtime/gemm/grouped_winners.hpp"
 
