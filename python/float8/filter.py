@@ -220,6 +220,11 @@ def _check_experts(layer: Layer) -> None:
     experts = layer.experts
     if not isinstance(experts, int) or isinstance(experts, bool):
         raise TypeError(f"float8: the experts of {layer.name} are {experts!r}; it is their number")
+    if not isinstance(layer.skew, int) or isinstance(layer.skew, bool):
+        raise TypeError(
+            f"float8: the skew of {layer.name} is {layer.skew!r}; it is 0 for even shares, the exponent of "
+            "Zipf's law, or 100 where one expert has all rows"
+        )
     if experts < 1:  # 0 is a linear in the C ABI
         raise ValueError(f"float8: {layer.name} has {experts} experts; it has 1 or more")
 

@@ -176,7 +176,8 @@ def moe(
     operands = (tokens, ids, scores, w13, w2, config)
     if group is None:
         return _moe.swiglu_experts(*operands).reshape(x.shape)
-    y: torch.Tensor = _parallel.moe_over_ranks(*operands, group, dispatch_dtype is not None)
+    name = recipe if isinstance(recipe, str) else str(recipe)
+    y: torch.Tensor = _parallel.moe_over_ranks(*operands, name, group, dispatch_dtype is not None)
     return y.reshape(x.shape)
 
 

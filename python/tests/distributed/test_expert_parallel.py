@@ -214,6 +214,54 @@ def test_ranks_agree_before_the_first_rows_travel(what: str, tmp_path: Any) -> N
     assert all("experts" in each.value for each in outcomes)
 
 
+def _unlike_later(mesh: Any, rank: int, world: int, what: str) -> str:
+    x, ids, scores, _ = _tokens(rank, 8, 4, torch.bfloat16)
+    weights = _weights(2, torch.bfloat16)
+
+    def call(recipe: str, dispatch_dtype: Any = None) -> None:
+        more = {"emulate": True, "group": mesh.get_group(), "dispatch_dtype": dispatch_dtype}
+        f8.functional.moe(x, ids, scores, *weights, recipe=recipe, **more)
+
+    call("rowwise")
+    call("tensorwise")
+    with pytest.raises(f8.DistributedError) as caught:
+        if what == "recipe":
+            call(("rowwise", "tensorwise")[rank])
+        elif what == "dispatch_dtype":
+            call("rowwise", (None, torch.float8_e4m3fn)[rank])
+        elif what == "gradient":
+            x.requires_grad_(rank == 1)
+            call("rowwise")
+        else:
+            weights = _weights(2 + rank, torch.bfloat16)
+            call("rowwise")
+    assert caught.value.ranks == (1,)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["recipe", "dispatch_dtype", "gradient", "weights"])
+def test_ranks_that_differ_later_end_at_once(what: str, tmp_path: Any) -> None:
+    """They know all of these kinds of calls, and are in unlike ones."""
+    outcomes = ranks.run(_unlike_later, 2, tmp_path, what)
+    assert not any(each.error for each in outcomes), outcomes[0].trace
+    assert all(what in each.value for each in outcomes)
+
+
+def _outside(mesh: Any, rank: int, world: int) -> None:
+    group = torch.distributed.new_group([0])
+    x, ids, scores, _ = _tokens(rank, 8, 4, torch.bfloat16)
+    weights = _weights(4, torch.bfloat16)
+    if rank == 0:
+        f8.functional.moe(x, ids, scores, *weights, emulate=True, group=group)
+    else:
+        with pytest.raises(ValueError, match="this rank is not in the group"):
+            f8.functional.moe(x, ids, scores, *weights, emulate=True, group=group)
+
+
+def test_a_rank_outside_of_the_group_is_told(tmp_path: Any) -> None:
+    ranks.spawn(_outside, 2, tmp_path)
+
+
 def _killed(mesh: Any, rank: int, world: int) -> None:
     x, ids, scores, dy = _tokens(rank, 8, 4, torch.bfloat16)
     w13, w2 = _leaves(_weights(2, torch.bfloat16))

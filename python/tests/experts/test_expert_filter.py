@@ -140,5 +140,7 @@ def test_layers_of_experts_without_torch() -> None:
     for wrong, error in ((0, ValueError), (2000, ValueError), (True, TypeError), ("8", TypeError)):
         with pytest.raises(error, match="experts"):
             float8.filter_layers([float8.Layer("a", 64, 64, experts=wrong)], "rowwise", 64)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the skew of a is 'zipf'"):
+        float8.filter_layers([float8.Layer("a", 64, 64, experts=8, skew="zipf")], "rowwise", 64)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="skew"):
         float8.filter_layers([float8.Layer("a", 64, 64, experts=8, skew=101)], "rowwise", 64)

@@ -8,6 +8,7 @@ would have them: the bits are those of that rank.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from typing import Any, NamedTuple
 
@@ -22,12 +23,15 @@ from float8.torch.experts import ops
 from float8.torch.experts.moe import Weights, swiglu_experts
 from float8.torch.experts.routing import Routing, combine, route
 from float8.torch.ranks import collectives
-from float8.torch.ranks.agreement import agree_once
+from float8.torch.ranks.agreement import Facts, agree_once, compare
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard.copy_layout import layout
 
 _SCALE_BYTES = 4  # the inverse scale, in fp32, behind the elements of a row that travels in fp8
-_agreed: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_WORDS = (
+    2 + ops.MOST_EXPERTS
+)  # what a rank tells each other one: a hash, and the rows of its experts
+_agreed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def check_dispatch(group: Any, dispatch_dtype: torch.dtype | None) -> None:
@@ -42,10 +46,15 @@ def check_dispatch(group: Any, dispatch_dtype: torch.dtype | None) -> None:
             "float8: dispatch_dtype is the type in which rows travel to the experts of other ranks; give "
             "their process group as group"
         )
+    if isinstance(group, int) and group == distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "float8: this rank is not in the group that it was given: a rank calls moe with the group over "
+            "whose ranks its own experts are spread"
+        )
     if group is not None and not isinstance(group, distributed.ProcessGroup):
         raise ValueError(
-            f"float8: group is a {type(group).__name__}; it is the process group over whose ranks the experts "
-            "are spread, as DeviceMesh.get_group() returns it"
+            f"float8: group is {group!r}; it is the process group over whose ranks the experts are spread, as "
+            "DeviceMesh.get_group() returns it"
         )
 
 
@@ -57,15 +66,22 @@ def moe_over_ranks(
     w13: Weights,
     w2: torch.Tensor,
     config: int,
+    recipe: str,
     group: Any,
     in_fp8: bool,
 ) -> torch.Tensor:
-    """Computes functional.moe with a group, for operands that fit; the weights are the rank's own experts."""
+    """Computes functional.moe with a group, for operands that fit; the weights are the rank's own experts.
+
+    recipe: its name, for messages.
+    """
     own = int(w2.shape[0])
     experts = own * group.size()
-    _agree(x, w13, w2, config, in_fp8, group)
+    facts: Facts = {"experts": _facts(x, w13, w2, config, recipe, in_fp8)}
+    if group not in _agreed:
+        agree_once(group, facts, x.device)
+        _agreed.add(group)
     routing = route(topk_ids, topk_scores, experts, config)
-    exchange, of_ranks = _plan(routing, own, group)
+    exchange, of_ranks = _plan(routing, own, facts, group)
     places = (routing.tokens, routing.position, routing.offs)
     rows: torch.Tensor = _Dispatch.apply(x, *places, exchange, config, in_fp8)  # type: ignore[no-untyped-call]
     ids = _experts_of(of_ranks, exchange, own)
@@ -100,19 +116,28 @@ class _Exchange(NamedTuple):
         return out
 
 
-def _plan(routing: Routing, own: int, group: Any) -> tuple[_Exchange, torch.Tensor]:
+def _plan(routing: Routing, own: int, facts: Facts, group: Any) -> tuple[_Exchange, torch.Tensor]:
     """Tells all ranks how many rows each expert gets; returns also int32 [ranks, own], those of own experts.
 
+    Ranks whose facts differ have other hashes beside the numbers, whose size does not depend on the facts.
     The host waits for the sums, since all-to-all has its sizes from the host.
     """
-    offs = routing.offs
-    counts = torch.diff(offs, prepend=offs.new_zeros(1)).view(group.size(), own)
-    of_ranks = torch.empty_like(counts)
-    ones = [1] * group.size()
+    offs, ranks = routing.offs, group.size()
+    digest = hashlib.sha256(repr(facts).encode()).digest()
+    words = offs.new_zeros((ranks, _WORDS))
+    words[:, :2] = torch.frombuffer(bytearray(digest[:8]), dtype=torch.int32).to(offs.device)
+    words[:, 2 : 2 + own] = torch.diff(offs, prepend=offs.new_zeros(1)).view(ranks, own)
+    of_ranks = torch.empty_like(words)
+    ones = [1] * ranks
     operation = Operation("the numbers of experts' rows")
-    collectives.all_to_all(of_ranks, counts, ones, ones, group, operation)
-    sent, received = torch.stack((counts.sum(dim=1), of_ranks.sum(dim=1))).tolist()
-    return _Exchange(sent, received, routing.tokens.shape[0], group), of_ranks
+    collectives.all_to_all(of_ranks, words, ones, ones, group, operation)
+    differs = (of_ranks[:, :2] != words[:, :2]).any(dim=1)
+    sums = (differs, words[:, 2:].sum(dim=1), of_ranks[:, 2:].sum(dim=1))
+    differing, sent, received = torch.stack(sums).tolist()
+    if any(differing):
+        compare(facts, group)
+    exchange = _Exchange(sent, received, routing.tokens.shape[0], group)
+    return exchange, of_ranks[:, 2 : 2 + own].contiguous()
 
 
 def _experts_of(of_ranks: torch.Tensor, exchange: _Exchange, own: int) -> torch.Tensor:
@@ -199,16 +224,22 @@ def unpacked_rows(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (elements.float() * inverse).to(dtype)
 
 
-def _agree(
-    x: torch.Tensor, w13: Weights, w2: torch.Tensor, config: int, in_fp8: bool, group: Any
-) -> None:
-    """Compares, before a group's first exchange of a kind, what its ranks have to have in common."""
-    shapes = [list(each.shape) for each in ([w13] if isinstance(w13, torch.Tensor) else w13)]
-    text = (
-        f"experts of {shapes} and {list(w2.shape)}, x of {x.dtype}, config {config:#x}"
-        f"{', rows in fp8' if in_fp8 else ''}"
-    )
-    seen = _agreed.setdefault(group, set())
-    if text not in seen:
-        agree_once(group, {"experts": text}, x.device)
-        seen.add(text)
+def _facts(
+    x: torch.Tensor, w13: Weights, w2: torch.Tensor, config: int, recipe: str, in_fp8: bool
+) -> str:
+    """Returns what the ranks of a group have in common in a call, in words."""
+    weights = [w13] if isinstance(w13, torch.Tensor) else list(w13)
+    shapes = " and ".join(str(list(each.shape)) for each in weights)
+    grads = torch.is_grad_enabled()
+    of_x = grads and x.requires_grad
+    of_rows = of_x or (grads and any(each.requires_grad for each in (*weights, w2)))
+    words = [
+        f"weights {shapes} and {list(w2.shape)}",
+        f"recipe {recipe}",
+        f"x of {x.dtype}",
+        f"dispatch_dtype {torch.float8_e4m3fn if in_fp8 else None}",
+        "a gradient of x" if of_x else "a gradient of weights alone" if of_rows else "no gradient",
+    ]
+    flags = {"emulate": recipes.EMULATE, "saturate": recipes.HOLD, "recompute": recipes.RECOMPUTE}
+    words += [f"{name}={bool(config & bit)}" for name, bit in flags.items()]
+    return ", ".join(words)

@@ -35,6 +35,7 @@ from float8.torch.layer.experts import (
     choose_experts,
     convert_experts,
     expert_linears,
+    names_of_experts,
 )
 from float8.torch.layer.linear import Float8Linear, check_switches, resolve_recipe
 from float8.torch.scales import (
@@ -402,10 +403,12 @@ def convert_linears(
             why = "no linear passed the filter"
         if linears and not any(map(is_convertible, linears)):
             why = "none of its linears can be in fp8"
+        remedy = "with tokens, explain=True prints the verdicts"
+        if names_of_experts(converted):
+            remedy = "experts=True converts its experts; " + remedy
         notices.warn_once(
             "convert",
-            f"convert_to_float8_training converted nothing in {type(module).__name__}: {why}; with "
-            "tokens, explain=True prints the verdicts",
+            f"convert_to_float8_training converted nothing in {type(module).__name__}: {why}; {remedy}",
         )
     return converted
 

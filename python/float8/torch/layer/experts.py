@@ -131,9 +131,14 @@ def _obstacle_to_gathers(module: nn.Module, recipe: Recipe) -> str | None:
     return None
 
 
+def names_of_experts(model: nn.Module) -> list[str]:
+    """Returns the names of the modules of experts whose forward is known."""
+    return [name or "root" for name, each in model.named_modules() if _kind_of(each) is not None]
+
+
 def _warn_of_experts(model: nn.Module) -> None:
     """Warns where a conversion that was not asked about experts leaves some as they are."""
-    left = [name or "root" for name, each in model.named_modules() if _kind_of(each) is not None]
+    left = names_of_experts(model)
     if left and not any(isinstance(each, Float8Experts) for each in model.modules()):
         notices.warn_once(
             "convert experts",
