@@ -82,10 +82,10 @@ std::optional<Estimate> Estimator::by_linears(Shape shape) const {
   e.speedup = rounded(speedup);
   e.lo = rounded(speedup * std::exp(-kOfLinearsModel));
   e.hi = rounded(speedup * std::exp(kOfLinearsModel));
-  e.basis = f8::format("an estimate by the model of linears with {} weight{}{}, give or take {:.0f} %",
-                       groups_.experts, groups_.experts == 1 ? "" : "s",
-                       groups_.skew == 0 ? "" : " and even shares of the rows",
-                       100 * std::expm1(kOfLinearsModel));
+  e.basis = f8::format(
+      "an estimate by the model of linears with {} weight{}{}, give or take {:.0f} %",
+      groups_.experts, groups_.experts == 1 ? "" : "s",
+      groups_.skew == 0 ? "" : " and even shares of the rows", 100 * std::expm1(kOfLinearsModel));
   if (linears_are_elsewhere_) {
     widen(e, &IntervalTerms::device, kBetweenDevices, "on another device");
   }

@@ -268,6 +268,8 @@ class RandomStructs : public ::testing::Test {
       clear(args.x), clear(args.up), clear(args.tensor), clear(args.transposed);
       clear(args.grad), clear(args.up_tensor), clear(args.up_transposed);
       args.up_counters = nullptr;
+      args.norm_weight = rarely() ? somewhere() : nullptr;
+      args.rstd = rarely() ? static_cast<const float*>(somewhere()) : nullptr;
       for (void*& slot : args.up_scales.opaque) slot = nullptr;
       if (!rarely()) args.rows = kN;
       keep_small({&args.x.ld});
