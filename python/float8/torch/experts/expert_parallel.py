@@ -8,6 +8,7 @@ would have them: the bits are those of that rank.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import weakref
 from typing import Any, NamedTuple
@@ -123,9 +124,8 @@ def _plan(routing: Routing, own: int, facts: Facts, group: Any) -> tuple[_Exchan
     The host waits for the sums, since all-to-all has its sizes from the host.
     """
     offs, ranks = routing.offs, group.size()
-    digest = hashlib.sha256(repr(facts).encode()).digest()
     words = offs.new_zeros((ranks, _WORDS))
-    words[:, :2] = torch.frombuffer(bytearray(digest[:8]), dtype=torch.int32).to(offs.device)
+    words[:, :2] = _digest(repr(facts), offs.device)
     words[:, 2 : 2 + own] = torch.diff(offs, prepend=offs.new_zeros(1)).view(ranks, own)
     of_ranks = torch.empty_like(words)
     ones = [1] * ranks
@@ -138,6 +138,13 @@ def _plan(routing: Routing, own: int, facts: Facts, group: Any) -> tuple[_Exchan
         compare(facts, group)
     exchange = _Exchange(sent, received, routing.tokens.shape[0], group)
     return exchange, of_ranks[:, 2 : 2 + own].contiguous()
+
+
+@functools.cache
+def _digest(text: str, device: torch.device) -> torch.Tensor:
+    """Returns int32 [2], the begin of a text's hash."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return torch.frombuffer(bytearray(digest[:8]), dtype=torch.int32).to(device)
 
 
 def _experts_of(of_ranks: torch.Tensor, exchange: _Exchange, own: int) -> torch.Tensor:
