@@ -34,6 +34,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_swiglu_backward(
 // copies are of the weight that it is of.
 inline constexpr size_t kWeightStateBytes = 64;
 static_assert(FLOAT8_FINGERPRINT_BYTES + sizeof(uint32_t) <= kWeightStateBytes);
+// Compares the bytes of a weight of type `own`, of which copies for a type `wanted` are kept, with those of
+// its state. Returns the flag of the state, under which a cast is left out.
+[[nodiscard]] uint32_t* compare_weight(float8_context* context, const Matrix& weight,
+                                       float8_dtype own, int32_t wanted, const Tensor& state,
+                                       const Place& place);
+// Makes the state one of no weight: its fingerprint is one of which there is no cast.
+void forget_weight(const Tensor& state);
+// Calls `cast` with that flag.
+template <class Cast>
+void compare_and_cast(float8_context* context, const Matrix& weight, float8_dtype own,
+                      int32_t wanted, const Tensor& state, const Place& place, const Cast& cast) {
+  uint32_t* const flag = compare_weight(context, weight, own, wanted, state, place);
+  try {
+    cast(flag);
+  } catch (...) {
+    forget_weight(state);
+    throw;
+  }
+}
 // Casts the weight for an x of that type into its copies where they are not of these bytes. The
 // device decides, so that nothing waits.
 void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const Tensor& state,

@@ -8,17 +8,15 @@
 
 namespace float8_torch {
 
-void Config::set_recipe(float8_linear_desc& desc, float8_recipe& custom) const {
+const char* Config::recipe_name() const {
   const auto index = static_cast<size_t>(field(0, 4));
-  if (index >= kRecipeNames.size()) {
-    throw std::invalid_argument("float8: config " + std::to_string(bits_) +
-                                " names no recipe; make it with float8.Recipe");
-  }
-  if (index != 0) {
-    desc.recipe = kRecipeNames[index];
-    return;
-  }
-  custom = {};
+  if (index < kRecipeNames.size()) return kRecipeNames[index];
+  throw std::invalid_argument("float8: config " + std::to_string(bits_) +
+                              " names no recipe; make it with float8.Recipe");
+}
+
+float8_recipe Config::custom_recipe() const {
+  float8_recipe custom = {};
   custom.struct_size = sizeof custom;
   float8_gemm_setting* const gemms[] = {&custom.output, &custom.grad_input, &custom.grad_weight};
   for (int gemm = 0; gemm < 3; ++gemm) {
@@ -30,18 +28,15 @@ void Config::set_recipe(float8_linear_desc& desc, float8_recipe& custom) const {
     }
     gemms[gemm]->fast = field(52 + gemm, 1);
   }
-  desc.custom_recipe = &custom;
+  return custom;
 }
 
 float8_recipe Config::recipe() const {
-  float8_linear_desc desc = {};
+  const char* const name = recipe_name();
+  if (name == nullptr) return custom_recipe();
   float8_recipe recipe = {};
-  set_recipe(desc, recipe);
-  if (desc.recipe != nullptr) {
-    recipe = {};
-    recipe.struct_size = sizeof recipe;
-    check(float8_recipe_named(desc.recipe, &recipe));
-  }
+  recipe.struct_size = sizeof recipe;
+  check(float8_recipe_named(name, &recipe));
   return recipe;
 }
 

@@ -47,13 +47,21 @@ class Config {
   [[nodiscard]] uint64_t of_experts() const { return of_casts() | (bits_ & uint64_t{1} << 5); }
   [[nodiscard]] uint64_t bits() const { return bits_; }
 
-  // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the
-  // bits name no recipe.
-  void set_recipe(float8_linear_desc& desc, float8_recipe& custom) const;
+  // Fills the recipe's fields of a desc of any type; `custom` outlives the use of the desc. Throws where
+  // the bits name no recipe.
+  template <class Desc>
+  void set_recipe(Desc& desc, float8_recipe& custom) const {
+    desc.recipe = recipe_name();
+    if (desc.recipe != nullptr) return;
+    custom = custom_recipe();
+    desc.custom_recipe = &custom;
+  }
   // The recipe's settings, also where it is a named one.
   [[nodiscard]] float8_recipe recipe() const;
 
  private:
+  [[nodiscard]] const char* recipe_name() const;  // NULL: the settings are custom ones
+  [[nodiscard]] float8_recipe custom_recipe() const;
   [[nodiscard]] bool bit(int i) const { return field(i, 1) != 0; }
   [[nodiscard]] int32_t field(int first, int width) const {
     return static_cast<int32_t>((bits_ >> first) & ((uint64_t{1} << width) - 1));

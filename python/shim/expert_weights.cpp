@@ -117,26 +117,37 @@ void ExpertWeight::set(float8_matrix& field) const {
   field.fp8 = view_ ? &*view_ : nullptr;
 }
 
+static void check_buffers(const ExpertQuantizer& quantizer, const Place& place, const Tensor& q,
+                          const Tensor& qt) {
+  const float8_layout& at = quantizer.layout;
+  check_size(q, at.tensor_bytes - at.transposed_bytes, 1, place.device, "q of experts' weights");
+  check_size(qt, at.transposed_bytes, 1, place.device, "qt of experts' weights");
+}
+
+// Casts into the buffers of a weight's copies.
+static void cast_into(const ExpertQuantizer& quantizer, const Place& place, const Tensor& q,
+                      const Tensor& qt, float8_expert_quantize_args& args) {
+  args.tensor = {q.mutable_data_ptr(), static_cast<size_t>(q.numel())};
+  args.transposed = {qt.mutable_data_ptr(), static_cast<size_t>(qt.numel())};
+  const Workspace workspace(place, quantizer.workspace_bytes, Counts::kNone);
+  args.workspace = {workspace.data(), quantizer.workspace_bytes};
+  check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
+}
+
 void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
                   const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
                   int64_t config, int64_t dtype) {
   const Place place = place_of(w, Config(config));
   const ExpertQuantizer& quantizer =
       expert_quantizer_for(key_of(w, place, config, dtype, amax.has_value()), place);
-  const float8_layout& at = quantizer.layout;
+  check_buffers(quantizer, place, q, qt);
   const Matrix rows = as_matrix(w);
   float8_expert_quantize_args args = args_of(rows);
-  check_size(q, at.tensor_bytes - at.transposed_bytes, 1, place.device, "q of experts' weights");
-  check_size(qt, at.transposed_bytes, 1, place.device, "qt of experts' weights");
   if (amax) {
-    args.amax = words_of(amax, at.amax_words, place.device);
-    args.row_amax = words_of(row_amax, at.row_amax_words, place.device);
+    args.amax = words_of(amax, quantizer.layout.amax_words, place.device);
+    args.row_amax = words_of(row_amax, quantizer.layout.row_amax_words, place.device);
   }
-  args.tensor = {q.mutable_data_ptr(), static_cast<size_t>(q.numel())};
-  args.transposed = {qt.mutable_data_ptr(), static_cast<size_t>(qt.numel())};
-  const Workspace workspace(place, quantizer.workspace_bytes, Counts::kNone);
-  args.workspace = {workspace.data(), quantizer.workspace_bytes};
-  check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
+  cast_into(quantizer, place, q, qt, args);
 }
 
 void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const Tensor& state,
@@ -150,35 +161,14 @@ void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const T
       key_of(typed, place, config, rounds ? int64_t{wanted} : kWeightsOwnType, false);
   key.noop_flag = true;
   const ExpertQuantizer& quantizer = expert_quantizer_for(key, place);
-  const float8_layout& at = quantizer.layout;
-  check_size(q, at.tensor_bytes - at.transposed_bytes, 1, place.device, "q of experts' weights");
-  check_size(qt, at.transposed_bytes, 1, place.device, "qt of experts' weights");
+  check_buffers(quantizer, place, q, qt);
   check_size(state, kWeightStateBytes, 1, place.device, "the state of experts' weights");
   const Matrix bytes = as_matrix(w), rows = as_matrix(typed);
-  auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
-  float8_fingerprint_args compare;
-  compare.w = {bytes.data, bytes.stride};
-  compare.n = bytes.rows;
-  compare.k = bytes.cols;
-  compare.dtype = own;
-  compare.seed = static_cast<uint64_t>(wanted) << 8 | static_cast<uint64_t>(own);
-  compare.fingerprint = kept;
-  compare.noop_flag = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
-  check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
-  float8_expert_quantize_args args = args_of(rows);
-  args.tensor = {q.mutable_data_ptr(), static_cast<size_t>(q.numel())};
-  args.transposed = {qt.mutable_data_ptr(), static_cast<size_t>(qt.numel())};
-  args.noop_flag = compare.noop_flag;
-  const Workspace workspace(place, quantizer.workspace_bytes, Counts::kNone);
-  args.workspace = {workspace.data(), quantizer.workspace_bytes};
-  try {
-    check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
-  } catch (...) {
-    // The fingerprint is one of which there is no cast.
-    Tensor all = state;
-    torch::stable::zero_(all);
-    throw;
-  }
+  compare_and_cast(quantizer.context, bytes, own, wanted, state, place, [&](uint32_t* flag) {
+    float8_expert_quantize_args args = args_of(rows);
+    args.noop_flag = flag;
+    cast_into(quantizer, place, q, qt, args);
+  });
 }
 
 std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype) {

@@ -184,8 +184,6 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
 // `custom` is what the desc points to.
 float8_quantizer_desc quantizer_desc(const QuantizerKey& key, float8_recipe& custom) {
   const Config config(key.config);
-  float8_linear_desc recipe = {};
-  config.set_recipe(recipe, custom);
   float8_quantizer_desc desc = {};
   desc.struct_size = sizeof desc;
   desc.rows_max = key.rows_max;
@@ -198,8 +196,7 @@ float8_quantizer_desc quantizer_desc(const QuantizerKey& key, float8_recipe& cus
   desc.noop_flag = key.noop_flag;
   desc.f32_source = key.f32_source;
   desc.source = key.source;
-  desc.recipe = recipe.recipe;
-  desc.custom_recipe = recipe.custom_recipe;
+  config.set_recipe(desc, custom);
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   return desc;
 }
@@ -220,9 +217,7 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
 }
 
 std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
-  float8_linear_desc recipe = {};
   float8_recipe custom;
-  Config(key.config).set_recipe(recipe, custom);
   float8_gemm_desc desc = {};
   desc.struct_size = sizeof desc;
   desc.m_max = key.m_max;
@@ -230,8 +225,7 @@ std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
   desc.k = key.k;
   desc.gemm = key.kind;
   desc.d_dtype = key.dtype;
-  desc.recipe = recipe.recipe;
-  desc.custom_recipe = recipe.custom_recipe;
+  Config(key.config).set_recipe(desc, custom);
   desc.bias = key.bias;
   desc.accumulate = key.accumulate;
   desc.sm_limit = key.sm_limit;
@@ -243,9 +237,7 @@ std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
 
 std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   const Config config(key.config);
-  float8_linear_desc recipe = {};
   float8_recipe custom;
-  config.set_recipe(recipe, custom);
   float8_experts_desc desc = {};
   desc.struct_size = sizeof desc;
   desc.m_max = key.m_max;
@@ -253,8 +245,7 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   desc.k = key.k;
   desc.experts = key.experts;
   desc.tensor_dtype = key.tensor_dtype;
-  desc.recipe = recipe.recipe;
-  desc.custom_recipe = recipe.custom_recipe;
+  config.set_recipe(desc, custom);
   desc.grad_weight_dtype = key.grad_dtype;
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   desc.recompute_weight = config.recompute() ? 1 : 0;
@@ -270,17 +261,14 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
 template <class Work>
 void with_expert_desc(const ExpertQuantizerKey& key, const Work& work) {
   const Config config(key.config);
-  float8_linear_desc recipe = {};
   float8_recipe custom;
-  config.set_recipe(recipe, custom);
   float8_expert_quantizer_desc desc = {};
   desc.struct_size = sizeof desc;
   desc.n = key.n;
   desc.k = key.k;
   desc.experts = key.experts;
   desc.dtype = key.dtype;
-  desc.recipe = recipe.recipe;
-  desc.custom_recipe = recipe.custom_recipe;
+  config.set_recipe(desc, custom);
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   desc.f32_source = key.f32_source ? 1 : 0;
   desc.over_ranks = key.over_ranks ? 1 : 0;
@@ -301,9 +289,7 @@ std::unique_ptr<ExpertQuantizer> make_expert_quantizer(const ExpertQuantizerKey&
 
 std::unique_ptr<MoePlan> make_moe(const MoeKey& key) {
   const Config config(key.linear.config);
-  float8_linear_desc recipe = {};
   float8_recipe custom;
-  config.set_recipe(recipe, custom);
   float8_moe_desc desc = {};
   desc.struct_size = sizeof desc;
   desc.m_max = key.linear.m_max;
@@ -311,8 +297,7 @@ std::unique_ptr<MoePlan> make_moe(const MoeKey& key) {
   desc.hidden = key.linear.n;
   desc.experts = key.linear.experts;
   desc.tensor_dtype = key.linear.tensor_dtype;
-  desc.recipe = recipe.recipe;
-  desc.custom_recipe = recipe.custom_recipe;
+  config.set_recipe(desc, custom);
   desc.grad_weight_dtype = key.linear.grad_dtype;
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   desc.recompute_weight = config.recompute() ? 1 : 0;
@@ -573,16 +558,13 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
   for (size_t i = 0; i < keys.size(); ++i) {
     layers.push_back({sizeof(float8_model_layer), names[i].c_str(), &descs[i], 0, 0});
   }
-  float8_linear_desc recipe = {};
   float8_recipe custom;
-  Config(keys[0].config).set_recipe(recipe, custom);
   float8_model_desc desc = {};
   desc.struct_size = sizeof desc;
   desc.layers = layers.data();
   desc.count = layers.size();
   desc.tokens = keys[0].m_max;
-  desc.recipe = recipe.recipe;
-  desc.custom_recipe = recipe.custom_recipe;
+  Config(keys[0].config).set_recipe(desc, custom);
   float8_model* model = nullptr;
   check(float8_model_plan(context_of(keys[0].device), &desc, &model));
   float8_model_destroy(model);

@@ -25,7 +25,7 @@ int64_t scale_floats_of(Granularity granularity, int64_t experts, int64_t lines,
   }
 }
 
-// Where inverse scales are behind the begin of the scales.
+// The bytes from the begin of the scales to the inverse scales.
 size_t inverse_at(const CastSetting& setting) {
   return setting.granularity == Granularity::kTensor ? kernels::kInverse * sizeof(float) : 0;
 }

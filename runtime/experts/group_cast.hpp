@@ -17,7 +17,7 @@ struct GroupCastCall {
   int64_t ld = 0;                    // of x, elements; 0: dense, as many as the cast has columns
   kernels::RowOperands source = {};  // what the spec's source reads beside x
   uint32_t* words = nullptr;         // words() of scratch
-  // Of a plan with maxima apart: `words` are those of groups and of their columns, words_of_groups(),
+  // Where a plan has its maxima apart, `words` are those of groups and of their columns, words_of_groups(),
   // and these are those of rows, words_of_rows().
   uint32_t* row_words = nullptr;
   uint8_t* q = nullptr;  // [rows][row_pitch(cols)]
@@ -56,7 +56,7 @@ class GroupCastPlan {
   [[nodiscard]] static size_t words_of_groups(const codegen::CastSpec& spec, int64_t groups,
                                               int64_t cols);
   [[nodiscard]] static size_t words_of_rows(const codegen::CastSpec& spec, int64_t rows);
-  // Of a plan with maxima apart: enqueues a memset and a launch, or nothing where the scales need no
+  // A plan with maxima apart enqueues a memset and a launch here, or nothing where the scales need no
   // words.
   [[nodiscard]] Status find_maxima(const GroupCastCall& call, Stream stream) const;
   // Enqueues a memset and one launch (two of x in fp32 or of large groups), or one launch alone where

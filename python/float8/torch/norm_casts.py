@@ -37,16 +37,14 @@ def cast_norms(graph: fx.Graph) -> None:
         if operand != _INPUT or not config & recipes.FUSE_NORMS:
             continue
         if (norm := _norm_of(product)) is not None:
-            _replace(node, ops.quantize_rms_norm.default, (*norm, config, *rest))
+            node.target = ops.quantize_rms_norm.default
+            node.args = (*norm, config, *rest)
             _read_x_for_shape(product, norm.x)
     for node in graph.find_nodes(op="call_function", target=ops.quantize_again.default):
         product, x_qt, config = node.args
         if config & recipes.FUSE_NORMS and (norm := _norm_of(product)) is not None:
-            _replace(node, ops.quantize_rms_norm_again.default, (*norm, x_qt, config))
-
-
-def _replace(node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:
-    node.target, node.args = target, args
+            node.target = ops.quantize_rms_norm_again.default
+            node.args = (*norm, x_qt, config)
 
 
 def _read_x_for_shape(product: fx.Node, x: fx.Node) -> None:

@@ -29,9 +29,8 @@ from float8.torch.ranks.collectives import Operation
 from float8.torch.shard.copy_layout import layout
 
 _SCALE_BYTES = 4  # the inverse scale, in fp32, behind the elements of a row that travels in fp8
-_WORDS = (
-    2 + ops.MOST_EXPERTS
-)  # what a rank tells each other one: a hash, and the rows of its experts
+# A rank tells each other one a hash of two words, and the rows of its experts.
+_WORDS = 2 + ops.MOST_EXPERTS
 _agreed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

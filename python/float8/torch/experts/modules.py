@@ -23,6 +23,12 @@ from float8.torch.experts.weight_casts import ExpertCast, kept_copies
 from float8.torch.shard import fsdp
 
 
+def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the weights of a module that have a matrix for each expert, by their names."""
+    own = module._parameters.items()
+    return {name: each for name, each in own if each is not None and each.dim() == 3}
+
+
 class Float8Experts(nn.Module):
     """What a converted module has before its own class."""
 

@@ -19,6 +19,7 @@ from float8.torch.experts.modules import (
     TorchtitanExperts,
     TransformersExperts,
     class_of,
+    weights_of,
 )
 from float8.torch.experts.recipe import config_of
 from float8.torch.layer.convertible import kind_of_parameter, listed
@@ -98,14 +99,11 @@ def choose_experts(
             )
             if resolved.delayed and not kept:
                 own = [
-                    ExpertLinear(module, each, resolved, of_state)
-                    for each, weight in module._parameters.items()
-                    if weight is not None and weight.dim() == 3
+                    ExpertLinear(module, each, resolved, of_state) for each in weights_of(module)
                 ]
             weights = {
                 each: ExpertLinear(module, each, resolved, config, name)
-                for each, weight in module._parameters.items()
-                if gather and weight is not None and weight.dim() == 3
+                for each in (weights_of(module) if gather else ())
             }
             if weights and (why_not := _obstacle_to_gathers(module, resolved)):
                 in_high_precision.setdefault(why_not, []).append(name or "root")
@@ -219,9 +217,7 @@ def _obstacle(module: nn.Module, kind: type[Float8Experts] | None) -> str | None
         return "it was compiled by nn.Module.compile: convert the model before"
     if hasattr(module, "parametrizations"):
         return "its weights are parametrised: convert the model before"
-    for name, weight in module._parameters.items():
-        if weight is None or weight.dim() != 3:
-            continue
+    for name, weight in weights_of(module).items():
         if (of_class := kind_of_parameter(weight)) is not None:
             return f"its {name} is a {of_class}, whose values are not those of a plain parameter"
         if weight.dtype not in _ops.ELEMENT_TYPES:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from float8.torch import notices
 from float8.torch.base_linear import is_float8
+from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
     FusedSwiGLU,
     Names,
@@ -78,8 +79,7 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     nothing is fused and norms is False.
     """
     notices.warn_without_linears("fuse", model)
-    if not isinstance(norms, bool):
-        raise TypeError(f"float8: norms is {norms!r}; it is True or False")
+    check_switches(norms=norms)
     if norms:
         for layer in model.modules():
             if is_float8(layer):

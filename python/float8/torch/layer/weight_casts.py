@@ -16,7 +16,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
-from float8.torch.experts.modules import Float8Experts, TorchtitanExperts
+from float8.torch.experts.modules import Float8Experts, TorchtitanExperts, weights_of
 from float8.torch.experts.weight_casts import ExpertCast
 from float8.torch.shard import weight_changes
 from float8.torch.shard.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
@@ -134,8 +134,7 @@ class WeightCasts:
         for of_module, experts in self._experts:
             experts.weight_casts = {
                 name: ExpertCast(f"{of_module}.{name}", weight, experts.experts_config, dtype)
-                for name, weight in experts._parameters.items()
-                if weight is not None and weight.dim() == 3
+                for name, weight in weights_of(experts).items()
             }
         self._hooks: list[Any] = []
 
@@ -180,7 +179,6 @@ def _of_experts(module: nn.Module) -> list[tuple[str, Float8Experts]]:
     for name, each in module.named_modules():
         if not isinstance(each, Float8Experts) or each.expert_weights:
             continue
-        weights = [w for w in each._parameters.values() if w is not None and w.dim() == 3]
         why = None
         if each.expert_linears:
             why = "delayed scaling records the amaxes of each cast"
@@ -188,7 +186,7 @@ def _of_experts(module: nn.Module) -> list[tuple[str, Float8Experts]]:
             why = "their forward does not say of which weight a GEMM is"
         elif getattr(each, "is_transposed", False):
             why = "they are stored as [experts, in_features, out_features]"
-        elif any(type(w.data) is not torch.Tensor or w.is_meta for w in weights):
+        elif any(type(w.data) is not torch.Tensor or w.is_meta for w in weights_of(each).values()):
             why = "they are no plain tensors with values"
         if why is None:
             found.append((name or "root", each))

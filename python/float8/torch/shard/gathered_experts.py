@@ -29,7 +29,7 @@ torch.library.define(
     "(Tensor dy, Tensor gather, Tensor saved, Tensor layout, int[] shape, int grad_dtype, int config, "
     "int wanted, Tensor? x) -> (Tensor, Tensor)",
 )
-# Of each weight there is a gather, or the weight itself where ranks gathered it in high precision.
+# An op is given a gather of each weight, or the weight itself where ranks gathered it in high precision.
 # `shape`: that of w2.
 torch.library.define(
     "float8::gathered_moe_forward",

@@ -141,7 +141,7 @@ def _copy(weight: GatheredWeight, *args: Any) -> Any:
     return gathered_copy(gemm, like, weight.key, shape, dtype, granularity, clone)
 
 
-# What is called in the place of an op, with the weight before the op's own arguments.
+# These functions are called in the place of an op, with the weight before the op's own arguments.
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     _ops.linear_forward: _linear_forward,
     _ops.linear_backward: _linear_backward,
