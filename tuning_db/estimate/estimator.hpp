@@ -58,9 +58,8 @@ class Estimator {
   [[nodiscard]] const Recipe& recipe() const { return recipe_; }
   // The name of the table's first device with rows of the recipe; without rows the one that was asked for.
   [[nodiscard]] const std::string& device() const { return device_; }
-  [[nodiscard]] const Surface& first() const {
-    return *surfaces_.front();
-  }  // not empty(), of linears
+  // Of an estimator of linears that is not empty().
+  [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }
   // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const {
     return estimate(shape, here_.toolchain);

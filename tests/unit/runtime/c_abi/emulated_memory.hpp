@@ -6,6 +6,7 @@
 #include <float8/float8.hpp>
 #include <memory>
 #include <random>
+#include <string_view>
 
 #include "tests/call_args.hpp"
 
@@ -40,6 +41,11 @@ inline Memory random_bf16(int64_t count, unsigned seed) {
     static_cast<uint16_t*>(out.get())[i] = static_cast<uint16_t>(bits >> 16);
   }
   return out;
+}
+
+// Tells whether the words are in the last error of this thread.
+inline bool says(std::string_view words) {
+  return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
 }
 
 }  // namespace float8::testing

@@ -16,13 +16,10 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
+using float8::testing::says;
 
 constexpr int64_t kM = 70, kN = 48, kK = 80;
 constexpr int32_t kExperts = 3;
-
-bool says(std::string_view words) {
-  return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
-}
 
 class ExpertQuantizerAbi : public ::testing::TestWithParam<const char*> {
  protected:
@@ -50,6 +47,17 @@ class ExpertQuantizerAbi : public ::testing::TestWithParam<const char*> {
   float8::Context context_ = emulated();
   float8_status status_ = FLOAT8_OK;
 };
+
+float8_experts_desc experts_desc(const char* recipe) {
+  float8_experts_desc out{};
+  out.struct_size = sizeof out;
+  out.m_max = kM;
+  out.n = kN;
+  out.k = kK;
+  out.experts = kExperts;
+  out.recipe = recipe;
+  return out;
+}
 
 // The copies of a weight, and their view.
 struct Copies {
@@ -97,13 +105,7 @@ float8_tensor linear_view(const float8::Context& context, const char* recipe) {
 }
 
 TEST_P(ExpertQuantizerAbi, CallsHaveTheBitsOfTheirOwnCasts) {
-  float8_experts_desc of_experts{};
-  of_experts.struct_size = sizeof of_experts;
-  of_experts.m_max = kM;
-  of_experts.n = kN;
-  of_experts.k = kK;
-  of_experts.experts = kExperts;
-  of_experts.recipe = GetParam();
+  float8_experts_desc of_experts = experts_desc(GetParam());
   of_experts.recompute_weight = 1;
   float8_experts* experts = nullptr;
   ASSERT_EQ(float8_experts_plan(context_.get(), &of_experts, &experts), FLOAT8_OK);
@@ -325,13 +327,7 @@ TEST_P(ExpertQuantizerRefusals, Calls) {
 
 // A weight in fp8 that an expert linear cannot read.
 TEST_P(ExpertQuantizerRefusals, WeightsOfCalls) {
-  float8_experts_desc of_experts{};
-  of_experts.struct_size = sizeof of_experts;
-  of_experts.m_max = kM;
-  of_experts.n = kN;
-  of_experts.k = kK;
-  of_experts.experts = kExperts;
-  of_experts.recipe = "rowwise";
+  const float8_experts_desc of_experts = experts_desc("rowwise");
   float8_experts* saves = nullptr;
   ASSERT_EQ(float8_experts_plan(context_.get(), &of_experts, &saves), FLOAT8_OK);
   const float8_tensor settings = linear_view(context_, "rowwise");

@@ -13,6 +13,7 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
+using float8::testing::says;
 
 class GroupLayoutAbi : public ::testing::Test {
  protected:
@@ -23,10 +24,6 @@ class GroupLayoutAbi : public ::testing::Test {
     status_ = float8_group_layout_plan_create(context_.get(), &desc, &out);
     return out;
   }
-  static bool says(std::string_view words) {
-    return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
-  }
-
   float8::Context context_ = emulated();
   float8_status status_ = FLOAT8_OK;
 };

@@ -18,10 +18,7 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
-
-bool says(std::string_view words) {
-  return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
-}
+using float8::testing::says;
 
 bool same(const Memory& a, const Memory& b, size_t bytes) {
   return std::memcmp(a.get(), b.get(), bytes) == 0;

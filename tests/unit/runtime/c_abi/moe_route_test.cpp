@@ -18,6 +18,7 @@ namespace {
 using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
+using float8::testing::says;
 
 template <class Id>
 struct RoutedPairs {
@@ -126,10 +127,6 @@ class MoeRouteAbi : public ::testing::Test {
     EXPECT_EQ(route(of, scores, more), sorted(of, scores))
         << of.tokens() << " tokens, top_k " << of.top_k << ", experts " << of.experts;
   }
-  static bool says(std::string_view words) {
-    return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
-  }
-
   float8::Context context_ = emulated();
   float8_status status_ = FLOAT8_OK;
 };

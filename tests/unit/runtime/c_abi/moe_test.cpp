@@ -20,6 +20,7 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
+using float8::testing::says;
 
 constexpr int64_t kTokens = 37, kRouted = 80, kUsed = 75, kDim = 48, kHidden = 80;
 constexpr int32_t kExperts = 3;
@@ -255,9 +256,6 @@ TEST_P(MoeAbi, IsTwoExpertLinears) {
 
 class MoeRefusals : public MoeAbi {
  protected:
-  static bool says(std::string_view words) {
-    return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
-  }
 };
 INSTANTIATE_TEST_SUITE_P(Cases, MoeRefusals, ::testing::Values(MoeCase{"rowwise", true, false}),
                          ::testing::PrintToStringParamName());

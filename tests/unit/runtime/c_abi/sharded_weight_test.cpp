@@ -16,6 +16,7 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
+using float8::testing::says;
 
 class ShardedWeight : public ::testing::TestWithParam<const char*> {
  protected:
@@ -154,10 +155,6 @@ class ShardedWeight : public ::testing::TestWithParam<const char*> {
                          rank.rows, rank.first);
       expect_scales_of_qt(whole, shard, rank.first);
     }
-  }
-
-  static bool says(std::string_view words) {
-    return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
   }
 
   float8::Context context_ = emulated();

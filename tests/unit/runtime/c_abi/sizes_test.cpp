@@ -139,10 +139,6 @@ INSTANTIATE_TEST_SUITE_P(Recipes, Sizes,
                          ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
                                            "blockwise"));
 
-bool says(const char* words) {
-  return std::string(float8_last_error()).find(words) != std::string::npos;
-}
-
 TEST(SizesMisuse, IsOneClearError) {
   float8_linear_desc desc = LinearDesc{.m_max = 16, .n = 24, .k = 32}.c();
   desc.recipe = "rowwise";

@@ -16,6 +16,7 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
+using float8::testing::says;
 
 constexpr int64_t kM = 48, kN = 64, kK = 32;
 
@@ -28,10 +29,6 @@ class TensorAbi : public ::testing::Test {
                                               .recipe = float8::Recipe::rowwise()})
         .value();
   }
-  static bool says(std::string_view words) {
-    return std::string_view(float8_last_error()).find(words) != std::string_view::npos;
-  }
-
   float8::Context context_ = emulated();
   Memory x_ = random_bf16(kM * kK, 1), w_ = random_bf16(kN * kK, 2);
 };
