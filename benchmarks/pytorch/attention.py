@@ -260,6 +260,7 @@ def cells_of(values: list[float]) -> list[str]:
 
 def measure(shape: Shape, causal: bool, names: Sequence[str], options: Any, device: str) -> Any:
     torch.manual_seed(0)
+    torch._dynamo.reset()  # a compiled FlexAttention is of this shape alone
     sizes = [(shape.b, heads, shape.s, shape.d) for heads in (shape.h, shape.g, shape.g, shape.h)]
     q, k, v, do = (torch.randn(size, device=device).bfloat16() for size in sizes)
     leaves = [each.requires_grad_() for each in (q, k, v)]
@@ -322,6 +323,7 @@ def main() -> int:
         sys.exit(f"--masks is {options.masks!r}; it is causal, full or both")
     shapes = options.shapes or (TINY if options.emulate else SHAPES)
     print(common.headline("attention", device))
+    torch._functorch.config.donated_buffer = False  # backward runs again and again over one graph
     timed = [name for name in wanted or TIMED if name != "fp8_forward"]
     found = {
         f"{shape} {mask}": measure(shape, mask == "causal", timed, options, device)
