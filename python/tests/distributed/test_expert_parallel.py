@@ -115,6 +115,13 @@ def test_has_the_bits_of_one_rank(recipe: str, in_fp8: bool, tmp_path: Any) -> N
     ranks.spawn(_rank, 2, tmp_path, recipe, in_fp8, (40, 33), "")
 
 
+@ranks.needs_gpus(2)
+@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_on_gpus(recipe: str, in_fp8: bool, tmp_path: Any) -> None:
+    ranks.spawn(_rank, 2, tmp_path, recipe, in_fp8, (40, 33), "", device="cuda")
+
+
 @pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize("counts", [(40, 0, 7), (0, 0, 0)])
 def test_a_rank_may_have_no_tokens(counts: tuple[int, ...], in_fp8: bool, tmp_path: Any) -> None:
