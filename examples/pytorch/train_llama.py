@@ -2,7 +2,7 @@
 """Trains a small Llama on text files, byte by byte, with its linears in fp8.
 
     train_llama.py [FILES] [--recipe rowwise | --torchao rowwise] [--compile] [--steps 2000]
-                   [--experts 8 --top-k 2] [--seed 0] [--out FOLDER]
+                   [--experts 8 --top-k 2 [--expert-recipe rowwise]] [--seed 0] [--out FOLDER]
                    [--resume FOLDER/step-1000.pt]
     train_llama.py --compare RUN/steps.csv ... [--out FOLDER]
 
@@ -13,8 +13,9 @@ where matplotlib is installed, and checkpoints, from which --resume goes on as i
 happened: bit for bit on a CPU, on a GPU with --deterministic. --compare draws several runs in one
 plot, and prints a table of their final losses, means of the last 5 % of the steps, to the first's.
 Runs in folders NAME-seed1, NAME-seed2, ... are one row, with their mean and standard deviation.
---experts N makes a mixture of N experts of each MLP, which compute in fp8 too; `load` is the busiest
-expert's tokens in relation to the mean, over all layers. --emulate trains on a CPU: give it small sizes.
+--experts N makes a mixture of N experts of each MLP, which compute in fp8 too, by the recipe or by
+--expert-recipe: delayed scaling, whose state is a model's, is for the linears alone here. `load` is the
+busiest expert's tokens in relation to the mean, over all layers. --emulate trains on a CPU: give it small sizes.
 """
 
 from __future__ import annotations
@@ -92,9 +93,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             groups, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
+        named = ("recipe", "expert_recipe", "torchao", "seq", "batch")
         self.settings = {
             **vars(shape),
-            **{name: getattr(options, name) for name in ("recipe", "torchao", "seq", "batch")},
+            **{name: getattr(options, name) for name in named},
             "bytes of text": len(self.corpus.bytes),
         }
         self.rows: list[runs.Row] = []
@@ -205,11 +207,18 @@ def shape_of(options: argparse.Namespace) -> Shape:
 
 def convert(model: nn.Module, options: argparse.Namespace) -> nn.Module:
     """Returns the model with the linears, and the experts, of the recipe."""
-    if options.experts and (options.torchao or options.recipe != "bf16"):
-        if options.torchao:
-            raise ValueError("torchao's linears are compared without --experts")
-        moe = functools.partial(f8.functional.moe, recipe=options.recipe, emulate=options.emulate)
-        f8.functional.pack_experts(options.recipe, options.emulate, False)  # before the first step
+    if options.experts and options.torchao:
+        raise ValueError("torchao's linears are compared without --experts")
+    if options.expert_recipe and not options.experts:
+        raise ValueError("--expert-recipe is the recipe of --experts N, which is not given")
+    recipe = options.expert_recipe or options.recipe
+    if options.experts and recipe != "bf16":
+        if recipe == "delayed":
+            raise ValueError(
+                "give the experts a recipe without a state, as --expert-recipe tensorwise"
+            )
+        moe = functools.partial(f8.functional.moe, recipe=recipe, emulate=options.emulate)
+        f8.functional.pack_experts(recipe, options.emulate, False)  # before the first step
         for each in model.modules():
             if isinstance(each, Mixture):
                 each.compute = moe
@@ -272,6 +281,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hidden", type=positive, help="of the MLP, default 3.5 times --dim")
     parser.add_argument("--experts", type=positive, default=0, help="of each MLP, default none")
     parser.add_argument("--top-k", type=positive, default=2, help="experts of a token, default 2")
+    parser.add_argument("--expert-recipe", choices=recipes.NAMES, help="default: that of --recipe")
     parser.add_argument("--lr", type=float, default=6e-4, help="the largest, default 6e-4")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches, default 0")
     parser.add_argument("--compile", action="store_true", help="torch.compile")

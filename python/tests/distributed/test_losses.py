@@ -33,7 +33,7 @@ SMALL = Sizes(128, 128, 2, 2, 64, batch=4, tokens=32, steps=20)
 # Ranks have whole blocks of weights; whole blocks of tokens, for tp-sp, are left to GPUs.
 BLOCKS = Sizes(256, 256, 2, 1, 32, batch=2, tokens=64, steps=20, lr=1e-3)
 ON_GPUS = Sizes(steps=20)
-MOST = 3.0  # times the noise
+MOST = 5.0  # times the noise; both are of one run, and a step may amplify either
 SCHEMES = losses.SCHEMES[:-1]
 
 

@@ -43,11 +43,16 @@ def test_loss_goes_down(recipe: str, text: str, tmp_path: pathlib.Path) -> None:
     assert len(own) == 30 and own[-1] < own[0] / 2
 
 
-@pytest.mark.parametrize("recipe", ("bf16", "rowwise"))
+@pytest.mark.parametrize(
+    "recipe", (("bf16",), ("rowwise",), ("delayed", "--expert-recipe=rowwise"))
+)
 def test_a_mixture_learns(
-    recipe: str, text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    recipe: tuple[str, ...],
+    text: str,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = (text, *TINY, "--experts", 4, "--top-k", 2, "--recipe", recipe, "--steps", 30)
+    options = (text, *TINY, "--experts", 4, "--top-k", 2, "--steps", 30, "--recipe", *recipe)
     assert train(*options, "--out", tmp_path) is None
     own = losses(tmp_path)
     assert len(own) == 30 and own[-1] < own[0] / 2
@@ -132,7 +137,8 @@ def _paths(arguments: tuple[str, ...], folder: pathlib.Path) -> list[str]:
         (("text.txt", "--seq=100000"), "a sequence has 100000"),
         (("text.txt", "--heads=5"), "32 features are not 5 heads"),
         (("text.txt", "--dim=8"), "multiples of 16"),
-        (("text.txt", "--experts=4", "--recipe=delayed"), "use one of tensorwise, rowwise"),
+        (("text.txt", "--experts=4", "--recipe=delayed"), "--expert-recipe tensorwise"),
+        (("text.txt", "--expert-recipe=rowwise"), "--experts N"),
         (("text.txt", "--resume", "none.pt"), "none.pt"),
         (("text.txt", "--resume", "steps.csv"), "steps.csv is no checkpoint"),
         (("text.txt", "--resume", "step-1.pt", "--layers=1"), "its layers is 2, not 1"),

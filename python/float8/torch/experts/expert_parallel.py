@@ -28,7 +28,9 @@ from float8.torch.ranks.agreement import Facts, agree_once, compare
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard.copy_layout import layout
 
-_SCALE_BYTES = 4  # the inverse scale, in fp32, behind the elements of a row that travels in fp8
+# The inverse scale, in fp32, is behind the elements of a row that travels in fp8, and fills the row up to
+# whole vectors, by which rows are gathered.
+_SCALE_BYTES = 16
 # A rank tells each other one a hash of two words, and the rows of its experts.
 _WORDS = 2 + ops.MOST_EXPERTS
 _agreed: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -201,11 +203,11 @@ class _Return(torch.autograd.Function):
 
 
 def packed_rows(x: torch.Tensor, config: int) -> torch.Tensor:
-    """Returns uint8 [rows, D + 4]: x in e4m3 with a scale for each row, a power of two, and its inverse."""
+    """Returns int32 [rows, D / 4 + 4]: x in e4m3 with a scale for each row, a power of two, and its inverse."""
     rows, cols = x.shape
     packed = x.new_empty((rows, cols + _SCALE_BYTES), dtype=torch.uint8)
     if rows == 0:
-        return packed
+        return packed.view(torch.int32)
     casts = recipes.pack(
         Recipe.named("rowwise"),
         emulate=bool(config & recipes.EMULATE),
@@ -218,16 +220,17 @@ def packed_rows(x: torch.Tensor, config: int) -> torch.Tensor:
     q, _ = at.copies(buffers[0], buffers[1], rows, cols)
     assert q is not None  # Q_ALONE
     packed[:, :cols] = q.data[:, :cols]
-    packed[:, cols:] = q.scales[:rows, None].view(torch.uint8)
-    return packed
+    packed.view(torch.float32)[:, cols // 4 :] = q.scales[:rows, None]
+    return packed.view(torch.int32)
 
 
 def unpacked_rows(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns the values of packed_rows, which are exact in bfloat16 and float32."""
-    cols = packed.shape[1] - _SCALE_BYTES
-    elements = packed[:, :cols].contiguous().view(torch.float8_e4m3fn)
-    inverse = packed[:, cols:].contiguous().view(torch.float32)
-    return (elements.float() * inverse).to(dtype)
+    bytes_ = packed.view(torch.uint8)
+    elements = bytes_[:, :-_SCALE_BYTES].view(torch.float8_e4m3fn)
+    inverse = packed.view(torch.float32)[:, -1:]
+    wide = torch.float32 if dtype == torch.float16 else dtype  # float16 has not all of the scales
+    return elements.to(wide).mul_(inverse.to(wide)).to(dtype)
 
 
 def _facts(
