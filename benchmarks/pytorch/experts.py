@@ -7,8 +7,9 @@
 A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
 adds each token's results by their scores: in bf16 by torch alone (bf16_experts.py), with its
 torch.nn.functional.grouped_mm, in fp8 with float8.torch.functional.moe. Weights are cast in each
-step, in forward and again in backward; of the variants with -keep once, with recompute=False. Each step has another of a few pairs of x and dy. The
-variants are timed in rounds; a row has the median time, the median speedup over bf16 and the peak of
+step, in forward and again in backward; of the variants with -keep once, with recompute=False; of those with
+-reused in no step that is timed, as in the later micro-batches of an accumulation. Each step has another of a
+few pairs of x and dy. The variants are timed in rounds; a row has the median time, the median speedup over bf16 and the peak of
 memory in a step. DeepSeek-V3 has 8 local experts, as on one of 32 ranks.
 """
 
@@ -25,9 +26,13 @@ import kernel_times
 import torch
 
 import float8.torch as f8
+from float8.torch.experts.moe import mlp
+from float8.torch.experts.routing import route
+from float8.torch.experts.weight_casts import Kept
+from float8.torch.shard.expert_gather import copies_of
 
 RECIPES = ("tensorwise", "rowwise", "blockwise")
-VARIANTS = ("bf16", *RECIPES, *(f"{recipe}-keep" for recipe in RECIPES))
+VARIANTS = ("bf16", *(recipe + how for how in ("", "-keep", "-reused") for recipe in RECIPES))
 POOL = 3
 
 
@@ -60,6 +65,24 @@ def pairs(model: Model, routing: str, device: str) -> torch.Tensor:
     return torch.multinomial(odds.expand(model.tokens, -1), model.top_k)
 
 
+def reusing(recipe: str, emulate: bool, *weights: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Returns functional.moe with copies of the weights that are made now."""
+    config = f8.functional.pack_experts(recipe, emulate, False)
+    of_weights = [copies_of(each.detach(), config) for each in weights]
+    first, second = (
+        Kept(each["q"].data, each["q"].scales, each["qt"].data, each["qt"].scales)
+        for each in of_weights
+    )
+
+    def call(
+        x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, *operands: torch.Tensor
+    ) -> torch.Tensor:
+        routing = route(ids, scores, operands[-1].shape[0], config)
+        return mlp(x, *operands, routing, (first, second))
+
+    return call
+
+
 def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[[], None]:
     """Returns forward and backward of a variant, whose operands are those of all variants."""
     device = "cpu" if emulate else "cuda"
@@ -77,14 +100,18 @@ def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[
 
     w13, w2 = weight(2 * model.hidden, model.dim), weight(model.dim, model.hidden)
 
+    recipe, _, how = name.partition("-")
+
     def fp8_moe(*operands: torch.Tensor) -> torch.Tensor:
-        recipe, _, keep = name.partition("-")
-        recompute = False if keep else None
+        recompute = False if how == "keep" else None
         return f8.functional.moe(*operands, recipe=recipe, emulate=emulate, recompute=recompute)
 
+    layer = bf16_experts.moe if name == "bf16" else fp8_moe
+    if how == "reused":
+        layer = reusing(recipe, emulate, w13, w2)
     torch._dynamo.config.recompile_limit = 64
     call = torch.compile(
-        bf16_experts.moe if name == "bf16" else fp8_moe,
+        layer,
         fullgraph=True,
         dynamic=False,
         backend="aot_eager" if emulate else "inductor",

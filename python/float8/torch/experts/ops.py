@@ -102,6 +102,7 @@ def _fake_moe_forward(
     layout: torch.Tensor,
     config: int,
     save: bool,
+    *copies: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     experts, dim, hidden = map(int, w2.shape)
     m = (x if index is None else index).shape[0]
@@ -125,6 +126,7 @@ def _fake_moe_backward(
     grad_dtype: int,
     config: int,
     wanted: int,
+    *copies: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     m, dim = (x if index is None else index).shape[0], x.shape[1]
     dtype = _DTYPES[grad_dtype]
