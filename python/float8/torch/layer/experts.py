@@ -124,6 +124,8 @@ def _obstacle_to_gathers(module: nn.Module, recipe: Recipe) -> str | None:
     """Returns why FSDP cannot gather the weights of experts in fp8, None where it can."""
     if recipe.delayed:
         return "fp8 gathers of experts are for dynamic scaling"
+    if not recipe.output.b.fp8:
+        return "their GEMMs read them in high precision"
     if getattr(module, "is_transposed", False):
         return "they are stored as [experts, in_features, out_features]"
     return None
@@ -169,6 +171,7 @@ def convert_experts(chosen: list[Chosen]) -> None:
         own.weight_casts = {}
         own.experts_config = each.config
         own.experts_recipe = each.recipe.name or "custom"
+        own.in_fp8 = each.recipe.output.b.fp8
 
 
 def _resembles(module: nn.Module) -> bool:
