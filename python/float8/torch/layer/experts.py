@@ -124,8 +124,6 @@ def _obstacle_to_gathers(module: nn.Module, recipe: Recipe) -> str | None:
     """Returns why FSDP cannot gather the weights of experts in fp8, None where it can."""
     if recipe.delayed:
         return "fp8 gathers of experts are for dynamic scaling"
-    if not recipe.output.b.fp8:
-        return "their GEMMs read them in high precision"
     if getattr(module, "is_transposed", False):
         return "they are stored as [experts, in_features, out_features]"
     return None
