@@ -1,6 +1,7 @@
 // The M-grouped GEMM of bf16 and f16 operands, against sums on the CPU: by configuration, GEMM and routing.
 // grad_input reads each group's matrix as it lies, so that its b is MN-major.
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "recipes/reference_groups.hpp"
@@ -48,40 +49,49 @@ class MGrouped16BitTest : public GpuTestWith<MGrouped16BitCase> {
 
   static bool is_nan_group(size_t group) { return group % 3 == 2; }
 
-  // The sums of a row of d; b is w [n][k] of the row's group, of which grad_input sums over n.
-  static std::vector<float> sums_of(const float* a, const float* w, int64_t n, int64_t k) {
+  // The sums of all rows of d; b is w [n][k] of a row's group, of which grad_input sums over n. Types and
+  // configurations have them in common, so each is computed once.
+  static const std::vector<float>& sums_of(const Routing& routing, const reference::Groups& groups,
+                                           const Operand& a, const Operand& w, int64_t n,
+                                           int64_t k) {
+    static std::map<std::pair<Gemm, std::string>, std::vector<float>> known;
+    std::vector<float>& all = known[{GetParam().gemm, routing.name}];
+    if (!all.empty()) return all;
     const bool output = GetParam().gemm == Gemm::kOutput;
-    std::vector<float> sums(static_cast<size_t>(output ? n : k));
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j < k; ++j) {
-        sums[static_cast<size_t>(output ? i : j)] += a[output ? j : i] * w[i * k + j];
-      }
-    }
-    return sums;
-  }
-
-  // The bytes that d should have after it was kPoison; rows of a NaN group stay that, which a NaN is too.
-  static std::vector<uint8_t> expected_of(const Routing& routing, const reference::Groups& groups,
-                                          const Operand& a, const Operand& w, int64_t n, int64_t k,
-                                          bool zero_tail) {
-    const auto& [config, type, gemm, d_type] = GetParam();
-    const int64_t cols = gemm == Gemm::kOutput ? n : k;
-    const auto row_bytes =
-        static_cast<std::ptrdiff_t>(cols) * static_cast<std::ptrdiff_t>(size_bytes(d_type));
-    std::vector<uint8_t> bytes(static_cast<size_t>(routing.m * row_bytes), kPoison);
+    const int64_t cols = output ? n : k;
+    all.resize(static_cast<size_t>(routing.m * cols));
     for (size_t e = 0; e < groups.lengths.size(); ++e) {
       if (is_nan_group(e)) continue;
       const float* const matrix = &w.values[e * static_cast<size_t>(n * k)];
       for (int64_t r = groups.starts[e]; r < groups.starts[e] + groups.lengths[e]; ++r) {
-        const std::vector<float> sums =
-            sums_of(&a.values[static_cast<size_t>(r * a.cols)], matrix, n, k);
-        const auto row = reference::to_bytes(reference::Matrix{1, cols, sums}, d_type);
-        std::ranges::copy(row, bytes.begin() + r * row_bytes);
+        const float* const row = &a.values[static_cast<size_t>(r * a.cols)];
+        float* const sums = &all[static_cast<size_t>(r * cols)];
+        for (int64_t i = 0; i < n; ++i) {
+          for (int64_t j = 0; j < k; ++j) {
+            sums[output ? i : j] += row[output ? j : i] * matrix[i * k + j];
+          }
+        }
       }
     }
-    if (zero_tail && routing.m > 0) {
-      std::fill(bytes.begin() + routing.ends.back() * row_bytes, bytes.end(), uint8_t{0});
+    return all;
+  }
+
+  // The elements that d should have after it was kPoison, as bytes; rows of a NaN group are NaN.
+  static std::vector<uint8_t> expected_of(const Routing& routing, const reference::Groups& groups,
+                                          const std::vector<float>& sums, int64_t cols,
+                                          bool zero_tail) {
+    const Dtype type = GetParam().d;
+    std::vector<uint8_t> bytes =
+        reference::to_bytes(reference::Matrix{routing.m, cols, sums}, type);
+    const auto row_bytes = cols * static_cast<int64_t>(size_bytes(type));
+    const auto fill = [&](int64_t first, int64_t rows, uint8_t byte) {
+      std::fill_n(bytes.begin() + first * row_bytes, rows * row_bytes, byte);
+    };
+    for (size_t e = 0; e < groups.lengths.size(); ++e) {
+      if (is_nan_group(e)) fill(groups.starts[e], groups.lengths[e], kPoison);
     }
+    const int64_t end = routing.ends.back();
+    fill(end, routing.m - end, zero_tail && routing.m > 0 ? uint8_t{0} : kPoison);
     return bytes;
   }
 
@@ -127,6 +137,7 @@ class MGrouped16BitTest : public GpuTestWith<MGrouped16BitCase> {
         context_, {.gemm = desc, .layout = group_layout_of(linear.m, experts).value()},
         parse_gemm_config(config).value());
     F8_ASSERT_OK(grouped);
+    const std::vector<float>& sums = sums_of(routing, groups, a, w, n, k);
     for (const bool zero_tail : {false, true}) {
       d.poison();
       F8_ASSERT_OK(layouts->run(
@@ -142,7 +153,7 @@ class MGrouped16BitTest : public GpuTestWith<MGrouped16BitCase> {
                                 nullptr));
       std::vector<uint8_t> found = d.download<uint8_t>();
       found.resize(static_cast<size_t>(routing.m * own.n) * size_bytes(d_type));
-      EXPECT_EQ(differences(found, expected_of(routing, groups, a, w, n, k, zero_tail), own.n), "")
+      EXPECT_EQ(differences(found, expected_of(routing, groups, sums, own.n, zero_tail), own.n), "")
           << routing.name << ", zero_tail " << zero_tail;
       EXPECT_TRUE(d.guards_are_whole()) << routing.name;
     }
