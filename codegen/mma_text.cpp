@@ -41,7 +41,10 @@ GemmRegisters gemm_registers(int warpgroups) {
   return {.consumer = 160, .producer = 32};
 }
 
-std::string mma_function(Dtype a, Dtype b, int n) {
+std::string mma_function(const GemmSpec& spec, int n) {
+  const bool fp8 = is_fp8(spec.a);
+  const std::string majors =
+      fp8 ? "" : f8::format(", {:d}, {:d}", spec.mn_major_a(), spec.mn_major_b());
   const int count = n / 2;
   std::string places;
   std::string operands;
@@ -61,8 +64,8 @@ std::string mma_function(Dtype a, Dtype b, int n) {
       "        : {8}\n"
       "        : \"l\"(a), \"l\"(b), \"r\"(static_cast<u32>(accumulate)));\n"
       "  }}\n",
-      count, count + 2, n, to_string(a), to_string(b), places, count, count + 1, operands,
-      is_fp8(a) ? 32 : 16, is_fp8(a) ? "" : ", 1, 1");
+      count, count + 2, n, to_string(spec.a), to_string(spec.b), places, count, count + 1, operands,
+      fp8 ? 32 : 16, majors);
 }
 
 }  // namespace f8::codegen

@@ -29,8 +29,8 @@ struct GemmRegisters {
 };
 [[nodiscard]] GemmRegisters gemm_registers(int warpgroups);
 
-// `static void mma(float (&d)[n / 2], u64 a, u64 b, bool accumulate)`, wgmma.m64nNk32 of these
-// types; of 16 bits wgmma.m64nNk16, of operands that are contiguous along m and n.
-[[nodiscard]] std::string mma_function(Dtype a, Dtype b, int n);
+// `static void mma(float (&d)[n / 2], u64 a, u64 b, bool accumulate)`, wgmma.m64nNk32 of the
+// spec's operands; of 16 bits wgmma.m64nNk16, which is told of each whether it is MN-major.
+[[nodiscard]] std::string mma_function(const GemmSpec& spec, int n);
 
 }  // namespace f8::codegen

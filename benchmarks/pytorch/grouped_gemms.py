@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The grouped GEMMs of experts alone, without casts: ours, and torch's in bf16 and fp8.
+"""The grouped GEMMs of experts alone, without casts: ours and torch's, in bf16 and fp8.
 
     grouped_gemms.py [--shapes M,K,N,E[;...]] [--routing even,zipf] [--rounds 12] [--json FILE]
 
@@ -7,7 +7,7 @@ A row is a GEMM of experts with M rows in all, in_features K and out_features N.
 kernels, from the profiler, with fresh random data and a cold L2; the GEMMs are timed in rounds, and a
 figure is TFLOP/s at the median. torch fp8 is torch._scaled_grouped_mm with scales of rows and fast
 accumulation. Of ours, output and grad_input are rowwise, and grad_weight has fast accumulation
-(tensorwise) and precise (rowwise). Groups are whole 16s, as torch's fp8 wants them.
+(tensorwise) and precise (rowwise); float8 bf16 is the recipe bf16. Groups are whole 16s, as torch's fp8 wants them.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ def calls_of(m: int, k: int, n: int, experts: int, offs: torch.Tensor) -> Calls:
         y = f8.grouped_mm(own_x, own_w.transpose(-2, -1), offs, recipe=recipe)
         return lambda: torch.autograd.grad(y, own_x if of_x else own_w, dy, retain_graph=True)
 
-    def output() -> object:
+    def output(recipe: str) -> object:
         with torch.no_grad():
-            return f8.grouped_mm(x, w.transpose(-2, -1), offs, recipe="rowwise")
+            return f8.grouped_mm(x, w.transpose(-2, -1), offs, recipe=recipe)
 
-    calls["output float8"] = output
+    calls["output float8"] = lambda: output("rowwise")
+    calls["output float8 bf16"] = lambda: output("bf16")
     calls["grad_input float8"] = ours("rowwise", of_x=True, of_w=False)
     calls["grad_weight float8"] = ours("tensorwise", of_x=False, of_w=True)
     calls["grad_weight float8 precise"] = ours("rowwise", of_x=False, of_w=True)
+    for gemm, of_x in (("grad_input", True), ("grad_weight", False)):
+        calls[f"{gemm} float8 bf16"] = ours("bf16", of_x=of_x, of_w=not of_x)
     return calls
 
 
@@ -130,7 +133,7 @@ def main() -> int:
     options = parser.parse_args()
     common.device_of(argparse.Namespace(emulate=False))
     print(common.headline("grouped GEMMs, TFLOP/s", "cuda"), flush=True)
-    kinds = ("bf16", "torch", "float8", "float8 precise")
+    kinds = ("bf16", "float8 bf16", "torch", "float8", "float8 precise")
     figures = {}
     for text in options.shapes.split(";"):
         m, k, n, experts = map(int, text.split(","))
@@ -147,7 +150,9 @@ def main() -> int:
                 ]
                 for gemm in ("output", "grad_input", "grad_weight")
             ]
-            common.print_table(["M,K,N,E", "bf16", "torch fp8", "float8", "precise"], rows)
+            common.print_table(
+                ["M,K,N,E", "bf16", "float8 bf16", "torch fp8", "float8", "precise"], rows
+            )
             figures[f"{text} {routing}"] = rate
             torch.cuda.empty_cache()
     common.write_json(options.json, figures)

@@ -58,22 +58,23 @@ std::string check_gemm(const GemmSpec& s) {
 }
 
 // What operands of 16 bits ask for beside the rest.
-Status validate_mn_major(const GemmSpec& s) {
+Status validate_16_bits(const GemmSpec& s) {
   const GemmConfig& c = s.config;
   const auto bad = [&](const char* why) {
     return fail(ErrorCode::kInvalidArgument, "configuration {}: {}", f8::key(c), why);
   };
-  if (s.groups != GemmGroups::kK || s.a != s.b || s.a == Dtype::kF32) {
-    return bad("operands must be e4m3 or e5m2; over groups of K both may be bf16 or both f16");
+  if (s.groups == GemmGroups::kNone || s.a != s.b || s.a == Dtype::kF32) {
+    return bad("operands must be e4m3 or e5m2; over groups both may be bf16 or both f16");
   }
   if (s.scale != ScaleMode::kTensor || !s.fast) {
     return bad("operands of 16 bits have no scales, and sums in fp32: tensor, fast");
   }
   if (s.d != s.a && s.d != Dtype::kF32) return bad("operands of 16 bits give their type or f32");
   const auto in_boxes = [](int extent) { return extent % kernels::kMnBox == 0; };
-  if (!in_boxes(c.tile_n) || !in_boxes(c.tile_m / c.cluster_n) ||
-      !in_boxes(c.tile_n / c.cluster_m)) {
-    return bad("operands of 16 bits are copied in boxes of 64 columns");
+  const bool boxes_a = in_boxes(c.tile_m / c.cluster_n);
+  const bool boxes_b = in_boxes(c.tile_n) && in_boxes(c.tile_n / c.cluster_m);
+  if ((s.mn_major_a() && !boxes_a) || (s.mn_major_b() && !boxes_b)) {
+    return bad("MN-major operands are copied in boxes of 64 columns");
   }
   return {};
 }
@@ -121,9 +122,11 @@ Result<GemmSpec> GemmSpec::parse(std::string_view kind, std::string_view rest) {
   s.amax = take(rest, "+amax");
   s.pow2 = take(rest, "+pow2");
   s.shards = take(rest, "+shards");
+  s.mn_b = take(rest, "+mn_b");
   if (!rest.empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} after the tile: expected +bias, +add, +amax, +pow2, +shards", quote(rest));
+                "{} after the tile: expected +bias, +add, +amax, +pow2, +shards, +mn_b",
+                quote(rest));
   }
   return s;
 }
@@ -131,8 +134,8 @@ Result<GemmSpec> GemmSpec::parse(std::string_view kind, std::string_view rest) {
 std::string GemmSpec::key() const {
   const auto& s = *this;
   const std::string extras =
-      f8::format("{}{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "", s.amax ? "+amax" : "",
-                 s.pow2 ? "+pow2" : "", s.shards ? "+shards" : "");
+      f8::format("{}{}{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "", s.amax ? "+amax" : "",
+                 s.pow2 ? "+pow2" : "", s.shards ? "+shards" : "", s.mn_b ? "+mn_b" : "");
   return f8::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}",
                     s.problems == 2              ? "2"
                     : s.groups == GemmGroups::kM ? "_m"
@@ -150,7 +153,10 @@ Status GemmSpec::validate() const {
     return fail(ErrorCode::kInvalidArgument, "configuration {}: {}", f8::key(c), why);
   };
   if (is_fp8(s.a) != is_fp8(s.b)) return bad("operands must be e4m3 or e5m2");
-  if (s.mn_major()) F8_TRY(validate_mn_major(s));
+  if (!is_fp8(s.a)) F8_TRY(validate_16_bits(s));
+  if (s.mn_b && (is_fp8(s.a) || s.groups != GemmGroups::kM)) {
+    return bad("an MN-major b is of 16 bits, and over groups of rows");
+  }
   if (is_fp8(s.d)) return bad("the result must be bf16, f16 or f32");
   if (c.warpgroups < 1 || c.warpgroups > 3) return bad("1 to 3 consumer warpgroups");
   if (c.tile_m < 64 || c.tile_m > 256 || c.tile_m % (c.pingpong ? 64 : 64 * c.warpgroups) != 0) {
@@ -227,35 +233,35 @@ Stub GemmSpec::stub() const {
   const GemmRegisters registers = gemm_registers(c.warpgroups);
   const GemmMma mma = gemm_mma(s);
   Stub stub{"gemm.cuh", "float8_gemm", {}};
-  stub.text = "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
-              constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
-              constant("kClusterN", c.cluster_n) + constant("kSplitK", c.split_k) +
-              constant("kWarpgroups", c.warpgroups) + constant("kPingpong", c.pingpong) +
-              constant("kProblems", s.problems) +
-              constant("Group", "kGroup",
-                       s.groups == GemmGroups::kM   ? "Group::kM"
-                       : s.groups == GemmGroups::kK ? "Group::kK"
-                                                    : "Group::kNone") +
-              constant("kConsumerRegisters", registers.consumer) +
-              constant("kProducerRegisters", registers.producer) +
-              constant("Scale", "kScale", scale_name(s.scale)) + "  // main loop\n" +
-              constant("kShards", s.shards) + constant("kFast", s.fast) +
-              constant("kMnMajor", s.mn_major()) + constant("kMmaN", mma.n) +
-              constant("kPromotionAccumulators", mma.promotion_accumulators) +
-              mma_function(s.a, s.b, mma.n) + "  // epilogue\n" +
-              constant("kFloatOutput", s.d == Dtype::kF32) +
-              constant("kHalfOutput", s.d == Dtype::kF16) + constant("kBias", s.bias) +
-              constant("kAdd", s.add) + constant("kAmax", s.amax) +
-              constant("kPow2", scales_in_bf16(s)) + constant("kOutBuffers", gemm_out_buffers(s)) +
-              "};\n" + check_gemm(s) +
-              f8::format(
-                  "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
-                  "float8_gemm(const __grid_constant__ GemmMaps<{}> maps,\n"
-                  "            const __grid_constant__ {} args) {{\n"
-                  "  extern __shared__ __align__(1024) u8 shared[];\n"
-                  "  Gemm<Config>::run(maps, args, shared);\n"
-                  "}}\n",
-                  launch().threads, s.problems, args_name(s));
+  stub.text =
+      "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
+      constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
+      constant("kClusterN", c.cluster_n) + constant("kSplitK", c.split_k) +
+      constant("kWarpgroups", c.warpgroups) + constant("kPingpong", c.pingpong) +
+      constant("kProblems", s.problems) +
+      constant("Group", "kGroup",
+               s.groups == GemmGroups::kM   ? "Group::kM"
+               : s.groups == GemmGroups::kK ? "Group::kK"
+                                            : "Group::kNone") +
+      constant("kConsumerRegisters", registers.consumer) +
+      constant("kProducerRegisters", registers.producer) +
+      constant("Scale", "kScale", scale_name(s.scale)) + "  // main loop\n" +
+      constant("kShards", s.shards) + constant("kFast", s.fast) +
+      constant("kOperandBytes", static_cast<int>(size_bytes(s.a))) +
+      constant("kMnMajorA", s.mn_major_a()) + constant("kMnMajorB", s.mn_major_b()) +
+      constant("kMmaN", mma.n) + constant("kPromotionAccumulators", mma.promotion_accumulators) +
+      mma_function(s, mma.n) + "  // epilogue\n" + constant("kFloatOutput", s.d == Dtype::kF32) +
+      constant("kHalfOutput", s.d == Dtype::kF16) + constant("kBias", s.bias) +
+      constant("kAdd", s.add) + constant("kAmax", s.amax) + constant("kPow2", scales_in_bf16(s)) +
+      constant("kOutBuffers", gemm_out_buffers(s)) + "};\n" + check_gemm(s) +
+      f8::format(
+          "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+          "float8_gemm(const __grid_constant__ GemmMaps<{}> maps,\n"
+          "            const __grid_constant__ {} args) {{\n"
+          "  extern __shared__ __align__(1024) u8 shared[];\n"
+          "  Gemm<Config>::run(maps, args, shared);\n"
+          "}}\n",
+          launch().threads, s.problems, args_name(s));
   return stub;
 }
 

@@ -2,9 +2,9 @@
 //   gemm := ("gemm/" | "gemm2/" | "gemm_m/" | "gemm_k/") a "." b "." d "/" scale "/" accum "/" tile ["/" epilogue]
 //           accum    := "fast" | "precise"
 //           tile     := as in recipes/gemm_kernel.hpp
-//           epilogue := ["+bias"] ["+add"] ["+amax"] ["+pow2"] ["+shards"]
+//           epilogue := ["+bias"] ["+add"] ["+amax"] ["+pow2"] ["+shards"] ["+mn_b"]
 //           "gemm2/" is a grouped GEMM of two problems, "gemm_m/" one over groups of rows of a,
-//           "gemm_k/" one over groups of K, whose a and b may be bf16 or f16 (scale tensor, accum fast)
+//           "gemm_k/" one over groups of K; the a and b of groups may be bf16 or f16 (scale tensor, accum fast)
 // Example: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2
 #pragma once
 
@@ -29,14 +29,17 @@ struct GemmSpec {
   bool amax = false;    // leaves max |d|, before the rounding to d's type
   bool pow2 = false;    // scales are powers of two, which the generator uses where that is faster
   bool shards = false;  // b may lie in shards of K, [shards][n][K / shards], as ranks gather it
+  bool mn_b = false;    // M-grouped, of bf16 or f16: b is MN-major, [k][n] of each group
   int problems = 1;     // 2: a grouped GEMM, one launch for two problems of these types ("gemm2/")
   // M-grouped: the rows of a are groups, each with a matrix of b ("gemm_m/"). K-grouped: K is groups,
   // each with a matrix of d ("gemm_k/").
   GemmGroups groups = GemmGroups::kNone;
   GemmConfig config = {};
 
-  // K-grouped, of bf16 or f16: a and b lie as they are, [k][m] and [k][n], and have no scales.
-  [[nodiscard]] bool mn_major() const { return !is_fp8(a); }
+  // Operands of bf16 or f16 lie as they are, and have no scales. Over groups of K both are MN-major,
+  // [k][m] and [k][n].
+  [[nodiscard]] bool mn_major_a() const { return !is_fp8(a) && groups == GemmGroups::kK; }
+  [[nodiscard]] bool mn_major_b() const { return mn_b || mn_major_a(); }
 
   static constexpr std::string_view kKinds[] = {"gemm", "gemm2", "gemm_m", "gemm_k"};
   [[nodiscard]] std::string key() const;

@@ -137,6 +137,10 @@ struct ExpertsCall {
   [[nodiscard]] bool reads_x() const {
     return config.recipe().grad_weight.a.scaling == FLOAT8_HIGH_PRECISION;
   }
+  // grad_input reads the weight: it casts it again, or is in high precision.
+  [[nodiscard]] bool reads_weight() const {
+    return config.recompute() || config.recipe().grad_input.a.scaling == FLOAT8_HIGH_PRECISION;
+  }
   // The type in which the plan gives dw, as in linear_backward.
   [[nodiscard]] float8_dtype grad_type(float8_dtype weight) const {
     const bool same = weight == FLOAT8_F32 || weight == element_type(dtype, "x");
@@ -347,7 +351,7 @@ std::tuple<Tensor, Tensor> experts_backward(
   args.layout = call.layout_of(layout, rows.rows);
   args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
   ExpertWeight w;  // until the call has read it
-  if (want_dx && call.config.recompute()) {
+  if (want_dx && call.reads_weight()) {
     w = call.weight_of(weight, w_qt, w_scales, n, k, false);
     w.set(args.w);
   }

@@ -96,6 +96,30 @@ Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec, 
                 "b", out.b);
 }
 
+Status encode_m_grouped_16_bit_maps(const Driver& driver, const codegen::GemmSpec& spec,
+                                    Shape shape, int64_t groups, int64_t ld_a, int64_t ld_b,
+                                    int64_t ld_d, const void* a, const void* b, void* d,
+                                    GemmMaps& out) {
+  const auto operand = [&](const void* base, int64_t cols, int64_t rows, int64_t ld, int box_rows,
+                           int64_t matrices) {
+    return Plane{.type = result_type(spec.a),
+                 .element_bytes = 2,
+                 .base = const_cast<void*>(base),
+                 .cols = cols,
+                 .rows = rows,
+                 .ld_bytes = ld * 2,
+                 .box_rows = static_cast<uint32_t>(box_rows),
+                 .matrices = matrices};
+  };
+  const int rows_a = spec.config.tile_m / spec.config.cluster_n;
+  F8_TRY(encode(driver, operand(a, shape.k, shape.m, ld_a, rows_a, 0), "a", out.a));
+  F8_TRY(encode(driver,
+                spec.mn_b ? operand(b, shape.n, shape.k, ld_b, kernels::kMnBox, groups)
+                          : operand(b, shape.k, shape.n, ld_b, spec.config.tile_n, groups),
+                "b", out.b));
+  return encode_result(driver, spec, shape, ld_d, d, out, 0);
+}
+
 Status encode_mn_major_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
                             int64_t groups, int64_t ld_a, int64_t ld_b, int64_t ld_d, const void* a,
                             const void* b, void* d, GemmMaps& out) {

@@ -6,8 +6,10 @@
 //   b   uint8, {k, n}, box {128, tile_n / cluster_m}; in shards {k / shards, shards n}; of an
 //       M-grouped GEMM {k, n, groups}
 //   d   box {32 or 64, 64}: codegen::out_row_bytes() wide; of a K-grouped GEMM {n, m, groups}
-// Of 16-bit operands of a K-grouped GEMM a is {m, k} and b {n, k}, in boxes {64, 64}. The swizzle of each is as wide as its box: 128 bytes, or 64 for d. Reads outside of a tensor give
-// zero, writes outside are dropped.
+// Operands of 16 bits are of their own type, and boxes have 64 of their columns: an M-grouped GEMM has those
+// of fp8 otherwise. MN-major ones are {m, k} and {n, k}, b of an M-grouped GEMM {n, k, groups}, in boxes
+// {64, 64}. The swizzle of each is as wide as its box: 128 bytes, or 64 for d. Reads outside of a tensor
+// give zero, writes outside are dropped.
 #pragma once
 
 #include "codegen/kernel_spec.hpp"
@@ -30,6 +32,12 @@ struct GemmMaps {
 [[nodiscard]] Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec,
                                          Shape shape, int64_t groups, int64_t ld_d, const void* a,
                                          const void* b, void* d, GemmMaps& out);
+// With operands of 16 bits, whose rows are ld_a and ld_b elements apart; an MN-major b is [groups][k][ld_b].
+[[nodiscard]] Status encode_m_grouped_16_bit_maps(const Driver& driver,
+                                                  const codegen::GemmSpec& spec, Shape shape,
+                                                  int64_t groups, int64_t ld_a, int64_t ld_b,
+                                                  int64_t ld_d, const void* a, const void* b,
+                                                  void* d, GemmMaps& out);
 // Those of a K-grouped GEMM, whose d is [groups][m][ld_d]; shape.k are the columns of all groups, or of
 // operands of 16 bits the rows, ld_a and ld_b elements apart.
 [[nodiscard]] Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec,

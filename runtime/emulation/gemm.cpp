@@ -65,7 +65,9 @@ void check_result(const codegen::GemmSpec& spec, const TensorMap& d,
 // Those of a and d; b is tile_n / cluster_m rows of 128 bytes.
 void check_rows(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& d,
                 const kernels::GemmProblem& args, Faults& faults) {
-  check(a, {"a", args.k, args.m, spec.a, spec.config.tile_m / spec.config.cluster_n, 128, 128},
+  check(a,
+        {"a", args.k, args.m, spec.a, spec.config.tile_m / spec.config.cluster_n, 128,
+         is_fp8(spec.a) ? 128U : 16U},
         faults);
   check_result(spec, d, args, faults);
 }
@@ -119,12 +121,17 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
 void run_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
                  const TensorMap& d, const kernels::GroupedGemmArgs& args, const Call& call) {
   const kernels::GemmProblem& problem = args.problems[0];
-  check(b, {"b", problem.k, problem.n, spec.b, spec.config.tile_n, 128, 128}, call.faults);
+  const bool fp8 = is_fp8(spec.a);
+  check(b,
+        spec.mn_b ? ExpectedMap{"b", problem.n, problem.k, spec.b, kernels::kMnBox, 128, 16}
+                  : ExpectedMap{"b", problem.k, problem.n, spec.b, spec.config.tile_n, 128,
+                                fp8 ? 128U : 16U},
+        call.faults);
   check_rows(spec, a, d, problem, call.faults);
   if (b.matrices == 0 || b.matrix_bytes != b.rows * b.ld_bytes) {
     call.fault("b: {} matrices {} bytes apart", b.matrices, b.matrix_bytes);
   }
-  if (problem.inv_scale_a == nullptr || problem.inv_scale_b == nullptr) {
+  if (fp8 && (problem.inv_scale_a == nullptr || problem.inv_scale_b == nullptr)) {
     call.fault("inverse scales are null");
   }
   if (args.d != d.base || args.ld_d != d.ld_bytes) call.fault("d is not its tensor map's");
@@ -141,18 +148,23 @@ void run_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tensor
       return call.fault("row tile {}: rows {} to {} of group {}", i, row, end, group);
     }
     const bool block = is_block(spec.scale);
-    const float* inv_a = problem.inv_scale_a + (block ? int64_t{scale_row}
-                                                      : int64_t{group} * args.group_stride_a +
-                                                            int64_t{row} * problem.stride_a);
-    const float* inv_b = problem.inv_scale_b + int64_t{group} * args.group_stride_b;
+    const auto scales_at = [](const float* all, int64_t at) {
+      return all == nullptr ? nullptr : all + at;
+    };
+    const float* inv_a =
+        scales_at(problem.inv_scale_a,
+                  block ? int64_t{scale_row}
+                        : int64_t{group} * args.group_stride_a + int64_t{row} * problem.stride_a);
+    const float* inv_b = scales_at(problem.inv_scale_b, int64_t{group} * args.group_stride_b);
+    const auto element = static_cast<int64_t>(size_bytes(spec.a));
+    const auto ld_a = static_cast<int64_t>(a.ld_bytes), ld_b = static_cast<int64_t>(b.ld_bytes);
     compute(
         {.m = std::min(end - row, spec.config.tile_m),
          .n = problem.n,
          .k = problem.k,
-         .a = {static_cast<const uint8_t*>(a.base) + row * static_cast<int64_t>(a.ld_bytes), spec.a,
-               static_cast<int64_t>(a.ld_bytes), 1},
+         .a = {static_cast<const uint8_t*>(a.base) + row * ld_a, spec.a, ld_a / element, 1},
          .b = {static_cast<const uint8_t*>(b.base) + group * static_cast<int64_t>(b.matrix_bytes),
-               spec.b, static_cast<int64_t>(b.ld_bytes), 1},
+               spec.b, spec.mn_b ? 1 : ld_b / element, spec.mn_b ? ld_b / element : 1},
          .scale_a = {inv_a, block ? ScaleMode::kBlock1x128 : spec.scale, problem.stride_a},
          .scale_b = {inv_b, spec.scale, problem.stride_b},
          .d = static_cast<uint8_t*>(d.base) + row * ld_d,
@@ -172,7 +184,7 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
                    const TensorMap& d, const kernels::KGroupedGemmArgs& args, const Call& call) {
   const kernels::GemmProblem& problem = args.problems[0];
   const kernels::GroupLayout& layout = args.layout;
-  if (spec.mn_major()) {
+  if (spec.mn_major_a()) {
     check(a, {"a", problem.m, problem.k, spec.a, kernels::kMnBox, 128, 16}, call.faults);
     check(b, {"b", problem.n, problem.k, spec.b, kernels::kMnBox, 128, 16}, call.faults);
     check_result(spec, d, problem, call.faults);
@@ -187,7 +199,7 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
     call.fault("d: {} matrices {} bytes apart", d.matrices, d.matrix_bytes);
   }
   const bool scaled = problem.inv_scale_a != nullptr && problem.inv_scale_b != nullptr;
-  if ((!scaled && !spec.mn_major()) || args.groups == nullptr) {
+  if ((!scaled && !spec.mn_major_a()) || args.groups == nullptr) {
     call.fault("inverse scales or the layout of the groups are null");
   }
   if (!call.faults.empty()) return;
@@ -198,8 +210,8 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
     const int64_t length = args.groups[layout.at_lengths() + group];
     const int64_t blocks = ceil_div(length, kernels::kStageK);
     const int64_t start = args.groups[layout.at_starts() + group];
-    const int64_t column = spec.mn_major() ? start : first * kernels::kStageK;
-    const int64_t columns = spec.mn_major() ? length : blocks * kernels::kStageK;
+    const int64_t column = spec.mn_major_a() ? start : first * kernels::kStageK;
+    const int64_t columns = spec.mn_major_a() ? length : blocks * kernels::kStageK;
     if (column + columns > static_cast<int64_t>(problem.k)) {
       return call.fault("group {}: blocks from {} on, {} of them, of {} columns", group, first,
                         blocks, problem.k);
@@ -210,7 +222,7 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
     }
     if (blocks == 0) continue;
     const auto scales = [&](const float* values, uint32_t stride, uint32_t group_stride) {
-      if (spec.mn_major()) return InverseScales{};
+      if (spec.mn_major_a()) return InverseScales{};
       return InverseScales{
           values + (block ? first * stride : static_cast<int64_t>(group) * group_stride),
           spec.scale, stride};
@@ -218,7 +230,7 @@ void run_k_grouped(const codegen::GemmSpec& spec, const TensorMap& a, const Tens
     const auto operand = [&](const TensorMap& map, Dtype type) {
       const auto* const base = static_cast<const uint8_t*>(map.base);
       const auto pitch = static_cast<int64_t>(map.ld_bytes);
-      if (spec.mn_major()) return Elements{base + column * pitch, type, 1, pitch / 2};
+      if (spec.mn_major_a()) return Elements{base + column * pitch, type, 1, pitch / 2};
       return Elements{base + column, type, pitch, 1};
     };
     compute({.m = problem.m,

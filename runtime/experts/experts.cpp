@@ -27,13 +27,13 @@ Status check_recipe(const Recipe& recipe, Dtype tensor_dtype) {
   F8_TRY(recipe.validate());
   for (const Gemm gemm : kGemms) {
     const GemmSetting& setting = recipe.at(gemm);
-    if (!setting.is_fp8() && gemm == Gemm::kGradWeight && tensor_dtype != Dtype::kF32) continue;
+    if (!setting.is_fp8() && tensor_dtype != Dtype::kF32) continue;
     if (!setting.is_fp8()) {
       return fail(
           ErrorCode::kUnsupported,
-          "recipe {}, GEMM {}, {} tensors: expert linears have no GEMM in high precision so "
-          "far but grad_weight of bf16 and f16; use another recipe",
-          recipe.name, to_string(gemm), to_string(tensor_dtype));
+          "recipe {}, GEMM {}, f32 tensors: expert linears multiply tensors of bf16 and f16 "
+          "in high precision; cast them, or use another recipe",
+          recipe.name, to_string(gemm));
     }
     const Granularity blocks =
         gemm == Gemm::kGradWeight ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
@@ -243,7 +243,7 @@ void Experts::lay_out() {
     t.words = workspace.take(words * sizeof(uint32_t));
     t.first = workspace.take(slots_.empty() ? 0 : kFirstBytes);
     t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
-    t.q_scale = workspace.take(floats(experts * kernels::kScaleStride));
+    t.q_scale = workspace.take(t.copies.q ? floats(experts * kernels::kScaleStride) : 0);
     t.row_inverse = workspace.take(floats(t.copies.q ? row_scales(t) : 0));
     if (!t.copies.qt) return;
     t.qt =
@@ -331,6 +331,10 @@ Experts::Operand Experts::q_of(const Tensor& tensor, unsigned made, const Buffer
               : at_byte<float>(in.workspace, tensor.row_inverse)};
 }
 
+Experts::Operand Experts::itself(const float8_matrix& tensor) {
+  return {tensor.data, nullptr, tensor.ld};
+}
+
 Experts::Operand Experts::qt_of(const Tensor& tensor, const Buffers& in) {
   return {at_byte<uint8_t>(in.kept, tensor.qt),
           tensor.copies.qt->granularity == Granularity::kTensor
@@ -346,7 +350,7 @@ Status Experts::check_common(const char* args, const Call& call) const {
   }
   if (call.m == 0) return {};
   F8_TRY(need(args, "layout.data", call.layout.data));
-  return need(args, "workspace.data", call.workspace.data);
+  return workspace_bytes() == 0 ? Status() : need(args, "workspace.data", call.workspace.data);
 }
 
 template <class Call>
@@ -437,7 +441,7 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
   F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
   if (saved_bytes_ > 0) F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
-  const bool reads_x = call.dw.data != nullptr && reads_tensors();
+  const bool reads_x = call.dw.data != nullptr && reads_tensors(Gemm::kGradWeight);
   if (reads_x && call.x.data == nullptr) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}.x.data is NULL, and recipe {} has grad_weight in high precision: give the "
@@ -445,15 +449,16 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
                 kBackwardArgs, desc_.recipe.name);
   }
   F8_TRY(check_scales(kBackwardArgs, call));
-  const bool reads_weight = call.dx.data != nullptr && recomputes_weight();
+  const bool reads_weight =
+      call.dx.data != nullptr && (recomputes_weight() || reads_tensors(Gemm::kGradInput));
   const bool given = reads_weight && call.w.fp8 != nullptr;
   if (given) F8_TRY(check_given(kBackwardArgs, "w.fp8", *call.w.fp8, false, false));
   if (reads_weight && !given && call.w.data == nullptr) {
     return fail(
-        ErrorCode::kInvalidArgument,
-        "{}.w.data is NULL, the plan was made with float8_experts_desc.recompute_weight: give "
-        "the forward's w",
-        kBackwardArgs);
+        ErrorCode::kInvalidArgument, "{}.w.data is NULL, {}: give the forward's w", kBackwardArgs,
+        recomputes_weight()
+            ? "the plan was made with float8_experts_desc.recompute_weight"
+            : f8::format("and recipe {} has grad_input in high precision", desc_.recipe.name));
   }
   memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
   if (given) {
@@ -498,9 +503,11 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
     F8_TRY(cast(w, of_weight, weights(), {call.w}, w.rows, buffers, stream));
   }
   if ((parts & part_of(Gemm::kOutput)) == 0) return {};
-  const Operand a = q_of(x, of_input, buffers);
-  const Operand b = call.w.fp8 != nullptr ? Operand{call.w.fp8->q, call.w.fp8->q_inverse_scale}
-                                          : q_of(w, of_weight, buffers);
+  const bool as_they_are = reads_tensors(Gemm::kOutput);
+  const Operand a = as_they_are ? itself(call.x) : q_of(x, of_input, buffers);
+  const Operand b = as_they_are             ? itself(call.w)
+                    : call.w.fp8 != nullptr ? Operand{call.w.fp8->q, call.w.fp8->q_inverse_scale}
+                                            : q_of(w, of_weight, buffers);
   return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
       {.a = a.elements,
        .b = b.elements,
@@ -511,6 +518,8 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
        .m = call.m,
        .ld_d = call.y.ld,
        .scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts),
+       .ld_a = a.ld,
+       .ld_b = b.ld,
        .zero_tail = call.zero_tail != 0},
       stream);
 }
@@ -522,8 +531,11 @@ Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
   if (recomputes_weight() && !given) {
     F8_TRY(cast(weight_again_, kQt, weights(), {call.w}, w.rows, own, stream));
   }
-  const Operand a = q_of(at(runtime::Tensor::kGradOutput), made, own);
-  const Operand b = given                 ? Operand{call.w.fp8->qt, call.w.fp8->qt_inverse_scale}
+  const bool as_they_are = reads_tensors(Gemm::kGradInput);
+  const Operand a =
+      as_they_are ? itself(call.dy) : q_of(at(runtime::Tensor::kGradOutput), made, own);
+  const Operand b = as_they_are           ? itself(call.w)
+                    : given               ? Operand{call.w.fp8->qt, call.w.fp8->qt_inverse_scale}
                     : recomputes_weight() ? qt_of(weight_again_, own)
                                           : qt_of(w, saved);
   return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run(
@@ -536,13 +548,15 @@ Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
        .m = call.m,
        .ld_d = call.dx.ld,
        .scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts),
+       .ld_a = a.ld,
+       .ld_b = b.ld,
        .zero_tail = call.zero_tail != 0},
       stream);
 }
 
 Status Experts::grad_weight(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
                             const Buffers& own, const Buffers& saved, Stream stream) const {
-  if (reads_tensors()) {
+  if (reads_tensors(Gemm::kGradWeight)) {
     return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = call.dy.data,
                                                                .b = call.x.data,
                                                                .d = call.dw.data,
@@ -619,27 +633,35 @@ double Experts::cast_bytes(runtime::Tensor tensor, int64_t rows) const {
 }
 
 std::vector<Step> Experts::forward_steps(const ExpertsForwardCall& call) const {
-  const auto step = [&](std::string name, unsigned parts, double bytes) {
-    return Step{std::move(name),
-                [this, call, parts](Stream stream) { return run_forward(call, {}, stream, parts); },
-                bytes};
+  std::vector<Step> steps;
+  const auto add = [&](std::string name, unsigned parts, double bytes) {
+    steps.push_back(
+        {std::move(name),
+         [this, call, parts](Stream stream) { return run_forward(call, {}, stream, parts); },
+         bytes});
   };
-  return {
-      step("cast x", kCastX, cast_bytes(runtime::Tensor::kInput, call.m)),
-      step("cast w", kCastW, cast_bytes(runtime::Tensor::kWeight, desc_.experts * desc_.shape.n)),
-      step("gemm output", part_of(Gemm::kOutput), 0)};
+  const auto add_cast = [&](const char* name, unsigned part, runtime::Tensor tensor, int64_t rows) {
+    if (!at(tensor).copies.empty()) add(name, part, cast_bytes(tensor, rows));
+  };
+  add_cast("cast x", kCastX, runtime::Tensor::kInput, call.m);
+  add_cast("cast w", kCastW, runtime::Tensor::kWeight, desc_.experts * desc_.shape.n);
+  add("gemm output", part_of(Gemm::kOutput), 0);
+  return steps;
 }
 
 std::vector<Step> Experts::backward_steps(const ExpertsBackwardCall& call) const {
-  const auto step = [&](std::string name, unsigned parts, double bytes) {
-    return Step{
-        std::move(name),
-        [this, call, parts](Stream stream) { return run_backward(call, {}, stream, parts); },
-        bytes};
+  std::vector<Step> steps;
+  const auto add = [&](std::string name, unsigned parts, double bytes) {
+    steps.push_back(
+        {std::move(name),
+         [this, call, parts](Stream stream) { return run_backward(call, {}, stream, parts); },
+         bytes});
   };
-  return {step("cast dy", kCastDy, cast_bytes(runtime::Tensor::kGradOutput, call.m)),
-          step("gemm grad_input", part_of(Gemm::kGradInput), 0),
-          step("gemm grad_weight", part_of(Gemm::kGradWeight), 0)};
+  constexpr auto kDy = runtime::Tensor::kGradOutput;
+  if (!at(kDy).copies.empty()) add("cast dy", kCastDy, cast_bytes(kDy, call.m));
+  add("gemm grad_input", part_of(Gemm::kGradInput), 0);
+  add("gemm grad_weight", part_of(Gemm::kGradWeight), 0);
+  return steps;
 }
 
 }  // namespace f8::runtime

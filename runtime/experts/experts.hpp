@@ -130,6 +130,7 @@ class Experts {
   struct Operand {
     const void* elements;
     const float* inverse_scale;
+    int64_t ld = 0;  // of a tensor itself
   };
 
   Experts(std::shared_ptr<Context> context, ExpertsDesc desc, kernels::GroupLayout layout)
@@ -142,8 +143,8 @@ class Experts {
   // The inverse scales of q and of qt that are not a tensor's.
   [[nodiscard]] int64_t row_scales(const Tensor& tensor) const;
   [[nodiscard]] int64_t column_scales(const Tensor& tensor) const;
-  // grad_weight multiplies dy and x as they are.
-  [[nodiscard]] bool reads_tensors() const { return !desc_.recipe.at(Gemm::kGradWeight).is_fp8(); }
+  // The GEMM multiplies the tensors as they are.
+  [[nodiscard]] bool reads_tensors(Gemm gemm) const { return !desc_.recipe.at(gemm).is_fp8(); }
   [[nodiscard]] bool recomputes_weight() const { return weight_again_.copies.qt.has_value(); }
   [[nodiscard]] bool recomputes_input() const { return input_again_.copies.qt.has_value(); }
   [[nodiscard]] bool is_recomputed(runtime::Tensor tensor) const;
@@ -161,6 +162,7 @@ class Experts {
                                                  uint32_t* words, const Buffers& to,
                                                  Stream stream) const;
   [[nodiscard]] static Operand q_of(const Tensor& tensor, unsigned made, const Buffers& in);
+  [[nodiscard]] static Operand itself(const float8_matrix& tensor);
   [[nodiscard]] static Operand qt_of(const Tensor& tensor, const Buffers& in);
   template <class Call>
   [[nodiscard]] Status check_common(const char* args, const Call& call) const;

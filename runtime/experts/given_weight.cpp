@@ -24,6 +24,11 @@ Status Experts::check_given(const char* args, const char* name, const float8_ten
         "records; give data",
         args, name, desc_.recipe.name);
   }
+  if (reads_tensors(forward ? Gemm::kOutput : Gemm::kGradInput)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.{} is given, and recipe {} multiplies w as it is; give data", args, name,
+                desc_.recipe.name);
+  }
   if (weight.rows != desc_.experts * n) {
     return fail(ErrorCode::kInvalidArgument, "{}.{} has {} rows; {} experts have {}", args, name,
                 weight.rows, desc_.experts, desc_.experts * n);

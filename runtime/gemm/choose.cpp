@@ -150,18 +150,18 @@ codegen::GemmSpec grouped_spec(const GemmDesc& desc) {
 
 // A group's own shape, as a GEMM. The cost model counts in elements of a byte.
 static Shape group_shape(const GroupedDesc& desc) {
-  const bool of_k = desc.gemm.gemm == Gemm::kGradWeight;
-  const int64_t bytes = of_k && !is_fp8(desc.gemm.a) ? 2 : 1;
   Shape linear = desc.gemm.shape;
-  linear.m = std::max<int64_t>(bytes * linear.m / desc.layout.experts, 1);
-  return gemm_shape(linear, desc.gemm.gemm);
+  linear.m = std::max<int64_t>(linear.m / desc.layout.experts, 1);
+  Shape own = gemm_shape(linear, desc.gemm.gemm);
+  own.k *= static_cast<int64_t>(size_bytes(desc.gemm.a));
+  return own;
 }
 
 // The tiles of all groups, each over its share of the rows.
 Shape grouped_shape(const GroupedDesc& desc) {
-  if (desc.gemm.gemm != Gemm::kGradWeight) return gemm_shape(desc.gemm.shape, desc.gemm.gemm);
   const Shape group = group_shape(desc);
-  return {desc.layout.experts * group.m, group.n, group.k};
+  const bool of_rows = desc.gemm.gemm != Gemm::kGradWeight;
+  return {of_rows ? desc.gemm.shape.m : desc.layout.experts * group.m, group.n, group.k};
 }
 
 Result<GemmChoice> choose_grouped(const TuningTable* table, const GroupedDesc& desc, int sm_count) {

@@ -56,7 +56,7 @@ kernels::KGroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& c
 
 codegen::GemmSpec k_grouped_spec(const GemmDesc& desc, const GemmConfig& config) {
   codegen::GemmSpec spec = gemm_spec(desc, config);
-  if (spec.mn_major()) spec.fast = true;  // the tensor core has sums in fp32
+  if (!is_fp8(spec.a)) spec.fast = true;  // the tensor core has sums in fp32
   spec.groups = codegen::GemmGroups::kK;
   return spec;
 }
@@ -80,15 +80,15 @@ Status KGroupedGemm::run(const KGroupedCall& call, Stream stream) const {
   F8_TRY(current.status());
   const codegen::GemmSpec& spec = std::get<codegen::GemmSpec>(kernel_->spec);
   Shape own = own_shape(desc_);
-  if (spec.mn_major()) own.k = call.m;
+  if (spec.mn_major_a()) own.k = call.m;
   const int64_t ld_d = call.ld_d == 0 ? own.n : call.ld_d;
   GemmMaps maps;
-  F8_TRY(spec.mn_major() ? encode_mn_major_maps(state.driver, spec, own, desc_.layout.experts,
-                                                call.ld_a == 0 ? own.m : call.ld_a,
-                                                call.ld_b == 0 ? own.n : call.ld_b, ld_d, call.a,
-                                                call.b, call.d, maps)
-                         : encode_k_grouped_maps(state.driver, spec, own, desc_.layout.experts,
-                                                 ld_d, call.a, call.b, call.d, maps));
+  F8_TRY(spec.mn_major_a() ? encode_mn_major_maps(state.driver, spec, own, desc_.layout.experts,
+                                                  call.ld_a == 0 ? own.m : call.ld_a,
+                                                  call.ld_b == 0 ? own.n : call.ld_b, ld_d, call.a,
+                                                  call.b, call.d, maps)
+                           : encode_k_grouped_maps(state.driver, spec, own, desc_.layout.experts,
+                                                   ld_d, call.a, call.b, call.d, maps));
   kernels::KGroupedGemmArgs args = arguments(desc_, config_, own, call);
   const int64_t groups = std::min<int64_t>(desc_.layout.experts, desc_.layout.m_max);
   const int64_t tiles = groups * ceil_div(own.m, int64_t{config_.tile_m} * config_.cluster_m) *

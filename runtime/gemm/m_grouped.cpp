@@ -63,16 +63,19 @@ kernels::GroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& co
 codegen::GemmSpec m_grouped_spec(const GemmDesc& desc, const GemmConfig& config) {
   codegen::GemmSpec spec = gemm_spec(desc, config);
   spec.groups = codegen::GemmGroups::kM;
+  if (is_fp8(spec.a)) return spec;
+  spec.fast = true;  // the tensor core has sums in fp32
+  spec.mn_b = desc.gemm == Gemm::kGradInput;
   return spec;
 }
 
 Result<MGroupedGemm> MGroupedGemm::create(const std::shared_ptr<Context>& context,
                                           const GroupedDesc& desc, const GemmConfig& config) {
   F8_TRY(validate(desc.gemm));
-  if (desc.gemm.gemm == Gemm::kGradWeight || !is_fp8(desc.gemm.a)) {
+  if (desc.gemm.gemm == Gemm::kGradWeight || desc.gemm.a == Dtype::kF32) {
     return fail(ErrorCode::kUnsupported,
-                "gemm {} with operands in {}: groups of rows have fp8 operands, in output and "
-                "grad_input",
+                "gemm {} with operands in {}: groups of rows have operands in fp8, bf16 or f16, in "
+                "output and grad_input",
                 to_string(desc.gemm.gemm), to_string(desc.gemm.a));
   }
   const Kernel* kernel = F8_TRY(context->kernel(m_grouped_spec(desc.gemm, config)));
@@ -87,8 +90,14 @@ Status MGroupedGemm::run(const MGroupedCall& call, Stream stream) const {
   const Shape own = gemm_shape({call.m, desc_.gemm.shape.n, desc_.gemm.shape.k}, desc_.gemm.gemm);
   const codegen::GemmSpec& spec = std::get<codegen::GemmSpec>(kernel_->spec);
   GemmMaps maps;
-  F8_TRY(encode_grouped_maps(state.driver, spec, own, desc_.layout.experts,
-                             call.ld_d == 0 ? own.n : call.ld_d, call.a, call.b, call.d, maps));
+  const int64_t ld_d = call.ld_d == 0 ? own.n : call.ld_d;
+  F8_TRY(is_fp8(spec.a)
+             ? encode_grouped_maps(state.driver, spec, own, desc_.layout.experts, ld_d, call.a,
+                                   call.b, call.d, maps)
+             : encode_m_grouped_16_bit_maps(state.driver, spec, own, desc_.layout.experts,
+                                            call.ld_a == 0 ? own.k : call.ld_a,
+                                            call.ld_b == 0 ? desc_.gemm.shape.k : call.ld_b, ld_d,
+                                            call.a, call.b, call.d, maps));
   kernels::GroupedGemmArgs args = arguments(desc_, config_, own, call);
   const int64_t tiles = most_row_tiles(own.m, desc_.layout.experts, config_.tile_m) *
                         ceil_div(own.n, int64_t{config_.tile_n} * config_.cluster_n);

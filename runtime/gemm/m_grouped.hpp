@@ -5,7 +5,7 @@
 //   gemm          a                 b                       d
 //   output        x   [M][ldK]      w    [groups][N][ldK]   y  [M][N]
 //   grad_input    dy  [M][ldN]      w^T  [groups][K][ldN]   dx [M][K]
-// Rows of a and d behind the last group are neither read nor written, but where d's become zero.
+// Operands in bf16 and f16 are the tensors themselves, of which grad_input has w [groups][N][K] too. Rows of a and d behind the last group are neither read nor written, but where d's become zero.
 #pragma once
 
 #include "codegen/kernels/experts/group_args.cuh"
@@ -14,7 +14,7 @@
 namespace f8::runtime {
 
 // A GEMM over groups, of rows or of K (k_grouped.hpp): shape.m of `gemm` are the most rows of all groups.
-// Operands are fp8, and a tensor that has a scale is a group's part of an operand, or its matrix.
+// A tensor that has a scale is a group's part of an operand in fp8, or its matrix.
 struct GroupedDesc {
   GemmDesc gemm;
   kernels::GroupLayout layout;
@@ -37,6 +37,9 @@ struct MGroupedCall {
   int64_t m = 0;     // the rows of a
   int64_t ld_d = 0;  // elements, a multiple of 16 bytes; 0: dense
   int64_t scale_rows = 0;
+  // Of operands in bf16 and f16, which have no scales: the strides of their rows, likewise.
+  int64_t ld_a = 0;
+  int64_t ld_b = 0;
   bool zero_tail = false;
 };
 

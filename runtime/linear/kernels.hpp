@@ -24,6 +24,7 @@ struct Copies {
   std::optional<CastSetting> q;
   std::optional<CastSetting> qt;
 
+  [[nodiscard]] bool empty() const { return !q && !qt; }
   // Both are written by one fused cast with one tensor scale.
   [[nodiscard]] bool share_scale() const;
   // That scale is found in each cast.

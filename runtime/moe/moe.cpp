@@ -71,9 +71,8 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
       return fail(
           ErrorCode::kUnsupported,
           "recipe {}, GEMM {}: the MLP of experts has dynamic scales, as tensorwise, rowwise "
-          "and blockwise{}",
-          desc.recipe.name, to_string(gemm),
-          setting.is_fp8() || gemm == Gemm::kGradWeight ? "; two float8_experts have it" : "");
+          "and blockwise; two float8_experts have it",
+          desc.recipe.name, to_string(gemm));
     }
   }
   ExpertsDesc first = of_linear(desc, 2 * desc.hidden, desc.dim);

@@ -20,7 +20,9 @@ struct Config {
   // main loop
   static constexpr bool kShards = false;
   static constexpr bool kFast = false;
-  static constexpr bool kMnMajor = false;
+  static constexpr int kOperandBytes = 1;
+  static constexpr bool kMnMajorA = false;
+  static constexpr bool kMnMajorB = false;
   static constexpr int kMmaN = 128;
   static constexpr int kPromotionAccumulators = 2;
   static F8_DEVICE void mma(float (&d)[64], u64 a, u64 b, bool accumulate) {

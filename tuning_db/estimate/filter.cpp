@@ -30,10 +30,8 @@ std::string how_to_measure(const Recipe& recipe, std::span<const Shape> shapes,
 
 std::string more_of_experts(const Estimate& e, const Recipe& recipe, std::span<const Shape> shapes,
                             const Groups& groups) {
-  std::string text;
-  if (!e.rows.empty()) text = "; in bf16 each expert has a call of its own";
-  if (e.evidence != Evidence::kMeasured) text += "; " + how_to_measure(recipe, shapes, groups);
-  return text;
+  if (e.evidence == Evidence::kMeasured) return "";
+  return "; " + how_to_measure(recipe, shapes, groups);
 }
 
 namespace {

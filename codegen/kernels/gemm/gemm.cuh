@@ -1,5 +1,6 @@
 // The scaled GEMM d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b: fp8 operands; d is
-// bf16, fp16 or fp32. Over groups of K a and b may be bf16 or fp16, [k][m] and [k][n] without scales.
+// bf16, fp16 or fp32. Over groups a and b may be bf16 or fp16 without scales, each of them K-major, [m][k] and [n][k], or
+// MN-major, [k][m] and [k][n].
 // Optionally a bias is added, the result is added to what d held, and max |d|
 // is recorded. One launch computes one GEMM, or two, or with kGroup one for each group of the rows
 // of a, or of K.
@@ -24,8 +25,8 @@ namespace f8::kernels {
 
 // Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kSplitK, kWarpgroups,
 // kPingpong, kProblems, kGroup, kConsumerRegisters, kProducerRegisters; of the main loop kScale, kFast,
-// kMmaN, kPromotionAccumulators, kShards, kMnMajor, and mma(acc, desc_a, desc_b, accumulate), one wgmma of
-// 64 x kMmaN x 32; of the epilogue kFloatOutput, kHalfOutput, kBias, kAdd, kAmax, kPow2,
+// kMmaN, kPromotionAccumulators, kShards, kOperandBytes, kMnMajorA, kMnMajorB, and
+// mma(acc, desc_a, desc_b, accumulate), one wgmma of 64 x kMmaN x 32 bytes of k; of the epilogue kFloatOutput, kHalfOutput, kBias, kAdd, kAmax, kPow2,
 // kOutBuffers.
 template <class Config>
 struct Gemm {
@@ -87,7 +88,7 @@ struct Gemm {
       // A group's scales arrive while its MMAs run.
       float group_scales[2] = {};
       if constexpr (Config::kScale == Scale::kTensor && Config::kGroup != Group::kNone &&
-                    !Config::kMnMajor) {
+                    Config::kOperandBytes == 1) {
         group_scales[0] = load_global(schedule.inv_scale_a(tile));
         group_scales[1] = load_global(schedule.inv_scale_b(tile));
       }
@@ -97,7 +98,7 @@ struct Gemm {
       // An index would put both into local memory, whose loads wait behind the operands'.
       float tile_scale = scale[0];
       if constexpr (Config::kGroup != Group::kNone) tile_scale = group_scales[0] * group_scales[1];
-      if constexpr (Config::kMnMajor) tile_scale = 1.0F;
+      if constexpr (Config::kOperandBytes > 1) tile_scale = 1.0F;
       if (Config::kProblems > 1 && tile.problem > 0) tile_scale = scale[Config::kProblems - 1];
       if constexpr (Config::kSplitK == 1) {
         Epilogue::store_tile(sums, shared, maps, schedule, warpgroup, tile, tile_scale,

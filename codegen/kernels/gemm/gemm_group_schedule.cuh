@@ -42,7 +42,7 @@ struct GroupedSchedule : GemmSchedule<Config> {
     WorkTile tile;
     tile.problem = 0;
     tile.first_k_block = 0;
-    tile.k_blocks = (problem.k + kStageK - 1) / kStageK;
+    tile.k_blocks = (problem.k + Base::kBlockK - 1) / Base::kBlockK;
     u32 next[4] = {};
     const auto read_next = [&](u32 index) {
       if (index < tiles) {
@@ -92,10 +92,9 @@ struct GroupedSchedule : GemmSchedule<Config> {
   }
 };
 
-// That of a K-grouped GEMM: each group has all tiles of d, over its own columns of a and b (with kMnMajor
-// its own rows, from any row on). Groups come
-// by falling length, and every other wave of tiles goes back, so that the clusters' sums of lengths
-// stay close.
+// That of a K-grouped GEMM: each group has all tiles of d, over its own columns of a and b, or of
+// 16 bits its own rows, from any row on. Groups come by falling length, and every other wave of tiles goes
+// back, so that the clusters' sums of lengths stay close.
 template <class Config>
 struct KGroupedSchedule : GemmSchedule<Config> {
   using Base = GemmSchedule<Config>;
@@ -128,8 +127,8 @@ struct KGroupedSchedule : GemmSchedule<Config> {
       if (index >= tiles) return;
       group = load_global(words + layout.at_order() + index / tiles_of_group);
       length = load_global(words + layout.at_lengths() + group);
-      first_block =
-          load_global(words + (Config::kMnMajor ? layout.at_starts() : layout.at_blocks()) + group);
+      first_block = load_global(
+          words + (Config::kMnMajorA ? layout.at_starts() : layout.at_blocks()) + group);
     };
     WorkTile tile;
     tile.problem = 0;
@@ -141,7 +140,7 @@ struct KGroupedSchedule : GemmSchedule<Config> {
       this->place(tile, index % tiles_of_group);
       tile.group = static_cast<i32>(from_one_lane(group));
       tile.first_k_block = from_one_lane(first_block);
-      if constexpr (Config::kMnMajor) {
+      if constexpr (Config::kMnMajorA) {
         tile.k_blocks = from_one_lane((length + kMnBox - 1) / kMnBox);
         tile.last_of_k = from_one_lane(length) - (tile.k_blocks - 1) * kMnBox;
       } else {

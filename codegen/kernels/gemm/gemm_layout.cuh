@@ -18,8 +18,8 @@ namespace f8::kernels {
 
 inline constexpr i32 kScaleBytes2d = 16;  // a copy of one 128x128 scale: it has its neighbours
 inline constexpr i32 kOutRows = 64;       // of a box of d
-// Operands of 16 bits with kMnMajor: a stage has so many of k, in boxes of as many rows or columns of d,
-// each of them kMnBox lines of 128 bytes. A tile's boxes follow each other, in as many bytes as fp8 has.
+// A stage of an MN-major operand of 16 bits has so many of k, in boxes of as many rows or columns of d,
+// each of them kMnBox lines of 128 bytes. A tile's boxes follow each other, in as many bytes as K-major ones.
 inline constexpr i32 kMnBox = 64;
 inline constexpr i32 kMnBoxBytes = kMnBox * kStageK;
 inline constexpr i32 kBarrierBytes = 8;

@@ -76,13 +76,14 @@ struct GemmMainloop {
     }
   }
 
-  // Loads boxes of 64 columns of an operand of 16 bits, from row `k` on.
-  template <int kSharers, int kColumns>
+  // Loads boxes of 64 columns of an MN-major operand, from row `k` on.
+  template <int kSharers, int kColumns, class... Matrix>
   static F8_DEVICE void load_boxes(u32 smem, const TensorMap* map, u32 barrier, u16 mask,
-                                   i32 column, i32 k) {
+                                   i32 column, i32 k, Matrix... matrix) {
 #pragma unroll
     for (int box = 0; box < kColumns / kMnBox; ++box) {
-      load_part<kSharers>(smem + box * kMnBoxBytes, map, barrier, mask, column + box * kMnBox, k);
+      load_part<kSharers>(smem + box * kMnBoxBytes, map, barrier, mask, column + box * kMnBox, k,
+                          matrix...);
     }
   }
 
@@ -107,11 +108,11 @@ struct GemmMainloop {
       barrier_wait(shared.empty + 8 * pipeline.stage, pipeline.phase ^ 1);
       if (!elect_one()) continue;
       barrier_expect(full, Traits::kStageBytes + scales.bytes_a + scales.bytes_b);
-      const i32 k = static_cast<i32>(k_block * kStageK);
+      const i32 k = static_cast<i32>(k_block * Schedule::kBlockK);
       if constexpr (Config::kAdd) prefetch_d(maps, tile, schedule.rank_k, i);
       const u32 a = shared.a(pipeline.stage) + schedule.rank_n * kRowsA * kStageK;
       const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
-      if constexpr (Config::kMnMajor) {
+      if constexpr (Config::kMnMajorA) {  // over groups of K, and b likewise
         const i32 first = static_cast<i32>(tile.first_k_block + i * kMnBox);
         load_boxes<Config::kClusterN, kRowsA>(a, map_a, full, mask_a, row_a, first);
         const u32 part_b = schedule.rank_m * kRowsB;
@@ -132,7 +133,9 @@ struct GemmMainloop {
         k_b -= static_cast<i32>(shard * problem.shard_blocks * kStageK);
         row_b += static_cast<i32>(shard * problem.n);
       }
-      if constexpr (Config::kGroup == Group::kM) {
+      if constexpr (Config::kMnMajorB) {
+        load_boxes<Config::kClusterM, kRowsB>(b, map_b, full, mask_b, row_b, k_b, tile.group);
+      } else if constexpr (Config::kGroup == Group::kM) {
         load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b, tile.group);
       } else {
         load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b);
@@ -204,21 +207,24 @@ struct GemmMainloop {
 
   // Low words of the descriptors of a stage's tiles. One multiplication separates them from what
   // does not change, since the tensor core waits for them between two stages.
+  template <bool kMnMajor>
   static F8_DEVICE u32 descriptor_low(u32 smem) {
-    if constexpr (Config::kMnMajor) return wgmma_descriptor_low_mn(smem, kMnBoxBytes);
+    if constexpr (kMnMajor) return wgmma_descriptor_low_mn(smem, kMnBoxBytes);
     return wgmma_descriptor_low(smem);
   }
   static F8_DEVICE u32 descriptor_a(const Shared& shared, u32 stage, u32 warpgroup) {
-    return descriptor_low(shared.stages + Traits::first_row(warpgroup) * kStageK) +
+    return descriptor_low<Config::kMnMajorA>(shared.stages +
+                                             Traits::first_row(warpgroup) * kStageK) +
            stage * (Traits::kStageBytes >> 4);
   }
   static F8_DEVICE u32 descriptor_b(const Shared& shared, u32 stage) {
-    return descriptor_low(shared.stages + Traits::kStageBytesA) +
+    return descriptor_low<Config::kMnMajorB>(shared.stages + Traits::kStageBytesA) +
            stage * (Traits::kStageBytes >> 4);
   }
 
   // From the elements of an MMA to those of the next one in k: 32 bytes of a line, or 16 lines.
-  static constexpr u32 kNextMma = Config::kMnMajor ? 16 * 128 : 32;
+  static constexpr u32 kNextMmaA = Config::kMnMajorA ? 16 * 128 : 32;
+  static constexpr u32 kNextMmaB = Config::kMnMajorB ? 16 * 128 : 32;
 
   // The MMAs of one stage for MMA tile i of this warpgroup.
   static F8_DEVICE void multiply(MmaAccumulators& acc, u32 a, u32 b, int i, bool accumulate) {
@@ -226,8 +232,8 @@ struct GemmMainloop {
     b += (i % Traits::kMmaTilesN) * (Config::kMmaN * kStageK >> 4);
 #pragma unroll
     for (int k = 0; k < kStageK / 32; ++k) {
-      Config::mma(acc, wgmma_descriptor(a + k * (kNextMma >> 4)),
-                  wgmma_descriptor(b + k * (kNextMma >> 4)), accumulate || k > 0);
+      Config::mma(acc, wgmma_descriptor(a + k * (kNextMmaA >> 4)),
+                  wgmma_descriptor(b + k * (kNextMmaB >> 4)), accumulate || k > 0);
     }
   }
 
@@ -253,7 +259,7 @@ struct GemmMainloop {
     u32 previous = 0;
     for (u32 block = 0; block < k_blocks; ++block, pipeline.advance()) {
       barrier_wait(shared.full + 8 * pipeline.stage, pipeline.phase);
-      if constexpr (Config::kMnMajor) {
+      if constexpr (Config::kMnMajorA) {
         if (block + 1 == k_blocks && tile.last_of_k < kMnBox) {
           clear_lines(shared, pipeline.stage, warpgroup, tile.last_of_k);
         }

@@ -15,12 +15,12 @@ namespace f8::kernels {
 struct WorkTile {
   u32 problem;
   i32 row, column;    // the first ones of the tile in d
-  u32 first_k_block;  // of kStageK; with kMnMajor the first of k
+  u32 first_k_block;  // of a stage's k; of a group of K in 16 bits the first of k
   u32 k_blocks;
   i32 group;  // with groups alone
   // With groups of rows alone: the end of the group's, and where block scales of a have the first row.
   i32 end_row, scale_row;
-  u32 last_of_k;  // with kMnMajor alone: of the last block
+  u32 last_of_k;  // of a group of K in 16 bits alone: of the last block
 };
 
 // The place of a cluster tile among tiles_m x tiles_n, which go through raster groups of so many
@@ -43,6 +43,7 @@ struct GemmSchedule {
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kSplitK;
   static constexpr u32 kClusterTileM = Config::kTileM * Config::kClusterM;
   static constexpr u32 kClusterTileN = Config::kTileN * Config::kClusterN;
+  static constexpr u32 kBlockK = kStageK / Config::kOperandBytes;  // elements of k in a stage
 
   const GemmArgs& args;
   u32 cluster, clusters;
@@ -101,7 +102,7 @@ struct GemmSchedule {
     tile.row = static_cast<i32>((tile_m * Config::kClusterM + rank_m) * Config::kTileM);
     tile.column = static_cast<i32>((tile_n * Config::kClusterN + rank_n) * Config::kTileN);
     tile.first_k_block = 0;
-    tile.k_blocks = (problem.k + kStageK - 1) / kStageK;
+    tile.k_blocks = (problem.k + kBlockK - 1) / kBlockK;
     if constexpr (Config::kSplitK > 1) {
       // The CTAs get equal parts of K; what lies beyond it reads as zero.
       tile.k_blocks = (tile.k_blocks + Config::kSplitK - 1) / Config::kSplitK;

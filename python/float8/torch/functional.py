@@ -111,7 +111,8 @@ def grouped_mm(
     offs: int32 [E] on the device: the end of each expert's rows. Only the device reads them: no call
         waits, and a CUDA graph may be replayed with others. See check_routing for bad ones.
     bias, out_dtype: None, as there.
-    recipe: "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise", or a Recipe of dynamic scales.
+    recipe: "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise", a Recipe of dynamic scales, or
+        "bf16", which casts nothing and multiplies operands of bfloat16 or float16.
     recompute: False keeps the fp8 copy that backward reads of the weights, a byte an element; else backward
         casts them again, with the same bits.
     emulate, saturate: as for Float8Linear.

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from reference import same
+from reference import error, same
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import float8
 import float8.torch as f8
 
 Config = Callable[..., f8.LinearConfig]
@@ -94,7 +95,10 @@ def gradients(model: Any, batch: Tensor, call: Any = None) -> list[Tensor]:
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-_RUNS = [*((name, "rowwise") for name in MODELS), ("qwen", "tensorwise"), ("qwen", "blockwise")]
+_RUNS = [
+    *((name, "rowwise") for name in MODELS),
+    *(("qwen", recipe) for recipe in ("tensorwise", "blockwise", "bf16")),
+]
 
 
 @pytest.mark.parametrize(("name", "recipe"), _RUNS)
@@ -167,8 +171,9 @@ def test_a_conversion_that_was_not_asked_about_experts_says_so_once(config: Conf
 
 def test_gives_linears_and_experts_recipes_of_their_own(device: str, config: Config) -> None:
     model = made(qwen, device)
+    high = float8.Recipe.named("bf16").output
     with pytest.raises(ValueError, match="use one of tensorwise, rowwise"):
-        converted(model, config("bf16"))
+        converted(model, config(float8.Recipe(output=high)))
     assert not any(isinstance(each, f8.Float8Linear) for each in model.modules())
     f8.convert_to_float8_training(model, config=config("delayed"))
     converted(model, config("rowwise"), module_filter_fn=lambda *_: False)
@@ -177,6 +182,19 @@ def test_gives_linears_and_experts_recipes_of_their_own(device: str, config: Con
     f8.sync_float8_amax_and_scale_history(model)
     converted(model, config("blockwise"), module_filter_fn=lambda *_: False)
     assert [each.experts_recipe for each in experts_of(model).values()] == ["blockwise"] * 2
+
+
+def test_experts_in_bf16_cast_nothing(device: str, config: Config) -> None:
+    """Their gradients are those of the experts that they were, and no fp8 copy is kept."""
+    model = made(qwen, device)
+    batch = tokens(model)
+    exact = gradients(model, batch)
+    converted(model, config("bf16"), module_filter_fn=lambda *_: False)
+    for one, two in zip(gradients(model, batch), exact, strict=True):
+        assert error(one, two) < 0.02
+    f8.cache_weight_casts(model)
+    assert not any(each.weight_casts for each in experts_of(model).values())
+    assert error(gradients(model, batch)[0], exact[0]) < 0.01
 
 
 def test_keeps_the_state_dict_copies_and_pickles(device: str, config: Config) -> None:

@@ -59,12 +59,13 @@ def step(call: Any, tensors: Any, **options: Any) -> list[Tensor]:
     return [y.detach(), *(each.grad for each in leaves)]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise", "bf16"])
 def test_is_a_sum_of_dense_experts(device: str, options: dict[str, Any], recipe: str) -> None:
     tensors = operands(device)
     own = step(f8.functional.moe, tensors, recipe=recipe, **options)
     other = step(one_by_one, tensors, recipe=recipe, **options)
-    if device == "cpu":
+    # In bf16 the activation is PyTorch's, whose exponential function has other last bits.
+    if device == "cpu" and recipe != "bf16":
         assert torch.equal(own[0], other[0])
     # Autograd adds the gradients of x in another order, and rounds between.
     for one, two in zip(own, other, strict=True):

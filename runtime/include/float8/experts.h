@@ -77,8 +77,8 @@ typedef struct float8_experts_desc {
   int64_t k;            /* in_features, a multiple of 16 */
   int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t tensor_dtype; /* a float8_dtype, the type of x, w, y, dy and dx */
-  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: GEMMs in high precision, but for grad_weight of bf16
-   * and f16 tensors. Delayed scales are one each for x and for dy of all experts, and one for w of all. */
+  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: GEMMs in high precision of fp32 tensors. Delayed scales
+   * are one each for x and for dy of all experts, and one for w of all. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw */
@@ -107,7 +107,8 @@ typedef struct float8_experts_forward_args {
   float8_matrix x FLOAT8_DEFAULT({});
   /* [experts][n][k], without a gap between matrices; ld is the stride of each one's rows. With fp8
    * (expert_quantizer.h) its q is read and data is not; a forward that saves then takes
-   * desc.recompute_weight or desc.no_grad_input. fp8 is not for delayed scaling. */
+   * desc.recompute_weight or desc.no_grad_input. fp8 is not for delayed scaling, nor for a GEMM in high
+   * precision. */
   float8_matrix w FLOAT8_DEFAULT({});
   float8_result y FLOAT8_DEFAULT({}); /* [m][n]; accumulate is 0 */
   /* As float8_group_layout left it for this m; read. Its plan has the same m_max and experts. */
@@ -137,7 +138,8 @@ typedef struct float8_experts_backward_args {
   float8_buffer layout FLOAT8_DEFAULT({});    /* the forward's; read */
   float8_buffer saved FLOAT8_DEFAULT({});     /* as the forward left it; read */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */
-  /* With desc.recompute_weight, where dx is wanted: the forward's; else unread. Of fp8 its qt is read. */
+  /* With desc.recompute_weight, or grad_input in high precision, where dx is wanted: the forward's; else
+   * unread. Of fp8 its qt is read. */
   float8_matrix w FLOAT8_DEFAULT({});
   int32_t zero_tail FLOAT8_DEFAULT(0); /* as in the forward, of dx */
   int32_t reserved FLOAT8_DEFAULT(0);  /* 0 */

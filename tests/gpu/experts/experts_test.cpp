@@ -93,7 +93,8 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     ExpertsDesc desc;
     desc.shape = {std::max(routing.m, 1), n, k};
     desc.experts = static_cast<int64_t>(routing.ends.size());
-    desc.recipe = find_recipe(GetParam().recipe).value();
+    const std::string_view recipe = GetParam().recipe;
+    desc.recipe = recipe == "bf16" ? bf16_recipe() : find_recipe(recipe).value();
     desc.tensor_dtype = GetParam().tensor_dtype;
     desc.grad_weight_dtype = GetParam().grad_weight_dtype;
     desc.accumulate_grad_weight = GetParam().accumulate;
@@ -168,6 +169,7 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       BackwardCall backward{.m = m};
       backward.dy.data = groups.row(groups.dy, start, n);
       backward.x.data = forward.x.data;
+      backward.w.data = forward.w.data;
       backward.dx.data = groups.row(groups.dx_alone, start, k);
       backward.dw = {groups.dw_alone.as<uint8_t>() + e * (groups.dw_alone.bytes() / experts_count),
                      0, desc.accumulate_grad_weight};
@@ -189,11 +191,15 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
   }
 
   // Of two libraries, whose sums have other orders.
-  static void expect_close(const DeviceBuffer& together, const DeviceBuffer& alone, Dtype type,
-                           const std::string& name) {
+  static void expect_close(const DeviceBuffer& together, const DeviceBuffer& alone, size_t used,
+                           bool zero_tail, Dtype type, const std::string& name) {
     const auto found = together.download<uint8_t>(), expected = alone.download<uint8_t>();
+    const uint8_t tail = zero_tail ? 0 : kPoison;
+    EXPECT_TRUE(std::all_of(found.begin() + static_cast<std::ptrdiff_t>(used), found.end(),
+                            [&](uint8_t byte) { return byte == tail; }))
+        << name << ", zero_tail " << zero_tail;
     double error = 0, norm = 0;
-    for (size_t i = 0; i < found.size() / size_bytes(type); ++i) {
+    for (size_t i = 0; i < used / size_bytes(type); ++i) {
       const auto at = static_cast<int64_t>(i);
       const double value = load_element(expected.data(), at, type);
       error += std::pow(load_element(found.data(), at, type) - value, 2);
@@ -201,6 +207,19 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     }
     EXPECT_LE(std::sqrt(error), 4e-3 * std::sqrt(norm)) << name;
     EXPECT_TRUE(together.guards_are_whole()) << name;
+  }
+
+  // cuBLASLt computes a linear's GEMMs in high precision.
+  static void expect_alike(const ExpertsDesc& desc, Gemm gemm, const DeviceBuffer& together,
+                           const DeviceBuffer& alone, size_t used, bool zero_tail,
+                           const std::string& name) {
+    if (kEmulated || desc.recipe.at(gemm).is_fp8()) {
+      expect_equal(together, alone, used, zero_tail, name);
+    } else {
+      const bool of_weight = gemm == Gemm::kGradWeight;
+      expect_close(together, alone, used, zero_tail,
+                   of_weight ? desc.grad_weight_dtype : desc.tensor_dtype, name);
+    }
   }
 
   // What a step of an expert linear has beside its tensors.
@@ -240,10 +259,15 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
               .layout = {layout.as()},
               .saved = {saved.as()},
               .workspace = {workspace.as()},
-              .w = {GetParam().recompute_weight ? groups.w.as() : nullptr},
+              .w = {reads_weight() ? groups.w.as() : nullptr},
               .zero_tail = zero_tail,
               .scales = scales.slots(),
               .x = {groups.x.as()}};
+    }
+
+    [[nodiscard]] bool reads_weight() const {
+      return experts.desc().recompute_weight ||
+             !experts.desc().recipe.at(Gemm::kGradInput).is_fp8();
     }
 
     const Experts& experts;
@@ -276,15 +300,12 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
       F8_ASSERT_OK((*experts)->backward(buffers.backward(groups, routing.m, zero_tail), nullptr));
       const bool zeroed = zero_tail && routing.m > 0;
       const size_t used = static_cast<size_t>(routing.ends.back()) * groups.element_bytes;
-      expect_equal(groups.y, groups.y_alone, used * static_cast<size_t>(n), zeroed,
-                   routing.name + ", y");
-      expect_equal(groups.dx, groups.dx_alone, used * static_cast<size_t>(k), zeroed,
-                   routing.name + ", dx");
-      if (kEmulated || desc.recipe.at(Gemm::kGradWeight).is_fp8()) {
-        expect_equal(groups.dw, groups.dw_alone, groups.dw.bytes(), false, routing.name + ", dw");
-      } else {
-        expect_close(groups.dw, groups.dw_alone, desc.grad_weight_dtype, routing.name + ", dw");
-      }
+      expect_alike(desc, Gemm::kOutput, groups.y, groups.y_alone, used * static_cast<size_t>(n),
+                   zeroed, routing.name + ", y");
+      expect_alike(desc, Gemm::kGradInput, groups.dx, groups.dx_alone,
+                   used * static_cast<size_t>(k), zeroed, routing.name + ", dx");
+      expect_alike(desc, Gemm::kGradWeight, groups.dw, groups.dw_alone, groups.dw.bytes(), false,
+                   routing.name + ", dw");
       EXPECT_TRUE(buffers.saved.guards_are_whole() && buffers.workspace.guards_are_whole())
           << routing.name;
       EXPECT_EQ(buffers.scales.words(), recorded) << routing.name << ", amaxes";
@@ -305,6 +326,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ExpertsCase{"blockwise", Dtype::kF16, Dtype::kF32, true},
                       ExpertsCase{"rowwise_with_gw_hp"},
                       ExpertsCase{"rowwise_with_gw_hp", Dtype::kF16, Dtype::kF32, true, true},
+                      ExpertsCase{"bf16"}, ExpertsCase{"bf16", Dtype::kF16, Dtype::kF32, true},
                       ExpertsCase{"delayed"},
                       ExpertsCase{"delayed", Dtype::kF32, Dtype::kF32, true, true}),
     [](const auto& suite) {

@@ -73,6 +73,7 @@ TEST(Emit, GoldenStubs) {
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
            "gemm_m/e4m3.e4m3.bf16/axis/fast/64x64s8c1x2w1",
            "gemm_k/e5m2.e4m3.f32/tensor/precise/128x128s5c1x1w2/+add",
+           "gemm_m/bf16.bf16.bf16/tensor/fast/64x64s8c1x1w1/+mn_b",
        }) {
     std::string name = key;
     std::ranges::replace(name, '/', '_');
@@ -320,6 +321,17 @@ std::set<std::string> tunable_kernels() {
          {"tensor/precise/128x128s5c1x2w2/+add", "axis/fast/128x128s5c1x1w2p",
           "block1x128/precise/128x128s5c1x1w2", "block1x128/precise/128x256s3c2x1w2/+add"}) {
       keys.insert(std::string("gemm_k/") + types + "/" + rest);
+    }
+  }
+  // Operands of 16 bits, of groups alone.
+  for (const Dtype d : {Dtype::kBf16, Dtype::kF32}) {
+    for (const bool mn_b : {false, true}) {
+      GemmSpec spec{
+          .a = Dtype::kBf16, .b = Dtype::kBf16, .d = d, .mn_b = mn_b, .groups = GemmGroups::kM};
+      for (const GemmConfig& config : gemm_candidates(spec)) {
+        spec.config = config;
+        keys.insert(key(KernelSpec(spec)));
+      }
     }
   }
   return keys;

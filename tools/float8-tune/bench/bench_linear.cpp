@@ -36,8 +36,6 @@ constexpr std::array<std::string_view, 21> kLinearColumns = {"problem",
                                                              "untuned_lo",
                                                              "untuned_hi"};
 
-constexpr const char* kBf16OfExperts = "cuBLASLt, one call for each expert";
-
 Json to_json(const tuner::LinearBench& bench) {
   const Shape shape = bench.problem.shape();
   Json row = {{"m", shape.m},
@@ -53,8 +51,7 @@ Json to_json(const tuner::LinearBench& bench) {
   row["state"] = tuning_db::to_string(bench.float8.state);
   if (!bench.float8.reason.empty()) row["reason"] = bench.float8.reason;
   row["fp8_kernels"] = tuner::choices_text(bench.choices);
-  const bool experts = is_grouped(bench.problem.op);
-  row["bf16_kernels"] = experts ? kBf16OfExperts : tuner::choices_text(bench.bf16_choices);
+  row["bf16_kernels"] = tuner::choices_text(bench.bf16_choices);
   if (!bench.bf16.timing) row["bf16_reason"] = bench.bf16.reason;
   if (bench.linears > 0) {
     row["linears_searched"] = bench.linears;
@@ -100,7 +97,8 @@ std::string text_of(const tuner::LinearBench& bench, bool casts, bool color) {
   if (!bench.bf16.timing) {
     text += f8::format("bf16 not measured: {}\n", bench.bf16.reason);
   } else if (is_grouped(bench.problem.op)) {
-    text += f8::format("bf16 is {}: there is no grouped GEMM in bf16\n", kBf16OfExperts);
+    text += f8::format("bf16 is {}, where cublaslt is a call for each expert\n",
+                       tuner::choices_text(bench.bf16_choices));
   }
   if (bench.linears > 0) {
     text += f8::format("the fastest of {} linears; that of the fastest kernels takes {:.3f}x\n",
@@ -141,7 +139,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
       ratio ? csv_number(ratio->hi) : "",
       std::string(tuning_db::to_string(bench.float8.state)),
       tuner::choices_text(bench.choices),
-      is_grouped(bench.problem.op) ? kBf16OfExperts : tuner::choices_text(bench.bf16_choices),
+      tuner::choices_text(bench.bf16_choices),
       std::to_string(bench.linears),
       untuned ? csv_number(untuned->ratio) : "",
       untuned ? csv_number(untuned->ci.lo) : "",

@@ -171,11 +171,19 @@ Result<runtime::ExpertsDesc> experts_desc(const Problem& problem) {
   return desc;
 }
 
-Result<runtime::GroupedDesc> grouped_desc(const Problem& problem) {
+static Result<runtime::GroupedDesc> grouped_desc(const Problem& problem, bool bf16) {
   const int64_t experts = problem.groups().experts;
   return runtime::GroupedDesc{
-      .gemm = F8_TRY(gemm_desc(problem, false)),
+      .gemm = F8_TRY(gemm_desc(problem, bf16)),
       .layout = F8_TRY(runtime::group_layout_of(problem.shape().m, experts))};
+}
+
+Result<runtime::GroupedDesc> grouped_desc(const Problem& problem) {
+  return grouped_desc(problem, false);
+}
+
+Result<runtime::GroupedDesc> grouped_bf16_desc(const Problem& problem) {
+  return grouped_desc(problem, true);
 }
 
 Result<codegen::GemmSpec> gemm_spec(const Problem& problem, const Epilogue& epilogue) {

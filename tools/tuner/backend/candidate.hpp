@@ -9,7 +9,8 @@
 //         | "bf16_cublaslt"         cuBLASLt in bf16; of a grouped GEMM, a call for each group
 //         | "float8"                a linear or an expert linear, forward and backward
 //         | "float8_reused"         the same with fp8 copies of the weight that exist already
-//         | "bf16"                  a linear of three bf16 GEMMs, the baseline
+//         | "bf16"                  a linear of three bf16 GEMMs, the baseline; of experts each is a
+//                                   generated grouped GEMM or, by cuBLASLt, a call for each group
 //         | "cast_list"             all weights of a list cast in few launches
 //         | "cast_each"             the same weights cast one after the other
 //         | "copy"                  a copy on the device
@@ -83,6 +84,8 @@ using LinearChoices = std::array<runtime::GemmChoice, 3>;  // indexed by Gemm
 [[nodiscard]] Result<runtime::ExpertsDesc> experts_desc(const Problem& problem);
 // The grouped GEMM that a problem is.
 [[nodiscard]] Result<runtime::GroupedDesc> grouped_desc(const Problem& problem);
+// The same in bf16, of the baseline.
+[[nodiscard]] Result<runtime::GroupedDesc> grouped_bf16_desc(const Problem& problem);
 // The kernel family that a problem needs; its config is not set.
 [[nodiscard]] Result<codegen::GemmSpec> gemm_spec(const Problem& problem,
                                                   const Epilogue& epilogue = {});

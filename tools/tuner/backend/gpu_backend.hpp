@@ -155,6 +155,8 @@ class GpuBackend final : public Backend {
   };
   [[nodiscard]] ExpertsCalls experts_calls(const float8_scale_slots& slots) const;
   [[nodiscard]] Result<Built> add_experts(const Candidate& candidate);
+  [[nodiscard]] Result<std::vector<std::vector<runtime::Step>>> grouped_bf16(
+      const LinearChoices& choices);
   [[nodiscard]] Result<Built> add_bf16(const Candidate& candidate);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
   [[nodiscard]] Status lay_out_weights(const Recipe& recipe,

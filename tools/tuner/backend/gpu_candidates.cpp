@@ -260,6 +260,7 @@ GpuBackend::ExpertsCalls GpuBackend::experts_calls(const float8_scale_slots& slo
                               .layout = routing_->call.layout,
                               .saved = {mutable_pointer(set.saved)},
                               .workspace = {mutable_pointer(set.workspace)},
+                              .w = {set.w.data},
                               .scales = slots,
                               .x = {set.x.data}});
   }
@@ -336,15 +337,48 @@ Result<Built> GpuBackend::add_experts(const Candidate& candidate) {
   return built;
 }
 
-// The baseline: the GEMMs of a linear or, of experts, of each group that has rows, one after the other.
-// Where a group has none, its gradient becomes zero.
+// The launches of the grouped GEMMs of a baseline, which follow the layout of the routing, by operand set;
+// none of a GEMM that is a call for each group.
+Result<std::vector<std::vector<runtime::Step>>> GpuBackend::grouped_bf16(
+    const LinearChoices& choices) {
+  std::vector<std::vector<runtime::Step>> all(linear_sets_.size());
+  const auto is_grouped_gemm = [&](const runtime::Step& step) {
+    return std::ranges::any_of(kGemms, [&](Gemm gemm) {
+      return choices[static_cast<size_t>(gemm)].provider == Provider::kGenerated &&
+             step.name == f8::format("gemm {}", to_string(gemm));
+    });
+  };
+  runtime::ExpertsDesc desc = F8_TRY(experts_desc(problem_));
+  desc.recipe = bf16_recipe();
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (choices[i].provider == Provider::kGenerated) desc.configs[i] = choices[i].config;
+  }
+  const auto experts = F8_TRY(runtime::Experts::plan(context_, desc));
+  const auto [forward, backward] = experts_calls({});
+  for (size_t set = 0; set < all.size(); ++set) {
+    std::vector<runtime::Step> steps = steps_of(*experts, forward[set], backward[set]);
+    std::erase_if(steps, [&](const runtime::Step& step) { return !is_grouped_gemm(step); });
+    if (steps.empty()) continue;
+    all[set].push_back({"layout", [this, experts](runtime::Stream stream) {
+                          return routing_->plan.run(routing_->call, stream);
+                        }});
+    std::ranges::move(steps, std::back_inserter(all[set]));
+  }
+  return all;
+}
+
+// The baseline: the GEMMs of a linear or, of experts, grouped ones and those of each group that has rows,
+// one after the other. Where a group has none, its gradient becomes zero.
 Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
   const auto [m, n, k] = problem_.shape();
   LinearChoices choices;
   for (auto& choice : choices) choice.provider = Provider::kCublasLt;
-  if (!candidate.config.empty() && problem_.op == Op::kLinear) {
+  if (!candidate.config.empty() && !is_gemm(problem_.op)) {
     choices = F8_TRY(parse_choices(candidate.config));
   }
+  const bool whole_experts = is_grouped(problem_.op) && !is_gemm(problem_.op);
+  std::vector<std::vector<runtime::Step>> grouped(linear_sets_.size());
+  if (whole_experts) grouped = F8_TRY(grouped_bf16(choices));
   std::map<std::pair<Gemm, int64_t>, runtime::GemmPlanPtr> plans;  // by rows
   size_t workspace_bytes = 0;
   const auto plan_of = [&](Gemm gemm, int64_t rows) -> Result<runtime::GemmPlanPtr> {
@@ -370,6 +404,9 @@ Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
   std::vector<One> all;
   for (const Gemm gemm : kGemms) {
     if (is_gemm(problem_.op) && to_gemm(problem_.op) != gemm) continue;
+    if (whole_experts && choices[static_cast<size_t>(gemm)].provider == Provider::kGenerated) {
+      continue;
+    }
     int64_t first = 0;
     for (size_t e = 0; e < group_rows_.size(); first += group_rows_[e++]) {
       const int64_t rows = group_rows_[e];
@@ -400,12 +437,15 @@ Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
                                                               : row(set.dw, one.weight, k));
       calls.push_back(call);
     }
-    timed.launch.emplace_back([all, calls, workspace](runtime::Stream stream) -> Status {
-      for (size_t i = 0; i < all.size(); ++i) {
-        F8_TRY(all[i].plan->run(calls[i], workspace, stream));
-      }
-      return {};
-    });
+    timed.launch.emplace_back(
+        [all, calls, workspace,
+         steps = std::move(grouped[timed.launch.size()])](runtime::Stream stream) -> Status {
+          for (const runtime::Step& step : steps) F8_TRY(step.launch(stream));
+          for (size_t i = 0; i < all.size(); ++i) {
+            F8_TRY(all[i].plan->run(calls[i], workspace, stream));
+          }
+          return {};
+        });
   }
   timed_.push_back(std::move(timed));
   return Built{.id = static_cast<int>(timed_.size()) - 1};

@@ -386,36 +386,54 @@ Status Bench::search_kernels(LinearBench& bench) {
         F8_TRY(shortlist(gemm, is_grouped(gemm.op) || recipe.at(g).is_fp8()));
   }
   progress_(f8::format("timing linears of the best kernels for {}", problem.key()));
-  const auto measure =
-      [this](const InterleavedGroup& group) -> Result<std::vector<tuning_db::TrialResult>> {
-    std::vector<tuning_db::TrialResult> results;
-    for (CandidateOutcome& outcome : F8_TRY(measurer_.run(group))) {
-      results.push_back(std::move(outcome.result));
-    }
-    return results;
-  };
   const LinearSearch search =
       F8_TRY(search_linear(final_group(problem, 2 * options_.final_s), shortlists, options_.linears,
-                           measure, linear_impl()));
+                           results_of(), linear_impl()));
   bench.choices = search.choices;
   bench.linears = search.timed;
   bench.over_first = search.over_first;
   return {};
 }
 
-Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_copy) {
+MeasureGroup Bench::results_of() {
+  return [this](const InterleavedGroup& group) -> Result<std::vector<tuning_db::TrialResult>> {
+    std::vector<tuning_db::TrialResult> results;
+    for (CandidateOutcome& outcome : F8_TRY(measurer_.run(group))) {
+      results.push_back(std::move(outcome.result));
+    }
+    return results;
+  };
+}
+
+// The kernels of the linear in bf16.
+Result<LinearChoices> Bench::baseline_of(const Problem& problem) {
+  if (is_grouped(problem.op)) {
+    const auto table = backend_.context()->table();
+    const ExpertBaseline baseline =
+        F8_TRY(expert_baseline(problem, backend_.device(), table ? *table : TuningTable{}));
+    for (const codegen::KernelSpec& spec : baseline.specs) compiler_.want(spec);
+    for (const codegen::KernelSpec& spec : baseline.specs) (void)compiler_.wait(spec);
+    progress_(f8::format("looking for the bf16 baseline of {}", problem.key()));
+    return search_expert_baseline(baseline, final_group(problem, 2 * options_.final_s),
+                                  options_.linears, results_of());
+  }
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  LinearBench bench{.problem = problem};
+  LinearChoices choices;
   for (const Gemm g : kGemms) {
-    runtime::GemmChoice& choice = bench.bf16_choices[static_cast<size_t>(g)];
+    runtime::GemmChoice& choice = choices[static_cast<size_t>(g)];
     choice.provider = Provider::kCublasLt;
-    if (is_grouped(problem.op)) continue;  // each group's is what a plan takes
     const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape()));
     const Screened bf16 = F8_TRY(screen_bf16(gemm));
     if (const auto ranked = bf16.ranked(Impl::kBf16CublasLt); !ranked.empty()) {
       choice = F8_TRY(to_choice(bf16.candidates[ranked.front()]));
     }
   }
+  return choices;
+}
+
+Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_copy) {
+  LinearBench bench{.problem = problem};
+  bench.bf16_choices = F8_TRY(baseline_of(problem));
   bench.untuned_choices = bench.choices = F8_TRY(planned_choices(problem));
   if (tune) F8_TRY(search_kernels(bench));
   progress_(f8::format("timing {} against bf16", problem.key()));

@@ -171,6 +171,8 @@ class Bench {
   }
   [[nodiscard]] Result<KernelShortlist> shortlist(const Problem& gemm, bool is_fp8);
   [[nodiscard]] Result<LinearChoices> planned_choices(const Problem& problem);
+  [[nodiscard]] MeasureGroup results_of();  // measures a group here
+  [[nodiscard]] Result<LinearChoices> baseline_of(const Problem& problem);
   [[nodiscard]] Status search_kernels(LinearBench& bench);
   [[nodiscard]] Result<std::vector<KernelShare>> shares(int candidate);
   [[nodiscard]] Result<double> copy_gb_per_s();

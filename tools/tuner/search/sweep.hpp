@@ -141,6 +141,9 @@ class Sweep {
   [[nodiscard]] std::vector<TimedKernel> timed_kernels(const PlannedGemm& gemm, bool bf16) const;
   [[nodiscard]] Result<LinearSearch> search(const PlannedLinear& linear,
                                             const LinearKernels& kernels);
+  [[nodiscard]] Result<LinearChoices> search_baseline(const PlannedLinear& linear);
+  // A group of linears; its candidates and when it stops are to be set.
+  [[nodiscard]] InterleavedGroup group_of(const PlannedLinear& linear);
   [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure_pair(InterleavedGroup group);
 
   tuning_db::Database& db_;

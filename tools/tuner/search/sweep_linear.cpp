@@ -66,17 +66,34 @@ Result<Sweep::LinearKernels> Sweep::kernels_of(const PlannedLinear& linear) cons
   return kernels;
 }
 
+InterleavedGroup Sweep::group_of(const PlannedLinear& linear) {
+  return {.problem = linear.problem,
+          .candidates = {},
+          .purpose = {},
+          .batch_us = request_.options.linear_batch_us,
+          .stop = {},
+          .warm_s = request_.options.warm_s,
+          .seed = next_seed(),
+          .conditions = request_.options.conditions};
+}
+
 Result<LinearSearch> Sweep::search(const PlannedLinear& linear, const LinearKernels& kernels) {
-  return search_linear({.problem = linear.problem,
-                        .candidates = {},
-                        .purpose = {},
-                        .batch_us = request_.options.linear_batch_us,
-                        .stop = {},
-                        .warm_s = request_.options.warm_s,
-                        .seed = next_seed(),
-                        .conditions = request_.options.conditions},
-                       kernels.shortlists, request_.options.linear_search(),
+  return search_linear(group_of(linear), kernels.shortlists, request_.options.linear_search(),
                        [this](const InterleavedGroup& group) { return measure(group); });
+}
+
+Result<LinearChoices> Sweep::search_baseline(const PlannedLinear& linear) {
+  for (const codegen::KernelSpec& spec : linear.baseline->specs) compiler_.want(spec);
+  for (const codegen::KernelSpec& spec : linear.baseline->specs) {
+    // A kernel that does not compile says so again when it is added.
+    const auto cubin = compiler_.wait(spec, [this] { return tick(); });
+    if (!cubin && cubin.error().code == ErrorCode::kInterrupted) {
+      return std::unexpected(cubin.error());
+    }
+  }
+  return search_expert_baseline(*linear.baseline, group_of(linear),
+                                request_.options.linear_search(),
+                                [this](const InterleavedGroup& group) { return measure(group); });
 }
 
 // Measures a noisy group again, each time twice as long.
@@ -100,7 +117,7 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
   for (const tuning_db::PendingTrial* trial : pending) {
     (trial->key.candidate.impl == tuning_db::Impl::kFloat8 ? float8 : bf16) = trial;
   }
-  const LinearKernels kernels = F8_TRY(kernels_of(linear));
+  LinearKernels kernels = F8_TRY(kernels_of(linear));
   const bool complete = kernels.missing.empty();
   progress_.doing = linear.problem.key();
   (void)tick();
@@ -108,18 +125,13 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
   if (bf16 != nullptr) F8_TRY(db_.start_trial(*bf16));
 
   const SweepOptions& options = request_.options;
+  if (linear.baseline) kernels.bf16 = F8_TRY(search_baseline(linear));
   LinearSearch found;
-  InterleavedGroup group{.problem = linear.problem,
-                         .candidates = {},
-                         .purpose = {},
-                         .batch_us = options.linear_batch_us,
-                         .stop = {.target = options.max_ci,
-                                  .min_s = options.linear_min_ms / 1e3,
-                                  .max_s = options.linear_max_ms / 1e3,
-                                  .min_blocks = 6},
-                         .warm_s = options.warm_s,
-                         .seed = 0,
-                         .conditions = options.conditions};
+  InterleavedGroup group = group_of(linear);
+  group.stop = {.target = options.max_ci,
+                .min_s = options.linear_min_ms / 1e3,
+                .max_s = options.linear_max_ms / 1e3,
+                .min_blocks = 6};
   if (complete) {
     found = F8_TRY(search(linear, kernels));
     group.candidates.push_back({.impl = Impl::kFloat8, .config = choices_text(found.choices)});

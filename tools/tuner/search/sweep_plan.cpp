@@ -54,7 +54,10 @@ class Planner {
       for (const bool bf16 : {false, true}) linear.predicted_s += gemm_s(gemm, bf16);
     }
     for (const Impl impl : {Impl::kFloat8, Impl::kBf16}) add_trial(linear.problem, {impl}, "");
-    linear.predicted_s += linear_s(shape);
+    if (is_grouped(linear.problem.op)) {
+      linear.baseline = F8_TRY(expert_baseline(linear.problem, device_, request_.prior));
+    }
+    linear.predicted_s += linear_s(shape, linear.baseline.has_value());
     plan_.predicted_s += linear.predicted_s;
     plan_.linears.push_back(std::move(linear));
     return {};
@@ -129,13 +132,14 @@ class Planner {
                (std::max(options_.final_ms / 1e3, 10 * one_s) + kCandidateS);
   }
 
-  double linear_s(Shape shape) const {
+  // `twice`: the baseline is looked for too.
+  double linear_s(Shape shape, bool twice) const {
     const double pair_s =
         (profile_.linear_ns(shape, true) + profile_.linear_ns(shape, false)) / 1e9;
     double all_s = std::max(2 * options_.linear_min_ms / 1e3, 12 * pair_s) + 3 * pair_s + 0.05;
     if (options_.linears > 1) {  // the two rungs of whole linears
-      all_s +=
-          (options_.linears + 6) * (std::max(options_.linear_ms / 1e3, 2 * pair_s) + kCandidateS);
+      all_s += (twice ? 2 : 1) * (options_.linears + 6) *
+               (std::max(options_.linear_ms / 1e3, 2 * pair_s) + kCandidateS);
     }
     return all_s;
   }

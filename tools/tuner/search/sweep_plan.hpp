@@ -6,14 +6,13 @@
 
 #include <array>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "tools/tuner/measure/interleaved_group.hpp"
-#include "tools/tuner/search/gemm_candidates.hpp"
-#include "tools/tuner/search/linear_search.hpp"
+#include "tools/tuner/search/expert_baseline.hpp"
 
 namespace f8::tuner {
 
@@ -85,8 +84,9 @@ struct PlannedGemm {
 
 struct PlannedLinear {
   Problem problem;
-  std::array<PlannedGemm, 3> gemms;  // indexed by Gemm
-  double predicted_s = 0;            // of measuring all of it
+  std::array<PlannedGemm, 3> gemms;        // indexed by Gemm
+  std::optional<ExpertBaseline> baseline;  // of experts
+  double predicted_s = 0;                  // of measuring all of it
 };
 
 struct SweepPlan {

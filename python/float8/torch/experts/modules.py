@@ -36,6 +36,7 @@ class Float8Experts(nn.Module):
     kind: ClassVar[type[Float8Experts]]  # which of the classes below
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
+    in_fp8: bool = True  # forward reads the weights in fp8
     expert_linears: Sequence[ExpertLinear] = ()  # with delayed scaling, one for each weight
     weight_casts: Mapping[str, ExpertCast] = MappingProxyType({})  # of cache_weight_casts
     expert_weights: Mapping[str, ExpertLinear] = MappingProxyType(

@@ -171,7 +171,8 @@ def _fake_score_gradient(
 
 class ExpertsFunction(torch.autograd.Function):
     """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x (or x, where grad_weight
-    is in high precision), and of the weights where the config does not recompute these."""
+    is in high precision), and of the weights where the config does not recompute these (or the weights, where
+    grad_input is)."""
 
     @staticmethod
     def forward(
@@ -186,7 +187,7 @@ class ExpertsFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         q, qt = ((), (None, None)) if kept is None else (kept[:2], kept[2:])
         y, saved = experts_forward(x, weight, layout, config, True, scales, scale_layout, *q)
-        again = config & recipes.RECOMPUTE and ctx.needs_input_grad[0] and kept is None
+        again = config & recipes.READS_WEIGHT and ctx.needs_input_grad[0] and kept is None
         rows = x if config & recipes.READS_X and ctx.needs_input_grad[1] else None
         ctx.save_for_backward(saved, layout, weight if again else None, rows, scales, *qt)
         ctx.scale_layout = scale_layout

@@ -7,7 +7,7 @@ import functools
 from float8 import recipes
 from float8.recipes import Granularity, Recipe, Scaling
 
-NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "bf16")
 
 
 def check_recipe(recipe: Recipe, keeps_state: bool = False) -> None:
@@ -23,8 +23,9 @@ def _obstacle(recipe: Recipe, keeps_state: bool) -> str | None:
     casts = [cast for _, gemm in recipe.gemms() for cast in (gemm.a, gemm.b)]
     if any(cast.scaling == Scaling.DELAYED for cast in casts) and not keeps_state:
         return "has delayed scaling, whose state only experts that a conversion made have"
-    if not all(cast.fp8 for cast in casts[:4]):
-        return "computes output or grad_input in high precision, which experts do not have"
+    in_fp8 = [gemm.a.fp8 for _, gemm in recipe.gemms()]
+    if in_fp8 not in ([True, True, True], [True, True, False], [False, False, False]):
+        return "has some GEMMs in high precision: experts have grad_weight alone, or all three"
     for name, gemm in recipe.gemms():
         own, other = Granularity.BLOCK_128X128, Granularity.BLOCK_1X128
         if name == "grad_weight":

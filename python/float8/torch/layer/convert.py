@@ -164,8 +164,7 @@ def convert_to_float8_training(
         are arguments of `float8.filter_layers` too.
     experts: True lets the experts of transformers and torchtitan compute in fp8 too (docs/experts.md), or
         a function that is called with a module of experts and its name decides. They have config's
-        recipe, which is not "bf16" then (ValueError), and its emulate, saturate and
-        enable_fsdp_float8_all_gather; module_filter_fn does not ask for them. With tokens, the measurements
+        recipe, and its emulate, saturate and enable_fsdp_float8_all_gather; module_filter_fn does not ask for them. With tokens, the measurements
         decide for each module of them as for a linear. None leaves them, as False does, and warns.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of

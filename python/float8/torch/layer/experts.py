@@ -169,6 +169,7 @@ def convert_experts(chosen: list[Chosen]) -> None:
         own.weight_casts = {}
         own.experts_config = each.config
         own.experts_recipe = each.recipe.name or "custom"
+        own.in_fp8 = each.recipe.output.b.fp8
 
 
 def _resembles(module: nn.Module) -> bool:

@@ -177,7 +177,7 @@ def _of_experts(module: nn.Module) -> list[tuple[str, Float8Experts]]:
     found = []
     left: dict[str, list[str]] = {}
     for name, each in module.named_modules():
-        if not isinstance(each, Float8Experts) or each.expert_weights:
+        if not isinstance(each, Float8Experts) or each.expert_weights or not each.in_fp8:
             continue
         why = None
         if each.expert_linears:

@@ -104,13 +104,13 @@ class ExpertsAbi : public GroupLayoutAbi {
 };
 
 TEST_F(ExpertsAbi, RefusesDescriptions) {
-  EXPECT_EQ(plan_experts(desc("bf16")), nullptr);
-  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("recipe bf16, GEMM output, bf16 tensors: expert linears have no GEMM in high"));
-  float8_experts_desc of_f32 = desc("rowwise_with_gw_hp");
-  of_f32.tensor_dtype = FLOAT8_F32;
-  EXPECT_EQ(plan_experts(of_f32), nullptr);
-  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
+  for (const char* recipe : {"bf16", "rowwise_with_gw_hp"}) {
+    float8_experts_desc of_f32 = desc(recipe);
+    of_f32.tensor_dtype = FLOAT8_F32;
+    EXPECT_EQ(plan_experts(of_f32), nullptr);
+    EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
+    EXPECT_TRUE(says("f32 tensors: expert linears multiply tensors of bf16 and f16"));
+  }
   float8_experts_desc bad = desc("rowwise");
   bad.k = 81;
   EXPECT_EQ(plan_experts(bad), nullptr);
@@ -329,6 +329,44 @@ TEST_F(ExpertsAbi, GradWeightInHighPrecisionReadsX) {
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("x.data is NULL, and recipe rowwise_with_gw_hp has grad_weight in high"));
   backward.x.data = x.get();
+  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK) << float8_last_error();
+  float8_experts_destroy(experts);
+  float8_group_layout_plan_destroy(layouts);
+}
+
+// GEMMs in high precision read x and w again, and save nothing; there is no weight in fp8.
+TEST_F(ExpertsAbi, HighPrecisionReadsTheTensors) {
+  float8_experts* const experts = plan_experts(desc("bf16"));
+  ASSERT_NE(experts, nullptr) << float8_last_error();
+  EXPECT_EQ(float8_experts_saved_bytes(experts), 0U);
+  float8_group_layout_plan* layouts = plan(kM, 2);
+  const Memory dy = random_bf16(kM * kN, 3), x = random_bf16(kM * kK, 1);
+  const Memory w = random_bf16(2 * kN * kK, 2), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
+  const Memory layout = memory(float8_group_layout_bytes(layouts));
+  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
+  const std::vector<int32_t> offsets = {40, 65};
+  const float8_group_layout_args routing{
+      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
+  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
+  float8_experts_forward_args forward{.m = kM,
+                                      .x = {x.get()},
+                                      .w = {w.get()},
+                                      .y = {y.get()},
+                                      .layout = {layout.get()},
+                                      .workspace = {workspace.get()}};
+  EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+  float8_tensor in_fp8{};
+  forward.w.fp8 = &in_fp8;
+  EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("w.fp8 is given, and recipe bf16 multiplies w as it is; give data"));
+  float8_experts_backward_args backward{.m = kM,
+                                        .dy = {dy.get()},
+                                        .dx = {dx.get()},
+                                        .layout = {layout.get()},
+                                        .workspace = {workspace.get()}};
+  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("w.data is NULL, and recipe bf16 has grad_input in high precision"));
+  backward.w.data = w.get();
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK) << float8_last_error();
   float8_experts_destroy(experts);
   float8_group_layout_plan_destroy(layouts);

@@ -47,6 +47,23 @@ TEST(GroupedChoice, IsTheWinnerOfAMeasuredShape) {
   }
 }
 
+// A stage has as many bytes of K: the choice for 16 bits is that of fp8 with twice the K.
+TEST(GroupedChoice, CountsKInBytes) {
+  for (const auto& [linear, experts] : kModels) {
+    for (const Gemm gemm : {Gemm::kOutput, Gemm::kGradInput}) {
+      GroupedDesc desc = desc_of(gemm, linear, experts, ScaleMode::kTensor, false);
+      desc.gemm.a = desc.gemm.b = Dtype::kBf16;
+      const auto chosen = choose_grouped(nullptr, desc, kSmsOfH100);
+      ASSERT_TRUE(chosen) << chosen.error().message;
+      Shape twice = linear;
+      (gemm == Gemm::kOutput ? twice.k : twice.n) *= 2;
+      const auto fp8 = choose_grouped(
+          nullptr, desc_of(gemm, twice, experts, ScaleMode::kTensor, true), kSmsOfH100);
+      EXPECT_EQ(key(chosen->config), key(fp8->config)) << to_string(linear);
+    }
+  }
+}
+
 KernelChoice row_of(Gemm gemm, Shape shape, const Groups& groups, const char* config,
                     const char* recipe = "rowwise") {
   return {.problem = Problem::make(to_op(gemm), find_recipe(recipe).value(), shape, groups).value(),

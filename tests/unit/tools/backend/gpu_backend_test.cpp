@@ -116,7 +116,12 @@ TEST_F(GpuBackendTest, ExpertsAreRightAndTheirStepsAreTheirLaunches) {
         const Problem p = Problem::make(op, recipe, {333, 48, 80}, groups).value();
         ASSERT_TRUE(backend_->open(p)) << p.key();
         const bool whole = op == Op::kLinear;
-        std::vector<Candidate> candidates = {{.impl = Impl::kBf16}, {.impl = Impl::kFloat8}};
+        const std::string grouped = "generated:128x128s6c1x2w2pg8";
+        std::vector<Candidate> candidates = {
+            {.impl = Impl::kBf16},
+            {.impl = Impl::kFloat8},
+            {.impl = Impl::kBf16, .config = grouped + "," + grouped + "," + grouped},
+            {.impl = Impl::kBf16, .config = "cublaslt:h0," + grouped + ",cublaslt:h0"}};
         if (!whole) {
           candidates = {
               {.impl = Impl::kBf16CublasLt, .config = "h0"}, generated(p), generated(p, 4)};

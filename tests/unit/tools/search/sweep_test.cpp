@@ -35,8 +35,8 @@ TEST_F(SweepTest, EveryTrialGetsATerminalStateAndTheLinearARatio) {
   EXPECT_EQ(bf16[0].result.kernels, all_of_library("h1"));
 }
 
-// Grouped GEMMs and the whole expert linear, with a baseline of a call for each expert; a plan takes the
-// kernels that the database has then.
+// Grouped GEMMs and the whole expert linear with its baseline; a plan takes the kernels that the database
+// has then.
 TEST_F(SweepTest, ExpertsAreSweptAndChosenFromTheDatabase) {
   request_.groups = {16, kZipf};
   request_.recipes = {"rowwise_with_gw_hp"};
@@ -72,6 +72,34 @@ TEST_F(SweepTest, ExpertsAreSweptAndChosenFromTheDatabase) {
     EXPECT_EQ(key(chosen->config), taken->config) << gemm.key();
     EXPECT_EQ(chosen->why, "the tuning table's row of this shape");
   }
+}
+
+// Expert linears in bf16 are grouped GEMMs or calls for each expert, whichever are faster.
+class SweptBaselineTest : public SweepTest, public ::testing::WithParamInterface<Provider> {};
+INSTANTIATE_TEST_SUITE_P(Faster, SweptBaselineTest,
+                         ::testing::Values(Provider::kGenerated, Provider::kCublasLt),
+                         [](const auto& suite) { return std::string(to_string(suite.param)); });
+
+TEST_P(SweptBaselineTest, OfExpertsIsTheFaster) {
+  request_.groups = {16, kEven};
+  machine_.ns = [](const Problem&, const Candidate& s, double) {
+    if (s.impl != Impl::kBf16) return s.impl == Impl::kFloat8 ? 300e3 : 100e3;
+    double sum = 0;
+    const LinearChoices choices = parse_choices(s.config).value();
+    for (const runtime::GemmChoice& choice : choices) {
+      sum += choice.provider == GetParam() ? 150e3 : 200e3;
+    }
+    return sum;
+  };
+  ASSERT_TRUE(sweep_all());
+  const Problem whole = Problem::make(Op::kLinear, find_recipe("tensorwise").value(),
+                                      request_.shapes[0], request_.groups)
+                            .value();
+  const auto bf16 = rows(whole, "bf16");
+  ASSERT_EQ(bf16.size(), 1u);
+  ASSERT_EQ(bf16[0].result.kernels.size(), 3u);
+  for (const auto& kernel : bf16[0].result.kernels) EXPECT_EQ(kernel.provider, GetParam());
+  EXPECT_NEAR(bf16[0].result.timing->median_ns, 450e3, 10e3);
 }
 
 TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {
