@@ -7,7 +7,7 @@
 
 #include "python/shim/casts.hpp"
 #include "python/shim/errors.hpp"
-#include "python/shim/gemm.hpp"
+#include "python/shim/linear/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/workspace.hpp"
 

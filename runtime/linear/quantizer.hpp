@@ -71,6 +71,7 @@ class Quantizer {
 
  private:
   friend class QuantizerList;
+  static constexpr const char* kArgs = "float8_quantize_args";
 
   Quantizer(std::shared_ptr<Context> context, QuantizerDesc desc)
       : context_(std::move(context)), desc_(std::move(desc)) {}
@@ -97,6 +98,8 @@ class Quantizer {
   [[nodiscard]] Status check_scale_apart() const;
   [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
   [[nodiscard]] Status check_computed() const;
+  // Tells whether a call takes its first scales from all ranks' tensors, and so writes them.
+  [[nodiscard]] static bool over_ranks(const QuantizeCall& call);
   // Check what of a call is of a computed source alone.
   [[nodiscard]] Status check_factors(const QuantizeCall& call) const;
   [[nodiscard]] Status check_slots(const QuantizeCall& call, const char* name,

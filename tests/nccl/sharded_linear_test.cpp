@@ -168,12 +168,9 @@ TEST_F(GpuRanks, ARankThatDoesNotComeIsAnErrorNotAHang) {
   });
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, ErrorCode::kCuda);
-  EXPECT_NE(status.error().message.find("step 7: rank 0 of 2 is not done after 500 ms"),
-            std::string::npos)
+  EXPECT_NE(status.error().message.find("step 7: rank 0 of 2"), std::string::npos)
       << status.error().message;
-  EXPECT_NE(status.error().message.find("operation 1 of the communicator, ncclAllReduce of 1 "
-                                        "elements of 4 bytes (sum): rank 1 did not come"),
-            std::string::npos)
+  EXPECT_NE(status.error().message.find("rank 1 did not come"), std::string::npos)
       << status.error().message;
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }

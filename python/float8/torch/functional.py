@@ -9,7 +9,7 @@ import torch
 
 from float8 import recipes
 from float8.recipes import Recipe
-from float8.torch import _ops
+from float8.torch import _linear, _ops
 from float8.torch.experts import expert_parallel as _parallel
 from float8.torch.experts import modules as _modules
 from float8.torch.experts import moe as _moe
@@ -81,11 +81,11 @@ def apply(
     x = _ops.of_autocast(x)
     config |= recipes.BIAS if bias is not None else 0
     if torch.compiler.is_compiling():
-        return _ops.linear(x, weight, bias, config)
+        return _linear.linear(x, weight, bias, config)
     try:
-        return _ops.linear(x, weight, bias, config)
+        return _linear.linear(x, weight, bias, config)
     except (RuntimeError, ValueError):
-        _ops.refuse(x, weight)
+        _linear.refuse(x, weight)
         raise
 
 

@@ -88,32 +88,35 @@ def _expect_equal(plain: Any, overlapped: Any, world: int) -> None:
         assert sqnr(own, expected) > least, (name, sqnr(own, expected))
 
 
-def _every_recipe(mesh: Any, rank: int, world: int) -> None:
+def _every_recipe(mesh: Any, rank: int, world: int, recipe: str) -> None:
     on_gpu = ranks.device == "cuda"
-    for recipe in float8.recipes.NAMES:
-        blocks = recipe == "blockwise"
-        run = 512 if on_gpu else 128 if blocks else 16
-        sizes = (128 * world, 128 * world) if blocks or on_gpu else (64, 48 * world)
-        for dtype in (torch.bfloat16,) if on_gpu else (torch.bfloat16, torch.float32):
-            plain, overlapped = _models(recipe, mesh, sizes, dtype)
-            torch.manual_seed(1 + rank)
-            for batch in (1, 2):
-                shape = (batch, run, sizes[0])
-                x, dy = (torch.randn(shape).to(ranks.device, dtype) for _ in range(2))
-                expected, own = _step(plain, x, dy), _step(overlapped, x, dy)
-                _expect_equal(expected, own, world)
-            with torch.no_grad():
-                assert sqnr(overlapped["mlp"](x), plain["mlp"](x)) > 36
+    blocks = recipe == "blockwise"
+    run = 512 if on_gpu else 128 if blocks else 16
+    sizes = (128 * world, 128 * world) if blocks or on_gpu else (64, 48 * world)
+    for dtype in (torch.bfloat16,) if on_gpu else (torch.bfloat16, torch.float32):
+        plain, overlapped = _models(recipe, mesh, sizes, dtype)
+        torch.manual_seed(1 + rank)
+        for batch in (1, 2):
+            shape = (batch, run, sizes[0])
+            x, dy = (torch.randn(shape).to(ranks.device, dtype) for _ in range(2))
+            expected, own = _step(plain, x, dy), _step(overlapped, x, dy)
+            _expect_equal(expected, own, world)
+        with torch.no_grad():
+            assert sqnr(overlapped["mlp"](x), plain["mlp"](x)) > 36
 
 
+@pytest.mark.parametrize("recipe", float8.recipes.NAMES)
 @pytest.mark.parametrize("world", (2, 3, 4))
-def test_chunks_compute_what_whole_collectives_compute(world: int, tmp_path: Any) -> None:
-    ranks.spawn(_every_recipe, world, tmp_path)
+def test_chunks_compute_what_whole_collectives_compute(
+    world: int, recipe: str, tmp_path: Any
+) -> None:
+    ranks.spawn(_every_recipe, world, tmp_path, recipe)
 
 
+@pytest.mark.parametrize("recipe", float8.recipes.NAMES)
 @ranks.needs_gpus(2)
-def test_chunks_on_gpus(tmp_path: Any) -> None:
-    ranks.spawn(_every_recipe, 2, tmp_path, device="cuda")
+def test_chunks_on_gpus(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_every_recipe, 2, tmp_path, recipe, device="cuda")
 
 
 class _Stream:
@@ -180,23 +183,23 @@ def test_copies_to_and_from_memory_of_other_ranks(world: int, tmp_path: Any) -> 
     ranks.spawn(_mapped, world, tmp_path, str(tmp_path / "memory"))
 
 
-def _what_is_called(mesh: Any, rank: int, world: int) -> None:
+def _what_is_called(mesh: Any, rank: int, world: int, recipe: str) -> None:
     """A step has no collective of x, y, dx or dy; grad_weight's x is gathered once for two linears."""
-    for recipe in ("rowwise", "rowwise_with_gw_hp", "blockwise"):
-        size = 128 * world
-        _, model = _models(recipe, mesh, (size, size), torch.bfloat16)
-        f8.precompute_float8_dynamic_scale_for_fsdp(model)
-        x = torch.randn(1, 128, size, dtype=torch.bfloat16, requires_grad=True)
-        with Calls() as forward:
-            y = model["mlp"](x)
-        assert forward.names == ["gather_gemm", "gemm_scatter"]
-        with Calls() as backward:
-            y.backward(torch.randn_like(y))
-        assert backward.names == ["gather_gemm", "gemm_beside", "gemm_scatter"]
+    size = 128 * world
+    _, model = _models(recipe, mesh, (size, size), torch.bfloat16)
+    f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    x = torch.randn(1, 128, size, dtype=torch.bfloat16, requires_grad=True)
+    with Calls() as forward:
+        y = model["mlp"](x)
+    assert forward.names == ["gather_gemm", "gemm_scatter"]
+    with Calls() as backward:
+        y.backward(torch.randn_like(y))
+    assert backward.names == ["gather_gemm", "gemm_beside", "gemm_scatter"]
 
 
-def test_what_is_called(tmp_path: Any) -> None:
-    ranks.spawn(_what_is_called, 2, tmp_path)
+@pytest.mark.parametrize("recipe", ("rowwise", "rowwise_with_gw_hp", "blockwise"))
+def test_what_is_called(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_what_is_called, 2, tmp_path, recipe)
 
 
 def _falls_back(mesh: Any, rank: int, world: int) -> None:
@@ -253,34 +256,34 @@ def test_partial_use(tmp_path: Any) -> None:
     ranks.spawn(_partial_use, 2, tmp_path)
 
 
-def _composed(_: Any, rank: int, world: int) -> None:
+def _composed(_: Any, rank: int, world: int, recipe: str) -> None:
     """Groups that are a part of all ranks; activation checkpointing."""
     mesh = distributed.device_mesh.init_device_mesh(
         ranks.device, (2, 2), mesh_dim_names=("data", "tensor")
     )["tensor"]
-    for recipe in ("rowwise", "rowwise_with_gw_hp", "delayed"):
-        plain, overlapped = _models(recipe, mesh, (64, 96), torch.bfloat16)
-        torch.manual_seed(1 + rank)
-        for _ in range(2):
-            x, dy = (torch.randn(2, 16, 64).to(ranks.device, torch.bfloat16) for _ in range(2))
-            expected, own = _step(plain, x, dy), _step(overlapped, x, dy)
-            _expect_equal(expected, own, 2)
-            if recipe == "delayed":
-                continue  # one more step has other scales
-            again = _step(
-                overlapped,
-                x,
-                dy,
-                lambda x: checkpoint(overlapped["mlp"], x, use_reentrant=False),  # noqa: B023
-            )
-            assert torch.equal(again["y"], own["y"])
-            assert torch.equal(again["dx"], own["dx"])
-            for name, grad in again["own"].items():
-                assert torch.equal(grad, own["own"][name]), name
+    plain, overlapped = _models(recipe, mesh, (64, 96), torch.bfloat16)
+    torch.manual_seed(1 + rank)
+    for _ in range(2):
+        x, dy = (torch.randn(2, 16, 64).to(ranks.device, torch.bfloat16) for _ in range(2))
+        expected, own = _step(plain, x, dy), _step(overlapped, x, dy)
+        _expect_equal(expected, own, 2)
+        if recipe == "delayed":
+            continue  # one more step has other scales
+        again = _step(
+            overlapped,
+            x,
+            dy,
+            lambda x: checkpoint(overlapped["mlp"], x, use_reentrant=False),
+        )
+        assert torch.equal(again["y"], own["y"])
+        assert torch.equal(again["dx"], own["dx"])
+        for name, grad in again["own"].items():
+            assert torch.equal(grad, own["own"][name]), name
 
 
-def test_what_it_is_composed_with(tmp_path: Any) -> None:
-    ranks.spawn(_composed, 4, tmp_path)
+@pytest.mark.parametrize("recipe", ("rowwise", "rowwise_with_gw_hp", "delayed"))
+def test_what_it_is_composed_with(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_composed, 4, tmp_path, recipe)
 
 
 def _compiled(mesh: Any, rank: int, world: int) -> None:

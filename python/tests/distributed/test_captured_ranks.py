@@ -79,28 +79,27 @@ def _sync(mesh: Any, rank: int, world: int) -> None:
     assert torch.equal(models[0](x), models[1](x))
 
 
-def _casts(mesh: Any, rank: int, world: int) -> None:
+def _casts(mesh: Any, rank: int, world: int, recipe: str) -> None:
     """The casts of all shards, with their all-reduce and their all-gather."""
-    for recipe in RECIPES:
-        models = [fully_shard(_model(recipe, True), mesh=mesh) for _ in range(2)]
-        for model in models:
-            model(_input(rank)).square().mean().backward()  # the first step ends in another way
-            f8.sync_float8_amax_and_scale_history(model)
-            f8.precompute_float8_dynamic_scale_for_fsdp(model)
-        replay = _captured(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(models[0]))  # noqa: B023
-        for _ in range(2):
-            with torch.no_grad():
-                for model in models:
-                    model[0].weight.to_local().mul_(3)
-                    model[2].weight.to_local().add_(rank)
-            replay()
-            f8.precompute_float8_dynamic_scale_for_fsdp(models[1])
-            for i in (0, 2):
-                own, expected = (model[i]._weight_gather for model in models)
-                for name in ("q", "qt"):
-                    assert torch.equal(own.shard(name), expected.shard(name)), (recipe, i, name)
-                    assert torch.equal(own._scales[name], expected._scales[name])
-        assert torch.equal(models[0](_input(rank)), models[1](_input(rank)))
+    models = [fully_shard(_model(recipe, True), mesh=mesh) for _ in range(2)]
+    for model in models:
+        model(_input(rank)).square().mean().backward()  # the first step ends in another way
+        f8.sync_float8_amax_and_scale_history(model)
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    replay = _captured(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(models[0]))
+    for _ in range(2):
+        with torch.no_grad():
+            for model in models:
+                model[0].weight.to_local().mul_(3)
+                model[2].weight.to_local().add_(rank)
+        replay()
+        f8.precompute_float8_dynamic_scale_for_fsdp(models[1])
+        for i in (0, 2):
+            own, expected = (model[i]._weight_gather for model in models)
+            for name in ("q", "qt"):
+                assert torch.equal(own.shard(name), expected.shard(name)), (recipe, i, name)
+                assert torch.equal(own._scales[name], expected._scales[name])
+    assert torch.equal(models[0](_input(rank)), models[1](_input(rank)))
 
 
 class _Step:
@@ -151,39 +150,48 @@ def _whole_step(mesh: Any, rank: int, world: int, recipe: str | None) -> None:
                 each.optimizer.step()
 
 
-def _in_place(mesh: Any, rank: int, world: int) -> None:
+def _in_place(mesh: Any, rank: int, world: int, recipe: str) -> None:
     """Shards that a graph reads stay where they are, with the bits of those that move."""
-    for recipe in RECIPES:
-        models = [fully_shard(_model(recipe, True), mesh=mesh) for _ in range(2)]
-        for model in models:
-            f8.precompute_float8_dynamic_scale_for_fsdp(model)
-        gathers = [models[0][i]._weight_gather for i in (0, 2)]
-        parts = [part for g in gathers for part in (*g._shards.values(), *g._scales.values())]
-        for gather in gathers:
-            gather.in_graph = True
-        for model in models:
-            with torch.no_grad():
-                model[0].weight.to_local().mul_(3)
-                model[2].weight.to_local().add_(rank)
-            f8.precompute_float8_dynamic_scale_for_fsdp(model)
-        expected = [models[1][i]._weight_gather for i in (0, 2)]
-        others = [part for g in expected for part in (*g._shards.values(), *g._scales.values())]
-        assert same(parts, others)
+    models = [fully_shard(_model(recipe, True), mesh=mesh) for _ in range(2)]
+    for model in models:
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    gathers = [models[0][i]._weight_gather for i in (0, 2)]
+    parts = [part for g in gathers for part in (*g._shards.values(), *g._scales.values())]
+    for gather in gathers:
+        gather.in_graph = True
+    for model in models:
+        with torch.no_grad():
+            model[0].weight.to_local().mul_(3)
+            model[2].weight.to_local().add_(rank)
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    expected = [models[1][i]._weight_gather for i in (0, 2)]
+    others = [part for g in expected for part in (*g._shards.values(), *g._scales.values())]
+    assert same(parts, others)
 
 
-@pytest.mark.parametrize("main", (_sync, _casts, _in_place))
-def test_ranks(main: Any, tmp_path: Any) -> None:
-    ranks.spawn(main, 2, tmp_path)
+def test_a_sync(tmp_path: Any) -> None:
+    ranks.spawn(_sync, 2, tmp_path)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("main", (_casts, _in_place))
+def test_ranks(main: Any, recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(main, 2, tmp_path, recipe)
 
 
 def test_a_whole_step(tmp_path: Any) -> None:
     ranks.spawn(_whole_step, 2, tmp_path, "rowwise")
 
 
-@pytest.mark.parametrize("main", (_sync, _casts))
 @pytest.mark.parametrize("world", ranks.gpus(1, 2))
-def test_on_gpus(main: Any, world: int, tmp_path: Any) -> None:
-    ranks.spawn(main, world, tmp_path, device="cuda")
+def test_a_sync_on_gpus(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_sync, world, tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("world", ranks.gpus(1, 2))
+def test_casts_on_gpus(world: int, recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_casts, world, tmp_path, recipe, device="cuda")
 
 
 @pytest.mark.parametrize("world", ranks.gpus(2))

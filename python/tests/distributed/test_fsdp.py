@@ -133,27 +133,31 @@ def test_a_conversion_after_fully_shard_is_refused(
     ranks.spawn(_late_rank, 2, tmp_path, recipe, shard_layers)
 
 
-def _optimizing_rank(mesh: Any, rank: int, world: int) -> None:
+def _optimizing_rank(mesh: Any, rank: int, world: int, before: bool, gather: bool) -> None:
     """An optimizer that was made before fully_shard is told of, and one that comes after is not."""
-    for before, gather in ((False, False), (False, True), (True, True), (True, False)):
-        config = f8.LinearConfig("rowwise", emulate=True, enable_fsdp_float8_all_gather=gather)
-        model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64))
-        f8.convert_to_float8_training(model, config=config)
+    config = f8.LinearConfig("rowwise", emulate=True, enable_fsdp_float8_all_gather=gather)
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64))
+    f8.convert_to_float8_training(model, config=config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    shard(model, mesh)
+    if not before:
         optimizer = torch.optim.AdamW(model.parameters())
-        shard(model, mesh)
-        if not before:
-            optimizer = torch.optim.AdamW(model.parameters())
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            for _ in range(4):
-                model(torch.randn(16, 64)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        told = [str(each.message) for each in found if "is not trained" in str(each.message)]
-        assert len(told) == before, (before, gather, told)
-        notices._told.clear()
-        assert all("('0', '2') is not trained" in each for each in told), told
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            model(torch.randn(16, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    told = [str(each.message) for each in found if "is not trained" in str(each.message)]
+    assert len(told) == before, (before, gather, told)
+    notices._told.clear()
+    assert all("('0', '2') is not trained" in each for each in told), told
 
 
-def test_an_optimizer_that_was_made_before_fully_shard(tmp_path: Any) -> None:
-    ranks.spawn(_optimizing_rank, 2, tmp_path)
+@pytest.mark.parametrize(
+    ("before", "gather"), ((False, False), (False, True), (True, True), (True, False))
+)
+def test_an_optimizer_that_was_made_before_fully_shard(
+    before: bool, gather: bool, tmp_path: Any
+) -> None:
+    ranks.spawn(_optimizing_rank, 2, tmp_path, before, gather)

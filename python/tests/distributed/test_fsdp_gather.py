@@ -34,22 +34,23 @@ from float8.torch import _ops
 from float8.torch.shard import shard_casts
 
 
-def _equal(mesh: Any, rank: int, world: int) -> None:
+def _equal(mesh: Any, rank: int, world: int, recipe: str) -> None:
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for recipe in RECIPES:
-        for reshard in (True, False):
-            mixed = {"mp_policy": bf16} if reshard is (world == 2) else {}
-            expect_equal_under(mesh, rank, recipe, {"reshard_after_forward": reshard, **mixed})
+    for reshard in (True, False):
+        mixed = {"mp_policy": bf16} if reshard is (world == 2) else {}
+        expect_equal_under(mesh, rank, recipe, {"reshard_after_forward": reshard, **mixed})
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("world", (2, 3))
-def test_the_bits_of_a_gather_in_high_precision(world: int, tmp_path: Any) -> None:
-    ranks.spawn(_equal, world, tmp_path)
+def test_the_bits_of_a_gather_in_high_precision(world: int, recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_equal, world, tmp_path, recipe)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @ranks.needs_gpus(2)
-def test_the_bits_of_a_gather_in_high_precision_on_gpus(tmp_path: Any) -> None:
-    ranks.spawn(_equal, 2, tmp_path, device="cuda")
+def test_the_bits_of_a_gather_in_high_precision_on_gpus(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_equal, 2, tmp_path, recipe, device="cuda")
 
 
 def _cut_blocks(mesh: Any, rank: int, world: int) -> None:
@@ -215,97 +216,102 @@ class _Casts:
         return cast
 
 
-def _in_place(mesh: Any, rank: int, world: int) -> None:
+def _in_place(mesh: Any, rank: int, world: int, recipe: str, dtype: torch.dtype) -> None:
     """Casts read the shards as they are; they leave q where it was, and keep no late qt."""
     casts = _Casts()
-    for recipe, dtype in itertools.product(RECIPES, (torch.bfloat16, torch.float16)):
-        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        torch.manual_seed(0)
-        config = f8.LinearConfig(
-            recipe, emulate=ranks.device == "cpu", enable_fsdp_float8_all_gather=True
-        )
-        sizes = (128, 128 * world, 256 * world)
-        model = nn.Sequential(*(nn.Linear(*size) for size in itertools.pairwise(sizes)))
-        model = f8.convert_to_float8_training(model.to(ranks.device), config=config)
-        for layer in model:
-            fully_shard(layer, mesh=mesh, mp_policy=mixed)
-        fully_shard(model, mesh=mesh, mp_policy=mixed)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    torch.manual_seed(0)
+    config = f8.LinearConfig(
+        recipe, emulate=ranks.device == "cpu", enable_fsdp_float8_all_gather=True
+    )
+    sizes = (128, 128 * world, 256 * world)
+    model = nn.Sequential(*(nn.Linear(*size) for size in itertools.pairwise(sizes)))
+    model = f8.convert_to_float8_training(model.to(ranks.device), config=config)
+    for layer in model:
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(model, mesh=mesh, mp_policy=mixed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+    train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+    linears = [layer for layer in model if isinstance(layer, nn.Linear)]
+    rounds = []
+    for _ in range(2):
+        casts.clear()
+        for layer in linears:
+            with torch.no_grad():
+                layer.weight.mul_(1.25)
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        assert not casts.late
         train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
-        train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
-        linears = [layer for layer in model if isinstance(layer, nn.Linear)]
-        rounds = []
-        for _ in range(2):
-            casts.clear()
-            for layer in linears:
-                with torch.no_grad():
-                    layer.weight.mul_(1.25)
-            f8.precompute_float8_dynamic_scale_for_fsdp(model)
-            assert not casts.late
-            train_step(model, optimizer, torch.randn(16, 128, device=ranks.device))
-            rounds.append((casts.read, casts.written, casts.late))
-            assert not any(layer._weight_gather._cast_late for layer in linears)
-            kept = {name for layer in linears for name in layer._weight_gather._shards}
-            assert kept == ({"q"} if casts.late else {"q", "qt"})
-        own = [layer.weight.to_local().data_ptr() for layer in linears]
-        units = 0 if recipe in ("delayed", "blockwise") else 2  # whose qt are late
-        for read, written, late in rounds:
-            assert written == rounds[0][1], recipe
-            assert all(each.dtype == torch.float32 for some in read + late for each in some)
-            ahead = [[each.data_ptr() for each in some] for some in read]
-            assert ahead == [own], recipe
-            assert len(late) == units, recipe
-            at = [each.data_ptr() for some in late for each in some]
-            assert sorted(at) == sorted(own if units else []), recipe
+        rounds.append((casts.read, casts.written, casts.late))
+        assert not any(layer._weight_gather._cast_late for layer in linears)
+        kept = {name for layer in linears for name in layer._weight_gather._shards}
+        assert kept == ({"q"} if casts.late else {"q", "qt"})
+    own = [layer.weight.to_local().data_ptr() for layer in linears]
+    units = 0 if recipe in ("delayed", "blockwise") else 2  # whose qt are late
+    for read, written, late in rounds:
+        assert written == rounds[0][1], recipe
+        assert all(each.dtype == torch.float32 for some in read + late for each in some)
+        ahead = [[each.data_ptr() for each in some] for some in read]
+        assert ahead == [own], recipe
+        assert len(late) == units, recipe
+        at = [each.data_ptr() for some in late for each in some]
+        assert sorted(at) == sorted(own if units else []), recipe
 
 
-def test_shards_are_cast_in_place(tmp_path: Any) -> None:
-    ranks.spawn(_in_place, 2, tmp_path)
+@pytest.mark.parametrize(
+    ("recipe", "dtype"), itertools.product(RECIPES, (torch.bfloat16, torch.float16))
+)
+def test_shards_are_cast_in_place(recipe: str, dtype: torch.dtype, tmp_path: Any) -> None:
+    ranks.spawn(_in_place, 2, tmp_path, recipe, dtype)
 
 
-def _in_pieces(mesh: Any, rank: int, world: int) -> None:
+def _in_pieces(mesh: Any, rank: int, world: int, recipe: str, dtype: torch.dtype) -> None:
     """Shards of rows that copies have with gaps need other copies for a moment, one at a time."""
     casts = _Casts()
     shard_casts._PIECE = 64 * 64
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    for recipe, dtype in itertools.product(RECIPES, (torch.bfloat16, torch.float16)):
-        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        models = [mlp(recipe, uneven_rows(world), gather) for gather in (True, False)]
-        for model in models:
-            model[2].bfloat16()  # which float16 has not
-        expect_equal_steps([shard(model, mesh, mp_policy=mixed) for model in models], x)
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    models = [mlp(recipe, uneven_rows(world), gather) for gather in (True, False)]
+    for model in models:
+        model[2].bfloat16()  # which float16 has not
+    expect_equal_steps([shard(model, mesh, mp_policy=mixed) for model in models], x)
     assert casts.read
     assert max(map(len, casts.read)) == 1
 
 
-def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:
-    ranks.spawn(_in_pieces, 2, tmp_path)
+@pytest.mark.parametrize(
+    ("recipe", "dtype"), itertools.product(RECIPES, (torch.bfloat16, torch.float16))
+)
+def test_shards_are_cast_in_pieces(recipe: str, dtype: torch.dtype, tmp_path: Any) -> None:
+    ranks.spawn(_in_pieces, 2, tmp_path, recipe, dtype)
 
 
-def _not_a_number(mesh: Any, rank: int, world: int) -> None:
-    for recipe in RECIPES:  # all rows are in one block of 128
-        models = [shard(mlp(recipe, 80, gather), mesh) for gather in (True, False)]
-        results = []
-        for model in models:
-            with torch.no_grad():
-                if rank == world - 1:
-                    model[2].weight.to_local()[3, 5] = torch.nan
-            hidden = torch.randn(16, 80, generator=torch.Generator().manual_seed(2))
-            hidden.requires_grad_()
-            y = model[2](hidden)
-            y.square().sum().backward()
-            results.append((y.detach(), hidden.grad))
-            assert y.isnan().any()
-        for own, other in zip(*results, strict=True):
-            assert torch.equal(own.isnan(), other.isnan())
-            assert torch.equal(own.nan_to_num(), other.nan_to_num())
-        if recipe in ("tensorwise", "delayed"):  # which is in its first step
-            assert results[0][0].isnan().all()
+def _not_a_number(mesh: Any, rank: int, world: int, recipe: str) -> None:
+    # all rows are in one block of 128
+    models = [shard(mlp(recipe, 80, gather), mesh) for gather in (True, False)]
+    results = []
+    for model in models:
+        with torch.no_grad():
+            if rank == world - 1:
+                model[2].weight.to_local()[3, 5] = torch.nan
+        hidden = torch.randn(16, 80, generator=torch.Generator().manual_seed(2))
+        hidden.requires_grad_()
+        y = model[2](hidden)
+        y.square().sum().backward()
+        results.append((y.detach(), hidden.grad))
+        assert y.isnan().any()
+    for own, other in zip(*results, strict=True):
+        assert torch.equal(own.isnan(), other.isnan())
+        assert torch.equal(own.nan_to_num(), other.nan_to_num())
+    if recipe in ("tensorwise", "delayed"):  # which is in its first step
+        assert results[0][0].isnan().all()
 
 
-def test_a_nan_on_one_rank_reaches_all(tmp_path: Any) -> None:
-    ranks.spawn(_not_a_number, 2, tmp_path)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_nan_on_one_rank_reaches_all(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_not_a_number, 2, tmp_path, recipe)
 
 
 def _saving(mesh: Any, rank: int, world: int, folder: str) -> None:

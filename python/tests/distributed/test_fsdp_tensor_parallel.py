@@ -190,72 +190,74 @@ def test_a_checkpoint_is_that_of_plain_linears(tmp_path: Any) -> None:
     assert sqnr(expected, plain["mlp"](x).detach()) > 60
 
 
-def _wire(_: Any, rank: int, world: int) -> None:
+def _wire(_: Any, rank: int, world: int, recipe: str) -> None:
     """A gather has a byte an element; maxima are reduced once in each group for all weights."""
     mesh, traffic = _mesh(world), ranks.Traffic()
     dim, hidden = 128, 256
     elements = 3 * dim * hidden // world  # of a rank's shards
     # Rows of the shards of gate, up and down; their scales are gathered.
     rows = 2 * hidden // world + dim // 2
-    for recipe in RECIPES[:3]:
-        model = mlp(recipe, dim, hidden, torch.bfloat16, enable_fsdp_float8_all_gather=True)
-        parallelize_module(model, mesh["tensor"], mlp_plan(False))
-        _shard(model, mesh["shard"], reshard_after_forward=True)
-        own = Model(model)
-        x = torch.randn(2, 16, dim, dtype=torch.bfloat16)
-        own.step(x, x)
-        scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))  # noqa: B023
-        assert scales == ({} if recipe == "tensorwise" else {torch.float32: 4 * rows})
-        assert reduced == 2
-        with ranks.Collectives() as seen:
-            found, reduced = traffic.of(lambda: own.step(x, x))  # noqa: B023
-        # q and qt; FSDP gathers biases with them, twice, with 2 bytes an element.
-        biases = hidden // world + dim // 2
-        assert found == {torch.uint8: 2 * elements + 2 * 2 * biases}, found
-        # Words of weights are in no all-reduce of a step.
-        words = [size // 4 for _, dtype, size in seen.calls if dtype == torch.int32]
-        assert all(count in {1, 32} for count in words), words
+    model = mlp(recipe, dim, hidden, torch.bfloat16, enable_fsdp_float8_all_gather=True)
+    parallelize_module(model, mesh["tensor"], mlp_plan(False))
+    _shard(model, mesh["shard"], reshard_after_forward=True)
+    own = Model(model)
+    x = torch.randn(2, 16, dim, dtype=torch.bfloat16)
+    own.step(x, x)
+    scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))
+    assert scales == ({} if recipe == "tensorwise" else {torch.float32: 4 * rows})
+    assert reduced == 2
+    with ranks.Collectives() as seen:
+        found, reduced = traffic.of(lambda: own.step(x, x))
+    # q and qt; FSDP gathers biases with them, twice, with 2 bytes an element.
+    biases = hidden // world + dim // 2
+    assert found == {torch.uint8: 2 * elements + 2 * 2 * biases}, found
+    # Words of weights are in no all-reduce of a step.
+    words = [size // 4 for _, dtype, size in seen.calls if dtype == torch.int32]
+    assert all(count in {1, 32} for count in words), words
 
 
-def test_bytes_on_the_wire(tmp_path: Any) -> None:
-    ranks.spawn(_wire, 4, tmp_path)
+@pytest.mark.parametrize("recipe", RECIPES[:3])
+def test_bytes_on_the_wire(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_wire, 4, tmp_path, recipe)
 
 
-def _not_a_number(_: Any, rank: int, world: int) -> None:
+def _not_a_number(_: Any, rank: int, world: int, recipe: str) -> None:
     """A NaN in one rank's shard has the effect that it has on one device."""
     mesh = _mesh(world)
     own = mesh["tensor"].get_local_rank()
-    for recipe in RECIPES[:3]:
-        plain = mlp(recipe, 80, 96, torch.float32)
-        model = mlp(recipe, 80, 96, torch.float32, enable_fsdp_float8_all_gather=True)
-        parallelize_module(model, mesh["tensor"], mlp_plan(False))
-        _shard(model, mesh["shard"])
-        with torch.no_grad():
-            # The second rank of both groups has the last rows and columns.
-            plain["mlp"].down.weight[-1, -1] = torch.nan
-            plain["mlp"].up.weight[-1, -1] = torch.nan
-            if rank == world - 1:
-                model["mlp"].down.weight.to_local()[-1, -1] = torch.nan
-                model["mlp"].up.weight.to_local()[-1, -1] = torch.nan
-        torch.manual_seed(3)
-        x = torch.randn(2, 16, 80)
-        found = []
-        for each in (model, plain):
-            up: list[Any] = []
-            hook = each["mlp"].up.register_forward_hook(lambda *args: up.append(args[2]))  # noqa: B023
-            inputs = x.clone().requires_grad_()
-            y = each["mlp"](inputs)
-            hook.remove()
-            y.sum().backward()
-            found.append((up[0], y, inputs.grad))
-        (own_up, *rest), (up, *expected) = found
-        for a, b in zip((own_up, *rest), (up.chunk(2, -1)[own], *expected), strict=True):
-            assert torch.equal(a.isnan(), b.isnan()), recipe
-        assert own_up.isnan().any() == (recipe == "tensorwise" or own == 1)
+    plain = mlp(recipe, 80, 96, torch.float32)
+    model = mlp(recipe, 80, 96, torch.float32, enable_fsdp_float8_all_gather=True)
+    parallelize_module(model, mesh["tensor"], mlp_plan(False))
+    _shard(model, mesh["shard"])
+    with torch.no_grad():
+        # The second rank of both groups has the last rows and columns.
+        plain["mlp"].down.weight[-1, -1] = torch.nan
+        plain["mlp"].up.weight[-1, -1] = torch.nan
+        if rank == world - 1:
+            model["mlp"].down.weight.to_local()[-1, -1] = torch.nan
+            model["mlp"].up.weight.to_local()[-1, -1] = torch.nan
+    torch.manual_seed(3)
+    x = torch.randn(2, 16, 80)
+    found = []
+    for each in (model, plain):
+        up: list[Any] = []
+        hook = each["mlp"].up.register_forward_hook(lambda *args: up.append(args[2]))  # noqa: B023
+        inputs = x.clone().requires_grad_()
+        y = each["mlp"](inputs)
+        hook.remove()
+        y.sum().backward()
+        found.append((up[0], y, inputs.grad))
+    (own_up, *rest), (up, *expected) = found
+    for a, b in zip((own_up, *rest), (up.chunk(2, -1)[own], *expected), strict=True):
+        assert torch.equal(a.isnan(), b.isnan()), recipe
+    assert own_up.isnan().any() == (recipe == "tensorwise" or own == 1)
 
 
-def test_a_nan_on_one_rank_reaches_what_it_reaches_on_one_device(tmp_path: Any) -> None:
-    ranks.spawn(_not_a_number, 4, tmp_path)
+@pytest.mark.parametrize("recipe", RECIPES[:3])
+def test_a_nan_on_one_rank_reaches_what_it_reaches_on_one_device(
+    recipe: str, tmp_path: Any
+) -> None:
+    ranks.spawn(_not_a_number, 4, tmp_path, recipe)
 
 
 def _delayed(_: Any, rank: int, world: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 import ranks
 import torch
 from torch import nn
@@ -113,31 +114,32 @@ def _assert_equal(own: list[torch.Tensor], expected: list[torch.Tensor], what: A
         assert torch.equal(a, b), f"{what}: the tensor {index} differs"
 
 
-def _trains(mesh: Any, rank: int, world: int) -> None:
-    for recipe in RECIPES:
-        runs = [
-            Run(_model(mesh, recipe, gather, F32, None), (rank,), F32, BF16)
-            for gather in (True, False)
-        ]
-        single = Run(_model(None, recipe, False, F32, None), tuple(range(world)), F32, BF16)
-        for weight in runs[0].weights():
-            assert not torch.equal(weight, weight.to(BF16).to(F32))
-        if recipe == "delayed":  # the amaxes of one process are those of all ranks already
-            single.model.float8_scales._reduce = lambda group: None
-        for _ in range(5):
-            for run in (*runs, single):
-                run.step()
-        _assert_equal(runs[0].kept, runs[1].kept, recipe)
-        own = [each for each in single.kept if each.dim() == 0][rank::world]
-        _assert_equal([each for each in runs[0].kept if each.dim() == 0], own, recipe)
-        _assert_equal(runs[0].weights(), single.weights(), recipe)
-        report = f8.verify_distributed(runs[0].model)
-        assert report.ok, report
+def _trains(mesh: Any, rank: int, world: int, recipe: str) -> None:
+    runs = [
+        Run(_model(mesh, recipe, gather, F32, None), (rank,), F32, BF16) for gather in (True, False)
+    ]
+    single = Run(_model(None, recipe, False, F32, None), tuple(range(world)), F32, BF16)
+    for weight in runs[0].weights():
+        assert not torch.equal(weight, weight.to(BF16).to(F32))
+    if recipe == "delayed":  # the amaxes of one process are those of all ranks already
+        single.model.float8_scales._reduce = lambda group: None
+    for _ in range(5):
+        for run in (*runs, single):
+            run.step()
+    _assert_equal(runs[0].kept, runs[1].kept, recipe)
+    own = [each for each in single.kept if each.dim() == 0][rank::world]
+    _assert_equal([each for each in runs[0].kept if each.dim() == 0], own, recipe)
+    _assert_equal(runs[0].weights(), single.weights(), recipe)
+    report = f8.verify_distributed(runs[0].model)
+    assert report.ok, report
 
 
-def test_autocast_trains_as_with_gathers_in_high_precision_and_as_one_device(tmp_path: Any) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_autocast_trains_as_with_gathers_in_high_precision_and_as_one_device(
+    recipe: str, tmp_path: Any
+) -> None:
     assert {*RECIPES, "bf16"} == set(float8.recipes.NAMES)
-    ranks.spawn(_trains, 2, tmp_path)
+    ranks.spawn(_trains, 2, tmp_path, recipe)
 
 
 # The weights' type, FSDP's param_dtype, x's, autocast's around the model, and that inside it.
@@ -181,25 +183,25 @@ def test_every_pair_of_types_rounds_as_in_high_precision(tmp_path: Any) -> None:
     ranks.spawn(_types, 2, tmp_path)
 
 
-def _with_tensor_parallelism(_: Any, rank: int, world: int) -> None:
+def _with_tensor_parallelism(_: Any, rank: int, world: int, recipe: str) -> None:
     mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("data", "tensor"))
     plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
-    for recipe in ("delayed", "rowwise"):
-        found = []
-        for gather in (True, False):
-            model = _model(None, recipe, gather, F32, None)
-            parallelize_module(model, mesh["tensor"], plan)
-            fully_shard(model, mesh=mesh["data"])
-            run = Run(model, (rank // 2,), F32, BF16)
-            f8.precompute_float8_dynamic_scale_for_fsdp(model)
-            for _ in range(4):
-                run.step()
-            found.append(run.kept + run.weights())
-        _assert_equal(*found, recipe)
+    found = []
+    for gather in (True, False):
+        model = _model(None, recipe, gather, F32, None)
+        parallelize_module(model, mesh["tensor"], plan)
+        fully_shard(model, mesh=mesh["data"])
+        run = Run(model, (rank // 2,), F32, BF16)
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        for _ in range(4):
+            run.step()
+        found.append(run.kept + run.weights())
+    _assert_equal(*found, recipe)
 
 
-def test_autocast_with_tensor_parallelism(tmp_path: Any) -> None:
-    ranks.spawn(_with_tensor_parallelism, 4, tmp_path)
+@pytest.mark.parametrize("recipe", ("delayed", "rowwise"))
+def test_autocast_with_tensor_parallelism(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_with_tensor_parallelism, 4, tmp_path, recipe)
 
 
 def _evaluates(mesh: Any, rank: int, world: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import ranks
 import torch
 import torchtitan_model
@@ -53,31 +54,32 @@ def _distribute(mesh: Any, dim: int) -> Any:
     return parallelize
 
 
-def _columns_and_rows(mesh: Any, rank: int, world: int) -> None:
+def _columns_and_rows(mesh: Any, rank: int, world: int, recipe: str) -> None:
     Module.parallelize = lambda layer, parallel_dims: parallel_dims(layer)
-    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"):
-        single = _layers(recipe, 128 * world, 256 * world)
-        shared = copy.deepcopy(single)
-        for dim, layer in enumerate(shared):
-            layer.parallelize(_distribute(mesh, dim))
-        x, dy = (torch.randn(128 * world, 128 * world, device=ranks.device) for _ in range(2))
-        results = []
-        for up, down in (single, shared):
-            own = x.clone().requires_grad_()
-            y = down(torch.relu(up(own)))
-            y.backward(dy)
-            results.append((y, own.grad))
-        for expected, found in zip(*results, strict=True):
-            assert sqnr(found, expected) > 36, (recipe, sqnr(found, expected))
-        for (name, one), part in zip(single.named_parameters(), shared.parameters(), strict=True):
-            whole = part.grad.full_tensor()
-            assert agree(whole, one.grad), (recipe, name, sqnr(whole, one.grad))
+    single = _layers(recipe, 128 * world, 256 * world)
+    shared = copy.deepcopy(single)
+    for dim, layer in enumerate(shared):
+        layer.parallelize(_distribute(mesh, dim))
+    x, dy = (torch.randn(128 * world, 128 * world, device=ranks.device) for _ in range(2))
+    results = []
+    for up, down in (single, shared):
+        own = x.clone().requires_grad_()
+        y = down(torch.relu(up(own)))
+        y.backward(dy)
+        results.append((y, own.grad))
+    for expected, found in zip(*results, strict=True):
+        assert sqnr(found, expected) > 36, (recipe, sqnr(found, expected))
+    for (name, one), part in zip(single.named_parameters(), shared.parameters(), strict=True):
+        whole = part.grad.full_tensor()
+        assert agree(whole, one.grad), (recipe, name, sqnr(whole, one.grad))
 
 
-def test_columns_and_rows_compute_what_one_device_computes(tmp_path: Any) -> None:
-    ranks.spawn(_columns_and_rows, 2, tmp_path)
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"))
+def test_columns_and_rows_compute_what_one_device_computes(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_columns_and_rows, 2, tmp_path, recipe)
 
 
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"))
 @ranks.needs_gpus(2)
-def test_columns_and_rows_on_gpus(tmp_path: Any) -> None:
-    ranks.spawn(_columns_and_rows, 2, tmp_path, device="cuda")
+def test_columns_and_rows_on_gpus(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_columns_and_rows, 2, tmp_path, recipe, device="cuda")

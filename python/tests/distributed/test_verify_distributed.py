@@ -48,79 +48,88 @@ def _state(model: Any) -> list[torch.Tensor]:
     return [copy.deepcopy(each.detach()).cpu() for each in tensors]
 
 
-def _right(mesh: Any, rank: int, world: int) -> None:
-    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    for recipe, gather, options in (
-        ("tensorwise", True, {}),
-        ("rowwise", True, {"mp_policy": bf16}),
-        ("rowwise_with_gw_hp", True, {"reshard_after_forward": False}),
-        ("blockwise", True, {}),
-        ("rowwise", False, {}),
-        ("delayed", False, {}),
-        ("delayed", True, {}),
-    ):
-        model = shard(_model(recipe, gather), mesh, **options)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        reference = shard(_model(recipe, gather), mesh, **options)
-        other = torch.optim.AdamW(reference.parameters(), lr=1e-2)
-        before_first = f8.verify_distributed(model)
-        assert before_first.ok
-        for _ in range(2):
-            _step(model, optimizer, rank)
-            _step(reference, other, rank)
-            before = _state(model)
-            report = f8.verify_distributed(model, tokens=32)
-            assert all(torch.equal(a, b) for a, b in zip(before, _state(model), strict=True))
-            assert report.ok, report
-            for layer in report.layers:
-                names = {"q", "qt"} if gather else {"w"}
-                names |= {"y", "dx", "dw"} | ({"db"} if layer.name == "0" else set())
-                assert set(layer.tensors) == names, report
-                assert all(each.bits for each in layer.tensors.values()), report
-        # A model that was looked at trains as one that was not.
-        for a, b in zip(model.parameters(), reference.parameters(), strict=True):
-            assert torch.equal(a.to_local(), b.to_local())
+RIGHT: Any = (
+    ("tensorwise", True, {}),
+    ("rowwise", True, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}),
+    ("rowwise_with_gw_hp", True, {"reshard_after_forward": False}),
+    ("blockwise", True, {}),
+    ("rowwise", False, {}),
+    ("delayed", False, {}),
+    ("delayed", True, {}),
+)
+
+
+def _right(
+    mesh: Any, rank: int, world: int, recipe: str, gather: bool, options: dict[str, Any]
+) -> None:
+    model = shard(_model(recipe, gather), mesh, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    reference = shard(_model(recipe, gather), mesh, **options)
+    other = torch.optim.AdamW(reference.parameters(), lr=1e-2)
+    before_first = f8.verify_distributed(model)
+    assert before_first.ok
+    for _ in range(2):
+        _step(model, optimizer, rank)
+        _step(reference, other, rank)
+        before = _state(model)
+        report = f8.verify_distributed(model, tokens=32)
+        assert all(torch.equal(a, b) for a, b in zip(before, _state(model), strict=True))
+        assert report.ok, report
+        for layer in report.layers:
+            names = {"q", "qt"} if gather else {"w"}
+            names |= {"y", "dx", "dw"} | ({"db"} if layer.name == "0" else set())
+            assert set(layer.tensors) == names, report
+            assert all(each.bits for each in layer.tensors.values()), report
+    # A model that was looked at trains as one that was not.
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(a.to_local(), b.to_local())
     assert "layer  shape" in str(report)
     assert "bits" in str(report)
 
 
+@pytest.mark.parametrize(("recipe", "gather", "options"), RIGHT)
 @pytest.mark.parametrize("world", (2, 3))
-def test_right_models_have_equal_bits(world: int, tmp_path: Any) -> None:
-    ranks.spawn(_right, world, tmp_path)
+def test_right_models_have_equal_bits(
+    world: int, recipe: str, gather: bool, options: dict[str, Any], tmp_path: Any
+) -> None:
+    ranks.spawn(_right, world, tmp_path, recipe, gather, options)
 
 
+@pytest.mark.parametrize(("recipe", "gather", "options"), RIGHT)
 @ranks.needs_gpus(2)
-def test_right_models_have_equal_bits_on_gpus(tmp_path: Any) -> None:
-    ranks.spawn(_right, 2, tmp_path, device="cuda")
+def test_right_models_have_equal_bits_on_gpus(
+    recipe: str, gather: bool, options: dict[str, Any], tmp_path: Any
+) -> None:
+    ranks.spawn(_right, 2, tmp_path, recipe, gather, options, device="cuda")
 
 
-def _in_autocast(_: Any, rank: int, world: int) -> None:
+def _in_autocast(_: Any, rank: int, world: int, recipe: str) -> None:
     mesh = distributed.device_mesh.init_device_mesh(
         ranks.device, (world // 2, 2), mesh_dim_names=("data", "tensor")
     )
-    for recipe in ("tensorwise", "rowwise", "delayed"):
-        for gather, shares in ((True, False), (False, False), (True, True), (False, True)):
-            model = _model(recipe, gather, 128)
-            if shares:
-                plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
-                parallelize_module(model, mesh["tensor"], plan)
-            shard(model, mesh["data"])
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for _ in range(2):
-                with torch.autocast(ranks.device, torch.bfloat16):
-                    _step(model, optimizer, rank // 2)
-            outside = f8.verify_distributed(model)
+    for gather, shares in ((True, False), (False, False), (True, True), (False, True)):
+        model = _model(recipe, gather, 128)
+        if shares:
+            plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+            parallelize_module(model, mesh["tensor"], plan)
+        shard(model, mesh["data"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
             with torch.autocast(ranks.device, torch.bfloat16):
-                inside = f8.verify_distributed(model)
-            for report in (outside, inside):
-                for layer in report.layers:
-                    assert ("q" in layer.tensors) is gather, report
-                    assert {"y", "dx", "dw"} <= set(layer.tensors), report
-                    assert layer.tensors["dw"].bits, report
+                _step(model, optimizer, rank // 2)
+        outside = f8.verify_distributed(model)
+        with torch.autocast(ranks.device, torch.bfloat16):
+            inside = f8.verify_distributed(model)
+        for report in (outside, inside):
+            for layer in report.layers:
+                assert ("q" in layer.tensors) is gather, report
+                assert {"y", "dx", "dw"} <= set(layer.tensors), report
+                assert layer.tensors["dw"].bits, report
 
 
-def test_autocast_is_no_difference(tmp_path: Any) -> None:
-    ranks.spawn(_in_autocast, 4, tmp_path)
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed"))
+def test_autocast_is_no_difference(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_in_autocast, 4, tmp_path, recipe)
 
 
 def test_another_type_is_no_other_scale() -> None:

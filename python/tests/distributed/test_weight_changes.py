@@ -418,55 +418,6 @@ def test_models_on_the_meta_device_get_values(tmp_path: Any) -> None:
     ranks.spawn(_meta, 2, tmp_path, str(tmp_path / "checkpoint"))
 
 
-class _Tied(nn.Module):
-    """A head that reads its input's embedding."""
-
-    def __init__(self, head_first: bool) -> None:
-        super().__init__()
-        if head_first:
-            self.head = nn.Linear(SIZE, 96, bias=False)
-        self.embedding = nn.Embedding(96, SIZE)
-        if not head_first:
-            self.head = nn.Linear(SIZE, 96, bias=False)
-        self.middle = nn.Linear(SIZE, SIZE)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.head(self.middle(self.embedding(x)))
-
-
-def _tied(mesh: Any, rank: int, world: int) -> None:
-    tokens = torch.randint(0, 96, (4, 16), generator=torch.Generator().manual_seed(rank))
-    for head_first in (False, True):
-        models = []
-        for gather in (True, False):
-            torch.manual_seed(0)
-            model: Any = _Tied(head_first)
-            parameters = list(model.parameters())
-            config = f8.LinearConfig("rowwise", emulate=True, enable_fsdp_float8_all_gather=gather)
-            f8.convert_to_float8_training(model, config=config)
-            assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
-            models.append(fully_shard(model, mesh=mesh))
-        optimizers = [_fused(model.parameters()) for model in models]
-        for _ in range(3):
-            losses = []
-            for model, optimizer in zip(models, optimizers, strict=True):
-                assert model.head.weight is model.embedding.weight
-                loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.detach())
-            assert torch.equal(*losses)
-        assert models[0].middle._weight_gather is not None
-        for own, other in zip(*(model.parameters() for model in models), strict=True):
-            assert torch.equal(own.to_local(), other.to_local())
-
-
-def test_tied_weights_stay_tied(tmp_path: Any) -> None:
-    ranks.spawn(_tied, 2, tmp_path)
-
-
 def _tensor_parallel(_: Any, rank: int, world: int) -> None:
     """Tensor parallelism alone, and beside FSDP: fused and foreach optimizers, and .data."""
     names = ("shard", "tensor")

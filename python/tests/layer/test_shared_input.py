@@ -19,7 +19,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import float8.torch as f8
-from float8.torch import _ops, shared_casts
+from float8.torch import _linear, _ops, shared_casts
 
 Config = Callable[..., f8.LinearConfig]
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     yield
-    _ops.SharedInput.latest = None
+    _linear.SharedInput.latest = None
 
 
 def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -284,7 +284,7 @@ def test_evaluation_keeps_no_transposed_copy(
     with torch.no_grad():
         evaluated = model(x)
     assert torch.equal(trained, evaluated)
-    latest = _ops.SharedInput.latest
+    latest = _linear.SharedInput.latest
     assert latest is None or latest.qt is None
     with torch.inference_mode():
         assert torch.equal(trained, model(x))

@@ -312,7 +312,7 @@ TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
       ASSERT_FALSE(status);
       EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
     };
-    expect_refused(*plain, "only w.fp8 of a linear with weight_shards");
+    expect_refused(*plain, "weight_shards");
     given.ld_qt = kWide.n;
     expect_refused(*linear, "whole 128s");
   }
@@ -336,7 +336,7 @@ TEST_P(TensorTest, WhatDoesNotFitIsNamed) {
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };
-  refused(x->view(kRows - 1), "x.fp8 is a tensor of 299 x 592, the call needs 300 x 592");
+  refused(x->view(kRows - 1), "x.fp8 is a tensor of 299 x 592");
   const auto with = [&](auto change) {
     float8_tensor view = good;
     change(view);

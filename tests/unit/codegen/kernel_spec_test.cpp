@@ -281,8 +281,7 @@ std::vector<std::string> kinds_of(const std::variant<Kinds...>&) {
 TEST(KernelSpec, AnUnknownKindIsRefusedWithTheRegisteredOnes) {
   const auto spec = parse_kernel_spec("softmax/bf16");
   ASSERT_FALSE(spec);
-  EXPECT_NE(spec.error().message.find("unknown kind 'softmax'; one of amax, cast, quantize, gemm"),
-            std::string::npos)
+  EXPECT_NE(spec.error().message.find("unknown kind 'softmax'"), std::string::npos)
       << spec.error().message;
   std::vector<std::string> kinds = kinds_of(KernelSpec());
   for (const std::string& kind : kinds) {

@@ -237,11 +237,10 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   refused("hello\n", ":1: not a JSON object");
   refused("[]\n", ":1: not a JSON object");
   refused(std::string("SQLite format 3\0 ...", 20), "is a database; `float8-tune db merge`");
-  refused("float8-table 4\n", "is a tuning table, for a trainer to load; it has no trials");
-  refused("float8-filter 2\n", "is a filter file, for a trainer to load");
+  refused("float8-table 4\n", "is a tuning table");
+  refused("float8-filter 2\n", "is a filter file");
   refused("{\"x\":1}\n", "not a float8 tuning export");
-  refused("{\"float8_tuning_db\":4}\n",
-          "format is 4, this program knows 3; use the newer float8 that wrote it");
+  refused("{\"float8_tuning_db\":4}\n", "format is 4");
   refused(good.substr(0, good.size() - 40), "cut off");
   refused(good + "{\"y\":1}\n", "names its kind");
   refused(replaced("\"power_limit_w\":700", "\"power_limit_w\":650"), "changed by hand");
@@ -256,8 +255,7 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
           "unknown implementation 'cublaslt+bias'");
   refused(replaced("\"impl\"", "\"kernels\":{\"output\":\"cublaslt:h3\"},\"impl\""),
           "not of the 0 parts of output");
-  refused(replaced("\"problem\":\"output", "\"problem\":\"attention"),
-          "unknown op 'attention'; this float8 knows output");
+  refused(replaced("\"problem\":\"output", "\"problem\":\"attention"), "unknown op 'attention'");
   refused(replaced("\"impl\"", "\"screened_ns\":-1.0,\"impl\""), "screened_ns");
   refused(replaced("\"attempt\":0,", ""), "\"attempt\" is missing");
   refused(replaced("\"attempt\":0", "\"attempt\":-1"), "attempt is -1");
@@ -265,7 +263,7 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   std::string dangling = good;
   const size_t device = dangling.find("{\"cc\"");
   dangling.erase(device, dangling.find('\n', device) - device + 1);
-  refused(dangling, "has no record; export the database again");
+  refused(dangling, "export the database again");
 }
 
 TEST_F(ExchangeTest, ExportIsAtomic) {

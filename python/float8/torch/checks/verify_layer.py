@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from float8.torch import _ops
+from float8.torch import _linear, _ops
 from float8.torch.amaxes import PART_BYTES
 from float8.torch.experts import ops
 from float8.torch.layer.linear import Float8Linear
@@ -178,7 +178,7 @@ class LayerCheck:
         if layer._padding:
             pad = (0, layer._padding)
             x, weight = functional.pad(x, pad), functional.pad(weight, pad)
-        return _ops.linear(x, weight, bias, layer._config, scales, layer._layout)
+        return _linear.linear(x, weight, bias, layer._config, scales, layer._layout)
 
     def _operands(
         self, dtype: torch.dtype, own_batch: bool

@@ -12,7 +12,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.filter import check_tokens
 from float8.recipes import Recipe
-from float8.torch import _ops, notices
+from float8.torch import _linear, notices
 from float8.torch.base_linear import BaseLinear
 from float8.torch.layer.weight_casts import WeightCast
 from float8.torch.parallel import async_tensor_parallel
@@ -218,11 +218,11 @@ class Float8Linear(BaseLinear):
         owner = self if self._may_share else None
         rest = (scales, layout, owner, source, copies)
         if torch.compiler.is_compiling():
-            return _ops.linear(input, weight, bias, self._compiled_config, *rest)
+            return _linear.linear(input, weight, bias, self._compiled_config, *rest)
         try:
-            return _ops.linear(input, weight, bias, self._config, *rest)
+            return _linear.linear(input, weight, bias, self._config, *rest)
         except (RuntimeError, ValueError):
-            _ops.refuse(input, weight, f"{self._words()}: ")
+            _linear.refuse(input, weight, f"{self._words()}: ")
             raise
 
     def describe(self) -> str:

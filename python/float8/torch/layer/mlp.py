@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from float8 import recipes
-from float8.torch import _ops, notices
+from float8.torch import _linear, _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.layer.linear import Float8Linear, is_exporting
 
@@ -64,7 +64,7 @@ class SwiGLUFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
-            _ops.SharedInput.latest = None
+            _linear.SharedInput.latest = None
         kept = ctx.saved_tensors
         (w_gate, w_up, w_down), (s_gate, s_up, s_down) = kept[:3], kept[3:6]
         (gate_qt, up_qt, down_qt), x_qt = kept[6:9], kept[9]
@@ -219,7 +219,7 @@ def swiglu(
         return _apply(source, *weights, of_autocast, x_q, x_qt, *of)  # type: ignore[no-any-return]
     except (RuntimeError, ValueError):
         if not torch.compiler.is_compiling():
-            _ops.refuse(x, weights[0], f"{gate._words()}: ")
+            _linear.refuse(x, weights[0], f"{gate._words()}: ")
         raise
 
 

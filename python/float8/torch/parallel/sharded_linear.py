@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _linear, _ops
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_operands as operands
 from float8.torch.parallel.sharded_grads import Call
@@ -178,7 +178,7 @@ def _sharing_key(source: Any, x: Tensor, save: bool, call: Call) -> tuple[Any, .
     own = (x.dtype, save, call)
     if torch.compiler.is_compiling():
         return own
-    return None if source.is_inference() else (*own, source._version, _ops._place(x))
+    return None if source.is_inference() else (*own, source._version, _linear._place(x))
 
 
 class _WholeInput(torch.autograd.Function):

@@ -124,7 +124,7 @@ TEST_F(QuantizerListAbi, RefusesWhatItCannotDo) {
   EXPECT_TRUE(says("float8_quantize_list_args.tensors is NULL")) << float8_last_error();
   EXPECT_EQ(float8_quantize_list_amax(list_.get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_FALSE(list_.run({.workspace = {workspace_.get()}}, {}, nullptr));
-  EXPECT_TRUE(says("3 quantizers were planned, 0 args are given")) << float8_last_error();
+  EXPECT_TRUE(says("0 args are given")) << float8_last_error();
   std::vector<float8::QuantizeArgs> all(3);
   EXPECT_FALSE(list_.find_amax({}, all, nullptr));
   EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();

@@ -115,9 +115,9 @@ TEST_F(Misuse, OfAForward) {
   constexpr Do kForward = &Misuse::forward;
   expect_refused({
       {kForward, [](Args& c) { c.forward.struct_size = 3; }, "struct_size is 3"},
-      {kForward, [](Args& c) { c.forward.y.reserved = 1; }, "y.reserved is 1; it must be 0"},
+      {kForward, [](Args& c) { c.forward.y.reserved = 1; }, "y.reserved is 1"},
       {kForward, [](Args& c) { c.forward.y.accumulate = 1; },
-       "float8_forward_args.y.accumulate is set; the call writes it"},
+       "float8_forward_args.y.accumulate is set"},
       {kForward, [](Args& c) { c.step.struct_size = 3; }, "float8_step: struct_size is 3"},
       {kForward, [](Args& c) { c.forward.x.data = nullptr; }, "float8_forward_args.x.data is NULL"},
       {kForward, [](Args& c) { c.forward.w.data = nullptr; }, "float8_forward_args.w.data is NULL"},
@@ -137,8 +137,8 @@ TEST_F(Misuse, OfAForward) {
       {kForward, [](Args& c) { c.step.launch_counts.data = into(c.workspace, 8); },
        "launch_counts is not aligned"},
       {kForward, [](Args& c) { c.step.launch_counts.data = c.forward.y.data; }, "overlap"},
-      {kForward, [](Args& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
-      {kForward, [](Args& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
+      {kForward, [](Args& c) { c.forward.m = -1; }, "m is -1"},
+      {kForward, [](Args& c) { c.forward.m = 41; }, "m is 41"},
       {kForward, [](Args& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
       {kForward, [](Args& c) { c.forward.x.ld = 31; }, "x.ld is 31"},
       {kForward, [](Args& c) { c.forward.w.ld = 33; }, "w.ld is 33"},
@@ -182,7 +182,7 @@ TEST_F(Misuse, OfABackward) {
       {kBackward, [](Args& c) { c.backward.dx.ld = 16; }, "dx.ld is 16"},
       {kBackward, [](Args& c) { c.backward.dw.ld = 33; }, "dw.ld is 33"},
       {kBackward, [](Args& c) { c.backward.dx.reserved = 2; }, "dx.reserved is 2"},
-      {kBackward, [](Args& c) { c.backward.db.ld = 16; }, "db.ld is 16; it is a vector"},
+      {kBackward, [](Args& c) { c.backward.db.ld = 16; }, "db.ld is 16"},
       {kBackward, [](Args& c) { c.backward.db.data = c.backward.dw.data; }, "db is given"},
       {kBackward,
        [](Args& c) {
@@ -219,7 +219,7 @@ TEST_F(Misuse, OfACastOfTheWeight) {
       {kCast, [](Args& c) { c.workspace = nullptr; },
        "float8_quantize_args.workspace.data is NULL"},
       {kCast, [](Args& c) { c.weight.noop_flag = static_cast<uint32_t*>(c.weight.tensor.data); },
-       "noop_flag is given, the quantizer's casts do not look at it"},
+       "noop_flag is given"},
       {kCast, [](Args& c) { c.weight.x.ld = 8; }, "x.ld is 8"},
       {kCast, [](Args& c) { c.weight.tensor.data = const_cast<void*>(c.weight.x.data); }, "tensor"},
       {kCast, [](Args& c) { c.weight.tensor.data = c.workspace; }, "overlap"},
@@ -266,7 +266,7 @@ TEST_F(MisuseHighPrecision, OfWhatBackwardReads) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
       {kBackward, [](Args& c) { c.backward.x.data = nullptr; },
-       "float8_backward_args.x.data is NULL; grad_weight is computed from"},
+       "float8_backward_args.x.data is NULL"},
       {kBackward, [](Args& c) { c.backward.x.data = into(c.backward.x.data, 8); },
        "x is not aligned"},
       {kBackward, [](Args& c) { c.backward.dx.data = const_cast<void*>(c.backward.x.data); },

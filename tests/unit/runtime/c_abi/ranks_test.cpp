@@ -101,10 +101,7 @@ TEST(Ranks, ThatDoNotComeAreAnErrorNotAHang) {
   });
   EXPECT_EQ(all[2], "");
   EXPECT_EQ(all[0], all[1]);
-  EXPECT_NE(all[0].find("operation 0 of the communicator, ncclAllReduce of 5 elements of 4 bytes "
-                        "(max): rank 2 did not come within 2000 ms"),
-            std::string::npos)
-      << all[0];
+  EXPECT_NE(all[0].find("rank 2 did not come"), std::string::npos) << all[0];
   // The late rank sees it too.
   EXPECT_EQ(ranks.communicator(2).sync_amax(words.data(), 5, nullptr).message(), all[0]);
 }
@@ -180,8 +177,7 @@ TEST(Ranks, OfTwoKindsAreRefused) {
   args.shard = args.whole = &view;
   args.communicator = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
   EXPECT_EQ(float8_gather_tensor(ranks.context(0).get(), &args, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_NE(std::string_view(float8_last_error())
-                .find("float8_gather_args.communicator is NCCL's, and the device is emulated"),
+  EXPECT_NE(std::string_view(float8_last_error()).find("float8_gather_args.communicator is NCCL's"),
             std::string_view::npos)
       << float8_last_error();
 }

@@ -155,13 +155,11 @@ TEST_F(ScaleCheckpoint, RefusesWhatIsNotTheSameAndTouchesNothing) {
     return DelayedScales::plan(context_, slots, {.history = history}).value();
   };
   std::vector<DelayedSlot> fewer(slots_.begin(), slots_.end() - 1);
-  refused(planned(fewer, 3), all, kInvalidArgument, "of 4 operands, these linears have 3");
+  refused(planned(fewer, 3), all, kInvalidArgument, "of 4 operands");
   refused(planned({}, 3), all, kInvalidArgument, "these linears have 0");
-  refused(planned(slots_, 4), all, kInvalidArgument,
-          "histories of 3, these scales were planned with 4");
+  refused(planned(slots_, 4), all, kInvalidArgument, "histories of 3");
   std::swap(slots_[1], slots_[2]);
-  refused(planned(slots_, 3), all, kInvalidArgument,
-          "has e5m2 as operand 1, these linears have e4m3 by powers of two");
+  refused(planned(slots_, 3), all, kInvalidArgument, "has e5m2 as operand 1");
 }
 
 TEST_F(ScaleCheckpoint, OptionsThatAreNoStateMayDiffer) {

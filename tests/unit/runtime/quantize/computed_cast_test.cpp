@@ -336,7 +336,7 @@ class ComputedMisuse : public ::testing::Test {
 TEST_F(ComputedMisuse, PlansThatCannotBe) {
   QuantizerDesc high = desc("rowwise_with_gw_hp");
   high.q = false;
-  refused(high, ErrorCode::kUnsupported, "makes no fp8 copy of this operand");
+  refused(high, ErrorCode::kUnsupported, "makes no fp8 copy");
   QuantizerDesc weight = desc("blockwise");
   weight.operand = Tensor::kWeight;
   refused(weight, ErrorCode::kInvalidArgument, "it is for FLOAT8_INPUT");

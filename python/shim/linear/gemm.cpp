@@ -1,4 +1,4 @@
-#include "python/shim/gemm.hpp"
+#include "python/shim/linear/gemm.hpp"
 
 #include <stdexcept>
 #include <string>
