@@ -7,12 +7,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <ctime>
 #include <optional>
 #include <vector>
 
 #include "base/descriptor.hpp"
+#include "base/number.hpp"
 
 namespace f8 {
 namespace {
@@ -41,11 +41,7 @@ std::optional<int> own_descriptor(const fs::path& link) {
   std::error_code error;
   const fs::path folder = fs::canonical(folder_of(link), error);
   if (error || folder != fs::canonical("/proc/self/fd", error)) return std::nullopt;
-  const std::string name = link.filename().string();
-  int number = 0;
-  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (failed != std::errc() || end != name.data() + name.size()) return std::nullopt;
-  return number;
+  return number_of<int>(link.filename().string());
 }
 
 Result<Target> find_target(const fs::path& path) {

@@ -1,10 +1,10 @@
 #include "recipes/filter_file.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <set>
 
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "recipes/sealed_text.hpp"
 
@@ -26,23 +26,9 @@ bool is_number(std::string_view text) {
 }
 
 Result<int64_t> parse_size(const char* field, std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > kMaxDim) {
-    return fail(ErrorCode::kCorrupt, "{} {} is no number from 1 to {}", field, quote(text),
-                kMaxDim);
-  }
-  return value;
-}
-
-Result<double> parse_speedup(const char* field, std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
-      value <= 0) {
-    return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quote(text));
-  }
-  return value;
+  const auto value = number_of<int64_t>(text);
+  if (value && *value >= 1 && *value <= kMaxDim) return *value;
+  return fail(ErrorCode::kCorrupt, "{} {} is no number from 1 to {}", field, quote(text), kMaxDim);
 }
 
 // The rest of a line that begins with `word`.
@@ -70,9 +56,9 @@ Result<FilterFile::Decision> parse_decision(std::string_view line) {
   d.in_features = F8_TRY(parse_size("k", sizes));
   d.evidence = F8_TRY(parse_evidence(take_until(line, '\t')));
   std::string_view speedups = take_until(line, '\t');
-  d.speedup.speedup = F8_TRY(parse_speedup("speedup", take_until(speedups, ' ')));
-  d.speedup.lo = F8_TRY(parse_speedup("lo", take_until(speedups, ' ')));
-  d.speedup.hi = F8_TRY(parse_speedup("hi", speedups));
+  d.speedup.speedup = F8_TRY(parse_positive("speedup", take_until(speedups, ' ')));
+  d.speedup.lo = F8_TRY(parse_positive("lo", take_until(speedups, ' ')));
+  d.speedup.hi = F8_TRY(parse_positive("hi", speedups));
   d.reason = line;
   return d;
 }

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <optional>
 
+#include "base/number.hpp"
 #include "base/text.hpp"
 
 namespace f8 {
@@ -80,12 +81,12 @@ Result<GemmKernel> parse_gemm_kernel(Provider provider, std::string_view config)
   parsed_kernels.fetch_add(1, std::memory_order_relaxed);
   std::string_view number = config;
   const bool named = take(number, "h");
-  const char* end = number.data() + number.size();
-  const auto [stop, error] = std::from_chars(number.data(), end, kernel.heuristic);
-  if (!named || error != std::errc() || stop != end || kernel.heuristic < 0) {
+  const auto heuristic = number_of<int>(number);
+  if (!named || !heuristic || *heuristic < 0) {
     return fail(ErrorCode::kInvalidArgument, "cublaslt config {}: expected h and a number, as h0",
                 quote(config));
   }
+  kernel.heuristic = *heuristic;
   return kernel;
 }
 

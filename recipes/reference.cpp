@@ -147,7 +147,7 @@ std::vector<float> scales_of(std::span<const float> amax, Dtype dtype, bool pow2
   return scales;
 }
 
-// Likewise casts such rows, with all scales of that matrix.
+// Casts such rows too, with all scales of that matrix.
 Fp8Matrix cast_rows(const Matrix& x, int64_t first_row, AmaxOver over, Dtype dtype,
                     std::vector<float> scales) {
   const ScaleGrid grid = scale_grid(x.rows, x.cols, over);

@@ -1,17 +1,17 @@
 // Reading checks the kind, the version, whether the text is whole, and the hash, in this order.
 #include "recipes/sealed_text.hpp"
 
-#include <charconv>
+#include <cmath>
 
 #include "base/hash.hpp"
+#include "base/number.hpp"
 #include "base/text.hpp"
 
 namespace f8 {
 namespace {
 
 Result<int> read_version(const SealedKind& kind, std::string_view text) {
-  int version = 0;
-  std::from_chars(text.data(), text.data() + text.size(), version);
+  const int version = number_of<int>(text).value_or(0);
   const bool is_number = text == f8::format("{}", version);
   if (is_number && version >= kind.oldest && version <= kind.version) return version;
   const bool newer = is_number && version > kind.version;
@@ -59,6 +59,12 @@ Result<Unsealed> unseal(const SealedKind& kind, std::string_view text) {
                 quote(hash));
   }
   return Unsealed{version, rest.substr(0, rest.size() - (text.size() - hashed.size()))};
+}
+
+Result<double> parse_positive(const char* field, std::string_view text) {
+  const auto value = number_of<double>(text);
+  if (value && std::isfinite(*value) && *value > 0) return *value;
+  return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quote(text));
 }
 
 }  // namespace f8

@@ -30,4 +30,7 @@ struct Unsealed {
 // cut short and one that was changed.
 [[nodiscard]] Result<Unsealed> unseal(const SealedKind& kind, std::string_view text);
 
+// Reads a field of a line; `field` is its name for a message.
+[[nodiscard]] Result<double> parse_positive(const char* field, std::string_view text);
+
 }  // namespace f8

@@ -32,7 +32,7 @@ Result<bool> all_or_none(const Statement& s, int first, int count) {
   return !s.is_null(first);
 }
 
-// In the order of the operation's parts: rows have none.
+// Returns the kernels in the order of the operation's parts: rows have none.
 Result<std::vector<PartKernel>> read_kernels(std::string_view text, Op op) {
   std::vector<PartKernel> kernels;
   while (!text.empty()) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kWeightsOwnType = -1;
 
-// From one line of a copy to the next one.
+// The bytes from one line of a copy to the next one.
 int64_t pitch_of(int64_t length) {
   return (length + 127) / 128 * 128;
 }

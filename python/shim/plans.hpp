@@ -261,9 +261,9 @@ struct AnyPlan {
 // All plans on the device (-1: emulated) so far.
 [[nodiscard]] std::vector<const float8_linear*> all_plans(int32_t device);
 
-// The context of a place, made where there is none.
 // Makes the contexts of GPUs, none of which is there yet, tune for so long a shape.
 void tune_on_first_use(int64_t milliseconds, std::string database);
+// The context of a device, made where there is none.
 [[nodiscard]] float8_context* context_of(int32_t device);
 
 // The bytes of buffers, without a GPU.

@@ -118,7 +118,7 @@ Workspace::Workspace(const Place& place, size_t bytes, Counts counts) {
   }
   Entry& entry = entry_of(place);
   lock_ = std::unique_lock(entry.mutex);
-  // Behind the counts, on a line of its own.
+  // The buffer begins behind the counts, on a line of its own.
   const size_t before = counts == Counts::kNone ? (bytes_of_counts(place) + 255) / 256 * 256 : 0;
   const size_t kept = is_large ? bytes_of_counts(place) : before + bytes;
   if (entry.bytes < kept) [[unlikely]] {

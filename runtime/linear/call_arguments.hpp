@@ -36,7 +36,7 @@ enum class Slot : uint8_t {
   kWeightQInverse,
   kWeightQt,
   kWeightQtInverse,
-  // Likewise of dy, where the linears of a group share the launches of its casts.
+  // The copies of dy, where the linears of a group share the launches of its casts.
   kGradOutputQ,
   kGradOutputQInverse,
   kGradOutputQt,

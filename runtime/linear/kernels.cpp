@@ -1,4 +1,4 @@
-// From a recipe to the kernels of a linear.
+// The way from a recipe to the kernels of a linear.
 #include "runtime/linear/kernels.hpp"
 
 #include <algorithm>

@@ -11,7 +11,7 @@
 namespace f8::runtime {
 namespace {
 
-// Of a source that is no kPlain.
+// The kernels' name of a source that is no kPlain.
 codegen::Computed computed_of(CastSource source) {
   return static_cast<codegen::Computed>(static_cast<int>(source) - 1);
 }

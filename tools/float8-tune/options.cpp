@@ -1,11 +1,11 @@
 #include "tools/float8-tune/options.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
 #include "base/file.hpp"
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "runtime/device/device_info.hpp"
 #include "runtime/gemm/gemm.hpp"
@@ -17,26 +17,24 @@ namespace f8::cli {
 CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& value,
                          const std::string& description, int64_t min, int64_t max) {
   const auto parse = [&value, name, min, max](const std::string& text) {
-    int64_t parsed = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
-    if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
+    const auto parsed = number_of<int64_t>(text);
+    if (!parsed || *parsed < min || *parsed > max) {
       throw CLI::ValidationError(  // CLI11's way to refuse a value
           name, f8::format("{} is not an integer from {} to {}", quote(text), min, max));
     }
-    value = parsed;
+    value = *parsed;
   };
   return command.add_option_function<std::string>(name, parse, description)->type_name("INT");
 }
 
 Result<double> parse_share(std::string_view text, ShareLimits limits) {
   const std::string_view number = text.ends_with('%') ? text.substr(0, text.size() - 1) : text;
-  double value = 0;
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
-  if (error != std::errc() || end != number.data() + number.size() || std::isnan(value)) {
+  const auto parsed = number_of<double>(number);
+  if (!parsed || std::isnan(*parsed)) {
     return fail(ErrorCode::kInvalidArgument, "{} is no share; write 0.5%, or 0.005 as a fraction",
                 quote(text));
   }
-  if (number.size() < text.size()) value /= 100;
+  const double value = number.size() < text.size() ? *parsed / 100 : *parsed;
   if (value >= limits.least && value <= limits.most) return value;
   return fail(ErrorCode::kInvalidArgument,
               "{} is {:g}%, and it is from {:g}% to {:g}%; half a per cent is 0.5%, or 0.005 as a "
@@ -104,10 +102,8 @@ static Result<int64_t> skew_of(const std::string& text) {
   const auto named =
       std::ranges::find(kNames, text, [](const auto& name) { return std::string(name.first); });
   if (named != kNames.end()) return named->second;
-  int64_t skew = 0;
-  const char* end = text.data() + text.size();
-  const auto [read, error] = std::from_chars(text.data(), end, skew);
-  if (error == std::errc() && read == end && skew >= kEven && skew <= kOneExpert) return skew;
+  const auto skew = number_of<int64_t>(text);
+  if (skew && *skew >= kEven && *skew <= kOneExpert) return *skew;
   return fail(ErrorCode::kInvalidArgument,
               "--skew: {} is not even, zipf, one or a number from {} to {}", quote(text), kEven,
               kOneExpert);

@@ -72,7 +72,7 @@ struct ModelOptions {
   std::string model;  // a built-in name, a file or "-"
   int64_t tp = 1;
   int64_t tokens = 0;
-  // Of the experts of its layers.
+  // The options of the experts of its layers.
   tuner::ExpertsAs experts = tuner::ExpertsAs::kLinears;
   int64_t ep = 1;
   std::string skew = "even";  // as of GroupOptions

@@ -49,9 +49,9 @@ class Table {
   std::vector<size_t> ends_;
 };
 
-// To standard output: lines of text. Control characters that the text brings along are escaped.
+// Writes lines of text to standard output. Control characters that the text brings along are escaped.
 void print(std::string_view text);
-// As it is: for JSON and for tables, whose cells are escaped already and whose heads may be bold.
+// Prints text as it is: JSON, and tables whose cells are escaped already and whose heads may be bold.
 void print_styled(std::string_view text);
 [[nodiscard]] bool stdout_color(const Global& global);
 [[nodiscard]] bool stderr_is_terminal();

@@ -58,7 +58,7 @@ class Estimator {
   [[nodiscard]] const Recipe& recipe() const { return recipe_; }
   // The name of the table's first device with rows of the recipe; without rows the one that was asked for.
   [[nodiscard]] const std::string& device() const { return device_; }
-  // Of an estimator of linears that is not empty().
+  // The first surface of an estimator of linears that is not empty().
   [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }
   // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const {
@@ -107,7 +107,7 @@ class Estimates {
   static constexpr size_t kMostSlices = 16;
 
   explicit Estimates(const Estimator& estimator) : estimator_(estimator) {}
-  // As the estimator's own; valid until the next call.
+  // The estimator's own estimate; valid until the next call.
   [[nodiscard]] const std::optional<Estimate>& operator()(Shape shape);
   // What it has made and what it keeps.
   [[nodiscard]] size_t slices_made() const { return slices_made_; }

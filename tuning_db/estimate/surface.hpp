@@ -43,7 +43,7 @@ struct Estimate {
   std::vector<const LinearSpeedup*> rows;  // the surface's
 };
 
-// To four digits: what is printed and compared on many machines, whose last bits of exp and log differ.
+// Rounds to four digits what is printed and compared on many machines, whose last bits of exp and log differ.
 [[nodiscard]] double rounded(double v);
 
 class Surface {

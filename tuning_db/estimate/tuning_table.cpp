@@ -3,12 +3,12 @@
 #include "tuning_db/estimate/tuning_table.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "base/hash.hpp"
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "recipes/sealed_text.hpp"
 
@@ -72,24 +72,11 @@ std::string body(const TuningTable& table) {
   return text;
 }
 
-Result<double> parse_positive(const char* field, std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
-      value <= 0) {
-    return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quote(text));
-  }
-  return value;
-}
-
 template <class T>
 Result<T> parse_count(const char* field, std::string_view text, T limit) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < T{0} || value > limit) {
-    return fail(ErrorCode::kCorrupt, "{} {} is no number from 0 to {}", field, quote(text), limit);
-  }
-  return value;
+  const auto value = number_of<T>(text);
+  if (value && *value >= T{0} && *value <= limit) return *value;
+  return fail(ErrorCode::kCorrupt, "{} {} is no number from 0 to {}", field, quote(text), limit);
 }
 
 template <class T>

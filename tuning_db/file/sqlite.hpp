@@ -71,7 +71,7 @@ class Statement {
   [[nodiscard]] int64_t integer(int column) const;
   [[nodiscard]] double real(int column) const;
   [[nodiscard]] std::string text(int column) const;  // "" for NULL
-  // As text(), valid until the next step.
+  // The same text without a copy, valid until the next step.
   [[nodiscard]] std::string_view view(int column) const;
   [[nodiscard]] std::optional<int64_t> maybe_integer(int column) const;
   [[nodiscard]] std::optional<double> maybe_real(int column) const;

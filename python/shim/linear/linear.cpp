@@ -94,7 +94,7 @@ struct LinearCall {
     return &view;
   }
 
-  // Likewise of dy, whose elements nothing reads then.
+  // The same for dy, whose elements nothing reads then.
   [[nodiscard]] const float8_tensor* given_grad(const std::optional<Tensor>& q,
                                                 const std::optional<Tensor>& qt, int64_t rows,
                                                 bool want_db, float8_tensor& view) const {

@@ -27,6 +27,21 @@ def shard(model: Any, mesh: Any, **options: Any) -> Any:
     return fully_shard(model, mesh=mesh, **options)
 
 
+def expect_trains_as(model: Any, single: Any, rank: int) -> None:
+    """Trains a model of two ranks, and one that has the rows of both: they have the same weights."""
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, single)]
+    x = torch.randn(2, 32, 64)
+    for _ in range(3):
+        model(x[rank]).square().mean().backward()
+        for part in x:
+            (single(part).square().mean() / 2).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for sharded, whole in zip(model.parameters(), single.parameters(), strict=True):
+        assert torch.equal(sharded.full_tensor(), whole)
+
+
 class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()

@@ -167,20 +167,21 @@ class _MappedMemory(chunk_exchange.PeerMemory):
         return self.files[-1]
 
 
-def _mapped(mesh: Any, rank: int, world: int, folder: str) -> None:
+def _mapped(mesh: Any, rank: int, world: int, recipe: str, folder: str) -> None:
     torch.cuda.current_stream = lambda *_: _Stream()  # type: ignore[assignment,return-value]
     torch.cuda.stream = lambda _: contextlib.nullcontext()  # type: ignore[assignment,return-value]
     memory = _MappedMemory(mesh.get_group(), folder)
     chunk_exchange._exchanges[mesh.get_group().group_name] = memory
-    _every_recipe(mesh, rank, world)
+    _every_recipe(mesh, rank, world, recipe)
     assert memory.files[-1].barriers > 0
 
 
+@pytest.mark.parametrize("recipe", [each for each in float8.recipes.NAMES if each != "bf16"])
 @pytest.mark.parametrize("world", (2, 3))
-def test_copies_to_and_from_memory_of_other_ranks(world: int, tmp_path: Any) -> None:
+def test_copies_to_and_from_memory_of_other_ranks(world: int, recipe: str, tmp_path: Any) -> None:
     """The copies that GPUs make, with the same places and the same barriers."""
     (tmp_path / "memory").mkdir()
-    ranks.spawn(_mapped, world, tmp_path, str(tmp_path / "memory"))
+    ranks.spawn(_mapped, world, tmp_path, recipe, str(tmp_path / "memory"))
 
 
 def _what_is_called(mesh: Any, rank: int, world: int, recipe: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
-from parallel_models import shard
+from parallel_models import expect_trains_as, shard
 from reference import same
 from torch import nn
 from torch.distributed import checkpoint as dcp
@@ -33,17 +33,7 @@ def _rank(mesh: Any, rank: int, world: int, recipe: str) -> None:
     model = _mlp(recipe)
     single = copy.deepcopy(model)
     shard(model, mesh)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, single)]
-    x = torch.randn(2, 32, 64)
-    for _ in range(3):
-        model(x[rank]).square().mean().backward()
-        for part in x:
-            (single(part).square().mean() / 2).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for sharded, whole in zip(model.parameters(), single.parameters(), strict=True):
-        assert torch.equal(sharded.full_tensor(), whole)
+    expect_trains_as(model, single, rank)
 
 
 @pytest.mark.parametrize("recipe", ("tensorwise", "rowwise"))

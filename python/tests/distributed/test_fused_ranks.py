@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from parallel_models import expect_trains_as
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -49,19 +50,9 @@ def _rank(mesh: Any, rank: int, world: int, unit: str, recipe: str) -> None:
     fully_shard(model, mesh=mesh)
     assert [each.fused for each in f8.fuse(model)] == [True, True]
     warnings.filterwarnings("error", message=".*no longer fused.*")
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, single)]
     before = [p.detach().clone() for p in single.parameters()]
-    x = torch.randn(2, 32, 64)
-    for _ in range(3):
-        model(x[rank]).square().mean().backward()
-        for part in x:
-            (single(part).square().mean() / 2).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for sharded, whole, old in zip(model.parameters(), single.parameters(), before, strict=True):
-        assert torch.equal(sharded.full_tensor(), whole)
-        assert not torch.equal(whole, old)
+    expect_trains_as(model, single, rank)
+    assert not any(map(torch.equal, before, single.parameters()))
 
 
 @pytest.mark.parametrize(

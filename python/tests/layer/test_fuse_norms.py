@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -206,7 +205,7 @@ def test_leaves_what_is_no_norm_of_one_type(
     assert not any(casts)
 
 
-def test_ops_refuse_factors_that_do_not_fit(device: str, options: dict[str, Any]) -> None:
+def test_ops_cast_a_norm_of_ones_as_x(device: str, options: dict[str, Any]) -> None:
     config = recipes.pack(recipes.Recipe.named("rowwise"), emulate=options["emulate"])
     x = torch.randn(8, K, device=device).bfloat16()
     weight, rstd = torch.ones(K, device=device).bfloat16(), torch.ones(8, 1, device=device)
@@ -222,15 +221,24 @@ def test_ops_refuse_factors_that_do_not_fit(device: str, options: dict[str, Any]
     assert _ops.quantize_rms_norm(*empty, config, False)[0].shape == (
         _ops.quantize(x[:0], config, _ops.INPUT, False)[0].shape
     )
-    for bad in (
-        (weight.float(), rstd),
-        (weight[:16], rstd),
-        (weight, rstd[:4]),
-        (weight, rstd.double()),
-        (weight, copy.copy(rstd).bfloat16()),
-    ):
-        with pytest.raises((ValueError, RuntimeError), match="RMSNorm"):
-            _ops.quantize_rms_norm(x, *bad, config, False)
+
+
+BAD_FACTORS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "a weight in float32": lambda weight, rstd: (weight.float(), rstd),
+    "a short weight": lambda weight, rstd: (weight[:16], rstd),
+    "a short rstd": lambda weight, rstd: (weight, rstd[:4]),
+    "rstd in float64": lambda weight, rstd: (weight, rstd.double()),
+    "rstd in bfloat16": lambda weight, rstd: (weight, rstd.bfloat16()),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FACTORS)
+def test_ops_refuse_factors_that_do_not_fit(bad: str, device: str, options: dict[str, Any]) -> None:
+    config = recipes.pack(recipes.Recipe.named("rowwise"), emulate=options["emulate"])
+    x = torch.randn(8, K, device=device).bfloat16()
+    weight, rstd = torch.ones(K, device=device).bfloat16(), torch.ones(8, 1, device=device)
+    with pytest.raises((ValueError, RuntimeError), match="RMSNorm"):
+        _ops.quantize_rms_norm(x, *BAD_FACTORS[bad](weight, rstd), config, False)
 
 
 def test_refuses_another_choice() -> None:

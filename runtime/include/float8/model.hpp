@@ -19,7 +19,7 @@ namespace float8 {
 struct ModelLayer {
   std::string name = {};
   LinearDesc desc = {};  // an m_max of 0 is the model's tokens
-  // Of the experts of a layer, as in float8_model_layer.
+  // The experts of a layer, as float8_model_layer has them.
   std::int64_t experts = 0, skew = 0;
 };
 

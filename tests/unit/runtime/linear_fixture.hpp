@@ -1,7 +1,10 @@
 // A linear's tensors for one call in host memory, and a plan for them on the fake device.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -194,6 +197,15 @@ struct Fp8Weight {
   Buffer tensor, workspace;
   float8_tensor view;
 };
+
+// Runs both calls of a step, between which others write the workspace.
+inline void run_step(Fixture& s) {
+  const auto forward = s.linear->forward(s.forward(), nullptr);
+  ASSERT_TRUE(forward) << forward.error().message;
+  std::memset(s.workspace.data(), kPoison, s.linear->workspace_bytes());
+  const auto backward = s.linear->backward(s.backward(), nullptr);
+  ASSERT_TRUE(backward) << backward.error().message;
+}
 
 [[nodiscard]] inline LinearDesc describe(const char* recipe, Shape shape) {
   LinearDesc desc;

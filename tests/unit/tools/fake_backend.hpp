@@ -173,9 +173,9 @@ class FakeBackend final : public Backend {
   double now_s_ = 0;
 };
 
-// A worker process that serves a fake machine.
-inline Spawn spawn_fake(FakeMachine machine) {
-  return [machine]() -> Result<Child> {
+// A worker process that ends with what `body` returns.
+inline Spawn spawn_that(const std::function<int(int in, int out)>& body) {
+  return [body]() -> Result<Child> {
     std::array<int, 2> to_child{};
     std::array<int, 2> from_child{};
     if (::pipe(to_child.data()) != 0 || ::pipe(from_child.data()) != 0) {
@@ -185,16 +185,23 @@ inline Spawn spawn_fake(FakeMachine machine) {
     if (pid == 0) {
       ::close(to_child[1]);
       ::close(from_child[0]);
-      ::_exit(serve(
-          [&]() -> Result<std::unique_ptr<Backend>> {
-            return std::make_unique<FakeBackend>(machine);
-          },
-          to_child[0], from_child[1]));
+      ::_exit(body(to_child[0], from_child[1]));
     }
     ::close(to_child[0]);
     ::close(from_child[1]);
     return Child{.pid = pid, .in = from_child[0], .out = to_child[1]};
   };
+}
+
+// A worker process that serves a fake machine.
+inline Spawn spawn_fake(const FakeMachine& machine) {
+  return spawn_that([machine](int in, int out) {
+    return serve(
+        [&]() -> Result<std::unique_ptr<Backend>> {
+          return std::make_unique<FakeBackend>(machine);
+        },
+        in, out);
+  });
 }
 
 inline Problem test_problem(Op op = Op::kOutput, const char* recipe = "tensorwise",

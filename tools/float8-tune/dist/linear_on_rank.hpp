@@ -53,7 +53,7 @@ class LinearOnRank {
     first_ranks_ = ranks;
   }
 
-  // With the weight or its fp8 copies, and with x_fp8 or the x of plan().
+  // Computes y with the weight or its fp8 copies, and with x_fp8 or the x of plan().
   [[nodiscard]] Status forward(const void* w, const float8::Tensor* w_fp8,
                                const float8::Tensor* x_fp8 = nullptr);
   // Without `dx` it computes dw alone.

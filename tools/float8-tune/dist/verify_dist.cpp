@@ -2,10 +2,10 @@
 // sums have one order, an SQNR elsewhere; and whether all ranks have one tuning table and run the same
 // kernels. The ranks are GPUs of this machine, or emulated devices.
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <memory>
 
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "tools/float8-tune/dist/sharded_linear.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -34,11 +34,8 @@ struct WeightShape {
 };
 
 Result<int64_t> parse_integer(std::string_view text, int64_t most) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= most) {
-    return value;
-  }
+  const auto value = number_of<int64_t>(text);
+  if (value && *value >= 0 && *value <= most) return *value;
   return fail(ErrorCode::kInvalidArgument, "{} is not an integer from 0 to {}", quote(text), most);
 }
 

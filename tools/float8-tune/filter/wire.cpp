@@ -1,11 +1,11 @@
 // wire: what collectives of weights and amaxes take, and the model's constants fitted to measured
 // ones. It needs no GPU.
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <memory>
 
 #include "base/file.hpp"
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -122,11 +122,8 @@ struct Prediction {
 };
 
 Result<int64_t> integer_of(std::string_view option, const std::string& text, int64_t max) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= 1 && value <= max) {
-    return value;
-  }
+  const auto value = number_of<int64_t>(text);
+  if (value && *value >= 1 && *value <= max) return *value;
   return fail(ErrorCode::kInvalidArgument, "{}: {} is not an integer from 1 to {}", option,
               quote(text), max);
 }

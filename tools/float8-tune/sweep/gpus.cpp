@@ -1,10 +1,10 @@
 #include "tools/float8-tune/sweep/gpus.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 
 #include "base/environment.hpp"
+#include "base/number.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
 #include "tools/tuner/gpus/campaign.hpp"
 
@@ -108,9 +108,8 @@ Result<std::vector<int>> parse_gpus(const std::string& list) {
   std::vector<int> gpus;
   if (list.empty() || list == "all") return gpus;
   for (const std::string& item : items_of(list)) {
-    int gpu = -1;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), gpu);
-    if (error != std::errc() || end != item.data() + item.size() || gpu < 0) {
+    const int gpu = number_of<int>(item).value_or(-1);
+    if (gpu < 0) {
       return fail(ErrorCode::kInvalidArgument, "{} is no GPU; write all, or 0,1 and so on",
                   quote(item));
     }

@@ -1,9 +1,9 @@
 #include "tools/float8-tune/sweep/sweep_args.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -13,12 +13,8 @@ namespace f8::cli {
 namespace {
 
 std::optional<double> parse_number(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0) || value > 1e12) {
-    return std::nullopt;
-  }
-  return value;
+  const auto value = number_of<double>(text);
+  return value && *value >= 0 && *value <= 1e12 ? value : std::nullopt;
 }
 
 // Of half-widths. One of 0 would never be reached, and wider than this one says nothing.

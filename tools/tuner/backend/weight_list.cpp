@@ -1,8 +1,8 @@
 #include "tools/tuner/backend/weight_list.hpp"
 
 #include <algorithm>
-#include <charconv>
 
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "runtime/linear/kernels.hpp"
 
@@ -11,10 +11,7 @@ namespace {
 
 // The value of a text of digits; -1 where it is none or too large.
 int64_t number(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && !text.starts_with('-') ? value : -1;
+  return text.starts_with('-') ? -1 : number_of<int64_t>(text).value_or(-1);
 }
 
 Status append(std::string_view text, std::vector<runtime::MatrixSize>& weights) {

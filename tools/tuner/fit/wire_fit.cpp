@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <set>
 
 #include "base/file.hpp"
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "tools/tuner/search/shape_sweep.hpp"
 #include "tuning_db/estimate/least_squares.hpp"
@@ -84,14 +84,12 @@ class Columns {
   static constexpr size_t kRequired = 3;
   static Result<double> number(size_t column, std::string_view text, double min, double max,
                                bool is_whole) {
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
-        !(value >= min && value <= max) || (is_whole && value != std::floor(value))) {
+    const auto value = number_of<double>(text);
+    if (!value || !(*value >= min && *value <= max) || (is_whole && *value != std::floor(*value))) {
       return fail(ErrorCode::kInvalidArgument, "column {} is {}, no {}number from {:g} to {:g}",
                   kNames.at(column), quote(text), is_whole ? "whole " : "", min, max);
     }
-    return value;
+    return *value;
   }
   std::array<std::optional<size_t>, 5> at_{};
 };

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <set>
 
+#include "base/number.hpp"
 #include "base/text.hpp"
 #include "tools/tuner/statistics.hpp"
 
@@ -68,11 +68,12 @@ Result<std::vector<Shape>> parse_shape_table(std::string_view csv) {
     std::array<int64_t, 3> values{};
     for (size_t i = 0; i < kNames.size(); ++i) {
       const std::string_view text = columns[i] < fields.size() ? fields[columns[i]] : "";
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), values[i]);
-      if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+      const auto value = number_of<int64_t>(text);
+      if (!value) {
         return fail(ErrorCode::kInvalidArgument, "line {}: column {} is {}, no whole number",
                     number, kNames[i], quote(text));
       }
+      values[i] = *value;
     }
     const Shape shape{values[0], values[1], values[2]};
     if (const Status valid = validate_shape(shape); !valid) {

@@ -89,7 +89,7 @@ class SwiGLUFunction(torch.autograd.Function):
                 wanted = want_x | want_up << 1
                 given = (x_qt, w_up, up_qt, s_up, *of, wanted, None, 1, *copies[2:])
                 dx_of_up, d_up, _ = _ops.linear_backward(up, of_up, None, *given)
-                # As autograd adds them: each linear casts x for autocast itself.
+                # The sum is autograd's: each linear casts x for autocast itself.
                 dx = dx.to(ctx.dtype) + dx_of_up.to(ctx.dtype) if want_x else None
         return (
             dx if want_x else None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-from float8.torch.shard.gathered_ops import direct, gather_of_op, shape_of_weight
+from float8.torch.shard.gathered_ops import direct, gather_of_op, register, shape_of_weight
 
 _experts_forward = torch.ops.float8.experts_forward.default
 _experts_backward = torch.ops.float8.experts_backward.default
@@ -127,14 +127,12 @@ def _backward_of_moe(
     return _moe_backward(dy, x, index, score, w13, w2, *rest, *copies)
 
 
-for name, call in (
-    ("gathered_experts_forward", _forward),
-    ("gathered_experts_backward", _backward),
-    ("gathered_moe_forward", _forward_of_moe),
-    ("gathered_moe_backward", _backward_of_moe),
-):
-    torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
-    torch.library.register_fake(f"float8::{name}", call)
+register(
+    gathered_experts_forward=_forward,
+    gathered_experts_backward=_backward,
+    gathered_moe_forward=_forward_of_moe,
+    gathered_moe_backward=_backward_of_moe,
+)
 _gathered_forward = direct(torch.ops.float8.gathered_experts_forward.default, _forward, 1)
 _gathered_backward = direct(torch.ops.float8.gathered_experts_backward.default, _backward, 1)
 _gathered_moe_forward = torch.ops.float8.gathered_moe_forward.default

@@ -167,6 +167,13 @@ def _copy_of(
     return (data.clone(), scales.clone()) if clone else (data, scales)
 
 
+def register(**calls: Callable[..., Any]) -> None:
+    """Makes each call the op of its name, of fake tensors too."""
+    for name, call in calls.items():
+        torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
+        torch.library.register_fake(f"float8::{name}", call)
+
+
 def direct(op: Any, call: Callable[..., Any], at: int) -> Callable[..., Any]:
     """Returns what calls the op, or its kernel where nobody sees ops: an op in Python takes a while.
 
@@ -182,14 +189,12 @@ def direct(op: Any, call: Callable[..., Any], at: int) -> Callable[..., Any]:
     return run
 
 
-for name, call in (
-    ("gathered_copy", _copy_of),
-    ("gathered_forward", _forward),
-    ("gathered_backward", _backward),
-    ("gathered_gemm", _gemm),
-):
-    torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
-    torch.library.register_fake(f"float8::{name}", call)
+register(
+    gathered_copy=_copy_of,
+    gathered_forward=_forward,
+    gathered_backward=_backward,
+    gathered_gemm=_gemm,
+)
 gathered_forward = direct(torch.ops.float8.gathered_forward.default, _forward, 3)
 gathered_backward = direct(torch.ops.float8.gathered_backward.default, _backward, 4)
 gathered_gemm = torch.ops.float8.gathered_gemm.default

@@ -24,7 +24,7 @@ class ShardCopies:
     own_rows: this rank's, of which the first rank has the most.
     """
 
-    # As in Gather.
+    # These fields are those of Gather.
     size: torch.Size
     group: Any
     device: torch.device

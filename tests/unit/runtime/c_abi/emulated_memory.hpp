@@ -30,6 +30,14 @@ inline Memory memory(size_t bytes) {
   std::memset(out.get(), 0, whole);
   return out;
 }
+inline Quantizer rowwise_quantizer(const Context& context, float8_operand operand, int64_t rows,
+                                   int64_t cols) {
+  return Quantizer::plan(
+             context,
+             {.operand = operand, .rows_max = rows, .cols = cols, .recipe = Recipe::rowwise()})
+      .value();
+}
+
 inline Memory random_bf16(int64_t count, unsigned seed) {
   Memory out = memory(static_cast<size_t>(count) * 2);
   std::mt19937 generator(seed);

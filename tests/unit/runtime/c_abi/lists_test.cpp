@@ -18,6 +18,7 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
+using float8::testing::rowwise_quantizer;
 using float8::testing::says;
 
 bool same(const Memory& a, const Memory& b, size_t bytes) {
@@ -26,20 +27,14 @@ bool same(const Memory& a, const Memory& b, size_t bytes) {
 
 class QuantizerListAbi : public ::testing::Test {
  protected:
-  float8::Quantizer plan(float8_operand operand, int64_t rows, int64_t cols) const {
-    return float8::Quantizer::plan(context_, {.operand = operand,
-                                              .rows_max = rows,
-                                              .cols = cols,
-                                              .recipe = float8::Recipe::rowwise()})
-        .value();
-  }
-
   static constexpr int64_t kRows[] = {48, 32, 21};
   static constexpr int64_t kCols[] = {32, 64, 16};
 
   float8::Context context_ = emulated();
   std::vector<float8::Quantizer> quantizers_ = {
-      plan(FLOAT8_INPUT, 48, 32), plan(FLOAT8_WEIGHT, 32, 64), plan(FLOAT8_GRAD_OUTPUT, 90, 16)};
+      rowwise_quantizer(context_, FLOAT8_INPUT, 48, 32),
+      rowwise_quantizer(context_, FLOAT8_WEIGHT, 32, 64),
+      rowwise_quantizer(context_, FLOAT8_GRAD_OUTPUT, 90, 16)};
   float8::QuantizerList list_ = float8::QuantizerList::plan(context_, quantizers_).value();
   std::array<Memory, 3> x_ = {random_bf16(48 * 32, 1), random_bf16(32 * 64, 2),
                               random_bf16(21 * 16, 3)};

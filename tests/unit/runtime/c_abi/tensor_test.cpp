@@ -16,26 +16,20 @@ using float8::testing::emulated;
 using float8::testing::Memory;
 using float8::testing::memory;
 using float8::testing::random_bf16;
+using float8::testing::rowwise_quantizer;
 using float8::testing::says;
 
 constexpr int64_t kM = 48, kN = 64, kK = 32;
 
 class TensorAbi : public ::testing::Test {
  protected:
-  float8::Quantizer quantizer(float8_operand operand, int64_t rows, int64_t cols) const {
-    return float8::Quantizer::plan(context_, {.operand = operand,
-                                              .rows_max = rows,
-                                              .cols = cols,
-                                              .recipe = float8::Recipe::rowwise()})
-        .value();
-  }
   float8::Context context_ = emulated();
   Memory x_ = random_bf16(kM * kK, 1), w_ = random_bf16(kN * kK, 2);
 };
 
 TEST_F(TensorAbi, OneTensorServesALinearAndAGemm) {
-  const float8::Quantizer of_x = quantizer(FLOAT8_INPUT, kM, kK);
-  const float8::Quantizer of_w = quantizer(FLOAT8_WEIGHT, kN, kK);
+  const float8::Quantizer of_x = rowwise_quantizer(context_, FLOAT8_INPUT, kM, kK);
+  const float8::Quantizer of_w = rowwise_quantizer(context_, FLOAT8_WEIGHT, kN, kK);
   const Memory x = memory(of_x.tensor_bytes()), w = memory(of_w.tensor_bytes());
   const Memory workspace = memory(std::max(of_x.workspace_bytes(), of_w.workspace_bytes()));
   ASSERT_TRUE(of_x.run(
@@ -174,7 +168,7 @@ TEST_F(TensorAbi, ACastForRecomputingNeedsTheScale) {
   EXPECT_FALSE(again.run(
       {.rows = kM, .x = {x_.get()}, .tensor = {qt.get()}, .workspace = {scratch.get()}}, nullptr));
   EXPECT_TRUE(says("float8_quantize_args.x.fp8 has no q_inverse_scale")) << float8_last_error();
-  const float8::Quantizer plain = quantizer(FLOAT8_INPUT, kM, kK);
+  const float8::Quantizer plain = rowwise_quantizer(context_, FLOAT8_INPUT, kM, kK);
   const Memory both = memory(plain.tensor_bytes());
   const float8::Tensor view = plain.view(both.get(), kM).value();
   EXPECT_FALSE(plain.run({.rows = kM,
@@ -190,7 +184,7 @@ TEST_F(TensorAbi, ACastForRecomputingNeedsTheScale) {
 }
 
 TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
-  const float8::Quantizer of_x = quantizer(FLOAT8_INPUT, kM, kK);
+  const float8::Quantizer of_x = rowwise_quantizer(context_, FLOAT8_INPUT, kM, kK);
   const size_t apart = of_x.transposed_bytes();
   ASSERT_GT(apart, 0U);
   const Memory together = memory(of_x.tensor_bytes()), q = memory(of_x.tensor_bytes() - apart),
@@ -335,7 +329,7 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   EXPECT_EQ(float8_gemm_plan_create(context_.get(), &of_gemm, &gemm), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("float8_gemm_desc.sm_limit is -1")) << float8_last_error();
 
-  const float8::Quantizer of_x = quantizer(FLOAT8_INPUT, kM, kK);
+  const float8::Quantizer of_x = rowwise_quantizer(context_, FLOAT8_INPUT, kM, kK);
   const Memory x = memory(of_x.tensor_bytes()), workspace = memory(of_x.workspace_bytes());
   EXPECT_FALSE(
       of_x.run({.rows = kM, .tensor = {x.get()}, .workspace = {workspace.get()}}, nullptr));

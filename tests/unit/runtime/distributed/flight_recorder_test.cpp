@@ -20,7 +20,10 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr std::chrono::milliseconds kShort{2};
-constexpr const char* kInVain = "step 7: rank 0 of 3 is not done after 2 ms; ";
+
+void expect_says(const std::string& message, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_TRUE(testing::says(message, part)) << part << message;
+}
 
 // Rank r's communicator is the address of one of these.
 struct FakeComm {
@@ -114,9 +117,8 @@ TEST_F(FlightRecorder, NamesTheRankThatDidNotComeAndTheOperation) {
   sync(0, 6);
   sync(1, 6);
   collective(0, Collective::kReduceScatter, 8);  // enqueued, and far ahead of what it waits for
-  EXPECT_EQ(error(), std::string(kInVain) +
-                         "operation 1 of the communicator, ncclAllReduce of 6 elements of 4 bytes "
-                         "(max): rank 2 did not come");
+  expect_says(error(), {"step 7: rank 0 of 3", "operation 1",
+                        "ncclAllReduce of 6 elements of 4 bytes", "rank 2 did not come"});
   EXPECT_EQ(wait(0).error().code, ErrorCode::kCuda);
   // The rank in the middle sees the same; the one that is behind does not blame another.
   EXPECT_NE(error(1).find("rank 2 did not come"), std::string::npos) << error(1);
@@ -125,9 +127,8 @@ TEST_F(FlightRecorder, NamesTheRankThatDidNotComeAndTheOperation) {
 
 TEST_F(FlightRecorder, NamesAllRanksThatDidNotCome) {
   collective(0, Collective::kAllGather, 3);
-  EXPECT_EQ(error(), std::string(kInVain) +
-                         "operation 0 of the communicator, ncclAllGather of 3 elements of 2 bytes: "
-                         "ranks 1, 2 did not come");
+  expect_says(error(),
+              {"operation 0", "ncclAllGather of 3 elements of 2 bytes", "ranks 1, 2 did not come"});
 }
 
 TEST_F(FlightRecorder, NamesCallsThatDoNotFitEachOther) {
@@ -135,11 +136,8 @@ TEST_F(FlightRecorder, NamesCallsThatDoNotFitEachOther) {
   collective(0, Collective::kAllReduce, 4);
   collective(1, Collective::kAllReduce, 4);
   collective(2, Collective::kAllReduce, 3);
-  EXPECT_EQ(error(),
-            std::string(kInVain) +
-                "operation 1 of the communicator: rank 0 calls ncclAllReduce of 4 elements "
-                "of 2 bytes (sum), rank 2 calls ncclAllReduce of 3 elements of 2 bytes "
-                "(sum)");
+  expect_says(error(), {"operation 1", "rank 0 calls ncclAllReduce of 4 elements",
+                        "rank 2 calls ncclAllReduce of 3 elements"});
 }
 
 // Replays of a graph are not seen, but the waits between them are.
@@ -148,11 +146,8 @@ TEST_F(FlightRecorder, NamesTheRankThatDidNotComeToTheWait) {
     sync(rank, 5);
     wait_well(rank);
   }
-  EXPECT_EQ(error(),
-            std::string(kInVain) +
-                "all ranks have made its calls (1), and ranks 1, 2 did not come to this wait");
-  EXPECT_EQ(error(2).substr(std::string(kInVain).size()),
-            "all ranks have made its calls (1), and rank 1 did not come to this wait");
+  expect_says(error(), {"its calls (1)", "ranks 1, 2 did not come to this wait"});
+  expect_says(error(2), {"its calls (1)", "and rank 1 did not come to this wait"});
 }
 
 TEST_F(FlightRecorder, SaysWhereItDoesNotKnow) {
@@ -162,21 +157,16 @@ TEST_F(FlightRecorder, SaysWhereItDoesNotKnow) {
   }
   static_cast<void>(error(1));
   static_cast<void>(error(2));
-  EXPECT_EQ(
-      error(),
-      std::string(kInVain) +
-          "all ranks have made its calls (1) and come to this wait; a device is behind, or graphs "
-          "that are replayed have different calls");
+  expect_says(error(), {"its calls (1)", "a device is behind"});
 }
 
 TEST_F(FlightRecorder, KnowsNothingOfACommunicatorOfTheCallers) {
   FakeComm own{0};
   auto* const communicator = reinterpret_cast<ncclComm*>(&own);
   ASSERT_TRUE(sync_amax(words_.data(), 5, communicator, nullptr));
-  EXPECT_EQ(wait_for_ranks(*contexts_[0], communicator, "step 7", kShort, nullptr).error().message,
-            std::string(kInVain) +
-                "another rank did not come, or makes other calls; which one is known only of "
-                "communicators that float8_comms_create made");
+  expect_says(
+      wait_for_ranks(*contexts_[0], communicator, "step 7", kShort, nullptr).error().message,
+      {"rank 0 of 3", "float8_comms_create"});
 }
 
 TEST_F(FlightRecorder, AnAbortOfARankEndsTheWaitOfTheOthers) {
@@ -186,9 +176,9 @@ TEST_F(FlightRecorder, AnAbortOfARankEndsTheWaitOfTheOthers) {
   const Status status =
       wait_for_ranks(*contexts_[0], ranks_[0], "step 7", std::chrono::hours{1}, nullptr);
   ASSERT_FALSE(status);
-  EXPECT_EQ(status.error().message, "step 7: rank 0 of 3: rank 2 has aborted the communicator");
+  expect_says(status.error().message, {"step 7: rank 0 of 3: rank 2 has aborted"});
   g_async = ncclRemoteError;  // as with NCCL's own word for it
-  EXPECT_EQ(error(1), "step 7: rank 1 of 3: rank 2 has aborted the communicator");
+  expect_says(error(1), {"step 7: rank 1 of 3: rank 2 has aborted"});
 }
 
 TEST_F(FlightRecorder, ARankThatLeftIsNamed) {
@@ -196,9 +186,7 @@ TEST_F(FlightRecorder, ARankThatLeftIsNamed) {
   sync(1, 5);
   destroy_communicator(ranks_[2]);
   ranks_.pop_back();
-  EXPECT_EQ(error(), std::string(kInVain) +
-                         "operation 0 of the communicator, ncclAllReduce of 5 elements of 4 bytes "
-                         "(max): rank 2 did not come and left the communicator");
+  expect_says(error(), {"operation 0", "rank 2 did not come and left"});
 }
 
 // A communicator at the address of one that is gone is another one.
@@ -210,10 +198,7 @@ TEST_F(FlightRecorder, ForgetsCommunicatorsThatAreGone) {
   for (const auto& context : contexts_) contexts.push_back(context.get());
   ranks_ = make_communicators(contexts, kRankTimeout).value();
   sync(1, 5);
-  EXPECT_NE(error(1).find("operation 0 of the communicator, ncclAllReduce of 5 elements of 4 bytes "
-                          "(max): ranks 0, 2 did not come"),
-            std::string::npos)
-      << error(1);
+  expect_says(error(1), {"operation 0", "ranks 0, 2 did not come"});
 }
 
 // Only the latest calls are kept: of one that is long gone its number is known.
@@ -223,12 +208,9 @@ TEST_F(FlightRecorder, ARankThatIsFarBehindIsNamedToo) {
     sync(1, 1 + static_cast<size_t>(i % 8));
   }
   sync(2, 1);
-  EXPECT_EQ(error(), std::string(kInVain) + "operation 1 of the communicator: rank 2 did not come");
+  expect_says(error(), {"operation 1 ", "rank 2 did not come"});
   for (int i = 1; i < 999; ++i) sync(2, 1 + static_cast<size_t>(i % 8));
-  EXPECT_EQ(error(),
-            std::string(kInVain) +
-                "operation 999 of the communicator, ncclAllReduce of 8 elements of 4 bytes "
-                "(max): rank 2 did not come");
+  expect_says(error(), {"operation 999", "of 8 elements", "rank 2 did not come"});
 }
 
 TEST_F(FlightRecorder, ReadsWhatOtherThreadsWrite) {

@@ -63,13 +63,6 @@ LinearDesc describe(const Recipe& recipe, Shape shape) {
 class AnyRecipe : public ::testing::TestWithParam<Recipe> {
  protected:
   void expect_no_faults() { EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front(); }
-  void run(Fixture& s) {
-    const auto forward = s.linear->forward(s.forward(), nullptr);
-    ASSERT_TRUE(forward) << forward.error().message;
-    std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
-    const auto backward = s.linear->backward(s.backward(), nullptr);
-    ASSERT_TRUE(backward) << backward.error().message;
-  }
   FakeCuda cuda_;
   FakeCublasLt library_;
 };
@@ -80,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, AnyRecipe, ::testing::ValuesIn(recipes()),
 TEST_P(AnyRecipe, GivesTheReferencesResults) {
   for (const int64_t m : {150, 129, 5}) {
     Fixture s(cuda_, describe(GetParam(), {150, 144, 272}), m);
-    run(s);
+    run_step(s);
     expect_no_faults();
     const auto expected = s.expected();
     EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), kRounding) << "m=" << m;
@@ -93,7 +86,7 @@ TEST_P(AnyRecipe, GivesTheReferencesResults) {
 TEST_P(AnyRecipe, OneGradientAloneGivesTheSame) {
   const LinearDesc desc = describe(GetParam(), {70, 48, 144});
   Fixture both(cuda_, desc, 70);
-  run(both);
+  run_step(both);
   Fixture apart(cuda_, desc, 70);
   ASSERT_TRUE(apart.linear->forward(apart.forward(), nullptr));
   BackwardCall call = apart.backward();
@@ -111,7 +104,7 @@ TEST_P(AnyRecipe, OneGradientAloneGivesTheSame) {
 TEST_P(AnyRecipe, AForwardWithoutBackwardGivesTheSame) {
   const LinearDesc desc = describe(GetParam(), {70, 48, 144});
   Fixture whole(cuda_, desc, 50);
-  run(whole);
+  run_step(whole);
   Fixture bare(cuda_, desc, 50);
   ForwardCall call = bare.forward();
   call.saved.data = nullptr;
@@ -127,13 +120,13 @@ TEST_P(AnyRecipe, RecomputingGivesTheSame) {
   LinearDesc desc = describe(GetParam(), {150, 144, 272});
   for (const int64_t m : {150, 33}) {
     Fixture kept(cuda_, desc, m);
-    run(kept);
+    run_step(kept);
     desc.recompute = true;
     Fixture again(cuda_, desc, m);
     desc.recompute = false;
     EXPECT_LT(again.linear->saved_bytes(), 1024U);
     const bool keeps_scales = again.linear->saved_bytes() > 0;
-    run(again);
+    run_step(again);
     EXPECT_EQ(again.y.bf16(), kept.y.bf16());
     EXPECT_EQ(again.dx.bf16(), kept.dx.bf16());
     EXPECT_EQ(again.dw.bf16(), kept.dw.bf16());
@@ -222,7 +215,7 @@ TEST_P(AnyRecipe, AWeightInFp8GivesTheSame) {
   for (const int64_t m : {70, 33}) {
     std::memset(cached.workspace.data(), testing::kPoison, cached.linear->workspace_bytes());
     Fixture plain(cuda_, desc, m);
-    run(plain);
+    run_step(plain);
     testing::Buffer saved(cached.linear->saved_bytes(true));
     ForwardCall forward = cached.forward();
     forward.m = m;
@@ -264,7 +257,7 @@ TEST_P(AnyRecipe, BiasAndAccumulation) {
     desc.bias = true;
     desc.accumulate_grad_weight = true;
     Fixture s(cuda_, desc, 70);
-    run(s);
+    run_step(s);
     auto expected = s.expected();
     for (size_t i = 0; i < expected.y.size(); ++i) {
       expected.y[i] += static_cast<double>(s.biasm.values[i % 48]);
@@ -298,11 +291,11 @@ TEST_P(AnyRecipe, AnEmptyBatchLaunchesNothing) {
 TEST_P(AnyRecipe, AFirstLayerNeedsNoGradientOfItsInput) {
   LinearDesc desc = describe(GetParam(), {70, 48, 144});
   Fixture whole(cuda_, desc, 70);
-  run(whole);
+  run_step(whole);
   desc.needs_grad_input = false;
   Fixture s(cuda_, desc, 70);
   EXPECT_LE(s.linear->saved_bytes(), whole.linear->saved_bytes());
-  run(s);
+  run_step(s);
   EXPECT_EQ(s.y.bf16(), whole.y.bf16());
   EXPECT_EQ(s.dw.bf16(), whole.dw.bf16());
   BackwardCall call = s.backward();
@@ -320,7 +313,7 @@ TEST_P(AnyRecipe, RunDoesNotCompileOrLoad) {
   const auto specs = choose_kernels(desc, nullptr, cuda_.sm_count)->specs();
   EXPECT_EQ(static_cast<size_t>(cuda_.modules_loaded - before), specs.size());
   const int planned = cuda_.modules_loaded;
-  run(s);
+  run_step(s);
   EXPECT_EQ(cuda_.modules_loaded, planned);
 }
 

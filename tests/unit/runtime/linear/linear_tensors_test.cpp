@@ -1,6 +1,5 @@
 // The tensors at a linear's boundary: their types and their row strides, under every built-in
 // recipe, against the CPU reference.
-#include <cstring>
 
 #include "runtime/linear/kernels.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
@@ -23,11 +22,7 @@ class LinearTensors : public ::testing::TestWithParam<const char*> {
  protected:
   void expect_no_faults() { EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front(); }
   void run(Fixture& s) {
-    const auto forward = s.linear->forward(s.forward(), nullptr);
-    ASSERT_TRUE(forward) << forward.error().message;
-    std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
-    const auto backward = s.linear->backward(s.backward(), nullptr);
-    ASSERT_TRUE(backward) << backward.error().message;
+    testing::run_step(s);
     expect_no_faults();
     EXPECT_TRUE(s.guards_are_whole());
   }

@@ -122,25 +122,6 @@ TEST(Worker, TickInterruptsAWait) {
   EXPECT_EQ(reply.error().code, ErrorCode::kInterrupted);
 }
 
-Spawn spawn_that(const std::function<int(int in, int out)>& body) {
-  return [body]() -> Result<Child> {
-    std::array<int, 2> to_child{};
-    std::array<int, 2> from_child{};
-    if (::pipe(to_child.data()) != 0 || ::pipe(from_child.data()) != 0) {
-      return fail(ErrorCode::kIo, "no pipes");
-    }
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      ::close(to_child[1]);
-      ::close(from_child[0]);
-      ::_exit(body(to_child[0], from_child[1]));
-    }
-    ::close(to_child[0]);
-    ::close(from_child[1]);
-    return Child{.pid = pid, .in = from_child[0], .out = to_child[1]};
-  };
-}
-
 TEST(Worker, AMachineWithoutAGpuSaysSo) {
   Worker worker(spawn_that([](int in, int out) {
                   return serve(
