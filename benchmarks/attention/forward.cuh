@@ -1,0 +1,370 @@
+// The forward of attention in fp8: O = softmax(scale Q K^T) V for heads of 128, with LSE, causal or full.
+//
+//   q [b][h][s][128], k [b][g][s][128]     e4m3, with a scale for each 128 tokens of a head, a power of two
+//   v^T [b][g][128][s]                     e4m3, the tokens of each 16 in the order of fragments (below)
+//   o [b][s][h][128] bf16, lse [b][h][s] fp32
+//
+// A CTA has 128 queries of a head, and two warpgroups of 64 beside one warp that loads. Both products are fp8
+// MMAs; S, its softmax and the sums are fp32. P is rounded to e4m3 of 2^8 P in registers, and is the next
+// MMA's operand as it lies there: an accumulator has columns 2c, 2c + 1, 8 + 2c, 9 + 2c where an operand has
+// k = 4c to 4c + 3, so v^T has the tokens 0, 1, 8, 9, 2, 3, 10, 11, ... of each 16.
+//
+// The sum over keys is added to O in fp32 every 128 keys, by the multiplication that the softmax does anyway
+// (O = O correction + tile), so that it is exact for long sequences.
+#pragma once
+
+#include "benchmarks/attention/mma.cuh"
+
+namespace f8::kernels {
+
+struct AttentionArgs {
+  const float* inv_scale_q;  // [b][h][s / 128]
+  const float* inv_scale_k;  // [b][g][s / 128], and v's
+  const float* inv_scale_v;
+  u16* o;
+  float* lse;
+  i32 tokens, heads_q, heads_kv, batch;  // tokens: a multiple of 128
+  float scale_log2;                      // of the softmax, times log2(e)
+};
+
+F8_DEVICE float exp2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+F8_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
+  u32 r;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(r)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+}
+// The largest, and the sum, of the four threads that have a row of an accumulator.
+F8_DEVICE float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
+}
+
+F8_DEVICE float row_sum(float x) {
+  x += __shfl_xor_sync(~0U, x, 1);
+  return x + __shfl_xor_sync(~0U, x, 2);
+}
+
+template <bool kCausal, int kStages>
+struct AttentionForward {
+  static constexpr u32 kD = 128, kTileM = 128, kTileN = 128;
+  static constexpr u32 kTileBytes = 128 * 128;
+  static constexpr u32 kKeys = 2 * kTileBytes;  // places in shared memory, behind two of Q
+  static constexpr u32 kValues = kKeys + kStages * kTileBytes;
+  static constexpr u32 kBarriers = kValues + kStages * kTileBytes;
+  static constexpr u32 kSharedBytes = kBarriers + 1024 + 8 * (4 + 4 * kStages);
+  static constexpr u32 kThreads = 384;
+
+  // Which barriers tell that a tile is there, and that it has been read.
+  enum Barrier : u32 {
+    kFullQ = 0,
+    kEmptyQ = 2,
+    kFullK = 4,
+    kEmptyK = 4 + kStages,
+    kFullV = 4 + 2 * kStages,
+    kEmptyV = 4 + 3 * kStages
+  };
+  template <u32 kCount>
+  struct Stage {
+    u32 index = 0, phase = 0;
+    F8_DEVICE void advance() {
+      if (++index == kCount) index = 0, phase ^= 1;
+    }
+    F8_DEVICE Stage next() const {
+      Stage r = *this;
+      r.advance();
+      return r;
+    }
+  };
+  // Queries of a head; the CTAs take those with the most keys first.
+  struct Work {
+    u32 block, q_head, kv_head, tiles;
+  };
+  static F8_DEVICE u32 works(const AttentionArgs& args) {
+    return args.tokens / kTileM * args.heads_q * args.batch;
+  }
+  static F8_DEVICE Work work_at(const AttentionArgs& args, u32 index) {
+    const u32 heads = args.heads_q * args.batch, blocks = args.tokens / kTileM;
+    Work r;
+    r.block = blocks - 1 - index / heads;
+    r.q_head = index % heads;
+    r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
+    r.tiles = kCausal ? r.block + 1 : blocks;
+    return r;
+  }
+  static F8_DEVICE u32 barrier(u32 shared, u32 which, u32 index) {
+    return shared + kBarriers + 8 * (which + index);
+  }
+
+  static F8_DEVICE void prepare(u32 shared) {
+    if (threadIdx.x == 0) {
+      for (u32 i = 0; i < 2; ++i) {
+        barrier_init(barrier(shared, kFullQ, i), 1);
+        barrier_init(barrier(shared, kEmptyQ, i), 2);
+      }
+      for (u32 i = 0; i < kStages; ++i) {
+        barrier_init(barrier(shared, kFullK, i), 1);
+        barrier_init(barrier(shared, kFullV, i), 1);
+        barrier_init(barrier(shared, kEmptyK, i), 2);
+        barrier_init(barrier(shared, kEmptyV, i), 2);
+      }
+      barrier_init_fence();
+    }
+    __syncthreads();
+  }
+
+  static F8_DEVICE void load(u32 shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
+                             const AttentionArgs& args) {
+    Stage<kStages> stage;
+    Stage<2> query;
+    for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) {
+      const Work work = work_at(args, i);
+      barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
+      barrier_expect(barrier(shared, kFullQ, query.index), kTileBytes);
+      tma_load(shared + query.index * kTileBytes, &q, barrier(shared, kFullQ, query.index), 0,
+               work.q_head * args.tokens + work.block * kTileM);
+      query.advance();
+      for (u32 tile = work.tiles; tile-- > 0;) {
+        barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
+        barrier_expect(barrier(shared, kFullK, stage.index), kTileBytes);
+        tma_load(shared + kKeys + stage.index * kTileBytes, &k,
+                 barrier(shared, kFullK, stage.index), 0,
+                 work.kv_head * args.tokens + tile * kTileN);
+        barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
+        barrier_expect(barrier(shared, kFullV, stage.index), kTileBytes);
+        tma_load(shared + kValues + stage.index * kTileBytes, &v,
+                 barrier(shared, kFullV, stage.index), tile * kTileN, work.kv_head * kD);
+        stage.advance();
+      }
+    }
+  }
+
+  // A warpgroup of 64 queries. A thread has the rows g and g + 8 of its warp's 16, g = lane / 4: of
+  // each eight columns 2 (lane % 4) and the next one.
+  struct Consumer {
+    u32 shared;
+    const AttentionArgs& args;
+    u32 warpgroup, lane, row;
+    bool leader;
+    float s[64], o[64], tile[64];
+    u32 p[16];
+    float most[2], sum[2];
+    float correction_o[2],
+        correction_sum[2];  // of what lies in o and sum, by the tile that follows
+    Stage<2> query;
+    Stage<kStages> key, value;
+
+    F8_DEVICE Consumer(u32 shared, const AttentionArgs& args)
+        : shared(shared),
+          args(args),
+          warpgroup(threadIdx.x / 128 - 1),
+          lane(threadIdx.x % 32),
+          row(warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4),
+          leader(threadIdx.x % 128 == 0) {}
+
+    F8_DEVICE void release(u32 which, u32 index) const {
+      if (leader) barrier_arrive(barrier(shared, which, index));
+    }
+    F8_DEVICE void multiply_keys() {
+      const u32 a = wgmma_descriptor_low(shared + query.index * kTileBytes + warpgroup * 64 * kD);
+      const u32 b = wgmma_descriptor_low(shared + kKeys + key.index * kTileBytes);
+      warpgroup_fence_operand(s);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        mma_128(s, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
+      }
+      wgmma_commit();
+    }
+    F8_DEVICE void multiply_values() {
+      const u32 b = wgmma_descriptor_low(shared + kValues + value.index * kTileBytes);
+      warpgroup_fence_words(p);
+      warpgroup_fence_operand(tile);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) mma_128(tile, p + 4 * k, wgmma_descriptor(b + 2 * k), k > 0);
+      wgmma_commit();
+    }
+    F8_DEVICE void mask_diagonal() {
+      const u32 column = lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) {
+        if (i / 4 * 8 + column + i % 2 > row + i % 4 / 2 * 8) s[i] = -INFINITY;
+      }
+    }
+    // Four chains for each row: one would wait for each comparison.
+    F8_DEVICE void maxima(float* of_rows) const {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float* x = s + 2 * r;
+        float chains[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) chains[i] = fmaxf(x[4 * i], x[4 * i + 1]);
+#pragma unroll
+        for (int i = 4; i < 16; ++i) {
+          chains[i % 4] = fmaxf(fmaxf(chains[i % 4], x[4 * i]), x[4 * i + 1]);
+        }
+        of_rows[r] = row_max(fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3])));
+      }
+    }
+    // 2^8 P, where `factor` makes scores of what Q K^T has, and its sums over the thread's columns.
+    F8_DEVICE void exponentials(float factor, float* sums) {
+      float chains[2][4] = {};
+#pragma unroll
+      for (int i = 0; i < 64; i += 2) {
+        const int r = i % 4 / 2;
+        s[i] = exp2_approx(fmaf(s[i], factor, 8.0F - most[r]));
+        s[i + 1] = exp2_approx(fmaf(s[i + 1], factor, 8.0F - most[r]));
+        chains[r][i / 4 % 4] += s[i] + s[i + 1];
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sums[r] = (chains[r][0] + chains[r][1]) + (chains[r][2] + chains[r][3]);
+      }
+    }
+    F8_DEVICE void round_p() {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float* x = s + i / 4 * 16 + i % 4 / 2 * 8 + i % 2 * 2;
+        p[i] = pack_e4m3(x[0], x[1], x[4], x[5]);
+      }
+    }
+    F8_DEVICE void add_tile() {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], correction_o[i % 4 / 2], tile[i]);
+    }
+
+    F8_DEVICE void first_tile(float factor) {
+      barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
+      barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      multiply_keys();
+      wgmma_wait<0>();
+      warpgroup_fence_operand(s);
+      release(kEmptyK, key.index);
+      key.advance();
+      if (kCausal) mask_diagonal();
+      float largest[2];
+      maxima(largest);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        most[r] = largest[r] * factor;
+        correction_o[r] = 0.0F;
+      }
+      exponentials(factor, sum);
+      round_p();
+#pragma unroll
+      for (int i = 0; i < 64; ++i) o[i] = 0.0F;
+      barrier_wait(barrier(shared, kFullV, value.index), value.phase);
+    }
+    // S of a tile and P V of the tile before it, whose values are v_ratio times those of this one.
+    F8_DEVICE void next_tile(float factor, float v_ratio, bool last) {
+      multiply_keys();
+      multiply_values();
+      wgmma_wait<1>();
+      warpgroup_fence_operand(s);
+      release(kEmptyK, key.index);
+      key.advance();
+      float largest[2], correction[2], sums[2];
+      maxima(largest);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        largest[r] = fmaxf(most[r], largest[r] * factor);
+        correction[r] = exp2_approx(most[r] - largest[r]);
+        most[r] = largest[r];
+      }
+      // These loops are where they are for ptxas, which moves nothing past them: without them the
+      // exponentials wait for P V.
+      if (!last) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      exponentials(factor, sums);
+      warpgroup_fence_operand(s);
+      const Stage<kStages> following = value.next();
+      barrier_wait(barrier(shared, kFullV, following.index), following.phase);
+      wgmma_wait<0>();
+      warpgroup_fence_words(p);
+      warpgroup_fence_operand(tile);
+      release(kEmptyV, value.index);
+      value = following;
+      add_tile();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sum[r] = fmaf(sum[r], correction[r], sums[r]);
+        correction_o[r] = correction[r] * v_ratio;
+      }
+      round_p();
+    }
+    F8_DEVICE void store(const Work& work, float inv_scale_v) const {
+      const u32 token = work.block * kTileM + row;
+      const u64 batch = work.q_head / args.heads_q, head = work.q_head % args.heads_q;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float inverse = inv_scale_v / sum[r];
+        const u64 line = (batch * args.tokens + token + 8 * r) * args.heads_q + head;
+        u16* to = args.o + line * kD + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const float* x = o + 4 * i + 2 * r;
+          *reinterpret_cast<u32*>(to + 8 * i) = pack_bf16(x[0] * inverse, x[1] * inverse);
+        }
+        if (lane % 4 == 0) {
+          args.lse[u64{work.q_head} * args.tokens + token + 8 * r] =
+              (most[r] - 8.0F + log2f(sum[r])) * 0.693147181F;
+        }
+      }
+    }
+    F8_DEVICE void attend(const Work& work) {
+      const u32 blocks = args.tokens / kTileN;
+      const float* scale_k = args.inv_scale_k + work.kv_head * blocks;
+      const float* scale_v = args.inv_scale_v + work.kv_head * blocks;
+      const float of_q =
+          args.scale_log2 * __ldg(args.inv_scale_q + work.q_head * blocks + work.block);
+      const i32 first = static_cast<i32>(work.tiles) - 1;
+      float v = __ldg(scale_v + first);
+      const i32 second = max(first - 1, 0);
+      float k_ahead = __ldg(scale_k + second), v_ahead = __ldg(scale_v + second);
+      first_tile(of_q * __ldg(scale_k + first));
+      if (first > 0) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      for (i32 t = first - 1; t >= 0; --t) {
+        const float factor = of_q * k_ahead, v_next = v_ahead;
+        k_ahead = __ldg(scale_k + max(t - 1, 0));
+        v_ahead = __ldg(scale_v + max(t - 1, 0));
+        // The ratio of two powers of two.
+        next_tile(factor, v * __int_as_float(0x7F000000 - __float_as_int(v_next)), t == 0);
+        v = v_next;
+      }
+      release(kEmptyQ, query.index);
+      query.advance();
+      multiply_values();
+#pragma unroll
+      for (float& each : sum) each = row_sum(each);
+      wgmma_wait<0>();
+      warpgroup_fence_operand(tile);
+      release(kEmptyV, value.index);
+      value.advance();
+      add_tile();
+      store(work, v);
+    }
+  };
+
+  static F8_DEVICE void run(const TensorMap& q, const TensorMap& k, const TensorMap& v,
+                            const AttentionArgs& args, u32 memory) {
+    const u32 shared = (memory + 1023) / 1024 * 1024;
+    prepare(shared);
+    if (threadIdx.x < 128) {
+      warpgroup_reg_dealloc<24>();
+      if (threadIdx.x < 32 && elect_one()) load(shared, q, k, v, args);
+      return;
+    }
+    warpgroup_reg_alloc<240>();
+    Consumer consumer(shared, args);
+    for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) consumer.attend(work_at(args, i));
+  }
+};
+
+}  // namespace f8::kernels
