@@ -6,11 +6,12 @@
 
 A layer sorts the pairs of a token and an expert, gathers rows, computes w13, silu(gate) up and w2, and
 adds each token's results by their scores: in bf16 by torch alone (bf16_experts.py), with its
-torch.nn.functional.grouped_mm, in fp8 with float8.torch.functional.moe. Weights are cast in each
-step, in forward and again in backward; of the variants with -keep once, with recompute=False; of those with
--reused in no step that is timed, as in the later micro-batches of an accumulation. Each step has another of a
-few pairs of x and dy. The variants are timed in rounds; a row has the median time, the median speedup over bf16 and the peak of
-memory in a step. DeepSeek-V3 has 8 local experts, as on one of 32 ranks.
+torch.nn.functional.grouped_mm, in fp8 with float8.torch.functional.moe, which bf16-float8 runs in bf16.
+Weights are cast in each step, in forward and again in backward; of the variants with -keep once, with
+recompute=False; of those with -reused in no step that is timed, as in the later micro-batches of an
+accumulation. Each step has another of a few pairs of x and dy. The variants are timed in rounds; a row has
+the median time, the median speedup over bf16 and the peak of memory in a step. DeepSeek-V3 has 8 local
+experts, as on one of 32 ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from float8.torch.experts.weight_casts import Kept
 from float8.torch.shard.expert_gather import copies_of
 
 RECIPES = ("tensorwise", "rowwise", "blockwise")
-VARIANTS = ("bf16", *(recipe + how for how in ("", "-keep", "-reused") for recipe in RECIPES))
+VARIANTS = (
+    "bf16",
+    "bf16-float8",
+    *(recipe + how for how in ("", "-keep", "-reused") for recipe in RECIPES),
+)
 POOL = 3
 
 
