@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "codegen/specs/amax.hpp"
+#include "codegen/specs/attention.hpp"
 #include "codegen/specs/cast.hpp"
 #include "codegen/specs/column_sums.hpp"
 #include "codegen/specs/computed_amax.hpp"
@@ -26,7 +27,8 @@ using OneOf = std::variant<Kinds...>;
 // The registered kinds.
 using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
                          FingerprintSpec, ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec,
-                         ComputedCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec>;
+                         ComputedCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec,
+                         AttentionForwardSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

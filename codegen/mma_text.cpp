@@ -41,10 +41,10 @@ GemmRegisters gemm_registers(int warpgroups) {
   return {.consumer = 160, .producer = 32};
 }
 
-std::string mma_function(const GemmSpec& spec, int n) {
-  const bool fp8 = is_fp8(spec.a);
-  const std::string majors =
-      fp8 ? "" : f8::format(", {:d}, {:d}", spec.mn_major_a(), spec.mn_major_b());
+namespace {
+
+std::string mma_text(std::string_view name, Dtype a, Dtype b, int n, MmaA where,
+                     std::string_view majors) {
   const int count = n / 2;
   std::string places;
   std::string operands;
@@ -54,18 +54,37 @@ std::string mma_function(const GemmSpec& spec, int n) {
     places += f8::format("%{}{}", i, last ? "" : line_end ? ",\"\n        \"" : ", ");
     operands += f8::format("\"+f\"(d[{}]){}", i, last ? "" : line_end ? ",\n          " : ", ");
   }
+  const bool shared = where == MmaA::kShared;
+  const int first = count + (shared ? 1 : 4);  // behind a
+  const std::string of_a =
+      shared ? f8::format("%{}", count)
+             : f8::format("{{%{}, %{}, %{}, %{}}}", count, count + 1, count + 2, count + 3);
   return f8::format(
-      "  static F8_DEVICE void mma(float (&d)[{0}], u64 a, u64 b, bool accumulate) {{\n"
+      "  static F8_DEVICE void {11}(float (&d)[{0}], {12} a, u64 b, bool accumulate) {{\n"
       "    asm volatile(\n"
       "        \"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"
       "        \"wgmma.mma_async.sync.aligned.m64n{2}k{9}.f32.{3}.{4} \"\n"
       "        \"{{{5}}}, \"\n"
-      "        \"%{6}, %{7}, p, 1, 1{10};\\n}}\\n\"\n"
+      "        \"{6}, %{7}, p, 1, 1{10};\\n}}\\n\"\n"
       "        : {8}\n"
-      "        : \"l\"(a), \"l\"(b), \"r\"(static_cast<u32>(accumulate)));\n"
+      "        : {13}, \"l\"(b), \"r\"(static_cast<u32>(accumulate)));\n"
       "  }}\n",
-      count, count + 2, n, to_string(spec.a), to_string(spec.b), places, count, count + 1, operands,
-      fp8 ? 32 : 16, majors);
+      count, first + 1, n, to_string(a), to_string(b), places, of_a, first, operands,
+      is_fp8(a) ? 32 : 16, majors, name, shared ? "u64" : "const u32*",
+      shared ? "\"l\"(a)" : "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])");
+}
+
+}  // namespace
+
+std::string mma_function(const GemmSpec& spec, int n) {
+  return mma_text("mma", spec.a, spec.b, n, MmaA::kShared,
+                  is_fp8(spec.a)
+                      ? std::string()
+                      : f8::format(", {:d}, {:d}", spec.mn_major_a(), spec.mn_major_b()));
+}
+
+std::string mma_function(std::string_view name, Dtype a, Dtype b, int n, MmaA where) {
+  return mma_text(name, a, b, n, where, "");
 }
 
 }  // namespace f8::codegen

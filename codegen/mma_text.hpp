@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "codegen/kernel_spec.hpp"
 
@@ -32,5 +33,9 @@ struct GemmRegisters {
 // `static void mma(float (&d)[n / 2], u64 a, u64 b, bool accumulate)`, wgmma.m64nNk32 of the
 // spec's operands; of 16 bits wgmma.m64nNk16, which is told of each whether it is MN-major.
 [[nodiscard]] std::string mma_function(const GemmSpec& spec, int n);
+// That of fp8 with a name, and with a in shared memory or `const u32* a`, four words.
+enum class MmaA { kShared, kRegisters };
+[[nodiscard]] std::string mma_function(std::string_view name, Dtype a, Dtype b, int n,
+                                       MmaA where = MmaA::kShared);
 
 }  // namespace f8::codegen

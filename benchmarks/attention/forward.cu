@@ -18,13 +18,14 @@
 #include <cstring>
 #include <vector>
 
-#include "benchmarks/attention/forward.cuh"
+#include "benchmarks/attention/mma.cuh"
+#include "codegen/kernels/attention/attention_forward.cuh"
 
 using namespace f8::kernels;  // NOLINT
 
 namespace {
 
-constexpr int kD = 128, kStages = 3;
+constexpr int kD = 128;
 
 void check(int status, const char* what) {
   if (status == 0) return;
@@ -119,12 +120,23 @@ __global__ void reference(const float* q, const float* k, const float* v, const 
   if (threadIdx.x == 0) lse[blockIdx.x * gridDim.y + blockIdx.y] = log(sum);
 }
 
+template <bool kIsCausal>
+struct Config {
+  static constexpr bool kCausal = kIsCausal;
+  static constexpr int kStages = 3;
+  static F8_DEVICE void mma(float (&d)[64], u64 a, u64 b, bool accumulate) {
+    mma_128(d, a, b, accumulate);
+  }
+  static F8_DEVICE void mma_registers(float (&d)[64], const u32* a, u64 b, bool accumulate) {
+    mma_128(d, a, b, accumulate);
+  }
+};
+
 template <bool kCausal>
-__global__ void __launch_bounds__(384, 1)
-    attention(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
-              const __grid_constant__ TensorMap v, const AttentionArgs args) {
-  extern __shared__ u8 memory[];
-  AttentionForward<kCausal, kStages>::run(q, k, v, args, smem_address(memory));
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    attention(const __grid_constant__ AttentionMaps maps, const AttentionArgs args) {
+  extern __shared__ __align__(1024) u8 memory[];
+  AttentionForward<Config<kCausal>>::run(maps, args, memory);
 }
 
 TensorMap map_of(void* data, u64 columns, u64 rows) {
@@ -183,10 +195,10 @@ struct Problem {
 
 template <bool kCausal>
 void launch(const Problem& p) {
-  using Kernel = AttentionForward<kCausal, kStages>;
-  static const TensorMap q = map_of(p.q.data, kD, u64(p.heads_q) * p.tokens);
-  static const TensorMap k = map_of(p.k.data, kD, u64(p.heads_kv) * p.tokens);
-  static const TensorMap v = map_of(p.v.data, p.tokens, u64(p.heads_kv) * kD);
+  using Kernel = AttentionForward<Config<kCausal>>;
+  static const AttentionMaps maps{map_of(p.q.data, kD, u64(p.heads_q) * p.tokens),
+                                  map_of(p.k.data, kD, u64(p.heads_kv) * p.tokens),
+                                  map_of(p.v.data, p.tokens, u64(p.heads_kv) * kD)};
   static const int set = cudaFuncSetAttribute(
       attention<kCausal>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes);
   check(set, "cudaFuncSetAttribute");
@@ -195,7 +207,7 @@ void launch(const Problem& p) {
   const AttentionArgs args{
       p.q.inv_scale, p.k.inv_scale, p.v.inv_scale, p.o, p.lse,
       p.tokens,      p.heads_q,     p.heads_kv,    1,   1.44269504F / std::sqrt(float{kD})};
-  attention<kCausal><<<sms, Kernel::kThreads, Kernel::kSharedBytes>>>(q, k, v, args);
+  attention<kCausal><<<sms, Kernel::kThreads, Kernel::kSharedBytes>>>(maps, args);
 }
 
 template <bool kCausal>

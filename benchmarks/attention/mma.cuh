@@ -1,14 +1,11 @@
-// The MMAs of forward.cuh: 64 rows of e4m3 by 128 columns, with the rows in shared memory or in registers.
+// The MMAs that a stub of attention_forward.cuh has: 64 rows of e4m3 by 128 columns, with the rows in shared memory
+// or in registers.
 #pragma once
 
 #include "codegen/kernels/ptx.cuh"
 
 namespace f8::kernels {
 
-F8_DEVICE void warpgroup_fence_words(u32 (&words)[16]) {
-#pragma unroll
-  for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(words[i])::"memory");
-}
 F8_DEVICE void mma_128(float (&d)[64], u64 a, u64 b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"

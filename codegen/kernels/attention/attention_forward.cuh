@@ -13,24 +13,23 @@
 // (O = O correction + tile), so that it is exact for long sequences.
 #pragma once
 
-#include "benchmarks/attention/mma.cuh"
+#include "codegen/kernels/attention/attention_args.cuh"
+#include "codegen/kernels/ptx.cuh"
 
 namespace f8::kernels {
 
-struct AttentionArgs {
-  const float* inv_scale_q;  // [b][h][s / 128]
-  const float* inv_scale_k;  // [b][g][s / 128], and v's
-  const float* inv_scale_v;
-  u16* o;
-  float* lse;
-  i32 tokens, heads_q, heads_kv, batch;  // tokens: a multiple of 128
-  float scale_log2;                      // of the softmax, times log2(e)
+struct AttentionMaps {
+  TensorMap q, k, v;
 };
 
 F8_DEVICE float exp2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
+}
+F8_DEVICE void warpgroup_fence_words(u32 (&words)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(words[i])::"memory");
 }
 F8_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
   u32 r;
@@ -52,15 +51,19 @@ F8_DEVICE float row_sum(float x) {
   return x + __shfl_xor_sync(~0U, x, 2);
 }
 
-template <bool kCausal, int kStages>
+// A Config has kCausal, kStages, and the MMAs of 64 rows by 128 columns: mma(acc, desc_a, desc_b, accumulate)
+// and mma_registers(acc, a, desc_b, accumulate), whose a is four words.
+template <class Config>
 struct AttentionForward {
+  static constexpr bool kCausal = Config::kCausal;
+  static constexpr u32 kStages = Config::kStages;
   static constexpr u32 kD = 128, kTileM = 128, kTileN = 128;
   static constexpr u32 kTileBytes = 128 * 128;
   static constexpr u32 kKeys = 2 * kTileBytes;  // places in shared memory, behind two of Q
   static constexpr u32 kValues = kKeys + kStages * kTileBytes;
   static constexpr u32 kBarriers = kValues + kStages * kTileBytes;
-  static constexpr u32 kSharedBytes = kBarriers + 1024 + 8 * (4 + 4 * kStages);
-  static constexpr u32 kThreads = 384;
+  static constexpr u32 kSharedBytes = kBarriers + 8 * (4 + 4 * kStages);
+  static constexpr u32 kThreads = kAttentionThreads;
 
   // Which barriers tell that a tile is there, and that it has been read.
   enum Barrier : u32 {
@@ -120,26 +123,25 @@ struct AttentionForward {
     __syncthreads();
   }
 
-  static F8_DEVICE void load(u32 shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                             const AttentionArgs& args) {
+  static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const AttentionArgs& args) {
     Stage<kStages> stage;
     Stage<2> query;
     for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) {
       const Work work = work_at(args, i);
       barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
       barrier_expect(barrier(shared, kFullQ, query.index), kTileBytes);
-      tma_load(shared + query.index * kTileBytes, &q, barrier(shared, kFullQ, query.index), 0,
+      tma_load(shared + query.index * kTileBytes, &maps.q, barrier(shared, kFullQ, query.index), 0,
                work.q_head * args.tokens + work.block * kTileM);
       query.advance();
       for (u32 tile = work.tiles; tile-- > 0;) {
         barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullK, stage.index), kTileBytes);
-        tma_load(shared + kKeys + stage.index * kTileBytes, &k,
+        tma_load(shared + kKeys + stage.index * kTileBytes, &maps.k,
                  barrier(shared, kFullK, stage.index), 0,
                  work.kv_head * args.tokens + tile * kTileN);
         barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullV, stage.index), kTileBytes);
-        tma_load(shared + kValues + stage.index * kTileBytes, &v,
+        tma_load(shared + kValues + stage.index * kTileBytes, &maps.v,
                  barrier(shared, kFullV, stage.index), tile * kTileN, work.kv_head * kD);
         stage.advance();
       }
@@ -179,7 +181,7 @@ struct AttentionForward {
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        mma_128(s, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
+        Config::mma(s, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
       }
       wgmma_commit();
     }
@@ -189,7 +191,8 @@ struct AttentionForward {
       warpgroup_fence_operand(tile);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) mma_128(tile, p + 4 * k, wgmma_descriptor(b + 2 * k), k > 0);
+      for (int k = 0; k < 4; ++k)
+        Config::mma_registers(tile, p + 4 * k, wgmma_descriptor(b + 2 * k), k > 0);
       wgmma_commit();
     }
     F8_DEVICE void mask_diagonal() {
@@ -352,13 +355,14 @@ struct AttentionForward {
     }
   };
 
-  static F8_DEVICE void run(const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                            const AttentionArgs& args, u32 memory) {
-    const u32 shared = (memory + 1023) / 1024 * 1024;
+  static F8_DEVICE void run(const AttentionMaps& maps, const AttentionArgs& args, void* memory) {
+    grid_dependency_wait();
+    launch_dependents();
+    const u32 shared = smem_address(memory);
     prepare(shared);
     if (threadIdx.x < 128) {
       warpgroup_reg_dealloc<24>();
-      if (threadIdx.x < 32 && elect_one()) load(shared, q, k, v, args);
+      if (threadIdx.x < 32 && elect_one()) load(shared, maps, args);
       return;
     }
     warpgroup_reg_alloc<240>();

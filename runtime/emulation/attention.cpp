@@ -1,0 +1,154 @@
+// The forward of attention in the order that attention_forward.cuh fixes: tiles of 128 keys, the last one
+// first. Exponentials are exact to fp32, where the device's are approximations.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "codegen/kernels/attention/attention_args.cuh"
+#include "recipes/dtype.hpp"
+#include "runtime/device/memory.hpp"
+#include "runtime/emulation/kernels.hpp"
+
+namespace f8::runtime::emulation {
+namespace {
+
+constexpr int64_t kTile = kernels::kAttentionTile;
+
+struct Head {
+  const uint8_t* q;   // [tokens][d]
+  const uint8_t* k;   // [tokens][d]
+  const uint8_t* vt;  // [d][tokens], in the order of fragments
+  const float* inv_scale_q;
+  const float* inv_scale_k;
+  const float* inv_scale_v;
+};
+
+float e4m3(uint8_t byte) {
+  return load_element(&byte, 0, Dtype::kE4m3);
+}
+float rounded_to_e4m3(float x) {
+  uint8_t byte = 0;
+  store_element(&byte, 0, x, Dtype::kE4m3);
+  return e4m3(byte);
+}
+
+// Where a token of a tile lies in v^T.
+int64_t place_of(int64_t token) {
+  const int64_t in = token % 16;
+  return token / 16 * 16 + in % 8 / 2 * 4 + in / 8 * 2 + in % 2;
+}
+
+// One query: its sums, maximum and O, by tiles.
+struct Query {
+  float most = 0, sum = 0, correction = 0;
+  std::vector<float> o, tile;
+};
+
+void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
+            const Head& head, int64_t query, std::span<float> o, float& lse) {
+  const int64_t d = spec.head_dim, tokens = args.tokens;
+  const int64_t last = spec.causal ? query / kTile : tokens / kTile - 1;
+  Query state{.o = std::vector<float>(static_cast<size_t>(d)),
+              .tile = std::vector<float>(static_cast<size_t>(d))};
+  float v_scale = head.inv_scale_v[last];
+  for (int64_t t = last; t >= 0; --t) {
+    const float factor = args.scale_log2 * head.inv_scale_q[query / kTile] * head.inv_scale_k[t];
+    float scores[kTile];
+    for (int64_t j = 0; j < kTile; ++j) {
+      float dot = 0;
+      for (int64_t c = 0; c < d; ++c) {
+        dot += e4m3(head.q[query * d + c]) * e4m3(head.k[(t * kTile + j) * d + c]);
+      }
+      const bool masked = spec.causal && t * kTile + j > query;
+      scores[j] = masked ? -std::numeric_limits<float>::infinity() : dot;
+    }
+    const float largest = *std::max_element(scores, scores + kTile) * factor;
+    const float most = t == last ? largest : std::max(state.most, largest);
+    const float correction = t == last ? 0.0F : std::exp2(state.most - most);
+    state.most = most;
+    float sum = 0;
+    std::vector<float> p(kTile);
+    for (int64_t j = 0; j < kTile; ++j) {
+      const float exact = std::exp2(std::fma(scores[j], factor, 8.0F - most));
+      sum += exact;
+      p[static_cast<size_t>(j)] = rounded_to_e4m3(exact);
+    }
+    state.sum = std::fma(state.sum, correction, sum);
+    const float ratio = v_scale / head.inv_scale_v[t];
+    v_scale = head.inv_scale_v[t];
+    for (int64_t c = 0; c < d; ++c) {
+      float product = 0;
+      for (int64_t j = 0; j < kTile; ++j) {
+        product += p[static_cast<size_t>(j)] * e4m3(head.vt[c * tokens + t * kTile + place_of(j)]);
+      }
+      float& total = state.o[static_cast<size_t>(c)];
+      total = std::fma(total, correction * ratio, product);
+    }
+  }
+  for (size_t c = 0; c < o.size(); ++c) o[c] = state.o[c] * (v_scale / state.sum);
+  lse = (state.most - 8.0F + std::log2(state.sum)) * 0.693147181F;
+}
+
+void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
+           const TensorMap (&maps)[3], const Call& call) {
+  if (args.tokens < kTile || args.tokens % kTile != 0 || args.heads_kv < 1 || args.batch < 1 ||
+      args.heads_q < 1 || args.heads_q % args.heads_kv != 0) {
+    call.fault("attention: {} tokens, {} heads of queries, {} of keys, batch {}", args.tokens,
+               args.heads_q, args.heads_kv, args.batch);
+    return;
+  }
+  const auto expect = [&](const char* name, const TensorMap& map, int64_t rows, int64_t cols) {
+    if (map.base == nullptr || static_cast<int64_t>(map.rows) != rows ||
+        static_cast<int64_t>(map.cols) != cols || static_cast<int64_t>(map.ld_bytes) != cols ||
+        map.box_rows != kTile || map.box_cols != 128) {
+      call.fault("attention: the map of {} has {} x {} in boxes of {} x {}", name, map.rows,
+                 map.cols, map.box_rows, map.box_cols);
+    }
+  };
+  const int64_t kv = int64_t{args.batch} * args.heads_kv;
+  expect("q", maps[0], int64_t{args.batch} * args.heads_q * args.tokens, spec.head_dim);
+  expect("k", maps[1], kv * args.tokens, spec.head_dim);
+  expect("v^T", maps[2], kv * spec.head_dim, args.tokens);
+  if (args.o == nullptr || args.lse == nullptr || args.inv_scale_q == nullptr ||
+      args.inv_scale_k == nullptr || args.inv_scale_v == nullptr) {
+    call.fault("attention: an array is null");
+  }
+}
+
+}  // namespace
+
+void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
+  TensorMap maps[3];
+  const auto* encoded = &call.args<CUtensorMap>();
+  for (int i = 0; i < 3; ++i) std::memcpy(&maps[i], &encoded[i], sizeof maps[i]);
+  const auto& args = call.args<kernels::AttentionArgs>(1);
+  check(spec, args, maps, call);
+  if (!call.faults.empty()) return;
+  const int64_t d = spec.head_dim, tokens = args.tokens, blocks = tokens / kTile;
+  std::vector<float> o(static_cast<size_t>(d));
+  for (int64_t head = 0; head < int64_t{args.batch} * args.heads_q; ++head) {
+    const int64_t kv = head / (args.heads_q / args.heads_kv);
+    const auto at = [](const TensorMap& map, int64_t offset) {
+      return static_cast<const uint8_t*>(map.base) + offset;
+    };
+    const Head operands{.q = at(maps[0], head * tokens * d),
+                        .k = at(maps[1], kv * tokens * d),
+                        .vt = at(maps[2], kv * d * tokens),
+                        .inv_scale_q = args.inv_scale_q + head * blocks,
+                        .inv_scale_k = args.inv_scale_k + kv * blocks,
+                        .inv_scale_v = args.inv_scale_v + kv * blocks};
+    for (int64_t query = 0; query < tokens; ++query) {
+      attend(spec, args, operands, query, o, args.lse[head * tokens + query]);
+      const int64_t line =
+          (head / args.heads_q * tokens + query) * args.heads_q + head % args.heads_q;
+      for (int64_t c = 0; c < d; ++c) {
+        store_element(args.o, line * d + c, o[static_cast<size_t>(c)], Dtype::kBf16);
+      }
+    }
+  }
+}
+
+}  // namespace f8::runtime::emulation
