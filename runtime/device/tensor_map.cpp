@@ -1,5 +1,6 @@
 #include "runtime/device/tensor_map.hpp"
 
+#include "codegen/kernels/attention/attention_args.cuh"
 #include "codegen/kernels/gemm/gemm_layout.cuh"
 #include "recipes/fp8_layout.hpp"
 
@@ -144,6 +145,21 @@ Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec
       {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shape.k, shape.n, row_pitch(shape.k),
        static_cast<uint32_t>(spec.config.tile_n / spec.config.cluster_m)},
       "b", out.b);
+}
+
+Status encode_attention_maps(const Driver& driver, int64_t tokens, int64_t heads_q,
+                             int64_t heads_kv, int64_t head_dim, const void* q, const void* k,
+                             const void* v_t, AttentionMaps& out) {
+  const auto operand = [&](const char* name, const void* base, int64_t cols, int64_t rows,
+                           CUtensorMap& map) {
+    return encode(driver,
+                  {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(base), cols, rows, cols,
+                   kernels::kAttentionTile},
+                  name, map);
+  };
+  F8_TRY(operand("q", q, head_dim, tokens * heads_q, out.q));
+  F8_TRY(operand("k", k, head_dim, tokens * heads_kv, out.k));
+  return operand("v^T", v_t, tokens, head_dim * heads_kv, out.v_t);
 }
 
 }  // namespace f8::runtime

@@ -53,6 +53,7 @@ ROOMS = {
     "runtime/gemm": {"device", "emulation", "gemm"},  # emulation: what stands for cuBLASLt there
     "runtime/quantize": {"device", "quantize"},
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
+    "runtime/attention": {"device", "attention"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},
     "runtime/moe": {"device", "gemm", "quantize", "linear", "experts", "moe"},

@@ -67,6 +67,7 @@ TEST(Emit, GoldenStubs) {
            "route/place/i64",
            "combine/bf16/bf16",
            "score_gradient/f32/bf16",
+           "attention_forward/d128/causal/s3",
            "cast/bf16.e4m3/axis/q+qt/pow2/group",
            "quantize/bf16.e4m3/axis/q+qt/pow2/group",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
@@ -144,6 +145,8 @@ TEST(Emit, HostAndTemplateCannotDisagree) {
       {"route/place/i32", "kRouteThreads = 256", "kRouteThreads = 128", "threads_per_block()"},
       {"combine/f16/f32", "  void* out;            // [tokens", "  void *out, *more;  // [tokens",
        "kernel_args.cuh"},
+      {"attention_forward/d128/full/s3", "kBarriers + 8 *", "kBarriers + 16 *",
+       "dynamic_smem_bytes()"},
       {"group_layout", "kGroupThreads = 1024", "kGroupThreads = 512", "threads_per_block()"},
   };
   for (const auto& c : cases) {
@@ -269,6 +272,9 @@ std::set<std::string> tunable_kernels() {
       keys.insert(f8::format("combine/{}/{}", y, out));
       keys.insert(f8::format("score_gradient/{}/{}", y, out));
     }
+  }
+  for (const char* keys_of_a_query : {"causal", "full"}) {
+    keys.insert(f8::format("attention_forward/d128/{}/s3", keys_of_a_query));
   }
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {

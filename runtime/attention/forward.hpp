@@ -1,0 +1,57 @@
+// The forward of attention over operands in fp8: O = softmax(scale Q K^T) V, and LSE, of heads of 128 that
+// read whole tiles of 128 tokens. A plan is immutable and shared between threads.
+#pragma once
+
+#include "runtime/device/context.hpp"
+
+namespace f8::runtime {
+
+struct AttentionDesc {
+  int64_t heads_q = 1;
+  int64_t heads_kv = 1;  // a divisor of heads_q
+  int64_t head_dim = 128;
+  bool causal = false;
+  float scale = 0;  // of the scores; 0: 1 / sqrt(head_dim)
+};
+
+// Arrays are dense and lie in the order of their brackets: b batch, h and g heads of queries and of keys, s
+// tokens, d the head.
+struct AttentionCall {
+  int64_t batch = 1;
+  int64_t tokens = 0;         // a multiple of 128
+  const void* q = nullptr;    // e4m3 [b][h][s][d]
+  const void* k = nullptr;    // e4m3 [b][g][s][d]
+  const void* v_t = nullptr;  // e4m3 [b][g][d][s], each 16 tokens in the order of fragments
+  const float* inv_scale_q = nullptr;  // powers of two [b][h][s / 128]
+  const float* inv_scale_k = nullptr;  // [b][g][s / 128]
+  const float* inv_scale_v = nullptr;
+  void* o = nullptr;     // bf16 [b][s][h][d]
+  float* lse = nullptr;  // [b][h][s]
+};
+
+// Where the token of a tile lies in v_t.
+[[nodiscard]] constexpr int64_t fragment_place(int64_t token) {
+  const int64_t of_16 = token % 16;
+  return token - of_16 + of_16 % 8 / 2 * 4 + of_16 / 8 * 2 + of_16 % 2;
+}
+
+class AttentionForward {
+ public:
+  // Loads the kernel.
+  [[nodiscard]] static Result<AttentionForward> create(const std::shared_ptr<Context>& context,
+                                                       const AttentionDesc& desc);
+  // Enqueues one launch, or nothing without tokens; no allocation, lock or synchronisation. The caller has
+  // checked the pointers.
+  [[nodiscard]] Status run(const AttentionCall& call, Stream stream) const;
+
+ private:
+  AttentionForward(std::shared_ptr<Context> context, const AttentionDesc& desc,
+                   const Kernel& kernel)
+      : context_(std::move(context)), desc_(desc), kernel_(&kernel) {}
+
+  std::shared_ptr<Context> context_;
+  AttentionDesc desc_;
+  const Kernel* kernel_;
+};
+
+}  // namespace f8::runtime
