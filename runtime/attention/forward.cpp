@@ -59,7 +59,7 @@ Status AttentionForward::run(const AttentionCall& call, Stream stream) const {
                               .scale_log2 = desc_.scale * std::numbers::log2e_v<float>,
                               .padding = 0};
   const int64_t works = call.tokens / kernels::kAttentionTile * call.batch * desc_.heads_q;
-  const int64_t blocks = std::min<int64_t>(works, state.device.sm_count);
+  const int64_t blocks = std::min<int64_t>(works, state.info.sm_count);
   void* parameters[] = {&maps, &args};
   return launch(state.driver, *kernel_, blocks, parameters, state.options.programmatic_launch,
                 stream);
