@@ -199,7 +199,8 @@ struct AttentionForward {
       const u32 column = lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 64; ++i) {
-        if (i / 4 * 8 + column + i % 2 > row + i % 4 / 2 * 8) s[i] = -INFINITY;
+        if (i / 4 * 8 + column + i % 2 > row + i % 4 / 2 * 8)
+          s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
       }
     }
     // Four chains for each row: one would wait for each comparison.
