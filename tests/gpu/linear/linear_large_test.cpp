@@ -14,7 +14,7 @@ namespace {
 // words. The weight's are compared to those of a list, which takes words; what the reference would
 // take minutes for, on elements here and there to GEMMs in high precision.
 TEST_F(GpuTest, LargeRowwiseLinears) {
-  struct Case {
+  struct LargeCase {
     Shape shape;
     int64_t m;
     bool clears;
@@ -23,9 +23,9 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
       *Context::create(context().device().ordinal,
                        {.cooperative_launch = false, .emulate = context().options().emulate});
   for (const auto& [shape, m, clears] :
-       {Case{by_device<Shape>({4200, 2304, 2048}, {4200, 48, 32}), 4200, false},
-        Case{by_device<Shape>({16384, 256, 256}, {16384, 16, 16}), 16384, true},
-        Case{by_device<Shape>({16384, 256, 256}, {16384, 16, 16}), 78 * 128, false}}) {
+       {LargeCase{by_device<Shape>({4200, 2304, 2048}, {4200, 48, 32}), 4200, false},
+        LargeCase{by_device<Shape>({16384, 256, 256}, {16384, 16, 16}), 16384, true},
+        LargeCase{by_device<Shape>({16384, 256, 256}, {16384, 16, 16}), 78 * 128, false}}) {
     SCOPED_TRACE(f8::format("{} called with m={}", to_string(shape), m));
     const auto planned = Linear::plan(two_launches, describe("rowwise", shape));
     F8_ASSERT_OK(planned);
