@@ -77,10 +77,8 @@ __global__ void cast(const float* x, u8* q, float* inv_scale, float* rounded, in
   for (int i = threadIdx.x; i < 128 * kD; i += 256) {
     const __nv_fp8_e4m3 y(x[first + i] * scale);
     rounded[first + i] = static_cast<float>(y) / scale;
-    const int token = i / kD % 16;
-    const int place = i / kD / 16 * 16 + token % 8 / 2 * 4 + token / 8 * 2 + token % 2;
     const size_t line = (size_t{blockIdx.y} * kD + i % kD) * tokens;
-    q[transposed ? line + blockIdx.x * 128 + place : first + i] = y.__x;
+    q[transposed ? line + blockIdx.x * 128 + fragment_place(i / kD) : first + i] = y.__x;
   }
 }
 

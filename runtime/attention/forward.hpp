@@ -18,22 +18,16 @@ struct AttentionDesc {
 // tokens, d the head.
 struct AttentionCall {
   int64_t batch = 1;
-  int64_t tokens = 0;         // a multiple of 128
-  const void* q = nullptr;    // e4m3 [b][h][s][d]
-  const void* k = nullptr;    // e4m3 [b][g][s][d]
-  const void* v_t = nullptr;  // e4m3 [b][g][d][s], each 16 tokens in the order of fragments
+  int64_t tokens = 0;                  // a multiple of 128
+  const void* q = nullptr;             // e4m3 [b][h][s][d]
+  const void* k = nullptr;             // e4m3 [b][g][s][d]
+  const void* v_t = nullptr;           // e4m3 [b][g][d][s], by kernels::fragment_place()
   const float* inv_scale_q = nullptr;  // powers of two [b][h][s / 128]
   const float* inv_scale_k = nullptr;  // [b][g][s / 128]
   const float* inv_scale_v = nullptr;
   void* o = nullptr;     // bf16 [b][s][h][d]
   float* lse = nullptr;  // [b][h][s]
 };
-
-// Where the token of a tile lies in v_t.
-[[nodiscard]] constexpr int64_t fragment_place(int64_t token) {
-  const int64_t of_16 = token % 16;
-  return token - of_16 + of_16 % 8 / 2 * 4 + of_16 / 8 * 2 + of_16 % 2;
-}
 
 class AttentionForward {
  public:

@@ -35,12 +35,6 @@ float rounded_to_e4m3(float x) {
   return e4m3(byte);
 }
 
-// Where a token of a tile lies in v^T.
-int64_t place_of(int64_t token) {
-  const int64_t in = token % 16;
-  return token / 16 * 16 + in % 8 / 2 * 4 + in / 8 * 2 + in % 2;
-}
-
 // One query: its sums, maximum and O, by tiles.
 struct Query {
   float most = 0, sum = 0, correction = 0;
@@ -81,8 +75,9 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
     v_scale = head.inv_scale_v[t];
     for (int64_t c = 0; c < d; ++c) {
       float product = 0;
-      for (int64_t j = 0; j < kTile; ++j) {
-        product += p[static_cast<size_t>(j)] * e4m3(head.vt[c * tokens + t * kTile + place_of(j)]);
+      for (int j = 0; j < kTile; ++j) {
+        product += p[static_cast<size_t>(j)] *
+                   e4m3(head.vt[c * tokens + t * kTile + kernels::fragment_place(j)]);
       }
       float& total = state.o[static_cast<size_t>(c)];
       total = std::fma(total, correction * ratio, product);

@@ -9,6 +9,12 @@ namespace f8::kernels {
 inline constexpr i32 kAttentionTile = 128;  // queries of a CTA, and keys of a tile
 inline constexpr i32 kAttentionThreads = 384;
 
+// The place of a token of a tile in v^T, which has each 16 tokens in the order of fragments.
+F8_BOTH constexpr i32 fragment_place(i32 token) {
+  const i32 of_16 = token % 16;
+  return token - of_16 + of_16 % 8 / 2 * 4 + of_16 / 8 * 2 + of_16 % 2;
+}
+
 struct AttentionArgs {
   const float* inv_scale_q;  // [b][h][s / 128]
   const float* inv_scale_k;  // [b][g][s / 128], and v's

@@ -4,7 +4,7 @@
 //   v^T [b][g][128][s]                     e4m3, the tokens of each 16 in the order of fragments (below)
 //   o [b][s][h][128] bf16, lse [b][h][s] fp32
 //
-// A CTA has 128 queries of a head, and two warpgroups of 64 beside one warp that loads. Both products are fp8
+// A CTA has 128 queries of a head, and two warpgroups of 64 next to one warp that loads. Both products are fp8
 // MMAs; S, its softmax and the sums are fp32. P is rounded to e4m3 of 2^8 P in registers, and is the next
 // MMA's operand as it lies there: an accumulator has columns 2c, 2c + 1, 8 + 2c, 9 + 2c where an operand has
 // k = 4c to 4c + 3, so v^T has the tokens 0, 1, 8, 9, 2, 3, 10, 11, ... of each 16.

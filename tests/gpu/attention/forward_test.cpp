@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "codegen/kernels/attention/attention_args.cuh"
 #include "recipes/dtype.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
@@ -32,9 +33,9 @@ struct Operand {
         if (token % kTile == 0) inverse = std::ldexp(1.0F, static_cast<int>(random() % 3) - 7);
         for (int64_t c = 0; c < kD; ++c) {
           const int64_t at = (head * tokens + token) * kD + c;
-          const int64_t in_tile = token % kTile;
+          const auto in_tile = static_cast<int32_t>(token % kTile);
           const int64_t place =
-              (head * kD + c) * tokens + token - in_tile + fragment_place(in_tile);
+              (head * kD + c) * tokens + token - in_tile + kernels::fragment_place(in_tile);
           const uint8_t byte = encode_fp8(normal(random) / inverse, Dtype::kE4m3);
           data[static_cast<size_t>(transposed ? place : at)] = byte;
           values[static_cast<size_t>(at)] = decode_fp8(byte, Dtype::kE4m3) * inverse;
