@@ -32,7 +32,8 @@ struct GemmMaps {
 [[nodiscard]] Status encode_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec,
                                          Shape shape, int64_t groups, int64_t ld_d, const void* a,
                                          const void* b, void* d, GemmMaps& out);
-// With operands of 16 bits, whose rows are ld_a and ld_b elements apart; an MN-major b is [groups][k][ld_b].
+// Operands of 16 bits have these maps; their rows are ld_a and ld_b elements apart, and an MN-major b is
+// [groups][k][ld_b].
 [[nodiscard]] Status encode_m_grouped_16_bit_maps(const Driver& driver,
                                                   const codegen::GemmSpec& spec, Shape shape,
                                                   int64_t groups, int64_t ld_a, int64_t ld_b,

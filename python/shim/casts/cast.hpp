@@ -11,7 +11,7 @@ namespace float8_torch {
 
 constexpr int64_t kOwnType = -1;
 
-// Where a shard's rows are.
+// The place of a shard's rows in the whole tensor.
 struct ShardRows {
   int64_t most = 0;   // rows of a shard; 0: the tensor is whole
   int64_t whole = 0;  // rows of the whole, where shards may cut its blocks

@@ -40,7 +40,7 @@ float8_dtype grad_type(Config config, int32_t dtype, int32_t weight_dtype) {
   return high_precision ? FLOAT8_F32 : weight;
 }
 
-// What forward and backward of a linear have in common.
+// A LinearCall has what forward and backward of a linear have in common.
 struct LinearCall {
   Config config;
   Place place;

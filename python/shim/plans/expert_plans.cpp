@@ -9,7 +9,7 @@
 namespace float8_torch {
 namespace {
 
-// What the descs of a linear and of an MLP of experts have in common; `custom` is what they point to.
+// Returns what the descs of a linear and of an MLP of experts have in common; they point to `custom`.
 template <class Desc>
 Desc experts_desc(const ExpertsKey& key, float8_recipe& custom) {
   const Config config(key.config);
