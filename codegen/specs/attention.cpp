@@ -1,5 +1,7 @@
 #include "codegen/specs/attention.hpp"
 
+#include <algorithm>
+
 #include "codegen/kernels/attention/attention_args.cuh"
 #include "codegen/mma_text.hpp"
 #include "codegen/specs/gemm.hpp"
@@ -11,6 +13,11 @@ namespace {
 
 constexpr int kTileBytes = kernels::kAttentionTile * 128;
 constexpr int kMaxStages = 6;
+
+Status check_head_dim(int head_dim) {
+  if (head_dim == 128) return {};
+  return fail(ErrorCode::kInvalidArgument, "attention of heads of {}; they are 128", head_dim);
+}
 
 }  // namespace
 
@@ -31,11 +38,10 @@ std::string AttentionForwardSpec::key() const {
 }
 
 Status AttentionForwardSpec::validate() const {
-  if (head_dim != 128 || stages < 2 || stages > kMaxStages) {
-    return fail(ErrorCode::kInvalidArgument, "attention of heads of {} in {} stages", head_dim,
-                stages);
-  }
-  return {};
+  F8_TRY(check_head_dim(head_dim));
+  if (stages >= 2 && stages <= kMaxStages) return {};
+  return fail(ErrorCode::kInvalidArgument, "attention in {} stages; they are 2 to {}", stages,
+              kMaxStages);
 }
 
 Stub AttentionForwardSpec::stub() const {
@@ -66,6 +72,42 @@ LaunchTraits AttentionForwardSpec::launch() const {
 
 ParameterBytes AttentionForwardSpec::parameters() const {
   return {.first = 3 * kTensorMapBytes, .second = sizeof(kernels::AttentionArgs)};
+}
+
+Result<AttentionCastSpec> AttentionCastSpec::parse(std::string_view kind, std::string_view rest) {
+  const auto* const at = std::ranges::find(kKinds, kind);
+  const AttentionCastSpec spec{.step = static_cast<AttentionStep>(at - std::begin(kKinds))};
+  if (rest == "d128") return spec;
+  return fail(ErrorCode::kInvalidArgument, "unknown heads {}: expected d128", quote(rest));
+}
+
+std::string AttentionCastSpec::key() const {
+  return f8::format("{}/d{}", kKinds[static_cast<size_t>(step)], head_dim);
+}
+
+Status AttentionCastSpec::validate() const {
+  return check_head_dim(head_dim);
+}
+
+Stub AttentionCastSpec::stub() const {
+  constexpr std::string_view kFunctions[] = {"sum_keys", "cast", "dequantize"};
+  const auto index = static_cast<size_t>(step);
+  return {"attention_cast.cuh", f8::format("float8_{}", kKinds[index]),
+          check_args<kernels::AttentionCastArgs>("AttentionCastArgs") +
+              check_threads("kTileThreads", launch()) +
+              f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                         "float8_{}(const __grid_constant__ AttentionCastArgs args) {{\n"
+                         "  AttentionCast<{}>::{}(args);\n"
+                         "}}\n",
+                         kKinds[index], head_dim, kFunctions[index])};
+}
+
+LaunchTraits AttentionCastSpec::launch() const {
+  return {};
+}
+
+ParameterBytes AttentionCastSpec::parameters() const {
+  return {.first = sizeof(kernels::AttentionCastArgs)};
 }
 
 }  // namespace f8::codegen

@@ -1,5 +1,7 @@
-// The forward of attention in fp8 (kernels/attention/attention_forward.cuh), for heads of 128.
+// The forward of attention in fp8 (kernels/attention/attention_forward.cuh), and the casts of its operands
+// (attention_cast.cuh), for heads of 128.
 //   attention := "attention_forward/d128/" ("causal" | "full") "/s" stages
+//   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/d128"
 #pragma once
 
 #include "codegen/specs/kind.hpp"
@@ -20,6 +22,24 @@ struct AttentionForwardSpec {
   [[nodiscard]] LaunchTraits launch() const;
   [[nodiscard]] ParameterBytes parameters() const;
   bool operator==(const AttentionForwardSpec&) const = default;
+};
+
+enum class AttentionStep { kSumKeys, kCast, kDequantize };
+
+struct AttentionCastSpec {
+  int head_dim = 128;
+  AttentionStep step = AttentionStep::kCast;
+
+  static constexpr std::string_view kKinds[] = {"attention_sum_keys", "attention_cast",
+                                                "attention_dequantize"};  // by step
+  [[nodiscard]] std::string key() const;
+  [[nodiscard]] static Result<AttentionCastSpec> parse(std::string_view kind,
+                                                       std::string_view rest);
+  [[nodiscard]] Status validate() const;
+  [[nodiscard]] Stub stub() const;
+  [[nodiscard]] LaunchTraits launch() const;
+  [[nodiscard]] ParameterBytes parameters() const;
+  bool operator==(const AttentionCastSpec&) const = default;
 };
 
 }  // namespace f8::codegen

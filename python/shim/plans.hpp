@@ -212,6 +212,20 @@ struct CombinePlan {
   float8_moe_combine_plan* plan = nullptr;
 };
 
+struct AttentionKey {
+  int64_t heads_q = 0;
+  int64_t heads_kv = 0;
+  int64_t head_dim = 0;
+  float scale = 0;     // of the scores; 0: the head's own
+  int32_t device = 0;  // -1: emulated
+  bool causal = false;
+  bool operator==(const AttentionKey&) const = default;
+};
+
+struct AttentionPlan {
+  float8_attention* attention = nullptr;
+};
+
 // The device and its stream that a call's work goes to.
 struct Place {
   Device device = {};
@@ -242,6 +256,7 @@ struct Place {
 
 [[nodiscard]] const RoutePlan& route_plan_for(const RouteKey& key, const Place& place);
 [[nodiscard]] const CombinePlan& combine_plan_for(const CombineKey& key, const Place& place);
+[[nodiscard]] const AttentionPlan& attention_plan_for(const AttentionKey& key, const Place& place);
 
 // Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
 // side, each once.

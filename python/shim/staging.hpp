@@ -109,6 +109,10 @@ struct Staged<kKernel, kRoles> {
   static bool argument(Staging&, bool value) {
     return value;
   }
+  template <size_t kIndex>
+  static double argument(Staging&, double value) {
+    return value;
+  }
 
   static Tensor result(const Staging& staging, const Tensor& tensor) {
     return staging.result(tensor);

@@ -1,5 +1,5 @@
-// The forward of attention over operands in fp8: O = softmax(scale Q K^T) V, and LSE, of heads of 128 that
-// read whole tiles of 128 tokens. A plan is immutable and shared between threads.
+// The forward of attention over operands in fp8: O = softmax(scale Q K^T) V, and LSE, of heads of 128. A plan is
+// immutable and shared between threads.
 #pragma once
 
 #include "runtime/device/context.hpp"
@@ -11,22 +11,23 @@ struct AttentionDesc {
   int64_t heads_kv = 1;  // a divisor of heads_q
   int64_t head_dim = 128;
   bool causal = false;
-  float scale = 0;  // of the scores; 0: 1 / sqrt(head_dim)
+  float scale = 0;  // of the scores
 };
 
-// Arrays are dense and lie in the order of their brackets: b batch, h and g heads of queries and of keys, s
-// tokens, d the head.
+// Arrays are dense and lie in the order of their brackets: b batch, h and g heads of queries and of keys, d the
+// head; q and k are whole blocks of 128 tokens, s.
 struct AttentionCall {
   int64_t batch = 1;
-  int64_t tokens = 0;                  // a multiple of 128
+  int64_t queries = 0;
+  int64_t keys = 0;                    // at least 1
   const void* q = nullptr;             // e4m3 [b][h][s][d]
   const void* k = nullptr;             // e4m3 [b][g][s][d]
   const void* v_t = nullptr;           // e4m3 [b][g][d][s], by kernels::fragment_place()
   const float* inv_scale_q = nullptr;  // powers of two [b][h][s / 128]
   const float* inv_scale_k = nullptr;  // [b][g][s / 128]
   const float* inv_scale_v = nullptr;
-  void* o = nullptr;     // bf16 [b][s][h][d]
-  float* lse = nullptr;  // [b][h][s]
+  void* o = nullptr;     // bf16 [b][queries][h][d]
+  float* lse = nullptr;  // [b][h][queries]
 };
 
 class AttentionForward {
@@ -34,7 +35,7 @@ class AttentionForward {
   // Loads the kernel.
   [[nodiscard]] static Result<AttentionForward> create(const std::shared_ptr<Context>& context,
                                                        const AttentionDesc& desc);
-  // Enqueues one launch, or nothing without tokens; no allocation, lock or synchronisation. The caller has
+  // Enqueues one launch, or nothing without queries; no allocation, lock or synchronisation. The caller has
   // checked the pointers.
   [[nodiscard]] Status run(const AttentionCall& call, Stream stream) const;
 

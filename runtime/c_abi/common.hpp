@@ -10,6 +10,7 @@
 
 #include "float8/float8.h"
 #include "runtime/c_abi/fork_gate.hpp"
+#include "runtime/attention/attention.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/device/context.hpp"
 #include "runtime/experts/expert_quantizer.hpp"
@@ -68,6 +69,10 @@ struct float8_expert_quantizer {
 
 struct float8_moe {
   std::shared_ptr<const f8::runtime::Moe> moe;
+};
+
+struct float8_attention {
+  std::shared_ptr<const f8::runtime::Attention> attention;
 };
 
 struct float8_scales {

@@ -147,9 +147,9 @@ Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec
       "b", out.b);
 }
 
-Status encode_attention_maps(const Driver& driver, int64_t tokens, int64_t heads_q,
-                             int64_t heads_kv, int64_t head_dim, const void* q, const void* k,
-                             const void* v_t, AttentionMaps& out) {
+Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t queries,
+                             int64_t heads_kv, int64_t keys, int64_t head_dim, const void* q,
+                             const void* k, const void* v_t, AttentionMaps& out) {
   const auto operand = [&](const char* name, const void* base, int64_t cols, int64_t rows,
                            CUtensorMap& map) {
     return encode(driver,
@@ -157,9 +157,9 @@ Status encode_attention_maps(const Driver& driver, int64_t tokens, int64_t heads
                    kernels::kAttentionTile},
                   name, map);
   };
-  F8_TRY(operand("q", q, head_dim, tokens * heads_q, out.q));
-  F8_TRY(operand("k", k, head_dim, tokens * heads_kv, out.k));
-  return operand("v^T", v_t, tokens, head_dim * heads_kv, out.v_t);
+  F8_TRY(operand("q", q, head_dim, queries * heads_q, out.q));
+  F8_TRY(operand("k", k, head_dim, keys * heads_kv, out.k));
+  return operand("v^T", v_t, keys, head_dim * heads_kv, out.v_t);
 }
 
 }  // namespace f8::runtime

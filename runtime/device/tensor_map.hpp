@@ -49,15 +49,16 @@ struct GemmMaps {
                                           int64_t ld_d, const void* a, const void* b, void* d,
                                           GemmMaps& out);
 
-// Those of attention: uint8, boxes {128, 128}; q {d, tokens heads_q}, k {d, tokens heads_kv}, v^T {tokens, d
-// heads_kv}, where heads are those of the whole batch.
+// Those of attention: uint8, boxes {128, 128}; q {d, queries heads_q}, k {d, keys heads_kv}, v^T {keys, d
+// heads_kv}, where heads are those of the whole batch, and queries and keys those of whole blocks.
 struct AttentionMaps {
   CUtensorMap q;
   CUtensorMap k;
   CUtensorMap v_t;
 };
-[[nodiscard]] Status encode_attention_maps(const Driver& driver, int64_t tokens, int64_t heads_q,
-                                           int64_t heads_kv, int64_t head_dim, const void* q,
-                                           const void* k, const void* v_t, AttentionMaps& out);
+[[nodiscard]] Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t queries,
+                                           int64_t heads_kv, int64_t keys, int64_t head_dim,
+                                           const void* q, const void* k, const void* v_t,
+                                           AttentionMaps& out);
 
 }  // namespace f8::runtime

@@ -18,9 +18,9 @@ namespace {
 constexpr int64_t kTile = kernels::kAttentionTile;
 
 struct Head {
-  const uint8_t* q;   // [tokens][d]
-  const uint8_t* k;   // [tokens][d]
-  const uint8_t* vt;  // [d][tokens], in the order of fragments
+  const uint8_t* q;   // [queries][d]
+  const uint8_t* k;   // [keys][d]
+  const uint8_t* vt;  // [d][keys], in the order of fragments
   const float* inv_scale_q;
   const float* inv_scale_k;
   const float* inv_scale_v;
@@ -43,8 +43,9 @@ struct Query {
 
 void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
             const Head& head, int64_t query, std::span<float> o, float& lse) {
-  const int64_t d = spec.head_dim, tokens = args.tokens;
-  const int64_t last = spec.causal ? query / kTile : tokens / kTile - 1;
+  const int64_t d = spec.head_dim, blocks = kernels::attention_blocks(args.keys);
+  const int64_t last = spec.causal ? std::min(query / kTile, blocks - 1) : blocks - 1;
+  const int64_t keys = spec.causal ? std::min<int64_t>(query + 1, args.keys) : args.keys;
   Query state{.o = std::vector<float>(static_cast<size_t>(d)),
               .tile = std::vector<float>(static_cast<size_t>(d))};
   float v_scale = head.inv_scale_v[last];
@@ -56,8 +57,7 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
       for (int64_t c = 0; c < d; ++c) {
         dot += e4m3(head.q[query * d + c]) * e4m3(head.k[(t * kTile + j) * d + c]);
       }
-      const bool masked = spec.causal && t * kTile + j > query;
-      scores[j] = masked ? -std::numeric_limits<float>::infinity() : dot;
+      scores[j] = t * kTile + j < keys ? dot : -std::numeric_limits<float>::infinity();
     }
     const float largest = *std::max_element(scores, scores + kTile) * factor;
     const float most = t == last ? largest : std::max(state.most, largest);
@@ -77,7 +77,7 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
       float product = 0;
       for (int j = 0; j < kTile; ++j) {
         product += p[static_cast<size_t>(j)] *
-                   e4m3(head.vt[c * tokens + t * kTile + kernels::fragment_place(j)]);
+                   e4m3(head.vt[c * blocks * kTile + t * kTile + kernels::fragment_place(j)]);
       }
       float& total = state.o[static_cast<size_t>(c)];
       total = std::fma(total, correction * ratio, product);
@@ -89,10 +89,10 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
 
 void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
            const TensorMap (&maps)[3], const Call& call) {
-  if (args.tokens < kTile || args.tokens % kTile != 0 || args.heads_kv < 1 || args.batch < 1 ||
+  if (args.queries < 1 || args.keys < 1 || args.heads_kv < 1 || args.batch < 1 ||
       args.heads_q < 1 || args.heads_q % args.heads_kv != 0) {
-    call.fault("attention: {} tokens, {} heads of queries, {} of keys, batch {}", args.tokens,
-               args.heads_q, args.heads_kv, args.batch);
+    call.fault("attention: {} queries, {} keys, {} heads of queries, {} of keys, batch {}",
+               args.queries, args.keys, args.heads_q, args.heads_kv, args.batch);
     return;
   }
   const auto expect = [&](const char* name, const TensorMap& map, int64_t rows, int64_t cols) {
@@ -104,9 +104,11 @@ void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionAr
     }
   };
   const int64_t kv = int64_t{args.batch} * args.heads_kv;
-  expect("q", maps[0], int64_t{args.batch} * args.heads_q * args.tokens, spec.head_dim);
-  expect("k", maps[1], kv * args.tokens, spec.head_dim);
-  expect("v^T", maps[2], kv * spec.head_dim, args.tokens);
+  const int64_t queries = kernels::attention_blocks(args.queries) * kTile;
+  const int64_t keys = kernels::attention_blocks(args.keys) * kTile;
+  expect("q", maps[0], int64_t{args.batch} * args.heads_q * queries, spec.head_dim);
+  expect("k", maps[1], kv * keys, spec.head_dim);
+  expect("v^T", maps[2], kv * spec.head_dim, keys);
   if (args.o == nullptr || args.lse == nullptr || args.inv_scale_q == nullptr ||
       args.inv_scale_k == nullptr || args.inv_scale_v == nullptr) {
     call.fault("attention: an array is null");
@@ -122,23 +124,25 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
   const auto& args = call.args<kernels::AttentionArgs>(1);
   check(spec, args, maps, call);
   if (!call.faults.empty()) return;
-  const int64_t d = spec.head_dim, tokens = args.tokens, blocks = tokens / kTile;
+  const int64_t d = spec.head_dim;
+  const int64_t blocks_q = kernels::attention_blocks(args.queries);
+  const int64_t blocks_k = kernels::attention_blocks(args.keys);
   std::vector<float> o(static_cast<size_t>(d));
   for (int64_t head = 0; head < int64_t{args.batch} * args.heads_q; ++head) {
     const int64_t kv = head / (args.heads_q / args.heads_kv);
     const auto at = [](const TensorMap& map, int64_t offset) {
       return static_cast<const uint8_t*>(map.base) + offset;
     };
-    const Head operands{.q = at(maps[0], head * tokens * d),
-                        .k = at(maps[1], kv * tokens * d),
-                        .vt = at(maps[2], kv * d * tokens),
-                        .inv_scale_q = args.inv_scale_q + head * blocks,
-                        .inv_scale_k = args.inv_scale_k + kv * blocks,
-                        .inv_scale_v = args.inv_scale_v + kv * blocks};
-    for (int64_t query = 0; query < tokens; ++query) {
-      attend(spec, args, operands, query, o, args.lse[head * tokens + query]);
+    const Head operands{.q = at(maps[0], head * blocks_q * kTile * d),
+                        .k = at(maps[1], kv * blocks_k * kTile * d),
+                        .vt = at(maps[2], kv * d * blocks_k * kTile),
+                        .inv_scale_q = args.inv_scale_q + head * blocks_q,
+                        .inv_scale_k = args.inv_scale_k + kv * blocks_k,
+                        .inv_scale_v = args.inv_scale_v + kv * blocks_k};
+    for (int64_t query = 0; query < args.queries; ++query) {
+      attend(spec, args, operands, query, o, args.lse[head * args.queries + query]);
       const int64_t line =
-          (head / args.heads_q * tokens + query) * args.heads_q + head % args.heads_q;
+          (head / args.heads_q * args.queries + query) * args.heads_q + head % args.heads_q;
       for (int64_t c = 0; c < d; ++c) {
         store_element(args.o, line * d + c, o[static_cast<size_t>(c)], Dtype::kBf16);
       }

@@ -1,5 +1,6 @@
-// The parameters of the forward of attention (attention_forward.cuh), shared with the host like those of
-// kernel_args.cuh.
+// The parameters of the kernels of attention (attention_forward.cuh, attention_cast.cuh), shared with the host
+// like those of kernel_args.cuh. q, k and v lie in whole blocks of 128 tokens of a head, with zeros behind the
+// last token.
 #pragma once
 
 #include "codegen/kernels/kernel_args.cuh"
@@ -15,17 +16,44 @@ F8_BOTH constexpr i32 fragment_place(i32 token) {
   return token - of_16 + of_16 % 8 / 2 * 4 + of_16 / 8 * 2 + of_16 % 2;
 }
 
+F8_BOTH constexpr i32 attention_blocks(i32 tokens) {
+  return (tokens + kAttentionTile - 1) / kAttentionTile;
+}
+
 struct AttentionArgs {
-  const float* inv_scale_q;  // [b][h][s / 128]
-  const float* inv_scale_k;  // [b][g][s / 128], and v's
+  const float* inv_scale_q;  // [b][h][blocks of queries]
+  const float* inv_scale_k;  // [b][g][blocks of keys], and v's
   const float* inv_scale_v;
-  u16* o;      // bf16 [b][s][h][d]
-  float* lse;  // [b][h][s]
-  i32 tokens;  // s, a multiple of 128
+  u16* o;      // bf16 [b][queries][h][d]
+  float* lse;  // [b][h][queries]
+  i32 queries;
+  i32 keys;
   i32 heads_q;
   i32 heads_kv;
   i32 batch;
   float scale_log2;  // of the softmax, times log2(e)
+};
+
+inline constexpr i32 kAttentionSlab = 512;  // tokens that a block of the sums of k adds
+
+// q, k or v: bf16 elements x[batch][head][token][d], whose strides are in elements, and their copy.
+struct AttentionOperand {
+  u16* x;  // read by casts, written by their inverse
+  i64 stride_batch;
+  i64 stride_head;
+  i64 stride_token;
+  u8* copy;          // e4m3 [b][heads][blocks][128][d]; v: [b][heads][d][blocks][128], by fragment_place()
+  float* inv_scale;  // [b][heads][blocks], powers of two
+  i32 tokens;
+  i32 heads;
+};
+
+struct AttentionCastArgs {
+  AttentionOperand q;
+  AttentionOperand k;
+  AttentionOperand v;
+  float* sums;  // of k, fp32 [b][heads][slabs][d]
+  i32 batch;
   i32 padding;
 };
 

@@ -2,7 +2,11 @@
 //
 //   q [b][h][s][128], k [b][g][s][128]     e4m3, with a scale for each 128 tokens of a head, a power of two
 //   v^T [b][g][128][s]                     e4m3, the tokens of each 16 in the order of fragments (below)
-//   o [b][s][h][128] bf16, lse [b][h][s] fp32
+//   o [b][queries][h][128] bf16, lse [b][h][queries] fp32
+//
+// s is a whole number of blocks of 128 tokens, of the queries' or of the keys'; what lies behind the last key
+// is masked, and of what lies behind the last query nothing is stored. Under a causal mask query i has the
+// keys up to the i-th one.
 //
 // A CTA has 128 queries of a head, and two warpgroups of 64 next to one warp that loads. Both products are fp8
 // MMAs; S, its softmax and the sums are fp32. P is rounded to e4m3 of 2^8 P in registers, and is the next
@@ -14,6 +18,7 @@
 #pragma once
 
 #include "codegen/kernels/attention/attention_args.cuh"
+#include "codegen/kernels/attention/e4m3.cuh"
 #include "codegen/kernels/ptx.cuh"
 
 namespace f8::kernels {
@@ -30,15 +35,6 @@ F8_DEVICE float exp2_approx(float x) {
 F8_DEVICE void warpgroup_fence_words(u32 (&words)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(words[i])::"memory");
-}
-F8_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
-  u32 r;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}\n"
-      : "=r"(r)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return r;
 }
 // The largest, and the sum, of the four threads that have a row of an accumulator.
 F8_DEVICE float row_max(float x) {
@@ -91,15 +87,16 @@ struct AttentionForward {
     u32 block, q_head, kv_head, tiles;
   };
   static F8_DEVICE u32 works(const AttentionArgs& args) {
-    return args.tokens / kTileM * args.heads_q * args.batch;
+    return static_cast<u32>(attention_blocks(args.queries) * args.heads_q * args.batch);
   }
   static F8_DEVICE Work work_at(const AttentionArgs& args, u32 index) {
-    const u32 heads = args.heads_q * args.batch, blocks = args.tokens / kTileM;
+    const u32 heads = args.heads_q * args.batch, blocks = attention_blocks(args.queries);
+    const u32 key_blocks = attention_blocks(args.keys);
     Work r;
     r.block = blocks - 1 - index / heads;
     r.q_head = index % heads;
     r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
-    r.tiles = kCausal ? r.block + 1 : blocks;
+    r.tiles = kCausal ? min(r.block + 1, key_blocks) : key_blocks;
     return r;
   }
   static F8_DEVICE u32 barrier(u32 shared, u32 which, u32 index) {
@@ -124,6 +121,8 @@ struct AttentionForward {
   }
 
   static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const AttentionArgs& args) {
+    const u32 rows_q = attention_blocks(args.queries) * kTileM;
+    const u32 rows_k = attention_blocks(args.keys) * kTileN;
     Stage<kStages> stage;
     Stage<2> query;
     for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) {
@@ -131,14 +130,14 @@ struct AttentionForward {
       barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
       barrier_expect(barrier(shared, kFullQ, query.index), kTileBytes);
       tma_load(shared + query.index * kTileBytes, &maps.q, barrier(shared, kFullQ, query.index), 0,
-               work.q_head * args.tokens + work.block * kTileM);
+               work.q_head * rows_q + work.block * kTileM);
       query.advance();
       for (u32 tile = work.tiles; tile-- > 0;) {
         barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullK, stage.index), kTileBytes);
         tma_load(shared + kKeys + stage.index * kTileBytes, &maps.k,
                  barrier(shared, kFullK, stage.index), 0,
-                 work.kv_head * args.tokens + tile * kTileN);
+                 work.kv_head * rows_k + tile * kTileN);
         barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullV, stage.index), kTileBytes);
         tma_load(shared + kValues + stage.index * kTileBytes, &maps.v,
@@ -195,12 +194,17 @@ struct AttentionForward {
         Config::mma_registers(tile, p + 4 * k, wgmma_descriptor(b + 2 * k), k > 0);
       wgmma_commit();
     }
-    F8_DEVICE void mask_diagonal() {
-      const u32 column = lane % 4 * 2;
+    // Masks what rows of the last tile of keys do not have: those behind the last key, and causal ones.
+    F8_DEVICE void mask(const Work& work) {
+      const i32 first = static_cast<i32>((work.tiles - 1) * kTileN + lane % 4 * 2);
+      const i32 query_of_row = static_cast<i32>(work.block * kTileM + row);
 #pragma unroll
-      for (int i = 0; i < 64; ++i) {
-        if (i / 4 * 8 + column + i % 2 > row + i % 4 / 2 * 8)
-          s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
+      for (int r = 0; r < 2; ++r) {
+        const i32 keys = kCausal ? min(args.keys, query_of_row + 8 * r + 1) : args.keys;
+#pragma unroll
+        for (int i = 2 * r; i < 64; i += i % 2 == 0 ? 1 : 3) {
+          if (first + i / 4 * 8 + i % 2 >= keys) s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
+        }
       }
     }
     // Four chains for each row: one would wait for each comparison.
@@ -245,7 +249,7 @@ struct AttentionForward {
       for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], correction_o[i % 4 / 2], tile[i]);
     }
 
-    F8_DEVICE void first_tile(float factor) {
+    F8_DEVICE void first_tile(const Work& work, float factor) {
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
       barrier_wait(barrier(shared, kFullK, key.index), key.phase);
       multiply_keys();
@@ -253,7 +257,7 @@ struct AttentionForward {
       warpgroup_fence_operand(s);
       release(kEmptyK, key.index);
       key.advance();
-      if (kCausal) mask_diagonal();
+      if (kCausal || work.tiles * kTileN > static_cast<u32>(args.keys)) mask(work);
       float largest[2];
       maxima(largest);
 #pragma unroll
@@ -308,8 +312,9 @@ struct AttentionForward {
       const u64 batch = work.q_head / args.heads_q, head = work.q_head % args.heads_q;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        if (token + 8 * r >= static_cast<u32>(args.queries)) continue;
         const float inverse = inv_scale_v / sum[r];
-        const u64 line = (batch * args.tokens + token + 8 * r) * args.heads_q + head;
+        const u64 line = (batch * args.queries + token + 8 * r) * args.heads_q + head;
         u16* to = args.o + line * kD + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
@@ -317,22 +322,22 @@ struct AttentionForward {
           *reinterpret_cast<u32*>(to + 8 * i) = pack_bf16(x[0] * inverse, x[1] * inverse);
         }
         if (lane % 4 == 0) {
-          args.lse[u64{work.q_head} * args.tokens + token + 8 * r] =
+          args.lse[u64{work.q_head} * args.queries + token + 8 * r] =
               (most[r] - 8.0F + log2f(sum[r])) * 0.693147181F;
         }
       }
     }
     F8_DEVICE void attend(const Work& work) {
-      const u32 blocks = args.tokens / kTileN;
-      const float* scale_k = args.inv_scale_k + work.kv_head * blocks;
-      const float* scale_v = args.inv_scale_v + work.kv_head * blocks;
+      const u32 blocks_q = attention_blocks(args.queries), blocks_k = attention_blocks(args.keys);
+      const float* scale_k = args.inv_scale_k + work.kv_head * blocks_k;
+      const float* scale_v = args.inv_scale_v + work.kv_head * blocks_k;
       const float of_q =
-          args.scale_log2 * __ldg(args.inv_scale_q + work.q_head * blocks + work.block);
+          args.scale_log2 * __ldg(args.inv_scale_q + work.q_head * blocks_q + work.block);
       const i32 first = static_cast<i32>(work.tiles) - 1;
       float v = __ldg(scale_v + first);
       const i32 second = max(first - 1, 0);
       float k_ahead = __ldg(scale_k + second), v_ahead = __ldg(scale_v + second);
-      first_tile(of_q * __ldg(scale_k + first));
+      first_tile(work, of_q * __ldg(scale_k + first));
       if (first > 0) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
       for (i32 t = first - 1; t >= 0; --t) {
         const float factor = of_q * k_ahead, v_next = v_ahead;

@@ -2,6 +2,7 @@
 // common.
 #pragma once
 
+#include <bit>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -74,6 +75,10 @@ struct Hash {
   }
   size_t operator()(const RouteKey& key) const {
     return mix(pair_of(key.top_k, key.experts), pair_of(key.device, key.long_ids ? 1 : 0));
+  }
+  size_t operator()(const AttentionKey& key) const {
+    const uint64_t heads = mix(pair_of(key.heads_q, key.heads_kv), pair_of(key.head_dim, key.device));
+    return mix(heads, pair_of(std::bit_cast<int32_t>(key.scale), key.causal ? 1 : 0));
   }
   size_t operator()(const CombineKey& key) const {
     return mix(mix(static_cast<uint64_t>(key.cols), pair_of(key.top_k, key.experts)),

@@ -64,6 +64,7 @@ typedef struct float8_expert_quantizer float8_expert_quantizer;
 typedef struct float8_moe float8_moe;
 typedef struct float8_moe_route_plan float8_moe_route_plan;
 typedef struct float8_moe_combine_plan float8_moe_combine_plan;
+typedef struct float8_attention float8_attention;
 typedef struct float8_model float8_model;
 
 typedef struct float8_recipe float8_recipe;

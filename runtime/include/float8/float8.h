@@ -65,6 +65,7 @@
 #ifndef FLOAT8_FLOAT8_H_
 #define FLOAT8_FLOAT8_H_
 
+#include "float8/attention.h"
 #include "float8/base.h"
 #include "float8/context.h"
 #include "float8/counters.h"

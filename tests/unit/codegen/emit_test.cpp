@@ -68,6 +68,7 @@ TEST(Emit, GoldenStubs) {
            "combine/bf16/bf16",
            "score_gradient/f32/bf16",
            "attention_forward/d128/causal/s3",
+           "attention_cast/d128",
            "cast/bf16.e4m3/axis/q+qt/pow2/group",
            "quantize/bf16.e4m3/axis/q+qt/pow2/group",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
@@ -275,6 +276,9 @@ std::set<std::string> tunable_kernels() {
   }
   for (const char* keys_of_a_query : {"causal", "full"}) {
     keys.insert(f8::format("attention_forward/d128/{}/s3", keys_of_a_query));
+  }
+  for (const char* step : {"sum_keys", "cast", "dequantize"}) {
+    keys.insert(f8::format("attention_{}/d128", step));
   }
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {

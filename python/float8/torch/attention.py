@@ -1,0 +1,240 @@
+"""Attention with a forward in fp8: scaled_dot_product_attention, its ops, their fake kernels and its gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from float8 import recipes
+from float8.torch import _ops
+
+attention_forward = torch.ops.float8.attention_forward.default
+attention_dequantize = torch.ops.float8.attention_dequantize.default
+RECIPES = ("fp8_forward", "bf16")
+HEAD_DIMS = (128,)
+_BLOCK = 128  # tokens of a head that share a scale
+
+
+def _blocks(tokens: Any) -> Any:
+    return (tokens + _BLOCK - 1) // _BLOCK
+
+
+@torch.library.register_fake("float8::attention_forward")  # type: ignore[untyped-decorator]
+def _fake_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, config: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    b, h, s, d = q.shape
+    blocks = b * (h * _blocks(s) + 2 * k.shape[1] * _blocks(k.shape[2]))
+    return (
+        q.new_empty((b, s, h, d)),
+        q.new_empty((b, h, s), dtype=torch.float32),
+        q.new_empty((blocks * (_BLOCK * d + 4),), dtype=torch.uint8),
+    )
+
+
+@torch.library.register_fake("float8::attention_dequantize")  # type: ignore[untyped-decorator]
+def _fake_dequantize(
+    saved: torch.Tensor,
+    o: torch.Tensor,
+    heads_kv: int,
+    tokens_kv: int,
+    scale: float,
+    causal: bool,
+    config: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    b, _, _, d = o.shape
+    return (
+        torch.empty_like(o),
+        o.new_empty((b, tokens_kv, heads_kv, d)),
+        o.new_empty((b, tokens_kv, heads_kv, d)),
+    )
+
+
+def _backward_by_formula(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients in fp32 with whole score matrices, for tensors on a CPU."""
+    dtype, groups = q.dtype, q.shape[1] // k.shape[1]
+    grad, q, o = grad.float(), q.float(), o.float()
+    k, v = (x.float().repeat_interleave(groups, 1) for x in (k, v))
+    p = torch.exp(q @ k.transpose(-1, -2) * scale - lse[..., None])
+    if causal:
+        p = p.tril()
+    ds = p * (grad @ v.transpose(-1, -2) - (grad * o).sum(-1, keepdim=True)) * scale
+    dq = ds @ k
+    dk, dv = (
+        x.unflatten(1, (-1, groups)).sum(2)
+        for x in (ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ grad)
+    )
+    return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+
+
+def _backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients in bf16: cuDNN's where PyTorch has it, else those of its flash attention."""
+    if not grad.is_cuda:
+        return _backward_by_formula(grad, q, k, v, o, lse, causal, scale)
+    sizes = (q.shape[2], k.shape[2])
+    unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
+    # cuDNN gives NaN for a single query, and flash attention aligns another mask where sizes differ.
+    if (
+        torch.backends.cudnn.is_available()
+        and torch.backends.cuda.cudnn_sdp_enabled()
+        and q.shape[2] > 1
+    ):
+        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]
+            grad,
+            q,
+            k,
+            v,
+            o,
+            lse[..., None],
+            unused,
+            unused,
+            None,
+            None,
+            None,
+            *sizes,
+            0.0,
+            causal,
+            scale=scale,
+        )
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
+        grad, q, k, v, o, lse, None, None, *sizes, 0.0, causal, unused, unused, scale=scale
+    )
+
+
+class AttentionFunction(torch.autograd.Function):
+    """Between forward and backward it keeps q, k and v in fp8, o and lse. Backward differentiates the forward that
+    ran: it takes the values that were multiplied, and the o and lse that they gave."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        causal: bool,
+        config: int,
+    ) -> torch.Tensor:
+        o, lse, saved = attention_forward(q, k, v, scale, causal, config)
+        ctx.save_for_backward(o, lse, saved)
+        ctx.key_sizes = (k.shape[1], k.shape[2])
+        ctx.options = (scale, causal, config)
+        return o.transpose(1, 2)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        o, lse, saved = ctx.saved_tensors
+        scale, causal, _ = ctx.options
+        operands = attention_dequantize(saved, o, *ctx.key_sizes, *ctx.options)
+        q, k, v = (x.transpose(1, 2) for x in operands)
+        grads = _backward(grad, q, k, v, o.transpose(1, 2), lse, causal, scale)
+        return *grads, None, None, None
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    recipe: str = "fp8_forward",
+    emulate: bool = False,
+) -> torch.Tensor:
+    """Returns softmax(scale query key^T) value: torch.nn.functional.scaled_dot_product_attention under a recipe.
+
+    query: [B, H, S, 128] in bfloat16; any strides, without a copy where a head's elements lie side by side, as in
+        the transpose of [B, S, H, 128].
+    key, value: [B, G, T, 128]. H is G, or with enable_gqa a multiple of it.
+    attn_mask, dropout_p: None and 0. is_causal gives query i the keys up to the i-th one, as there.
+    recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "bf16" is PyTorch's own
+        attention.
+    emulate: for tests, also without a GPU; slow.
+
+    Forward casts query, key and value to e4m3 with a scale for each 128 tokens of a head, and key without its mean
+    over the tokens, which changes no softmax. It keeps these copies for backward, half of the bytes of the operands.
+    Under autocast the tensors are cast to autocast's type. The result is in bfloat16, [B, H, S, 128], as the
+    transpose of a dense [B, S, H, 128].
+
+    Raises ValueError for what is not there: a mask, dropout, other heads, other types.
+    """
+    if recipe not in RECIPES:
+        raise ValueError(f"float8: recipe is {recipe!r}; it is one of {', '.join(RECIPES)}")
+    if recipe == "bf16":
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    query, key, value = (_ops.of_autocast(x) for x in (query, key, value))
+    reason = refusal(query, key, value, attn_mask, dropout_p, enable_gqa, scale)
+    if reason is not None:
+        raise ValueError(f"float8: attention in fp8: {reason}")
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    config = recipes.EMULATE if emulate else 0
+    return AttentionFunction.apply(query, key, value, factor, is_causal, config)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def refusal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = True,
+    scale: float | None = None,
+) -> str | None:
+    """Returns why attention in fp8 cannot compute a call, or None where it can."""
+    if attn_mask is not None:
+        return "attn_mask is a tensor; is_causal is the only mask"
+    if dropout_p != 0:
+        return f"dropout_p is {dropout_p}; there is no dropout"
+    if scale is not None and not 0 < scale < math.inf:
+        return f"scale is {scale}; it is positive"
+    tensors = {"query": query, "key": key, "value": value}
+    for name, x in tensors.items():
+        if x.dim() != 4:
+            return f"{name} has shape {tuple(x.shape)}; it is [batch, heads, tokens, head_dim]"
+        if x.dtype != torch.bfloat16:
+            return f"{name} is in {x.dtype}; it is in torch.bfloat16"
+        if x.device != query.device:
+            return f"{name} is on {x.device}, query on {query.device}"
+    if query.shape[-1] not in HEAD_DIMS:
+        return (
+            f"heads have {query.shape[-1]} elements; they have {' or '.join(map(str, HEAD_DIMS))}"
+        )
+    if key.shape != value.shape or (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
+        return f"the shapes do not match: {shapes}"
+    if key.shape[2] < 1:
+        return "there is no key"
+    heads, of_keys = query.shape[1], key.shape[1]
+    if of_keys < 1 or heads % of_keys != 0:
+        return f"query has {heads} heads, key {of_keys}; the first are a multiple of the second"
+    if heads != of_keys and not enable_gqa:
+        return f"query has {heads} heads, key {of_keys}; set enable_gqa"
+    return None

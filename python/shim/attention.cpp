@@ -1,0 +1,121 @@
+// The forward of attention in fp8, and the values that its backward reads.
+#include "python/shim/attention.hpp"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+
+#include "python/shim/errors.hpp"
+#include "python/shim/plans.hpp"
+#include "python/shim/workspace.hpp"
+
+namespace float8_torch {
+namespace {
+
+// A tensor [batch, heads, tokens, head_dim]. `keep` owns the data.
+struct Heads {
+  Tensor keep;
+  float8_heads heads;
+};
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("float8: attention: " + what);
+}
+
+// Copies only where the elements of a head do not lie side by side, or are not aligned to 16 bytes.
+Heads as_heads(const Tensor& tensor, const Place& place, const char* name) {
+  constexpr int64_t kStep = 8;  // elements of 16 bytes
+  if (tensor.dim() != 4) refuse(std::string(name) + " is not [batch, heads, tokens, head_dim]");
+  if (dtype_of(tensor) != aoti_torch_dtype_bfloat16()) {
+    refuse(std::string(name) + " is not in bfloat16");
+  }
+  if (device_of(tensor) != place.device) refuse(std::string(name) + " is on another device");
+  check_memory(tensor, name);
+  const auto is_fit = [](const Tensor& of) {
+    return of.stride(3) == 1 && of.stride(0) % kStep == 0 && of.stride(1) % kStep == 0 &&
+           of.stride(2) % kStep == 0 &&
+           reinterpret_cast<uintptr_t>(of.mutable_data_ptr()) % 16 == 0;
+  };
+  Tensor keep = tensor;
+  if (!is_fit(keep)) keep = torch::stable::contiguous(keep);
+  if (!is_fit(keep)) keep = torch::stable::clone(keep);
+  return {keep, {keep.mutable_data_ptr(), keep.stride(0), keep.stride(1), keep.stride(2)}};
+}
+
+// A dense tensor [batch][tokens][heads][head_dim].
+Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim,
+                    const Place& place) {
+  const std::array<int64_t, 4> sizes = {batch, tokens, heads, dim};
+  const Tensor keep = empty(sizes, aoti_torch_dtype_bfloat16(), place.device);
+  return {keep, {keep.mutable_data_ptr(), tokens * heads * dim, dim, heads * dim}};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k,
+                                                     const Tensor& v, double scale, bool causal,
+                                                     int64_t config) {
+  const Place place = place_of(q, Config(config));
+  const Heads operands[] = {as_heads(q, place, "query"), as_heads(k, place, "key"),
+                              as_heads(v, place, "value")};
+  if (k.size(0) != q.size(0) || k.size(3) != q.size(3) || v.size(0) != k.size(0) ||
+      v.size(1) != k.size(1) || v.size(2) != k.size(2) || v.size(3) != k.size(3)) {
+    refuse("query, key and value are of unlike sizes");
+  }
+  const AttentionPlan& plan = attention_plan_for({.heads_q = q.size(1),
+                                                  .heads_kv = k.size(1),
+                                                  .head_dim = q.size(3),
+                                                  .scale = static_cast<float>(scale),
+                                                  .device = place.key(),
+                                                  .causal = causal},
+                                                 place);
+  float8_attention_forward_args args;
+  args.sizes = {q.size(0), q.size(2), k.size(2)};
+  const size_t saved_bytes = float8_attention_saved_bytes(plan.attention, &args.sizes);
+  const size_t workspace_bytes = float8_attention_workspace_bytes(plan.attention, &args.sizes);
+  const Heads o = empty_heads(q.size(0), q.size(2), q.size(1), q.size(3), place);
+  const std::array<int64_t, 3> rows = {q.size(0), q.size(1), q.size(2)};
+  Tensor lse = empty(rows, aoti_torch_dtype_float32(), place.device);
+  Tensor saved = empty_bytes(static_cast<int64_t>(saved_bytes), place.device);
+  const Workspace workspace(place, workspace_bytes, Counts::kNone);
+  args.q = operands[0].heads;
+  args.k = operands[1].heads;
+  args.v = operands[2].heads;
+  args.o = o.heads.data;
+  args.lse = static_cast<float*>(lse.mutable_data_ptr());
+  args.saved = {saved.mutable_data_ptr(), saved_bytes};
+  args.workspace = {workspace.data(), workspace_bytes};
+  check(float8_attention_forward(plan.attention, &args, place.stream));
+  return {o.keep, lse, saved};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, const Tensor& o,
+                                                        int64_t heads_kv, int64_t tokens_kv,
+                                                        double scale, bool causal, int64_t config) {
+  const Place place = place_of(o, Config(config));
+  check_dense(saved, 1, place.device, "saved");
+  if (o.dim() != 4) refuse("o is not what attention_forward gave");
+  const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
+  const AttentionPlan& plan = attention_plan_for({.heads_q = heads_q,
+                                                  .heads_kv = heads_kv,
+                                                  .head_dim = dim,
+                                                  .scale = static_cast<float>(scale),
+                                                  .device = place.key(),
+                                                  .causal = causal},
+                                                 place);
+  const Heads q = empty_heads(batch, tokens_q, heads_q, dim, place);
+  const Heads k = empty_heads(batch, tokens_kv, heads_kv, dim, place);
+  const Heads v = empty_heads(batch, tokens_kv, heads_kv, dim, place);
+  float8_attention_dequantize_args args;
+  args.sizes = {batch, tokens_q, tokens_kv};
+  args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
+  args.q = q.heads;
+  args.k = k.heads;
+  args.v = v.heads;
+  check(float8_attention_dequantize(plan.attention, &args, place.stream));
+  return {q.keep, k.keep, v.keep};
+}
+
+}  // namespace float8_torch

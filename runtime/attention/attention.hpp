@@ -1,0 +1,47 @@
+// Attention in fp8 from bf16 operands: their casts, the forward, and the values that a backward reads. A plan is
+// immutable and shared between threads.
+#pragma once
+
+#include "float8/attention.h"
+#include "runtime/attention/forward.hpp"
+
+namespace f8::runtime {
+
+using AttentionSizes = float8_attention_sizes;
+
+class Attention {
+ public:
+  // Loads the kernels. A scale of 0 is 1 / sqrt(head_dim).
+  [[nodiscard]] static Result<std::shared_ptr<const Attention>> plan(
+      const std::shared_ptr<Context>& context, const AttentionDesc& desc);
+
+  // Refuses sizes that a call cannot have.
+  [[nodiscard]] Status check(const AttentionSizes& sizes) const;
+  // Of sizes that check() lets pass.
+  [[nodiscard]] size_t saved_bytes(const AttentionSizes& sizes) const;
+  [[nodiscard]] size_t workspace_bytes(const AttentionSizes& sizes) const;
+
+  // Each enqueues its launches, or nothing without queries; no allocation, lock or synchronisation.
+  [[nodiscard]] Status forward(const float8_attention_forward_args& args, Stream stream) const;
+  [[nodiscard]] Status dequantize(const float8_attention_dequantize_args& args,
+                                  Stream stream) const;
+
+ private:
+  Attention(std::shared_ptr<Context> context, const AttentionDesc& desc, AttentionForward forward,
+            const Kernel& sum_keys, const Kernel& cast, const Kernel& dequantize)
+      : context_(std::move(context)),
+        desc_(desc),
+        forward_(std::move(forward)),
+        sum_keys_(&sum_keys),
+        cast_(&cast),
+        dequantize_(&dequantize) {}
+
+  std::shared_ptr<Context> context_;
+  AttentionDesc desc_;
+  AttentionForward forward_;
+  const Kernel* sum_keys_;
+  const Kernel* cast_;
+  const Kernel* dequantize_;
+};
+
+}  // namespace f8::runtime

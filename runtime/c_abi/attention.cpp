@@ -1,0 +1,88 @@
+// The forward of attention.
+#include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/recipe.hpp"
+
+using namespace f8::c_abi;
+
+namespace {
+
+using Bytes = size_t (f8::runtime::Attention::*)(const float8_attention_sizes&) const;
+
+size_t bytes_of(const float8_attention* attention, const float8_attention_sizes* sizes,
+                Bytes bytes) {
+  if (attention == nullptr || sizes == nullptr || !attention->attention->check(*sizes)) return 0;
+  return (attention->attention.get()->*bytes)(*sizes);
+}
+
+}  // namespace
+
+float8_status float8_attention_plan(float8_context* context, const float8_attention_desc* desc,
+                                    float8_attention** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    float8_attention_desc known;
+    F8_TRY(read_struct(desc, "float8_attention_desc", known));
+    F8_TRY(need_zero("float8_attention_desc.reserved", known.reserved));
+    const f8::Dtype dtype = F8_TRY(dtype_of("float8_attention_desc.dtype", known.dtype));
+    if (dtype != f8::Dtype::kBf16) {
+      return f8::fail(f8::ErrorCode::kUnsupported,
+                      "float8_attention_desc.dtype is {}; attention in fp8 takes FLOAT8_BF16",
+                      to_string(dtype));
+    }
+    auto plan = F8_TRY(f8::runtime::Attention::plan(context->context,
+                                                    {.heads_q = known.heads_q,
+                                                     .heads_kv = known.heads_kv,
+                                                     .head_dim = known.head_dim,
+                                                     .causal = known.causal != 0,
+                                                     .scale = known.scale}));
+    *out = new float8_attention{std::move(plan)};
+    return {};
+  });
+}
+
+void float8_attention_destroy(float8_attention* attention) {
+  destroy(attention);
+}
+
+size_t float8_attention_saved_bytes(const float8_attention* attention,
+                                    const float8_attention_sizes* sizes) {
+  return bytes_of(attention, sizes, &f8::runtime::Attention::saved_bytes);
+}
+
+size_t float8_attention_workspace_bytes(const float8_attention* attention,
+                                        const float8_attention_sizes* sizes) {
+  return bytes_of(attention, sizes, &f8::runtime::Attention::workspace_bytes);
+}
+
+float8_status float8_attention_forward(const float8_attention* attention,
+                                       const float8_attention_forward_args* args,
+                                       float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    constexpr const char* kType = "float8_attention_forward_args";
+    F8_TRY(need(attention, "attention"));
+    float8_attention_forward_args known;
+    F8_TRY(read_struct(args, kType, known));
+    const f8::runtime::Attention& plan = *attention->attention;
+    F8_TRY(plan.check(known.sizes));
+    F8_TRY(check_bytes(kType, "saved", known.saved, plan.saved_bytes(known.sizes)));
+    F8_TRY(check_bytes(kType, "workspace", known.workspace, plan.workspace_bytes(known.sizes)));
+    return plan.forward(known, stream);
+  });
+}
+
+float8_status float8_attention_dequantize(const float8_attention* attention,
+                                          const float8_attention_dequantize_args* args,
+                                          float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    constexpr const char* kType = "float8_attention_dequantize_args";
+    F8_TRY(need(attention, "attention"));
+    float8_attention_dequantize_args known;
+    F8_TRY(read_struct(args, kType, known));
+    const f8::runtime::Attention& plan = *attention->attention;
+    F8_TRY(plan.check(known.sizes));
+    F8_TRY(check_bytes(kType, "saved", known.saved, plan.saved_bytes(known.sizes)));
+    return plan.dequantize(known, stream);
+  });
+}

@@ -1,0 +1,98 @@
+/* The forward of attention in fp8, O = softmax(scale Q K^T) V, and what a backward in bf16 needs to
+ * differentiate it. q, k and v are cast to e4m3 with a scale for each 128 tokens of a head, a power of two; k is
+ * cast without its mean over the tokens of its head, which changes no softmax and no gradient. Both products are
+ * fp8 MMAs; S, its softmax, and sums beyond 128 keys are fp32, and O is rounded once.
+ *
+ * A backward takes q, k and v from float8_attention_dequantize, which are the values that the forward
+ * multiplied, and the forward's o and lse. Any attention in bf16 serves, such as cuDNN's. Do not give it the
+ * caller's own q, k and v: beside an lse of other values their gradients are wrong where data has outliers.
+ * The conventions of all calls are in float8.h. */
+#ifndef FLOAT8_ATTENTION_H_
+#define FLOAT8_ATTENTION_H_
+
+#include "float8/call.h"
+#include "float8/context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct float8_attention_desc {
+  size_t struct_size;
+  int64_t heads_q;  /* a multiple of heads_kv: so many heads of queries share one of keys and values */
+  int64_t heads_kv; /* at least 1 */
+  int64_t head_dim; /* 128 */
+  float scale;      /* of the scores; 0: 1 / sqrt(head_dim) */
+  int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
+  int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
+  int32_t reserved; /* 0 */
+} float8_attention_desc;
+
+/* It compiles and loads kernels, as float8_linear_plan does. On failure *out is NULL. */
+FLOAT8_API float8_status float8_attention_plan(float8_context* context,
+                                               const float8_attention_desc* desc,
+                                               float8_attention** out);
+FLOAT8_API void float8_attention_destroy(float8_attention* attention);
+
+/* The sizes of a call, which may be others from call to call. */
+typedef struct float8_attention_sizes {
+  int64_t batch FLOAT8_DEFAULT(1);     /* sequences; 0: the call does nothing */
+  int64_t tokens_q FLOAT8_DEFAULT(0);  /* of each sequence; 0: the call does nothing */
+  int64_t tokens_kv FLOAT8_DEFAULT(0); /* of each sequence, at least 1 */
+} float8_attention_sizes;
+
+/* Returns the bytes that forward keeps for a backward: e4m3 copies and their scales, about half of what q, k and
+ * v have; 0 for NULL, and for sizes that a call refuses. */
+FLOAT8_API size_t float8_attention_saved_bytes(const float8_attention* attention,
+                                               const float8_attention_sizes* sizes);
+/* Returns the bytes of scratch that forward needs, which are free between calls; 0 likewise. */
+FLOAT8_API size_t float8_attention_workspace_bytes(const float8_attention* attention,
+                                                   const float8_attention_sizes* sizes);
+
+/* A tensor [batch][heads][tokens][head_dim] whose heads are dense: an element's index is the sum of its
+ * coordinates times the strides, in elements. data is aligned to 16 bytes, and strides are multiples of 8. */
+typedef struct float8_heads {
+  void* data FLOAT8_DEFAULT(NULL);
+  int64_t batch_stride FLOAT8_DEFAULT(0);
+  int64_t head_stride FLOAT8_DEFAULT(0);
+  int64_t token_stride FLOAT8_DEFAULT(0);
+} float8_heads;
+
+typedef struct float8_attention_forward_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_attention_forward_args));
+  float8_attention_sizes sizes FLOAT8_DEFAULT({});
+  float8_heads q FLOAT8_DEFAULT({}); /* read, as k and v */
+  float8_heads k FLOAT8_DEFAULT({});
+  float8_heads v FLOAT8_DEFAULT({});
+  void* o FLOAT8_DEFAULT(NULL);    /* [batch][tokens_q][heads_q][head_dim], written */
+  float* lse FLOAT8_DEFAULT(NULL); /* [batch][heads_q][tokens_q], written: ln of each softmax's sum */
+  float8_buffer saved FLOAT8_DEFAULT({});     /* float8_attention_saved_bytes(), written */
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_attention_workspace_bytes() */
+} float8_attention_forward_args;
+
+/* Enqueues three launches: the sums of k, the casts, and the attention. A NaN or an infinity shows in o of its
+ * head, in every query that has a key of its 128 tokens. */
+FLOAT8_API float8_status float8_attention_forward(const float8_attention* attention,
+                                                  const float8_attention_forward_args* args,
+                                                  float8_stream stream);
+
+typedef struct float8_attention_dequantize_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_attention_dequantize_args));
+  float8_attention_sizes sizes FLOAT8_DEFAULT({}); /* the forward's */
+  float8_buffer saved FLOAT8_DEFAULT({});          /* what it filled */
+  float8_heads q FLOAT8_DEFAULT({});               /* written, as k and v; memory of their own */
+  float8_heads k FLOAT8_DEFAULT({});
+  float8_heads v FLOAT8_DEFAULT({});
+} float8_attention_dequantize_args;
+
+/* Enqueues one launch that writes q, k and v as the forward's products had them: exact in bf16, and k without
+ * its mean. */
+FLOAT8_API float8_status float8_attention_dequantize(const float8_attention* attention,
+                                                     const float8_attention_dequantize_args* args,
+                                                     float8_stream stream);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* FLOAT8_ATTENTION_H_ */
