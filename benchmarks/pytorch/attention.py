@@ -2,46 +2,48 @@
 """Attention of other libraries: speed of forward and backward, and accuracy against fp64.
 
     attention.py [--shapes 's8192b1h32g8d128;s16384b1h16g16d256'] [--masks causal,full] [--variants LIST]
-                 [--seconds 2] [--length 2048] [--json FILE] [--emulate]
+                 [--seconds 2] [--length 2048] [--profile FOLDER] [--json FILE] [--emulate]
 
 A shape has a sequence of s tokens, b of them, h heads of queries, g of keys and values, of d elements. The
-variants are the backends of torch's scaled_dot_product_attention, FlexAttention, and FlashAttention 3 where
-flash_attn_interface is installed, in bf16 and in fp8 (forward alone, with a scale for each head of a
-sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
+variants are float8's attention with its casts, the backends of torch's scaled_dot_product_attention,
+FlexAttention, and FlashAttention 3 where flash_attn_interface is installed, in bf16 and in fp8 (forward alone,
+with a scale for each head of a sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
 and five in backward, and half of them under a causal mask.
 
 The second table has the signal to noise ratio in dB of O, dQ, dK and dV against fp64, at --length tokens of 4
 heads: of normal data, of data with outliers (0.1 % of the elements are 10 times as large), of keys whose
-channels have means of 8 to 15, and of queries that match keys. `fp8_forward` there is computed by torch: q,
-k and v in e4m3 with a power of two for each 128 tokens of a head, k without its mean over tokens, and P in
-e4m3, with a backward of the same q, k and v in fp32.
+channels have means of 8 to 15, and of queries that match keys. --profile prints the kernels of each variant.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import common
+import kernel_times
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import float8.torch as f8
+
 SHAPES = "s8192b1h32g8d128;s16384b1h16g16d256;s8192b1h32g32d64"
-TINY = "s128b1h4g2d64"
+TINY = "s128b1h4g2d128"
 BACKENDS = {
     "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa-flash": SDPBackend.FLASH_ATTENTION,
     "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa-math": SDPBackend.MATH,
 }
-TIMED = ("sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
-ACCURATE = ("sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8", "fp8_forward")
+TIMED = ("float8", "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
+ACCURATE = ("float8", "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
 DATA = ("normal", "outlier", "bias", "sharp")
 E4M3 = torch.float8_e4m3fn
@@ -139,8 +141,10 @@ def call_of(name: str, causal: bool, emulate: bool) -> Call:
         return backend(name, causal)
     if name == "flex":
         return flex(causal, emulate)
-    if name == "fp8_forward":
-        return lambda *operands: Fp8Forward.apply(*operands, causal)  # type: ignore[no-untyped-call]
+    if name == "float8":
+        return lambda q, k, v: f8.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, enable_gqa=True, emulate=emulate
+        )
     try:
         return flash_3(causal, name == "fa3-fp8")
     except ModuleNotFoundError:
@@ -150,52 +154,12 @@ def call_of(name: str, causal: bool, emulate: bool) -> Call:
 # Accuracy
 
 
-def in_blocks(x: Tensor) -> Tensor:
-    """Rounds x [b, h, s, d] to e4m3, with a power of two for each 128 tokens of a head."""
-    tokens = x.shape[2]
-    padded = functional.pad(x.float(), (0, 0, 0, -tokens % 128)).unflatten(2, (-1, 128))
-    most = padded.abs().amax(dim=(3, 4), keepdim=True).clamp_min(1e-12)
-    scale = torch.exp2(torch.floor(torch.log2(LARGEST / most)))
-    return ((padded * scale).to(E4M3).float() / scale).flatten(2, 3)[:, :, :tokens]
-
-
 def probabilities(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if causal:
         above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(above, -torch.inf)
     return scores.softmax(dim=-1)
-
-
-class Fp8Forward(torch.autograd.Function):
-    """An fp8 forward, and the backward that differentiates it."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        group = q.shape[1] // k.shape[1]
-        centred = k.float() - k.float().mean(dim=2, keepdim=True)
-        of = [in_blocks(each) for each in (q, centred, v)]
-        wide = [of[0], *(each.repeat_interleave(group, dim=1) for each in of[1:])]
-        p = probabilities(wide[0], wide[1], causal)
-        largest = p.amax(dim=-1, keepdim=True)
-        rounded = (p / largest * 256).to(E4M3).float() / 256 * largest
-        o = (rounded @ wide[2]).to(q.dtype)
-        ctx.save_for_backward(*wide, p, o)
-        ctx.group = group
-        return o
-
-    @staticmethod
-    def backward(ctx: Any, do: Tensor) -> Any:
-        q, k, v, p, o = ctx.saved_tensors
-        wide = do.float()
-        dp = wide @ v.transpose(-2, -1)
-        ds = p * (dp - (wide * o.float()).sum(dim=-1, keepdim=True)) / math.sqrt(q.shape[-1])
-        results = (ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ wide)
-        dq, dk, dv = (each.to(do.dtype) for each in results)
-        summed = [
-            each.unflatten(1, (-1, ctx.group)).float().sum(2).to(do.dtype) for each in (dk, dv)
-        ]
-        return dq, *summed, None
 
 
 def data_of(kind: str, length: int, device: str) -> list[Tensor]:
@@ -279,8 +243,15 @@ def measure(shape: Shape, causal: bool, names: Sequence[str], options: Any, devi
         products = 2 if key.endswith("forward") else 5
         rows.append([key, f"{ms:.3f}", f"{shape.tflop(causal, products) / ms * 1e3:.0f}"])
     rows += [[name, text] for name, text in failures.items()]
-    print(f"{shape} {'causal' if causal else 'full'}")
+    name = f"{shape} {'causal' if causal else 'full'}"
+    print(name)
     common.print_table(["attention", "ms", "TFLOP/s"], rows)
+    if options.profile:
+        folder = pathlib.Path(options.profile)
+        folder.mkdir(parents=True, exist_ok=True)
+        for key, step in steps.items():
+            trace = kernel_times.trace(step, folder / f"{name.replace(' ', '-')}-{key}.json")
+            kernel_times.print_longest(key, trace, 8)
     return {"ms": times, "failures": failures}
 
 
@@ -311,6 +282,7 @@ def main() -> int:
     parser.add_argument("--shapes", default="", help=f"default {SHAPES}")
     parser.add_argument("--masks", default="causal,full")
     parser.add_argument("--seconds", type=float, default=2, help="of a shape")
+    parser.add_argument("--profile", metavar="FOLDER")
     parser.add_argument("--length", type=int, default=2048, help="of the accuracy's data")
     options = parser.parse_args()
     device = common.device_of(options)
@@ -324,7 +296,7 @@ def main() -> int:
     shapes = options.shapes or (TINY if options.emulate else SHAPES)
     print(common.headline("attention", device))
     torch._functorch.config.donated_buffer = False  # backward runs again and again over one graph
-    timed = [name for name in wanted or TIMED if name != "fp8_forward"]
+    timed = wanted or list(TIMED)
     found = {
         f"{shape} {mask}": measure(shape, mask == "causal", timed, options, device)
         for shape in map(Shape.parse, shapes.split(";"))

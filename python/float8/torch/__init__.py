@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from float8.torch import functional
+from float8.torch.attention import scaled_dot_product_attention
 from float8.torch.checks.rank_watch import Watch, watch
 from float8.torch.checks.verify import verify_distributed
 from float8.torch.experts.routing import check_routing
@@ -56,6 +57,7 @@ __all__ = [
     "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",
     "register_swiglu",
+    "scaled_dot_product_attention",
     "sync_float8_amax_and_scale_history",
     "tune_on_first_use",
     "verdicts",

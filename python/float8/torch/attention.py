@@ -74,7 +74,7 @@ def _backward_by_formula(
     ds = p * (grad @ v.transpose(-1, -2) - (grad * o).sum(-1, keepdim=True)) * scale
     dq = ds @ k
     dk, dv = (
-        x.unflatten(1, (-1, groups)).sum(2)
+        x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2)
         for x in (ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ grad)
     )
     return dq.to(dtype), dk.to(dtype), dv.to(dtype)
@@ -96,11 +96,7 @@ def _backward(
     sizes = (q.shape[2], k.shape[2])
     unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
     # cuDNN gives NaN for a single query, and flash attention aligns another mask where sizes differ.
-    if (
-        torch.backends.cudnn.is_available()
-        and torch.backends.cuda.cudnn_sdp_enabled()
-        and q.shape[2] > 1
-    ):
+    if _has_cudnn() and q.shape[2] > 1:
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]
             grad,
             q,
@@ -121,6 +117,11 @@ def _backward(
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
         grad, q, k, v, o, lse, None, None, *sizes, 0.0, causal, unused, unused, scale=scale
     )
+
+
+def _has_cudnn() -> bool:
+    backends: Any = torch.backends
+    return bool(backends.cudnn.is_available() and backends.cuda.cudnn_sdp_enabled())
 
 
 class AttentionFunction(torch.autograd.Function):
