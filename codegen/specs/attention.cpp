@@ -95,7 +95,7 @@ Stub AttentionCastSpec::stub() const {
   return {"attention_cast.cuh", f8::format("float8_{}", kKinds[index]),
           check_args<kernels::AttentionCastArgs>("AttentionCastArgs") +
               check_threads("kTileThreads", launch()) +
-              f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+              f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads, 4)\n"
                          "float8_{}(const __grid_constant__ AttentionCastArgs args) {{\n"
                          "  AttentionCast<{}>::{}(args);\n"
                          "}}\n",

@@ -136,60 +136,87 @@ struct AttentionCast {
     return bits;
   }
 
+  // The thread's elements as they are loaded, zeros behind the last token: half of the registers of fp32.
+  struct Loaded {
+    u32 words[kItems][4][4];
+
+    F8_DEVICE explicit Loaded(const Block& block) {
+#pragma unroll
+      for (u32 i = 0; i < kItems; ++i) {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+#pragma unroll
+          for (u32& word : words[i][j]) word = 0;
+          if (block.has(token(i, j))) {
+            load_global_words(block.at(token(i, j), chunk(i) * kChunk), words[i][j]);
+          }
+        }
+      }
+    }
+    // ptxas keeps no fp32 of them over this line, which would be twice as many registers.
+    F8_DEVICE void fence() {
+#pragma unroll
+      for (u32 i = 0; i < kItems; ++i) {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+#pragma unroll
+          for (u32& word : words[i][j]) asm volatile("" : "+r"(word));
+        }
+      }
+    }
+    // `mean`: of k's columns; others have none.
+    F8_DEVICE void row(const Block& block, u32 i, u32 j, const float* mean,
+                       float (&x)[kChunk]) const {
+      unpack(words[i][j], x);
+      if (!block.is_k || !block.has(token(i, j))) return;
+#pragma unroll
+      for (u32 c = 0; c < kChunk; ++c) x[c] -= mean[chunk(i) * kChunk + c];
+    }
+  };
+
   static F8_DEVICE void cast(const AttentionCastArgs& args) {
     __shared__ float mean[kD];
     __shared__ u32 words[kD * 32];  // of v^T
     grid_dependency_wait();
     launch_dependents();
     const Block block = block_at(args, blockIdx.x);
-    float x[kItems][4][kChunk];
-#pragma unroll
-    for (u32 i = 0; i < kItems; ++i) {
-#pragma unroll
-      for (u32 j = 0; j < 4; ++j) {
-        u32 loaded[4] = {};
-        if (block.has(token(i, j))) {
-          load_global_words(block.at(token(i, j), chunk(i) * kChunk), loaded);
-        }
-        unpack(loaded, x[i][j]);
-      }
-    }
+    Loaded loaded(block);
     if (block.is_k) mean_of_keys(args, block, mean);
     u32 largest = 0;
 #pragma unroll
     for (u32 i = 0; i < kItems; ++i) {
 #pragma unroll
       for (u32 j = 0; j < 4; ++j) {
-        const bool centered = block.is_k && block.has(token(i, j));
+        float x[kChunk];
+        loaded.row(block, i, j, mean, x);
 #pragma unroll
-        for (u32 c = 0; c < kChunk; ++c) {
-          if (centered) x[i][j][c] -= mean[chunk(i) * kChunk + c];
-          largest = max(largest, __float_as_uint(x[i][j][c]) & 0x7FFFFFFFU);
-        }
+        for (const float each : x) largest = max(largest, __float_as_uint(each) & 0x7FFFFFFFU);
       }
     }
     const float scale = scale_from_amax<Fp8::kE4m3, true>(largest_of_block(largest));
     if (threadIdx.x == 0) block.inv_scale() = inverse(scale);
+    loaded.fence();
 #pragma unroll
     for (u32 i = 0; i < kItems; ++i) {
+      float x[4][kChunk];
 #pragma unroll
       for (u32 j = 0; j < 4; ++j) {
+        loaded.row(block, i, j, mean, x[j]);
 #pragma unroll
-        for (u32 c = 0; c < kChunk; ++c) x[i][j][c] *= scale;
+        for (float& each : x[j]) each *= scale;
       }
       if (block.is_v) {
 #pragma unroll
         for (u32 c = 0; c < kChunk; ++c) {
           words[place(chunk(i) * kChunk + c, group(i))] =
-              pack_e4m3(x[i][0][c], x[i][1][c], x[i][2][c], x[i][3][c]);
+              pack_e4m3(x[0][c], x[1][c], x[2][c], x[3][c]);
         }
       } else {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-          const float* row = x[i][j];
           *reinterpret_cast<uint2*>(block.copy_of_row(token(i, j)) + chunk(i) * kChunk) =
-              make_uint2(pack_e4m3(row[0], row[1], row[2], row[3]),
-                         pack_e4m3(row[4], row[5], row[6], row[7]));
+              make_uint2(pack_e4m3(x[j][0], x[j][1], x[j][2], x[j][3]),
+                         pack_e4m3(x[j][4], x[j][5], x[j][6], x[j][7]));
         }
       }
     }
