@@ -45,8 +45,7 @@ Heads as_heads(const Tensor& tensor, const Place& place, const char* name) {
 }
 
 // A dense tensor [batch][tokens][heads][head_dim].
-Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim,
-                    const Place& place) {
+Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim, const Place& place) {
   const std::array<int64_t, 4> sizes = {batch, tokens, heads, dim};
   const Tensor keep = empty(sizes, aoti_torch_dtype_bfloat16(), place.device);
   return {keep, {keep.mutable_data_ptr(), tokens * heads * dim, dim, heads * dim}};
@@ -59,7 +58,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
                                                      int64_t config) {
   const Place place = place_of(q, Config(config));
   const Heads operands[] = {as_heads(q, place, "query"), as_heads(k, place, "key"),
-                              as_heads(v, place, "value")};
+                            as_heads(v, place, "value")};
   if (k.size(0) != q.size(0) || k.size(3) != q.size(3) || v.size(0) != k.size(0) ||
       v.size(1) != k.size(1) || v.size(2) != k.size(2) || v.size(3) != k.size(3)) {
     refuse("query, key and value are of unlike sizes");

@@ -17,8 +17,9 @@ constexpr const char* kForward = "float8_attention_forward";
 constexpr const char* kForwardArgs = "float8_attention_forward_args";
 constexpr const char* kDequantize = "float8_attention_dequantize";
 constexpr const char* kDequantizeArgs = "float8_attention_dequantize_args";
-constexpr int64_t kMostRows = int64_t{1} << 31;  // of all heads of a batch: coordinates of a tensor map
-constexpr int64_t kStrideStep = 8;               // of bf16: 16 bytes
+constexpr int64_t kMostRows = int64_t{1}
+                              << 31;  // of all heads of a batch: coordinates of a tensor map
+constexpr int64_t kStrideStep = 8;    // of bf16: 16 bytes
 
 int64_t blocks_of(int64_t tokens) {
   return ceil_div(tokens, kernels::kAttentionTile);
@@ -58,13 +59,12 @@ template <class Args>
 kernels::AttentionCastArgs cast_args(const AttentionDesc& desc, const Args& args, void* sums) {
   const AttentionSizes& sizes = args.sizes;
   const Saved saved(desc, sizes);
-  auto* const scales =
-      reinterpret_cast<float*>(static_cast<char*>(args.saved.data) + saved.scales);
+  auto* const scales = reinterpret_cast<float*>(static_cast<char*>(args.saved.data) + saved.scales);
   return {.q = operand(args.q, args.saved.data, 0, scales, sizes.tokens_q, desc.heads_q),
           .k = operand(args.k, args.saved.data, saved.k, scales + saved.blocks_q, sizes.tokens_kv,
                        desc.heads_kv),
-          .v = operand(args.v, args.saved.data, saved.v,
-                       scales + saved.blocks_q + saved.blocks_k, sizes.tokens_kv, desc.heads_kv),
+          .v = operand(args.v, args.saved.data, saved.v, scales + saved.blocks_q + saved.blocks_k,
+                       sizes.tokens_kv, desc.heads_kv),
           .sums = static_cast<float*>(sums),
           .batch = static_cast<int32_t>(sizes.batch),
           .padding = 0};
@@ -132,8 +132,8 @@ Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<C
   if (own.scale == 0) own.scale = 1.0F / std::sqrt(static_cast<float>(own.head_dim));
   AttentionForward forward = F8_TRY(AttentionForward::create(context, own));
   const auto kernel = [&](codegen::AttentionStep step) {
-    return context->kernel(codegen::AttentionCastSpec{
-        .head_dim = static_cast<int>(own.head_dim), .step = step});
+    return context->kernel(
+        codegen::AttentionCastSpec{.head_dim = static_cast<int>(own.head_dim), .step = step});
   };
   const Kernel* sum_keys = F8_TRY(kernel(codegen::AttentionStep::kSumKeys));
   const Kernel* cast = F8_TRY(kernel(codegen::AttentionStep::kCast));
@@ -144,20 +144,22 @@ Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<C
 
 Status Attention::check(const AttentionSizes& sizes) const {
   if (sizes.batch < 0 || sizes.tokens_q < 0 || sizes.tokens_kv < 1) {
-    return fail(ErrorCode::kInvalidArgument,
-                "attention of a batch of {}, {} queries and {} keys: none is negative, and there is "
-                "a key",
-                sizes.batch, sizes.tokens_q, sizes.tokens_kv);
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "attention of a batch of {}, {} queries and {} keys: none is negative, and there is "
+        "a key",
+        sizes.batch, sizes.tokens_q, sizes.tokens_kv);
   }
-  for (const auto& [tokens, heads] : {std::pair{sizes.tokens_q, desc_.heads_q},
-                                      std::pair{sizes.tokens_kv, desc_.heads_kv}}) {
+  for (const auto& [tokens, heads] :
+       {std::pair{sizes.tokens_q, desc_.heads_q}, std::pair{sizes.tokens_kv, desc_.heads_kv}}) {
     if (tokens >= kMostRows || sizes.batch >= kMostRows ||
         blocks_of(tokens) * kernels::kAttentionTile >=
             kMostRows / heads / std::max<int64_t>(sizes.batch, 1)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "attention of a batch of {}, {} tokens and {} heads: all heads together have less "
-                  "than 2^31 tokens",
-                  sizes.batch, tokens, heads);
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "attention of a batch of {}, {} tokens and {} heads: all heads together have less "
+          "than 2^31 tokens",
+          sizes.batch, tokens, heads);
     }
   }
   return {};

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "float8/float8.h"
-#include "runtime/c_abi/fork_gate.hpp"
 #include "runtime/attention/attention.hpp"
+#include "runtime/c_abi/fork_gate.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/device/context.hpp"
 #include "runtime/experts/expert_quantizer.hpp"

@@ -76,8 +76,8 @@ void cast_block(const Heads& heads, int64_t row, int64_t block, const std::vecto
       float& value = x[static_cast<size_t>(t * heads.d + c)];
       value = decode_bf16(heads.of.x[heads.at(row, block * kBlockTokens + t, c)]);
       if (!mean.empty()) value -= mean[static_cast<size_t>(c)];
-      amax = std::bit_cast<float>(std::max(std::bit_cast<uint32_t>(amax),
-                                           std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU));
+      amax = std::bit_cast<float>(
+          std::max(std::bit_cast<uint32_t>(amax), std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU));
     }
   }
   const float scale = scale_from_amax(amax, Dtype::kE4m3, true);
@@ -96,8 +96,7 @@ void dequantize_block(const Heads& heads, int64_t row, int64_t block, bool trans
        token < std::min<int64_t>((block + 1) * kBlockTokens, heads.of.tokens); ++token) {
     for (int64_t c = 0; c < heads.d; ++c) {
       const uint8_t byte = heads.of.copy[heads.in_copy(row, token, c, transposed)];
-      heads.of.x[heads.at(row, token, c)] =
-          encode_bf16(decode_fp8(byte, Dtype::kE4m3) * inverse);
+      heads.of.x[heads.at(row, token, c)] = encode_bf16(decode_fp8(byte, Dtype::kE4m3) * inverse);
     }
   }
 }
@@ -109,8 +108,8 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
   for (const auto& [name, operand] : operands) {
     if (operand->x == nullptr || operand->copy == nullptr || operand->inv_scale == nullptr ||
         operand->tokens < 1 || operand->heads < 1 || args.batch < 1) {
-      call.fault("{}: {} has {} tokens, {} heads, a batch of {}, or a null array",
-                 call.module.key, name, operand->tokens, operand->heads, args.batch);
+      call.fault("{}: {} has {} tokens, {} heads, a batch of {}, or a null array", call.module.key,
+                 name, operand->tokens, operand->heads, args.batch);
     }
   }
   if (spec.step != AttentionStep::kDequantize && args.sums == nullptr) {

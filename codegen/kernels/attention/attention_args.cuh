@@ -34,7 +34,7 @@ struct AttentionArgs {
   float scale_log2;  // of the softmax, times log2(e)
 };
 
-inline constexpr i32 kAttentionSlab = 512;  // tokens that a block of the sums of k adds
+inline constexpr i32 kAttentionSlab = 256;  // tokens that a block of the sums of k adds
 
 // q, k or v: bf16 elements x[batch][head][token][d], whose strides are in elements, and their copy.
 struct AttentionOperand {
@@ -42,7 +42,7 @@ struct AttentionOperand {
   i64 stride_batch;
   i64 stride_head;
   i64 stride_token;
-  u8* copy;          // e4m3 [b][heads][blocks][128][d]; v: [b][heads][d][blocks][128], by fragment_place()
+  u8* copy;  // e4m3 [b][heads][blocks][128][d]; v: [b][heads][d][blocks][128], by fragment_place()
   float* inv_scale;  // [b][heads][blocks], powers of two
   i32 tokens;
   i32 heads;

@@ -19,9 +19,9 @@ namespace f8::kernels {
 template <u32 kD>
 struct AttentionCast {
   static constexpr u32 kThreads = kTileThreads, kTile = kAttentionTile, kChunk = 8;
-  static constexpr u32 kChunks = kD / kChunk;               // of a token
-  static constexpr u32 kItems = 32 * kChunks / kThreads;    // of a thread
-  static constexpr u32 kRows = kThreads / kChunks;          // that the sums of k add at a time
+  static constexpr u32 kChunks = kD / kChunk;             // of a token
+  static constexpr u32 kItems = 32 * kChunks / kThreads;  // of a thread
+  static constexpr u32 kRows = kThreads / kChunks;        // that the sums of k add at a time
   static_assert(kD == 64 || kD == 128 || kD == 256, "a thread has whole items");
 
   // The block of tokens that a CTA has.
@@ -261,8 +261,8 @@ struct AttentionCast {
       } else {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-          const uint2 row = *reinterpret_cast<const uint2*>(block.copy_of_row(token(i, j)) +
-                                                            chunk(i) * kChunk);
+          const uint2 row =
+              *reinterpret_cast<const uint2*>(block.copy_of_row(token(i, j)) + chunk(i) * kChunk);
 #pragma unroll
           for (u32 half = 0; half < 2; ++half) {
             const u32 word = half == 0 ? row.x : row.y;

@@ -76,11 +76,6 @@ struct AttentionForward {
     F8_DEVICE void advance() {
       if (++index == kCount) index = 0, phase ^= 1;
     }
-    F8_DEVICE Stage next() const {
-      Stage r = *this;
-      r.advance();
-      return r;
-    }
   };
   // Queries of a head; the CTAs take those with the most keys first.
   struct Work {
@@ -136,8 +131,7 @@ struct AttentionForward {
         barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullK, stage.index), kTileBytes);
         tma_load(shared + kKeys + stage.index * kTileBytes, &maps.k,
-                 barrier(shared, kFullK, stage.index), 0,
-                 work.kv_head * rows_k + tile * kTileN);
+                 barrier(shared, kFullK, stage.index), 0, work.kv_head * rows_k + tile * kTileN);
         barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullV, stage.index), kTileBytes);
         tma_load(shared + kValues + stage.index * kTileBytes, &maps.v,
@@ -203,7 +197,8 @@ struct AttentionForward {
         const i32 keys = kCausal ? min(args.keys, query_of_row + 8 * r + 1) : args.keys;
 #pragma unroll
         for (int i = 2 * r; i < 64; i += i % 2 == 0 ? 1 : 3) {
-          if (first + i / 4 * 8 + i % 2 >= keys) s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
+          if (first + i / 4 * 8 + i % 2 >= keys)
+            s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
         }
       }
     }
@@ -222,7 +217,9 @@ struct AttentionForward {
         of_rows[r] = row_max(fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3])));
       }
     }
-    // 2^8 P, where `factor` makes scores of what Q K^T has, and its sums over the thread's columns.
+    // 2^8 P, where `factor` makes scores of what Q K^T has, and its sums over the thread's columns. With kAdd it
+    // adds the tile before this one to O, whose additions have room between the exponentials.
+    template <bool kAdd>
     F8_DEVICE void exponentials(float factor, float* sums) {
       float chains[2][4] = {};
 #pragma unroll
@@ -231,6 +228,10 @@ struct AttentionForward {
         s[i] = exp2_approx(fmaf(s[i], factor, 8.0F - most[r]));
         s[i + 1] = exp2_approx(fmaf(s[i + 1], factor, 8.0F - most[r]));
         chains[r][i / 4 % 4] += s[i] + s[i + 1];
+        if constexpr (kAdd) {
+          o[i] = fmaf(o[i], correction_o[r], tile[i]);
+          o[i + 1] = fmaf(o[i + 1], correction_o[r], tile[i + 1]);
+        }
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -244,11 +245,6 @@ struct AttentionForward {
         p[i] = pack_e4m3(x[0], x[1], x[4], x[5]);
       }
     }
-    F8_DEVICE void add_tile() {
-#pragma unroll
-      for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], correction_o[i % 4 / 2], tile[i]);
-    }
-
     F8_DEVICE void first_tile(const Work& work, float factor) {
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
       barrier_wait(barrier(shared, kFullK, key.index), key.phase);
@@ -265,7 +261,7 @@ struct AttentionForward {
         most[r] = largest[r] * factor;
         correction_o[r] = 0.0F;
       }
-      exponentials(factor, sum);
+      exponentials<false>(factor, sum);
       round_p();
 #pragma unroll
       for (int i = 0; i < 64; ++i) o[i] = 0.0F;
@@ -287,25 +283,20 @@ struct AttentionForward {
         correction[r] = exp2_approx(most[r] - largest[r]);
         most[r] = largest[r];
       }
-      // These loops are where they are for ptxas, which moves nothing past them: without them the
-      // exponentials wait for P V.
-      if (!last) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
-      exponentials(factor, sums);
-      warpgroup_fence_operand(s);
-      const Stage<kStages> following = value.next();
-      barrier_wait(barrier(shared, kFullV, following.index), following.phase);
       wgmma_wait<0>();
       warpgroup_fence_words(p);
       warpgroup_fence_operand(tile);
       release(kEmptyV, value.index);
-      value = following;
-      add_tile();
+      value.advance();
+      exponentials<true>(factor, sums);
+      round_p();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         sum[r] = fmaf(sum[r], correction[r], sums[r]);
         correction_o[r] = correction[r] * v_ratio;
       }
-      round_p();
+      if (!last) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      barrier_wait(barrier(shared, kFullV, value.index), value.phase);
     }
     F8_DEVICE void store(const Work& work, float inv_scale_v) const {
       const u32 token = work.block * kTileM + row;
@@ -356,7 +347,8 @@ struct AttentionForward {
       warpgroup_fence_operand(tile);
       release(kEmptyV, value.index);
       value.advance();
-      add_tile();
+#pragma unroll
+      for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], correction_o[i % 4 / 2], tile[i]);
       store(work, v);
     }
   };

@@ -77,7 +77,8 @@ struct Hash {
     return mix(pair_of(key.top_k, key.experts), pair_of(key.device, key.long_ids ? 1 : 0));
   }
   size_t operator()(const AttentionKey& key) const {
-    const uint64_t heads = mix(pair_of(key.heads_q, key.heads_kv), pair_of(key.head_dim, key.device));
+    const uint64_t heads =
+        mix(pair_of(key.heads_q, key.heads_kv), pair_of(key.head_dim, key.device));
     return mix(heads, pair_of(std::bit_cast<int32_t>(key.scale), key.causal ? 1 : 0));
   }
   size_t operator()(const CombineKey& key) const {

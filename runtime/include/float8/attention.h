@@ -19,7 +19,8 @@ extern "C" {
 
 typedef struct float8_attention_desc {
   size_t struct_size;
-  int64_t heads_q;  /* a multiple of heads_kv: so many heads of queries share one of keys and values */
+  int64_t
+      heads_q; /* a multiple of heads_kv: so many heads of queries share one of keys and values */
   int64_t heads_kv; /* at least 1 */
   int64_t head_dim; /* 128 */
   float scale;      /* of the scores; 0: 1 / sqrt(head_dim) */
@@ -64,8 +65,9 @@ typedef struct float8_attention_forward_args {
   float8_heads q FLOAT8_DEFAULT({}); /* read, as k and v */
   float8_heads k FLOAT8_DEFAULT({});
   float8_heads v FLOAT8_DEFAULT({});
-  void* o FLOAT8_DEFAULT(NULL);    /* [batch][tokens_q][heads_q][head_dim], written */
-  float* lse FLOAT8_DEFAULT(NULL); /* [batch][heads_q][tokens_q], written: ln of each softmax's sum */
+  void* o FLOAT8_DEFAULT(NULL); /* [batch][tokens_q][heads_q][head_dim], written */
+  float* lse
+      FLOAT8_DEFAULT(NULL); /* [batch][heads_q][tokens_q], written: ln of each softmax's sum */
   float8_buffer saved FLOAT8_DEFAULT({});     /* float8_attention_saved_bytes(), written */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_attention_workspace_bytes() */
 } float8_attention_forward_args;

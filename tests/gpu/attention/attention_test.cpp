@@ -72,9 +72,8 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
   };
   void run(Output& out) {
     const AttentionCase& of = GetParam();
-    const auto plan = Attention::plan(context_, {.heads_q = of.heads_q,
-                                                 .heads_kv = of.heads_kv,
-                                                 .causal = of.causal});
+    const auto plan = Attention::plan(
+        context_, {.heads_q = of.heads_q, .heads_kv = of.heads_kv, .causal = of.causal});
     F8_ASSERT_OK(plan);
     const AttentionSizes sizes{of.batch, of.queries, of.keys};
     const DeviceBuffer data[] = {{context(), q.bits}, {context(), k.bits}, {context(), v.bits}};
@@ -171,10 +170,8 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AttentionTest,
-    testing::Values(AttentionCase{1, 1, 1, 128, 128, true},
-                    AttentionCase{1, 1, 1, 1, 1, false},
-                    AttentionCase{2, 2, 1, 300, 300, true},
-                    AttentionCase{1, 3, 3, 129, 257, false},
+    testing::Values(AttentionCase{1, 1, 1, 128, 128, true}, AttentionCase{1, 1, 1, 1, 1, false},
+                    AttentionCase{2, 2, 1, 300, 300, true}, AttentionCase{1, 3, 3, 129, 257, false},
                     AttentionCase{1, 2, 2, 257, 130, true},
                     AttentionCase{2, 4, 2, by_device<int64_t>(1152, 200), 127, false},
                     AttentionCase{1, 8, 1, by_device<int64_t>(1025, 140),
