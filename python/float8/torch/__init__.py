@@ -15,6 +15,7 @@ from float8.torch.checks.rank_watch import Watch, watch
 from float8.torch.checks.verify import verify_distributed
 from float8.torch.experts.routing import check_routing
 from float8.torch.functional import grouped_mm
+from float8.torch.layer.attention_layers import convert_attention_to_float8, register_attention
 from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
 from float8.torch.layer.fuse import Fusion, fuse, register_swiglu
@@ -49,6 +50,7 @@ __all__ = [
     "cache_weight_casts",
     "check_copies",
     "check_routing",
+    "convert_attention_to_float8",
     "convert_to_float8_training",
     "functional",
     "fuse",
@@ -56,6 +58,7 @@ __all__ = [
     "module_filter",
     "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",
+    "register_attention",
     "register_swiglu",
     "scaled_dot_product_attention",
     "sync_float8_amax_and_scale_history",

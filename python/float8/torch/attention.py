@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _ops, notices
 
 attention_forward = torch.ops.float8.attention_forward.default
 attention_dequantize = torch.ops.float8.attention_dequantize.default
@@ -239,3 +239,11 @@ def refusal(
     if heads != of_keys and not enable_gqa:
         return f"query has {heads} heads, key {of_keys}; set enable_gqa"
     return None
+
+
+def warn_of(reason: str) -> None:
+    """Warns once that calls go to PyTorch's attention. A compiled graph does not warn."""
+    if not torch.compiler.is_compiling():
+        notices.warn_once(
+            f"attention {reason}", f"attention goes to PyTorch's, without fp8: {reason}"
+        )

@@ -1,0 +1,174 @@
+"""convert_attention_to_float8: the attention of a model's layers with a forward in fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from float8.torch import notices
+from float8.torch._ops import of_autocast
+from float8.torch.attention import RECIPES, refusal, scaled_dot_product_attention, warn_of
+from float8.torch.layer.linear import check_switches
+
+# Whether tokens come before heads, by the package and the name of a class that wraps PyTorch's attention.
+_KNOWN = {
+    ("torchtitan.models.", "ScaledDotProductAttentionWrapper"): False,
+    ("torchtitan.models.", "ScaledDotProductAttention"): True,
+}
+_registered: dict[type[nn.Module], bool] = {}
+_classes: dict[type, type] = {}  # of converted modules, by their own
+
+
+class Float8Attention:
+    """What the class of a converted module has beside its own."""
+
+    float8_emulate: bool
+    float8_tokens_first: bool
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        is_causal: bool = True,
+        **more: Any,
+    ) -> torch.Tensor:
+        given = [name for name, value in more.items() if value is not None]
+        query, key, value = (
+            of_autocast(x.transpose(1, 2) if self.float8_tokens_first else x) for x in (q, k, v)
+        )
+        reason = refusal(query, key, value, None, 0.0, enable_gqa, scale)
+        if given:
+            reason = f"{given[0]} is given"
+        if reason is not None:
+            warn_of(reason)
+            y: torch.Tensor = super().forward(  # type: ignore[misc]
+                q, k, v, scale=scale, enable_gqa=enable_gqa, is_causal=is_causal, **more
+            )
+            return y
+        y = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            emulate=self.float8_emulate,
+        )
+        return y.transpose(1, 2) if self.float8_tokens_first else y
+
+
+def register_attention(cls: type[nn.Module], *, tokens_first: bool = False) -> None:
+    """Tells convert_attention_to_float8 of a class of modules that wrap PyTorch's attention.
+
+    Its forward is forward(q, k, v, *, scale=None, enable_gqa=False, is_causal=True) and returns the result alone.
+    tokens_first: its tensors are [B, S, H, D], and not [B, H, S, D].
+    """
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise TypeError(f"float8: register_attention takes a class of nn.Module, not {cls!r}")
+    _registered[cls] = tokens_first
+
+
+def convert_attention_to_float8(
+    model: nn.Module,
+    recipe: str = "fp8_forward",
+    *,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    emulate: bool = False,
+) -> list[str]:
+    """Gives the attention of a model's layers a forward in fp8 (scaled_dot_product_attention).
+
+    recipe: "fp8_forward".
+    filter_fn: takes a module and its name; attention is converted where it returns True. None: all is.
+    emulate: as for Float8Linear.
+
+    Known are the models of transformers that support "sdpa", whose attn_implementation becomes "float8", torchtitan's wrappers of
+    PyTorch's attention, and what register_attention names. Parameters, their names and state dicts stay. A call
+    that fp8 cannot compute, as one with padding, goes to PyTorch's attention with one warning that says why
+    (adapters.transformers.install_attention).
+
+    Returns the names of the converted modules. Raises ValueError for another recipe, TypeError where `model` is
+    no module; it warns where it knows no attention in the model.
+    """
+    if recipe not in RECIPES or recipe == "bf16":
+        raise ValueError(f"float8: recipe is {recipe!r}; attention is converted to 'fp8_forward'")
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"float8: convert_attention_to_float8 takes an nn.Module, not a {type(model).__name__}"
+        )
+    check_switches(emulate=emulate)
+    wanted = filter_fn or (lambda module, name: True)
+    converted = _of_transformers(model, wanted, emulate)
+    for name, module in model.named_modules():
+        tokens_first = _tokens_first(type(module))
+        if tokens_first is not None and wanted(module, name):
+            _convert(module, tokens_first, emulate)
+            converted.append(name)
+    if not converted:
+        notices.warn_once(
+            "convert_attention_to_float8",
+            "convert_attention_to_float8 knows no attention in the model that the filter takes; register_attention "
+            "names a module that wraps PyTorch's, or call float8.torch.scaled_dot_product_attention",
+        )
+    return converted
+
+
+def _tokens_first(cls: type) -> bool | None:
+    if issubclass(cls, Float8Attention):  # it is converted
+        cls = cls.__mro__[2]
+    if cls in _registered:
+        return _registered[cls]
+    for (package, name), tokens_first in _KNOWN.items():
+        if cls.__name__ == name and cls.__module__.startswith(package):
+            return tokens_first
+    return None
+
+
+def _convert(module: Any, tokens_first: bool, emulate: bool) -> None:
+    cls = type(module)
+    if issubclass(cls, Float8Attention):
+        _classes[cls] = cls
+    if cls not in _classes:
+        own = {"__module__": cls.__module__}
+        _classes[cls] = type(f"Float8{cls.__name__}", (Float8Attention, cls), own)
+    module.__class__ = _classes[cls]
+    module.float8_emulate = emulate
+    module.float8_tokens_first = tokens_first
+
+
+def _of_transformers(
+    model: nn.Module, wanted: Callable[[nn.Module, str], bool], emulate: bool
+) -> list[str]:
+    """Converts the attention of the models of transformers in the model, and returns its names."""
+    models = [
+        (name, each)
+        for name, each in model.named_modules()
+        if hasattr(each, "set_attn_implementation") and getattr(each, "_supports_sdpa", True)
+    ]
+    found: list[str] = []
+    for prefix, each in models:
+        if any(name == prefix or name.startswith(f"{prefix}.") for name in found):
+            continue
+        names = [
+            f"{prefix}.{name}" if prefix else name
+            for name, module in each.named_modules()
+            if type(module).__name__.endswith("Attention") and hasattr(module, "is_causal")
+        ]
+        modules = [model.get_submodule(name) for name in names]
+        taken = [wanted(module, name) for name, module in zip(names, modules, strict=True)]
+        if not any(taken):
+            continue
+        from float8.adapters.transformers import NAME, install_attention
+
+        install_attention(emulate=emulate)
+        each.set_attn_implementation(NAME)
+        for module, is_taken in zip(modules, taken, strict=True):
+            setattr(module, "float8_attention", is_taken)  # noqa: B010
+        found += [name for name, is_taken in zip(names, taken, strict=True) if is_taken]
+    return found

@@ -1,0 +1,275 @@
+"""convert_attention_to_float8 in other people's models: transformers', trained by hand and by its Trainer,
+torchtitan's wrappers of both releases, and modules of one's own."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import real_training as training
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import float8.torch as f8
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("untold")
+
+TOKENS = 48
+REPOSITORY = pathlib.Path(__file__).parents[3]
+
+
+def model_of(kind: str, device: str, **more: Any) -> Any:
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "max_position_embeddings": 64,
+        "use_cache": False,
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **more})
+    return getattr(transformers, f"{kind}ForCausalLM")(config).to(device, torch.bfloat16)
+
+
+def tokens(device: str) -> Tensor:
+    first = torch.randint(64, (2, 1))
+    return ((first + 3 * torch.arange(TOKENS)) % 64).to(device)
+
+
+def losses(model: Any, steps: int, device: str, **inputs: Any) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    found = []
+    torch.manual_seed(1)
+    for _ in range(steps):
+        batch = tokens(device)
+        loss = model(input_ids=batch, labels=batch, **inputs).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+def unchanged(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
+    return [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+
+
+def copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral"])
+def test_a_model_of_transformers_trains(device: str, options: dict[str, Any], kind: str) -> None:
+    expected = losses(model_of(kind, device), 6, device)
+    model = model_of(kind, device)
+    assert f8.convert_attention_to_float8(model, **options) == [
+        "model.layers.0.self_attn",
+        "model.layers.1.self_attn",
+    ]
+    before = copies(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own = losses(model, 6, device)
+    assert not unchanged(model, before)
+    assert own != expected
+    assert own == pytest.approx(expected, rel=0.03)
+
+
+def test_with_fp8_linears_and_checkpointing(
+    device: str, options: dict[str, Any], config: Any
+) -> None:
+    expected = losses(model_of("Llama", device), 6, device)
+    model = model_of("Llama", device)
+    f8.convert_to_float8_training(model, config=config("rowwise"))
+    f8.convert_attention_to_float8(model, **options)
+    getattr(model, f"{training.checkpointing_name(model)}_enable")()
+    before = copies(model)
+    own = losses(model.train(), 6, device)
+    assert not unchanged(model, before)
+    assert own == pytest.approx(expected, rel=0.05)
+
+
+def test_the_name_of_an_implementation(device: str, options: dict[str, Any]) -> None:
+    from float8.adapters import transformers as adapter
+
+    adapter.install_attention(**options)
+    model = model_of("Llama", device, attn_implementation="float8")
+    own = losses(model, 2, device)
+    other = model_of("Llama", device)
+    f8.convert_attention_to_float8(other, **options)
+    assert own == losses(other, 2, device)
+
+
+def test_a_filter_chooses_layers(device: str, options: dict[str, Any]) -> None:
+    model = model_of("Llama", device)
+    taken = f8.convert_attention_to_float8(model, filter_fn=lambda _, name: "1" in name, **options)
+    assert taken == ["model.layers.1.self_attn"]
+    batch = tokens(device)
+    plain = model_of("Llama", device)
+    of_first = [
+        (each.model.layers[0].self_attn, each.model.layers[1].self_attn) for each in (model, plain)
+    ]
+    outs: list[list[Tensor]] = [[], []]
+    for found, pair in zip(outs, of_first, strict=True):
+        for layer in pair:
+            layer.register_forward_hook(lambda m, i, o, found=found: found.append(o[0]))
+    model(batch), plain(batch)
+    assert torch.equal(outs[0][0], outs[1][0])
+    assert not torch.equal(outs[0][1], outs[1][1])
+
+
+def test_what_fp8_cannot_compute_is_told_and_goes_to_pytorch(
+    device: str, options: dict[str, Any]
+) -> None:
+    batch = tokens(device)
+    padded = torch.ones_like(batch)
+    padded[0, :7] = 0
+    for kind, more, inputs, word in (
+        ("Llama", {}, {"attention_mask": padded}, "padding"),
+        ("Llama", {"head_dim": 32}, {}, "32"),
+        ("Mistral", {"sliding_window": 16}, {}, "window"),
+    ):
+        model, plain = (
+            model_of(kind, device, attn_implementation="sdpa", **more).eval() for _ in range(2)
+        )
+        f8.convert_attention_to_float8(model, **options)
+        with pytest.warns(UserWarning, match=word):
+            y = model(batch, **inputs).logits
+        assert torch.equal(y, plain(batch, **inputs).logits)
+
+
+def test_generates(device: str, options: dict[str, Any]) -> None:
+    model = model_of("Llama", device, use_cache=True).eval()
+    expected = model.generate(tokens(device)[:, :9], max_new_tokens=5, do_sample=False)
+    f8.convert_attention_to_float8(model, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        own = model.generate(tokens(device)[:, :9], max_new_tokens=5, do_sample=False)
+    assert own.shape == expected.shape
+
+
+def test_the_trainer_of_transformers(
+    device: str, options: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("accelerate")
+    model = model_of("Llama", device).float()
+    f8.convert_attention_to_float8(model, **options)
+    before = copies(model)
+    data = [{"input_ids": row, "labels": row} for _ in range(4) for row in tokens("cpu")]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=2, bf16=True,
+        report_to=[], save_strategy="no", use_cpu=device == "cpu", learning_rate=1e-3,
+        disable_tqdm=True,
+    )  # fmt: skip
+    if device == "cuda":
+        arguments._n_gpu = 1
+    transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+    assert not unchanged(model, before)
+
+
+class Wrapper(nn.Module):
+    """PyTorch's attention as a module."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        is_causal: bool = True,
+    ) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, scale=scale, is_causal=is_causal, enable_gqa=enable_gqa
+        )
+
+
+class TokensFirst(Wrapper):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+        return super().forward(*(x.transpose(1, 2) for x in (q, k, v)), **more).transpose(1, 2)
+
+
+def check_wrapper(module: nn.Module, tokens_first: bool, device: str, options: Any) -> None:
+    q, k, v = (torch.randn(2, h, 40, 128).bfloat16().to(device) for h in (4, 2, 2))
+    expected = f8.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, **options)
+    operands = [x.transpose(1, 2) if tokens_first else x for x in (q, k, v)]
+    model = nn.ModuleDict({"inner": module})
+    assert f8.convert_attention_to_float8(model, **options) == ["inner"]
+    y = module(*operands, enable_gqa=True)
+    assert torch.equal(y.transpose(1, 2) if tokens_first else y, expected)
+    with pytest.warns(UserWarning, match=r"float32"):
+        module(*(x.float() for x in operands), enable_gqa=True)
+    assert f8.convert_attention_to_float8(model, **options) == ["inner"]
+    assert torch.equal(module(*operands, enable_gqa=True), y)
+
+
+@pytest.mark.parametrize("cls", [Wrapper, TokensFirst])
+def test_a_wrapper_of_ones_own(
+    device: str, options: dict[str, Any], cls: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from float8.torch.layer import attention_layers
+
+    monkeypatch.setattr(attention_layers, "_registered", {})
+    f8.register_attention(cls, tokens_first=cls is TokensFirst)
+    check_wrapper(cls(), cls is TokensFirst, device, options)
+
+
+@pytest.fixture
+def titan(request: pytest.FixtureRequest) -> Iterator[str]:
+    """torchtitan of a release, which the process has for one test."""
+    release: str = request.param
+    folder = REPOSITORY / ".deps" / "python" / f"torchtitan-{release}"
+    if not folder.exists():
+        pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")
+    before = dict(sys.modules)
+    sys.path.insert(0, str(folder))
+    yield release
+    sys.path.remove(str(folder))
+    for name in [each for each in sys.modules if each.partition(".")[0] == "torchtitan"]:
+        del sys.modules[name]
+    sys.modules.update({n: m for n, m in before.items() if n.partition(".")[0] == "torchtitan"})
+
+
+@pytest.mark.parametrize("titan", ["0.2.2", "0.3.0"], indirect=True)
+def test_torchtitans_wrapper(titan: str, device: str, options: dict[str, Any]) -> None:
+    if titan == "0.2.2":
+        from torchtitan.models.attention import ScaledDotProductAttentionWrapper
+
+        check_wrapper(ScaledDotProductAttentionWrapper(), False, device, options)
+    else:
+        from torchtitan.models.common.attention import ScaledDotProductAttention
+
+        own = ScaledDotProductAttention(ScaledDotProductAttention.Config())
+        check_wrapper(own, True, device, options)
+
+
+def test_refuses(device: str, options: dict[str, Any]) -> None:
+    model = model_of("Llama", device)
+    with pytest.raises(ValueError, match="recipe"):
+        f8.convert_attention_to_float8(model, "fp8")
+    with pytest.raises(TypeError, match=r"nn\.Module"):
+        f8.convert_attention_to_float8("model")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="register_attention"):
+        f8.register_attention(print)  # type: ignore[arg-type]
+    gemma = model_of("Gemma2", device)  # its scores are capped
+    for unknown in (gemma, nn.Linear(16, 16)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert f8.convert_attention_to_float8(unknown, **options) == []
+    assert gemma.config._attn_implementation == "eager"
+
+
+def test_warns_where_it_knows_no_attention(options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="knows no attention"):
+        assert f8.convert_attention_to_float8(nn.Linear(16, 16), **options) == []
