@@ -23,12 +23,13 @@ import float8.torch as f8
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "examples/pytorch"))
 
-from llama import LLAMA_3_8B, Blocks, FeedForward, Shape
+from llama import LLAMA_3_8B, Attention, Blocks, FeedForward, Shape
 
 TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise")
 FUSED = ("tensorwise", "rowwise", "delayed", "blockwise")
 Options = argparse.Namespace
+f8.register_attention(Attention)
 f8.register_swiglu(FeedForward, gate="gate", up="up", down="down")
 TINY = Shape(dim=64, hidden=128, heads=4, kv_heads=2, layers=32)
 
@@ -43,19 +44,22 @@ class Variant:
     recompute: bool | None = None  # Float8Linear's
     fuse: bool = False  # with float8.torch.fuse
     norms: bool = False  # norms too
+    attention: bool = False  # with a forward in fp8
 
     @property
     def name(self) -> str:
         words = {"bf16": "bf16", "torchao": f"torchao-{self.recipe}", "float8": self.recipe}
         name = words[self.library] + ("-keep" if self.recompute is False else "")
         fused = "-fused" * self.fuse + "-norms" * self.norms
-        return name + fused + "-eager" * (not self.compiled)
+        return name + fused + "-attention" * self.attention + "-eager" * (not self.compiled)
 
     def convert(self, model: nn.Module, emulate: bool) -> nn.Module:
         """Returns the model with the variant's linears, which share the parameters."""
         if self.library == "float8":
             config = f8.LinearConfig(recipe=self.recipe, emulate=emulate, recompute=self.recompute)
             model = f8.convert_to_float8_training(model, config=config)
+            if self.attention:
+                f8.convert_attention_to_float8(model, emulate=emulate)
             done = f8.fuse(model, norms=self.norms) if self.fuse else []
             if not all(each.fused for each in done):
                 raise RuntimeError("an MLP was not fused")
@@ -94,6 +98,7 @@ def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dic
         every += [Variant("float8", recipe, recompute=False) for recipe in RECIPES]
     if fused:
         every += [Variant("float8", name, kind, fuse=True) for kind in kinds for name in FUSED]
+        every += [Variant("float8", name, fuse=True, attention=True) for name in FUSED]
         every += [
             Variant("float8", name, fuse=True, norms=True) for name in FUSED if name != "delayed"
         ]

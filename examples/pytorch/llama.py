@@ -24,6 +24,7 @@ class Shape:
     layers: int
     experts: int = 0  # of a mixture in the place of each MLP; 0: none
     top_k: int = 0  # experts of a token
+    qk_norm: bool = False  # RMSNorms of each head of queries and keys, as in Qwen3
 
     def __post_init__(self) -> None:
         if self.experts and not 1 <= self.top_k <= self.experts:
@@ -112,6 +113,24 @@ class Mixture(nn.Module):
         return self.compute(tokens, ids, scores, self.gate_up, self.down).view(x.shape)
 
 
+class Attention(nn.Module):
+    """PyTorch's attention as a module, which float8.torch.convert_attention_to_float8 can convert."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        is_causal: bool = True,
+    ) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, scale=scale, enable_gqa=enable_gqa, is_causal=is_causal
+        )
+
+
 class Block(nn.Module):
     """x[batch, tokens, dim] to the same shape."""
 
@@ -124,6 +143,9 @@ class Block(nn.Module):
         self.k = nn.Linear(shape.dim, kv, bias=False)
         self.v = nn.Linear(shape.dim, kv, bias=False)
         self.o = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.q_norm = nn.RMSNorm(self.head, eps=1e-5) if shape.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.head, eps=1e-5) if shape.qk_norm else nn.Identity()
+        self.attend = Attention()
         self.mlp_norm = nn.RMSNorm(shape.dim, eps=1e-5)
         self.mlp = Mixture(shape) if shape.experts else FeedForward(shape)
 
@@ -137,9 +159,8 @@ class Block(nn.Module):
             projection(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for projection in (self.q, self.k, self.v)
         )
-        y = functional.scaled_dot_product_attention(
-            rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True, enable_gqa=True
-        )
+        q, k = rotated(self.q_norm(q), cos, sin), rotated(self.k_norm(k), cos, sin)
+        y = self.attend(q, k, v, enable_gqa=True)
         out: Tensor = self.o(y.transpose(1, 2).flatten(2))
         return out
 

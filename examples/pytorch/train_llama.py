@@ -2,7 +2,8 @@
 """Trains a small Llama on text files, byte by byte, with its linears in fp8.
 
     train_llama.py [FILES] [--recipe rowwise | --torchao rowwise] [--compile] [--steps 2000]
-                   [--experts 8 --top-k 2 [--expert-recipe rowwise]] [--seed 0] [--out FOLDER]
+                   [--experts 8 --top-k 2 [--expert-recipe rowwise]]
+                   [--attention fp8_forward] [--qk-norm] [--seed 0] [--out FOLDER]
                    [--resume FOLDER/step-1000.pt]
     train_llama.py --compare RUN/steps.csv ... [--out FOLDER]
 
@@ -15,7 +16,8 @@ plot, and prints a table of their final losses, means of the last 5 % of the ste
 Runs in folders NAME-seed1, NAME-seed2, ... are one row, with their mean and standard deviation.
 --experts N makes a mixture of N experts of each MLP, which compute in fp8 too, by the recipe or by
 --expert-recipe: delayed scaling, whose state is a model's, is for the linears alone here. `load` is the
-busiest expert's tokens in relation to the mean, over all layers. --emulate trains on a CPU: give it small sizes.
+busiest expert's tokens in relation to the mean, over all layers. --attention fp8_forward has attention with
+a forward in fp8, for heads of 128 (--dim 1024 --heads 8). --emulate trains on a CPU: give it small sizes.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ from typing import Any
 
 import runs
 import torch
-from llama import Llama, Mixture, Shape
+from llama import Attention, Llama, Mixture, Shape
 from torch import Tensor, nn
 from torch.nn import functional
 
 import float8.torch as f8
 from float8 import recipes
+from float8.torch.attention import HEAD_DIMS
+from float8.torch.attention import RECIPES as ATTENTION
 
 VOCABULARY = 256
 BALANCE = 0.01  # the weight of the loss that keeps experts equally busy
+f8.register_attention(Attention)
 
 
 class Corpus:
@@ -93,7 +98,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             groups, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
-        named = ("recipe", "expert_recipe", "torchao", "seq", "batch")
+        named = ("recipe", "expert_recipe", "torchao", "attention", "seq", "batch")
         self.settings = {
             **vars(shape),
             **{name: getattr(options, name) for name in named},
@@ -201,7 +206,14 @@ def shape_of(options: argparse.Namespace) -> Shape:
     kv_heads = options.kv_heads or options.heads
     top_k = min(options.top_k, options.experts)
     return Shape(
-        options.dim, hidden, options.heads, kv_heads, options.layers, options.experts, top_k
+        options.dim,
+        hidden,
+        options.heads,
+        kv_heads,
+        options.layers,
+        options.experts,
+        top_k,
+        options.qk_norm,
     )
 
 
@@ -211,6 +223,13 @@ def convert(model: nn.Module, options: argparse.Namespace) -> nn.Module:
         raise ValueError("torchao's linears are compared without --experts")
     if options.expert_recipe and not options.experts:
         raise ValueError("--expert-recipe is the recipe of --experts N, which is not given")
+    if options.attention != "bf16":
+        if options.dim // options.heads not in HEAD_DIMS:
+            sizes = " or ".join(map(str, HEAD_DIMS))
+            raise ValueError(
+                f"attention in fp8 has heads of {sizes}: --dim is {sizes} times --heads"
+            )
+        f8.convert_attention_to_float8(model, options.attention, emulate=options.emulate)
     recipe = options.expert_recipe or options.recipe
     if options.experts and recipe != "bf16":
         if recipe == "delayed":
@@ -282,6 +301,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--experts", type=positive, default=0, help="of each MLP, default none")
     parser.add_argument("--top-k", type=positive, default=2, help="experts of a token, default 2")
     parser.add_argument("--expert-recipe", choices=recipes.NAMES, help="default: that of --recipe")
+    parser.add_argument("--attention", choices=ATTENTION, default="bf16", help="default bf16")
+    parser.add_argument("--qk-norm", action="store_true", help="norms of queries and keys")
     parser.add_argument("--lr", type=float, default=6e-4, help="the largest, default 6e-4")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches, default 0")
     parser.add_argument("--compile", action="store_true", help="torch.compile")

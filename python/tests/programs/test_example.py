@@ -62,6 +62,14 @@ def test_a_mixture_learns(
     assert len(loads) == 3 and all(1 <= float(each) <= 2 for each in loads)
 
 
+@pytest.mark.parametrize("norms", ((), ("--qk-norm",)))
+def test_attention_in_fp8_learns(norms: tuple[str, ...], text: str, tmp_path: pathlib.Path) -> None:
+    options = (*TINY, "--dim", 128, "--heads", 1, "--recipe", "bf16", "--attention", "fp8_forward")
+    assert train(text, *options, *norms, "--steps", 30, "--out", tmp_path) is None
+    own = losses(tmp_path)
+    assert len(own) == 30 and own[-1] < own[0] / 2
+
+
 @pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
 def test_resume_gives_the_same_bits(recipe: str, text: str, tmp_path: pathlib.Path) -> None:
     options = (text, *TINY, "--recipe", recipe, "--steps", 8, "--log-every", 3)
@@ -139,6 +147,7 @@ def _paths(arguments: tuple[str, ...], folder: pathlib.Path) -> list[str]:
         (("text.txt", "--dim=8"), "multiples of 16"),
         (("text.txt", "--experts=4", "--recipe=delayed"), "--expert-recipe tensorwise"),
         (("text.txt", "--expert-recipe=rowwise"), "--experts N"),
+        (("text.txt", "--attention=fp8_forward"), "heads of 128"),
         (("text.txt", "--resume", "none.pt"), "none.pt"),
         (("text.txt", "--resume", "steps.csv"), "steps.csv is no checkpoint"),
         (("text.txt", "--resume", "step-1.pt", "--layers=1"), "its layers is 2, not 1"),
