@@ -64,7 +64,8 @@ def test_a_mixture_learns(
 
 @pytest.mark.parametrize("norms", ((), ("--qk-norm",)))
 def test_attention_in_fp8_learns(norms: tuple[str, ...], text: str, tmp_path: pathlib.Path) -> None:
-    options = (*TINY, "--dim", 128, "--heads", 1, "--recipe", "bf16", "--attention", "fp8_forward")
+    sizes = ("--dim", 128, "--heads", 1, "--kv-heads", 1, "--lr", 3e-3)
+    options = (*TINY, *sizes, "--recipe", "bf16", "--attention", "fp8_forward")
     assert train(text, *options, *norms, "--steps", 30, "--out", tmp_path) is None
     own = losses(tmp_path)
     assert len(own) == 30 and own[-1] < own[0] / 2
