@@ -119,6 +119,8 @@ def _backward(
     )
 
 
+# In graphs of torch.compile it is a constant.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_cudnn() -> bool:
     backends: Any = torch.backends
     return bool(backends.cudnn.is_available() and backends.cuda.cudnn_sdp_enabled())
