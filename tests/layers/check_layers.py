@@ -60,8 +60,8 @@ ROOMS = {
     "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
     "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {
-        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "model", "distributed",
-        "c_abi"
+        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "attention", "model",
+        "distributed", "c_abi"
     },
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},

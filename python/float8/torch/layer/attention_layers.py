@@ -11,6 +11,7 @@ from torch import nn
 from float8.torch import notices
 from float8.torch._ops import of_autocast
 from float8.torch.attention import RECIPES, refusal, scaled_dot_product_attention, warn_of
+from float8.torch.layer import transformers_attention
 from float8.torch.layer.linear import check_switches
 
 # Whether tokens come before heads, by the package and the name of a class that wraps PyTorch's attention.
@@ -164,10 +165,8 @@ def _of_transformers(
         taken = [wanted(module, name) for name, module in zip(names, modules, strict=True)]
         if not any(taken):
             continue
-        from float8.adapters.transformers import NAME, install_attention
-
-        install_attention(emulate=emulate)
-        each.set_attn_implementation(NAME)
+        transformers_attention.register(transformers_attention.NAME, emulate)
+        each.set_attn_implementation(transformers_attention.NAME)
         for module, is_taken in zip(modules, taken, strict=True):
             setattr(module, "float8_attention", is_taken)  # noqa: B010
         found += [name for name, is_taken in zip(names, taken, strict=True) if is_taken]

@@ -1,0 +1,151 @@
+// Attention through the public header, on an emulated device: sizes, a forward whose values dequantize to what it
+// multiplied, and what is refused in which words. tests/gpu/attention has the numerics.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "recipes/dtype.hpp"
+#include "tests/unit/runtime/c_abi/emulated_memory.hpp"
+
+namespace {
+
+using float8::testing::emulated;
+using float8::testing::Memory;
+using float8::testing::memory;
+using float8::testing::random_bf16;
+using float8::testing::says;
+
+constexpr int64_t kHeadDim = 128;
+
+class AttentionAbi : public ::testing::Test {
+ protected:
+  float8_attention* plan(float8_attention_desc desc) {
+    float8_attention* out = nullptr;
+    status_ = float8_attention_plan(context_.get(), &desc, &out);
+    return out;
+  }
+  static float8_attention_desc good() {
+    return {.struct_size = sizeof(float8_attention_desc),
+            .heads_q = 2,
+            .heads_kv = 1,
+            .head_dim = kHeadDim,
+            .scale = 0,
+            .causal = 1,
+            .dtype = FLOAT8_BF16,
+            .reserved = 0};
+  }
+  static float8_heads heads(const Memory& of, int64_t count) {
+    return {.data = of.get(),
+            .batch_stride = 3 * count * kHeadDim,
+            .head_stride = kHeadDim,
+            .token_stride = count * kHeadDim};
+  }
+  static float element(const Memory& of, int64_t index) {
+    return f8::decode_bf16(static_cast<const uint16_t*>(of.get())[index]);
+  }
+
+  float8::Context context_ = emulated();
+  float8_status status_ = FLOAT8_OK;
+};
+
+TEST_F(AttentionAbi, ForwardIsOfTheValuesThatDequantizeGives) {
+  float8_attention* attention = plan(good());
+  ASSERT_NE(attention, nullptr) << float8_last_error();
+  const float8_attention_sizes sizes{.batch = 1, .tokens_q = 3, .tokens_kv = 3};
+  const size_t saved_bytes = float8_attention_saved_bytes(attention, &sizes);
+  EXPECT_EQ(saved_bytes, (2 + 1 + 1) * (128 * 128 + 4));
+  const size_t workspace_bytes = float8_attention_workspace_bytes(attention, &sizes);
+  EXPECT_EQ(workspace_bytes, kHeadDim * 4);
+  const Memory q = random_bf16(3 * 2 * kHeadDim, 1), k = random_bf16(3 * kHeadDim, 2);
+  const Memory v = random_bf16(3 * kHeadDim, 3);
+  const Memory o = memory(3 * 2 * kHeadDim * 2), lse = memory(2 * 3 * 4);
+  const Memory saved = memory(saved_bytes), workspace = memory(workspace_bytes);
+  const float8_attention_forward_args args{.sizes = sizes,
+                                           .q = heads(q, 2),
+                                           .k = heads(k, 1),
+                                           .v = heads(v, 1),
+                                           .o = o.get(),
+                                           .lse = static_cast<float*>(lse.get()),
+                                           .saved = {saved.get(), saved_bytes},
+                                           .workspace = {workspace.get(), workspace_bytes}};
+  ASSERT_EQ(float8_attention_forward(attention, &args, nullptr), FLOAT8_OK) << float8_last_error();
+  const Memory q2 = memory(3 * 2 * kHeadDim * 2), k2 = memory(3 * kHeadDim * 2);
+  const Memory v2 = memory(3 * kHeadDim * 2);
+  const float8_attention_dequantize_args back{.sizes = sizes,
+                                              .saved = {saved.get(), saved_bytes},
+                                              .q = heads(q2, 2),
+                                              .k = heads(k2, 1),
+                                              .v = heads(v2, 1)};
+  ASSERT_EQ(float8_attention_dequantize(attention, &back, nullptr), FLOAT8_OK)
+      << float8_last_error();
+  // Query 1 of head 1 has two keys.
+  double scores[2];
+  for (int64_t j = 0; j < 2; ++j) {
+    scores[j] = 0;
+    for (int64_t c = 0; c < kHeadDim; ++c) {
+      scores[j] += double{element(q2, 3 * kHeadDim + c)} * element(k2, j * kHeadDim + c);
+    }
+    scores[j] = std::exp(scores[j] / std::sqrt(double{kHeadDim}));
+  }
+  EXPECT_NEAR(static_cast<const float*>(lse.get())[3 + 1], std::log(scores[0] + scores[1]), 1e-4);
+  for (int64_t c = 0; c < kHeadDim; ++c) {
+    const double expected = (scores[0] * element(v2, c) + scores[1] * element(v2, kHeadDim + c)) /
+                            (scores[0] + scores[1]);
+    EXPECT_NEAR(element(o, 3 * kHeadDim + c), expected, 0.1);
+    // A query with one key has its values.
+    EXPECT_EQ(element(o, c), element(v2, c));
+  }
+  float8_attention_destroy(attention);
+}
+
+TEST_F(AttentionAbi, RefusesPlans) {
+  const auto refuses = [&](const auto& change, float8_status status, std::string_view words) {
+    float8_attention_desc desc = good();
+    change(desc);
+    EXPECT_EQ(plan(desc), nullptr);
+    EXPECT_EQ(status_, status);
+    EXPECT_TRUE(says(words)) << float8_last_error();
+  };
+  refuses([](auto& d) { d.head_dim = 96; }, FLOAT8_UNSUPPORTED, "heads of 96");
+  refuses([](auto& d) { d.heads_q = 3, d.heads_kv = 2; }, FLOAT8_INVALID_ARGUMENT, "3 heads");
+  refuses([](auto& d) { d.heads_kv = 0; }, FLOAT8_INVALID_ARGUMENT, "0 of keys");
+  refuses([](auto& d) { d.scale = -1; }, FLOAT8_INVALID_ARGUMENT, "scale is -1");
+  refuses([](auto& d) { d.dtype = FLOAT8_F16; }, FLOAT8_UNSUPPORTED, "dtype is f16");
+  refuses([](auto& d) { d.dtype = 9; }, FLOAT8_INVALID_ARGUMENT, "dtype is 9");
+  refuses([](auto& d) { d.reserved = 1; }, FLOAT8_INVALID_ARGUMENT, "reserved is 1");
+  refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
+}
+
+TEST_F(AttentionAbi, RefusesCalls) {
+  float8_attention* attention = plan(good());
+  const float8_attention_sizes sizes{.batch = 1, .tokens_q = 1, .tokens_kv = 0};
+  EXPECT_EQ(float8_attention_saved_bytes(attention, &sizes), 0U);
+  EXPECT_EQ(float8_attention_saved_bytes(nullptr, &sizes), 0U);
+  EXPECT_EQ(float8_attention_workspace_bytes(attention, nullptr), 0U);
+  float8_attention_forward_args args{};
+  args.sizes = {.batch = 1, .tokens_q = 1, .tokens_kv = 1};
+  EXPECT_EQ(float8_attention_forward(nullptr, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("attention is NULL"));
+  EXPECT_EQ(float8_attention_forward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("q is NULL"));
+  const Memory small = memory(16);
+  args.saved = {small.get(), 16};
+  EXPECT_EQ(float8_attention_forward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("saved.bytes is 16"));
+  float8_attention_dequantize_args back{};
+  back.sizes = args.sizes;
+  EXPECT_EQ(float8_attention_dequantize(attention, &back, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("q is NULL"));
+  back.saved = args.saved;
+  EXPECT_EQ(float8_attention_dequantize(attention, &back, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("saved.bytes is 16"));
+  back.sizes.batch = 0;
+  back.saved = {};
+  EXPECT_EQ(float8_attention_dequantize(attention, &back, nullptr), FLOAT8_OK);
+  float8_attention_destroy(attention);
+  float8_attention_destroy(nullptr);
+}
+
+}  // namespace
