@@ -267,3 +267,18 @@ def test_second_derivatives_are_refused(device: str, options: dict[str, Any]) ->
     (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dq.sum().backward()
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_replays_with_other_values() -> None:
+    tensors = operands("cuda", 300)
+    q, k, v = tensors[:3]
+    f8.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # plans
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = f8.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    for x in (q, k, v):
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    expected = f8.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    assert torch.equal(o, expected)
