@@ -16,7 +16,7 @@ from float8.torch.experts.routing import check_routing
 from float8.torch.functional import grouped_mm
 from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
-from float8.torch.layer.fuse import Fusion, fuse, register_swiglu
+from float8.torch.layer.fuse import Fusion, fuse, register_mlp
 from float8.torch.layer.linear import Float8Linear, prepare
 from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
 from float8.torch.ranks.agreement import agree
@@ -55,7 +55,7 @@ __all__ = [
     "module_filter",
     "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",
-    "register_swiglu",
+    "register_mlp",
     "sync_float8_amax_and_scale_history",
     "tune_on_first_use",
     "verdicts",

@@ -28,7 +28,7 @@ class FeedForward(nn.Module):
         return y
 
 
-f8.register_swiglu(FeedForward, gate="w1", up="w3", down="w2")
+f8.register_mlp(FeedForward, gate="w1", up="w3", down="w2", activation="silu")
 
 
 def _model(recipe: str = "blockwise") -> nn.Sequential:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from activations import glu
 from reference import same
-from swiglu import swiglu
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -38,7 +38,7 @@ class OneByOne(MLP):
     """The MLP with the rounding of the kernels, whose linears cast h and its gradients."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down(swiglu(self.gate(x), self.up(x)))
+        y: torch.Tensor = self.down(glu(self.gate(x), self.up(x)))
         return y
 
 
@@ -52,7 +52,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-f8.register_swiglu(MLP, gate="gate", up="up", down="down")
+f8.register_mlp(MLP, gate="gate", up="up", down="down", activation="silu")
 
 
 def converted(
@@ -277,7 +277,7 @@ def test_leaves_and_names_what_it_cannot_fuse(config: Config) -> None:
             super().__init__()
             self.w1, self.w3, self.w2 = (nn.Linear(64, 64, bias=False) for _ in range(3))
 
-    assert "register_swiglu" in model(lambda m: None, Unknown())
+    assert "register_mlp" in model(lambda m: None, Unknown())
 
 
 @pytest.mark.filterwarnings("ignore:float8. a MLP is no longer fused")
@@ -314,9 +314,11 @@ def test_refuses_what_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"fuse takes an nn\.Module"):
         f8.fuse(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a class of nn\.Module"):
-        f8.register_swiglu(MLP(), gate="a", up="b", down="c")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="names of three children"):
-        f8.register_swiglu(MLP, gate="gate", up="gate", down="down")
+        f8.register_mlp(MLP(), up="b", down="c", activation="gelu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="names of different children"):
+        f8.register_mlp(MLP, gate="gate", up="gate", down="down", activation="silu")
+    with pytest.raises(ValueError, match="activation is 'tanh'; it is one of silu, gelu"):
+        f8.register_mlp(MLP, up="up", down="down", activation="tanh")
 
 
 def test_names_the_layer_of_a_wrong_x(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""The cast of silu(gate) up, whose product is never in memory."""
+"""The casts of activations, of gated ones and of their gradients, none of which is ever in memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as functional_of_torch
+from activations import NAMES, activated, glu
 from reference import same
-from swiglu import swiglu
 
 import float8.torch as f8
 from float8.torch import _ops, functional
@@ -15,6 +16,13 @@ from float8.torch import _ops, functional
 DEVICE = os.environ.get("FLOAT8_TEST_DEVICE", "cpu")
 EMULATE = DEVICE == "cpu"
 RECIPES = ("tensorwise", "rowwise", "blockwise")
+SILU = _ops.ACTIVATIONS["silu"]
+EXACT = {
+    "silu": functional_of_torch.silu,
+    "gelu": functional_of_torch.gelu,
+    "gelu_tanh": lambda x: functional_of_torch.gelu(x, approximate="tanh"),
+    "relu2": lambda x: functional_of_torch.relu(x).square(),
+}
 
 
 def config_of(recipe: str) -> int:
@@ -48,7 +56,7 @@ def test_is_close_to_the_cast_of_the_product(
     gate, up = operands(*shape, dtype)
     product = (torch.nn.functional.silu(gate.double()) * up.double()).to(dtype)
     config = config_of(recipe)
-    got = _ops.quantize_swiglu(gate, up, config, True)
+    got = _ops.quantize_activation(gate, up, SILU, config, True)
     expected = _ops.quantize(product, config, _ops.INPUT, True)
     for one, other in zip(elements(got, *shape), elements(expected, *shape), strict=True):
         assert (one == other).float().mean().item() > 0.99
@@ -61,7 +69,7 @@ def test_compiles(backward: bool, recipe: str) -> None:
     config = config_of(recipe)
 
     def cast(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        q, qt = _ops.quantize_swiglu(gate, up, config, backward)
+        q, qt = _ops.quantize_activation(gate, up, SILU, config, backward)
         return q, qt
 
     compiled = torch.compile(cast, backend="aot_eager", fullgraph=True)(gate, up)
@@ -76,7 +84,7 @@ def test_serves_a_linear(recipe: str) -> None:
     gate, up = operands(96, 64, torch.bfloat16)
     weight = torch.randn(32, 64, device=DEVICE).bfloat16()
     config = config_of(recipe)
-    q, _ = _ops.quantize_swiglu(gate, up, config, False)
+    q, _ = _ops.quantize_activation(gate, up, SILU, config, False)
     y, _ = _ops.linear_forward(
         gate, q, None, weight, None, None, None, None, config, 0, False, None, None
     )
@@ -99,35 +107,109 @@ def test_delayed_scales_are_those_of_a_linear() -> None:
         model(product).float().sum().backward()
         f8.sync_float8_amax_and_scale_history(model)
     scales, layout = layer.scales_on(layer.weight.device), layer._layout
-    got = _ops.quantize_swiglu(gate, up, layer._config, True, scales, layout, True)
+    got = _ops.quantize_activation(gate, up, SILU, layer._config, True, scales, layout, True)
     expected = _ops.quantize(product, layer._config, _ops.INPUT, True, scales, layout, True)
     for one, other in zip(elements(got, 96, 64), elements(expected, 96, 64), strict=True):
         assert (one == other).float().mean().item() > 0.99
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernels_round_what_is_close_to_fp64(name: str, dtype: torch.dtype) -> None:
+    """Of 16 bits the value and the slope are those of fp64, rounded, but for some that are the next."""
+    x = torch.linspace(-5, 8, 4097).to(dtype)  # below, fp64 of torch cancels
+    wide = x.double().requires_grad_()
+    value = EXACT[name](wide)
+    (slope,) = torch.autograd.grad(value.sum(), wide)
+    leaf = x.clone().requires_grad_()
+    got = activated(leaf, name)
+    got.backward(torch.ones_like(got))
+    assert leaf.grad is not None
+    for one, other in ((got, value), (leaf.grad, slope)):
+        rounded = other.to(dtype)
+        assert (one == rounded).float().mean().item() > 0.98
+        ulp = torch.finfo(dtype).eps * other.abs().clamp(min=torch.finfo(dtype).tiny)
+        assert ((one.double() - other).abs() <= 1.01 * ulp).float().mean().item() > 0.999
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_has_the_bits_of_casts_of_its_gradients(recipe: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_has_the_bits_of_casts_of_a_gate_and_its_gradients(name: str, recipe: str) -> None:
     gate, up = operands(130, 272, torch.bfloat16)
     grad, _ = operands(130, 272, torch.bfloat16, seed=1)
     wanted = gate.clone().requires_grad_(), up.clone().requires_grad_()
-    swiglu(*wanted).backward(grad)
+    h = glu(*wanted, name)
+    h.backward(grad)
     config = config_of(recipe)
-    got = _ops.quantize_swiglu_backward(grad, gate, up, config, [], 0)
+    made = _ops.quantize_activation(gate, up, _ops.ACTIVATIONS[name], config, True)
+    expected = _ops.quantize(h.detach(), config, _ops.INPUT, True)
+    assert same(elements(made, 130, 272), elements(expected, 130, 272))
+    got = _ops.quantize_glu_backward(grad, gate, up, _ops.ACTIVATIONS[name], config, [], 0)
     for copies, leaf in zip((got[:2], got[2:]), wanted, strict=True):
         assert leaf.grad is not None
         expected = _ops.quantize(leaf.grad, config, _ops.GRAD_OUTPUT, True)
         assert same(elements(copies, 130, 272), elements(expected, 130, 272))
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(1, 16), (130, 272)])
+def test_has_the_bits_of_casts_of_an_activation_and_its_gradient(
+    shape: tuple[int, int], name: str, recipe: str
+) -> None:
+    x, grad = operands(*shape, torch.bfloat16)
+    leaf = x.clone().requires_grad_()
+    h = activated(leaf, name)
+    h.backward(grad)
+    assert leaf.grad is not None
+    config, activation = config_of(recipe), _ops.ACTIVATIONS[name]
+    made = _ops.quantize_activation(x, None, activation, config, True)
+    expected = _ops.quantize(h.detach(), config, _ops.INPUT, True)
+    assert same(elements(made, *shape), elements(expected, *shape))
+    expected = _ops.quantize(leaf.grad, config, _ops.GRAD_OUTPUT, True)
+    for sums in (False, True):
+        *copies, of_columns = _ops.quantize_activation_backward(grad, x, activation, config, sums)
+        assert same(elements(tuple(copies), *shape), elements(expected, *shape))
+        assert of_columns.shape == (shape[1] if sums else 0,)
+    torch.testing.assert_close(of_columns, leaf.grad.float().sum(0), rtol=1e-4, atol=1e-3)
+
+
+def test_takes_rows_apart_and_no_rows() -> None:
+    config, gelu = config_of("rowwise"), _ops.ACTIVATIONS["gelu"]
+    x, grad = (each[:, :64] for each in operands(48, 128, torch.bfloat16))
+    for one, other in zip(
+        _ops.quantize_activation_backward(grad, x, gelu, config, True),
+        _ops.quantize_activation_backward(grad.clone(), x.clone(), gelu, config, True),
+        strict=True,
+    ):
+        assert one.shape == other.shape
+    none = x[:0]
+    assert _ops.quantize_activation(none, None, gelu, config, True)[0].dtype == torch.uint8
+    *_, sums = _ops.quantize_activation_backward(none, none, gelu, config, True)
+    assert same([sums], [torch.zeros(64, device=DEVICE)])
+
+
 def test_refuses_gradients_in_high_precision() -> None:
     gate, up = operands(32, 64, torch.bfloat16)
     config = config_of("rowwise_with_gw_hp")
     with pytest.raises(ValueError, match="grad_input and grad_weight read fp8"):
-        _ops.quantize_swiglu_backward(gate, gate, up, config, [], 0)
+        _ops.quantize_glu_backward(gate, gate, up, SILU, config, [], 0)
 
 
 @pytest.mark.parametrize(("rows", "dtype"), ((16, torch.bfloat16), (32, torch.float16)), ids=str)
 def test_refuses_an_up_unlike_the_gate(rows: int, dtype: torch.dtype) -> None:
     gate, up = operands(32, 64, torch.bfloat16)
     with pytest.raises(ValueError, match="one shape, one type"):
-        _ops.quantize_swiglu(gate, up[:rows].to(dtype), config_of("blockwise"), True)
+        _ops.quantize_activation(gate, up[:rows].to(dtype), SILU, config_of("blockwise"), True)
+
+
+def test_refuses_other_activations_and_gradients_unlike_x() -> None:
+    x, grad = operands(32, 64, torch.bfloat16)
+    config = config_of("blockwise")
+    for activation in (-1, 4):
+        with pytest.raises(ValueError, match=r"activation is -?\d; it is 0 \(silu\), 1 \(gelu\)"):
+            _ops.quantize_activation(x, None, activation, config, True)
+    with pytest.raises(ValueError, match="one shape, one type"):
+        _ops.quantize_activation_backward(grad.half(), x, SILU, config, False)
+    with pytest.raises(ValueError, match="grad_input and grad_weight read fp8"):
+        _ops.quantize_activation_backward(grad, x, SILU, config_of("rowwise_with_gw_hp"), False)
