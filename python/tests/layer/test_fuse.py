@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from activations import glu
+from fused import converted, inputs, reasons, step
 from reference import same
 from torch import nn
 from torch.nn import functional
@@ -55,15 +56,6 @@ class Block(nn.Module):
 f8.register_mlp(MLP, gate="gate", up="up", down="down", activation="silu")
 
 
-def converted(
-    model: nn.Module, options: f8.LinearConfig, dtype: torch.dtype = torch.bfloat16
-) -> Any:
-    device = "cpu" if options.emulate else "cuda"
-    return f8.convert_to_float8_training(
-        model.to(device, dtype), config=options, module_filter_fn=lambda *_: True
-    )
-
-
 def pair(
     config: Config, recipe: str, dtype: torch.dtype = torch.bfloat16, **options: Any
 ) -> tuple[Any, Any]:
@@ -76,23 +68,6 @@ def pair(
     )
     assert f8.fuse(fused) == [("0.mlp", True, ""), ("1.mlp", True, "")]
     return fused, plain
-
-
-def inputs(model: nn.Module, rows: int = 40, seed: int = 0) -> torch.Tensor:
-    torch.manual_seed(seed)
-    weight = next(model.parameters())
-    return torch.randn(2, rows, 64).to(weight.device, weight.dtype)
-
-
-def step(model: nn.Module, x: torch.Tensor, call: Any = None) -> list[torch.Tensor]:
-    """Returns y and all gradients."""
-    x = x.clone().requires_grad_()
-    model.zero_grad()
-    y = (call or model)(x)
-    y.float().square().sum().backward()
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    assert x.grad is not None
-    return [y.detach(), x.grad, *grads]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -231,10 +206,6 @@ def test_casts_for_autocast(config: Config) -> None:
         assert same(step(fused, x), step(plain, x))
 
 
-def reasons(model: nn.Module) -> list[str]:
-    return [each.why for each in f8.fuse(model) if not each.fused]
-
-
 def test_leaves_a_recipe_that_reads_high_precision(config: Config) -> None:
     (why,) = reasons(converted(Block(), config("rowwise_with_gw_hp")))
     assert "recipe rowwise_with_gw_hp" in why
@@ -352,13 +323,6 @@ def test_fuses_a_llama_of_transformers(config: Config) -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert not [name for name, p in llama.named_parameters() if torch.equal(p, before[name]) and "proj" in name]  # fmt: skip
-
-    gemma = converted(
-        transformers.GemmaForCausalLM(transformers.GemmaConfig(**sizes, **heads, head_dim=16)),
-        config("delayed"),
-    )
-    assert all("SiLU is what is fused" in why for why in reasons(gemma))
-    assert len(f8.fuse(gemma)) == 2
 
 
 def test_knows_the_feed_forward_of_torchtitan(config: Config) -> None:
