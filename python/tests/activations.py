@@ -80,9 +80,8 @@ def _gelu(x: torch.Tensor) -> Any:
             "0x1.fb5552p-4",
         ),
     )  # fmt: skip
-    of_slope = _fma(-density, most, p)
-    slope = torch.where(x < 0, e * of_slope, _fma(-e, of_slope, 1.0))
-    return x * torch.where(x < 0, e * p, _fma(-e, p, 1.0)), slope
+    side, base = torch.where(x < 0, e, -e), torch.where(x < 0, 0.0, 1.0)
+    return x * _fma(side, p, base), _fma(side, _fma(-density, most, p), base)
 
 
 def _relu2(x: torch.Tensor) -> Any:

@@ -130,9 +130,10 @@ F8_BOTH Activated gelu(float x) {
     p = Math::fma(p, y, 0x1.fb5552p-4F);
   }
   p *= y;
-  const float of_slope = Math::fma(-kDensity, most, p);
-  return {x * (x < 0.0F ? e * p : Math::fma(-e, p, 1.0F)),
-          x < 0.0F ? e * of_slope : Math::fma(-e, of_slope, 1.0F)};
+  // A condition with a product in one arm alone would become a branch.
+  const float side = x < 0.0F ? e : -e;
+  const float base = x < 0.0F ? 0.0F : 1.0F;
+  return {x * Math::fma(side, p, base), Math::fma(side, Math::fma(-kDensity, most, p), base)};
 }
 
 F8_BOTH Activated relu2(float x) {
