@@ -132,6 +132,29 @@ def test_the_kernels_round_what_is_close_to_fp64(name: str, dtype: torch.dtype) 
         assert ((one.double() - other).abs() <= 1.01 * ulp).float().mean().item() > 0.999
 
 
+def test_relu_squared_has_the_bits_of_torch() -> None:
+    x, grad = operands(64, 64, torch.bfloat16)
+    config, relu2 = config_of("rowwise"), _ops.ACTIVATIONS["relu2"]
+    leaf = x.clone().requires_grad_()
+    h = EXACT["relu2"](leaf)
+    h.backward(grad)
+    assert leaf.grad is not None
+    for got, of_torch, operand in (
+        (_ops.quantize_activation(x, None, relu2, config, True), h.detach(), _ops.INPUT),
+        (
+            _ops.quantize_activation_backward(grad, x, relu2, config, False),
+            leaf.grad + 0.0,  # without the sign of zeros
+            _ops.GRAD_OUTPUT,
+        ),
+    ):
+        expected = _ops.quantize(of_torch, config, operand, True)
+        values = [
+            [copy.view(torch.float8_e4m3fn).float() for copy in elements(copies, 64, 64)]
+            for copies in (got[:2], expected)
+        ]
+        assert all(map(torch.equal, *values))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_has_the_bits_of_casts_of_a_gate_and_its_gradients(name: str, recipe: str) -> None:
