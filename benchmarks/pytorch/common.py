@@ -30,7 +30,7 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"
 FUSED = ("tensorwise", "rowwise", "delayed", "blockwise")
 Options = argparse.Namespace
 f8.register_attention(Attention)
-f8.register_swiglu(FeedForward, gate="gate", up="up", down="down")
+f8.register_mlp(FeedForward, gate="gate", up="up", down="down", activation="silu")
 TINY = Shape(dim=64, hidden=128, heads=4, kv_heads=2, layers=32)
 
 

@@ -144,41 +144,22 @@ using CastArgs = CastOf<kMaxTensors>;
 using CastListArgs = CastOf<kMaxListed>;
 static_assert(sizeof(AmaxListArgs) <= 4096 && sizeof(CastListArgs) <= 4096);
 
-// The cast of silu(gate) up: one tensor, whose x is gate.
-struct SwigluCastArgs {
-  CastArgs cast;
-  const void* up;  // of gate's type and shape
-  i64 ld_up;
+// The activations of activations.cuh: float8_activation of the C interface.
+enum class Activation : u8 { kSilu, kGelu, kGeluTanh, kRelu2 };
+
+// The cast, or the maxima, of what is computed of the tensors' x as it is read (activation_cast.cuh,
+// rms_norm.cuh). Of a GLU x is gate; its gradients are two tensors of one shape, whose x are gate and up.
+template <class Of>
+struct ComputedOf {
+  Of of;
+  // Of x's type: up of a GLU, or the gradient of what forward made, of x's shape; the weight of an RMSNorm,
+  // [cols], which has no ld_factor. Null for an activation alone.
+  const void* factor;
+  i64 ld_factor;
+  const float* rstd;  // [rows], of an RMSNorm
 };
-// The casts of its gradients dgate and dup: two tensors of one shape, whose x are gate and up.
-struct SwigluBackwardArgs {
-  CastArgs cast;
-  const void* grad;  // of silu(gate) up, in gate's type and shape
-  i64 ld_grad;
-};
-// The cast of what an RMSNorm makes of x, one tensor: (x rstd) weight, with a factor for each row and one for
-// each column.
-struct RmsNormCastArgs {
-  CastArgs cast;
-  const void* weight;  // [cols], in x's type
-  const float* rstd;   // [rows]
-};
-// The maxima that these casts need before, of as many tensors.
-struct SwigluAmaxArgs {
-  AmaxArgs amax;
-  const void* up;
-  i64 ld_up;
-};
-struct SwigluBackwardAmaxArgs {
-  AmaxArgs amax;
-  const void* grad;
-  i64 ld_grad;
-};
-struct RmsNormAmaxArgs {
-  AmaxArgs amax;
-  const void* weight;
-  const float* rstd;
-};
+using ComputedCastArgs = ComputedOf<CastArgs>;
+using ComputedAmaxArgs = ComputedOf<AmaxArgs>;
 
 // Amax and cast in one launch.
 struct QuantizeArgs {

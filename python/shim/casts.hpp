@@ -23,11 +23,18 @@ std::tuple<Tensor, Tensor> quantize_rms_norm(const Tensor& x, const Tensor& weig
                                              bool evaluate);
 Tensor quantize_rms_norm_again(const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                const Tensor& x_qt, int64_t config);
-std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
-                                           bool backward, const std::optional<Tensor>& scales,
-                                           int64_t layout, bool evaluate);
-std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_swiglu_backward(
-    const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t config,
+// `activation`: a float8_activation; with `up` what it makes of x is a gate.
+std::tuple<Tensor, Tensor> quantize_activation(const Tensor& x, const std::optional<Tensor>& up,
+                                               int64_t activation, int64_t config, bool backward,
+                                               const std::optional<Tensor>& scales, int64_t layout,
+                                               bool evaluate);
+std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& grad, const Tensor& x,
+                                                                int64_t activation, int64_t config,
+                                                                bool sums,
+                                                                const std::optional<Tensor>& scales,
+                                                                int64_t layout);
+std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
+    const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t activation, int64_t config,
     std::vector<Tensor> scales, int64_t layout);
 
 // A weight's kept copies come with their state: a fingerprint, and the flag that says whether the

@@ -11,14 +11,18 @@
 //   quantize_again(x, x_qt, config) -> qt
 //     qt of an input for the backward of linears that recompute, by what quantize left in x_qt. They are
 //     given it as their x_qt, and no x.
-//   quantize_swiglu(gate, up, config, backward, scales?, layout, evaluate) -> (q, qt)
-//     The copies of the input silu(gate) up, which is never in memory, as quantize gives them: under
-//     delayed scaling and block scales.
+//   quantize_activation(x, up?, activation, config, backward, scales?, layout, evaluate) -> (q, qt)
+//     The copies of the input activation(x), or activation(x) up, which is never in memory, as quantize
+//     gives them. `activation` is a float8_activation.
 //   quantize_rms_norm(x, weight, rstd, config, backward, scales?, layout, evaluate) -> (q, qt)
 //   quantize_rms_norm_again(x, weight, rstd, x_qt, config) -> qt
 //     What quantize and quantize_again give for the input (x rstd) weight, rounded to x's type, which is
 //     never in memory. `weight` [K] is in x's type, and rstd in float32, one for each row.
-//   quantize_swiglu_backward(grad, gate, up, config, scales[], layout)
+//   quantize_activation_backward(grad, x, activation, config, sums, scales?, layout) -> (q, qt, sums)
+//     Likewise the copies of the gradient of x, where `grad` is the activation's. With `sums` those of its
+//     columns in float32, added up as a linear's db, else none. `scales` is the part of the linear that
+//     made x.
+//   quantize_glu_backward(grad, gate, up, activation, config, scales[], layout)
 //     -> (gate_q, gate_qt, up_q, up_qt)
 //     Likewise the copies of the gradients of gate and up, where `grad` is the product's. `scales` are
 //     the parts of the linears that made gate and up, or none.
@@ -190,11 +194,12 @@ void add(torch::stable::detail::StableLibrary& library, const char* name) {
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
   add<&quantize_again, Roles{.config = 2}>(library, "quantize_again");
-  add<&quantize_swiglu, Roles{.config = 2, .scales = 4}>(library, "quantize_swiglu");
+  add<&quantize_activation, Roles{.config = 3, .scales = 5}>(library, "quantize_activation");
   add<&quantize_rms_norm, Roles{.config = 3, .scales = 5}>(library, "quantize_rms_norm");
   add<&quantize_rms_norm_again, Roles{.config = 4}>(library, "quantize_rms_norm_again");
-  add<&quantize_swiglu_backward, Roles{.config = 3, .scales = 4}>(library,
-                                                                  "quantize_swiglu_backward");
+  add<&quantize_activation_backward, Roles{.config = 3, .scales = 5}>(
+      library, "quantize_activation_backward");
+  add<&quantize_glu_backward, Roles{.config = 4, .scales = 5}>(library, "quantize_glu_backward");
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
   add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");

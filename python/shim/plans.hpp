@@ -57,6 +57,8 @@ struct QuantizerKey {
   int64_t whole_rows = 0;          // with over_ranks: of the whole, where shards may cut its blocks
   bool f32_source = false;         // the operand is in fp32, and is rounded to dtype as it is read
   int8_t source = FLOAT8_PLAIN;    // a float8_source
+  int8_t activation = FLOAT8_SILU;  // a float8_activation, of sources that have one
+  bool column_sums = false;         // calls leave those of a gradient
   bool operator==(const QuantizerKey&) const = default;
 };
 

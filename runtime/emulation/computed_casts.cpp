@@ -1,8 +1,8 @@
-// The maxima and the casts of silu(gate) up, of its gradients and of what an RMSNorm makes of x: these are
-// computed as a device computes them, and are then the elements of any tensor.
+// The maxima and the casts of activations, of gated ones, of their gradients and of what an RMSNorm makes of
+// x: these are computed as a device computes them, and are then the elements of any tensor.
 #include "runtime/device/memory.hpp"
+#include "runtime/emulation/activations.hpp"
 #include "runtime/emulation/kernels.hpp"
-#include "runtime/emulation/swiglu.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -46,91 +46,81 @@ void run_one(const Spec& spec, const Call& call, const Args& args, size_t index,
   emulate(spec, Call{call.module, call.launch, parameters, call.sm_count, call.faults});
 }
 
-template <class Spec, class Args>
-void product(const Spec& spec, const Call& call, const Args& args, const void* up, int64_t ld_up) {
-  const auto& gate = args.tensors[0];
-  if (args.count != 1) call.fault("swiglu: {} tensors", args.count);
-  const Rows read[] = {{"gate", gate.x, gate.ld}, {"up", up, ld_up}};
-  check(call, gate, spec.in, read);
-  if (!call.faults.empty()) return;
-  run_one(spec, call, args, 0, [&](int64_t r, int64_t c) {
-    return swiglu(load_element(gate.x, r * gate.ld + c, spec.in),
-                  load_element(up, r * ld_up + c, spec.in), spec.in);
-  });
-}
-
-template <class Spec, class Args>
-void gradients(const Spec& spec, const Call& call, const Args& args, const void* grad,
-               int64_t ld_grad) {
-  const auto& gate = args.tensors[0];
-  const auto& up = args.tensors[1];
-  if (args.count != 2 || gate.rows != up.rows || gate.cols != up.cols || up.first_block != 0 ||
-      gate.blocks != up.blocks) {
-    call.fault("swiglu: {} tensors, of {} x {} and {} x {}", args.count, gate.rows, gate.cols,
-               up.rows, up.cols);
+// Finds what is wrong with a launch of `name`, which has as many tensors of one shape, and with what it reads.
+template <class Args>
+void check_all(const Call& call, const Args& args, const char* name, int32_t tensors, Dtype type,
+               std::span<const Rows> read) {
+  const auto& first = args.tensors[0];
+  const auto& last = args.tensors[tensors - 1];
+  if (args.count != tensors || first.rows != last.rows || first.cols != last.cols ||
+      last.first_block != 0 || first.blocks != last.blocks) {
+    call.fault("{}: {} tensors, of {} x {} and {} x {}", name, args.count, first.rows, first.cols,
+               last.rows, last.cols);
   }
-  const Rows read[] = {{"gate", gate.x, gate.ld}, {"up", up.x, up.ld}, {"grad", grad, ld_grad}};
-  check(call, gate, spec.in, read);
-  if (!call.faults.empty()) return;
-  const auto both = [&](int64_t r, int64_t c) {
-    return swiglu_backward(load_element(gate.x, r * gate.ld + c, spec.in),
-                           load_element(up.x, r * up.ld + c, spec.in),
-                           load_element(grad, r * ld_grad + c, spec.in), spec.in);
-  };
-  run_one(spec, call, args, 0, [&](int64_t r, int64_t c) { return both(r, c).gate; });
-  run_one(spec, call, args, 1, [&](int64_t r, int64_t c) { return both(r, c).up; });
+  check(call, first, type, read);
 }
 
-template <class Spec, class Args>
-void normalized(const Spec& spec, const Call& call, const Args& args, const void* weight,
-                const float* rstd) {
-  const auto& t = args.tensors[0];
-  if (args.count != 1 || rstd == nullptr) call.fault("rms_norm: {} tensors, rstd", args.count);
-  const Rows read[] = {{"x", t.x, t.ld}, {"weight", weight, t.cols}};
-  check(call, t, spec.in, read);
-  if (!call.faults.empty()) return;
-  run_one(spec, call, args, 0, [&](int64_t r, int64_t c) {
-    const float x = load_element(t.x, r * t.ld + c, spec.in);
-    return x * rstd[r] * load_element(weight, c, spec.in);
-  });
-}
-
-// Calls what computes a source, with its own arguments.
-template <class OfSwiglu, class OfGradients, class OfNorm, class Spec>
-void by_source(codegen::Computed source, const Spec& spec, const Call& call) {
-  const auto tensors = [](const auto& args) -> const auto& {
-    if constexpr (requires { args.amax; }) {
-      return args.amax;
-    } else {
-      return args.cast;
-    }
+template <class Of, class Computed>
+void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const Computed& args) {
+  using codegen::Activation;
+  const Of& of = spec.of;
+  const Activation activation = spec.activation;
+  const auto& x = args.of.tensors[0];
+  const auto& up = args.of.tensors[1];
+  const auto at = [&](const void* from, int64_t ld, int64_t r, int64_t c) {
+    return load_element(from, r * ld + c, of.in);
   };
-  switch (source) {
-    case codegen::Computed::kSwiglu: {
-      const auto& args = call.args<OfSwiglu>();
-      return product(spec, call, tensors(args), args.up, args.ld_up);
+  const auto x_at = [&](int64_t r, int64_t c) { return at(x.x, x.ld, r, c); };
+  const auto factor_at = [&](int64_t r, int64_t c) {
+    return at(args.factor, args.ld_factor, r, c);
+  };
+  const Rows of_x = {"x", x.x, x.ld};
+  const Rows of_factor = {"factor", args.factor, args.ld_factor};
+  // Checks what is read, and does the work on one of the tensors.
+  const auto run_one_of = [&](std::initializer_list<Rows> read, size_t index, auto&& value) {
+    if (index == 0) {
+      check_all(call, args.of, spec.key().c_str(),
+                static_cast<int32_t>(codegen::tensors_of(spec.source)), of.in, read);
     }
-    case codegen::Computed::kSwigluBackward: {
-      const auto& args = call.args<OfGradients>();
-      return gradients(spec, call, tensors(args), args.grad, args.ld_grad);
+    if (call.faults.empty()) run_one(of, call, args.of, index, value);
+  };
+  switch (spec.source) {
+    case codegen::Computed::kGlu:
+      return run_one_of({of_x, of_factor}, 0, [&](int64_t r, int64_t c) {
+        return glu(activation, x_at(r, c), factor_at(r, c), of.in);
+      });
+    case codegen::Computed::kGluBackward: {
+      const auto both = [&](int64_t r, int64_t c) {
+        return glu_backward(activation, x_at(r, c), at(up.x, up.ld, r, c), factor_at(r, c), of.in);
+      };
+      run_one_of({of_x, {"up", up.x, up.ld}, of_factor}, 0,
+                 [&](int64_t r, int64_t c) { return both(r, c).gate; });
+      return run_one_of({}, 1, [&](int64_t r, int64_t c) { return both(r, c).up; });
     }
-    case codegen::Computed::kRmsNorm: {
-      const auto& args = call.args<OfNorm>();
-      return normalized(spec, call, tensors(args), args.weight, args.rstd);
-    }
+    case codegen::Computed::kRmsNorm:
+      if (args.rstd == nullptr) call.fault("rms_norm: no rstd");
+      return run_one_of({of_x, {"weight", args.factor, x.cols}}, 0, [&](int64_t r, int64_t c) {
+        return x_at(r, c) * args.rstd[r] * load_element(args.factor, c, of.in);
+      });
+    case codegen::Computed::kActivation:
+      return run_one_of({of_x}, 0, [&](int64_t r, int64_t c) {
+        return activated(activation, x_at(r, c), of.in).value;
+      });
+    case codegen::Computed::kActivationBackward:
+      return run_one_of({of_x, of_factor}, 0, [&](int64_t r, int64_t c) {
+        return activation_backward(activation, x_at(r, c), factor_at(r, c), of.in);
+      });
   }
 }
 
 }  // namespace
 
 void emulate(const codegen::ComputedAmaxSpec& spec, const Call& call) {
-  by_source<kernels::SwigluAmaxArgs, kernels::SwigluBackwardAmaxArgs, kernels::RmsNormAmaxArgs>(
-      spec.source, spec.amax, call);
+  run_computed(spec, call, call.args<kernels::ComputedAmaxArgs>());
 }
 
 void emulate(const codegen::ComputedCastSpec& spec, const Call& call) {
-  by_source<kernels::SwigluCastArgs, kernels::SwigluBackwardArgs, kernels::RmsNormCastArgs>(
-      spec.source, spec.cast, call);
+  run_computed(spec, call, call.args<kernels::ComputedCastArgs>());
 }
 
 }  // namespace f8::runtime::emulation

@@ -6,8 +6,8 @@
 #include "codegen/kernels/experts/group_args.cuh"
 #include "recipes/reference.hpp"
 #include "runtime/device/memory.hpp"
+#include "runtime/emulation/activations.hpp"
 #include "runtime/emulation/kernels.hpp"
-#include "runtime/emulation/swiglu.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -85,14 +85,16 @@ float element_of(kernels::RowSource source, const void* x, int64_t ld, int64_t c
     case RowSource::kGatherScore:
       return at(x, ld, from.index[row], column) * from.score[row];
     case RowSource::kSwiglu:
-      return swiglu(at(x, ld, row, column), at(from.up, from.ld_up, row, column), type);
+      return glu(Activation::kSilu, at(x, ld, row, column), at(from.up, from.ld_up, row, column),
+                 type);
     case RowSource::kSwigluBackward:
       break;
   }
   const bool of_up = column >= cols / 2;
   const int64_t c = of_up ? column - cols / 2 : column;
-  const auto both = swiglu_backward(at(x, ld, row, c), at(from.up, from.ld_up, row, c),
-                                    at(from.grad, from.ld_grad, row, c), type);
+  const auto both =
+      glu_backward(Activation::kSilu, at(x, ld, row, c), at(from.up, from.ld_up, row, c),
+                   at(from.grad, from.ld_grad, row, c), type);
   return of_up ? both.up : both.gate;
 }
 

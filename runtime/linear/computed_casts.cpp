@@ -5,6 +5,7 @@
 
 #include "runtime/device/context_state.hpp"
 #include "runtime/linear/plan_casts.hpp"
+#include "runtime/quantize/bias_grad.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -23,32 +24,6 @@ auto args_of(std::span<const QuantizeOperand> operands, Make&& make) {
   return args;
 }
 
-// The tensors of a call: both gradients of SwiGLU, or one.
-size_t tensors_of(codegen::Computed source) {
-  return source == codegen::Computed::kSwigluBackward ? 2 : 1;
-}
-
-// Launches a kernel by what the kernels of a tensor take, and the source's own arguments.
-template <class OfSwiglu, class OfGradients, class OfNorm, class Args>
-Status launch(const Context::State& context, const Kernel& kernel, const Args& args,
-              codegen::Computed source, const ComputedCall& call, Stream stream) {
-  const auto& t = args.tensors[0];
-  const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
-  const auto start = [&](const auto& all) {
-    return launch_with(all, context.driver, kernel, t.blocks, context.options.programmatic_launch,
-                       stream);
-  };
-  switch (source) {
-    case codegen::Computed::kSwiglu:
-      return start(OfSwiglu{args, call.factor, ld});
-    case codegen::Computed::kSwigluBackward:
-      return start(OfGradients{args, call.factor, ld});
-    case codegen::Computed::kRmsNorm:
-      break;
-  }
-  return start(OfNorm{args, call.factor, call.rstd});
-}
-
 bool raises_words(const codegen::AmaxSpec& amax) {
   return amax.row || amax.col;
 }
@@ -56,13 +31,14 @@ bool raises_words(const codegen::AmaxSpec& amax) {
 }  // namespace
 
 std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet copies,
-                                          codegen::Computed source, bool first_step) {
+                                          const ComputedSource& source, bool first_step) {
   std::vector<ComputedPass> all;
   for (const KernelPass& pass : kernels.passes(copies, first_step)) {
     for (const FusedCast& fused : pass.casts) {
       ComputedPass& made = all.emplace_back();
-      if (pass.amax) made.amax = {*pass.amax, source};
-      made.cast = {fused.cast, source};
+      if (pass.amax) made.amax = {*pass.amax, source.source, source.activation};
+      made.cast = {fused.cast, source.source, source.activation};
+      made.cast.of.sums = source.sums && all.size() == 1;
       made.fused = fused;
     }
   }
@@ -79,9 +55,9 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
   bool raises = false;
   for (const auto& [amax, cast, fused] : passes) {
     if (!amax) continue;
-    tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->amax, rows, cols));
-    raises = raises || raises_words(amax->amax);
-    if (amax->amax.tensor) partials = amax_partials(rows, cols, sm_count);
+    tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->of, rows, cols));
+    raises = raises || raises_words(amax->of);
+    if (amax->of.tensor) partials = amax_partials(rows, cols, sm_count);
   }
   Arena arena;
   const auto take = [&](size_t bytes) { return Ref(Slot::kWorkspace, arena.take(bytes)); };
@@ -98,12 +74,13 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
     at.tile_amax = take(tile_bytes);
     at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
   }
-  workspace_bytes_ = raises || partials > 0 ? arena.size() : 0;
+  if (source_.sums) tile_sums_ = take(column_sums_bytes(rows, cols));
+  workspace_bytes_ = raises || partials > 0 || source_.sums ? arena.size() : 0;
 }
 
 Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels& kernels,
                                           CopySet copies, const TensorBuffers& at, int64_t rows,
-                                          size_t reserved, codegen::Computed source) {
+                                          size_t reserved, const ComputedSource& source) {
   ComputedCasts all;
   all.source_ = source;
   auto passes = computed_passes(kernels, copies, source, false);
@@ -112,14 +89,17 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
     std::ranges::move(computed_passes(kernels, copies, source, true), std::back_inserter(passes));
   }
   std::array tensors = {at, at};
-  const std::span used = std::span(tensors).first(tensors_of(source));
+  const std::span used = std::span(tensors).first(tensors_of(source.source));
   all.lay_out(passes, rows, reserved, context.device().sm_count, used);
   std::vector<codegen::KernelSpec> specs;
   for (const ComputedPass& pass : passes) {
     if (pass.amax) specs.emplace_back(*pass.amax);
     specs.emplace_back(pass.cast);
   }
+  const codegen::BiasGradSpec add_sums{Dtype::kF32};
+  if (source.sums) specs.emplace_back(add_sums);
   F8_TRY(context.compile(specs));
+  if (source.sums) all.add_sums_ = F8_TRY(context.kernel(add_sums));
   for (size_t i = 0; i < passes.size(); ++i) {
     const auto& [amax, cast, fused] = passes[i];
     Pass made{.amax = amax ? F8_TRY(context.kernel(*amax)) : nullptr,
@@ -134,26 +114,35 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
   return all;
 }
 
+// Launches a kernel by what the kernels of a tensor take, and what the source takes beside it.
+template <class Computed, class Args>
+Status ComputedCasts::launch(const Context::State& context, const Kernel& kernel, const Args& args,
+                             const ComputedCall& call, Stream stream) const {
+  const auto& t = args.tensors[0];
+  const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
+  return launch_with(Computed{args, call.factor, ld, call.rstd}, context.driver, kernel, t.blocks,
+                     context.options.programmatic_launch, stream);
+}
+
 Status ComputedCasts::find_maxima(const Context::State& context, const Pass& pass,
                                   const ComputedCall& call,
                                   std::span<const QuantizeOperand> operands, Stream stream) const {
-  const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).amax;
+  const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).of;
   const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
     return amax_args(spec, context.info.sm_count, one);
   });
-  return launch<kernels::SwigluAmaxArgs, kernels::SwigluBackwardAmaxArgs, kernels::RmsNormAmaxArgs>(
-      context, *pass.amax, args, source_, call, stream);
+  return launch<kernels::ComputedAmaxArgs>(context, *pass.amax, args, call, stream);
 }
 
 Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
                            const ComputedCall& call, std::span<const QuantizeOperand> operands,
                            Stream stream) const {
-  const auto& spec = std::get<codegen::ComputedCastSpec>(pass.cast->spec).cast;
-  const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
+  const auto& spec = std::get<codegen::ComputedCastSpec>(pass.cast->spec).of;
+  auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
     return cast_args(spec, context.info.sm_count, one);
   });
-  return launch<kernels::SwigluCastArgs, kernels::SwigluBackwardArgs, kernels::RmsNormCastArgs>(
-      context, *pass.cast, args, source_, call, stream);
+  if (spec.sums) args.sums = call.first.at<float>(tile_sums_);
+  return launch<kernels::ComputedCastArgs>(context, *pass.cast, args, call, stream);
 }
 
 Status ComputedCasts::run(const Context::State& context, const ComputedCall& call,
@@ -161,9 +150,9 @@ Status ComputedCasts::run(const Context::State& context, const ComputedCall& cal
   bool cleared = false;
   for (const Pass& pass : call.first_step ? first_ : casts_) {
     std::array all = {pass.operands[0].at(call.first), pass.operands[1].at(call.second)};
-    const std::span operands = std::span(all).first(tensors_of(source_));
+    const std::span operands = std::span(all).first(tensors_of(source_.source));
     if (pass.amax != nullptr) {
-      const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).amax;
+      const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).of;
       if (!fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
         for (QuantizeOperand& operand : operands) operand.tile_amax = nullptr;
         if (raises_words(spec) && !std::exchange(cleared, true)) {
@@ -174,7 +163,12 @@ Status ComputedCasts::run(const Context::State& context, const ComputedCall& cal
     }
     F8_TRY(cast(context, pass, call, operands, stream));
   }
-  return {};
+  if (add_sums_ == nullptr) return {};
+  const CastOperand& of = casts_.front().operands[0];
+  return launch_bias_grad(
+      context.driver, *add_sums_,
+      bias_grad_args(call.first.at<float>(tile_sums_), call.first.m, of.cols, call.sums, false),
+      context.options.programmatic_launch, stream);
 }
 
 }  // namespace f8::runtime

@@ -1,7 +1,7 @@
-// The casts of what is computed as it is read: silu(gate) up, or what an RMSNorm makes of x, for a linear that
-// reads it, and the gradients dgate and dup for the backward of the linears that made gate and up. It is
+// The casts of what is computed as it is read: an activation, its product with up, or what an RMSNorm makes of
+// x, for a linear that reads it, and the gradients of these for the backward of the linears before. It is
 // one launch, after another for the maxima where the scales come from these, as those of tensors and rows
-// do, and in a first step of delayed scaling.
+// do, and in a first step of delayed scaling; and before one for the sums of a gradient's columns.
 #pragma once
 
 #include <array>
@@ -20,17 +20,25 @@ struct ComputedPass {
   codegen::ComputedCastSpec cast;
   FusedCast fused;
 };
+// What is computed.
+struct ComputedSource {
+  codegen::Computed source = codegen::Computed::kGlu;
+  codegen::Activation activation = codegen::Activation::kSilu;
+  bool sums = false;  // of the columns of kActivationBackward's gradient
+};
 [[nodiscard]] std::vector<ComputedPass> computed_passes(const LinearKernels& kernels,
-                                                        CopySet copies, codegen::Computed source,
+                                                        CopySet copies,
+                                                        const ComputedSource& source,
                                                         bool first_step);
 
-// The arguments of a call. The second tensor is that of SwiGLU's backward alone, whose x is up.
+// The arguments of a call. The second tensor is that of a GLU's backward alone, whose x is up.
 struct ComputedCall {
   CallArguments first = {};
   CallArguments second = {};
-  const void* factor = nullptr;  // up, the product's gradient, or the norm's weight
+  const void* factor = nullptr;  // up, the gradient of what forward made, or the norm's weight
   int64_t ld_factor = 0;         // of a matrix; 0: dense
   const float* rstd = nullptr;   // of a norm
+  float* sums = nullptr;         // of columns
   bool first_step = false;
 };
 
@@ -41,7 +49,7 @@ class ComputedCasts {
   [[nodiscard]] static Result<ComputedCasts> plan(Context& context, const LinearKernels& kernels,
                                                   CopySet copies, const TensorBuffers& at,
                                                   int64_t rows, size_t reserved,
-                                                  codegen::Computed source);
+                                                  const ComputedSource& source);
   [[nodiscard]] Status run(const Context::State& context, const ComputedCall& call,
                            Stream stream) const;
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
@@ -62,10 +70,16 @@ class ComputedCasts {
                             const ComputedCall& call, std::span<const QuantizeOperand> operands,
                             Stream stream) const;
 
-  codegen::Computed source_ = codegen::Computed::kSwiglu;
+  template <class Of, class Args>
+  [[nodiscard]] Status launch(const Context::State& context, const Kernel& kernel, const Args& args,
+                              const ComputedCall& call, Stream stream) const;
+
+  ComputedSource source_;
   std::vector<Pass> casts_;
-  std::vector<Pass> first_;  // of a first step
-  ClearWords clear_;         // of maxima that are raised
+  std::vector<Pass> first_;           // of a first step
+  ClearWords clear_;                  // of maxima that are raised
+  const Kernel* add_sums_ = nullptr;  // of the rows of tiles; null: there are no sums
+  Ref tile_sums_ = {};
   size_t workspace_bytes_ = 0;
 };
 

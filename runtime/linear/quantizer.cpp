@@ -15,8 +15,8 @@ namespace {
 codegen::Computed computed_of(CastSource source) {
   return static_cast<codegen::Computed>(static_cast<int>(source) - 1);
 }
-static_assert(static_cast<int>(CastSource::kRmsNorm) - 1 ==
-              static_cast<int>(codegen::Computed::kRmsNorm));
+static_assert(static_cast<int>(CastSource::kActivationBackward) - 1 ==
+              static_cast<int>(codegen::Computed::kActivationBackward));
 
 // A linear that has the operand, with a second dimension of its weight that does not matter.
 LinearDesc linear_of(const QuantizerDesc& desc) {
@@ -70,12 +70,16 @@ CopySet copies_of(const QuantizerDesc& desc) {
 
 const char* name_of(CastSource source) {
   switch (source) {
-    case CastSource::kSwiglu:
-      return "FLOAT8_SWIGLU";
-    case CastSource::kSwigluBackward:
-      return "FLOAT8_SWIGLU_BACKWARD";
+    case CastSource::kGlu:
+      return "FLOAT8_GLU";
+    case CastSource::kGluBackward:
+      return "FLOAT8_GLU_BACKWARD";
     case CastSource::kRmsNorm:
       return "FLOAT8_RMS_NORM";
+    case CastSource::kActivation:
+      return "FLOAT8_ACTIVATION";
+    case CastSource::kActivationBackward:
+      return "FLOAT8_ACTIVATION_BACKWARD";
     case CastSource::kPlain:
       break;
   }
@@ -197,20 +201,38 @@ Status Quantizer::plan_shards() {
   return {};
 }
 
+bool Quantizer::casts_gradients() const {
+  return desc_.source == CastSource::kGluBackward ||
+         desc_.source == CastSource::kActivationBackward;
+}
+
 Status Quantizer::check_computed() const {
+  if (desc_.column_sums && desc_.source != CastSource::kActivationBackward) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_quantizer_desc.column_sums is set and source is {}; it is for "
+                "FLOAT8_ACTIVATION_BACKWARD",
+                name_of(desc_.source));
+  }
+  const bool activates =
+      desc_.source != CastSource::kPlain && codegen::has_activation(computed_of(desc_.source));
+  if (!activates && desc_.activation != codegen::Activation::kSilu) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_quantizer_desc.activation is given and source is {}, which has none; set "
+                "it to 0",
+                name_of(desc_.source));
+  }
   if (desc_.source == CastSource::kPlain) return {};
-  const bool backward = desc_.source == CastSource::kSwigluBackward;
-  const Tensor operand = backward ? Tensor::kGradOutput : Tensor::kInput;
+  const Tensor operand = casts_gradients() ? Tensor::kGradOutput : Tensor::kInput;
   if (desc_.operand == operand && !desc_.over_ranks && !desc_.f32_source) return {};
   return fail(ErrorCode::kInvalidArgument,
               "float8_quantizer_desc.source is {}; it is for {} without over_ranks and f32_source",
-              name_of(desc_.source), backward ? "FLOAT8_GRAD_OUTPUT" : "FLOAT8_INPUT");
+              name_of(desc_.source), casts_gradients() ? "FLOAT8_GRAD_OUTPUT" : "FLOAT8_INPUT");
 }
 
 Status Quantizer::plan_computed() {
-  computed_ = F8_TRY(ComputedCasts::plan(*context_, kernels_, copies_of(desc_),
-                                         layout_.tensors.of(desc_.operand), desc_.rows,
-                                         layout_.first.offset(), computed_of(desc_.source)));
+  computed_ = F8_TRY(ComputedCasts::plan(
+      *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), desc_.rows,
+      layout_.first.offset(), {computed_of(desc_.source), desc_.activation, desc_.column_sums}));
   layout_.workspace_bytes = computed_.workspace_bytes();
   return {};
 }
@@ -337,16 +359,16 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
 }
 
 Status Quantizer::run_computed(const QuantizeCall& call, Stream stream) const {
-  const bool backward = desc_.source == CastSource::kSwigluBackward;
-  const float8_matrix& factor = backward ? call.grad : call.up;
+  const float8_matrix& factor = casts_gradients() ? call.grad : call.up;
   ComputedCall to{.factor = factor.data,
                   .ld_factor = factor.ld,
                   .rstd = call.rstd,
+                  .sums = call.column_sums,
                   .first_step = step_of(call).first_step != 0 && is_delayed()};
   if (desc_.source == CastSource::kRmsNorm) to.factor = call.norm_weight;
   to.first.set(Slot::kWorkspace, call.workspace.data);
   bind(call, to.first);
-  if (backward) {
+  if (desc_.source == CastSource::kGluBackward) {
     to.second.set(Slot::kWorkspace, call.workspace.data);
     bind(of_up(call), to.second);
   }

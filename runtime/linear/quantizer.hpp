@@ -14,8 +14,16 @@
 
 namespace f8::runtime {
 
-// What is cast: x, silu(x) up, the gradients of that product, or what an RMSNorm makes of x.
-enum class CastSource : uint8_t { kPlain, kSwiglu, kSwigluBackward, kRmsNorm };
+// What is cast: x, an activation's product with up, its gradients, what an RMSNorm makes of x, an activation,
+// or its gradient.
+enum class CastSource : uint8_t {
+  kPlain,
+  kGlu,
+  kGluBackward,
+  kRmsNorm,
+  kActivation,
+  kActivationBackward
+};
 [[nodiscard]] const char* name_of(CastSource source);  // in the C interface
 
 struct QuantizerDesc {
@@ -35,6 +43,8 @@ struct QuantizerDesc {
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   CastSource source = CastSource::kPlain;
+  codegen::Activation activation = codegen::Activation::kSilu;  // of a source that has one
+  bool column_sums = false;  // of kActivationBackward: calls leave those of the gradient
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -98,6 +108,7 @@ class Quantizer {
   [[nodiscard]] Status check_scale_apart() const;
   [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
   [[nodiscard]] Status check_computed() const;
+  [[nodiscard]] bool casts_gradients() const;  // that are computed
   // Tells whether a call takes its first scales from all ranks' tensors, and so writes them.
   [[nodiscard]] static bool over_ranks(const QuantizeCall& call);
   // Check what of a call is of a computed source alone.

@@ -25,20 +25,22 @@ Status Quantizer::check_kept_scale(const QuantizeCall& call) const {
 }
 
 Status Quantizer::check_factors(const QuantizeCall& call) const {
-  const bool backward = desc_.source == CastSource::kSwigluBackward;
-  const bool swiglu = desc_.source == CastSource::kSwiglu || backward;
+  const bool backward = desc_.source == CastSource::kGluBackward;
+  const bool glu = desc_.source == CastSource::kGlu || backward;
   const bool norm = desc_.source == CastSource::kRmsNorm;
   for (const auto& [field, pointer, needed] :
-       {std::tuple<const char*, const void*, bool>{"up.data", call.up.data, swiglu},
-        {"grad.data", call.grad.data, backward},
+       {std::tuple<const char*, const void*, bool>{"up.data", call.up.data, glu},
+        {"grad.data", call.grad.data, casts_gradients()},
         {"up_tensor.data", call.up_tensor.data, backward},
         {"norm_weight", call.norm_weight, norm},
-        {"rstd", call.rstd, norm}}) {
+        {"rstd", call.rstd, norm},
+        {"column_sums", call.column_sums, desc_.column_sums}}) {
     if ((pointer != nullptr) == needed) [[likely]] {
       continue;
     }
-    return fail(ErrorCode::kInvalidArgument, "{}.{} is {}; the quantizer's source is {}", kArgs,
-                field, needed ? "NULL" : "given", name_of(desc_.source));
+    return fail(ErrorCode::kInvalidArgument, "{}.{} is {}; the quantizer's source is {}{}", kArgs,
+                field, needed ? "NULL" : "given", name_of(desc_.source),
+                desc_.column_sums ? ", with column_sums" : "");
   }
   if (backward && (call.transposed.data == nullptr) != (call.up_transposed.data == nullptr)) {
     return fail(ErrorCode::kInvalidArgument,
@@ -137,9 +139,8 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 kArgs);
   }
   F8_TRY(check_slots(call, "scales", call.scales));
-  return desc_.source == CastSource::kSwigluBackward
-             ? check_slots(call, "up_scales", call.up_scales)
-             : Status();
+  return desc_.source == CastSource::kGluBackward ? check_slots(call, "up_scales", call.up_scales)
+                                                  : Status();
 }
 
 Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
@@ -192,10 +193,12 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
              static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype), Access::kRead);
   memory.add("rstd", call.rstd, static_cast<size_t>(call.rows) * sizeof(float), Access::kRead,
              alignof(float));
+  memory.add("column_sums", call.column_sums, static_cast<size_t>(desc_.cols) * sizeof(float),
+             Access::kWrite, alignof(float));
   add_copies(memory, {"tensor", "transposed", "counters"}, call);
   memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   add_amax(memory, call, Access::kRead);
-  if (desc_.source == CastSource::kSwigluBackward) {
+  if (desc_.source == CastSource::kGluBackward) {
     add_copies(memory, {"up_tensor", "up_transposed", "up_counters"}, of_up(call));
   }
   return memory;

@@ -83,13 +83,13 @@ struct AmaxOfRmsNorm : LoadRmsNorm<kInput> {
 };
 
 template <class Config>
-F8_DEVICE void rms_norm_cast(const RmsNormCastArgs& args) {
-  Cast<Config>::run(args.cast, LoadRmsNorm<Config::kInput>{args.weight, args.rstd});
+F8_DEVICE void rms_norm_cast(const ComputedCastArgs& args) {
+  Cast<Config>::run(args.of, LoadRmsNorm<Config::kInput>{args.factor, args.rstd});
 }
 
 template <class Config>
-F8_DEVICE void rms_norm_amax(const RmsNormAmaxArgs& args) {
-  Amax<Config>::run(args.amax, AmaxOfRmsNorm<Config::kInput>{{args.weight, args.rstd}});
+F8_DEVICE void rms_norm_amax(const ComputedAmaxArgs& args) {
+  Amax<Config>::run(args.of, AmaxOfRmsNorm<Config::kInput>{{args.factor, args.rstd}});
 }
 
 }  // namespace f8::kernels

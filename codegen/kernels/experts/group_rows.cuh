@@ -2,7 +2,7 @@
 // of its operands. Each element is rounded to the type of the operands.
 #pragma once
 
-#include "codegen/kernels/cast/swiglu_load.cuh"
+#include "codegen/kernels/cast/activation_load.cuh"
 #include "codegen/kernels/experts/group_args.cuh"
 
 namespace f8::kernels {
@@ -49,7 +49,7 @@ struct GroupRows {
       Vec8<kInput> up;
       to.template load<kReads>(x, row * ld + column);
       up.template load<kReads>(from.up, row * from.ld_up + column);
-      to_product(to, up);
+      apply<Glu<Activation::kSilu>>(to, up);
     } else {
       const bool of_up = column >= half;
       Vec8<kInput> up;
@@ -63,7 +63,7 @@ struct GroupRows {
     gate.template load<kReads>(x, row * ld + column);
     up.template load<kReads>(from.up, row * from.ld_up + column);
     grad.template load<kReads>(from.grad, row * from.ld_grad + column);
-    to_gradients(gate, up, grad);
+    to_gradients<Activation::kSilu>(gate, up, grad);
   }
   // The elements of a tile of the group's matrix `t`.
   template <class Tensor>

@@ -18,7 +18,7 @@ from float8.torch.functional import grouped_mm
 from float8.torch.layer.attention_layers import convert_attention_to_float8, register_attention
 from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
-from float8.torch.layer.fuse import Fusion, fuse, register_swiglu
+from float8.torch.layer.fuse import Fusion, fuse, register_mlp
 from float8.torch.layer.linear import Float8Linear, prepare
 from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
 from float8.torch.ranks.agreement import agree
@@ -59,7 +59,7 @@ __all__ = [
     "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",
     "register_attention",
-    "register_swiglu",
+    "register_mlp",
     "scaled_dot_product_attention",
     "sync_float8_amax_and_scale_history",
     "tune_on_first_use",

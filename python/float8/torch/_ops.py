@@ -25,8 +25,9 @@ quantize = torch.ops.float8.quantize.default
 quantize_again = torch.ops.float8.quantize_again.default
 quantize_rms_norm = torch.ops.float8.quantize_rms_norm.default
 quantize_rms_norm_again = torch.ops.float8.quantize_rms_norm_again.default
-quantize_swiglu = torch.ops.float8.quantize_swiglu.default
-quantize_swiglu_backward = torch.ops.float8.quantize_swiglu_backward.default
+quantize_activation = torch.ops.float8.quantize_activation.default
+quantize_activation_backward = torch.ops.float8.quantize_activation_backward.default
+quantize_glu_backward = torch.ops.float8.quantize_glu_backward.default
 cast_weight = torch.ops.float8.cast_weight.default
 quantize_list = torch.ops.float8.quantize_list.default
 quantize_amax = torch.ops.float8.quantize_amax.default
@@ -39,6 +40,7 @@ linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
 INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
 BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # float8_activation
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
 
@@ -130,23 +132,43 @@ def _fake_quantize_rms_norm_again(
     return copy
 
 
-@torch.library.register_fake("float8::quantize_swiglu")  # type: ignore[untyped-decorator]
-def _fake_quantize_swiglu(
-    gate: torch.Tensor, up: torch.Tensor, config: int, backward: bool, *_: Any, **__: Any
+def _check_shapes(**operands: torch.Tensor | None) -> None:
+    given = {name: each for name, each in operands.items() if each is not None}
+    first = next(iter(given.values()))
+    if any(each.shape != first.shape for each in given.values()):
+        shapes = ", ".join(f"{name} {tuple(each.shape)}" for name, each in given.items())
+        raise ValueError(f"float8: the operands of an activation have one shape, not {shapes}")
+
+
+@torch.library.register_fake("float8::quantize_activation")  # type: ignore[untyped-decorator]
+def _fake_quantize_activation(
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    activation: int,
+    config: int,
+    backward: bool,
+    *_: Any,
+    **__: Any,
 ) -> tuple[torch.Tensor, ...]:
-    if gate.shape != up.shape:
-        raise ValueError(f"float8: gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}")
-    copies: tuple[torch.Tensor, ...] = _fake_quantize(gate, config, INPUT, backward)
+    _check_shapes(x=x, up=up)
+    copies: tuple[torch.Tensor, ...] = _fake_quantize(x, config, INPUT, backward)
     return copies
 
 
-@torch.library.register_fake("float8::quantize_swiglu_backward")  # type: ignore[untyped-decorator]
-def _fake_quantize_swiglu_backward(
-    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, config: int, *_: Any
+@torch.library.register_fake("float8::quantize_activation_backward")  # type: ignore[untyped-decorator]
+def _fake_quantize_activation_backward(
+    grad: torch.Tensor, x: torch.Tensor, activation: int, config: int, sums: bool, *_: Any
 ) -> tuple[torch.Tensor, ...]:
-    if not gate.shape == up.shape == grad.shape:
-        shapes = ", ".join(str(tuple(each.shape)) for each in (grad, gate, up))
-        raise ValueError(f"float8: grad, gate and up have the shapes {shapes}")
+    _check_shapes(grad=grad, x=x)
+    copies: tuple[torch.Tensor, ...] = _fake_quantize(x, config, GRAD_OUTPUT, True)
+    return (*copies, x.new_empty((int(x.shape[-1]) if sums else 0,), dtype=torch.float32))
+
+
+@torch.library.register_fake("float8::quantize_glu_backward")  # type: ignore[untyped-decorator]
+def _fake_quantize_glu_backward(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: int, config: int, *_: Any
+) -> tuple[torch.Tensor, ...]:
+    _check_shapes(grad=grad, gate=gate, up=up)
     copies: tuple[torch.Tensor, ...] = _fake_quantize(gate, config, GRAD_OUTPUT, True)
     return (*copies, *(torch.empty_like(copy) for copy in copies))
 

@@ -63,8 +63,8 @@ _FLEXIBLE = (
 
 _OTHERS = (
     (
-        "quantize_swiglu(Tensor gate, Tensor up, int config, bool backward, Tensor? scales=None, int "
-        "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
+        "quantize_activation(Tensor x, Tensor? up, int activation, int config, bool backward, Tensor? "
+        "scales=None, int layout=0, bool evaluate=False) -> (Tensor, Tensor)"
     ),
     (
         "quantize_rms_norm(Tensor x, Tensor weight, Tensor rstd, int config, bool backward, Tensor? "
@@ -75,8 +75,12 @@ _OTHERS = (
         "Tensor"
     ),
     (
-        "quantize_swiglu_backward(Tensor grad, Tensor gate, Tensor up, int config, Tensor[] scales, "
-        "int layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
+        "quantize_activation_backward(Tensor grad, Tensor x, int activation, int config, bool sums, "
+        "Tensor? scales=None, int layout=0) -> (Tensor, Tensor, Tensor)"
+    ),
+    (
+        "quantize_glu_backward(Tensor grad, Tensor gate, Tensor up, int activation, int config, "
+        "Tensor[] scales, int layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
     (
         "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "

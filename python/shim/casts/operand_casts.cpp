@@ -1,4 +1,7 @@
 // The casts of an operand, and of an input or a gradient that is computed as it is cast.
+#include <torch/csrc/stable/ops.h>
+
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -17,13 +20,18 @@ QuantizedBytes bytes_without_rows(int64_t cols, Config config, int64_t operand, 
   return {2 * one.q - two.q, 2 * one.qt - two.qt};
 }
 
-// A call casts silu(x) up, what an RMSNorm makes of x, or x itself.
+// A call casts an activation of x, its product with up, what an RMSNorm makes of x, or x itself.
 struct ComputedOf {
   int8_t source = FLOAT8_PLAIN;
+  int8_t activation = FLOAT8_SILU;
   Matrix up{};
   const void* weight = nullptr;
   const float* rstd = nullptr;
 
+  void set(QuantizerKey& key) const {
+    key.source = source;
+    key.activation = activation;
+  }
   void set(float8_quantize_args& args) const {
     args.up.data = up.data;
     args.up.ld = up.stride;
@@ -43,7 +51,7 @@ std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const ComputedOf& of, i
         bytes_without_rows(cast.rows.cols, Config(config), operand, backward);
     return {empty_bytes(none.q, device), empty_bytes(none.qt, device)};
   }
-  cast.key.source = of.source;
+  of.set(cast.key);
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
@@ -68,7 +76,7 @@ Tensor quantize_one_again(const Tensor& x, const ComputedOf& of, const Tensor& x
     return empty_bytes(bytes_without_rows(cast.rows.cols, casts, FLOAT8_INPUT, true).qt,
                        cast.place.device);
   }
-  cast.key.source = of.source;
+  of.set(cast.key);
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   QuantizerKey key = cast.key;
   key.copies = FLOAT8_Q_FOR_RECOMPUTE;
@@ -117,6 +125,41 @@ void check_alike(const Tensor& gate, const Tensor& other, const char* names) {
   }
 }
 
+int8_t activation_of(int64_t activation) {
+  if (activation < FLOAT8_SILU || activation > FLOAT8_RELU2) {
+    throw std::invalid_argument("float8: activation is " + std::to_string(activation) +
+                                "; it is 0 (silu), 1 (gelu), 2 (gelu_tanh) or 3 (relu2)");
+  }
+  return static_cast<int8_t>(activation);
+}
+
+// What the casts of gradients are given, the copies that they leave, and the quantizer.
+struct GradientCast {
+  Cast cast;
+  const Quantizer* quantizer = nullptr;  // null: there are no rows
+  QuantizedBytes bytes;
+
+  // The key is that of x's cast in all but the source.
+  GradientCast(const Tensor& x, int64_t config, const ComputedOf& of, bool sums)
+      : cast(x, config, FLOAT8_GRAD_OUTPUT, FLOAT8_BOTH_COPIES) {
+    of.set(cast.key);
+    cast.key.column_sums = sums;
+    if (cast.rows.rows == 0) {
+      bytes = bytes_without_rows(cast.rows.cols, Config(config), FLOAT8_GRAD_OUTPUT, true);
+      return;
+    }
+    quantizer = &quantizer_for(cast.key, cast.place);
+    bytes = {static_cast<int64_t>(quantizer->q_bytes), static_cast<int64_t>(quantizer->qt_bytes)};
+    if (bytes.q == 0 || bytes.qt == 0) {
+      throw std::invalid_argument(
+          "float8: the gradients of an activation are cast for a recipe whose grad_input and "
+          "grad_weight read fp8");
+    }
+  }
+  [[nodiscard]] Tensor q() const { return empty_bytes(bytes.q, cast.place.device); }
+  [[nodiscard]] Tensor qt() const { return empty_bytes(bytes.qt, cast.place.device); }
+};
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
@@ -142,46 +185,65 @@ Tensor quantize_rms_norm_again(const Tensor& x, const Tensor& weight, const Tens
   return quantize_one_again(x, norm_of(x, weight, rstd), x_qt, config);
 }
 
-std::tuple<Tensor, Tensor> quantize_swiglu(const Tensor& gate, const Tensor& up, int64_t config,
-                                           bool backward, const std::optional<Tensor>& scales,
-                                           int64_t layout, bool evaluate) {
-  check_alike(gate, up, "gate and up of quantize_swiglu");
-  const ComputedOf product{.source = FLOAT8_SWIGLU, .up = as_matrix(up)};
-  return quantize_one(gate, product, config, FLOAT8_INPUT, backward, scales, layout, evaluate);
+std::tuple<Tensor, Tensor> quantize_activation(const Tensor& x, const std::optional<Tensor>& up,
+                                               int64_t activation, int64_t config, bool backward,
+                                               const std::optional<Tensor>& scales, int64_t layout,
+                                               bool evaluate) {
+  ComputedOf of{.source = FLOAT8_ACTIVATION, .activation = activation_of(activation)};
+  if (up) {
+    check_alike(x, *up, "x and up of quantize_activation");
+    of.source = FLOAT8_GLU;
+    of.up = as_matrix(*up);
+  }
+  return quantize_one(x, of, config, FLOAT8_INPUT, backward, scales, layout, evaluate);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_swiglu_backward(
-    const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t config,
+std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& grad, const Tensor& x,
+                                                                int64_t activation, int64_t config,
+                                                                bool sums,
+                                                                const std::optional<Tensor>& scales,
+                                                                int64_t layout) {
+  check_alike(x, grad, "grad and x of quantize_activation_backward");
+  const GradientCast of(
+      x, config, {.source = FLOAT8_ACTIVATION_BACKWARD, .activation = activation_of(activation)},
+      sums);
+  const Tensor q = of.q(), qt = of.qt();
+  const int64_t columns = sums ? of.cast.rows.cols : 0;
+  Tensor of_columns =
+      empty(std::span(&columns, 1), aoti_torch_dtype_float32(), of.cast.place.device);
+  if (of.quantizer == nullptr) {
+    torch::stable::zero_(of_columns);
+    return {q, qt, of_columns};
+  }
+  const Matrix of_grad = as_matrix(grad);
+  float8_quantize_args args = of.cast.args();
+  args.grad = {of_grad.data, of_grad.stride};
+  if (sums) args.column_sums = static_cast<float*>(of_columns.mutable_data_ptr());
+  float8_step step;
+  args.step = &step;
+  if (scales) of.cast.set_scales(args.scales, step, *scales, layout, false);
+  run_quantizer(*of.quantizer, of.cast.place, q, qt, args);
+  return {q, qt, of_columns};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
+    const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t activation, int64_t config,
     std::vector<Tensor> scales, int64_t layout) {
-  constexpr const char* kNames = "grad, gate and up of quantize_swiglu_backward";
+  constexpr const char* kNames = "grad, gate and up of quantize_glu_backward";
   check_alike(gate, up, kNames);
   check_alike(gate, grad, kNames);
   if (!scales.empty() && scales.size() != 2) {
     throw std::invalid_argument(
-        "float8: quantize_swiglu_backward takes the parts of a scale state of two linears, or "
-        "none");
+        "float8: quantize_glu_backward takes the parts of a scale state of two linears, or none");
   }
-  Cast cast(gate, config, FLOAT8_GRAD_OUTPUT, FLOAT8_BOTH_COPIES);
-  cast.key.source = FLOAT8_SWIGLU_BACKWARD;
-  const Device device = cast.place.device;
-  if (cast.rows.rows == 0) {
-    const QuantizedBytes none =
-        bytes_without_rows(cast.rows.cols, Config(config), FLOAT8_GRAD_OUTPUT, true);
-    return {empty_bytes(none.q, device), empty_bytes(none.qt, device), empty_bytes(none.q, device),
-            empty_bytes(none.qt, device)};
-  }
-  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  const auto copy = [&](size_t bytes) { return empty_bytes(static_cast<int64_t>(bytes), device); };
-  Tensor gate_q = copy(quantizer.q_bytes), gate_qt = copy(quantizer.qt_bytes);
-  Tensor up_q = copy(quantizer.q_bytes), up_qt = copy(quantizer.qt_bytes);
-  if (quantizer.q_bytes == 0 || quantizer.qt_bytes == 0) {
-    throw std::invalid_argument(
-        "float8: quantize_swiglu_backward is for a recipe whose grad_input and grad_weight read "
-        "fp8");
-  }
+  const GradientCast of(gate, config,
+                        {.source = FLOAT8_GLU_BACKWARD, .activation = activation_of(activation)},
+                        false);
+  const Tensor gate_q = of.q(), gate_qt = of.qt(), up_q = of.q(), up_qt = of.qt();
+  if (of.quantizer == nullptr) return {gate_q, gate_qt, up_q, up_qt};
   const Matrix of_up = as_matrix(up);
   const Matrix of_grad = as_matrix(grad);
-  float8_quantize_args args = cast.args();
+  float8_quantize_args args = of.cast.args();
   args.up = {of_up.data, of_up.stride};
   args.grad = {of_grad.data, of_grad.stride};
   args.up_tensor.data = up_q.mutable_data_ptr();
@@ -189,10 +251,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_swiglu_backward(
   float8_step step;
   args.step = &step;
   if (!scales.empty()) {
-    cast.set_scales(args.scales, step, scales[0], layout, false);
-    cast.set_scales(args.up_scales, step, scales[1], layout, false);
+    of.cast.set_scales(args.scales, step, scales[0], layout, false);
+    of.cast.set_scales(args.up_scales, step, scales[1], layout, false);
   }
-  run_quantizer(quantizer, cast.place, gate_q, gate_qt, args);
+  run_quantizer(*of.quantizer, of.cast.place, gate_q, gate_qt, args);
   return {gate_q, gate_qt, up_q, up_qt};
 }
 

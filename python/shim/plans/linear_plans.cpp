@@ -80,6 +80,8 @@ float8_quantizer_desc quantizer_desc(const QuantizerKey& key, float8_recipe& cus
   desc.noop_flag = key.noop_flag;
   desc.f32_source = key.f32_source;
   desc.source = key.source;
+  desc.activation = key.activation;
+  desc.column_sums = key.column_sums;
   config.set_recipe(desc, custom);
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   return desc;

@@ -28,19 +28,32 @@ class FeedForward(nn.Module):
         return y
 
 
-f8.register_swiglu(FeedForward, gate="w1", up="w3", down="w2")
+class Ungated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc2(functional.gelu(self.fc1(x)))
+        return y
 
 
-def _model(recipe: str = "blockwise") -> nn.Sequential:
-    blocks = [nn.Sequential(nn.LayerNorm(64), FeedForward()) for _ in range(2)]
+f8.register_mlp(FeedForward, gate="w1", up="w3", down="w2", activation="silu")
+f8.register_mlp(Ungated, up="fc1", down="fc2", activation="gelu")
+
+
+def _model(recipe: str = "blockwise", kind: type[nn.Module] = FeedForward) -> nn.Sequential:
+    blocks = [nn.Sequential(nn.LayerNorm(64), kind()) for _ in range(2)]
     return f8.convert_to_float8_training(
         nn.Sequential(*blocks), config=f8.LinearConfig(recipe, emulate=True)
     )  # type: ignore[return-value]
 
 
-def _rank(mesh: Any, rank: int, world: int, unit: str, recipe: str) -> None:
+def _rank(
+    mesh: Any, rank: int, world: int, unit: str, recipe: str, kind: type[nn.Module] = FeedForward
+) -> None:
     torch.manual_seed(0)
-    model = _model(recipe)
+    model = _model(recipe, kind)
     single = copy.deepcopy(model)
     f8.fuse(single)
     if unit == "mlp":
@@ -62,6 +75,10 @@ def _rank(mesh: Any, rank: int, world: int, unit: str, recipe: str) -> None:
 def test_fsdp2_shards_a_fused_model(unit: str, recipe: str, tmp_path: Any) -> None:
     """Blocks that are units are sharded before it is fused, and MLPs that are after it."""
     ranks.spawn(_rank, 2, tmp_path, unit, recipe)
+
+
+def test_fsdp2_shards_an_mlp_with_biases(tmp_path: Any) -> None:
+    ranks.spawn(_rank, 2, tmp_path, "block", "rowwise", Ungated)
 
 
 def _left_rank(mesh: Any, rank: int, world: int) -> None:

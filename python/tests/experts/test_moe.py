@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch_experts
+from activations import glu
 from reference import same
-from swiglu import swiglu
 from torch import Tensor
 
 import float8.torch as f8
@@ -39,7 +39,7 @@ def one_by_one(
         if at.numel() == 0:
             continue
         gate, up = f8.functional.linear(x[at // TOP], w13[e], **options).chunk(2, -1)
-        y = f8.functional.linear(swiglu(gate, up), w2[e], **options)
+        y = f8.functional.linear(glu(gate, up), w2[e], **options)
         rows = rows.index_copy(0, at, y)
     total = torch.zeros(T, D, device=x.device)
     for k in range(TOP):

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from activations import glu
+from fused import converted, inputs, reasons, step
 from reference import same
-from swiglu import swiglu
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -38,7 +39,7 @@ class OneByOne(MLP):
     """The MLP with the rounding of the kernels, whose linears cast h and its gradients."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down(swiglu(self.gate(x), self.up(x)))
+        y: torch.Tensor = self.down(glu(self.gate(x), self.up(x)))
         return y
 
 
@@ -52,16 +53,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-f8.register_swiglu(MLP, gate="gate", up="up", down="down")
-
-
-def converted(
-    model: nn.Module, options: f8.LinearConfig, dtype: torch.dtype = torch.bfloat16
-) -> Any:
-    device = "cpu" if options.emulate else "cuda"
-    return f8.convert_to_float8_training(
-        model.to(device, dtype), config=options, module_filter_fn=lambda *_: True
-    )
+f8.register_mlp(MLP, gate="gate", up="up", down="down", activation="silu")
 
 
 def pair(
@@ -76,23 +68,6 @@ def pair(
     )
     assert f8.fuse(fused) == [("0.mlp", True, ""), ("1.mlp", True, "")]
     return fused, plain
-
-
-def inputs(model: nn.Module, rows: int = 40, seed: int = 0) -> torch.Tensor:
-    torch.manual_seed(seed)
-    weight = next(model.parameters())
-    return torch.randn(2, rows, 64).to(weight.device, weight.dtype)
-
-
-def step(model: nn.Module, x: torch.Tensor, call: Any = None) -> list[torch.Tensor]:
-    """Returns y and all gradients."""
-    x = x.clone().requires_grad_()
-    model.zero_grad()
-    y = (call or model)(x)
-    y.float().square().sum().backward()
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    assert x.grad is not None
-    return [y.detach(), x.grad, *grads]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -231,10 +206,6 @@ def test_casts_for_autocast(config: Config) -> None:
         assert same(step(fused, x), step(plain, x))
 
 
-def reasons(model: nn.Module) -> list[str]:
-    return [each.why for each in f8.fuse(model) if not each.fused]
-
-
 def test_leaves_a_recipe_that_reads_high_precision(config: Config) -> None:
     (why,) = reasons(converted(Block(), config("rowwise_with_gw_hp")))
     assert "recipe rowwise_with_gw_hp" in why
@@ -277,7 +248,7 @@ def test_leaves_and_names_what_it_cannot_fuse(config: Config) -> None:
             super().__init__()
             self.w1, self.w3, self.w2 = (nn.Linear(64, 64, bias=False) for _ in range(3))
 
-    assert "register_swiglu" in model(lambda m: None, Unknown())
+    assert "register_mlp" in model(lambda m: None, Unknown())
 
 
 @pytest.mark.filterwarnings("ignore:float8. a MLP is no longer fused")
@@ -314,9 +285,11 @@ def test_refuses_what_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"fuse takes an nn\.Module"):
         f8.fuse(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a class of nn\.Module"):
-        f8.register_swiglu(MLP(), gate="a", up="b", down="c")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="names of three children"):
-        f8.register_swiglu(MLP, gate="gate", up="gate", down="down")
+        f8.register_mlp(MLP(), up="b", down="c", activation="gelu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="names of different children"):
+        f8.register_mlp(MLP, gate="gate", up="gate", down="down", activation="silu")
+    with pytest.raises(ValueError, match="activation is 'tanh'; it is one of silu, gelu"):
+        f8.register_mlp(MLP, up="up", down="down", activation="tanh")
 
 
 def test_names_the_layer_of_a_wrong_x(config: Config) -> None:
@@ -350,13 +323,6 @@ def test_fuses_a_llama_of_transformers(config: Config) -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert not [name for name, p in llama.named_parameters() if torch.equal(p, before[name]) and "proj" in name]  # fmt: skip
-
-    gemma = converted(
-        transformers.GemmaForCausalLM(transformers.GemmaConfig(**sizes, **heads, head_dim=16)),
-        config("delayed"),
-    )
-    assert all("SiLU is what is fused" in why for why in reasons(gemma))
-    assert len(f8.fuse(gemma)) == 2
 
 
 def test_knows_the_feed_forward_of_torchtitan(config: Config) -> None:

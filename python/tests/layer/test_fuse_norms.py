@@ -147,7 +147,7 @@ def test_fused_mlps_and_checkpoints_have_it_too(
             y: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
             return y
 
-    f8.register_swiglu(Mlp, gate="gate", up="up", down="down")
+    f8.register_mlp(Mlp, gate="gate", up="up", down="down", activation="silu")
     torch.manual_seed(2)
     model = nn.Sequential(nn.RMSNorm(K), Mlp()).to(device, torch.bfloat16)
     f8.convert_to_float8_training(model, config=f8.LinearConfig("tensorwise", **options))

@@ -56,6 +56,13 @@ def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
             assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
 
 
+def test_activation_casts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run("activation_casts", "--variants", "gelu-rowwise,relu2-blockwise")
+    rows = table(capsys.readouterr().out, "us")
+    assert list(rows) == ["gelu-rowwise", "relu2-blockwise"]
+    assert all(len(cells) == 4 and positive(cells) for cells in rows.values())
+
+
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):

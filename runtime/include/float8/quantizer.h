@@ -30,21 +30,30 @@ typedef enum float8_copies {
   FLOAT8_QT_FOR_RECOMPUTE = 4
 } float8_copies;
 
-/* What a quantizer casts. */
+/* What a quantizer casts. What is computed is computed in fp32, rounded once to dtype, and never in memory.
+ * Delayed scales and those of blocks need one launch. Scales of a tensor or of rows need two, the first of
+ * which computes it for its maxima alone. */
 typedef enum float8_source {
   FLOAT8_PLAIN = 0, /* x */
-  /* silu(x) * up, where x is a gate: computed in fp32, rounded once to dtype, and never in memory. Delayed
-   * scales and those of blocks need one launch. Scales of a tensor or of rows need two, the first of which
-   * computes it for its maxima alone. */
-  FLOAT8_SWIGLU = 1,
-  /* The gradients of that product with respect to x, a gate, and to up, where `grad` is the product's:
-   * each is computed in fp32, rounded once to dtype, cast, and never in memory. One call fills two
-   * tensors, in as many launches as for FLOAT8_SWIGLU, each of which visits x, up and grad once. */
-  FLOAT8_SWIGLU_BACKWARD = 2,
-  /* (x rstd) norm_weight, what an RMSNorm makes of x, whose rstd is given for each row: computed in fp32 by
-   * these two products, rounded once to dtype, and never in memory. Launches are as for FLOAT8_SWIGLU. */
-  FLOAT8_RMS_NORM = 3
+  FLOAT8_GLU = 1,   /* activation(x) * up, where x is a gate: SwiGLU, GeGLU */
+  /* The gradients of that product with respect to x, a gate, and to up, where `grad` is the product's. One
+   * call fills two tensors, in as many launches, each of which visits x, up and grad once. */
+  FLOAT8_GLU_BACKWARD = 2,
+  /* (x rstd) norm_weight, what an RMSNorm makes of x, whose rstd is given for each row, by these two
+   * products. */
+  FLOAT8_RMS_NORM = 3,
+  FLOAT8_ACTIVATION = 4, /* activation(x) */
+  FLOAT8_ACTIVATION_BACKWARD =
+      5 /* its gradient with respect to x, where `grad` is the activation's */
 } float8_source;
+
+/* The activation of an MLP, of which the last step alone is rounded; the same bits on every device. */
+typedef enum float8_activation {
+  FLOAT8_SILU = 0,      /* x / (1 + exp(-x)) */
+  FLOAT8_GELU = 1,      /* x times the normal distribution at x */
+  FLOAT8_GELU_TANH = 2, /* its approximation x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))) */
+  FLOAT8_RELU2 = 3      /* x^2 where x is positive, else 0 */
+} float8_activation;
 
 typedef struct float8_quantizer_desc {
   size_t struct_size;
@@ -76,8 +85,12 @@ typedef struct float8_quantizer_desc {
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride x.ld counts fp32 elements. */
   int32_t f32_source;
-  int32_t source;   /* a float8_source; FLOAT8_SWIGLU and FLOAT8_RMS_NORM are for FLOAT8_INPUT,
-                     * FLOAT8_SWIGLU_BACKWARD for FLOAT8_GRAD_OUTPUT; not in lists */
+  int32_t source;     /* a float8_source; FLOAT8_GLU, FLOAT8_ACTIVATION and FLOAT8_RMS_NORM are for
+                       * FLOAT8_INPUT, the gradients for FLOAT8_GRAD_OUTPUT; not in lists */
+  int32_t activation; /* a float8_activation, of sources that have one; else 0 */
+  /* Nonzero: calls leave the sums of the gradient's columns in float8_quantize_args.column_sums. It is for
+   * FLOAT8_ACTIVATION_BACKWARD. */
+  int32_t column_sums;
   int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
@@ -133,8 +146,8 @@ typedef struct float8_quantize_args {
   int64_t rows FLOAT8_DEFAULT(-1);
   /* [rows][cols], in dtype; with f32_source in fp32; fp8 is for FLOAT8_QT_FOR_RECOMPUTE alone. */
   float8_matrix x FLOAT8_DEFAULT({});
-  /* [rows][cols] like x, with FLOAT8_SWIGLU and FLOAT8_SWIGLU_BACKWARD. A first step of delayed scaling
-   * has two launches, as dynamic scales have; float8_step.ranks is not for it. */
+  /* [rows][cols] like x, with FLOAT8_GLU and FLOAT8_GLU_BACKWARD. A first step of delayed scaling of what
+   * is computed has two launches, as dynamic scales have; float8_step.ranks is not for it. */
   float8_matrix up FLOAT8_DEFAULT({});
   /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
   float8_buffer tensor FLOAT8_DEFAULT({});
@@ -160,9 +173,9 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_DEFAULT(0);
-  /* FLOAT8_SWIGLU_BACKWARD: the gradient of silu(x) up, [rows][cols] like x. `tensor`, `transposed`,
-   * `scales` and `counters` are those of x's gradient, and the following ones of up's likewise, of the
-   * same sizes. qt of both lies apart, or of neither. */
+  /* FLOAT8_GLU_BACKWARD and FLOAT8_ACTIVATION_BACKWARD: the gradient of what forward made, [rows][cols] like
+   * x. `tensor`, `transposed`, `scales` and `counters` are those of x's gradient, and the following ones of
+   * up's likewise, of the same sizes. qt of both lies apart, or of neither. */
   float8_matrix grad FLOAT8_DEFAULT({});
   float8_buffer up_tensor FLOAT8_DEFAULT({});
   float8_buffer up_transposed FLOAT8_DEFAULT({});
@@ -172,6 +185,9 @@ typedef struct float8_quantize_args {
    * with the norm's epsilon in it. */
   const void* norm_weight FLOAT8_DEFAULT(NULL);
   const float* rstd FLOAT8_DEFAULT(NULL);
+  /* fp32 [cols], written where the quantizer has column_sums: the gradient of the bias of the linear that made
+   * x, added up in the order of a linear's db. */
+  float* column_sums FLOAT8_DEFAULT(NULL);
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

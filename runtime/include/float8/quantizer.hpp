@@ -32,7 +32,9 @@ struct QuantizerDesc {
   std::int64_t whole_rows = 0;  // with over_ranks: those of the whole, whose blocks shards may cut
   bool noop_flag = false;       // casts of the weight look at QuantizeArgs::noop_flag
   bool f32_source = false;      // x is in fp32, and is rounded to dtype as it is read
-  float8_source source = FLOAT8_PLAIN;  // or silu(x) * QuantizeArgs::up, or its gradients
+  float8_source source = FLOAT8_PLAIN;         // or what is computed of x, or its gradient
+  float8_activation activation = FLOAT8_SILU;  // of such a source
+  bool column_sums = false;  // of FLOAT8_ACTIVATION_BACKWARD: QuantizeArgs::column_sums is written
 };
 
 // The casts of an operand apart from a linear. Copies are the same quantizer.
@@ -57,6 +59,8 @@ class Quantizer {
     c.noop_flag = desc.noop_flag ? 1 : 0;
     c.f32_source = desc.f32_source ? 1 : 0;
     c.source = desc.source;
+    c.activation = desc.activation;
+    c.column_sums = desc.column_sums ? 1 : 0;
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

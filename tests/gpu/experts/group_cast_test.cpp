@@ -4,7 +4,7 @@
 
 #include "recipes/fp8_layout.hpp"
 #include "recipes/reference_groups.hpp"
-#include "runtime/emulation/swiglu.hpp"
+#include "runtime/emulation/activations.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/gemm/k_grouped.hpp"
 #include "tests/gpu/experts/routings.hpp"
@@ -17,6 +17,7 @@ using kernels::RowSource;
 using reference::AmaxOver;
 using reference::Matrix;
 
+constexpr kernels::Activation kSilu = kernels::Activation::kSilu;
 constexpr uint8_t kPoisonOfRow = 0xff;
 
 AmaxOver over_of(codegen::ScaleMode mode) {
@@ -156,9 +157,9 @@ class SourceOfRows {
       const Matrix grad = upload(grad_, random(rows, half, 9), used);
       rows_ = rounded(rows, [&](int64_t r, int64_t c) {
         const auto at = static_cast<size_t>(r * half + c % half);
-        if (!backward) return emulation::swiglu(gate.values[at], up.values[at], type);
+        if (!backward) return emulation::glu(kSilu, gate.values[at], up.values[at], type);
         const auto both =
-            emulation::swiglu_backward(gate.values[at], up.values[at], grad.values[at], type);
+            emulation::glu_backward(kSilu, gate.values[at], up.values[at], grad.values[at], type);
         return c < half ? both.gate : both.up;
       });
       ld_ = half;

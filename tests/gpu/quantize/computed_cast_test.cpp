@@ -1,6 +1,6 @@
-// The casts of silu(gate) up, of its gradients and of what an RMSNorm makes of x, on a device: every byte is
-// that of the emulated device, whose arithmetic has the same bits by construction
-// (codegen/kernels/cast/swiglu.cuh, rms_norm.cuh).
+// The casts of activations, of gated ones, of their gradients and of what an RMSNorm makes of x, on a device:
+// every byte is that of the emulated device, whose arithmetic has the same bits by construction
+// (codegen/kernels/cast/activations.cuh, rms_norm.cuh).
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -71,7 +71,7 @@ void PrintTo(const Left& left, std::ostream* to) {
 Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t ld,
           const float8_step& step) {
   const std::shared_ptr<const Quantizer> quantizer = Quantizer::plan(context, desc).value();
-  const bool backward = desc.source == CastSource::kSwigluBackward;
+  const bool backward = desc.source == CastSource::kGluBackward;
   // Scales that propagate a NaN have bits that devices choose.
   const bool special = desc.non_finite == NonFinite::kSaturate;
   const auto matrix = [&](unsigned seed) {
@@ -95,13 +95,16 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
   if (desc.source == CastSource::kRmsNorm) {
     call.norm_weight = up.as();
     call.rstd = rstd.as<float>();
-  } else {
+  } else if (desc.source == CastSource::kGlu || backward) {
     call.up = {up.as(), ld};
   }
+  // Sums of a NaN have bits that devices choose, and so have those of both infinities.
+  const DeviceBuffer sums(*context, static_cast<size_t>(desc.cols) * sizeof(float));
+  if (desc.column_sums) call.column_sums = sums.as<float>();
   call.scales = ScaleSlots{amax[0].as<uint32_t>(), scale.as<float>(), nullptr};
   if (quantizer->workspace_bytes() > 0) call.workspace.data = workspace.as();
+  if (desc.operand == Tensor::kGradOutput) call.grad = {grad.as(), ld};
   if (backward) {
-    call.grad = {grad.as(), ld};
     call.up_tensor.data = tensor[1].as();
     call.up_scales = ScaleSlots{amax[1].as<uint32_t>(), scale.as<float>(), nullptr};
   }
@@ -116,6 +119,8 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
     }
     EXPECT_TRUE(tensor[i].guards_are_whole() && amax[i].guards_are_whole());
   }
+  if (desc.column_sums && !special) left.tensors.push_back(sums.download<uint8_t>());
+  EXPECT_TRUE(sums.guards_are_whole());
   return left;
 }
 
@@ -131,15 +136,30 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
       QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = find_recipe(recipe).value()};
       desc.dtype = type;
       desc.non_finite = policy;
-      for (const CastSource source :
-           {CastSource::kSwiglu, CastSource::kSwigluBackward, CastSource::kRmsNorm}) {
-        const bool backward = source == CastSource::kSwigluBackward;
+      using enum CastSource;
+      using enum kernels::Activation;
+      for (const auto& [source, activation] : {std::pair{kGlu, kSilu},
+                                               {kGlu, kGelu},
+                                               {kGlu, kGeluTanh},
+                                               {kGluBackward, kSilu},
+                                               {kGluBackward, kGelu},
+                                               {kGluBackward, kGeluTanh},
+                                               {kRmsNorm, kSilu},
+                                               {kActivation, kGelu},
+                                               {kActivation, kGeluTanh},
+                                               {kActivation, kRelu2},
+                                               {kActivationBackward, kGelu},
+                                               {kActivationBackward, kGeluTanh},
+                                               {kActivationBackward, kRelu2}}) {
+        const bool gradient = source == kGluBackward || source == kActivationBackward;
         desc.source = source;
-        desc.operand = backward ? Tensor::kGradOutput : Tensor::kInput;
+        desc.activation = activation;
+        desc.column_sums = source == kActivationBackward && activation != kGelu;
+        desc.operand = gradient ? Tensor::kGradOutput : Tensor::kInput;
         for (const int first : {0, 1}) {
           const float8_step step{.first_step = first};
           EXPECT_EQ(cast(context_, desc, cols + gap, step), cast(*emulated, desc, cols + gap, step))
-              << name_of(source) << first;
+              << name_of(source) << static_cast<int>(activation) << first;
         }
       }
     }

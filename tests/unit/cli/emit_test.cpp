@@ -107,9 +107,9 @@ TEST(Emit, ListsTheKernelsOfEveryRecipe) {
         "gemm/e4m3.e4m3.bf16/block128x128/precise/64x64s8c1x1w1/+amax",
         "gemm2/e5m2.e4m3.bf16/tensor/precise/64x64s8c1x1w1", "amax/f32/rowcol/flag/list",
         "cast/bf16.e5m2/delayed/q+qt/count/sums", "quantize/bf16.e4m3/axis/q/pow2", "scale_update",
-        "column_sums/bf16", "bias_grad/f32", "swiglu_amax/bf16/rowcol",
-        "swiglu_cast/bf16.e4m3/axis/q+qt/pow2", "swiglu_backward_amax/bf16/tensor",
-        "swiglu_backward_cast/bf16.e5m2/delayed/q+qt"}) {
+        "column_sums/bf16", "bias_grad/f32", "glu_amax/silu/bf16/rowcol",
+        "glu_cast/silu/bf16.e4m3/axis/q+qt/pow2", "glu_backward_amax/silu/bf16/tensor",
+        "glu_backward_cast/silu/bf16.e5m2/delayed/q+qt"}) {
     EXPECT_TRUE(keys.contains(key)) << key;
   }
   const Outcome text = tool({"emit", "--list"});

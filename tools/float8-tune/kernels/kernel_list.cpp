@@ -92,7 +92,7 @@ void add_flagged_casts(runtime::LinearKernels kernels, Keys& keys) {
 
 // Those of a source that is computed, for copies that a call makes of it.
 void add_computed(const runtime::LinearKernels& kernels, runtime::CopySet copies,
-                  codegen::Computed source, Keys& keys) {
+                  const runtime::ComputedSource& source, Keys& keys) {
   for (const bool first_step : kBools) {
     for (const auto& [amax, cast, fused] :
          runtime::computed_passes(kernels, copies, source, first_step)) {
@@ -102,11 +102,23 @@ void add_computed(const runtime::LinearKernels& kernels, runtime::CopySet copies
   }
 }
 
-void add_swiglu(const runtime::LinearKernels& kernels, Keys& keys) {
+void add_activations(const runtime::LinearKernels& kernels, Keys& keys) {
   using enum codegen::Computed;
-  add_computed(kernels, runtime::kXq, kSwiglu, keys);
-  add_computed(kernels, runtime::kXq | runtime::kXqt, kSwiglu, keys);
-  add_computed(kernels, runtime::kDyq | runtime::kDyqt, kSwigluBackward, keys);
+  using enum codegen::Activation;
+  for (const codegen::Activation activation : {kSilu, kGelu, kGeluTanh, kRelu2}) {
+    // Of what is gated there are SwiGLU and GeGLU.
+    for (const codegen::Computed source : {kGlu, kActivation}) {
+      if (source == kGlu ? activation == kRelu2 : activation == kSilu) continue;
+      add_computed(kernels, runtime::kXq, {source, activation}, keys);
+      add_computed(kernels, runtime::kXq | runtime::kXqt, {source, activation}, keys);
+      const bool gated = source == kGlu;
+      for (const bool sums : kBools) {
+        if (sums && gated) continue;
+        add_computed(kernels, runtime::kDyq | runtime::kDyqt,
+                     {gated ? kGluBackward : kActivationBackward, activation, sums}, keys);
+      }
+    }
+  }
 }
 
 // In backward qt alone is made of an x that forward keeps no copy of.
@@ -114,7 +126,7 @@ void add_norms(const runtime::LinearKernels& kernels, Keys& keys) {
   for (const runtime::CopySet copies :
        {runtime::CopySet{runtime::kXq}, runtime::CopySet{runtime::kXqt},
         runtime::CopySet{runtime::kXq | runtime::kXqt}}) {
-    add_computed(kernels, copies, codegen::Computed::kRmsNorm, keys);
+    add_computed(kernels, copies, {codegen::Computed::kRmsNorm}, keys);
   }
 }
 
@@ -134,7 +146,7 @@ Status add_casts_of(runtime::LinearDesc desc, Keys& keys) {
     add_norms(kernels, keys);
     if (desc.recompute) continue;
     add_flagged_casts(kernels, keys);
-    if (desc.needs_grad_input) add_swiglu(kernels, keys);
+    if (desc.needs_grad_input) add_activations(kernels, keys);
   }
   return {};
 }

@@ -1,4 +1,4 @@
-"""fuse: the SwiGLU MLPs of a converted model, each as one function."""
+"""fuse: the MLPs of a converted model, each as one function."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn import functional
 
-from float8.torch import notices
+from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
-    FusedSwiGLU,
+    FusedMLP,
     Names,
     class_of,
     obstacle_between,
@@ -20,16 +20,39 @@ from float8.torch.layer.mlp import (
 from float8.torch.shard.fsdp import gathers_in_fp8
 from float8.torch.shard.weight_mesh import mesh_dims
 
-_HUGGING_FACE = Names("gate_proj", "up_proj", "down_proj")
-_TORCHTITAN = Names("w1", "w3", "w2")
-# By the package and the name of a class. GELU is left by name of what activates.
+
+class Known(NamedTuple):
+    """The children of an MLP, and its activation: a key of _ops.ACTIVATIONS or the name of an attribute."""
+
+    names: Names
+    activation: str
+
+
+_HUGGING_FACE = Known(Names("gate_proj", "up_proj", "down_proj"), "act_fn")
+_TORCHTITAN = Known(Names("w1", "w3", "w2"), "silu")
+_NEOX = Known(Names(None, "dense_h_to_4h", "dense_4h_to_h"), "act")
+_NEMOTRON = Known(Names(None, "up_proj", "down_proj"), "act_fn")
+_NUMBERED = Known(Names(None, "fc1", "fc2"), "activation_fn")
+# By the package and the name of a class.
 _KNOWN = {
     ("transformers.models.", name): _HUGGING_FACE
     for name in (
         "LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP", "Gemma2MLP", "Gemma3MLP",
     )
-} | {("torchtitan.models.", "FeedForward"): _TORCHTITAN}  # fmt: skip
-_registered: dict[type[nn.Module], Names] = {}
+} | {
+    ("transformers.models.", name): _NUMBERED for name in ("PhiMLP", "SiglipMLP", "ViTMLP")
+} | {
+    ("transformers.models.", "GPTNeoXMLP"): _NEOX,
+    ("transformers.models.", "NemotronMLP"): _NEMOTRON,
+    ("torchtitan.models.", "FeedForward"): _TORCHTITAN,
+}  # fmt: skip
+_registered: dict[type[nn.Module], Known] = {}
+# The activations of transformers by their classes; those of "gelu_tanh" are one function.
+_OF_CLASS = {
+    "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh", "ReLUSquaredActivation": "relu2",
+}  # fmt: skip
 
 
 class Fusion(NamedTuple):
@@ -40,24 +63,34 @@ class Fusion(NamedTuple):
     why: str  # it was not fused; empty where it was
 
 
-def register_swiglu(cls: type[nn.Module], *, gate: str, up: str, down: str) -> None:
-    """Tells `fuse` of a class of MLPs whose forward is down(silu(gate(x)) * up(x)).
+def register_mlp(
+    cls: type[nn.Module], *, up: str, down: str, gate: str | None = None, activation: str
+) -> None:
+    """Tells `fuse` of a class of MLPs whose forward is down(activation(up(x))).
 
-    gate, up, down: the names of its children. Its forward takes x alone. Subclasses with a forward of
-    their own are not meant.
+    With `gate` it is down(activation(gate(x)) * up(x)), such as SwiGLU.
+
+    up, down, gate: the names of its children. Its forward takes x alone. Subclasses with a forward of
+        their own are not meant.
+    activation: "silu", "gelu", "gelu_tanh" (GELU's approximation) or "relu2" (ReLU squared).
     """
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise TypeError(f"float8: register_swiglu takes a class of nn.Module, not {cls!r}")
+        raise TypeError(f"float8: register_mlp takes a class of nn.Module, not {cls!r}")
     names = Names(gate, up, down)
-    if len(set(names)) < 3 or not all(isinstance(each, str) and each for each in names):
+    given = names.given()
+    if len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
         raise ValueError(
-            f"float8: gate, up and down are the names of three children, not {tuple(names)}"
+            f"float8: up, down and gate are the names of different children, not {given}"
         )
-    _registered[cls] = names
+    if activation not in _ops.ACTIVATIONS:
+        raise ValueError(
+            f"float8: activation is {activation!r}; it is one of {', '.join(_ops.ACTIVATIONS)}"
+        )
+    _registered[cls] = Known(names, activation)
 
 
 def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
-    """Makes one function of each SwiGLU MLP of a model that was converted.
+    """Makes one function of each MLP of a model that was converted.
 
     norms: graphs that torch.compile makes of the model from now on cast what an RMSNorm makes of x as they
         compute it, for linears that read it: the product is not in memory, and its bits are the same. x and
@@ -65,16 +98,18 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
         are.
 
     It is called after convert_to_float8_training, and before fully_shard of single MLPs and before
-    torch.compile. The product silu(gate) up and the gradients of gate and up are then cast to fp8 as they are
-    computed, and are never in memory. It is for recipes whose three GEMMs read fp8: of the named ones all
-    but "rowwise_with_gw_hp".
+    torch.compile. What the activation makes, activation(gate(x)) up(x) or activation(up(x)), and the
+    gradients of what it reads are then cast to fp8 as they are computed, and are never in memory. It is for
+    recipes whose three GEMMs read fp8: of the named ones all but "rowwise_with_gw_hp". The activation is
+    SiLU, GELU, its tanh approximation or ReLU squared, rounded once.
 
     The MLP's class becomes a subclass of its own one; its children, parameters, their names, state dicts
-    and the MLP's hooks stay. Known are the MLPs of Llama, Mistral, Qwen2 and Qwen3 in transformers, the
-    FeedForward of torchtitan, and what register_swiglu names.
+    and the MLP's hooks stay. Known are the MLPs of Llama, Mistral, Qwen2, Qwen3, Gemma to Gemma3, GPT-NeoX,
+    Phi, Nemotron, ViT and Siglip in transformers, the FeedForward of torchtitan, and what register_mlp
+    names.
 
-    Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias, or
-    recipes and options unlike each other's; for an activation that is not SiLU; for a recipe that reads
+    Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias beside a
+    gate, or recipes and options unlike each other's; for another activation; for a recipe that reads
     high precision. Raises TypeError where `model` is no module; it warns where
     nothing is fused and norms is False.
     """
@@ -86,78 +121,94 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
                 layer.fuse_norms()
     done: list[Fusion] = []
     for name, module in model.named_modules():
-        if isinstance(module, FusedSwiGLU):
+        if isinstance(module, FusedMLP):
             why = _obstacle_of_children(module, module.names)
             done.append(Fusion(name, why is None, why or ""))
             continue
-        names = _names_of(module)
-        if names is None:
+        known = _known(module)
+        if known is None:
             if (why := _resembles(module)) is not None:
                 done.append(Fusion(name, False, why))
             continue
-        why = _obstacle(module, names)
-        if why is None:
-            module.__class__ = class_of(type(module), names)
+        activation = _activation_of(module, known.activation)
+        why = _obstacle(module, known, activation)
+        if why is None and activation is not None:
+            module.__class__ = class_of(type(module), known.names, activation)
         done.append(Fusion(name, why is None, why or ""))
     if not norms and notices.has_linears(model) and not any(each.fused for each in done):
         reasons = "; ".join(dict.fromkeys(each.why for each in done))
         notices.warn_once(
             f"fuse {reasons}",
             f"fuse left {type(model).__name__} as it was: "
-            + (reasons or "it has no MLP that is known; see register_swiglu"),
+            + (reasons or "it has no MLP that is known; see register_mlp"),
         )
     return done
 
 
-def _names_of(module: nn.Module) -> Names | None:
-    """Returns the children of an MLP whose forward is known, None for another module."""
+def _known(module: nn.Module) -> Known | None:
+    """Returns what is known of an MLP's forward, None for another module."""
     for cls in type(module).__mro__:
         if cls.__dict__.get("forward") is None:
             continue  # fully_shard makes a class in front
         if cls in _registered:
             return _registered[cls]
-        for (package, name), names in _KNOWN.items():
+        for (package, name), known in _KNOWN.items():
             if cls.__name__ == name and cls.__module__.startswith(package):
-                return names
+                return known
         return None
     return None
 
 
 def _resembles(module: nn.Module) -> str | None:
     """Returns why an MLP that looks like one that is known was left."""
-    for names in (_HUGGING_FACE, _TORCHTITAN):
-        if all(is_float8(module._modules.get(each)) for each in names):  # type: ignore[arg-type]
+    for names, _ in dict.fromkeys(_KNOWN.values()):
+        if all(is_float8(module._modules.get(each)) for each in names.given()):  # type: ignore[arg-type]
             return (
                 f"its class {type(module).__name__} is not known: name it by "
-                "float8.torch.register_swiglu if its forward is down(silu(gate(x)) * up(x))"
+                "float8.torch.register_mlp if its forward is down(activation(gate(x)) * up(x)), or "
+                "down(activation(up(x)))"
             )
     return None
 
 
-def _obstacle(module: nn.Module, names: Names) -> str | None:
+def _activation_of(module: nn.Module, name: str) -> str | None:
+    """Returns the key of an MLP's activation, None for one that is not fused."""
+    if name in _ops.ACTIVATIONS:
+        return name
+    activation = getattr(module, name, None)
+    if activation is functional.silu:
+        return "silu"
+    if activation is functional.gelu:
+        return "gelu"
+    if isinstance(activation, nn.GELU):
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(activation.approximate)
+    return _OF_CLASS.get(type(activation).__name__)
+
+
+def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | None:
     """Returns why an MLP of a known class is not fused."""
     forward: Any = type(module).forward
     if "forward" in module.__dict__ or forward.__module__ != _home(module):
         return "its forward was replaced"
     if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
         return "fully_shard was called on it: call fuse before"
-    activation = getattr(module, "act_fn", functional.silu)
-    if not (
-        activation is functional.silu
-        or isinstance(activation, nn.SiLU)
-        or type(activation).__name__ == "SiLUActivation"
-    ):
-        return f"its act_fn is {type(activation).__name__}, and SiLU is what is fused"
-    return _obstacle_of_children(module, names)
+    if activation is None:
+        kind = type(getattr(module, known.activation, None)).__name__
+        return (
+            f"its {known.activation} is {kind}; what is fused is SiLU, GELU, its tanh approximation and "
+            "ReLU squared"
+        )
+    return _obstacle_of_children(module, known.names)
 
 
 def _obstacle_of_children(module: nn.Module, names: Names) -> str | None:
-    children = [module._modules.get(each) for each in names]
-    for name, child in zip(names, children, strict=True):
+    given = names.given()
+    children = [module._modules.get(each) for each in given]
+    for name, child in zip(given, children, strict=True):
         why = obstacle_of_child(name, child) or _obstacle_of_options(name, child)
         if why is not None:
             return why
-    return obstacle_between(names, children)
+    return obstacle_between(given, children)
 
 
 def _home(module: nn.Module) -> str:

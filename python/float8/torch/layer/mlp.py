@@ -1,9 +1,8 @@
-"""A SwiGLU MLP, down(silu(gate(x)) up(x)), of three Float8Linear as one function.
+"""An MLP, down(activation(gate(x)) up(x)) or down(activation(up(x))), of Float8Linear as one function.
 
-The product h and the gradients of gate and up are computed in fp32, rounded once to x's type, and cast
-to fp8 as they are computed, once more after their maxima are found where scales need these: they are never
-in memory. The results have the bits of the three linears with
-that rounding between them.
+What the activation makes, h, and the gradients of what it is made of are computed in fp32, rounded once to
+x's type, and cast to fp8 as they are computed, once more after their maxima are found where scales need
+these: they are never in memory. The results have the bits of the linears with that rounding between them.
 """
 
 from __future__ import annotations
@@ -25,39 +24,64 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_Copies = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 class Names(NamedTuple):
-    """The children of a SwiGLU MLP."""
+    """The children of an MLP; gate is None where there is none."""
 
-    gate: str
+    gate: str | None
     up: str
     down: str
 
+    def given(self) -> tuple[str, ...]:
+        return tuple(each for each in self if each is not None)
 
-class SwiGLUFunction(torch.autograd.Function):
-    """y = (silu(x gate^T) (x up^T)) down^T. Between forward and backward it keeps x and h in fp8."""
+
+class _Layer(NamedTuple):
+    """What a linear's calls take of it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scales: torch.Tensor | None
+    q: torch.Tensor | None  # of the weight, as qt and state
+    qt: torch.Tensor | None
+    state: torch.Tensor | None
+
+    def config(self, of_casts: int) -> int:
+        return of_casts if self.bias is None else of_casts | recipes.BIAS
+
+
+def _layers(flat: tuple[torch.Tensor | None, ...]) -> list[_Layer]:
+    fields = len(_Layer._fields)
+    return [_Layer(*flat[i : i + fields]) for i in range(0, len(flat), fields)]  # type: ignore[arg-type]
+
+
+class MLPFunction(torch.autograd.Function):
+    """Between forward and backward it keeps x and h in fp8, and what the activation reads in x's type.
+
+    The layers are those of _Layer, one behind the other: gate and up, or up alone; then down.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor,
-        w_down: torch.Tensor,
         x_of_autocast: torch.Tensor | None,
         x_q: torch.Tensor | None,
         x_qt: torch.Tensor | None,
-        *rest: Any,
+        activation: int,
+        config: int,
+        layout: int,
+        *flat: torch.Tensor | None,
     ) -> torch.Tensor:
+        layers = _layers(flat)
         ctx.dtype = x.dtype
+        ctx.of = (activation, config, layout)
+        ctx.configs = [each.config(config) for each in layers]
         x = x if x_of_autocast is None else x_of_autocast
-        weights, (config, layout), scales, copies = (w_gate, w_up, w_down), *_unpacked(rest)
-        y, *kept = _forward(x, weights, x_q, x_qt, scales, copies, config, layout, True)
-        ctx.save_for_backward(*weights, *scales, *(each[1] for each in copies), x_qt, *kept)
-        ctx.config = config
-        ctx.layout = layout
+        y, h_qt, read, saved = _forward(x, x_q, x_qt, ctx.of, layers, True)
+        of_layers = [(each.weight, each.qt, each.scales) for each in layers]
+        ctx.save_for_backward(x_qt, h_qt, *read, *saved, *(each for of in of_layers for each in of))
         return y
 
     @staticmethod
@@ -65,83 +89,90 @@ class SwiGLUFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
             _linear.SharedInput.latest = None
+        activation, config, layout = ctx.of
+        count = len(ctx.configs)
         kept = ctx.saved_tensors
-        (w_gate, w_up, w_down), (s_gate, s_up, s_down) = kept[:3], kept[3:6]
-        (gate_qt, up_qt, down_qt), x_qt = kept[6:9], kept[9]
-        gate, up, h_qt, of_gate, of_up, of_down = kept[10:]
-        of = (ctx.config, ctx.layout)
-        want_x, want_gate, want_up, want_down, *_ = ctx.needs_input_grad
+        x_qt, h_qt, read = kept[0], kept[1], kept[2 : count + 1]
+        saved, of_layers = kept[count + 1 : 2 * count + 1], kept[2 * count + 1 :]
+        fields = len(_Layer._fields)
+        want_x = ctx.needs_input_grad[0]
+        wanted = [ctx.needs_input_grad[7 + i * fields : 9 + i * fields] for i in range(count)]
+
+        def linear(index: int, dy: torch.Tensor, qt: Any, want: int, *dy_copies: Any) -> Any:
+            weight, w_qt, scales = of_layers[3 * index : 3 * index + 3]
+            return _ops.linear_backward(
+                dy, saved[index], None, qt, weight, w_qt, scales, ctx.configs[index], layout, want,
+                None, 1, *dy_copies,
+            )  # fmt: skip
+
+        grads: list[Any] = [None] * (fields * count)
+        want_h = want_x or any(any(each) for each in wanted[:-1])
+        of_down, of_bias = wanted[-1]
+        dh, dw, db = linear(count - 1, dy, h_qt, want_h | of_down << 1 | of_bias << 2)
+        grads[-fields] = dw if of_down else None
+        grads[1 - fields] = db if of_bias else None
         dx: Any = None
-        d_gate = d_up = None
-        want_h = want_x or want_gate or want_up
-        dh, d_down, _ = _ops.linear_backward(
-            dy, of_down, None, h_qt, w_down, down_qt, s_down, *of, want_h | want_down << 1
-        )
         if want_h:
-            scales = [each for each in (s_gate, s_up) if each is not None]
-            copies = _ops.quantize_swiglu_backward(dh, gate, up, ctx.config, scales, ctx.layout)
-            # Of gradients that are given in fp8 the shape alone is read, which gate and up have too.
-            if want_x or want_gate:
-                wanted = want_x | want_gate << 1
-                given = (x_qt, w_gate, gate_qt, s_gate, *of, wanted, None, 1, *copies[:2])
-                dx, d_gate, _ = _ops.linear_backward(gate, of_gate, None, *given)
-            if want_x or want_up:
-                wanted = want_x | want_up << 1
-                given = (x_qt, w_up, up_qt, s_up, *of, wanted, None, 1, *copies[2:])
-                dx_of_up, d_up, _ = _ops.linear_backward(up, of_up, None, *given)
-                # The sum is autograd's: each linear casts x for autocast itself.
-                dx = dx.to(ctx.dtype) + dx_of_up.to(ctx.dtype) if want_x else None
-        return (
-            dx if want_x else None,
-            d_gate if want_gate else None,
-            d_up if want_up else None,
-            d_down if want_down else None,
-            *(None,) * 17,
-        )
-
-
-def _unpacked(
-    rest: tuple[Any, ...],
-) -> tuple[tuple[int, int], tuple[torch.Tensor | None, ...], tuple[_Copies, ...]]:
-    copies = rest[5:]
-    return rest[:2], rest[2:5], (copies[:3], copies[3:6], copies[6:9])
+            scales = [each for each in of_layers[2:-1:3] if each is not None]
+            if count == 2:
+                want_bias = wanted[0][1]
+                *copies, sums = _ops.quantize_activation_backward(
+                    dh, *read, activation, config, want_bias, scales[0] if scales else None, layout
+                )
+                grads[1] = sums.to(of_layers[0].dtype) if want_bias else None
+            else:
+                copies = _ops.quantize_glu_backward(dh, *read, activation, config, scales, layout)
+            for i in range(count - 1):
+                of_weight = wanted[i][0]
+                if not (want_x or of_weight):
+                    continue
+                # Of gradients that are given in fp8 the shape alone is read, which `read` has too.
+                of_copies = copies[2 * i : 2 * i + 2]
+                dx_of_one, dw, _ = linear(i, read[i], x_qt, want_x | of_weight << 1, *of_copies)
+                grads[i * fields] = dw if of_weight else None
+                if want_x:
+                    # The sum is autograd's: each linear casts x for autocast itself.
+                    dx_of_one = dx_of_one.to(ctx.dtype)
+                    dx = dx_of_one if dx is None else dx + dx_of_one
+        return (dx, *(None,) * 6, *grads)
 
 
 def _forward(
     x: torch.Tensor,
-    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     x_q: torch.Tensor | None,
     x_qt: torch.Tensor | None,
-    scales: tuple[torch.Tensor | None, ...],
-    copies: tuple[_Copies, ...],
-    config: int,
-    layout: int,
+    of: tuple[int, int, int],
+    layers: list[_Layer],
     save: bool,
-) -> tuple[torch.Tensor, ...]:
-    """Returns y, gate, up, qt of h, and what each linear saves."""
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """Returns y, qt of h, what the activation reads, and what each linear saves."""
+    activation, config, layout = of
 
     def linear(
-        index: int, x: torch.Tensor, q: torch.Tensor | None, qt: torch.Tensor | None
+        layer: _Layer, x: torch.Tensor, q: torch.Tensor | None, qt: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        w_q, w_qt, w_state = copies[index]
         made: tuple[torch.Tensor, torch.Tensor] = _ops.linear_forward(
-            x, q, qt, weights[index], w_q, w_qt, None, scales[index], config, layout, save, None,
-            w_state,
+            x, q, qt, layer.weight, layer.q, layer.qt, layer.bias, layer.scales,
+            layer.config(config), layout, save, None, layer.state,
         )  # fmt: skip
         return made
 
-    gate, of_gate = linear(0, x, x_q, x_qt)
-    up, of_up = linear(1, x, x_q, x_qt)
-    h_q, h_qt = _ops.quantize_swiglu(gate, up, config, save, scales[2], layout, not save)
+    *before, down = layers
+    made = [linear(each, x, x_q, x_qt) for each in before]
+    read = [each for each, _ in made]
+    h_q, h_qt = _ops.quantize_activation(
+        read[0], read[1] if len(read) == 2 else None, activation, config, save, down.scales, layout,
+        not save,
+    )  # fmt: skip
     # Of an x that is given in fp8 the shape alone is read.
-    y, of_down = linear(2, gate, h_q, h_qt if save else None)
-    return y, gate, up, h_qt, of_gate, of_up, of_down
+    y, of_down = linear(down, read[0], h_q, h_qt if save else None)
+    return y, h_qt, read, [*(each for _, each in made), of_down]
 
 
-_apply: Any = SwiGLUFunction.apply
+_apply: Any = MLPFunction.apply
 
 
-class FusedSwiGLU(nn.Module):
+class FusedMLP(nn.Module):
     """The forward of an MLP whose class `fuse` changes; its children are the linears that it had.
 
     Where a child is no longer what was fused, as with hooks or LoRA that came later, the MLP computes as
@@ -149,83 +180,88 @@ class FusedSwiGLU(nn.Module):
     """
 
     names: ClassVar[Names]
+    activation: ClassVar[str]
     original: ClassVar[type[nn.Module]]
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        children = [self._modules.get(name) for name in self.names]
+        names = self.names.given()
+        children = [self._modules.get(name) for name in names]
         alone = isinstance(x, torch.Tensor) and not args and not kwargs
         why = None if alone else "it was called with other than an x"
-        for name, child in zip(self.names, children, strict=True):
+        for name, child in zip(names, children, strict=True):
             why = why or obstacle_of_child(name, child) or _obstacle_of_weight(name, child)
-        why = why or obstacle_between(self.names, children)
+        why = why or obstacle_between(names, children)
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
                 kind = self.original.__name__
                 notices.warn_once(f"fuse {kind} {why}", f"a {kind} is no longer fused: {why}")
             return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
-        return swiglu(x, *children)  # type: ignore[arg-type]
+        return mlp(x, children, self.activation)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made: Any = super().__reduce_ex__(protocol)
-        return (_remake, (self.original, self.names), *made[2:])
+        return (_remake, (self.original, self.names, self.activation), *made[2:])
 
 
-def _remake(original: type[nn.Module], names: Names) -> nn.Module:
-    kind = class_of(original, names)
+def _remake(original: type[nn.Module], names: Names, activation: str) -> nn.Module:
+    kind = class_of(original, names, activation)
     return kind.__new__(kind)
 
 
-_classes: dict[tuple[type[nn.Module], Names], type[nn.Module]] = {}
+_classes: dict[tuple[type[nn.Module], Names, str], type[nn.Module]] = {}
 
 
-def class_of(original: type[nn.Module], names: Names) -> type[nn.Module]:
-    """Returns the class of a fused MLP: it is the original one's subclass, made once."""
-    key = (original, names)
+def class_of(original: type[nn.Module], names: Names, activation: str) -> type[nn.Module]:
+    """Returns the class of a fused MLP: it is the original one's subclass, made once.
+
+    activation: a key of _ops.ACTIVATIONS.
+    """
+    key = (original, names, activation)
     if key not in _classes:
-        own = {"names": names, "original": original, "__module__": original.__module__}
-        _classes[key] = type(f"Fused{original.__name__}", (FusedSwiGLU, original), own)
+        own = {
+            "names": names,
+            "activation": activation,
+            "original": original,
+            "__module__": original.__module__,
+        }
+        _classes[key] = type(f"Fused{original.__name__}", (FusedMLP, original), own)
     return _classes[key]
 
 
-def swiglu(
-    x: torch.Tensor, gate: Float8Linear, up: Float8Linear, down: Float8Linear
-) -> torch.Tensor:
-    """Computes down(silu(gate(x)) up(x)) of linears that have no obstacle."""
+def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str) -> torch.Tensor:
+    """Computes an MLP of linears that have no obstacle: gate, up and down, or up and down."""
     source, of_autocast = x, None
     device = "cuda" if x.is_cuda else x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device):
         x = of_autocast = x.detach().to(torch.get_autocast_dtype(device))
-    layers = (gate, up, down)
-    weights = (gate.weight, up.weight, down.weight)
-    save = torch.is_grad_enabled() and any(each.requires_grad for each in (source, *weights))
-    config = gate._config & ~recipes.BIAS
+    first = layers[0]
+    parameters = [p for each in layers for p in (each.weight, each.bias) if p is not None]
+    save = torch.is_grad_enabled() and any(each.requires_grad for each in (source, *parameters))
+    config = first._config & ~recipes.BIAS
     if torch.compiler.is_compiling():
-        config |= gate._compiled_config & recipes.FUSE_NORMS
+        config |= first._compiled_config & recipes.FUSE_NORMS
     try:
         x_q = x_qt = None
-        if gate._may_share:
+        # A linear that reads x alone casts it in its own call.
+        if first._may_share and (len(layers) == 3 or torch.compiler.is_compiling()):
             x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, save)
             x_qt = x_qt if save else None
-        scales = tuple(
-            None if each._scale_view is None else each.scales_on(each.weight.device)
-            for each in layers
-        )
-        copies = tuple(_copies_of_weight(each, x.dtype) for each in layers)
+        all_of = [_of_layer(each, x.dtype) for each in layers]
+        of = (_ops.ACTIVATIONS[activation], config, first._layout)
         if not save:
-            y, *_ = _forward(x, weights, x_q, x_qt, scales, copies, config, gate._layout, False)
-            return y
-        flat = (each for of_one in copies for each in of_one)
-        of = (config, gate._layout, *scales, *flat)
-        return _apply(source, *weights, of_autocast, x_q, x_qt, *of)  # type: ignore[no-any-return]
+            return _forward(x, x_q, x_qt, of, all_of, False)[0]
+        flat = (each for of_one in all_of for each in of_one)
+        return _apply(source, of_autocast, x_q, x_qt, *of, *flat)  # type: ignore[no-any-return]
     except (RuntimeError, ValueError):
         if not torch.compiler.is_compiling():
-            _linear.refuse(x, weights[0], f"{gate._words()}: ")
+            _linear.refuse(x, first.weight, f"{first._words()}: ")
         raise
 
 
-def _copies_of_weight(layer: Float8Linear, dtype: torch.dtype) -> _Copies:
+def _of_layer(layer: Float8Linear, dtype: torch.dtype) -> _Layer:
     kept = None if layer._weight_cast is None else layer._weight_cast.of(layer, dtype)
-    return kept or (None, None, None)
+    scales = None if layer._scale_view is None else layer.scales_on(layer.weight.device)
+    return _Layer(layer.weight, layer.bias, scales, *(kept or (None, None, None)))
 
 
 def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
@@ -240,30 +276,32 @@ def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
             return (
                 f"its {name} has hooks, which would not be called (fully_shard of it adds some too)"
             )
-    if child.bias is not None:
-        return f"its {name} has a bias"
     if child._padding:
         return f"its {name} pads in_features to a multiple of 16"
     if not child._all_fp8:
         return (
-            f"recipe {child.recipe} reads silu(gate) up or its gradients in high precision too, for which "
-            "they have to be in memory"
+            f"recipe {child.recipe} reads what its {name} casts in high precision too, for which it has to be "
+            "in memory"
         )
     if child.recompute:
         return f"its {name} has recompute=True, and a fused MLP keeps x and h in fp8"
     return None
 
 
-def obstacle_between(names: Names, children: list[Any]) -> str | None:
+def obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None:
     """Returns why children that have no obstacle cannot be fused with each other."""
-    gate, up, down = children
-    if gate is up or up is down or gate is down:
+    if len({id(each) for each in children}) < len(children):
         return "one linear is two of its children"
-    for name, child in ((names.up, up), (names.down, down)):
-        if (child._config ^ gate._config) & ~recipes.BIAS:
-            return f"its {names.gate} and {name} differ in recipe, emulate or saturate"
-        if child._scales is not gate._scales or child._layout != gate._layout:
-            return f"its {names.gate} and {name} have not one scale state"
+    first, *others = children
+    for name, child in zip(names[1:], others, strict=True):
+        if (child._config ^ first._config) & ~recipes.BIAS:
+            return f"its {names[0]} and {name} differ in recipe, emulate or saturate"
+        if child._scales is not first._scales or child._layout != first._layout:
+            return f"its {names[0]} and {name} have not one scale state"
+    # The gradients of two biases would be sums of columns of both tensors of one launch.
+    for name, child in zip(names, children, strict=True):
+        if len(children) == 3 and child.bias is not None:
+            return f"its {name} has a bias, which a gated MLP is fused without"
     return None
 
 

@@ -387,8 +387,8 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_gemm_setting, fast, 36U);
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_tensor, whole_rows, 120U);
-  F8_ENDS(float8_quantizer_desc, reserved, 88U);
-  F8_ENDS(float8_quantize_args, rstd, 304U);
+  F8_ENDS(float8_quantizer_desc, reserved, 96U);
+  F8_ENDS(float8_quantize_args, column_sums, 312U);
   F8_ENDS(float8_fingerprint_args, noop_flag, 80U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace, 72U);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/device/memory.hpp"
-#include "runtime/emulation/swiglu.hpp"
+#include "runtime/emulation/activations.hpp"
 #include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 
 namespace {
@@ -198,14 +198,18 @@ MoeAbi::Step MoeAbi::by_experts() {
   };
   for (int64_t i = 0; i < kRouted * kHidden; ++i) {
     const auto [gate, up] = gate_and_up(i);
-    store_element(h.get(), i, f8::runtime::emulation::swiglu(gate, up, Dtype::kBf16), Dtype::kBf16);
+    store_element(
+        h.get(), i,
+        f8::runtime::emulation::glu(f8::kernels::Activation::kSilu, gate, up, Dtype::kBf16),
+        Dtype::kBf16);
   }
   forward(w2_, h, w2_weight_, out.y, saved[1]);
   backward(w2_, dy, dh, out.dw2, saved[1]);
   for (int64_t i = 0; i < kRouted * kHidden; ++i) {
     const auto [gate, up] = gate_and_up(i);
-    const auto of = f8::runtime::emulation::swiglu_backward(
-        gate, up, load_element(dh.get(), i, Dtype::kBf16), Dtype::kBf16);
+    const auto of =
+        f8::runtime::emulation::glu_backward(f8::kernels::Activation::kSilu, gate, up,
+                                             load_element(dh.get(), i, Dtype::kBf16), Dtype::kBf16);
     const int64_t at = i / kHidden * 2 * kHidden + i % kHidden;
     store_element(grads.get(), at, of.gate, Dtype::kBf16);
     store_element(grads.get(), at + kHidden, of.up, Dtype::kBf16);

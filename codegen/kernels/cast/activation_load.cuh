@@ -1,9 +1,9 @@
-// The loaders of silu(gate) up and of its gradients: what cast.cuh and amax.cuh read in place of a
-// tensor's elements. Each element is rounded to the type of gate and up.
+// The loaders of activations, of their products with another matrix and of gradients: what cast.cuh and
+// amax.cuh read in place of a tensor's elements. Each element is rounded to the type of what it is of.
 #pragma once
 
+#include "codegen/kernels/cast/activations.cuh"
 #include "codegen/kernels/cast/matrix_tile.cuh"
-#include "codegen/kernels/cast/swiglu.cuh"
 
 namespace f8::kernels {
 
@@ -15,60 +15,66 @@ struct DeviceMath {
   static F8_DEVICE float value(u32 bits) { return __uint_as_float(bits); }
 };
 
-// Eight elements of gate become those of the product.
-template <Input kInput>
-F8_DEVICE void to_product(Vec8<kInput>& gate, const Vec8<kInput>& up) {
-  const auto product = [&](int e) {
-    return swiglu<DeviceMath, kInput == Input::kF32>(gate.value(e), up.value(e));
+// Eight elements of x become what a Function of activations.cuh makes of them, and of those of `other` where
+// it has pairs.
+template <class Function, Input kInput>
+F8_DEVICE void apply(Vec8<kInput>& x, const Vec8<kInput>& other) {
+  const auto of = [&](int e) {
+    return Function::template of<DeviceMath, kInput == Input::kF32>(
+        x.value(e), Function::kPair ? other.value(e) : 0.0F);
   };
 #pragma unroll
   for (int w = 0; w < Vec8<kInput>::kWords; ++w) {
     if constexpr (kInput == Input::kF32) {
-      gate.word[w] = __float_as_uint(product(w));
+      x.word[w] = __float_as_uint(of(w));
     } else {
-      gate.word[w] = pack_pair<kInput>(product(2 * w), product(2 * w + 1));
+      x.word[w] = pack_pair<kInput>(of(2 * w), of(2 * w + 1));
     }
   }
 }
 
-// x of the tensor is gate.
-template <Input kInput>
-struct LoadSwiglu {
-  const void* up;
-  i64 ld_up;
+// x of the tensor is the function's first operand.
+template <Input kInput, class Function>
+struct LoadFunction {
+  const void* other;
+  i64 ld_other;
 
   template <class Tensor>
   F8_DEVICE void prefetch(const Tensor& t, i32 row0, i32 column0) const {
     prefetch_tile<kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
-    prefetch_tile<kInput>(up, ld_up, t.rows, t.cols, row0, column0);
+    if constexpr (Function::kPair) {
+      prefetch_tile<kInput>(other, ld_other, t.rows, t.cols, row0, column0);
+    }
   }
   template <class Tensor>
   F8_DEVICE void load(const Tensor& t, i32 row0, i32 column0,
                       ThreadFragment<kInput>& fragment) const {
-    ThreadFragment<kInput> of_up;
     fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-    of_up.load(up, ld_up, t.rows, t.cols, row0, column0);
+    ThreadFragment<kInput> of_other;
+    if constexpr (Function::kPair) {
+      of_other.load(other, ld_other, t.rows, t.cols, row0, column0);
+    }
 #pragma unroll
-    for (int i = 0; i < kFragment; ++i) to_product(fragment.rows[i], of_up.rows[i]);
+    for (int i = 0; i < kFragment; ++i) apply<Function>(fragment.rows[i], of_other.rows[i]);
   }
 };
 
 // Eight elements of gate and of up become those of their gradients.
-template <Input kInput>
+template <Activation kActivation, Input kInput>
 F8_DEVICE void to_gradients(Vec8<kInput>& gate, Vec8<kInput>& up, const Vec8<kInput>& grad) {
   const auto gradients = [&](int e) {
-    return swiglu_backward<DeviceMath, kInput == Input::kF32>(gate.value(e), up.value(e),
-                                                              grad.value(e));
+    return glu_backward<kActivation, DeviceMath, kInput == Input::kF32>(gate.value(e), up.value(e),
+                                                                        grad.value(e));
   };
 #pragma unroll
   for (int w = 0; w < Vec8<kInput>::kWords; ++w) {
     if constexpr (kInput == Input::kF32) {
-      const SwigluGradients of = gradients(w);
+      const GluGradients of = gradients(w);
       gate.word[w] = __float_as_uint(of.gate);
       up.word[w] = __float_as_uint(of.up);
     } else {
-      const SwigluGradients low = gradients(2 * w);
-      const SwigluGradients high = gradients(2 * w + 1);
+      const GluGradients low = gradients(2 * w);
+      const GluGradients high = gradients(2 * w + 1);
       gate.word[w] = pack_pair<kInput>(low.gate, high.gate);
       up.word[w] = pack_pair<kInput>(low.up, high.up);
     }
@@ -77,7 +83,7 @@ F8_DEVICE void to_gradients(Vec8<kInput>& gate, Vec8<kInput>& up, const Vec8<kIn
 
 // x of a tensor is gate. Its own fragment becomes dgate, and dup is left in `of_up`, both in the visit of
 // gate, up and grad.
-template <Input kInput, class Tensor>
+template <Input kInput, Activation kActivation, class Tensor>
 struct LoadGateGradient {
   const Tensor& up;
   const void* grad;
@@ -97,7 +103,7 @@ struct LoadGateGradient {
     of_grad.load(grad, ld_grad, t.rows, t.cols, row0, column0);
 #pragma unroll
     for (int i = 0; i < kFragment; ++i) {
-      to_gradients(fragment.rows[i], of_up.rows[i], of_grad.rows[i]);
+      to_gradients<kActivation>(fragment.rows[i], of_up.rows[i], of_grad.rows[i]);
     }
   }
 };

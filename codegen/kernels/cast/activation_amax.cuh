@@ -1,0 +1,111 @@
+// The maxima of activations, of gated ones and of their gradients, for the casts of activation_cast.cuh: the
+// elements are computed here and there, to the same bits, and are never in memory.
+#pragma once
+
+#include "codegen/kernels/cast/activation_load.cuh"
+#include "codegen/kernels/cast/amax.cuh"
+
+namespace f8::kernels {
+
+template <class Values, bool kPair>
+struct OperandsOf {
+  Values x, other;
+};
+template <class Values>
+struct OperandsOf<Values, false> {
+  Values x;
+};
+
+template <Input kInput, class Function>
+struct AmaxOfFunction : LoadFunction<kInput, Function> {
+  using Values = Vec8<kInput>;
+  using Read = OperandsOf<Values, Function::kPair>;
+  static constexpr int kInFlight = Function::kPair ? 4 : 8;  // four of one operand spill
+  static constexpr int kResults = 1;
+
+  F8_DEVICE bool is_dense(const AmaxTensor& t) const {
+    return t.ld == t.cols && (!Function::kPair || this->ld_other == t.cols);
+  }
+  F8_DEVICE void read(const AmaxTensor& t, i64 row, i64 element, Read& to) const {
+    to.x.load(t.x, row * t.ld + element);
+    if constexpr (Function::kPair) to.other.load(this->other, row * this->ld_other + element);
+  }
+  static F8_DEVICE void raise(Read& from, Values (&most)[kResults]) {
+    if constexpr (Function::kPair) {
+      apply<Function>(from.x, from.other);
+    } else {
+      apply<Function>(from.x, from.x);
+    }
+    from.x.raise(most[0]);
+  }
+};
+
+// Of dgate and of dup, where rows and columns have none.
+template <Input kInput, Activation kActivation>
+struct AmaxOfGradients {
+  using Values = Vec8<kInput>;
+  struct Read {
+    Values gate, up, grad;
+  };
+  static constexpr int kInFlight = 1;  // two spill where six blocks an SM are resident
+  static constexpr int kResults = 2;
+  const AmaxTensor& up;
+  const void* grad;
+  i64 ld_grad;
+
+  F8_DEVICE bool is_dense(const AmaxTensor& t) const {
+    return t.ld == t.cols && up.ld == t.cols && ld_grad == t.cols;
+  }
+  F8_DEVICE void read(const AmaxTensor& t, i64 row, i64 element, Read& to) const {
+    to.gate.load(t.x, row * t.ld + element);
+    to.up.load(up.x, row * up.ld + element);
+    to.grad.load(grad, row * ld_grad + element);
+  }
+  static F8_DEVICE void raise(Read& from, Values (&most)[kResults]) {
+    to_gradients<kActivation>(from.gate, from.up, from.grad);
+    from.gate.raise(most[0]);
+    from.up.raise(most[1]);
+  }
+};
+
+template <class Config, class Function>
+F8_DEVICE void amax_of_function(const ComputedAmaxArgs& args) {
+  Amax<Config>::run(args.of,
+                    AmaxOfFunction<Config::kInput, Function>{{args.factor, args.ld_factor}});
+}
+template <class Config>
+F8_DEVICE void activation_amax(const ComputedAmaxArgs& args) {
+  amax_of_function<Config, Activate<Config::kActivation>>(args);
+}
+template <class Config>
+F8_DEVICE void activation_backward_amax(const ComputedAmaxArgs& args) {
+  amax_of_function<Config, ActivateBackward<Config::kActivation>>(args);
+}
+template <class Config>
+F8_DEVICE void glu_amax(const ComputedAmaxArgs& args) {
+  amax_of_function<Config, Glu<Config::kActivation>>(args);
+}
+
+// Both gradients are computed at once: a block has a tile of each, or as many elements.
+template <class Config>
+F8_DEVICE void glu_backward_amax(const ComputedAmaxArgs& args) {
+  constexpr Input kInput = Config::kInput;
+  constexpr Activation kActivation = Config::kActivation;
+  const AmaxTensor* const tensors = args.of.tensors;
+  grid_dependency_wait();
+  launch_dependents();
+  if constexpr (Config::kRow || Config::kCol) {
+    ThreadFragment<kInput> of_up;
+    Amax<Config>::rows_and_columns(tensors[0], blockIdx.x,
+                                   LoadGateGradient<kInput, kActivation, AmaxTensor>{
+                                       tensors[1], args.factor, args.ld_factor, of_up});
+    __syncthreads();  // before the shared memory of the first maxima is written again
+    Amax<Config>::rows_and_columns(tensors[1], blockIdx.x, LoadNothing<kInput>{of_up});
+  } else {
+    Amax<Config>::tensor(
+        tensors, blockIdx.x,
+        AmaxOfGradients<kInput, kActivation>{tensors[1], args.factor, args.ld_factor});
+  }
+}
+
+}  // namespace f8::kernels

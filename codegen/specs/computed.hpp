@@ -1,0 +1,57 @@
+// The cast to fp8, or the maxima, of a tensor that is computed as it is read: an activation, the product of one
+// with up, their gradients, or what an RMSNorm makes of x. Both gradients of a GLU are cast in one launch.
+// Scales that need maxima have them from a kernel of the same source.
+//   computed   := source ("_cast/" | "_amax/") [activation "/"] rest
+//   source     := "glu" | "glu_backward" | "rms_norm" | "activation" | "activation_backward"
+//   activation := "silu" | "gelu" | "gelu_tanh" | "relu2"       but for rms_norm
+//   rest       := what follows "cast/" in a cast's key, with the options /pow2, /hold and /count, and /sums for
+//                 activation_backward; or "amax/" in an amax's, but for "block"
+#pragma once
+
+#include <array>
+
+#include "codegen/specs/amax.hpp"
+#include "codegen/specs/cast.hpp"
+
+namespace f8::codegen {
+
+using kernels::Activation;
+
+enum class Computed : uint8_t { kGlu, kGluBackward, kRmsNorm, kActivation, kActivationBackward };
+inline constexpr size_t kComputed = 5;
+[[nodiscard]] constexpr bool has_activation(Computed source) {
+  return source != Computed::kRmsNorm;
+}
+// The tensors of a launch.
+[[nodiscard]] constexpr size_t tensors_of(Computed source) {
+  return source == Computed::kGluBackward ? 2 : 1;
+}
+
+template <class Of>
+struct ComputedSpec {
+  Of of;
+  Computed source = Computed::kGlu;
+  Activation activation = Activation::kSilu;
+
+  static const std::array<std::string_view, kComputed> kKinds;
+  [[nodiscard]] std::string key() const;
+  [[nodiscard]] static Result<ComputedSpec> parse(std::string_view kind, std::string_view rest);
+  [[nodiscard]] Status validate() const;
+  [[nodiscard]] Stub stub() const;
+  [[nodiscard]] LaunchTraits launch() const { return of.launch(); }
+  [[nodiscard]] ParameterBytes parameters() const;
+  bool operator==(const ComputedSpec&) const = default;
+};
+using ComputedAmaxSpec = ComputedSpec<AmaxSpec>;
+using ComputedCastSpec = ComputedSpec<CastSpec>;
+
+template <>
+inline constexpr std::array<std::string_view, kComputed> ComputedAmaxSpec::kKinds = {
+    "glu_amax", "glu_backward_amax", "rms_norm_amax", "activation_amax",
+    "activation_backward_amax"};
+template <>
+inline constexpr std::array<std::string_view, kComputed> ComputedCastSpec::kKinds = {
+    "glu_cast", "glu_backward_cast", "rms_norm_cast", "activation_cast",
+    "activation_backward_cast"};
+
+}  // namespace f8::codegen
