@@ -8,6 +8,7 @@
 
 #include <variant>
 
+#include "codegen/specs/adamw.hpp"
 #include "codegen/specs/amax.hpp"
 #include "codegen/specs/attention.hpp"
 #include "codegen/specs/cast.hpp"
@@ -28,7 +29,7 @@ using OneOf = std::variant<Kinds...>;
 using KernelSpec =
     OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
           ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec, ComputedCastSpec, GroupLayoutSpec,
-          RouteSpec, CombineSpec, AttentionForwardSpec>;
+          RouteSpec, CombineSpec, AttentionForwardSpec, AdamwSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

@@ -54,14 +54,15 @@ ROOMS = {
     "runtime/quantize": {"device", "quantize"},
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
     "runtime/attention": {"device", "attention"},
+    "runtime/optimizer": {"device", "optimizer"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},
     "runtime/moe": {"device", "gemm", "quantize", "linear", "experts", "moe"},
     "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
     "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {
-        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "model", "distributed",
-        "c_abi"
+        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "optimizer", "model",
+        "distributed", "c_abi"
     },
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},

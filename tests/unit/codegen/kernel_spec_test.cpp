@@ -43,6 +43,7 @@ TEST(KernelSpec, KeysRoundTrip) {
            "scale_update",
            "found_inf",
            "fingerprint",
+           "adamw/bf16/rowcol+tensor/from_f32",
            "column_sums/f16",
            "bias_grad/f32",
            "swiglu_cast/bf16.e4m3/delayed/q+qt/hold/count",

@@ -1,0 +1,23 @@
+// AdamW of a list of weights, with the maxima of what it leaves.
+//   adamw := "adamw/" in "/" over ["/from_f32"]         as in an amax's key, but for "block"
+#pragma once
+
+#include "codegen/specs/amax.hpp"
+
+namespace f8::codegen {
+
+struct AdamwSpec {
+  AmaxSpec
+      amax;  // of the updated weights; its memory_type() is the type of all tensors of a weight
+
+  static constexpr std::string_view kKinds[] = {"adamw"};
+  [[nodiscard]] std::string key() const;
+  [[nodiscard]] static Result<AdamwSpec> parse(std::string_view kind, std::string_view rest);
+  [[nodiscard]] Status validate() const;
+  [[nodiscard]] Stub stub() const;
+  [[nodiscard]] LaunchTraits launch() const;
+  [[nodiscard]] ParameterBytes parameters() const;
+  bool operator==(const AdamwSpec&) const = default;
+};
+
+}  // namespace f8::codegen
