@@ -33,6 +33,7 @@ quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
 quantize_amax_list = torch.ops.float8.quantize_amax_list.default
 quantize_shard_list = torch.ops.float8.quantize_shard_list.default
+adamw = torch.ops.float8.adamw.default
 gemm_into = torch.ops.float8.gemm_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
@@ -41,6 +42,7 @@ INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
 BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
+FLAG_OF_WEIGHT_STATE = 12  # behind FLOAT8_FINGERPRINT_BYTES, as an int32
 
 
 def of_autocast(x: torch.Tensor) -> torch.Tensor:
@@ -241,6 +243,11 @@ def _fake_quantize_list(
     if into is not None:
         return []
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
+
+
+@torch.library.register_fake("float8::adamw")  # type: ignore[untyped-decorator]
+def _fake_adamw(*_: Any) -> None:
+    pass
 
 
 @torch.library.register_fake("float8::gemm_into")  # type: ignore[untyped-decorator]

@@ -81,7 +81,7 @@ def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     """Casts shards with scales of the weights' maxima."""
     gathers = [gather for gather, _ in weights]
     operands = _operands(weights)
-    words = _find_words(gathers, operands)
+    words = _find_words(weights, operands)
     own: list[Tensor] = []
     at = 0
     for some in _pieces(gathers):
@@ -136,14 +136,50 @@ def compare(gathers: Sequence[Gather]) -> None:
         gather.agreed = True
 
 
-def _find_words(
+def _find_in_shards(
     gathers: Sequence[WeightGather], operands: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Returns the maxima of the whole weights."""
+) -> tuple[Tensor, Tensor]:
+    """Returns the maxima of shards, those of one weight after those of the other."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
     where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
-    amax, row_amax = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows, *where)
+    found: tuple[Tensor, Tensor] = _ops.quantize_amax_list(
+        operands, configs, _ops.WEIGHT, rows, *where
+    )
+    return found
+
+
+def _maxima_of_shards(
+    weights: Sequence[tuple[WeightGather, DTensor]], operands: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns the words of all shards that ranks reduce, in one tensor, and those of rows, apart.
+
+    An optimizer of float8 found those of the shards that it updated.
+    """
+    found = {
+        i: kept
+        for i, (gather, weight) in enumerate(weights)
+        if (kept := gather.take_maxima(weight))
+    }
+    rest = [i for i in range(len(weights)) if i not in found]
+    if rest:
+        gathers = [weights[i][0] for i in rest]
+        amax, row_amax = _find_in_shards(gathers, [operands[i] for i in rest])
+        of_rows = torch.split(row_amax, [gather.words[1] for gather in gathers])
+        if not found:
+            return amax, list(of_rows)
+        of_rest = torch.split(amax, [gather.words[0] for gather in gathers])
+        found.update(zip(rest, zip(of_rest, of_rows, strict=True), strict=True))
+    parts = [found[i] for i in range(len(weights))]
+    return torch.cat([amax for amax, _ in parts]), [rows for _, rows in parts]
+
+
+def _find_words(
+    weights: Sequence[tuple[WeightGather, DTensor]], operands: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the maxima of the whole weights."""
+    gathers = [gather for gather, _ in weights]
+    amax, row_amax = _maxima_of_shards(weights, operands)
     # A NaN is the largest word, so it wins on every rank.
     if amax.numel() > 0:
         operation = Operation("the amax all-reduce", names_of(gathers))
@@ -152,7 +188,7 @@ def _find_words(
     parts = list(
         zip(
             torch.split(amax, [gather.words[0] for gather in gathers]),
-            torch.split(row_amax, [gather.words[1] for gather in gathers]),
+            row_amax,
             strict=True,
         )
     )

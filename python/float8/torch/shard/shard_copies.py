@@ -71,6 +71,10 @@ class ShardCopies:
         self._scales: dict[str, Tensor] = {}
         self.in_graph = False  # a captured CUDA graph reads the shard and the scales where they are
 
+    def granularity(self, name: str) -> Granularity:
+        """Returns the elements that share a scale of a copy."""
+        return self._granularity[name]
+
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
