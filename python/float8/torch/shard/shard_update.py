@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.shard import fsdp
@@ -51,8 +52,10 @@ def shard_update(parameter: Any) -> ShardUpdate | None:
         return None
     own = parameter._local_tensor.dtype
     rounded = gather.cast_type(own)
+    memory = parameter._local_tensor
     if (
         gather.own_rows == 0
+        or not (memory.is_cuda or gather.config & recipes.EMULATE)
         or gather.words == (0, 0)
         or gather.whole_rows > 0  # blocks: their cast finds the maxima on the way
         or gather.gathered_type(own) not in (own, rounded)
