@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kAdamwCall = "float8_adamw";
 constexpr const char* kAdamwTensor = "float8_adamw_tensor";
-constexpr int64_t kAdamwBlocksPerSm = 6;
+constexpr int64_t kAdamwBlocksPerSm = 2;  // those that its registers let be resident
 constexpr int64_t kElementsOfThread = 8;
 static_assert(sizeof(kernels::FingerprintState) == FLOAT8_FINGERPRINT_BYTES);
 

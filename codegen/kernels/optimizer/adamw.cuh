@@ -143,6 +143,7 @@ struct Adamw {
     const i64 step = static_cast<i64>(t.blocks) * kTileThreads;
     Values most;
     most.clear();
+#pragma unroll 1
     for (i64 i = static_cast<i64>(block) * kTileThreads + threadIdx.x; i < eights; i += step) {
       visit(t, f, left_out, i * 8, sum).raise(most);
     }
@@ -162,14 +163,17 @@ struct Adamw {
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<kInput> fragment;
     fragment.set_origin(row0, column0);
-#pragma unroll
+    // A row moves in behind the others, so that the code of an update is there once.
+#pragma unroll 1
     for (int i = 0; i < kFragment; ++i) {
+#pragma unroll
+      for (int j = 1; j < kFragment; ++j) fragment.rows[j - 1] = fragment.rows[j];
       const i32 row = fragment.row + i;
+      Values& last = fragment.rows[kFragment - 1];
       if (row < t.rows && fragment.column < t.cols) {
-        fragment.rows[i] =
-            visit(t, f, left_out, static_cast<i64>(row) * t.cols + fragment.column, sum);
+        last = visit(t, f, left_out, static_cast<i64>(row) * t.cols + fragment.column, sum);
       } else {
-        fragment.rows[i].clear();
+        last.clear();
       }
     }
     AmaxTensor words = {};
