@@ -29,7 +29,7 @@ using OneOf = std::variant<Kinds...>;
 using KernelSpec =
     OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
           ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec, ComputedCastSpec, GroupLayoutSpec,
-          RouteSpec, CombineSpec, AttentionForwardSpec, AdamwSpec>;
+          RouteSpec, CombineSpec, AttentionForwardSpec, AdamwSpec, AdamwCastSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

@@ -38,4 +38,37 @@ ParameterBytes AdamwSpec::parameters() const {
   return {.first = sizeof(kernels::AdamwArgs)};
 }
 
+Result<AdamwCastSpec> AdamwCastSpec::parse(std::string_view, std::string_view rest) {
+  return AdamwCastSpec{F8_TRY(CastSpec::parse("cast", rest))};
+}
+
+std::string AdamwCastSpec::key() const {
+  constexpr std::string_view kCast = "cast/";
+  return f8::format("{}/{}", kKinds[0], cast.key().substr(kCast.size()));
+}
+
+Status AdamwCastSpec::validate() const {
+  F8_TRY(cast.validate());
+  if (cast.one_launch || cast.list || cast.sums || cast.noop_flag || cast.count || cast.shard ||
+      cast.group || amax_before(cast)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "updated weights are cast with delayed scales or those of whole blocks, and the "
+                "options /from_f32, /pow2 and /hold alone");
+  }
+  return {};
+}
+
+Stub AdamwCastSpec::stub() const {
+  return function_stub("adamw.cuh", kKinds[0], cast_config(cast), "AdamwCastArgs",
+                       parameters().first, launch());
+}
+
+LaunchTraits AdamwCastSpec::launch() const {
+  return {};
+}
+
+ParameterBytes AdamwCastSpec::parameters() const {
+  return {.first = sizeof(kernels::AdamwCastArgs)};
+}
+
 }  // namespace f8::codegen

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "python/shim/casts.hpp"
+#include "python/shim/casts/cast.hpp"
 #include "python/shim/errors.hpp"
 #include "python/shim/plans.hpp"
 
@@ -59,17 +59,32 @@ void set_maxima(float8_adamw_tensor& to, const Tensor& amax, const Tensor& row_a
   to.row_amax = maxima_of(row_amax, to.rows, device);
 }
 
+// Casts the weight into these copies, in the launch that updates it.
+void set_cast(float8_adamw_tensor& to, float8_quantize_args& args, const Cast& cast,
+              const Tensor& q, const Tensor& qt) {
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  check_copy(q, quantizer.q_bytes, cast.place.device, "a copy in fp8");
+  check_copy(qt, quantizer.qt_bytes, cast.place.device, "a copy in fp8");
+  const bool has_q = quantizer.q_bytes > 0;
+  args.tensor.data = (has_q ? q : qt).mutable_data_ptr();
+  if (has_q && quantizer.qt_bytes > 0) args.transposed.data = qt.mutable_data_ptr();
+  to.quantizer = quantizer.quantizer;
+  to.cast = &args;
+}
+
 }  // namespace
 
 void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Tensor> exp_avgs,
            std::vector<Tensor> exp_avg_sqs, std::vector<Tensor> max_exp_avg_sqs,
            std::vector<Tensor> steps, std::vector<Tensor> amax, std::vector<Tensor> row_amax,
-           std::vector<Tensor> states, int64_t config, std::vector<int64_t> dtypes,
-           std::vector<double> options, bool maximize, const std::optional<Tensor>& lr,
-           const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf) {
+           std::vector<Tensor> states, std::vector<Tensor> copies, std::vector<int64_t> config,
+           std::vector<int64_t> dtypes, std::vector<int64_t> rows_max, std::vector<double> options,
+           bool maximize, const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
+           const std::optional<Tensor>& found_inf) {
   const size_t count = params.size();
   for (const size_t size : {grads.size(), exp_avgs.size(), exp_avg_sqs.size(), steps.size(),
-                            amax.size(), row_amax.size(), states.size(), dtypes.size()}) {
+                            amax.size(), row_amax.size(), states.size(), config.size(),
+                            dtypes.size(), rows_max.size(), copies.size() / 2}) {
     if (size == count && count > 0) continue;
     throw std::invalid_argument("float8: adamw takes as many of each tensor as weights, and one");
   }
@@ -78,8 +93,9 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
         "float8: adamw takes lr, beta1, beta2, eps and weight_decay, and max_exp_avg_sqs of all "
         "weights or none");
   }
-  const Place place = place_of(params.front(), Config(config));
+  const Place place = place_of(params.front(), Config(config.front()));
   std::vector<float8_adamw_tensor> tensors(count);
+  std::vector<float8_quantize_args> casts(count);
   for (size_t i = 0; i < count; ++i) {
     float8_adamw_tensor& to = tensors[i];
     const Tensor& param = params[i];
@@ -97,6 +113,11 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
     }
     to.step = element_of(steps[i], place.device, "a step");
     set_maxima(to, amax[i], row_amax[i], place.device);
+    if (copies[2 * i].numel() + copies[2 * i + 1].numel() > 0) {
+      const Cast cast(param, config[i], FLOAT8_WEIGHT, FLOAT8_BOTH_COPIES, {.most = rows_max[i]},
+                      dtypes[i]);
+      set_cast(to, casts[i], cast, copies[2 * i], copies[2 * i + 1]);
+    }
     if (states[i].numel() == 0) continue;
     check_dense(states[i], 1, place.device, "the state of a weight's copies");
     if (static_cast<size_t>(states[i].numel()) != kWeightStateBytes) {

@@ -96,6 +96,7 @@ void emulate(const codegen::RouteSpec& spec, const Call& call);
 void emulate(const codegen::CombineSpec& spec, const Call& call);
 void emulate(const codegen::AttentionForwardSpec& spec, const Call& call);
 void emulate(const codegen::AdamwSpec& spec, const Call& call);
+void emulate(const codegen::AdamwCastSpec& spec, const Call& call);
 // Those of amax and cast kernels over groups of rows.
 void emulate_groups(const codegen::AmaxSpec& spec, const Call& call);
 void emulate_groups(const codegen::CastSpec& spec, const Call& call);

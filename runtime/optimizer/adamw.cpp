@@ -121,13 +121,44 @@ Status check_adamw_options(const float8_adamw_args& args) {
   return {};
 }
 
+Dtype memory_type_of(const QuantizerDesc& desc) {
+  return desc.f32_source ? Dtype::kF32 : desc.dtype;
+}
+
+// Makes the call the weight's, and checks all but what visit() does.
+Status check_adamw_cast(const AdamwWeight& w, AdamwCast& cast) {
+  if (cast.quantizer == nullptr) return {};
+  const QuantizerDesc& desc = cast.quantizer->desc();
+  if (desc.cols != w.cols || memory_type_of(desc) != adamw_type(w.dtype) ||
+      desc.dtype != adamw_type(w.cast_dtype)) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}.quantizer is of {} columns and other types than the weight of {}; plan it for its "
+        "cols, dtype and cast_dtype",
+        kAdamwTensor, desc.cols, w.cols);
+  }
+  if (w.amax != nullptr || w.row_amax != nullptr || w.col_amax != nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.quantizer is given with words for maxima; its cast needs none: leave them NULL",
+                kAdamwTensor);
+  }
+  cast.call.x = {w.param, 0, nullptr};
+  cast.call.rows = w.rows;
+  return {};
+}
+
 Status check_adamw(Context& context, const float8_adamw_args& args, const AdamwWeights& weights,
-                   Stream stream) {
+                   std::span<AdamwCast> casts, Stream stream) {
   F8_TRY(check_adamw_options(args));
   for (size_t i = 0; i < weights.count; ++i) {
     const AdamwWeight w = weights.at(i);
     Status good = check_adamw_weight(w);
     if (good) good = adamw_memory(args, w).check(kAdamwCall, context, stream);
+    if (good && !casts.empty()) good = check_adamw_cast(w, casts[i]);
+    if (good && !casts.empty() && casts[i].quantizer != nullptr && w.rows > 0) {
+      const auto visit = casts[i].quantizer->visit(kAdamwCall, casts[i].call, stream);
+      if (!visit) good = std::unexpected(visit.error());
+    }
     for (size_t other = 0; good && w.rows > 0 && other < i; ++other) {
       if (weights.given(other)->param != w.param) [[likely]] {
         continue;
@@ -143,6 +174,18 @@ Status check_adamw(Context& context, const float8_adamw_args& args, const AdamwW
     }
   }
   return {};
+}
+
+kernels::AdamwOptions adamw_options(const float8_adamw_args& args) {
+  return {.lr_tensor = args.lr_tensor,
+          .grad_scale = args.grad_scale,
+          .found_inf = args.found_inf,
+          .lr = static_cast<float>(args.lr),
+          .beta1 = static_cast<float>(args.beta1),
+          .beta2 = static_cast<float>(args.beta2),
+          .eps = static_cast<float>(args.eps),
+          .weight_decay = static_cast<float>(args.weight_decay),
+          .maximize = args.maximize != 0 ? 1 : 0};
 }
 
 kernels::AdamwTensor adamw_tensor(const AdamwWeight& w) {
@@ -170,16 +213,8 @@ class AdamwLaunch {
               const Kernel& kernel, Stream stream)
       : state_(state), kernel_(kernel), stream_(stream), tiles_(kind.row || kind.col) {
     args_.count = 0;
-    args_.maximize = args.maximize != 0 ? 1 : 0;
-    args_.lr_tensor = args.lr_tensor;
-    args_.grad_scale = args.grad_scale;
-    args_.found_inf = args.found_inf;
-    args_.lr = static_cast<float>(args.lr);
-    args_.beta1 = static_cast<float>(args.beta1);
-    args_.beta2 = static_cast<float>(args.beta2);
-    args_.eps = static_cast<float>(args.eps);
-    args_.weight_decay = static_cast<float>(args.weight_decay);
     args_.padding = 0;
+    args_.options = adamw_options(args);
   }
   [[nodiscard]] Status add(const AdamwWeight& w) {
     args_.tensors[args_.count++] = adamw_tensor(w);
@@ -237,31 +272,78 @@ Result<const Kernel*> adamw_kernel(Context& context, const AdamwKind& kind) {
   return kernel;
 }
 
-}  // namespace
-
-Status adamw(Context& context, const float8_adamw_args& args, const AdamwWeights& weights,
-             Stream stream) {
-  F8_TRY(check_adamw(context, args, weights, stream));
-  Context::State& state = context.state();
-  // Every kernel is there before the first launch.
-  for (size_t i = 0; i < weights.count; ++i)
-    F8_TRY(adamw_kernel(context, adamw_kind(weights.at(i))));
-  const ScopedContext current(state.driver, state.primary);
-  F8_TRY(current.status());
+// Updates the weights of which `is_cast` says no.
+template <class IsCast>
+Status update_weights(Context& context, const float8_adamw_args& args, const AdamwWeights& weights,
+                      const IsCast& is_cast, Stream stream) {
   for (size_t i = 0; i < weights.count; ++i) {
+    if (is_cast(i)) continue;
     const AdamwKind kind = adamw_kind(weights.at(i));
-    const auto is_alike = [&](size_t other) { return adamw_kind(weights.at(other)) == kind; };
+    const auto is_alike = [&](size_t other) {
+      return !is_cast(other) && adamw_kind(weights.at(other)) == kind;
+    };
     bool launched = false;
     for (size_t other = 0; other < i && !launched; ++other) launched = is_alike(other);
     if (launched) continue;
-    AdamwLaunch launch(state, args, kind, *F8_TRY(adamw_kernel(context, kind)), stream);
+    AdamwLaunch launch(context.state(), args, kind, *F8_TRY(adamw_kernel(context, kind)), stream);
     for (size_t other = i; other < weights.count; ++other) {
       const AdamwWeight w = weights.at(other);
-      if (w.rows > 0 && adamw_kind(w) == kind) F8_TRY(launch.add(w));
+      if (w.rows > 0 && is_alike(other)) F8_TRY(launch.add(w));
     }
     F8_TRY(launch.finish());
   }
   return {};
+}
+
+// Updates and casts weights that are cast alike and follow each other, up to kMaxTensors in a launch.
+Status update_and_cast(Context& context, const float8_adamw_args& args, const AdamwWeights& weights,
+                       std::span<const AdamwCast> casts, Stream stream) {
+  const Context::State& state = context.state();
+  std::array<QuantizeOperand, kernels::kMaxTensors> operands;
+  kernels::AdamwCastArgs launch{};
+  launch.options = adamw_options(args);
+  size_t count = 0;
+  codegen::CastSpec cast;
+  const auto finish = [&]() -> Status {
+    if (count == 0) return {};
+    const std::span<const QuantizeOperand> some(operands.data(), count);
+    launch.cast = cast_args(cast, state.info.sm_count, some);
+    const Kernel* kernel = F8_TRY(context.kernel(codegen::AdamwCastSpec{cast}));
+    count = 0;
+    return launch_with(launch, state.driver, *kernel, blocks_of(launch.cast),
+                       state.options.programmatic_launch, stream);
+  };
+  for (size_t i = 0; i < casts.size(); ++i) {
+    if (casts[i].quantizer == nullptr || weights.at(i).rows == 0) continue;
+    const CastVisit visit = F8_TRY(casts[i].quantizer->visit(kAdamwCall, casts[i].call, stream));
+    if (count == operands.size() || (count > 0 && !(visit.cast == cast))) F8_TRY(finish());
+    cast = visit.cast;
+    launch.tensors[count] = adamw_tensor(weights.at(i));
+    operands[count++] = visit.operand;
+  }
+  return finish();
+}
+
+}  // namespace
+
+Status adamw(Context& context, const float8_adamw_args& args, const AdamwWeights& weights,
+             std::span<AdamwCast> casts, Stream stream) {
+  F8_TRY(check_adamw(context, args, weights, casts, stream));
+  const auto is_cast = [&](size_t i) { return !casts.empty() && casts[i].quantizer != nullptr; };
+  // Every kernel is there before the first launch.
+  for (size_t i = 0; i < weights.count; ++i) {
+    const AdamwWeight w = weights.at(i);
+    if (!is_cast(i)) {
+      F8_TRY(adamw_kernel(context, adamw_kind(w)));
+    } else if (w.rows > 0) {
+      const CastVisit visit = F8_TRY(casts[i].quantizer->visit(kAdamwCall, casts[i].call, stream));
+      F8_TRY(context.kernel(codegen::AdamwCastSpec{visit.cast}));
+    }
+  }
+  const ScopedContext current(context.state().driver, context.state().primary);
+  F8_TRY(current.status());
+  F8_TRY(update_weights(context, args, weights, is_cast, stream));
+  return update_and_cast(context, args, weights, casts, stream);
 }
 
 }  // namespace f8::runtime

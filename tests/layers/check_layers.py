@@ -12,6 +12,7 @@ Inside runtime/ the rooms have one direction too:
 
     device <- emulation      device <- gemm, quantize <- linear <- lists <- model
     linear <- experts <- moe
+    linear <- optimizer
     all <- c_abi
 
 and those of tools/tuner/, over the files that lie in it itself:
@@ -54,7 +55,7 @@ ROOMS = {
     "runtime/quantize": {"device", "quantize"},
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
     "runtime/attention": {"device", "attention"},
-    "runtime/optimizer": {"device", "optimizer"},
+    "runtime/optimizer": {"device", "gemm", "quantize", "linear", "optimizer"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},
     "runtime/moe": {"device", "gemm", "quantize", "linear", "experts", "moe"},

@@ -3,10 +3,12 @@
 // fingerprint of their bytes (that of fingerprint.cuh).
 //
 // Where rows or columns have maxima, a block updates a tile of 128 x 128; else a tensor's blocks share its
-// elements. A step that is left out writes no weight, and has the maxima and the fingerprint of the old ones.
+// elements. Where a cast needs no maxima before, as with delayed scales and those of blocks, the tile is cast
+// too: the update is the loader of cast.cuh. A step that is left out writes no weight, and has the maxima and the fingerprint of the old ones.
 #pragma once
 
 #include "codegen/kernels/cast/amax.cuh"
+#include "codegen/kernels/cast/cast.cuh"
 #include "codegen/kernels/cast/fingerprint.cuh"
 #include "codegen/kernels/optimizer/adamw_math.cuh"
 
@@ -89,16 +91,64 @@ struct AdamwEight {
   }
 };
 
-// Config is that of an amax kernel.
-template <class Config>
-struct Adamw {
-  static constexpr Input kInput = Config::kInput;
+// A block's visit to elements of a weight.
+template <Input kInput>
+struct AdamwVisit {
   using Values = Vec8<kInput>;
   using Eight = AdamwEight<kInput>;
+  const AdamwTensor& t;
+  AdamwFactors factors;
+  bool left_out;
+  Fingerprint sum;
 
+  F8_DEVICE AdamwVisit(const AdamwOptions& options, const AdamwTensor& tensor)
+      : t(tensor),
+        factors(adamw_factors(options, tensor)),
+        left_out(options.found_inf != nullptr && *options.found_inf == 1.0F),
+        sum{0, 0} {}
+
+  // Updates eight elements, and returns them as they are cast.
+  F8_DEVICE Values at(i64 element) {
+    Eight param;
+    param.load(t.param, element);
+    if (!left_out) {
+      if (t.max_exp_avg_sq != nullptr) {
+        update<true>(element, param);
+      } else {
+        update<false>(element, param);
+      }
+    }
+    if (t.fingerprint != nullptr) param.add_to(sum, element, t.seed);
+    return param.to_cast();
+  }
+  // A tile, whose rows move in behind each other, so that the code of an update is there once.
+  F8_DEVICE void tile(i32 row0, i32 column0, ThreadFragment<kInput>& fragment) {
+    fragment.set_origin(row0, column0);
+#pragma unroll 1
+    for (int i = 0; i < kFragment; ++i) {
+#pragma unroll
+      for (int j = 1; j < kFragment; ++j) fragment.rows[j - 1] = fragment.rows[j];
+      const i32 row = fragment.row + i;
+      Values& last = fragment.rows[kFragment - 1];
+      if (row < t.rows && fragment.column < t.cols) {
+        last = at(static_cast<i64>(row) * t.cols + fragment.column);
+      } else {
+        last.clear();
+      }
+    }
+  }
+  // All threads of the block call it behind their elements.
+  F8_DEVICE void finish(i32 blocks) {
+    if (t.fingerprint == nullptr) return;
+    Fingerprint whole;
+    if (!add_of_block(*t.fingerprint, blocks, sum, whole)) return;
+    t.fingerprint->value[0] = whole.low;
+    t.fingerprint->value[1] = whole.high;
+  }
+
+ private:
   template <bool kAmsgrad>
-  static F8_DEVICE void update(const AdamwTensor& t, const AdamwFactors& f, i64 element,
-                               Eight& param) {
+  F8_DEVICE void update(i64 element, Eight& param) const {
     Eight grad, exp_avg, exp_avg_sq, most;
     grad.load(t.grad, element);
     exp_avg.load(t.exp_avg, element);
@@ -108,7 +158,7 @@ struct Adamw {
     for (int i = 0; i < 8; ++i) {
       AdamwElement e = {param.value[i], grad.value[i], exp_avg.value[i], exp_avg_sq.value[i],
                         kAmsgrad ? most.value[i] : 0.0F};
-      adamw_update<kAmsgrad>(f, e);
+      adamw_update<kAmsgrad>(factors, e);
       param.value[i] = e.param;
       grad.value[i] = e.grad;
       exp_avg.value[i] = e.exp_avg;
@@ -119,63 +169,48 @@ struct Adamw {
     exp_avg.store(t.exp_avg, element);
     exp_avg_sq.store(t.exp_avg_sq, element);
     if constexpr (kAmsgrad) most.store(t.max_exp_avg_sq, element);
-    if (f.scales) grad.store(t.grad, element);
+    if (factors.scales) grad.store(t.grad, element);
   }
-  // Updates eight elements, and returns them as they are cast.
-  static F8_DEVICE Values visit(const AdamwTensor& t, const AdamwFactors& f, bool left_out,
-                                i64 element, Fingerprint& sum) {
-    Eight param;
-    param.load(t.param, element);
-    if (!left_out) {
-      if (t.max_exp_avg_sq != nullptr) {
-        update<true>(t, f, element, param);
-      } else {
-        update<false>(t, f, element, param);
-      }
-    }
-    if (t.fingerprint != nullptr) param.add_to(sum, element, t.seed);
-    return param.to_cast();
-  }
+};
 
-  static F8_DEVICE void elements(const AdamwTensor& t, const AdamwFactors& f, bool left_out,
-                                 u32 block, Fingerprint& sum) {
-    const i64 eights = static_cast<i64>(t.rows) * t.cols / 8;
-    const i64 step = static_cast<i64>(t.blocks) * kTileThreads;
-    Values most;
-    most.clear();
+// The elements of a weight that fall to this block, of which the weight alone has a maximum.
+template <Input kInput>
+F8_DEVICE void adamw_elements(AdamwVisit<kInput>& visit, u32 block) {
+  using Values = Vec8<kInput>;
+  const AdamwTensor& t = visit.t;
+  const i64 eights = static_cast<i64>(t.rows) * t.cols / 8;
+  const i64 step = static_cast<i64>(t.blocks) * kTileThreads;
+  Values most;
+  most.clear();
 #pragma unroll 1
-    for (i64 i = static_cast<i64>(block) * kTileThreads + threadIdx.x; i < eights; i += step) {
-      visit(t, f, left_out, i * 8, sum).raise(most);
-    }
-    if (t.amax == nullptr) return;
-    __shared__ u32 of_block;
-    if (threadIdx.x == 0) of_block = 0;
-    __syncthreads();
-    const u32 warp_amax = warp_max(Values::fp32_bits(most.largest_magnitude()));
-    if (threadIdx.x % 32 == 0) atomicMax(&of_block, warp_amax);
-    __syncthreads();
-    if (threadIdx.x == 0) atomicMax(t.amax, of_block);
+  for (i64 i = static_cast<i64>(block) * kTileThreads + threadIdx.x; i < eights; i += step) {
+    visit.at(i * 8).raise(most);
   }
-  static F8_DEVICE void tile(const AdamwTensor& t, const AdamwFactors& f, bool left_out, u32 block,
-                             Fingerprint& sum) {
+  if (t.amax == nullptr) return;
+  __shared__ u32 of_block;
+  if (threadIdx.x == 0) of_block = 0;
+  __syncthreads();
+  const u32 warp_amax = warp_max(Values::fp32_bits(most.largest_magnitude()));
+  if (threadIdx.x % 32 == 0) atomicMax(&of_block, warp_amax);
+  __syncthreads();
+  if (threadIdx.x == 0) atomicMax(t.amax, of_block);
+}
+
+// Config is that of an amax kernel.
+template <class Config>
+F8_DEVICE void adamw(const AdamwArgs& args) {
+  constexpr Input kInput = Config::kInput;
+  grid_dependency_wait();
+  launch_dependents();
+  const AdamwTensor& t = args.tensors[tensor_of_block(args)];
+  const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
+  AdamwVisit<kInput> visit(args.options, t);
+  if constexpr (Config::kRow || Config::kCol) {
     const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
     const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<kInput> fragment;
-    fragment.set_origin(row0, column0);
-    // A row moves in behind the others, so that the code of an update is there once.
-#pragma unroll 1
-    for (int i = 0; i < kFragment; ++i) {
-#pragma unroll
-      for (int j = 1; j < kFragment; ++j) fragment.rows[j - 1] = fragment.rows[j];
-      const i32 row = fragment.row + i;
-      Values& last = fragment.rows[kFragment - 1];
-      if (row < t.rows && fragment.column < t.cols) {
-        last = visit(t, f, left_out, static_cast<i64>(row) * t.cols + fragment.column, sum);
-      } else {
-        last.clear();
-      }
-    }
+    visit.tile(row0, column0, fragment);
     AmaxTensor words = {};
     words.rows = t.rows;
     words.cols = t.cols;
@@ -183,32 +218,34 @@ struct Adamw {
     words.row_amax = t.row_amax;
     words.col_amax = t.col_amax;
     Amax<Config>::of_tile(words, fragment, row0, column0);
+  } else {
+    adamw_elements(visit, block);
   }
+  visit.finish(t.blocks);
+}
 
-  static F8_DEVICE void run(const AdamwArgs& args) {
-    grid_dependency_wait();
-    launch_dependents();
-    const AdamwTensor& t = args.tensors[tensor_of_block(args)];
-    const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
-    const bool left_out = args.found_inf != nullptr && *args.found_inf == 1.0F;
-    const AdamwFactors f = adamw_factors(args, t);
-    Fingerprint sum = {0, 0};
-    if constexpr (Config::kRow || Config::kCol) {
-      tile(t, f, left_out, block, sum);
-    } else {
-      elements(t, f, left_out, block, sum);
-    }
-    if (t.fingerprint == nullptr) return;
-    Fingerprint whole;
-    if (!add_of_block(*t.fingerprint, t.blocks, sum, whole)) return;
-    t.fingerprint->value[0] = whole.low;
-    t.fingerprint->value[1] = whole.high;
+// The loader of cast.cuh: a tile is updated as it is read.
+template <Input kInput>
+struct AdamwLoad {
+  AdamwVisit<kInput>& visit;
+
+  static F8_DEVICE void prefetch(const CastTensor& t, i32 row0, i32 column0) {
+    prefetch_tile<kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
+  }
+  F8_DEVICE void load(const CastTensor&, i32 row0, i32 column0,
+                      ThreadFragment<kInput>& fragment) const {
+    visit.tile(row0, column0, fragment);
   }
 };
 
+// Config is that of a cast kernel.
 template <class Config>
-F8_DEVICE void adamw(const AdamwArgs& args) {
-  Adamw<Config>::run(args);
+F8_DEVICE void adamw_cast(const AdamwCastArgs& args) {
+  grid_dependency_wait();
+  const int index = tensor_of_block(args.cast);
+  AdamwVisit<Config::kInput> visit(args.options, args.tensors[index]);
+  Cast<Config>::run(args.cast, AdamwLoad<Config::kInput>{visit});
+  visit.finish(args.cast.tensors[index].blocks);
 }
 
 }  // namespace f8::kernels

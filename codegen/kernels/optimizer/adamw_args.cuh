@@ -25,10 +25,8 @@ struct AdamwTensor {
   i32 blocks;
 };
 
-inline constexpr i32 kMaxAdamwTensors = 36;  // of a launch
-struct AdamwArgs {
-  i32 count;
-  i32 maximize;
+// What the weights of a launch have in common.
+struct AdamwOptions {
   const float* lr_tensor;   // null: `lr`
   const float* grad_scale;  // what gradients are divided by; or null
   const float* found_inf;   // 1: the step is left out; or null
@@ -37,10 +35,24 @@ struct AdamwArgs {
   float beta2;
   float eps;
   float weight_decay;
+  i32 maximize;
+};
+
+inline constexpr i32 kMaxAdamwTensors = 36;  // of a launch
+struct AdamwArgs {
+  i32 count;
   i32 padding;
+  AdamwOptions options;
   AdamwTensor tensors[kMaxAdamwTensors];
 };
 static_assert(sizeof(AdamwTensor) == 104);
 static_assert(sizeof(AdamwArgs) <= 4096);
+
+// The update of weights, and the casts of what it leaves: their x are the parameters, in whole tiles.
+struct AdamwCastArgs {
+  CastArgs cast;
+  AdamwOptions options;
+  AdamwTensor tensors[kMaxTensors];
+};
 
 }  // namespace f8::kernels

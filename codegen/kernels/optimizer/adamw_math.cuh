@@ -23,7 +23,7 @@ struct AdamwElement {
   float param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq;
 };
 
-F8_DEVICE AdamwFactors adamw_factors(const AdamwArgs& args, const AdamwTensor& t) {
+F8_DEVICE AdamwFactors adamw_factors(const AdamwOptions& args, const AdamwTensor& t) {
   const float lr = args.lr_tensor == nullptr ? args.lr : *args.lr_tensor;
   const float step = *t.step;
   AdamwFactors f;

@@ -42,6 +42,7 @@ INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
 BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
+NO_BYTES = torch.empty(0, dtype=torch.uint8)  # in the place of what an op is not given
 FLAG_OF_WEIGHT_STATE = 12  # behind FLOAT8_FINGERPRINT_BYTES, as an int32
 
 

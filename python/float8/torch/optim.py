@@ -2,7 +2,7 @@
 
 It is torch's fused AdamW. Of weights whose fp8 copies are kept, by `cache_weight_casts` or by FSDP's gathers
 in fp8, it also leaves the maxima that dynamic scales come from, so that the casts behind a step read
-each weight once and not twice.
+each weight once and not twice; copies with scales of whole blocks it makes itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AdamW(torch.optim.AdamW):
     Weights whose fp8 copies are kept with dynamic scales of tensors, rows and columns have their maxima
     found in the visit that updates them: those of a model that `cache_weight_casts` was called with,
     whose steps then end with the casts of all such weights, and the shards that FSDP gathers in fp8,
-    whose next cast takes them. All other parameters are torch's. Updates have the bits of torch's fused
+    whose next cast takes them. Where scales are of 128x128 blocks, that visit makes the copies. All other parameters are torch's. Updates have the bits of torch's fused
     CUDA kernel for all of them: in float32, or in bfloat16 or float16 with states of the same type.
 
     Options, states and state dicts are those of torch.optim.AdamW(fused=True), in both directions;
@@ -166,8 +166,10 @@ class AdamW(torch.optim.AdamW):
             [amax for amax, _ in words],
             [u.weight.rows_of(row_amax) for u, (_, row_amax) in zip(updates, words, strict=True)],
             [update.weight.state for update in updates],
-            updates[0].weight.config,
+            [copy for update in updates for copy in update.weight.copies],
+            [update.weight.config for update in updates],
             [update.weight.dtype for update in updates],
+            [update.weight.rows_max for update in updates],
             [0.0 if on_device else float(lr), beta1, beta2, group["eps"], group["weight_decay"]],
             group["maximize"],
             _on(lr, device) if on_device else None,

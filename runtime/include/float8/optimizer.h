@@ -1,8 +1,9 @@
-/* AdamW of a model's weights, which finds on the way what casts of them need first. */
+/* AdamW of a model's weights, which finds on the way what casts of them need first, or casts them. */
 #ifndef FLOAT8_OPTIMIZER_H_
 #define FLOAT8_OPTIMIZER_H_
 
 #include "float8/call.h"
+#include "float8/quantizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +33,11 @@ typedef struct float8_adamw_tensor {
    * this seed would make them: of this weight alone, aligned to 16 bytes, zeros at first. NULL: none. */
   void* fingerprint FLOAT8_DEFAULT(NULL);
   uint64_t seed FLOAT8_DEFAULT(0);
+  /* The cast of what the update leaves, in the same launch and to the bits of float8_quantize: a quantizer of
+   * these columns and types whose cast needs no maxima before, as with delayed scaling or blocks, and its
+   * call, whose x and rows are this weight's. No maxima are wanted then. NULL: there is none. */
+  const float8_quantizer* quantizer FLOAT8_DEFAULT(NULL);
+  const float8_quantize_args* cast FLOAT8_DEFAULT(NULL);
 } float8_adamw_tensor;
 
 typedef struct float8_adamw_args {
@@ -52,7 +58,8 @@ typedef struct float8_adamw_args {
   const float* found_inf FLOAT8_DEFAULT(NULL);
 } float8_adamw_args;
 
-/* A step of AdamW, in a launch for every 36 weights of one type with the same maxima. The bits are those of
+/* A step of AdamW, in a launch for every 36 weights of one type with the same maxima, and for every 4 that are
+ * cast alike. The bits are those of
  * PyTorch's fused kernel. The first call of a context with a type and maxima loads the kernel; make one ahead of
  * a capture. */
 FLOAT8_API float8_status float8_adamw(float8_context* context, const float8_adamw_args* args,

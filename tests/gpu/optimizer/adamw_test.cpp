@@ -5,10 +5,13 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <memory>
 #include <random>
+#include <tuple>
 
 #include "recipes/adamw.hpp"
 #include "recipes/fingerprint.hpp"
+#include "recipes/recipe.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {
@@ -112,7 +115,7 @@ struct UpdatedWeight {
       host.most[i] = AdamwValues::rounded(e.max_exp_avg_sq, type);
     }
   }
-  void expect() const {
+  void expect(bool maxima = true) const {
     EXPECT_EQ(grad.download<uint8_t>(), bytes_of(host.grad));
     EXPECT_EQ(exp_avg.download<uint8_t>(), bytes_of(host.exp_avg));
     EXPECT_EQ(exp_avg_sq.download<uint8_t>(), bytes_of(host.exp_avg_sq));
@@ -127,7 +130,7 @@ struct UpdatedWeight {
       const float value = load_element(found.data(), static_cast<int64_t>(i), type);
       ASSERT_NEAR(value, host.param[i], near * std::abs(host.param[i]) + 1e-8F) << i;
     }
-    expect_maxima(found);
+    if (maxima) expect_maxima(found);
     const auto words = fingerprint.download<uint64_t>();
     EXPECT_EQ((reference::Fingerprint{words[0], words[1]}),
               reference::fingerprint(found.data(), 1, found.size(), found.size(), kAdamwSeed));
@@ -199,7 +202,7 @@ class AdamwTest : public GpuTest {
     }
   }
   [[nodiscard]] Status step(const float8_adamw_args& args) const {
-    return adamw(context(), args, {calls_.size(), calls_.data()}, nullptr);
+    return adamw(context(), args, {calls_.size(), calls_.data()}, {}, nullptr);
   }
   void expect(const reference::AdamwOptions& options) const {
     for (size_t i = 0; i < weights_.size(); ++i) {
@@ -253,13 +256,103 @@ TEST_F(AdamwTest, AStepThatIsLeftOutHasTheMaximaOfTheOldWeights) {
   for (const auto& weight : weights_) weight->expect();
 }
 
+// A quantizer of a weight, copies that adamw() casts into, and others.
+struct CastOfWeight {
+  CastOfWeight(const Context& context, std::shared_ptr<const Quantizer> of)
+      : quantizer(std::move(of)),
+        made(context, std::vector<uint8_t>(quantizer->tensor_bytes())),
+        expected(context, std::vector<uint8_t>(quantizer->tensor_bytes())),
+        workspace(context, std::max<size_t>(quantizer->workspace_bytes(), 16)) {}
+
+  [[nodiscard]] QuantizeCall call(const UpdatedWeight& weight, const DeviceBuffer& to) const {
+    QuantizeCall call;
+    call.x.data = weight.param.as();
+    call.rows = weight.shape.rows;
+    call.tensor.data = to.as();
+    call.workspace.data = workspace.as();
+    return call;
+  }
+
+  std::shared_ptr<const Quantizer> quantizer;
+  DeviceBuffer made, expected, workspace;
+};
+
+QuantizerDesc quantizer_of(const AdamwShape& shape, const char* recipe) {
+  QuantizerDesc desc;
+  desc.operand = Tensor::kWeight;
+  desc.rows = shape.rows;
+  desc.cols = shape.cols;
+  desc.recipe = find_recipe(recipe).value();
+  desc.dtype = adamw_type(shape.cast_dtype);
+  desc.f32_source = shape.dtype != shape.cast_dtype;
+  return desc;
+}
+
+TEST_F(AdamwTest, CastsWhatItLeavesInTheSameLaunch) {
+  using Shape = std::tuple<int64_t, int64_t, int32_t, int32_t>;
+  for (const Shape& shape : {Shape{112, 144, FLOAT8_F32, FLOAT8_BF16},
+                             {256, 272, FLOAT8_F32, FLOAT8_F16},
+                             {48, 128, FLOAT8_BF16, FLOAT8_BF16},
+                             {64, 160, FLOAT8_F32, FLOAT8_BF16},
+                             {128, 128, FLOAT8_F32, FLOAT8_BF16},
+                             {144, 144, FLOAT8_F32, FLOAT8_BF16},
+                             {16, 144, FLOAT8_F32, FLOAT8_BF16}}) {
+    const auto& [rows, cols, dtype, cast_dtype] = shape;
+    weights_.push_back(std::make_unique<UpdatedWeight>(
+        context(), AdamwShape{rows, cols, dtype, cast_dtype, false, false, false},
+        static_cast<uint64_t>(rows)));
+    calls_.push_back(weights_.back()->call());
+    calls_.back().amax = nullptr;
+  }
+  std::vector<std::unique_ptr<CastOfWeight>> casts;
+  std::vector<AdamwCast> calls;
+  for (const auto& weight : weights_) {
+    const auto quantizer = Quantizer::plan(context_, quantizer_of(weight->shape, "blockwise"));
+    F8_ASSERT_OK(quantizer);
+    casts.push_back(std::make_unique<CastOfWeight>(context(), *quantizer));
+    const CastOfWeight& cast = *casts.back();
+    calls.push_back({cast.quantizer.get(), cast.call(*weight, cast.made)});
+  }
+  const AdamwWeights all{calls_.size(), calls_.data()};
+  F8_ASSERT_OK(adamw(context(), adamw_args(kAdamwOptions), all, calls, nullptr));
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    SCOPED_TRACE(i);
+    UpdatedWeight& weight = *weights_[i];
+    weight.update(kAdamwOptions);
+    weight.expect(false);
+    const CastOfWeight& cast = *casts[i];
+    F8_ASSERT_OK(cast.quantizer->run(cast.call(weight, cast.expected), nullptr));
+    EXPECT_EQ(cast.made.download<uint8_t>(), cast.expected.download<uint8_t>());
+    EXPECT_TRUE(cast.made.guards_are_whole());
+  }
+  const auto refused = [&](auto change, std::string_view words) {
+    std::vector<AdamwWeight> tensors = calls_;
+    std::vector<AdamwCast> bad = calls;
+    change(tensors.front(), bad.front());
+    const Status status =
+        adamw(context(), adamw_args(kAdamwOptions), {tensors.size(), tensors.data()}, bad, nullptr);
+    ASSERT_FALSE(status) << words;
+    EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
+  };
+  const auto tensorwise =
+      Quantizer::plan(context_, quantizer_of(weights_.front()->shape, "tensorwise"));
+  F8_ASSERT_OK(tensorwise);
+  refused([](AdamwWeight&, AdamwCast& c) { c.call.tensor.data = nullptr; }, "tensor.data is NULL");
+  refused([&](AdamwWeight& w, AdamwCast&) { w.amax = weights_.front()->amax.as<uint32_t>(); },
+          "words for maxima");
+  refused([](AdamwWeight& w, AdamwCast&) { w.cast_dtype = FLOAT8_F32; },
+          "cols, dtype and cast_dtype");
+  refused([&](AdamwWeight&, AdamwCast& c) { c.quantizer = tensorwise->get(); },
+          "call float8_quantize behind");
+}
+
 TEST_F(AdamwTest, RefusesBadInput) {
   make(2);
   const auto refused = [&](auto change, std::string_view words) {
     std::vector<AdamwWeight> calls = calls_;
     float8_adamw_args args = adamw_args(kAdamwOptions);
     change(args, calls);
-    const Status status = adamw(context(), args, {calls.size(), calls.data()}, nullptr);
+    const Status status = adamw(context(), args, {calls.size(), calls.data()}, {}, nullptr);
     ASSERT_FALSE(status) << words;
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };

@@ -99,6 +99,9 @@ class WeightCast:
                 _ops.WEIGHT_STATE_BYTES, dtype=torch.uint8, device=self._device
             )
         self._words: tuple[int, int] | None = None
+        self.is_one_visit = (
+            False  # the weight is read once for its casts, which find its maxima then
+        )
         self._state_after: torch.Tensor | None = None
         for tensor in (q, qt, self.state):
             torch._dynamo.mark_static_address(tensor, guard=False)
@@ -123,6 +126,7 @@ class WeightCast:
                 cast for cast in (layer.recipe.output.b, layer.recipe.grad_input.b) if cast.fp8
             ]
             kinds = {cast.granularity for cast in casts}
+            self.is_one_visit = not layer._padding and kinds == {Granularity.BLOCK_128X128}
             words = (0, 0)
             if not layer._padding and kinds <= {Granularity.TENSOR, Granularity.AXIS}:
                 n, k = layer.weight.shape
@@ -150,7 +154,10 @@ class CachedWeight:
     """A weight with kept copies while an optimizer updates it (optim.py).
 
     words: how many maxima the update finds, of the columns and the weight, and of the rows.
+    copies: those that it casts into; empty ones where a cast needs maxima before.
     """
+
+    rows_max = 0  # it is no shard
 
     def __init__(self, parameter: torch.Tensor, layer: Float8Linear, cast: WeightCast) -> None:
         self.parameter = parameter
@@ -161,6 +168,7 @@ class CachedWeight:
         self.state = cast.state_after()
         amax, rows = cast.maxima(layer)
         self._row_words = rows
+        self.copies = cast.copies if cast.is_one_visit else (_ops.NO_BYTES, _ops.NO_BYTES)
         q = layer.recipe.output.b
         self.words = amax, rows if q.fp8 and q.granularity is Granularity.AXIS else 0
 
@@ -187,28 +195,38 @@ def cached(parameter: torch.Tensor) -> CachedWeight | None:
     cast = layer._weight_cast
     wanted = cast._type(layer)
     fits = wanted in _ops.ELEMENT_TYPES and parameter.dtype in (wanted, torch.float32)
-    if not fits or parameter.device != cast._device or cast.maxima(layer) == (0, 0):
+    if (
+        not fits
+        or parameter.device != cast._device
+        or (cast.maxima(layer) == (0, 0) and not cast.is_one_visit)
+    ):
         return None
     return CachedWeight(parameter, layer, cast)
 
 
+def _cast_alike(weights: Sequence[CachedWeight]) -> None:
+    if not weights:
+        return
+    amax, row_amax = map(list, zip(*(weight.maxima for weight in weights), strict=True))
+    _ops.quantize_shard_list(
+        [weight.memory for weight in weights],
+        amax,
+        row_amax,
+        [weight.config for weight in weights],
+        _ops.WEIGHT,
+        [weight.memory.shape[0] for weight in weights],
+        dtypes=[weight.dtype for weight in weights],
+        into=[copy for weight in weights for copy in weight.cast.copies],
+    )
+
+
 def cast_updated(weights: Sequence[CachedWeight]) -> None:
-    """Casts weights that an optimizer has updated, with the maxima that it found, in few launches."""
+    """Casts weights that an optimizer has updated and not cast, with the maxima that it found."""
     groups: dict[Any, list[CachedWeight]] = {}
     for weight in weights:
         groups.setdefault((weight.cast._device, weight.config & recipes.EMULATE), []).append(weight)
     for own in groups.values():
-        amax, row_amax = map(list, zip(*(weight.maxima for weight in own), strict=True))
-        _ops.quantize_shard_list(
-            [weight.memory for weight in own],
-            amax,
-            row_amax,
-            [weight.config for weight in own],
-            _ops.WEIGHT,
-            [weight.memory.shape[0] for weight in own],
-            dtypes=[weight.dtype for weight in own],
-            into=[copy for weight in own for copy in weight.cast.copies],
-        )
+        _cast_alike([weight for weight in own if not weight.cast.is_one_visit])
         # Where the casts fail, the states are of the copies before, and forwards cast again.
         torch._foreach_copy_(
             [weight.cast.state for weight in own], [weight.state for weight in own]

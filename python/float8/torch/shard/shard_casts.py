@@ -85,8 +85,9 @@ def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     own: list[Tensor] = []
     at = 0
     for some in _pieces(gathers):
-        own += _cast(some, operands[at : at + len(some)], words[at : at + len(some)])
-        at += len(some)
+        end = at + len(some)
+        own += _cast(weights[at:end], operands[at:end], words[at:end])
+        at = end
     for (gather, weight), of_weight in zip(weights, words, strict=True):
         gather.set_words(*of_weight)
         gather.set_cast(weight)
@@ -223,22 +224,27 @@ def _pieces(gathers: Sequence[WeightGather]) -> Iterator[Sequence[WeightGather]]
 
 
 def _cast(
-    gathers: Sequence[WeightGather],
+    weights: Sequence[tuple[WeightGather, DTensor]],
     operands: Sequence[Tensor],
     words: Sequence[tuple[Tensor, Tensor]],
 ) -> list[Tensor]:
-    """Casts the copies of some shards that are kept; returns the scales that other ranks lack."""
-    copies = [_ops.copies_of(not gather.late) for gather in gathers]
-    of_casts = [
-        gather.words_for(each, *own)
-        for gather, each, own in zip(gathers, copies, words, strict=True)
-    ]
-    into = [buffer for gather in gathers for buffer in gather.buffers()]
-    _cast_shards(gathers, operands, of_casts, copies, into)
-    return [
-        gather.set_shard(q, qt)
-        for gather, q, qt in zip(gathers, into[::2], into[1::2], strict=True)
-    ]
+    """Casts the copies of some shards that are kept; returns the scales that other ranks lack.
+
+    An optimizer of float8 has made some of them.
+    """
+    made = [gather.take_copies(weight) for gather, weight in weights]
+    into = [copies or gather.buffers() for copies, (gather, _) in zip(made, weights, strict=True)]
+    rest = [i for i, copies in enumerate(made) if copies is None]
+    if rest:
+        gathers = [weights[i][0] for i in rest]
+        copies = [_ops.copies_of(not gather.late) for gather in gathers]
+        of_casts = [
+            gather.words_for(each, *words[i])
+            for gather, each, i in zip(gathers, copies, rest, strict=True)
+        ]
+        buffers = [buffer for i in rest for buffer in into[i]]
+        _cast_shards(gathers, [operands[i] for i in rest], of_casts, copies, buffers)
+    return [gather.set_shard(q, qt) for (gather, _), (q, qt) in zip(weights, into, strict=True)]
 
 
 def _cast_shards(

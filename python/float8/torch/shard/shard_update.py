@@ -15,12 +15,13 @@ from float8.torch.shard.weight_gather import WeightGather
 
 
 class ShardUpdate:
-    """A weight that FSDP gathers in fp8 with dynamic scales of tensors, rows and columns.
+    """A weight that FSDP gathers in fp8 with dynamic scales.
 
     words: how many maxima the update finds, of the columns and the weight, and of the rows.
+    copies: those that it casts into; empty ones where a cast needs maxima before.
     """
 
-    state = torch.empty(0, dtype=torch.uint8)  # a gather has no fingerprint
+    state = _ops.NO_BYTES  # a gather has no fingerprint
 
     def __init__(self, parameter: Any, gather: WeightGather, dtype: int) -> None:
         self.parameter: Any = parameter
@@ -29,6 +30,10 @@ class ShardUpdate:
         self.dtype = dtype
         rows = gather.rows if Granularity.AXIS is gather.granularity("q") else 0
         self.words = gather.words[0], rows
+        self.rows_max = gather.rows
+        self.copies: tuple[Tensor, ...] = (_ops.NO_BYTES, _ops.NO_BYTES)
+        if gather.is_one_visit:
+            self.copies = gather.buffers()
         self._gather = gather
 
     def rows_of(self, row_amax: Tensor) -> Tensor:
@@ -41,8 +46,11 @@ class ShardUpdate:
         local.changes.note(local)
 
     def after(self, amax: Tensor, row_amax: Tensor) -> None:
-        """Keeps the maxima for the next cast of the shard as it is now."""
-        self._gather.keep_maxima(self.parameter, amax, row_amax)
+        """Keeps the maxima for the next cast of the shard as it is now, or the copies."""
+        if self._gather.is_one_visit:
+            self._gather.keep_copies(self.parameter, self.copies)
+        else:
+            self._gather.keep_maxima(self.parameter, amax, row_amax)
 
 
 def shard_update(parameter: Any) -> ShardUpdate | None:
@@ -56,8 +64,7 @@ def shard_update(parameter: Any) -> ShardUpdate | None:
     if (
         gather.own_rows == 0
         or not (memory.is_cuda or gather.config & recipes.EMULATE)
-        or gather.words == (0, 0)
-        or gather.whole_rows > 0  # blocks: their cast finds the maxima on the way
+        or (gather.whole_rows > 0 and not gather.is_one_visit)
         or gather.gathered_type(own) not in (own, rounded)
         or rounded not in _ops.ELEMENT_TYPES
         or own not in (rounded, torch.float32)

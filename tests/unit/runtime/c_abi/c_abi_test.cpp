@@ -390,7 +390,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_quantizer_desc, reserved, 88U);
   F8_ENDS(float8_quantize_args, rstd, 304U);
   F8_ENDS(float8_fingerprint_args, noop_flag, 80U);
-  F8_ENDS(float8_adamw_tensor, seed, 120U);
+  F8_ENDS(float8_adamw_tensor, cast, 136U);
   F8_ENDS(float8_adamw_args, found_inf, 96U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace, 72U);
