@@ -8,6 +8,7 @@
 
 #include <variant>
 
+#include "codegen/specs/adamw.hpp"
 #include "codegen/specs/amax.hpp"
 #include "codegen/specs/attention.hpp"
 #include "codegen/specs/cast.hpp"
@@ -24,10 +25,10 @@ namespace f8::codegen {
 template <Kind... Kinds>
 using OneOf = std::variant<Kinds...>;
 // The registered kinds.
-using KernelSpec =
-    OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
-          ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec, ComputedCastSpec, GroupLayoutSpec,
-          RouteSpec, CombineSpec, AttentionForwardSpec, AttentionCastSpec>;
+using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
+                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec,
+                         ComputedCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec,
+                         AttentionForwardSpec, AttentionCastSpec, AdamwSpec, AdamwCastSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

@@ -41,6 +41,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
 // copies are of the weight that it is of.
 inline constexpr size_t kWeightStateBytes = 64;
 static_assert(FLOAT8_FINGERPRINT_BYTES + sizeof(uint32_t) <= kWeightStateBytes);
+// The seed of the fingerprint of a weight of type `own`, whose kept copies are of it as a `wanted`, which is
+// a float8_dtype.
+[[nodiscard]] inline uint64_t fingerprint_seed(int32_t wanted, float8_dtype own) {
+  return static_cast<uint64_t>(wanted) << 8 | static_cast<uint64_t>(own);
+}
 // Compares the bytes of a weight of type `own`, of which copies for a type `wanted` are kept, with those of
 // its state. Returns the flag of the state, under which a cast is left out.
 [[nodiscard]] uint32_t* compare_weight(float8_context* context, const Matrix& weight,

@@ -106,6 +106,10 @@ struct Staged<kKernel, kRoles> {
     return values;
   }
   template <size_t kIndex>
+  static std::vector<double> argument(Staging&, std::vector<double> values) {
+    return values;
+  }
+  template <size_t kIndex>
   static bool argument(Staging&, bool value) {
     return value;
   }

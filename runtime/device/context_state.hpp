@@ -2,6 +2,7 @@
 // once it is made.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -43,6 +44,7 @@ struct Context::State {
   std::vector<CUmodule> modules;
   std::atomic<const Kernel*> fingerprint_kernel =
       nullptr;  // one of them, which calls need no lock for
+  std::array<std::atomic<const Kernel*>, 40> adamw_kernels = {};  // likewise; by adamw.cpp's index
   // The remap of clusters of two in a grid that takes the whole device; probed when the first such
   // kernel is loaded.
   std::optional<ClusterRemap> cluster_remap;

@@ -9,6 +9,7 @@
 #include "codegen/kernel_spec.hpp"
 #include "codegen/kernels/cast/fingerprint_args.cuh"
 #include "codegen/kernels/kernel_args.cuh"
+#include "codegen/kernels/optimizer/adamw_args.cuh"
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/driver.hpp"
 
@@ -95,6 +96,8 @@ void emulate(const codegen::RouteSpec& spec, const Call& call);
 void emulate(const codegen::CombineSpec& spec, const Call& call);
 void emulate(const codegen::AttentionForwardSpec& spec, const Call& call);
 void emulate(const codegen::AttentionCastSpec& spec, const Call& call);
+void emulate(const codegen::AdamwSpec& spec, const Call& call);
+void emulate(const codegen::AdamwCastSpec& spec, const Call& call);
 // Those of amax and cast kernels over groups of rows.
 void emulate_groups(const codegen::AmaxSpec& spec, const Call& call);
 void emulate_groups(const codegen::CastSpec& spec, const Call& call);

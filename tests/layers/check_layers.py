@@ -12,6 +12,7 @@ Inside runtime/ the rooms have one direction too:
 
     device <- emulation      device <- gemm, quantize <- linear <- lists <- model
     linear <- experts <- moe
+    linear <- optimizer
     all <- c_abi
 
 and those of tools/tuner/, over the files that lie in it itself:
@@ -54,13 +55,14 @@ ROOMS = {
     "runtime/quantize": {"device", "quantize"},
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
     "runtime/attention": {"device", "attention"},
+    "runtime/optimizer": {"device", "gemm", "quantize", "linear", "optimizer"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},
     "runtime/moe": {"device", "gemm", "quantize", "linear", "experts", "moe"},
     "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
     "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {
-        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "attention", "model",
+        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "attention", "optimizer", "model",
         "distributed", "c_abi"
     },
     "tools/tuner": {"tuner"},

@@ -107,37 +107,41 @@ F8_DEVICE Fingerprint fingerprint_of_thread(const FingerprintWeight& w, u32 bloc
   return sum;
 }
 
-// One thread of each block adds the block's sum. The last of them takes the whole.
-F8_DEVICE void add_and_compare(const FingerprintWeight& w, const Fingerprint& of_block) {
-  FingerprintState& state = *w.state;
-  atomicAdd(&state.sum[0], of_block.low);
-  atomicAdd(&state.sum[1], of_block.high);
+// Adds the sum of a block's threads to those of a weight's `blocks` blocks. True in one thread of the last
+// of them, which has the whole.
+F8_DEVICE bool add_of_block(FingerprintState& state, i32 blocks, Fingerprint sum,
+                            Fingerprint& whole) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) sum.add_lane(offset);
+  __shared__ Fingerprint warps[kTileThreads / 32];
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return false;
+#pragma unroll
+  for (int i = 1; i < kTileThreads / 32; ++i) sum.add(warps[i]);
+  atomicAdd(&state.sum[0], sum.low);
+  atomicAdd(&state.sum[1], sum.high);
   __threadfence();
-  const u32 last = static_cast<u32>(w.blocks) - 1;
-  if (atomicInc(&state.blocks_done, last) != last) return;
+  const u32 last = static_cast<u32>(blocks) - 1;
+  if (atomicInc(&state.blocks_done, last) != last) return false;
   __threadfence();
-  const u64 low = atomicExch(&state.sum[0], u64{0});
-  const u64 high = atomicExch(&state.sum[1], u64{0});
-  if (state.value[0] == low && state.value[1] == high) return;
-  state.value[0] = low;
-  state.value[1] = high;
-  *w.valid = 0;
+  whole.low = atomicExch(&state.sum[0], u64{0});
+  whole.high = atomicExch(&state.sum[1], u64{0});
+  return true;
 }
 
 F8_DEVICE void fingerprint(const FingerprintArgs& args) {
   grid_dependency_wait();
   launch_dependents();
   const FingerprintWeight& w = args.tensors[tensor_of_block(args)];
-  Fingerprint sum = fingerprint_of_thread(w, blockIdx.x - static_cast<u32>(w.first_block));
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum.add_lane(offset);
-  __shared__ Fingerprint warps[kTileThreads / 32];
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-#pragma unroll
-  for (int i = 1; i < kTileThreads / 32; ++i) sum.add(warps[i]);
-  add_and_compare(w, sum);
+  const Fingerprint sum = fingerprint_of_thread(w, blockIdx.x - static_cast<u32>(w.first_block));
+  FingerprintState& state = *w.state;
+  Fingerprint whole;
+  if (!add_of_block(state, w.blocks, sum, whole)) return;
+  if (state.value[0] == whole.low && state.value[1] == whole.high) return;
+  state.value[0] = whole.low;
+  state.value[1] = whole.high;
+  *w.valid = 0;
 }
 
 }  // namespace f8::kernels

@@ -21,6 +21,7 @@ from float8.torch.layer.filters import module_filter, verdicts
 from float8.torch.layer.fuse import Fusion, fuse, register_mlp
 from float8.torch.layer.linear import Float8Linear, prepare
 from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
+from float8.torch.optim import AdamW
 from float8.torch.ranks.agreement import agree
 from float8.torch.ranks.collectives import DistributedError
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AdamW",
     "DistributedError",
     "Float8ColwiseParallel",
     "Float8Linear",

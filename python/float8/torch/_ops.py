@@ -34,6 +34,7 @@ quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
 quantize_amax_list = torch.ops.float8.quantize_amax_list.default
 quantize_shard_list = torch.ops.float8.quantize_shard_list.default
+adamw = torch.ops.float8.adamw.default
 gemm_into = torch.ops.float8.gemm_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
@@ -43,6 +44,8 @@ BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # float8_activation
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
+NO_BYTES = torch.empty(0, dtype=torch.uint8)  # in the place of what an op is not given
+FLAG_OF_WEIGHT_STATE = 12  # behind FLOAT8_FINGERPRINT_BYTES, as an int32
 
 
 def of_autocast(x: torch.Tensor) -> torch.Tensor:
@@ -263,6 +266,11 @@ def _fake_quantize_list(
     if into is not None:
         return []
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
+
+
+@torch.library.register_fake("float8::adamw")  # type: ignore[untyped-decorator]
+def _fake_adamw(*_: Any) -> None:
+    pass
 
 
 @torch.library.register_fake("float8::gemm_into")  # type: ignore[untyped-decorator]

@@ -112,6 +112,13 @@ _OTHERS = (
         "copy_layout(int rows_max, int rows, int cols, int config, int operand, int copies, "
         "bool over_ranks, int whole_rows=0) -> (int, int, int, int, int)"
     ),
+    (
+        "adamw(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] "
+        "exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] steps, Tensor(f!)[] amax, Tensor(g!)[] "
+        "row_amax, Tensor(h!)[] states, Tensor(i!)[] copies, int[] config, int[] dtypes, int[] rows_max, "
+        "float[] options, bool maximize, "
+        "Tensor? lr=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"
+    ),
     "reads_shards(Tensor dy, Tensor weight, int config) -> bool",
     (
         "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? "

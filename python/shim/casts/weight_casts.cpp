@@ -16,7 +16,7 @@ uint32_t* compare_weight(float8_context* context, const Matrix& weight, float8_d
   compare.n = weight.rows;
   compare.k = weight.cols;
   compare.dtype = own;
-  compare.seed = static_cast<uint64_t>(wanted) << 8 | static_cast<uint64_t>(own);
+  compare.seed = fingerprint_seed(wanted, own);
   compare.fingerprint = kept;
   compare.noop_flag = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
   check(float8_weights_compare(context, &compare, 1, place.stream));

@@ -39,6 +39,9 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(device)
 
 
+_BF16, _F32 = _ops.ELEMENT_TYPES[torch.bfloat16], _ops.ELEMENT_TYPES[torch.float32]
+
+
 def _config(recipe: str, **options: Any) -> int:
     return recipes.pack(Recipe.named(recipe), emulate=True, **options)
 
@@ -153,6 +156,27 @@ def test_shards(recipe: str, place: str) -> None:
         )
         y.add(tuple(result.flatten().tolist()))
     assert len(y) == 1
+
+
+@pytest.mark.parametrize("recipe", ("rowwise", "blockwise"))
+def test_an_update_of_weights(recipe: str, place: str) -> None:
+    """The maxima of rows and columns, or the copies, and the fingerprint of what it leaves."""
+    config, shapes = _config(recipe), ((48, 64), (128, 32))
+    lists = [[torch.rand(shape) for shape in shapes] for _ in range(4)]
+    steps = [torch.tensor(3.0) for _ in shapes]
+    blocks = recipe == "blockwise"
+    sizes = [(0, 0) if blocks else (k, n) for n, k in shapes]
+    words = [[torch.zeros(each[i], dtype=torch.int32) for each in sizes] for i in range(2)]
+    states = [torch.zeros(_ops.WEIGHT_STATE_BYTES, dtype=torch.uint8) for _ in shapes]
+    bytes_of = torch.ops.float8.quantized_bytes
+    copies = [
+        torch.zeros(size if blocks else 0, dtype=torch.uint8)
+        for n, k in shapes
+        for size in bytes_of(n, k, config, _ops.WEIGHT, True)
+    ]
+    numbers = [1e-2, 0.9, 0.99, 1e-8, 0.1]
+    args = (*lists, [], steps, *words, states, copies, [_BF16, _F32], [0, 0], numbers, False)
+    _same(_ops.adamw, place, [config] * 2, *args, at=10)
 
 
 @pytest.mark.parametrize("accumulate", (False, True))

@@ -21,6 +21,7 @@
  *     experts.h         linears of the experts of a mixture
  *     expert_quantizer.h  casts of experts' weights apart from these
  *     moe.h             which rows experts have, and the sums over each token's
+ *     optimizer.h       AdamW, with the maxima of the weights that it leaves
  *     distributed.h     several devices
  *
  * CONVENTIONS
@@ -76,6 +77,7 @@
 #include "float8/linear.h"
 #include "float8/model.h"
 #include "float8/moe.h"
+#include "float8/optimizer.h"
 #include "float8/quantizer.h"
 #include "float8/quantizer_list.h"
 #include "float8/recipe.h"

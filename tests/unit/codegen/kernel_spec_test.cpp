@@ -43,6 +43,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "scale_update",
            "found_inf",
            "fingerprint",
+           "adamw/bf16/rowcol+tensor/from_f32",
+           "adamw_cast/bf16.e4m3/block128x128/q+qt/from_f32/pow2",
            "column_sums/f16",
            "bias_grad/f32",
            "glu_cast/silu/bf16.e4m3/delayed/q+qt/hold/count",

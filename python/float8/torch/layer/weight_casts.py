@@ -7,13 +7,17 @@ writes), so the device compares the weights' bytes with what the copies were mad
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.weak import WeakIdKeyDictionary
 
 from float8 import recipes
+from float8.recipes import Granularity
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.experts.modules import Float8Experts, TorchtitanExperts, weights_of
@@ -24,6 +28,9 @@ from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, layers_of, mesh_d
 
 if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
+
+
+_layers = WeakIdKeyDictionary()  # by their weights, those that keep copies
 
 
 class WeightCast:
@@ -91,6 +98,11 @@ class WeightCast:
             self.state = torch.zeros(
                 _ops.WEIGHT_STATE_BYTES, dtype=torch.uint8, device=self._device
             )
+        self._words: tuple[int, int] | None = None
+        self.is_one_visit = (
+            False  # the weight is read once for its casts, which find its maxima then
+        )
+        self._state_after: torch.Tensor | None = None
         for tensor in (q, qt, self.state):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
@@ -104,12 +116,121 @@ class WeightCast:
         like = weight.new_empty(0, dtype=self._type(layer))
         _ops.cast_weight(weight, *copies, state, like, self._config)
 
+    def maxima(self, layer: Float8Linear) -> tuple[int, int]:
+        """Returns how many words a cast with given maxima reads: those of columns and the weight, and of rows.
+
+        They are none where a cast finds its maxima itself.
+        """
+        if self._words is None:
+            casts = [
+                cast for cast in (layer.recipe.output.b, layer.recipe.grad_input.b) if cast.fp8
+            ]
+            kinds = {cast.granularity for cast in casts}
+            self.is_one_visit = not layer._padding and kinds == {Granularity.BLOCK_128X128}
+            words = (0, 0)
+            if not layer._padding and kinds <= {Granularity.TENSOR, Granularity.AXIS}:
+                n, k = layer.weight.shape
+                words = torch.ops.float8.amax_words(n, k, self._config, _ops.WEIGHT)
+            self._words = words
+        return self._words
+
+    def state_after(self) -> torch.Tensor:
+        """Returns the memory in which an optimizer leaves the state of copies that are cast next."""
+        if self._state_after is None:
+            state = torch.zeros(_ops.WEIGHT_STATE_BYTES, dtype=torch.uint8)
+            state.view(torch.int32)[_ops.FLAG_OF_WEIGHT_STATE] = 1
+            self._state_after = state.to(self._device)
+        return self._state_after
+
     def _type(self, layer: Float8Linear) -> torch.dtype:
         return self._latest or layer.weight.dtype
 
     def _operand(self, layer: Float8Linear) -> torch.Tensor:
         weight = layer.weight.detach()
         return functional.pad(weight, (0, layer._padding)) if layer._padding else weight
+
+
+class CachedWeight:
+    """A weight with kept copies while an optimizer updates it (optim.py).
+
+    words: how many maxima the update finds, of the columns and the weight, and of the rows.
+    copies: those that it casts into; empty ones where a cast needs maxima before.
+    """
+
+    rows_max = 0  # it is no shard
+
+    def __init__(self, parameter: torch.Tensor, layer: Float8Linear, cast: WeightCast) -> None:
+        self.parameter = parameter
+        self.memory = parameter.detach()
+        self.cast = cast
+        self.config = cast._config
+        self.dtype = _ops.ELEMENT_TYPES[cast._type(layer)]
+        self.state = cast.state_after()
+        amax, rows = cast.maxima(layer)
+        self._row_words = rows
+        self.copies = cast.copies if cast.is_one_visit else (_ops.NO_BYTES, _ops.NO_BYTES)
+        q = layer.recipe.output.b
+        self.words = amax, rows if q.fp8 and q.granularity is Granularity.AXIS else 0
+
+    def rows_of(self, row_amax: torch.Tensor) -> torch.Tensor:
+        """Returns the words of the weight's rows."""
+        return row_amax
+
+    def before(self) -> None:
+        """Is called before the weight changes."""
+
+    def after(self, amax: torch.Tensor, row_amax: torch.Tensor) -> None:
+        """Takes the maxima of the weight as it is now."""
+        if row_amax.numel() != self._row_words:
+            row_amax = row_amax.new_empty(self._row_words)  # the cast does not read them
+        self.maxima = amax, row_amax
+
+
+def cached(parameter: torch.Tensor) -> CachedWeight | None:
+    """Returns a weight with kept copies whose update may find the maxima for their casts, or None."""
+    reference = _layers.get(parameter)  # type: ignore[no-untyped-call]
+    layer = None if reference is None else reference()
+    if layer is None or layer._weight_cast is None or layer.weight is not parameter:
+        return None
+    cast = layer._weight_cast
+    wanted = cast._type(layer)
+    fits = wanted in _ops.ELEMENT_TYPES and parameter.dtype in (wanted, torch.float32)
+    if (
+        not fits
+        or parameter.device != cast._device
+        or (cast.maxima(layer) == (0, 0) and not cast.is_one_visit)
+    ):
+        return None
+    return CachedWeight(parameter, layer, cast)
+
+
+def _cast_alike(weights: Sequence[CachedWeight]) -> None:
+    if not weights:
+        return
+    amax, row_amax = map(list, zip(*(weight.maxima for weight in weights), strict=True))
+    _ops.quantize_shard_list(
+        [weight.memory for weight in weights],
+        amax,
+        row_amax,
+        [weight.config for weight in weights],
+        _ops.WEIGHT,
+        [weight.memory.shape[0] for weight in weights],
+        dtypes=[weight.dtype for weight in weights],
+        into=[copy for weight in weights for copy in weight.cast.copies],
+    )
+
+
+def cast_updated(weights: Sequence[CachedWeight]) -> None:
+    """Casts weights that an optimizer has updated and not cast, with the maxima that it found."""
+    groups: dict[Any, list[CachedWeight]] = {}
+    for weight in weights:
+        groups.setdefault((weight.cast._device, weight.config & recipes.EMULATE), []).append(weight)
+    for own in groups.values():
+        _cast_alike([weight for weight in own if not weight.cast.is_one_visit])
+        # Where the casts fail, the states are of the copies before, and forwards cast again.
+        torch._foreach_copy_(
+            [weight.cast.state for weight in own], [weight.state for weight in own]
+        )
 
 
 class WeightCasts:
@@ -131,6 +252,7 @@ class WeightCasts:
         self._experts = _of_experts(module)
         for layer in self._plain:
             layer._weight_cast = WeightCast(layer, dtype)
+            _layers[layer.weight] = weakref.ref(layer)
         for of_module, experts in self._experts:
             experts.weight_casts = {
                 name: ExpertCast(f"{of_module}.{name}", weight, experts.experts_config, dtype)

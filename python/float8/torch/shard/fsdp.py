@@ -297,6 +297,19 @@ def _layer_of(param: Any) -> Any:
     return layer_of(param._module_info.module, param._module_info.param_name)
 
 
+def gather_of_weight(weight: Any) -> Gather | None:
+    """Returns the gather of a sharded weight that FSDP has gathered in fp8, None for others."""
+    local = getattr(weight, "_local_tensor", None)
+    if not isinstance(local, ShardedWeight) or local._fsdp is None:
+        return None
+    _, param = local._fsdp
+    layer = _layer_of(param)
+    if param.sharded_param is not weight or layer is None or layer._weight_gather is None:
+        return None
+    gather: Gather = layer._weight_gather
+    return gather if gather.is_cast else None
+
+
 def _may_gather(param: Any) -> bool:
     """Tells whether a parameter of FSDP is gathered in fp8: other modules cannot read its copies."""
     info = param._module_info

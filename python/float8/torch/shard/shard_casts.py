@@ -81,12 +81,13 @@ def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     """Casts shards with scales of the weights' maxima."""
     gathers = [gather for gather, _ in weights]
     operands = _operands(weights)
-    words = _find_words(gathers, operands)
+    words = _find_words(weights, operands)
     own: list[Tensor] = []
     at = 0
     for some in _pieces(gathers):
-        own += _cast(some, operands[at : at + len(some)], words[at : at + len(some)])
-        at += len(some)
+        end = at + len(some)
+        own += _cast(weights[at:end], operands[at:end], words[at:end])
+        at = end
     for (gather, weight), of_weight in zip(weights, words, strict=True):
         gather.set_words(*of_weight)
         gather.set_cast(weight)
@@ -136,14 +137,50 @@ def compare(gathers: Sequence[Gather]) -> None:
         gather.agreed = True
 
 
-def _find_words(
+def _find_in_shards(
     gathers: Sequence[WeightGather], operands: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Returns the maxima of the whole weights."""
+) -> tuple[Tensor, Tensor]:
+    """Returns the maxima of shards, those of one weight after those of the other."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
     where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
-    amax, row_amax = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows, *where)
+    found: tuple[Tensor, Tensor] = _ops.quantize_amax_list(
+        operands, configs, _ops.WEIGHT, rows, *where
+    )
+    return found
+
+
+def _maxima_of_shards(
+    weights: Sequence[tuple[WeightGather, DTensor]], operands: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns the words of all shards that ranks reduce, in one tensor, and those of rows, apart.
+
+    An optimizer of float8 found those of the shards that it updated.
+    """
+    found = {
+        i: kept
+        for i, (gather, weight) in enumerate(weights)
+        if (kept := gather.take_maxima(weight))
+    }
+    rest = [i for i in range(len(weights)) if i not in found]
+    if rest:
+        gathers = [weights[i][0] for i in rest]
+        amax, row_amax = _find_in_shards(gathers, [operands[i] for i in rest])
+        of_rows = torch.split(row_amax, [gather.words[1] for gather in gathers])
+        if not found:
+            return amax, list(of_rows)
+        of_rest = torch.split(amax, [gather.words[0] for gather in gathers])
+        found.update(zip(rest, zip(of_rest, of_rows, strict=True), strict=True))
+    parts = [found[i] for i in range(len(weights))]
+    return torch.cat([amax for amax, _ in parts]), [rows for _, rows in parts]
+
+
+def _find_words(
+    weights: Sequence[tuple[WeightGather, DTensor]], operands: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the maxima of the whole weights."""
+    gathers = [gather for gather, _ in weights]
+    amax, row_amax = _maxima_of_shards(weights, operands)
     # A NaN is the largest word, so it wins on every rank.
     if amax.numel() > 0:
         operation = Operation("the amax all-reduce", names_of(gathers))
@@ -152,7 +189,7 @@ def _find_words(
     parts = list(
         zip(
             torch.split(amax, [gather.words[0] for gather in gathers]),
-            torch.split(row_amax, [gather.words[1] for gather in gathers]),
+            row_amax,
             strict=True,
         )
     )
@@ -187,22 +224,27 @@ def _pieces(gathers: Sequence[WeightGather]) -> Iterator[Sequence[WeightGather]]
 
 
 def _cast(
-    gathers: Sequence[WeightGather],
+    weights: Sequence[tuple[WeightGather, DTensor]],
     operands: Sequence[Tensor],
     words: Sequence[tuple[Tensor, Tensor]],
 ) -> list[Tensor]:
-    """Casts the copies of some shards that are kept; returns the scales that other ranks lack."""
-    copies = [_ops.copies_of(not gather.late) for gather in gathers]
-    of_casts = [
-        gather.words_for(each, *own)
-        for gather, each, own in zip(gathers, copies, words, strict=True)
-    ]
-    into = [buffer for gather in gathers for buffer in gather.buffers()]
-    _cast_shards(gathers, operands, of_casts, copies, into)
-    return [
-        gather.set_shard(q, qt)
-        for gather, q, qt in zip(gathers, into[::2], into[1::2], strict=True)
-    ]
+    """Casts the copies of some shards that are kept; returns the scales that other ranks lack.
+
+    An optimizer of float8 has made some of them.
+    """
+    made = [gather.take_copies(weight) for gather, weight in weights]
+    into = [copies or gather.buffers() for copies, (gather, _) in zip(made, weights, strict=True)]
+    rest = [i for i, copies in enumerate(made) if copies is None]
+    if rest:
+        gathers = [weights[i][0] for i in rest]
+        copies = [_ops.copies_of(not gather.late) for gather in gathers]
+        of_casts = [
+            gather.words_for(each, *words[i])
+            for gather, each, i in zip(gathers, copies, rest, strict=True)
+        ]
+        buffers = [buffer for i in rest for buffer in into[i]]
+        _cast_shards(gathers, [operands[i] for i in rest], of_casts, copies, buffers)
+    return [gather.set_shard(q, qt) for (gather, _), (q, qt) in zip(weights, into, strict=True)]
 
 
 def _cast_shards(

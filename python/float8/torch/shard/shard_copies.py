@@ -71,6 +71,17 @@ class ShardCopies:
         self._scales: dict[str, Tensor] = {}
         self.in_graph = False  # a captured CUDA graph reads the shard and the scales where they are
 
+    @property
+    def is_one_visit(self) -> bool:
+        """Tells whether a cast of whole blocks finds its maxima itself."""
+        return not self.cuts_blocks and set(self._granularity.values()) == {
+            Granularity.BLOCK_128X128
+        }
+
+    def granularity(self, name: str) -> Granularity:
+        """Returns the elements that share a scale of a copy."""
+        return self._granularity[name]
+
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():

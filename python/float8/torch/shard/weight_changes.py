@@ -3,8 +3,8 @@
 PyTorch's version counters miss fused and foreach optimizers on DTensors, whatever goes through `.data`,
 kernels that are given a pointer, and replays of CUDA graphs. So a weight that FSDP gathers in fp8 is
 watched in three ways: it sees the ops on it and on what shares its memory (fsdp.ShardedWeight), every
-step of an optimizer counts as a change of all weights, and where a change may come that nobody sees,
-the weight is unknowable from then on, and its copies are made anew for every forward.
+step of an optimizer that may write unseen counts as a change of all weights, and where a change may come
+that nobody sees, the weight is unknowable from then on, and its copies are made anew for every forward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Changes:
 
 
 class _Steps(Changes):
-    """The steps of all optimizers of the process: kernels of theirs may write through pointers."""
+    """The steps of optimizers of the process whose kernels may write through pointers."""
 
     __slots__ = ("cast_within",)
 
@@ -46,6 +46,7 @@ class _Steps(Changes):
 
 
 _steps = _Steps()
+_seen: set[type] = set()  # the optimizers that tell of all of their writes
 checks_copies = False
 
 
@@ -75,6 +76,11 @@ def note_cast_in_forward() -> None:
     _steps.cast_within = True
 
 
+def all_writes_are_seen(kind: type) -> None:
+    """Says of an optimizer, but not of its subclasses, that a step of it writes no weight unseen."""
+    _seen.add(kind)
+
+
 @functools.cache
 def watch_optimizers() -> None:
     """Makes the steps of all optimizers of the process count, from now on.
@@ -89,7 +95,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         _note_compiled_step()
         return
-    _steps.count += 1
+    _steps.count += type(optimizer) not in _seen
     _steps.cast_within = False
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         _steps.unknowable = True

@@ -390,6 +390,11 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_quantizer_desc, reserved, 96U);
   F8_ENDS(float8_quantize_args, column_sums, 312U);
   F8_ENDS(float8_fingerprint_args, noop_flag, 80U);
+  F8_ENDS(float8_adamw_tensor, cast, 136U);
+  F8_ENDS(float8_adamw_args, found_inf, 96U);
+  F8_ENDS(float8_attention_desc, reserved, 48U);
+  F8_ENDS(float8_attention_forward_args, workspace, 176U);
+  F8_ENDS(float8_attention_dequantize_args, v, 144U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace, 72U);
   F8_ENDS(float8_linear_desc, reserved, 104U);
