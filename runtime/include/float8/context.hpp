@@ -8,6 +8,7 @@
 #include "float8/base.hpp"
 #include "float8/context.h"
 #include "float8/counters.h"
+#include "float8/optimizer.h"
 #include "float8/weights.h"
 
 namespace float8 {
@@ -72,6 +73,10 @@ class Context {
   Status compare_weights(const float8_fingerprint_args* args, std::size_t count,
                          float8_stream stream) const {
     return Status(float8_weights_compare(handle_.get(), args, count, stream));
+  }
+  // A step of AdamW of the weights of `args`.
+  Status adamw(const float8_adamw_args& args, float8_stream stream) const {
+    return Status(float8_adamw(handle_.get(), &args, stream));
   }
   Status clear_counters(float8_cast_counters* counters, std::size_t count,
                         float8_stream stream) const {

@@ -346,6 +346,39 @@ TEST_F(AdamwTest, CastsWhatItLeavesInTheSameLaunch) {
           "call float8_quantize behind");
 }
 
+// The scale is on the device already, and the amax is recorded.
+TEST_F(AdamwTest, CastsWithADelayedScale) {
+  UpdatedWeight weight(context(), {48, 144, FLOAT8_F32, FLOAT8_BF16, false, false, true}, 3);
+  const auto quantizer = Quantizer::plan(context_, quantizer_of(weight.shape, "delayed"));
+  F8_ASSERT_OK(quantizer);
+  const CastOfWeight cast(context(), *quantizer);
+  constexpr size_t kSlots = 8;  // of a linear, and more
+  std::vector<float> scales(kSlots * kernels::kScaleStride, 256.0F);
+  for (size_t i = 0; i < kSlots; ++i) {
+    scales[i * kernels::kScaleStride + kernels::kInverse] = 1.0F / 256.0F;
+  }
+  const DeviceBuffer scale(context(), scales);
+  const DeviceBuffer of_update(context(), std::vector<uint32_t>(kSlots));
+  const DeviceBuffer of_cast(context(), std::vector<uint32_t>(kSlots));
+  const auto call = [&](const DeviceBuffer& to, const DeviceBuffer& amax) {
+    QuantizeCall made = cast.call(weight, to);
+    made.scales.opaque[0] = amax.as();
+    made.scales.opaque[1] = scale.as();
+    return made;
+  };
+  AdamwWeight w = weight.call();
+  w.amax = nullptr;
+  AdamwCast with{cast.quantizer.get(), call(cast.made, of_update)};
+  F8_ASSERT_OK(adamw(context(), adamw_args(kAdamwOptions), {1, &w}, {&with, 1}, nullptr));
+  weight.update(kAdamwOptions);
+  weight.expect(false);
+  F8_ASSERT_OK(cast.quantizer->run(call(cast.expected, of_cast), nullptr));
+  EXPECT_EQ(cast.made.download<uint8_t>(), cast.expected.download<uint8_t>());
+  EXPECT_EQ(of_update.download<uint32_t>(), of_cast.download<uint32_t>());
+  const auto recorded = of_cast.download<uint32_t>();
+  EXPECT_TRUE(std::ranges::any_of(recorded, [](uint32_t word) { return word > 0; }));
+}
+
 TEST_F(AdamwTest, RefusesBadInput) {
   make(2);
   const auto refused = [&](auto change, std::string_view words) {
