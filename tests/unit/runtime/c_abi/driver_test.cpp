@@ -188,15 +188,14 @@ class CAbiDriver : public ::testing::Test {
           {"float8_adamw_tensor.step", &number_},
           {"float8_adamw_tensor.fingerprint", &fingerprint_}},
          [this](float8_stream stream) {
-           const float8_adamw_tensor weight{
-               .param = s_.w.data(),
-               .grad = s_.dw.data(),
-               .exp_avg = moments_.data(),
-               .exp_avg_sq = static_cast<uint8_t*>(moments_.data()) + 128,
-               .step = static_cast<const float*>(number_.data()),
-               .rows = 4,
-               .cols = 16,
-               .fingerprint = fingerprint_.data()};
+           const float8_adamw_tensor weight{.param = s_.w.data(),
+                                            .grad = s_.dw.data(),
+                                            .exp_avg = moments_.data(),
+                                            .exp_avg_sq = moments_.data() + 128,
+                                            .step = reinterpret_cast<const float*>(number_.data()),
+                                            .rows = 4,
+                                            .cols = 16,
+                                            .fingerprint = fingerprint_.data()};
            const float8_adamw_args args{
                .tensors = &weight, .count = 1, .beta1 = 0.9, .beta2 = 0.99};
            return float8_adamw(&context_, &args, stream);
