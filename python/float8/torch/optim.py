@@ -110,9 +110,12 @@ class AdamW(torch.optim.AdamW):
         found = [self._lists_of(group) for group in self.param_groups]
         for group, (lists, updates, has_complex) in zip(self.param_groups, found, strict=True):
             own = {update.place for update in updates}
-            rest = [i for i in range(len(lists.params)) if i not in own]
-            if rest:
-                self._update_by_torch(group, lists.some(rest), has_complex)
+            rest: dict[Any, list[int]] = {}  # by their meshes, since an op takes DTensors of one
+            for i, parameter in enumerate(lists.params):
+                if i not in own:
+                    rest.setdefault(getattr(parameter, "device_mesh", None), []).append(i)
+            for indices in rest.values():
+                self._update_by_torch(group, lists.some(indices), has_complex)
             for alike in _alike(updates):
                 self._update(group, lists.some([update.place for update in alike]).steps, alike)
         cached = [u.weight for _, us, _ in found for u in us if isinstance(u.weight, CachedWeight)]

@@ -8,17 +8,20 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import parallel_models
 import pytest
 import ranks
 import torch
 from gathered_models import RECIPES, mlp, train_step, uneven_rows
 from parallel_models import shard
+from torch import distributed
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 import float8.torch as f8
 from float8.torch.shard import shard_casts
@@ -99,6 +102,39 @@ def test_casts_behind_a_step_have_the_same_bits(world: int, recipe: str, tmp_pat
 @ranks.needs_gpus(2)
 def test_casts_behind_a_step_have_the_same_bits_on_gpus(recipe: str, tmp_path: Any) -> None:
     ranks.spawn(_equal, 2, tmp_path, recipe, device="cuda")
+
+
+def _tensor_parallel(_: Any, rank: int, world: int) -> None:
+    """FSDP's shards of what ranks of tensor parallelism have, beside parameters of other meshes."""
+    names = ("shard", "tensor")
+    mesh = distributed.device_mesh.init_device_mesh(ranks.device, (2, 2), mesh_dim_names=names)
+    for recipe in ("tensorwise", "rowwise", "blockwise"):
+        dim, hidden = (384, 512) if recipe == "blockwise" else (80, 96)
+        models, optimizers = [], []
+        for _ in range(2):
+            model = parallel_models.mlp(
+                recipe, dim, hidden, torch.float32, enable_fsdp_float8_all_gather=True
+            )
+            parallelize_module(model, mesh["tensor"], parallel_models.mlp_plan(True))
+            fully_shard(model["mlp"].down, mesh=mesh["shard"])
+            fully_shard(model["mlp"], mesh=mesh["shard"])
+            models.append(model)
+            optimizers.append(f8.AdamW(model.parameters(), lr=1e-2))
+        x = torch.randn(2, 256, dim)
+        for step in range(3):
+            with Visits() as visits:
+                own = train_step(models[0]["mlp"], optimizers[0], x)
+            assert step == 0 or visits.finds == 0 or recipe == "blockwise"
+            other = train_step(models[1]["mlp"], optimizers[1], x)
+            _forget(models[1])
+            assert torch.equal(own, other)
+            for each, twin in zip(*(model.parameters() for model in models), strict=True):
+                pair = [getattr(p, "_local_tensor", p).detach() for p in (each, twin)]
+                assert torch.equal(*pair)
+
+
+def test_beside_tensor_parallelism(tmp_path: Any) -> None:
+    ranks.spawn(_tensor_parallel, 4, tmp_path)
 
 
 def _changed(mesh: Any, rank: int, world: int) -> None:

@@ -274,6 +274,28 @@ def test_bad_input(make: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ("rowwise", "blockwise"))
+def test_steps_in_a_graph(make: Any, recipe: str) -> None:
+    models = [make(recipe) for _ in range(2)]
+    captured, eager = (f8.AdamW(m.parameters(), lr=1e-2, capturable=True) for m in models)
+    for model, optimizer in zip(models, (captured, eager), strict=True):
+        backward(model, 0)
+        optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for _ in range(3):
+        for own, twin in zip(*(model.parameters() for model in models), strict=True):
+            own.grad.normal_()
+            twin.grad.copy_(own.grad)
+        graph.replay()
+        eager.step()
+        assert same(*map(values, models))
+        for layer in layers_of(models[0]):
+            assert not layer._weight_cast.differs(layer)  # type: ignore[union-attr]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_the_bits_of_torchs_fused_kernel(options: dict[str, Any], dtype: torch.dtype) -> None:
