@@ -134,14 +134,14 @@
 //     device, and whose weight has the weight's type; with `apart` of the casts of x too.
 //   With an emulated config the tensors may be on a GPU (staging.hpp).
 //   adamw(params!, grads!, exp_avgs!, exp_avg_sqs!, max_exp_avg_sqs!, steps, amax!, row_amax!, states!,
-//         copies!, config[], dtypes, rows_max, options, maximize, lr?, grad_scale?, found_inf?)
+//         copies!, config[], dtypes, rows_max, scales, layout, options, maximize, lr?, grad_scale?, found_inf?)
 //     A step of AdamW of weights, each dense and of the type of its other tensors. `options` are lr,
 //     beta1, beta2, eps and weight_decay; lr and the last two are an element in fp32 on the device. What is
 //     left has its maxima in amax, those of columns before the weight's, and in row_amax, where these are
 //     words (0 at first) and not empty: those of quantize_amax for a cast in `dtypes` (float8_dtype).
 //     A state, where it is not empty, gets the fingerprint of a weight's copies (cast_weight). Copies are q
 //     and qt of each weight, which it is cast into where they are not empty and its cast needs no maxima
-//     before; of a shard, rows_max is that of quantize_amax, else 0.
+//     before; of a shard, rows_max is that of quantize_amax, else 0. Parts of a scale state are of all or none.
 //   capture_id(x)
 //     A number of the CUDA graph that x's current stream is captured into, 0 where it is not.
 //   context(device), plans(device)
@@ -217,7 +217,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
                                                                            "quantize_list");
   add<&quantize_amax_list, Roles{.config = 1}>(library, "quantize_amax_list");
   add<&quantize_shard_list, Roles{.config = 3, .written = 1U << 9}>(library, "quantize_shard_list");
-  add<&adamw, Roles{.config = 10, .written = 0b11'1101'1111}>(library, "adamw");
+  add<&adamw, Roles{.config = 10, .written = 0b11'1101'1111, .scales = 13}>(library, "adamw");
   add<&gemm_into, Roles{.config = 7, .written = 0b10000}>(library, "gemm_into");
   // It writes kept copies of the weight, and their state.
   add<&linear_forward, Roles{.config = 8, .written = 1U << 4 | 1U << 5 | 1U << 12, .scales = 7}>(

@@ -78,8 +78,9 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
            std::vector<Tensor> exp_avg_sqs, std::vector<Tensor> max_exp_avg_sqs,
            std::vector<Tensor> steps, std::vector<Tensor> amax, std::vector<Tensor> row_amax,
            std::vector<Tensor> states, std::vector<Tensor> copies, std::vector<int64_t> config,
-           std::vector<int64_t> dtypes, std::vector<int64_t> rows_max, std::vector<double> options,
-           bool maximize, const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
+           std::vector<int64_t> dtypes, std::vector<int64_t> rows_max, std::vector<Tensor> scales,
+           int64_t layout, std::vector<double> options, bool maximize,
+           const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
            const std::optional<Tensor>& found_inf) {
   const size_t count = params.size();
   for (const size_t size : {grads.size(), exp_avgs.size(), exp_avg_sqs.size(), steps.size(),
@@ -87,6 +88,10 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
                             dtypes.size(), rows_max.size(), copies.size() / 2}) {
     if (size == count && count > 0) continue;
     throw std::invalid_argument("float8: adamw takes as many of each tensor as weights, and one");
+  }
+  if (!scales.empty() && scales.size() != count) {
+    throw std::invalid_argument(
+        "float8: adamw takes parts of a scale state of all weights or none");
   }
   if (options.size() != 5 || (!max_exp_avg_sqs.empty() && max_exp_avg_sqs.size() != count)) {
     throw std::invalid_argument(
@@ -96,6 +101,7 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
   const Place place = place_of(params.front(), Config(config.front()));
   std::vector<float8_adamw_tensor> tensors(count);
   std::vector<float8_quantize_args> casts(count);
+  std::vector<float8_step> in_step(count);
   for (size_t i = 0; i < count; ++i) {
     float8_adamw_tensor& to = tensors[i];
     const Tensor& param = params[i];
@@ -116,6 +122,10 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
     if (copies[2 * i].numel() + copies[2 * i + 1].numel() > 0) {
       const Cast cast(param, config[i], FLOAT8_WEIGHT, FLOAT8_BOTH_COPIES, {.most = rows_max[i]},
                       dtypes[i]);
+      if (!scales.empty()) {
+        cast.set_scales(casts[i].scales, in_step[i], scales[i], layout, false);
+        casts[i].step = &in_step[i];
+      }
       set_cast(to, casts[i], cast, copies[2 * i], copies[2 * i + 1]);
     }
     if (states[i].numel() == 0) continue;

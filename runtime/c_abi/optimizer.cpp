@@ -25,7 +25,7 @@ float8_status float8_adamw(float8_context* context, const float8_adamw_args* arg
     F8_TRY(need_zero("float8_adamw_args.reserved", known.reserved));
     if (!context->context->options().emulate) {
       return f8::fail(f8::ErrorCode::kUnsupported,
-                      "float8_adamw: its kernel has a fault on a GPU so far; update weights by "
+                      "float8_adamw has not passed its tests on a GPU so far; update weights by "
                       "another AdamW, and cast them after it");
     }
     if (known.count > 0) F8_TRY(need(known.tensors, "float8_adamw_args.tensors"));

@@ -116,7 +116,7 @@ _OTHERS = (
         "adamw(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] "
         "exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] steps, Tensor(f!)[] amax, Tensor(g!)[] "
         "row_amax, Tensor(h!)[] states, Tensor(i!)[] copies, int[] config, int[] dtypes, int[] rows_max, "
-        "float[] options, bool maximize, "
+        "Tensor[] scales, int layout, float[] options, bool maximize, "
         "Tensor? lr=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"
     ),
     "reads_shards(Tensor dy, Tensor weight, int config) -> bool",

@@ -2,7 +2,7 @@
 
 It is torch's fused AdamW. Of weights whose fp8 copies are kept, by `cache_weight_casts` or by FSDP's gathers
 in fp8, it also leaves the maxima that dynamic scales come from, so that the casts behind a step read
-each weight once and not twice; copies with scales of whole blocks it makes itself.
+each weight once and not twice; copies with scales of whole blocks, or delayed ones, it makes itself.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class AdamW(torch.optim.AdamW):
     Weights whose fp8 copies are kept with dynamic scales of tensors, rows and columns have their maxima
     found in the visit that updates them: those of a model that `cache_weight_casts` was called with,
     whose steps then end with the casts of all such weights, and the shards that FSDP gathers in fp8,
-    whose next cast takes them. Where scales are of 128x128 blocks, that visit makes the copies. All other parameters are torch's. Updates have the bits of torch's fused
-    CUDA kernel for all of them: in float32, or in bfloat16 or float16 with states of the same type.
+    whose next cast takes them. Where scales are of 128x128 blocks, or delayed, that visit makes the
+    copies. All other parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
+    float32, or in bfloat16 or float16 with states of the same type.
 
     Options, states and state dicts are those of torch.optim.AdamW(fused=True), in both directions;
     state dicts of the other implementations are taken too. grad_scale and found_inf of a GradScaler stay
@@ -160,6 +161,7 @@ class AdamW(torch.optim.AdamW):
         lr = group["lr"]
         on_device = isinstance(lr, Tensor) and (lr.device == device or lr.device.type != "cpu")
         scaler = [_on(getattr(self, name, None), device) for name in ("grad_scale", "found_inf")]
+        state = updates[0].weight.scale_state
         words = _zero_words([update.weight for update in updates])
         torch._foreach_add_(steps, 1)
         for update in updates:
@@ -175,6 +177,8 @@ class AdamW(torch.optim.AdamW):
             [update.weight.config for update in updates],
             [update.weight.dtype for update in updates],
             [update.weight.rows_max for update in updates],
+            [] if state is None else [update.weight.scales for update in updates],
+            0 if state is None else state.layout,
             [0.0 if on_device else float(lr), beta1, beta2, group["eps"], group["weight_decay"]],
             group["maximize"],
             _on(lr, device) if on_device else None,
@@ -206,7 +210,7 @@ def _update_of(index: int, lists: _Lists) -> _Update | None:
     """Returns what the kernel updates of a parameter; None for torch's."""
     parameter = lists.params[index]
     weight = weight_casts.cached(parameter) or shard_update(parameter)
-    # On a GPU the kernel has a fault so far.
+    # The kernel has not passed its tests on a GPU so far.
     if weight is None or not weight.config & recipes.EMULATE:
         return None
     tensors = [_local(each[index]) for each in lists[:5] if each]
@@ -230,9 +234,10 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _alike(updates: Sequence[_Update]) -> Iterable[list[_Update]]:
-    """Returns the weights that one call updates: those of one device, emulated or not."""
+    """Returns the weights that one call updates: of one device, emulated or not, and one scale state."""
     groups: dict[Any, list[_Update]] = {}
     for update in updates:
         emulated = update.weight.config & recipes.EMULATE
-        groups.setdefault((update.tensors[0].device, emulated), []).append(update)
+        key = (update.tensors[0].device, emulated, id(update.weight.scale_state))
+        groups.setdefault(key, []).append(update)
     return groups.values()

@@ -34,16 +34,19 @@ class Visits:
     """Counts the shards whose maxima are found, and those that are cast, in visits of their own."""
 
     def __init__(self) -> None:
-        self.finds = self.casts = 0
+        self.finds = self.casts = self.delayed = 0
         self._find, self._cast = shard_casts._find_in_shards, shard_casts._cast_shards
+        self._cast_delayed = shard_casts._cast_delayed
 
     def __enter__(self) -> Visits:
         shard_casts._find_in_shards = self._count_finds
         shard_casts._cast_shards = self._count_casts
+        shard_casts._cast_delayed = self._count_delayed
         return self
 
     def __exit__(self, *_: object) -> None:
         shard_casts._find_in_shards, shard_casts._cast_shards = self._find, self._cast
+        shard_casts._cast_delayed = self._cast_delayed
 
     def _count_finds(self, gathers: Any, *rest: Any) -> Any:
         self.finds += len(gathers)
@@ -52,6 +55,10 @@ class Visits:
     def _count_casts(self, gathers: Any, *rest: Any) -> Any:
         self.casts += len(gathers)
         return self._cast(gathers, *rest)
+
+    def _count_delayed(self, weights: Any, *rest: Any) -> Any:
+        self.delayed += len(weights)
+        return self._cast_delayed(weights, *rest)
 
 
 def _forget(model: Any) -> None:
@@ -83,11 +90,16 @@ def _expect_equal(mesh: Any, x: torch.Tensor, recipe: str, rows: int, options: A
                 assert visits.finds == 0
             if recipe == "blockwise" and rows % (128 * mesh.size()) == 0:
                 assert visits.casts == 0
+            if recipe == "delayed":
+                in_16s = all(p.to_local().shape[0] % 16 == 0 for p in models[0].parameters())
+                assert (visits.delayed == 0) is (step == 1 or in_16s)
         other = train_step(models[1], optimizers[1], x)
         _forget(models[1])
         assert torch.equal(own, other)
         for each, twin in zip(*(model.parameters() for model in models), strict=True):
             assert torch.equal(each.to_local(), twin.to_local())
+        for state, twin in zip(*(model.buffers() for model in models), strict=True):
+            assert torch.equal(state, twin)  # the recorded amaxes, and the scales
     for old, p in zip(before, models[0].parameters(), strict=True):
         assert old.numel() == 0 or not torch.equal(old, p.to_local())
 

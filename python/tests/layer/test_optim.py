@@ -329,6 +329,8 @@ def test_the_bits_of_torchs_fused_kernel(options: dict[str, Any], dtype: torch.d
                     [1],
                     [_ops.ELEMENT_TYPES[dtype]],
                     [0],
+                    [],
+                    0,
                     numbers,
                 ),
                 group["maximize"],

@@ -175,7 +175,7 @@ def test_an_update_of_weights(recipe: str, place: str) -> None:
         for size in bytes_of(n, k, config, _ops.WEIGHT, True)
     ]
     numbers = [1e-2, 0.9, 0.99, 1e-8, 0.1]
-    args = (*lists, [], steps, *words, states, copies, [_BF16, _F32], [0, 0], numbers, False)
+    args = (*lists, [], steps, *words, states, copies, [_BF16, _F32], [0, 0], [], 0, numbers, False)
     _same(_ops.adamw, place, [config] * 2, *args, at=10)
 
 

@@ -158,6 +158,8 @@ class CachedWeight:
     """
 
     rows_max = 0  # it is no shard
+    scale_state: Any = None  # delayed scaling keeps no copies
+    scales = _ops.NO_BYTES
 
     def __init__(self, parameter: torch.Tensor, layer: Float8Linear, cast: WeightCast) -> None:
         self.parameter = parameter

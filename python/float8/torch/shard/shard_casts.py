@@ -39,6 +39,7 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     if not weights:
         return
     compare([gather for gather, _ in weights])
+    weights = [each for each in weights if not _is_cast_by_optimizer(*each)]
     take_back([gather for gather, _ in weights])
     delayed: dict[ScaleState, list[tuple[WeightGather, DTensor]]] = {}
     dynamic = []
@@ -53,6 +54,16 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
         _cast_delayed(own, scales)
     if dynamic:
         _cast_dynamic(dynamic)
+
+
+def _is_cast_by_optimizer(gather: WeightGather, weight: DTensor) -> bool:
+    """Takes the copies with a delayed scale that an optimizer of float8 made, if they are there."""
+    if gather.scales is None or gather.first_step or (copies := gather.take_copies(weight)) is None:
+        return False
+    q, qt = copies
+    gather.set_shard(q, qt, gather.own_rows)
+    gather.set_cast(weight)
+    return True
 
 
 def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: ScaleState) -> None:

@@ -41,7 +41,7 @@ class CAbiDriver : public ::testing::Test {
     saved_state_.resize(float8_scales_saved_bytes(scales_));
     for (Buffer* buffer : {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace,
                            &s_.saved, &tensor_, &s_.state, &db_, &counters_, &noop_flag_,
-                           &found_inf_, &casts_workspace_, &fingerprint_, &moments_, &number_}) {
+                           &found_inf_, &casts_workspace_, &fingerprint_}) {
       cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
     }
     EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK)
@@ -181,25 +181,6 @@ class CAbiDriver : public ::testing::Test {
                                               .noop_flag = noop_flag()};
            return float8_weights_compare(&context_, &args, 1, stream);
          }},
-        {"float8_adamw_args.tensors[0]: float8_adamw",
-         {{"float8_adamw_tensor.param", &s_.w},
-          {"float8_adamw_tensor.grad", &s_.dw},
-          {"float8_adamw_tensor.exp_avg", &moments_},
-          {"float8_adamw_tensor.step", &number_},
-          {"float8_adamw_tensor.fingerprint", &fingerprint_}},
-         [this](float8_stream stream) {
-           const float8_adamw_tensor weight{.param = s_.w.data(),
-                                            .grad = s_.dw.data(),
-                                            .exp_avg = moments_.data(),
-                                            .exp_avg_sq = moments_.data() + 128,
-                                            .step = reinterpret_cast<const float*>(number_.data()),
-                                            .rows = 4,
-                                            .cols = 16,
-                                            .fingerprint = fingerprint_.data()};
-           const float8_adamw_args args{
-               .tensors = &weight, .count = 1, .beta1 = 0.9, .beta2 = 0.99};
-           return float8_adamw(&context_, &args, stream);
-         }},
         {"float8_counters_clear",
          {{"counters", &counters_}},
          [this](float8_stream stream) {
@@ -289,8 +270,6 @@ class CAbiDriver : public ::testing::Test {
   Buffer noop_flag_{16};
   Buffer fingerprint_{std::vector<uint8_t>(FLOAT8_FINGERPRINT_BYTES)};
   Buffer found_inf_{16};
-  Buffer moments_{256};
-  Buffer number_{16};
   Buffer casts_workspace_{size_t{4} << 20};
   float8_scales* scales_ = nullptr;
   float8_quantizer_list* casts_ = nullptr;
