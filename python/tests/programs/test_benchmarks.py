@@ -178,17 +178,18 @@ def test_expert_parallel(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("sdpa-math", "fp8_forward", "fa3")
+    names = ("sdpa-math", "float8", "fa3")
     options = ("--variants", ",".join(names), "--length", "256", "--masks", "causal")
     assert not run("attention", *options)
     text = capsys.readouterr().out
     times = table(text[: text.index("SQNR")], "attention")
-    assert positive(times["sdpa-math-forward"][:1] + times["sdpa-math-backward"][:1])
+    for name in ("sdpa-math", "float8"):
+        assert positive(times[f"{name}-forward"][:1] + times[f"{name}-backward"][:1])
     assert times["fa3"][-2:] == ["not", "installed"]
     rows = table(text[text.index("SQNR") :], "SQNR")
     for data in ("normal", "outlier", "bias", "sharp"):
         assert all(float(cell) > 35 for cell in rows[f"{data}-sdpa-math"])
-        assert all(15 < float(cell) < 45 for cell in rows[f"{data}-fp8_forward"])
+        assert all(15 < float(cell) < 45 for cell in rows[f"{data}-float8"])
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
