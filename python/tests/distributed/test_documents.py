@@ -24,7 +24,7 @@ import float8.torch as f8
 
 BLOCKS = {
     "README.md": 1,
-    "docs/pytorch.md": 8,
+    "docs/pytorch.md": 9,
     "docs/fsdp.md": 1,
     "docs/ranks.md": 3,
     "docs/tensor-parallel.md": 3,
