@@ -15,6 +15,7 @@ from torch import nn
 
 from float8.recipes import Recipe
 from float8.torch import functional
+from float8.torch.classes import Made, subclass
 from float8.torch.layer.convert import ModuleFilter
 from float8.torch.layer.linear import check_sizes
 
@@ -60,7 +61,7 @@ def convert(
             raise type(error)(f"{error} (layer {name or 'root'!r})") from None
         chosen.append(module)
     for module in chosen:
-        module.__class__ = _fp8_class(_own_kind(module))
+        module.__class__ = subclass(_Fp8, _own_kind(module))
         module._float8_config = config
     return model
 
@@ -80,10 +81,9 @@ def _check(module: nn.Module) -> None:
     check_sizes(kind, cols, rows, pad_inner_dim=False)
 
 
-class _Fp8:
+class _Fp8(Made):
     """What a class of converted modules has before its own class."""
 
-    _float8_kind: type[nn.Module]
     _float8_config: int
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
@@ -92,12 +92,8 @@ class _Fp8:
         bias = getattr(module, "bias", None)
         return functional.apply(input_, weight, bias, self._float8_config)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle looks for a class by its name, which one that is made here has not.
-        return _empty, (self._float8_kind,), self.__dict__
-
     def extra_repr(self) -> str:
-        text: str = self._float8_kind.extra_repr(self)  # type: ignore[arg-type]
+        text: str = self.original.extra_repr(self)  # type: ignore[arg-type]
         return f"{text}, float8" if text else "float8"
 
 
@@ -106,20 +102,4 @@ def _is_transposed(module: nn.Module) -> bool:
 
 
 def _own_kind(module: nn.Module) -> type[nn.Module]:
-    kind: type[nn.Module] = getattr(module, "_float8_kind", type(module))
-    return kind
-
-
-_classes: dict[type[nn.Module], type[nn.Module]] = {}
-
-
-def _fp8_class(kind: type[nn.Module]) -> type[nn.Module]:
-    if kind not in _classes:
-        _classes[kind] = type(f"Float8{kind.__name__}", (_Fp8, kind), {"_float8_kind": kind})
-    return _classes[kind]
-
-
-def _empty(kind: type[nn.Module]) -> nn.Module:
-    """Makes a converted module without contents, for pickle and deepcopy."""
-    made = _fp8_class(kind)
-    return made.__new__(made)
+    return module.original if isinstance(module, _Fp8) else type(module)

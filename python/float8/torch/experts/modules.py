@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops
+from float8.torch.classes import Made
 from float8.torch.experts import ops
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.moe import layout_of, mlp
@@ -29,10 +30,9 @@ def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: each for name, each in own if each is not None and each.dim() == 3}
 
 
-class Float8Experts(nn.Module):
+class Float8Experts(Made, nn.Module):
     """What a converted module has before its own class."""
 
-    original: ClassVar[type[nn.Module]]
     kind: ClassVar[type[Float8Experts]]  # which of the classes below
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
@@ -53,11 +53,10 @@ class Float8Experts(nn.Module):
             super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle looks for a class by its name, which one that is made here has not.
-        made: Any = super().__reduce_ex__(protocol)
+        make, of, state, *more = super().__reduce_ex__(protocol)
         # A copy has weights of its own.
-        state = {name: value for name, value in made[2].items() if name != "weight_casts"}
-        return (_remake, (self.original, self.kind), state, *made[3:])
+        own = {name: value for name, value in state.items() if name != "weight_casts"}
+        return (make, of, own, *more)
 
     def extra_repr(self) -> str:
         emulate = "emulate=True" if self.experts_config & recipes.EMULATE else ""
@@ -197,20 +196,3 @@ def _weight(module: Any, name: str) -> torch.Tensor:
             "parallelism of experts; leave these experts in bf16, or share them by FSDP2"
         )
     return weight.transpose(-2, -1) if module.is_transposed else weight
-
-
-_classes: dict[tuple[type[nn.Module], type[Float8Experts]], type[Float8Experts]] = {}
-
-
-def class_of(original: type[nn.Module], kind: type[Float8Experts]) -> type[Float8Experts]:
-    """Returns the class of converted modules: it is the original one's subclass, made once."""
-    key = (original, kind)
-    if key not in _classes:
-        own = {"original": original, "kind": kind, "__module__": original.__module__}
-        _classes[key] = type(f"Float8{original.__name__}", (kind, original), own)
-    return _classes[key]
-
-
-def _remake(original: type[nn.Module], kind: type[Float8Experts]) -> nn.Module:
-    made = class_of(original, kind)
-    return made.__new__(made)

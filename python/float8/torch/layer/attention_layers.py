@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from float8.torch import notices
 from float8.torch._ops import of_autocast
 from float8.torch.attention import RECIPES, refusal, scaled_dot_product_attention, warn_of
+from float8.torch.classes import Made, check_class, known_of, subclass
 from float8.torch.layer import transformers_attention
 from float8.torch.layer.linear import check_switches
 
@@ -20,14 +21,13 @@ _KNOWN = {
     ("torchtitan.models.", "ScaledDotProductAttention"): True,
 }
 _registered: dict[type[nn.Module], bool] = {}
-_classes: dict[type, type] = {}  # of converted modules, by their own
 
 
-class Float8Attention:
+class Float8Attention(Made):
     """What the class of a converted module has beside its own."""
 
     float8_emulate: bool
-    float8_tokens_first: bool
+    tokens_first: ClassVar[bool]
 
     def forward(
         self,
@@ -42,7 +42,7 @@ class Float8Attention:
     ) -> torch.Tensor:
         given = [name for name, value in more.items() if value is not None]
         query, key, value = (
-            of_autocast(x.transpose(1, 2) if self.float8_tokens_first else x) for x in (q, k, v)
+            of_autocast(x.transpose(1, 2) if self.tokens_first else x) for x in (q, k, v)
         )
         reason = refusal(query, key, value, None, 0.0, enable_gqa, scale)
         if given:
@@ -62,7 +62,7 @@ class Float8Attention:
             enable_gqa=enable_gqa,
             emulate=self.float8_emulate,
         )
-        return y.transpose(1, 2) if self.float8_tokens_first else y
+        return y.transpose(1, 2) if self.tokens_first else y
 
 
 def register_attention(cls: type[nn.Module], *, tokens_first: bool = False) -> None:
@@ -71,8 +71,7 @@ def register_attention(cls: type[nn.Module], *, tokens_first: bool = False) -> N
     Its forward is forward(q, k, v, *, scale=None, enable_gqa=False, is_causal=True) and returns the result alone.
     tokens_first: its tensors are [B, S, H, D], and not [B, H, S, D].
     """
-    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise TypeError(f"float8: register_attention takes a class of nn.Module, not {cls!r}")
+    check_class("register_attention", cls)
     _registered[cls] = tokens_first
 
 
@@ -107,10 +106,14 @@ def convert_attention_to_float8(
     wanted = filter_fn or (lambda module, name: True)
     converted = _of_transformers(model, wanted, emulate)
     for name, module in model.named_modules():
-        tokens_first = _tokens_first(type(module))
-        if tokens_first is not None and wanted(module, name):
-            _convert(module, tokens_first, emulate)
-            converted.append(name)
+        tokens_first = known_of(module, _registered, _KNOWN)
+        is_converted = isinstance(module, Float8Attention)
+        if (tokens_first is None and not is_converted) or not wanted(module, name):
+            continue
+        if not is_converted:
+            module.__class__ = subclass(Float8Attention, type(module), tokens_first=tokens_first)
+        setattr(module, "float8_emulate", emulate)  # noqa: B010
+        converted.append(name)
     if not converted:
         notices.warn_once(
             "convert_attention_to_float8",
@@ -118,29 +121,6 @@ def convert_attention_to_float8(
             "names a module that wraps PyTorch's, or call float8.torch.scaled_dot_product_attention",
         )
     return converted
-
-
-def _tokens_first(cls: type) -> bool | None:
-    if issubclass(cls, Float8Attention):  # it is converted
-        cls = cls.__mro__[2]
-    if cls in _registered:
-        return _registered[cls]
-    for (package, name), tokens_first in _KNOWN.items():
-        if cls.__name__ == name and cls.__module__.startswith(package):
-            return tokens_first
-    return None
-
-
-def _convert(module: Any, tokens_first: bool, emulate: bool) -> None:
-    cls = type(module)
-    if issubclass(cls, Float8Attention):
-        _classes[cls] = cls
-    if cls not in _classes:
-        own = {"__module__": cls.__module__}
-        _classes[cls] = type(f"Float8{cls.__name__}", (Float8Attention, cls), own)
-    module.__class__ = _classes[cls]
-    module.float8_emulate = emulate
-    module.float8_tokens_first = tokens_first
 
 
 def _of_transformers(

@@ -12,13 +12,13 @@ from torch.nn.parameter import UninitializedParameter
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, notices
+from float8.torch.classes import subclass
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.modules import (
     FirstTorchtitanExperts,
     Float8Experts,
     TorchtitanExperts,
     TransformersExperts,
-    class_of,
     weights_of,
 )
 from float8.torch.experts.recipe import config_of
@@ -164,7 +164,7 @@ def convert_experts(chosen: list[Chosen]) -> None:
     for each in chosen:
         own: Any = each.module
         if not isinstance(own, Float8Experts):
-            own.__class__ = class_of(type(own), each.kind)
+            own.__class__ = subclass(each.kind, type(own), kind=each.kind)
         own.expert_weights = each.weights
         own.weight_casts = {}
         own.experts_config = each.config

@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
+from float8.torch.classes import check_class, known_of, subclass
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
     FusedMLP,
     Names,
-    class_of,
     obstacle_between,
     obstacle_of_child,
 )
@@ -74,8 +74,7 @@ def register_mlp(
         their own are not meant.
     activation: "silu", "gelu", "gelu_tanh" (GELU's approximation) or "relu2" (ReLU squared).
     """
-    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise TypeError(f"float8: register_mlp takes a class of nn.Module, not {cls!r}")
+    check_class("register_mlp", cls)
     names = Names(gate, up, down)
     given = names.given()
     if len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
@@ -125,7 +124,7 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
             why = _obstacle_of_children(module, module.names)
             done.append(Fusion(name, why is None, why or ""))
             continue
-        known = _known(module)
+        known = known_of(module, _registered, _KNOWN)
         if known is None:
             if (why := _resembles(module)) is not None:
                 done.append(Fusion(name, False, why))
@@ -133,7 +132,9 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
         activation = _activation_of(module, known.activation)
         why = _obstacle(module, known, activation)
         if why is None and activation is not None:
-            module.__class__ = class_of(type(module), known.names, activation)
+            module.__class__ = subclass(
+                FusedMLP, type(module), "Fused", names=known.names, activation=activation
+            )
         done.append(Fusion(name, why is None, why or ""))
     if not norms and notices.has_linears(model) and not any(each.fused for each in done):
         reasons = "; ".join(dict.fromkeys(each.why for each in done))
@@ -143,20 +144,6 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
             + (reasons or "it has no MLP that is known; see register_mlp"),
         )
     return done
-
-
-def _known(module: nn.Module) -> Known | None:
-    """Returns what is known of an MLP's forward, None for another module."""
-    for cls in type(module).__mro__:
-        if cls.__dict__.get("forward") is None:
-            continue  # fully_shard makes a class in front
-        if cls in _registered:
-            return _registered[cls]
-        for (package, name), known in _KNOWN.items():
-            if cls.__name__ == name and cls.__module__.startswith(package):
-                return known
-        return None
-    return None
 
 
 def _resembles(module: nn.Module) -> str | None:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from float8 import recipes
 from float8.torch import _linear, _ops, notices
 from float8.torch.base_linear import is_float8
+from float8.torch.classes import Made
 from float8.torch.layer.linear import Float8Linear, is_exporting
 
 _HOOKS = (
@@ -172,7 +173,7 @@ def _forward(
 _apply: Any = MLPFunction.apply
 
 
-class FusedMLP(nn.Module):
+class FusedMLP(Made, nn.Module):
     """The forward of an MLP whose class `fuse` changes; its children are the linears that it had.
 
     Where a child is no longer what was fused, as with hooks or LoRA that came later, the MLP computes as
@@ -180,8 +181,7 @@ class FusedMLP(nn.Module):
     """
 
     names: ClassVar[Names]
-    activation: ClassVar[str]
-    original: ClassVar[type[nn.Module]]
+    activation: ClassVar[str]  # a key of _ops.ACTIVATIONS
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         names = self.names.given()
@@ -197,35 +197,6 @@ class FusedMLP(nn.Module):
                 notices.warn_once(f"fuse {kind} {why}", f"a {kind} is no longer fused: {why}")
             return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
         return mlp(x, children, self.activation)  # type: ignore[arg-type]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        made: Any = super().__reduce_ex__(protocol)
-        return (_remake, (self.original, self.names, self.activation), *made[2:])
-
-
-def _remake(original: type[nn.Module], names: Names, activation: str) -> nn.Module:
-    kind = class_of(original, names, activation)
-    return kind.__new__(kind)
-
-
-_classes: dict[tuple[type[nn.Module], Names, str], type[nn.Module]] = {}
-
-
-def class_of(original: type[nn.Module], names: Names, activation: str) -> type[nn.Module]:
-    """Returns the class of a fused MLP: it is the original one's subclass, made once.
-
-    activation: a key of _ops.ACTIVATIONS.
-    """
-    key = (original, names, activation)
-    if key not in _classes:
-        own = {
-            "names": names,
-            "activation": activation,
-            "original": original,
-            "__module__": original.__module__,
-        }
-        _classes[key] = type(f"Fused{original.__name__}", (FusedMLP, original), own)
-    return _classes[key]
 
 
 def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str) -> torch.Tensor:

@@ -1,0 +1,76 @@
+"""Classes of modules: those that are known by their names, and those that a conversion makes of a module's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from torch import nn
+
+Known = TypeVar("Known")
+_made: dict[tuple[Any, ...], type[nn.Module]] = {}
+
+
+class Made:
+    """What a class that `subclass` makes has before its own class."""
+
+    original: ClassVar[type[nn.Module]]
+    made_of: ClassVar[tuple[Any, ...]]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Pickle looks for a class by its name, which one that is made here has not.
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (_empty, self.made_of, *reduced[2:])
+
+
+def subclass(
+    first: type[Made], original: type[nn.Module], prefix: str = "Float8", /, **attributes: Any
+) -> type[nn.Module]:
+    """Returns the subclass of a module's class that has the methods of `first` before its own, made once.
+
+    attributes: of the class, hashable.
+    """
+    key = (first, original, prefix, tuple(attributes.items()))
+    if key not in _made:
+        own = {"__module__": original.__module__, "original": original, "made_of": key}
+        _made[key] = type(f"{prefix}{original.__name__}", (first, original), {**own, **attributes})
+    return _made[key]
+
+
+def _empty(
+    first: type[Made],
+    original: type[nn.Module],
+    prefix: str,
+    attributes: tuple[tuple[str, Any], ...],
+) -> nn.Module:
+    """Makes a module without contents, for pickle and deepcopy."""
+    made = subclass(first, original, prefix, **dict(attributes))
+    return made.__new__(made)
+
+
+def check_class(call: str, cls: Any) -> None:
+    """Refuses what is no class of modules."""
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise TypeError(f"float8: {call} takes a class of nn.Module, not {cls!r}")
+
+
+def known_of(
+    module: nn.Module,
+    registered: Mapping[type[nn.Module], Known],
+    named: Mapping[tuple[str, str], Known],
+) -> Known | None:
+    """Returns what is known of a module's forward, None for another module.
+
+    registered: by the class that has the forward.
+    named: by the beginning of its module in Python, and its name.
+    """
+    for cls in type(module).__mro__:
+        if cls.__dict__.get("forward") is None:
+            continue  # fully_shard makes a class in front
+        if cls in registered:
+            return registered[cls]
+        for (package, name), known in named.items():
+            if cls.__name__ == name and cls.__module__.startswith(package):
+                return known
+        return None
+    return None
