@@ -3,7 +3,9 @@ torchtitan's wrappers of both releases, and modules of one's own."""
 
 from __future__ import annotations
 
+import copy
 import pathlib
+import pickle
 import sys
 import warnings
 from collections.abc import Iterator
@@ -21,7 +23,6 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("untold")
 
 TOKENS = 48
-REPOSITORY = pathlib.Path(__file__).parents[3]
 
 
 def model_of(kind: str, device: str, **more: Any) -> Any:
@@ -212,6 +213,9 @@ def check_wrapper(module: nn.Module, tokens_first: bool, device: str, options: A
         module(*(x.float() for x in operands), enable_gqa=True)
     assert f8.convert_attention_to_float8(model, **options) == ["inner"]
     assert torch.equal(module(*operands, enable_gqa=True), y)
+    again = copy.deepcopy(module)
+    assert type(again) is type(module)
+    assert torch.equal(again(*operands, enable_gqa=True), y)
 
 
 @pytest.mark.parametrize("cls", [Wrapper, TokensFirst])
@@ -222,23 +226,28 @@ def test_a_wrapper_of_ones_own(
 
     monkeypatch.setattr(attention_layers, "_registered", {})
     f8.register_attention(cls, tokens_first=cls is TokensFirst)
-    check_wrapper(cls(), cls is TokensFirst, device, options)
+    module = cls()
+    check_wrapper(module, cls is TokensFirst, device, options)
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(again) is type(module)
+        assert again.float8_emulate == module.float8_emulate
 
 
 @pytest.fixture
-def titan(request: pytest.FixtureRequest) -> Iterator[str]:
+def titan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """torchtitan of a release, which the process has for one test."""
     release: str = request.param
-    folder = REPOSITORY / ".deps" / "python" / f"torchtitan-{release}"
-    if not folder.exists():
-        pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")
-    before = dict(sys.modules)
-    sys.path.insert(0, str(folder))
+    monkeypatch.syspath_prepend(training.torchtitan_folder(release))
+    others = take_torchtitan()
     yield release
-    sys.path.remove(str(folder))
-    for name in [each for each in sys.modules if each.partition(".")[0] == "torchtitan"]:
-        del sys.modules[name]
-    sys.modules.update({n: m for n, m in before.items() if n.partition(".")[0] == "torchtitan"})
+    take_torchtitan()
+    sys.modules.update(others)
+
+
+def take_torchtitan() -> dict[str, Any]:
+    """Takes the modules of torchtitan, or of its stand-in, out of the process, and returns them."""
+    names = [name for name in sys.modules if name.partition(".")[0] == "torchtitan"]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 @pytest.mark.parametrize("titan", ["0.2.2", "0.3.0"], indirect=True)

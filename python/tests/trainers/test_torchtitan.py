@@ -26,14 +26,6 @@ import float8.torchao
 STEPS = 6
 
 
-def folder_of(release: str) -> str:
-    own = pathlib.Path(__file__).resolve().parents[3] / ".deps" / "python"
-    for folder in (pathlib.Path(sys.prefix), own):
-        if (folder / f"torchtitan-{release}" / "torchtitan").exists():
-            return str(folder / f"torchtitan-{release}")
-    pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")
-
-
 class OnCpu(float8.torchao.Float8LinearConfig):
     @staticmethod
     def from_recipe_name(recipe_name: Any) -> Any:
@@ -177,7 +169,9 @@ def _train_all(mesh: Any, rank: int, world: int, folder: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def of_ranks(two_devices: str, tmp_path_factory: Any) -> Any:
     folder = tmp_path_factory.mktemp("torchtitan")
-    return ranks.spawn(_train_all, 2, folder, folder_of("0.2.2"), device=two_devices)
+    return ranks.spawn(
+        _train_all, 2, folder, training.torchtitan_folder("0.2.2"), device=two_devices
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -251,6 +245,8 @@ training.check_losses(train(True), train(False))
 def test_030(device: str) -> None:
     pytest.importorskip("spmd_types")
     code = RELEASE_030.format(
-        folder=folder_of("0.3.0"), tests=str(pathlib.Path(__file__).parent), device=device
+        folder=training.torchtitan_folder("0.3.0"),
+        tests=str(pathlib.Path(__file__).parent),
+        device=device,
     )
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
