@@ -51,6 +51,18 @@ Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim, con
   return {keep, {keep.mutable_data_ptr(), tokens * heads * dim, dim, heads * dim}};
 }
 
+const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_dim, double scale,
+                                bool causal, const Place& place) {
+  return attention_plan_for({.heads_q = heads_q,
+                             .heads_kv = heads_kv,
+                             .head_dim = head_dim,
+                             .scale = static_cast<float>(scale),
+                             .device = place.key(),
+                             .causal = causal},
+                            place)
+      .attention;
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k,
@@ -63,17 +75,12 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
       v.size(1) != k.size(1) || v.size(2) != k.size(2) || v.size(3) != k.size(3)) {
     refuse("query, key and value are of unlike sizes");
   }
-  const AttentionPlan& plan = attention_plan_for({.heads_q = q.size(1),
-                                                  .heads_kv = k.size(1),
-                                                  .head_dim = q.size(3),
-                                                  .scale = static_cast<float>(scale),
-                                                  .device = place.key(),
-                                                  .causal = causal},
-                                                 place);
+  const float8_attention* const plan =
+      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, place);
   float8_attention_forward_args args;
   args.sizes = {q.size(0), q.size(2), k.size(2)};
-  const size_t saved_bytes = float8_attention_saved_bytes(plan.attention, &args.sizes);
-  const size_t workspace_bytes = float8_attention_workspace_bytes(plan.attention, &args.sizes);
+  const size_t saved_bytes = float8_attention_saved_bytes(plan, &args.sizes);
+  const size_t workspace_bytes = float8_attention_workspace_bytes(plan, &args.sizes);
   const Heads o = empty_heads(q.size(0), q.size(2), q.size(1), q.size(3), place);
   const std::array<int64_t, 3> rows = {q.size(0), q.size(1), q.size(2)};
   Tensor lse = empty(rows, aoti_torch_dtype_float32(), place.device);
@@ -86,7 +93,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
   args.lse = static_cast<float*>(lse.mutable_data_ptr());
   args.saved = {saved.mutable_data_ptr(), saved_bytes};
   args.workspace = {workspace.data(), workspace_bytes};
-  check(float8_attention_forward(plan.attention, &args, place.stream));
+  check(float8_attention_forward(plan, &args, place.stream));
   return {o.keep, lse, saved};
 }
 
@@ -97,13 +104,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, con
   check_dense(saved, 1, place.device, "saved");
   if (o.dim() != 4) refuse("o is not what attention_forward gave");
   const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
-  const AttentionPlan& plan = attention_plan_for({.heads_q = heads_q,
-                                                  .heads_kv = heads_kv,
-                                                  .head_dim = dim,
-                                                  .scale = static_cast<float>(scale),
-                                                  .device = place.key(),
-                                                  .causal = causal},
-                                                 place);
+  const float8_attention* const plan = plan_of(heads_q, heads_kv, dim, scale, causal, place);
   const Heads q = empty_heads(batch, tokens_q, heads_q, dim, place);
   const Heads k = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   const Heads v = empty_heads(batch, tokens_kv, heads_kv, dim, place);
@@ -113,7 +114,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, con
   args.q = q.heads;
   args.k = k.heads;
   args.v = v.heads;
-  check(float8_attention_dequantize(plan.attention, &args, place.stream));
+  check(float8_attention_dequantize(plan, &args, place.stream));
   return {q.keep, k.keep, v.keep};
 }
 

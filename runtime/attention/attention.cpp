@@ -21,6 +21,12 @@ constexpr int64_t kMostRows = int64_t{1}
                               << 31;  // of all heads of a batch: coordinates of a tensor map
 constexpr int64_t kStrideStep = 8;    // of bf16: 16 bytes
 
+// The blocks of the launch that adds up k.
+int64_t blocks_of_sums(const AttentionDesc& desc, const AttentionSizes& sizes) {
+  return sizes.batch * desc.heads_kv *
+         kernels::attention_slabs(static_cast<int32_t>(sizes.tokens_kv));
+}
+
 int64_t blocks_of(int64_t tokens) {
   return ceil_div(tokens, kernels::kAttentionTile);
 }
@@ -170,8 +176,7 @@ size_t Attention::saved_bytes(const AttentionSizes& sizes) const {
 }
 
 size_t Attention::workspace_bytes(const AttentionSizes& sizes) const {
-  const int64_t slabs = ceil_div(sizes.tokens_kv, kernels::kAttentionSlab);
-  return static_cast<size_t>(sizes.batch * desc_.heads_kv * slabs * desc_.head_dim) * sizeof(float);
+  return static_cast<size_t>(blocks_of_sums(desc_, sizes) * desc_.head_dim) * sizeof(float);
 }
 
 Status Attention::forward(const float8_attention_forward_args& args, Stream stream) const {
@@ -190,13 +195,12 @@ Status Attention::forward(const float8_attention_forward_args& args, Stream stre
   F8_TRY(memory.check(kForward, *context_, stream));
   const kernels::AttentionCastArgs casts = cast_args(desc_, args, args.workspace.data);
   const Saved saved(desc_, args.sizes);
-  const int64_t slabs = ceil_div(args.sizes.tokens_kv, kernels::kAttentionSlab);
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const bool overlap = state.options.programmatic_launch;
-  F8_TRY(launch_with(casts, state.driver, *sum_keys_, args.sizes.batch * desc_.heads_kv * slabs,
-                     overlap, stream));
+  F8_TRY(launch_with(casts, state.driver, *sum_keys_, blocks_of_sums(desc_, args.sizes), overlap,
+                     stream));
   F8_TRY(launch_with(casts, state.driver, *cast_, saved.blocks(), overlap, stream));
   return forward_.run({.batch = args.sizes.batch,
                        .queries = args.sizes.tokens_q,

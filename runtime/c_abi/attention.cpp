@@ -1,6 +1,5 @@
 // The forward of attention.
 #include "runtime/c_abi/common.hpp"
-#include "runtime/c_abi/recipe.hpp"
 
 using namespace f8::c_abi;
 

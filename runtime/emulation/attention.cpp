@@ -27,18 +27,13 @@ struct Head {
 };
 
 float e4m3(uint8_t byte) {
-  return load_element(&byte, 0, Dtype::kE4m3);
-}
-float rounded_to_e4m3(float x) {
-  uint8_t byte = 0;
-  store_element(&byte, 0, x, Dtype::kE4m3);
-  return e4m3(byte);
+  return decode_fp8(byte, Dtype::kE4m3);
 }
 
-// One query: its sums, maximum and O, by tiles.
+// A query's maximum, sum and O after the tiles so far.
 struct Query {
-  float most = 0, sum = 0, correction = 0;
-  std::vector<float> o, tile;
+  float most = 0, sum = 0;
+  std::vector<float> o;
 };
 
 void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
@@ -46,8 +41,7 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
   const int64_t d = spec.head_dim, blocks = kernels::attention_blocks(args.keys);
   const int64_t last = spec.causal ? std::min(query / kTile, blocks - 1) : blocks - 1;
   const int64_t keys = spec.causal ? std::min<int64_t>(query + 1, args.keys) : args.keys;
-  Query state{.o = std::vector<float>(static_cast<size_t>(d)),
-              .tile = std::vector<float>(static_cast<size_t>(d))};
+  Query state{.o = std::vector<float>(static_cast<size_t>(d))};
   float v_scale = head.inv_scale_v[last];
   for (int64_t t = last; t >= 0; --t) {
     const float factor = args.scale_log2 * head.inv_scale_q[query / kTile] * head.inv_scale_k[t];
@@ -68,7 +62,7 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
     for (int64_t j = 0; j < kTile; ++j) {
       const float exact = std::exp2(std::fma(scores[j], factor, 8.0F - most));
       sum += exact;
-      p[static_cast<size_t>(j)] = rounded_to_e4m3(exact);
+      p[static_cast<size_t>(j)] = e4m3(encode_fp8(exact, Dtype::kE4m3));
     }
     state.sum = std::fma(state.sum, correction, sum);
     const float ratio = v_scale / head.inv_scale_v[t];

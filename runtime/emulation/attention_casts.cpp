@@ -34,7 +34,7 @@ struct Heads {
 };
 
 void sum_keys(const Heads& k, int64_t rows, float* sums) {
-  const int64_t slabs = ceil_div(k.of.tokens, kernels::kAttentionSlab);
+  const int64_t slabs = kernels::attention_slabs(k.of.tokens);
   const int64_t at_a_time = kernels::kTileThreads / (k.d / 8);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t slab = 0; slab < slabs; ++slab) {
@@ -56,7 +56,7 @@ void sum_keys(const Heads& k, int64_t rows, float* sums) {
 }
 
 std::vector<float> mean_of(const Heads& k, int64_t row, const float* sums) {
-  const int64_t slabs = ceil_div(k.of.tokens, kernels::kAttentionSlab);
+  const int64_t slabs = kernels::attention_slabs(k.of.tokens);
   std::vector<float> mean(static_cast<size_t>(k.d));
   for (int64_t c = 0; c < k.d; ++c) {
     float sum = 0;
@@ -120,7 +120,7 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
   };
   const int64_t expected =
       spec.step == AttentionStep::kSumKeys
-          ? ceil_div(args.k.tokens, kernels::kAttentionSlab) * args.k.heads * args.batch
+          ? int64_t{kernels::attention_slabs(args.k.tokens)} * args.k.heads * args.batch
           : blocks(args.q) + blocks(args.k) + blocks(args.v);
   if (call.launch.grid != expected) {
     call.fault("{}: {} blocks are launched, and {} are needed", call.module.key, call.launch.grid,

@@ -35,6 +35,9 @@ struct AttentionArgs {
 };
 
 inline constexpr i32 kAttentionSlab = 256;  // tokens that a block of the sums of k adds
+F8_BOTH constexpr i32 attention_slabs(i32 tokens) {
+  return (tokens + kAttentionSlab - 1) / kAttentionSlab;
+}
 
 // q, k or v: bf16 elements x[batch][head][token][d], whose strides are in elements, and their copy.
 struct AttentionOperand {

@@ -87,7 +87,7 @@ struct AttentionCast {
     grid_dependency_wait();
     launch_dependents();
     const AttentionOperand& k = args.k;
-    const u32 slabs = (k.tokens + kAttentionSlab - 1) / kAttentionSlab;
+    const u32 slabs = attention_slabs(k.tokens);
     const u32 slab = blockIdx.x % slabs, head = blockIdx.x / slabs;
     const u32 column = threadIdx.x % kChunks * kChunk, row = threadIdx.x / kChunks;
     const u16* x = k.x + head / k.heads * k.stride_batch + head % k.heads * k.stride_head + column;
@@ -116,7 +116,7 @@ struct AttentionCast {
   static F8_DEVICE void mean_of_keys(const AttentionCastArgs& args, const Block& block,
                                      float* mean) {
     if (threadIdx.x < kD) {
-      const u32 slabs = (args.k.tokens + kAttentionSlab - 1) / kAttentionSlab;
+      const u32 slabs = attention_slabs(args.k.tokens);
       const float* from = args.sums + u64{block.row()} * slabs * kD + threadIdx.x;
       float sum = 0;
 #pragma unroll 8
