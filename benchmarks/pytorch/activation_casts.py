@@ -1,7 +1,7 @@
 """The casts of activations and of their gradients, fused and one by one, of one MLP's size.
 
 One by one PyTorch's compiled activation writes bf16, and float8 casts that. Delayed scales and those of
-blocks need one visit; the others find their maxima first. Variants are measured in turn.
+blocks need one pass; the others find their maxima first. Variants are measured in turn.
 """
 
 from __future__ import annotations

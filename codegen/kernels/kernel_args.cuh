@@ -152,8 +152,8 @@ enum class Activation : u8 { kSilu, kGelu, kGeluTanh, kRelu2 };
 template <class Of>
 struct ComputedOf {
   Of of;
-  // Of x's type: up of a GLU, or the gradient of what forward made, of x's shape; the weight of an RMSNorm,
-  // [cols], which has no ld_factor. Null for an activation alone.
+  // It has x's type, and is up of a GLU or the gradient of what forward made, of x's shape; or the weight of an
+  // RMSNorm, [cols], which has no ld_factor. It is null for an activation alone.
   const void* factor;
   i64 ld_factor;
   const float* rstd;  // [rows], of an RMSNorm

@@ -120,11 +120,11 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   F8_TRY(desc.over_ranks                     ? quantizer->plan_shards()
          : desc.source != CastSource::kPlain ? quantizer->plan_computed()
                                              : quantizer->plan_launches());
-  quantizer->set_visit();
+  quantizer->set_single_pass();
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }
 
-void Quantizer::set_visit() {
+void Quantizer::set_single_pass() {
   const std::vector<KernelPass> passes = kernels_.passes(copies_of(desc_), false);
   if (desc_.source != CastSource::kPlain || desc_.recast || whole_rows_ > 0 || passes.size() != 1 ||
       passes.front().amax) {
@@ -134,25 +134,25 @@ void Quantizer::set_visit() {
   cast.one_launch = false;
   for (const FusedCast& fused : passes.front().casts) {
     if (fused.tensor != desc_.operand) continue;
-    visit_.emplace(cast, cast_operand(fused, layout_.tensors.of(desc_.operand), Slot::kAmax));
+    single_pass_.emplace(cast, cast_operand(fused, layout_.tensors.of(desc_.operand), Slot::kAmax));
   }
 }
 
-Result<CastVisit> Quantizer::visit(const char* name, const QuantizeCall& call,
-                                   Stream stream) const {
+Result<SinglePassCast> Quantizer::single_pass(const char* name, const QuantizeCall& call,
+                                              Stream stream) const {
   F8_TRY(check_cast(name, call));
-  if (!visit_ || step_of(call).first_step != 0) {
+  if (!single_pass_ || step_of(call).first_step != 0) {
     return fail(
         ErrorCode::kUnsupported,
         "{}: a cast under recipe {} is not one launch{}; leave the quantizer NULL, and call "
         "float8_quantize behind",
         name, desc_.recipe.name,
-        visit_ ? " in a first step" : ", since its scales need maxima before");
+        single_pass_ ? " in a first step" : ", since its scales need maxima before");
   }
   F8_TRY(cast_memory(call).check(name, *context_, stream));
   CallArguments to;
   bind(call, to);
-  return CastVisit{visit_->first, visit_->second.at(to)};
+  return SinglePassCast{single_pass_->first, single_pass_->second.at(to)};
 }
 
 Result<float8_layout> Quantizer::layout_of(const QuantizerDesc& desc, int64_t rows) {

@@ -51,7 +51,7 @@ struct QuantizerDesc {
 using QuantizeCall = float8_quantize_args;
 
 // A cast that is one launch, for a kernel that makes it as it writes what is cast.
-struct CastVisit {
+struct SinglePassCast {
   codegen::CastSpec cast;
   QuantizeOperand operand;
 };
@@ -82,8 +82,8 @@ class Quantizer {
 
   // The cast of a call of `name`, which is checked, apart from its launch. kUnsupported where that is not the
   // only one: maxima are found before, copies are cast apart, or scales are to be taken from a first step.
-  [[nodiscard]] Result<CastVisit> visit(const char* name, const QuantizeCall& call,
-                                        Stream stream) const;
+  [[nodiscard]] Result<SinglePassCast> single_pass(const char* name, const QuantizeCall& call,
+                                                   Stream stream) const;
 
   // The view of what a run with these rows leaves in `tensor` and `transposed`.
   [[nodiscard]] Result<float8_tensor> view(const void* tensor, const void* transposed,
@@ -110,7 +110,7 @@ class Quantizer {
   // What a list's plan reads of the tensors that calls cast.
   [[nodiscard]] ListedTensor listed() const;
   // qt follows q where it has no place of its own.
-  void set_visit();
+  void set_single_pass();
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
   // Sets the flag of a call behind its casts.
@@ -150,7 +150,8 @@ class Quantizer {
   LinearKernels kernels_;
   int64_t whole_rows_ = 0;  // not 0: of the whole tensor, whose 128x128 blocks shards may cut
   QuantizerLayout layout_;
-  std::optional<std::pair<codegen::CastSpec, CastOperand>> visit_;  // of a cast that is one launch
+  std::optional<std::pair<codegen::CastSpec, CastOperand>>
+      single_pass_;                     // of a cast that is one launch
   std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
   ShardWords words_;
   std::optional<CastList> shards_;  // of the tensor alone, in place of launches_: over ranks

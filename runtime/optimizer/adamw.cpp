@@ -25,7 +25,7 @@ Dtype adamw_type(int32_t dtype) {
   return dtype == FLOAT8_F32 ? Dtype::kF32 : dtype == FLOAT8_F16 ? Dtype::kF16 : Dtype::kBf16;
 }
 
-// What the weights of a launch have in common.
+// The weights of a launch are of one kind.
 struct AdamwKind {
   int32_t dtype = 0;
   int32_t cast_dtype = 0;
@@ -125,7 +125,7 @@ Dtype memory_type_of(const QuantizerDesc& desc) {
   return desc.f32_source ? Dtype::kF32 : desc.dtype;
 }
 
-// Makes the call the weight's, and checks all but what visit() does.
+// Makes the call the weight's, and checks all but what single_pass() does.
 Status check_adamw_cast(const AdamwWeight& w, AdamwCast& cast) {
   if (cast.quantizer == nullptr) return {};
   const QuantizerDesc& desc = cast.quantizer->desc();
@@ -156,8 +156,8 @@ Status check_adamw(Context& context, const float8_adamw_args& args, const AdamwW
     if (good) good = adamw_memory(args, w).check(kAdamwCall, context, stream);
     if (good && !casts.empty()) good = check_adamw_cast(w, casts[i]);
     if (good && !casts.empty() && casts[i].quantizer != nullptr && w.rows > 0) {
-      const auto visit = casts[i].quantizer->visit(kAdamwCall, casts[i].call, stream);
-      if (!visit) good = std::unexpected(visit.error());
+      const auto pass = casts[i].quantizer->single_pass(kAdamwCall, casts[i].call, stream);
+      if (!pass) good = std::unexpected(pass.error());
     }
     for (size_t other = 0; good && w.rows > 0 && other < i; ++other) {
       if (weights.given(other)->param != w.param) [[likely]] {
@@ -315,11 +315,12 @@ Status update_and_cast(Context& context, const float8_adamw_args& args, const Ad
   };
   for (size_t i = 0; i < casts.size(); ++i) {
     if (casts[i].quantizer == nullptr || weights.at(i).rows == 0) continue;
-    const CastVisit visit = F8_TRY(casts[i].quantizer->visit(kAdamwCall, casts[i].call, stream));
-    if (count == operands.size() || (count > 0 && !(visit.cast == cast))) F8_TRY(finish());
-    cast = visit.cast;
+    const SinglePassCast pass =
+        F8_TRY(casts[i].quantizer->single_pass(kAdamwCall, casts[i].call, stream));
+    if (count == operands.size() || (count > 0 && !(pass.cast == cast))) F8_TRY(finish());
+    cast = pass.cast;
     launch.tensors[count] = adamw_tensor(weights.at(i));
-    operands[count++] = visit.operand;
+    operands[count++] = pass.operand;
   }
   return finish();
 }
@@ -336,8 +337,9 @@ Status adamw(Context& context, const float8_adamw_args& args, const AdamwWeights
     if (!is_cast(i)) {
       F8_TRY(adamw_kernel(context, adamw_kind(w)));
     } else if (w.rows > 0) {
-      const CastVisit visit = F8_TRY(casts[i].quantizer->visit(kAdamwCall, casts[i].call, stream));
-      F8_TRY(context.kernel(codegen::AdamwCastSpec{visit.cast}));
+      const SinglePassCast pass =
+          F8_TRY(casts[i].quantizer->single_pass(kAdamwCall, casts[i].call, stream));
+      F8_TRY(context.kernel(codegen::AdamwCastSpec{pass.cast}));
     }
   }
   const ScopedContext current(context.state().driver, context.state().primary);

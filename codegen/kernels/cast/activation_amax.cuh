@@ -40,7 +40,7 @@ struct AmaxOfFunction : LoadFunction<kInput, Function> {
   }
 };
 
-// Of dgate and of dup, where rows and columns have none.
+// It finds the maxima of dgate and of dup, where rows and columns have none.
 template <Input kInput, Activation kActivation>
 struct AmaxOfGradients {
   using Values = Vec8<kInput>;

@@ -1,6 +1,6 @@
 // The casts of activations, of gated ones and of their gradients, none of which is ever in memory: amax,
 // scales, sums and copies are those of cast.cuh, of elements rounded to the type of what they are of. Delayed
-// scales and those of blocks need one visit; for others activation_amax.cuh finds the maxima before.
+// scales and those of blocks need one pass; for others activation_amax.cuh finds the maxima before.
 #pragma once
 
 #include "codegen/kernels/cast/activation_load.cuh"

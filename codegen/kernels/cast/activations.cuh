@@ -154,7 +154,7 @@ F8_BOTH Activated activated(float x) {
   }
 }
 
-// What is computed of one element, or of two of equal places.
+// A Function computes an element of one element, or of two at equal places.
 template <Activation kActivation>
 struct Activate {
   static constexpr bool kPair = false;

@@ -1,4 +1,4 @@
-// AdamW of a list of weights in one visit: the update, and of the new values what casts of them need
+// AdamW of a list of weights in one pass: the update, and of the new values what casts of them need
 // first, while they are in registers: their maxima (those of amax.cuh, to the same bits) and the
 // fingerprint of their bytes (that of fingerprint.cuh).
 //
@@ -91,9 +91,9 @@ struct AdamwEight {
   }
 };
 
-// A block's visit to elements of a weight.
+// A pass of a block over elements of a weight.
 template <Input kInput>
-struct AdamwVisit {
+struct AdamwPass {
   using Values = Vec8<kInput>;
   using Eight = AdamwEight<kInput>;
   const AdamwTensor& t;
@@ -101,7 +101,7 @@ struct AdamwVisit {
   bool left_out;
   Fingerprint sum;
 
-  F8_DEVICE AdamwVisit(const AdamwOptions& options, const AdamwTensor& tensor)
+  F8_DEVICE AdamwPass(const AdamwOptions& options, const AdamwTensor& tensor)
       : t(tensor),
         factors(adamw_factors(options, tensor)),
         left_out(options.found_inf != nullptr && *options.found_inf == 1.0F),
@@ -175,16 +175,16 @@ struct AdamwVisit {
 
 // The elements of a weight that fall to this block, of which the weight alone has a maximum.
 template <Input kInput>
-F8_DEVICE void adamw_elements(AdamwVisit<kInput>& visit, u32 block) {
+F8_DEVICE void adamw_elements(AdamwPass<kInput>& pass, u32 block) {
   using Values = Vec8<kInput>;
-  const AdamwTensor& t = visit.t;
+  const AdamwTensor& t = pass.t;
   const i64 eights = static_cast<i64>(t.rows) * t.cols / 8;
   const i64 step = static_cast<i64>(t.blocks) * kTileThreads;
   Values most;
   most.clear();
 #pragma unroll 1
   for (i64 i = static_cast<i64>(block) * kTileThreads + threadIdx.x; i < eights; i += step) {
-    visit.at(i * 8).raise(most);
+    pass.at(i * 8).raise(most);
   }
   if (t.amax == nullptr) return;
   __shared__ u32 of_block;
@@ -204,13 +204,13 @@ F8_DEVICE void adamw(const AdamwArgs& args) {
   launch_dependents();
   const AdamwTensor& t = args.tensors[tensor_of_block(args)];
   const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
-  AdamwVisit<kInput> visit(args.options, t);
+  AdamwPass<kInput> pass(args.options, t);
   if constexpr (Config::kRow || Config::kCol) {
     const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
     const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<kInput> fragment;
-    visit.tile(row0, column0, fragment);
+    pass.tile(row0, column0, fragment);
     AmaxTensor words = {};
     words.rows = t.rows;
     words.cols = t.cols;
@@ -219,22 +219,22 @@ F8_DEVICE void adamw(const AdamwArgs& args) {
     words.col_amax = t.col_amax;
     Amax<Config>::of_tile(words, fragment, row0, column0);
   } else {
-    adamw_elements(visit, block);
+    adamw_elements(pass, block);
   }
-  visit.finish(t.blocks);
+  pass.finish(t.blocks);
 }
 
 // The loader of cast.cuh: a tile is updated as it is read.
 template <Input kInput>
 struct AdamwLoad {
-  AdamwVisit<kInput>& visit;
+  AdamwPass<kInput>& pass;
 
   static F8_DEVICE void prefetch(const CastTensor& t, i32 row0, i32 column0) {
     prefetch_tile<kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
   }
   F8_DEVICE void load(const CastTensor&, i32 row0, i32 column0,
                       ThreadFragment<kInput>& fragment) const {
-    visit.tile(row0, column0, fragment);
+    pass.tile(row0, column0, fragment);
   }
 };
 
@@ -243,9 +243,9 @@ template <class Config>
 F8_DEVICE void adamw_cast(const AdamwCastArgs& args) {
   grid_dependency_wait();
   const int index = tensor_of_block(args.cast);
-  AdamwVisit<Config::kInput> visit(args.options, args.tensors[index]);
-  Cast<Config>::run(args.cast, AdamwLoad<Config::kInput>{visit});
-  visit.finish(args.cast.tensors[index].blocks);
+  AdamwPass<Config::kInput> pass(args.options, args.tensors[index]);
+  Cast<Config>::run(args.cast, AdamwLoad<Config::kInput>{pass});
+  pass.finish(args.cast.tensors[index].blocks);
 }
 
 }  // namespace f8::kernels

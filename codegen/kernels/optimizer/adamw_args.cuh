@@ -25,7 +25,7 @@ struct AdamwTensor {
   i32 blocks;
 };
 
-// What the weights of a launch have in common.
+// These options are the same for all weights of a launch.
 struct AdamwOptions {
   const float* lr_tensor;   // null: `lr`
   const float* grad_scale;  // what gradients are divided by; or null

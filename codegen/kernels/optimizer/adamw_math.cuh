@@ -9,7 +9,7 @@
 
 namespace f8::kernels {
 
-// What all elements of a tensor have in common.
+// These factors are the same for all elements of a tensor.
 struct AdamwFactors {
   float beta1, beta2, eps;
   float decay;      // lr * weight_decay

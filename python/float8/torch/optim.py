@@ -51,9 +51,9 @@ class AdamW(torch.optim.AdamW):
     """torch.optim.AdamW(fused=True), with the first half of the casts that follow a step.
 
     Weights whose fp8 copies are kept with dynamic scales of tensors, rows and columns have their maxima
-    found in the visit that updates them: those of a model that `cache_weight_casts` was called with,
+    found in the pass that updates them: those of a model that `cache_weight_casts` was called with,
     whose steps then end with the casts of all such weights, and the shards that FSDP gathers in fp8,
-    whose next cast takes them. Where scales are of 128x128 blocks, or delayed, that visit makes the
+    whose next cast takes them. Where scales are of 128x128 blocks, or delayed, that pass makes the
     copies. All other parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
     float32, or in bfloat16 or float16 with states of the same type.
 

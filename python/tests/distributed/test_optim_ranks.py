@@ -30,15 +30,15 @@ from float8.torch.shard.weight_gather import WeightGather
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-class Visits:
-    """Counts the shards whose maxima are found, and those that are cast, in visits of their own."""
+class Passes:
+    """Counts the shards whose maxima are found, and those that are cast, in passes of their own."""
 
     def __init__(self) -> None:
         self.finds = self.casts = self.delayed = 0
         self._find, self._cast = shard_casts._find_in_shards, shard_casts._cast_shards
         self._cast_delayed = shard_casts._cast_delayed
 
-    def __enter__(self) -> Visits:
+    def __enter__(self) -> Passes:
         shard_casts._find_in_shards = self._count_finds
         shard_casts._cast_shards = self._count_casts
         shard_casts._cast_delayed = self._count_delayed
@@ -81,25 +81,25 @@ def _expect_equal(mesh: Any, x: torch.Tensor, recipe: str, rows: int, options: A
     before = [p.to_local().clone() for p in models[0].parameters()]
     has_rows = all(p.to_local().numel() > 0 for p in models[0].parameters())
     for step in range(3):
-        with Visits() as visits:
+        with Passes() as passes:
             own = train_step(models[0], optimizers[0], x)
             if step == 0:
                 f8.precompute_float8_dynamic_scale_for_fsdp(models[0])
         if has_rows and step > 0:  # a rank without rows looks at zeros
             if recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
-                assert visits.finds == 0
+                assert passes.finds == 0
             if recipe == "blockwise" and rows % (128 * mesh.size()) == 0:
-                assert visits.casts == 0
+                assert passes.casts == 0
             if recipe == "delayed":
                 in_16s = all(p.to_local().shape[0] % 16 == 0 for p in models[0].parameters())
-                assert (visits.delayed == 0) is (step == 1 or in_16s)
+                assert (passes.delayed == 0) is (step == 1 or in_16s)
         other = train_step(models[1], optimizers[1], x)
         _forget(models[1])
         assert torch.equal(own, other)
-        for each, twin in zip(*(model.parameters() for model in models), strict=True):
-            assert torch.equal(each.to_local(), twin.to_local())
-        for state, twin in zip(*(model.buffers() for model in models), strict=True):
-            assert torch.equal(state, twin)  # the recorded amaxes, and the scales
+        for each, second in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(each.to_local(), second.to_local())
+        for state, second in zip(*(model.buffers() for model in models), strict=True):
+            assert torch.equal(state, second)  # the recorded amaxes, and the scales
     for old, p in zip(before, models[0].parameters(), strict=True):
         assert old.numel() == 0 or not torch.equal(old, p.to_local())
 
@@ -135,14 +135,14 @@ def _tensor_parallel(_: Any, rank: int, world: int) -> None:
             optimizers.append(f8.AdamW(model.parameters(), lr=1e-2))
         x = torch.randn(2, 256, dim)
         for step in range(3):
-            with Visits() as visits:
+            with Passes() as passes:
                 own = train_step(models[0]["mlp"], optimizers[0], x)
-            assert step == 0 or visits.finds == 0 or recipe == "blockwise"
+            assert step == 0 or passes.finds == 0 or recipe == "blockwise"
             other = train_step(models[1]["mlp"], optimizers[1], x)
             _forget(models[1])
             assert torch.equal(own, other)
-            for each, twin in zip(*(model.parameters() for model in models), strict=True):
-                pair = [getattr(p, "_local_tensor", p).detach() for p in (each, twin)]
+            for each, second in zip(*(model.parameters() for model in models), strict=True):
+                pair = [getattr(p, "_local_tensor", p).detach() for p in (each, second)]
                 assert torch.equal(*pair)
 
 
@@ -159,13 +159,13 @@ def _changed(mesh: Any, rank: int, world: int) -> None:
     train_step(model, optimizer, x)
     with torch.no_grad():
         model[0].weight.mul_(3)
-    with Visits() as visits:
+    with Passes() as passes:
         y = model(x)
-    assert visits.finds == 1
-    twin = shard(mlp("rowwise", 64, True), mesh)
-    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+    assert passes.finds == 1
+    second = shard(mlp("rowwise", 64, True), mesh)
+    for own, other in zip(model.parameters(), second.parameters(), strict=True):
         other.data.copy_(own.data)
-    assert torch.equal(y, twin(x))
+    assert torch.equal(y, second(x))
 
 
 def test_changes_behind_a_step_are_seen(tmp_path: Any) -> None:

@@ -93,14 +93,14 @@ def expect_near(own: torch.Tensor, other: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_trains_as_torch(make: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
     model = make("rowwise", dtype)
-    twin = copy.deepcopy(Block(dtype, str(next(model.parameters()).device)))
-    twin.load_state_dict(model.state_dict())
+    second = copy.deepcopy(Block(dtype, str(next(model.parameters()).device)))
+    second.load_state_dict(model.state_dict())
     optimizer = f8.AdamW(model.parameters(), lr=1e-2, **options)
-    reference = torch.optim.AdamW(twin.parameters(), lr=1e-2, fused=True, **options)
+    reference = torch.optim.AdamW(second.parameters(), lr=1e-2, fused=True, **options)
     for step in range(3):
         before = values(model)
         backward(model, step)
-        for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        for own, other in zip(model.parameters(), second.parameters(), strict=True):
             assert own.grad is not None
             other.grad = own.grad.clone()
         with Calls() as calls:
@@ -108,7 +108,7 @@ def test_trains_as_torch(make: Any, dtype: torch.dtype, options: dict[str, Any])
         assert calls.count(_ops.adamw) == 1
         reference.step()
         assert not any(map(torch.equal, before, values(model)))
-        for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        for own, other in zip(model.parameters(), second.parameters(), strict=True):
             expect_near(own, other)
             states, of_torch = optimizer.state[own], reference.state[other]
             assert list(states) == list(of_torch)
@@ -130,7 +130,7 @@ def test_steps_end_with_the_copies_of_the_weights(make: Any, recipe: str, dtype:
         assert calls.count(_ops.quantize_shard_list) == (
             recipe != "blockwise"
         )  # which is cast in it
-        assert calls.count(_ops.quantize_amax, _ops.quantize_amax_list) == 0  # no visit for them
+        assert calls.count(_ops.quantize_amax, _ops.quantize_amax_list) == 0  # no pass for them
         uncached = copy.deepcopy(model)
         expected = backward(uncached, step + 5)
         assert torch.equal(backward(model, step + 5), expected)
@@ -208,11 +208,11 @@ def test_state_dicts_are_those_of_torch(make: Any, options: dict[str, Any]) -> N
 
 
 def test_a_grad_scaler_stays_on_the_device(make: Any) -> None:
-    model, twin = make("rowwise"), make("rowwise")
-    optimizers = [f8.AdamW(m.parameters(), lr=torch.tensor(1e-2)) for m in (model, twin)]
+    model, second = make("rowwise"), make("rowwise")
+    optimizers = [f8.AdamW(m.parameters(), lr=torch.tensor(1e-2)) for m in (model, second)]
     device = next(model.parameters()).device
     for step, bad in enumerate((0.0, 1.0, 0.0)):
-        for each in (model, twin):
+        for each in (model, second):
             backward(each, step)
         for p in model.parameters():
             p.grad.mul_(1024.0)
@@ -224,7 +224,7 @@ def test_a_grad_scaler_stays_on_the_device(make: Any) -> None:
             assert same(before, values(model))
         else:
             optimizers[1].step()
-        assert same(values(model), values(twin))
+        assert same(values(model), values(second))
         for layer in layers_of(model):
             assert not layer._weight_cast.differs(layer)  # type: ignore[union-attr]
     assert all(state["step"].item() == 2 for state in optimizers[0].state.values())
@@ -232,17 +232,17 @@ def test_a_grad_scaler_stays_on_the_device(make: Any) -> None:
 
 def test_without_kept_copies_it_is_torchs(make: Any) -> None:
     model = make(cached=False)
-    twin = copy.deepcopy(model)
+    second = copy.deepcopy(model)
     own = f8.AdamW(model.parameters(), lr=1e-2)
-    of_torch = torch.optim.AdamW(twin.parameters(), lr=1e-2, fused=True)
+    of_torch = torch.optim.AdamW(second.parameters(), lr=1e-2, fused=True)
     for step in range(2):
-        for each in (model, twin):
+        for each in (model, second):
             backward(each, step)
         with Calls() as calls:
             own.step()
             of_torch.step()
         assert calls.count(_ops.adamw) == 0
-        assert same(values(model), values(twin))
+        assert same(values(model), values(second))
 
 
 def test_groups_and_layers_that_stay_with_torch(make: Any) -> None:
@@ -288,9 +288,9 @@ def test_steps_in_a_graph(make: Any, recipe: str) -> None:
     with torch.cuda.graph(graph):
         captured.step()
     for _ in range(3):
-        for own, twin in zip(*(model.parameters() for model in models), strict=True):
+        for own, second in zip(*(model.parameters() for model in models), strict=True):
             own.grad.normal_()
-            twin.grad.copy_(own.grad)
+            second.grad.copy_(own.grad)
         graph.replay()
         eager.step()
         assert same(*map(values, models))
@@ -305,14 +305,14 @@ def test_the_bits_of_torchs_fused_kernel(options: dict[str, Any], dtype: torch.d
     """Over many steps and magnitudes, with and without the maxima of rows and columns."""
     for row, column in ((0, 0), (1, 1)):
         own = torch.randn(384, 512, device="cuda").mul_(0.02).to(dtype).requires_grad_()
-        twin = own.detach().clone().requires_grad_()
-        reference = torch.optim.AdamW([twin], lr=1e-3, fused=True, **options)
+        second = own.detach().clone().requires_grad_()
+        reference = torch.optim.AdamW([second], lr=1e-3, fused=True, **options)
         group = reference.param_groups[0]
         states = [torch.zeros_like(own) for _ in range(3)]
         step = torch.zeros((), device="cuda")
         for number in range(1, 200):
             size = 10.0 ** (number % 7 - 4)
-            twin.grad = torch.randn_like(own).mul_(size)
+            second.grad = torch.randn_like(own).mul_(size)
             step += 1
             amax = torch.zeros(512 * column + 1, dtype=torch.int32, device="cuda")
             rows = torch.zeros(384 * row, dtype=torch.int32, device="cuda")
@@ -320,7 +320,7 @@ def test_the_bits_of_torchs_fused_kernel(options: dict[str, Any], dtype: torch.d
             numbers = [group["lr"], *group["betas"], group["eps"], group["weight_decay"]]
             most = [states[2]] if group["amsgrad"] else []
             _ops.adamw(
-                *([own.detach()], [twin.grad], [states[0]], [states[1]], most, [step]),
+                *([own.detach()], [second.grad], [states[0]], [states[1]], most, [step]),
                 *(
                     [amax],
                     [rows],
@@ -336,7 +336,7 @@ def test_the_bits_of_torchs_fused_kernel(options: dict[str, Any], dtype: torch.d
                 group["maximize"],
             )
             reference.step()
-            of_torch = reference.state[twin]
+            of_torch = reference.state[second]
             assert torch.equal(states[0], of_torch["exp_avg"]), number
             assert torch.equal(states[1], of_torch["exp_avg_sq"]), number
-            assert torch.equal(own, twin), number
+            assert torch.equal(own, second), number

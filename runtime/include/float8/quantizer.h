@@ -37,7 +37,7 @@ typedef enum float8_source {
   FLOAT8_PLAIN = 0, /* x */
   FLOAT8_GLU = 1,   /* activation(x) * up, where x is a gate: SwiGLU, GeGLU */
   /* The gradients of that product with respect to x, a gate, and to up, where `grad` is the product's. One
-   * call fills two tensors, in as many launches, each of which visits x, up and grad once. */
+   * call fills two tensors, in as many launches, each of which reads x, up and grad once. */
   FLOAT8_GLU_BACKWARD = 2,
   /* (x rstd) norm_weight, what an RMSNorm makes of x, whose rstd is given for each row, by these two
    * products. */

@@ -99,7 +99,7 @@ class WeightCast:
                 _ops.WEIGHT_STATE_BYTES, dtype=torch.uint8, device=self._device
             )
         self._words: tuple[int, int] | None = None
-        self.is_one_visit = (
+        self.is_one_pass = (
             False  # the weight is read once for its casts, which find its maxima then
         )
         self._state_after: torch.Tensor | None = None
@@ -126,7 +126,7 @@ class WeightCast:
                 cast for cast in (layer.recipe.output.b, layer.recipe.grad_input.b) if cast.fp8
             ]
             kinds = {cast.granularity for cast in casts}
-            self.is_one_visit = not layer._padding and kinds == {Granularity.BLOCK_128X128}
+            self.is_one_pass = not layer._padding and kinds == {Granularity.BLOCK_128X128}
             words = (0, 0)
             if not layer._padding and kinds <= {Granularity.TENSOR, Granularity.AXIS}:
                 n, k = layer.weight.shape
@@ -170,7 +170,7 @@ class CachedWeight:
         self.state = cast.state_after()
         amax, rows = cast.maxima(layer)
         self._row_words = rows
-        self.copies = cast.copies if cast.is_one_visit else (_ops.NO_BYTES, _ops.NO_BYTES)
+        self.copies = cast.copies if cast.is_one_pass else (_ops.NO_BYTES, _ops.NO_BYTES)
         q = layer.recipe.output.b
         self.words = amax, rows if q.fp8 and q.granularity is Granularity.AXIS else 0
 
@@ -200,7 +200,7 @@ def cached(parameter: torch.Tensor) -> CachedWeight | None:
     if (
         not fits
         or parameter.device != cast._device
-        or (cast.maxima(layer) == (0, 0) and not cast.is_one_visit)
+        or (cast.maxima(layer) == (0, 0) and not cast.is_one_pass)
     ):
         return None
     return CachedWeight(parameter, layer, cast)
@@ -228,7 +228,7 @@ def cast_updated(weights: Sequence[CachedWeight]) -> None:
     for weight in weights:
         groups.setdefault((weight.cast._device, weight.config & recipes.EMULATE), []).append(weight)
     for own in groups.values():
-        _cast_alike([weight for weight in own if not weight.cast.is_one_visit])
+        _cast_alike([weight for weight in own if not weight.cast.is_one_pass])
         # Where the casts fail, the states are of the copies before, and forwards cast again.
         torch._foreach_copy_(
             [weight.cast.state for weight in own], [weight.state for weight in own]

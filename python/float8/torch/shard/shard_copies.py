@@ -72,7 +72,7 @@ class ShardCopies:
         self.in_graph = False  # a captured CUDA graph reads the shard and the scales where they are
 
     @property
-    def is_one_visit(self) -> bool:
+    def is_one_pass(self) -> bool:
         """Tells whether a cast of whole blocks finds its maxima itself."""
         return not self.cuts_blocks and set(self._granularity.values()) == {
             Granularity.BLOCK_128X128

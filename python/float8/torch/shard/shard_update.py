@@ -39,7 +39,7 @@ class ShardUpdate:
             return
         self.config, self.rows_max = gather.dynamic_config, gather.rows
         self.scales = _ops.NO_BYTES
-        if gather.is_one_visit:
+        if gather.is_one_pass:
             self.copies = gather.buffers()
         else:
             rows = gather.rows if Granularity.AXIS is gather.granularity("q") else 0
@@ -90,4 +90,4 @@ def _has_use(gather: WeightGather) -> bool:
     """Tells whether an update can find the maxima of a cast, or make it."""
     if gather.scales is not None:  # casts are of whole 16 rows
         return not gather.first_step and gather.own_rows % 16 == 0
-    return gather.whole_rows == 0 or gather.is_one_visit
+    return gather.whole_rows == 0 or gather.is_one_pass
