@@ -5,8 +5,6 @@
 
 #include <array>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -14,61 +12,12 @@
 #include "python/shim/errors.hpp"
 #include "python/shim/expert_weights.hpp"
 #include "python/shim/plans.hpp"
+#include "python/shim/routing_errors.hpp"
 #include "python/shim/scales.hpp"
 #include "python/shim/workspace.hpp"
 
 namespace float8_torch {
 namespace {
-
-constexpr size_t kErrorBytes = 2 * sizeof(int32_t);  // at the front of a layout
-
-// The first error of the routings of a device since it was asked for the last time. A layout begins with
-// it and gives it back, so that the error outlives the layout, also in replays of a CUDA graph.
-struct RoutingErrors {
-  std::mutex mutex;
-  struct Kept {
-    Tensor words;
-    const GroupLayoutPlan* plan = nullptr;  // any of the device
-    Place place;
-  };
-  std::map<int32_t, Kept> of_devices;
-};
-
-RoutingErrors& routing_errors_of_all() {
-  static auto* const all = new RoutingErrors;
-  return *all;
-}
-
-// The memory of the error of a place, made at its first layout, which is never a captured one.
-Tensor kept_error(const Place& place, const GroupLayoutPlan& plan) {
-  RoutingErrors& all = routing_errors_of_all();
-  const std::lock_guard lock(all.mutex);
-  RoutingErrors::Kept& kept = all.of_devices[place.key()];
-  if (kept.plan == nullptr) {
-    kept.words = allocate_kept(place, kErrorBytes);
-    if (place.emulated) {
-      std::memset(kept.words.mutable_data_ptr(), 0, kErrorBytes);
-    } else {
-      torch::stable::zero_(kept.words);
-      // Other streams may use it at once, so the host waits, this one time.
-      float8_group_error none{};
-      none.struct_size = sizeof none;
-      check(
-          float8_group_layout_error(plan.plan, kept.words.mutable_data_ptr(), place.stream, &none));
-    }
-    kept.plan = &plan;
-    kept.place = place;
-  }
-  return kept.words;
-}
-
-void copy_error(Tensor to, const Tensor& from, const Place& place) {
-  if (place.emulated) {
-    std::memcpy(to.mutable_data_ptr(), from.mutable_data_ptr(), kErrorBytes);
-  } else {
-    torch::stable::copy_(to, from, true);
-  }
-}
 
 int64_t bytes_of(const GroupLayoutPlan& plan) {
   return static_cast<int64_t>(plan.bytes);
@@ -266,16 +215,16 @@ Tensor experts_layout(const Tensor& offsets, int64_t m, int64_t config) {
     return torch::stable::zero_(layout);
   }
   const GroupLayoutPlan& plan = layout_plan(m, experts, place);
-  const Tensor error = kept_error(place, plan);
+  const Tensor error = kept_routing_error(place, plan);
   Tensor layout = empty_bytes(bytes_of(plan), place.device);
-  Tensor front = torch::stable::narrow(layout, 0, 0, static_cast<int64_t>(kErrorBytes));
-  copy_error(front, error, place);
+  Tensor front = torch::stable::narrow(layout, 0, 0, static_cast<int64_t>(kRoutingErrorBytes));
+  copy_routing_error(front, error, place);
   float8_group_layout_args args;
   args.offsets = static_cast<const int32_t*>(offsets.mutable_data_ptr());
   args.m = m;
   args.layout = {layout.mutable_data_ptr(), plan.bytes};
   check(float8_group_layout(plan.plan, &args, place.stream));
-  copy_error(error, front, place);
+  copy_routing_error(error, front, place);
   return layout;
 }
 
@@ -498,24 +447,6 @@ int64_t moe_bytes(int64_t m, int64_t experts, int64_t hidden, int64_t dim, int64
                           .device = place.key(),
                           .tensor_dtype = static_cast<int8_t>(checked_grad_dtype(dtype))};
   return static_cast<int64_t>(moe_for({.linear = linear}, place).saved_bytes);
-}
-
-std::vector<int64_t> routing_errors() {
-  RoutingErrors& all = routing_errors_of_all();
-  const std::lock_guard lock(all.mutex);
-  std::vector<int64_t> found;
-  for (auto& [device, kept] : all.of_devices) {
-    if (kept.plan == nullptr) continue;
-    float8_group_error error{};
-    error.struct_size = sizeof error;
-    const float8_stream stream = kept.place.emulated ? nullptr : current_stream(device);
-    check(
-        float8_group_layout_error(kept.plan->plan, kept.words.mutable_data_ptr(), stream, &error));
-    if (error.code != FLOAT8_NO_GROUP_ERROR) {
-      found.insert(found.end(), {device, error.code, error.expert});
-    }
-  }
-  return found;
 }
 
 }  // namespace float8_torch

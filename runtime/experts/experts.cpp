@@ -2,67 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
-#include "recipes/fp8_layout.hpp"
-#include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/experts/group_layout.hpp"
-#include "runtime/gemm/choose.hpp"
 #include "runtime/linear/call_arguments.hpp"
 
 namespace f8::runtime {
 namespace {
-
-constexpr const char* kForward = "float8_experts_forward";
-constexpr const char* kForwardArgs = "float8_experts_forward_args";
-constexpr const char* kBackward = "float8_experts_backward";
-constexpr const char* kBackwardArgs = "float8_experts_backward_args";
-
-// The copies that a linear makes of each tensor: q and qt.
-constexpr CopySet kCopySets[3][2] = {{kXq, kXqt}, {kWq, kWqt}, {kDyq, kDyqt}};
-
-Status check_recipe(const Recipe& recipe, Dtype tensor_dtype) {
-  F8_TRY(recipe.validate());
-  for (const Gemm gemm : kGemms) {
-    const GemmSetting& setting = recipe.at(gemm);
-    if (!setting.is_fp8() && tensor_dtype != Dtype::kF32) continue;
-    if (!setting.is_fp8()) {
-      return fail(
-          ErrorCode::kUnsupported,
-          "recipe {}, GEMM {}, f32 tensors: expert linears multiply tensors of bf16 and f16 "
-          "in high precision; cast them, or use another recipe",
-          recipe.name, to_string(gemm));
-    }
-    const Granularity blocks =
-        gemm == Gemm::kGradWeight ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
-    if (is_block(setting.b.granularity) && setting.b.granularity != blocks) {
-      return fail(ErrorCode::kUnsupported,
-                  "recipe {}, GEMM {}: b has scales of {}; expert linears have those of {} there",
-                  recipe.name, to_string(gemm), to_string(setting.b.granularity),
-                  to_string(blocks));
-    }
-  }
-  return {};
-}
-
-// Rows of all experts' weights, and tiles of a launch, are counted in 32 bits.
-Status check_size(const ExpertsDesc& desc) {
-  const auto [m, n, k] = desc.shape;
-  const auto tiles = [](int64_t extent) { return ceil_div(extent, kernels::kCastTile); };
-  const int64_t limit = std::numeric_limits<int32_t>::max();
-  if (desc.experts * n <= limit && desc.experts * tiles(n) * tiles(k) <= limit &&
-      (tiles(m) + desc.experts) * tiles(std::max(n, k)) <= limit) {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument,
-              "{} experts of shape {}: more than 2^31 rows of weights or tiles of 128 by 128",
-              desc.experts, to_string(desc.shape));
-}
-
-// The words of a scale of a first step, and that scale.
-constexpr size_t kFirstBytes = (kFirstWords + kernels::kScaleStride) * sizeof(uint32_t);
 
 template <class T>
 T* at_byte(uint8_t* base, size_t offset) {
@@ -70,15 +16,6 @@ T* at_byte(uint8_t* base, size_t offset) {
 }
 
 }  // namespace
-
-size_t Experts::layout_bytes() const {
-  return GroupLayoutPlan::bytes_of(layout_);
-}
-
-const GemmConfig& Experts::config(Gemm gemm) const {
-  if (gemm == Gemm::kGradWeight) return grad_weight_[0]->config();
-  return gemms_[static_cast<size_t>(gemm)]->config();
-}
 
 kernels::GroupsOf Experts::groups_of(const float8_buffer& layout) const {
   return {
@@ -91,177 +28,6 @@ kernels::GroupsOf Experts::weights() const {
           .count = layout_.experts,
           .rows = static_cast<int32_t>(desc_.shape.n)};
 }
-
-Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Context>& context,
-                                                     const ExpertsDesc& desc) {
-  F8_TRY(check_recipe(desc.recipe, desc.tensor_dtype));
-  const kernels::GroupLayout layout = F8_TRY(group_layout_of(desc.shape.m, desc.experts));
-  LinearDesc of_expert;
-  of_expert.shape = desc.shape;
-  of_expert.recipe = desc.recipe;
-  of_expert.tensor_dtype = desc.tensor_dtype;
-  of_expert.grad_weight_dtype = desc.grad_weight_dtype;
-  of_expert.accumulate_grad_weight = desc.accumulate_grad_weight;
-  of_expert.needs_grad_input = desc.needs_grad_input;
-  of_expert.non_finite = desc.non_finite;
-  of_expert.sm_limit = desc.sm_limit;
-  const LinearKernels linear = F8_TRY(linear_kernels(of_expert));
-  F8_TRY(check_size(desc));
-  std::shared_ptr<Experts> experts(new Experts(context, desc, layout));
-  experts->slots_ = linear.slots;
-  if (!linear.slots.empty()) {
-    experts->scale_update_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
-  }
-  F8_TRY(experts->plan_casts(linear));
-  F8_TRY(experts->plan_gemms(linear));
-  experts->lay_out();
-  return experts;
-}
-
-Status Experts::plan_casts(const LinearKernels& linear) {
-  const auto [m, n, k] = desc_.shape;
-  const int64_t rows[] = {m, desc_.experts * n, m};
-  const int64_t cols[] = {k, k, n};
-  constexpr kernels::RowSource kMatrix = kernels::RowSource::kMatrix;
-  const kernels::RowSource sources[] = {desc_.input, kMatrix, desc_.grad_output};
-  std::vector<codegen::KernelSpec> specs;
-  const auto each = [&](const auto& work) -> Status {
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      for (unsigned made = 1; made <= (kQ | kQt); ++made) {
-        if (made == (kQ | kQt) && is_recomputed(static_cast<runtime::Tensor>(i))) continue;
-        const CopySet copies =
-            ((made & kQ) != 0 ? kCopySets[i][0] : 0U) | ((made & kQt) != 0 ? kCopySets[i][1] : 0U);
-        for (const KernelPass& pass : linear.passes(copies, false)) {
-          codegen::CastSpec spec = pass.cast;
-          spec.group = true;
-          spec.source = sources[i];
-          F8_TRY(work(i, made, spec, pass.casts.front().slot));
-        }
-      }
-    }
-    return {};
-  };
-  F8_TRY(each([&](size_t i, unsigned, const codegen::CastSpec& spec, int) -> Status {
-    std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i]),
-                      std::back_inserter(specs));
-    return {};
-  }));
-  F8_TRY(context_->compile(specs));  // side by side
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    tensors_[i].copies = linear.copies[i];
-    tensors_[i].rows = rows[i];
-    tensors_[i].cols = cols[i];
-  }
-  const Status planned = each([&](size_t i, unsigned made, const codegen::CastSpec& spec,
-                                  int slot) -> Status {
-    tensors_[i].casts[made].push_back(
-        {F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])), slot});
-    return {};
-  });
-  F8_TRY(planned);
-  for (const auto tensor : {runtime::Tensor::kInput, runtime::Tensor::kWeight}) {
-    if (!is_recomputed(tensor)) continue;
-    Tensor& again = tensor == runtime::Tensor::kInput ? input_again_ : weight_again_;
-    again = at(tensor);
-    again.copies.q.reset();
-    at(tensor).copies.qt.reset();
-  }
-  return {};
-}
-
-GroupedDesc Experts::grouped(const GemmDesc& gemm) const {
-  const GemmSetting& setting = desc_.recipe.at(gemm.gemm);
-  return {.gemm = gemm,
-          .layout = layout_,
-          .one_scale_a = setting.a.scaling == Scaling::kDelayed,
-          .one_scale_b = setting.b.scaling == Scaling::kDelayed};
-}
-
-bool Experts::is_recomputed(runtime::Tensor tensor) const {
-  return tensor == runtime::Tensor::kInput ? desc_.recompute_input
-                                           : tensor == runtime::Tensor::kWeight &&
-                                                 desc_.recompute_weight && desc_.needs_grad_input;
-}
-
-Result<GemmConfig> Experts::choose(const GroupedDesc& desc) const {
-  if (const auto& config = desc_.configs[static_cast<size_t>(desc.gemm.gemm)]) return *config;
-  const auto table = context_->table();
-  return F8_TRY(choose_grouped(table.get(), desc, context_->device().sm_count)).config;
-}
-
-Status Experts::plan_gemms(const LinearKernels& linear) {
-  for (size_t i = 0; i < gemms_.size(); ++i) {
-    if (!linear.gemms[i]) continue;
-    const GroupedDesc desc = grouped(*linear.gemms[i]);
-    const GemmConfig config = F8_TRY(choose(desc));
-    gemms_[i] = F8_TRY(MGroupedGemm::create(context_, desc, config));
-  }
-  constexpr auto kGradWeight = static_cast<size_t>(Gemm::kGradWeight);
-  for (const bool add : {false, true}) {
-    const auto& gemm = add ? linear.adding[kGradWeight] : linear.gemms[kGradWeight];
-    if (!gemm) continue;
-    const GroupedDesc desc = grouped(*gemm);
-    const GemmConfig config = F8_TRY(choose(desc));
-    grad_weight_[add ? 1 : 0] = F8_TRY(KGroupedGemm::create(context_, desc, config));
-  }
-  return {};
-}
-
-int64_t Experts::row_scales(const Tensor& tensor) const {
-  switch (tensor.copies.q->granularity) {
-    case Granularity::kBlock1x128:
-      return ceil_div(tensor.cols, kernels::kCastTile) *
-             scale_rows_of_groups(desc_.shape.m, desc_.experts);
-    case Granularity::kBlock128x128:
-      return desc_.experts * kernels::scales_2d(desc_.shape.n, tensor.cols);
-    default:
-      return tensor.rows;
-  }
-}
-
-int64_t Experts::column_scales(const Tensor& tensor) const {
-  switch (tensor.copies.qt->granularity) {
-    case Granularity::kBlock1x128:
-      return columns_of_groups(desc_.shape.m, desc_.experts) / kernels::kCastTile *
-             kernels::padded_scales(tensor.cols);
-    case Granularity::kBlock128x128:
-      return desc_.experts * kernels::scales_2d(tensor.cols, desc_.shape.n);
-    default:
-      return desc_.experts * tensor.cols;
-  }
-}
-
-void Experts::lay_out() {
-  Arena forward, backward, saved;
-  const int64_t experts = desc_.experts;
-  const auto lay_out = [&](Tensor& t, bool is_weight, Arena& workspace, Arena& kept) {
-    size_t words = 0;
-    for (const auto& casts : t.casts) {
-      for (const Cast& cast : casts) words = std::max(words, cast.plan.words(t.rows, experts));
-    }
-    const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
-    t.words = workspace.take(words * sizeof(uint32_t));
-    t.first = workspace.take(slots_.empty() ? 0 : kFirstBytes);
-    t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
-    t.q_scale = workspace.take(t.copies.q ? floats(experts * kernels::kScaleStride) : 0);
-    t.row_inverse = workspace.take(floats(t.copies.q ? row_scales(t) : 0));
-    if (!t.copies.qt) return;
-    t.qt =
-        kept.take(is_weight ? static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n)
-                            : fp8_copy_bytes(t.cols, columns_of_groups(desc_.shape.m, experts)));
-    t.qt_scale = kept.take(floats(experts * kernels::kScaleStride));
-    t.column_inverse = kept.take(floats(column_scales(t)));
-  };
-  lay_out(at(runtime::Tensor::kInput), false, forward, saved);
-  lay_out(at(runtime::Tensor::kWeight), true, forward, saved);
-  lay_out(at(runtime::Tensor::kGradOutput), false, backward, backward);
-  if (recomputes_weight()) lay_out(weight_again_, true, backward, backward);
-  if (recomputes_input()) lay_out(input_again_, false, backward, backward);
-  forward_bytes_ = forward.size();
-  backward_bytes_ = backward.size();
-  saved_bytes_ = saved.size();
-}
-
 Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
                      const Elements& from, int64_t rows, const Buffers& to, Stream stream) const {
   for (const Cast& one : tensor.casts[made]) {
@@ -343,45 +109,6 @@ Experts::Operand Experts::qt_of(const Tensor& tensor, const Buffers& in) {
 }
 
 template <class Call>
-Status Experts::check_common(const char* args, const Call& call) const {
-  if (call.m < 0 || call.m > desc_.shape.m) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}.m is {}, the plan was made for 0 to {}", args,
-                call.m, desc_.shape.m);
-  }
-  if (call.m == 0) return {};
-  F8_TRY(need(args, "layout.data", call.layout.data));
-  return workspace_bytes() == 0 ? Status() : need(args, "workspace.data", call.workspace.data);
-}
-
-template <class Call>
-Status Experts::check_scales(const char* args, const Call& call) const {
-  if (slots_.empty()) return {};
-  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
-  if (amax == nullptr || scale == nullptr || format == nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", args,
-                desc_.recipe.name);
-  }
-  const float8_step& step = step_of(call);
-  if (step.first_step == 0) return check_not_fresh(*context_, call.scales);
-  if (step.ranks == nullptr || step.evaluate != 0) return {};
-  return fail(ErrorCode::kUnsupported,
-              "float8_step.ranks is given in a first step: expert linears take its scales from the "
-              "call's own tensors; leave it NULL");
-}
-
-// The part of a scale state that a call reads and raises.
-static void add_slots(CallMemory& memory, const float8_scale_slots& slots, size_t count) {
-  const auto [amax, scale, format] = ScaleSlots::of(slots);
-  memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
-                    alignof(uint32_t));
-  memory.add_beside("float8_scale_slots (scale)", scale,
-                    count * kernels::kScaleStride * sizeof(float), Access::kRead, alignof(float));
-  memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead,
-                    alignof(uint32_t));
-}
-
-template <class Call>
 Experts::Buffers Experts::buffers_of(const Call& call, void* kept, bool records) const {
   Buffers out{.workspace = static_cast<uint8_t*>(call.workspace.data),
               .kept = static_cast<uint8_t*>(kept),
@@ -390,93 +117,6 @@ Experts::Buffers Experts::buffers_of(const Call& call, void* kept, bool records)
   if (!records) out.scales.amax = nullptr;
   return out;
 }
-
-Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
-  F8_TRY(check_common(kForwardArgs, call));
-  if (call.m == 0) return {};
-  F8_TRY(need(kForwardArgs, "x.data", call.x.data));
-  if (call.w.fp8 != nullptr) {
-    F8_TRY(check_given(kForwardArgs, "w.fp8", *call.w.fp8, true, call.saved.data != nullptr));
-  } else {
-    F8_TRY(need(kForwardArgs, "w.data", call.w.data));
-  }
-  F8_TRY(need(kForwardArgs, "y.data", call.y.data));
-  F8_TRY(check_scales(kForwardArgs, call));
-  const auto [m, n, k] = desc_.shape;
-  CallMemory memory(kForwardArgs);
-  memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
-  if (call.w.fp8 != nullptr) {
-    add_given(memory, "w.fp8", *call.w.fp8, true);
-  } else {
-    memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
-                    Access::kRead);
-  }
-  memory.add_rows("y", call.y.data, call.m, n, call.y.ld, desc_.tensor_dtype, Access::kWrite);
-  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
-  memory.add("saved", call.saved.data, saved_bytes(), Access::kWrite);
-  add_slots(memory, call.scales, slots_.size());
-  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
-  return memory.check(kForward, *context_, stream);
-}
-
-Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
-  F8_TRY(check_common(kBackwardArgs, call));
-  if (call.dx.data != nullptr && !desc_.needs_grad_input) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.dx is given, the plan was made with float8_experts_desc.no_grad_input",
-                kBackwardArgs);
-  }
-  if (call.dw.data != nullptr && call.dw.accumulate != 0 && !desc_.accumulate_grad_weight) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.dw.accumulate is set, the plan has no GEMM that adds; set "
-                "float8_experts_desc.accumulate_grad_weight",
-                kBackwardArgs);
-  }
-  const auto [m, n, k] = desc_.shape;
-  CallMemory memory(kBackwardArgs);
-  memory.add_rows("dx", call.dx.data, call.m, k, call.dx.ld, desc_.tensor_dtype, Access::kWrite);
-  memory.add_rows("dw", call.dw.data, desc_.experts * n, k, call.dw.ld, desc_.grad_weight_dtype,
-                  Access::kWrite);
-  F8_TRY(memory.check_alignment(kBackward));
-  if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
-  F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
-  if (saved_bytes_ > 0) F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
-  const bool reads_x = call.dw.data != nullptr && reads_tensors(Gemm::kGradWeight);
-  if (reads_x && call.x.data == nullptr) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.x.data is NULL, and recipe {} has grad_weight in high precision: give the "
-                "forward's x",
-                kBackwardArgs, desc_.recipe.name);
-  }
-  F8_TRY(check_scales(kBackwardArgs, call));
-  const bool reads_weight =
-      call.dx.data != nullptr && (recomputes_weight() || reads_tensors(Gemm::kGradInput));
-  const bool given = reads_weight && call.w.fp8 != nullptr;
-  if (given) F8_TRY(check_given(kBackwardArgs, "w.fp8", *call.w.fp8, false, false));
-  if (reads_weight && !given && call.w.data == nullptr) {
-    return fail(
-        ErrorCode::kInvalidArgument, "{}.w.data is NULL, {}: give the forward's w", kBackwardArgs,
-        recomputes_weight()
-            ? "the plan was made with float8_experts_desc.recompute_weight"
-            : f8::format("and recipe {} has grad_input in high precision", desc_.recipe.name));
-  }
-  memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
-  if (given) {
-    add_given(memory, "w.fp8", *call.w.fp8, false);
-  } else if (reads_weight) {
-    memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
-                    Access::kRead);
-  }
-  if (reads_x) {
-    memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
-  }
-  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
-  memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
-  add_slots(memory, call.scales, slots_.size());
-  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
-  return memory.check(kBackward, *context_, stream);
-}
-
 Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(check(call, stream));
   return call.m == 0 ? Status() : run_forward(call, {}, stream);

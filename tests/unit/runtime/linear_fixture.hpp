@@ -207,6 +207,18 @@ inline void run_step(Fixture& s) {
   ASSERT_TRUE(backward) << backward.error().message;
 }
 
+// The part of a scale state that a call reads and raises, with scales that are known.
+struct Slots {
+  alignas(16) float scale[24] = {};
+  uint32_t amax[4] = {};
+  uint32_t format[4] = {};
+  Slots() {
+    for (float* at = scale; at < scale + 24; at += 8) at[0] = 0.37F, at[4] = 1 / 0.37F;
+  }
+  operator float8_scale_slots() { return ScaleSlots{amax, scale, format}; }  // NOLINT
+  [[nodiscard]] uint32_t most() const { return *std::max_element(amax, amax + 4); }
+};
+
 [[nodiscard]] inline LinearDesc describe(const char* recipe, Shape shape) {
   LinearDesc desc;
   desc.shape = shape;

@@ -1,0 +1,142 @@
+// What a call of an expert linear is checked for before anything is launched.
+#include "runtime/device/call_memory.hpp"
+#include "runtime/device/context_state.hpp"
+#include "runtime/experts/experts.hpp"
+#include "runtime/linear/call_arguments.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr const char* kForward = "float8_experts_forward";
+constexpr const char* kForwardArgs = "float8_experts_forward_args";
+constexpr const char* kBackward = "float8_experts_backward";
+constexpr const char* kBackwardArgs = "float8_experts_backward_args";
+
+// The part of a scale state that a call reads and raises.
+void add_slots(CallMemory& memory, const float8_scale_slots& slots, size_t count) {
+  const auto [amax, scale, format] = ScaleSlots::of(slots);
+  memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
+                    alignof(uint32_t));
+  memory.add_beside("float8_scale_slots (scale)", scale,
+                    count * kernels::kScaleStride * sizeof(float), Access::kRead, alignof(float));
+  memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead,
+                    alignof(uint32_t));
+}
+
+}  // namespace
+
+template <class Call>
+Status Experts::check_common(const char* args, const Call& call) const {
+  if (call.m < 0 || call.m > desc_.shape.m) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}.m is {}, the plan was made for 0 to {}", args,
+                call.m, desc_.shape.m);
+  }
+  if (call.m == 0) return {};
+  F8_TRY(need(args, "layout.data", call.layout.data));
+  return workspace_bytes() == 0 ? Status() : need(args, "workspace.data", call.workspace.data);
+}
+
+template <class Call>
+Status Experts::check_scales(const char* args, const Call& call) const {
+  if (slots_.empty()) return {};
+  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  if (amax == nullptr || scale == nullptr || format == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", args,
+                desc_.recipe.name);
+  }
+  const float8_step& step = step_of(call);
+  if (step.first_step == 0) return check_not_fresh(*context_, call.scales);
+  if (step.ranks == nullptr || step.evaluate != 0) return {};
+  return fail(ErrorCode::kUnsupported,
+              "float8_step.ranks is given in a first step: expert linears take its scales from the "
+              "call's own tensors; leave it NULL");
+}
+
+Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
+  F8_TRY(check_common(kForwardArgs, call));
+  if (call.m == 0) return {};
+  F8_TRY(need(kForwardArgs, "x.data", call.x.data));
+  if (call.w.fp8 != nullptr) {
+    F8_TRY(check_given(kForwardArgs, "w.fp8", *call.w.fp8, true, call.saved.data != nullptr));
+  } else {
+    F8_TRY(need(kForwardArgs, "w.data", call.w.data));
+  }
+  F8_TRY(need(kForwardArgs, "y.data", call.y.data));
+  F8_TRY(check_scales(kForwardArgs, call));
+  const auto [m, n, k] = desc_.shape;
+  CallMemory memory(kForwardArgs);
+  memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
+  if (call.w.fp8 != nullptr) {
+    add_given(memory, "w.fp8", *call.w.fp8, true);
+  } else {
+    memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
+                    Access::kRead);
+  }
+  memory.add_rows("y", call.y.data, call.m, n, call.y.ld, desc_.tensor_dtype, Access::kWrite);
+  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
+  memory.add("saved", call.saved.data, saved_bytes(), Access::kWrite);
+  add_slots(memory, call.scales, slots_.size());
+  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
+  return memory.check(kForward, *context_, stream);
+}
+
+Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
+  F8_TRY(check_common(kBackwardArgs, call));
+  if (call.dx.data != nullptr && !desc_.needs_grad_input) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.dx is given, the plan was made with float8_experts_desc.no_grad_input",
+                kBackwardArgs);
+  }
+  if (call.dw.data != nullptr && call.dw.accumulate != 0 && !desc_.accumulate_grad_weight) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.dw.accumulate is set, the plan has no GEMM that adds; set "
+                "float8_experts_desc.accumulate_grad_weight",
+                kBackwardArgs);
+  }
+  const auto [m, n, k] = desc_.shape;
+  CallMemory memory(kBackwardArgs);
+  memory.add_rows("dx", call.dx.data, call.m, k, call.dx.ld, desc_.tensor_dtype, Access::kWrite);
+  memory.add_rows("dw", call.dw.data, desc_.experts * n, k, call.dw.ld, desc_.grad_weight_dtype,
+                  Access::kWrite);
+  F8_TRY(memory.check_alignment(kBackward));
+  if (call.m == 0 || (call.dx.data == nullptr && call.dw.data == nullptr)) return {};
+  F8_TRY(need(kBackwardArgs, "dy.data", call.dy.data));
+  if (saved_bytes_ > 0) F8_TRY(need(kBackwardArgs, "saved.data", call.saved.data));
+  const bool reads_x = call.dw.data != nullptr && reads_tensors(Gemm::kGradWeight);
+  if (reads_x && call.x.data == nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.x.data is NULL, and recipe {} has grad_weight in high precision: give the "
+                "forward's x",
+                kBackwardArgs, desc_.recipe.name);
+  }
+  F8_TRY(check_scales(kBackwardArgs, call));
+  const bool reads_weight =
+      call.dx.data != nullptr && (recomputes_weight() || reads_tensors(Gemm::kGradInput));
+  const bool given = reads_weight && call.w.fp8 != nullptr;
+  if (given) F8_TRY(check_given(kBackwardArgs, "w.fp8", *call.w.fp8, false, false));
+  if (reads_weight && !given && call.w.data == nullptr) {
+    return fail(
+        ErrorCode::kInvalidArgument, "{}.w.data is NULL, {}: give the forward's w", kBackwardArgs,
+        recomputes_weight()
+            ? "the plan was made with float8_experts_desc.recompute_weight"
+            : f8::format("and recipe {} has grad_input in high precision", desc_.recipe.name));
+  }
+  memory.add_rows("dy", call.dy.data, call.m, n, call.dy.ld, desc_.tensor_dtype, Access::kRead);
+  if (given) {
+    add_given(memory, "w.fp8", *call.w.fp8, false);
+  } else if (reads_weight) {
+    memory.add_rows("w", call.w.data, desc_.experts * n, k, call.w.ld, desc_.tensor_dtype,
+                    Access::kRead);
+  }
+  if (reads_x) {
+    memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
+  }
+  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
+  memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
+  add_slots(memory, call.scales, slots_.size());
+  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
+  return memory.check(kBackward, *context_, stream);
+}
+
+}  // namespace f8::runtime

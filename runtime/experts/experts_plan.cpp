@@ -1,0 +1,236 @@
+// The plan of an expert linear: its casts, its GEMMs, and where a call's copies lie.
+#include <limits>
+
+#include "recipes/fp8_layout.hpp"
+#include "runtime/experts/experts.hpp"
+#include "runtime/experts/group_layout.hpp"
+#include "runtime/gemm/choose.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// The copies that a linear makes of each tensor: q and qt.
+constexpr CopySet kCopySets[3][2] = {{kXq, kXqt}, {kWq, kWqt}, {kDyq, kDyqt}};
+
+Status check_recipe(const Recipe& recipe, Dtype tensor_dtype) {
+  F8_TRY(recipe.validate());
+  for (const Gemm gemm : kGemms) {
+    const GemmSetting& setting = recipe.at(gemm);
+    if (!setting.is_fp8() && tensor_dtype != Dtype::kF32) continue;
+    if (!setting.is_fp8()) {
+      return fail(
+          ErrorCode::kUnsupported,
+          "recipe {}, GEMM {}, f32 tensors: expert linears multiply tensors of bf16 and f16 "
+          "in high precision; cast them, or use another recipe",
+          recipe.name, to_string(gemm));
+    }
+    const Granularity blocks =
+        gemm == Gemm::kGradWeight ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
+    if (is_block(setting.b.granularity) && setting.b.granularity != blocks) {
+      return fail(ErrorCode::kUnsupported,
+                  "recipe {}, GEMM {}: b has scales of {}; expert linears have those of {} there",
+                  recipe.name, to_string(gemm), to_string(setting.b.granularity),
+                  to_string(blocks));
+    }
+  }
+  return {};
+}
+
+// Rows of all experts' weights, and tiles of a launch, are counted in 32 bits.
+Status check_size(const ExpertsDesc& desc) {
+  const auto [m, n, k] = desc.shape;
+  const auto tiles = [](int64_t extent) { return ceil_div(extent, kernels::kCastTile); };
+  const int64_t limit = std::numeric_limits<int32_t>::max();
+  if (desc.experts * n <= limit && desc.experts * tiles(n) * tiles(k) <= limit &&
+      (tiles(m) + desc.experts) * tiles(std::max(n, k)) <= limit) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{} experts of shape {}: more than 2^31 rows of weights or tiles of 128 by 128",
+              desc.experts, to_string(desc.shape));
+}
+
+// The words of a scale of a first step, and that scale.
+constexpr size_t kFirstBytes = (kFirstWords + kernels::kScaleStride) * sizeof(uint32_t);
+
+}  // namespace
+
+size_t Experts::layout_bytes() const {
+  return GroupLayoutPlan::bytes_of(layout_);
+}
+
+const GemmConfig& Experts::config(Gemm gemm) const {
+  if (gemm == Gemm::kGradWeight) return grad_weight_[0]->config();
+  return gemms_[static_cast<size_t>(gemm)]->config();
+}
+Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Context>& context,
+                                                     const ExpertsDesc& desc) {
+  F8_TRY(check_recipe(desc.recipe, desc.tensor_dtype));
+  const kernels::GroupLayout layout = F8_TRY(group_layout_of(desc.shape.m, desc.experts));
+  LinearDesc of_expert;
+  of_expert.shape = desc.shape;
+  of_expert.recipe = desc.recipe;
+  of_expert.tensor_dtype = desc.tensor_dtype;
+  of_expert.grad_weight_dtype = desc.grad_weight_dtype;
+  of_expert.accumulate_grad_weight = desc.accumulate_grad_weight;
+  of_expert.needs_grad_input = desc.needs_grad_input;
+  of_expert.non_finite = desc.non_finite;
+  of_expert.sm_limit = desc.sm_limit;
+  const LinearKernels linear = F8_TRY(linear_kernels(of_expert));
+  F8_TRY(check_size(desc));
+  std::shared_ptr<Experts> experts(new Experts(context, desc, layout));
+  experts->slots_ = linear.slots;
+  if (!linear.slots.empty()) {
+    experts->scale_update_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  }
+  F8_TRY(experts->plan_casts(linear));
+  F8_TRY(experts->plan_gemms(linear));
+  experts->lay_out();
+  return experts;
+}
+
+Status Experts::plan_casts(const LinearKernels& linear) {
+  const auto [m, n, k] = desc_.shape;
+  const int64_t rows[] = {m, desc_.experts * n, m};
+  const int64_t cols[] = {k, k, n};
+  constexpr kernels::RowSource kMatrix = kernels::RowSource::kMatrix;
+  const kernels::RowSource sources[] = {desc_.input, kMatrix, desc_.grad_output};
+  std::vector<codegen::KernelSpec> specs;
+  const auto each = [&](const auto& work) -> Status {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      for (unsigned made = 1; made <= (kQ | kQt); ++made) {
+        if (made == (kQ | kQt) && is_recomputed(static_cast<runtime::Tensor>(i))) continue;
+        const CopySet copies =
+            ((made & kQ) != 0 ? kCopySets[i][0] : 0U) | ((made & kQt) != 0 ? kCopySets[i][1] : 0U);
+        for (const KernelPass& pass : linear.passes(copies, false)) {
+          codegen::CastSpec spec = pass.cast;
+          spec.group = true;
+          spec.source = sources[i];
+          F8_TRY(work(i, made, spec, pass.casts.front().slot));
+        }
+      }
+    }
+    return {};
+  };
+  F8_TRY(each([&](size_t i, unsigned, const codegen::CastSpec& spec, int) -> Status {
+    std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i]),
+                      std::back_inserter(specs));
+    return {};
+  }));
+  F8_TRY(context_->compile(specs));  // side by side
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    tensors_[i].copies = linear.copies[i];
+    tensors_[i].rows = rows[i];
+    tensors_[i].cols = cols[i];
+  }
+  const Status planned = each([&](size_t i, unsigned made, const codegen::CastSpec& spec,
+                                  int slot) -> Status {
+    tensors_[i].casts[made].push_back(
+        {F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])), slot});
+    return {};
+  });
+  F8_TRY(planned);
+  for (const auto tensor : {runtime::Tensor::kInput, runtime::Tensor::kWeight}) {
+    if (!is_recomputed(tensor)) continue;
+    Tensor& again = tensor == runtime::Tensor::kInput ? input_again_ : weight_again_;
+    again = at(tensor);
+    again.copies.q.reset();
+    at(tensor).copies.qt.reset();
+  }
+  return {};
+}
+
+GroupedDesc Experts::grouped(const GemmDesc& gemm) const {
+  const GemmSetting& setting = desc_.recipe.at(gemm.gemm);
+  return {.gemm = gemm,
+          .layout = layout_,
+          .one_scale_a = setting.a.scaling == Scaling::kDelayed,
+          .one_scale_b = setting.b.scaling == Scaling::kDelayed};
+}
+
+bool Experts::is_recomputed(runtime::Tensor tensor) const {
+  return tensor == runtime::Tensor::kInput ? desc_.recompute_input
+                                           : tensor == runtime::Tensor::kWeight &&
+                                                 desc_.recompute_weight && desc_.needs_grad_input;
+}
+
+Result<GemmConfig> Experts::choose(const GroupedDesc& desc) const {
+  if (const auto& config = desc_.configs[static_cast<size_t>(desc.gemm.gemm)]) return *config;
+  const auto table = context_->table();
+  return F8_TRY(choose_grouped(table.get(), desc, context_->device().sm_count)).config;
+}
+
+Status Experts::plan_gemms(const LinearKernels& linear) {
+  for (size_t i = 0; i < gemms_.size(); ++i) {
+    if (!linear.gemms[i]) continue;
+    const GroupedDesc desc = grouped(*linear.gemms[i]);
+    const GemmConfig config = F8_TRY(choose(desc));
+    gemms_[i] = F8_TRY(MGroupedGemm::create(context_, desc, config));
+  }
+  constexpr auto kGradWeight = static_cast<size_t>(Gemm::kGradWeight);
+  for (const bool add : {false, true}) {
+    const auto& gemm = add ? linear.adding[kGradWeight] : linear.gemms[kGradWeight];
+    if (!gemm) continue;
+    const GroupedDesc desc = grouped(*gemm);
+    const GemmConfig config = F8_TRY(choose(desc));
+    grad_weight_[add ? 1 : 0] = F8_TRY(KGroupedGemm::create(context_, desc, config));
+  }
+  return {};
+}
+
+int64_t Experts::row_scales(const Tensor& tensor) const {
+  switch (tensor.copies.q->granularity) {
+    case Granularity::kBlock1x128:
+      return ceil_div(tensor.cols, kernels::kCastTile) *
+             scale_rows_of_groups(desc_.shape.m, desc_.experts);
+    case Granularity::kBlock128x128:
+      return desc_.experts * kernels::scales_2d(desc_.shape.n, tensor.cols);
+    default:
+      return tensor.rows;
+  }
+}
+
+int64_t Experts::column_scales(const Tensor& tensor) const {
+  switch (tensor.copies.qt->granularity) {
+    case Granularity::kBlock1x128:
+      return columns_of_groups(desc_.shape.m, desc_.experts) / kernels::kCastTile *
+             kernels::padded_scales(tensor.cols);
+    case Granularity::kBlock128x128:
+      return desc_.experts * kernels::scales_2d(tensor.cols, desc_.shape.n);
+    default:
+      return desc_.experts * tensor.cols;
+  }
+}
+
+void Experts::lay_out() {
+  Arena forward, backward, saved;
+  const int64_t experts = desc_.experts;
+  const auto lay_out = [&](Tensor& t, bool is_weight, Arena& workspace, Arena& kept) {
+    size_t words = 0;
+    for (const auto& casts : t.casts) {
+      for (const Cast& cast : casts) words = std::max(words, cast.plan.words(t.rows, experts));
+    }
+    const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
+    t.words = workspace.take(words * sizeof(uint32_t));
+    t.first = workspace.take(slots_.empty() ? 0 : kFirstBytes);
+    t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
+    t.q_scale = workspace.take(t.copies.q ? floats(experts * kernels::kScaleStride) : 0);
+    t.row_inverse = workspace.take(floats(t.copies.q ? row_scales(t) : 0));
+    if (!t.copies.qt) return;
+    t.qt =
+        kept.take(is_weight ? static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n)
+                            : fp8_copy_bytes(t.cols, columns_of_groups(desc_.shape.m, experts)));
+    t.qt_scale = kept.take(floats(experts * kernels::kScaleStride));
+    t.column_inverse = kept.take(floats(column_scales(t)));
+  };
+  lay_out(at(runtime::Tensor::kInput), false, forward, saved);
+  lay_out(at(runtime::Tensor::kWeight), true, forward, saved);
+  lay_out(at(runtime::Tensor::kGradOutput), false, backward, backward);
+  if (recomputes_weight()) lay_out(weight_again_, true, backward, backward);
+  if (recomputes_input()) lay_out(input_again_, false, backward, backward);
+  forward_bytes_ = forward.size();
+  backward_bytes_ = backward.size();
+  saved_bytes_ = saved.size();
+}
+
+}  // namespace f8::runtime
