@@ -196,13 +196,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     recipes, schemes = listed(options.recipes, RECIPES), listed(options.schemes, SCHEMES)
-    device = common.device_of(options)
-    if "RANK" not in os.environ:
-        sys.exit("start this with torchrun --nproc-per-node N")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     deterministic()
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    device = common.start_ranks(options)
     rank, world = distributed.get_rank(), distributed.get_world_size()
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(Sizes)}
     changes = {name: value for name, value in given.items() if value is not None}

@@ -94,15 +94,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--emulate", action="store_true", help="gloo on the CPU, small sizes")
     options = parser.parse_args()
-    device = common.device_of(options)
-    if "RANK" not in os.environ:
-        sys.exit("start this with torchrun --nproc-per-node N")
-    ranks = int(os.environ["WORLD_SIZE"])
+    device = common.start_ranks(options)
+    ranks = distributed.get_world_size()
     if ranks < 2:
         sys.exit("a collective takes two ranks and more: torchrun --nproc-per-node 2")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
     hosts = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     torch.manual_seed(distributed.get_rank())
     largest = options.largest or (64 << 10 if options.emulate else LARGEST)

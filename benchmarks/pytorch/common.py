@@ -20,6 +20,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import float8.torch as f8
+from float8.torch.ranks import gloo
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "examples/pytorch"))
 
@@ -147,6 +148,7 @@ def start_ranks(options: Options) -> str:
         sys.exit("start this with torchrun --nproc-per-node N")
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    gloo.use_one_thread()
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
     return device
 

@@ -32,6 +32,7 @@ from torch.nn import functional
 
 import float8.torch as f8
 from float8 import recipes
+from float8.torch.ranks import gloo
 
 VOCABULARY = 256
 
@@ -183,6 +184,7 @@ def main() -> None:
     device = "cpu" if options.emulate else "cuda"
     if not options.emulate:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    gloo.use_one_thread()
     distributed.init_process_group("gloo" if options.emulate else "nccl")
     train(build(options, device), options, device)
     distributed.barrier()

@@ -12,8 +12,11 @@ import test_rank_faults
 import torch
 from torch import distributed
 
+from float8.torch.ranks import gloo
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gloo.use_one_thread()
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     rank = distributed.get_rank()
     mesh = distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),))

@@ -24,7 +24,7 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import float8.torch
-from float8.torch.ranks import collectives
+from float8.torch.ranks import collectives, gloo
 
 device = "cpu"  # of a rank
 _PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "float8.torch"]
@@ -69,6 +69,7 @@ def _start(
     torch.manual_seed(0)
     float8.torch.check_copies()
     collectives.progress.timeout = max(collectives.progress.timeout, timeout)
+    gloo.use_one_thread()
     if on == "cuda":
         torch.cuda.set_device(rank)
     outcome: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from torch.utils import checkpoint
 import float8
 import float8.torch as f8
 from float8 import torchao
+from float8.torch.ranks import gloo
 
 
 def convert(model: nn.Module, config: Any, **fields: Any) -> Any:
@@ -440,6 +441,7 @@ def test_history_length() -> None:
 
 
 def _rank(rank: int, store: str, folder: str) -> None:
+    gloo.use_one_thread()
     torch.distributed.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
     model, x = torch.load(f"{folder}/model", weights_only=False)
     step(model, x[rank])
