@@ -27,6 +27,10 @@ typedef struct float8_attention_desc {
   int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
   int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
   int32_t reserved; /* 0 */
+  int64_t
+      window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
+                       and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
+                       each query has a key */
 } float8_attention_desc;
 
 /* It compiles and loads kernels, as float8_linear_plan does. On failure *out is NULL. */

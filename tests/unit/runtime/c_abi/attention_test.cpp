@@ -34,7 +34,8 @@ class AttentionAbi : public ::testing::Test {
             .scale = 0,
             .causal = 1,
             .dtype = FLOAT8_BF16,
-            .reserved = 0};
+            .reserved = 0,
+            .window = 0};
   }
   static float8_heads heads(const Memory& of, int64_t count) {
     return {.data = of.get(),
@@ -115,6 +116,8 @@ TEST_F(AttentionAbi, RefusesPlans) {
   refuses([](auto& d) { d.dtype = FLOAT8_F16; }, FLOAT8_UNSUPPORTED, "dtype is f16");
   refuses([](auto& d) { d.dtype = 9; }, FLOAT8_INVALID_ARGUMENT, "dtype is 9");
   refuses([](auto& d) { d.reserved = 1; }, FLOAT8_INVALID_ARGUMENT, "reserved is 1");
+  refuses([](auto& d) { d.window = -1; }, FLOAT8_INVALID_ARGUMENT, "window is -1");
+  refuses([](auto& d) { d.window = 4, d.causal = 0; }, FLOAT8_INVALID_ARGUMENT, "window is 4");
   refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
 }
 
