@@ -77,7 +77,7 @@ typedef struct float8_attention_forward_args {
 } float8_attention_forward_args;
 
 /* Enqueues three launches: the sums of k, the casts, and the attention. A NaN or an infinity shows in o of its
- * head, in every query that has a key of its 128 tokens. */
+ * head, in every query that has a key of its 128 tokens, and with a window in others of the same 128 queries. */
 FLOAT8_API float8_status float8_attention_forward(const float8_attention* attention,
                                                   const float8_attention_forward_args* args,
                                                   float8_stream stream);
