@@ -129,16 +129,18 @@ def test_layers_with_a_window_train(
     expected: list[int],
 ) -> None:
     def model() -> Any:
-        return model_of(kind, device, sliding_window=64, max_position_embeddings=128, **more)
+        sizes = {"sliding_window": 64, "max_position_embeddings": 128}
+        return model_of(kind, device, **sizes, **more).float()  # in bf16 some steps round to none
 
-    plain = losses(model(), 6, device, 96)
+    with torch.autocast(device, torch.bfloat16):
+        plain = losses(model(), 4, device, 96)
     own_model = model()
     f8.convert_attention_to_float8(own_model, **options)
     before = copies(own_model)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.autocast(device, torch.bfloat16):
         warnings.simplefilter("error")
-        own = losses(own_model, 6, device, 96)
-    assert windows == 6 * expected
+        own = losses(own_model, 4, device, 96)
+    assert windows == 4 * expected
     assert not unchanged(own_model, before)
     assert own == pytest.approx(plain, rel=0.03)
 
