@@ -67,7 +67,7 @@ def register(name: str, emulate: bool) -> None:
 
     def attention_mask(**options: Any) -> torch.Tensor | None:
         window = _sliding_window(**options)
-        if window is not None:  # else sdpa_mask never leaves out a mask
+        if window is not None:  # sdpa_mask leaves out no mask of a local size
             options["local_size"] = None
         mask: torch.Tensor | None = sdpa_mask(**options)
         if mask is None and window is not None and options["kv_length"] > window:
@@ -78,8 +78,9 @@ def register(name: str, emulate: bool) -> None:
     AttentionMaskInterface.register(name, attention_mask)
 
 
-# Layers are handed a mask without elements, whose last size is the window, where the mask is a window and nothing
-# else: it has no S^2 elements, and what is no attention of ours fails on it.
+# Where a mask is a window and nothing else, layers are handed one without elements, whose last size is the window. It
+# takes no S^2 bytes, and any other attention fails on it. A layer's own argument sliding_window does not do: Qwen2MoE
+# and PhiMoE have windows in their masks alone.
 def _window_of(mask: torch.Tensor | None) -> int | None:
     return mask.shape[-1] if mask is not None and mask.dim() == 4 and mask.shape[0] == 0 else None
 
@@ -121,7 +122,7 @@ def _obstacle(
     if query.shape[2] == 1 or not getattr(module, "float8_attention", True):
         return ""
     if mask is not None:
-        return "a batch has padding, or another mask than a causal one; in fp8 there is this one, with or without a window"
+        return "a batch has padding or a mask of its own; in fp8 there is the causal mask alone, with or without a window"
     for name in ("softcap", "position_bias", "cache", "s_aux"):
         if more.get(name) is not None:
             return f"the model uses {name}"
