@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kTileBytes = kernels::kAttentionTile * 128;
 constexpr int kMaxStages = 6;
+constexpr std::string_view kMasks[] = {"full", "causal", "window"};  // by AttentionMask
 
 Status check_head_dim(int head_dim) {
   if (head_dim == 128) return {};
@@ -22,19 +23,22 @@ Status check_head_dim(int head_dim) {
 }  // namespace
 
 Result<AttentionForwardSpec> AttentionForwardSpec::parse(std::string_view, std::string_view rest) {
-  for (const bool causal : {false, true}) {
+  for (const AttentionMask mask :
+       {AttentionMask::kFull, AttentionMask::kCausal, AttentionMask::kWindow}) {
     for (int stages = 2; stages <= kMaxStages; ++stages) {
-      const AttentionForwardSpec spec{.causal = causal, .stages = stages};
+      const AttentionForwardSpec spec{.mask = mask, .stages = stages};
       if (spec.key().substr(kKinds[0].size() + 1) == rest) return spec;
     }
   }
-  return fail(ErrorCode::kInvalidArgument,
-              "unknown attention {}: expected d128, then /causal or /full, then /s2 to /s{}",
-              quote(rest), kMaxStages);
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "unknown attention {}: expected d128, then /full, /causal or /window, then /s2 to /s{}",
+      quote(rest), kMaxStages);
 }
 
 std::string AttentionForwardSpec::key() const {
-  return f8::format("attention_forward/d{}/{}/s{}", head_dim, causal ? "causal" : "full", stages);
+  return f8::format("attention_forward/d{}/{}/s{}", head_dim, kMasks[static_cast<size_t>(mask)],
+                    stages);
 }
 
 Status AttentionForwardSpec::validate() const {
@@ -45,23 +49,28 @@ Status AttentionForwardSpec::validate() const {
 }
 
 Stub AttentionForwardSpec::stub() const {
+  const bool window = mask == AttentionMask::kWindow;
+  const std::string_view args = window ? "AttentionWindowArgs" : "AttentionArgs";
+  const std::string kernel =
+      f8::format("AttentionForward<Config{}>", window ? ", AttentionWindowArgs" : "");
   const std::string config =
-      "struct Config {\n" + constant("kCausal", causal) + constant("kStages", stages) +
-      mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
+      "struct Config {\n" + constant("kCausal", mask != AttentionMask::kFull) +
+      constant("kStages", stages) + mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
       mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, 128, MmaA::kRegisters) + "};\n" +
-      check_args<kernels::AttentionArgs>("AttentionArgs") +
+      check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
       check("sizeof(AttentionMaps)", parameters().first, "kernel_args.cuh") +
-      check("AttentionForward<Config>::kSharedBytes",
-            static_cast<size_t>(launch().dynamic_smem_bytes), "dynamic_smem_bytes()") +
+      check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
+            "dynamic_smem_bytes()") +
       check_threads("kAttentionThreads", launch());
-  return {"attention_forward.cuh", "float8_attention_forward",
-          config +
-              "extern \"C\" __global__ void __launch_bounds__(kAttentionThreads, 1)\n"
-              "float8_attention_forward(const __grid_constant__ AttentionMaps maps,\n"
-              "                         const __grid_constant__ AttentionArgs args) {\n"
-              "  extern __shared__ __align__(1024) u8 shared[];\n"
-              "  AttentionForward<Config>::run(maps, args, shared);\n"
-              "}\n"};
+  return {
+      "attention_forward.cuh", "float8_attention_forward",
+      config + f8::format("extern \"C\" __global__ void __launch_bounds__(kAttentionThreads, 1)\n"
+                          "float8_attention_forward(const __grid_constant__ AttentionMaps maps,\n"
+                          "                         const __grid_constant__ {} args) {{\n"
+                          "  extern __shared__ __align__(1024) u8 shared[];\n"
+                          "  {}::run(maps, args, shared);\n"
+                          "}}\n",
+                          args, kernel)};
 }
 
 LaunchTraits AttentionForwardSpec::launch() const {
@@ -71,7 +80,9 @@ LaunchTraits AttentionForwardSpec::launch() const {
 }
 
 ParameterBytes AttentionForwardSpec::parameters() const {
-  return {.first = 3 * kTensorMapBytes, .second = sizeof(kernels::AttentionArgs)};
+  return {.first = 3 * kTensorMapBytes,
+          .second = mask == AttentionMask::kWindow ? sizeof(kernels::AttentionWindowArgs)
+                                                   : sizeof(kernels::AttentionArgs)};
 }
 
 Result<AttentionCastSpec> AttentionCastSpec::parse(std::string_view kind, std::string_view rest) {

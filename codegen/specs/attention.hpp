@@ -1,6 +1,6 @@
 // The forward of attention in fp8 (kernels/attention/attention_forward.cuh), and the casts of its operands
 // (attention_cast.cuh), for heads of 128.
-//   attention := "attention_forward/d128/" ("causal" | "full") "/s" stages
+//   attention := "attention_forward/d128/" ("full" | "causal" | "window") "/s" stages
 //   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/d128"
 #pragma once
 
@@ -8,9 +8,12 @@
 
 namespace f8::codegen {
 
+// The keys of a query: all, those up to its own, or the last ones of these, so many as the launch says.
+enum class AttentionMask { kFull, kCausal, kWindow };
+
 struct AttentionForwardSpec {
   int head_dim = 128;
-  bool causal = false;
+  AttentionMask mask = AttentionMask::kFull;
   int stages = 3;
 
   static constexpr std::string_view kKinds[] = {"attention_forward"};

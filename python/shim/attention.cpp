@@ -52,13 +52,14 @@ Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim, con
 }
 
 const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_dim, double scale,
-                                bool causal, const Place& place) {
+                                bool causal, int64_t window, const Place& place) {
   return attention_plan_for({.heads_q = heads_q,
                              .heads_kv = heads_kv,
                              .head_dim = head_dim,
                              .scale = static_cast<float>(scale),
                              .device = place.key(),
-                             .causal = causal},
+                             .causal = causal,
+                             .window = window},
                             place)
       .attention;
 }
@@ -67,7 +68,7 @@ const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k,
                                                      const Tensor& v, double scale, bool causal,
-                                                     int64_t config) {
+                                                     int64_t window, int64_t config) {
   const Place place = place_of(q, Config(config));
   const Heads operands[] = {as_heads(q, place, "query"), as_heads(k, place, "key"),
                             as_heads(v, place, "value")};
@@ -76,7 +77,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
     refuse("query, key and value are of unlike sizes");
   }
   const float8_attention* const plan =
-      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, place);
+      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, window, place);
   float8_attention_forward_args args;
   args.sizes = {q.size(0), q.size(2), k.size(2)};
   const size_t saved_bytes = float8_attention_saved_bytes(plan, &args.sizes);
@@ -99,12 +100,14 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
 
 std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, const Tensor& o,
                                                         int64_t heads_kv, int64_t tokens_kv,
-                                                        double scale, bool causal, int64_t config) {
+                                                        double scale, bool causal, int64_t window,
+                                                        int64_t config) {
   const Place place = place_of(o, Config(config));
   check_dense(saved, 1, place.device, "saved");
   if (o.dim() != 4) refuse("o is not what attention_forward gave");
   const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
-  const float8_attention* const plan = plan_of(heads_q, heads_kv, dim, scale, causal, place);
+  const float8_attention* const plan =
+      plan_of(heads_q, heads_kv, dim, scale, causal, window, place);
   const Heads q = empty_heads(batch, tokens_q, heads_q, dim, place);
   const Heads k = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   const Heads v = empty_heads(batch, tokens_kv, heads_kv, dim, place);

@@ -9,9 +9,10 @@ namespace float8_torch {
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k,
                                                      const Tensor& v, double scale, bool causal,
-                                                     int64_t config);
+                                                     int64_t window, int64_t config);
 std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, const Tensor& o,
                                                         int64_t heads_kv, int64_t tokens_kv,
-                                                        double scale, bool causal, int64_t config);
+                                                        double scale, bool causal, int64_t window,
+                                                        int64_t config);
 
 }  // namespace float8_torch

@@ -119,10 +119,10 @@
 //     The sum of each token's rows of y by their scores (fp32; none: 1), in fp32 and in order.
 //   moe_score_gradient(dout, y, position, offsets, config) -> dscores
 //     The fp32 gradient of these scores. Neither of them reads the last rows, whose pairs add nothing.
-//   attention_forward(q, k, v, scale, causal, config) -> (o, lse, saved)
+//   attention_forward(q, k, v, scale, causal, window, config) -> (o, lse, saved)
 //     softmax(scale q k^T) v in fp8. q is [B, H, S, D], k and v are [B, G, T, D], all in bf16; a scale of 0 is
-//     1 / sqrt(D). o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8.
-//   attention_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, config) -> (q, k, v)
+//     1 / sqrt(D), a window of 0 none. o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8.
+//   attention_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config) -> (q, k, v)
 //     The values that this forward multiplied, [B][S][H][D] and [B][T][G][D], k without its mean over T.
 //   routing_errors() -> [device, code, expert, ...]
 //     The first bad end on each device since the last call, for which the host waits: a
@@ -235,8 +235,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&moe_route, Roles{.config = 3}>(library, "moe_route");
   add<&moe_combine, Roles{.config = 4}>(library, "moe_combine");
   add<&moe_score_gradient, Roles{.config = 4}>(library, "moe_score_gradient");
-  add<&attention_forward, Roles{.config = 5}>(library, "attention_forward");
-  add<&attention_dequantize, Roles{.config = 6}>(library, "attention_dequantize");
+  add<&attention_forward, Roles{.config = 6}>(library, "attention_forward");
+  add<&attention_dequantize, Roles{.config = 7}>(library, "attention_dequantize");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");

@@ -221,6 +221,7 @@ struct AttentionKey {
   float scale = 0;     // of the scores; 0: the head's own
   int32_t device = 0;  // -1: emulated
   bool causal = false;
+  int64_t window = 0;  // 0: none
   bool operator==(const AttentionKey&) const = default;
 };
 

@@ -134,6 +134,12 @@ Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<C
     return fail(ErrorCode::kInvalidArgument, "scale is {}; it is positive, or 0 for the head's own",
                 desc.scale);
   }
+  if (desc.window < 0 || (desc.window > 0 && !desc.causal)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "window is {} with causal {}; it is the number of keys that a query has under a "
+                "causal mask, or 0 for all",
+                desc.window, desc.causal ? 1 : 0);
+  }
   AttentionDesc own = desc;
   if (own.scale == 0) own.scale = 1.0F / std::sqrt(static_cast<float>(own.head_dim));
   AttentionForward forward = F8_TRY(AttentionForward::create(context, own));
@@ -155,6 +161,11 @@ Status Attention::check(const AttentionSizes& sizes) const {
         "attention of a batch of {}, {} queries and {} keys: none is negative, and there is "
         "a key",
         sizes.batch, sizes.tokens_q, sizes.tokens_kv);
+  }
+  if (desc_.window > 0 && sizes.tokens_q - sizes.tokens_kv >= desc_.window) {
+    return fail(ErrorCode::kInvalidArgument,
+                "attention of {} queries and {} keys in a window of {}: the last query has no key",
+                sizes.tokens_q, sizes.tokens_kv, desc_.window);
   }
   for (const auto& [tokens, heads] :
        {std::pair{sizes.tokens_q, desc_.heads_q}, std::pair{sizes.tokens_kv, desc_.heads_kv}}) {

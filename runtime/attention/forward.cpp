@@ -1,6 +1,7 @@
 #include "runtime/attention/forward.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numbers>
 
 #include "codegen/kernels/attention/attention_args.cuh"
@@ -11,11 +12,13 @@
 #include "runtime/device/tensor_map.hpp"
 
 namespace f8::runtime {
-
 Result<AttentionForward> AttentionForward::create(const std::shared_ptr<Context>& context,
                                                   const AttentionDesc& desc) {
-  const Kernel* kernel =
-      F8_TRY(context->kernel(codegen::AttentionForwardSpec{.causal = desc.causal}));
+  using codegen::AttentionMask;
+  const AttentionMask mask = desc.window > 0 ? AttentionMask::kWindow
+                             : desc.causal   ? AttentionMask::kCausal
+                                             : AttentionMask::kFull;
+  const Kernel* kernel = F8_TRY(context->kernel(codegen::AttentionForwardSpec{.mask = mask}));
   return AttentionForward(context, desc, *kernel);
 }
 
@@ -31,17 +34,21 @@ Status AttentionForward::run(const AttentionCall& call, Stream stream) const {
                                blocks_q * kernels::kAttentionTile, call.batch * desc_.heads_kv,
                                blocks_k * kernels::kAttentionTile, desc_.head_dim, call.q, call.k,
                                call.v_t, maps));
-  kernels::AttentionArgs args{.inv_scale_q = call.inv_scale_q,
-                              .inv_scale_k = call.inv_scale_k,
-                              .inv_scale_v = call.inv_scale_v,
-                              .o = static_cast<kernels::u16*>(call.o),
-                              .lse = call.lse,
-                              .queries = static_cast<int32_t>(call.queries),
-                              .keys = static_cast<int32_t>(call.keys),
-                              .heads_q = static_cast<int32_t>(desc_.heads_q),
-                              .heads_kv = static_cast<int32_t>(desc_.heads_kv),
-                              .batch = static_cast<int32_t>(call.batch),
-                              .scale_log2 = desc_.scale * std::numbers::log2e_v<float>};
+  // A kernel without a window reads its AttentionArgs alone.
+  kernels::AttentionWindowArgs args{
+      {.inv_scale_q = call.inv_scale_q,
+       .inv_scale_k = call.inv_scale_k,
+       .inv_scale_v = call.inv_scale_v,
+       .o = static_cast<kernels::u16*>(call.o),
+       .lse = call.lse,
+       .queries = static_cast<int32_t>(call.queries),
+       .keys = static_cast<int32_t>(call.keys),
+       .heads_q = static_cast<int32_t>(desc_.heads_q),
+       .heads_kv = static_cast<int32_t>(desc_.heads_kv),
+       .batch = static_cast<int32_t>(call.batch),
+       .scale_log2 = desc_.scale * std::numbers::log2e_v<float>},
+      static_cast<int32_t>(std::min<int64_t>(desc_.window, std::numeric_limits<int32_t>::max())),
+      0};
   const int64_t works = blocks_q * call.batch * desc_.heads_q;
   const int64_t blocks = std::min<int64_t>(works, state.info.sm_count);
   void* parameters[] = {&maps, &args};

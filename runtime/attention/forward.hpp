@@ -11,7 +11,8 @@ struct AttentionDesc {
   int64_t heads_kv = 1;  // a divisor of heads_q
   int64_t head_dim = 128;
   bool causal = false;
-  float scale = 0;  // of the scores
+  int64_t window = 0;  // the keys that a causal query has at most; 0: all
+  float scale = 0;     // of the scores
 };
 
 // Arrays are dense and lie in the order of their brackets: b batch, h and g heads of queries and of keys, d the

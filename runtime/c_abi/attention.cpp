@@ -34,6 +34,7 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
                                                                        .heads_kv = known.heads_kv,
                                                                        .head_dim = known.head_dim,
                                                                        .causal = known.causal != 0,
+                                                                       .window = known.window,
                                                                        .scale = known.scale}));
     *out = new float8_attention{std::move(plan)};
     return {};

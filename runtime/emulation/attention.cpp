@@ -36,14 +36,21 @@ struct Query {
   std::vector<float> o;
 };
 
+// `window` is 0 where there is none.
 void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
-            const Head& head, int64_t query, std::span<float> o, float& lse) {
+            int64_t window, const Head& head, int64_t query, std::span<float> o, float& lse) {
   const int64_t d = spec.head_dim, blocks = kernels::attention_blocks(args.keys);
-  const int64_t last = spec.causal ? std::min(query / kTile, blocks - 1) : blocks - 1;
-  const int64_t keys = spec.causal ? std::min<int64_t>(query + 1, args.keys) : args.keys;
+  const bool causal = spec.mask != codegen::AttentionMask::kFull;
+  const int64_t last = causal ? std::min(query / kTile, blocks - 1) : blocks - 1;
+  const int64_t keys = causal ? std::min<int64_t>(query + 1, args.keys) : args.keys;
+  const int64_t first_key = window > 0 ? query + 1 - window : 0;
+  const int64_t first = window > 0
+                            ? kernels::attention_first_tile(static_cast<int32_t>(query / kTile),
+                                                            static_cast<int32_t>(window))
+                            : 0;
   Query state{.o = std::vector<float>(static_cast<size_t>(d))};
   float v_scale = head.inv_scale_v[last];
-  for (int64_t t = last; t >= 0; --t) {
+  for (int64_t t = last; t >= first; --t) {
     const float factor = args.scale_log2 * head.inv_scale_q[query / kTile] * head.inv_scale_k[t];
     float scores[kTile];
     for (int64_t j = 0; j < kTile; ++j) {
@@ -51,7 +58,8 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
       for (int64_t c = 0; c < d; ++c) {
         dot += e4m3(head.q[query * d + c]) * e4m3(head.k[(t * kTile + j) * d + c]);
       }
-      scores[j] = t * kTile + j < keys ? dot : -std::numeric_limits<float>::infinity();
+      const int64_t key = t * kTile + j;
+      scores[j] = key >= first_key && key < keys ? dot : -std::numeric_limits<float>::infinity();
     }
     const float largest = *std::max_element(scores, scores + kTile) * factor;
     const float most = t == last ? largest : std::max(state.most, largest);
@@ -117,6 +125,14 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
   for (int i = 0; i < 3; ++i) std::memcpy(&maps[i], &encoded[i], sizeof maps[i]);
   const auto& args = call.args<kernels::AttentionArgs>(1);
   check(spec, args, maps, call);
+  const int64_t window = spec.mask == codegen::AttentionMask::kWindow
+                             ? call.args<kernels::AttentionWindowArgs>(1).window
+                             : 0;
+  if (spec.mask == codegen::AttentionMask::kWindow &&
+      (window < 1 || args.queries - args.keys >= window)) {
+    call.fault("attention: {} queries and {} keys in a window of {}", args.queries, args.keys,
+               window);
+  }
   if (!call.faults.empty()) return;
   const int64_t d = spec.head_dim;
   const int64_t blocks_q = kernels::attention_blocks(args.queries);
@@ -134,7 +150,7 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
                         .inv_scale_k = args.inv_scale_k + kv * blocks_k,
                         .inv_scale_v = args.inv_scale_v + kv * blocks_k};
     for (int64_t query = 0; query < args.queries; ++query) {
-      attend(spec, args, operands, query, o, args.lse[head * args.queries + query]);
+      attend(spec, args, window, operands, query, o, args.lse[head * args.queries + query]);
       const int64_t line =
           (head / args.heads_q * args.queries + query) * args.heads_q + head % args.heads_q;
       for (int64_t c = 0; c < d; ++c) {

@@ -21,6 +21,7 @@ F8_BOTH constexpr i32 attention_blocks(i32 tokens) {
 }
 
 struct AttentionArgs {
+  static constexpr bool kWindow = false;
   const float* inv_scale_q;  // [b][h][blocks of queries]
   const float* inv_scale_k;  // [b][g][blocks of keys], and v's
   const float* inv_scale_v;
@@ -33,6 +34,20 @@ struct AttentionArgs {
   i32 batch;
   float scale_log2;  // of the softmax, times log2(e)
 };
+
+// Those of a sliding window: query i has the keys from i - window + 1 on, up to the i-th one. Each query has one,
+// so queries - keys < window.
+struct AttentionWindowArgs : AttentionArgs {
+  static constexpr bool kWindow = true;
+  i32 window;  // at least 1
+  i32 padding;
+};
+
+// The first tile of keys that a query of a block has under a window.
+F8_BOTH constexpr i32 attention_first_tile(i32 block, i32 window) {
+  const i32 key = block * kAttentionTile + 1 - window;
+  return key > 0 ? key / kAttentionTile : 0;
+}
 
 inline constexpr i32 kAttentionSlab = 256;  // tokens that a block of the sums of k adds
 F8_BOTH constexpr i32 attention_slabs(i32 tokens) {

@@ -1,4 +1,5 @@
-// The forward of attention in fp8: O = softmax(scale Q K^T) V for heads of 128, with LSE, causal or full.
+// The forward of attention in fp8: O = softmax(scale Q K^T) V for heads of 128, with LSE, full, causal or causal
+// within a sliding window.
 //
 //   q [b][h][s][128], k [b][g][s][128]     e4m3, with a scale for each 128 tokens of a head, a power of two
 //   v^T [b][g][128][s]                     e4m3, the tokens of each 16 in the order of fragments (below)
@@ -6,7 +7,8 @@
 //
 // s is a whole number of blocks of 128 tokens, of the queries' or of the keys'; what lies behind the last key
 // is masked, and of what lies behind the last query nothing is stored. Under a causal mask query i has the
-// keys up to the i-th one.
+// keys up to the i-th one, and of these in a window the last ones. Tiles are read from the last one to the first,
+// so a query's first tile has a key of its own: later ones that are masked as a whole find a finite maximum.
 //
 // A CTA has 128 queries of a head, and two warpgroups of 64 next to one warp that loads. Both products are fp8
 // MMAs; S, its softmax and the sums are fp32. P is rounded to e4m3 of 2^8 P in registers, and is the next
@@ -48,9 +50,10 @@ F8_DEVICE float row_sum(float x) {
 }
 
 // A Config has kCausal, kStages, and the MMAs of 64 rows by 128 columns: mma(acc, desc_a, desc_b, accumulate)
-// and mma_registers(acc, a, desc_b, accumulate), whose a is four words.
-template <class Config>
+// and mma_registers(acc, a, desc_b, accumulate), whose a is four words. With the Args of a window it is causal.
+template <class Config, class Args = AttentionArgs>
 struct AttentionForward {
+  static constexpr bool kWindow = Args::kWindow;
   static constexpr bool kCausal = Config::kCausal;
   static constexpr u32 kStages = Config::kStages;
   static constexpr u32 kD = 128, kTileM = 128, kTileN = 128;
@@ -77,20 +80,24 @@ struct AttentionForward {
       if (++index == kCount) index = 0, phase ^= 1;
     }
   };
-  // Queries of a head; the CTAs take those with the most keys first.
+  // Queries of a head and their tiles of keys, from `begin` to `tiles`; the CTAs take those with the most keys first.
   struct Work {
-    u32 block, q_head, kv_head, tiles;
+    u32 block, q_head, kv_head, begin, tiles;
   };
-  static F8_DEVICE u32 works(const AttentionArgs& args) {
+  static F8_DEVICE u32 works(const Args& args) {
     return static_cast<u32>(attention_blocks(args.queries) * args.heads_q * args.batch);
   }
-  static F8_DEVICE Work work_at(const AttentionArgs& args, u32 index) {
+  static F8_DEVICE Work work_at(const Args& args, u32 index) {
     const u32 heads = args.heads_q * args.batch, blocks = attention_blocks(args.queries);
     const u32 key_blocks = attention_blocks(args.keys);
     Work r;
     r.block = blocks - 1 - index / heads;
     r.q_head = index % heads;
     r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
+    r.begin = 0;
+    if constexpr (kWindow) {
+      r.begin = attention_first_tile(static_cast<i32>(r.block), args.window);
+    }
     r.tiles = kCausal ? min(r.block + 1, key_blocks) : key_blocks;
     return r;
   }
@@ -115,7 +122,7 @@ struct AttentionForward {
     __syncthreads();
   }
 
-  static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const AttentionArgs& args) {
+  static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const Args& args) {
     const u32 rows_q = attention_blocks(args.queries) * kTileM;
     const u32 rows_k = attention_blocks(args.keys) * kTileN;
     Stage<kStages> stage;
@@ -127,7 +134,7 @@ struct AttentionForward {
       tma_load(shared + query.index * kTileBytes, &maps.q, barrier(shared, kFullQ, query.index), 0,
                work.q_head * rows_q + work.block * kTileM);
       query.advance();
-      for (u32 tile = work.tiles; tile-- > 0;) {
+      for (u32 tile = work.tiles; tile-- > work.begin;) {
         barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullK, stage.index), kTileBytes);
         tma_load(shared + kKeys + stage.index * kTileBytes, &maps.k,
@@ -145,7 +152,7 @@ struct AttentionForward {
   // each eight columns 2 (lane % 4) and the next one.
   struct Consumer {
     u32 shared;
-    const AttentionArgs& args;
+    const Args& args;
     u32 warpgroup, lane, row;
     bool leader;
     float s[64], o[64], tile[64];
@@ -156,7 +163,7 @@ struct AttentionForward {
     Stage<2> query;
     Stage<kStages> key, value;
 
-    F8_DEVICE Consumer(u32 shared, const AttentionArgs& args)
+    F8_DEVICE Consumer(u32 shared, const Args& args)
         : shared(shared),
           args(args),
           warpgroup(threadIdx.x / 128 - 1),
@@ -200,6 +207,17 @@ struct AttentionForward {
           if (first + i / 4 * 8 + i % 2 >= keys)
             s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
         }
+      }
+    }
+    // Masks the keys of a tile that lie before the windows of rows.
+    F8_DEVICE void mask_window(const Work& work, u32 key_tile) {
+      const i32 begin = static_cast<i32>(work.block * kTileM + 1 - key_tile * kTileN) - args.window;
+      if (begin + static_cast<i32>(kTileM) <= 1) return;  // the last row has them all
+      const i32 begin_of_row = begin + static_cast<i32>(row) - static_cast<i32>(lane % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 64; ++i) {
+        if (i / 4 * 8 + i % 2 < begin_of_row + i % 4 / 2 * 8)
+          s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
       }
     }
     // Four chains for each row: one would wait for each comparison.
@@ -254,6 +272,7 @@ struct AttentionForward {
       release(kEmptyK, key.index);
       key.advance();
       if (kCausal || work.tiles * kTileN > static_cast<u32>(args.keys)) mask(work);
+      if constexpr (kWindow) mask_window(work, work.tiles - 1);
       float largest[2];
       maxima(largest);
 #pragma unroll
@@ -268,13 +287,15 @@ struct AttentionForward {
       barrier_wait(barrier(shared, kFullV, value.index), value.phase);
     }
     // S of a tile and P V of the tile before it, whose values are v_ratio times those of this one.
-    F8_DEVICE void next_tile(float factor, float v_ratio, bool last) {
+    F8_DEVICE void next_tile(const Work& work, u32 key_tile, float factor, float v_ratio,
+                             bool last) {
       multiply_keys();
       multiply_values();
       wgmma_wait<1>();
       warpgroup_fence_operand(s);
       release(kEmptyK, key.index);
       key.advance();
+      if constexpr (kWindow) mask_window(work, key_tile);
       float largest[2], correction[2], sums[2];
       maxima(largest);
 #pragma unroll
@@ -324,18 +345,19 @@ struct AttentionForward {
       const float* scale_v = args.inv_scale_v + work.kv_head * blocks_k;
       const float of_q =
           args.scale_log2 * __ldg(args.inv_scale_q + work.q_head * blocks_q + work.block);
-      const i32 first = static_cast<i32>(work.tiles) - 1;
+      const i32 first = static_cast<i32>(work.tiles) - 1, begin = static_cast<i32>(work.begin);
       float v = __ldg(scale_v + first);
-      const i32 second = max(first - 1, 0);
+      const i32 second = max(first - 1, begin);
       float k_ahead = __ldg(scale_k + second), v_ahead = __ldg(scale_v + second);
       first_tile(work, of_q * __ldg(scale_k + first));
-      if (first > 0) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
-      for (i32 t = first - 1; t >= 0; --t) {
+      if (first > begin) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      for (i32 t = first - 1; t >= begin; --t) {
         const float factor = of_q * k_ahead, v_next = v_ahead;
-        k_ahead = __ldg(scale_k + max(t - 1, 0));
-        v_ahead = __ldg(scale_v + max(t - 1, 0));
+        k_ahead = __ldg(scale_k + max(t - 1, begin));
+        v_ahead = __ldg(scale_v + max(t - 1, begin));
         // The ratio of two powers of two.
-        next_tile(factor, v * __int_as_float(0x7F000000 - __float_as_int(v_next)), t == 0);
+        const float v_ratio = v * __int_as_float(0x7F000000 - __float_as_int(v_next));
+        next_tile(work, static_cast<u32>(t), factor, v_ratio, t == begin);
         v = v_next;
       }
       release(kEmptyQ, query.index);
@@ -353,7 +375,7 @@ struct AttentionForward {
     }
   };
 
-  static F8_DEVICE void run(const AttentionMaps& maps, const AttentionArgs& args, void* memory) {
+  static F8_DEVICE void run(const AttentionMaps& maps, const Args& args, void* memory) {
     grid_dependency_wait();
     launch_dependents();
     const u32 shared = smem_address(memory);

@@ -65,8 +65,8 @@ def install_attention(*, name: str = NAME, emulate: bool = False) -> None:
     """Registers attention with a forward in fp8 under a name that `attn_implementation` takes.
 
     It is float8.torch.scaled_dot_product_attention, in training and in evaluation. A call that it cannot compute
-    goes to transformers' own "sdpa", with one warning that says why: a batch with padding, a window that is
-    shorter than the sequence, dropout, another head than 128, a score that is capped. A single query, as in
+    goes to transformers' own "sdpa", with one warning that says why: a batch with padding, another mask than the causal
+    one with or without a sliding window, dropout, another head than 128, a score that is capped. A single query, as in
     generation, goes there without one.
 
     Raises ImportError where transformers has no such implementations, which came with its version 4.53.

@@ -50,10 +50,13 @@ _FLEXIBLE = (
         "Tensor)"
     ),
     "moe_combine(Tensor y, Tensor? scores, Tensor position, Tensor offsets, int config) -> Tensor",
-    "attention_forward(Tensor q, Tensor k, Tensor v, float scale, bool causal, int config) -> (Tensor, Tensor, Tensor)",
+    (
+        "attention_forward(Tensor q, Tensor k, Tensor v, float scale, bool causal, int window, int config) "
+        "-> (Tensor, Tensor, Tensor)"
+    ),
     (
         "attention_dequantize(Tensor saved, Tensor o, int heads_kv, SymInt tokens_kv, float scale, bool "
-        "causal, int config) -> (Tensor, Tensor, Tensor)"
+        "causal, int window, int config) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "

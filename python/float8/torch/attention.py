@@ -25,7 +25,13 @@ def _blocks(tokens: Any) -> Any:
 
 @torch.library.register_fake("float8::attention_forward")  # type: ignore[untyped-decorator]
 def _fake_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, config: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal: bool,
+    window: int,
+    config: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b, h, s, d = q.shape
     blocks = b * (h * _blocks(s) + 2 * k.shape[1] * _blocks(k.shape[2]))
@@ -44,6 +50,7 @@ def _fake_dequantize(
     tokens_kv: int,
     scale: float,
     causal: bool,
+    window: int,
     config: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b, _, _, d = o.shape
@@ -61,8 +68,9 @@ def _backward_by_formula(
     v: torch.Tensor,
     o: torch.Tensor,
     lse: torch.Tensor,
-    causal: bool,
     scale: float,
+    causal: bool,
+    window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients in fp32 with whole score matrices, for tensors on a CPU."""
     dtype, groups = q.dtype, q.shape[1] // k.shape[1]
@@ -71,6 +79,8 @@ def _backward_by_formula(
     p = torch.exp(q @ k.transpose(-1, -2) * scale - lse[..., None])
     if causal:
         p = p.tril()
+    if window:
+        p = p.triu(1 - window)
     ds = p * (grad @ v.transpose(-1, -2) - (grad * o).sum(-1, keepdim=True)) * scale
     dq = ds @ k
     dk, dv = (
@@ -87,14 +97,31 @@ def _backward(
     v: torch.Tensor,
     o: torch.Tensor,
     lse: torch.Tensor,
-    causal: bool,
     scale: float,
+    causal: bool,
+    window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients in bf16: cuDNN's where PyTorch has it, else those of its flash attention."""
+    """The gradients in bf16: cuDNN's where PyTorch has it and there is no window, else those of its flash attention."""
     if not grad.is_cuda:
-        return _backward_by_formula(grad, q, k, v, o, lse, causal, scale)
+        return _backward_by_formula(grad, q, k, v, o, lse, scale, causal, window)
     sizes = (q.shape[2], k.shape[2])
     unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
+    if window:
+        grads = torch.ops.aten._flash_attention_backward(
+            *(x.transpose(1, 2) for x in (grad, q, k, v, o)),
+            lse,
+            None,
+            None,
+            *sizes,
+            0.0,
+            False,  # the window is causal by itself
+            unused,
+            unused,
+            scale=scale,
+            window_size_left=window - 1,
+            window_size_right=0,
+        )
+        return tuple(x.transpose(1, 2) for x in grads)
     # cuDNN gives NaN for a single query, and flash attention aligns another mask where sizes differ.
     if _has_cudnn() and q.shape[2] > 1:
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]
@@ -138,23 +165,25 @@ class AttentionFunction(torch.autograd.Function):
         v: torch.Tensor,
         scale: float,
         causal: bool,
+        window: int,
         config: int,
     ) -> torch.Tensor:
-        o, lse, saved = attention_forward(q, k, v, scale, causal, config)
+        options = (scale, causal, window)
+        o, lse, saved = attention_forward(q, k, v, *options, config)
         ctx.save_for_backward(o, lse, saved)
         ctx.key_sizes = (k.shape[1], k.shape[2])
-        ctx.options = (scale, causal, config)
+        ctx.options = options
+        ctx.config = config
         return o.transpose(1, 2)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         o, lse, saved = ctx.saved_tensors
-        scale, causal, _ = ctx.options
-        operands = attention_dequantize(saved, o, *ctx.key_sizes, *ctx.options)
+        operands = attention_dequantize(saved, o, *ctx.key_sizes, *ctx.options, ctx.config)
         q, k, v = (x.transpose(1, 2) for x in operands)
-        grads = _backward(grad, q, k, v, o.transpose(1, 2), lse, causal, scale)
-        return *grads, None, None, None
+        grads = _backward(grad, q, k, v, o.transpose(1, 2), lse, *ctx.options)
+        return *grads, None, None, None, None
 
 
 def scaled_dot_product_attention(
@@ -167,6 +196,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
+    window: int | None = None,
     recipe: str = "fp8_forward",
     emulate: bool = False,
 ) -> torch.Tensor:
@@ -176,6 +206,8 @@ def scaled_dot_product_attention(
         the transpose of [B, S, H, 128].
     key, value: [B, G, T, 128]. H is G, or with enable_gqa a multiple of it.
     attn_mask, dropout_p: None and 0. is_causal gives query i the keys up to the i-th one, as there.
+    window: with is_causal, query i has the last `window` of its keys alone: its own and window - 1 before it. It takes no
+        more queries than keys.
     recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "bf16" is PyTorch's own
         attention.
     emulate: for tests, also without a GPU; slow.
@@ -190,16 +222,50 @@ def scaled_dot_product_attention(
     if recipe not in RECIPES:
         raise ValueError(f"float8: recipe is {recipe!r}; it is one of {', '.join(RECIPES)}")
     if recipe == "bf16":
+        window = checked_window(window, is_causal, query, key)
+        mask = attn_mask if window is None else window_mask(window, query, key)
+        is_causal = is_causal and window is None
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     query, key, value = (_ops.of_autocast(x) for x in (query, key, value))
     reason = refusal(query, key, value, attn_mask, dropout_p, enable_gqa, scale)
     if reason is not None:
         raise ValueError(f"float8: attention in fp8: {reason}")
+    window = checked_window(window, is_causal, query, key)
+    if window is not None:  # the keys behind the last query's own are nobody's
+        key, value = (x[:, :, : query.shape[2]] for x in (key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
-    return AttentionFunction.apply(query, key, value, factor, is_causal, config)  # type: ignore[no-any-return, no-untyped-call]
+    return AttentionFunction.apply(query, key, value, factor, is_causal, window or 0, config)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def checked_window(
+    window: int | None, is_causal: bool, query: torch.Tensor, key: torch.Tensor
+) -> int | None:
+    """Returns the window, or None where each query has all of its keys in it. Raises ValueError for a bad one."""
+    if window is None:
+        return None
+    if not isinstance(window, int) or window < 1:
+        raise ValueError(
+            f"float8: window is {window!r}; it is a number of keys, at least 1, or None"
+        )
+    if not is_causal:
+        raise ValueError(f"float8: window is {window} without is_causal; a window is causal")
+    queries, keys = query.shape[-2], key.shape[-2]
+    if window >= queries:
+        return None
+    if queries > keys:
+        raise ValueError(
+            f"float8: window is {window}, of {queries} queries and {keys} keys; a window takes no more queries than keys"
+        )
+    return window
+
+
+def window_mask(window: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Returns a window as a mask of PyTorch's attention."""
+    sizes = (query.shape[-2], key.shape[-2])
+    return torch.ones(sizes, dtype=torch.bool, device=query.device).tril().triu(1 - window)
 
 
 def refusal(

@@ -81,7 +81,8 @@ struct Hash {
   size_t operator()(const AttentionKey& key) const {
     const uint64_t heads =
         mix(pair_of(key.heads_q, key.heads_kv), pair_of(key.head_dim, key.device));
-    return mix(heads, pair_of(std::bit_cast<int32_t>(key.scale), key.causal ? 1 : 0));
+    const uint64_t mask = mix(static_cast<uint64_t>(key.window), key.causal ? 1 : 0);
+    return mix(mix(heads, mask), static_cast<uint64_t>(std::bit_cast<int32_t>(key.scale)));
   }
   size_t operator()(const CombineKey& key) const {
     return mix(mix(static_cast<uint64_t>(key.cols), pair_of(key.top_k, key.experts)),

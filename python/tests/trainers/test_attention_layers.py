@@ -42,17 +42,17 @@ def model_of(kind: str, device: str, **more: Any) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config).to(device, torch.bfloat16)
 
 
-def tokens(device: str) -> Tensor:
+def tokens(device: str, count: int = TOKENS) -> Tensor:
     first = torch.randint(64, (2, 1))
-    return ((first + 3 * torch.arange(TOKENS)) % 64).to(device)
+    return ((first + 3 * torch.arange(count)) % 64).to(device)
 
 
-def losses(model: Any, steps: int, device: str, **inputs: Any) -> list[float]:
+def losses(model: Any, steps: int, device: str, count: int = TOKENS, **inputs: Any) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     found = []
     torch.manual_seed(1)
     for _ in range(steps):
-        batch = tokens(device)
+        batch = tokens(device, count)
         loss = model(input_ids=batch, labels=batch, **inputs).loss
         loss.backward()
         optimizer.step()
@@ -84,6 +84,93 @@ def test_a_model_of_transformers_trains(device: str, options: dict[str, Any], ki
     assert not unchanged(model, before)
     assert own != expected
     assert own == pytest.approx(expected, rel=0.03)
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The windows of the forwards in fp8 that ran, in order."""
+    from float8.torch import attention
+
+    found: list[int] = []
+    forward = attention.attention_forward
+
+    def noted(*args: Any) -> Any:
+        found.append(args[5])
+        return forward(*args)
+
+    monkeypatch.setattr(attention, "attention_forward", noted)
+    return found
+
+
+EXPERTS = {
+    "num_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
+
+# Qwen2MoE's layers have a window that they do not tell of; only its mask does.
+@pytest.mark.parametrize(
+    ("kind", "more", "expected"),
+    [
+        ("Mistral", {}, [64, 64]),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}, [0, 64]),
+        ("Qwen3", {"use_sliding_window": True, "max_window_layers": 1}, [0, 64]),
+        ("Qwen2Moe", {"use_sliding_window": True, "max_window_layers": 1, **EXPERTS}, [64, 0]),
+    ],
+)
+def test_layers_with_a_window_train(
+    device: str,
+    options: dict[str, Any],
+    windows: list[int],
+    kind: str,
+    more: dict[str, Any],
+    expected: list[int],
+) -> None:
+    def model() -> Any:
+        sizes = {"sliding_window": 64, "max_position_embeddings": 128}
+        return model_of(kind, device, **sizes, **more).float()  # in bf16 some steps round to none
+
+    with torch.autocast(device, torch.bfloat16):
+        plain = losses(model(), 4, device, 96)
+    own_model = model()
+    f8.convert_attention_to_float8(own_model, **options)
+    before = copies(own_model)
+    with warnings.catch_warnings(), torch.autocast(device, torch.bfloat16):
+        warnings.simplefilter("error")
+        own = losses(own_model, 4, device, 96)
+    assert windows == 4 * expected
+    assert not unchanged(own_model, before)
+    assert own == pytest.approx(plain, rel=0.03)
+
+
+def test_a_layer_with_a_window_computes_it(
+    device: str, options: dict[str, Any], windows: list[int]
+) -> None:
+    sizes = {"sliding_window": 16, "max_position_embeddings": 128}
+    batch = tokens(device, 96)
+    model, plain = (model_of("Mistral", device, **sizes).eval() for _ in range(2))
+    f8.convert_attention_to_float8(model, **options)
+    causal = model_of("Mistral", device, sliding_window=None, max_position_embeddings=128).eval()
+    y, expected, other = (m(batch).logits.double() for m in (model, plain, causal))
+    assert windows == [16, 16]
+    assert (y - expected).norm() < 0.1 * (other - expected).norm()
+    # A window of all tokens is none, and a sequence in a batch with padding is PyTorch's.
+    model.config.sliding_window = 96
+    model(batch)
+    assert windows[2:] == [0, 0]
+
+
+def test_layers_with_a_window_and_checkpointing(
+    device: str, options: dict[str, Any], windows: list[int]
+) -> None:
+    model = model_of("Mistral", device, sliding_window=16)
+    f8.convert_attention_to_float8(model, **options)
+    expected = losses(copy.deepcopy(model), 3, device)
+    getattr(model, f"{training.checkpointing_name(model)}_enable")()
+    assert losses(model.train(), 3, device) == pytest.approx(expected, rel=1e-3)
+    assert windows == 3 * 2 * [16] + 3 * 4 * [16]
 
 
 def test_with_fp8_linears_and_checkpointing(
@@ -129,24 +216,34 @@ def test_a_filter_chooses_layers(device: str, options: dict[str, Any]) -> None:
     assert not torch.equal(outs[0][1], outs[1][1])
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "is_padded", "word"),
+    [
+        ("Llama", {}, True, "padding"),
+        ("Llama", {"head_dim": 32}, False, "32"),
+        ("Mistral", {"sliding_window": 16}, True, "padding"),
+        ("Mistral", {"sliding_window": 16, "head_dim": 32}, False, "32"),
+    ],
+)
 def test_what_fp8_cannot_compute_is_told_and_goes_to_pytorch(
-    device: str, options: dict[str, Any]
+    device: str,
+    options: dict[str, Any],
+    kind: str,
+    more: dict[str, Any],
+    is_padded: bool,
+    word: str,
 ) -> None:
     batch = tokens(device)
-    padded = torch.ones_like(batch)
-    padded[0, :7] = 0
-    for kind, more, inputs, word in (
-        ("Llama", {}, {"attention_mask": padded}, "padding"),
-        ("Llama", {"head_dim": 32}, {}, "32"),
-        ("Mistral", {"sliding_window": 16}, {}, "window"),
-    ):
-        model, plain = (
-            model_of(kind, device, attn_implementation="sdpa", **more).eval() for _ in range(2)
-        )
-        f8.convert_attention_to_float8(model, **options)
-        with pytest.warns(UserWarning, match=word):
-            y = model(batch, **inputs).logits
-        assert torch.equal(y, plain(batch, **inputs).logits)
+    mask = torch.ones_like(batch)
+    mask[0, :7] = 0
+    inputs = {"attention_mask": mask} if is_padded else {}
+    model, plain = (
+        model_of(kind, device, attn_implementation="sdpa", **more).eval() for _ in range(2)
+    )
+    f8.convert_attention_to_float8(model, **options)
+    with pytest.warns(UserWarning, match=word):
+        y = model(batch, **inputs).logits
+    assert torch.equal(y, plain(batch, **inputs).logits)
 
 
 def test_generates(device: str, options: dict[str, Any]) -> None:

@@ -27,6 +27,10 @@ typedef struct float8_attention_desc {
   int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
   int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
   int32_t reserved; /* 0 */
+  int64_t
+      window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
+                       and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
+                       each query has a key */
 } float8_attention_desc;
 
 /* It compiles and loads kernels, as float8_linear_plan does. On failure *out is NULL. */
@@ -73,7 +77,7 @@ typedef struct float8_attention_forward_args {
 } float8_attention_forward_args;
 
 /* Enqueues three launches: the sums of k, the casts, and the attention. A NaN or an infinity shows in o of its
- * head, in every query that has a key of its 128 tokens. */
+ * head, in every query that has a key of its 128 tokens, and with a window in others of the same 128 queries. */
 FLOAT8_API float8_status float8_attention_forward(const float8_attention* attention,
                                                   const float8_attention_forward_args* args,
                                                   float8_stream stream);

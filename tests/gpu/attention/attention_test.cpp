@@ -19,6 +19,7 @@ constexpr int64_t kHead = 128, kBlockOfTokens = 128;
 struct AttentionCase {
   int64_t batch, heads_q, heads_kv, queries, keys;
   bool causal;
+  int64_t window = 0;
 };
 
 // [batch][tokens][heads][d] in bf16, of which each token has `gap` elements more.
@@ -70,10 +71,12 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
     std::vector<uint8_t> saved;
     Elements q = operand(true, 0), k = operand(false, 0), v = operand(false, 0);  // dequantised
   };
-  void run(Output& out) {
+  void run(Output& out) { run(out, GetParam().window); }
+  void run(Output& out, int64_t window) {
     const AttentionCase& of = GetParam();
     const auto plan = Attention::plan(
-        context_, {.heads_q = of.heads_q, .heads_kv = of.heads_kv, .causal = of.causal});
+        context_,
+        {.heads_q = of.heads_q, .heads_kv = of.heads_kv, .causal = of.causal, .window = window});
     F8_ASSERT_OK(plan);
     const AttentionSizes sizes{of.batch, of.queries, of.keys};
     const DeviceBuffer data[] = {{context(), q.bits}, {context(), k.bits}, {context(), v.bits}};
@@ -111,17 +114,18 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
                     double& lse) {
     const AttentionCase& c = GetParam();
     const int64_t kv = row / (c.heads_q / c.heads_kv);
-    const int64_t count = c.causal ? std::min(query + 1, c.keys) : c.keys;
-    std::vector<double> p(static_cast<size_t>(count));
+    const int64_t first = c.window > 0 ? std::max<int64_t>(query + 1 - c.window, 0) : 0;
+    const int64_t end = c.causal ? std::min(query + 1, c.keys) : c.keys;
+    std::vector<double> p(static_cast<size_t>(end));
     double sum = 0;
-    for (int64_t j = 0; j < count; ++j) {
+    for (int64_t j = first; j < end; ++j) {
       double dot = 0;
       for (int64_t i = 0; i < kHead; ++i) dot += of.q.value(row, query, i) * of.k.value(kv, j, i);
       sum += p[static_cast<size_t>(j)] = std::exp(dot / std::sqrt(double{kHead}));
     }
     lse = std::log(sum);
     o.assign(kHead, 0);
-    for (int64_t j = 0; j < count; ++j) {
+    for (int64_t j = first; j < end; ++j) {
       for (int64_t i = 0; i < kHead; ++i) {
         o[static_cast<size_t>(i)] += p[static_cast<size_t>(j)] / sum * of.v.value(kv, j, i);
       }
@@ -170,16 +174,25 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AttentionTest,
-    testing::Values(AttentionCase{1, 1, 1, 128, 128, true}, AttentionCase{1, 1, 1, 1, 1, false},
-                    AttentionCase{2, 2, 1, 300, 300, true}, AttentionCase{1, 3, 3, 129, 257, false},
-                    AttentionCase{1, 2, 2, 257, 130, true},
-                    AttentionCase{2, 4, 2, by_device<int64_t>(1152, 200), 127, false},
-                    AttentionCase{1, 8, 1, by_device<int64_t>(1025, 140),
-                                  by_device<int64_t>(1025, 140), true}),
+    testing::Values(
+        AttentionCase{1, 1, 1, 128, 128, true}, AttentionCase{1, 1, 1, 1, 1, false},
+        AttentionCase{2, 2, 1, 300, 300, true}, AttentionCase{1, 3, 3, 129, 257, false},
+        AttentionCase{1, 2, 2, 257, 130, true},
+        AttentionCase{2, 4, 2, by_device<int64_t>(1152, 200), 127, false},
+        AttentionCase{1, 8, 1, by_device<int64_t>(1025, 140), by_device<int64_t>(1025, 140), true},
+        AttentionCase{1, 2, 1, 257, 257, true, 1}, AttentionCase{1, 2, 1, 257, 257, true, 100},
+        AttentionCase{2, 2, 1, 270, 270, true, 128}, AttentionCase{1, 2, 2, 300, 300, true, 129},
+        AttentionCase{1, 1, 1, 200, 200, true, 1000}, AttentionCase{1, 1, 1, 300, 150, true, 151},
+        AttentionCase{1, 1, 1, 130, 300, true, 40},
+        AttentionCase{1, 8, 1, by_device<int64_t>(2049, 140), by_device<int64_t>(2049, 140), true,
+                      by_device<int64_t>(1000, 70)}),
     [](const auto& test) {
       const AttentionCase& c = test.param;
+      const std::string mask = c.window > 0 ? f8::format("window{}", c.window)
+                               : c.causal   ? "causal"
+                                            : "full";
       return f8::format("b{}h{}g{}q{}k{}_{}", c.batch, c.heads_q, c.heads_kv, c.queries, c.keys,
-                        c.causal ? "causal" : "full");
+                        mask);
     });
 
 TEST_P(AttentionTest, IsAttentionOfTheRoundedOperands) {
@@ -234,6 +247,15 @@ TEST_P(AttentionTest, HasTheSameBitsTwice) {
   EXPECT_EQ(first.saved, second.saved);
 }
 
+TEST_P(AttentionTest, AWindowOfAllQueriesIsTheCausalMask) {
+  if (!GetParam().causal) GTEST_SKIP() << "a window is causal";
+  Output causal, window;
+  run(causal, 0);
+  run(window, GetParam().queries);
+  EXPECT_EQ(causal.o, window.o);
+  EXPECT_EQ(causal.lse, window.lse);
+}
+
 TEST_P(AttentionTest, ANanIsThatHeadsAlone) {
   const AttentionCase& c = GetParam();
   for (Elements* operand : {&k, &v}) {
@@ -258,6 +280,16 @@ TEST_P(AttentionTest, ANanIsThatHeadsAlone) {
 
 class AttentionMisuse : public GpuTest {};
 
+TEST_F(AttentionMisuse, OfAWindowWithoutKeysIsRefused) {
+  const auto plan = Attention::plan(context_, {.causal = true, .window = 4});
+  F8_ASSERT_OK(plan);
+  EXPECT_TRUE((*plan)->check({1, 6, 3}));
+  const Status status = (*plan)->check({1, 7, 3});
+  ASSERT_FALSE(status.has_value());
+  EXPECT_NE(status.error().message.find("window of 4"), std::string::npos)
+      << status.error().message;
+}
+
 TEST_F(AttentionMisuse, IsRefused) {
   const auto refuses = [&](AttentionDesc desc, std::string_view word) {
     const auto made = Attention::plan(context_, desc);
@@ -267,6 +299,8 @@ TEST_F(AttentionMisuse, IsRefused) {
   refuses({.head_dim = 64}, "heads of 64");
   refuses({.heads_q = 3, .heads_kv = 2}, "3 heads of queries");
   refuses({.heads_q = 0}, "0 heads of queries");
+  refuses({.causal = true, .window = -1}, "window is -1");
+  refuses({.window = 64}, "window is 64");
   refuses({.scale = -1}, "scale");
   refuses({.scale = std::numeric_limits<float>::infinity()}, "scale");
 }

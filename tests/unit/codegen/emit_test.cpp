@@ -72,6 +72,7 @@ TEST(Emit, GoldenStubs) {
            "combine/bf16/bf16",
            "score_gradient/f32/bf16",
            "attention_forward/d128/causal/s3",
+           "attention_forward/d128/window/s3",
            "attention_cast/d128",
            "adamw/bf16/tensor/from_f32",
            "adamw_cast/bf16.e4m3/block128x128/q+qt/from_f32/pow2",
@@ -337,7 +338,7 @@ std::set<std::string> tunable_kernels() {
       keys.insert(f8::format("score_gradient/{}/{}", y, out));
     }
   }
-  for (const char* keys_of_a_query : {"causal", "full"}) {
+  for (const char* keys_of_a_query : {"full", "causal", "window"}) {
     keys.insert(f8::format("attention_forward/d128/{}/s3", keys_of_a_query));
   }
   for (const char* step : {"sum_keys", "cast", "dequantize"}) {

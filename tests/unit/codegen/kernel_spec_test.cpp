@@ -68,6 +68,7 @@ TEST(KernelSpec, KeysRoundTrip) {
            "score_gradient/f16/f16",
            "attention_forward/d128/causal/s3",
            "attention_forward/d128/full/s2",
+           "attention_forward/d128/window/s3",
            "attention_sum_keys/d128",
            "attention_cast/d128",
            "attention_dequantize/d128",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from float8.torch._ops import of_autocast
-from float8.torch.attention import refusal, scaled_dot_product_attention, warn_of
+from float8.torch.attention import refusal, scaled_dot_product_attention, warn_of, window_mask
 
 NAME = "float8"
 
@@ -35,24 +35,77 @@ def register(name: str, emulate: bool) -> None:
         **more: Any,
     ) -> tuple[torch.Tensor, None]:
         query, key, value = (of_autocast(x) for x in (query, key, value))
+        window = _window_of(attention_mask)
+        if window is not None:
+            attention_mask = None
         reason = _obstacle(module, query, key, value, attention_mask, dropout, scaling, more)
         if reason is not None:
             if reason:
                 warn_of(reason)
+            if window is not None:
+                attention_mask = window_mask(window, query, key)
             out: tuple[torch.Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
             )
             return out
+        if window is not None:
+            is_causal = True
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if causal and key.shape[2] > query.shape[2]:  # an empty static cache is behind them
             key, value = (x[:, :, : query.shape[2]] for x in (key, value))
         y = scaled_dot_product_attention(
-            query, key, value, is_causal=causal, scale=scaling, enable_gqa=True, emulate=emulate
+            query,
+            key,
+            value,
+            is_causal=causal,
+            scale=scaling,
+            enable_gqa=True,
+            window=window,
+            emulate=emulate,
         )
         return y.transpose(1, 2), None
 
+    def attention_mask(**options: Any) -> torch.Tensor | None:
+        window = _sliding_window(**options)
+        if window is not None:  # sdpa_mask leaves out no mask of a local size
+            options["local_size"] = None
+        mask: torch.Tensor | None = sdpa_mask(**options)
+        if mask is None and window is not None and options["kv_length"] > window:
+            return torch.empty((0, 1, 1, window), dtype=torch.bool, device=options["device"])
+        return mask
+
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+# Where a mask is a window and nothing else, layers are handed one without elements, whose last size is the window. It
+# takes no S^2 bytes, and any other attention fails on it. A layer's own argument sliding_window does not do: Qwen2MoE
+# and PhiMoE have windows in their masks alone.
+def _window_of(mask: torch.Tensor | None) -> int | None:
+    return mask.shape[-1] if mask is not None and mask.dim() == 4 and mask.shape[0] == 0 else None
+
+
+def _sliding_window(
+    *,
+    local_size: int | None = None,
+    config: Any = None,
+    q_length: int | None = None,
+    kv_length: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **more: Any,
+) -> int | None:
+    """Returns the window of a mask of whole sequences that sdpa_mask is asked for, or None where it has none or is more
+    than that: chunks, images, packed sequences."""
+    if (
+        local_size is None
+        or local_size != getattr(config, "sliding_window", None)
+        or getattr(config, "attention_chunk_size", None) is not None
+        or not allow_is_causal_skip
+        or q_length is None
+        or q_length != kv_length
+    ):
+        return None
+    return local_size
 
 
 def _obstacle(
@@ -69,11 +122,7 @@ def _obstacle(
     if query.shape[2] == 1 or not getattr(module, "float8_attention", True):
         return ""
     if mask is not None:
-        window = more.get("sliding_window")
-        why = (
-            "a batch has padding" if window is None else f"a layer has a window of {window} tokens"
-        )
-        return f"{why}; in fp8 there is the causal mask alone"
+        return "a batch has padding or a mask of its own; in fp8 there is the causal mask alone, with or without a window"
     for name in ("softcap", "position_bias", "cache", "s_aux"):
         if more.get(name) is not None:
             return f"the model uses {name}"

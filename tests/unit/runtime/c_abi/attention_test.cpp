@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <string_view>
 #include <vector>
 
@@ -34,7 +35,8 @@ class AttentionAbi : public ::testing::Test {
             .scale = 0,
             .causal = 1,
             .dtype = FLOAT8_BF16,
-            .reserved = 0};
+            .reserved = 0,
+            .window = 0};
   }
   static float8_heads heads(const Memory& of, int64_t count) {
     return {.data = of.get(),
@@ -115,7 +117,31 @@ TEST_F(AttentionAbi, RefusesPlans) {
   refuses([](auto& d) { d.dtype = FLOAT8_F16; }, FLOAT8_UNSUPPORTED, "dtype is f16");
   refuses([](auto& d) { d.dtype = 9; }, FLOAT8_INVALID_ARGUMENT, "dtype is 9");
   refuses([](auto& d) { d.reserved = 1; }, FLOAT8_INVALID_ARGUMENT, "reserved is 1");
+  refuses([](auto& d) { d.window = -1; }, FLOAT8_INVALID_ARGUMENT, "window is -1");
+  refuses([](auto& d) { d.window = 4, d.causal = 0; }, FLOAT8_INVALID_ARGUMENT, "window is 4");
   refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
+}
+
+TEST_F(AttentionAbi, AnOlderCallerHasNoWindow) {
+  float8_attention_desc desc = good();
+  desc.struct_size = offsetof(float8_attention_desc, window);
+  desc.window = -1;
+  float8_attention* attention = plan(desc);
+  EXPECT_NE(attention, nullptr) << float8_last_error();
+  float8_attention_destroy(attention);
+}
+
+TEST_F(AttentionAbi, RefusesCallsOfQueriesWithoutKeys) {
+  float8_attention_desc desc = good();
+  desc.window = 2;
+  float8_attention* attention = plan(desc);
+  ASSERT_NE(attention, nullptr) << float8_last_error();
+  float8_attention_forward_args args{};
+  args.sizes = {.batch = 1, .tokens_q = 3, .tokens_kv = 1};
+  EXPECT_EQ(float8_attention_saved_bytes(attention, &args.sizes), 0U);
+  EXPECT_EQ(float8_attention_forward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("window of 2"));
+  float8_attention_destroy(attention);
 }
 
 TEST_F(AttentionAbi, RefusesCalls) {

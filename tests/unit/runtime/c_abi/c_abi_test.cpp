@@ -392,7 +392,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_fingerprint_args, noop_flag, 80U);
   F8_ENDS(float8_adamw_tensor, cast, 136U);
   F8_ENDS(float8_adamw_args, found_inf, 96U);
-  F8_ENDS(float8_attention_desc, reserved, 48U);
+  F8_ENDS(float8_attention_desc, window, 56U);
   F8_ENDS(float8_attention_forward_args, workspace, 176U);
   F8_ENDS(float8_attention_dequantize_args, v, 144U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
