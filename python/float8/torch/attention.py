@@ -17,6 +17,7 @@ attention_dequantize = torch.ops.float8.attention_dequantize.default
 RECIPES = ("fp8_forward", "bf16")
 HEAD_DIMS = (128,)
 _BLOCK = 128  # tokens of a head that share a scale
+windows_on_gpus = False  # their kernel has run on the emulated device alone
 
 
 def _blocks(tokens: Any) -> Any:
@@ -207,7 +208,7 @@ def scaled_dot_product_attention(
     key, value: [B, G, T, 128]. H is G, or with enable_gqa a multiple of it.
     attn_mask, dropout_p: None and 0. is_causal gives query i the keys up to the i-th one, as there.
     window: with is_causal, query i has the last `window` of its keys alone: its own and window - 1 before it. It takes no
-        more queries than keys.
+        more queries than keys, and on a GPU "bf16".
     recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "bf16" is PyTorch's own
         attention.
     emulate: for tests, also without a GPU; slow.
@@ -233,6 +234,8 @@ def scaled_dot_product_attention(
     if reason is not None:
         raise ValueError(f"float8: attention in fp8: {reason}")
     window = checked_window(window, is_causal, query, key)
+    if window is not None and (reason := refusal_of_window(query)) is not None:
+        raise ValueError(f"float8: attention in fp8: {reason}")
     if window is not None:  # the keys behind the last query's own are nobody's
         key, value = (x[:, :, : query.shape[2]] for x in (key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -260,6 +263,13 @@ def checked_window(
             f"float8: window is {window}, of {queries} queries and {keys} keys; a window takes no more queries than keys"
         )
     return window
+
+
+def refusal_of_window(query: torch.Tensor) -> str | None:
+    """Returns why a window is not computed in fp8, or None where it is."""
+    if query.is_cuda and not windows_on_gpus:
+        return 'windows have not run on a GPU yet; use recipe="bf16"'
+    return None
 
 
 def window_mask(window: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ import float8.torch as f8
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("untold")
 
+
 TOKENS = 48
 
 
