@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Attention of other libraries: speed of forward and backward, and accuracy against fp64.
 
-    attention.py [--shapes 's8192b1h32g8d128;s16384b1h16g16d256'] [--masks causal,full] [--variants LIST]
+    attention.py [--shapes 's8192b1h32g8d128;s16384b1h16g16d256'] [--masks causal,full,window1024] [--variants LIST]
                  [--seconds 2] [--length 2048] [--profile FOLDER] [--json FILE] [--emulate]
 
 A shape has a sequence of s tokens, b of them, h heads of queries, g of keys and values, of d elements. The
 variants are float8's attention with its casts, the backends of torch's scaled_dot_product_attention,
 FlexAttention, and FlashAttention 3 where flash_attn_interface is installed, in bf16 and in fp8 (forward alone,
 with a scale for each head of a sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
-and five in backward, and half of them under a causal mask.
+and five in backward, of the queries and keys that a mask leaves: half of them under a causal one, and in a sliding window
+of 1,024 keys (window1024) those of the window, which some variants have not.
 
 The second table has the signal to noise ratio in dB of O, dQ, dK and dV against fp64, at --length tokens of 4
 heads: of normal data, of data with outliers (0.1 % of the elements are 10 times as large), of keys whose
@@ -45,6 +46,7 @@ BACKENDS = {
 TIMED = ("float8", "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
 ACCURATE = ("float8", "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
+WITHOUT_WINDOWS = set(BACKENDS) - {"sdpa-flash"}
 DATA = ("normal", "outlier", "bias", "sharp")
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
@@ -73,36 +75,80 @@ class Shape:
     def __str__(self) -> str:
         return f"s{self.s}b{self.b}h{self.h}g{self.g}d{self.d}"
 
-    def tflop(self, causal: bool, products: int) -> float:
-        return products * 2 * self.b * self.h * self.s**2 * self.d / (2 if causal else 1) / 1e12
+    def tflop(self, mask: Mask, products: int) -> float:
+        return products * 2 * self.b * self.h * mask.pairs(self.s) * self.d / 1e12
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    causal: bool
+    window: int | None = None  # keys of a query under a causal mask
+
+    @classmethod
+    def parse(cls, text: str) -> Mask:
+        found = re.fullmatch(r"full|causal|window([1-9]\d*)", text.strip())
+        if found is None:
+            sys.exit(
+                f"{text!r} is no mask; there are causal, full, and a window such as window1024"
+            )
+        return cls(text.strip() != "full", int(found[1]) if found[1] else None)
+
+    def __str__(self) -> str:
+        return f"window{self.window}" if self.window else "causal" if self.causal else "full"
+
+    def pairs(self, s: int) -> float:
+        """Returns how many queries and keys meet, in a sequence of s tokens."""
+        if self.window is not None and self.window < s:
+            return self.window * (s - (self.window - 1) / 2)
+        return s**2 / (2 if self.causal else 1)
 
 
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def backend(name: str, causal: bool) -> Call:
+def backend(name: str, mask: Mask) -> Call:
+    if mask.window is not None:
+        return flash_2(mask.window)
+
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(BACKENDS[name]):
             return functional.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+                q, k, v, is_causal=mask.causal, enable_gqa=q.shape[1] != k.shape[1]
             )
 
     return call
 
 
-def flex(causal: bool, emulate: bool) -> Call:
+def flash_2(window: int) -> Call:
+    """PyTorch's flash attention, whose window no function of it takes. It has tokens before heads."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        operands = [each.transpose(1, 2) for each in (q, k, v)]
+        sizes = (None, None, q.shape[2], k.shape[2])
+        y: Tensor = torch.ops.aten._flash_attention_forward(
+            *operands, *sizes, 0.0, True, False, window_size_left=window - 1, window_size_right=0
+        )[0]
+        return y.transpose(1, 2)
+
+    return call
+
+
+def flex(own: Mask, emulate: bool) -> Call:
     from torch.nn.attention import flex_attention as module
 
     attend = module.flex_attention if emulate else torch.compile(module.flex_attention)
     masks: dict[Any, Any] = {}
 
+    def kept(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (i >= j) & (i - j < own.window) if own.window is not None else i >= j
+
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = None
-        if causal:
+        if own.causal:
             key = (q.shape[2], q.device)
             if key not in masks:
                 masks[key] = module.create_block_mask(
-                    lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2], device=q.device
+                    kept, None, None, q.shape[2], k.shape[2], device=q.device
                 )
             mask = masks[key]
         y: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[assignment]
@@ -111,7 +157,7 @@ def flex(causal: bool, emulate: bool) -> Call:
     return call
 
 
-def flash_3(causal: bool, in_fp8: bool) -> Call:
+def flash_3(mask: Mask, in_fp8: bool) -> Call:
     """FlashAttention 3 has tokens before heads; its fp8 takes scales for each sequence and head of keys."""
     import flash_attn_interface as module
 
@@ -129,24 +175,25 @@ def flash_3(causal: bool, in_fp8: bool) -> Call:
             operands = [each for each, _ in cast_operands]
             names = ("q_descale", "k_descale", "v_descale")
             scales = {n: s for n, (_, s) in zip(names, cast_operands, strict=True)}
-        y = module.flash_attn_func(*operands, causal=causal, **scales)
+        window = (-1, -1) if mask.window is None else (mask.window - 1, 0)
+        y = module.flash_attn_func(*operands, causal=mask.causal, window_size=window, **scales)
         y = y[0] if isinstance(y, tuple) else y
         return y.transpose(1, 2).to(q.dtype)  # type: ignore[no-any-return]
 
     return call
 
 
-def call_of(name: str, causal: bool, emulate: bool) -> Call:
+def call_of(name: str, mask: Mask, emulate: bool) -> Call:
     if name in BACKENDS:
-        return backend(name, causal)
+        return backend(name, mask)
     if name == "flex":
-        return flex(causal, emulate)
+        return flex(mask, emulate)
     if name == "float8":
         return lambda q, k, v: f8.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, enable_gqa=True, emulate=emulate
+            q, k, v, is_causal=mask.causal, enable_gqa=True, window=mask.window, emulate=emulate
         )
     try:
-        return flash_3(causal, name == "fa3-fp8")
+        return flash_3(mask, name == "fa3-fp8")
     except ModuleNotFoundError:
         raise RuntimeError("FlashAttention 3 is not installed") from None
 
@@ -201,7 +248,7 @@ def accuracy(names: Sequence[str], options: Any, device: str) -> dict[str, Any]:
         expected = results_of(exact, [each.double() for each in operands], do)
         for name in names:
             try:
-                own = results_of(call_of(name, True, options.emulate), operands, do)
+                own = results_of(call_of(name, Mask(True), options.emulate), operands, do)
             except Exception as error:  # the others are compared still
                 found[f"{kind} {name}"] = common.reason(error)
                 continue
@@ -222,7 +269,7 @@ def cells_of(values: list[float]) -> list[str]:
 # Speed
 
 
-def measure(shape: Shape, causal: bool, names: Sequence[str], options: Any, device: str) -> Any:
+def measure(shape: Shape, mask: Mask, names: Sequence[str], options: Any, device: str) -> Any:
     torch.manual_seed(0)
     torch._dynamo.reset()  # a compiled FlexAttention is of this shape alone
     sizes = [(shape.b, heads, shape.s, shape.d) for heads in (shape.h, shape.g, shape.g, shape.h)]
@@ -231,8 +278,10 @@ def measure(shape: Shape, causal: bool, names: Sequence[str], options: Any, devi
     steps: dict[str, Callable[[], object]] = {}
     failures: dict[str, str] = {}
     for name in names:
+        if mask.window is not None and name in WITHOUT_WINDOWS:
+            continue
         try:
-            call = call_of(name, causal, options.emulate)
+            call = call_of(name, mask, options.emulate)
             add_steps(name, call, leaves, do, steps)
         except Exception as error:  # the other variants are measured still
             failures[name] = common.reason(error)
@@ -241,9 +290,9 @@ def measure(shape: Shape, causal: bool, names: Sequence[str], options: Any, devi
     for key, samples in times.items():
         ms = common.Spread.of(samples).median
         products = 2 if key.endswith("forward") else 5
-        rows.append([key, f"{ms:.3f}", f"{shape.tflop(causal, products) / ms * 1e3:.0f}"])
+        rows.append([key, f"{ms:.3f}", f"{shape.tflop(mask, products) / ms * 1e3:.0f}"])
     rows += [[name, text] for name, text in failures.items()]
-    name = f"{shape} {'causal' if causal else 'full'}"
+    name = f"{shape} {mask}"
     print(name)
     common.print_table(["attention", "ms", "TFLOP/s"], rows)
     if options.profile:
@@ -290,15 +339,13 @@ def main() -> int:
     for name in wanted:
         if name not in known:
             sys.exit(f"no variant {name!r}; there are {', '.join(known)}")
-    masks = options.masks.split(",")
-    if not set(masks) <= {"causal", "full"}:
-        sys.exit(f"--masks is {options.masks!r}; it is causal, full or both")
+    masks = [Mask.parse(each) for each in options.masks.split(",")]
     shapes = options.shapes or (TINY if options.emulate else SHAPES)
     print(common.headline("attention", device))
     torch._functorch.config.donated_buffer = False  # backward runs again and again over one graph
     timed = wanted or list(TIMED)
     found = {
-        f"{shape} {mask}": measure(shape, mask == "causal", timed, options, device)
+        f"{shape} {mask}": measure(shape, mask, timed, options, device)
         for shape in map(Shape.parse, shapes.split(";"))
         for mask in masks
     }

@@ -179,13 +179,16 @@ def test_expert_parallel(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_attention(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("sdpa-math", "float8", "fa3")
-    options = ("--variants", ",".join(names), "--length", "256", "--masks", "causal")
+    options = ("--variants", ",".join(names), "--length", "256", "--masks", "causal,window50")
     assert not run("attention", *options)
     text = capsys.readouterr().out
-    times = table(text[: text.index("SQNR")], "attention")
-    for name in ("sdpa-math", "float8"):
-        assert positive(times[f"{name}-forward"][:1] + times[f"{name}-backward"][:1])
-    assert times["fa3"][-2:] == ["not", "installed"]
+    at, window = text.index("SQNR"), text.index("d128 window50")
+    for times in (table(text[:window], "attention"), table(text[window:at], "attention")):
+        assert positive(times["float8-forward"][:1] + times["float8-backward"][:1])
+        assert times["fa3"][-2:] == ["not", "installed"]
+    times = table(text[:window], "attention")
+    assert positive(times["sdpa-math-forward"][:1] + times["sdpa-math-backward"][:1])
+    assert "sdpa-math-forward" not in table(text[window:at], "attention")
     rows = table(text[text.index("SQNR") :], "SQNR")
     for data in ("normal", "outlier", "bias", "sharp"):
         assert all(float(cell) > 35 for cell in rows[f"{data}-sdpa-math"])
