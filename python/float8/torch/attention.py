@@ -232,10 +232,10 @@ def scaled_dot_product_attention(
     query, key, value = (_ops.of_autocast(x) for x in (query, key, value))
     reason = refusal(query, key, value, attn_mask, dropout_p, enable_gqa, scale)
     if reason is not None:
-        raise ValueError(f"float8: attention in fp8: {reason}")
+        raise ValueError(f'float8: attention in fp8: {reason}, or use recipe="bf16"')
     window = checked_window(window, is_causal, query, key)
     if window is not None and (reason := refusal_of_window(query)) is not None:
-        raise ValueError(f"float8: attention in fp8: {reason}")
+        raise ValueError(f'float8: attention in fp8: {reason}; use recipe="bf16"')
     if window is not None:  # the keys behind the last query's own are nobody's
         key, value = (x[:, :, : query.shape[2]] for x in (key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -254,7 +254,9 @@ def checked_window(
             f"float8: window is {window!r}; it is a number of keys, at least 1, or None"
         )
     if not is_causal:
-        raise ValueError(f"float8: window is {window} without is_causal; a window is causal")
+        raise ValueError(
+            f"float8: window is {window} without is_causal; a window is causal: set is_causal=True"
+        )
     queries, keys = query.shape[-2], key.shape[-2]
     if window >= queries:
         return None
@@ -268,7 +270,7 @@ def checked_window(
 def refusal_of_window(query: torch.Tensor) -> str | None:
     """Returns why a window is not computed in fp8, or None where it is."""
     if query.is_cuda and not windows_on_gpus:
-        return 'windows have not run on a GPU yet; use recipe="bf16"'
+        return "windows have not run on a GPU yet"
     return None
 
 
@@ -289,9 +291,9 @@ def refusal(
 ) -> str | None:
     """Returns why attention in fp8 cannot compute a call, or None where it can."""
     if attn_mask is not None:
-        return "attn_mask is a tensor; is_causal is the only mask"
+        return "attn_mask is a tensor; leave it out, and set is_causal"
     if dropout_p != 0:
-        return f"dropout_p is {dropout_p}; there is no dropout"
+        return f"dropout_p is {dropout_p}; set it to 0"
     if scale is not None and not 0 < scale < math.inf:
         return f"scale is {scale}; it is positive"
     tensors = {"query": query, "key": key, "value": value}
@@ -299,13 +301,11 @@ def refusal(
         if x.dim() != 4:
             return f"{name} has shape {tuple(x.shape)}; it is [batch, heads, tokens, head_dim]"
         if x.dtype != torch.bfloat16:
-            return f"{name} is in {x.dtype}; it is in torch.bfloat16"
+            return f"{name} is in {x.dtype}; cast it to torch.bfloat16"
         if x.device != query.device:
             return f"{name} is on {x.device}, query on {query.device}"
     if query.shape[-1] not in HEAD_DIMS:
-        return (
-            f"heads have {query.shape[-1]} elements; they have {' or '.join(map(str, HEAD_DIMS))}"
-        )
+        return f"heads have {query.shape[-1]} elements; in fp8 they have {' or '.join(map(str, HEAD_DIMS))}"
     if key.shape != value.shape or (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
         return f"the shapes do not match: {shapes}"

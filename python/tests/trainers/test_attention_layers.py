@@ -379,3 +379,42 @@ def test_refuses(device: str, options: dict[str, Any]) -> None:
 def test_warns_where_it_knows_no_attention(options: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="knows no attention"):
         assert f8.convert_attention_to_float8(nn.Linear(16, 16), **options) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "word"),
+    [
+        ("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 2}, "s_aux"),
+        ("Gemma2", {"attn_logit_softcapping": 20.0}, "softcap"),
+    ],
+)
+def test_refuses_models_by_name_that_pytorchs_attention_cannot_compute(
+    device: str, options: dict[str, Any], kind: str, more: dict[str, Any], word: str
+) -> None:
+    from float8.adapters import transformers as adapter
+
+    adapter.install_attention(**options)
+    model = model_of(kind, device, attn_implementation="float8", **more)
+    with pytest.raises(ValueError, match=word) as error:
+        model(tokens(device))
+    assert "eager" in str(error.value)
+
+
+def test_a_converted_model_keeps_its_device(device: str, options: dict[str, Any]) -> None:
+    first, second = model_of("Llama", device), model_of("Llama", device)
+    f8.convert_attention_to_float8(first, **options)
+    f8.convert_attention_to_float8(second)
+    first(tokens(device))
+    if device == "cpu":
+        with pytest.raises(ValueError, match="emulate"):
+            second(tokens(device))
+
+
+def test_registers_no_module_whose_forward_takes_other_tensors() -> None:
+    class Whole(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(x, x, x)
+
+    with pytest.raises(TypeError, match="q, k, v") as error:
+        f8.register_attention(Whole)
+    assert "Whole" in str(error.value)

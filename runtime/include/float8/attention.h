@@ -70,8 +70,9 @@ typedef struct float8_attention_forward_args {
   float8_heads k FLOAT8_DEFAULT({});
   float8_heads v FLOAT8_DEFAULT({});
   void* o FLOAT8_DEFAULT(NULL); /* [batch][tokens_q][heads_q][head_dim], written */
-  float* lse
-      FLOAT8_DEFAULT(NULL); /* [batch][heads_q][tokens_q], written: ln of each softmax's sum */
+  float* lse FLOAT8_DEFAULT(
+      NULL); /* [batch][heads_q][tokens_q], written: ln of each softmax's sum, of scores with k
+                             less its mean: it is not to be merged with that of other keys */
   float8_buffer saved FLOAT8_DEFAULT({});     /* float8_attention_saved_bytes(), written */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_attention_workspace_bytes() */
 } float8_attention_forward_args;

@@ -21,6 +21,7 @@
  *     experts.h         linears of the experts of a mixture
  *     expert_quantizer.h  casts of experts' weights apart from these
  *     moe.h             which rows experts have, and the sums over each token's
+ *     attention.h       attention with a forward in fp8
  *     optimizer.h       AdamW, with the maxima of the weights that it leaves
  *     distributed.h     several devices
  *

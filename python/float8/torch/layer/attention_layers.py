@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -72,6 +73,13 @@ def register_attention(cls: type[nn.Module], *, tokens_first: bool = False) -> N
     tokens_first: its tensors are [B, S, H, D], and not [B, H, S, D].
     """
     check_class("register_attention", cls)
+    try:
+        inspect.signature(cls.forward).bind(None, None, None, None, is_causal=True)
+    except TypeError as error:
+        raise TypeError(
+            f"float8: register_attention takes a class whose forward is (q, k, v, *, scale, enable_gqa, is_causal); "
+            f"{cls.__name__}'s is {inspect.signature(cls.forward)}: move its call of PyTorch's attention to a module"
+        ) from error
     _registered[cls] = tokens_first
 
 
@@ -97,7 +105,7 @@ def convert_attention_to_float8(
     no module; it warns where it knows no attention in the model.
     """
     if recipe not in RECIPES or recipe == "bf16":
-        raise ValueError(f"float8: recipe is {recipe!r}; attention is converted to 'fp8_forward'")
+        raise ValueError(f"float8: recipe is {recipe!r}; attention has 'fp8_forward' alone")
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"float8: convert_attention_to_float8 takes an nn.Module, not a {type(model).__name__}"
@@ -145,9 +153,11 @@ def _of_transformers(
         taken = [wanted(module, name) for name, module in zip(names, modules, strict=True)]
         if not any(taken):
             continue
-        transformers_attention.register(transformers_attention.NAME, emulate)
+        if transformers_attention.NAME not in transformers_attention.registered:
+            transformers_attention.register(transformers_attention.NAME, emulate=False)
         each.set_attn_implementation(transformers_attention.NAME)
         for module, is_taken in zip(modules, taken, strict=True):
             setattr(module, "float8_attention", is_taken)  # noqa: B010
+            setattr(module, "float8_emulate", emulate)  # noqa: B010
         found += [name for name, is_taken in zip(names, taken, strict=True) if is_taken]
     return found

@@ -16,6 +16,7 @@ from float8.torch.attention import (
 )
 
 NAME = "float8"
+registered: set[str] = set()
 
 
 def register(name: str, emulate: bool) -> None:
@@ -40,6 +41,12 @@ def register(name: str, emulate: bool) -> None:
         is_causal: bool | None = None,
         **more: Any,
     ) -> tuple[torch.Tensor, None]:
+        for kind in ("softcap", "s_aux"):
+            if more.get(kind) is not None:
+                raise ValueError(
+                    f"float8: {type(module).__name__} uses {kind}, which neither attention in fp8 nor PyTorch's has; "
+                    "load the model with attn_implementation='eager'"
+                )
         query, key, value = (of_autocast(x) for x in (query, key, value))
         window = _window_of(attention_mask)
         if window is not None:
@@ -69,7 +76,7 @@ def register(name: str, emulate: bool) -> None:
             scale=scaling,
             enable_gqa=True,
             window=window,
-            emulate=emulate,
+            emulate=getattr(module, "float8_emulate", emulate),
         )
         return y.transpose(1, 2), None
 
@@ -84,6 +91,7 @@ def register(name: str, emulate: bool) -> None:
 
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
+    registered.add(name)
 
 
 # Where a mask is a window and nothing else, layers are handed one without elements, whose last size is the window. It
@@ -131,7 +139,7 @@ def _obstacle(
         return ""
     if mask is not None:
         return "a batch has padding or a mask of its own; in fp8 there is the causal mask alone, with or without a window"
-    for name in ("softcap", "position_bias", "cache", "s_aux"):
+    for name in ("position_bias", "cache"):
         if more.get(name) is not None:
             return f"the model uses {name}"
     return refusal(query, key, value, None, dropout, True, scaling)
