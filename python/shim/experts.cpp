@@ -4,11 +4,9 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
-#include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
 #include "python/shim/expert_weights.hpp"
 #include "python/shim/plans.hpp"

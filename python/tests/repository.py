@@ -1,4 +1,4 @@
-"""Running the programs of the repository's other folders inside the tests."""
+"""The repository's other folders: their programs run inside the tests, and what scripts/python-test fetched."""
 
 from __future__ import annotations
 
@@ -51,3 +51,11 @@ def float8_tune(*arguments: str) -> str:
         pytest.skip("the wheel is not installed")
     command = [str(program), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout
+
+
+def torchtitan_folder(release: str) -> str:
+    """Returns the folder that has a release of torchtitan, or skips the test."""
+    for folder in (pathlib.Path(sys.prefix), ROOT / ".deps" / "python"):
+        if (folder / f"torchtitan-{release}" / "torchtitan").exists():
+            return str(folder / f"torchtitan-{release}")
+    pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")

@@ -1,4 +1,4 @@
-// What a call of an expert linear is checked for before anything is launched.
+// A call of an expert linear is checked here, before anything is launched.
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/experts/experts.hpp"
@@ -21,6 +21,15 @@ void add_slots(CallMemory& memory, const float8_scale_slots& slots, size_t count
                     count * kernels::kScaleStride * sizeof(float), Access::kRead, alignof(float));
   memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead,
                     alignof(uint32_t));
+}
+
+// The memory that forward and backward have alike; forward writes `saved`, and backward reads it.
+template <class Call>
+void add_buffers(CallMemory& memory, const Experts& experts, const Call& call, Access saved) {
+  memory.add("layout", call.layout.data, experts.layout_bytes(), Access::kRead);
+  memory.add("saved", call.saved.data, experts.saved_bytes(), saved);
+  add_slots(memory, call.scales, experts.scale_slots().size());
+  memory.add("workspace", call.workspace.data, experts.workspace_bytes(), Access::kWrite);
 }
 
 }  // namespace
@@ -74,10 +83,7 @@ Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
                     Access::kRead);
   }
   memory.add_rows("y", call.y.data, call.m, n, call.y.ld, desc_.tensor_dtype, Access::kWrite);
-  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
-  memory.add("saved", call.saved.data, saved_bytes(), Access::kWrite);
-  add_slots(memory, call.scales, slots_.size());
-  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
+  add_buffers(memory, *this, call, Access::kWrite);
   return memory.check(kForward, *context_, stream);
 }
 
@@ -132,10 +138,7 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   if (reads_x) {
     memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
   }
-  memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
-  memory.add("saved", call.saved.data, saved_bytes(), Access::kRead);
-  add_slots(memory, call.scales, slots_.size());
-  memory.add("workspace", call.workspace.data, workspace_bytes(), Access::kWrite);
+  add_buffers(memory, *this, call, Access::kRead);
   return memory.check(kBackward, *context_, stream);
 }
 

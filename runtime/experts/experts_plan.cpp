@@ -1,4 +1,4 @@
-// The plan of an expert linear: its casts, its GEMMs, and where a call's copies lie.
+// An expert linear is planned here: its casts, its GEMMs, and where a call's copies lie.
 #include <limits>
 
 #include "recipes/fp8_layout.hpp"

@@ -10,6 +10,7 @@ import textwrap
 from typing import Any
 
 import pytest
+import repository
 import torch
 from reference import same
 
@@ -131,20 +132,14 @@ else:
 """
 
 
-def folder_of(release: str) -> str:
-    own = pathlib.Path(__file__).resolve().parents[3] / ".deps" / "python"
-    for folder in (pathlib.Path(sys.prefix), own):
-        if (folder / f"torchtitan-{release}" / "torchtitan").exists():
-            return str(folder / f"torchtitan-{release}")
-    pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")
-
-
 @pytest.mark.parametrize(("release", "script"), [("0.2.2", _022), ("0.3.0", _030)])
 def test_trains_experts_of_torchtitan(device: str, release: str, script: str) -> None:
     if release == "0.3.0":
         pytest.importorskip("spmd_types")
     tests = str(pathlib.Path(__file__).parent)
-    code = (_COMMON + script).format(folder=folder_of(release), tests=tests, device=device)
+    code = (_COMMON + script).format(
+        folder=repository.torchtitan_folder(release), tests=tests, device=device
+    )
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
 
 

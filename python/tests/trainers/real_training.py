@@ -6,12 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -54,15 +52,6 @@ def checkpointing_name(of: Any) -> str:
     """Returns what the installed transformers call activation checkpointing, 5.17 gradient_."""
     new = "activation_checkpointing"
     return new if hasattr(of, new) or hasattr(of, f"{new}_enable") else "gradient_checkpointing"
-
-
-def torchtitan_folder(release: str) -> str:
-    """Returns the folder that has a release of torchtitan, or skips the test."""
-    own = pathlib.Path(__file__).resolve().parents[3] / ".deps" / "python"
-    for folder in (pathlib.Path(sys.prefix), own):
-        if (folder / f"torchtitan-{release}" / "torchtitan").exists():
-            return str(folder / f"torchtitan-{release}")
-    pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")
 
 
 def llama(device: str, seed: int = 0) -> Any:

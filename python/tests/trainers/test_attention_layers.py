@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import real_training as training
+import repository
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -335,7 +336,7 @@ def test_a_wrapper_of_ones_own(
 def titan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """torchtitan of a release, which the process has for one test."""
     release: str = request.param
-    monkeypatch.syspath_prepend(training.torchtitan_folder(release))
+    monkeypatch.syspath_prepend(repository.torchtitan_folder(release))
     others = take_torchtitan()
     yield release
     take_torchtitan()

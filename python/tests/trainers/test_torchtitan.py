@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import ranks
 import real_training as training
+import repository
 import torch
 from torch import nn
 
@@ -170,7 +171,7 @@ def _train_all(mesh: Any, rank: int, world: int, folder: str) -> dict[str, Any]:
 def of_ranks(two_devices: str, tmp_path_factory: Any) -> Any:
     folder = tmp_path_factory.mktemp("torchtitan")
     return ranks.spawn(
-        _train_all, 2, folder, training.torchtitan_folder("0.2.2"), device=two_devices
+        _train_all, 2, folder, repository.torchtitan_folder("0.2.2"), device=two_devices
     )
 
 
@@ -245,7 +246,7 @@ training.check_losses(train(True), train(False))
 def test_030(device: str) -> None:
     pytest.importorskip("spmd_types")
     code = RELEASE_030.format(
-        folder=training.torchtitan_folder("0.3.0"),
+        folder=repository.torchtitan_folder("0.3.0"),
         tests=str(pathlib.Path(__file__).parent),
         device=device,
     )

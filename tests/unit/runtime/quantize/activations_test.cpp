@@ -43,7 +43,7 @@ Exact exact(Activation activation, float of) {
   return x > 0 ? Exact{x * x, 2 * x, 2 * x} : Exact{0, 0, 1};
 }
 
-// Where exp(-|z|) is an ordinary number; the rounding of z alone is |z| ulp of it.
+// The inputs are those where exp(-|z|) is an ordinary number; the rounding of z alone is |z| ulp of it.
 TEST(Activations, AreCloseToFp64) {
   for (const Activation activation : kActivations) {
     const bool of_line = activation == Activation::kSilu;
