@@ -87,11 +87,12 @@ def step_of(variant: Sharded, options: common.Options, device: str) -> Callable[
     model: Any = common.blocks(options.blocks, options.tokens, device, emulate).float()
     variant.convert(model, emulate)
     # All ranks reduce in fp32, and compute in bf16 as a single device would.
+    mesh = common.mesh_of_all(device)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
         block.forward = variant.callable(block.forward, emulate)
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     # The caller's buffers are no parameters: FSDP leaves them in fp32.
     model.cos, model.sin = model.cos.bfloat16(), model.sin.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

@@ -51,7 +51,7 @@ def gathers(variant: Sharded, n: int, k: int, device: str) -> dict[str, Callable
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(k, n, bias=False, device=device, dtype=torch.bfloat16))
     variant.convert(model, device == "cpu")
-    layer = fully_shard(model[0], reshard_after_forward=True)
+    layer = fully_shard(model[0], mesh=common.mesh_of_all(device), reshard_after_forward=True)
     variant.after_step(model)
     state = layer._get_fsdp_state()
     state._lazy_init()

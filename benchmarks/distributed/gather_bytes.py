@@ -67,8 +67,9 @@ def phases(variant: Sharded, n: int, k: int, device: str, wire: Wire) -> dict[st
     torch.manual_seed(0)
     linear = nn.Linear(k, n, bias=False, device=device, dtype=torch.bfloat16)
     model: Any = variant.convert(nn.Sequential(linear), device == "cpu")
-    fully_shard(model[0], reshard_after_forward=True)
-    fully_shard(model)
+    mesh = common.mesh_of_all(device)
+    fully_shard(model[0], mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh)
     x = torch.randn(128, k, dtype=torch.bfloat16, device=device, requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     counts: list[int] = []

@@ -69,11 +69,12 @@ def shape_of(options: argparse.Namespace) -> Shape:
 def sharded(variant: Sharded, shape: Shape, device: str) -> nn.ModuleList:
     """Returns blocks with random weights, of which no more than one is whole at a time."""
     torch.manual_seed(0)
+    mesh = common.mesh_of_all(device)
     blocks = nn.ModuleList()
     for _ in range(shape.layers):
         with torch.device(device):
             block: nn.Module = Block(shape)
-        blocks.append(fully_shard(variant.convert(block, device == "cpu")))
+        blocks.append(fully_shard(variant.convert(block, device == "cpu"), mesh=mesh))
     return blocks
 
 

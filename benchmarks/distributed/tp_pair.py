@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.autograd import DeviceType
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -232,7 +231,7 @@ def main() -> int:
         if not getattr(options, name):
             setattr(options, name, tiny if options.emulate else size)
     device = common.start_ranks(options)
-    mesh = init_device_mesh(device, (distributed.get_world_size(),))
+    mesh = common.mesh_of_all(device)
     steps: dict[str, Callable[[], None]] = {}
     failures: dict[str, str] = {}
     for variant in common.chosen(options.variants, dict(known)):

@@ -153,6 +153,11 @@ def start_ranks(options: Options) -> str:
     return device
 
 
+def mesh_of_all(device: str) -> Any:
+    """The mesh of all ranks. FSDP would take one of GPUs wherever there are some, also with --emulate."""
+    return distributed.device_mesh.init_device_mesh(device, (distributed.get_world_size(),))
+
+
 def headline(what: str, device: str) -> str:
     name = torch.cuda.get_device_name() if device == "cuda" else "emulated on a CPU"
     return f"{what}; {name}, torch {torch.__version__}"

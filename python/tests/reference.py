@@ -64,7 +64,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, recipe: Recipe) -> tuple[Ten
 
 def error(actual: Tensor, expected: Tensor) -> float:
     """The relative Frobenius error."""
-    expected = expected.double()
+    expected = expected.cpu().double()
     return float((actual.detach().cpu().double() - expected).norm() / expected.norm())
 
 

@@ -97,7 +97,8 @@ struct Amax {
         t.tile_amax == nullptr ? nullptr : t.tile_amax + i64{block} * kTileAmaxSize;
     of_tile(t, fragment, row0, column0, partials);
   }
-  // The maxima of the tile at (row0, column0) go to `partials`, or raise the tensor's words.
+  // The maxima of the tile at (row0, column0) go to `partials`, or raise the tensor's words, of which that
+  // of the whole may be NULL.
   static F8_DEVICE void of_tile(const AmaxTensor& t, const ThreadFragment<Config::kInput>& fragment,
                                 i32 row0, i32 column0, u16* partials = nullptr) {
     __shared__ TileAmax<Config::kInput> tile_amax;
@@ -115,7 +116,7 @@ struct Amax {
       if (Config::kCol && column0 + static_cast<i32>(i) < t.cols)
         atomicMax(t.col_amax + column0 + i, Values::fp32_bits(tile_amax.column(i)));
     }
-    if (Config::kTensor && threadIdx.x == 0) {
+    if (Config::kTensor && threadIdx.x == 0 && t.partials != nullptr) {
       atomicMax(t.partials, tile_amax.amax());
     }
   }

@@ -17,7 +17,6 @@ attention_dequantize = torch.ops.float8.attention_dequantize.default
 RECIPES = ("fp8_forward", "bf16")
 HEAD_DIMS = (128,)
 _BLOCK = 128  # tokens of a head that share a scale
-windows_on_gpus = False  # their kernel has run on the emulated device alone
 
 
 def _blocks(tokens: Any) -> Any:
@@ -234,8 +233,6 @@ def scaled_dot_product_attention(
     if reason is not None:
         raise ValueError(f'float8: attention in fp8: {reason}, or use recipe="bf16"')
     window = checked_window(window, is_causal, query, key)
-    if window is not None and (reason := refusal_of_window(query)) is not None:
-        raise ValueError(f'float8: attention in fp8: {reason}; use recipe="bf16"')
     if window is not None:  # the keys behind the last query's own are nobody's
         key, value = (x[:, :, : query.shape[2]] for x in (key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -265,13 +262,6 @@ def checked_window(
             f"float8: window is {window}, of {queries} queries and {keys} keys; a window takes no more queries than keys"
         )
     return window
-
-
-def refusal_of_window(query: torch.Tensor) -> str | None:
-    """Returns why a window is not computed in fp8, or None where it is."""
-    if query.is_cuda and not windows_on_gpus:
-        return "windows have not run on a GPU yet"
-    return None
 
 
 def window_mask(window: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -61,8 +61,6 @@ class AdamW(torch.optim.AdamW):
     state dicts of the other implementations are taken too. grad_scale and found_inf of a GradScaler stay
     on the device, and so does an lr that is a tensor there.
 
-    So far the kernel is for emulated devices alone; on a GPU all parameters are torch's.
-
     Raises what torch's does for bad options and parameters.
     """
 
@@ -210,8 +208,7 @@ def _update_of(index: int, lists: _Lists) -> _Update | None:
     """Returns what the kernel updates of a parameter; None for torch's."""
     parameter = lists.params[index]
     weight = weight_casts.cached(parameter) or shard_update(parameter)
-    # The kernel has not passed its tests on a GPU so far.
-    if weight is None or not weight.config & recipes.EMULATE:
+    if weight is None:
         return None
     tensors = [_local(each[index]) for each in lists[:5] if each]
     own = tensors[0] = weight.memory

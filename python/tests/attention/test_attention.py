@@ -404,18 +404,6 @@ def test_a_windows_backward_on_a_gpu_has_the_operands_shapes() -> None:
         assert [x.shape for x in grads] == [x.shape for x in (q, k, v)]
 
 
-def test_windows_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    monkeypatch.setattr(attention, "windows_on_gpus", False)
-    with FakeTensorMode():
-        q, k, v = (torch.empty(2, 4, 200, D, dtype=torch.bfloat16, device="cuda") for _ in range(3))
-        assert f8.scaled_dot_product_attention(q, k, v, is_causal=True, window=200).shape == q.shape
-        with pytest.raises(ValueError, match="windows") as error:
-            f8.scaled_dot_product_attention(q, k, v, is_causal=True, window=50)
-    assert 'recipe="bf16"' in str(error.value)
-
-
 @pytest.mark.gpu
 def test_a_cuda_graph_replays_with_other_values() -> None:
     tensors = operands("cuda", 300)

@@ -419,7 +419,8 @@ def _messages_on_gpus(mesh: Any, rank: int, world: int) -> None:
     name = mesh.get_group().group_name
     group = mesh.get_group()
     chunk_exchange._exchanges[name] = chunk_exchange.Messages(group)
-    _every_recipe(mesh, rank, world)
+    for recipe in float8.recipes.NAMES:
+        _every_recipe(mesh, rank, world, recipe)
     assert isinstance(chunk_exchange._exchanges[name], chunk_exchange.Messages)
 
 

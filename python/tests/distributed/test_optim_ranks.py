@@ -110,7 +110,6 @@ def test_casts_behind_a_step_have_the_same_bits(world: int, recipe: str, tmp_pat
     ranks.spawn(_equal, world, tmp_path, recipe)
 
 
-@pytest.mark.skip(reason="on a GPU updates are torch's so far")
 @pytest.mark.parametrize("recipe", RECIPES)
 @ranks.needs_gpus(2)
 def test_casts_behind_a_step_have_the_same_bits_on_gpus(recipe: str, tmp_path: Any) -> None:

@@ -44,9 +44,6 @@ def _checks() -> Iterator[None]:
 
 @pytest.fixture
 def make(device: str, config: Config) -> Callable[..., Any]:
-    if device == "cuda":
-        pytest.skip("on a GPU updates are torch's so far")
-
     def make(
         recipe: str = "tensorwise", dtype: torch.dtype = torch.float32, cached: bool = True
     ) -> Any:
@@ -252,7 +249,8 @@ def test_groups_and_layers_that_stay_with_torch(make: Any) -> None:
     optimizer = f8.AdamW(groups, lr=1e-2, weight_decay=0.0)
     before = values(model)
     backward(model, 0)
-    model[3].weight.grad = model[3].weight.grad.T.contiguous().T
+    if model[3].weight.is_cpu:  # torch's kernel of GPUs refuses them
+        model[3].weight.grad = model[3].weight.grad.T.contiguous().T
     optimizer.step()
     changed = [not torch.equal(*pair) for pair in zip(before, values(model), strict=True)]
     assert changed == [False] * 4 + [True]

@@ -124,6 +124,7 @@ def _run(scenario: str) -> None:
             f"import test_fork as t; t.{scenario}",
         ),
         cwd=pathlib.Path(__file__).parent,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # autograd has threads for each GPU
         capture_output=True,
         text=True,
     )

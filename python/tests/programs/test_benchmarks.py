@@ -63,6 +63,12 @@ def test_activation_casts(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(cells) == 4 and positive(cells) for cells in rows.values())
 
 
+def test_adamw(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run("adamw", "--variants", "rowwise-f32,blockwise-bf16", "--blocks", "1")
+    rows = table(capsys.readouterr().out, "ms")
+    assert positive(rows["rowwise-f32"][:3]) and positive(rows["blockwise-bf16"][:3])
+
+
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):

@@ -30,7 +30,7 @@ typedef struct float8_attention_desc {
   int64_t
       window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
-                       each query has a key. Its kernel has run on the emulated device alone */
+                       each query has a key */
 } float8_attention_desc;
 
 /* It compiles and loads kernels, as float8_linear_plan does. On failure *out is NULL. */

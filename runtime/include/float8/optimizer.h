@@ -59,9 +59,8 @@ typedef struct float8_adamw_args {
 } float8_adamw_args;
 
 /* A step of AdamW, in a launch for every 36 weights of one type with the same maxima, and for every 4 that are
- * cast alike. The bits are those of PyTorch's fused kernel. So far it is for an emulated device alone: on a GPU
- * it returns FLOAT8_UNSUPPORTED. The first call of a context with a type and maxima loads the kernel; make one ahead of
- * a capture. */
+ * cast alike. The bits are those of PyTorch's fused kernel. The first call of a context with a type and maxima
+ * loads the kernel; make one ahead of a capture. */
 FLOAT8_API float8_status float8_adamw(float8_context* context, const float8_adamw_args* args,
                                       float8_stream stream);
 

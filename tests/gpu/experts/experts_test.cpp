@@ -202,6 +202,10 @@ class ExpertsTest : public GpuTestWith<ExpertsCase> {
     for (size_t i = 0; i < used / size_bytes(type); ++i) {
       const auto at = static_cast<int64_t>(i);
       const double value = load_element(expected.data(), at, type);
+      if (std::isinf(value)) {  // products of outliers, in f16
+        EXPECT_EQ(load_element(found.data(), at, type), value) << name;
+        continue;
+      }
       error += std::pow(load_element(found.data(), at, type) - value, 2);
       norm += value * value;
     }

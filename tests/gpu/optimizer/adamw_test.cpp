@@ -24,6 +24,7 @@ struct AdamwShape {
   int64_t rows, cols;
   int32_t dtype, cast_dtype;
   bool row, col, amsgrad;
+  bool whole = true;
 };
 
 Dtype adamw_type(int32_t dtype) {
@@ -94,7 +95,7 @@ struct UpdatedWeight {
     w.cols = shape.cols;
     w.dtype = shape.dtype;
     w.cast_dtype = shape.cast_dtype;
-    w.amax = amax.as<uint32_t>();
+    if (shape.whole) w.amax = amax.as<uint32_t>();
     if (shape.row) w.row_amax = row_amax.as<uint32_t>();
     if (shape.col) w.col_amax = col_amax.as<uint32_t>();
     w.fingerprint = fingerprint.as();
@@ -157,7 +158,7 @@ struct UpdatedWeight {
           load_element(found.data(), static_cast<int64_t>(i), type), adamw_type(shape.cast_dtype));
       const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7fffffffU;
       const auto raise = [&](uint32_t& word) { word = std::max(word, bits); };
-      raise(tensor[0]);
+      if (shape.whole) raise(tensor[0]);
       if (shape.row) raise(rows[i / cols.size()]);
       if (shape.col) raise(cols[i % cols.size()]);
     }
@@ -177,6 +178,8 @@ constexpr AdamwShape kAdamwShapes[] = {
     {96, 48, FLOAT8_BF16, FLOAT8_BF16, false, false, true},
     {32, 160, FLOAT8_F16, FLOAT8_F16, false, true, false},
     {130, 144, FLOAT8_F32, FLOAT8_BF16, true, true, true},
+    {144, 64, FLOAT8_F32, FLOAT8_BF16, true, true, false, false},
+    {32, 16, FLOAT8_BF16, FLOAT8_BF16, false, false, false, false},
 };
 constexpr reference::AdamwOptions kAdamwOptions{
     .lr = 1e-3F, .beta1 = 0.9F, .beta2 = 0.95F, .eps = 1e-8F, .weight_decay = 0.1F};

@@ -9,7 +9,6 @@ import torch
 from float8.torch._ops import of_autocast
 from float8.torch.attention import (
     refusal,
-    refusal_of_window,
     scaled_dot_product_attention,
     warn_of,
     window_mask,
@@ -52,8 +51,6 @@ def register(name: str, emulate: bool) -> None:
         if window is not None:
             attention_mask = None
         reason = _obstacle(module, query, key, value, attention_mask, dropout, scaling, more)
-        if reason is None and window is not None and window < query.shape[2]:
-            reason = refusal_of_window(query)
         if reason is not None:
             if reason:
                 warn_of(reason)
