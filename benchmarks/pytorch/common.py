@@ -32,6 +32,7 @@ FUSED = ("tensorwise", "rowwise", "delayed", "blockwise")
 Options = argparse.Namespace
 f8.register_attention(Attention)
 f8.register_mlp(FeedForward, gate="gate", up="up", down="down", activation="silu")
+_emulated = False  # what device_of was told
 TINY = Shape(dim=64, hidden=128, heads=4, kv_heads=2, layers=32)
 
 
@@ -133,6 +134,8 @@ def parser(text: str | None, known: Iterable[str]) -> argparse.ArgumentParser:
 
 def device_of(options: Options) -> str:
     """Returns the device to run on, or ends the program where there is none."""
+    global _emulated
+    _emulated = options.emulate
     if options.emulate:
         torch.set_num_threads(1)
         return "cpu"
@@ -187,8 +190,13 @@ def attention() -> contextlib.AbstractContextManager[None]:
     return manager
 
 
+def on_gpu() -> bool:
+    """Whether calls run on a GPU, which may be there with --emulate too."""
+    return torch.cuda.is_initialized() and not _emulated
+
+
 def wait() -> None:
-    if torch.cuda.is_initialized():
+    if on_gpu():
         torch.cuda.synchronize()
 
 
@@ -206,7 +214,7 @@ def sample(call: Callable[[], object], calls: int) -> float:
 
     A call before the first that is timed fills the queue, so the start of the host is not in it.
     """
-    if not torch.cuda.is_initialized():
+    if not on_gpu():
         return seconds(lambda: [call() for _ in range(calls)]) * 1e3 / calls
     wait()
     call()

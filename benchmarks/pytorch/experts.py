@@ -137,7 +137,7 @@ def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[
 
 def peak_gib(step: Callable[[], None]) -> float:
     """The most memory that one step has."""
-    if not torch.cuda.is_initialized():
+    if not common.on_gpu():
         return 0.0
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

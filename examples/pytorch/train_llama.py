@@ -4,14 +4,15 @@
     train_llama.py [FILES] [--recipe rowwise | --torchao rowwise] [--compile] [--steps 2000]
                    [--experts 8 --top-k 2 [--expert-recipe rowwise]]
                    [--attention fp8_forward] [--qk-norm] [--seed 0] [--out FOLDER]
-                   [--resume FOLDER/step-1000.pt]
+                   [--resume FOLDER/step-1000.pt | --weights FOLDER/step-2000.pt]
     train_llama.py --compare RUN/steps.csv ... [--out FOLDER]
 
 Without files it trains on the sources of Python's standard library. Weights and AdamW's states are
 float32, and autocast runs the rest in bfloat16; the recipe bf16 leaves the linears as they are. The
 default model has 103 million parameters. FOLDER gets steps.csv (step, loss, tokens/s), steps.png,
 where matplotlib is installed, and checkpoints, from which --resume goes on as if nothing had
-happened: bit for bit on a CPU, on a GPU with --deterministic. --compare draws several runs in one
+happened: bit for bit on a CPU, on a GPU with --deterministic. --weights starts a run of its own from the
+weights of another one, whose recipe and attention may be others. --compare draws several runs in one
 plot, and prints a table of their final losses, means of the last 5 % of the steps, to the first's.
 Runs in folders NAME-seed1, NAME-seed2, ... are one row, with their mean and standard deviation.
 --experts N makes a mixture of N experts of each MLP, which compute in fp8 too, by the recipe or by
@@ -183,6 +184,18 @@ class Trainer:
         self.rows = [tuple(row) for row in state["rows"]]
 
 
+    def take_weights(self, path: str) -> None:
+        """Starts from the weights of a run of the same sizes."""
+        state = read_checkpoint(path)
+        for name in vars(shape_of(self.options)):
+            if state["settings"].get(name) != self.settings[name]:
+                there = state["settings"].get(name)
+                raise ValueError(f"{path} has {name} {there}, not {self.settings[name]}")
+        own = self.model.state_dict()
+        weights = {name: value for name, value in state["model"].items() if name in own}
+        self.model.load_state_dict({**own, **weights})
+
+
 def read_checkpoint(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         try:
@@ -310,7 +323,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--emulate", action="store_true", help="on a CPU")
     parser.add_argument("--log-every", type=positive, default=10, metavar="STEPS")
     parser.add_argument("--save-every", type=positive, metavar="STEPS", help="default: at the end")
-    parser.add_argument("--resume", metavar="CHECKPOINT")
+    first = parser.add_mutually_exclusive_group()
+    first.add_argument("--resume", metavar="CHECKPOINT")
+    first.add_argument("--weights", metavar="CHECKPOINT", help="to start from")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("run"))
     parser.add_argument("--compare", nargs="+", metavar="CSV")
     return parser.parse_args(arguments)
@@ -326,6 +341,8 @@ def main(arguments: list[str] | None = None) -> None:
         trainer = Trainer(options)
         if options.resume:
             trainer.resume(options.resume)
+        if options.weights:
+            trainer.take_weights(options.weights)
         options.out.mkdir(parents=True, exist_ok=True)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"train_llama: {error}")

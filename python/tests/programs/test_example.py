@@ -89,6 +89,18 @@ def test_resume_gives_the_same_bits(recipe: str, text: str, tmp_path: pathlib.Pa
     assert torch.equal(first["windows"], second["windows"])
 
 
+@pytest.mark.parametrize("recipes", (("delayed", "bf16"), ("bf16", "delayed")))
+def test_weights_of_a_run_of_another_recipe(
+    recipes: tuple[str, str], text: str, tmp_path: pathlib.Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(text, *TINY, "--recipe", recipes[0], "--steps", 30, "--out", first) is None
+    begin = ("--weights", first / "step-30.pt", "--steps", 2)
+    assert train(text, *TINY, "--recipe", recipes[1], *begin, "--out", second) is None
+    assert losses(second)[0] == pytest.approx(losses(first)[-1], rel=0.3)
+    assert losses(second)[0] < losses(first)[0] / 2
+
+
 def test_compare(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, values in (("one", (4.0, 2.0)), ("two", (4.0, 2.01))):
         (tmp_path / name).mkdir()
@@ -153,6 +165,7 @@ def _paths(arguments: tuple[str, ...], folder: pathlib.Path) -> list[str]:
         (("text.txt", "--resume", "steps.csv"), "steps.csv is no checkpoint"),
         (("text.txt", "--resume", "step-1.pt", "--layers=1"), "its layers is 2, not 1"),
         (("text.txt", "--resume", "step-1.pt", "--recipe=bf16"), "its recipe is rowwise"),
+        (("text.txt", "--weights", "step-1.pt", "--layers=1"), "has layers 2, not 1"),
         (("--compare", "steps.csv", "text.txt"), "text.txt is no CSV"),
     ),
 )
