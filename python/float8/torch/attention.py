@@ -207,7 +207,7 @@ def scaled_dot_product_attention(
     key, value: [B, G, T, 128]. H is G, or with enable_gqa a multiple of it.
     attn_mask, dropout_p: None and 0. is_causal gives query i the keys up to the i-th one, as there.
     window: with is_causal, query i has the last `window` of its keys alone: its own and window - 1 before it. It takes no
-        more queries than keys, and on a GPU "bf16".
+        more queries than keys.
     recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "bf16" is PyTorch's own
         attention.
     emulate: for tests, also without a GPU; slow.
@@ -235,6 +235,9 @@ def scaled_dot_product_attention(
     window = checked_window(window, is_causal, query, key)
     if window is not None:  # the keys behind the last query's own are nobody's
         key, value = (x[:, :, : query.shape[2]] for x in (key, value))
+    # torch.compile takes no tensor twice.
+    key = key.view_as(key) if key is query else key
+    value = value.view_as(value) if value is key or value is query else value
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
     return AttentionFunction.apply(query, key, value, factor, is_causal, window or 0, config)  # type: ignore[no-any-return, no-untyped-call]

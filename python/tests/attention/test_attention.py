@@ -154,6 +154,21 @@ def test_a_compiled_model_has_the_same_bits(
         assert all(sqnr(a, e.double()) > 40 for a, e in zip(own, expected, strict=True))
 
 
+@pytest.mark.parametrize("places", ((0, 1, 1), (0, 0, 0)))
+def test_compiles_where_a_tensor_is_given_twice(
+    device: str, options: dict[str, Any], places: tuple[int, ...]
+) -> None:
+    tensors = [operands(device, 130)[1] for _ in range(2)]
+
+    def call(*x: Tensor) -> Tensor:
+        y: Tensor = f8.scaled_dot_product_attention(*(x[i] for i in places), **options)
+        return y
+
+    torch._dynamo.reset()
+    expected = call(*tensors)
+    assert torch.equal(torch.compile(call, fullgraph=True)(*tensors), expected)
+
+
 def test_checkpointing_has_the_same_bits(device: str, options: dict[str, Any]) -> None:
     tensors = operands(device)
 

@@ -218,34 +218,47 @@ def test_a_filter_chooses_layers(device: str, options: dict[str, Any]) -> None:
     assert not torch.equal(outs[0][1], outs[1][1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "is_padded", "word"),
-    [
-        ("Llama", {}, True, "padding"),
-        ("Llama", {"head_dim": 32}, False, "32"),
-        ("Mistral", {"sliding_window": 16}, True, "padding"),
-        ("Mistral", {"sliding_window": 16, "head_dim": 32}, False, "32"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "more"), [("Llama", {}), ("Mistral", {"sliding_window": 16})])
 def test_what_fp8_cannot_compute_is_told_and_goes_to_pytorch(
     device: str,
     options: dict[str, Any],
     kind: str,
     more: dict[str, Any],
-    is_padded: bool,
-    word: str,
 ) -> None:
     batch = tokens(device)
     mask = torch.ones_like(batch)
     mask[0, :7] = 0
-    inputs = {"attention_mask": mask} if is_padded else {}
+    inputs = {"attention_mask": mask}
     model, plain = (
         model_of(kind, device, attn_implementation="sdpa", **more).eval() for _ in range(2)
     )
     f8.convert_attention_to_float8(model, **options)
-    with pytest.warns(UserWarning, match=word):
+    with pytest.warns(UserWarning, match="padding"):
         y = model(batch, **inputs).logits
     assert torch.equal(y, plain(batch, **inputs).logits)
+
+
+@pytest.mark.parametrize(("kind", "more"), [("Llama", {}), ("Mistral", {"sliding_window": 16})])
+def test_heads_that_fp8_has_not_stay_pytorchs(
+    device: str, options: dict[str, Any], kind: str, more: dict[str, Any]
+) -> None:
+    """A conversion leaves them, and by name they go to PyTorch's attention; a warning says so."""
+    from float8.adapters import transformers as adapter
+
+    adapter.install_attention(**options)
+    model, plain, named = (
+        model_of(kind, device, head_dim=32, attn_implementation=name, **more).eval()
+        for name in ("sdpa", "sdpa", "float8")
+    )
+    with pytest.warns(UserWarning) as told:
+        assert f8.convert_attention_to_float8(model, **options) == []
+    words = [str(each.message) for each in told]
+    assert any("layers.0.self_attn" in each and "32 elements" in each for each in words)
+    batch = tokens(device)
+    expected = plain(batch).logits
+    assert torch.equal(model(batch).logits, expected)
+    with pytest.warns(UserWarning, match="32 elements"):
+        assert torch.equal(named(batch).logits, expected)
 
 
 def test_generates(device: str, options: dict[str, Any]) -> None:

@@ -11,7 +11,13 @@ from torch import nn
 
 from float8.torch import notices
 from float8.torch._ops import of_autocast
-from float8.torch.attention import RECIPES, refusal, scaled_dot_product_attention, warn_of
+from float8.torch.attention import (
+    HEAD_DIMS,
+    RECIPES,
+    refusal,
+    scaled_dot_product_attention,
+    warn_of,
+)
 from float8.torch.classes import Made, check_class, known_of, subclass
 from float8.torch.layer import transformers_attention
 from float8.torch.layer.linear import check_switches
@@ -99,7 +105,8 @@ def convert_attention_to_float8(
     Known are the models of transformers that support "sdpa", whose attn_implementation becomes "float8", torchtitan's wrappers of
     PyTorch's attention, and what register_attention names. Parameters, their names and state dicts stay. A call
     that fp8 cannot compute, as one with padding, goes to PyTorch's attention with one warning that says why
-    (adapters.transformers.install_attention).
+    (adapters.transformers.install_attention). Layers whose heads have another size than fp8's stay as they are, with
+    a warning.
 
     Returns the names of the converted modules. Raises ValueError for another recipe, TypeError where `model` is
     no module; it warns where it knows no attention in the model.
@@ -131,6 +138,18 @@ def convert_attention_to_float8(
     return converted
 
 
+def _has_heads_of_fp8(module: nn.Module, name: str) -> bool:
+    size = getattr(module, "head_dim", None)
+    if not isinstance(size, int) or size in HEAD_DIMS:
+        return True
+    notices.warn_once(
+        f"convert_attention_to_float8 heads {size}",
+        f"attention stays in bf16 in {name!r}, and wherever else heads have {size} elements; fp8 has "
+        f"heads of {' or '.join(map(str, HEAD_DIMS))}",
+    )
+    return False
+
+
 def _of_transformers(
     model: nn.Module, wanted: Callable[[nn.Module, str], bool], emulate: bool
 ) -> list[str]:
@@ -150,7 +169,10 @@ def _of_transformers(
             if type(module).__name__.endswith("Attention") and hasattr(module, "is_causal")
         ]
         modules = [model.get_submodule(name) for name in names]
-        taken = [wanted(module, name) for name, module in zip(names, modules, strict=True)]
+        taken = [
+            wanted(module, name) and _has_heads_of_fp8(module, name)
+            for name, module in zip(names, modules, strict=True)
+        ]
         if not any(taken):
             continue
         if transformers_attention.NAME not in transformers_attention.registered:
