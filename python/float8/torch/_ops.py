@@ -49,7 +49,11 @@ FLAG_OF_WEIGHT_STATE = 12  # behind FLOAT8_FINGERPRINT_BYTES, as an int32
 
 
 def of_autocast(x: torch.Tensor) -> torch.Tensor:
-    """Returns x in autocast's type where it is on."""
+    """Returns x in autocast's type where it is on. Raises TypeError where x is no tensor."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"float8: a {type(x).__name__} is given for a tensor; torch.as_tensor makes one of it"
+        )
     device = "cuda" if x.is_cuda else x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device):
         return x.to(torch.get_autocast_dtype(device))

@@ -287,8 +287,8 @@ def refusal(
         return "attn_mask is a tensor; leave it out, and set is_causal"
     if dropout_p != 0:
         return f"dropout_p is {dropout_p}; set it to 0"
-    if scale is not None and not 0 < scale < math.inf:
-        return f"scale is {scale}; it is positive"
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        return f"scale is {scale!r}; it is a positive number"
     tensors = {"query": query, "key": key, "value": value}
     for name, x in tensors.items():
         if x.dim() != 4:

@@ -251,6 +251,7 @@ def test_a_nan_is_its_heads_alone(device: str, options: dict[str, Any]) -> None:
         ({"dropout_p": 0.1}, "dropout_p"),
         ({"scale": -1.0}, "scale"),
         ({"scale": float("nan")}, "scale"),
+        ({"scale": "0.1"}, "scale is '0.1'"),
         ({"enable_gqa": False}, "enable_gqa"),
         ({"recipe": "fp8"}, "recipe"),
         ({"query": torch.zeros(2, 4, 200, 96).bfloat16()}, "96"),
@@ -275,6 +276,12 @@ def test_refuses(device: str, options: dict[str, Any], change: dict[str, Any], w
             **{"query": q, "key": k, "value": v, "enable_gqa": True, **options, **moved}
         )
     assert word in str(error.value)
+
+
+def test_refuses_what_is_no_tensor(options: dict[str, Any]) -> None:
+    q, k, v, _ = operands("cpu")
+    with pytest.raises(TypeError, match="float8: a ndarray"):
+        f8.scaled_dot_product_attention(q.float().numpy(), k, v, **options)
 
 
 def test_second_derivatives_are_refused(device: str, options: dict[str, Any]) -> None:

@@ -214,8 +214,9 @@ def test_an_emulated_device_is_not_tuned(device: str, tmp_path: Any) -> None:
     (
         ({"tokens": "8k"}, r"tokens is '8k'.*rows"),
         ({"config": 3}, "config is 3"),
+        ({"module_filter_fn": "head"}, "module_filter_fn is 'head'"),
     ),
-    ids=("tokens", "config"),
+    ids=("tokens", "config", "filter"),
 )
 def test_options_of_other_types(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):

@@ -250,6 +250,13 @@ def test_leaves_and_names_what_it_cannot_fuse(config: Config) -> None:
 
     assert "register_mlp" in model(lambda m: None, Unknown())
 
+    class Misnamed(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    f8.register_mlp(Misnamed, gate="gate", up="upp", down="down", activation="silu")
+    assert "no 'upp'" in model(lambda m: None, Misnamed())
+
 
 @pytest.mark.filterwarnings("ignore:float8. a MLP is no longer fused")
 def test_calls_hooks_that_come_later(config: Config) -> None:

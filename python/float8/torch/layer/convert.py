@@ -230,6 +230,11 @@ def measured_filter(
 
     experts: the choice leaves out those that the measurements keep.
     """
+    if module_filter_fn is not None and not callable(module_filter_fn):
+        raise TypeError(
+            f"float8: module_filter_fn is {module_filter_fn!r}; it is called with a linear and its name, "
+            "and returns whether to convert it"
+        )
     experts = [] if experts is None else experts
     names = list_of(names)
     fsdp, tp, hosts = ranks

@@ -237,8 +237,10 @@ def _of_layer(layer: Float8Linear, dtype: torch.dtype) -> _Layer:
 
 def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
     """Returns why a child of an MLP is none that can be fused, None where it is one."""
+    if child is None:
+        return f"it has no {name!r}, which register_mlp names; its children are to be named as they are"
     kind: Any = type(child)
-    if child is None or not is_float8(child):
+    if not is_float8(child):
         return f"its {name} is a {kind.__module__.partition('.')[0]} {kind.__name__}, not a Float8Linear"
     if kind.forward is not Float8Linear.forward or "forward" in child.__dict__:
         return f"its {name} has a forward of its own"
