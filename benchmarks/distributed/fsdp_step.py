@@ -7,7 +7,7 @@
 Parameters and AdamW's states are sharded and in fp32, compute is in bf16, and gradients are reduced
 in fp32. A step is forward, backward, fused AdamW and what the recipe does behind it. Each rank has
 one sequence. The variants take turns; a sample is of several steps, on the device's clock of rank
-0. A variant that ends in `-gather` gathers weights in fp8. --profile writes traces of some
+0. A variant with `-gather` gathers weights in fp8, and with `-adamw` it has float8.torch.AdamW. --profile writes traces of some
 steps of each variant, and prints where the time of rank 0's device goes.
 """
 
@@ -37,10 +37,11 @@ class Sharded(common.Variant):
     """A variant whose weights ranks share, gathered in fp8 or in bf16."""
 
     gather: bool = False
+    adamw: bool = False  # float8.torch.AdamW
 
     @property
     def name(self) -> str:
-        return super().name + ("-gather" if self.gather else "")
+        return super().name + "-gather" * self.gather + "-adamw" * self.adamw
 
     def convert(self, model: nn.Module, emulate: bool) -> nn.Module:
         if not self.gather:
@@ -78,6 +79,7 @@ def variants(compiled: bool) -> dict[str, Sharded]:
     for recipe in common.RECIPES:
         every.append(Sharded("float8", recipe, compiled))
         every.append(Sharded("float8", recipe, compiled, gather=True))
+        every.append(Sharded("float8", recipe, compiled, gather=True, adamw=True))
     return {variant.name: variant for variant in every}
 
 
@@ -95,7 +97,8 @@ def step_of(variant: Sharded, options: common.Options, device: str) -> Callable[
     fully_shard(model, mesh=mesh, mp_policy=policy)
     # The caller's buffers are no parameters: FSDP leaves them in fp32.
     model.cos, model.sin = model.cos.bfloat16(), model.sin.bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    kind = f8.AdamW if variant.adamw else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-5, fused=True)
     torch.manual_seed(distributed.get_rank())
     shape = (1, options.tokens, common.width(emulate))
     x, dy = (torch.randn(shape, device=device).bfloat16() for _ in range(2))

@@ -80,10 +80,11 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_rank")
 def test_fsdp_step(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--variants", "rowwise-gather", "--blocks", "1", "--rounds", "2", "--steps", "1")
+    names = ("rowwise-gather", "rowwise-gather-adamw")
+    options = ("--variants", ",".join(names), "--blocks", "1", "--rounds", "2", "--steps", "1")
     assert not repository.run("benchmarks/distributed/fsdp_step.py", "--emulate", *options)
     rows = table(capsys.readouterr().out, "variant")
-    assert positive(rows["bf16"]) and positive(rows["rowwise-gather"])
+    assert all(positive(rows[name]) for name in ("bf16", *names))
 
 
 @pytest.mark.usefixtures("one_rank")
