@@ -69,6 +69,13 @@ def test_adamw(capsys: pytest.CaptureFixture[str]) -> None:
     assert positive(rows["rowwise-f32"][:3]) and positive(rows["blockwise-bf16"][:3])
 
 
+def test_small_mlp(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("rowwise", "rowwise-fused-norms")
+    assert not run("small_mlp", "--variants", ",".join(names), "--norm", "rms")
+    rows = table(capsys.readouterr().out, "128x128,")
+    assert all(positive(rows[name]) for name in ("bf16", *names))
+
+
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
