@@ -197,4 +197,11 @@ def _pack_experts(
     recipe: str | Recipe, emulate: bool, saturate: bool, recompute: bool | None
 ) -> int:
     check_switches(emulate=emulate, saturate=saturate, recompute=recompute)
-    return config_of(resolve_recipe(recipe), emulate, saturate, recompute)
+    if not isinstance(recipe, str):
+        return config_of(resolve_recipe(recipe), emulate, saturate, recompute)
+    return _config_of_name(recipe, emulate, saturate, recompute)
+
+
+@functools.cache
+def _config_of_name(name: str, emulate: bool, saturate: bool, recompute: bool | None) -> int:
+    return config_of(resolve_recipe(name), emulate, saturate, recompute)
