@@ -96,7 +96,7 @@ def backward_by_formula(
     ds = p * (grad @ v.transpose(-1, -2) - (grad * o).sum(-1, keepdim=True)) * scale
     dq = ds @ k
     dk, dv = (
-        x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2)
+        x.reshape(x.shape[0], q.shape[1] // groups, groups, *x.shape[2:]).sum(2)
         for x in (ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ grad)
     )
     return dq.to(dtype), dk.to(dtype), dv.to(dtype)

@@ -99,7 +99,7 @@ class VarlenAttentionFunction(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
+        cu_seqlens_k: torch.Tensor | None,  # None: cu_seqlens_q, which torch.compile takes once
         longest: tuple[int, int],
         scale: float,
         causal: bool,
@@ -107,6 +107,8 @@ class VarlenAttentionFunction(torch.autograd.Function):
         config: int,
     ) -> torch.Tensor:
         options = (scale, causal, window)
+        if cu_seqlens_k is None:
+            cu_seqlens_k = cu_seqlens_q
         batch = (x.transpose(0, 1)[None] for x in (q, k, v))
         o, lse, saved = attention.attention_forward(
             *batch, *options, config, cu_seqlens_q, cu_seqlens_k, *longest
@@ -189,8 +191,10 @@ def varlen_attention(
         raise ValueError(f'float8: packed attention in fp8: {reason}, or use recipe="bf16"')
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
+    of_keys = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
+    options = (factor, is_causal, window or 0, config)
     return VarlenAttentionFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
-        query, key, value, *offsets, longest, factor, is_causal, window or 0, config
+        query, key, value, cu_seqlens_q, of_keys, longest, *options
     )
 
 
