@@ -39,11 +39,11 @@ def _backward_by_formula(
     grads = (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
     of_q, of_k = ([slice(*x) for x in itertools.pairwise(each)] for each in offsets.tolist())
     for rows, keys in zip(of_q, of_k, strict=True):
-        own = [
-            x[i].transpose(0, 1)[None]
-            for x, i in ((grad, rows), (q, rows), (k, keys), (v, keys), (o, rows))
-        ]
-        parts = attention.backward_by_formula(*own, lse[None, :, rows], scale, causal, window)
+        each = [(grad, rows), (q, rows), (k, keys), (v, keys), (o, rows)]
+        dy, q_, k_, v_, o_ = (x[i].transpose(0, 1)[None] for x, i in each)
+        parts = attention.backward_by_formula(
+            dy, q_, k_, v_, o_, lse[None, :, rows], scale, causal, window
+        )
         for whole, part, i in zip(grads, parts, (rows, keys, keys), strict=True):
             whole[i] = part[0].transpose(0, 1)
     return grads
@@ -245,8 +245,8 @@ def refusal(
         return "packed sequences have not run on a GPU yet"
     if value.dim() != 3:
         return f"value has shape {tuple(value.shape)}; it is [tokens, heads, head_dim]"
-    batch = (x.transpose(0, 1)[None] for x in (query, key, value))
-    return attention.refusal(*batch, None, 0.0, enable_gqa, scale)
+    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    return attention.refusal(q, k, v, None, 0.0, enable_gqa, scale)
 
 
 def _in_bf16(
@@ -264,7 +264,7 @@ def _in_bf16(
         from torch.nn.attention.varlen import varlen_attn
 
         left = window - 1 if window else -1
-        y: torch.Tensor = varlen_attn(
+        return varlen_attn(  # type: ignore[return-value]
             query,
             key,
             value,
@@ -274,7 +274,6 @@ def _in_bf16(
             window_size=(left, 0 if is_causal else -1),
             enable_gqa=enable_gqa,
         )
-        return y
     parts = [
         [x.tensor_split(cu[1:-1].tolist()) for x in tensors]
         for tensors, cu in zip(((query,), (key, value)), offsets, strict=True)
