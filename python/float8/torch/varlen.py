@@ -249,6 +249,18 @@ def refusal(
     return attention.refusal(q, k, v, None, 0.0, enable_gqa, scale)
 
 
+def mask_of_pack(
+    offsets: torch.Tensor, tokens: int, is_causal: bool, window: int | None
+) -> torch.Tensor:
+    """Returns packed sequences, whose queries and keys are the same tokens, as a mask of PyTorch's attention."""
+    at = torch.arange(tokens, dtype=offsets.dtype, device=offsets.device)
+    sequence = torch.searchsorted(offsets, at, right=True)
+    mask = sequence[:, None] == sequence
+    if is_causal:
+        mask = mask.tril()
+    return mask.triu(1 - window) if window else mask
+
+
 def _in_bf16(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -40,8 +40,8 @@ FLOAT8_API float8_status float8_attention_plan(float8_context* context,
                                                float8_attention** out);
 FLOAT8_API void float8_attention_destroy(float8_attention* attention);
 
-/* The sizes of a call, which may be others from call to call. Packed sequences have tokens_q and tokens_kv together,
- * which sequence has which is read on the device, and a batch is at least 1 where there are queries. */
+/* The sizes of a call, which may be others from call to call. Packed sequences have tokens_q and tokens_kv all together;
+ * which sequence has which of them is read on the device. */
 typedef struct float8_attention_sizes {
   int64_t batch FLOAT8_DEFAULT(1);     /* sequences; 0: the call does nothing */
   int64_t tokens_q FLOAT8_DEFAULT(0);  /* of each sequence; 0: the call does nothing */
@@ -56,8 +56,9 @@ FLOAT8_API size_t float8_attention_saved_bytes(const float8_attention* attention
 FLOAT8_API size_t float8_attention_workspace_bytes(const float8_attention* attention,
                                                    const float8_attention_sizes* sizes);
 
-/* A tensor [batch][heads][tokens][head_dim], where packed a batch of 1, whose heads are dense: an element's index is the sum of its
- * coordinates times the strides, in elements. data is aligned to 16 bytes, and strides are multiples of 8. */
+/* A tensor [batch][heads][tokens][head_dim] whose heads are dense: an element's index is the sum of its
+ * coordinates times the strides, in elements. data is aligned to 16 bytes, and strides are multiples of 8. Packed
+ * sequences are a batch of 1 in all tensors. */
 typedef struct float8_heads {
   void* data FLOAT8_DEFAULT(NULL);
   int64_t batch_stride FLOAT8_DEFAULT(0);
@@ -98,7 +99,8 @@ typedef struct float8_attention_forward_args {
   const int32_t* cu_seqlens_kv FLOAT8_DEFAULT(NULL);
   int64_t longest_q
       FLOAT8_DEFAULT(0); /* tokens that a sequence has at most, as the caller's backward takes it;
-                                           another one is an error, and nothing else. 0: any */
+                                           a longer one is kept as an error, and changes
+                                           nothing else. 0: any */
   int64_t longest_kv FLOAT8_DEFAULT(0);
   float8_sequence_error* sequence_error FLOAT8_DEFAULT(NULL); /* on the device, or NULL */
 } float8_attention_forward_args;

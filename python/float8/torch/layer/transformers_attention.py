@@ -64,7 +64,9 @@ def register(name: str, emulate: bool) -> None:
         if reason is not None:
             if reason:
                 warn_of(reason)
-            if window is not None:
+            if pack is not None and attention_mask is None:  # "sdpa" reads no offsets
+                attention_mask = varlen.mask_of_pack(pack.offsets, query.shape[2], causal, window)
+            elif window is not None:
                 attention_mask = window_mask(window, query, key)
             out: tuple[torch.Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
