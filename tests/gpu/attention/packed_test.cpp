@@ -268,33 +268,95 @@ TEST_P(PackedAttention, QueriesBehindTheirWindowsAreZero) {
   }
 }
 
-class PackedMisuse : public GpuTest {};
+class PackedCalls : public GpuTest {
+ protected:
+  // A call of one head, of 40 queries and keys.
+  struct Operands {
+    DeviceBuffer q, k, v, o, lse, saved, workspace, cu;
+    float8_attention_forward_args args;
 
-TEST_F(PackedMisuse, IsRefused) {
+    Operands(const Context& context, const Attention& plan, std::vector<int32_t> offsets)
+        : q(context, random(1)),
+          k(context, random(2)),
+          v(context, random(3)),
+          o(context, size_t{kTokens * kHead * 2}),
+          lse(context, size_t{kTokens * 4}),
+          saved(context, plan.saved_bytes(sizes(offsets))),
+          workspace(context, plan.workspace_bytes(sizes(offsets))),
+          cu(context, offsets) {
+      args.sizes = sizes(offsets);
+      args.q = heads(q), args.k = heads(k), args.v = heads(v);
+      args.o = o.as();
+      args.lse = lse.as<float>();
+      args.saved = {saved.as()};
+      args.workspace = {workspace.as()};
+      args.cu_seqlens_q = args.cu_seqlens_kv = cu.as<int32_t>();
+    }
+    static float8_heads heads(const DeviceBuffer& buffer) {
+      return {.data = buffer.as(), .batch_stride = kTokens * kHead, .token_stride = kHead};
+    }
+    static AttentionSizes sizes(const std::vector<int32_t>& offsets) {
+      return {static_cast<int64_t>(offsets.size()) - 1, kTokens, kTokens};
+    }
+    static std::vector<uint16_t> random(unsigned seed) {
+      return Elements(1, 1, kTokens, 0, seed, 0).bits;
+    }
+    [[nodiscard]] std::vector<uint8_t> results() const {
+      std::vector<uint8_t> all = o.download<uint8_t>();
+      for (const uint8_t each : lse.download<uint8_t>()) all.push_back(each);
+      return all;
+    }
+  };
+  static constexpr int64_t kTokens = 40;
+};
+
+// The host reads no offsets.
+TEST_F(PackedCalls, AGraphTakesOtherOffsets) {
+  const auto plan = Attention::plan(context_, {.causal = true, .packed = true});
+  F8_ASSERT_OK(plan);
+  Operands operands(context(), **plan, {0, 3, 30, 40});
+  const DeviceStream stream(context());
+  const DeviceGraph graph(context(), stream,
+                          [&] { return (*plan)->forward(operands.args, stream.get()); });
+  for (const std::vector<int32_t>& offsets :
+       {std::vector<int32_t>{0, 0, 17, 40}, {0, 40, 40, 40}, {0, 1, 2, 40}}) {
+    operands.cu.upload(offsets.data(), offsets.size() * sizeof(int32_t));
+    operands.o.poison();
+    F8_ASSERT_OK((*plan)->forward(operands.args, nullptr));
+    const auto expected = operands.results();
+    operands.o.poison();
+    operands.lse.poison();
+    graph.replay();
+    EXPECT_EQ(operands.results(), expected);
+  }
+}
+
+TEST_F(PackedCalls, LongSequencesAreKept) {
+  const auto plan = Attention::plan(context_, {.packed = true});
+  F8_ASSERT_OK(plan);
+  Operands operands(context(), **plan, {0, 3, 30, 40});
+  const auto error_of = [&](int64_t longest_q, int64_t longest_kv) {
+    const DeviceBuffer error(context(), std::vector<int32_t>(2));
+    operands.args.longest_q = longest_q;
+    operands.args.longest_kv = longest_kv;
+    operands.args.sequence_error = error.as<float8_sequence_error>();
+    EXPECT_TRUE((*plan)->forward(operands.args, nullptr));
+    return error.download<int32_t>();
+  };
+  EXPECT_EQ(error_of(0, 0), (std::vector<int32_t>{FLOAT8_NO_SEQUENCE_ERROR, 0}));
+  EXPECT_EQ(error_of(27, 27), (std::vector<int32_t>{FLOAT8_NO_SEQUENCE_ERROR, 0}));
+  EXPECT_EQ(error_of(9, 40), (std::vector<int32_t>{FLOAT8_LONG_SEQUENCE_Q, 1}));
+  EXPECT_EQ(error_of(0, 26), (std::vector<int32_t>{FLOAT8_LONG_SEQUENCE_KV, 1}));
+}
+
+TEST_F(PackedCalls, AreRefused) {
   const auto packed = Attention::plan(context_, {.packed = true});
   const auto batch = Attention::plan(context_, {});
   F8_ASSERT_OK(packed);
   F8_ASSERT_OK(batch);
-  const AttentionSizes sizes{2, 3, 3};
-  const std::vector<uint16_t> elements(6 * kHead);
-  const DeviceBuffer q(context(), elements), k(context(), elements), v(context(), elements);
-  const DeviceBuffer o(context(), elements), lse(context(), size_t{64});
-  const DeviceBuffer saved(context(), (*packed)->saved_bytes(sizes));
-  const DeviceBuffer workspace(context(), (*packed)->workspace_bytes(sizes));
-  const DeviceBuffer cu(context(), std::vector<int32_t>{0, 1, 3, 0});
-  const auto heads = [](const DeviceBuffer& buffer) {
-    return float8_heads{.data = buffer.as(), .batch_stride = 3 * kHead, .token_stride = kHead};
-  };
-  const float8_attention_forward_args good{.sizes = sizes,
-                                           .q = heads(q),
-                                           .k = heads(k),
-                                           .v = heads(v),
-                                           .o = o.as(),
-                                           .lse = lse.as<float>(),
-                                           .saved = {saved.as()},
-                                           .workspace = {workspace.as()},
-                                           .cu_seqlens_q = cu.as<int32_t>(),
-                                           .cu_seqlens_kv = cu.as<int32_t>()};
+  const Operands operands(context(), **packed, {0, 1, 40});
+  const DeviceBuffer& cu = operands.cu;
+  const float8_attention_forward_args& good = operands.args;
   F8_ASSERT_OK((*packed)->forward(good, nullptr));
   const auto refuses = [&](const Attention& plan, const auto& change, std::string_view word) {
     float8_attention_forward_args args = good;
