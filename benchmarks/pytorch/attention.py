@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attention of other libraries: speed of forward and backward, and accuracy against fp64.
 
-    attention.py [--shapes 's8192b1h32g8d128;s16384b1h16g16d256'] [--masks causal,full,window1024] [--variants LIST]
+    attention.py [--shapes 's8192b1h32g8d128;s16384b1h16g16d256'] [--masks causal,full,window1024,packed8] [--variants LIST]
                  [--seconds 2] [--length 2048] [--profile FOLDER] [--json FILE] [--emulate]
 
 A shape has a sequence of s tokens, b of them, h heads of queries, g of keys and values, of d elements. The
@@ -9,7 +9,8 @@ variants are float8's attention with its casts, the backends of torch's scaled_d
 FlexAttention, and FlashAttention 3 where flash_attn_interface is installed, in bf16 and in fp8 (forward alone,
 with a scale for each head of a sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
 and five in backward, of the queries and keys that a mask leaves: half of them under a causal one, and in a sliding window
-of 1,024 keys (window1024) those of the window, which some variants have not.
+of 1,024 keys (window1024) those of the window, which some variants have not. packed8 is the sequence cut into 8 of unequal
+lengths, 1 to 8 parts of 36, causal each: float8's varlen_attention, and PyTorch's varlen_attn as sdpa-flash.
 
 The second table has the signal to noise ratio in dB of O, dQ, dK and dV against fp64, at --length tokens of 4
 heads: of normal data, of data with outliers (0.1 % of the elements are 10 times as large), of keys whose
@@ -19,6 +20,7 @@ channels have means of 8 to 15, and of queries that match keys. --profile prints
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import re
@@ -47,6 +49,7 @@ TIMED = ("float8", "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
 ACCURATE = ("float8", "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
 WITHOUT_WINDOWS = set(BACKENDS) - {"sdpa-flash"}
+PACKED = {"float8": "fp8_forward", "sdpa-flash": "bf16"}  # recipes of varlen_attention
 DATA = ("normal", "outlier", "bias", "sharp")
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
@@ -83,21 +86,32 @@ class Shape:
 class Mask:
     causal: bool
     window: int | None = None  # keys of a query under a causal mask
+    packed: int | None = None  # sequences that a sequence is cut into
 
     @classmethod
     def parse(cls, text: str) -> Mask:
-        found = re.fullmatch(r"full|causal|window([1-9]\d*)", text.strip())
+        found = re.fullmatch(r"full|causal|window([1-9]\d*)|packed([1-9]\d*)", text.strip())
         if found is None:
             sys.exit(
-                f"{text!r} is no mask; there are causal, full, and a window such as window1024"
+                f"{text!r} is no mask; there are causal, full, a window such as window1024, and a pack such as packed8"
             )
-        return cls(text.strip() != "full", int(found[1]) if found[1] else None)
+        return cls(text.strip() != "full", *(int(x) if x else None for x in found.groups()))
 
     def __str__(self) -> str:
+        if self.packed:
+            return f"packed{self.packed}"
         return f"window{self.window}" if self.window else "causal" if self.causal else "full"
+
+    def lengths(self, s: int) -> list[int]:
+        """Returns the tokens of the sequences that one of s tokens is cut into."""
+        count = self.packed or 1
+        ends = [s * i * (i + 1) // (count * (count + 1)) for i in range(count + 1)]
+        return [end - begin for begin, end in itertools.pairwise(ends)]
 
     def pairs(self, s: int) -> float:
         """Returns how many queries and keys meet, in a sequence of s tokens."""
+        if self.packed:
+            return sum(n**2 for n in self.lengths(s)) / 2
         if self.window is not None and self.window < s:
             return self.window * (s - (self.window - 1) / 2)
         return s**2 / (2 if self.causal else 1)
@@ -129,6 +143,33 @@ def flash_2(window: int) -> Call:
             *operands, *sizes, 0.0, True, False, window_size_left=window - 1, window_size_right=0
         )[0]
         return y.transpose(1, 2)
+
+    return call
+
+
+def packed(name: str, mask: Mask, emulate: bool) -> Call:
+    offsets: dict[Any, Tensor] = {}
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.shape[0] != 1:
+            raise ValueError(f"a pack is a batch of 1, not of {q.shape[0]}")
+        lengths = mask.lengths(q.shape[2])
+        cu = offsets.get(q.device)
+        if cu is None:
+            sums = torch.tensor([0, *lengths]).cumsum(0)
+            cu = offsets[q.device] = sums.to(q.device, torch.int32)
+        y = f8.varlen_attention(
+            *(x[0].transpose(0, 1) for x in (q, k, v)),
+            cu,
+            cu,
+            max(lengths),
+            max(lengths),
+            is_causal=True,
+            enable_gqa=True,
+            recipe=PACKED[name],
+            emulate=emulate,
+        )
+        return y.transpose(0, 1)[None]
 
     return call
 
@@ -184,6 +225,8 @@ def flash_3(mask: Mask, in_fp8: bool) -> Call:
 
 
 def call_of(name: str, mask: Mask, emulate: bool) -> Call:
+    if mask.packed is not None:
+        return packed(name, mask, emulate)
     if name in BACKENDS:
         return backend(name, mask)
     if name == "flex":
@@ -279,6 +322,8 @@ def measure(shape: Shape, mask: Mask, names: Sequence[str], options: Any, device
     failures: dict[str, str] = {}
     for name in names:
         if mask.window is not None and name in WITHOUT_WINDOWS:
+            continue
+        if mask.packed is not None and name not in PACKED:
             continue
         try:
             call = call_of(name, mask, options.emulate)

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kTileBytes = kernels::kAttentionTile * 128;
 constexpr int kMaxStages = 6;
+constexpr std::string_view kPacked = "/packed";
 constexpr std::string_view kMasks[] = {"full", "causal", "window"};  // by AttentionMask
 
 Status check_head_dim(int head_dim) {
@@ -25,20 +26,23 @@ Status check_head_dim(int head_dim) {
 Result<AttentionForwardSpec> AttentionForwardSpec::parse(std::string_view, std::string_view rest) {
   for (const AttentionMask mask :
        {AttentionMask::kFull, AttentionMask::kCausal, AttentionMask::kWindow}) {
-    for (int stages = 2; stages <= kMaxStages; ++stages) {
-      const AttentionForwardSpec spec{.mask = mask, .stages = stages};
-      if (spec.key().substr(kKinds[0].size() + 1) == rest) return spec;
+    for (const bool packed : {false, true}) {
+      for (int stages = 2; stages <= kMaxStages; ++stages) {
+        const AttentionForwardSpec spec{.mask = mask, .packed = packed, .stages = stages};
+        if (spec.key().substr(kKinds[0].size() + 1) == rest) return spec;
+      }
     }
   }
   return fail(
       ErrorCode::kInvalidArgument,
-      "unknown attention {}: expected d128, then /full, /causal or /window, then /s2 to /s{}",
+      "unknown attention {}: expected d128, then /full, /causal or /window, for packed sequences "
+      "/packed, then /s2 to /s{}",
       quote(rest), kMaxStages);
 }
 
 std::string AttentionForwardSpec::key() const {
-  return f8::format("attention_forward/d{}/{}/s{}", head_dim, kMasks[static_cast<size_t>(mask)],
-                    stages);
+  return f8::format("attention_forward/d{}/{}{}/s{}", head_dim, kMasks[static_cast<size_t>(mask)],
+                    packed ? kPacked : "", stages);
 }
 
 Status AttentionForwardSpec::validate() const {
@@ -50,9 +54,10 @@ Status AttentionForwardSpec::validate() const {
 
 Stub AttentionForwardSpec::stub() const {
   const bool window = mask == AttentionMask::kWindow;
-  const std::string_view args = window ? "AttentionWindowArgs" : "AttentionArgs";
-  const std::string kernel =
-      f8::format("AttentionForward<Config{}>", window ? ", AttentionWindowArgs" : "");
+  std::string args = window ? "AttentionWindowArgs" : "AttentionArgs";
+  if (packed) args = f8::format("AttentionPackedArgs<{}>", args);
+  const std::string kernel = window || packed ? f8::format("AttentionForward<Config, {}>", args)
+                                              : "AttentionForward<Config>";
   const std::string config =
       "struct Config {\n" + constant("kCausal", mask != AttentionMask::kFull) +
       constant("kStages", stages) + mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
@@ -80,37 +85,49 @@ LaunchTraits AttentionForwardSpec::launch() const {
 }
 
 ParameterBytes AttentionForwardSpec::parameters() const {
+  using kernels::AttentionArgs, kernels::AttentionWindowArgs, kernels::AttentionPackedArgs;
+  const bool window = mask == AttentionMask::kWindow;
   return {.first = 3 * kTensorMapBytes,
-          .second = mask == AttentionMask::kWindow ? sizeof(kernels::AttentionWindowArgs)
-                                                   : sizeof(kernels::AttentionArgs)};
+          .second = packed && window ? sizeof(AttentionPackedArgs<AttentionWindowArgs>)
+                    : packed         ? sizeof(AttentionPackedArgs<AttentionArgs>)
+                    : window         ? sizeof(AttentionWindowArgs)
+                                     : sizeof(AttentionArgs)};
 }
 
 Result<AttentionCastSpec> AttentionCastSpec::parse(std::string_view kind, std::string_view rest) {
   const auto* const at = std::ranges::find(kKinds, kind);
-  const AttentionCastSpec spec{.step = static_cast<AttentionStep>(at - std::begin(kKinds))};
-  if (rest == "d128") return spec;
-  return fail(ErrorCode::kInvalidArgument, "unknown heads {}: expected d128", quote(rest));
+  const auto step = static_cast<AttentionStep>(at - std::begin(kKinds));
+  for (const bool packed : {false, true}) {
+    const AttentionCastSpec spec{.step = step, .packed = packed};
+    if (spec.validate() && spec.key().substr(kind.size() + 1) == rest) return spec;
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown heads {}: expected d128, for packed sequences d128/packed", quote(rest));
 }
 
 std::string AttentionCastSpec::key() const {
-  return f8::format("{}/d{}", kKinds[static_cast<size_t>(step)], head_dim);
+  return f8::format("{}/d{}{}", kKinds[static_cast<size_t>(step)], head_dim, packed ? kPacked : "");
 }
 
 Status AttentionCastSpec::validate() const {
-  return check_head_dim(head_dim);
+  F8_TRY(check_head_dim(head_dim));
+  if (packed || step != AttentionStep::kLayout) return {};
+  return fail(ErrorCode::kInvalidArgument, "a layout is that of packed sequences");
 }
 
 Stub AttentionCastSpec::stub() const {
-  constexpr std::string_view kFunctions[] = {"sum_keys", "cast", "dequantize"};
+  constexpr std::string_view kFunctions[] = {"sum_keys", "cast", "dequantize", "layout"};
   const auto index = static_cast<size_t>(step);
+  const std::string_view args = packed ? "AttentionPackedCastArgs" : "AttentionCastArgs";
   return {"attention_cast.cuh", f8::format("float8_{}", kKinds[index]),
-          check_args<kernels::AttentionCastArgs>("AttentionCastArgs") +
+          check(f8::format("sizeof({})", args), parameters().first, "kernel_args.cuh") +
               check_threads("kTileThreads", launch()) +
               f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads, 4)\n"
-                         "float8_{}(const __grid_constant__ AttentionCastArgs args) {{\n"
-                         "  AttentionCast<{}>::{}(args);\n"
+                         "float8_{}(const __grid_constant__ {} args) {{\n"
+                         "  AttentionCast<{}{}>::{}(args);\n"
                          "}}\n",
-                         kKinds[index], head_dim, kFunctions[index])};
+                         kKinds[index], args, head_dim, packed ? ", AttentionPackedCastArgs" : "",
+                         kFunctions[index])};
 }
 
 LaunchTraits AttentionCastSpec::launch() const {
@@ -118,7 +135,8 @@ LaunchTraits AttentionCastSpec::launch() const {
 }
 
 ParameterBytes AttentionCastSpec::parameters() const {
-  return {.first = sizeof(kernels::AttentionCastArgs)};
+  return {.first = packed ? sizeof(kernels::AttentionPackedCastArgs)
+                          : sizeof(kernels::AttentionCastArgs)};
 }
 
 }  // namespace f8::codegen

@@ -1,7 +1,8 @@
 // The forward of attention in fp8 (kernels/attention/attention_forward.cuh), and the casts of its operands
 // (attention_cast.cuh), for heads of 128.
-//   attention := "attention_forward/d128/" ("full" | "causal" | "window") "/s" stages
-//   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/d128"
+//   attention := "attention_forward/d128/" ("full" | "causal" | "window") ["/packed"] "/s" stages
+//   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/d128" ["/packed"]
+//              | "attention_layout/d128/packed"
 #pragma once
 
 #include "codegen/specs/kind.hpp"
@@ -14,6 +15,7 @@ enum class AttentionMask { kFull, kCausal, kWindow };
 struct AttentionForwardSpec {
   int head_dim = 128;
   AttentionMask mask = AttentionMask::kFull;
+  bool packed = false;  // sequences behind each other, from offsets on the device
   int stages = 3;
 
   static constexpr std::string_view kKinds[] = {"attention_forward"};
@@ -27,14 +29,17 @@ struct AttentionForwardSpec {
   bool operator==(const AttentionForwardSpec&) const = default;
 };
 
-enum class AttentionStep { kSumKeys, kCast, kDequantize };
+// The layout is that of packed sequences.
+enum class AttentionStep { kSumKeys, kCast, kDequantize, kLayout };
 
 struct AttentionCastSpec {
   int head_dim = 128;
   AttentionStep step = AttentionStep::kCast;
+  bool packed = false;
 
   static constexpr std::string_view kKinds[] = {"attention_sum_keys", "attention_cast",
-                                                "attention_dequantize"};  // by step
+                                                "attention_dequantize",
+                                                "attention_layout"};  // by step
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<AttentionCastSpec> parse(std::string_view kind,
                                                        std::string_view rest);

@@ -4,6 +4,9 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -52,23 +55,87 @@ Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim, con
 }
 
 const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_dim, double scale,
-                                bool causal, int64_t window, const Place& place) {
+                                bool causal, int64_t window, bool packed, const Place& place) {
   return attention_plan_for({.heads_q = heads_q,
                              .heads_kv = heads_kv,
                              .head_dim = head_dim,
                              .scale = static_cast<float>(scale),
                              .device = place.key(),
                              .causal = causal,
-                             .window = window},
+                             .window = window,
+                             .packed = packed},
                             place)
       .attention;
 }
 
+// The first bad offset of packed sequences on each device since it was asked for the last time, which also replays
+// of a CUDA graph keep.
+struct SequenceErrors {
+  std::mutex mutex;
+  std::map<int32_t, Tensor> of_devices;  // by the key of a place
+};
+
+SequenceErrors& all_sequence_errors() {
+  static auto* const all = new SequenceErrors;
+  return *all;
+}
+
+// Waits for what the current stream does to the words before it.
+float8_sequence_error read_error(const Tensor& words) {
+  const Tensor host = torch::stable::to(
+      words, torch::stable::Device(torch::headeronly::DeviceType::CPU, -1), false, true);
+  float8_sequence_error error;
+  std::memcpy(&error, host.mutable_data_ptr(), sizeof error);
+  return error;
+}
+
+// The words of a device. They are made by its first call, which made a plan too, so that it is not captured.
+float8_sequence_error* kept_sequence_error(const Place& place) {
+  SequenceErrors& all = all_sequence_errors();
+  const std::lock_guard lock(all.mutex);
+  auto at = all.of_devices.find(place.key());
+  if (at == all.of_devices.end()) {
+    Tensor words = allocate_kept(place, sizeof(float8_sequence_error));
+    torch::stable::zero_(words);
+    read_error(words);  // other streams may use it at once, so the host waits, this one time
+    at = all.of_devices.emplace(place.key(), words).first;
+  }
+  return static_cast<float8_sequence_error*>(at->second.mutable_data_ptr());
+}
+
+// The offsets of a pack, or null: [sequences + 1] in int32.
+const int32_t* offsets_of(const std::optional<Tensor>& given, const Place& place,
+                          const char* name) {
+  if (!given) return nullptr;
+  if (given->dim() != 1 || given->size(0) < 2 || dtype_of(*given) != aoti_torch_dtype_int32()) {
+    refuse(std::string(name) + " is not [sequences + 1] in int32");
+  }
+  check_dense(*given, sizeof(int32_t), place.device, name);
+  return static_cast<const int32_t*>(given->mutable_data_ptr());
+}
+
 }  // namespace
+
+std::vector<int64_t> sequence_errors() {
+  SequenceErrors& all = all_sequence_errors();
+  const std::lock_guard lock(all.mutex);
+  std::vector<int64_t> found;
+  for (auto& [device, words] : all.of_devices) {
+    const float8_sequence_error error = read_error(words);
+    if (error.code == FLOAT8_NO_SEQUENCE_ERROR) continue;
+    found.insert(found.end(), {device, error.code, error.index});
+    torch::stable::zero_(words);
+    read_error(words);
+  }
+  return found;
+}
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k,
                                                      const Tensor& v, double scale, bool causal,
-                                                     int64_t window, int64_t config) {
+                                                     int64_t window, int64_t config,
+                                                     const std::optional<Tensor>& cu_seqlens_q,
+                                                     const std::optional<Tensor>& cu_seqlens_k,
+                                                     int64_t max_seqlen_q, int64_t max_seqlen_k) {
   const Place place = place_of(q, Config(config));
   const Heads operands[] = {as_heads(q, place, "query"), as_heads(k, place, "key"),
                             as_heads(v, place, "value")};
@@ -76,10 +143,20 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
       v.size(1) != k.size(1) || v.size(2) != k.size(2) || v.size(3) != k.size(3)) {
     refuse("query, key and value are of unlike sizes");
   }
+  const bool packed = cu_seqlens_q.has_value();
+  if (packed != cu_seqlens_k.has_value() ||
+      (packed && (q.size(0) != 1 || cu_seqlens_q->numel() != cu_seqlens_k->numel()))) {
+    refuse("packed sequences are a batch of 1, with as many offsets of keys as of queries");
+  }
   const float8_attention* const plan =
-      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, window, place);
+      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, window, packed, place);
   float8_attention_forward_args args;
-  args.sizes = {q.size(0), q.size(2), k.size(2)};
+  args.sizes = {packed ? cu_seqlens_q->numel() - 1 : q.size(0), q.size(2), k.size(2)};
+  args.cu_seqlens_q = offsets_of(cu_seqlens_q, place, "cu_seqlens_q");
+  args.cu_seqlens_kv = offsets_of(cu_seqlens_k, place, "cu_seqlens_k");
+  args.longest_q = max_seqlen_q;
+  args.longest_kv = max_seqlen_k;
+  if (packed) args.sequence_error = kept_sequence_error(place);
   const size_t saved_bytes = float8_attention_saved_bytes(plan, &args.sizes);
   const size_t workspace_bytes = float8_attention_workspace_bytes(plan, &args.sizes);
   const Heads o = empty_heads(q.size(0), q.size(2), q.size(1), q.size(3), place);
@@ -101,18 +178,18 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
 std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, const Tensor& o,
                                                         int64_t heads_kv, int64_t tokens_kv,
                                                         double scale, bool causal, int64_t window,
-                                                        int64_t config) {
+                                                        int64_t config, int64_t sequences) {
   const Place place = place_of(o, Config(config));
   check_dense(saved, 1, place.device, "saved");
   if (o.dim() != 4) refuse("o is not what attention_forward gave");
   const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
   const float8_attention* const plan =
-      plan_of(heads_q, heads_kv, dim, scale, causal, window, place);
+      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, place);
   const Heads q = empty_heads(batch, tokens_q, heads_q, dim, place);
   const Heads k = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   const Heads v = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   float8_attention_dequantize_args args;
-  args.sizes = {batch, tokens_q, tokens_kv};
+  args.sizes = {sequences > 0 ? sequences : batch, tokens_q, tokens_kv};
   args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
   args.q = q.heads;
   args.k = k.heads;

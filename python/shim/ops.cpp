@@ -119,11 +119,18 @@
 //     The sum of each token's rows of y by their scores (fp32; none: 1), in fp32 and in order.
 //   moe_score_gradient(dout, y, position, offsets, config) -> dscores
 //     The fp32 gradient of these scores. Neither of them reads the last rows, whose pairs add nothing.
-//   attention_forward(q, k, v, scale, causal, window, config) -> (o, lse, saved)
+//   attention_forward(q, k, v, scale, causal, window, config, cu_seqlens_q?, cu_seqlens_k?, max_seqlen_q,
+//       max_seqlen_k) -> (o, lse, saved)
 //     softmax(scale q k^T) v in fp8. q is [B, H, S, D], k and v are [B, G, T, D], all in bf16; a scale of 0 is
 //     1 / sqrt(D), a window of 0 none. o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8.
-//   attention_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config) -> (q, k, v)
+//     With offsets in int32, [sequences + 1], S and T are the tokens of packed sequences, and B is 1; bad ones are
+//     replaced, and the first of them, or a longer sequence than max_seqlen, is kept for sequence_errors. `saved` ends with those that were taken, both.
+//   attention_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config, sequences) -> (q, k, v)
 //     The values that this forward multiplied, [B][S][H][D] and [B][T][G][D], k without its mean over T.
+//     `sequences` of a pack; 0: it is none.
+//   sequence_errors() -> [device, code, index, ...]
+//     The first bad offset on each device since the last call, for which the host waits: a
+//     float8_sequence_error_code, and which it is. The device -1 is the emulated one.
 //   routing_errors() -> [device, code, expert, ...]
 //     The first bad end on each device since the last call, for which the host waits: a
 //     float8_group_error_code, and whose end it is. The device -1 is the emulated one.
@@ -263,6 +270,7 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   float8_torch::add<&float8_torch::experts_copies>(library, "experts_copies");
   float8_torch::add<&float8_torch::moe_bytes>(library, "moe_bytes");
   float8_torch::add<&float8_torch::routing_errors>(library, "routing_errors");
+  float8_torch::add<&float8_torch::sequence_errors>(library, "sequence_errors");
   float8_torch::add<&float8_torch::amax_words>(library, "amax_words");
   float8_torch::add<&float8_torch::tune_on_first_use>(library, "tune_on_first_use");
   float8_torch::add<&float8_torch::copy_layout_of>(library, "copy_layout");

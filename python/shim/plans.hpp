@@ -222,6 +222,7 @@ struct AttentionKey {
   int32_t device = 0;  // -1: emulated
   bool causal = false;
   int64_t window = 0;  // 0: none
+  bool packed = false;
   bool operator==(const AttentionKey&) const = default;
 };
 

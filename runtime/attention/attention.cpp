@@ -21,30 +21,35 @@ constexpr int64_t kMostRows = int64_t{1}
                               << 31;  // of all heads of a batch: coordinates of a tensor map
 constexpr int64_t kStrideStep = 8;    // of bf16: 16 bytes
 
-// The blocks of the launch that adds up k.
+// The blocks of the launch that adds up k, each of which leaves a sum.
 int64_t blocks_of_sums(const AttentionDesc& desc, const AttentionSizes& sizes) {
+  if (desc.packed) return desc.heads_kv * desc.blocks(sizes.batch, sizes.tokens_kv);
   return sizes.batch * desc.heads_kv *
          kernels::attention_slabs(static_cast<int32_t>(sizes.tokens_kv));
 }
 
-int64_t blocks_of(int64_t tokens) {
-  return ceil_div(tokens, kernels::kAttentionTile);
-}
-
-// The copies of a call, in the order of `saved`.
+// The copies of a call, in the order of `saved`, and of packed sequences where their tokens lie.
 struct Saved {
-  int64_t blocks_q, blocks_k;  // of all heads
-  size_t k, v, scales;         // where they begin
+  int64_t blocks_q, blocks_k;            // of all heads
+  int64_t packed_q = 0, packed_k = 0;    // blocks of packed sequences
+  size_t k, v, packed, scales, offsets;  // where they begin
   size_t bytes;
 
   Saved(const AttentionDesc& desc, const AttentionSizes& sizes)
-      : blocks_q(sizes.batch * desc.heads_q * blocks_of(sizes.tokens_q)),
-        blocks_k(sizes.batch * desc.heads_kv * blocks_of(sizes.tokens_kv)) {
+      : blocks_q(desc.heads_q * desc.blocks(sizes.batch, sizes.tokens_q)),
+        blocks_k(desc.heads_kv * desc.blocks(sizes.batch, sizes.tokens_kv)) {
+    if (desc.packed) {
+      packed_q = desc.blocks(sizes.batch, sizes.tokens_q);
+      packed_k = desc.blocks(sizes.batch, sizes.tokens_kv);
+    }
     const auto block = static_cast<size_t>(kernels::kAttentionTile * desc.head_dim);
     k = static_cast<size_t>(blocks_q) * block;
     v = k + static_cast<size_t>(blocks_k) * block;
-    scales = v + static_cast<size_t>(blocks_k) * block;
-    bytes = scales + static_cast<size_t>(blocks_q + 2 * blocks_k) * sizeof(float);
+    packed = v + static_cast<size_t>(blocks_k) * block;
+    scales = packed + static_cast<size_t>(packed_q + packed_k) * sizeof(kernels::AttentionBlock);
+    offsets = scales + static_cast<size_t>(blocks()) * sizeof(float);
+    bytes = offsets;
+    if (desc.packed) bytes += static_cast<size_t>(sizes.batch + 1) * 2 * sizeof(int32_t);
   }
   [[nodiscard]] int64_t blocks() const { return blocks_q + 2 * blocks_k; }
 };
@@ -61,23 +66,36 @@ kernels::AttentionOperand operand(const float8_heads& heads, void* saved, size_t
           .heads = static_cast<int32_t>(count)};
 }
 
+// Kernels of a batch read the AttentionCastArgs alone.
 template <class Args>
-kernels::AttentionCastArgs cast_args(const AttentionDesc& desc, const Args& args, void* sums) {
+kernels::AttentionPackedCastArgs cast_args(const AttentionDesc& desc, const Args& args) {
   const AttentionSizes& sizes = args.sizes;
   const Saved saved(desc, sizes);
-  auto* const scales = reinterpret_cast<float*>(static_cast<char*>(args.saved.data) + saved.scales);
-  return {.q = operand(args.q, args.saved.data, 0, scales, sizes.tokens_q, desc.heads_q),
-          .k = operand(args.k, args.saved.data, saved.k, scales + saved.blocks_q, sizes.tokens_kv,
-                       desc.heads_kv),
-          .v = operand(args.v, args.saved.data, saved.v, scales + saved.blocks_q + saved.blocks_k,
-                       sizes.tokens_kv, desc.heads_kv),
-          .sums = static_cast<float*>(sums),
-          .batch = static_cast<int32_t>(sizes.batch),
-          .padding = 0};
+  char* const data = static_cast<char*>(args.saved.data);
+  auto* const scales = reinterpret_cast<float*>(data + saved.scales);
+  auto* const blocks = reinterpret_cast<kernels::AttentionBlock*>(data + saved.packed);
+  return {
+      {.q = operand(args.q, data, 0, scales, sizes.tokens_q, desc.heads_q),
+       .k = operand(args.k, data, saved.k, scales + saved.blocks_q, sizes.tokens_kv, desc.heads_kv),
+       .v = operand(args.v, data, saved.v, scales + saved.blocks_q + saved.blocks_k,
+                    sizes.tokens_kv, desc.heads_kv),
+       .sums = nullptr,
+       .batch = desc.packed ? 1 : static_cast<int32_t>(sizes.batch),
+       .padding = 0},
+      blocks,
+      blocks + saved.packed_q,
+      nullptr,
+      nullptr,
+      reinterpret_cast<int32_t*>(data + saved.offsets),
+      nullptr,
+      static_cast<int32_t>(sizes.batch),
+      0,
+      0,
+      0};
 }
 
 Status add_heads(const char* args, const char* name, const float8_heads& heads,
-                 const AttentionDesc& desc, int64_t batch, int64_t count, int64_t tokens,
+                 const AttentionDesc& desc, int64_t sequences, int64_t count, int64_t tokens,
                  Access access, CallMemory& memory) {
   F8_TRY(need(args, name, heads.data));
   const std::pair<const char*, int64_t> strides[] = {{"batch_stride", heads.batch_stride},
@@ -90,6 +108,7 @@ Status add_heads(const char* args, const char* name, const float8_heads& heads,
                   field, stride, kStrideStep);
     }
   }
+  const int64_t batch = desc.packed ? 1 : sequences;
   const int64_t last = (batch - 1) * heads.batch_stride + (count - 1) * heads.head_stride +
                        (tokens - 1) * heads.token_stride + desc.head_dim;
   memory.add(name, heads.data, static_cast<size_t>(last) * size_bytes(Dtype::kBf16), access);
@@ -110,6 +129,32 @@ Status add_operands(const char* type, const Args& args, const AttentionDesc& des
   F8_TRY(need(type, "saved.data", args.saved.data));
   memory.add("saved", args.saved.data, Saved(desc, sizes).bytes,
              access == Access::kRead ? Access::kWrite : Access::kRead);
+  return {};
+}
+
+// The offsets of packed sequences, which others do not have, and where an error of theirs is kept.
+Status add_offsets(const float8_attention_forward_args& args, const AttentionDesc& desc,
+                   CallMemory& memory) {
+  const std::pair<const char*, const int32_t*> offsets[] = {{"cu_seqlens_q", args.cu_seqlens_q},
+                                                            {"cu_seqlens_kv", args.cu_seqlens_kv}};
+  for (const auto& [name, given] : offsets) {
+    if (desc.packed) F8_TRY(need(kForwardArgs, name, given));
+    if (!desc.packed && given != nullptr) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{} is given to attention that is not packed; plan it with "
+                  "float8_attention_desc.packed",
+                  kForwardArgs, name);
+    }
+    memory.add(name, given, static_cast<size_t>(args.sizes.batch + 1) * sizeof(int32_t),
+               Access::kRead, sizeof(int32_t));
+  }
+  if (args.longest_q < 0 || args.longest_kv < 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.longest_q is {}, longest_kv {}; they are tokens of a sequence, or 0 for any",
+                kForwardArgs, args.longest_q, args.longest_kv);
+  }
+  memory.add("sequence_error", args.sequence_error, 2 * sizeof(int32_t), Access::kWrite,
+             sizeof(int32_t));
   return {};
 }
 
@@ -144,14 +189,16 @@ Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<C
   if (own.scale == 0) own.scale = 1.0F / std::sqrt(static_cast<float>(own.head_dim));
   AttentionForward forward = F8_TRY(AttentionForward::create(context, own));
   const auto kernel = [&](codegen::AttentionStep step) {
-    return context->kernel(
-        codegen::AttentionCastSpec{.head_dim = static_cast<int>(own.head_dim), .step = step});
+    return context->kernel(codegen::AttentionCastSpec{
+        .head_dim = static_cast<int>(own.head_dim), .step = step, .packed = own.packed});
   };
   const Kernel* sum_keys = F8_TRY(kernel(codegen::AttentionStep::kSumKeys));
   const Kernel* cast = F8_TRY(kernel(codegen::AttentionStep::kCast));
   const Kernel* dequantize = F8_TRY(kernel(codegen::AttentionStep::kDequantize));
+  const Kernel* layout = nullptr;
+  if (own.packed) layout = F8_TRY(kernel(codegen::AttentionStep::kLayout));
   return std::shared_ptr<const Attention>(
-      new Attention(context, own, std::move(forward), *sum_keys, *cast, *dequantize));
+      new Attention(context, own, std::move(forward), *sum_keys, *cast, *dequantize, layout));
 }
 
 Status Attention::check(const AttentionSizes& sizes) const {
@@ -162,7 +209,12 @@ Status Attention::check(const AttentionSizes& sizes) const {
         "a key",
         sizes.batch, sizes.tokens_q, sizes.tokens_kv);
   }
-  if (desc_.window > 0 && sizes.tokens_q - sizes.tokens_kv >= desc_.window) {
+  if (desc_.packed && sizes.batch == 0 && sizes.tokens_q > 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "packed attention of {} queries in no sequence: batch is the number of sequences",
+                sizes.tokens_q);
+  }
+  if (!desc_.packed && desc_.window > 0 && sizes.tokens_q - sizes.tokens_kv >= desc_.window) {
     return fail(ErrorCode::kInvalidArgument,
                 "attention of {} queries and {} keys in a window of {}: the last query has no key",
                 sizes.tokens_q, sizes.tokens_kv, desc_.window);
@@ -170,8 +222,8 @@ Status Attention::check(const AttentionSizes& sizes) const {
   for (const auto& [tokens, heads] :
        {std::pair{sizes.tokens_q, desc_.heads_q}, std::pair{sizes.tokens_kv, desc_.heads_kv}}) {
     if (tokens >= kMostRows || sizes.batch >= kMostRows ||
-        blocks_of(tokens) * kernels::kAttentionTile >=
-            kMostRows / heads / std::max<int64_t>(sizes.batch, 1)) {
+        desc_.blocks(std::max<int64_t>(sizes.batch, 1), tokens) >=
+            kMostRows / kernels::kAttentionTile / heads) {
       return fail(
           ErrorCode::kInvalidArgument,
           "attention of a batch of {}, {} tokens and {} heads: all heads together have less "
@@ -198,18 +250,29 @@ Status Attention::forward(const float8_attention_forward_args& args, Stream stre
   F8_TRY(need(kForwardArgs, "o", args.o));
   F8_TRY(need(kForwardArgs, "lse", args.lse));
   F8_TRY(need(kForwardArgs, "workspace.data", args.workspace.data));
-  const auto rows = static_cast<size_t>(args.sizes.batch * desc_.heads_q * args.sizes.tokens_q);
+  const int64_t batch = desc_.packed ? 1 : args.sizes.batch;
+  const auto rows = static_cast<size_t>(batch * desc_.heads_q * args.sizes.tokens_q);
   memory.add("o", args.o, rows * static_cast<size_t>(desc_.head_dim) * size_bytes(Dtype::kBf16),
              Access::kWrite);
   memory.add("lse", args.lse, rows * sizeof(float), Access::kWrite, sizeof(float));
   memory.add("workspace", args.workspace.data, workspace_bytes(args.sizes), Access::kWrite);
+  F8_TRY(add_offsets(args, desc_, memory));
   F8_TRY(memory.check(kForward, *context_, stream));
-  const kernels::AttentionCastArgs casts = cast_args(desc_, args, args.workspace.data);
+  kernels::AttentionPackedCastArgs casts = cast_args(desc_, args);
+  casts.sums = static_cast<float*>(args.workspace.data);
+  casts.offsets_q = args.cu_seqlens_q;
+  casts.offsets_k = args.cu_seqlens_kv;
+  casts.longest_q = static_cast<int32_t>(std::min(args.longest_q, args.sizes.tokens_q));
+  casts.longest_k = static_cast<int32_t>(std::min(args.longest_kv, args.sizes.tokens_kv));
+  casts.error = reinterpret_cast<int32_t*>(args.sequence_error);
   const Saved saved(desc_, args.sizes);
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const bool overlap = state.options.programmatic_launch;
+  if (layout_ != nullptr) {
+    F8_TRY(launch_with(casts, state.driver, *layout_, 1, overlap, stream));
+  }
   F8_TRY(launch_with(casts, state.driver, *sum_keys_, blocks_of_sums(desc_, args.sizes), overlap,
                      stream));
   F8_TRY(launch_with(casts, state.driver, *cast_, saved.blocks(), overlap, stream));
@@ -222,6 +285,7 @@ Status Attention::forward(const float8_attention_forward_args& args, Stream stre
                        .inv_scale_q = casts.q.inv_scale,
                        .inv_scale_k = casts.k.inv_scale,
                        .inv_scale_v = casts.v.inv_scale,
+                       .blocks_q = casts.blocks_q,
                        .o = args.o,
                        .lse = args.lse},
                       stream);
@@ -236,7 +300,7 @@ Status Attention::dequantize(const float8_attention_dequantize_args& args, Strea
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  return launch_with(cast_args(desc_, args, nullptr), state.driver, *dequantize_,
+  return launch_with(cast_args(desc_, args), state.driver, *dequantize_,
                      Saved(desc_, args.sizes).blocks(), state.options.programmatic_launch, stream);
 }
 

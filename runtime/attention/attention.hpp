@@ -28,13 +28,15 @@ class Attention {
 
  private:
   Attention(std::shared_ptr<Context> context, const AttentionDesc& desc, AttentionForward forward,
-            const Kernel& sum_keys, const Kernel& cast, const Kernel& dequantize)
+            const Kernel& sum_keys, const Kernel& cast, const Kernel& dequantize,
+            const Kernel* layout)
       : context_(std::move(context)),
         desc_(desc),
         forward_(std::move(forward)),
         sum_keys_(&sum_keys),
         cast_(&cast),
-        dequantize_(&dequantize) {}
+        dequantize_(&dequantize),
+        layout_(layout) {}
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;
@@ -42,6 +44,7 @@ class Attention {
   const Kernel* sum_keys_;
   const Kernel* cast_;
   const Kernel* dequantize_;
+  const Kernel* layout_;  // of packed sequences, or null
 };
 
 }  // namespace f8::runtime

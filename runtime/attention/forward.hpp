@@ -2,6 +2,7 @@
 // immutable and shared between threads.
 #pragma once
 
+#include "codegen/kernels/attention/attention_args.cuh"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {
@@ -11,14 +12,19 @@ struct AttentionDesc {
   int64_t heads_kv = 1;  // a divisor of heads_q
   int64_t head_dim = 128;
   bool causal = false;
-  int64_t window = 0;  // the keys that a causal query has at most; 0: all
-  float scale = 0;     // of the scores
+  int64_t window = 0;   // the keys that a causal query has at most; 0: all
+  float scale = 0;      // of the scores
+  bool packed = false;  // sequences behind each other, from offsets on the device
+
+  // The blocks of a head in all sequences of a batch, or in a pack of so many.
+  [[nodiscard]] int64_t blocks(int64_t batch, int64_t tokens) const;
 };
 
 // Arrays are dense and lie in the order of their brackets: b batch, h and g heads of queries and of keys, d the
-// head; q and k are whole blocks of 128 tokens, s.
+// head; q and k are whole blocks of 128 tokens, s. Packed sequences are a batch of one in o and lse, whose tokens are
+// those of all sequences, and in the others [b][h] are [h], of the blocks of all sequences.
 struct AttentionCall {
-  int64_t batch = 1;
+  int64_t batch = 1;  // sequences
   int64_t queries = 0;
   int64_t keys = 0;                    // at least 1
   const void* q = nullptr;             // e4m3 [b][h][s][d]
@@ -27,8 +33,9 @@ struct AttentionCall {
   const float* inv_scale_q = nullptr;  // powers of two [b][h][s / 128]
   const float* inv_scale_k = nullptr;  // [b][g][s / 128]
   const float* inv_scale_v = nullptr;
-  void* o = nullptr;     // bf16 [b][queries][h][d]
-  float* lse = nullptr;  // [b][h][queries]
+  const kernels::AttentionBlock* blocks_q = nullptr;  // of packed sequences
+  void* o = nullptr;                                  // bf16 [b][queries][h][d]
+  float* lse = nullptr;                               // [b][h][queries]
 };
 
 class AttentionForward {

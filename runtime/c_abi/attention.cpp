@@ -23,19 +23,20 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
     F8_TRY(need(context, "context"));
     float8_attention_desc known;
     F8_TRY(read_struct(desc, "float8_attention_desc", known));
-    F8_TRY(need_zero("float8_attention_desc.reserved", known.reserved));
     const f8::Dtype dtype = F8_TRY(dtype_of("float8_attention_desc.dtype", known.dtype));
     if (dtype != f8::Dtype::kBf16) {
       return f8::fail(f8::ErrorCode::kUnsupported,
                       "float8_attention_desc.dtype is {}; attention in fp8 takes FLOAT8_BF16",
                       to_string(dtype));
     }
-    auto plan = F8_TRY(f8::runtime::Attention::plan(context->context, {.heads_q = known.heads_q,
-                                                                       .heads_kv = known.heads_kv,
-                                                                       .head_dim = known.head_dim,
-                                                                       .causal = known.causal != 0,
-                                                                       .window = known.window,
-                                                                       .scale = known.scale}));
+    auto plan =
+        F8_TRY(f8::runtime::Attention::plan(context->context, {.heads_q = known.heads_q,
+                                                               .heads_kv = known.heads_kv,
+                                                               .head_dim = known.head_dim,
+                                                               .causal = known.causal != 0,
+                                                               .window = known.window,
+                                                               .scale = known.scale,
+                                                               .packed = known.packed != 0}));
     *out = new float8_attention{std::move(plan)};
     return {};
   });

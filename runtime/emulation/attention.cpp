@@ -17,10 +17,13 @@ namespace {
 
 constexpr int64_t kTile = kernels::kAttentionTile;
 
+// A head of a sequence.
 struct Head {
   const uint8_t* q;   // [queries][d]
   const uint8_t* k;   // [keys][d]
   const uint8_t* vt;  // [d][keys], in the order of fragments
+  int64_t vt_row;     // the elements from one of d to the next
+  int64_t keys;
   const float* inv_scale_q;
   const float* inv_scale_k;
   const float* inv_scale_v;
@@ -39,15 +42,21 @@ struct Query {
 // `window` is 0 where there is none.
 void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
             int64_t window, const Head& head, int64_t query, std::span<float> o, float& lse) {
-  const int64_t d = spec.head_dim, blocks = kernels::attention_blocks(args.keys);
+  const int64_t d = spec.head_dim;
+  const int64_t blocks = kernels::attention_blocks(static_cast<int32_t>(head.keys));
   const bool causal = spec.mask != codegen::AttentionMask::kFull;
   const int64_t last = causal ? std::min(query / kTile, blocks - 1) : blocks - 1;
-  const int64_t keys = causal ? std::min<int64_t>(query + 1, args.keys) : args.keys;
+  const int64_t keys = causal ? std::min(query + 1, head.keys) : head.keys;
   const int64_t first_key = window > 0 ? query + 1 - window : 0;
   const int64_t first = window > 0
                             ? kernels::attention_first_tile(static_cast<int32_t>(query / kTile),
                                                             static_cast<int32_t>(window))
                             : 0;
+  if (last < first) {  // packed sequences may have no key
+    std::ranges::fill(o, 0.0F);
+    lse = -std::numeric_limits<float>::infinity();
+    return;
+  }
   Query state{.o = std::vector<float>(static_cast<size_t>(d))};
   float v_scale = head.inv_scale_v[last];
   for (int64_t t = last; t >= first; --t) {
@@ -62,7 +71,8 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
       scores[j] = key >= first_key && key < keys ? dot : -std::numeric_limits<float>::infinity();
     }
     const float largest = *std::max_element(scores, scores + kTile) * factor;
-    const float most = t == last ? largest : std::max(state.most, largest);
+    float most = t == last ? largest : std::max(state.most, largest);
+    if (spec.packed && window > 0 && most == -std::numeric_limits<float>::infinity()) most = 0;
     const float correction = t == last ? 0.0F : std::exp2(state.most - most);
     state.most = most;
     float sum = 0;
@@ -79,18 +89,40 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
       float product = 0;
       for (int j = 0; j < kTile; ++j) {
         product += p[static_cast<size_t>(j)] *
-                   e4m3(head.vt[c * blocks * kTile + t * kTile + kernels::fragment_place(j)]);
+                   e4m3(head.vt[c * head.vt_row + t * kTile + kernels::fragment_place(j)]);
       }
       float& total = state.o[static_cast<size_t>(c)];
       total = std::fma(total, correction * ratio, product);
     }
   }
-  for (size_t c = 0; c < o.size(); ++c) o[c] = state.o[c] * (v_scale / state.sum);
+  const float inverse = spec.packed && state.sum == 0 ? 0 : v_scale / state.sum;
+  for (size_t c = 0; c < o.size(); ++c) o[c] = state.o[c] * inverse;
   lse = (state.most - 8.0F + std::log2(state.sum)) * 0.693147181F;
 }
 
+// The blocks of a head, and those of a pack; a batch has none of these.
+struct Blocks {
+  int64_t of_queries, of_keys;
+  const kernels::AttentionBlock* packed = nullptr;
+};
+
+Blocks blocks_of(const codegen::AttentionForwardSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::AttentionArgs>(1);
+  if (!spec.packed) {
+    return {kernels::attention_blocks(args.queries), kernels::attention_blocks(args.keys)};
+  }
+  const auto of = [&](const auto& packed) -> Blocks {
+    return {kernels::attention_packed_blocks(args.queries, packed.sequences),
+            kernels::attention_packed_blocks(args.keys, packed.sequences), packed.blocks_q};
+  };
+  using kernels::AttentionArgs, kernels::AttentionWindowArgs, kernels::AttentionPackedArgs;
+  return spec.mask == codegen::AttentionMask::kWindow
+             ? of(call.args<AttentionPackedArgs<AttentionWindowArgs>>(1))
+             : of(call.args<AttentionPackedArgs<AttentionArgs>>(1));
+}
+
 void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
-           const TensorMap (&maps)[3], const Call& call) {
+           const Blocks& blocks, const TensorMap (&maps)[3], const Call& call) {
   if (args.queries < 1 || args.keys < 1 || args.heads_kv < 1 || args.batch < 1 ||
       args.heads_q < 1 || args.heads_q % args.heads_kv != 0) {
     call.fault("attention: {} queries, {} keys, {} heads of queries, {} of keys, batch {}",
@@ -106,15 +138,25 @@ void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionAr
     }
   };
   const int64_t kv = int64_t{args.batch} * args.heads_kv;
-  const int64_t queries = kernels::attention_blocks(args.queries) * kTile;
-  const int64_t keys = kernels::attention_blocks(args.keys) * kTile;
+  const int64_t queries = blocks.of_queries * kTile, keys = blocks.of_keys * kTile;
   expect("q", maps[0], int64_t{args.batch} * args.heads_q * queries, spec.head_dim);
   expect("k", maps[1], kv * keys, spec.head_dim);
   expect("v^T", maps[2], kv * spec.head_dim, keys);
   if (args.o == nullptr || args.lse == nullptr || args.inv_scale_q == nullptr ||
-      args.inv_scale_k == nullptr || args.inv_scale_v == nullptr) {
-    call.fault("attention: an array is null");
+      args.inv_scale_k == nullptr || args.inv_scale_v == nullptr ||
+      (spec.packed && (blocks.packed == nullptr || args.batch != 1))) {
+    call.fault("attention: an array is null, or a pack is a batch of {}", args.batch);
   }
+}
+
+int64_t window_of(const codegen::AttentionForwardSpec& spec, const Call& call) {
+  if (spec.mask != codegen::AttentionMask::kWindow) return 0;
+  const auto& args = call.args<kernels::AttentionWindowArgs>(1);
+  if (args.window < 1 || (!spec.packed && args.queries - args.keys >= args.window)) {
+    call.fault("attention: {} queries and {} keys in a window of {}", args.queries, args.keys,
+               args.window);
+  }
+  return args.window;
 }
 
 }  // namespace
@@ -124,37 +166,43 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
   const auto* encoded = &call.args<CUtensorMap>();
   for (int i = 0; i < 3; ++i) std::memcpy(&maps[i], &encoded[i], sizeof maps[i]);
   const auto& args = call.args<kernels::AttentionArgs>(1);
-  check(spec, args, maps, call);
-  const int64_t window = spec.mask == codegen::AttentionMask::kWindow
-                             ? call.args<kernels::AttentionWindowArgs>(1).window
-                             : 0;
-  if (spec.mask == codegen::AttentionMask::kWindow &&
-      (window < 1 || args.queries - args.keys >= window)) {
-    call.fault("attention: {} queries and {} keys in a window of {}", args.queries, args.keys,
-               window);
-  }
+  const Blocks blocks = blocks_of(spec, call);
+  check(spec, args, blocks, maps, call);
+  const int64_t window = window_of(spec, call);
   if (!call.faults.empty()) return;
   const int64_t d = spec.head_dim;
-  const int64_t blocks_q = kernels::attention_blocks(args.queries);
-  const int64_t blocks_k = kernels::attention_blocks(args.keys);
   std::vector<float> o(static_cast<size_t>(d));
+  const auto at = [](const TensorMap& map, int64_t offset) {
+    return static_cast<const uint8_t*>(map.base) + offset;
+  };
   for (int64_t head = 0; head < int64_t{args.batch} * args.heads_q; ++head) {
     const int64_t kv = head / (args.heads_q / args.heads_kv);
-    const auto at = [](const TensorMap& map, int64_t offset) {
-      return static_cast<const uint8_t*>(map.base) + offset;
-    };
-    const Head operands{.q = at(maps[0], head * blocks_q * kTile * d),
-                        .k = at(maps[1], kv * blocks_k * kTile * d),
-                        .vt = at(maps[2], kv * d * blocks_k * kTile),
-                        .inv_scale_q = args.inv_scale_q + head * blocks_q,
-                        .inv_scale_k = args.inv_scale_k + kv * blocks_k,
-                        .inv_scale_v = args.inv_scale_v + kv * blocks_k};
-    for (int64_t query = 0; query < args.queries; ++query) {
-      attend(spec, args, window, operands, query, o, args.lse[head * args.queries + query]);
-      const int64_t line =
-          (head / args.heads_q * args.queries + query) * args.heads_q + head % args.heads_q;
-      for (int64_t c = 0; c < d; ++c) {
-        store_element(args.o, line * d + c, o[static_cast<size_t>(c)], Dtype::kBf16);
+    for (int64_t place = 0; place < blocks.of_queries; ++place) {
+      const auto index = static_cast<int32_t>(place);
+      const auto first = static_cast<int32_t>(place * kTile);
+      const kernels::AttentionBlock block =
+          blocks.packed != nullptr
+              ? blocks.packed[place]
+              : kernels::AttentionBlock{
+                    first, std::min<int32_t>(args.queries - first, kTile), index, args.keys, 0, {}};
+      const int64_t q = head * blocks.of_queries + place - block.index;
+      const int64_t k = kv * blocks.of_keys + block.first;
+      const Head operands{.q = at(maps[0], q * kTile * d),
+                          .k = at(maps[1], k * kTile * d),
+                          .vt = at(maps[2], (kv * d * blocks.of_keys + block.first) * kTile),
+                          .vt_row = blocks.of_keys * kTile,
+                          .keys = block.keys,
+                          .inv_scale_q = args.inv_scale_q + q,
+                          .inv_scale_k = args.inv_scale_k + k,
+                          .inv_scale_v = args.inv_scale_v + k};
+      for (int64_t i = 0; i < block.tokens; ++i) {
+        const int64_t token = head / args.heads_q * args.queries + block.token + i;
+        float& lse = args.lse[head * args.queries + block.token + i];
+        attend(spec, args, window, operands, block.index * kTile + i, o, lse);
+        for (int64_t c = 0; c < d; ++c) {
+          store_element(args.o, (token * args.heads_q + head % args.heads_q) * d + c,
+                        o[static_cast<size_t>(c)], Dtype::kBf16);
+        }
       }
     }
   }

@@ -14,91 +14,177 @@ namespace {
 using codegen::AttentionStep;
 constexpr int64_t kBlockTokens = kernels::kAttentionTile;
 
-// The heads of a batch of an operand.
+using kernels::AttentionBlock;
+
+// The heads of a batch of an operand, each of which has the same blocks.
 struct Heads {
   const kernels::AttentionOperand& of;
   int64_t d;
+  std::vector<AttentionBlock> blocks;
+  bool packed;
 
-  [[nodiscard]] int64_t blocks() const { return kernels::attention_blocks(of.tokens); }
+  [[nodiscard]] int64_t count() const { return static_cast<int64_t>(blocks.size()); }
   [[nodiscard]] int64_t at(int64_t row, int64_t token, int64_t column) const {
     return row / of.heads * of.stride_batch + row % of.heads * of.stride_head +
            token * of.stride_token + column;
   }
   // The index of an element of the copy, transposed or not.
-  [[nodiscard]] int64_t in_copy(int64_t row, int64_t token, int64_t column, bool transposed) const {
-    if (!transposed) return (row * blocks() * kBlockTokens + token) * d + column;
-    const auto in_tile = static_cast<int32_t>(token % kBlockTokens);
-    return (row * d + column) * blocks() * kBlockTokens + token - in_tile +
-           kernels::fragment_place(in_tile);
+  [[nodiscard]] int64_t in_copy(int64_t row, int64_t block, int32_t token, int64_t column,
+                                bool transposed) const {
+    if (!transposed) return ((row * count() + block) * kBlockTokens + token) * d + column;
+    return ((row * d + column) * count() + block) * kBlockTokens + kernels::fragment_place(token);
+  }
+  // Where the sums of the slab are that begins with a block: a pack has room for one a block.
+  [[nodiscard]] int64_t sums_of(int64_t row, int64_t block) const {
+    const int64_t place =
+        packed ? row * count() + block : row * kernels::attention_slabs(of.tokens) + block / 2;
+    return place * d;
   }
 };
 
+// What a cast's Args say beside those of a batch, or null.
+const kernels::AttentionPackedCastArgs* packed_of(const codegen::AttentionCastSpec& spec,
+                                                  const Call& call) {
+  return spec.packed ? &call.args<kernels::AttentionPackedCastArgs>() : nullptr;
+}
+
+Heads heads_of(const codegen::AttentionCastSpec& spec, const Call& call,
+               const kernels::AttentionOperand& of) {
+  Heads heads{of, spec.head_dim, {}, spec.packed};
+  if (const auto* packed = packed_of(spec, call)) {
+    const AttentionBlock* from = &of == &packed->q ? packed->blocks_q : packed->blocks_k;
+    heads.blocks.assign(from,
+                        from + kernels::attention_packed_blocks(of.tokens, packed->sequences));
+    return heads;
+  }
+  for (int32_t i = 0; i < kernels::attention_blocks(of.tokens); ++i) {
+    const int32_t first = i * kernels::kAttentionTile;
+    heads.blocks.push_back(
+        {first, std::min(of.tokens - first, kernels::kAttentionTile), i, of.tokens, 0, {}});
+  }
+  return heads;
+}
+
 void sum_keys(const Heads& k, int64_t rows, float* sums) {
-  const int64_t slabs = kernels::attention_slabs(k.of.tokens);
   const int64_t at_a_time = kernels::kTileThreads / (k.d / 8);
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t slab = 0; slab < slabs; ++slab) {
-      const int64_t first = slab * kernels::kAttentionSlab;
-      const int64_t end = std::min<int64_t>(k.of.tokens, first + kernels::kAttentionSlab);
+    for (int64_t b = 0; b < k.count(); ++b) {
+      const AttentionBlock& block = k.blocks[static_cast<size_t>(b)];
+      if (block.tokens == 0 || block.index % 2 != 0) continue;
+      const int64_t left = block.keys - block.index * kBlockTokens;
+      const int64_t end = block.token + std::min<int64_t>(left, kernels::kAttentionSlab);
       for (int64_t c = 0; c < k.d; ++c) {
         float total = 0;
         for (int64_t r = 0; r < at_a_time; ++r) {
           float sum = 0;
-          for (int64_t token = first + r; token < end; token += at_a_time) {
+          for (int64_t token = block.token + r; token < end; token += at_a_time) {
             sum += decode_bf16(k.of.x[k.at(row, token, c)]);
           }
           total += sum;
         }
-        sums[(row * slabs + slab) * k.d + c] = total;
+        sums[k.sums_of(row, b) + c] = total;
       }
     }
   }
 }
 
-std::vector<float> mean_of(const Heads& k, int64_t row, const float* sums) {
-  const int64_t slabs = kernels::attention_slabs(k.of.tokens);
+// The mean of the keys of a block's sequence.
+std::vector<float> mean_of(const Heads& k, int64_t row, const AttentionBlock& block,
+                           const float* sums) {
   std::vector<float> mean(static_cast<size_t>(k.d));
   for (int64_t c = 0; c < k.d; ++c) {
     float sum = 0;
-    for (int64_t slab = 0; slab < slabs; ++slab) sum += sums[(row * slabs + slab) * k.d + c];
-    mean[static_cast<size_t>(c)] = sum / static_cast<float>(k.of.tokens);
+    for (int64_t slab = 0; slab < kernels::attention_slabs(block.keys); ++slab) {
+      sum += sums[k.sums_of(row, block.first + 2 * slab) + c];
+    }
+    mean[static_cast<size_t>(c)] = sum / static_cast<float>(block.keys);
   }
   return mean;
 }
 
 // The 128 tokens of a block of a head. An empty mean is one of zeros.
-void cast_block(const Heads& heads, int64_t row, int64_t block, const std::vector<float>& mean,
+void cast_block(const Heads& heads, int64_t row, int64_t at, const std::vector<float>& mean,
                 bool transposed) {
+  const AttentionBlock& block = heads.blocks[static_cast<size_t>(at)];
   std::vector<float> x(static_cast<size_t>(kBlockTokens * heads.d));
   float amax = 0;
-  for (int64_t t = 0; t < kBlockTokens && block * kBlockTokens + t < heads.of.tokens; ++t) {
+  for (int64_t t = 0; t < block.tokens; ++t) {
     for (int64_t c = 0; c < heads.d; ++c) {
       float& value = x[static_cast<size_t>(t * heads.d + c)];
-      value = decode_bf16(heads.of.x[heads.at(row, block * kBlockTokens + t, c)]);
+      value = decode_bf16(heads.of.x[heads.at(row, block.token + t, c)]);
       if (!mean.empty()) value -= mean[static_cast<size_t>(c)];
       amax = std::bit_cast<float>(
           std::max(std::bit_cast<uint32_t>(amax), std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU));
     }
   }
   const float scale = scale_from_amax(amax, Dtype::kE4m3, true);
-  heads.of.inv_scale[row * heads.blocks() + block] = 1.0F / scale;
-  for (int64_t t = 0; t < kBlockTokens; ++t) {
+  heads.of.inv_scale[row * heads.count() + at] = 1.0F / scale;
+  for (int32_t t = 0; t < kBlockTokens; ++t) {
     for (int64_t c = 0; c < heads.d; ++c) {
-      heads.of.copy[heads.in_copy(row, block * kBlockTokens + t, c, transposed)] =
+      heads.of.copy[heads.in_copy(row, at, t, c, transposed)] =
           encode_fp8(x[static_cast<size_t>(t * heads.d + c)] * scale, Dtype::kE4m3);
     }
   }
 }
 
-void dequantize_block(const Heads& heads, int64_t row, int64_t block, bool transposed) {
-  const float inverse = heads.of.inv_scale[row * heads.blocks() + block];
-  for (int64_t token = block * kBlockTokens;
-       token < std::min<int64_t>((block + 1) * kBlockTokens, heads.of.tokens); ++token) {
+void dequantize_block(const Heads& heads, int64_t row, int64_t at, bool transposed) {
+  const AttentionBlock& block = heads.blocks[static_cast<size_t>(at)];
+  const float inverse = heads.of.inv_scale[row * heads.count() + at];
+  for (int32_t t = 0; t < block.tokens; ++t) {
     for (int64_t c = 0; c < heads.d; ++c) {
-      const uint8_t byte = heads.of.copy[heads.in_copy(row, token, c, transposed)];
-      heads.of.x[heads.at(row, token, c)] = encode_bf16(decode_fp8(byte, Dtype::kE4m3) * inverse);
+      const uint8_t byte = heads.of.copy[heads.in_copy(row, at, t, c, transposed)];
+      heads.of.x[heads.at(row, block.token + t, c)] =
+          encode_bf16(decode_fp8(byte, Dtype::kE4m3) * inverse);
     }
   }
+}
+
+// Makes the caller's offsets those of sequences, and returns the index of the first one that was another, or -1.
+int32_t clean_offsets(const int32_t* from, int32_t sequences, int32_t tokens, int32_t* to) {
+  int32_t bad = -1;
+  for (int32_t i = 0; i <= sequences; ++i) {
+    to[i] = i == 0           ? 0
+            : i == sequences ? tokens
+                             : std::max(to[i - 1], std::clamp(from[i], 0, tokens));
+    if (bad < 0 && to[i] != from[i]) bad = i;
+  }
+  return bad;
+}
+
+void lay_out(const kernels::AttentionPackedCastArgs& args) {
+  using kernels::attention_packed_blocks, kernels::kAttentionTile;
+  int32_t* const of_q = args.offsets;
+  int32_t* const of_k = of_q + args.sequences + 1;
+  const int32_t bad[] = {clean_offsets(args.offsets_q, args.sequences, args.q.tokens, of_q),
+                         clean_offsets(args.offsets_k, args.sequences, args.k.tokens, of_k)};
+  const int32_t longest[] = {args.longest_q, args.longest_k};
+  int32_t too_long[] = {-1, -1};
+  for (int32_t s = 0; s < args.sequences; ++s) {
+    for (const int32_t* of : {of_q, of_k}) {
+      const int which = of == of_q ? 0 : 1;
+      const bool is_long = longest[which] > 0 && of[s + 1] - of[s] > longest[which];
+      if (is_long && too_long[which] < 0) too_long[which] = s;
+    }
+    for (const auto& [blocks, offsets] :
+         {std::pair{args.blocks_q, of_q + s}, std::pair{args.blocks_k, of_k + s}}) {
+      const int32_t first = attention_packed_blocks(offsets[0], s);
+      for (int32_t i = 0; first + i < attention_packed_blocks(offsets[1], s + 1); ++i) {
+        const int32_t tokens =
+            std::clamp(offsets[1] - offsets[0] - i * kAttentionTile, 0, kAttentionTile);
+        blocks[first + i] = {offsets[0] + i * kAttentionTile,     tokens, i, of_k[s + 1] - of_k[s],
+                             attention_packed_blocks(of_k[s], s), {}};
+      }
+    }
+  }
+  if (args.error == nullptr || args.error[0] != kernels::kNoPackError) return;
+  const auto keep = [&](int32_t error, const int32_t(&first)[2]) {
+    const int32_t which = first[0] >= 0 ? 0 : 1;
+    if (first[which] < 0) return false;
+    args.error[0] = error + which;
+    args.error[1] = first[which];
+    return true;
+  };
+  if (!keep(kernels::kBadOffset, bad)) keep(kernels::kLongSequence, too_long);
 }
 
 bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCastSpec& spec,
@@ -115,13 +201,27 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
   if (spec.step != AttentionStep::kDequantize && args.sums == nullptr) {
     call.fault("{}: the sums are null", call.module.key);
   }
+  const auto* const packed = packed_of(spec, call);
+  if (packed != nullptr &&
+      (packed->blocks_q == nullptr || packed->blocks_k == nullptr || packed->offsets == nullptr ||
+       packed->sequences < 1 || args.batch != 1 ||
+       (spec.step == AttentionStep::kLayout &&
+        (packed->offsets_q == nullptr || packed->offsets_k == nullptr)))) {
+    call.fault("{}: {} sequences in a batch of {}, or a null array", call.module.key,
+               packed->sequences, args.batch);
+  }
   const auto blocks = [&](const kernels::AttentionOperand& of) {
-    return int64_t{kernels::attention_blocks(of.tokens)} * of.heads * args.batch;
+    return (packed != nullptr ? kernels::attention_packed_blocks(of.tokens, packed->sequences)
+                              : kernels::attention_blocks(of.tokens)) *
+           int64_t{of.heads} * args.batch;
   };
-  const int64_t expected =
-      spec.step == AttentionStep::kSumKeys
-          ? int64_t{kernels::attention_slabs(args.k.tokens)} * args.k.heads * args.batch
-          : blocks(args.q) + blocks(args.k) + blocks(args.v);
+  const int64_t slabs = packed != nullptr ? blocks(args.k)
+                                          : int64_t{kernels::attention_slabs(args.k.tokens)} *
+                                                args.k.heads * args.batch;
+  const int64_t expected = spec.step == AttentionStep::kLayout ? 1
+                           : spec.step == AttentionStep::kSumKeys
+                               ? slabs
+                               : blocks(args.q) + blocks(args.k) + blocks(args.v);
   if (call.launch.grid != expected) {
     call.fault("{}: {} blocks are launched, and {} are needed", call.module.key, call.launch.grid,
                expected);
@@ -134,25 +234,28 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
 void emulate(const codegen::AttentionCastSpec& spec, const Call& call) {
   const auto& args = call.args<kernels::AttentionCastArgs>();
   if (!is_fit(args, spec, call)) return;
-  const int64_t d = spec.head_dim;
+  if (spec.step == AttentionStep::kLayout) return lay_out(*packed_of(spec, call));
   if (spec.step == AttentionStep::kSumKeys) {
-    sum_keys({args.k, d}, int64_t{args.batch} * args.k.heads, args.sums);
-    return;
+    const Heads k = heads_of(spec, call, args.k);
+    return sum_keys(k, int64_t{args.batch} * args.k.heads, args.sums);
   }
   for (const kernels::AttentionOperand* operand : {&args.q, &args.k, &args.v}) {
-    const Heads heads{*operand, d};
+    const Heads heads = heads_of(spec, call, *operand);
     const bool transposed = operand == &args.v;
     for (int64_t row = 0; row < int64_t{args.batch} * operand->heads; ++row) {
+      const AttentionBlock* of_mean = nullptr;
       std::vector<float> mean;
-      if (operand == &args.k && spec.step == AttentionStep::kCast) {
-        mean = mean_of(heads, row, args.sums);
-      }
-      for (int64_t block = 0; block < heads.blocks(); ++block) {
-        if (spec.step == AttentionStep::kCast) {
-          cast_block(heads, row, block, mean, transposed);
-        } else {
-          dequantize_block(heads, row, block, transposed);
+      for (int64_t at = 0; at < heads.count(); ++at) {
+        if (spec.step == AttentionStep::kDequantize) {
+          dequantize_block(heads, row, at, transposed);
+          continue;
         }
+        const AttentionBlock& block = heads.blocks[static_cast<size_t>(at)];
+        if (operand == &args.k && (of_mean == nullptr || of_mean->first != block.first)) {
+          mean = mean_of(heads, row, block, args.sums);
+          of_mean = &block;
+        }
+        cast_block(heads, row, at, mean, transposed);
       }
     }
   }

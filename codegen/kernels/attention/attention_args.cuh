@@ -1,6 +1,12 @@
 // The parameters of the kernels of attention (attention_forward.cuh, attention_cast.cuh), shared with the host
 // like those of kernel_args.cuh. q, k and v lie in whole blocks of 128 tokens of a head, with zeros behind the
 // last token.
+//
+// Packed sequences lie one behind the other in [tokens][heads][d], from offsets that the device alone knows. Their
+// blocks begin with each sequence, so that a block, its scales and a tile of keys are of one sequence: the kernel
+// of attention has the loop that it has for a batch, and a sequence has the same bits wherever it lies. Sequence i
+// has the blocks from offsets[i] / 128 + i on, which is room for all of its tokens without a sum over the sequences
+// before it; where it has fewer, a block is left without tokens.
 #pragma once
 
 #include "codegen/kernels/kernel_args.cuh"
@@ -20,8 +26,22 @@ F8_BOTH constexpr i32 attention_blocks(i32 tokens) {
   return (tokens + kAttentionTile - 1) / kAttentionTile;
 }
 
+F8_BOTH constexpr i32 attention_packed_blocks(i32 tokens, i32 sequences) {
+  return tokens / kAttentionTile + sequences;
+}
+
+// A block of packed tokens.
+struct AttentionBlock {
+  i32 token;   // its first one, of all tokens of the pack
+  i32 tokens;  // that it has: 0 to 128
+  i32 index;   // of the blocks of its sequence
+  i32 keys;    // of its sequence
+  i32 first;   // the block of keys that its sequence's begin with
+  i32 padding[3];
+};
+
 struct AttentionArgs {
-  static constexpr bool kWindow = false;
+  static constexpr bool kWindow = false, kPacked = false;
   const float* inv_scale_q;  // [b][h][blocks of queries]
   const float* inv_scale_k;  // [b][g][blocks of keys], and v's
   const float* inv_scale_v;
@@ -36,11 +56,20 @@ struct AttentionArgs {
 };
 
 // Those of a sliding window: query i has the keys from i - window + 1 on, up to the i-th one. Each query has one,
-// so queries - keys < window.
+// so queries - keys < window, unless sequences are packed.
 struct AttentionWindowArgs : AttentionArgs {
   static constexpr bool kWindow = true;
   i32 window;  // at least 1
   i32 padding;
+};
+
+// Those of packed sequences, in a batch of 1.
+template <class Args>
+struct AttentionPackedArgs : Args {
+  static constexpr bool kPacked = true;
+  const AttentionBlock* blocks_q;
+  i32 sequences;
+  i32 padding_of_sequences;
 };
 
 // The first tile of keys that a query of a block has under a window.
@@ -67,12 +96,32 @@ struct AttentionOperand {
 };
 
 struct AttentionCastArgs {
+  static constexpr bool kPacked = false;
   AttentionOperand q;
   AttentionOperand k;
   AttentionOperand v;
   float* sums;  // of k, fp32 [b][heads][slabs][d]
   i32 batch;
   i32 padding;
+};
+
+// Of queries, and one more of keys. The index is that of an offset, or of a sequence.
+enum AttentionPackError : i32 { kNoPackError = 0, kBadOffset = 1, kLongSequence = 3 };
+
+// Those of packed sequences, in a batch of 1. A slab is two blocks of a sequence, and its sums lie at the first one's
+// place in [heads][blocks of keys][d]: they are added in the order of a sequence of its own.
+struct AttentionPackedCastArgs : AttentionCastArgs {
+  static constexpr bool kPacked = true;
+  AttentionBlock* blocks_q;  // written by the layout, as blocks_k and offsets
+  AttentionBlock* blocks_k;
+  const i32* offsets_q;  // [sequences + 1], read by the layout alone
+  const i32* offsets_k;
+  i32* offsets;  // [2][sequences + 1]: both, from 0 to all tokens without a fall
+  i32* error;    // or null: AttentionPackError and an index, kept where it is not 0
+  i32 sequences;
+  i32 longest_q;  // tokens that a sequence has at most, for the error alone; 0: any
+  i32 longest_k;
+  i32 padding_of_sequences;
 };
 
 }  // namespace f8::kernels

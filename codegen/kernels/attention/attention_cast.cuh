@@ -7,6 +7,9 @@
 // A CTA has 128 tokens of a head, which its threads have in registers: each of its items is four tokens that lie
 // side by side in the order of fragments, 0, 1, 8 and 9 of 16 or 2, 3, 10 and 11, ..., of eight columns. So a word
 // of v^T is made in one thread, as are the words of a row of q or k.
+//
+// Of packed sequences the means are those of a head in a sequence, so that no sequence changes the bits of another
+// one, and a launch before these (layout) tells each block where its tokens lie.
 #pragma once
 
 #include "codegen/kernels/attention/attention_args.cuh"
@@ -16,8 +19,9 @@
 
 namespace f8::kernels {
 
-template <u32 kD>
+template <u32 kD, class Args = AttentionCastArgs>
 struct AttentionCast {
+  static constexpr bool kPacked = Args::kPacked;
   static constexpr u32 kThreads = kTileThreads, kTile = kAttentionTile, kChunk = 8;
   static constexpr u32 kChunks = kD / kChunk;             // of a token
   static constexpr u32 kItems = 32 * kChunks / kThreads;  // of a thread
@@ -29,16 +33,21 @@ struct AttentionCast {
     const AttentionOperand* operand;
     u32 batch, head, tile;
     bool is_k, is_v;
+    AttentionBlock packed;  // where it is that of a sequence
+    u32 packed_blocks;      // of a head
 
     F8_DEVICE u32 row() const { return batch * operand->heads + head; }  // of [b][heads]
-    F8_DEVICE u32 blocks() const { return attention_blocks(operand->tokens); }
+    F8_DEVICE u32 blocks() const {
+      return kPacked ? packed_blocks : attention_blocks(operand->tokens);
+    }
+    F8_DEVICE u32 first() const { return kPacked ? packed.token : tile * kTile; }
+    F8_DEVICE i32 keys(const Args& args) const { return kPacked ? packed.keys : args.k.tokens; }
+    F8_DEVICE i32 end() const { return kPacked ? packed.token + packed.tokens : operand->tokens; }
     F8_DEVICE u16* at(u32 token, u32 column) const {
       return operand->x + batch * operand->stride_batch + head * operand->stride_head +
-             (tile * kTile + token) * operand->stride_token + column;
+             (first() + token) * operand->stride_token + column;
     }
-    F8_DEVICE bool has(u32 token) const {
-      return tile * kTile + token < static_cast<u32>(operand->tokens);
-    }
+    F8_DEVICE bool has(u32 token) const { return first() + token < static_cast<u32>(end()); }
     F8_DEVICE u8* copy_of_row(u32 token) const {  // of q or k
       return operand->copy + (u64{row()} * blocks() * kTile + tile * kTile + token) * kD;
     }
@@ -47,19 +56,28 @@ struct AttentionCast {
     }
     F8_DEVICE float& inv_scale() const { return operand->inv_scale[row() * blocks() + tile]; }
   };
-  static F8_DEVICE Block block_at(const AttentionCastArgs& args, u32 index) {
+  static F8_DEVICE i32 blocks_of(const Args& args, const AttentionOperand& operand) {
+    if constexpr (kPacked) {
+      return attention_packed_blocks(operand.tokens, args.sequences);
+    } else {
+      return attention_blocks(operand.tokens);
+    }
+  }
+  static F8_DEVICE Block block_at(const Args& args, u32 index) {
     Block r;
-    const u32 of_q = attention_blocks(args.q.tokens) * args.q.heads * args.batch;
-    const u32 of_k = attention_blocks(args.k.tokens) * args.k.heads * args.batch;
+    const u32 of_q = blocks_of(args, args.q) * args.q.heads * args.batch;
+    const u32 of_k = blocks_of(args, args.k) * args.k.heads * args.batch;
     r.is_k = index >= of_q && index < of_q + of_k;
     r.is_v = index >= of_q + of_k;
     r.operand = r.is_v ? &args.v : r.is_k ? &args.k : &args.q;
     if (r.is_v) index -= of_k;
     if (r.is_v || r.is_k) index -= of_q;
+    if constexpr (kPacked) r.packed_blocks = blocks_of(args, *r.operand);
     r.tile = index % r.blocks();
     index /= r.blocks();
     r.head = index % r.operand->heads;
     r.batch = index / r.operand->heads;
+    if constexpr (kPacked) r.packed = (r.is_v || r.is_k ? args.blocks_k : args.blocks_q)[r.tile];
     return r;
   }
 
@@ -83,16 +101,22 @@ struct AttentionCast {
   }
 
   // Adds slabs of k's tokens, in an order that is fixed: rows of a slab by kRows, then those.
-  static F8_DEVICE void sum_keys(const AttentionCastArgs& args) {
+  static F8_DEVICE void sum_keys(const Args& args) {
     grid_dependency_wait();
     launch_dependents();
     const AttentionOperand& k = args.k;
-    const u32 slabs = attention_slabs(k.tokens);
+    const u32 slabs = kPacked ? blocks_of(args, k) : attention_slabs(k.tokens);
     const u32 slab = blockIdx.x % slabs, head = blockIdx.x / slabs;
     const u32 column = threadIdx.x % kChunks * kChunk, row = threadIdx.x / kChunks;
     const u16* x = k.x + head / k.heads * k.stride_batch + head % k.heads * k.stride_head + column;
-    const u32 first = slab * kAttentionSlab + row;
-    const u32 end = min(static_cast<u32>(k.tokens), (slab + 1) * kAttentionSlab);
+    u32 first = slab * kAttentionSlab + row;
+    u32 end = min(static_cast<u32>(k.tokens), (slab + 1) * kAttentionSlab);
+    if constexpr (kPacked) {
+      const AttentionBlock block = args.blocks_k[slab];
+      if (block.tokens == 0 || block.index % 2 != 0) return;
+      first = block.token + row;
+      end = block.token + min(block.keys - block.index * kAttentionTile, kAttentionSlab);
+    }
     float sum[kChunk] = {};
 #pragma unroll 8
     for (u32 token = first; token < end; token += kRows) {
@@ -113,15 +137,19 @@ struct AttentionCast {
     for (u32 r = 0; r < kRows; ++r) total += sums[r][threadIdx.x];
     args.sums[u64{blockIdx.x} * kD + threadIdx.x] = total;
   }
-  static F8_DEVICE void mean_of_keys(const AttentionCastArgs& args, const Block& block,
-                                     float* mean) {
+  static F8_DEVICE void mean_of_keys(const Args& args, const Block& block, float* mean) {
+    constexpr u32 kStep = kPacked ? 2 * kD : kD;
     if (threadIdx.x < kD) {
-      const u32 slabs = attention_slabs(args.k.tokens);
-      const float* from = args.sums + u64{block.row()} * slabs * kD + threadIdx.x;
+      const u32 slabs = attention_slabs(block.keys(args));
+      const float* from = args.sums +
+                          (kPacked ? u64{block.row()} * block.blocks() + block.packed.first
+                                   : u64{block.row()} * slabs) *
+                              kD +
+                          threadIdx.x;
       float sum = 0;
 #pragma unroll 8
-      for (u32 i = 0; i < slabs; ++i) sum += load_global(from + i * kD);
-      mean[threadIdx.x] = __fdiv_rn(sum, static_cast<float>(args.k.tokens));
+      for (u32 i = 0; i < slabs; ++i) sum += load_global(from + i * kStep);
+      mean[threadIdx.x] = __fdiv_rn(sum, static_cast<float>(block.keys(args)));
     }
     __syncthreads();
   }
@@ -174,7 +202,7 @@ struct AttentionCast {
     }
   };
 
-  static F8_DEVICE void cast(const AttentionCastArgs& args) {
+  static F8_DEVICE void cast(const Args& args) {
     __shared__ float mean[kD];
     __shared__ u32 words[kD * 32];  // of v^T
     grid_dependency_wait();
@@ -232,7 +260,7 @@ struct AttentionCast {
   }
 
   // Writes the values of the copies in bf16.
-  static F8_DEVICE void dequantize(const AttentionCastArgs& args) {
+  static F8_DEVICE void dequantize(const Args& args) {
     __shared__ u32 words[kD * 32];  // of v^T
     grid_dependency_wait();
     launch_dependents();
@@ -282,6 +310,79 @@ struct AttentionCast {
         store_global_words(block.at(token(i, j), chunk(i) * kChunk), packed);
       }
     }
+  }
+
+  // The offsets of queries (0) or keys (1), by one warp: each is the largest one so far, the first is 0 and the last
+  // is all tokens, so that whatever the caller's are, sequences have tokens of the operand, and each token has one.
+  // Returns the index of the first one that was another, or ~0.
+  static F8_DEVICE u32 clean_offsets(const Args& args, u32 which) {
+    const i32 lane = static_cast<i32>(threadIdx.x % 32);
+    const i32 tokens = which == 0 ? args.q.tokens : args.k.tokens;
+    const i32* from = which == 0 ? args.offsets_q : args.offsets_k;
+    i32* to = args.offsets + which * (args.sequences + 1);
+    i32 before = 0;
+    u32 bad = ~0U;
+    for (i32 first = 0; first <= args.sequences; first += 32) {
+      const i32 i = first + lane;
+      const bool has = i <= args.sequences;
+      const i32 given =
+          has ? static_cast<i32>(load_global(reinterpret_cast<const u32*>(from + i))) : 0;
+      i32 offset = i == 0 ? 0 : i == args.sequences ? tokens : min(max(given, 0), tokens);
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const i32 other = __shfl_up_sync(~0U, offset, step);
+        if (lane >= step) offset = max(offset, other);
+      }
+      offset = max(offset, before);
+      before = __shfl_sync(~0U, offset, 31);
+      if (!has) continue;
+      to[i] = offset;
+      if (offset != given) bad = min(bad, static_cast<u32>(i));
+    }
+    return __reduce_min_sync(~0U, bad);
+  }
+
+  // Writes the blocks of packed sequences. One CTA does it, a warp a sequence.
+  static F8_DEVICE void layout(const Args& args) {
+    __shared__ u32 bad[2], too_long[2];
+    grid_dependency_wait();
+    launch_dependents();
+    const i32 warp = static_cast<i32>(threadIdx.x / 32), lane = static_cast<i32>(threadIdx.x % 32);
+    if (warp < 2) {
+      bad[warp] = clean_offsets(args, warp);
+      too_long[warp] = ~0U;
+    }
+    __syncthreads();
+    for (i32 s = warp; s < args.sequences; s += kThreads / 32) {
+      const i32* of_q = args.offsets + s;
+      const i32* of_k = of_q + args.sequences + 1;
+      const i32 keys = of_k[1] - of_k[0], first_k = attention_packed_blocks(of_k[0], s);
+      const auto write = [&](AttentionBlock* blocks, const i32* offsets, u32 which) {
+        const i32 first = attention_packed_blocks(offsets[0], s);
+        const i32 count = attention_packed_blocks(offsets[1], s + 1) - first;
+        const i32 tokens = offsets[1] - offsets[0];
+        const i32 longest = which == 0 ? args.longest_q : args.longest_k;
+        if (lane == 0 && longest > 0 && tokens > longest) {
+          atomicMin(&too_long[which], static_cast<u32>(s));
+        }
+        for (i32 i = lane; i < count; i += 32) {
+          const i32 of_block = min(max(tokens - i * kAttentionTile, 0), kAttentionTile);
+          blocks[first + i] = {offsets[0] + i * kAttentionTile, of_block, i, keys, first_k, {}};
+        }
+      };
+      write(args.blocks_q, of_q, 0);
+      write(args.blocks_k, of_k, 1);
+    }
+    __syncthreads();
+    if (threadIdx.x != 0 || args.error == nullptr || args.error[0] != kNoPackError) return;
+    const auto keep = [&](i32 error, const u32(&first)[2]) {
+      const u32 which = first[0] != ~0U ? 0 : 1;
+      if (first[which] == ~0U) return false;
+      args.error[0] = error + static_cast<i32>(which);
+      args.error[1] = static_cast<i32>(first[which]);
+      return true;
+    };
+    if (!keep(kBadOffset, bad)) keep(kLongSequence, too_long);
   }
 };
 

@@ -1,5 +1,5 @@
 // The forward of attention in fp8: O = softmax(scale Q K^T) V for heads of 128, with LSE, full, causal or causal
-// within a sliding window.
+// within a sliding window, of a batch or of packed sequences (attention_args.cuh).
 //
 //   q [b][h][s][128], k [b][g][s][128]     e4m3, with a scale for each 128 tokens of a head, a power of two
 //   v^T [b][g][128][s]                     e4m3, the tokens of each 16 in the order of fragments (below)
@@ -54,6 +54,7 @@ F8_DEVICE float row_sum(float x) {
 template <class Config, class Args = AttentionArgs>
 struct AttentionForward {
   static constexpr bool kWindow = Args::kWindow;
+  static constexpr bool kPacked = Args::kPacked;
   static constexpr bool kCausal = Config::kCausal;
   static constexpr u32 kStages = Config::kStages;
   static constexpr u32 kD = 128, kTileM = 128, kTileN = 128;
@@ -83,15 +84,41 @@ struct AttentionForward {
   // Queries of a head and their tiles of keys, from `begin` to `tiles`; the CTAs take those with the most keys first.
   struct Work {
     u32 block, q_head, kv_head, begin, tiles;
+    AttentionBlock packed;  // where `block` is that of a sequence
+    u32 packed_at;          // of all blocks of a head
+
+    // Of all blocks of a head, the place of this one and of a tile of its keys.
+    F8_DEVICE u32 place() const { return kPacked ? packed_at : block; }
+    F8_DEVICE u32 key_block(u32 tile) const { return kPacked ? packed.first + tile : tile; }
+    F8_DEVICE i32 keys(const Args& args) const { return kPacked ? packed.keys : args.keys; }
+    // Of the tokens of all queries, this block's first one, and the one behind its last.
+    F8_DEVICE u32 first() const { return kPacked ? packed.token : block * kTileM; }
+    F8_DEVICE i32 end(const Args& args) const {
+      return kPacked ? packed.token + packed.tokens : args.queries;
+    }
+    F8_DEVICE bool is_empty() const { return begin >= tiles; }
   };
+  static F8_DEVICE i32 blocks_of(const Args& args, i32 tokens) {
+    if constexpr (kPacked) {
+      return attention_packed_blocks(tokens, args.sequences);
+    } else {
+      return attention_blocks(tokens);
+    }
+  }
   static F8_DEVICE u32 works(const Args& args) {
-    return static_cast<u32>(attention_blocks(args.queries) * args.heads_q * args.batch);
+    return static_cast<u32>(blocks_of(args, args.queries) * args.heads_q * args.batch);
   }
   static F8_DEVICE Work work_at(const Args& args, u32 index) {
-    const u32 heads = args.heads_q * args.batch, blocks = attention_blocks(args.queries);
-    const u32 key_blocks = attention_blocks(args.keys);
+    const u32 heads = args.heads_q * args.batch, blocks = blocks_of(args, args.queries);
     Work r;
     r.block = blocks - 1 - index / heads;
+    if constexpr (kPacked) {
+      r.packed_at = r.block;
+      r.packed = args.blocks_q[r.packed_at];
+      r.block = r.packed.index;
+      if (r.packed.tokens == 0) r.packed.keys = 0;
+    }
+    const u32 key_blocks = attention_blocks(r.keys(args));
     r.q_head = index % heads;
     r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
     r.begin = 0;
@@ -123,26 +150,31 @@ struct AttentionForward {
   }
 
   static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const Args& args) {
-    const u32 rows_q = attention_blocks(args.queries) * kTileM;
-    const u32 rows_k = attention_blocks(args.keys) * kTileN;
+    const u32 rows_q = blocks_of(args, args.queries) * kTileM;
+    const u32 rows_k = blocks_of(args, args.keys) * kTileN;
     Stage<kStages> stage;
     Stage<2> query;
     for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) {
       const Work work = work_at(args, i);
+      if constexpr (kPacked) {
+        if (work.is_empty()) continue;
+      }
       barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
       barrier_expect(barrier(shared, kFullQ, query.index), kTileBytes);
       tma_load(shared + query.index * kTileBytes, &maps.q, barrier(shared, kFullQ, query.index), 0,
-               work.q_head * rows_q + work.block * kTileM);
+               work.q_head * rows_q + work.place() * kTileM);
       query.advance();
       for (u32 tile = work.tiles; tile-- > work.begin;) {
         barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullK, stage.index), kTileBytes);
         tma_load(shared + kKeys + stage.index * kTileBytes, &maps.k,
-                 barrier(shared, kFullK, stage.index), 0, work.kv_head * rows_k + tile * kTileN);
+                 barrier(shared, kFullK, stage.index), 0,
+                 work.kv_head * rows_k + work.key_block(tile) * kTileN);
         barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
         barrier_expect(barrier(shared, kFullV, stage.index), kTileBytes);
         tma_load(shared + kValues + stage.index * kTileBytes, &maps.v,
-                 barrier(shared, kFullV, stage.index), tile * kTileN, work.kv_head * kD);
+                 barrier(shared, kFullV, stage.index), work.key_block(tile) * kTileN,
+                 work.kv_head * kD);
         stage.advance();
       }
     }
@@ -201,7 +233,8 @@ struct AttentionForward {
       const i32 query_of_row = static_cast<i32>(work.block * kTileM + row);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const i32 keys = kCausal ? min(args.keys, query_of_row + 8 * r + 1) : args.keys;
+        const i32 all = work.keys(args);
+        const i32 keys = kCausal ? min(all, query_of_row + 8 * r + 1) : all;
 #pragma unroll
         for (int i = 2 * r; i < 64; i += i % 2 == 0 ? 1 : 3) {
           if (first + i / 4 * 8 + i % 2 >= keys)
@@ -271,13 +304,16 @@ struct AttentionForward {
       warpgroup_fence_operand(s);
       release(kEmptyK, key.index);
       key.advance();
-      if (kCausal || work.tiles * kTileN > static_cast<u32>(args.keys)) mask(work);
+      if (kCausal || work.tiles * kTileN > static_cast<u32>(work.keys(args))) mask(work);
       if constexpr (kWindow) mask_window(work, work.tiles - 1);
       float largest[2];
       maxima(largest);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         most[r] = largest[r] * factor;
+        if constexpr (kWindow && kPacked) {  // a query may have no key: its sum is 0
+          if (most[r] == __int_as_float(static_cast<i32>(0xFF800000U))) most[r] = 0.0F;
+        }
         correction_o[r] = 0.0F;
       }
       exponentials<false>(factor, sum);
@@ -320,12 +356,13 @@ struct AttentionForward {
       barrier_wait(barrier(shared, kFullV, value.index), value.phase);
     }
     F8_DEVICE void store(const Work& work, float inv_scale_v) const {
-      const u32 token = work.block * kTileM + row;
+      const u32 token = work.first() + row;
       const u64 batch = work.q_head / args.heads_q, head = work.q_head % args.heads_q;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (token + 8 * r >= static_cast<u32>(args.queries)) continue;
-        const float inverse = inv_scale_v / sum[r];
+        if (token + 8 * r >= static_cast<u32>(work.end(args))) continue;
+        float inverse = inv_scale_v / sum[r];
+        if (kPacked && sum[r] == 0.0F) inverse = 0.0F;  // without a key
         const u64 line = (batch * args.queries + token + 8 * r) * args.heads_q + head;
         u16* to = args.o + line * kD + lane % 4 * 2;
 #pragma unroll
@@ -339,12 +376,23 @@ struct AttentionForward {
         }
       }
     }
+    // O of queries without a key is 0, and LSE is -inf.
+    F8_DEVICE void store_nothing(const Work& work) {
+#pragma unroll
+      for (float& each : o) each = 0.0F;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) most[r] = sum[r] = 0.0F;
+      store(work, 0.0F);
+    }
     F8_DEVICE void attend(const Work& work) {
-      const u32 blocks_q = attention_blocks(args.queries), blocks_k = attention_blocks(args.keys);
-      const float* scale_k = args.inv_scale_k + work.kv_head * blocks_k;
-      const float* scale_v = args.inv_scale_v + work.kv_head * blocks_k;
+      if constexpr (kPacked) {
+        if (work.is_empty()) return store_nothing(work);
+      }
+      const u32 blocks_q = blocks_of(args, args.queries), blocks_k = blocks_of(args, args.keys);
+      const float* scale_k = args.inv_scale_k + work.kv_head * blocks_k + work.key_block(0);
+      const float* scale_v = args.inv_scale_v + work.kv_head * blocks_k + work.key_block(0);
       const float of_q =
-          args.scale_log2 * __ldg(args.inv_scale_q + work.q_head * blocks_q + work.block);
+          args.scale_log2 * __ldg(args.inv_scale_q + work.q_head * blocks_q + work.place());
       const i32 first = static_cast<i32>(work.tiles) - 1, begin = static_cast<i32>(work.begin);
       float v = __ldg(scale_v + first);
       const i32 second = max(first - 1, begin);

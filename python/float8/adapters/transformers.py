@@ -67,7 +67,8 @@ def install_attention(*, name: str = NAME, emulate: bool = False) -> None:
     It is float8.torch.scaled_dot_product_attention, in training and in evaluation. A call that it cannot compute
     goes to transformers' own "sdpa", with one warning that says why: a batch with padding, another mask than the causal
     one with or without a sliding window, dropout, another head than 128. A single query, as in generation, goes there
-    without one. A model with capped scores or attention sinks, which "sdpa" has not, is a ValueError at its first forward.
+    without one. Packed sequences, as of DataCollatorWithFlattening(return_flash_attn_kwargs=True), are those of
+    float8.torch.varlen_attention. A model with capped scores or attention sinks, which "sdpa" has not, is a ValueError at its first forward.
 
     Raises ImportError where transformers has no such implementations, which came with its version 4.53.
     """

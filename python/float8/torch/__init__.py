@@ -28,6 +28,7 @@ from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_histor
 from float8.torch.shard.fsdp import precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.shard.weight_changes import check_copies
 from float8.torch.tuning import tune_on_first_use
+from float8.torch.varlen import check_sequences, varlen_attention
 
 if TYPE_CHECKING:
     from float8.torch.layer.parallel_styles import (
@@ -52,6 +53,7 @@ __all__ = [
     "cache_weight_casts",
     "check_copies",
     "check_routing",
+    "check_sequences",
     "convert_attention_to_float8",
     "convert_to_float8_training",
     "functional",
@@ -65,6 +67,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "sync_float8_amax_and_scale_history",
     "tune_on_first_use",
+    "varlen_attention",
     "verdicts",
     "verify_distributed",
     "watch",

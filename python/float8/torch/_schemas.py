@@ -51,12 +51,13 @@ _FLEXIBLE = (
     ),
     "moe_combine(Tensor y, Tensor? scores, Tensor position, Tensor offsets, int config) -> Tensor",
     (
-        "attention_forward(Tensor q, Tensor k, Tensor v, float scale, bool causal, int window, int config) "
-        "-> (Tensor, Tensor, Tensor)"
+        "attention_forward(Tensor q, Tensor k, Tensor v, float scale, bool causal, int window, int config, "
+        "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt "
+        "max_seqlen_k=0) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "attention_dequantize(Tensor saved, Tensor o, int heads_kv, SymInt tokens_kv, float scale, bool "
-        "causal, int window, int config) -> (Tensor, Tensor, Tensor)"
+        "causal, int window, int config, SymInt sequences=0) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "
@@ -141,6 +142,7 @@ _OTHERS = (
     ),
     "moe_bytes(int m, int experts, int hidden, int dim, int dtype, int config) -> int",
     "routing_errors() -> int[]",
+    "sequence_errors() -> int[]",
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     (
         "quantized_bytes(int rows, int cols, int config, int operand, bool backward, int "

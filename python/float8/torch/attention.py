@@ -17,6 +17,7 @@ attention_dequantize = torch.ops.float8.attention_dequantize.default
 RECIPES = ("fp8_forward", "bf16")
 HEAD_DIMS = (128,)
 _BLOCK = 128  # tokens of a head that share a scale
+packed_on_gpus = False  # the kernels of packed sequences have run on the emulated device alone
 
 
 def _blocks(tokens: Any) -> Any:
@@ -32,13 +33,23 @@ def _fake_forward(
     causal: bool,
     window: int,
     config: int,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b, h, s, d = q.shape
-    blocks = b * (h * _blocks(s) + 2 * k.shape[1] * _blocks(k.shape[2]))
+    of_q, of_k = _blocks(s), _blocks(k.shape[2])
+    pack = 0
+    if cu_seqlens_q is not None:
+        offsets = cu_seqlens_q.shape[0]
+        of_q, of_k = (x // _BLOCK + offsets - 1 for x in (s, k.shape[2]))
+        pack = 32 * (of_q + of_k) + 8 * offsets
+    blocks = b * (h * of_q + 2 * k.shape[1] * of_k)
     return (
         q.new_empty((b, s, h, d)),
         q.new_empty((b, h, s), dtype=torch.float32),
-        q.new_empty((blocks * (_BLOCK * d + 4),), dtype=torch.uint8),
+        q.new_empty((blocks * (_BLOCK * d + 4) + pack,), dtype=torch.uint8),
     )
 
 
@@ -52,6 +63,7 @@ def _fake_dequantize(
     causal: bool,
     window: int,
     config: int,
+    sequences: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b, _, _, d = o.shape
     return (
@@ -61,7 +73,7 @@ def _fake_dequantize(
     )
 
 
-def _backward_by_formula(
+def backward_by_formula(
     grad: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -84,7 +96,7 @@ def _backward_by_formula(
     ds = p * (grad @ v.transpose(-1, -2) - (grad * o).sum(-1, keepdim=True)) * scale
     dq = ds @ k
     dk, dv = (
-        x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2)
+        x.reshape(x.shape[0], q.shape[1] // groups, groups, *x.shape[2:]).sum(2)
         for x in (ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ grad)
     )
     return dq.to(dtype), dk.to(dtype), dv.to(dtype)
@@ -103,7 +115,7 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients in bf16: cuDNN's where PyTorch has it and there is no window, else those of its flash attention."""
     if not grad.is_cuda:
-        return _backward_by_formula(grad, q, k, v, o, lse, scale, causal, window)
+        return backward_by_formula(grad, q, k, v, o, lse, scale, causal, window)
     sizes = (q.shape[2], k.shape[2])
     unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
     if window:

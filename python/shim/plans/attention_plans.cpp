@@ -17,6 +17,7 @@ std::unique_ptr<AttentionPlan> make_attention(const AttentionKey& key) {
   desc.scale = key.scale;
   desc.causal = key.causal ? 1 : 0;
   desc.dtype = FLOAT8_BF16;
+  desc.packed = key.packed ? 1 : 0;
   desc.window = key.window;
   auto made = std::make_unique<AttentionPlan>();
   check(float8_attention_plan(context_of(key.device), &desc, &made->attention));

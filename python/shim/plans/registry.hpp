@@ -81,7 +81,8 @@ struct Hash {
   size_t operator()(const AttentionKey& key) const {
     const uint64_t heads =
         mix(pair_of(key.heads_q, key.heads_kv), pair_of(key.head_dim, key.device));
-    const uint64_t mask = mix(static_cast<uint64_t>(key.window), key.causal ? 1 : 0);
+    const uint64_t mask =
+        mix(static_cast<uint64_t>(key.window), (key.causal ? 1U : 0U) | (key.packed ? 2U : 0U));
     return mix(mix(heads, mask), static_cast<uint64_t>(std::bit_cast<int32_t>(key.scale)));
   }
   size_t operator()(const CombineKey& key) const {

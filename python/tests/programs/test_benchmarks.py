@@ -209,6 +209,15 @@ def test_attention(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(15 < float(cell) < 45 for cell in rows[f"{data}-float8"])
 
 
+def test_attention_of_packed_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--variants", "float8,sdpa-flash,sdpa-math", "--length", "64", "--masks", "packed8")
+    assert not run("attention", *options)
+    times = table(capsys.readouterr().out, "attention")
+    for name in ("float8", "sdpa-flash"):
+        assert positive(times[f"{name}-forward"][:1] + times[f"{name}-backward"][:1])
+    assert "sdpa-math-forward" not in times
+
+
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert not run("memory", "--blocks", "1", "--variants", "rowwise-eager")
     rows = table(capsys.readouterr().out, "variant")

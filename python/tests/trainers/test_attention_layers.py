@@ -15,6 +15,7 @@ import pytest
 import real_training as training
 import repository
 import torch
+from attention_models import copies, model_of, noted_windows, unchanged
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,23 +26,6 @@ pytestmark = pytest.mark.usefixtures("untold")
 
 
 TOKENS = 48
-
-
-def model_of(kind: str, device: str, **more: Any) -> Any:
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 128,
-        "max_position_embeddings": 64,
-        "use_cache": False,
-    }
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **more})
-    return getattr(transformers, f"{kind}ForCausalLM")(config).to(device, torch.bfloat16)
 
 
 def tokens(device: str, count: int = TOKENS) -> Tensor:
@@ -63,14 +47,6 @@ def losses(model: Any, steps: int, device: str, count: int = TOKENS, **inputs: A
     return found
 
 
-def unchanged(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
-    return [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
-
-
-def copies(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral"])
 def test_a_model_of_transformers_trains(device: str, options: dict[str, Any], kind: str) -> None:
     expected = losses(model_of(kind, device), 6, device)
@@ -90,18 +66,7 @@ def test_a_model_of_transformers_trains(device: str, options: dict[str, Any], ki
 
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The windows of the forwards in fp8 that ran, in order."""
-    from float8.torch import attention
-
-    found: list[int] = []
-    forward = attention.attention_forward
-
-    def noted(*args: Any) -> Any:
-        found.append(args[5])
-        return forward(*args)
-
-    monkeypatch.setattr(attention, "attention_forward", noted)
-    return found
+    return noted_windows(monkeypatch)
 
 
 EXPERTS = {

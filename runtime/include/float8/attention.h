@@ -26,7 +26,8 @@ typedef struct float8_attention_desc {
   float scale;      /* of the scores; 0: 1 / sqrt(head_dim) */
   int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
   int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
-  int32_t reserved; /* 0 */
+  int32_t
+      packed; /* nonzero: a call's sequences lie one behind the other (float8_attention_sizes) */
   int64_t
       window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
@@ -39,7 +40,8 @@ FLOAT8_API float8_status float8_attention_plan(float8_context* context,
                                                float8_attention** out);
 FLOAT8_API void float8_attention_destroy(float8_attention* attention);
 
-/* The sizes of a call, which may be others from call to call. */
+/* The sizes of a call, which may be others from call to call. Packed sequences have tokens_q and tokens_kv all together;
+ * which sequence has which of them is read on the device. */
 typedef struct float8_attention_sizes {
   int64_t batch FLOAT8_DEFAULT(1);     /* sequences; 0: the call does nothing */
   int64_t tokens_q FLOAT8_DEFAULT(0);  /* of each sequence; 0: the call does nothing */
@@ -55,13 +57,29 @@ FLOAT8_API size_t float8_attention_workspace_bytes(const float8_attention* atten
                                                    const float8_attention_sizes* sizes);
 
 /* A tensor [batch][heads][tokens][head_dim] whose heads are dense: an element's index is the sum of its
- * coordinates times the strides, in elements. data is aligned to 16 bytes, and strides are multiples of 8. */
+ * coordinates times the strides, in elements. data is aligned to 16 bytes, and strides are multiples of 8. Packed
+ * sequences are a batch of 1 in all tensors. */
 typedef struct float8_heads {
   void* data FLOAT8_DEFAULT(NULL);
   int64_t batch_stride FLOAT8_DEFAULT(0);
   int64_t head_stride FLOAT8_DEFAULT(0);
   int64_t token_stride FLOAT8_DEFAULT(0);
 } float8_heads;
+
+/* The first error of packed sequences, in memory of the device that the caller sets to 0 once: calls keep what
+ * is there. */
+typedef enum float8_sequence_error_code {
+  FLOAT8_NO_SEQUENCE_ERROR = 0,
+  FLOAT8_BAD_CU_SEQLENS_Q = 1,
+  FLOAT8_BAD_CU_SEQLENS_KV = 2,
+  FLOAT8_LONG_SEQUENCE_Q = 3, /* a sequence has more than longest_q tokens */
+  FLOAT8_LONG_SEQUENCE_KV = 4
+} float8_sequence_error_code;
+
+typedef struct float8_sequence_error {
+  int32_t code FLOAT8_DEFAULT(0);  /* a float8_sequence_error_code */
+  int32_t index FLOAT8_DEFAULT(0); /* of the offset, or of the sequence */
+} float8_sequence_error;
 
 typedef struct float8_attention_forward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_attention_forward_args));
@@ -75,10 +93,28 @@ typedef struct float8_attention_forward_args {
                              less its mean: it is not to be merged with that of other keys */
   float8_buffer saved FLOAT8_DEFAULT({});     /* float8_attention_saved_bytes(), written */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_attention_workspace_bytes() */
+  /* Of packed sequences: [batch + 1] on the device. Sequence i has the tokens from the i-th offset on, up to the one
+   * behind it; the first is 0, and the last tokens_q or tokens_kv. */
+  const int32_t* cu_seqlens_q FLOAT8_DEFAULT(NULL);
+  const int32_t* cu_seqlens_kv FLOAT8_DEFAULT(NULL);
+  int64_t longest_q
+      FLOAT8_DEFAULT(0); /* tokens that a sequence has at most, as the caller's backward takes it;
+                                           a longer one is kept as an error, and changes
+                                           nothing else. 0: any */
+  int64_t longest_kv FLOAT8_DEFAULT(0);
+  float8_sequence_error* sequence_error FLOAT8_DEFAULT(NULL); /* on the device, or NULL */
 } float8_attention_forward_args;
 
-/* Enqueues three launches: the sums of k, the casts, and the attention. A NaN or an infinity shows in o of its
- * head, in every query that has a key of its 128 tokens, and with a window in others of the same 128 queries. */
+/* Enqueues three launches: the sums of k, the casts, and the attention, and of packed sequences their layout before
+ * these. A NaN or an infinity shows in o of its head, in every query that has a key of its 128 tokens, and with a window
+ * in others of the same 128 queries.
+ *
+ * Packed sequences are read from the device in each call, also where a CUDA graph replays it. Each has the bits of o and
+ * lse that a batch of it alone gives it, wherever it lies, and nothing of the others; it may be empty. A query without a
+ * key has an o of 0 and an lse of -inf. An offset that falls, is negative, or lies beyond the tokens is replaced by the
+ * largest one before it, or by the tokens, so that no call leaves its memory, and sequence_error has its index.
+ * float8_attention_dequantize knows the sequences from `saved`, whose last 8 (batch + 1) bytes are the offsets so
+ * replaced, of queries and of keys. The kernels of packed sequences have run on the emulated device alone so far. */
 FLOAT8_API float8_status float8_attention_forward(const float8_attention* attention,
                                                   const float8_attention_forward_args* args,
                                                   float8_stream stream);

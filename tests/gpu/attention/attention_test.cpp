@@ -6,52 +6,20 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 
 #include "recipes/dtype.hpp"
+#include "tests/gpu/attention/elements.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {
 namespace {
 
-constexpr int64_t kHead = 128, kBlockOfTokens = 128;
+constexpr int64_t kBlockOfTokens = 128;
 
 struct AttentionCase {
   int64_t batch, heads_q, heads_kv, queries, keys;
   bool causal;
   int64_t window = 0;
-};
-
-// [batch][tokens][heads][d] in bf16, of which each token has `gap` elements more.
-struct Elements {
-  int64_t batch, heads, tokens, gap;
-  std::vector<uint16_t> bits;
-
-  Elements(int64_t sequences, int64_t of_heads, int64_t of_tokens, int64_t between, unsigned seed,
-           float mean)
-      : batch(sequences),
-        heads(of_heads),
-        tokens(of_tokens),
-        gap(between),
-        bits(static_cast<size_t>(batch * tokens * token_stride())) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    for (uint16_t& each : bits) each = encode_bf16(normal(random) + mean);
-  }
-  [[nodiscard]] int64_t token_stride() const { return heads * kHead + gap; }
-  [[nodiscard]] size_t at(int64_t row, int64_t token, int64_t column) const {
-    return static_cast<size_t>((row / heads * tokens + token) * token_stride() +
-                               row % heads * kHead + column);
-  }
-  [[nodiscard]] double value(int64_t row, int64_t token, int64_t column) const {
-    return decode_bf16(bits[at(row, token, column)]);
-  }
-  [[nodiscard]] float8_heads on(const DeviceBuffer& buffer) const {
-    return {.data = buffer.as(),
-            .batch_stride = tokens * token_stride(),
-            .head_stride = kHead,
-            .token_stride = token_stride()};
-  }
 };
 
 class AttentionTest : public GpuTestWith<AttentionCase> {

@@ -73,7 +73,10 @@ TEST(Emit, GoldenStubs) {
            "score_gradient/f32/bf16",
            "attention_forward/d128/causal/s3",
            "attention_forward/d128/window/s3",
+           "attention_forward/d128/causal/packed/s3",
            "attention_cast/d128",
+           "attention_cast/d128/packed",
+           "attention_layout/d128/packed",
            "adamw/bf16/tensor/from_f32",
            "adamw_cast/bf16.e4m3/block128x128/q+qt/from_f32/pow2",
            "cast/bf16.e4m3/axis/q+qt/pow2/group",
@@ -340,10 +343,13 @@ std::set<std::string> tunable_kernels() {
   }
   for (const char* keys_of_a_query : {"full", "causal", "window"}) {
     keys.insert(f8::format("attention_forward/d128/{}/s3", keys_of_a_query));
+    keys.insert(f8::format("attention_forward/d128/{}/packed/s3", keys_of_a_query));
   }
   for (const char* step : {"sum_keys", "cast", "dequantize"}) {
     keys.insert(f8::format("attention_{}/d128", step));
+    keys.insert(f8::format("attention_{}/d128/packed", step));
   }
+  keys.insert("attention_layout/d128/packed");
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));

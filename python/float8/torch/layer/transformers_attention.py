@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from float8.torch import varlen
 from float8.torch._ops import of_autocast
 from float8.torch.attention import (
     refusal,
@@ -50,19 +51,27 @@ def register(name: str, emulate: bool) -> None:
         window = _window_of(attention_mask)
         if window is not None:
             attention_mask = None
-        reason = _obstacle(module, query, key, value, attention_mask, dropout, scaling, more)
+        emulated = getattr(module, "float8_emulate", emulate)
+        causal = window is not None or _is_causal(module, is_causal)
+        pack = _pack_of(query, key, attention_mask, window, more)
+        mask = attention_mask if pack is None else None
+        reason = _obstacle(module, query, key, value, mask, dropout, scaling, more)
+        if reason is None and pack is not None:
+            o = _attend_pack(query, key, value, pack, causal, scaling, emulated)
+            if isinstance(o, torch.Tensor):
+                return o, None
+            reason = o
         if reason is not None:
             if reason:
                 warn_of(reason)
-            if window is not None:
+            if pack is not None and attention_mask is None:  # "sdpa" reads no offsets
+                attention_mask = varlen.mask_of_pack(pack.offsets, query.shape[2], causal, window)
+            elif window is not None:
                 attention_mask = window_mask(window, query, key)
             out: tuple[torch.Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
             )
             return out
-        if window is not None:
-            is_causal = True
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if causal and key.shape[2] > query.shape[2]:  # an empty static cache is behind them
             key, value = (x[:, :, : query.shape[2]] for x in (key, value))
         y = scaled_dot_product_attention(
@@ -73,15 +82,18 @@ def register(name: str, emulate: bool) -> None:
             scale=scaling,
             enable_gqa=True,
             window=window,
-            emulate=getattr(module, "float8_emulate", emulate),
+            emulate=emulated,
         )
         return y.transpose(1, 2), None
 
     def attention_mask(**options: Any) -> torch.Tensor | None:
+        own = dict(options)
         window = _sliding_window(**options)
         if window is not None:  # sdpa_mask leaves out no mask of a local size
             options["local_size"] = None
         mask: torch.Tensor | None = sdpa_mask(**options)
+        if mask is not None:
+            _mark(mask, **own)
         if mask is None and window is not None and options["kv_length"] > window:
             return torch.empty((0, 1, 1, window), dtype=torch.bool, device=options["device"])
         return mask
@@ -89,6 +101,88 @@ def register(name: str, emulate: bool) -> None:
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     registered.add(name)
+
+
+def _is_causal(module: Any, is_causal: bool | None) -> bool:
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+# A mask that a model made of the positions of packed sequences alone is what their offsets say too: it is left with the
+# window that it has. A compiled graph has no attributes of tensors, and takes PyTorch's attention.
+def _mark(
+    mask: torch.Tensor,
+    *,
+    mask_function: Any = None,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    config: Any = None,
+    use_vmap: bool = False,
+    **more: Any,
+) -> None:
+    of_positions = getattr(mask_function, "__qualname__", "").startswith("and_masks.")
+    if attention_mask is not None or use_vmap or not of_positions or torch.compiler.is_compiling():
+        return
+    if getattr(config, "attention_chunk_size", None) is not None or mask.shape[0] != 1:
+        return
+    if local_size in (None, getattr(config, "sliding_window", None)):
+        mask.float8_window = local_size  # type: ignore[attr-defined]
+
+
+class _Pack(NamedTuple):
+    offsets: torch.Tensor
+    longest: int
+    window: int | None
+
+
+def _pack_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    window: int | None,
+    more: dict[str, Any],
+) -> _Pack | None:
+    """Returns the packed sequences that a call is given, or None. Queries and keys of a self-attention have the same
+    offsets."""
+    offsets, longest = more.get("cu_seq_lens_q"), more.get("max_length_q")
+    if offsets is None or longest is None or query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        return None
+    if mask is not None:
+        if not hasattr(mask, "float8_window"):
+            return None
+        window = mask.float8_window
+    return _Pack(offsets, longest, window)
+
+
+def _attend_pack(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pack: _Pack,
+    causal: bool,
+    scaling: float | None,
+    emulate: bool,
+) -> torch.Tensor | str:
+    """Returns the result, or why it is not fp8's."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    offsets, longest = (pack.offsets, pack.offsets), (pack.longest, pack.longest)
+    reason = varlen.refusal_of_pack(q, k, offsets, longest, causal)
+    if reason is None:
+        reason = varlen.refusal(q, k, v, True, scaling)
+    if reason is not None:
+        return reason
+    o = varlen.varlen_attention(
+        q,
+        k,
+        v,
+        *offsets,
+        *longest,
+        is_causal=causal,
+        window=pack.window,
+        scale=scaling,
+        enable_gqa=True,
+        emulate=emulate,
+    )
+    return o[None]
 
 
 # Where a mask is a window and nothing else, layers are handed one without elements, whose last size is the window. It

@@ -35,7 +35,7 @@ class AttentionAbi : public ::testing::Test {
             .scale = 0,
             .causal = 1,
             .dtype = FLOAT8_BF16,
-            .reserved = 0,
+            .packed = 0,
             .window = 0};
   }
   static float8_heads heads(const Memory& of, int64_t count) {
@@ -116,7 +116,6 @@ TEST_F(AttentionAbi, RefusesPlans) {
   refuses([](auto& d) { d.scale = -1; }, FLOAT8_INVALID_ARGUMENT, "scale is -1");
   refuses([](auto& d) { d.dtype = FLOAT8_F16; }, FLOAT8_UNSUPPORTED, "dtype is f16");
   refuses([](auto& d) { d.dtype = 9; }, FLOAT8_INVALID_ARGUMENT, "dtype is 9");
-  refuses([](auto& d) { d.reserved = 1; }, FLOAT8_INVALID_ARGUMENT, "reserved is 1");
   refuses([](auto& d) { d.window = -1; }, FLOAT8_INVALID_ARGUMENT, "window is -1");
   refuses([](auto& d) { d.window = 4, d.causal = 0; }, FLOAT8_INVALID_ARGUMENT, "window is 4");
   refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
@@ -128,6 +127,43 @@ TEST_F(AttentionAbi, AnOlderCallerHasNoWindow) {
   desc.window = -1;
   float8_attention* attention = plan(desc);
   EXPECT_NE(attention, nullptr) << float8_last_error();
+  float8_attention_destroy(attention);
+}
+
+TEST_F(AttentionAbi, SavedEndsWithThePacksOffsets) {
+  float8_attention_desc desc = good();
+  desc.packed = 1;
+  float8_attention* attention = plan(desc);
+  ASSERT_NE(attention, nullptr) << float8_last_error();
+  const float8_attention_sizes sizes{.batch = 2, .tokens_q = 3, .tokens_kv = 3};
+  const size_t saved_bytes = float8_attention_saved_bytes(attention, &sizes);
+  EXPECT_EQ(saved_bytes, 2 * ((2 + 1 + 1) * (128 * 128 + 4) + 2 * 32) + 2 * 3 * 4);
+  const size_t workspace_bytes = float8_attention_workspace_bytes(attention, &sizes);
+  const Memory q = random_bf16(3 * 2 * kHeadDim, 1), k = random_bf16(3 * kHeadDim, 2);
+  const Memory v = random_bf16(3 * kHeadDim, 3);
+  const Memory o = memory(3 * 2 * kHeadDim * 2), lse = memory(2 * 3 * 4);
+  const Memory saved = memory(saved_bytes), workspace = memory(workspace_bytes);
+  const int32_t offsets[] = {0, 1, 3}, bad[] = {0, 1, 9};
+  float8_sequence_error error;
+  float8_attention_forward_args args{.sizes = sizes,
+                                     .q = heads(q, 2),
+                                     .k = heads(k, 1),
+                                     .v = heads(v, 1),
+                                     .o = o.get(),
+                                     .lse = static_cast<float*>(lse.get()),
+                                     .saved = {saved.get(), saved_bytes},
+                                     .workspace = {workspace.get(), workspace_bytes}};
+  EXPECT_EQ(float8_attention_forward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("cu_seqlens_q is NULL")) << float8_last_error();
+  args.cu_seqlens_q = offsets;
+  args.cu_seqlens_kv = bad;
+  args.sequence_error = &error;
+  ASSERT_EQ(float8_attention_forward(attention, &args, nullptr), FLOAT8_OK) << float8_last_error();
+  EXPECT_EQ(error.code, FLOAT8_BAD_CU_SEQLENS_KV);
+  EXPECT_EQ(error.index, 2);
+  const auto* taken = reinterpret_cast<const int32_t*>(static_cast<const char*>(saved.get()) +
+                                                       saved_bytes - 2 * sizeof offsets);
+  EXPECT_EQ(std::vector<int32_t>(taken, taken + 6), (std::vector<int32_t>{0, 1, 3, 0, 1, 3}));
   float8_attention_destroy(attention);
 }
 

@@ -393,7 +393,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_adamw_tensor, cast, 136U);
   F8_ENDS(float8_adamw_args, found_inf, 96U);
   F8_ENDS(float8_attention_desc, window, 56U);
-  F8_ENDS(float8_attention_forward_args, workspace, 176U);
+  F8_ENDS(float8_attention_forward_args, sequence_error, 216U);
   F8_ENDS(float8_attention_dequantize_args, v, 144U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace, 72U);

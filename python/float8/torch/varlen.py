@@ -1,0 +1,323 @@
+"""Attention of packed sequences with a forward in fp8: varlen_attention, its gradient, and the check of its offsets."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from float8 import recipes
+from float8.torch import _ops, attention
+
+# By float8_sequence_error_code.
+_ERRORS = {
+    1: "offset {} of cu_seqlens_q falls, is negative, or is not that of the first or last token",
+    2: "offset {} of cu_seqlens_k falls, is negative, or is not that of the first or last token",
+    3: "sequence {} has more queries than max_seqlen_q",
+    4: "sequence {} has more keys than max_seqlen_k",
+}
+
+
+@torch.library.custom_op("float8::varlen_backward_by_formula", mutates_args=())
+def _backward_by_formula(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    offsets: torch.Tensor,
+    scale: float,
+    causal: bool,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients in fp32 of each sequence by itself, for tensors on a CPU."""
+    grads = (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
+    of_q, of_k = ([slice(*x) for x in itertools.pairwise(each)] for each in offsets.tolist())
+    for rows, keys in zip(of_q, of_k, strict=True):
+        each = [(grad, rows), (q, rows), (k, keys), (v, keys), (o, rows)]
+        dy, q_, k_, v_, o_ = (x[i].transpose(0, 1)[None] for x, i in each)
+        parts = attention.backward_by_formula(
+            dy, q_, k_, v_, o_, lse[None, :, rows], scale, causal, window
+        )
+        for whole, part, i in zip(grads, parts, (rows, keys, keys), strict=True):
+            whole[i] = part[0].transpose(0, 1)
+    return grads
+
+
+@_backward_by_formula.register_fake
+def _fake_backward_by_formula(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _backward(
+    grad: torch.Tensor,
+    operands: tuple[torch.Tensor, ...],
+    lse: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: tuple[int, int],
+    scale: float,
+    causal: bool,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v, [T, H, D] in bf16: those of PyTorch's flash attention on a GPU. cuDNN's takes no
+    offsets through PyTorch."""
+    if not grad.is_cuda:
+        return _backward_by_formula(grad, *operands, lse, offsets, scale, causal, window)  # type: ignore[no-any-return]
+    unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
+    sides = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+    return torch.ops.aten._flash_attention_backward(  # type: ignore[no-any-return]
+        grad.contiguous(),
+        *operands,
+        lse,
+        offsets[0],
+        offsets[1],
+        *longest,
+        0.0,
+        causal and not window,  # the window is causal by itself
+        unused,
+        unused,
+        scale=scale,
+        **sides,
+    )
+
+
+class VarlenAttentionFunction(torch.autograd.Function):
+    """AttentionFunction of packed sequences. Backward takes the offsets that forward took, which are those of the tokens
+    whatever the caller's are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor | None,  # None: cu_seqlens_q, which torch.compile takes once
+        longest: tuple[int, int],
+        scale: float,
+        causal: bool,
+        window: int,
+        config: int,
+    ) -> torch.Tensor:
+        options = (scale, causal, window)
+        if cu_seqlens_k is None:
+            cu_seqlens_k = cu_seqlens_q
+        batch = (x.transpose(0, 1)[None] for x in (q, k, v))
+        o, lse, saved = attention.attention_forward(
+            *batch, *options, config, cu_seqlens_q, cu_seqlens_k, *longest
+        )
+        ctx.save_for_backward(o, lse, saved)
+        ctx.key_sizes = (k.shape[1], k.shape[0])
+        ctx.options = options
+        ctx.longest = longest
+        ctx.config = config
+        ctx.sequences = cu_seqlens_q.shape[0] - 1
+        return o[0]  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        o, lse, saved = ctx.saved_tensors
+        operands = attention.attention_dequantize(
+            saved, o, *ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences
+        )
+        offsets = saved[-8 * (ctx.sequences + 1) :].view(torch.int32).view(2, -1)
+        own = tuple(x[0] for x in (*operands, o))
+        grads = _backward(grad, own, lse[0], offsets, ctx.longest, *ctx.options)
+        return *grads, None, None, None, None, None, None, None
+
+
+def varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    recipe: str = "fp8_forward",
+    emulate: bool = False,
+) -> torch.Tensor:
+    """Returns softmax(scale query key^T) value of each of several sequences that lie one behind the other:
+    torch.nn.attention.varlen.varlen_attn under a recipe, with its arguments in its order.
+
+    query: [T, H, 128] in bfloat16; any strides, as in scaled_dot_product_attention.
+    key, value: [T', G, 128]. H is G, or with enable_gqa a multiple of it.
+    cu_seqlens_q, cu_seqlens_k: int32 on the device of query, [sequences + 1]: where each sequence's queries and keys begin,
+        from 0 to T and to T'. A sequence may be empty, and one without keys has a result of 0. The host reads none of
+        them, and a CUDA graph may be replayed with others; check_sequences tells of bad ones.
+    max_seqlen_q, max_seqlen_k: at least the longest sequence's queries and keys, which backward takes on a GPU.
+    is_causal: query i of a sequence has its keys up to the i-th one. Each sequence has as many keys as queries then:
+        cu_seqlens_k is None, or cu_seqlens_q itself.
+    window, scale, recipe, emulate: as in scaled_dot_product_attention.
+
+    Each sequence has the bits that scaled_dot_product_attention gives it alone, and a NaN stays in its own. "bf16" is
+    varlen_attn, and on a CPU PyTorch's attention of one sequence after the other. The result is [T, H, 128].
+
+    Raises ValueError for what is not there, before anything is launched.
+    """
+    if recipe not in attention.RECIPES:
+        raise ValueError(
+            f"float8: recipe is {recipe!r}; it is one of {', '.join(attention.RECIPES)}"
+        )
+    if cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens_q
+    query, key, value = (_ops.of_autocast(x) for x in (query, key, value))
+    offsets = (cu_seqlens_q, cu_seqlens_k)
+    longest = (max_seqlen_q, max_seqlen_k)
+    reason = refusal_of_pack(query, key, offsets, longest, is_causal)
+    if reason is not None:
+        raise ValueError(f"float8: packed attention: {reason}")
+    if window is not None:
+        window = attention.checked_window(
+            window, is_causal, query.transpose(0, 1), key.transpose(0, 1)
+        )
+    if recipe == "bf16":
+        return _in_bf16(query, key, value, offsets, longest, is_causal, window, scale, enable_gqa)
+    reason = refusal(query, key, value, enable_gqa, scale)
+    if reason is not None:
+        raise ValueError(f'float8: packed attention in fp8: {reason}, or use recipe="bf16"')
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    config = recipes.EMULATE if emulate else 0
+    of_keys = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
+    options = (factor, is_causal, window or 0, config)
+    return VarlenAttentionFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
+        query, key, value, cu_seqlens_q, of_keys, longest, *options
+    )
+
+
+def refusal_of_pack(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    offsets: tuple[torch.Tensor, torch.Tensor],
+    longest: tuple[int, int],
+    is_causal: bool,
+) -> str | None:
+    """Returns why these are no packed sequences, or None where they are."""
+    for name, x in (("query", query), ("key", key)):
+        if x.dim() != 3:
+            return f"{name} has shape {tuple(x.shape)}; it is [tokens, heads, head_dim]"
+    for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True):
+        if not isinstance(cu, torch.Tensor):
+            return f"{name} is a {type(cu).__name__}; it is a tensor"
+        if cu.dtype != torch.int32 or cu.dim() != 1 or cu.shape[0] < 2:
+            return f"{name} is {cu.dtype} of shape {tuple(cu.shape)}; it is torch.int32 of [sequences + 1]"
+        if cu.device != query.device:
+            return f"{name} is on {cu.device}, query on {query.device}; move it there"
+        if not cu.is_contiguous():
+            return f"{name} is not contiguous; call its contiguous()"
+    if offsets[0].shape != offsets[1].shape:
+        return f"cu_seqlens_q has {offsets[0].shape[0]} offsets, cu_seqlens_k {offsets[1].shape[0]}"
+    for name, most in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
+        if isinstance(most, torch.Tensor) or most < 1:
+            return f"{name} is {most!r}; it is an int of at least 1"
+    if is_causal and offsets[1] is not offsets[0]:
+        return (
+            "is_causal with offsets of keys of their own; under a causal mask sequences have as many keys as queries: "
+            "give cu_seqlens_q as cu_seqlens_k too, or None"
+        )
+    if is_causal and query.shape[0] != key.shape[0]:
+        return f"is_causal with {query.shape[0]} queries and {key.shape[0]} keys; they are as many"
+    return None
+
+
+def refusal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    enable_gqa: bool,
+    scale: float | None,
+) -> str | None:
+    """Returns why attention in fp8 cannot compute packed sequences, or None where it can."""
+    if query.is_cuda and not attention.packed_on_gpus:
+        return "packed sequences have not run on a GPU yet"
+    if value.dim() != 3:
+        return f"value has shape {tuple(value.shape)}; it is [tokens, heads, head_dim]"
+    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    return attention.refusal(q, k, v, None, 0.0, enable_gqa, scale)
+
+
+def mask_of_pack(
+    offsets: torch.Tensor, tokens: int, is_causal: bool, window: int | None
+) -> torch.Tensor:
+    """Returns packed sequences, whose queries and keys are the same tokens, as a mask of PyTorch's attention."""
+    at = torch.arange(tokens, dtype=offsets.dtype, device=offsets.device)
+    sequence = torch.searchsorted(offsets, at, right=True)
+    mask = sequence[:, None] == sequence
+    if is_causal:
+        mask = mask.tril()
+    return mask.triu(1 - window) if window else mask
+
+
+def _in_bf16(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offsets: tuple[torch.Tensor, torch.Tensor],
+    longest: tuple[int, int],
+    is_causal: bool,
+    window: int | None,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    if query.is_cuda:
+        from torch.nn.attention.varlen import varlen_attn
+
+        left = window - 1 if window else -1
+        return varlen_attn(  # type: ignore[return-value]
+            query,
+            key,
+            value,
+            *offsets,
+            *longest,
+            scale=scale,
+            window_size=(left, 0 if is_causal else -1),
+            enable_gqa=enable_gqa,
+        )
+    parts = [
+        [x.tensor_split(cu[1:-1].tolist()) for x in tensors]
+        for tensors, cu in zip(((query,), (key, value)), offsets, strict=True)
+    ]
+    results = []
+    for q, k, v in zip(*parts[0], *parts[1], strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        mask = attention.window_mask(window, q, k) if window else None
+        o = functional.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=enable_gqa
+        )
+        results.append(o[0].transpose(0, 1))
+    return torch.cat(results)
+
+
+def check_sequences() -> None:
+    """Raises ValueError where offsets of varlen_attention since the last check were bad.
+
+    An offset that falls, is negative, or lies beyond the tokens is replaced by the largest one before it, or by the
+    tokens, so that no call leaves its tensors; the results are then those of other sequences. Where a sequence is longer
+    than max_seqlen, gradients are wrong on a GPU. The device alone sees that, so a trainer asks as often as it likes, as
+    after each hundredth step. The host waits for the current device.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    found = torch.ops.float8.sequence_errors()
+    words = [
+        f"on {'the emulated device' if device < 0 else f'cuda:{device}'} {_ERRORS[code].format(index)}"
+        for device, code, index in zip(found[::3], found[1::3], found[2::3], strict=True)
+    ]
+    if words:
+        raise ValueError(
+            f"float8: sequences of a varlen_attention since the last check_sequences were bad: {'; '.join(words)}; "
+            "offsets are the sums of the sequences' tokens, from 0 to all of them"
+        )
