@@ -1,0 +1,103 @@
+"""fuse(norms=True) of whole models with LayerNorms, from transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import float8.torch as f8
+from float8.torch import _ops, norm_casts, shared_casts
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("untold")
+COMMON = {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        **COMMON,
+        intermediate_size=96,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+        max_position_embeddings=32,
+    )
+    made: nn.Module = transformers.BertModel(config, add_pooling_layer=False)
+    return made
+
+
+def starcoder2() -> nn.Module:
+    config = transformers.Starcoder2Config(
+        **COMMON, intermediate_size=96, num_key_value_heads=1, use_bias=True
+    )
+    made: nn.Module = transformers.Starcoder2Model(config)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def graphs_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    options = {"force_disable_caches": True, "cpp.enable_floating_point_contract_flag": "fast"}
+    with torch._inductor.config.patch(options):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def casts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    apply = norm_casts.cast_norms
+
+    def counting(graph: Any) -> None:
+        apply(graph)
+        targets = (_ops.quantize_layer_norm, _ops.quantize_layer_norm_again)
+        found.append(sum(node.target in targets for node in graph.nodes))
+
+    monkeypatch.setattr(shared_casts.norm_casts, "cast_norms", counting)
+    return found
+
+
+def train(make: Callable[[], nn.Module], device: str, options: dict[str, Any], norms: bool) -> Any:
+    """Returns a model after two steps, its first output and gradients, and the weights it began with."""
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    model = make().to(device, torch.bfloat16).train()
+    f8.convert_to_float8_training(model, config=f8.LinearConfig("rowwise", **options))
+    f8.fuse(model, norms=norms)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    compiled = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    tokens = torch.arange(48, device=device).reshape(3, 16)
+    target = torch.randn(3, 16, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    first: list[Tensor] = []
+    for _ in range(2):
+        y = compiled(input_ids=tokens, use_cache=False)[0] if make is starcoder2 else compiled(tokens)[0]
+        (y.float() - target).square().mean().backward()
+        given = [each.grad for each in model.parameters() if each.grad is not None]
+        first = first or [y.detach(), *(each.clone() for each in given)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, first, before
+
+
+@pytest.mark.parametrize(("make", "expected"), [(bert, 3), (starcoder2, 3)])
+def test_models_have_the_bits_of_norms_apart(
+    make: Callable[[], nn.Module],
+    expected: int,
+    device: str,
+    options: dict[str, Any],
+    casts: list[int],
+) -> None:
+    _, apart, _ = train(make, device, options, norms=False)
+    assert not any(casts)
+    casts.clear()
+    model, together, before = train(make, device, options, norms=True)
+    print(casts)
+    if device == "cpu":
+        assert all(map(torch.equal, together, apart))
+    for name, each in model.named_modules():
+        if isinstance(each, f8.Float8Linear):
+            assert not torch.equal(each.weight, before[f"{name}.weight"]), name
