@@ -121,8 +121,7 @@ Status ComputedCasts::launch(const Context::State& context, const Kernel& kernel
   const auto& t = args.tensors[0];
   const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
   return launch_with(Computed{args, call.factor, ld, call.rstd, call.mean, call.bias},
-                     context.driver, kernel, t.blocks, context.options.programmatic_launch,
-                     stream);
+                     context.driver, kernel, t.blocks, context.options.programmatic_launch, stream);
 }
 
 Status ComputedCasts::find_maxima(const Context::State& context, const Pass& pass,

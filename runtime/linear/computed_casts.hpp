@@ -40,7 +40,7 @@ struct ComputedCall {
   const float* rstd = nullptr;   // of a norm
   const float* mean = nullptr;   // of a LayerNorm, as its bias
   const void* bias = nullptr;
-  float* sums = nullptr;         // of columns
+  float* sums = nullptr;  // of columns
   bool first_step = false;
 };
 

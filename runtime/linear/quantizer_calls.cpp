@@ -198,8 +198,8 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
              alignof(float));
   memory.add("mean", call.mean, static_cast<size_t>(call.rows) * sizeof(float), Access::kRead,
              alignof(float));
-  memory.add("norm_bias", call.norm_bias,
-             static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype), Access::kRead);
+  memory.add("norm_bias", call.norm_bias, static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype),
+             Access::kRead);
   memory.add("column_sums", call.column_sums, static_cast<size_t>(desc_.cols) * sizeof(float),
              Access::kWrite, alignof(float));
   add_copies(memory, {"tensor", "transposed", "counters"}, call);

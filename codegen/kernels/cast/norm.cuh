@@ -36,7 +36,9 @@ struct NormColumns<kInput, true> {
       for (u32& word : bias.word) word = kNegativeZero;
     }
   }
-  F8_DEVICE void clear() { weight.clear(), bias.clear(); }
+  F8_DEVICE void clear() {
+    weight.clear(), bias.clear();
+  }
   F8_DEVICE float scaled(float x, int e) const {
     return __fmaf_rn(x, weight.value(e), bias.value(e));
   }
@@ -67,7 +69,9 @@ struct LoadNorm {
       }
     }
   }
-  F8_DEVICE float mean_of(i32 row) const { return kLayer ? __ldg(mean + row) : 0.0F; }
+  F8_DEVICE float mean_of(i32 row) const {
+    return kLayer ? __ldg(mean + row) : 0.0F;
+  }
 
   template <class Tensor>
   F8_DEVICE void prefetch(const Tensor& t, i32 row0, i32 column0) const {
@@ -99,13 +103,14 @@ template <Input kInput, bool kLayer>
 struct AmaxOfNorm : LoadNorm<kInput, kLayer> {
   using Load = LoadNorm<kInput, kLayer>;
   using Values = Vec8<kInput>;
-  // The factors are read behind x: they are few, and in a cache.
+  // The factors are found and read behind x: they are few, and in a cache.
   struct Read {
     Values x;
     i32 row;
-    i32 column;
+    u32 eight;  // from the begin of that row on
   };
-  static constexpr int kInFlight = kInput == Input::kF32 || kLayer ? 2 : 4;  // what does not spill
+  u32 eights_of_row;
+  static constexpr int kInFlight = kInput == Input::kF32 ? 2 : kLayer ? 3 : 4;  // more spill
   static constexpr int kResults = 1;
 
   // Numbers of eights fit in 32 bits, whose division is cheap.
@@ -113,17 +118,16 @@ struct AmaxOfNorm : LoadNorm<kInput, kLayer> {
     return t.ld == t.cols && i64{t.rows} * t.cols < i64{1} << 34;
   }
   F8_DEVICE void read(const AmaxTensor& t, i64 row, i64 element, Read& to) const {
-    const u32 eights = static_cast<u32>(t.cols) / 8;
-    const u32 eight = static_cast<u32>(element / 8);
-    const u32 rows_on = eight / eights;
     to.x.load(t.x, row * t.ld + element);
-    to.row = static_cast<i32>(row) + static_cast<i32>(rows_on);
-    to.column = static_cast<i32>((eight - rows_on * eights) * 8);
+    to.row = static_cast<i32>(row);
+    to.eight = static_cast<u32>(element / 8);
   }
   F8_DEVICE void raise(Read& from, Values (&most)[kResults]) const {
+    const u32 rows_on = from.eight / eights_of_row;
+    const i32 row = from.row + static_cast<i32>(rows_on);
     typename Load::Columns columns;
-    columns.load(this->weight, this->bias, from.column);
-    Load::normalize(from.x, __ldg(this->rstd + from.row), this->mean_of(from.row), columns);
+    columns.load(this->weight, this->bias, i64{from.eight - rows_on * eights_of_row} * 8);
+    Load::normalize(from.x, __ldg(this->rstd + row), this->mean_of(row), columns);
     from.x.raise(most[0]);
   }
 };
@@ -139,13 +143,20 @@ F8_DEVICE Norm norm_of(const Args& args) {
   return norm;
 }
 
+template <class Config, bool kLayer>
+F8_DEVICE void amax_of_norm(const ComputedAmaxArgs& args) {
+  auto norm = norm_of<AmaxOfNorm<Config::kInput, kLayer>>(args);
+  norm.eights_of_row = static_cast<u32>(args.of.tensors[0].cols) / 8;
+  Amax<Config>::run(args.of, norm);
+}
+
 template <class Config>
 F8_DEVICE void rms_norm_cast(const ComputedCastArgs& args) {
   Cast<Config>::run(args.of, norm_of<LoadNorm<Config::kInput, false>>(args));
 }
 template <class Config>
 F8_DEVICE void rms_norm_amax(const ComputedAmaxArgs& args) {
-  Amax<Config>::run(args.of, norm_of<AmaxOfNorm<Config::kInput, false>>(args));
+  amax_of_norm<Config, false>(args);
 }
 template <class Config>
 F8_DEVICE void layer_norm_cast(const ComputedCastArgs& args) {
@@ -153,7 +164,7 @@ F8_DEVICE void layer_norm_cast(const ComputedCastArgs& args) {
 }
 template <class Config>
 F8_DEVICE void layer_norm_amax(const ComputedAmaxArgs& args) {
-  Amax<Config>::run(args.of, norm_of<AmaxOfNorm<Config::kInput, true>>(args));
+  amax_of_norm<Config, true>(args);
 }
 
 }  // namespace f8::kernels

@@ -1,9 +1,10 @@
 """A pass of torch.compile: what a norm makes of x for linears in fp8 is cast as it is computed.
 
 In graphs an RMSNorm is (x rstd) weight, rounded to x's type, and a LayerNorm ((x - mean) rstd) weight + bias.
-A cast of it reads x and these factors itself (torch.ops.float8.quantize_rms_norm, quantize_layer_norm), and
-where nothing else reads what the norm makes, that is never in memory: the factors of rows are found by what
-makes x, as before. It is for linears whose config has FUSE_NORMS, which fuse(norms=True) sets.
+Where casts alone read what a norm makes, they read x and these factors themselves
+(torch.ops.float8.quantize_rms_norm, quantize_layer_norm), and it is never in memory: the factors of rows are
+found by what makes x, as before. What something else reads too, such as a residual sum behind the norm, is in
+memory anyway, and stays as it is. It is for linears whose config has FUSE_NORMS, which fuse(norms=True) sets.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import torch
 from torch import fx
 
 from float8 import recipes
+from float8.torch import _schemas as _schemas
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _MUL = torch.ops.aten.mul.Tensor
 _ADD = torch.ops.aten.add.Tensor
 _SUB = torch.ops.aten.sub.Tensor
 _INPUT = 0  # FLOAT8_INPUT
+_QUANTIZE = torch.ops.float8.quantize.default
+# The casts of an input, and the place of their config among their arguments.
+_CASTS = {_QUANTIZE: 1, torch.ops.float8.quantize_again.default: 2}
 _TYPES = (torch.bfloat16, torch.float16)
 
 
@@ -43,33 +48,48 @@ class _LayerNorm(NamedTuple):
 
 def cast_norms(graph: fx.Graph) -> None:
     """Lets the casts of what norms make compute it."""
+    for target in _CASTS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            made = node.args[0]
+            # The casts of one norm change together, the first of them with all that read it.
+            if made.users and all(map(_may_read_x, made.users)) and (norm := norm_of(made)):
+                _read_x(made, norm)
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Tells whether a node is a cast that may compute what it casts."""
+    if node.target not in _CASTS:
+        return False
+    config = node.args[_CASTS[node.target]]
+    is_input = node.target is not _QUANTIZE or node.args[2] == _INPUT
+    return bool(config & recipes.FUSE_NORMS) and is_input
+
+
+def _may_read_x(node: fx.Node) -> bool:
+    """Tells whether x will do for a reader of what a norm makes.
+
+    Linears that are given copies of it read its shape alone.
+    """
+    is_linear = node.target is torch.ops.float8.linear_forward.default
+    return (is_linear and node.args[1] is not None) or _is_cast(node)
+
+
+def _read_x(made: fx.Node, norm: _RmsNorm | _LayerNorm) -> None:
     ops = torch.ops.float8
-    for node in graph.find_nodes(op="call_function", target=ops.quantize.default):
-        made, config, operand, *rest = node.args
-        if operand != _INPUT or not config & recipes.FUSE_NORMS:
-            continue
-        if (norm := _norm_of(made)) is not None:
-            is_rms = isinstance(norm, _RmsNorm)
-            cast = ops.quantize_rms_norm if is_rms else ops.quantize_layer_norm
-            node.target = cast.default
-            node.args = (*norm, config, *rest)
-            _read_x_for_shape(made, norm.x)
-    for node in graph.find_nodes(op="call_function", target=ops.quantize_again.default):
-        made, x_qt, config = node.args
-        if config & recipes.FUSE_NORMS and (norm := _norm_of(made)) is not None:
-            is_rms = isinstance(norm, _RmsNorm)
-            cast = ops.quantize_rms_norm_again if is_rms else ops.quantize_layer_norm_again
-            node.target = cast.default
-            node.args = (*norm, x_qt, config)
-
-
-def _read_x_for_shape(made: fx.Node, x: fx.Node) -> None:
-    """Gives x to the linears that were given the norm's copies, of which they read the shape alone."""
+    is_rms = isinstance(norm, _RmsNorm)
     for reader in list(made.users):
-        if reader.target is torch.ops.float8.linear_forward.default:
-            given, q, *rest = reader.args
-            if given is made and q is not None:
-                reader.args = (x, q, *rest)
+        _, *rest = reader.args
+        if not _is_cast(reader):
+            reader.args = (norm.x, *rest)
+            continue
+        if reader.target is _QUANTIZE:
+            config, _, *rest = rest
+            rest = [config, *rest]
+            cast = ops.quantize_rms_norm if is_rms else ops.quantize_layer_norm
+        else:
+            cast = ops.quantize_rms_norm_again if is_rms else ops.quantize_layer_norm_again
+        reader.target = cast.default
+        reader.args = (*norm, *rest)
 
 
 def _value(node: Any) -> torch.Tensor | None:
@@ -83,7 +103,7 @@ def _below_conversions(node: Any) -> Any:
     return node
 
 
-def _norm_of(made: Any) -> _RmsNorm | _LayerNorm | None:
+def norm_of(made: Any) -> _RmsNorm | _LayerNorm | None:
     """Returns the factors of what a norm makes, None where a tensor is not of this form.
 
     x, weight and bias are of its type, [..., K] and [K], and mean and rstd are [..., 1] in float32. Where an

@@ -118,10 +118,11 @@ ComputedOf norm_of(const Tensor& x, const Norm& norm) {
     check_dense(*of, aoti_torch_dtype_element_size(dtype), device, what);
     if (of->numel() == count && dtype_of(*of) == dtype) return of->data_ptr();
     throw std::invalid_argument(
-        layer ? "float8: a LayerNorm of x [..., K] has a weight [K] and, if any, a bias [K] of x's "
-                "type, and mean and rstd in float32 for each row"
-              : "float8: an RMSNorm of x [..., K] has a weight [K] of x's type, and rstd in float32 "
-                "for each row");
+        layer
+            ? "float8: a LayerNorm of x [..., K] has a weight [K] and, if any, a bias [K] of x's "
+              "type, and mean and rstd in float32 for each row"
+            : "float8: an RMSNorm of x [..., K] has a weight [K] of x's type, and rstd in float32 "
+              "for each row");
   };
   const auto of_columns = [&](const Tensor* of) { return data(of, rows.cols, dtype_of(x)); };
   const auto of_rows = [&](const Tensor* of) {

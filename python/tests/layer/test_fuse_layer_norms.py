@@ -31,7 +31,12 @@ def bert() -> nn.Module:
 
 def starcoder2() -> nn.Module:
     config = transformers.Starcoder2Config(
-        **COMMON, intermediate_size=96, num_key_value_heads=1, use_bias=True
+        **COMMON,
+        intermediate_size=96,
+        num_key_value_heads=1,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=1,
     )
     made: nn.Module = transformers.Starcoder2Model(config)
     return made
@@ -74,7 +79,7 @@ def train(make: Callable[[], nn.Module], device: str, options: dict[str, Any], n
     target = torch.randn(3, 16, 64, generator=torch.Generator().manual_seed(1)).to(device)
     first: list[Tensor] = []
     for _ in range(2):
-        y = compiled(input_ids=tokens, use_cache=False)[0] if make is starcoder2 else compiled(tokens)[0]
+        y = compiled(tokens)[0]
         (y.float() - target).square().mean().backward()
         given = [each.grad for each in model.parameters() if each.grad is not None]
         first = first or [y.detach(), *(each.clone() for each in given)]
@@ -83,10 +88,12 @@ def train(make: Callable[[], nn.Module], device: str, options: dict[str, Any], n
     return model, first, before
 
 
-@pytest.mark.parametrize(("make", "expected"), [(bert, 3), (starcoder2, 3)])
+# A norm of BERT is also an operand of the residual sum behind it, so forward has it in memory; backward
+# casts what it computes again.
+@pytest.mark.parametrize(("make", "expected"), [(bert, [0, 2]), (starcoder2, [2, 2])])
 def test_models_have_the_bits_of_norms_apart(
     make: Callable[[], nn.Module],
-    expected: int,
+    expected: list[int],
     device: str,
     options: dict[str, Any],
     casts: list[int],
@@ -95,7 +102,7 @@ def test_models_have_the_bits_of_norms_apart(
     assert not any(casts)
     casts.clear()
     model, together, before = train(make, device, options, norms=True)
-    print(casts)
+    assert casts == expected
     if device == "cpu":
         assert all(map(torch.equal, together, apart))
     for name, each in model.named_modules():

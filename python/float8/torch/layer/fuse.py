@@ -162,7 +162,9 @@ def _norms_left(model: nn.Module) -> list[Fusion]:
             shape = tuple(module.normalized_shape)
             left.append(Fusion(name, False, f"its normalized_shape is {shape}, not one dimension"))
         elif not shares:
-            why = "no linear's cast of x is apart: under delayed scaling each has a scale of its own"
+            why = (
+                "no linear's cast of x is apart: under delayed scaling each has a scale of its own"
+            )
             left.append(Fusion(name, False, why))
     return left
 

@@ -209,14 +209,10 @@ TEST_P(ComputedCastTest, IsTheCastOfALayerNormOfSpecialValues) {
       Buffer of_x(x, type), of_by(by, type), of_h(computed(source, x, by, type), type);
       Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
       Slots plain_slots, fused_slots;
-      run(*plain, {.rows = rows,
-                   .x = {of_h.data()},
-                   .tensor = {expected.data()},
-                   .scales = plain_slots});
-      QuantizeCall call{.rows = rows,
-                        .x = {of_x.data()},
-                        .tensor = {got.data()},
-                        .scales = fused_slots};
+      run(*plain,
+          {.rows = rows, .x = {of_h.data()}, .tensor = {expected.data()}, .scales = plain_slots});
+      QuantizeCall call{
+          .rows = rows, .x = {of_x.data()}, .tensor = {got.data()}, .scales = fused_slots};
       set_other(source, of_by, 0, call);
       run(*fused, call);
       EXPECT_EQ(bytes(got), bytes(expected));
