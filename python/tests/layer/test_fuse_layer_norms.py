@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import float8.torch as f8
-from float8.torch import _ops, norm_casts, shared_casts
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("untold")
+pytestmark = pytest.mark.usefixtures("untold", "graphs_anew")
 COMMON = {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
@@ -40,29 +39,6 @@ def starcoder2() -> nn.Module:
     )
     made: nn.Module = transformers.Starcoder2Model(config)
     return made
-
-
-@pytest.fixture(autouse=True)
-def graphs_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    options = {"force_disable_caches": True, "cpp.enable_floating_point_contract_flag": "fast"}
-    with torch._inductor.config.patch(options):
-        yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def casts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    apply = norm_casts.cast_norms
-
-    def counting(graph: Any) -> None:
-        apply(graph)
-        targets = (_ops.quantize_layer_norm, _ops.quantize_layer_norm_again)
-        found.append(sum(node.target in targets for node in graph.nodes))
-
-    monkeypatch.setattr(shared_casts.norm_casts, "cast_norms", counting)
-    return found
 
 
 def train(make: Callable[[], nn.Module], device: str, options: dict[str, Any], norms: bool) -> Any:

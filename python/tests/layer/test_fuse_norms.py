@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,17 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
 from float8 import recipes
-from float8.torch import _ops, norm_casts, shared_casts
+from float8.torch import _ops
 from float8.torch.shard.copy_layout import layout
 
-pytestmark = pytest.mark.usefixtures("untold")
+pytestmark = pytest.mark.usefixtures("untold", "graphs_anew")
 K, N = 64, 96
-NORM_CASTS = (
-    _ops.quantize_rms_norm,
-    _ops.quantize_rms_norm_again,
-    _ops.quantize_layer_norm,
-    _ops.quantize_layer_norm_again,
-)
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
@@ -63,16 +57,6 @@ class Block(nn.Module):
         return y
 
 
-@pytest.fixture(autouse=True)
-def graphs_anew() -> Iterator[None]:
-    """Graphs are compiled anew, with fused multiply-adds where GPUs have them: the bias of a LayerNorm."""
-    torch._dynamo.reset()
-    options = {"force_disable_caches": True, "cpp.enable_floating_point_contract_flag": "fast"}
-    with torch._inductor.config.patch(options):
-        yield
-    torch._dynamo.reset()
-
-
 def scatter(norms: list[nn.Module]) -> None:
     """Gives norms other weights and biases than ones and zeros."""
     with torch.no_grad():
@@ -96,20 +80,6 @@ def step(model: nn.Module, call: Any, dtype: torch.dtype, device: str) -> list[T
     y = call(x)
     y.backward(dy)
     return [y.detach(), x.grad, *(each.grad for each in model.parameters())]  # type: ignore[list-item]
-
-
-@pytest.fixture
-def casts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts what the pass changed in each graph."""
-    found: list[int] = []
-    apply = norm_casts.cast_norms
-
-    def counting(graph: Any) -> None:
-        apply(graph)
-        found.append(sum(node.target in NORM_CASTS for node in graph.nodes))
-
-    monkeypatch.setattr(shared_casts.norm_casts, "cast_norms", counting)
-    return found
 
 
 @pytest.mark.parametrize(
