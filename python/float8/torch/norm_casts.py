@@ -58,11 +58,12 @@ def cast_norms(graph: fx.Graph) -> None:
 
 def _is_cast(node: fx.Node) -> bool:
     """Tells whether a node is a cast that may compute what it casts."""
-    if node.target not in _CASTS:
+    target: Any = node.target
+    if target not in _CASTS:
         return False
-    config = node.args[_CASTS[node.target]]
-    is_input = node.target is not _QUANTIZE or node.args[2] == _INPUT
-    return bool(config & recipes.FUSE_NORMS) and is_input
+    config: Any = node.args[_CASTS[target]]
+    is_input = target is not _QUANTIZE or node.args[2] == _INPUT
+    return bool(is_input) and bool(config & recipes.FUSE_NORMS)
 
 
 def _may_read_x(node: fx.Node) -> bool:
@@ -83,8 +84,7 @@ def _read_x(made: fx.Node, norm: _RmsNorm | _LayerNorm) -> None:
             reader.args = (norm.x, *rest)
             continue
         if reader.target is _QUANTIZE:
-            config, _, *rest = rest
-            rest = [config, *rest]
+            rest.pop(1)  # the operand, which is an input
             cast = ops.quantize_rms_norm if is_rms else ops.quantize_layer_norm
         else:
             cast = ops.quantize_rms_norm_again if is_rms else ops.quantize_layer_norm_again
