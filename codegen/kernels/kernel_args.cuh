@@ -148,15 +148,17 @@ static_assert(sizeof(AmaxListArgs) <= 4096 && sizeof(CastListArgs) <= 4096);
 enum class Activation : u8 { kSilu, kGelu, kGeluTanh, kRelu2 };
 
 // The cast, or the maxima, of what is computed of the tensors' x as it is read (activation_cast.cuh,
-// rms_norm.cuh). Of a GLU x is gate; its gradients are two tensors of one shape, whose x are gate and up.
+// norm.cuh). Of a GLU x is gate; its gradients are two tensors of one shape, whose x are gate and up.
 template <class Of>
 struct ComputedOf {
   Of of;
-  // It has x's type, and is up of a GLU or the gradient of what forward made, of x's shape; or the weight of an
-  // RMSNorm, [cols], which has no ld_factor. It is null for an activation alone.
+  // It has x's type, and is up of a GLU or the gradient of what forward made, of x's shape; or the weight of a
+  // norm, [cols], which has no ld_factor. It is null for an activation alone.
   const void* factor;
   i64 ld_factor;
-  const float* rstd;  // [rows], of an RMSNorm
+  const float* rstd;  // [rows], of a norm
+  const float* mean;  // [rows], of a LayerNorm
+  const void* bias;   // [cols] in x's type, of a LayerNorm, or null
 };
 using ComputedCastArgs = ComputedOf<CastArgs>;
 using ComputedAmaxArgs = ComputedOf<AmaxArgs>;

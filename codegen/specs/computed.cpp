@@ -102,7 +102,7 @@ Stub ComputedSpec<Of>::stub() const {
     config.insert(config.rfind("}"),
                   constant("Activation", "kActivation", name_of(activation).name));
   }
-  return function_stub(has_activation(source) ? Traits::kFile : "rms_norm.cuh",
+  return function_stub(has_activation(source) ? Traits::kFile : "norm.cuh",
                        kKinds[static_cast<size_t>(source)], config, Traits::kArgs,
                        parameters().first, launch(), Traits::blocks_per_sm(of));
 }

@@ -1,9 +1,9 @@
 // The cast to fp8, or the maxima, of a tensor that is computed as it is read: an activation, the product of one
-// with up, their gradients, or what an RMSNorm makes of x. Both gradients of a GLU are cast in one launch.
+// with up, their gradients, or what a norm makes of x. Both gradients of a GLU are cast in one launch.
 // Scales that need maxima have them from a kernel of the same source.
 //   computed   := source ("_cast/" | "_amax/") [activation "/"] rest
-//   source     := "glu" | "glu_backward" | "rms_norm" | "activation" | "activation_backward"
-//   activation := "silu" | "gelu" | "gelu_tanh" | "relu2"       but for rms_norm
+//   source     := "glu" | "glu_backward" | "rms_norm" | "activation" | "activation_backward" | "layer_norm"
+//   activation := "silu" | "gelu" | "gelu_tanh" | "relu2"       but for norms
 //   rest       := what follows "cast/" in a cast's key, with the options /pow2, /hold and /count, and /sums for
 //                 activation_backward; or "amax/" in an amax's, but for "block"
 #pragma once
@@ -17,10 +17,20 @@ namespace f8::codegen {
 
 using kernels::Activation;
 
-enum class Computed : uint8_t { kGlu, kGluBackward, kRmsNorm, kActivation, kActivationBackward };
-inline constexpr size_t kComputed = 5;
+enum class Computed : uint8_t {
+  kGlu,
+  kGluBackward,
+  kRmsNorm,
+  kActivation,
+  kActivationBackward,
+  kLayerNorm
+};
+inline constexpr size_t kComputed = 6;
+[[nodiscard]] constexpr bool is_norm(Computed source) {
+  return source == Computed::kRmsNorm || source == Computed::kLayerNorm;
+}
 [[nodiscard]] constexpr bool has_activation(Computed source) {
-  return source != Computed::kRmsNorm;
+  return !is_norm(source);
 }
 // The tensors of a launch.
 [[nodiscard]] constexpr size_t tensors_of(Computed source) {
@@ -47,11 +57,11 @@ using ComputedCastSpec = ComputedSpec<CastSpec>;
 
 template <>
 inline constexpr std::array<std::string_view, kComputed> ComputedAmaxSpec::kKinds = {
-    "glu_amax", "glu_backward_amax", "rms_norm_amax", "activation_amax",
-    "activation_backward_amax"};
+    "glu_amax",        "glu_backward_amax",        "rms_norm_amax",
+    "activation_amax", "activation_backward_amax", "layer_norm_amax"};
 template <>
 inline constexpr std::array<std::string_view, kComputed> ComputedCastSpec::kKinds = {
-    "glu_cast", "glu_backward_cast", "rms_norm_cast", "activation_cast",
-    "activation_backward_cast"};
+    "glu_cast",        "glu_backward_cast",        "rms_norm_cast",
+    "activation_cast", "activation_backward_cast", "layer_norm_cast"};
 
 }  // namespace f8::codegen

@@ -23,6 +23,15 @@ std::tuple<Tensor, Tensor> quantize_rms_norm(const Tensor& x, const Tensor& weig
                                              bool evaluate);
 Tensor quantize_rms_norm_again(const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                const Tensor& x_qt, int64_t config);
+std::tuple<Tensor, Tensor> quantize_layer_norm(const Tensor& x, const Tensor& weight,
+                                               const std::optional<Tensor>& bias,
+                                               const Tensor& mean, const Tensor& rstd,
+                                               int64_t config, bool backward,
+                                               const std::optional<Tensor>& scales, int64_t layout,
+                                               bool evaluate);
+Tensor quantize_layer_norm_again(const Tensor& x, const Tensor& weight,
+                                 const std::optional<Tensor>& bias, const Tensor& mean,
+                                 const Tensor& rstd, const Tensor& x_qt, int64_t config);
 // `activation`: a float8_activation; with `up` what it makes of x is a gate.
 std::tuple<Tensor, Tensor> quantize_activation(const Tensor& x, const std::optional<Tensor>& up,
                                                int64_t activation, int64_t config, bool backward,

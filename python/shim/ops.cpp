@@ -18,6 +18,9 @@
 //   quantize_rms_norm_again(x, weight, rstd, x_qt, config) -> qt
 //     What quantize and quantize_again give for the input (x rstd) weight, rounded to x's type, which is
 //     never in memory. `weight` [K] is in x's type, and rstd in float32, one for each row.
+//   quantize_layer_norm(x, weight, bias?, mean, rstd, config, backward, scales?, layout, evaluate) -> (q, qt)
+//   quantize_layer_norm_again(x, weight, bias?, mean, rstd, x_qt, config) -> qt
+//     Likewise for the input ((x - mean) rstd) weight + bias, whose bias is like weight, and mean like rstd.
 //   quantize_activation_backward(grad, x, activation, config, sums, scales?, layout) -> (q, qt, sums)
 //     Likewise the copies of the gradient of x, where `grad` is the activation's. With `sums` those of its
 //     columns in float32, added up as a linear's db, else none. `scales` is the part of the linear that
@@ -214,6 +217,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize_activation, Roles{.config = 3, .scales = 5}>(library, "quantize_activation");
   add<&quantize_rms_norm, Roles{.config = 3, .scales = 5}>(library, "quantize_rms_norm");
   add<&quantize_rms_norm_again, Roles{.config = 4}>(library, "quantize_rms_norm_again");
+  add<&quantize_layer_norm, Roles{.config = 5, .scales = 7}>(library, "quantize_layer_norm");
+  add<&quantize_layer_norm_again, Roles{.config = 6}>(library, "quantize_layer_norm_again");
   add<&quantize_activation_backward, Roles{.config = 3, .scales = 5}>(
       library, "quantize_activation_backward");
   add<&quantize_glu_backward, Roles{.config = 4, .scales = 5}>(library, "quantize_glu_backward");

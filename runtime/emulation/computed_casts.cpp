@@ -1,4 +1,4 @@
-// The maxima and the casts of activations, of gated ones, of their gradients and of what an RMSNorm makes of
+// The maxima and the casts of activations, of gated ones, of their gradients and of what a norm makes of
 // x: these are computed as a device computes them, and are then the elements of any tensor.
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/activations.hpp"
@@ -102,6 +102,15 @@ void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const
       return run_one_of({of_x, {"weight", args.factor, x.cols}}, 0, [&](int64_t r, int64_t c) {
         return x_at(r, c) * args.rstd[r] * load_element(args.factor, c, of.in);
       });
+    case codegen::Computed::kLayerNorm: {
+      if (args.rstd == nullptr || args.mean == nullptr) call.fault("layer_norm: no rstd or mean");
+      if (!is_aligned(args.bias)) call.fault("layer_norm: bias misaligned");
+      return run_one_of({of_x, {"weight", args.factor, x.cols}}, 0, [&](int64_t r, int64_t c) {
+        const float bias = args.bias == nullptr ? -0.0F : load_element(args.bias, c, of.in);
+        return std::fma((x_at(r, c) - args.mean[r]) * args.rstd[r],
+                        load_element(args.factor, c, of.in), bias);
+      });
+    }
     case codegen::Computed::kActivation:
       return run_one_of({of_x}, 0, [&](int64_t r, int64_t c) {
         return activated(activation, x_at(r, c), of.in).value;

@@ -120,8 +120,8 @@ Status ComputedCasts::launch(const Context::State& context, const Kernel& kernel
                              const ComputedCall& call, Stream stream) const {
   const auto& t = args.tensors[0];
   const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
-  return launch_with(Computed{args, call.factor, ld, call.rstd}, context.driver, kernel, t.blocks,
-                     context.options.programmatic_launch, stream);
+  return launch_with(Computed{args, call.factor, ld, call.rstd, call.mean, call.bias},
+                     context.driver, kernel, t.blocks, context.options.programmatic_launch, stream);
 }
 
 Status ComputedCasts::find_maxima(const Context::State& context, const Pass& pass,

@@ -1,4 +1,4 @@
-// The casts of what is computed as it is read: an activation, its product with up, or what an RMSNorm makes of
+// The casts of what is computed as it is read: an activation, its product with up, or what a norm makes of
 // x, for a linear that reads it, and the gradients of these for the backward of the linears before. It is
 // one launch, after another for the maxima where the scales come from these, as those of tensors and rows
 // do, and in a first step of delayed scaling; and before one for the sums of a gradient's columns.
@@ -38,7 +38,9 @@ struct ComputedCall {
   const void* factor = nullptr;  // up, the gradient of what forward made, or the norm's weight
   int64_t ld_factor = 0;         // of a matrix; 0: dense
   const float* rstd = nullptr;   // of a norm
-  float* sums = nullptr;         // of columns
+  const float* mean = nullptr;   // of a LayerNorm, as its bias
+  const void* bias = nullptr;
+  float* sums = nullptr;  // of columns
   bool first_step = false;
 };
 

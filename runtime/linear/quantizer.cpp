@@ -15,8 +15,8 @@ namespace {
 codegen::Computed computed_of(CastSource source) {
   return static_cast<codegen::Computed>(static_cast<int>(source) - 1);
 }
-static_assert(static_cast<int>(CastSource::kActivationBackward) - 1 ==
-              static_cast<int>(codegen::Computed::kActivationBackward));
+static_assert(static_cast<int>(CastSource::kLayerNorm) - 1 ==
+              static_cast<int>(codegen::Computed::kLayerNorm));
 
 // A linear that has the operand, with a second dimension of its weight that does not matter.
 LinearDesc linear_of(const QuantizerDesc& desc) {
@@ -80,6 +80,8 @@ const char* name_of(CastSource source) {
       return "FLOAT8_ACTIVATION";
     case CastSource::kActivationBackward:
       return "FLOAT8_ACTIVATION_BACKWARD";
+    case CastSource::kLayerNorm:
+      return "FLOAT8_LAYER_NORM";
     case CastSource::kPlain:
       break;
   }
@@ -395,9 +397,11 @@ Status Quantizer::run_computed(const QuantizeCall& call, Stream stream) const {
   ComputedCall to{.factor = factor.data,
                   .ld_factor = factor.ld,
                   .rstd = call.rstd,
+                  .mean = call.mean,
+                  .bias = call.norm_bias,
                   .sums = call.column_sums,
                   .first_step = step_of(call).first_step != 0 && is_delayed()};
-  if (desc_.source == CastSource::kRmsNorm) to.factor = call.norm_weight;
+  if (codegen::is_norm(computed_of(desc_.source))) to.factor = call.norm_weight;
   to.first.set(Slot::kWorkspace, call.workspace.data);
   bind(call, to.first);
   if (desc_.source == CastSource::kGluBackward) {

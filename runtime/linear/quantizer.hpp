@@ -15,7 +15,7 @@
 
 namespace f8::runtime {
 
-// What is cast: x, an activation's product with up, its gradients, what an RMSNorm makes of x, an activation,
+// What is cast: x, an activation's product with up, its gradients, what a norm makes of x, an activation,
 // or its gradient.
 enum class CastSource : uint8_t {
   kPlain,
@@ -23,7 +23,8 @@ enum class CastSource : uint8_t {
   kGluBackward,
   kRmsNorm,
   kActivation,
-  kActivationBackward
+  kActivationBackward,
+  kLayerNorm
 };
 [[nodiscard]] const char* name_of(CastSource source);  // in the C interface
 

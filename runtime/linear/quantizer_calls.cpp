@@ -27,13 +27,16 @@ Status Quantizer::check_kept_scale(const QuantizeCall& call) const {
 Status Quantizer::check_factors(const QuantizeCall& call) const {
   const bool backward = desc_.source == CastSource::kGluBackward;
   const bool glu = desc_.source == CastSource::kGlu || backward;
-  const bool norm = desc_.source == CastSource::kRmsNorm;
+  const bool layer_norm = desc_.source == CastSource::kLayerNorm;
+  const bool norm = layer_norm || desc_.source == CastSource::kRmsNorm;
   for (const auto& [field, pointer, needed] :
        {std::tuple<const char*, const void*, bool>{"up.data", call.up.data, glu},
         {"grad.data", call.grad.data, casts_gradients()},
         {"up_tensor.data", call.up_tensor.data, backward},
         {"norm_weight", call.norm_weight, norm},
         {"rstd", call.rstd, norm},
+        {"mean", call.mean, layer_norm},
+        {"norm_bias", call.norm_bias, layer_norm && call.norm_bias != nullptr},
         {"column_sums", call.column_sums, desc_.column_sums}}) {
     if ((pointer != nullptr) == needed) [[likely]] {
       continue;
@@ -193,6 +196,10 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
              static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype), Access::kRead);
   memory.add("rstd", call.rstd, static_cast<size_t>(call.rows) * sizeof(float), Access::kRead,
              alignof(float));
+  memory.add("mean", call.mean, static_cast<size_t>(call.rows) * sizeof(float), Access::kRead,
+             alignof(float));
+  memory.add("norm_bias", call.norm_bias, static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype),
+             Access::kRead);
   memory.add("column_sums", call.column_sums, static_cast<size_t>(desc_.cols) * sizeof(float),
              Access::kWrite, alignof(float));
   add_copies(memory, {"tensor", "transposed", "counters"}, call);

@@ -25,6 +25,8 @@ quantize = torch.ops.float8.quantize.default
 quantize_again = torch.ops.float8.quantize_again.default
 quantize_rms_norm = torch.ops.float8.quantize_rms_norm.default
 quantize_rms_norm_again = torch.ops.float8.quantize_rms_norm_again.default
+quantize_layer_norm = torch.ops.float8.quantize_layer_norm.default
+quantize_layer_norm_again = torch.ops.float8.quantize_layer_norm_again.default
 quantize_activation = torch.ops.float8.quantize_activation.default
 quantize_activation_backward = torch.ops.float8.quantize_activation_backward.default
 quantize_glu_backward = torch.ops.float8.quantize_glu_backward.default
@@ -134,6 +136,35 @@ def _fake_quantize_rms_norm(
 @torch.library.register_fake("float8::quantize_rms_norm_again")  # type: ignore[untyped-decorator]
 def _fake_quantize_rms_norm_again(
     x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, x_qt: torch.Tensor, config: int
+) -> torch.Tensor:
+    copy: torch.Tensor = _fake_quantize_again(x, x_qt, config)
+    return copy
+
+
+@torch.library.register_fake("float8::quantize_layer_norm")  # type: ignore[untyped-decorator]
+def _fake_quantize_layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    config: int,
+    backward: bool,
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    copies: tuple[torch.Tensor, torch.Tensor] = _fake_quantize(x, config, INPUT, backward)
+    return copies
+
+
+@torch.library.register_fake("float8::quantize_layer_norm_again")  # type: ignore[untyped-decorator]
+def _fake_quantize_layer_norm_again(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    x_qt: torch.Tensor,
+    config: int,
 ) -> torch.Tensor:
     copy: torch.Tensor = _fake_quantize_again(x, x_qt, config)
     return copy

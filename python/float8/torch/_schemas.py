@@ -79,6 +79,15 @@ _OTHERS = (
         "Tensor"
     ),
     (
+        "quantize_layer_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor rstd, int "
+        "config, bool backward, Tensor? scales=None, int layout=0, bool evaluate=False) -> (Tensor, "
+        "Tensor)"
+    ),
+    (
+        "quantize_layer_norm_again(Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor rstd, "
+        "Tensor x_qt, int config) -> Tensor"
+    ),
+    (
         "quantize_activation_backward(Tensor grad, Tensor x, int activation, int config, bool sums, "
         "Tensor? scales=None, int layout=0) -> (Tensor, Tensor, Tensor)"
     ),

@@ -1,9 +1,10 @@
-"""A pass of torch.compile: what an RMSNorm makes of x for linears in fp8 is cast as it is computed.
+"""A pass of torch.compile: what a norm makes of x for linears in fp8 is cast as it is computed.
 
-In graphs a norm is (x rstd) weight, rounded to x's type. A cast of it reads x, rstd and weight itself
-(torch.ops.float8.quantize_rms_norm), and where nothing else reads the product, it is never in memory: its
-row sums are found by what makes x, as before. It is for linears whose config has FUSE_NORMS, which
-fuse(norms=True) sets.
+In graphs an RMSNorm is (x rstd) weight, rounded to x's type, and a LayerNorm ((x - mean) rstd) weight + bias.
+Where casts alone read what a norm makes, they read x and these factors themselves
+(torch.ops.float8.quantize_rms_norm, quantize_layer_norm), and it is never in memory: the factors of rows are
+found by what makes x, as before. What something else reads too, such as a residual sum behind the norm, is in
+memory anyway, and stays as it is. It is for linears whose config has FUSE_NORMS, which fuse(norms=True) sets.
 """
 
 from __future__ import annotations
@@ -14,46 +15,81 @@ import torch
 from torch import fx
 
 from float8 import recipes
+from float8.torch import _schemas as _schemas
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _MUL = torch.ops.aten.mul.Tensor
+_ADD = torch.ops.aten.add.Tensor
+_SUB = torch.ops.aten.sub.Tensor
 _INPUT = 0  # FLOAT8_INPUT
+_QUANTIZE = torch.ops.float8.quantize.default
+# The casts of an input, and the place of their config among their arguments.
+_CASTS = {_QUANTIZE: 1, torch.ops.float8.quantize_again.default: 2}
 _TYPES = (torch.bfloat16, torch.float16)
 
 
-class _Norm(NamedTuple):
-    """The factors of a norm's product."""
+class _RmsNorm(NamedTuple):
+    """The factors of (x rstd) weight."""
 
     x: fx.Node
     weight: fx.Node
     rstd: fx.Node
 
 
+class _LayerNorm(NamedTuple):
+    """Those of ((x - mean) rstd) weight + bias."""
+
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    mean: fx.Node
+    rstd: fx.Node
+
+
 def cast_norms(graph: fx.Graph) -> None:
-    """Lets the casts of norms' products compute these."""
+    """Lets the casts of what norms make compute it."""
+    for target in _CASTS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            made = node.args[0]
+            # The casts of one norm change together, the first of them with all that read it.
+            if made.users and all(map(_may_read_x, made.users)) and (norm := norm_of(made)):
+                _read_x(made, norm)
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Tells whether a node is a cast that may compute what it casts."""
+    target: Any = node.target
+    if target not in _CASTS:
+        return False
+    config: Any = node.args[_CASTS[target]]
+    is_input = target is not _QUANTIZE or node.args[2] == _INPUT
+    return bool(is_input) and bool(config & recipes.FUSE_NORMS)
+
+
+def _may_read_x(node: fx.Node) -> bool:
+    """Tells whether x will do for a reader of what a norm makes.
+
+    Linears that are given copies of it read its shape alone.
+    """
+    is_linear = node.target is torch.ops.float8.linear_forward.default
+    return (is_linear and node.args[1] is not None) or _is_cast(node)
+
+
+def _read_x(made: fx.Node, norm: _RmsNorm | _LayerNorm) -> None:
     ops = torch.ops.float8
-    for node in graph.find_nodes(op="call_function", target=ops.quantize.default):
-        product, config, operand, *rest = node.args
-        if operand != _INPUT or not config & recipes.FUSE_NORMS:
+    is_rms = isinstance(norm, _RmsNorm)
+    for reader in list(made.users):
+        _, *rest = reader.args
+        if not _is_cast(reader):
+            reader.args = (norm.x, *rest)
             continue
-        if (norm := _norm_of(product)) is not None:
-            node.target = ops.quantize_rms_norm.default
-            node.args = (*norm, config, *rest)
-            _read_x_for_shape(product, norm.x)
-    for node in graph.find_nodes(op="call_function", target=ops.quantize_again.default):
-        product, x_qt, config = node.args
-        if config & recipes.FUSE_NORMS and (norm := _norm_of(product)) is not None:
-            node.target = ops.quantize_rms_norm_again.default
-            node.args = (*norm, x_qt, config)
-
-
-def _read_x_for_shape(product: fx.Node, x: fx.Node) -> None:
-    """Gives x to the linears that were given the product's copies, of which they read the shape alone."""
-    for reader in list(product.users):
-        if reader.target is torch.ops.float8.linear_forward.default:
-            given, q, *rest = reader.args
-            if given is product and q is not None:
-                reader.args = (x, q, *rest)
+        if reader.target is _QUANTIZE:
+            rest.pop(1)  # the operand, which is an input
+            cast = ops.quantize_rms_norm if is_rms else ops.quantize_layer_norm
+        else:
+            cast = ops.quantize_rms_norm_again if is_rms else ops.quantize_layer_norm_again
+        reader.target = cast.default
+        reader.args = (*norm, *rest)
 
 
 def _value(node: Any) -> torch.Tensor | None:
@@ -67,39 +103,80 @@ def _below_conversions(node: Any) -> Any:
     return node
 
 
-def _norm_of(product: Any) -> _Norm | None:
-    """Returns the factors of (x rstd) weight, None where a tensor is not of this form.
+def norm_of(made: Any) -> _RmsNorm | _LayerNorm | None:
+    """Returns the factors of what a norm makes, None where a tensor is not of this form.
 
-    x and weight are of the product's type, [..., K] and [K], and rstd is [..., 1] in float32. Where the inner
-    product is rounded to x's type in between, Inductor does not round it either.
+    x, weight and bias are of its type, [..., K] and [K], and mean and rstd are [..., 1] in float32. Where an
+    RMSNorm's inner product is rounded to x's type in between, Inductor does not round it either.
     """
-    value = _value(product)
-    outer = _below_conversions(product)
-    if value is None or value.dtype not in _TYPES or not _is_product(outer):
+    of_made = _value(made)
+    outer = _below_conversions(made)
+    if of_made is None or of_made.dtype not in _TYPES:
         return None
-    for weight, inner in (outer.args, outer.args[::-1]):
-        weight, inner = _below_conversions(weight), _below_conversions(inner)
-        of_weight = _value(weight)
-        if of_weight is None or of_weight.dim() != 1 or of_weight.dtype != value.dtype:
+    for product, other in _operands(outer, _ADD):
+        bias = _factor_of_columns(other, of_made)
+        if bias is not None and _is_f32(product):
+            norm = _scaled(product, of_made)
+            return norm._replace(bias=bias) if isinstance(norm, _LayerNorm) else None
+    return _scaled(outer, of_made)
+
+
+def _scaled(product: Any, of_made: torch.Tensor) -> _RmsNorm | _LayerNorm | None:
+    """Returns the factors of a norm without a bias."""
+    for of_columns, inner in _operands(product, _MUL):
+        weight, inner = _factor_of_columns(of_columns, of_made), _below_conversions(inner)
+        if weight is None or not _is_f32(inner):
             continue
-        if not _is_product(inner):
-            continue
-        for x, rstd in (inner.args, inner.args[::-1]):
-            of_rows, source = _value(rstd), _below_conversions(x)
-            of_x = _value(source)
-            if (
-                of_x is not None
-                and of_rows is not None
-                and of_rows.dtype == torch.float32
-                and of_rows.shape == (*value.shape[:-1], 1)
-                and of_x.dtype == value.dtype
-                and of_x.shape == value.shape
-                and of_weight.shape[0] == value.shape[-1]
-                and _value(inner).dtype == torch.float32  # type: ignore[union-attr]
-            ):
-                return _Norm(source, weight, rstd)
+        for source, rstd in _operands(inner, _MUL):
+            if not _is_of_rows(rstd, of_made):
+                continue
+            if (x := _source(source, of_made)) is not None:
+                return _RmsNorm(x, weight, rstd)
+            # An operand of a difference is no other's, so it is not looked for in either order.
+            for of_x, mean in _operands(source, _SUB)[:1]:
+                x = _source(of_x, of_made)
+                if x is not None and _is_of_rows(mean, of_made) and _is_f32(product):
+                    return _LayerNorm(x, weight, None, mean, rstd)
     return None
 
 
-def _is_product(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target is _MUL
+def _operands(node: Any, target: Any) -> list[tuple[Any, Any]]:
+    """Returns the operands of such a node in either order, none of another node."""
+    if not isinstance(node, fx.Node) or node.target is not target or node.kwargs:
+        return []
+    one, other = node.args
+    return [(one, other), (other, one)]
+
+
+def _is_f32(node: Any) -> bool:
+    of_node = _value(node)
+    return of_node is not None and of_node.dtype == torch.float32
+
+
+def _source(node: Any, of_made: torch.Tensor) -> fx.Node | None:
+    """Returns the x of a norm that makes such a tensor, which an operand converts."""
+    x: Any = _below_conversions(node)
+    of_x = _value(x)
+    fits = of_x is not None and of_x.dtype == of_made.dtype and of_x.shape == of_made.shape
+    return x if fits else None
+
+
+def _factor_of_columns(node: Any, of_made: torch.Tensor) -> fx.Node | None:
+    """Returns a weight or bias likewise."""
+    factor: Any = _below_conversions(node)
+    of_factor = _value(factor)
+    fits = (
+        of_factor is not None
+        and of_factor.dtype == of_made.dtype
+        and of_factor.shape == of_made.shape[-1:]
+    )
+    return factor if fits else None
+
+
+def _is_of_rows(node: Any, of_made: torch.Tensor) -> bool:
+    of_rows = _value(node)
+    return (
+        of_rows is not None
+        and of_rows.dtype == torch.float32
+        and of_rows.shape == (*of_made.shape[:-1], 1)
+    )

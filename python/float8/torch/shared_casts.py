@@ -24,7 +24,10 @@ _WANTS_WEIGHT = 2
 
 
 def share_casts(graph: fx.Graph) -> None:
-    """Casts an x once that several linears of the graph cast again, and gives them the copy."""
+    """Casts an x once that several linears of the graph cast again, and gives them the copy.
+
+    What a norm makes for one linear is cast apart too, where cast_norms will have the cast compute it.
+    """
     readers: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in graph.find_nodes(
         op="call_function", target=torch.ops.float8.linear_backward.default
@@ -33,7 +36,8 @@ def share_casts(graph: fx.Graph) -> None:
         if None not in (x, x_qt) and config & recipes.RECOMPUTE and wanted & _WANTS_WEIGHT:
             readers.setdefault((x, x_qt, config & ~recipes.BIAS), []).append(node)
     for (x, x_qt, config), nodes in readers.items():
-        if len(nodes) > 1:
+        computes = config & recipes.FUSE_NORMS and norm_casts.norm_of(x) is not None
+        if len(nodes) > 1 or computes:
             _share(graph, x, x_qt, config, nodes)
 
 
@@ -68,7 +72,7 @@ class _Pass(CustomGraphPass):
     def uuid(self) -> Any:
         # Graphs that a pass without an identity changes are not cached.
         own = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.before]
-        return None if None in own else ("float8.share_casts", 2, *own)
+        return None if None in own else ("float8.share_casts", 3, *own)
 
 
 def install() -> None:

@@ -20,13 +20,15 @@ QuantizedBytes bytes_without_rows(int64_t cols, Config config, int64_t operand, 
   return {2 * one.q - two.q, 2 * one.qt - two.qt};
 }
 
-// A call casts an activation of x, its product with up, what an RMSNorm makes of x, or x itself.
+// A call casts an activation of x, its product with up, what a norm makes of x, or x itself.
 struct ComputedOf {
   int8_t source = FLOAT8_PLAIN;
   int8_t activation = FLOAT8_SILU;
   Matrix up{};
   const void* weight = nullptr;
+  const void* bias = nullptr;
   const float* rstd = nullptr;
+  const float* mean = nullptr;
 
   void set(QuantizerKey& key) const {
     key.source = source;
@@ -36,7 +38,9 @@ struct ComputedOf {
     args.up.data = up.data;
     args.up.ld = up.stride;
     args.norm_weight = weight;
+    args.norm_bias = bias;
     args.rstd = rstd;
+    args.mean = mean;
   }
 };
 
@@ -96,23 +100,39 @@ Tensor quantize_one_again(const Tensor& x, const ComputedOf& of, const Tensor& x
   return qt;
 }
 
-// Checks what an RMSNorm multiplies x by.
-ComputedOf norm_of(const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+// What a norm computes of x by.
+struct Norm {
+  const Tensor& weight;
+  const Tensor& rstd;
+  const Tensor* mean = nullptr;  // of a LayerNorm, as its bias, which it may lack
+  const Tensor* bias = nullptr;
+};
+
+ComputedOf norm_of(const Tensor& x, const Norm& norm) {
   const Matrix rows = as_matrix(x);
   const Device device = device_of(x);
-  check_dense(weight, aoti_torch_dtype_element_size(dtype_of(x)), device,
-              "the weight of an RMSNorm");
-  check_dense(rstd, sizeof(float), device, "rstd of an RMSNorm");
-  if (weight.numel() != rows.cols || dtype_of(weight) != dtype_of(x) || rstd.numel() != rows.rows ||
-      dtype_of(rstd) != aoti_torch_dtype_float32()) {
+  const bool layer = norm.mean != nullptr;
+  const char* const what = layer ? "a factor of a LayerNorm" : "a factor of an RMSNorm";
+  const auto data = [&](const Tensor* of, int64_t count, int32_t dtype) -> const void* {
+    if (of == nullptr) return nullptr;
+    check_dense(*of, aoti_torch_dtype_element_size(dtype), device, what);
+    if (of->numel() == count && dtype_of(*of) == dtype) return of->data_ptr();
     throw std::invalid_argument(
-        "float8: an RMSNorm of x [..., K] has a weight [K] of x's type, and rstd in float32 for "
-        "each "
-        "row");
-  }
-  return {.source = FLOAT8_RMS_NORM,
-          .weight = weight.data_ptr(),
-          .rstd = static_cast<const float*>(rstd.data_ptr())};
+        layer
+            ? "float8: a LayerNorm of x [..., K] has a weight [K] and, if any, a bias [K] of x's "
+              "type, and mean and rstd in float32 for each row"
+            : "float8: an RMSNorm of x [..., K] has a weight [K] of x's type, and rstd in float32 "
+              "for each row");
+  };
+  const auto of_columns = [&](const Tensor* of) { return data(of, rows.cols, dtype_of(x)); };
+  const auto of_rows = [&](const Tensor* of) {
+    return static_cast<const float*>(data(of, rows.rows, aoti_torch_dtype_float32()));
+  };
+  return {.source = static_cast<int8_t>(layer ? FLOAT8_LAYER_NORM : FLOAT8_RMS_NORM),
+          .weight = of_columns(&norm.weight),
+          .bias = of_columns(norm.bias),
+          .rstd = of_rows(&norm.rstd),
+          .mean = of_rows(norm.mean)};
 }
 
 void check_alike(const Tensor& gate, const Tensor& other, const char* names) {
@@ -176,13 +196,30 @@ std::tuple<Tensor, Tensor> quantize_rms_norm(const Tensor& x, const Tensor& weig
                                              const Tensor& rstd, int64_t config, bool backward,
                                              const std::optional<Tensor>& scales, int64_t layout,
                                              bool evaluate) {
-  return quantize_one(x, norm_of(x, weight, rstd), config, FLOAT8_INPUT, backward, scales, layout,
+  return quantize_one(x, norm_of(x, {weight, rstd}), config, FLOAT8_INPUT, backward, scales, layout,
                       evaluate);
 }
 
 Tensor quantize_rms_norm_again(const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                const Tensor& x_qt, int64_t config) {
-  return quantize_one_again(x, norm_of(x, weight, rstd), x_qt, config);
+  return quantize_one_again(x, norm_of(x, {weight, rstd}), x_qt, config);
+}
+
+std::tuple<Tensor, Tensor> quantize_layer_norm(const Tensor& x, const Tensor& weight,
+                                               const std::optional<Tensor>& bias,
+                                               const Tensor& mean, const Tensor& rstd,
+                                               int64_t config, bool backward,
+                                               const std::optional<Tensor>& scales, int64_t layout,
+                                               bool evaluate) {
+  return quantize_one(x, norm_of(x, {weight, rstd, &mean, bias ? &*bias : nullptr}), config,
+                      FLOAT8_INPUT, backward, scales, layout, evaluate);
+}
+
+Tensor quantize_layer_norm_again(const Tensor& x, const Tensor& weight,
+                                 const std::optional<Tensor>& bias, const Tensor& mean,
+                                 const Tensor& rstd, const Tensor& x_qt, int64_t config) {
+  return quantize_one_again(x, norm_of(x, {weight, rstd, &mean, bias ? &*bias : nullptr}), x_qt,
+                            config);
 }
 
 std::tuple<Tensor, Tensor> quantize_activation(const Tensor& x, const std::optional<Tensor>& up,

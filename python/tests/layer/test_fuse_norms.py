@@ -1,9 +1,9 @@
-"""fuse(norms=True): graphs of torch.compile cast what an RMSNorm makes of x as they compute it."""
+"""fuse(norms=True): graphs of torch.compile cast what a norm makes of x as they compute it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
 from float8 import recipes
-from float8.torch import _ops, norm_casts, shared_casts
+from float8.torch import _ops
 from float8.torch.shard.copy_layout import layout
 
-pytestmark = pytest.mark.usefixtures("untold")
+pytestmark = pytest.mark.usefixtures("untold", "graphs_anew")
 K, N = 64, 96
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
@@ -36,8 +36,12 @@ class OfTransformers(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
+def unbiased(features: int) -> nn.Module:
+    return nn.LayerNorm(features, bias=False)
+
+
 class Block(nn.Module):
-    def __init__(self, norm: type[nn.Module]) -> None:
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.norm, self.second = norm(K), norm(K)
         self.q, self.k = nn.Linear(K, N, bias=False), nn.Linear(K, N)
@@ -53,19 +57,18 @@ class Block(nn.Module):
         return y
 
 
-@pytest.fixture(autouse=True)
-def graphs_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+def scatter(norms: list[nn.Module]) -> None:
+    """Gives norms other weights and biases than ones and zeros."""
+    with torch.no_grad():
+        for norm in norms:
+            for name, each in norm.named_parameters():
+                each.normal_(int(name == "weight"), 0.2)
 
 
-def block(norm: type[nn.Module], device: str, dtype: torch.dtype) -> nn.Module:
+def block(norm: Callable[[int], nn.Module], device: str, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(3)
     made = Block(norm).to(device, dtype)
-    with torch.no_grad():
-        for each in (made.norm, made.second):
-            each.weight.normal_(1, 0.2)  # type: ignore[operator, union-attr]
+    scatter([made.norm, made.second])
     return made
 
 
@@ -79,27 +82,15 @@ def step(model: nn.Module, call: Any, dtype: torch.dtype, device: str) -> list[T
     return [y.detach(), x.grad, *(each.grad for each in model.parameters())]  # type: ignore[list-item]
 
 
-@pytest.fixture
-def casts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Counts what the pass changed in each graph."""
-    found: list[int] = []
-    apply = norm_casts.cast_norms
-
-    def counting(graph: Any) -> None:
-        apply(graph)
-        targets = (_ops.quantize_rms_norm, _ops.quantize_rms_norm_again)
-        found.append(sum(node.target in targets for node in graph.nodes))
-
-    monkeypatch.setattr(shared_casts.norm_casts, "cast_norms", counting)
-    with torch._inductor.config.patch(force_disable_caches=True):
-        yield found
-
-
 @pytest.mark.parametrize(
     ("recipe", "norm", "dtype"),
     [
         *((recipe, nn.RMSNorm, torch.bfloat16) for recipe in RECIPES),
         ("rowwise", OfTransformers, torch.float16),
+        ("tensorwise", nn.LayerNorm, torch.bfloat16),
+        ("rowwise", nn.LayerNorm, torch.float16),
+        ("rowwise_with_gw_hp", nn.LayerNorm, torch.bfloat16),
+        ("blockwise", unbiased, torch.bfloat16),
     ],
 )
 def test_equals_the_norm_apart(
@@ -170,15 +161,20 @@ def test_fused_mlps_and_checkpoints_have_it_too(
     assert len(casts) == 4
 
 
-@pytest.mark.parametrize("case", ["layer_norm", "no weight", "autocast", "weight of another type"])
+@pytest.mark.parametrize(
+    ("norm", "case"),
+    [
+        (nn.RMSNorm, "no weight"),
+        (nn.RMSNorm, "autocast"),
+        (nn.RMSNorm, "weight of another type"),
+        (nn.LayerNorm, "no weight"),
+        (nn.LayerNorm, "autocast"),
+    ],
+)
 def test_leaves_what_is_no_norm_of_one_type(
-    device: str, options: dict[str, Any], case: str, casts: list[int]
+    device: str, options: dict[str, Any], norm: Any, case: str, casts: list[int]
 ) -> None:
-    made: nn.Module = nn.RMSNorm(K)
-    if case == "layer_norm":
-        made = nn.LayerNorm(K)
-    elif case == "no weight":
-        made = nn.RMSNorm(K, elementwise_affine=False)
+    made: nn.Module = norm(K, elementwise_affine=case != "no weight")
     dtype = torch.float32 if case == "autocast" else torch.bfloat16
     torch.manual_seed(2)
     model = nn.Sequential(made, nn.Linear(K, N)).to(device, dtype)
@@ -202,40 +198,106 @@ def test_leaves_what_is_no_norm_of_one_type(
     assert not any(casts)
 
 
+class Ops:
+    """The casts of norms, and what they take beside x of eight rows."""
+
+    def __init__(self, device: str, options: dict[str, Any], recipe: str = "rowwise") -> None:
+        self.config = recipes.pack(recipes.Recipe.named(recipe), emulate=options["emulate"])
+        self.device = device
+        self.weight = torch.ones(K, device=device).bfloat16()
+        self.rstd = torch.ones(8, 1, device=device)
+
+    def rms(self, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor] = _ops.quantize_rms_norm(x, weight, rstd, self.config, False)
+        return made
+
+    def layer(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, rstd: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor] = _ops.quantize_layer_norm(
+            x, weight, bias, mean, rstd, self.config, False
+        )
+        return made
+
+    def plain(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor] = _ops.quantize(x, self.config, _ops.INPUT, False)
+        return made
+
+    def q(self, made: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        at = layout(_ops.ROWS, 8, K, self.config, _ops.INPUT, _ops.Q_ALONE, False)
+        copy = at.copies(*made, 8, K)[0]
+        return copy.data[:, :K], copy.scales[:8]  # type: ignore[union-attr]
+
+
 def test_ops_cast_a_norm_of_ones_as_x(device: str, options: dict[str, Any]) -> None:
-    config = recipes.pack(recipes.Recipe.named("rowwise"), emulate=options["emulate"])
+    ops = Ops(device, options)
     x = torch.randn(8, K, device=device).bfloat16()
-    weight, rstd = torch.ones(K, device=device).bfloat16(), torch.ones(8, 1, device=device)
-    at = layout(_ops.ROWS, 8, K, config, _ops.INPUT, _ops.Q_ALONE, False)
-    made = (
-        _ops.quantize(x, config, _ops.INPUT, False),
-        _ops.quantize_rms_norm(x, weight, rstd, config, False),
-    )
-    one, other = (at.copies(q, qt, 8, K)[0] for q, qt in made)
-    assert torch.equal(one.data[:, :K], other.data[:, :K])  # type: ignore[union-attr]
-    assert torch.equal(one.scales[:8], other.scales[:8])  # type: ignore[union-attr]
-    empty = x[:0], weight, rstd[:0]
-    assert _ops.quantize_rms_norm(*empty, config, False)[0].shape == (
-        _ops.quantize(x[:0], config, _ops.INPUT, False)[0].shape
-    )
+    none = torch.zeros_like(ops.rstd)
+    factors = ops.weight, None, none, ops.rstd
+    expected = ops.q(ops.plain(x))
+    for made in (ops.rms(x, ops.weight, ops.rstd), ops.layer(x, *factors)):
+        assert all(map(torch.equal, ops.q(made), expected))
+    empty = ops.plain(x[:0])[0].shape
+    assert ops.rms(x[:0], ops.weight, ops.rstd[:0])[0].shape == empty
+    assert ops.layer(x[:0], ops.weight, None, none[:0], ops.rstd[:0])[0].shape == empty
 
 
-BAD_FACTORS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    "a weight in float32": lambda weight, rstd: (weight.float(), rstd),
-    "a short weight": lambda weight, rstd: (weight[:16], rstd),
-    "a short rstd": lambda weight, rstd: (weight, rstd[:4]),
-    "rstd in float64": lambda weight, rstd: (weight, rstd.double()),
-    "rstd in bfloat16": lambda weight, rstd: (weight, rstd.bfloat16()),
+def test_a_bias_is_added_to_a_product_that_is_not_rounded(
+    device: str, options: dict[str, Any]
+) -> None:
+    ops = Ops(device, options, "tensorwise")
+    x = torch.full((8, K), 1 + 2**-12, device=device)
+    bias = torch.full((K,), -1 - 2**-11, device=device)
+    made = ops.layer(x, x[0], bias, torch.zeros_like(ops.rstd), ops.rstd)
+    of_remainder = ops.plain(torch.full_like(x, 2**-24))
+    assert torch.equal(ops.q(made)[0], ops.q(of_remainder)[0])
+    assert ops.q(made)[0].view(torch.uint8).min() > 0
+
+
+BAD: dict[str, Callable[[Tensor], Tensor]] = {
+    "in another type": lambda factor: factor.double(),
+    "in the other type": lambda factor: (
+        factor.bfloat16() if factor.dtype == torch.float32 else factor.float()
+    ),
+    "short": lambda factor: factor[:4],
 }
 
 
-@pytest.mark.parametrize("bad", BAD_FACTORS)
+@pytest.mark.parametrize("bad", BAD)
 def test_ops_refuse_factors_that_do_not_fit(bad: str, device: str, options: dict[str, Any]) -> None:
-    config = recipes.pack(recipes.Recipe.named("rowwise"), emulate=options["emulate"])
+    ops = Ops(device, options)
     x = torch.randn(8, K, device=device).bfloat16()
-    weight, rstd = torch.ones(K, device=device).bfloat16(), torch.ones(8, 1, device=device)
-    with pytest.raises((ValueError, RuntimeError), match="RMSNorm"):
-        _ops.quantize_rms_norm(x, *BAD_FACTORS[bad](weight, rstd), config, False)
+    of_rms = [ops.weight, ops.rstd]
+    of_layer = [ops.weight, ops.weight, ops.rstd, ops.rstd]
+    cases: list[tuple[Any, list[Tensor], str]] = [
+        (ops.rms, of_rms, "an RMSNorm"),
+        (ops.layer, of_layer, "a LayerNorm"),
+    ]
+    for op, factors, name in cases:
+        for at, factor in enumerate(factors):
+            given = [*factors[:at], BAD[bad](factor), *factors[at + 1 :]]
+            with pytest.raises((ValueError, RuntimeError), match=name):
+                op(x, *given)
+
+
+def test_names_the_norms_that_stay_apart(options: dict[str, Any]) -> None:
+    def model(recipe: str) -> nn.Module:
+        made = nn.Sequential(
+            nn.LayerNorm(K),
+            nn.RMSNorm(K, elementwise_affine=False),
+            nn.LayerNorm((4, K)),
+            nn.Linear(K, N),
+        )
+        return f8.convert_to_float8_training(made, config=f8.LinearConfig(recipe, **options))
+
+    assert f8.fuse(model("rowwise")) == []
+    left = f8.fuse(model("rowwise"), norms=True)
+    assert [(each.name, each.fused) for each in left] == [("1", False), ("2", False)]
+    assert "elementwise_affine=False" in left[0].why
+    assert "normalized_shape" in left[1].why
+    delayed = f8.fuse(model("delayed"), norms=True)
+    assert [each.name for each in delayed] == ["0", "1", "2"]
+    assert "delayed" in delayed[0].why
 
 
 def test_refuses_another_choice() -> None:

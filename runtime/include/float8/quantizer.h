@@ -44,7 +44,12 @@ typedef enum float8_source {
   FLOAT8_RMS_NORM = 3,
   FLOAT8_ACTIVATION = 4, /* activation(x) */
   FLOAT8_ACTIVATION_BACKWARD =
-      5 /* its gradient with respect to x, where `grad` is the activation's */
+      5, /* its gradient with respect to x, where `grad` is the activation's */
+  /* ((x - mean) rstd) norm_weight + norm_bias, what a LayerNorm makes of x, whose mean and rstd are given for
+   * each row: the difference and the first product are rounded, the second one and the sum are one fma, as in
+   * PyTorch's own kernel of the norm and in those of its compiler on GPUs. Without norm_bias it is the
+   * products. */
+  FLOAT8_LAYER_NORM = 6
 } float8_source;
 
 /* The activation of an MLP, of which the last step alone is rounded; the same bits on every device. */
@@ -85,8 +90,8 @@ typedef struct float8_quantizer_desc {
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride x.ld counts fp32 elements. */
   int32_t f32_source;
-  int32_t source;     /* a float8_source; FLOAT8_GLU, FLOAT8_ACTIVATION and FLOAT8_RMS_NORM are for
-                       * FLOAT8_INPUT, the gradients for FLOAT8_GRAD_OUTPUT; not in lists */
+  int32_t source; /* a float8_source; the gradients are for FLOAT8_GRAD_OUTPUT, the other ones that
+                       * are computed for FLOAT8_INPUT; not in lists */
   int32_t activation; /* a float8_activation, of sources that have one; else 0 */
   /* Nonzero: calls leave the sums of the gradient's columns in float8_quantize_args.column_sums. It is for
    * FLOAT8_ACTIVATION_BACKWARD. */
@@ -181,13 +186,16 @@ typedef struct float8_quantize_args {
   float8_buffer up_transposed FLOAT8_DEFAULT({});
   float8_scale_slots up_scales FLOAT8_DEFAULT({});
   float8_cast_counters* up_counters FLOAT8_DEFAULT(NULL);
-  /* FLOAT8_RMS_NORM, read: [cols] in dtype, and fp32 [rows], the inverse root mean square of each row of x
-   * with the norm's epsilon in it. */
+  /* FLOAT8_RMS_NORM and FLOAT8_LAYER_NORM, read: [cols] in dtype, and fp32 [rows], the inverse root mean
+   * square of each row of x, of a LayerNorm its inverse standard deviation, with the norm's epsilon in it. */
   const void* norm_weight FLOAT8_DEFAULT(NULL);
   const float* rstd FLOAT8_DEFAULT(NULL);
   /* fp32 [cols], written where the quantizer has column_sums: the gradient of the bias of the linear that made
    * x, added up in the order of a linear's db. */
   float* column_sums FLOAT8_DEFAULT(NULL);
+  /* FLOAT8_LAYER_NORM, read: fp32 [rows], the mean of each row of x, and [cols] in dtype, or NULL. */
+  const float* mean FLOAT8_DEFAULT(NULL);
+  const void* norm_bias FLOAT8_DEFAULT(NULL);
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

@@ -1,6 +1,6 @@
-// The casts of activations, of gated ones, of their gradients and of what an RMSNorm makes of x, on a device:
+// The casts of activations, of gated ones, of their gradients and of what a norm makes of x, on a device:
 // every byte is that of the emulated device, whose arithmetic has the same bits by construction
-// (codegen/kernels/cast/activations.cuh, rms_norm.cuh).
+// (codegen/kernels/cast/activations.cuh, norm.cuh).
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -67,9 +67,9 @@ void PrintTo(const Left& left, std::ostream* to) {
   *to << left.tensors.size() << " tensors, amax " << left.amaxes.front();
 }
 
-// Casts on a device, with rows `ld` elements apart.
+// Casts on a device, with rows `ld` elements apart; a LayerNorm has a bias where that is said.
 Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t ld,
-          const float8_step& step) {
+          const float8_step& step, bool bias) {
   const std::shared_ptr<const Quantizer> quantizer = Quantizer::plan(context, desc).value();
   const bool backward = desc.source == CastSource::kGluBackward;
   // Scales that propagate a NaN have bits that devices choose.
@@ -92,9 +92,13 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
   for (size_t r = 0; r < factors.size(); ++r)
     factors[r] = 1.0F / (0.3F + static_cast<float>(r % 7));
   const DeviceBuffer rstd(*context, factors);
-  if (desc.source == CastSource::kRmsNorm) {
+  for (float& factor : factors) factor = 3.0F - 2.0F * factor;
+  const DeviceBuffer mean(*context, factors);
+  if (desc.source == CastSource::kRmsNorm || desc.source == CastSource::kLayerNorm) {
     call.norm_weight = up.as();
     call.rstd = rstd.as<float>();
+    if (desc.source == CastSource::kLayerNorm) call.mean = mean.as<float>();
+    if (bias) call.norm_bias = grad.as();
   } else if (desc.source == CastSource::kGlu || backward) {
     call.up = {up.as(), ld};
   }
@@ -145,6 +149,7 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
                                                {kGluBackward, kGelu},
                                                {kGluBackward, kGeluTanh},
                                                {kRmsNorm, kSilu},
+                                               {kLayerNorm, kSilu},
                                                {kActivation, kGelu},
                                                {kActivation, kGeluTanh},
                                                {kActivation, kRelu2},
@@ -158,7 +163,9 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
         desc.operand = gradient ? Tensor::kGradOutput : Tensor::kInput;
         for (const int first : {0, 1}) {
           const float8_step step{.first_step = first};
-          EXPECT_EQ(cast(context_, desc, cols + gap, step), cast(*emulated, desc, cols + gap, step))
+          const bool bias = source == kLayerNorm && first == 1;
+          EXPECT_EQ(cast(context_, desc, cols + gap, step, bias),
+                    cast(*emulated, desc, cols + gap, step, bias))
               << name_of(source) << static_cast<int>(activation) << first;
         }
       }

@@ -126,7 +126,10 @@ void add_norms(const runtime::LinearKernels& kernels, Keys& keys) {
   for (const runtime::CopySet copies :
        {runtime::CopySet{runtime::kXq}, runtime::CopySet{runtime::kXqt},
         runtime::CopySet{runtime::kXq | runtime::kXqt}}) {
-    add_computed(kernels, copies, {codegen::Computed::kRmsNorm}, keys);
+    for (const codegen::Computed norm :
+         {codegen::Computed::kRmsNorm, codegen::Computed::kLayerNorm}) {
+      add_computed(kernels, copies, {norm}, keys);
+    }
   }
 }
 

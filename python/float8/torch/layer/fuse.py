@@ -1,4 +1,4 @@
-"""fuse: the MLPs of a converted model, each as one function."""
+"""fuse: the MLPs of a converted model, each as one function, and its norms in compiled graphs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _OF_CLASS = {
 
 
 class Fusion(NamedTuple):
-    """What `fuse` did with an MLP."""
+    """What `fuse` did with an MLP, or why it leaves a norm."""
 
     name: str  # in the model
     fused: bool
@@ -91,10 +91,10 @@ def register_mlp(
 def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     """Makes one function of each MLP of a model that was converted.
 
-    norms: graphs that torch.compile makes of the model from now on cast what an RMSNorm makes of x as they
-        compute it, for linears that read it: the product is not in memory, and its bits are the same. x and
-        the norm's weight are of one type, bfloat16 or float16; delayed scaling, and eager mode, stay as they
-        are.
+    norms: graphs that torch.compile makes of the model from now on cast what an RMSNorm or a LayerNorm makes
+        of x as they compute it, for linears that read it: that is not in memory, and its bits are the same
+        (docs/fusing.md says where). x, the norm's weight and its bias, if it has one, are of one type,
+        bfloat16 or float16; delayed scaling, and eager mode, stay as they are.
 
     It is called after convert_to_float8_training, and before fully_shard of single MLPs and before
     torch.compile. What the activation makes, activation(gate(x)) up(x) or activation(up(x)), and the
@@ -109,7 +109,8 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
 
     Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias beside a
     gate, or recipes and options unlike each other's; for another activation; for a recipe that reads
-    high precision. Raises TypeError where `model` is no module; it warns where
+    high precision. With `norms` it also names the norms that no graph will cast so, and why: those without
+    a weight or of several dimensions, and all of them where no linear shares its casts. Raises TypeError where `model` is no module; it warns where
     nothing is fused and norms is False.
     """
     notices.warn_without_linears("fuse", model)
@@ -136,7 +137,9 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
                 FusedMLP, type(module), "Fused", names=known.names, activation=activation
             )
         done.append(Fusion(name, why is None, why or ""))
-    if not norms and notices.has_linears(model) and not any(each.fused for each in done):
+    if norms:
+        done += _norms_left(model)
+    elif notices.has_linears(model) and not any(each.fused for each in done):
         reasons = "; ".join(dict.fromkeys(each.why for each in done))
         notices.warn_once(
             f"fuse {reasons}",
@@ -144,6 +147,26 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
             + (reasons or "it has no MLP that is known; see register_mlp"),
         )
     return done
+
+
+def _norms_left(model: nn.Module) -> list[Fusion]:
+    """Returns the norms that are seen to stay as they are, whatever the graphs are."""
+    shares = any(is_float8(each) and each._may_share for each in model.modules())
+    left = []
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+            continue
+        if module.weight is None:
+            left.append(Fusion(name, False, "it has no weight (elementwise_affine=False)"))
+        elif len(module.normalized_shape) != 1:
+            shape = tuple(module.normalized_shape)
+            left.append(Fusion(name, False, f"its normalized_shape is {shape}, not one dimension"))
+        elif not shares:
+            why = (
+                "no linear's cast of x is apart: under delayed scaling each has a scale of its own"
+            )
+            left.append(Fusion(name, False, why))
+    return left
 
 
 def _resembles(module: nn.Module) -> str | None:

@@ -269,7 +269,9 @@ class RandomStructs : public ::testing::Test {
       clear(args.grad), clear(args.up_tensor), clear(args.up_transposed);
       args.up_counters = nullptr;
       args.norm_weight = rarely() ? somewhere() : nullptr;
+      args.norm_bias = rarely() ? somewhere() : nullptr;
       args.rstd = rarely() ? static_cast<const float*>(somewhere()) : nullptr;
+      args.mean = rarely() ? static_cast<const float*>(somewhere()) : nullptr;
       for (void*& slot : args.up_scales.opaque) slot = nullptr;
       if (!rarely()) args.rows = kN;
       keep_small({&args.x.ld});

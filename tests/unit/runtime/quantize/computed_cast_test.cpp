@@ -1,4 +1,4 @@
-// The casts of activations, of gated ones, of their gradients and of what an RMSNorm makes of x, on an emulated
+// The casts of activations, of gated ones, of their gradients and of what a norm makes of x, on an emulated
 // device: the bits of casts of these, which are close to fp64.
 #include <cstring>
 
@@ -24,12 +24,16 @@ struct Case {
 struct Source {
   CastSource source;
   Activation activation = Activation::kSilu;
+  bool bias = false;  // of a LayerNorm
   void set(QuantizerDesc& desc) const {
     desc.source = source;
     desc.activation = activation;
   }
   [[nodiscard]] std::string name() const {
-    return f8::format("{} {}", name_of(source), static_cast<int>(activation));
+    return f8::format("{} {} {}", name_of(source), static_cast<int>(activation), bias);
+  }
+  [[nodiscard]] bool is_norm() const {
+    return source == CastSource::kRmsNorm || source == CastSource::kLayerNorm;
   }
 };
 
@@ -39,14 +43,13 @@ class ComputedCastTest : public ::testing::TestWithParam<Case> {
     return reference::rounded_to(
         reference::random_matrix(rows, cols, seed, reference::Distribution::kOutliers), type);
   }
-  // What is cast of x, by a second operand: up, the norm's weight [1][cols], or none.
+  // What is cast of x, by a second operand: up, the norm's weight and bias [2][cols], or none.
   static Matrix computed(const Source& of, const Matrix& x, const Matrix& other, Dtype type) {
     Matrix h = x;
     for (int64_t r = 0; r < x.rows; ++r) {
       for (int64_t c = 0; c < x.cols; ++c) {
         const size_t i = static_cast<size_t>(r * x.cols + c);
-        h.values[i] = of.source == CastSource::kRmsNorm
-                          ? x.values[i] * rstd_of(r) * other.values[static_cast<size_t>(c)]
+        h.values[i] = of.is_norm() ? normalized(of, x.values[i], r, c, other)
                       : of.source == CastSource::kGlu
                           ? emulation::glu(of.activation, x.values[i], other.values[i], type)
                           : emulation::activated(of.activation, x.values[i], type).value;
@@ -54,18 +57,31 @@ class ComputedCastTest : public ::testing::TestWithParam<Case> {
     }
     return reference::rounded_to(h, type);
   }
+  static float normalized(const Source& of, float x, int64_t row, int64_t col,
+                          const Matrix& other) {
+    const float weight = other.values[static_cast<size_t>(col)];
+    if (of.source == CastSource::kRmsNorm) return x * rstd_of(row) * weight;
+    const float centered = (x - mean_of(row)) * rstd_of(row);
+    if (!of.bias) return centered * weight;
+    return std::fma(centered, weight, other.values[static_cast<size_t>(other.cols + col)]);
+  }
+  static float mean_of(int64_t row) { return 0.37F * static_cast<float>(row % 5 - 2); }
   static float rstd_of(int64_t row) { return 1.0F / (0.3F + static_cast<float>(row % 7)); }
   static Matrix other(const Source& of, int64_t rows, int64_t cols, Dtype type) {
-    return random(of.source == CastSource::kGlu ? rows : 1, cols, 6, type);
+    return random(of.source == CastSource::kGlu ? rows : 2, cols, 6, type);
   }
-  // Sets the second operand of a call.
+  // Sets the second operand of a call, which has half of its bytes in each row where it is of a norm.
   void set_other(const Source& of, Buffer& from, int64_t ld, QuantizeCall& call) {
     if (of.source == CastSource::kGlu) call.up = {from.data(), ld};
-    if (of.source != CastSource::kRmsNorm) return;
-    rstd_.resize(static_cast<size_t>(call.rows));
-    for (size_t r = 0; r < rstd_.size(); ++r) rstd_[r] = rstd_of(static_cast<int64_t>(r));
+    if (!of.is_norm()) return;
+    rstd_.clear(), mean_.clear();
+    for (int64_t r = 0; r < call.rows; ++r) {
+      rstd_.push_back(rstd_of(r)), mean_.push_back(mean_of(r));
+    }
     call.norm_weight = from.data();
     call.rstd = rstd_.data();
+    if (of.source == CastSource::kLayerNorm) call.mean = mean_.data();
+    if (of.bias) call.norm_bias = from.data() + from.bytes() / 2;
   }
   // A call has a launch for the maxima that its scales come from, and one for the copies.
   [[nodiscard]] size_t launches(const Quantizer& fused, const float8_step& step) const {
@@ -83,11 +99,13 @@ class ComputedCastTest : public ::testing::TestWithParam<Case> {
   }
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
-  std::vector<float> rstd_;
+  std::vector<float> rstd_, mean_;
 };
 constexpr Source kOfInputs[] = {{CastSource::kGlu},
                                 {CastSource::kGlu, Activation::kGeluTanh},
                                 {CastSource::kRmsNorm},
+                                {CastSource::kLayerNorm},
+                                {CastSource::kLayerNorm, Activation::kSilu, true},
                                 {CastSource::kActivation, Activation::kGelu},
                                 {CastSource::kActivation, Activation::kGeluTanh},
                                 {CastSource::kActivation, Activation::kRelu2}};
@@ -165,6 +183,40 @@ TEST_P(ComputedCastTest, IsTheCastOfTheProduct) {
         EXPECT_EQ(fused_slots.most() > 0, recipe == "delayed");
         EXPECT_TRUE(got.guard_is_whole());
       }
+    }
+  }
+}
+
+// Infinities, NaN and zeros of either sign, which a LayerNorm without a bias keeps.
+TEST_P(ComputedCastTest, IsTheCastOfALayerNormOfSpecialValues) {
+  const auto& [recipe, rows, cols, gap] = GetParam();
+  constexpr float kSpecial[] = {INFINITY, -INFINITY, NAN, -0.0F, 0.0F};
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const int kind : {0, 1, 2, 3}) {
+      SCOPED_TRACE(f8::format("{} {}", to_string(type), kind));
+      const Source source{CastSource::kLayerNorm, Activation::kSilu, (kind & 1) != 0};
+      QuantizerDesc desc{.rows = rows, .cols = cols, .recipe = recipe_of(recipe)};
+      desc.dtype = type;
+      desc.non_finite = (kind & 2) != 0 ? NonFinite::kSaturate : NonFinite::kPropagate;
+      const auto plain = Quantizer::plan(context_, desc).value();
+      source.set(desc);
+      const auto fused = Quantizer::plan(context_, desc).value();
+      Matrix x = random(rows, cols, 5, type), by = other(source, rows, cols, type);
+      for (size_t i = 0; i < 5; ++i) {
+        x.values[i] = by.values[5 + i] = kSpecial[i];
+        by.values[static_cast<size_t>(cols) + 10 + i] = kSpecial[i];
+      }
+      Buffer of_x(x, type), of_by(by, type), of_h(computed(source, x, by, type), type);
+      Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
+      Slots plain_slots, fused_slots;
+      run(*plain,
+          {.rows = rows, .x = {of_h.data()}, .tensor = {expected.data()}, .scales = plain_slots});
+      QuantizeCall call{
+          .rows = rows, .x = {of_x.data()}, .tensor = {got.data()}, .scales = fused_slots};
+      set_other(source, of_by, 0, call);
+      run(*fused, call);
+      EXPECT_EQ(bytes(got), bytes(expected));
+      EXPECT_EQ(plain_slots.most(), fused_slots.most());
     }
   }
 }

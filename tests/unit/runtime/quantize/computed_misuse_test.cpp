@@ -24,6 +24,20 @@ class ComputedMisuse : public ::testing::Test {
     out.source = CastSource::kGlu;
     return out;
   }
+  // Each change to a good call is refused in its words, and nothing is launched.
+  using Cases = std::span<const std::tuple<std::function<void(QuantizeCall&)>, std::string_view>>;
+  void refused_calls(const Quantizer& quantizer, const QuantizeCall& good, Cases cases,
+                     Buffer& tensor) {
+    for (const auto& [change, words] : cases) {
+      QuantizeCall call = good;
+      change(call);
+      const Status status = quantizer.run(call, nullptr);
+      ASSERT_FALSE(status) << words;
+      EXPECT_TRUE(says(status.error(), words)) << status.error().message;
+    }
+    EXPECT_TRUE(tensor.untouched());
+    EXPECT_TRUE(cuda_.launches.empty());
+  }
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
 };
@@ -42,7 +56,8 @@ TEST_F(ComputedMisuse, PlansThatCannotBe) {
   QuantizerDesc sums = desc("blockwise");
   sums.column_sums = true;
   refused(sums, ErrorCode::kInvalidArgument, "it is for FLOAT8_ACTIVATION_BACKWARD");
-  for (const CastSource source : {CastSource::kPlain, CastSource::kRmsNorm}) {
+  for (const CastSource source :
+       {CastSource::kPlain, CastSource::kRmsNorm, CastSource::kLayerNorm}) {
     QuantizerDesc activated = desc("blockwise");
     Source{source, Activation::kGelu}.set(activated);
     refused(activated, ErrorCode::kInvalidArgument, "float8_quantizer_desc.activation");
@@ -88,6 +103,9 @@ TEST_F(ComputedMisuse, CallsThatCannotBe) {
   call = good;
   call.norm_weight = up.data();
   refused(*fused, call, "float8_quantize_args.norm_weight is given");
+  call = good;
+  call.norm_bias = up.data();
+  refused(*fused, call, "float8_quantize_args.norm_bias is given");
   EXPECT_TRUE(tensor.untouched());
   EXPECT_TRUE(cuda_.launches.empty());
 }
@@ -106,19 +124,39 @@ TEST_F(ComputedMisuse, CallsOfANormThatCannotBe) {
       {[](QuantizeCall& c) { c.norm_weight = nullptr; }, "norm_weight is NULL"},
       {[](QuantizeCall& c) { c.rstd = nullptr; }, "rstd is NULL"},
       {[](QuantizeCall& c) { c.up = c.x; }, "up.data is given"},
+      {[](QuantizeCall& c) { c.mean = c.rstd; }, "mean is given"},
+      {[](QuantizeCall& c) { c.norm_bias = c.norm_weight; }, "norm_bias is given"},
       {[](QuantizeCall& c) { c.rstd = static_cast<const float*>(c.tensor.data); }, "overlap"},
       {[](QuantizeCall& c) { c.norm_weight = static_cast<const char*>(c.norm_weight) + 2; },
        "norm_weight"},
   };
-  for (const auto& [change, words] : cases) {
-    QuantizeCall call = good;
-    change(call);
-    const Status status = fused->run(call, nullptr);
-    ASSERT_FALSE(status) << words;
-    EXPECT_TRUE(says(status.error(), words)) << status.error().message;
-  }
-  EXPECT_TRUE(tensor.untouched());
-  EXPECT_TRUE(cuda_.launches.empty());
+  refused_calls(*fused, good, cases, tensor);
+}
+
+TEST_F(ComputedMisuse, CallsOfALayerNormThatCannotBe) {
+  QuantizerDesc of_norm = desc("blockwise");
+  of_norm.source = CastSource::kLayerNorm;
+  const auto fused = Quantizer::plan(context_, of_norm).value();
+  Buffer x(32 * 64 * 2), weight(64 * 2), bias(64 * 2), rstd(32 * 4), mean(32 * 4);
+  Buffer tensor(fused->tensor_bytes());
+  const QuantizeCall good{.rows = 32,
+                          .x = {x.data()},
+                          .tensor = {tensor.data()},
+                          .norm_weight = weight.data(),
+                          .rstd = reinterpret_cast<const float*>(rstd.data()),
+                          .mean = reinterpret_cast<const float*>(mean.data()),
+                          .norm_bias = bias.data()};
+  const std::tuple<std::function<void(QuantizeCall&)>, std::string_view> cases[] = {
+      {[](QuantizeCall& c) { c.norm_weight = nullptr; }, "norm_weight is NULL"},
+      {[](QuantizeCall& c) { c.rstd = nullptr; }, "rstd is NULL"},
+      {[](QuantizeCall& c) { c.mean = nullptr; }, "mean is NULL"},
+      {[](QuantizeCall& c) { c.grad = c.x; }, "grad.data is given"},
+      {[](QuantizeCall& c) { c.mean = static_cast<const float*>(c.tensor.data); }, "overlap"},
+      {[](QuantizeCall& c) { c.norm_bias = c.tensor.data; }, "overlap"},
+      {[](QuantizeCall& c) { c.norm_bias = static_cast<const char*>(c.norm_bias) + 2; },
+       "norm_bias"},
+  };
+  refused_calls(*fused, good, cases, tensor);
 }
 
 TEST_F(ComputedMisuse, CallsOfAnActivationThatCannotBe) {
