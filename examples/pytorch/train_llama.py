@@ -183,7 +183,6 @@ class Trainer:
             torch.cuda.set_rng_state(state["device random"])
         self.rows = [tuple(row) for row in state["rows"]]
 
-
     def take_weights(self, path: str) -> None:
         """Starts from the weights of a run of the same sizes."""
         state = read_checkpoint(path)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import float8.torch as f8
-from float8.torch import attention, notices
+from float8.torch import notices
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,12 +55,6 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _packed_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the kernels of packed sequences run on a GPU in tests."""
-    monkeypatch.setattr(attention, "packed_on_gpus", True)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ attention_dequantize = torch.ops.float8.attention_dequantize.default
 RECIPES = ("fp8_forward", "bf16")
 HEAD_DIMS = (128,)
 _BLOCK = 128  # tokens of a head that share a scale
-packed_on_gpus = False  # the kernels of packed sequences have run on the emulated device alone
 
 
 def _blocks(tokens: Any) -> Any:

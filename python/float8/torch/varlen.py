@@ -71,7 +71,6 @@ def _backward(
     if not grad.is_cuda:
         return _backward_by_formula(grad, *operands, lse, offsets, scale, causal, window)  # type: ignore[no-any-return]
     unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
-    sides = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
     return torch.ops.aten._flash_attention_backward(  # type: ignore[no-any-return]
         grad.contiguous(),
         *operands,
@@ -80,12 +79,17 @@ def _backward(
         offsets[1],
         *longest,
         0.0,
-        causal and not window,  # the window is causal by itself
+        causal and not window,
         unused,
         unused,
         scale=scale,
-        **sides,
+        **_sides(window),
     )
+
+
+def _sides(window: int | None) -> dict[str, int]:
+    """Returns a window as PyTorch's flash attention takes it, which is causal by itself."""
+    return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
 
 
 class VarlenAttentionFunction(torch.autograd.Function):
@@ -241,8 +245,6 @@ def refusal(
     scale: float | None,
 ) -> str | None:
     """Returns why attention in fp8 cannot compute packed sequences, or None where it can."""
-    if query.is_cuda and not attention.packed_on_gpus:
-        return "packed sequences have not run on a GPU yet"
     if value.dim() != 3:
         return f"value has shape {tuple(value.shape)}; it is [tokens, heads, head_dim]"
     q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
@@ -273,19 +275,20 @@ def _in_bf16(
     enable_gqa: bool,
 ) -> torch.Tensor:
     if query.is_cuda:
-        from torch.nn.attention.varlen import varlen_attn
-
-        left = window - 1 if window else -1
-        return varlen_attn(  # type: ignore[return-value]
+        # varlen_attn's options differ between PyTorch's versions; this is what it calls.
+        o: torch.Tensor = torch.ops.aten._flash_attention_forward(
             query,
             key,
             value,
             *offsets,
             *longest,
+            0.0,
+            is_causal and not window,
+            False,
             scale=scale,
-            window_size=(left, 0 if is_causal else -1),
-            enable_gqa=enable_gqa,
-        )
+            **_sides(window),
+        )[0]
+        return o
     parts = [
         [x.tensor_split(cu[1:-1].tolist()) for x in tensors]
         for tensors, cu in zip(((query,), (key, value)), offsets, strict=True)

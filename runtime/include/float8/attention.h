@@ -114,7 +114,7 @@ typedef struct float8_attention_forward_args {
  * key has an o of 0 and an lse of -inf. An offset that falls, is negative, or lies beyond the tokens is replaced by the
  * largest one before it, or by the tokens, so that no call leaves its memory, and sequence_error has its index.
  * float8_attention_dequantize knows the sequences from `saved`, whose last 8 (batch + 1) bytes are the offsets so
- * replaced, of queries and of keys. The kernels of packed sequences have run on the emulated device alone so far. */
+ * replaced, of queries and of keys. */
 FLOAT8_API float8_status float8_attention_forward(const float8_attention* attention,
                                                   const float8_attention_forward_args* args,
                                                   float8_stream stream);
