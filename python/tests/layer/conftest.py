@@ -22,7 +22,7 @@ _NORM_CASTS = (
 def graphs_anew() -> Iterator[None]:
     """Graphs are compiled anew, with fused multiply-adds where GPUs have them: the bias of a LayerNorm."""
     torch._dynamo.reset()
-    options = {"force_disable_caches": True, "cpp.enable_floating_point_contract_flag": "fast"}
+    options = {"fx_graph_cache": False, "cpp.enable_floating_point_contract_flag": "fast"}
     with torch._inductor.config.patch(options):
         yield
     torch._dynamo.reset()

@@ -129,7 +129,7 @@ def test_inductor_casts_x_again_once(
         with inductor.patch(
             post_grad_custom_pre_pass=users.append,
             post_grad_custom_post_pass=count,
-            force_disable_caches=True,
+            fx_graph_cache=False,
         ):
             return step(torch.compile(copy.deepcopy(model)), x)
 
