@@ -192,10 +192,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
     options.layers = options.layers or (2 if options.emulate else 32)
-    options.variants = options.variants.split(",") if options.variants else list(VARIANTS)
-    for name in options.variants:
-        if name not in VARIANTS:
-            sys.exit(f"no variant {name!r}; there are {', '.join(VARIANTS)}")
+    options.variants = common.names_of(options.variants, VARIANTS)
     return options
 
 

@@ -57,9 +57,7 @@ def main() -> int:
     x, grad = (torch.randn(rows, cols, device=device).bfloat16() for _ in range(2))
     print(common.headline(f"[{rows}, {cols}] in bf16", device))
     table, figures = [], {}
-    for variant in options.variants.split(",") if options.variants else known:
-        if variant not in known:
-            sys.exit(f"no variant {variant!r}; there are {', '.join(known)}")
+    for variant in common.names_of(options.variants, known):
         name, _, recipe = variant.partition("-")
         config = of_float8.pack(recipe, options.emulate, False, False)
         calls = calls_of(name, config, x, grad)

@@ -60,9 +60,7 @@ def main() -> int:
     device = common.device_of(options)
     print(common.headline(f"linears of {options.blocks} Llama-3-8B blocks", device))
     table, figures = [], {}
-    for variant in options.variants.split(",") if options.variants else known:
-        if variant not in known:
-            sys.exit(f"no variant {variant!r}; there are {', '.join(known)}")
+    for variant in common.names_of(options.variants, known):
         recipe, _, name = variant.rpartition("-")
         steps = {}
         for key, optimizer in (("torch", torch.optim.AdamW), ("float8", f8.AdamW)):

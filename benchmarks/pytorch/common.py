@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,12 +107,18 @@ def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dic
     return {variant.name: variant for variant in every}
 
 
-def chosen(names: str, known: dict[str, Variant], based: bool = True) -> list[Variant]:
-    """Returns the variants of a list of names; based: with the first that is known in front."""
+def names_of(names: str, known: Collection[str]) -> list[str]:
+    """Returns the names of a list, all that are known where it is empty; ends the program for another one."""
     wanted = [name.strip() for name in names.split(",")] if names else list(known)
     for name in wanted:
         if name not in known:
             sys.exit(f"no variant {name!r}; there are {', '.join(known)}")
+    return wanted
+
+
+def chosen(names: str, known: dict[str, Variant], based: bool = True) -> list[Variant]:
+    """Returns the variants of a list of names; based: with the first that is known in front."""
+    wanted = names_of(names, known)
     if not based:
         return [known[name] for name in wanted]
     base = next(iter(known.values()))

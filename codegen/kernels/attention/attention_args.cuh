@@ -105,7 +105,7 @@ struct AttentionCastArgs {
   i32 padding;
 };
 
-// Of queries, and one more of keys. The index is that of an offset, or of a sequence.
+// These are of queries, and one more is of keys. The index beside them is that of an offset, or of a sequence.
 enum AttentionPackError : i32 { kNoPackError = 0, kBadOffset = 1, kLongSequence = 3 };
 
 // Those of packed sequences, in a batch of 1. A slab is two blocks of a sequence, and its sums lie at the first one's

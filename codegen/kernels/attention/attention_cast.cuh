@@ -8,7 +8,7 @@
 // side by side in the order of fragments, 0, 1, 8 and 9 of 16 or 2, 3, 10 and 11, ..., of eight columns. So a word
 // of v^T is made in one thread, as are the words of a row of q or k.
 //
-// Of packed sequences the means are those of a head in a sequence, so that no sequence changes the bits of another
+// The means of packed sequences are those of a head in a sequence, so that no sequence changes the bits of another
 // one, and a launch before these (layout) tells each block where its tokens lie.
 #pragma once
 

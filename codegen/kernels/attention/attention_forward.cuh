@@ -87,11 +87,11 @@ struct AttentionForward {
     AttentionBlock packed;  // where `block` is that of a sequence
     u32 packed_at;          // of all blocks of a head
 
-    // Of all blocks of a head, the place of this one and of a tile of its keys.
+    // These are the places of this block, and of a tile of its keys, among all blocks of a head.
     F8_DEVICE u32 place() const { return kPacked ? packed_at : block; }
     F8_DEVICE u32 key_block(u32 tile) const { return kPacked ? packed.first + tile : tile; }
     F8_DEVICE i32 keys(const Args& args) const { return kPacked ? packed.keys : args.keys; }
-    // Of the tokens of all queries, this block's first one, and the one behind its last.
+    // These are this block's first token among all queries, and the one behind its last.
     F8_DEVICE u32 first() const { return kPacked ? packed.token : block * kTileM; }
     F8_DEVICE i32 end(const Args& args) const {
       return kPacked ? packed.token + packed.tokens : args.queries;

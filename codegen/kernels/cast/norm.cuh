@@ -77,7 +77,7 @@ struct LoadNorm {
   F8_DEVICE void prefetch(const Tensor& t, i32 row0, i32 column0) const {
     prefetch_tile<kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
   }
-  // What lies beyond the matrix is 0, where a bias is not added.
+  // Elements beyond the matrix are 0: a bias is not added there.
   template <class Tensor>
   F8_DEVICE void load(const Tensor& t, i32 row0, i32 column0,
                       ThreadFragment<kInput>& fragment) const {
@@ -132,7 +132,7 @@ struct AmaxOfNorm : LoadNorm<kInput, kLayer> {
   }
 };
 
-// Of the arguments of a cast, or of maxima.
+// Returns the norm that the arguments of a cast, or of maxima, describe.
 template <class Norm, class Args>
 F8_DEVICE Norm norm_of(const Args& args) {
   Norm norm;

@@ -101,6 +101,44 @@ def backward_by_formula(
     return dq.to(dtype), dk.to(dtype), dv.to(dtype)
 
 
+def no_seed(grad: torch.Tensor) -> torch.Tensor:
+    """Returns what PyTorch's backwards take for the seed of a dropout that there is not."""
+    return torch.empty((), dtype=torch.int64, device=grad.device)
+
+
+def sides(window: int | None) -> dict[str, int]:
+    """Returns a window as PyTorch's flash attention takes it, which is causal by itself."""
+    return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+
+
+def flash_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    offsets: tuple[torch.Tensor | None, torch.Tensor | None],
+    longest: tuple[int, int],
+    scale: float,
+    causal: bool,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of PyTorch's flash attention, whose tensors are [B, T, H, D], or [T, H, D] with offsets."""
+    seed = no_seed(grad)
+    return torch.ops.aten._flash_attention_backward(  # type: ignore[no-any-return]
+        *(grad, q, k, v, o, lse),
+        *offsets,
+        *longest,
+        0.0,
+        causal and not window,
+        seed,
+        seed,
+        scale=scale,
+        **sides(window),
+    )
+
+
 def _backward(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -116,23 +154,11 @@ def _backward(
     if not grad.is_cuda:
         return backward_by_formula(grad, q, k, v, o, lse, scale, causal, window)
     sizes = (q.shape[2], k.shape[2])
-    unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
     if window:
-        grads = torch.ops.aten._flash_attention_backward(
-            *(x.transpose(1, 2) for x in (grad, q, k, v, o)),
-            lse,
-            None,
-            None,
-            *sizes,
-            0.0,
-            False,  # the window is causal by itself
-            unused,
-            unused,
-            scale=scale,
-            window_size_left=window - 1,
-            window_size_right=0,
-        )
-        return tuple(x.transpose(1, 2) for x in grads)
+        grad, q, k, v, o = (x.transpose(1, 2) for x in (grad, q, k, v, o))
+        grads = flash_backward(grad, q, k, v, o, lse, (None, None), sizes, scale, causal, window)
+        return tuple(x.transpose(1, 2) for x in grads)  # type: ignore[return-value]
+    unused = no_seed(grad)
     # cuDNN gives NaN for a single query, and flash attention aligns another mask where sizes differ.
     if _has_cudnn() and q.shape[2] > 1:
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]

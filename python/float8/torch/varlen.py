@@ -70,26 +70,11 @@ def _backward(
     offsets through PyTorch."""
     if not grad.is_cuda:
         return _backward_by_formula(grad, *operands, lse, offsets, scale, causal, window)  # type: ignore[no-any-return]
-    unused = torch.empty((), dtype=torch.int64, device=grad.device)  # a dropout's seed
-    return torch.ops.aten._flash_attention_backward(  # type: ignore[no-any-return]
-        grad.contiguous(),
-        *operands,
-        lse,
-        offsets[0],
-        offsets[1],
-        *longest,
-        0.0,
-        causal and not window,
-        unused,
-        unused,
-        scale=scale,
-        **_sides(window),
+    q, k, v, o = operands
+    bounds = (offsets[0], offsets[1])
+    return attention.flash_backward(
+        grad.contiguous(), q, k, v, o, lse, bounds, longest, scale, causal, window
     )
-
-
-def _sides(window: int | None) -> dict[str, int]:
-    """Returns a window as PyTorch's flash attention takes it, which is causal by itself."""
-    return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
 
 
 class VarlenAttentionFunction(torch.autograd.Function):
@@ -286,7 +271,7 @@ def _in_bf16(
             is_causal and not window,
             False,
             scale=scale,
-            **_sides(window),
+            **attention.sides(window),
         )[0]
         return o
     parts = [
