@@ -270,6 +270,10 @@ F8_DEVICE void warpgroup_fence_operand(float (&registers)[kCount]) {
 F8_DEVICE u32 wgmma_descriptor_low(u32 smem) {
   return (smem >> 4) + (1U << 16);
 }
+// That of a K-major tile of 64-byte rows with the 64-byte swizzle: atoms of 8 rows are 512 bytes apart.
+F8_DEVICE u64 wgmma_descriptor_64(u32 low) {
+  return low | (u64{512 >> 4} << 32) | (u64{2} << 62);
+}
 // That of an MN-major tile of 16-bit elements in boxes of 64 columns (gemm_layout.cuh), `box_bytes` apart:
 // atoms of 8 of k are 1024 bytes apart too. An address has the CTA's rank in its cluster above the 18
 // bits of the descriptor, where the box's size comes.

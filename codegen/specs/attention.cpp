@@ -11,33 +11,40 @@ namespace f8::codegen {
 
 namespace {
 
-constexpr int kTileBytes = kernels::kAttentionTile * 128;
 constexpr int kMaxStages = 6;
+constexpr int kMaxSharedBytes = 227 * 1024;
 constexpr std::string_view kPacked = "/packed";
 constexpr std::string_view kMasks[] = {"full", "causal", "window"};  // by AttentionMask
 
 Status check_head_dim(int head_dim) {
-  if (head_dim == 128) return {};
-  return fail(ErrorCode::kInvalidArgument, "attention of heads of {}; they are 128", head_dim);
+  if (std::ranges::find(kAttentionHeadDims, head_dim) != std::end(kAttentionHeadDims)) return {};
+  return fail(ErrorCode::kInvalidArgument, "attention of heads of {}; they are 64, 128 or 256",
+              head_dim);
+}
+
+// The columns of O of an MMA of P V.
+int value_columns(int head_dim) {
+  return head_dim == 256 ? 64 : head_dim;
 }
 
 }  // namespace
 
 Result<AttentionForwardSpec> AttentionForwardSpec::parse(std::string_view, std::string_view rest) {
-  for (const AttentionMask mask :
-       {AttentionMask::kFull, AttentionMask::kCausal, AttentionMask::kWindow}) {
-    for (const bool packed : {false, true}) {
-      for (int stages = 2; stages <= kMaxStages; ++stages) {
-        const AttentionForwardSpec spec{.mask = mask, .packed = packed, .stages = stages};
-        if (spec.key().substr(kKinds[0].size() + 1) == rest) return spec;
+  for (const int head_dim : kAttentionHeadDims) {
+    for (const AttentionMask mask :
+         {AttentionMask::kFull, AttentionMask::kCausal, AttentionMask::kWindow}) {
+      for (const bool packed : {false, true}) {
+        for (int stages = 2; stages <= kMaxStages; ++stages) {
+          const AttentionForwardSpec spec{head_dim, mask, packed, stages};
+          if (spec.validate() && spec.key().substr(kKinds[0].size() + 1) == rest) return spec;
+        }
       }
     }
   }
-  return fail(
-      ErrorCode::kInvalidArgument,
-      "unknown attention {}: expected d128, then /full, /causal or /window, for packed sequences "
-      "/packed, then /s2 to /s{}",
-      quote(rest), kMaxStages);
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown attention {}: expected d64, d128 or d256, then /full, /causal or /window, "
+              "for packed sequences /packed, then /s2 to /s{}, or /s3 for d128 and /s2 for d256",
+              quote(rest), kMaxStages);
 }
 
 std::string AttentionForwardSpec::key() const {
@@ -47,9 +54,12 @@ std::string AttentionForwardSpec::key() const {
 
 Status AttentionForwardSpec::validate() const {
   F8_TRY(check_head_dim(head_dim));
-  if (stages >= 2 && stages <= kMaxStages) return {};
-  return fail(ErrorCode::kInvalidArgument, "attention in {} stages; they are 2 to {}", stages,
-              kMaxStages);
+  if (stages >= 2 && stages <= kMaxStages && launch().dynamic_smem_bytes <= kMaxSharedBytes) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "attention of heads of {} in {} stages; they are 2 to {}, and fit shared memory",
+              head_dim, stages, kMaxStages);
 }
 
 Stub AttentionForwardSpec::stub() const {
@@ -59,11 +69,15 @@ Stub AttentionForwardSpec::stub() const {
   const std::string kernel = window || packed ? f8::format("AttentionForward<Config, {}>", args)
                                               : "AttentionForward<Config>";
   const std::string config =
-      "struct Config {\n" + constant("kCausal", mask != AttentionMask::kFull) +
-      constant("kStages", stages) + mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
-      mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, 128, MmaA::kRegisters) + "};\n" +
-      check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
+      "struct Config {\n" + constant("kHeadDim", head_dim) +
+      constant("kCausal", mask != AttentionMask::kFull) + constant("kStages", stages) +
+      mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
+      mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, value_columns(head_dim),
+                   MmaA::kRegisters) +
+      "};\n" + check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
       check("sizeof(AttentionMaps)", parameters().first, "kernel_args.cuh") +
+      check(kernel + "::kValueColumns", static_cast<size_t>(value_columns(head_dim)),
+            "value_columns()") +
       check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
             "dynamic_smem_bytes()") +
       check_threads("kAttentionThreads", launch());
@@ -81,7 +95,8 @@ Stub AttentionForwardSpec::stub() const {
 LaunchTraits AttentionForwardSpec::launch() const {
   // Two tiles of queries, stages of keys and values, and barriers of each.
   return {.threads = kernels::kAttentionThreads,
-          .dynamic_smem_bytes = (2 + 2 * stages) * kTileBytes + 8 * (4 + 4 * stages)};
+          .dynamic_smem_bytes =
+              (2 + 2 * stages) * kernels::kAttentionTile * head_dim + 8 * (4 + 4 * stages)};
 }
 
 ParameterBytes AttentionForwardSpec::parameters() const {
@@ -97,12 +112,16 @@ ParameterBytes AttentionForwardSpec::parameters() const {
 Result<AttentionCastSpec> AttentionCastSpec::parse(std::string_view kind, std::string_view rest) {
   const auto* const at = std::ranges::find(kKinds, kind);
   const auto step = static_cast<AttentionStep>(at - std::begin(kKinds));
-  for (const bool packed : {false, true}) {
-    const AttentionCastSpec spec{.step = step, .packed = packed};
-    if (spec.validate() && spec.key().substr(kind.size() + 1) == rest) return spec;
+  for (const int head_dim : kAttentionHeadDims) {
+    for (const bool packed : {false, true}) {
+      const AttentionCastSpec spec{head_dim, step, packed};
+      if (spec.validate() && spec.key().substr(kind.size() + 1) == rest) return spec;
+    }
   }
-  return fail(ErrorCode::kInvalidArgument,
-              "unknown heads {}: expected d128, for packed sequences d128/packed", quote(rest));
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "unknown heads {}: expected d64, d128 or d256, for packed sequences followed by /packed",
+      quote(rest));
 }
 
 std::string AttentionCastSpec::key() const {
@@ -122,12 +141,12 @@ Stub AttentionCastSpec::stub() const {
   return {"attention_cast.cuh", f8::format("float8_{}", kKinds[index]),
           check(f8::format("sizeof({})", args), parameters().first, "kernel_args.cuh") +
               check_threads("kTileThreads", launch()) +
-              f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads, 4)\n"
+              f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
                          "float8_{}(const __grid_constant__ {} args) {{\n"
                          "  AttentionCast<{}{}>::{}(args);\n"
                          "}}\n",
-                         kKinds[index], args, head_dim, packed ? ", AttentionPackedCastArgs" : "",
-                         kFunctions[index])};
+                         head_dim == 256 ? 2 : 4, kKinds[index], args, head_dim,
+                         packed ? ", AttentionPackedCastArgs" : "", kFunctions[index])};
 }
 
 LaunchTraits AttentionCastSpec::launch() const {

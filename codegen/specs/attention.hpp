@@ -1,13 +1,17 @@
 // The forward of attention in fp8 (kernels/attention/attention_forward.cuh), and the casts of its operands
-// (attention_cast.cuh), for heads of 128.
-//   attention := "attention_forward/d128/" ("full" | "causal" | "window") ["/packed"] "/s" stages
-//   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/d128" ["/packed"]
-//              | "attention_layout/d128/packed"
+// (attention_cast.cuh), for heads of 64, 128 and 256.
+//   attention := "attention_forward/" head "/" ("full" | "causal" | "window") ["/packed"] "/s" stages
+//   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/" head ["/packed"]
+//              | "attention_layout/" head "/packed"
+//   head      := "d64" | "d128" | "d256"
 #pragma once
 
 #include "codegen/specs/kind.hpp"
 
 namespace f8::codegen {
+
+// The elements of a head that these kernels have.
+inline constexpr int kAttentionHeadDims[] = {64, 128, 256};
 
 // The keys of a query: all, those up to its own, or the last ones of these, so many as the launch says.
 enum class AttentionMask { kFull, kCausal, kWindow };
@@ -16,8 +20,12 @@ struct AttentionForwardSpec {
   int head_dim = 128;
   AttentionMask mask = AttentionMask::kFull;
   bool packed = false;  // sequences behind each other, from offsets on the device
-  int stages = 3;
+  int stages = default_stages(128);
 
+  // Tiles of keys that a CTA loads ahead: as many as shared memory holds, up to four.
+  [[nodiscard]] static constexpr int default_stages(int head_dim) {
+    return head_dim == 256 ? 2 : head_dim == 128 ? 3 : 4;
+  }
   static constexpr std::string_view kKinds[] = {"attention_forward"};
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<AttentionForwardSpec> parse(std::string_view kind,

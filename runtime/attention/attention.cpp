@@ -166,9 +166,10 @@ bool is_nothing(const AttentionSizes& sizes) {
 
 Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<Context>& context,
                                                          const AttentionDesc& desc) {
-  if (desc.head_dim != 128) {
-    return fail(ErrorCode::kUnsupported, "heads of {}: attention in fp8 has heads of 128",
-                desc.head_dim);
+  if (std::ranges::find(codegen::kAttentionHeadDims, desc.head_dim) ==
+      std::end(codegen::kAttentionHeadDims)) {
+    return fail(ErrorCode::kUnsupported,
+                "heads of {}: attention in fp8 has heads of 64, 128 and 256", desc.head_dim);
   }
   if (desc.heads_kv < 1 || desc.heads_q < 1 || desc.heads_q % desc.heads_kv != 0) {
     return fail(ErrorCode::kInvalidArgument,

@@ -47,8 +47,9 @@ Result<AttentionForward> AttentionForward::create(const std::shared_ptr<Context>
   const AttentionMask mask = desc.window > 0 ? AttentionMask::kWindow
                              : desc.causal   ? AttentionMask::kCausal
                                              : AttentionMask::kFull;
-  const Kernel* kernel =
-      F8_TRY(context->kernel(codegen::AttentionForwardSpec{.mask = mask, .packed = desc.packed}));
+  const auto head_dim = static_cast<int>(desc.head_dim);
+  const Kernel* kernel = F8_TRY(context->kernel(codegen::AttentionForwardSpec{
+      head_dim, mask, desc.packed, codegen::AttentionForwardSpec::default_stages(head_dim)}));
   return AttentionForward(context, desc, *kernel);
 }
 

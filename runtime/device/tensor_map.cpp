@@ -150,16 +150,18 @@ Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec
 Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t queries,
                              int64_t heads_kv, int64_t keys, int64_t head_dim, const void* q,
                              const void* k, const void* v_t, AttentionMaps& out) {
+  constexpr uint32_t kTile = kernels::kAttentionTile;
+  const auto of_head = static_cast<uint32_t>(std::min<int64_t>(head_dim, kTile));
   const auto operand = [&](const char* name, const void* base, int64_t cols, int64_t rows,
-                           CUtensorMap& map) {
+                           uint32_t box_rows, uint32_t box_bytes, CUtensorMap& map) {
     return encode(driver,
                   {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(base), cols, rows, cols,
-                   kernels::kAttentionTile},
+                   box_rows, box_bytes},
                   name, map);
   };
-  F8_TRY(operand("q", q, head_dim, queries * heads_q, out.q));
-  F8_TRY(operand("k", k, head_dim, keys * heads_kv, out.k));
-  return operand("v^T", v_t, keys, head_dim * heads_kv, out.v_t);
+  F8_TRY(operand("q", q, head_dim, queries * heads_q, kTile, of_head, out.q));
+  F8_TRY(operand("k", k, head_dim, keys * heads_kv, kTile, of_head, out.k));
+  return operand("v^T", v_t, keys, head_dim * heads_kv, of_head, kTile, out.v_t);
 }
 
 }  // namespace f8::runtime

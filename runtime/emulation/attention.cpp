@@ -129,19 +129,21 @@ void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionAr
                args.queries, args.keys, args.heads_q, args.heads_kv, args.batch);
     return;
   }
-  const auto expect = [&](const char* name, const TensorMap& map, int64_t rows, int64_t cols) {
+  const int64_t of_head = std::min<int64_t>(spec.head_dim, kTile);
+  const auto expect = [&](const char* name, const TensorMap& map, int64_t rows, int64_t cols,
+                          int64_t box_rows, int64_t box_cols) {
     if (map.base == nullptr || static_cast<int64_t>(map.rows) != rows ||
         static_cast<int64_t>(map.cols) != cols || static_cast<int64_t>(map.ld_bytes) != cols ||
-        map.box_rows != kTile || map.box_cols != 128) {
+        map.box_rows != box_rows || map.box_cols != box_cols) {
       call.fault("attention: the map of {} has {} x {} in boxes of {} x {}", name, map.rows,
                  map.cols, map.box_rows, map.box_cols);
     }
   };
   const int64_t kv = int64_t{args.batch} * args.heads_kv;
   const int64_t queries = blocks.of_queries * kTile, keys = blocks.of_keys * kTile;
-  expect("q", maps[0], int64_t{args.batch} * args.heads_q * queries, spec.head_dim);
-  expect("k", maps[1], kv * keys, spec.head_dim);
-  expect("v^T", maps[2], kv * spec.head_dim, keys);
+  expect("q", maps[0], int64_t{args.batch} * args.heads_q * queries, spec.head_dim, kTile, of_head);
+  expect("k", maps[1], kv * keys, spec.head_dim, kTile, of_head);
+  expect("v^T", maps[2], kv * spec.head_dim, keys, of_head, kTile);
   if (args.o == nullptr || args.lse == nullptr || args.inv_scale_q == nullptr ||
       args.inv_scale_k == nullptr || args.inv_scale_v == nullptr ||
       (spec.packed && (blocks.packed == nullptr || args.batch != 1))) {

@@ -1,9 +1,9 @@
-// The forward of attention in fp8: O = softmax(scale Q K^T) V for heads of 128, with LSE, full, causal or causal
-// within a sliding window, of a batch or of packed sequences (attention_args.cuh).
+// The forward of attention in fp8: O = softmax(scale Q K^T) V for heads of 64, 128 and 256, with LSE, full, causal or
+// causal within a sliding window, of a batch or of packed sequences (attention_args.cuh).
 //
-//   q [b][h][s][128], k [b][g][s][128]     e4m3, with a scale for each 128 tokens of a head, a power of two
-//   v^T [b][g][128][s]                     e4m3, the tokens of each 16 in the order of fragments (below)
-//   o [b][queries][h][128] bf16, lse [b][h][queries] fp32
+//   q [b][h][s][d], k [b][g][s][d]     e4m3, with a scale for each 128 tokens of a head, a power of two
+//   v^T [b][g][d][s]                   e4m3, the tokens of each 16 in the order of fragments (below)
+//   o [b][queries][h][d] bf16, lse [b][h][queries] fp32
 //
 // s is a whole number of blocks of 128 tokens, of the queries' or of the keys'; what lies behind the last key
 // is masked, and of what lies behind the last query nothing is stored. Under a causal mask query i has the
@@ -17,17 +17,17 @@
 //
 // The sum over keys is added to O in fp32 every 128 keys, by the multiplication that the softmax does anyway
 // (O = O correction + tile), so that it is exact for long sequences.
+//
+// Heads up to 128 multiply S of a tile while they wait for P V of the tile before it, and add that one to O between the
+// exponentials of this one. A thread has no registers for that with heads of 256: P V of a tile follows its softmax, in
+// parts of 64 columns, of which one is added to O while the next one is multiplied.
 #pragma once
 
-#include "codegen/kernels/attention/attention_args.cuh"
+#include "codegen/kernels/attention/attention_tiles.cuh"
 #include "codegen/kernels/attention/e4m3.cuh"
 #include "codegen/kernels/ptx.cuh"
 
 namespace f8::kernels {
-
-struct AttentionMaps {
-  TensorMap q, k, v;
-};
 
 F8_DEVICE float exp2_approx(float x) {
   float r;
@@ -49,136 +49,24 @@ F8_DEVICE float row_sum(float x) {
   return x + __shfl_xor_sync(~0U, x, 2);
 }
 
-// A Config has kCausal, kStages, and the MMAs of 64 rows by 128 columns: mma(acc, desc_a, desc_b, accumulate)
-// and mma_registers(acc, a, desc_b, accumulate), whose a is four words. With the Args of a window it is causal.
+// A Config has, besides what AttentionTiles asks for, the MMAs mma(acc, desc_a, desc_b, accumulate) of 64 rows by 128
+// columns and mma_registers(acc, a, desc_b, accumulate) of 64 rows by kValueColumns, whose a is four words.
 template <class Config, class Args = AttentionArgs>
-struct AttentionForward {
-  static constexpr bool kWindow = Args::kWindow;
-  static constexpr bool kPacked = Args::kPacked;
-  static constexpr bool kCausal = Config::kCausal;
-  static constexpr u32 kStages = Config::kStages;
-  static constexpr u32 kD = 128, kTileM = 128, kTileN = 128;
-  static constexpr u32 kTileBytes = 128 * 128;
-  static constexpr u32 kKeys = 2 * kTileBytes;  // places in shared memory, behind two of Q
-  static constexpr u32 kValues = kKeys + kStages * kTileBytes;
-  static constexpr u32 kBarriers = kValues + kStages * kTileBytes;
-  static constexpr u32 kSharedBytes = kBarriers + 8 * (4 + 4 * kStages);
-  static constexpr u32 kThreads = kAttentionThreads;
-
-  // Which barriers tell that a tile is there, and that it has been read.
-  enum Barrier : u32 {
-    kFullQ = 0,
-    kEmptyQ = 2,
-    kFullK = 4,
-    kEmptyK = 4 + kStages,
-    kFullV = 4 + 2 * kStages,
-    kEmptyV = 4 + 3 * kStages
-  };
+struct AttentionForward : AttentionTiles<Config, Args> {
+  using Tiles = AttentionTiles<Config, Args>;
+  using Tiles::kWindow, Tiles::kPacked, Tiles::kCausal, Tiles::kStages, Tiles::kD, Tiles::kTileM,
+      Tiles::kTileN, Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kBoxBytes, Tiles::kKeys,
+      Tiles::kValues, Tiles::kFullQ, Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV,
+      Tiles::kEmptyV, Tiles::barrier, Tiles::blocks_of;
+  using typename Tiles::Work;
   template <u32 kCount>
-  struct Stage {
-    u32 index = 0, phase = 0;
-    F8_DEVICE void advance() {
-      if (++index == kCount) index = 0, phase ^= 1;
-    }
-  };
-  // Queries of a head and their tiles of keys, from `begin` to `tiles`; the CTAs take those with the most keys first.
-  struct Work {
-    u32 block, q_head, kv_head, begin, tiles;
-    AttentionBlock packed;  // where `block` is that of a sequence
-    u32 packed_at;          // of all blocks of a head
+  using Stage = typename Tiles::template Stage<kCount>;
 
-    // These are the places of this block, and of a tile of its keys, among all blocks of a head.
-    F8_DEVICE u32 place() const { return kPacked ? packed_at : block; }
-    F8_DEVICE u32 key_block(u32 tile) const { return kPacked ? packed.first + tile : tile; }
-    F8_DEVICE i32 keys(const Args& args) const { return kPacked ? packed.keys : args.keys; }
-    // These are this block's first token among all queries, and the one behind its last.
-    F8_DEVICE u32 first() const { return kPacked ? packed.token : block * kTileM; }
-    F8_DEVICE i32 end(const Args& args) const {
-      return kPacked ? packed.token + packed.tokens : args.queries;
-    }
-    F8_DEVICE bool is_empty() const { return begin >= tiles; }
-  };
-  static F8_DEVICE i32 blocks_of(const Args& args, i32 tokens) {
-    if constexpr (kPacked) {
-      return attention_packed_blocks(tokens, args.sequences);
-    } else {
-      return attention_blocks(tokens);
-    }
-  }
-  static F8_DEVICE u32 works(const Args& args) {
-    return static_cast<u32>(blocks_of(args, args.queries) * args.heads_q * args.batch);
-  }
-  static F8_DEVICE Work work_at(const Args& args, u32 index) {
-    const u32 heads = args.heads_q * args.batch, blocks = blocks_of(args, args.queries);
-    Work r;
-    r.block = blocks - 1 - index / heads;
-    if constexpr (kPacked) {
-      r.packed_at = r.block;
-      r.packed = args.blocks_q[r.packed_at];
-      r.block = r.packed.index;
-      if (r.packed.tokens == 0) r.packed.keys = 0;
-    }
-    const u32 key_blocks = attention_blocks(r.keys(args));
-    r.q_head = index % heads;
-    r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
-    r.begin = 0;
-    if constexpr (kWindow) {
-      r.begin = attention_first_tile(static_cast<i32>(r.block), args.window);
-    }
-    r.tiles = kCausal ? min(r.block + 1, key_blocks) : key_blocks;
-    return r;
-  }
-  static F8_DEVICE u32 barrier(u32 shared, u32 which, u32 index) {
-    return shared + kBarriers + 8 * (which + index);
-  }
-
-  static F8_DEVICE void prepare(u32 shared) {
-    if (threadIdx.x == 0) {
-      for (u32 i = 0; i < 2; ++i) {
-        barrier_init(barrier(shared, kFullQ, i), 1);
-        barrier_init(barrier(shared, kEmptyQ, i), 2);
-      }
-      for (u32 i = 0; i < kStages; ++i) {
-        barrier_init(barrier(shared, kFullK, i), 1);
-        barrier_init(barrier(shared, kFullV, i), 1);
-        barrier_init(barrier(shared, kEmptyK, i), 2);
-        barrier_init(barrier(shared, kEmptyV, i), 2);
-      }
-      barrier_init_fence();
-    }
-    __syncthreads();
-  }
-
-  static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const Args& args) {
-    const u32 rows_q = blocks_of(args, args.queries) * kTileM;
-    const u32 rows_k = blocks_of(args, args.keys) * kTileN;
-    Stage<kStages> stage;
-    Stage<2> query;
-    for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) {
-      const Work work = work_at(args, i);
-      if constexpr (kPacked) {
-        if (work.is_empty()) continue;
-      }
-      barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
-      barrier_expect(barrier(shared, kFullQ, query.index), kTileBytes);
-      tma_load(shared + query.index * kTileBytes, &maps.q, barrier(shared, kFullQ, query.index), 0,
-               work.q_head * rows_q + work.place() * kTileM);
-      query.advance();
-      for (u32 tile = work.tiles; tile-- > work.begin;) {
-        barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
-        barrier_expect(barrier(shared, kFullK, stage.index), kTileBytes);
-        tma_load(shared + kKeys + stage.index * kTileBytes, &maps.k,
-                 barrier(shared, kFullK, stage.index), 0,
-                 work.kv_head * rows_k + work.key_block(tile) * kTileN);
-        barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
-        barrier_expect(barrier(shared, kFullV, stage.index), kTileBytes);
-        tma_load(shared + kValues + stage.index * kTileBytes, &maps.v,
-                 barrier(shared, kFullV, stage.index), work.key_block(tile) * kTileN,
-                 work.kv_head * kD);
-        stage.advance();
-      }
-    }
-  }
+  // Whether P V follows the softmax of its tile, in parts of kValueColumns.
+  static constexpr bool kInParts = kD > 128;
+  static constexpr u32 kValueColumns = kInParts ? 64 : kD;
+  static constexpr u32 kParts = kD / kValueColumns;
+  static constexpr int kOfThread = kD / 2, kOfPart = kValueColumns / 2;  // elements of O
 
   // A warpgroup of 64 queries. A thread has the rows g and g + 8 of its warp's 16, g = lane / 4: of
   // each eight columns 2 (lane % 4) and the next one.
@@ -187,7 +75,8 @@ struct AttentionForward {
     const Args& args;
     u32 warpgroup, lane, row;
     bool leader;
-    float s[64], o[64], tile[64];
+    float s[64], o[kOfThread];
+    float tile[kInParts ? 2 : 1][kOfPart];  // of P V
     u32 p[16];
     float most[2], sum[2];
     float correction_o[2],
@@ -207,25 +96,60 @@ struct AttentionForward {
       if (leader) barrier_arrive(barrier(shared, which, index));
     }
     F8_DEVICE void multiply_keys() {
-      const u32 a = wgmma_descriptor_low(shared + query.index * kTileBytes + warpgroup * 64 * kD);
+      const u32 a =
+          wgmma_descriptor_low(shared + query.index * kTileBytes + warpgroup * 64 * kBoxRow);
       const u32 b = wgmma_descriptor_low(shared + kKeys + key.index * kTileBytes);
       warpgroup_fence_operand(s);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Config::mma(s, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
+      for (u32 k = 0; k < kD / 32; ++k) {
+        const u32 place = k / 4 * (kBoxBytes >> 4) + k % 4 * 2;
+        if constexpr (kBoxRow == 64) {
+          Config::mma(s, wgmma_descriptor_64(a + place), wgmma_descriptor_64(b + place), k > 0);
+        } else {
+          Config::mma(s, wgmma_descriptor(a + place), wgmma_descriptor(b + place), k > 0);
+        }
       }
       wgmma_commit();
     }
-    F8_DEVICE void multiply_values() {
-      const u32 b = wgmma_descriptor_low(shared + kValues + value.index * kTileBytes);
+    F8_DEVICE void multiply_values(u32 part = 0) {
+      float(&to)[kOfPart] = tile[part % 2];
+      const u32 b = wgmma_descriptor_low(shared + kValues + value.index * kTileBytes +
+                                         part * kValueColumns * kTileN);
       warpgroup_fence_words(p);
-      warpgroup_fence_operand(tile);
+      warpgroup_fence_operand(to);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        Config::mma_registers(tile, p + 4 * k, wgmma_descriptor(b + 2 * k), k > 0);
+        Config::mma_registers(to, p + 4 * k, wgmma_descriptor(b + 2 * k), k > 0);
       wgmma_commit();
+    }
+    F8_DEVICE void release_values() {
+      warpgroup_fence_words(p);
+      release(kEmptyV, value.index);
+      value.advance();
+    }
+    F8_DEVICE void add_to_o(u32 part, int i) {
+      float& sum_of = o[part * kOfPart + i];
+      sum_of = fmaf(sum_of, correction_o[i % 4 / 2], tile[part % 2][i]);
+    }
+    // P V of a tile whose values are there, by parts.
+    F8_DEVICE void attend_values() {
+      multiply_values(0);
+      multiply_values(1);
+#pragma unroll
+      for (u32 part = 0; part < kParts; ++part) {
+        if (part + 1 < kParts) {
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+          release_values();
+        }
+        warpgroup_fence_operand(tile[part % 2]);
+#pragma unroll
+        for (int i = 0; i < kOfPart; ++i) add_to_o(part, i);
+        if (part + 2 < kParts) multiply_values(part + 2);
+      }
     }
     // Masks what rows of the last tile of keys do not have: those behind the last key, and causal ones.
     F8_DEVICE void mask(const Work& work) {
@@ -279,9 +203,9 @@ struct AttentionForward {
         s[i] = exp2_approx(fmaf(s[i], factor, 8.0F - most[r]));
         s[i + 1] = exp2_approx(fmaf(s[i + 1], factor, 8.0F - most[r]));
         chains[r][i / 4 % 4] += s[i] + s[i + 1];
-        if constexpr (kAdd) {
-          o[i] = fmaf(o[i], correction_o[r], tile[i]);
-          o[i + 1] = fmaf(o[i + 1], correction_o[r], tile[i + 1]);
+        if (kAdd && i % (128 / kOfThread) == 0) {
+          add_to_o(0, i * kOfThread / 64);
+          add_to_o(0, i * kOfThread / 64 + 1);
         }
       }
 #pragma unroll
@@ -295,6 +219,11 @@ struct AttentionForward {
         const float* x = s + i / 4 * 16 + i % 4 / 2 * 8 + i % 2 * 2;
         p[i] = pack_e4m3(x[0], x[1], x[4], x[5]);
       }
+    }
+    F8_DEVICE void wait_for_values() {
+      wgmma_wait<0>();
+      warpgroup_fence_operand(tile[0]);
+      release_values();
     }
     F8_DEVICE void first_tile(const Work& work, float factor) {
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
@@ -319,15 +248,20 @@ struct AttentionForward {
       exponentials<false>(factor, sum);
       round_p();
 #pragma unroll
-      for (int i = 0; i < 64; ++i) o[i] = 0.0F;
+      for (float& each : o) each = 0.0F;
       barrier_wait(barrier(shared, kFullV, value.index), value.phase);
     }
-    // S of a tile and P V of the tile before it, whose values are v_ratio times those of this one.
+    // S of a tile and P V of the tile before it, whose values are v_ratio times those of this one. In parts: both of a
+    // tile, and v_ratio is that of O.
     F8_DEVICE void next_tile(const Work& work, u32 key_tile, float factor, float v_ratio,
                              bool last) {
       multiply_keys();
-      multiply_values();
-      wgmma_wait<1>();
+      if constexpr (kInParts) {
+        wgmma_wait<0>();
+      } else {
+        multiply_values();
+        wgmma_wait<1>();
+      }
       warpgroup_fence_operand(s);
       release(kEmptyK, key.index);
       key.advance();
@@ -340,12 +274,8 @@ struct AttentionForward {
         correction[r] = exp2_approx(most[r] - largest[r]);
         most[r] = largest[r];
       }
-      wgmma_wait<0>();
-      warpgroup_fence_words(p);
-      warpgroup_fence_operand(tile);
-      release(kEmptyV, value.index);
-      value.advance();
-      exponentials<true>(factor, sums);
+      if constexpr (!kInParts) wait_for_values();
+      exponentials<!kInParts>(factor, sums);
       round_p();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -354,6 +284,7 @@ struct AttentionForward {
       }
       if (!last) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
       barrier_wait(barrier(shared, kFullV, value.index), value.phase);
+      if constexpr (kInParts) attend_values();
     }
     F8_DEVICE void store(const Work& work, float inv_scale_v) const {
       const u32 token = work.first() + row;
@@ -366,7 +297,7 @@ struct AttentionForward {
         const u64 line = (batch * args.queries + token + 8 * r) * args.heads_q + head;
         u16* to = args.o + line * kD + lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
+        for (int i = 0; i < kOfThread / 4; ++i) {
           const float* x = o + 4 * i + 2 * r;
           *reinterpret_cast<u32*>(to + 8 * i) = pack_bf16(x[0] * inverse, x[1] * inverse);
         }
@@ -398,6 +329,7 @@ struct AttentionForward {
       const i32 second = max(first - 1, begin);
       float k_ahead = __ldg(scale_k + second), v_ahead = __ldg(scale_v + second);
       first_tile(work, of_q * __ldg(scale_k + first));
+      if constexpr (kInParts) attend_values();
       if (first > begin) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
       for (i32 t = first - 1; t >= begin; --t) {
         const float factor = of_q * k_ahead, v_next = v_ahead;
@@ -410,15 +342,14 @@ struct AttentionForward {
       }
       release(kEmptyQ, query.index);
       query.advance();
-      multiply_values();
+      if constexpr (!kInParts) multiply_values();
 #pragma unroll
       for (float& each : sum) each = row_sum(each);
-      wgmma_wait<0>();
-      warpgroup_fence_operand(tile);
-      release(kEmptyV, value.index);
-      value.advance();
+      if constexpr (!kInParts) {
+        wait_for_values();
 #pragma unroll
-      for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], correction_o[i % 4 / 2], tile[i]);
+        for (int i = 0; i < kOfThread; ++i) add_to_o(0, i);
+      }
       store(work, v);
     }
   };
@@ -427,15 +358,17 @@ struct AttentionForward {
     grid_dependency_wait();
     launch_dependents();
     const u32 shared = smem_address(memory);
-    prepare(shared);
+    Tiles::prepare(shared);
     if (threadIdx.x < 128) {
       warpgroup_reg_dealloc<24>();
-      if (threadIdx.x < 32 && elect_one()) load(shared, maps, args);
+      if (threadIdx.x < 32 && elect_one()) Tiles::load(shared, maps, args);
       return;
     }
     warpgroup_reg_alloc<240>();
     Consumer consumer(shared, args);
-    for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) consumer.attend(work_at(args, i));
+    for (u32 i = blockIdx.x; i < Tiles::works(args); i += gridDim.x) {
+      consumer.attend(Tiles::work_at(args, i));
+    }
   }
 };
 

@@ -15,7 +15,7 @@ from float8.torch import _ops, notices
 attention_forward = torch.ops.float8.attention_forward.default
 attention_dequantize = torch.ops.float8.attention_dequantize.default
 RECIPES = ("fp8_forward", "bf16")
-HEAD_DIMS = (128,)
+HEAD_DIMS = (64, 128, 256)
 _BLOCK = 128  # tokens of a head that share a scale
 
 
@@ -160,7 +160,7 @@ def _backward(
         return tuple(x.transpose(1, 2) for x in grads)  # type: ignore[return-value]
     unused = no_seed(grad)
     # cuDNN gives NaN for a single query, and flash attention aligns another mask where sizes differ.
-    if _has_cudnn() and q.shape[2] > 1:
+    if _has_cudnn(q.shape[3]) and q.shape[2] > 1:
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]
             grad,
             q,
@@ -185,9 +185,11 @@ def _backward(
 
 # In graphs of torch.compile it is a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_cudnn() -> bool:
+def _has_cudnn(head_dim: int) -> bool:
     backends: Any = torch.backends
-    return bool(backends.cudnn.is_available() and backends.cuda.cudnn_sdp_enabled())
+    if not (backends.cudnn.is_available() and backends.cuda.cudnn_sdp_enabled()):
+        return False
+    return head_dim <= 128 or backends.cudnn.version() >= 90501  # the first that has heads of 256
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -239,9 +241,9 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """Returns softmax(scale query key^T) value: torch.nn.functional.scaled_dot_product_attention under a recipe.
 
-    query: [B, H, S, 128] in bfloat16; any strides, without a copy where a head's elements lie side by side, as in
-        the transpose of [B, S, H, 128].
-    key, value: [B, G, T, 128]. H is G, or with enable_gqa a multiple of it.
+    query: [B, H, S, D] in bfloat16, D is 64, 128 or 256; any strides, without a copy where a head's elements lie side by side, as in
+        the transpose of [B, S, H, D].
+    key, value: [B, G, T, D]. H is G, or with enable_gqa a multiple of it.
     attn_mask, dropout_p: None and 0. is_causal gives query i the keys up to the i-th one, as there.
     window: with is_causal, query i has the last `window` of its keys alone: its own and window - 1 before it. It takes no
         more queries than keys.
@@ -251,8 +253,8 @@ def scaled_dot_product_attention(
 
     Forward casts query, key and value to e4m3 with a scale for each 128 tokens of a head, and key without its mean
     over the tokens, which changes no softmax. It keeps these copies for backward, half of the bytes of the operands.
-    Under autocast the tensors are cast to autocast's type. The result is in bfloat16, [B, H, S, 128], as the
-    transpose of a dense [B, S, H, 128].
+    Under autocast the tensors are cast to autocast's type. The result is in bfloat16, [B, H, S, D], as the
+    transpose of a dense [B, S, H, D].
 
     Raises ValueError for what is not there: a mask, dropout, other heads, other types.
     """

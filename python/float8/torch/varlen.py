@@ -142,8 +142,8 @@ def varlen_attention(
     """Returns softmax(scale query key^T) value of each of several sequences that lie one behind the other:
     torch.nn.attention.varlen.varlen_attn under a recipe, with its arguments in its order.
 
-    query: [T, H, 128] in bfloat16; any strides, as in scaled_dot_product_attention.
-    key, value: [T', G, 128]. H is G, or with enable_gqa a multiple of it.
+    query: [T, H, D] in bfloat16, D is 64, 128 or 256; any strides, as in scaled_dot_product_attention.
+    key, value: [T', G, D]. H is G, or with enable_gqa a multiple of it.
     cu_seqlens_q, cu_seqlens_k: int32 on the device of query, [sequences + 1]: where each sequence's queries and keys begin,
         from 0 to T and to T'. A sequence may be empty, and one without keys has a result of 0. The host reads none of
         them, and a CUDA graph may be replayed with others; check_sequences tells of bad ones.
@@ -153,7 +153,7 @@ def varlen_attention(
     window, scale, recipe, emulate: as in scaled_dot_product_attention.
 
     Each sequence has the bits that scaled_dot_product_attention gives it alone, and a NaN stays in its own. "bf16" is
-    varlen_attn, and on a CPU PyTorch's attention of one sequence after the other. The result is [T, H, 128].
+    varlen_attn, and on a CPU PyTorch's attention of one sequence after the other. The result is [T, H, D].
 
     Raises ValueError for what is not there, before anything is launched.
     """

@@ -20,6 +20,7 @@ struct AttentionCase {
   int64_t batch, heads_q, heads_kv, queries, keys;
   bool causal;
   int64_t window = 0;
+  int64_t d = 128;
 };
 
 class AttentionTest : public GpuTestWith<AttentionCase> {
@@ -29,8 +30,13 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
   [[nodiscard]] static int64_t rows_q() { return GetParam().batch * GetParam().heads_q; }
   [[nodiscard]] static Elements operand(bool is_query, unsigned seed, float mean = 0) {
     const AttentionCase& of = GetParam();
-    return {of.batch, is_query ? of.heads_q : of.heads_kv, is_query ? of.queries : of.keys, 8, seed,
-            mean};
+    return {of.batch,
+            is_query ? of.heads_q : of.heads_kv,
+            is_query ? of.queries : of.keys,
+            8,
+            seed,
+            mean,
+            of.d};
   }
 
   struct Output {
@@ -42,14 +48,17 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
   void run(Output& out) { run(out, GetParam().window); }
   void run(Output& out, int64_t window) {
     const AttentionCase& of = GetParam();
-    const auto plan = Attention::plan(
-        context_,
-        {.heads_q = of.heads_q, .heads_kv = of.heads_kv, .causal = of.causal, .window = window});
+    const auto plan = Attention::plan(context_, {.heads_q = of.heads_q,
+                                                 .heads_kv = of.heads_kv,
+                                                 .head_dim = of.d,
+                                                 .causal = of.causal,
+                                                 .window = window});
     F8_ASSERT_OK(plan);
     const AttentionSizes sizes{of.batch, of.queries, of.keys};
     const DeviceBuffer data[] = {{context(), q.bits}, {context(), k.bits}, {context(), v.bits}};
-    const auto elements = static_cast<size_t>(rows_q() * of.queries * kHead);
-    const DeviceBuffer o(context(), elements * 2), lse(context(), elements / kHead * 4);
+    const auto elements = static_cast<size_t>(rows_q() * of.queries * of.d);
+    const DeviceBuffer o(context(), elements * 2),
+        lse(context(), elements / static_cast<size_t>(of.d) * 4);
     const DeviceBuffer saved(context(), (*plan)->saved_bytes(sizes));
     const DeviceBuffer workspace(context(), (*plan)->workspace_bytes(sizes));
     F8_ASSERT_OK((*plan)->forward({.sizes = sizes,
@@ -88,13 +97,13 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
     double sum = 0;
     for (int64_t j = first; j < end; ++j) {
       double dot = 0;
-      for (int64_t i = 0; i < kHead; ++i) dot += of.q.value(row, query, i) * of.k.value(kv, j, i);
-      sum += p[static_cast<size_t>(j)] = std::exp(dot / std::sqrt(double{kHead}));
+      for (int64_t i = 0; i < c.d; ++i) dot += of.q.value(row, query, i) * of.k.value(kv, j, i);
+      sum += p[static_cast<size_t>(j)] = std::exp(dot / std::sqrt(static_cast<double>(c.d)));
     }
     lse = std::log(sum);
-    o.assign(kHead, 0);
+    o.assign(static_cast<size_t>(c.d), 0);
     for (int64_t j = first; j < end; ++j) {
-      for (int64_t i = 0; i < kHead; ++i) {
+      for (int64_t i = 0; i < c.d; ++i) {
         o[static_cast<size_t>(i)] += p[static_cast<size_t>(j)] / sum * of.v.value(kv, j, i);
       }
     }
@@ -103,8 +112,8 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
   // Checks a copy: each block of a head has the largest scale that fits it, and its elements are the nearest ones.
   static void expect_cast(const Elements& x, const Elements& y, bool centered) {
     for (int64_t row = 0; row < x.batch * x.heads; ++row) {
-      std::vector<double> mean(kHead);
-      for (int64_t c = 0; c < kHead && centered; ++c) {
+      std::vector<double> mean(static_cast<size_t>(x.d));
+      for (int64_t c = 0; c < x.d && centered; ++c) {
         double& of_column = mean[static_cast<size_t>(c)];
         for (int64_t t = 0; t < x.tokens; ++t) of_column += x.value(row, t, c);
         of_column /= static_cast<double>(x.tokens);
@@ -113,13 +122,13 @@ class AttentionTest : public GpuTestWith<AttentionCase> {
         const int64_t end = std::min(first + kBlockOfTokens, x.tokens);
         double amax = 0;
         for (int64_t t = first; t < end; ++t) {
-          for (int64_t c = 0; c < kHead; ++c) {
+          for (int64_t c = 0; c < x.d; ++c) {
             amax = std::max(amax, std::abs(x.value(row, t, c) - mean[static_cast<size_t>(c)]));
           }
         }
         const double inverse = amax == 0 ? 1 : std::exp2(std::ceil(std::log2(amax / 448)));
         for (int64_t t = first; t < end; ++t) {
-          for (int64_t c = 0; c < kHead; ++c) {
+          for (int64_t c = 0; c < x.d; ++c) {
             const double exact = x.value(row, t, c) - mean[static_cast<size_t>(c)];
             const double actual = y.value(row, t, c);
             const double step =
@@ -153,14 +162,24 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{1, 1, 1, 200, 200, true, 1000}, AttentionCase{1, 1, 1, 300, 150, true, 151},
         AttentionCase{1, 1, 1, 130, 300, true, 40},
         AttentionCase{1, 8, 1, by_device<int64_t>(2049, 140), by_device<int64_t>(2049, 140), true,
-                      by_device<int64_t>(1000, 70)}),
+                      by_device<int64_t>(1000, 70)},
+        AttentionCase{2, 2, 1, 300, 300, true, 0, 64},
+        AttentionCase{1, 3, 3, 129, 257, false, 0, 64},
+        AttentionCase{1, 2, 2, 300, 300, true, 129, 64},
+        AttentionCase{2, 8, 2, by_device<int64_t>(2049, 140), by_device<int64_t>(2049, 140), true,
+                      0, 64},
+        AttentionCase{2, 2, 1, 300, 300, true, 0, 256},
+        AttentionCase{1, 3, 3, 129, 257, false, 0, 256},
+        AttentionCase{1, 2, 2, 300, 300, true, 129, 256},
+        AttentionCase{2, 8, 2, by_device<int64_t>(2049, 140), by_device<int64_t>(2049, 140), true,
+                      0, 256}),
     [](const auto& test) {
       const AttentionCase& c = test.param;
       const std::string mask = c.window > 0 ? f8::format("window{}", c.window)
                                : c.causal   ? "causal"
                                             : "full";
-      return f8::format("b{}h{}g{}q{}k{}_{}", c.batch, c.heads_q, c.heads_kv, c.queries, c.keys,
-                        mask);
+      return f8::format("b{}h{}g{}d{}q{}k{}_{}", c.batch, c.heads_q, c.heads_kv, c.d, c.queries,
+                        c.keys, mask);
     });
 
 TEST_P(AttentionTest, IsAttentionOfTheRoundedOperands) {
@@ -175,9 +194,9 @@ TEST_P(AttentionTest, IsAttentionOfTheRoundedOperands) {
       exact(actual, row, query, o, lse);
       EXPECT_NEAR(actual.lse[static_cast<size_t>(row * c.queries + query)], lse, 2e-3);
       const int64_t line = (row / c.heads_q * c.queries + query) * c.heads_q + row % c.heads_q;
-      for (int64_t i = 0; i < kHead; ++i) {
+      for (int64_t i = 0; i < c.d; ++i) {
         const double x = o[static_cast<size_t>(i)];
-        const double y = decode_bf16(actual.o[static_cast<size_t>(line * kHead + i)]);
+        const double y = decode_bf16(actual.o[static_cast<size_t>(line * c.d + i)]);
         noise += (x - y) * (x - y);
         signal += x * x;
       }
@@ -238,15 +257,18 @@ TEST_P(AttentionTest, ANanIsThatHeadsAlone) {
     for (int64_t row = poisoned; row < rows_q(); ++row) {
       for (int64_t query = 0; query < c.queries; ++query) {
         const auto line = static_cast<ptrdiff_t>(
-            ((row / c.heads_q * c.queries + query) * c.heads_q + row % c.heads_q) * kHead);
-        EXPECT_TRUE(std::equal(clean.o.begin() + line, clean.o.begin() + line + kHead,
+            ((row / c.heads_q * c.queries + query) * c.heads_q + row % c.heads_q) * c.d);
+        EXPECT_TRUE(std::equal(clean.o.begin() + line, clean.o.begin() + line + c.d,
                                dirty.o.begin() + line));
       }
     }
   }
 }
 
-class AttentionMisuse : public GpuTest {};
+class AttentionMisuse : public GpuTest {
+ protected:
+  static constexpr int64_t kHead = 128;
+};
 
 TEST_F(AttentionMisuse, OfAWindowWithoutKeysIsRefused) {
   const auto plan = Attention::plan(context_, {.causal = true, .window = 4});
@@ -264,7 +286,7 @@ TEST_F(AttentionMisuse, IsRefused) {
     ASSERT_FALSE(made.has_value());
     EXPECT_NE(made.error().message.find(word), std::string::npos) << made.error().message;
   };
-  refuses({.head_dim = 64}, "heads of 64");
+  refuses({.head_dim = 96}, "heads of 96");
   refuses({.heads_q = 3, .heads_kv = 2}, "3 heads of queries");
   refuses({.heads_q = 0}, "0 heads of queries");
   refuses({.causal = true, .window = -1}, "window is -1");

@@ -11,28 +11,27 @@
 
 namespace f8::runtime::gpu {
 
-inline constexpr int64_t kHead = 128;
-
 // [batch][tokens][heads][d] in bf16, of which each token has `gap` elements more.
 struct Elements {
-  int64_t batch, heads, tokens, gap;
+  int64_t batch, heads, tokens, gap, d;
   std::vector<uint16_t> bits;
 
   Elements(int64_t sequences, int64_t of_heads, int64_t of_tokens, int64_t between, unsigned seed,
-           float mean)
+           float mean, int64_t of_head = 128)
       : batch(sequences),
         heads(of_heads),
         tokens(of_tokens),
         gap(between),
+        d(of_head),
         bits(static_cast<size_t>(batch * tokens * token_stride())) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     for (uint16_t& each : bits) each = encode_bf16(normal(random) + mean);
   }
-  [[nodiscard]] int64_t token_stride() const { return heads * kHead + gap; }
+  [[nodiscard]] int64_t token_stride() const { return heads * d + gap; }
   [[nodiscard]] size_t at(int64_t row, int64_t token, int64_t column) const {
-    return static_cast<size_t>((row / heads * tokens + token) * token_stride() +
-                               row % heads * kHead + column);
+    return static_cast<size_t>((row / heads * tokens + token) * token_stride() + row % heads * d +
+                               column);
   }
   [[nodiscard]] double value(int64_t row, int64_t token, int64_t column) const {
     return decode_bf16(bits[at(row, token, column)]);
@@ -40,7 +39,7 @@ struct Elements {
   [[nodiscard]] float8_heads on(const DeviceBuffer& buffer) const {
     return {.data = buffer.as(),
             .batch_stride = tokens * token_stride(),
-            .head_stride = kHead,
+            .head_stride = d,
             .token_stride = token_stride()};
   }
 };

@@ -18,6 +18,7 @@ struct PackedCase {
   std::vector<int64_t> queries, keys;  // of each sequence
   bool causal;
   int64_t window = 0;
+  int64_t d = 128;
 };
 
 // Where sequences begin, and where the last one ends.
@@ -45,9 +46,9 @@ class PackedAttention : public GpuTestWith<PackedCase> {
     GpuTestWith<PackedCase>::SetUp();
     const PackedCase& of = GetParam();
     cu_q = offsets_of(of.queries), cu_k = offsets_of(of.keys);
-    q.emplace(1, of.heads_q, cu_q.back(), 8, 1, 0.0F);
-    k.emplace(1, of.heads_kv, cu_k.back(), 8, 2, 5.0F);
-    v.emplace(1, of.heads_kv, cu_k.back(), 8, 3, 0.0F);
+    q.emplace(1, of.heads_q, cu_q.back(), 8, 1, 0.0F, of.d);
+    k.emplace(1, of.heads_kv, cu_k.back(), 8, 2, 5.0F, of.d);
+    v.emplace(1, of.heads_kv, cu_k.back(), 8, 3, 0.0F, of.d);
   }
 
   // Attention of some tokens, by offsets of queries and keys, or without them of a batch of one.
@@ -56,6 +57,7 @@ class PackedAttention : public GpuTestWith<PackedCase> {
     const PackedCase& of = GetParam();
     const auto plan = Attention::plan(context_, {.heads_q = of.heads_q,
                                                  .heads_kv = of.heads_kv,
+                                                 .head_dim = of.d,
                                                  .causal = of.causal,
                                                  .window = of.window,
                                                  .packed = of_q != nullptr});
@@ -75,7 +77,8 @@ class PackedAttention : public GpuTestWith<PackedCase> {
     const DeviceBuffer error(context(), out.error);
     const auto rows = static_cast<size_t>(tokens.queries * of.heads_q);
     const auto rows_k = static_cast<size_t>(tokens.keys * of.heads_kv);
-    const DeviceBuffer o(context(), rows * kHead * 2), lse(context(), rows * 4);
+    const size_t head_bytes = static_cast<size_t>(of.d) * size_bytes(Dtype::kBf16);
+    const DeviceBuffer o(context(), rows * head_bytes), lse(context(), rows * 4);
     const DeviceBuffer saved(context(), (*plan)->saved_bytes(sizes));
     const DeviceBuffer workspace(context(), (*plan)->workspace_bytes(sizes));
     const bool packed = of_q != nullptr;
@@ -92,11 +95,11 @@ class PackedAttention : public GpuTestWith<PackedCase> {
                           .cu_seqlens_kv = packed ? cu[1].as<int32_t>() : nullptr,
                           .sequence_error = packed ? error.as<float8_sequence_error>() : nullptr},
                          nullptr));
-    const DeviceBuffer back[] = {{context(), rows * kHead * 2},
-                                 {context(), rows_k * kHead * 2},
-                                 {context(), rows_k * kHead * 2}};
-    const auto dense = [](const DeviceBuffer& buffer, int64_t heads) {
-      return float8_heads{.data = buffer.as(), .head_stride = kHead, .token_stride = heads * kHead};
+    const DeviceBuffer back[] = {{context(), rows * head_bytes},
+                                 {context(), rows_k * head_bytes},
+                                 {context(), rows_k * head_bytes}};
+    const auto dense = [&of](const DeviceBuffer& buffer, int64_t heads) {
+      return float8_heads{.data = buffer.as(), .head_stride = of.d, .token_stride = heads * of.d};
     };
     F8_ASSERT_OK((*plan)->dequantize({.sizes = sizes,
                                       .saved = {saved.as()},
@@ -124,14 +127,14 @@ class PackedAttention : public GpuTestWith<PackedCase> {
   }
   [[nodiscard]] size_t sequences() const { return cu_q.size() - 1; }
 
-  // A sequence's part of rows [tokens][heads][kHead].
+  // A sequence's part of rows [tokens][heads][d].
   template <class T>
   static std::vector<T> rows_of(const std::vector<T>& x, int64_t first, int64_t count,
                                 int64_t row) {
     return {x.begin() + first * row, x.begin() + (first + count) * row};
   }
   [[nodiscard]] static std::vector<uint16_t> o_of(const Output& of, const Tokens& tokens) {
-    return rows_of(of.o, tokens.first_q, tokens.queries, GetParam().heads_q * kHead);
+    return rows_of(of.o, tokens.first_q, tokens.queries, GetParam().heads_q * GetParam().d);
   }
   [[nodiscard]] std::vector<float> lse_of(const Output& of, const Tokens& tokens) const {
     std::vector<float> lse;
@@ -154,7 +157,10 @@ INSTANTIATE_TEST_SUITE_P(
         PackedCase{"other_keys", 2, 1, {60, 300, 2}, {200, 140, 0}, true},
         PackedCase{"window", 2, 1, {130, 300, 0, 1, 20}, {130, 300, 0, 1, 20}, true, 70},
         PackedCase{"one", 1, 1, {256}, {256}, true},
-        PackedCase{"many", 1, 1, std::vector<int64_t>(70, 3), std::vector<int64_t>(70, 3), true}),
+        PackedCase{"many", 1, 1, std::vector<int64_t>(70, 3), std::vector<int64_t>(70, 3), true},
+        PackedCase{"of_64", 2, 1, {100, 0, 257}, {100, 0, 257}, true, 0, 64},
+        PackedCase{"of_256", 2, 1, {100, 0, 257}, {100, 0, 257}, true, 0, 256},
+        PackedCase{"window_of_256", 1, 1, {130, 300, 1}, {130, 300, 1}, true, 70, 256}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(PackedAttention, EachSequenceHasTheBitsThatItHasAlone) {
@@ -170,9 +176,9 @@ TEST_P(PackedAttention, EachSequenceHasTheBitsThatItHasAlone) {
     run(tokens, nullptr, nullptr, alone);
     EXPECT_EQ(o_of(packed, tokens), alone.o) << "sequence " << i;
     EXPECT_EQ(lse_of(packed, tokens), alone.lse) << "sequence " << i;
-    EXPECT_EQ(rows_of(packed.q, tokens.first_q, tokens.queries, of.heads_q * kHead), alone.q);
-    EXPECT_EQ(rows_of(packed.k, tokens.first_k, tokens.keys, of.heads_kv * kHead), alone.k);
-    EXPECT_EQ(rows_of(packed.v, tokens.first_k, tokens.keys, of.heads_kv * kHead), alone.v);
+    EXPECT_EQ(rows_of(packed.q, tokens.first_q, tokens.queries, of.heads_q * of.d), alone.q);
+    EXPECT_EQ(rows_of(packed.k, tokens.first_k, tokens.keys, of.heads_kv * of.d), alone.k);
+    EXPECT_EQ(rows_of(packed.v, tokens.first_k, tokens.keys, of.heads_kv * of.d), alone.v);
   }
 }
 
@@ -261,7 +267,7 @@ TEST_P(PackedAttention, QueriesBehindTheirWindowsAreZero) {
   const std::vector<uint16_t> o = o_of(out, tokens);
   const std::vector<float> lse = lse_of(out, tokens);
   for (int64_t query = 0; query < tokens.queries; ++query) {
-    const auto at = static_cast<size_t>(query * of.heads_q * kHead);
+    const auto at = static_cast<size_t>(query * of.heads_q * of.d);
     const bool has_key = query - of.window + 1 < 20;
     EXPECT_EQ(std::isfinite(lse[static_cast<size_t>(query)]), has_key) << query;
     EXPECT_EQ(decode_bf16(o[at]) != 0, has_key) << query;
@@ -307,7 +313,7 @@ class PackedCalls : public GpuTest {
       return all;
     }
   };
-  static constexpr int64_t kTokens = 40;
+  static constexpr int64_t kTokens = 40, kHead = 128;
 };
 
 // The host reads no offsets.
