@@ -23,8 +23,8 @@ Status check_head_dim(int head_dim) {
 }
 
 // The columns of O of an MMA of P V.
-int value_columns(int head_dim) {
-  return head_dim == 256 ? 64 : head_dim;
+int value_columns(const AttentionForwardSpec& spec) {
+  return spec.head_dim == 256 || spec.warpgroups() == 3 ? 64 : spec.head_dim;
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ Result<AttentionForwardSpec> AttentionForwardSpec::parse(std::string_view, std::
   }
   return fail(ErrorCode::kInvalidArgument,
               "unknown attention {}: expected d64, d128 or d256, then /full, /causal or /window, "
-              "for packed sequences /packed, then /s2 to /s{}, or /s3 for d128 and /s2 for d256",
+              "for packed sequences /packed, then /s2 to /s{}, as many as fit shared memory",
               quote(rest), kMaxStages);
 }
 
@@ -69,34 +69,35 @@ Stub AttentionForwardSpec::stub() const {
   const std::string kernel = window || packed ? f8::format("AttentionForward<Config, {}>", args)
                                               : "AttentionForward<Config>";
   const std::string config =
-      "struct Config {\n" + constant("kHeadDim", head_dim) +
+      "struct Config {\n" + constant("kHeadDim", head_dim) + constant("kWarpgroups", warpgroups()) +
       constant("kCausal", mask != AttentionMask::kFull) + constant("kStages", stages) +
       mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
-      mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, value_columns(head_dim),
+      mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, value_columns(*this),
                    MmaA::kRegisters) +
       "};\n" + check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
       check("sizeof(AttentionMaps)", parameters().first, "kernel_args.cuh") +
-      check(kernel + "::kValueColumns", static_cast<size_t>(value_columns(head_dim)),
+      check(kernel + "::kValueColumns", static_cast<size_t>(value_columns(*this)),
             "value_columns()") +
       check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
             "dynamic_smem_bytes()") +
-      check_threads("kAttentionThreads", launch());
+      check_threads(kernel + "::kThreads", launch());
   return {
       "attention_forward.cuh", "float8_attention_forward",
-      config + f8::format("extern \"C\" __global__ void __launch_bounds__(kAttentionThreads, 1)\n"
+      config + f8::format("extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
                           "float8_attention_forward(const __grid_constant__ AttentionMaps maps,\n"
                           "                         const __grid_constant__ {} args) {{\n"
                           "  extern __shared__ __align__(1024) u8 shared[];\n"
                           "  {}::run(maps, args, shared);\n"
                           "}}\n",
-                          args, kernel)};
+                          launch().threads, args, kernel)};
 }
 
 LaunchTraits AttentionForwardSpec::launch() const {
   // Two tiles of queries, stages of keys and values, and barriers of each.
-  return {.threads = kernels::kAttentionThreads,
-          .dynamic_smem_bytes =
-              (2 + 2 * stages) * kernels::kAttentionTile * head_dim + 8 * (4 + 4 * stages)};
+  return {.threads = kernels::attention_threads(warpgroups()),
+          .dynamic_smem_bytes = 2 * 64 * warpgroups() * head_dim +
+                                2 * stages * kernels::kAttentionTile * head_dim +
+                                8 * (4 + 4 * stages)};
 }
 
 ParameterBytes AttentionForwardSpec::parameters() const {

@@ -20,12 +20,21 @@ struct AttentionForwardSpec {
   int head_dim = 128;
   AttentionMask mask = AttentionMask::kFull;
   bool packed = false;  // sequences behind each other, from offsets on the device
-  int stages = default_stages(128);
+  int stages = 3;       // tiles of keys that a CTA loads ahead
 
-  // Tiles of keys that a CTA loads ahead: as many as shared memory holds, up to four.
-  [[nodiscard]] static constexpr int default_stages(int head_dim) {
-    return head_dim == 256 ? 2 : head_dim == 128 ? 3 : 4;
+  // With as many stages as measured best.
+  [[nodiscard]] static constexpr AttentionForwardSpec of(int head_dim, AttentionMask mask,
+                                                         bool packed) {
+    AttentionForwardSpec spec{head_dim, mask, packed, 0};
+    spec.stages = head_dim == 256 ? 2 : head_dim == 64 || spec.warpgroups() == 3 ? 4 : 3;
+    return spec;
   }
+  // Warpgroups of 64 queries each: three where their registers hold a head. Packed sequences lie in blocks of two, and
+  // a window is narrow for more queries.
+  [[nodiscard]] constexpr int warpgroups() const {
+    return head_dim == 256 || packed || mask == AttentionMask::kWindow ? 2 : 3;
+  }
+
   static constexpr std::string_view kKinds[] = {"attention_forward"};
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<AttentionForwardSpec> parse(std::string_view kind,

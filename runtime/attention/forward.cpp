@@ -48,9 +48,8 @@ Result<AttentionForward> AttentionForward::create(const std::shared_ptr<Context>
                              : desc.causal   ? AttentionMask::kCausal
                                              : AttentionMask::kFull;
   const auto head_dim = static_cast<int>(desc.head_dim);
-  const Kernel* kernel = F8_TRY(context->kernel(codegen::AttentionForwardSpec{
-      head_dim, mask, desc.packed, codegen::AttentionForwardSpec::default_stages(head_dim)}));
-  return AttentionForward(context, desc, *kernel);
+  const auto spec = codegen::AttentionForwardSpec::of(head_dim, mask, desc.packed);
+  return AttentionForward(context, desc, *F8_TRY(context->kernel(spec)), 64 * spec.warpgroups());
 }
 
 Status AttentionForward::run(const AttentionCall& call, Stream stream) const {
@@ -64,8 +63,8 @@ Status AttentionForward::run(const AttentionCall& call, Stream stream) const {
   AttentionMaps maps;
   F8_TRY(encode_attention_maps(state.driver, batch * desc_.heads_q,
                                blocks_q * kernels::kAttentionTile, batch * desc_.heads_kv,
-                               blocks_k * kernels::kAttentionTile, desc_.head_dim, call.q, call.k,
-                               call.v_t, maps));
+                               blocks_k * kernels::kAttentionTile, desc_.head_dim, queries_of_cta_,
+                               call.q, call.k, call.v_t, maps));
   // A kernel without a window reads its AttentionArgs alone.
   kernels::AttentionWindowArgs args = args_of(desc_, call);
   auto packed = packed_args<kernels::AttentionArgs>(args, call);
@@ -74,7 +73,8 @@ Status AttentionForward::run(const AttentionCall& call, Stream stream) const {
                     : desc_.window > 0 ? static_cast<void*>(&packed_window)
                                        : &packed;
   void* parameters[] = {&maps, own};
-  const int64_t works = blocks_q * batch * desc_.heads_q;
+  const int64_t of_head = desc_.packed ? blocks_q : ceil_div(call.queries, queries_of_cta_);
+  const int64_t works = of_head * batch * desc_.heads_q;
   const int64_t blocks = std::min<int64_t>(works, state.info.sm_count);
   return launch(state.driver, *kernel_, blocks, parameters, state.options.programmatic_launch,
                 stream);

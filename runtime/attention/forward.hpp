@@ -49,12 +49,16 @@ class AttentionForward {
 
  private:
   AttentionForward(std::shared_ptr<Context> context, const AttentionDesc& desc,
-                   const Kernel& kernel)
-      : context_(std::move(context)), desc_(desc), kernel_(&kernel) {}
+                   const Kernel& kernel, int64_t queries_of_cta)
+      : context_(std::move(context)),
+        desc_(desc),
+        kernel_(&kernel),
+        queries_of_cta_(queries_of_cta) {}
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;
   const Kernel* kernel_;
+  int64_t queries_of_cta_;
 };
 
 }  // namespace f8::runtime

@@ -148,8 +148,9 @@ Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec
 }
 
 Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t queries,
-                             int64_t heads_kv, int64_t keys, int64_t head_dim, const void* q,
-                             const void* k, const void* v_t, AttentionMaps& out) {
+                             int64_t heads_kv, int64_t keys, int64_t head_dim,
+                             int64_t queries_of_cta, const void* q, const void* k, const void* v_t,
+                             AttentionMaps& out) {
   constexpr uint32_t kTile = kernels::kAttentionTile;
   const auto of_head = static_cast<uint32_t>(std::min<int64_t>(head_dim, kTile));
   const auto operand = [&](const char* name, const void* base, int64_t cols, int64_t rows,
@@ -159,7 +160,8 @@ Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t quer
                    box_rows, box_bytes},
                   name, map);
   };
-  F8_TRY(operand("q", q, head_dim, queries * heads_q, kTile, of_head, out.q));
+  F8_TRY(operand("q", q, head_dim, queries * heads_q, static_cast<uint32_t>(queries_of_cta),
+                 of_head, out.q));
   F8_TRY(operand("k", k, head_dim, keys * heads_kv, kTile, of_head, out.k));
   return operand("v^T", v_t, keys, head_dim * heads_kv, of_head, kTile, out.v_t);
 }

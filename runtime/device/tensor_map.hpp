@@ -49,8 +49,9 @@ struct GemmMaps {
                                           int64_t ld_d, const void* a, const void* b, void* d,
                                           GemmMaps& out);
 
-// Those of attention: uint8, boxes {128, 128}; q {d, queries heads_q}, k {d, keys heads_kv}, v^T {keys, d
-// heads_kv}, where heads are those of the whole batch, and queries and keys those of whole blocks.
+// Those of attention: uint8; q {d, queries heads_q} in boxes of min(d, 128) columns and the queries of a CTA, k {d, keys
+// heads_kv} in boxes of as many columns and 128 rows, v^T {keys, d heads_kv} in boxes of 128 columns and min(d, 128)
+// rows, where heads are those of the whole batch, and queries and keys those of whole blocks.
 struct AttentionMaps {
   CUtensorMap q;
   CUtensorMap k;
@@ -58,7 +59,7 @@ struct AttentionMaps {
 };
 [[nodiscard]] Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t queries,
                                            int64_t heads_kv, int64_t keys, int64_t head_dim,
-                                           const void* q, const void* k, const void* v_t,
-                                           AttentionMaps& out);
+                                           int64_t queries_of_cta, const void* q, const void* k,
+                                           const void* v_t, AttentionMaps& out);
 
 }  // namespace f8::runtime

@@ -141,7 +141,8 @@ void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionAr
   };
   const int64_t kv = int64_t{args.batch} * args.heads_kv;
   const int64_t queries = blocks.of_queries * kTile, keys = blocks.of_keys * kTile;
-  expect("q", maps[0], int64_t{args.batch} * args.heads_q * queries, spec.head_dim, kTile, of_head);
+  expect("q", maps[0], int64_t{args.batch} * args.heads_q * queries, spec.head_dim,
+         64 * spec.warpgroups(), of_head);
   expect("k", maps[1], kv * keys, spec.head_dim, kTile, of_head);
   expect("v^T", maps[2], kv * spec.head_dim, keys, of_head, kTile);
   if (args.o == nullptr || args.lse == nullptr || args.inv_scale_q == nullptr ||

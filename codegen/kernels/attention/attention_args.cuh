@@ -13,8 +13,11 @@
 
 namespace f8::kernels {
 
-inline constexpr i32 kAttentionTile = 128;  // queries of a CTA, and keys of a tile
-inline constexpr i32 kAttentionThreads = 384;
+inline constexpr i32 kAttentionTile =
+    128;  // tokens of a block, which has a scale, and keys of a tile
+F8_BOTH constexpr i32 attention_threads(i32 warpgroups) {
+  return 128 * (warpgroups + 1);
+}
 
 // The place of a token of a tile in v^T, which has each 16 tokens in the order of fragments.
 F8_BOTH constexpr i32 fragment_place(i32 token) {

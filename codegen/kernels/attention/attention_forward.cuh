@@ -10,7 +10,7 @@
 // keys up to the i-th one, and of these in a window the last ones. Tiles are read from the last one to the first,
 // so a query's first tile has a key of its own: later ones that are masked as a whole find a finite maximum.
 //
-// A CTA has 128 queries of a head, and two warpgroups of 64 next to one warp that loads. Both products are fp8
+// A CTA has two or three warpgroups of 64 queries of a head, next to one warp that loads. Both products are fp8
 // MMAs; S, its softmax and the sums are fp32. P is rounded to e4m3 of 2^8 P in registers, and is the next
 // MMA's operand as it lies there: an accumulator has columns 2c, 2c + 1, 8 + 2c, 9 + 2c where an operand has
 // k = 4c to 4c + 3, so v^T has the tokens 0, 1, 8, 9, 2, 3, 10, 11, ... of each 16.
@@ -54,18 +54,25 @@ F8_DEVICE float row_sum(float x) {
 template <class Config, class Args = AttentionArgs>
 struct AttentionForward : AttentionTiles<Config, Args> {
   using Tiles = AttentionTiles<Config, Args>;
-  using Tiles::kWindow, Tiles::kPacked, Tiles::kCausal, Tiles::kStages, Tiles::kD, Tiles::kTileM,
-      Tiles::kTileN, Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kBoxBytes, Tiles::kKeys,
-      Tiles::kValues, Tiles::kFullQ, Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV,
-      Tiles::kEmptyV, Tiles::barrier, Tiles::blocks_of;
+  using Tiles::kWindow, Tiles::kPacked, Tiles::kCausal, Tiles::kStages, Tiles::kD,
+      Tiles::kWarpgroups, Tiles::kIsBlock, Tiles::kTileM, Tiles::kQueryBytes, Tiles::kTileN,
+      Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kBoxBytes, Tiles::kKeys, Tiles::kValues,
+      Tiles::kFullQ, Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV, Tiles::kEmptyV,
+      Tiles::barrier, Tiles::blocks_of;
   using typename Tiles::Work;
   template <u32 kCount>
   using Stage = typename Tiles::template Stage<kCount>;
 
   // Whether P V follows the softmax of its tile, in parts of kValueColumns.
-  static constexpr bool kInParts = kD > 128;
+  static constexpr bool kInParts = kD > 128 || kWarpgroups > 2;
   static constexpr u32 kValueColumns = kInParts ? 64 : kD;
   static constexpr u32 kParts = kD / kValueColumns;
+  // Whether a warpgroup's last tile of keys may be another than the CTA's.
+  static constexpr bool kOwnLastTile = kCausal && !kIsBlock;
+  // Whether P V comes in the next round of the loop over tiles, before S of that one. Three warpgroups are faster so,
+  // and two are not, by measuring.
+  static constexpr bool kInNextRound = kWarpgroups == 3;
+  static constexpr u32 kBuffers = kInParts && kParts > 2 ? 2 : 1;
   static constexpr int kOfThread = kD / 2, kOfPart = kValueColumns / 2;  // elements of O
 
   // A warpgroup of 64 queries. A thread has the rows g and g + 8 of its warp's 16, g = lane / 4: of
@@ -76,7 +83,7 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     u32 warpgroup, lane, row;
     bool leader;
     float s[64], o[kOfThread];
-    float tile[kInParts ? 2 : 1][kOfPart];  // of P V
+    float tile[kBuffers][kOfPart];  // of P V
     u32 p[16];
     float most[2], sum[2];
     float correction_o[2],
@@ -97,23 +104,24 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     }
     F8_DEVICE void multiply_keys() {
       const u32 a =
-          wgmma_descriptor_low(shared + query.index * kTileBytes + warpgroup * 64 * kBoxRow);
+          wgmma_descriptor_low(shared + query.index * kQueryBytes + warpgroup * 64 * kBoxRow);
       const u32 b = wgmma_descriptor_low(shared + kKeys + key.index * kTileBytes);
       warpgroup_fence_operand(s);
       wgmma_fence();
 #pragma unroll
       for (u32 k = 0; k < kD / 32; ++k) {
-        const u32 place = k / 4 * (kBoxBytes >> 4) + k % 4 * 2;
+        const u32 of_a = a + k / 4 * (kTileM * kBoxRow >> 4) + k % 4 * 2;
+        const u32 of_b = b + k / 4 * (kBoxBytes >> 4) + k % 4 * 2;
         if constexpr (kBoxRow == 64) {
-          Config::mma(s, wgmma_descriptor_64(a + place), wgmma_descriptor_64(b + place), k > 0);
+          Config::mma(s, wgmma_descriptor_64(of_a), wgmma_descriptor_64(of_b), k > 0);
         } else {
-          Config::mma(s, wgmma_descriptor(a + place), wgmma_descriptor(b + place), k > 0);
+          Config::mma(s, wgmma_descriptor(of_a), wgmma_descriptor(of_b), k > 0);
         }
       }
       wgmma_commit();
     }
     F8_DEVICE void multiply_values(u32 part = 0) {
-      float(&to)[kOfPart] = tile[part % 2];
+      float(&to)[kOfPart] = tile[part % kBuffers];
       const u32 b = wgmma_descriptor_low(shared + kValues + value.index * kTileBytes +
                                          part * kValueColumns * kTileN);
       warpgroup_fence_words(p);
@@ -131,29 +139,30 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     }
     F8_DEVICE void add_to_o(u32 part, int i) {
       float& sum_of = o[part * kOfPart + i];
-      sum_of = fmaf(sum_of, correction_o[i % 4 / 2], tile[part % 2][i]);
+      sum_of = fmaf(sum_of, correction_o[i % 4 / 2], tile[part % kBuffers][i]);
     }
-    // P V of a tile whose values are there, by parts.
+    // P V of a tile by parts.
     F8_DEVICE void attend_values() {
-      multiply_values(0);
-      multiply_values(1);
+      barrier_wait(barrier(shared, kFullV, value.index), value.phase);
+#pragma unroll
+      for (u32 part = 0; part < kBuffers; ++part) multiply_values(part);
 #pragma unroll
       for (u32 part = 0; part < kParts; ++part) {
         if (part + 1 < kParts) {
-          wgmma_wait<1>();
+          wgmma_wait<kBuffers - 1>();
         } else {
           wgmma_wait<0>();
           release_values();
         }
-        warpgroup_fence_operand(tile[part % 2]);
+        warpgroup_fence_operand(tile[part % kBuffers]);
 #pragma unroll
         for (int i = 0; i < kOfPart; ++i) add_to_o(part, i);
-        if (part + 2 < kParts) multiply_values(part + 2);
+        if (part + kBuffers < kParts) multiply_values(part + kBuffers);
       }
     }
     // Masks what rows of the last tile of keys do not have: those behind the last key, and causal ones.
-    F8_DEVICE void mask(const Work& work) {
-      const i32 first = static_cast<i32>((work.tiles - 1) * kTileN + lane % 4 * 2);
+    F8_DEVICE void mask(const Work& work, u32 key_tile) {
+      const i32 first = static_cast<i32>(key_tile * kTileN + lane % 4 * 2);
       const i32 query_of_row = static_cast<i32>(work.block * kTileM + row);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -225,7 +234,27 @@ struct AttentionForward : AttentionTiles<Config, Args> {
       warpgroup_fence_operand(tile[0]);
       release_values();
     }
-    F8_DEVICE void first_tile(const Work& work, float factor) {
+    // All warps see both phases before the leader lets the next ones come.
+    F8_DEVICE void pass_over_tile() {
+      barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      barrier_wait(barrier(shared, kFullV, value.index), value.phase);
+      warpgroup_sync(1 + warpgroup);
+      release(kEmptyK, key.index);
+      key.advance();
+      release(kEmptyV, value.index);
+      value.advance();
+    }
+    // The block that a warpgroup's queries are of.
+    F8_DEVICE i32 own_block(const Work& work) const {
+      return static_cast<i32>((work.block * kTileM + warpgroup * 64) / kAttentionTile);
+    }
+    // The scale of a warpgroup's queries.
+    F8_DEVICE float inv_scale_q(const Work& work, i32 blocks) const {
+      const u32 place =
+          kIsBlock ? work.place() : static_cast<u32>(min(own_block(work), blocks - 1));
+      return __ldg(args.inv_scale_q + work.q_head * blocks + place);
+    }
+    F8_DEVICE void first_tile(const Work& work, u32 key_tile, float factor) {
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
       barrier_wait(barrier(shared, kFullK, key.index), key.phase);
       multiply_keys();
@@ -233,8 +262,10 @@ struct AttentionForward : AttentionTiles<Config, Args> {
       warpgroup_fence_operand(s);
       release(kEmptyK, key.index);
       key.advance();
-      if (kCausal || work.tiles * kTileN > static_cast<u32>(work.keys(args))) mask(work);
-      if constexpr (kWindow) mask_window(work, work.tiles - 1);
+      if (kCausal || work.tiles * kTileN > static_cast<u32>(work.keys(args))) {
+        mask(work, kOwnLastTile ? key_tile : work.tiles - 1);
+      }
+      if constexpr (kWindow) mask_window(work, key_tile);
       float largest[2];
       maxima(largest);
 #pragma unroll
@@ -249,16 +280,23 @@ struct AttentionForward : AttentionTiles<Config, Args> {
       round_p();
 #pragma unroll
       for (float& each : o) each = 0.0F;
-      barrier_wait(barrier(shared, kFullV, value.index), value.phase);
+      if constexpr (!kInParts) {
+        barrier_wait(barrier(shared, kFullV, value.index), value.phase);
+      } else if constexpr (!kInNextRound) {
+        attend_values();
+      }
     }
-    // S of a tile and P V of the tile before it, whose values are v_ratio times those of this one. In parts: both of a
-    // tile, and v_ratio is that of O.
+    // S of a tile and P V of the tile before it, whose values are v_ratio times those of this one.
     F8_DEVICE void next_tile(const Work& work, u32 key_tile, float factor, float v_ratio,
                              bool last) {
-      multiply_keys();
       if constexpr (kInParts) {
+        if constexpr (kInNextRound) attend_values();
+        // This wait keeps additions to O, whose operands' registers S takes, before the MMAs of S.
+        barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+        multiply_keys();
         wgmma_wait<0>();
       } else {
+        multiply_keys();
         multiply_values();
         wgmma_wait<1>();
       }
@@ -282,9 +320,12 @@ struct AttentionForward : AttentionTiles<Config, Args> {
         sum[r] = fmaf(sum[r], correction[r], sums[r]);
         correction_o[r] = correction[r] * v_ratio;
       }
-      if (!last) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
-      barrier_wait(barrier(shared, kFullV, value.index), value.phase);
-      if constexpr (kInParts) attend_values();
+      if constexpr (!kInParts) {
+        if (!last) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+        barrier_wait(barrier(shared, kFullV, value.index), value.phase);
+      } else if constexpr (!kInNextRound) {
+        attend_values();
+      }
     }
     F8_DEVICE void store(const Work& work, float inv_scale_v) const {
       const u32 token = work.first() + row;
@@ -319,18 +360,23 @@ struct AttentionForward : AttentionTiles<Config, Args> {
       if constexpr (kPacked) {
         if (work.is_empty()) return store_nothing(work);
       }
-      const u32 blocks_q = blocks_of(args, args.queries), blocks_k = blocks_of(args, args.keys);
+      const i32 blocks_q = blocks_of(args, args.queries), blocks_k = blocks_of(args, args.keys);
       const float* scale_k = args.inv_scale_k + work.kv_head * blocks_k + work.key_block(0);
       const float* scale_v = args.inv_scale_v + work.kv_head * blocks_k + work.key_block(0);
-      const float of_q =
-          args.scale_log2 * __ldg(args.inv_scale_q + work.q_head * blocks_q + work.place());
-      const i32 first = static_cast<i32>(work.tiles) - 1, begin = static_cast<i32>(work.begin);
+      const float of_q = args.scale_log2 * inv_scale_q(work, blocks_q);
+      i32 first = static_cast<i32>(work.tiles) - 1;
+      const i32 begin = static_cast<i32>(work.begin);
+      if constexpr (kOwnLastTile) first = min(first, own_block(work));
       float v = __ldg(scale_v + first);
       const i32 second = max(first - 1, begin);
       float k_ahead = __ldg(scale_k + second), v_ahead = __ldg(scale_v + second);
-      first_tile(work, of_q * __ldg(scale_k + first));
-      if constexpr (kInParts) attend_values();
-      if (first > begin) barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      if constexpr (kOwnLastTile) {
+        for (i32 t = static_cast<i32>(work.tiles) - 1; t > first; --t) pass_over_tile();
+      }
+      first_tile(work, static_cast<u32>(first), of_q * __ldg(scale_k + first));
+      if (!kInParts && first > begin) {
+        barrier_wait(barrier(shared, kFullK, key.index), key.phase);
+      }
       for (i32 t = first - 1; t >= begin; --t) {
         const float factor = of_q * k_ahead, v_next = v_ahead;
         k_ahead = __ldg(scale_k + max(t - 1, begin));
@@ -342,6 +388,7 @@ struct AttentionForward : AttentionTiles<Config, Args> {
       }
       release(kEmptyQ, query.index);
       query.advance();
+      if constexpr (kInNextRound) attend_values();
       if constexpr (!kInParts) multiply_values();
 #pragma unroll
       for (float& each : sum) each = row_sum(each);
@@ -360,13 +407,13 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     const u32 shared = smem_address(memory);
     Tiles::prepare(shared);
     if (threadIdx.x < 128) {
-      warpgroup_reg_dealloc<24>();
+      warpgroup_reg_dealloc<kIsBlock ? 24 : 32>();
       if (threadIdx.x < 32 && elect_one()) Tiles::load(shared, maps, args);
       return;
     }
-    warpgroup_reg_alloc<240>();
+    warpgroup_reg_alloc<kIsBlock ? 240 : 160>();
     Consumer consumer(shared, args);
-    for (u32 i = blockIdx.x; i < Tiles::works(args); i += gridDim.x) {
+    for (u32 i = Tiles::first_work(); i < Tiles::works(args); i = Tiles::next_work(i)) {
       consumer.attend(Tiles::work_at(args, i));
     }
   }

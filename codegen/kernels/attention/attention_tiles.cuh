@@ -1,5 +1,8 @@
-// What the CTAs of attention_forward.cuh work on: blocks of 128 queries of a head, their tiles of 128 keys and values in
-// shared memory, and the warp that loads them.
+// What the CTAs of attention_forward.cuh work on: the queries of a head, 64 for each of two or three warpgroups, their
+// tiles of 128 keys and values in shared memory, and the warp that loads them.
+//
+// Queries of two warpgroups are a block with one scale, and packed sequences have no others. Those of three are one and
+// a half: each warpgroup has a scale, and under a causal mask a last tile, of its own, and passes over later ones.
 //
 // A tile of q or k has its rows in boxes of 128 columns, and a tile of v^T in boxes of 128 rows, one behind the other:
 // one box for heads of 64 and 128, two for heads of 256. A row of a box is 128 bytes with the swizzle of 128 bytes,
@@ -15,24 +18,27 @@ struct AttentionMaps {
   TensorMap q, k, v;
 };
 
-// A Config has kHeadDim, kCausal and kStages. With the Args of a window it is causal.
+// A Config has kHeadDim, kWarpgroups, kCausal and kStages. With the Args of a window it is causal.
 template <class Config, class Args>
 struct AttentionTiles {
   static constexpr bool kWindow = Args::kWindow;
   static constexpr bool kPacked = Args::kPacked;
   static constexpr bool kCausal = Config::kCausal;
   static constexpr u32 kStages = Config::kStages;
-  static constexpr u32 kD = Config::kHeadDim, kTileM = 128, kTileN = 128;
+  static constexpr u32 kWarpgroups = Config::kWarpgroups;
+  static constexpr bool kIsBlock = kWarpgroups == 2;  // whether a CTA's queries are a block
+  static_assert(kIsBlock || (kWarpgroups == 3 && !kPacked), "packed sequences are blocks");
+  static constexpr u32 kD = Config::kHeadDim, kTileM = 64 * kWarpgroups, kTileN = 128;
   static_assert(kD == 64 || kD == 128 || kD == 256, "boxes are whole");
-  static constexpr u32 kTileBytes = 128 * kD;
+  static constexpr u32 kQueryBytes = kTileM * kD, kTileBytes = kTileN * kD;
   static constexpr u32 kBoxRow = kD < 128 ? kD : 128;  // bytes of q and k, and rows of v^T
-  static constexpr u32 kBoxBytes = 128 * kBoxRow;
+  static constexpr u32 kBoxBytes = kTileN * kBoxRow;
   static constexpr u32 kBoxes = kD / kBoxRow;
-  static constexpr u32 kKeys = 2 * kTileBytes;  // places in shared memory, behind two of Q
+  static constexpr u32 kKeys = 2 * kQueryBytes;  // places in shared memory, behind two of Q
   static constexpr u32 kValues = kKeys + kStages * kTileBytes;
   static constexpr u32 kBarriers = kValues + kStages * kTileBytes;
   static constexpr u32 kSharedBytes = kBarriers + 8 * (4 + 4 * kStages);
-  static constexpr u32 kThreads = kAttentionThreads;
+  static constexpr u32 kThreads = attention_threads(kWarpgroups);
 
   // Which barriers tell that a tile is there, and that it has been read.
   enum Barrier : u32 {
@@ -50,7 +56,7 @@ struct AttentionTiles {
       if (++index == kCount) index = 0, phase ^= 1;
     }
   };
-  // Queries of a head and their tiles of keys, from `begin` to `tiles`; the CTAs take those with the most keys first.
+  // Queries of a head and their tiles of keys, from `begin` to `tiles`. `block` counts those of CTAs; the CTAs take those with the most keys first.
   struct Work {
     u32 block, q_head, kv_head, begin, tiles;
     AttentionBlock packed;  // where `block` is that of a sequence
@@ -74,11 +80,29 @@ struct AttentionTiles {
       return attention_blocks(tokens);
     }
   }
+  static F8_DEVICE i32 works_of_head(const Args& args) {
+    if constexpr (kIsBlock) {
+      return blocks_of(args, args.queries);
+    } else {
+      return (args.queries + static_cast<i32>(kTileM) - 1) / static_cast<i32>(kTileM);
+    }
+  }
   static F8_DEVICE u32 works(const Args& args) {
-    return static_cast<u32>(blocks_of(args, args.queries) * args.heads_q * args.batch);
+    return static_cast<u32>(works_of_head(args) * args.heads_q * args.batch);
+  }
+  // The CTAs take works in rounds, which begin with the ones with the most keys. Under a causal mask every second round
+  // goes from the last CTA to the first, so that no CTA has more keys than the others in all of them. The last round
+  // may be short: where it goes backward, that moves its end.
+  static F8_DEVICE u32 first_work() { return blockIdx.x; }
+  static F8_DEVICE u32 next_work(u32 i) {
+    if constexpr (kCausal) {
+      const u32 round = i / gridDim.x + 1;
+      return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    }
+    return i + gridDim.x;
   }
   static F8_DEVICE Work work_at(const Args& args, u32 index) {
-    const u32 heads = args.heads_q * args.batch, blocks = blocks_of(args, args.queries);
+    const u32 heads = args.heads_q * args.batch, blocks = works_of_head(args);
     Work r;
     r.block = blocks - 1 - index / heads;
     if constexpr (kPacked) {
@@ -92,9 +116,10 @@ struct AttentionTiles {
     r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
     r.begin = 0;
     if constexpr (kWindow) {
-      r.begin = attention_first_tile(static_cast<i32>(r.block), args.window);
+      r.begin = attention_first_tile(static_cast<i32>(r.block * kTileM / kTileN), args.window);
     }
-    r.tiles = kCausal ? min(r.block + 1, key_blocks) : key_blocks;
+    const u32 causal = kIsBlock ? r.block + 1 : ((r.block + 1) * kTileM - 1) / kTileN + 1;
+    r.tiles = kCausal ? min(causal, key_blocks) : key_blocks;
     return r;
   }
   static F8_DEVICE u32 barrier(u32 shared, u32 which, u32 index) {
@@ -105,13 +130,13 @@ struct AttentionTiles {
     if (threadIdx.x == 0) {
       for (u32 i = 0; i < 2; ++i) {
         barrier_init(barrier(shared, kFullQ, i), 1);
-        barrier_init(barrier(shared, kEmptyQ, i), 2);
+        barrier_init(barrier(shared, kEmptyQ, i), kWarpgroups);
       }
       for (u32 i = 0; i < kStages; ++i) {
         barrier_init(barrier(shared, kFullK, i), 1);
         barrier_init(barrier(shared, kFullV, i), 1);
-        barrier_init(barrier(shared, kEmptyK, i), 2);
-        barrier_init(barrier(shared, kEmptyV, i), 2);
+        barrier_init(barrier(shared, kEmptyK, i), kWarpgroups);
+        barrier_init(barrier(shared, kEmptyV, i), kWarpgroups);
       }
       barrier_init_fence();
     }
@@ -119,30 +144,34 @@ struct AttentionTiles {
   }
 
   // A tile of q or k from its first row.
+  template <u32 kRows>
   static F8_DEVICE void load_rows(u32 to, const TensorMap& map, u32 full, u32 row) {
-    barrier_expect(full, kTileBytes);
+    barrier_expect(full, kRows * kD);
 #pragma unroll
-    for (u32 i = 0; i < kBoxes; ++i) tma_load(to + i * kBoxBytes, &map, full, i * kBoxRow, row);
+    for (u32 i = 0; i < kBoxes; ++i) {
+      tma_load(to + i * kRows * kBoxRow, &map, full, i * kBoxRow, row);
+    }
   }
   static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const Args& args) {
-    const u32 rows_q = blocks_of(args, args.queries) * kTileM;
+    const u32 rows_q = blocks_of(args, args.queries) * kAttentionTile;
     const u32 rows_k = blocks_of(args, args.keys) * kTileN;
     Stage<kStages> stage;
     Stage<2> query;
-    for (u32 i = blockIdx.x; i < works(args); i += gridDim.x) {
+    for (u32 i = first_work(); i < works(args); i = next_work(i)) {
       const Work work = work_at(args, i);
       if constexpr (kPacked) {
         if (work.is_empty()) continue;
       }
       barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
-      load_rows(shared + query.index * kTileBytes, maps.q, barrier(shared, kFullQ, query.index),
-                work.q_head * rows_q + work.place() * kTileM);
+      load_rows<kTileM>(shared + query.index * kQueryBytes, maps.q,
+                        barrier(shared, kFullQ, query.index),
+                        work.q_head * rows_q + work.place() * kTileM);
       query.advance();
       for (u32 tile = work.tiles; tile-- > work.begin;) {
         barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
-        load_rows(shared + kKeys + stage.index * kTileBytes, maps.k,
-                  barrier(shared, kFullK, stage.index),
-                  work.kv_head * rows_k + work.key_block(tile) * kTileN);
+        load_rows<kTileN>(shared + kKeys + stage.index * kTileBytes, maps.k,
+                          barrier(shared, kFullK, stage.index),
+                          work.kv_head * rows_k + work.key_block(tile) * kTileN);
         barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
         const u32 full = barrier(shared, kFullV, stage.index);
         barrier_expect(full, kTileBytes);
