@@ -63,8 +63,10 @@ struct ExpertsCall {
     return experts_for(key(m, grad_dtype), place);
   }
 
-  [[nodiscard]] const MoePlan& moe_plan(int64_t m, float8_dtype grad_dtype, bool in_place) const {
-    return moe_for({.linear = key(m, grad_dtype), .rows_in_place = in_place}, place);
+  [[nodiscard]] const MoePlan& moe_plan(int64_t m, float8_dtype grad_dtype, bool in_place,
+                                        bool w3_apart) const {
+    return moe_for(
+        {.linear = key(m, grad_dtype), .rows_in_place = in_place, .w3_apart = w3_apart}, place);
   }
 
   // A layout has the bytes that its experts and the plan's largest m give it, no more and no fewer.
@@ -101,16 +103,24 @@ struct ExpertsCall {
     }
     return rows_of(to_dtype(*x, dtype), k, "x");
   }
-  // Sets the part of a scale state that a call reads and raises.
-  template <class Args>
-  void set_scales(Args& args, float8_step& step, const Tensor& tensor, int64_t layout,
-                  const ExpertsPlan& plan) const {
+  // Sets the part of a scale state that a call reads and raises; `plan` is one of the recipe.
+  void set_scales(float8_scale_slots& slots, float8_step& step, const Tensor& tensor,
+                  int64_t layout, const float8_experts* plan) const {
     if (device_of(tensor) != place.device) {
       throw std::invalid_argument("float8: a scale state is on another device than the rows");
     }
     const Scales scales(tensor, layout, config, place);
-    args.scales = scales.slots({.experts = plan.experts});
-    step.first_step = scales.first_step();
+    slots = scales.slots({.experts = plan});
+    step.first_step = step.first_step != 0 || scales.first_step() ? 1 : 0;
+  }
+  // Those of both linears of an MLP. Where one of them has no scales yet, both are scaled by their tensors.
+  template <class Args>
+  void set_scales(Args& args, float8_step& step, const std::optional<Tensor>& of_w13,
+                  const std::optional<Tensor>& of_w2, int64_t layout, const MoePlan& plan) const {
+    if (!of_w13 || !of_w2) return;
+    const float8_experts* const any = float8_moe_linear(plan.moe, 0);
+    set_scales(args.w13_scales, step, *of_w13, layout, any);
+    set_scales(args.w2_scales, step, *of_w2, layout, any);
   }
 
   // A weight of these sizes, or its q or qt in fp8.
@@ -182,15 +192,44 @@ struct MoeOperands {
   }
 };
 
-void check_weights(const Tensor& w13, const Tensor& w2, const Device& device) {
-  if (w13.dim() != 3 || w2.dim() != 3 || w13.size(0) != w2.size(0) ||
-      w13.size(1) != 2 * w2.size(2) || w13.size(2) != w2.size(1)) {
-    throw std::invalid_argument("float8: w2 is [E][D][F], and w13 [E][2 F][D]");
+void check_weights(const Tensor& w13, const Tensor& w2, const std::optional<Tensor>& w3,
+                   const Device& device) {
+  const auto has = [&](const Tensor& w, int64_t tensors) {
+    return w.dim() == 3 && w.size(0) == w2.size(0) && w.size(1) == tensors * w2.size(2) &&
+           w.size(2) == w2.size(1) && device_of(w) == device;
+  };
+  if (w2.dim() != 3 || !has(w13, w3 ? 1 : 2) || (w3 && !has(*w3, 1))) {
+    throw std::invalid_argument(
+        "float8: w2 is [E][D][F], and w13 [E][2 F][D], or [E][F][D] with a w3 of that size, on the "
+        "device of x");
   }
-  if (device_of(w13) != device || device_of(w2) != device) {
-    throw std::invalid_argument("float8: the weights of experts are on another device than x");
+  if (device_of(w2) != device || (w3 && dtype_of(*w3) != dtype_of(w13))) {
+    throw std::invalid_argument(
+        "float8: the weights of experts are on another device than x, or w1 and w3 in two types");
   }
 }
+
+// The weights of gate and up: w13, or a pair of w1 and w3, whose copy in fp8 has the rows of both.
+class PairOfWeights {
+ public:
+  PairOfWeights() = default;
+  PairOfWeights(const ExpertsCall& call, const std::optional<Tensor>& w13,
+                const std::optional<Tensor>& w3, const std::optional<Tensor>& copy,
+                const std::optional<Tensor>& scales, int64_t hidden, bool q) {
+    const bool apart = w3 && !copy;
+    first_ = call.weight_of(w13, copy, scales, (apart ? 1 : 2) * hidden, call.k, q);
+    if (apart) second_ = call.weight_of(w3, std::nullopt, std::nullopt, hidden, call.k, q);
+  }
+  template <class Args>
+  void set(Args& args) const {
+    first_.set(args.w13);
+    if (second_) second_->set(args.w3);
+  }
+
+ private:
+  ExpertWeight first_;
+  std::optional<ExpertWeight> second_;
+};
 
 void set(float8_matrix& field, const Matrix& matrix) {
   field.data = matrix.data;
@@ -261,7 +300,7 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
   args.zero_tail = 1;
   float8_step step{.evaluate = !save};
   args.step = &step;
-  if (scales) call.set_scales(args, step, *scales, scale_layout, plan);
+  if (scales) call.set_scales(args.scales, step, *scales, scale_layout, plan.experts);
   const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
   args.workspace = {workspace.data(), plan.workspace_bytes};
   check(float8_experts_forward(plan.experts, &args, call.place.stream));
@@ -311,7 +350,7 @@ std::tuple<Tensor, Tensor> experts_backward(
   args.zero_tail = 1;
   float8_step step{};
   args.step = &step;
-  if (scales) call.set_scales(args, step, *scales, scale_layout, plan);
+  if (scales) call.set_scales(args.scales, step, *scales, scale_layout, plan.experts);
   const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
   args.workspace = {workspace.data(), plan.workspace_bytes};
   check(float8_experts_backward(plan.experts, &args, call.place.stream));
@@ -347,26 +386,33 @@ std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tens
                                        const std::optional<Tensor>& w13_q,
                                        const std::optional<Tensor>& w13_scales,
                                        const std::optional<Tensor>& w2_q,
-                                       const std::optional<Tensor>& w2_scales) {
+                                       const std::optional<Tensor>& w2_scales,
+                                       const std::optional<Tensor>& w3,
+                                       const std::optional<Tensor>& w13_state,
+                                       const std::optional<Tensor>& w2_state,
+                                       int64_t scale_layout) {
   const Device device = device_of(x);
-  check_weights(w13, w2, device);
+  check_weights(w13, w2, w3, device);
   const ExpertsCall call(x, config, w2.size(0), w2.size(2), w2.size(1));
   const Matrix tokens = call.rows_of(x, call.k, "x");
   const MoeOperands operands(x, index, device);
   Tensor y = empty_matrix(operands.m, call.k, call.dtype, device);
   if (operands.m == 0) return {y, empty_bytes(0, device)};
   const MoePlan& plan =
-      call.moe_plan(operands.m, element_type(dtype_of(w13), "w13"), !index.has_value());
+      call.moe_plan(operands.m, element_type(dtype_of(w13), "w13"), !index.has_value(), w3.has_value());
   Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
-  const ExpertWeight first = call.weight_of(w13, w13_q, w13_scales, 2 * call.n, call.k, true);
+  const PairOfWeights first(call, w13, w3, w13_q, w13_scales, call.n, true);
   const ExpertWeight last = call.weight_of(w2, w2_q, w2_scales, call.k, call.n, true);
   float8_moe_forward_args args;
   args.m = operands.m;
   args.tokens = tokens.rows;
   set(args.x, tokens);
   args.index = operands.index;
-  first.set(args.w13);
+  first.set(args);
   last.set(args.w2);
+  float8_step step{.evaluate = !save};
+  args.step = &step;
+  call.set_scales(args, step, w13_state, w2_state, scale_layout, plan);
   args.y.data = y.mutable_data_ptr();
   args.layout = call.layout_of(layout, operands.m);
   if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
@@ -377,13 +423,15 @@ std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tens
   return {y, saved};
 }
 
-std::tuple<Tensor, Tensor, Tensor> moe_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe_backward(
     const Tensor& dy, const Tensor& x, const std::optional<Tensor>& index,
     const std::optional<Tensor>& score, const std::optional<Tensor>& w13,
     const std::optional<Tensor>& w2, const Tensor& saved, const Tensor& layout, int64_t experts,
     int64_t hidden, int64_t grad_dtype, int64_t config, int64_t wanted,
     const std::optional<Tensor>& w13_qt, const std::optional<Tensor>& w13_scales,
-    const std::optional<Tensor>& w2_qt, const std::optional<Tensor>& w2_scales) {
+    const std::optional<Tensor>& w2_qt, const std::optional<Tensor>& w2_scales,
+    const std::optional<Tensor>& w3, const std::optional<Tensor>& w13_state,
+    const std::optional<Tensor>& w2_state, int64_t scale_layout) {
   const Device device = device_of(x);
   const ExpertsCall call(x, config, experts, hidden, x.size(1));
   const float8_dtype grad_type = checked_grad_dtype(grad_dtype);
@@ -391,15 +439,19 @@ std::tuple<Tensor, Tensor, Tensor> moe_backward(
   const Matrix grads = call.rows_of(to_dtype(dy, call.dtype), call.k, "dy");
   const MoeOperands operands(x, index, device);
   const bool want_dx = (wanted & 1) != 0, want_w13 = (wanted & 2) != 0, want_w2 = (wanted & 4) != 0;
+  const bool want_w3 = (wanted & 8) != 0, w3_apart = (wanted & 16) != 0;
   Tensor dx = empty_matrix(want_dx ? operands.m : 0, call.k, call.dtype, device);
-  Tensor dw13 = grad_of_weight(want_w13, experts, 2 * hidden, call.k, grad_type, device);
+  const int64_t rows = (w3_apart ? 1 : 2) * hidden;
+  Tensor dw13 = grad_of_weight(want_w13, experts, rows, call.k, grad_type, device);
+  Tensor dw3 = grad_of_weight(want_w3, experts, rows, call.k, grad_type, device);
   Tensor dw2 = grad_of_weight(want_w2, experts, call.k, hidden, grad_type, device);
   if (operands.m == 0) {
     torch::stable::zero_(dw13);
     torch::stable::zero_(dw2);
-    return {dx, dw13, dw2};
+    torch::stable::zero_(dw3);
+    return {dx, dw13, dw2, dw3};
   }
-  const MoePlan& plan = call.moe_plan(operands.m, grad_type, !index.has_value());
+  const MoePlan& plan = call.moe_plan(operands.m, grad_type, !index.has_value(), w3_apart);
   check_dense(saved, 1, device, "what forward saved");
   float8_moe_backward_args args;
   args.m = operands.m;
@@ -414,23 +466,29 @@ std::tuple<Tensor, Tensor, Tensor> moe_backward(
     }
     args.score = static_cast<const float*>(score->mutable_data_ptr());
   }
-  ExpertWeight first, last;  // until the call has read them
+  PairOfWeights first;  // until the call has read it, as the last one
+  ExpertWeight last;
   if (call.config.recompute()) {
-    first = call.weight_of(w13, w13_qt, w13_scales, 2 * hidden, call.k, false);
+    const std::optional<Tensor>& second = w3_apart ? w3 : std::nullopt;
+    first = PairOfWeights(call, w13, second, w13_qt, w13_scales, hidden, false);
     last = call.weight_of(w2, w2_qt, w2_scales, call.k, hidden, false);
-    first.set(args.w13);
+    first.set(args);
     last.set(args.w2);
   }
+  float8_step step{};
+  args.step = &step;
+  call.set_scales(args, step, w13_state, w2_state, scale_layout, plan);
   if (want_dx) args.dx.data = dx.mutable_data_ptr();
   if (want_w13) args.dw13.data = dw13.mutable_data_ptr();
   if (want_w2) args.dw2.data = dw2.mutable_data_ptr();
+  if (want_w3) args.dw3.data = dw3.mutable_data_ptr();
   args.layout = call.layout_of(layout, operands.m);
   args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
   args.zero_tail = 1;
   const Workspace workspace(call.place, plan.workspace_bytes, Counts::kNone);
   args.workspace = {workspace.data(), plan.workspace_bytes};
   check(float8_moe_backward(plan.moe, &args, call.place.stream));
-  return {dx, dw13, dw2};
+  return {dx, dw13, dw2, dw3};
 }
 
 int64_t moe_bytes(int64_t m, int64_t experts, int64_t hidden, int64_t dim, int64_t dtype,

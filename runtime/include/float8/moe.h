@@ -115,8 +115,8 @@ typedef struct float8_moe_desc {
   int64_t hidden;       /* F: the rows of gate, and those of up; a multiple of 16 */
   int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t tensor_dtype; /* a float8_dtype, the type of x, w13, w2, y, dy and dx */
-  /* "tensorwise", "rowwise", "blockwise", or a recipe of yours (recipe.h) with dynamic scales of fp8
-   * operands alone; FLOAT8_UNSUPPORTED for others. */
+  /* "tensorwise", "rowwise", "blockwise", "delayed", or a recipe of yours (recipe.h) of fp8 operands alone;
+   * FLOAT8_UNSUPPORTED for others. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw13 and dw2 */
@@ -128,6 +128,10 @@ typedef struct float8_moe_desc {
   /* Nonzero: x and dy are [m][dim], the rows of experts themselves, one group after the other; tokens is m,
    * and calls have neither index nor score. */
   int32_t rows_in_place;
+  /* Nonzero: w13 and dw13 are two tensors [experts][hidden][dim] each: w13 and dw13 of a call are the gates',
+   * w3 and dw3 those of up. The results are those of one tensor with the rows of both, also their scales. */
+  int32_t w3_apart;
+  int32_t reserved; /* 0 */
 } float8_moe_desc;
 
 /* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */
@@ -139,6 +143,9 @@ FLOAT8_API void float8_moe_destroy(float8_moe* moe);
  * fills for backward, 2 F elements and F bytes a row at least, at any m up to m_max; 0 for NULL. */
 FLOAT8_API size_t float8_moe_workspace_bytes(const float8_moe* moe);
 FLOAT8_API size_t float8_moe_saved_bytes(const float8_moe* moe);
+/* Returns the expert linear of w13 (0) or w2 (1), for float8_scales_desc.experts; NULL for another index and
+ * for NULL. It belongs to the MLP and is good for as long, and no other call takes it. */
+FLOAT8_API const float8_experts* float8_moe_linear(const float8_moe* moe, int32_t index);
 
 /* Here and below fp8 of a matrix is NULL, but for w13 and w2, where it is as in float8_experts_forward_args
  * and float8_experts_backward_args. */
@@ -161,6 +168,12 @@ typedef struct float8_moe_forward_args {
   float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_moe_workspace_bytes() */
   int32_t zero_tail FLOAT8_DEFAULT(0);        /* as in float8_experts_forward_args, of y */
   int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+  /* With desc.w3_apart. fp8 is NULL: that of w13 has the rows of both. */
+  float8_matrix w3 FLOAT8_DEFAULT({});
+  /* As in float8_experts_forward_args; a scale state has a part for each expert linear. */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
+  float8_scale_slots w13_scales FLOAT8_DEFAULT({});
+  float8_scale_slots w2_scales FLOAT8_DEFAULT({});
 } float8_moe_forward_args;
 
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
@@ -187,6 +200,12 @@ typedef struct float8_moe_backward_args {
   float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */
   int32_t zero_tail FLOAT8_DEFAULT(0);        /* of dx */
   int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+  float8_matrix w3 FLOAT8_DEFAULT({});        /* as in the forward */
+  float8_result dw3 FLOAT8_DEFAULT({});       /* with desc.w3_apart, as dw13 */
+  /* As in float8_experts_backward_args: the forward's, which no sync has changed since. */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
+  float8_scale_slots w13_scales FLOAT8_DEFAULT({});
+  float8_scale_slots w2_scales FLOAT8_DEFAULT({});
 } float8_moe_backward_args;
 
 /* Enqueue casts and GEMMs, as float8_experts_forward and float8_experts_backward do. */
