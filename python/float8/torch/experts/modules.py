@@ -23,6 +23,7 @@ from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
 from float8.torch.experts.weight_casts import ExpertCast, Kept, kept_copies
 from float8.torch.shard import fsdp
+from float8.torch.shard.gathered_weight import GatheredWeight
 
 
 def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -117,7 +118,8 @@ def of_torchtitan(module: Any, x: torch.Tensor, counts: torch.Tensor, config: in
     layout = ops.experts_layout(
         torch.cumsum(counts, dim=0, dtype=torch.int32), rows.shape[0], config
     )
-    if joins_weights(module, config):
+    gathered = any(isinstance(each, GatheredWeight) for each in (w1, w3, w2))
+    if joins_weights(module, config) and not gathered:
         copies = _both(module, {names[0]: w1, names[2]: w2}, rows.dtype, w3)
         return mlp_of_rows(rows, (w1, w3), w2, layout, config, copies).type_as(x)
     gate = linear_of(module, names[0], rows, w1, layout, config)
@@ -127,12 +129,8 @@ def of_torchtitan(module: Any, x: torch.Tensor, counts: torch.Tensor, config: in
 
 
 def joins_weights(module: Any, config: int) -> bool:
-    """Tells whether w1 and w3 of a module are computed as one weight.
-
-    What FSDP gathers in fp8 is cast for each weight by itself, and delayed scaling has a scale for each.
-    """
-    alone = getattr(module, "expert_linears", ()) or getattr(module, "expert_weights", ())
-    return joins_pairs(config) and not alone
+    """Tells whether w1 and w3 of a module are computed as one weight, where FSDP does not gather each in fp8."""
+    return joins_pairs(config) and not getattr(module, "expert_linears", ())
 
 
 def cast_together(module: Float8Experts) -> list[tuple[str, ...]]:
