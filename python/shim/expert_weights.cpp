@@ -64,8 +64,8 @@ uint32_t* words_of(const std::optional<Tensor>& words, size_t count, const Devic
 }
 
 void check_alike(const Tensor& w, const Tensor& second) {
-  bool alike = second.dim() == 3 && dtype_of(second) == dtype_of(w) &&
-               device_of(second) == device_of(w);
+  bool alike =
+      second.dim() == 3 && dtype_of(second) == dtype_of(w) && device_of(second) == device_of(w);
   for (int64_t i = 0; alike && i < 3; ++i) alike = second.size(i) == w.size(i);
   if (alike) return;
   throw std::invalid_argument(

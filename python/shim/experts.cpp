@@ -65,8 +65,8 @@ struct ExpertsCall {
 
   [[nodiscard]] const MoePlan& moe_plan(int64_t m, float8_dtype grad_dtype, bool in_place,
                                         bool w3_apart) const {
-    return moe_for(
-        {.linear = key(m, grad_dtype), .rows_in_place = in_place, .w3_apart = w3_apart}, place);
+    return moe_for({.linear = key(m, grad_dtype), .rows_in_place = in_place, .w3_apart = w3_apart},
+                   place);
   }
 
   // A layout has the bytes that its experts and the plan's largest m give it, no more and no fewer.
@@ -380,17 +380,13 @@ std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n
   return {layout + more * (layout_of_two - layout), saved + more * (saved_of_two - saved)};
 }
 
-std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tensor>& index,
-                                       const Tensor& w13, const Tensor& w2, const Tensor& layout,
-                                       int64_t config, bool save,
-                                       const std::optional<Tensor>& w13_q,
-                                       const std::optional<Tensor>& w13_scales,
-                                       const std::optional<Tensor>& w2_q,
-                                       const std::optional<Tensor>& w2_scales,
-                                       const std::optional<Tensor>& w3,
-                                       const std::optional<Tensor>& w13_state,
-                                       const std::optional<Tensor>& w2_state,
-                                       int64_t scale_layout) {
+std::tuple<Tensor, Tensor> moe_forward(
+    const Tensor& x, const std::optional<Tensor>& index, const Tensor& w13, const Tensor& w2,
+    const Tensor& layout, int64_t config, bool save, const std::optional<Tensor>& w13_q,
+    const std::optional<Tensor>& w13_scales, const std::optional<Tensor>& w2_q,
+    const std::optional<Tensor>& w2_scales, const std::optional<Tensor>& w3,
+    const std::optional<Tensor>& w13_state, const std::optional<Tensor>& w2_state,
+    int64_t scale_layout) {
   const Device device = device_of(x);
   check_weights(w13, w2, w3, device);
   const ExpertsCall call(x, config, w2.size(0), w2.size(2), w2.size(1));
@@ -398,8 +394,8 @@ std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tens
   const MoeOperands operands(x, index, device);
   Tensor y = empty_matrix(operands.m, call.k, call.dtype, device);
   if (operands.m == 0) return {y, empty_bytes(0, device)};
-  const MoePlan& plan =
-      call.moe_plan(operands.m, element_type(dtype_of(w13), "w13"), !index.has_value(), w3.has_value());
+  const MoePlan& plan = call.moe_plan(operands.m, element_type(dtype_of(w13), "w13"),
+                                      !index.has_value(), w3.has_value());
   Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
   const PairOfWeights first(call, w13, w3, w13_q, w13_scales, call.n, true);
   const ExpertWeight last = call.weight_of(w2, w2_q, w2_scales, call.k, call.n, true);

@@ -22,16 +22,13 @@ std::tuple<Tensor, Tensor> experts_backward(
     const std::optional<Tensor>& w_scales);
 std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n, int64_t k,
                                            int64_t config);
-std::tuple<Tensor, Tensor> moe_forward(const Tensor& x, const std::optional<Tensor>& index,
-                                       const Tensor& w13, const Tensor& w2, const Tensor& layout,
-                                       int64_t config, bool save,
-                                       const std::optional<Tensor>& w13_q,
-                                       const std::optional<Tensor>& w13_scales,
-                                       const std::optional<Tensor>& w2_q,
-                                       const std::optional<Tensor>& w2_scales,
-                                       const std::optional<Tensor>& w3,
-                                       const std::optional<Tensor>& w13_state,
-                                       const std::optional<Tensor>& w2_state, int64_t scale_layout);
+std::tuple<Tensor, Tensor> moe_forward(
+    const Tensor& x, const std::optional<Tensor>& index, const Tensor& w13, const Tensor& w2,
+    const Tensor& layout, int64_t config, bool save, const std::optional<Tensor>& w13_q,
+    const std::optional<Tensor>& w13_scales, const std::optional<Tensor>& w2_q,
+    const std::optional<Tensor>& w2_scales, const std::optional<Tensor>& w3,
+    const std::optional<Tensor>& w13_state, const std::optional<Tensor>& w2_state,
+    int64_t scale_layout);
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_backward(
     const Tensor& dy, const Tensor& x, const std::optional<Tensor>& index,
     const std::optional<Tensor>& score, const std::optional<Tensor>& w13,

@@ -59,8 +59,7 @@ void check_operands(kernels::RowSource source, const void* x, const kernels::Row
   using kernels::RowSource;
   const bool gathers = source == RowSource::kGather || source == RowSource::kGatherScore;
   const bool pair = source == RowSource::kPair;
-  const bool two =
-      pair || source == RowSource::kSwiglu || source == RowSource::kSwigluBackward;
+  const bool two = pair || source == RowSource::kSwiglu || source == RowSource::kSwigluBackward;
   if (pair && from.half_rows <= 0) call.fault("groups: a pair of {} rows", from.half_rows);
   if (gathers && from.index == nullptr) call.fault("groups: no index");
   if (source == RowSource::kGatherScore && from.score == nullptr) call.fault("groups: no scores");
@@ -129,9 +128,8 @@ template <class Tensor, class Spec>
 std::vector<uint8_t> take_rows(const Spec& spec, const Tensor& whole,
                                const kernels::RowOperands& from, int64_t start, Tensor& t) {
   if (spec.source == kernels::RowSource::kMatrix) return {};
-  std::vector<uint8_t> made =
-      rows_of(spec.source, whole.x, whole.ld, whole.cols, from, start, t.rows,
-              codegen::memory_type(spec));
+  std::vector<uint8_t> made = rows_of(spec.source, whole.x, whole.ld, whole.cols, from, start,
+                                      t.rows, codegen::memory_type(spec));
   t.x = made.data();
   t.ld = whole.cols;
   return made;

@@ -48,7 +48,8 @@ Status ExpertQuantizer::lay_out() {
   }
   if (desc_.two_tensors && (desc_.over_ranks || desc_.rows % 32 != 0)) {
     return fail(ErrorCode::kInvalidArgument,
-                "float8_expert_quantizer_desc.two_tensors is set with n {}{}; each tensor has a multiple of "
+                "float8_expert_quantizer_desc.two_tensors is set with n {}{}; each tensor has a "
+                "multiple of "
                 "16 rows of an expert, and ranks cast each tensor alone",
                 desc_.rows, desc_.over_ranks ? " and over_ranks" : "");
   }

@@ -83,7 +83,8 @@ class Experts {
                  bool forward) const;
   // Check a call's slots of a scale state, where the recipe has delayed scaling, and list their memory.
   [[nodiscard]] Status check_scales(const char* args, const char* name,
-                                    const float8_scale_slots& scales, const float8_step& step) const;
+                                    const float8_scale_slots& scales,
+                                    const float8_step& step) const;
   void add_scales(CallMemory& memory, const float8_scale_slots& scales) const;
   // Enqueues zeros as the gradient of weights that have no rows, or of one of a pair of them.
   [[nodiscard]] Status zero_grad_weight(const float8_result& dw, Stream stream) const;

@@ -31,10 +31,12 @@ Status Experts::check_common(const char* args, const Call& call) const {
   }
   if (desc_.input != kernels::RowSource::kMatrix ||
       desc_.grad_output != kernels::RowSource::kMatrix) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: the expert linear is that of an MLP (float8_moe_linear), whose casts compute what they "
-                "read; call float8_moe_forward and float8_moe_backward, or plan a linear of its own",
-                args);
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: the expert linear is that of an MLP (float8_moe_linear), whose casts compute what "
+        "they "
+        "read; call float8_moe_forward and float8_moe_backward, or plan a linear of its own",
+        args);
   }
   if (call.m == 0) return {};
   F8_TRY(need(args, "layout.data", call.layout.data));
@@ -59,8 +61,8 @@ Status Experts::check_scales(const char* args, const char* name, const float8_sc
   const auto [amax, scale, format] = ScaleSlots::of(scales);
   if (amax == nullptr || scale == nullptr || format == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}.{} is empty; recipe {} has delayed scaling, see float8_scales_slots", args, name,
-                desc_.recipe.name);
+                "{}.{} is empty; recipe {} has delayed scaling, see float8_scales_slots", args,
+                name, desc_.recipe.name);
   }
   if (step.first_step == 0) return check_not_fresh(*context_, scales);
   if (step.ranks == nullptr || step.evaluate != 0) return {};

@@ -67,9 +67,10 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
                                              const MoeDesc& desc) {
   for (const Gemm gemm : kGemms) {
     if (!desc.recipe.at(gemm).is_fp8()) {
-      return fail(ErrorCode::kUnsupported,
-                  "recipe {}, GEMM {}: the MLP of experts has operands in fp8; two float8_experts have it",
-                  desc.recipe.name, to_string(gemm));
+      return fail(
+          ErrorCode::kUnsupported,
+          "recipe {}, GEMM {}: the MLP of experts has operands in fp8; two float8_experts have it",
+          desc.recipe.name, to_string(gemm));
     }
   }
   ExpertsDesc first = of_linear(desc, 2 * desc.hidden, desc.dim);
@@ -155,7 +156,8 @@ Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
   F8_TRY(check_common(kBackwardArgs, call, desc_.recompute_weight));
   if (call.dw3.data != nullptr && !desc_.w3_apart) {
     return fail(ErrorCode::kInvalidArgument,
-                "{}.dw3 is given, and dw13 has the rows of both; set float8_moe_desc.w3_apart, or leave dw3 "
+                "{}.dw3 is given, and dw13 has the rows of both; set float8_moe_desc.w3_apart, or "
+                "leave dw3 "
                 "empty",
                 kBackwardArgs);
   }

@@ -75,10 +75,10 @@ struct GroupsOf {
 
 // How the rows of a matrix with groups come to be.
 enum class RowSource {
-  kMatrix,         // they are those of x
-  kGather,         // row i is row index[i] of x
-  kGatherScore,    // times score[i]
-  kSwiglu,         // silu(gate) up, where x is gate
+  kMatrix,          // they are those of x
+  kGather,          // row i is row index[i] of x
+  kGatherScore,     // times score[i]
+  kSwiglu,          // silu(gate) up, where x is gate
   kSwigluBackward,  // the gradients of gate and of up, side by side: half of the columns each
   kPair             // a group has those of its matrix in x, then those of its matrix in `up`
 };

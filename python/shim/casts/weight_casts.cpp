@@ -9,8 +9,7 @@
 namespace float8_torch {
 
 uint32_t* compare_weight(float8_context* context, const Matrix& weight, float8_dtype own,
-                         int32_t wanted, const Tensor& state, const Place& place,
-                         uint32_t* flag) {
+                         int32_t wanted, const Tensor& state, const Place& place, uint32_t* flag) {
   auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
   float8_fingerprint_args compare;
   compare.w = {weight.data, weight.stride};

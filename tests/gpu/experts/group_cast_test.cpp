@@ -177,7 +177,9 @@ class SourceOfRows {
                    .up = at(up_),
                    .grad = at(grad_),
                    .ld_up = ld_,
-                   .ld_grad = ld_};
+                   .ld_grad = ld_,
+                   .half_rows = 0,
+                   .padding = 0};
   }
 
  private:

@@ -311,7 +311,8 @@ INSTANTIATE_TEST_SUITE_P(
                       MoeCase{"delayed", true, true}, MoeCase{"tensorwise", true, false, true},
                       MoeCase{"rowwise", false, true, true}, MoeCase{"rowwise", true, false, true},
                       MoeCase{"blockwise", false, false, true},
-                      MoeCase{"blockwise", true, true, true}, MoeCase{"delayed", true, false, true}),
+                      MoeCase{"blockwise", true, true, true},
+                      MoeCase{"delayed", true, false, true}),
     ::testing::PrintToStringParamName());
 
 // With delayed scaling a second step has the scales of the first one's amaxes, which are the same.
