@@ -1,4 +1,4 @@
-"""The ops of expert linears, their fake kernels, and their gradient (python/shim/experts.cpp)."""
+"""The ops of expert linears, their fake kernels, and their gradient (python/shim/experts/)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-#include "python/shim/expert_weights.hpp"
-
 #include <torch/csrc/stable/ops.h>
 
 #include <stdexcept>
@@ -7,6 +5,7 @@
 
 #include "python/shim/casts.hpp"
 #include "python/shim/errors.hpp"
+#include "python/shim/expert_weights.hpp"
 #include "python/shim/linear/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/workspace.hpp"
