@@ -20,7 +20,8 @@ constexpr SourceName kSources[] = {
     {kernels::RowSource::kGather, "/gather", "RowSource::kGather"},
     {kernels::RowSource::kGatherScore, "/gather_score", "RowSource::kGatherScore"},
     {kernels::RowSource::kSwiglu, "/swiglu", "RowSource::kSwiglu"},
-    {kernels::RowSource::kSwigluBackward, "/swiglu_backward", "RowSource::kSwigluBackward"}};
+    {kernels::RowSource::kSwigluBackward, "/swiglu_backward", "RowSource::kSwigluBackward"},
+    {kernels::RowSource::kPair, "/pair", "RowSource::kPair"}};
 
 }  // namespace
 
@@ -36,8 +37,11 @@ kernels::RowSource take_source(std::string_view& rest) {
 }
 
 Status check_source(kernels::RowSource source, bool group, bool from_f32) {
-  if (source == kernels::RowSource::kMatrix || (group && !from_f32)) return {};
-  return fail(ErrorCode::kInvalidArgument, "{} is of groups, without /from_f32", to_string(source));
+  const bool as_it_is =
+      source == kernels::RowSource::kMatrix || source == kernels::RowSource::kPair;
+  if (source == kernels::RowSource::kMatrix || (group && (!from_f32 || as_it_is))) return {};
+  return fail(ErrorCode::kInvalidArgument, "{} is of groups{}", to_string(source),
+              as_it_is ? "" : ", without /from_f32");
 }
 
 std::string source_constant(kernels::RowSource source) {

@@ -2,7 +2,7 @@
 //   amax := "amax/" in "/" over ["/from_f32"] ["/flag"] ["/list"] ["/group" source]
 //           over := "tensor" | "block" | axes ["+tensor"]
 //           axes := "row" | "col" | "rowcol"
-//           source := "" | "/gather" | "/gather_score" | "/swiglu" | "/swiglu_backward"
+//           source := "" | "/gather" | "/gather_score" | "/swiglu" | "/swiglu_backward" | "/pair"
 #pragma once
 
 #include "codegen/kernels/experts/group_args.cuh"

@@ -56,10 +56,11 @@ static_assert(FLOAT8_FINGERPRINT_BYTES + sizeof(uint32_t) <= kWeightStateBytes);
   return static_cast<uint64_t>(wanted) << 8 | static_cast<uint64_t>(own);
 }
 // Compares the bytes of a weight of type `own`, of which copies for a type `wanted` are kept, with those of
-// its state. Returns the flag of the state, under which a cast is left out.
-[[nodiscard]] uint32_t* compare_weight(float8_context* context, const Matrix& weight,
-                                       float8_dtype own, int32_t wanted, const Tensor& state,
-                                       const Place& place);
+// its state. Returns the flag of the state, under which a cast is left out, or the one that is given, of
+// another weight with the same copies.
+uint32_t* compare_weight(float8_context* context, const Matrix& weight, float8_dtype own,
+                         int32_t wanted, const Tensor& state, const Place& place,
+                         uint32_t* flag = nullptr);
 // Makes the state one of no weight: its fingerprint is one of which there is no cast.
 void forget_weight(const Tensor& state);
 // Calls `cast` with that flag.

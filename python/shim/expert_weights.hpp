@@ -35,9 +35,10 @@ void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
                   const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
                   int64_t config, int64_t dtype);
 // Casts w for rows of like's type into its kept copies, where they are not of its bytes; `state` is as that of
-// refresh_weight (casts.hpp).
+// refresh_weight (casts.hpp). With a second weight [experts][n][k] the copies are of each expert's rows of both,
+// and `state` has two.
 void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const Tensor& state,
-                     const Tensor& like, int64_t config);
+                     const Tensor& like, int64_t config, const std::optional<Tensor>& second_w);
 std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype);
 // Bytes of q and of qt with their scales; pitch and scales of q, whether these lie in qt's buffer; pitch and
 // scales of qt.

@@ -85,7 +85,7 @@
 //     Casts the weights [E][N][K] of all experts into q and qt with their inverse scales (experts_copies).
 //     `dtype`: the float8_dtype that an fp32 w is rounded to; -1: w is cast as it is. With the maxima of
 //     experts_amax, reduced over ranks that have other rows of each expert, q and qt are parts of the whole's.
-//   experts_refresh(w, q!, qt!, state!, like, config)
+//   experts_refresh(w, q!, qt!, state!, like, config, second_w?)
 //     Casts w for rows of like's type into these copies where they are not of its bytes, as cast_weight.
 //   experts_amax(w, config, dtype) -> (amax, row_amax)
 //     The maxima of each expert and its columns, which span ranks, and of rows.
@@ -104,14 +104,18 @@
 //     precision forward's x where dw is wanted.
 //   experts_bytes(m, experts, n, k, config) -> (layout, saved)
 //     The sizes of these buffers.
-//   moe_forward(x, index?, w13, w2, layout, config, save, w13_q?, w13_scales?, w2_q?, w2_scales?)
-//   -> (y, saved)
+//   moe_forward(x, index?, w13, w2, layout, config, save, w13_q?, w13_scales?, w2_q?, w2_scales?, w3?,
+//               w13_state?, w2_state?, scale_layout) -> (y, saved)
 //     The SwiGLU MLP of experts, of rows x[index], or of those of x: y has their rows, 0 where they belong
-//     to no expert. x is [T][D], w13 [E][2 F][D] and w2 [E][D][F].
+//     to no expert. x is [T][D], w13 [E][2 F][D] and w2 [E][D][F]. With w3, both are [E][F][D], and
+//     w13_q has the rows of both. w13_state and w2_state are parts of a scale state, as scales of
+//     linear_forward.
 //   moe_backward(dy, x, index?, score?, w13?, w2?, saved, layout, experts, hidden, grad_dtype, config,
-//                wanted, w13_qt?, w13_scales?, w2_qt?, w2_scales?) -> (dx, dw13, dw2)
+//                wanted, w13_qt?, w13_scales?, w2_qt?, w2_scales?, w3?, w13_state?, w2_state?,
+//                scale_layout) -> (dx, dw13, dw2, dw3)
 //     The gradient of row r of y is score[r] dy[index[r]], or row r of dy. dx is that of the rows.
-//     `wanted` has bits 0, 1 and 2 for the results. A config that recomputes is given both weights.
+//     `wanted` has bits 0 to 3 for the results, and bit 4 where w3 is apart. A config that recomputes is
+//     given the weights.
 //   moe_bytes(m, experts, hidden, dim, dtype, config) -> saved
 //     Its size for x of a float8_dtype.
 //   moe_route(ids, scores?, experts, config) -> (index, position, offsets, row_scores)
@@ -242,8 +246,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_cast, Roles{.config = 5, .written = 0b110}>(library, "experts_cast");
   add<&experts_refresh, Roles{.config = 5, .written = 0b1110}>(library, "experts_refresh");
   add<&experts_amax, Roles{.config = 1}>(library, "experts_amax");
-  add<&moe_forward, Roles{.config = 5}>(library, "moe_forward");
-  add<&moe_backward, Roles{.config = 11}>(library, "moe_backward");
+  add<&moe_forward, Roles{.config = 5, .scales = 12, .more_scales = 13}>(library, "moe_forward");
+  add<&moe_backward, Roles{.config = 11, .scales = 18, .more_scales = 19}>(library, "moe_backward");
   add<&moe_route, Roles{.config = 3}>(library, "moe_route");
   add<&moe_combine, Roles{.config = 4}>(library, "moe_combine");
   add<&moe_score_gradient, Roles{.config = 4}>(library, "moe_score_gradient");

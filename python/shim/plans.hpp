@@ -146,11 +146,12 @@ struct ExpertQuantizerKey {
   int64_t n = 0;
   int64_t k = 0;
   int32_t experts = 0;
-  int32_t device = 0;       // -1: emulated
-  int8_t dtype = 0;         // what the weights are in, or rounded to
-  bool f32_source = false;  // they are in fp32, and are rounded as they are read
-  bool over_ranks = false;  // ranks have other rows of each expert
-  bool noop_flag = false;   // casts look at a weight's flag
+  int32_t device = 0;        // -1: emulated
+  int8_t dtype = 0;          // what the weights are in, or rounded to
+  bool f32_source = false;   // they are in fp32, and are rounded as they are read
+  bool over_ranks = false;   // ranks have other rows of each expert
+  bool noop_flag = false;    // casts look at a weight's flag
+  bool two_tensors = false;  // each has half of an expert's rows
   bool operator==(const ExpertQuantizerKey&) const = default;
 };
 
@@ -165,6 +166,7 @@ struct ExpertQuantizer {
 struct MoeKey {
   ExpertsKey linear;
   bool rows_in_place = false;
+  bool w3_apart = false;
   bool operator==(const MoeKey&) const = default;
 };
 

@@ -22,6 +22,7 @@ struct Roles {
   int config = 0;
   uint32_t written = 0;  // bits of the tensors that it writes
   int scales = -1;       // a part of a scale state, or a list of parts; -1: none
+  int more_scales = -1;  // another part
 };
 
 class Staging {
@@ -79,7 +80,8 @@ struct Staged<kKernel, kRoles> {
 
   template <size_t kIndex>
   static Tensor argument(Staging& staging, const Tensor& tensor) {
-    if constexpr (kIndex == kRoles.scales) return staging.part_of_state(tensor);
+    if constexpr (kIndex == kRoles.scales || kIndex == kRoles.more_scales)
+      return staging.part_of_state(tensor);
     if constexpr ((kRoles.written >> kIndex & 1) != 0) return staging.written(tensor);
     return staging.read(tensor);
   }

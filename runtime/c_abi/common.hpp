@@ -69,6 +69,7 @@ struct float8_expert_quantizer {
 
 struct float8_moe {
   std::shared_ptr<const f8::runtime::Moe> moe;
+  std::array<float8_experts, 2> linears;  // of w13 and w2
 };
 
 struct float8_attention {

@@ -42,6 +42,8 @@ f8::Result<f8::runtime::ExpertQuantizerDesc> quantizer_desc(
   out.non_finite = non_finite_of(known.non_finite);
   out.over_ranks = known.over_ranks != 0;
   out.noop_flag = known.noop_flag != 0;
+  out.two_tensors = known.two_tensors != 0;
+  F8_TRY(need_zero("float8_expert_quantizer_desc.reserved", known.reserved));
   return out;
 }
 
@@ -51,6 +53,7 @@ f8::Status read_call(const float8_expert_quantizer* quantizer,
   F8_TRY(need(quantizer, "quantizer"));
   F8_TRY(read_struct(args, kType, known));
   F8_TRY(need_plain(kType, "w", known.w));
+  F8_TRY(need_plain(kType, "second_w", known.second_w));
   const f8::runtime::ExpertQuantizer& plan = *quantizer->quantizer;
   const size_t transposed = plan.layout().transposed_bytes;
   F8_TRY(check_bytes(kType, "tensor", known.tensor, plan.layout().tensor_bytes - transposed));

@@ -9,6 +9,7 @@ namespace {
 f8::Result<f8::runtime::MoeDesc> moe_desc(const float8_moe_desc* desc) {
   float8_moe_desc known;
   F8_TRY(read_struct(desc, "float8_moe_desc", known));
+  F8_TRY(need_zero("float8_moe_desc.reserved", known.reserved));
   F8_TRY(check_enum("float8_moe_desc.non_finite", known.non_finite, FLOAT8_SATURATE));
   f8::runtime::MoeDesc out;
   out.m_max = known.m_max;
@@ -22,6 +23,7 @@ f8::Result<f8::runtime::MoeDesc> moe_desc(const float8_moe_desc* desc) {
   out.accumulate_grad_weight = known.accumulate_grad_weight != 0;
   out.recompute_weight = known.recompute_weight != 0;
   out.rows_in_place = known.rows_in_place != 0;
+  out.w3_apart = known.w3_apart != 0;
   out.non_finite = non_finite_of(known.non_finite);
   out.sm_limit = F8_TRY(sm_limit_of("float8_moe_desc.sm_limit", known.sm_limit));
   return out;
@@ -30,9 +32,10 @@ f8::Result<f8::runtime::MoeDesc> moe_desc(const float8_moe_desc* desc) {
 // Begins a forward or a backward.
 template <class Args>
 f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, Args& known,
-                     std::array<float8_tensor, 2>& weights) {
+                     std::array<float8_tensor, 2>& weights, float8_step& step) {
   F8_TRY(need(moe, "moe"));
   F8_TRY(read_struct(args, type, known));
+  F8_TRY(read_step(known.step, step));
   if (known.reserved != 0) {
     return f8::fail(f8::ErrorCode::kInvalidArgument, "{}.reserved is {}; it must be 0", type,
                     known.reserved);
@@ -43,6 +46,7 @@ f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, 
   F8_TRY(check_bytes(type, "workspace", known.workspace, plan.workspace_bytes()));
   F8_TRY(read_tensor("w13.fp8", known.w13.fp8, weights[0]));
   F8_TRY(read_tensor("w2.fp8", known.w2.fp8, weights[1]));
+  F8_TRY(need_plain(type, "w3", known.w3));
   return need_plain(type, "x", known.x);
 }
 
@@ -56,7 +60,7 @@ float8_status float8_moe_plan(float8_context* context, const float8_moe_desc* de
     F8_TRY(need(context, "context"));
     const f8::runtime::MoeDesc known = F8_TRY(moe_desc(desc));
     auto plan = F8_TRY(f8::runtime::Moe::plan(context->context, known));
-    *out = new float8_moe{std::move(plan)};
+    *out = new float8_moe{plan, {float8_experts{plan->w13()}, float8_experts{plan->w2()}}};
     return {};
   });
 }
@@ -73,13 +77,18 @@ size_t float8_moe_saved_bytes(const float8_moe* moe) {
   return moe == nullptr ? 0 : moe->moe->saved_bytes();
 }
 
+const float8_experts* float8_moe_linear(const float8_moe* moe, int32_t index) {
+  return moe == nullptr || index < 0 || index > 1 ? nullptr : &moe->linears[index];
+}
+
 float8_status float8_moe_forward(const float8_moe* moe, const float8_moe_forward_args* args,
                                  float8_stream stream) {
   return guarded([&]() -> f8::Status {
     constexpr const char* kType = "float8_moe_forward_args";
     float8_moe_forward_args known;
     std::array<float8_tensor, 2> weights;
-    F8_TRY(open_call(kType, moe, args, known, weights));
+    float8_step step;
+    F8_TRY(open_call(kType, moe, args, known, weights, step));
     F8_TRY(check_result(kType, "y", known.y, false));
     return moe->moe->forward(known, stream);
   });
@@ -91,10 +100,12 @@ float8_status float8_moe_backward(const float8_moe* moe, const float8_moe_backwa
     constexpr const char* kType = "float8_moe_backward_args";
     float8_moe_backward_args known;
     std::array<float8_tensor, 2> weights;
-    F8_TRY(open_call(kType, moe, args, known, weights));
+    float8_step step;
+    F8_TRY(open_call(kType, moe, args, known, weights, step));
     F8_TRY(need_plain(kType, "dy", known.dy));
     F8_TRY(check_result(kType, "dx", known.dx, false));
     F8_TRY(check_result(kType, "dw13", known.dw13, true));
+    F8_TRY(check_result(kType, "dw3", known.dw3, true));
     F8_TRY(check_result(kType, "dw2", known.dw2, true));
     return moe->moe->backward(known, stream);
   });

@@ -58,10 +58,12 @@ void check_operands(kernels::RowSource source, const void* x, const kernels::Row
                     const Call& call) {
   using kernels::RowSource;
   const bool gathers = source == RowSource::kGather || source == RowSource::kGatherScore;
-  const bool swiglu = source == RowSource::kSwiglu || source == RowSource::kSwigluBackward;
+  const bool pair = source == RowSource::kPair;
+  const bool two = pair || source == RowSource::kSwiglu || source == RowSource::kSwigluBackward;
+  if (pair && from.half_rows <= 0) call.fault("groups: a pair of {} rows", from.half_rows);
   if (gathers && from.index == nullptr) call.fault("groups: no index");
   if (source == RowSource::kGatherScore && from.score == nullptr) call.fault("groups: no scores");
-  if (swiglu && (from.up == nullptr || !is_aligned(from.up))) {
+  if (two && (from.up == nullptr || !is_aligned(from.up))) {
     call.fault("groups: up misaligned or null");
   }
   if (source == RowSource::kSwigluBackward && (from.grad == nullptr || !is_aligned(from.grad))) {
@@ -87,6 +89,13 @@ float element_of(kernels::RowSource source, const void* x, int64_t ld, int64_t c
     case RowSource::kSwiglu:
       return glu(Activation::kSilu, at(x, ld, row, column), at(from.up, from.ld_up, row, column),
                  type);
+    case RowSource::kPair: {
+      const int64_t in_group = row % (2 * from.half_rows);
+      const int64_t first = (row - in_group) / 2;
+      return in_group < from.half_rows
+                 ? at(x, ld, first + in_group, column)
+                 : at(from.up, from.ld_up, first + in_group - from.half_rows, column);
+    }
     case RowSource::kSwigluBackward:
       break;
   }
@@ -119,8 +128,8 @@ template <class Tensor, class Spec>
 std::vector<uint8_t> take_rows(const Spec& spec, const Tensor& whole,
                                const kernels::RowOperands& from, int64_t start, Tensor& t) {
   if (spec.source == kernels::RowSource::kMatrix) return {};
-  std::vector<uint8_t> made =
-      rows_of(spec.source, whole.x, whole.ld, whole.cols, from, start, t.rows, spec.in);
+  std::vector<uint8_t> made = rows_of(spec.source, whole.x, whole.ld, whole.cols, from, start,
+                                      t.rows, codegen::memory_type(spec));
   t.x = made.data();
   t.ld = whole.cols;
   return made;

@@ -46,6 +46,13 @@ Status ExpertQuantizer::lay_out() {
         "least 1",
         desc_.rows);
   }
+  if (desc_.two_tensors && (desc_.over_ranks || desc_.rows % 32 != 0)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_expert_quantizer_desc.two_tensors is set with n {}{}; each tensor has a "
+                "multiple of "
+                "16 rows of an expert, and ranks cast each tensor alone",
+                desc_.rows, desc_.over_ranks ? " and over_ranks" : "");
+  }
   if (desc_.experts * desc_.rows > std::numeric_limits<int32_t>::max()) {
     return fail(ErrorCode::kInvalidArgument, "{} experts of {} rows: more than 2^31 rows",
                 desc_.experts, desc_.rows);
@@ -88,6 +95,7 @@ Status ExpertQuantizer::lay_out() {
   for (const KernelPass& pass : kernels.passes(kWq | kWqt, false)) {
     specs_.push_back(pass.cast);
     specs_.back().group = true;
+    if (desc_.two_tensors) specs_.back().source = kernels::RowSource::kPair;
   }
   const auto [experts, n, k] = std::tuple(desc_.experts, desc_.rows, desc_.cols);
   const bool one_scale = copies_.share_scale();
@@ -155,9 +163,12 @@ Status ExpertQuantizer::check(const char* name, const ExpertQuantizeCall& call, 
   }
   if (layout_.amax_words > 0) F8_TRY(need(kExpertQuantizeArgs, "amax", call.amax));
   if (layout_.row_amax_words > 0) F8_TRY(need(kExpertQuantizeArgs, "row_amax", call.row_amax));
+  if (desc_.two_tensors) F8_TRY(need(kExpertQuantizeArgs, "second_w.data", call.second_w.data));
   CallMemory memory(kExpertQuantizeArgs);
-  memory.add_rows("w", call.w.data, rows(), desc_.cols, call.w.ld,
-                  desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
+  for (const auto& [field, w] : {std::pair("w", call.w), std::pair("second_w", call.second_w)}) {
+    memory.add_rows(field, w.data, desc_.experts * rows_of_tensor(), desc_.cols, w.ld,
+                    desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
+  }
   const Access words = cast ? Access::kRead : Access::kWrite;
   memory.add("amax", call.amax, layout_.amax_words * sizeof(uint32_t), words, alignof(uint32_t));
   memory.add("row_amax", call.row_amax, layout_.row_amax_words * sizeof(uint32_t), words,
@@ -189,6 +200,11 @@ Status ExpertQuantizer::each(const ExpertQuantizeCall& call, const Work& work) c
                       .x = call.w.data,
                       .rows = rows(),
                       .ld = call.w.ld};
+    if (desc_.two_tensors) {
+      one.source.up = call.second_w.data;
+      one.source.ld_up = call.second_w.ld == 0 ? desc_.cols : call.second_w.ld;
+      one.source.half_rows = static_cast<int32_t>(rows_of_tensor());
+    }
     one.words = static_cast<uint32_t*>(call.workspace.data);
     one.noop_flag = call.noop_flag;
     if (desc_.over_ranks) {

@@ -23,6 +23,8 @@ struct ExpertQuantizerDesc {
   NonFinite non_finite = NonFinite::kPropagate;
   bool over_ranks = false;  // ranks have other rows of each matrix
   bool noop_flag = false;   // casts heed the flag of a call
+  // Half of each expert's rows are in one tensor, and the others in another one.
+  bool two_tensors = false;
 };
 
 using ExpertQuantizeCall = float8_expert_quantize_args;
@@ -44,6 +46,8 @@ class ExpertQuantizer {
   ExpertQuantizer(std::shared_ptr<Context> context, ExpertQuantizerDesc desc)
       : context_(std::move(context)), desc_(std::move(desc)) {}
   [[nodiscard]] int64_t rows() const { return desc_.experts * desc_.rows; }
+  // The rows of each expert that one tensor has.
+  [[nodiscard]] int64_t rows_of_tensor() const { return desc_.rows / (desc_.two_tensors ? 2 : 1); }
   // All of a plan that needs no device.
   [[nodiscard]] Status lay_out();
   [[nodiscard]] Status plan_casts();

@@ -101,6 +101,17 @@ Experts::Operand Experts::itself(const float8_matrix& tensor) {
   return {tensor.data, nullptr, tensor.ld};
 }
 
+Experts::Elements Experts::elements_of_weight(const float8_matrix& w,
+                                              const ExpertsOperands& operands) const {
+  Elements out{.matrix = w, .source = {}};
+  if (desc_.weight_pair) {
+    out.source.up = operands.second_w.data;
+    out.source.ld_up = operands.second_w.ld == 0 ? desc_.shape.k : operands.second_w.ld;
+    out.source.half_rows = static_cast<int32_t>(weight_rows());
+  }
+  return out;
+}
+
 Experts::Operand Experts::qt_of(const Tensor& tensor, const Buffers& in) {
   return {at_byte<uint8_t>(in.kept, tensor.qt),
           tensor.copies.qt->granularity == Granularity::kTensor
@@ -140,7 +151,8 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
                 stream));
   }
   if ((parts & kCastW) != 0 && call.w.fp8 == nullptr) {
-    F8_TRY(cast(w, of_weight, weights(), {call.w}, w.rows, buffers, stream));
+    F8_TRY(cast(w, of_weight, weights(), elements_of_weight(call.w, operands), w.rows, buffers,
+                stream));
   }
   if ((parts & part_of(Gemm::kOutput)) == 0) return {};
   const bool as_they_are = reads_tensors(Gemm::kOutput);
@@ -164,12 +176,14 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
       stream);
 }
 
-Status Experts::grad_input(const ExpertsBackwardCall& call, const Buffers& own,
-                           const Buffers& saved, unsigned made, Stream stream) const {
+Status Experts::grad_input(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
+                           const Buffers& own, const Buffers& saved, unsigned made,
+                           Stream stream) const {
   const Tensor& w = at(runtime::Tensor::kWeight);
   const bool given = recomputes_weight() && call.w.fp8 != nullptr;
   if (recomputes_weight() && !given) {
-    F8_TRY(cast(weight_again_, kQt, weights(), {call.w}, w.rows, own, stream));
+    F8_TRY(cast(weight_again_, kQt, weights(), elements_of_weight(call.w, operands), w.rows, own,
+                stream));
   }
   const bool as_they_are = reads_tensors(Gemm::kGradInput);
   const Operand a =
@@ -211,17 +225,29 @@ Status Experts::grad_weight(const ExpertsBackwardCall& call, const ExpertsOperan
     F8_TRY(cast(input_again_, kQt, groups_of(call.layout), {operands.x, operands.input}, call.m,
                 own, stream));
   }
-  const Operand a = qt_of(at(runtime::Tensor::kGradOutput), own);
+  const Tensor& dy = at(runtime::Tensor::kGradOutput);
+  const Operand a = qt_of(dy, own);
   const Operand b =
       recomputes_input() ? qt_of(input_again_, own) : qt_of(at(runtime::Tensor::kInput), saved);
-  return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = a.elements,
-                                                             .b = b.elements,
-                                                             .d = call.dw.data,
-                                                             .inv_scale_a = a.inverse_scale,
-                                                             .inv_scale_b = b.inverse_scale,
-                                                             .layout = call.layout.data,
-                                                             .ld_d = call.dw.ld},
-                                                            stream);
+  const bool one_scale = dy.copies.qt->granularity == Granularity::kTensor;
+  int64_t row = 0;  // of dy's copy, where a tensor of the gradient begins
+  for (const float8_result& dw : {call.dw, operands.second_dw}) {
+    if (dw.data != nullptr) {
+      F8_TRY(grad_weight_[dw.accumulate != 0 ? 1 : 0]->run(
+          {.a = static_cast<const uint8_t*>(a.elements) +
+                row * columns_of_groups(desc_.shape.m, desc_.experts),
+           .b = b.elements,
+           .d = dw.data,
+           .inv_scale_a = a.inverse_scale + (one_scale ? 0 : row),
+           .inv_scale_b = b.inverse_scale,
+           .scale_rows_a = desc_.shape.n,
+           .layout = call.layout.data,
+           .ld_d = dw.ld},
+          stream));
+    }
+    row += weight_rows();
+  }
+  return {};
 }
 
 Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
@@ -236,7 +262,7 @@ Status Experts::zero_grad_weight(const float8_result& dw, Stream stream) const {
   const auto [m, n, k] = desc_.shape;
   const size_t element = size_bytes(desc_.grad_weight_dtype);
   const Context::State& state = context_->state();
-  return zero(state.driver, state.primary, dw.data, desc_.experts * n,
+  return zero(state.driver, state.primary, dw.data, desc_.experts * weight_rows(),
               static_cast<size_t>(k) * element,
               static_cast<size_t>(dw.ld == 0 ? k : dw.ld) * element, stream);
 }
@@ -249,7 +275,7 @@ Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOpera
 Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
                              Stream stream, unsigned parts) const {
   const bool dx = call.dx.data != nullptr;
-  const bool dw = call.dw.data != nullptr;
+  const bool dw = call.dw.data != nullptr || operands.second_dw.data != nullptr;
   const Buffers own = buffers_of(call, call.workspace.data, true);
   const Buffers saved = buffers_of(call, call.saved.data, true);
   const unsigned made = (dx ? kQ : 0) | (dw ? kQt : 0);
@@ -258,7 +284,7 @@ Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOpera
                 {call.dy, operands.grad_output}, call.m, own, stream));
   }
   if (dx && (parts & part_of(Gemm::kGradInput)) != 0) {
-    F8_TRY(grad_input(call, own, saved, made, stream));
+    F8_TRY(grad_input(call, operands, own, saved, made, stream));
   }
   if (!dw || (parts & part_of(Gemm::kGradWeight)) == 0) return {};
   return grad_weight(call, operands, own, saved, stream);

@@ -30,6 +30,9 @@ struct ExpertsDesc {
   bool recompute_input = false;                            // and x
   kernels::RowSource input = kernels::RowSource::kMatrix;  // of x's rows
   kernels::RowSource grad_output = kernels::RowSource::kMatrix;  // of dy's
+  // Each expert's rows of w are the first half of them in one tensor, and the others in another one; so are
+  // those of dw.
+  bool weight_pair = false;
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
   std::array<std::optional<GemmConfig>, 3> configs =
@@ -39,11 +42,14 @@ struct ExpertsDesc {
 using ExpertsForwardCall = float8_experts_forward_args;
 using ExpertsBackwardCall = float8_experts_backward_args;
 
-// What sources of rows read beside x and dy, and with recompute_input the forward's x.
+// What sources of rows read beside x and dy, and with recompute_input the forward's x. Of a pair of weights the
+// second one, and its gradient.
 struct ExpertsOperands {
   kernels::RowOperands input = {};
   kernels::RowOperands grad_output = {};
   float8_matrix x = {};
+  float8_matrix second_w = {};
+  float8_result second_dw = {};
 };
 
 class Experts {
@@ -75,8 +81,15 @@ class Experts {
                                    bool forward, bool saves) const;
   void add_given(CallMemory& memory, const char* name, const float8_tensor& weight,
                  bool forward) const;
-  // Enqueues zeros as the gradient of weights that have no rows.
+  // Check a call's slots of a scale state, where the recipe has delayed scaling, and list their memory.
+  [[nodiscard]] Status check_scales(const char* args, const char* name,
+                                    const float8_scale_slots& scales,
+                                    const float8_step& step) const;
+  void add_scales(CallMemory& memory, const float8_scale_slots& scales) const;
+  // Enqueues zeros as the gradient of weights that have no rows, or of one of a pair of them.
   [[nodiscard]] Status zero_grad_weight(const float8_result& dw, Stream stream) const;
+  // The rows of w that one tensor has of each expert.
+  [[nodiscard]] int64_t weight_rows() const { return desc_.shape.n / (desc_.weight_pair ? 2 : 1); }
 
   [[nodiscard]] const ExpertsDesc& desc() const { return desc_; }
   [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
@@ -162,17 +175,18 @@ class Experts {
                                                  uint32_t* words, const Buffers& to,
                                                  Stream stream) const;
   [[nodiscard]] static Operand q_of(const Tensor& tensor, unsigned made, const Buffers& in);
+  [[nodiscard]] Elements elements_of_weight(const float8_matrix& w,
+                                            const ExpertsOperands& operands) const;
   [[nodiscard]] static Operand itself(const float8_matrix& tensor);
   [[nodiscard]] static Operand qt_of(const Tensor& tensor, const Buffers& in);
   template <class Call>
   [[nodiscard]] Status check_common(const char* args, const Call& call) const;
-  template <class Call>
-  [[nodiscard]] Status check_scales(const char* args, const Call& call) const;
   // `records`: the call raises the amaxes of the state.
   template <class Call>
   [[nodiscard]] Buffers buffers_of(const Call& call, void* kept, bool records) const;
-  [[nodiscard]] Status grad_input(const ExpertsBackwardCall& call, const Buffers& own,
-                                  const Buffers& saved, unsigned made, Stream stream) const;
+  [[nodiscard]] Status grad_input(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
+                                  const Buffers& own, const Buffers& saved, unsigned made,
+                                  Stream stream) const;
   [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
                                    const Buffers& own, const Buffers& saved, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsForwardCall& call, Stream stream) const;

@@ -12,23 +12,12 @@ constexpr const char* kForwardArgs = "float8_experts_forward_args";
 constexpr const char* kBackward = "float8_experts_backward";
 constexpr const char* kBackwardArgs = "float8_experts_backward_args";
 
-// The part of a scale state that a call reads and raises.
-void add_slots(CallMemory& memory, const float8_scale_slots& slots, size_t count) {
-  const auto [amax, scale, format] = ScaleSlots::of(slots);
-  memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
-                    alignof(uint32_t));
-  memory.add_beside("float8_scale_slots (scale)", scale,
-                    count * kernels::kScaleStride * sizeof(float), Access::kRead, alignof(float));
-  memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead,
-                    alignof(uint32_t));
-}
-
 // The memory that forward and backward have alike; forward writes `saved`, and backward reads it.
 template <class Call>
 void add_buffers(CallMemory& memory, const Experts& experts, const Call& call, Access saved) {
   memory.add("layout", call.layout.data, experts.layout_bytes(), Access::kRead);
   memory.add("saved", call.saved.data, experts.saved_bytes(), saved);
-  add_slots(memory, call.scales, experts.scale_slots().size());
+  experts.add_scales(memory, call.scales);
   memory.add("workspace", call.workspace.data, experts.workspace_bytes(), Access::kWrite);
 }
 
@@ -40,22 +29,42 @@ Status Experts::check_common(const char* args, const Call& call) const {
     return fail(ErrorCode::kInvalidArgument, "{}.m is {}, the plan was made for 0 to {}", args,
                 call.m, desc_.shape.m);
   }
+  if (desc_.input != kernels::RowSource::kMatrix ||
+      desc_.grad_output != kernels::RowSource::kMatrix) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: the expert linear is that of an MLP (float8_moe_linear), whose casts compute what "
+        "they "
+        "read; call float8_moe_forward and float8_moe_backward, or plan a linear of its own",
+        args);
+  }
   if (call.m == 0) return {};
   F8_TRY(need(args, "layout.data", call.layout.data));
   return workspace_bytes() == 0 ? Status() : need(args, "workspace.data", call.workspace.data);
 }
 
-template <class Call>
-Status Experts::check_scales(const char* args, const Call& call) const {
+// The part of a scale state that a call reads and raises.
+void Experts::add_scales(CallMemory& memory, const float8_scale_slots& scales) const {
+  const size_t count = slots_.size();
+  const auto [amax, scale, format] = ScaleSlots::of(scales);
+  memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
+                    alignof(uint32_t));
+  memory.add_beside("float8_scale_slots (scale)", scale,
+                    count * kernels::kScaleStride * sizeof(float), Access::kRead, alignof(float));
+  memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead,
+                    alignof(uint32_t));
+}
+
+Status Experts::check_scales(const char* args, const char* name, const float8_scale_slots& scales,
+                             const float8_step& step) const {
   if (slots_.empty()) return {};
-  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  const auto [amax, scale, format] = ScaleSlots::of(scales);
   if (amax == nullptr || scale == nullptr || format == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", args,
-                desc_.recipe.name);
+                "{}.{} is empty; recipe {} has delayed scaling, see float8_scales_slots", args,
+                name, desc_.recipe.name);
   }
-  const float8_step& step = step_of(call);
-  if (step.first_step == 0) return check_not_fresh(*context_, call.scales);
+  if (step.first_step == 0) return check_not_fresh(*context_, scales);
   if (step.ranks == nullptr || step.evaluate != 0) return {};
   return fail(ErrorCode::kUnsupported,
               "float8_step.ranks is given in a first step: expert linears take its scales from the "
@@ -72,7 +81,7 @@ Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
     F8_TRY(need(kForwardArgs, "w.data", call.w.data));
   }
   F8_TRY(need(kForwardArgs, "y.data", call.y.data));
-  F8_TRY(check_scales(kForwardArgs, call));
+  F8_TRY(check_scales(kForwardArgs, "scales", call.scales, step_of(call)));
   const auto [m, n, k] = desc_.shape;
   CallMemory memory(kForwardArgs);
   memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
@@ -116,7 +125,7 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
                 "forward's x",
                 kBackwardArgs, desc_.recipe.name);
   }
-  F8_TRY(check_scales(kBackwardArgs, call));
+  F8_TRY(check_scales(kBackwardArgs, "scales", call.scales, step_of(call)));
   const bool reads_weight =
       call.dx.data != nullptr && (recomputes_weight() || reads_tensors(Gemm::kGradInput));
   const bool given = reads_weight && call.w.fp8 != nullptr;

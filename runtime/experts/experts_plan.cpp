@@ -94,7 +94,8 @@ Status Experts::plan_casts(const LinearKernels& linear) {
   const int64_t rows[] = {m, desc_.experts * n, m};
   const int64_t cols[] = {k, k, n};
   constexpr kernels::RowSource kMatrix = kernels::RowSource::kMatrix;
-  const kernels::RowSource sources[] = {desc_.input, kMatrix, desc_.grad_output};
+  const kernels::RowSource of_weight = desc_.weight_pair ? kernels::RowSource::kPair : kMatrix;
+  const kernels::RowSource sources[] = {desc_.input, of_weight, desc_.grad_output};
   std::vector<codegen::KernelSpec> specs;
   const auto each = [&](const auto& work) -> Status {
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -171,7 +172,8 @@ Status Experts::plan_gemms(const LinearKernels& linear) {
   for (const bool add : {false, true}) {
     const auto& gemm = add ? linear.adding[kGradWeight] : linear.gemms[kGradWeight];
     if (!gemm) continue;
-    const GroupedDesc desc = grouped(*gemm);
+    GroupedDesc desc = grouped(*gemm);
+    desc.gemm.shape.n = weight_rows();
     const GemmConfig config = F8_TRY(choose(desc));
     grad_weight_[add ? 1 : 0] = F8_TRY(KGroupedGemm::create(context_, desc, config));
   }

@@ -30,6 +30,7 @@ kernels::KGroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& c
            : one           ? 0
                            : static_cast<u32>(kernels::kScaleStride);
   };
+  const int64_t rows_a = call.scale_rows_a == 0 ? own.m : call.scale_rows_a;
   kernels::KGroupedGemmArgs args{};
   args.problems[0] = {.inv_scale_a = call.inv_scale_a,
                       .inv_scale_b = call.inv_scale_b,
@@ -38,7 +39,7 @@ kernels::KGroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& c
                       .m = static_cast<u32>(own.m),
                       .n = static_cast<u32>(own.n),
                       .k = static_cast<u32>(own.k),
-                      .stride_a = stride(desc.gemm.scalar_a, own.m),
+                      .stride_a = stride(desc.gemm.scalar_a, rows_a),
                       .stride_b = stride(desc.gemm.scalar_b, own.n),
                       .shard_blocks = 0};
   args.raster_group = static_cast<u32>(config.raster_group);
@@ -47,7 +48,7 @@ kernels::KGroupedGemmArgs arguments(const GroupedDesc& desc, const GemmConfig& c
   args.ld_d =
       static_cast<kernels::u64>(call.ld_d == 0 ? own.n : call.ld_d) * size_bytes(desc.gemm.d);
   args.layout = desc.layout;
-  args.group_stride_a = group_stride(desc.gemm.scalar_a, desc.one_scale_a, own.m);
+  args.group_stride_a = group_stride(desc.gemm.scalar_a, desc.one_scale_a, rows_a);
   args.group_stride_b = group_stride(desc.gemm.scalar_b, desc.one_scale_b, own.n);
   return args;
 }

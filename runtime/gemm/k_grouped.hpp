@@ -32,6 +32,9 @@ struct KGroupedCall {
   // groups lie kernels::kScaleStride apart; with blocks as those of a matrix [rows][P].
   const float* inv_scale_a = nullptr;
   const float* inv_scale_b = nullptr;
+  // Where a is some rows of a whole: the whole's, whose inverse scales are between those of two groups or
+  // blocks; 0: a has them all.
+  int64_t scale_rows_a = 0;
   const void* layout = nullptr;
   int64_t ld_d = 0;  // elements, a multiple of 16 bytes; 0: dense
   // Of operands in bf16 and f16, which have no scales: their rows, and likewise the strides of these.

@@ -2,7 +2,7 @@
 // (codegen/kernels/experts/combine.cuh).
 #pragma once
 
-#include "float8/moe.h"
+#include "float8/moe_route.h"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {

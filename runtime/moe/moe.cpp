@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/device/memory.hpp"
+#include "runtime/linear/call_arguments.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -65,13 +66,10 @@ Moe::Moe(std::shared_ptr<Context> context, MoeDesc desc, std::shared_ptr<const E
 Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& context,
                                              const MoeDesc& desc) {
   for (const Gemm gemm : kGemms) {
-    const GemmSetting& setting = desc.recipe.at(gemm);
-    if (!setting.is_fp8() || setting.a.scaling == Scaling::kDelayed ||
-        setting.b.scaling == Scaling::kDelayed) {
+    if (!desc.recipe.at(gemm).is_fp8()) {
       return fail(
           ErrorCode::kUnsupported,
-          "recipe {}, GEMM {}: the MLP of experts has dynamic scales, as tensorwise, rowwise "
-          "and blockwise; two float8_experts have it",
+          "recipe {}, GEMM {}: the MLP of experts has operands in fp8; two float8_experts have it",
           desc.recipe.name, to_string(gemm));
     }
   }
@@ -79,6 +77,7 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
   first.recompute_input = true;  // x is there still
   first.input = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGather;
   first.grad_output = RowSource::kSwigluBackward;
+  first.weight_pair = desc.w3_apart;
   ExpertsDesc second = of_linear(desc, desc.dim, desc.hidden);
   second.input = RowSource::kSwiglu;
   second.grad_output = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGatherScore;
@@ -109,7 +108,10 @@ Status Moe::check_common(const char* args, const Call& call, bool reads_weights)
                                     : linear->check_given(args, fp8, *weight->fp8, forward,
                                                           call.saved.data != nullptr));
     }
+    if (desc_.w3_apart && call.w13.fp8 == nullptr) F8_TRY(need(args, "w3.data", call.w3.data));
   }
+  F8_TRY(w13_->check_scales(args, "w13_scales", call.w13_scales, step_of(call)));
+  F8_TRY(w2_->check_scales(args, "w2_scales", call.w2_scales, step_of(call)));
   F8_TRY(need(args, "layout.data", call.layout.data));
   return need(args, "workspace.data", call.workspace.data);
 }
@@ -117,17 +119,21 @@ Status Moe::check_common(const char* args, const Call& call, bool reads_weights)
 template <class Call>
 void Moe::add_common(CallMemory& memory, const Call& call) const {
   const auto [dim, hidden, experts] = std::tuple(desc_.dim, desc_.hidden, desc_.experts);
+  const int64_t rows_of_w13 = experts * w13_->weight_rows();
   const auto read = [&](const char* name, const float8_matrix& of, int64_t rows, int64_t cols) {
     memory.add_rows(name, of.data, rows, cols, of.ld, desc_.tensor_dtype, Access::kRead);
   };
   read("x", call.x, call.tokens, dim);
-  if (call.w13.fp8 == nullptr) read("w13", call.w13, experts * 2 * hidden, dim);
+  if (call.w13.fp8 == nullptr) read("w13", call.w13, rows_of_w13, dim);
+  if (call.w13.fp8 == nullptr && desc_.w3_apart) read("w3", call.w3, rows_of_w13, dim);
   if (call.w2.fp8 == nullptr) read("w2", call.w2, experts * dim, hidden);
   if (std::is_same_v<Call, MoeForwardCall> || desc_.recompute_weight) {
     constexpr bool forward = std::is_same_v<Call, MoeForwardCall>;
     if (call.w13.fp8 != nullptr) w13_->add_given(memory, "w13.fp8", *call.w13.fp8, forward);
     if (call.w2.fp8 != nullptr) w2_->add_given(memory, "w2.fp8", *call.w2.fp8, forward);
   }
+  w13_->add_scales(memory, call.w13_scales);
+  w2_->add_scales(memory, call.w2_scales);
   memory.add("index", call.index, static_cast<size_t>(call.m) * sizeof(int32_t), Access::kRead,
              alignof(int32_t));
   memory.add("layout", call.layout.data, layout_bytes(), Access::kRead);
@@ -148,7 +154,15 @@ Status Moe::check(const MoeForwardCall& call, Stream stream) const {
 
 Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
   F8_TRY(check_common(kBackwardArgs, call, desc_.recompute_weight));
-  for (const auto& [name, result] : {std::pair("dw13", call.dw13), std::pair("dw2", call.dw2)}) {
+  if (call.dw3.data != nullptr && !desc_.w3_apart) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.dw3 is given, and dw13 has the rows of both; set float8_moe_desc.w3_apart, or "
+                "leave dw3 "
+                "empty",
+                kBackwardArgs);
+  }
+  for (const auto& [name, result] :
+       {std::pair("dw13", call.dw13), std::pair("dw3", call.dw3), std::pair("dw2", call.dw2)}) {
     if (result.data != nullptr && result.accumulate != 0 && !desc_.accumulate_grad_weight) {
       return fail(ErrorCode::kInvalidArgument,
                   "{}.{}.accumulate is set, the plan has no GEMM that adds; set "
@@ -159,8 +173,10 @@ Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
   CallMemory memory(kBackwardArgs);
   const auto [dim, hidden, experts] = std::tuple(desc_.dim, desc_.hidden, desc_.experts);
   memory.add_rows("dx", call.dx.data, call.m, dim, call.dx.ld, desc_.tensor_dtype, Access::kWrite);
-  memory.add_rows("dw13", call.dw13.data, experts * 2 * hidden, dim, call.dw13.ld,
-                  desc_.grad_weight_dtype, Access::kWrite);
+  for (const auto& [name, result] : {std::pair("dw13", call.dw13), std::pair("dw3", call.dw3)}) {
+    memory.add_rows(name, result.data, experts * w13_->weight_rows(), dim, result.ld,
+                    desc_.grad_weight_dtype, Access::kWrite);
+  }
   memory.add_rows("dw2", call.dw2.data, experts * dim, hidden, call.dw2.ld, desc_.grad_weight_dtype,
                   Access::kWrite);
   if (call.m == 0) return memory.check_alignment(kBackward);
@@ -206,8 +222,11 @@ Status Moe::forward(const MoeForwardCall& call, Stream stream) const {
   first.layout = call.layout;
   first.saved = part(call.saved, saved_of_w13_, w13_->saved_bytes());
   first.workspace = scratch;
+  first.step = call.step;
+  first.scales = call.w13_scales;
   ExpertsOperands tokens;
   tokens.input.index = call.index;
+  tokens.second_w = call.w3;
   F8_TRY(w13_->run_forward(first, tokens, stream));
   ExpertsForwardCall second = first;
   second.x = hidden;
@@ -215,6 +234,7 @@ Status Moe::forward(const MoeForwardCall& call, Stream stream) const {
   second.y = call.y;
   second.saved = part(call.saved, saved_of_w2_, w2_->saved_bytes());
   second.zero_tail = call.zero_tail;
+  second.scales = call.w2_scales;
   ExpertsOperands swiglu;
   swiglu.input = swiglu_of(hidden);
   return w2_->run_forward(second, swiglu, stream);
@@ -224,10 +244,12 @@ Status Moe::backward(const MoeBackwardCall& call, Stream stream) const {
   F8_TRY(check(call, stream));
   if (call.m == 0) {
     F8_TRY(w13_->zero_grad_weight(call.dw13, stream));
+    F8_TRY(w13_->zero_grad_weight(call.dw3, stream));
     return w2_->zero_grad_weight(call.dw2, stream);
   }
   const float8_matrix hidden = gate_up(call.saved);
-  const bool wants_first = call.dx.data != nullptr || call.dw13.data != nullptr;
+  const bool wants_first =
+      call.dx.data != nullptr || call.dw13.data != nullptr || call.dw3.data != nullptr;
   ExpertsBackwardCall second;
   second.m = call.m;
   second.dy = call.dy;
@@ -237,6 +259,8 @@ Status Moe::backward(const MoeBackwardCall& call, Stream stream) const {
   second.saved = part(call.saved, saved_of_w2_, w2_->saved_bytes());
   second.workspace = part(call.workspace, backward_scratch_, workspace_bytes_ - backward_scratch_);
   second.w = call.w2;
+  second.step = call.step;
+  second.scales = call.w2_scales;
   ExpertsOperands swiglu;
   swiglu.x = hidden;
   swiglu.input = swiglu_of(hidden);
@@ -253,8 +277,11 @@ Status Moe::backward(const MoeBackwardCall& call, Stream stream) const {
   first.saved = part(call.saved, saved_of_w13_, w13_->saved_bytes());
   first.w = call.w13;
   first.zero_tail = call.zero_tail;
+  first.scales = call.w13_scales;
   ExpertsOperands gradients;
   gradients.x = call.x;
+  gradients.second_w = call.w3;
+  gradients.second_dw = call.dw3;
   gradients.input.index = call.index;
   gradients.grad_output = swiglu_of(hidden);
   gradients.grad_output.grad = second.dx.data;

@@ -21,6 +21,7 @@ struct MoeDesc {
   bool accumulate_grad_weight = false;
   bool recompute_weight = false;  // as in ExpertsDesc
   bool rows_in_place = false;     // x and dy have the experts' rows themselves
+  bool w3_apart = false;          // w13 and dw13 are two tensors each
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
 };
@@ -37,6 +38,9 @@ class Moe {
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
   // gate and up, and what the linears save.
   [[nodiscard]] size_t saved_bytes() const { return saved_bytes_; }
+  // The expert linears of w13 and of w2.
+  [[nodiscard]] const std::shared_ptr<const Experts>& w13() const { return w13_; }
+  [[nodiscard]] const std::shared_ptr<const Experts>& w2() const { return w2_; }
   [[nodiscard]] Status forward(const MoeForwardCall& call, Stream stream) const;
   [[nodiscard]] Status backward(const MoeBackwardCall& call, Stream stream) const;
 

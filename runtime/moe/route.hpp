@@ -3,7 +3,7 @@
 #pragma once
 
 #include "codegen/kernels/experts/moe_args.cuh"
-#include "float8/moe.h"
+#include "float8/moe_route.h"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {

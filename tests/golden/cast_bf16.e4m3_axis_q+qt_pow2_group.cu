@@ -19,7 +19,7 @@ struct Config {
   static constexpr bool kShard = false;
   static constexpr RowSource kSource = RowSource::kMatrix;
 };
-static_assert(sizeof(GroupCastArgs) == 224, "kernel_args.cuh on the host");
+static_assert(sizeof(GroupCastArgs) == 232, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_cast(const __grid_constant__ GroupCastArgs args) {

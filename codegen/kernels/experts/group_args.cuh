@@ -75,11 +75,12 @@ struct GroupsOf {
 
 // How the rows of a matrix with groups come to be.
 enum class RowSource {
-  kMatrix,         // they are those of x
-  kGather,         // row i is row index[i] of x
-  kGatherScore,    // times score[i]
-  kSwiglu,         // silu(gate) up, where x is gate
-  kSwigluBackward  // the gradients of gate and of up, side by side: half of the columns each
+  kMatrix,          // they are those of x
+  kGather,          // row i is row index[i] of x
+  kGatherScore,     // times score[i]
+  kSwiglu,          // silu(gate) up, where x is gate
+  kSwigluBackward,  // the gradients of gate and of up, side by side: half of the columns each
+  kPair             // a group has those of its matrix in x, then those of its matrix in `up`
 };
 
 // True where a block has two tiles: those of gate's and of up's gradients, which are found at once. Both
@@ -95,7 +96,7 @@ F8_BOTH constexpr i32 tiles_across(RowSource source, bool is_f32, i64 cols) {
 }
 
 // What a source reads beside x. `index` and `score` have a number for each row; rows of the others are
-// `ld` elements apart.
+// `ld` elements apart. Of a pair `half_rows` are those of each matrix.
 struct RowOperands {
   const i32* index;
   const float* score;
@@ -103,6 +104,8 @@ struct RowOperands {
   const void* grad;  // of the product
   i64 ld_up;
   i64 ld_grad;
+  i32 half_rows;
+  i32 padding;
 };
 
 // The amaxes of each group. `tensor` is the matrix with all groups; its words are those of all groups,

@@ -1,5 +1,5 @@
-// The rows of a cast of groups, as they are read: those of x, in place or gathered, or what SwiGLU makes
-// of its operands. Each element is rounded to the type of the operands.
+// The rows of a cast of groups, as they are read: those of x, in place or gathered, those of two tensors, or
+// what SwiGLU makes of its operands. Each element is rounded to the type of the operands.
 #pragma once
 
 #include "codegen/kernels/cast/activation_load.cuh"
@@ -45,6 +45,16 @@ struct GroupRows {
     } else if constexpr (kGathers) {
       to.template load<kReads>(x, from.index[row] * ld + column);
       if constexpr (kSource == RowSource::kGatherScore) scale_elements(to, from.score[row]);
+    } else if constexpr (kSource == RowSource::kPair) {
+      const u32 half = static_cast<u32>(from.half_rows);
+      const u32 in_group = static_cast<u32>(row) % (2 * half);
+      const i64 first = (row - in_group) / 2;  // of the group's, in each tensor
+      if (in_group < half) {
+        to.template load<kReads>(x, (first + in_group) * ld + column);
+      } else {
+        to.template load<kReads>(from.up, (first + in_group - half) * from.ld_up + column);
+      }
+
     } else if constexpr (kSource == RowSource::kSwiglu) {
       Vec8<kInput> up;
       to.template load<kReads>(x, row * ld + column);

@@ -34,7 +34,7 @@ from torchtitan.protocols.module import Module
 from float8.adapters import selective
 from float8.filter import Layer, filter_layers
 from float8.torch import functional
-from float8.torch.experts.modules import grouped
+from float8.torch.experts.modules import of_torchtitan
 from float8.torch.layer.linear import Float8Linear as _Float8Linear
 from float8.torch.layer.linear import resolve_recipe
 from float8.torch.parallel import tensor_parallel
@@ -176,10 +176,8 @@ class Float8GroupedExperts(GroupedExperts):  # type: ignore[misc]
             config.recipe, config.emulate, config.saturate
         )
 
-    def _grouped_mm(
-        self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
-    ) -> torch.Tensor:
-        return grouped(A, B_t.transpose(-2, -1), offs, self._experts_config)
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        return of_torchtitan(self, x_RD, num_tokens_per_expert_E, self._experts_config)
 
 
 @override(target=GroupedExperts.Config, exact=True, description="float8's fp8 experts")  # type: ignore[untyped-decorator]

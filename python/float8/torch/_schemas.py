@@ -36,14 +36,16 @@ _FLEXIBLE = (
     ),
     (
         "moe_forward(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "
-        "save, Tensor? w13_q=None, Tensor? w13_scales=None, Tensor? w2_q=None, Tensor? w2_scales=None) "
+        "save, Tensor? w13_q=None, Tensor? w13_scales=None, Tensor? w2_q=None, Tensor? w2_scales=None, "
+        "Tensor? w3=None, Tensor? w13_state=None, Tensor? w2_state=None, int scale_layout=0) "
         "-> (Tensor, Tensor)"
     ),
     (
         "moe_backward(Tensor dy, Tensor x, Tensor? index, Tensor? score, Tensor? w13, Tensor? w2, "
         "Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, int config, int "
         "wanted, Tensor? w13_qt=None, Tensor? w13_scales=None, Tensor? w2_qt=None, Tensor? "
-        "w2_scales=None) -> (Tensor, Tensor, Tensor)"
+        "w2_scales=None, Tensor? w3=None, Tensor? w13_state=None, Tensor? w2_state=None, int "
+        "scale_layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
     (
         "moe_route(Tensor ids, Tensor? scores, int experts, int config) -> (Tensor, Tensor, Tensor, "
@@ -143,7 +145,10 @@ _OTHERS = (
         "experts_cast(Tensor w, Tensor(a!) q, Tensor(b!) qt, Tensor? amax, Tensor? row_amax, int config, "
         "int dtype) -> ()"
     ),
-    ("experts_refresh(Tensor w, Tensor q, Tensor qt, Tensor state, Tensor like, int config) -> ()"),
+    (
+        "experts_refresh(Tensor w, Tensor q, Tensor qt, Tensor state, Tensor like, int config, Tensor? "
+        "second_w=None) -> ()"
+    ),
     "experts_amax(Tensor w, int config, int dtype) -> (Tensor, Tensor)",
     (
         "experts_copies(int experts, int n, int k, int config, bool over_ranks) -> (int, int, int, int, "

@@ -150,7 +150,8 @@ def moe(
 
     x: [..., D], the tokens. topk_ids: [..., top_k], the experts of each token; an id outside of [0, E)
         drops the pair. topk_scores: [..., top_k]; they have a gradient.
-    w13: [E, 2 F, D], the gates first, or [E, 2, F, D], or the two of [E, F, D].
+    w13: [E, 2 F, D], the gates first, or [E, 2, F, D], or the two of [E, F, D], which under "rowwise" and
+        "blockwise" have the bits of one, and else are two linears.
     w2: [E, D, F].
     group: a process group of R ranks for expert parallelism. The weights are then the E/R experts of this
         rank, those of rank 0 first, and topk_ids are experts of all ranks. All ranks of the group call it
@@ -169,6 +170,8 @@ def moe(
     tokens = x.reshape(-1, x.shape[-1])
     if isinstance(w13, torch.Tensor):
         w13 = w13.flatten(1, 2) if w13.dim() == 4 else w13
+    else:
+        w13 = tuple(w13)  # type: ignore[assignment] # check says where they are not two
     _moe.check(x, topk_ids, topk_scores, w13, w2)
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
     for each in (w13,) if isinstance(w13, torch.Tensor) else w13:

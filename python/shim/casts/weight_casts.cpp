@@ -9,7 +9,7 @@
 namespace float8_torch {
 
 uint32_t* compare_weight(float8_context* context, const Matrix& weight, float8_dtype own,
-                         int32_t wanted, const Tensor& state, const Place& place) {
+                         int32_t wanted, const Tensor& state, const Place& place, uint32_t* flag) {
   auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
   float8_fingerprint_args compare;
   compare.w = {weight.data, weight.stride};
@@ -18,7 +18,8 @@ uint32_t* compare_weight(float8_context* context, const Matrix& weight, float8_d
   compare.dtype = own;
   compare.seed = fingerprint_seed(wanted, own);
   compare.fingerprint = kept;
-  compare.noop_flag = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
+  compare.noop_flag =
+      flag != nullptr ? flag : reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
   check(float8_weights_compare(context, &compare, 1, place.stream));
   return compare.noop_flag;
 }

@@ -54,6 +54,7 @@ void with_expert_desc(const ExpertQuantizerKey& key, const Work& work) {
   desc.f32_source = key.f32_source ? 1 : 0;
   desc.over_ranks = key.over_ranks ? 1 : 0;
   desc.noop_flag = key.noop_flag ? 1 : 0;
+  desc.two_tensors = key.two_tensors ? 1 : 0;
   work(desc);
 }
 
@@ -74,10 +75,12 @@ std::unique_ptr<MoePlan> make_moe(const MoeKey& key) {
   desc.dim = key.linear.k;
   desc.hidden = key.linear.n;
   desc.rows_in_place = key.rows_in_place ? 1 : 0;
+  desc.w3_apart = key.w3_apart ? 1 : 0;
   auto made = std::make_unique<MoePlan>();
   check(float8_moe_plan(context_of(key.linear.device), &desc, &made->moe));
   made->workspace_bytes = float8_moe_workspace_bytes(made->moe);
   made->saved_bytes = float8_moe_saved_bytes(made->moe);
+  keep_any(key.linear.config, key.linear.device, {.experts = float8_moe_linear(made->moe, 0)});
   return made;
 }
 

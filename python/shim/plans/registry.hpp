@@ -65,12 +65,13 @@ struct Hash {
                pair_of(key.device, key.experts << 8 | key.tensor_dtype << 4 | key.grad_dtype));
   }
   size_t operator()(const ExpertQuantizerKey& key) const {
-    const int flags = (key.noop_flag ? 4 : 0) | (key.f32_source ? 2 : 0) | (key.over_ranks ? 1 : 0);
+    const int flags = (key.two_tensors ? 8 : 0) | (key.noop_flag ? 4 : 0) |
+                      (key.f32_source ? 2 : 0) | (key.over_ranks ? 1 : 0);
     return mix(mix(key.config, pair_of(key.n, key.k)),
                pair_of(key.device, key.experts << 8 | key.dtype << 4 | flags));
   }
   size_t operator()(const MoeKey& key) const {
-    return mix((*this)(key.linear), key.rows_in_place ? 1 : 0);
+    return mix((*this)(key.linear), (key.rows_in_place ? 1 : 0) | (key.w3_apart ? 2 : 0));
   }
   size_t operator()(const GroupLayoutKey& key) const {
     return mix(static_cast<uint64_t>(key.m_max), pair_of(key.device, key.experts));

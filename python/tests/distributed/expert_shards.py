@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
 import float8.torch as f8
+from float8.torch.experts import modules
 from float8.torch.experts.modules import Float8Experts
 from float8.torch.shard.gathered_weight import GatheredWeight
 
@@ -100,6 +101,11 @@ def layers(experts: int, kind: type[nn.Module] = GroupedExperts, n: int = 48) ->
 def rows(world: int, count: int = 48) -> torch.Tensor:
     torch.manual_seed(1)
     return torch.randn(world, count, HIDDEN, device=ranks.device)
+
+
+def keep_pairs_apart() -> None:
+    """Has torchtitan's w1 and w3 in linears of their own in this process, as fp8 gathers have them."""
+    modules.joins_pairs = lambda _: False
 
 
 def convert(model: Any, recipe: Any, gather: bool, **options: Any) -> Any:

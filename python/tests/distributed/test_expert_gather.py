@@ -111,6 +111,7 @@ def test_parts_of_each_expert(recipe: str, tmp_path: Any) -> None:
 
 def _pair(mesh: Any, recipe: str, experts: int, dim: int = 0, **options: Any) -> list[Any]:
     """Returns the layers of torchtitan with fp8 gathers and with gathers in high precision."""
+    expert_shards.keep_pairs_apart()
     kind, n = options.pop("kind", expert_shards.GroupedExperts), options.pop("n", 48)
     plain = expert_shards.layers(experts, kind, n)
     return [
@@ -154,6 +155,34 @@ def _classes(mesh: Any, rank: int, world: int) -> None:
 
 def test_classes_of_torchtitan(tmp_path: Any) -> None:
     ranks.spawn(_classes, 2, tmp_path)
+
+
+def _joined(mesh: Any, rank: int, world: int) -> None:
+    """Gathers in high precision leave w1 and w3 one weight, whose bits are those of one rank."""
+    x = expert_shards.rows(world)
+    for recipe, dim in (("rowwise", 0), ("blockwise", 1)):
+        single = expert_shards.convert(expert_shards.layers(3), recipe, False)
+        model = expert_shards.shard(single, mesh, dim)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        before = expert_shards.copies_of(model)
+        y = model(x[rank])
+        assert torch.equal(y, single(x[rank]))
+        for part in x:
+            (single(part).square().mean() / world).backward()
+        y.square().mean().backward()
+        for own, other in zip(model.parameters(), single.parameters(), strict=True):
+            assert own.grad is not None and other.grad is not None
+            assert torch.equal(own.grad.full_tensor(), other.grad)  # type: ignore[attr-defined]
+        for _ in range(2):
+            optimizer.step()
+            optimizer.zero_grad()
+            model(x[rank]).square().mean().backward()
+        optimizer.step()
+        expert_shards.expect_changes(before, model)
+
+
+def test_pairs_of_torchtitan(tmp_path: Any) -> None:
+    ranks.spawn(_joined, 2, tmp_path)
 
 
 class _Checkpointed(nn.Module):
@@ -203,6 +232,7 @@ def test_hybrid_sharding(tmp_path: Any) -> None:
 
 
 def _compiled(mesh: Any, rank: int, world: int) -> None:
+    expert_shards.keep_pairs_apart()
     x = expert_shards.rows(world)[rank]
     models = []
     for gather in (True, False):

@@ -24,6 +24,9 @@ import types
 import torch
 from torch import nn
 import float8.torch as f8
+from float8.torch.experts import ops
+from float8.torch.experts.moe import mlp_of_rows
+from torch.utils._python_dispatch import TorchDispatchMode
 
 device = {device!r}
 options = {{"emulate": device == "cpu"}}
@@ -32,6 +35,61 @@ counts = torch.tensor([5, 0, 130, 17], device=device)
 def inputs():
     torch.manual_seed(1)
     return torch.randn(160, 64, device=device)
+
+class Ops(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name().removeprefix("float8::"))
+        return func(*args, **(kwargs or {{}}))
+
+def step(call, experts):
+    experts.zero_grad()
+    x = inputs().requires_grad_()
+    y = call(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad.clone() for p in experts.parameters())]
+
+def check_same(own, other):
+    assert all(map(torch.equal, own, other)), [torch.equal(a, b) for a, b in zip(own, other)]
+
+def check_joined(experts, recipe):
+    # Rows are gathered and SwiGLU is computed in casts, whose bits are those of one weight w13.
+    with Ops() as seen:
+        own = step(lambda x: experts(x, counts), experts)
+    joined = recipe != "tensorwise"
+    assert ("moe_backward" in seen.names) == joined and ("experts_backward" in seen.names) != joined
+    w1, w2, w3 = (p for _, p in sorted(experts.named_parameters()))
+    config = f8.functional.pack_experts(recipe, device == "cpu", False)
+    if joined:
+        layout = ops.experts_layout(counts.cumsum(0, dtype=torch.int32), 160, config)
+        def one_weight(x):
+            w13 = torch.cat([w1, w3], 1)
+            return mlp_of_rows(x.bfloat16(), w13, w2, layout, config).type_as(x)
+        check_same(own, step(one_weight, experts))
+    compiled = torch.compile(experts, backend="aot_eager", fullgraph=True)
+    check_same(own, step(lambda x: compiled(x, counts), experts))
+    # A frozen weight leaves the others' gradients.
+    w3.requires_grad_(False)
+    experts.zero_grad()
+    experts(inputs(), counts).square().sum().backward()
+    assert w3.grad is None and torch.equal(w1.grad, dict(zip(experts.parameters(), own[2:]))[w1])
+    w3.requires_grad_(True)
+    if not hasattr(experts, "weight_casts"):  # the adapter's, which no conversion made
+        return
+    f8.check_copies()
+    casts = f8.cache_weight_casts(experts)
+    for _ in range(2):
+        check_same(own, step(lambda x: experts(x, counts), experts))
+    with torch.no_grad():
+        w3.mul_(0.5)
+    changed = step(lambda x: experts(x, counts), experts)
+    assert not torch.equal(changed[0], own[0])
+    casts.remove()
+    check_same(changed, step(lambda x: experts(x, counts), experts))
+    f8.check_copies(False)
 
 def train(experts):
     names = dict(experts.named_parameters())
@@ -60,6 +118,19 @@ def filled(experts):
         nn.init.normal_(p, std=0.1)
     return experts.to(device)
 
+def check_delayed(model):
+    f8.convert_to_float8_training(model, config=f8.LinearConfig("delayed", **options), experts=True)
+    assert type(model[0]).__name__ == "Float8GroupedExperts"
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        y = model[0](inputs(), counts)
+        y.square().mean().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(not torch.equal(p, old) for p, old in zip(model.parameters(), before))
+
 def check_close(own, exact):
     assert all(abs(a - b) < 0.03 * b for a, b in zip(own, exact)), (own, exact)
 """
@@ -82,6 +153,8 @@ for recipe in ("tensorwise", "rowwise", "blockwise"):
     f8.convert_to_float8_training(model, config=f8.LinearConfig(recipe=recipe, **options), experts=True)
     assert type(model[0]).__name__ == "Float8GroupedExperts" and list(model.state_dict()) == keys
     check_close(train(model[0]), exact)
+    check_joined(model[0], recipe)
+check_delayed(nn.Sequential(made()))
 """
 
 _030 = """
@@ -120,8 +193,11 @@ for recipe in ("tensorwise", "rowwise", "blockwise"):
     converted = built()
     f8.convert_to_float8_training(converted, config=f8.LinearConfig(recipe=recipe, **options), experts=True)
     assert train(converted.experts) == losses
+    check_joined(own.experts, recipe)
+    check_joined(converted.experts, recipe)
     if exact is not None:
         check_close(losses, exact)
+check_delayed(nn.Sequential(built().experts))
 assert type(built((target, options), hidden=40).experts) is GroupedExperts
 try:
     built((target, {{"recipe": "delayed"}}))

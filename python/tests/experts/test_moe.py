@@ -12,6 +12,8 @@ from reference import same
 from torch import Tensor
 
 import float8.torch as f8
+from float8.torch.experts import ops
+from float8.torch.experts.moe import mlp_of_rows
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
 
 E, D, F, T, TOP = 4, 64, 48, 50, 3
@@ -78,13 +80,118 @@ def test_has_weights_of_three_forms(device: str, options: dict[str, Any]) -> Non
     expected = f8.functional.moe(x, ids, scores, w13, w2, recipe="rowwise", **options)
     y = f8.functional.moe(x, ids, scores, w13.view(E, 2, F, D), w2, recipe="rowwise", **options)
     assert torch.equal(y, expected)
-    gate, up = w13.chunk(2, dim=1)
-    y = f8.functional.moe(x, ids, scores, (gate, up), w2, recipe="rowwise", **options)
-    # The exponential function of PyTorch has other last bits.
-    assert (y.float() - expected.float()).norm() < 0.01 * expected.float().norm()
+    pair = w13.chunk(2, dim=1)
+    y = f8.functional.moe(x, ids, scores, pair, w2, recipe="rowwise", **options)
+    assert torch.equal(y, expected)
     shaped = [each.view(2, T // 2, -1) for each in (x, ids, scores)]
     y = f8.functional.moe(*shaped, w13, w2, recipe="rowwise", **options)
     assert torch.equal(y.view(T, D), expected)
+
+
+def of_pair(
+    x: Tensor, ids: Tensor, scores: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, **options: Any
+) -> Tensor:
+    return f8.functional.moe(x, ids, scores, (w1, w3), w2, **options)
+
+
+def halves(w13: Tensor) -> list[Tensor]:
+    return [each.contiguous() for each in w13.chunk(2, dim=1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_a_pair_is_one_weight_with_the_rows_of_both(
+    device: str, options: dict[str, Any], recipe: str, recompute: bool, dtype: torch.dtype
+) -> None:
+    """Blocks of 128 rows have rows of both; an expert has no rows, and some pairs are dropped."""
+    x, ids, scores, w13, w2 = operands(device)
+    ids[ids == 2] = 1
+    ids[3, 1], ids[5] = -1, E
+    w13, w2 = w13.to(dtype), w2.to(dtype)
+    more = {"recipe": recipe, "recompute": recompute, **options}
+    expected = step(f8.functional.moe, (x, ids, scores, w13, w2), **more)
+    own = step(of_pair, (x, ids, scores, *halves(w13), w2), **more)
+    joined = [*own[:3], torch.cat(own[3:5], 1), own[5]]
+    assert same(joined, expected)
+    assert not expected[3][2].any()
+    with torch.no_grad():
+        y = of_pair(x, ids, scores, *halves(w13), w2, **more)
+    assert torch.equal(y, expected[0])
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp", "bf16"])
+def test_other_recipes_have_a_pair_as_two_linears(
+    device: str, options: dict[str, Any], recipe: str
+) -> None:
+    """Each of them has the scale of its own matrix: gate's are small here."""
+    x, ids, scores, w13, w2 = operands(device)
+    w1, w3 = halves(w13)
+    w1 = w1 / 256
+    more = {"recipe": recipe, **options}
+    own = step(of_pair, (x, ids, scores, w1, w3, w2), **more)
+
+    def alone(x: Tensor, ids: Tensor, scores: Tensor, *weights: Tensor, **_: Any) -> Tensor:
+        config = f8.functional.pack_experts(recipe, options["emulate"], False)
+        routing = route(ids, scores, E, config)
+        rows = dispatch(x, routing)
+        gate, up = (
+            f8.grouped_mm(rows, each.transpose(-2, -1), routing.offs, **more)
+            for each in weights[:2]
+        )
+        h = (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype)
+        return combine(
+            f8.grouped_mm(h, weights[2].transpose(-2, -1), routing.offs, **more), routing
+        )
+
+    assert same(own, step(alone, (x, ids, scores, w1, w3, w2)))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("frozen", [(2,), (3,), (2, 3), (0, 1, 4), (0, 1, 2, 4)])
+def test_weights_of_a_pair_may_be_frozen(
+    device: str, options: dict[str, Any], frozen: tuple[int, ...], recompute: bool
+) -> None:
+    """Of x, scores, w1, w3 and w2; the others' gradients have the same bits."""
+    x, ids, scores, w13, w2 = operands(device)
+    more = {"recipe": "blockwise", "recompute": recompute, **options}
+    tensors = (x, scores, *halves(w13), w2)
+    expected = step(of_pair, (x, ids, scores, *halves(w13), w2), **more)
+    leaves = [each.detach().requires_grad_(i not in frozen) for i, each in enumerate(tensors)]
+    y = of_pair(leaves[0], ids, *leaves[1:], **more)
+    torch.manual_seed(2)
+    y.backward(torch.randn(y.shape).to(y.device, y.dtype))
+    for i, leaf in enumerate(leaves):
+        assert (leaf.grad is None) == (i in frozen)
+        assert leaf.grad is None or torch.equal(leaf.grad, expected[1 + i])
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_rows_that_a_dispatcher_put_in_place(
+    device: str, options: dict[str, Any], recipe: str
+) -> None:
+    """They are those of tokens with one expert each, whose scores are 1."""
+    x, _, _, w13, w2 = operands(device)
+    ids = torch.tensor([0] * 20 + [1] * 3 + [3] * 17 + [E] * 10, device=device)[:, None]
+    ones = torch.ones(T, 1, device=device)
+    more = {"recipe": recipe, **options}
+    expected = step(f8.functional.moe, (x, ids, ones, w13, w2), **more)
+    config = f8.functional.pack_experts(recipe, options["emulate"], False)
+    ends = torch.tensor([20, 23, 23, 40], dtype=torch.int32, device=device)
+
+    def in_place(
+        x: Tensor, _: Tensor, __: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, **___: Any
+    ) -> Tensor:
+        layout = ops.experts_layout(ends, T, config)
+        return mlp_of_rows(x, (w1, w3), w2, layout, config)
+
+    leaves = [each.requires_grad_() for each in (x.clone(), *halves(w13), w2.clone())]
+    y = in_place(leaves[0], ids, ones, *leaves[1:])
+    torch.manual_seed(2)
+    y.backward(torch.randn(y.shape).to(y.device, y.dtype))
+    found = [y.detach(), *(each.grad for each in leaves)]
+    joined = [*found[:2], torch.cat(found[2:4], 1), found[4]]  # type: ignore[arg-type]
+    assert same(joined, [expected[0], expected[1], *expected[3:]])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

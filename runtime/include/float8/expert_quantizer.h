@@ -35,6 +35,10 @@ typedef struct float8_expert_quantizer_desc {
   int32_t over_ranks;
   int32_t
       noop_flag; /* nonzero: casts look at float8_expert_quantize_args.noop_flag; not over ranks */
+  /* Nonzero: the rows of each expert's matrix are in two tensors [experts][n / 2][k], those of args.w before
+   * those of args.second_w, as w13 and w3 of an MLP with float8_moe_desc.w3_apart; not over ranks. */
+  int32_t two_tensors;
+  int32_t reserved; /* 0 */
 } float8_expert_quantizer_desc;
 
 /* Plans the casts, as float8_quantizer_plan does. On failure *out is NULL. */
@@ -67,6 +71,7 @@ typedef struct float8_expert_quantize_args {
   /* With desc.noop_flag, as in float8_quantize_args; float8_weights_compare clears it for a weight of
    * experts x n rows. NULL: the weights are always cast. */
   uint32_t* noop_flag FLOAT8_DEFAULT(NULL);
+  float8_matrix second_w FLOAT8_DEFAULT({}); /* with desc.two_tensors, as w */
 } float8_expert_quantize_args;
 
 /* Enqueues the casts: a memset and a launch for all experts, or two where their maxima are found

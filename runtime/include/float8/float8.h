@@ -20,7 +20,8 @@
  *     model.h           which layers of a model to convert, and their plans
  *     experts.h         linears of the experts of a mixture
  *     expert_quantizer.h  casts of experts' weights apart from these
- *     moe.h             which rows experts have, and the sums over each token's
+ *     moe.h             the MLP of experts
+ *     moe_route.h       which rows experts have, and the sums over each token's
  *     attention.h       attention with a forward in fp8
  *     optimizer.h       AdamW, with the maxima of the weights that it leaves
  *     distributed.h     several devices
@@ -78,6 +79,7 @@
 #include "float8/linear.h"
 #include "float8/model.h"
 #include "float8/moe.h"
+#include "float8/moe_route.h"
 #include "float8/optimizer.h"
 #include "float8/quantizer.h"
 #include "float8/quantizer_list.h"

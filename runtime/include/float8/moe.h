@@ -13,96 +13,11 @@
 #include "float8/call.h"
 #include "float8/context.h"
 #include "float8/experts.h"
+#include "float8/moe_route.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef struct float8_moe_route_desc {
-  size_t struct_size;
-  int64_t tokens_max; /* the most tokens of a call; with top_k, 1 to 2^30 pairs */
-  int32_t top_k;      /* the experts of a token, at least 1 */
-  int32_t experts;    /* 1 to FLOAT8_MAX_EXPERTS */
-  int32_t long_ids;   /* nonzero: topk_ids are int64, else int32 */
-  int32_t reserved;   /* 0 */
-} float8_moe_route_desc;
-
-FLOAT8_API float8_status float8_moe_route_plan_create(float8_context* context,
-                                                      const float8_moe_route_desc* desc,
-                                                      float8_moe_route_plan** out);
-FLOAT8_API void float8_moe_route_plan_destroy(float8_moe_route_plan* plan);
-/* Returns the bytes of scratch that a call needs, which are free between calls; 0 for NULL. */
-FLOAT8_API size_t float8_moe_route_workspace_bytes(const float8_moe_route_plan* plan);
-
-/* All arrays are dense and on the device; M is tokens x top_k. */
-typedef struct float8_moe_route_args {
-  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_route_args));
-  int64_t tokens FLOAT8_DEFAULT(0); /* 0 to tokens_max; 0: only offsets is written, with zeros */
-  /* [tokens][top_k]; an id outside [0, experts) drops its pair. */
-  const void* topk_ids FLOAT8_DEFAULT(NULL);
-  /* [M], written: the token of each row, of a dropped pair's too */
-  int32_t* index FLOAT8_DEFAULT(NULL);
-  int32_t* position FLOAT8_DEFAULT(NULL); /* [tokens][top_k], written: the row of each pair */
-  /* [experts], written: the end of each expert's rows, as float8_group_layout takes them */
-  int32_t* offsets FLOAT8_DEFAULT(NULL);
-  const float* scores FLOAT8_DEFAULT(NULL); /* [tokens][top_k]; NULL: row_scores is not written */
-  /* [M], written: the score of each row, 0 for that of a dropped pair; NULL without scores */
-  float* row_scores FLOAT8_DEFAULT(NULL);
-  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_moe_route_workspace_bytes() */
-} float8_moe_route_args;
-
-/* Sorts the pairs by expert, in two launches: those of one expert keep their order, and the rows of
- * dropped pairs are the last ones, from offsets[experts - 1] on. The host reads nothing: it may be
- * captured in a CUDA graph, whose replays have other ids. */
-FLOAT8_API float8_status float8_moe_route(const float8_moe_route_plan* plan,
-                                          const float8_moe_route_args* args, float8_stream stream);
-
-typedef struct float8_moe_combine_desc {
-  size_t struct_size;
-  int64_t tokens_max; /* as in float8_moe_route_desc, as top_k and experts */
-  int64_t cols;       /* of a row: a multiple of 8, unless both types are FLOAT8_F32 */
-  int32_t top_k;
-  int32_t experts;
-  int32_t y_dtype;   /* a float8_dtype, the type of rows */
-  int32_t out_dtype; /* a float8_dtype, the type of tokens */
-} float8_moe_combine_desc;
-
-FLOAT8_API float8_status float8_moe_combine_plan_create(float8_context* context,
-                                                        const float8_moe_combine_desc* desc,
-                                                        float8_moe_combine_plan** out);
-FLOAT8_API void float8_moe_combine_plan_destroy(float8_moe_combine_plan* plan);
-
-typedef struct float8_moe_combine_args {
-  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_combine_args));
-  int64_t tokens FLOAT8_DEFAULT(0);             /* 0 to tokens_max */
-  const void* y FLOAT8_DEFAULT(NULL);           /* [M][cols]; rows of dropped pairs are not read */
-  const float* scores FLOAT8_DEFAULT(NULL);     /* [tokens][top_k]; NULL: all are 1 */
-  const int32_t* position FLOAT8_DEFAULT(NULL); /* float8_moe_route's, as offsets */
-  const int32_t* offsets FLOAT8_DEFAULT(NULL);  /* [experts] */
-  void* out FLOAT8_DEFAULT(NULL);               /* [tokens][cols], written */
-} float8_moe_combine_args;
-
-/* out[t] = the sum over k, in order, of scores[t][k] y[position[t][k]], in fp32 and rounded once; a
- * dropped pair adds 0. Without scores it is the gradient of tokens from that of their rows. */
-FLOAT8_API float8_status float8_moe_combine(const float8_moe_combine_plan* plan,
-                                            const float8_moe_combine_args* args,
-                                            float8_stream stream);
-
-typedef struct float8_moe_score_gradient_args {
-  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_score_gradient_args));
-  int64_t tokens FLOAT8_DEFAULT(0);      /* as in float8_moe_combine_args, to offsets */
-  const void* dout FLOAT8_DEFAULT(NULL); /* [tokens][cols] in out_dtype */
-  const void* y FLOAT8_DEFAULT(NULL);
-  const int32_t* position FLOAT8_DEFAULT(NULL);
-  const int32_t* offsets FLOAT8_DEFAULT(NULL);
-  float* dscores FLOAT8_DEFAULT(NULL); /* [tokens][top_k], written */
-} float8_moe_score_gradient_args;
-
-/* dscores[t][k] = <dout[t], y[position[t][k]]> in fp32, added up in an order that is fixed; 0 for a
- * dropped pair. It takes a plan of float8_moe_combine. */
-FLOAT8_API float8_status float8_moe_score_gradient(const float8_moe_combine_plan* plan,
-                                                   const float8_moe_score_gradient_args* args,
-                                                   float8_stream stream);
 
 /* The MLP: y = w2_e (silu(gate) * up) of each row of expert e, where gate and up are the halves of
  * w13_e x. Its results are those of two float8_experts with silu(gate) * up, and its gradients, rounded
@@ -115,8 +30,8 @@ typedef struct float8_moe_desc {
   int64_t hidden;       /* F: the rows of gate, and those of up; a multiple of 16 */
   int32_t experts;      /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t tensor_dtype; /* a float8_dtype, the type of x, w13, w2, y, dy and dx */
-  /* "tensorwise", "rowwise", "blockwise", or a recipe of yours (recipe.h) with dynamic scales of fp8
-   * operands alone; FLOAT8_UNSUPPORTED for others. */
+  /* "tensorwise", "rowwise", "blockwise", "delayed", or a recipe of yours (recipe.h) of fp8 operands alone;
+   * FLOAT8_UNSUPPORTED for others. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t grad_weight_dtype;      /* a float8_dtype, the type of dw13 and dw2 */
@@ -128,6 +43,10 @@ typedef struct float8_moe_desc {
   /* Nonzero: x and dy are [m][dim], the rows of experts themselves, one group after the other; tokens is m,
    * and calls have neither index nor score. */
   int32_t rows_in_place;
+  /* Nonzero: w13 and dw13 are two tensors [experts][hidden][dim] each: w13 and dw13 of a call are the gates',
+   * w3 and dw3 those of up. The results are those of one tensor with the rows of both, also their scales. */
+  int32_t w3_apart;
+  int32_t reserved; /* 0 */
 } float8_moe_desc;
 
 /* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */
@@ -139,6 +58,9 @@ FLOAT8_API void float8_moe_destroy(float8_moe* moe);
  * fills for backward, 2 F elements and F bytes a row at least, at any m up to m_max; 0 for NULL. */
 FLOAT8_API size_t float8_moe_workspace_bytes(const float8_moe* moe);
 FLOAT8_API size_t float8_moe_saved_bytes(const float8_moe* moe);
+/* Returns the expert linear of w13 (0) or w2 (1), for float8_scales_desc.experts; NULL for another index and
+ * for NULL. It belongs to the MLP and is good for as long, and no other call takes it. */
+FLOAT8_API const float8_experts* float8_moe_linear(const float8_moe* moe, int32_t index);
 
 /* Here and below fp8 of a matrix is NULL, but for w13 and w2, where it is as in float8_experts_forward_args
  * and float8_experts_backward_args. */
@@ -161,6 +83,12 @@ typedef struct float8_moe_forward_args {
   float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_moe_workspace_bytes() */
   int32_t zero_tail FLOAT8_DEFAULT(0);        /* as in float8_experts_forward_args, of y */
   int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+  /* With desc.w3_apart. fp8 is NULL: that of w13 has the rows of both. */
+  float8_matrix w3 FLOAT8_DEFAULT({});
+  /* As in float8_experts_forward_args; a scale state has a part for each expert linear. */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
+  float8_scale_slots w13_scales FLOAT8_DEFAULT({});
+  float8_scale_slots w2_scales FLOAT8_DEFAULT({});
 } float8_moe_forward_args;
 
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
@@ -187,6 +115,12 @@ typedef struct float8_moe_backward_args {
   float8_buffer workspace FLOAT8_DEFAULT({}); /* as in the forward */
   int32_t zero_tail FLOAT8_DEFAULT(0);        /* of dx */
   int32_t reserved FLOAT8_DEFAULT(0);         /* 0 */
+  float8_matrix w3 FLOAT8_DEFAULT({});        /* as in the forward */
+  float8_result dw3 FLOAT8_DEFAULT({});       /* with desc.w3_apart, as dw13 */
+  /* As in float8_experts_backward_args: the forward's, which no sync has changed since. */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
+  float8_scale_slots w13_scales FLOAT8_DEFAULT({});
+  float8_scale_slots w2_scales FLOAT8_DEFAULT({});
 } float8_moe_backward_args;
 
 /* Enqueue casts and GEMMs, as float8_experts_forward and float8_experts_backward do. */

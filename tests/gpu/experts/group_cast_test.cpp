@@ -177,7 +177,9 @@ class SourceOfRows {
                    .up = at(up_),
                    .grad = at(grad_),
                    .ld_up = ld_,
-                   .ld_grad = ld_};
+                   .ld_grad = ld_,
+                   .half_rows = 0,
+                   .padding = 0};
   }
 
  private:
@@ -322,7 +324,11 @@ INSTANTIATE_TEST_SUITE_P(Specs, EqualGroupsTest,
                                            "cast/f32.e4m3/axis/qt/pow2/group",
                                            "cast/f16.e4m3/axis/q/group",
                                            "cast/bf16.e5m2/tensor/qt/group",
-                                           "cast/bf16.e4m3/block128x128/q+qt/pow2/group"),
+                                           "cast/bf16.e4m3/block128x128/q+qt/pow2/group",
+                                           "cast/bf16.e4m3/axis/q+qt/pow2/group/pair",
+                                           "cast/bf16.e4m3/axis/q/pow2/group/pair",
+                                           "cast/f32.e4m3/tensor/q+qt/group/pair",
+                                           "cast/bf16.e4m3/block128x128/q+qt/pow2/group/pair"),
                          [](const auto& suite) {
                            std::string name = suite.param;
                            std::ranges::replace_if(
@@ -330,12 +336,25 @@ INSTANTIATE_TEST_SUITE_P(Specs, EqualGroupsTest,
                            return name;
                          });
 
+// A pair has the first half of each weight's rows in one tensor and the others in a second one.
 TEST_P(EqualGroupsTest, AreTheCastsOfEachWeight) {
   const codegen::CastSpec spec = spec_of(GetParam());
   constexpr int64_t kExperts = 5, kN = 144, kK = 272;
   const Matrix w = reference::rounded_to(
       reference::random_matrix(kExperts * kN, kK, 8, reference::Distribution::kOutliers), spec.in);
-  const DeviceBuffer device_w(context(), reference::to_bytes(w, spec.in));
+  const bool pair = spec.source == RowSource::kPair;
+  const std::vector<uint8_t> bytes = reference::to_bytes(w, spec.in);
+  const auto half = [&](int64_t which) {
+    const auto size = static_cast<std::ptrdiff_t>(bytes.size()) / kExperts / 2;
+    std::vector<uint8_t> out;
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const auto from = bytes.begin() + (2 * e + which) * size;
+      out.insert(out.end(), from, from + size);
+    }
+    return out;
+  };
+  const DeviceBuffer device_w(context(), pair ? half(0) : bytes);
+  const DeviceBuffer second_w(context(), half(1));
   for (const int64_t rows : {kSmallGroups, kLargeGroups}) {
     const auto plan = GroupCastPlan::create(context_, spec, rows, kK);
     F8_ASSERT_OK(plan);
@@ -343,6 +362,11 @@ TEST_P(EqualGroupsTest, AreTheCastsOfEachWeight) {
     const kernels::GroupsOf groups{.words = nullptr, .layout = {}, .count = kExperts, .rows = kN};
     GroupCastCall call = call_of(groups, kExperts * kN, to);
     call.x = device_w.as();
+    if (pair) {
+      call.source.up = second_w.as();
+      call.source.ld_up = kK;
+      call.source.half_rows = kN / 2;
+    }
     F8_ASSERT_OK(plan->run(call, nullptr));
     const auto scale = to.scale.download<float>();
     const auto check = [&](bool transposed, const std::vector<uint8_t>& bits,

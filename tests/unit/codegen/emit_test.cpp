@@ -343,6 +343,19 @@ std::set<std::string> tunable_kernels() {
       keys.insert(f8::format("{}/group/{}", cast, source));
     }
   }
+  for (const char* cast :
+       {"amax/bf16/col/group", "amax/bf16/rowcol/from_f32/flag/group",
+        "cast/bf16.e4m3/axis/q+qt/pow2/group", "cast/bf16.e4m3/delayed/q+qt/group",
+        "cast/bf16.e4m3/axis/q+qt/from_f32/pow2/flag/group",
+        "cast/bf16.e4m3/block128x128/q+qt/pow2/group",
+        "cast/f16.e4m3/block128x128/q+qt/from_f32/pow2/flag/group",
+        "quantize/bf16.e4m3/axis/q/pow2/group", "quantize/bf16.e4m3/axis/qt/pow2/group",
+        "quantize/bf16.e4m3/axis/q+qt/pow2/group", "quantize/bf16.e4m3/tensor/q+qt/group"}) {
+    keys.insert(f8::format("{}/pair", cast));  // of weights
+  }
+  for (const char* source : {"gather", "swiglu", "swiglu_backward"}) {
+    keys.insert(f8::format("cast/bf16.e4m3/delayed/q+qt/group/{}", source));
+  }
   for (const char* y : {"bf16", "f16", "f32"}) {
     for (const char* out : {"bf16", "f16", "f32"}) {
       keys.insert(f8::format("combine/{}/{}", y, out));

@@ -18,10 +18,12 @@ from float8.torch import _ops
 from float8.torch.classes import Made
 from float8.torch.experts import ops
 from float8.torch.experts.delayed import ExpertLinear
-from float8.torch.experts.moe import layout_of, mlp
+from float8.torch.experts.moe import DelayedScales, layout_of, mlp, mlp_of_rows
+from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
-from float8.torch.experts.weight_casts import ExpertCast, kept_copies
+from float8.torch.experts.weight_casts import ExpertCast, Kept, kept_copies
 from float8.torch.shard import fsdp
+from float8.torch.shard.gathered_weight import GatheredWeight
 
 
 def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -78,8 +80,8 @@ class TransformersExperts(Float8Experts):
         return of_transformers(self, hidden_states, top_k_index, top_k_weights, self.experts_config)
 
 
-class TorchtitanExperts(Float8Experts):
-    """torchtitan's GroupedExperts that have a method for grouped GEMMs."""
+class TorchtitanGemms(Float8Experts):
+    """torchtitan's GroupedExperts of which a method for grouped GEMMs is known, and no more."""
 
     def _grouped_mm(
         self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor
@@ -87,19 +89,69 @@ class TorchtitanExperts(Float8Experts):
         return grouped(A, B_t.transpose(-2, -1), offs, self.experts_config)
 
 
-class FirstTorchtitanExperts(Float8Experts):
-    """torchtitan's GroupedExperts of releases up to 0.2, whose GEMMs are in functions."""
+class TorchtitanExperts(Float8Experts):
+    """torchtitan's GroupedExperts with w1, w2 and w3, of releases 0.2 and 0.3."""
 
     def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        w1, w2, w3 = (_local(getattr(self, name)) for name in ("w1", "w2", "w3"))
-        offs = torch.cumsum(num_tokens_per_expert, dim=0, dtype=torch.int32)
-        config = self.experts_config
-        rows = x.bfloat16()
-        layout = ops.experts_layout(offs, rows.shape[0], config)
-        gate = linear_of(self, "w1", rows, w1, layout, config)
-        up = linear_of(self, "w3", rows, w3, layout, config)
-        h = functional.silu(gate) * up
-        return linear_of(self, "w2", h, w2, layout, config).type_as(x)
+        return of_torchtitan(self, x, num_tokens_per_expert, self.experts_config)
+
+
+# The names of w1, w3 and w2 in torchtitan's releases.
+_TORCHTITAN = (("w1", "w3", "w2"), ("w1_EFD", "w3_EFD", "w2_EDF"))
+
+
+def names_in_torchtitan(module: nn.Module) -> tuple[str, str, str] | None:
+    """Returns the names of w1, w3 and w2 of torchtitan's SwiGLU experts; None where they are others."""
+    own = weights_of(module).keys()
+    return next((names for names in _TORCHTITAN if own == set(names)), None)
+
+
+def of_torchtitan(module: Any, x: torch.Tensor, counts: torch.Tensor, config: int) -> torch.Tensor:
+    """Computes a GroupedExperts of torchtitan, whose dispatcher has put the rows of x in place.
+
+    counts: the rows of each expert.
+    """
+    names = next(names for names in _TORCHTITAN if hasattr(module, names[0]))
+    w1, w3, w2 = (_local(getattr(module, name)) for name in names)
+    rows = x.bfloat16()
+    ops.check_weight(rows, w1)
+    layout = ops.experts_layout(
+        torch.cumsum(counts, dim=0, dtype=torch.int32), rows.shape[0], config
+    )
+    gathered = any(isinstance(each, GatheredWeight) for each in (w1, w3, w2))
+    if joins_weights(module, config) and not gathered:
+        copies = _both(module, {names[0]: w1, names[2]: w2}, rows.dtype, w3)
+        return mlp_of_rows(rows, (w1, w3), w2, layout, config, copies).type_as(x)
+    gate = linear_of(module, names[0], rows, w1, layout, config)
+    up = linear_of(module, names[1], rows, w3, layout, config)
+    h = functional.silu(gate) * up
+    return linear_of(module, names[2], h, w2, layout, config).type_as(x)
+
+
+def joins_weights(module: Any, config: int) -> bool:
+    """Tells whether w1 and w3 of a module are computed as one weight, where FSDP does not gather each in fp8."""
+    return joins_pairs(config) and not getattr(module, "expert_linears", ())
+
+
+def cast_together(module: Float8Experts) -> list[tuple[str, ...]]:
+    """Returns the names of the weights whose copies are one, in the order of their rows."""
+    names = names_in_torchtitan(module) if issubclass(module.kind, TorchtitanExperts) else None
+    if names is None or not joins_weights(module, module.experts_config):
+        return [(name,) for name in weights_of(module)]
+    return [names[:2], names[2:]]
+
+
+def _both(
+    module: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, *w3: torch.Tensor
+) -> tuple[Kept, Kept] | None:
+    """Returns the kept copies of the weights of an MLP, by their names; None where it keeps none.
+
+    w3: whose rows the copy of the first one has too.
+    """
+    (name, w13), (last, w2) = weights.items()
+    first = kept_copies(module, name, dtype, w13, *w3)
+    second = kept_copies(module, last, dtype, w2)
+    return None if first is None or second is None else (first, second)
 
 
 def _local(weight: Any) -> torch.Tensor:
@@ -127,7 +179,7 @@ def linear_of(
     for each in getattr(module, "expert_linears", ()):
         if each.name == name:
             return ops.linear(rows, weight, layout, config, *each.scales_on(weight.device))
-    kept = kept_copies(module, name, weight, rows.dtype)
+    kept = kept_copies(module, name, rows.dtype, weight)
     return ops.linear(rows, weight, layout, config, kept=kept)
 
 
@@ -150,14 +202,10 @@ def of_transformers(
     ops.check_weight(x, first)
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
     routing = route(ids, scores, first.shape[0], config)
-    delayed = bool(getattr(module, "expert_linears", ()))
-    if _is_swiglu(module) and not delayed and not config & recipes.READS_X:
-        kept = [
-            kept_copies(module, name, weight, x.dtype)
-            for name, weight in (("gate_up_proj", first), ("down_proj", last))
-        ]
-        copies = (kept[0], kept[1]) if kept[0] is not None and kept[1] is not None else None
-        return mlp(x, first, last, routing, copies).reshape(shape)
+    if _is_swiglu(module) and not config & recipes.READS_X:
+        scales = _scales_of(module, first.device)
+        copies = _both(module, {"gate_up_proj": first, "down_proj": last}, x.dtype)
+        return mlp(x, first, last, routing, copies, scales).reshape(shape)
     layout = layout_of(routing)
     of_rows = experts_of_rows(routing) if module.has_bias else None
 
@@ -173,6 +221,16 @@ def of_transformers(
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return combine(y, routing).reshape(shape)
+
+
+def _scales_of(module: Any, device: torch.device) -> DelayedScales:
+    """Returns the parts of the scale state that gate_up_proj and down_proj have; none without delayed scaling."""
+    linears = {each.name: each for each in getattr(module, "expert_linears", ())}
+    if not linears:
+        return DelayedScales(None, None, 0)
+    w13, layout = linears["gate_up_proj"].scales_on(device)
+    w2, _ = linears["down_proj"].scales_on(device)
+    return DelayedScales(w13, w2, layout)
 
 
 def _is_swiglu(module: Any) -> bool:

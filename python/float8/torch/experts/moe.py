@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -11,10 +11,22 @@ from torch.nn import functional
 from float8 import recipes
 from float8.torch import _ops
 from float8.torch.experts import ops
+from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import Routing, combine, dispatch, route
 from float8.torch.experts.weight_casts import Kept
 
-Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of gate and up: w13, or w1 and w3
+
+
+class DelayedScales(NamedTuple):
+    """The parts of a scale state that the expert linears of w13 and w2 have, and its layout (scales.py)."""
+
+    w13: torch.Tensor | None
+    w2: torch.Tensor | None
+    layout: int
+
+
+_DYNAMIC = DelayedScales(None, None, 0)
 
 
 def swiglu_experts(
@@ -27,7 +39,7 @@ def swiglu_experts(
 ) -> torch.Tensor:
     """Computes functional.moe of a config, for x [T, D] and operands that fit (check)."""
     routing = route(topk_ids, topk_scores, w2.shape[0], config)
-    if isinstance(w13, torch.Tensor) and not config & recipes.READS_X:
+    if joins_pairs(config) if isinstance(w13, tuple) else not config & recipes.READS_X:
         return mlp(x, w13, w2, routing)
     rows = dispatch(x, routing)
     layout = layout_of(routing)
@@ -44,66 +56,67 @@ class Mlp(torch.autograd.Function):
     """The SwiGLU experts of tokens, whose casts gather the tokens and compute what SwiGLU has.
 
     Between forward and backward it keeps x, gate and up of each row, y of each where scores have a gradient,
-    and the fp8 copies of the weights where the config does not recompute them.
+    and the fp8 copies of the weights where the config does not recompute them. Without scores x has the rows
+    of experts already, and so has the result; then there is no routing but the layout.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        scores: torch.Tensor,
+        scores: torch.Tensor | None,
         w13: torch.Tensor,
+        w3: torch.Tensor | None,
         w2: torch.Tensor,
-        tokens: torch.Tensor,
-        position: torch.Tensor,
-        offs: torch.Tensor,
-        row_scores: torch.Tensor,
+        tokens: torch.Tensor | None,
+        position: torch.Tensor | None,
+        offs: torch.Tensor | None,
+        row_scores: torch.Tensor | None,
         layout: torch.Tensor,
         config: int,
         copies: tuple[Kept, Kept] | None,
+        scales: DelayedScales,
     ) -> torch.Tensor:
         of_forward, of_backward = _split(copies)
-        y, saved = ops.moe_forward(x, tokens, w13, w2, layout, config, True, *of_forward)
-        again = (w13, w2) if config & recipes.RECOMPUTE and copies is None else (None, None)
+        call = (w13, w2, layout, config, True, *of_forward, w3, *scales)
+        y, saved = ops.moe_forward(x, tokens, *call)
+        cast_again = config & recipes.RECOMPUTE and copies is None
+        again = (w13, w3, w2) if cast_again else (None, None, None)
         of_rows = (tokens, position, offs, row_scores, layout, saved)
         kept = y if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(x, *again, *of_rows, kept, *of_backward)
+        ctx.save_for_backward(x, *again, *of_rows, kept, *of_backward, *scales[:2])
+        ctx.scale_layout = scales.layout
         ctx.sizes = (w2.shape[0], w2.shape[2])
-        ctx.grad_dtypes = (w13.dtype, w2.dtype)
+        ctx.grad_dtype = _ops.ELEMENT_TYPES[w13.dtype]
+        ctx.is_pair = w3 is not None
         ctx.config = config
+        if scores is None:
+            return y  # type: ignore[no-any-return]
         return ops.moe_combine(y, scores, position, offs, config)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, w13, w2, tokens, position, offs, row_scores, layout, saved, y, *copies = (
+        x, w13, w3, w2, tokens, position, offs, row_scores, layout, saved, y, *rest = (
             ctx.saved_tensors
         )
-        want_x, want_scores, want_w13, want_w2, *_ = ctx.needs_input_grad
-        dx = dscores = dw13 = dw2 = None
-        if want_x or want_w13 or want_w2:
-            dtype = _ops.ELEMENT_TYPES[ctx.grad_dtypes[0]]
-            wanted = want_x | want_w13 << 1 | want_w2 << 2
-            of_rows, dw13, dw2 = ops.moe_backward(
-                grad,
-                x,
-                tokens,
-                row_scores,
-                w13,
-                w2,
-                saved,
-                layout,
-                *ctx.sizes,
-                dtype,
-                ctx.config,
-                wanted,
-                *copies,
-            )
-            if want_x:
-                dx = ops.moe_combine(of_rows, None, position, offs, ctx.config)
+        copies, scales = rest[:4], rest[4:]
+        want_x, want_scores, *wants = ctx.needs_input_grad[:5]
+        want_w13, want_w3, want_w2 = wants
+        dx = dscores = None
+        grads: tuple[torch.Tensor | None, ...] = (None, None, None)
+        if want_x or any(wants):
+            wanted = want_x | want_w13 << 1 | want_w2 << 2 | want_w3 << 3 | ctx.is_pair << 4
+            of_weights = (*ctx.sizes, ctx.grad_dtype, ctx.config, wanted, *copies, w3)
+            call = (w13, w2, saved, layout, *of_weights, *scales, ctx.scale_layout)
+            dx, dw13, dw2, dw3 = ops.moe_backward(grad, x, tokens, row_scores, *call)
+            grads = (dw13, dw3, dw2)
+            if want_x and tokens is not None:
+                dx = ops.moe_combine(dx, None, position, offs, ctx.config)
         if want_scores:
             dscores = ops.moe_score_gradient(grad, y, position, offs, ctx.config)
-        return dx, dscores, dw13 if want_w13 else None, dw2 if want_w2 else None, *[None] * 7
+        own = (each if want else None for each, want in zip(grads, wants, strict=True))
+        return dx if want_x else None, dscores, *own, *[None] * 8
 
 
 _apply: Any = Mlp.apply
@@ -112,32 +125,63 @@ _apply: Any = Mlp.apply
 def _split(copies: tuple[Kept, Kept] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Returns what the ops of forward and of backward take of the copies of w13 and w2."""
     if copies is None:
-        return (), ()
+        return (None,) * 4, (None,) * 4
     w13, w2 = copies
     return (*w13[:2], *w2[:2]), (*w13[2:], *w2[2:])
 
 
 def mlp(
     x: torch.Tensor,
-    w13: torch.Tensor,
+    w13: Weights,
     w2: torch.Tensor,
     routing: Routing,
     copies: tuple[Kept, Kept] | None = None,
+    scales: DelayedScales = _DYNAMIC,
 ) -> torch.Tensor:
-    """Computes swiglu_experts of a routing, for w13 [E, 2 F, D].
+    """Computes swiglu_experts of a routing, for w13 [E, 2 F, D], or for w1 and w3 as if they were one.
 
-    copies: those in fp8 of both weights, where they are kept.
+    copies: those in fp8 of w13 and of w2, where they are kept.
     """
-    tokens, position, offs, row_scores, scores, config = routing
+    return _mlp(x, w13, w2, layout_of(routing), routing.config, routing, copies, scales)
+
+
+def mlp_of_rows(
+    rows: torch.Tensor,
+    w13: Weights,
+    w2: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    copies: tuple[Kept, Kept] | None = None,
+) -> torch.Tensor:
+    """Computes the same for the rows of experts, which a dispatcher has put in place: y has a row of each."""
+    return _mlp(rows, w13, w2, layout, config, None, copies, _DYNAMIC)
+
+
+def _mlp(
+    x: torch.Tensor,
+    w13: Weights,
+    w2: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    routing: Routing | None,
+    copies: tuple[Kept, Kept] | None,
+    scales: DelayedScales,
+) -> torch.Tensor:
+    first, w3 = (w13, None) if isinstance(w13, torch.Tensor) else w13
+    w2 = w2.to(first.dtype)  # gradients have one type
+    w3 = None if w3 is None else w3.to(first.dtype)
     if copies is not None:
         config |= recipes.RECOMPUTE
-    layout = layout_of(routing)
-    w2 = w2.to(w13.dtype)  # gradients have one type
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (x, scores, w13, w2)):
+    tokens = position = offs = row_scores = scores = None
+    if routing is not None:
+        tokens, position, offs, row_scores, scores, _ = routing
+    given = (x, scores, first, w3, w2)
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given):
         places = (tokens, position, offs, row_scores, layout)
-        return _apply(x, scores, w13, w2, *places, config, copies)  # type: ignore[no-any-return]
-    y, _ = ops.moe_forward(x, tokens, w13, w2, layout, config, False, *_split(copies)[0])
-    return combine(y, routing)
+        return _apply(*given, *places, config, copies, scales)  # type: ignore[no-any-return]
+    call = (first, w2, layout, config, False, *_split(copies)[0], w3, *scales)
+    y: torch.Tensor = ops.moe_forward(x, tokens, *call)[0]
+    return y if routing is None else combine(y, routing)
 
 
 def layout_of(routing: Routing) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The ops of expert linears, their fake kernels, and their gradient (python/shim/experts.cpp)."""
+"""The ops of expert linears, their fake kernels, and their gradient (python/shim/experts/)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _fake_moe_forward(
     layout: torch.Tensor,
     config: int,
     save: bool,
-    *copies: torch.Tensor | None,
+    *_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     experts, dim, hidden = map(int, w2.shape)
     m = (x if index is None else index).shape[0]
@@ -126,14 +126,17 @@ def _fake_moe_backward(
     grad_dtype: int,
     config: int,
     wanted: int,
-    *copies: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     m, dim = (x if index is None else index).shape[0], x.shape[1]
     dtype = _DTYPES[grad_dtype]
     dx = x.new_empty((m if wanted & 1 else 0, dim))
-    dw13 = x.new_empty((experts if wanted & 2 else 0, 2 * hidden, dim), dtype=dtype)
+    rows = hidden if wanted & 16 else 2 * hidden
+    dw13, dw3 = (
+        x.new_empty((experts if wanted & bit else 0, rows, dim), dtype=dtype) for bit in (2, 8)
+    )
     dw2 = x.new_empty((experts if wanted & 4 else 0, dim, hidden), dtype=dtype)
-    return dx, dw13, dw2
+    return dx, dw13, dw2, dw3
 
 
 @torch.library.register_fake("float8::moe_route")  # type: ignore[untyped-decorator]

@@ -38,6 +38,25 @@ def _obstacle(recipe: Recipe, keeps_state: bool) -> str | None:
     return None
 
 
+def joins_pairs(config: int) -> bool:
+    """Tells whether a pair of w1 and w3 is computed as one weight with the rows of both.
+
+    So it is where all GEMMs are in fp8 and no weight has one scale for each expert or for all: a scale of both
+    would be that of the larger one.
+    """
+    if config & recipes.READS_X:
+        return False
+    if number := config & _NAME:
+        return recipes.NAMES[number - 1] in ("rowwise", "blockwise")
+    granularities = (config >> shift & 3 for shift in _WEIGHT_GRANULARITIES)
+    return all(each != Granularity.TENSOR for each in granularities)
+
+
+# Of recipes.pack: the number of a name, and where a recipe without one has those of b of output and grad_input.
+_NAME = 0xF
+_WEIGHT_GRANULARITIES = (24, 36)
+
+
 @functools.cache
 def config_of(
     recipe: Recipe,

@@ -15,10 +15,11 @@ from float8.torch import _ops, notices
 from float8.torch.classes import subclass
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.modules import (
-    FirstTorchtitanExperts,
     Float8Experts,
     TorchtitanExperts,
+    TorchtitanGemms,
     TransformersExperts,
+    names_in_torchtitan,
     weights_of,
 )
 from float8.torch.experts.recipe import config_of
@@ -88,7 +89,7 @@ def choose_experts(
         if callable(experts) and not experts(module, name):
             continue
         why = _obstacle(module, kind)
-        if why is None and kind is TorchtitanExperts and resolved.delayed:
+        if why is None and kind is TorchtitanGemms and resolved.delayed:
             why = "its forward does not say of which weight a GEMM is, which delayed scaling has to know"
         if why is None and kind is not None:
             own = list(getattr(module, _LINEARS, ())) if resolved.delayed else []
@@ -196,9 +197,10 @@ def _kind_of(module: nn.Module) -> type[Float8Experts] | None:
         return TransformersExperts
     if cls.__name__ == "GroupedExperts" and cls.__module__.startswith("torchtitan.models"):
         own = [each for each in type(module).__mro__ if "_grouped_mm" in each.__dict__]
-        if not own:
-            return FirstTorchtitanExperts
-        return TorchtitanExperts if own[0] is cls else None
+        if own and own[0] is not cls:
+            return None
+        known = names_in_torchtitan(module) is not None
+        return TorchtitanExperts if known else TorchtitanGemms if own else None
     return None
 
 

@@ -20,7 +20,12 @@ from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
-from float8.torch.experts.modules import Float8Experts, TorchtitanExperts, weights_of
+from float8.torch.experts.modules import (
+    Float8Experts,
+    TorchtitanGemms,
+    cast_together,
+    weights_of,
+)
 from float8.torch.experts.weight_casts import ExpertCast
 from float8.torch.shard import weight_changes
 from float8.torch.shard.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
@@ -256,9 +261,16 @@ class WeightCasts:
             layer._weight_cast = WeightCast(layer, dtype)
             _layers[layer.weight] = weakref.ref(layer)
         for of_module, experts in self._experts:
+            own = weights_of(experts)
             experts.weight_casts = {
-                name: ExpertCast(f"{of_module}.{name}", weight, experts.experts_config, dtype)
-                for name, weight in weights_of(experts).items()
+                names[0]: ExpertCast(
+                    f"{of_module}.{' and '.join(names)}",
+                    names,
+                    [own[name] for name in names],
+                    experts.experts_config,
+                    dtype,
+                )
+                for names in cast_together(experts)
             }
         self._hooks: list[Any] = []
 
@@ -273,8 +285,8 @@ class WeightCasts:
             if layer._weight_cast is not None:
                 layer._weight_cast.update(layer)
         for _, experts in self._experts:
-            for name, cast in experts.weight_casts.items():
-                cast.update(getattr(experts, name))
+            for cast in experts.weight_casts.values():
+                cast.update([getattr(experts, name) for name in cast.names])
 
     def _update_gathers(self, *_: Any) -> None:
         if self._gathers:
@@ -306,7 +318,7 @@ def _of_experts(module: nn.Module) -> list[tuple[str, Float8Experts]]:
         why = None
         if each.expert_linears:
             why = "delayed scaling records the amaxes of each cast"
-        elif issubclass(each.kind, TorchtitanExperts):
+        elif issubclass(each.kind, TorchtitanGemms):
             why = "their forward does not say of which weight a GEMM is"
         elif getattr(each, "is_transposed", False):
             why = "they are stored as [experts, in_features, out_features]"

@@ -40,7 +40,7 @@ torch.library.define(
     "float8::gathered_moe_backward",
     "(Tensor dy, Tensor? w13_gather, Tensor? w2_gather, Tensor x, Tensor? index, Tensor? score, "
     "Tensor? w13, Tensor? w2, Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, "
-    "int config, int wanted) -> (Tensor, Tensor, Tensor)",
+    "int config, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -164,16 +164,31 @@ def _of_backward(
     return _gathered_backward(dy, weight.key, saved, layout, shape, grad_dtype, config, wanted, x)
 
 
-def _of_moe_forward(_: Any, x: Tensor, index: Tensor | None, w13: Any, w2: Any, *rest: Any) -> Any:
+# Neither has a w3, nor copies or scales of other origin, behind these arguments.
+def _of_moe_forward(
+    _: Any,
+    x: Tensor,
+    index: Tensor | None,
+    w13: Any,
+    w2: Any,
+    layout: Tensor,
+    config: int,
+    save: bool,
+    *__: Any,
+) -> Any:
     keys, plain = _parts(w13, w2)
-    return _gathered_moe_forward(x, *keys, index, *plain, list(w2.shape), w13.dtype, *rest)
+    rest = (list(w2.shape), w13.dtype, layout, config, save)
+    return _gathered_moe_forward(x, *keys, index, *plain, *rest)
 
 
 def _of_moe_backward(
     _: Any, dy: Tensor, x: Tensor, index: Any, score: Any, w13: Any, w2: Any, *rest: Any
 ) -> Any:
     keys, plain = _parts(w13, w2)
-    return _gathered_moe_backward(dy, *keys, x, index, score, *plain, *rest)
+    return _gathered_moe_backward(dy, *keys, x, index, score, *plain, *rest[:_OF_MOE_BACKWARD])
+
+
+_OF_MOE_BACKWARD = 7  # saved, layout, experts, hidden, grad_dtype, config and wanted
 
 
 def _parts(*weights: Any) -> tuple[list[Any], list[Any]]:

@@ -409,6 +409,11 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, experts_count, 56U);
   F8_ENDS(float8_scale_slots, opaque, 32U);
+  F8_ENDS(float8_expert_quantizer_desc, reserved, 72U);
+  F8_ENDS(float8_expert_quantize_args, second_w, 128U);
+  F8_ENDS(float8_moe_desc, reserved, 88U);
+  F8_ENDS(float8_moe_forward_args, w2_scales, 280U);
+  F8_ENDS(float8_moe_backward_args, w2_scales, 384U);
   F8_ENDS(float8_model_layer, skew, 40U);
   F8_ENDS(float8_model_desc, network_gbit, 136U);
   F8_ENDS(float8_model_verdict, reserved_2, 104U);

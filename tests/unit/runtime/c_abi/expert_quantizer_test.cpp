@@ -229,6 +229,43 @@ TEST_P(ExpertQuantizerAbi, RanksHavePartsOfEachExpert) {
   float8_expert_quantizer_destroy(quantizer);
 }
 
+// The first half of each expert's rows in one tensor and the others in a second one.
+TEST_P(ExpertQuantizerAbi, TwoTensorsHaveTheRowsOfEachExpert) {
+  constexpr int64_t kRows = 96, kHalf = kRows / 2 * kK * 2;  // bytes of an expert's part
+  const Memory w = random_bf16(kExperts * kRows * kK, 2);
+  const Memory parts[2] = {memory(kExperts * kHalf), memory(kExperts * kHalf)};
+  for (int64_t i = 0; i < 2 * kExperts; ++i) {
+    std::copy_n(static_cast<const uint8_t*>(w.get()) + i * kHalf, kHalf,
+                static_cast<uint8_t*>(parts[i % 2].get()) + i / 2 * kHalf);
+  }
+  std::vector<std::string> made;
+  for (const bool two : {false, true}) {
+    float8_expert_quantizer_desc of = desc(GetParam());
+    of.n = kRows;
+    of.two_tensors = two ? 1 : 0;
+    float8_expert_quantizer* const quantizer = plan(of);
+    ASSERT_NE(quantizer, nullptr) << float8_last_error();
+    const Copies copies(layout_of(of));
+    const Memory scratch = memory(float8_expert_quantizer_workspace_bytes(quantizer));
+    float8_expert_quantize_args args{.w = {two ? parts[0].get() : w.get()},
+                                     .tensor = {copies.tensor.get()},
+                                     .transposed = {copies.transposed.get()},
+                                     .workspace = {scratch.get()}};
+    if (two) {
+      EXPECT_EQ(float8_expert_quantize(quantizer, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+      EXPECT_TRUE(says("second_w.data is NULL")) << float8_last_error();
+      args.second_w = {parts[1].get()};
+    }
+    ASSERT_EQ(float8_expert_quantize(quantizer, &args, nullptr), FLOAT8_OK) << float8_last_error();
+    made.emplace_back(static_cast<const char*>(copies.tensor.get()),
+                      copies.at.tensor_bytes - copies.at.transposed_bytes);
+    made.back().append(static_cast<const char*>(copies.transposed.get()),
+                       copies.at.transposed_bytes);
+    float8_expert_quantizer_destroy(quantizer);
+  }
+  EXPECT_EQ(made[0], made[1]);
+}
+
 // A cast under a flag writes the copies once, until the flag is cleared.
 TEST_P(ExpertQuantizerAbi, AFlagGuardsCasts) {
   float8_expert_quantizer_desc guarded = desc(GetParam());
@@ -289,6 +326,10 @@ TEST_P(ExpertQuantizerRefusals, Descriptions) {
   bad.experts = FLOAT8_MAX_EXPERTS + 1;
   EXPECT_EQ(plan(bad), nullptr);
   EXPECT_TRUE(says("experts is 1025; it is 1 to 1024"));
+  bad = desc("rowwise");
+  bad.two_tensors = 1;  // each has 24 rows of an expert
+  EXPECT_EQ(plan(bad), nullptr);
+  EXPECT_TRUE(says("two_tensors is set with n 48"));
   bad = desc("rowwise");
   bad.over_ranks = bad.noop_flag = 1;
   EXPECT_EQ(plan(bad), nullptr);

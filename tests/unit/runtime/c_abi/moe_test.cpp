@@ -28,11 +28,12 @@ constexpr int32_t kExperts = 3;
 struct MoeCase {
   const char* recipe;
   bool recompute_weight, rows_in_place;
+  bool w3_apart = false;
 };
 
 void PrintTo(const MoeCase& c, std::ostream* out) {
   *out << c.recipe << (c.recompute_weight ? "_recompute" : "")
-       << (c.rows_in_place ? "_in_place" : "");
+       << (c.rows_in_place ? "_in_place" : "") << (c.w3_apart ? "_w3_apart" : "");
 }
 
 // The operands of a step, and the plans of both ways to compute it.
@@ -55,10 +56,15 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
     }
   }
   void TearDown() override {
+    float8_scales_destroy(scales_of_moe_.scales);
+    float8_scales_destroy(scales_of_linears_.scales);
     float8_moe_destroy(moe_);
     float8_experts_destroy(w13_);
     float8_experts_destroy(w2_);
     float8_group_layout_plan_destroy(layouts_);
+  }
+  [[nodiscard]] static bool is_delayed() {
+    return std::string_view(GetParam().recipe) == "delayed";
   }
   [[nodiscard]] bool in_place() const { return GetParam().rows_in_place; }
   [[nodiscard]] int64_t tokens() const { return in_place() ? kRouted : kTokens; }
@@ -74,6 +80,7 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
     out.accumulate_grad_weight = 1;
     out.recompute_weight = GetParam().recompute_weight ? 1 : 0;
     out.rows_in_place = in_place() ? 1 : 0;
+    out.w3_apart = GetParam().w3_apart ? 1 : 0;
     return out;
   }
   float8_experts* plan_experts(int64_t n, int64_t k) {
@@ -88,23 +95,76 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
     EXPECT_EQ(float8_experts_plan(context_.get(), &out, &made), FLOAT8_OK) << float8_last_error();
     return made;
   }
+  // A scale state of two expert linears; none without delayed scaling.
+  struct State {
+    float8_scales* scales = nullptr;
+    Memory memory;
+    size_t bytes = 0;
+    float8_scale_slots slots[2] = {};
+  };
+  void make_state(State& state, const float8_experts* first, const float8_experts* second) {
+    const float8_experts* const linears[] = {first, second};
+    float8_scales_desc of{};
+    of.struct_size = sizeof of;
+    of.experts = linears;
+    of.experts_count = 2;
+    ASSERT_EQ(float8_scales_plan(context_.get(), &of, &state.scales), FLOAT8_OK);
+    state.bytes = float8_scales_bytes(state.scales);
+    state.memory = memory(state.bytes);
+    ASSERT_EQ(float8_scales_init(state.scales, state.memory.get(), nullptr), FLOAT8_OK);
+    for (size_t i = 0; i < 2; ++i) {
+      ASSERT_EQ(float8_scales_slots(state.scales, state.memory.get(), i, &state.slots[i]),
+                FLOAT8_OK);
+    }
+  }
+  // Half of each expert's rows of w13, or of its gradient.
+  [[nodiscard]] static Memory half_of(const Memory& both, int half) {
+    constexpr int64_t kBytes = kHidden * kDim * 2;
+    Memory out = memory(kExperts * kBytes);
+    for (int64_t e = 0; e < kExperts; ++e) {
+      std::memcpy(static_cast<uint8_t*>(out.get()) + e * kBytes,
+                  static_cast<const uint8_t*>(both.get()) + (2 * e + half) * kBytes, kBytes);
+    }
+    return out;
+  }
+
   void plan() {
     const float8_moe_desc of = desc();
     ASSERT_EQ(float8_moe_plan(context_.get(), &of, &moe_), FLOAT8_OK) << float8_last_error();
     w13_ = plan_experts(2 * kHidden, kDim);
     w2_ = plan_experts(kDim, kHidden);
+    if (is_delayed()) {
+      make_state(scales_of_moe_, float8_moe_linear(moe_, 0), float8_moe_linear(moe_, 1));
+      make_state(scales_of_linears_, w13_, w2_);
+    }
+    if (GetParam().w3_apart) {
+      w3_weight_ = half_of(w13_weight_, 1);
+      w13_weight_of_moe_ = half_of(w13_weight_, 0);
+    }
     saved_ = memory(float8_moe_saved_bytes(moe_));
     workspace_ = memory(float8_moe_workspace_bytes(moe_));
+  }
+  template <class Args>
+  void set_weights(Args& out) const {
+    out.w13 = {(GetParam().w3_apart ? w13_weight_of_moe_ : w13_weight_).get()};
+    if (GetParam().w3_apart) out.w3 = {w3_weight_.get()};
+    out.w2 = {w2_weight_.get()};
+  }
+  template <class Args>
+  void set_common(Args& out) const {
+    out.layout = {layout_.get()};
+    out.saved = {saved_.get()};
+    out.workspace = {workspace_.get()};
+    out.step = &step_;
+    out.w13_scales = scales_of_moe_.slots[0];
+    out.w2_scales = scales_of_moe_.slots[1];
   }
   float8_moe_forward_args forward_args(const Memory& y) const {
     float8_moe_forward_args out{.m = kRouted, .tokens = tokens(), .x = {x_.get()}};
     if (!in_place()) out.index = index_.data();
-    out.w13 = {w13_weight_.get()};
-    out.w2 = {w2_weight_.get()};
+    set_weights(out);
     out.y = {y.get()};
-    out.layout = {layout_.get()};
-    out.saved = {saved_.get()};
-    out.workspace = {workspace_.get()};
+    set_common(out);
     return out;
   }
   float8_moe_backward_args backward_args(const Memory& dx, const Memory& dw13,
@@ -115,16 +175,13 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
       out.index = index_.data();
       out.score = score_.data();
     }
-    if (GetParam().recompute_weight) {
-      out.w13 = {w13_weight_.get()};
-      out.w2 = {w2_weight_.get()};
-    }
+    if (GetParam().recompute_weight) set_weights(out);
     out.dx = {dx.get()};
     out.dw13 = {dw13.get()};
+    // The gradient of w3 comes behind that of w1.
+    if (GetParam().w3_apart) out.dw3 = {static_cast<uint8_t*>(dw13.get()) + kRowsOfW13 * kDim};
     out.dw2 = {dw2.get()};
-    out.layout = {layout_.get()};
-    out.saved = {saved_.get()};
-    out.workspace = {workspace_.get()};
+    set_common(out);
     return out;
   }
   // Rows of tokens by their index, times a factor of each.
@@ -141,6 +198,9 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
     Memory y, dx, dw13, dw2;
   };
   Step by_experts();
+  void expect_a_step_of_two_linears();
+  // The gradient of w13 as one tensor.
+  [[nodiscard]] static Memory joined(const Memory& dw13);
   void expect_same(const Memory& a, const Memory& b, int64_t elements, const char* name) const {
     EXPECT_EQ(std::memcmp(a.get(), b.get(), static_cast<size_t>(elements) * 2), 0) << name;
   }
@@ -151,11 +211,31 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
   Memory x_ = random_bf16(kRouted * kDim, 1), dy_ = random_bf16(kRouted * kDim, 2);
   Memory w13_weight_ = random_bf16(kRowsOfW13 * kDim, 3);
   Memory w2_weight_ = random_bf16(kRowsOfW2 * kHidden, 4);
+  Memory w13_weight_of_moe_, w3_weight_;  // with w3 apart
   Memory layout_, saved_, workspace_;
+  float8_step step_;
+  State scales_of_moe_, scales_of_linears_;
   float8_group_layout_plan* layouts_ = nullptr;
   float8_moe* moe_ = nullptr;
   float8_experts *w13_ = nullptr, *w2_ = nullptr;
 };
+
+Memory MoeAbi::joined(const Memory& dw13) {
+  if (!GetParam().w3_apart) {
+    Memory same = memory(kRowsOfW13 * kDim * 2);
+    std::memcpy(same.get(), dw13.get(), kRowsOfW13 * kDim * 2);
+    return same;
+  }
+  constexpr int64_t kBytes = kHidden * kDim * 2;
+  Memory out = memory(kExperts * 2 * kBytes);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    for (int64_t half = 0; half < 2; ++half) {
+      std::memcpy(static_cast<uint8_t*>(out.get()) + (2 * e + half) * kBytes,
+                  static_cast<const uint8_t*>(dw13.get()) + (half * kExperts + e) * kBytes, kBytes);
+    }
+  }
+  return out;
+}
 
 // The step of two expert linears, with everything between them in memory.
 MoeAbi::Step MoeAbi::by_experts() {
@@ -176,7 +256,9 @@ MoeAbi::Step MoeAbi::by_experts() {
                                            .y = {y.get()},
                                            .layout = {layout_.get()},
                                            .saved = {kept.get()},
-                                           .workspace = {workspace.get()}};
+                                           .workspace = {workspace.get()},
+                                           .step = &step_,
+                                           .scales = scales_of_linears_.slots[of == w2_ ? 1 : 0]};
     ASSERT_EQ(float8_experts_forward(of, &args, nullptr), FLOAT8_OK) << float8_last_error();
   };
   const auto backward = [&](const float8_experts* of, const Memory& grad, const Memory& dx,
@@ -187,7 +269,9 @@ MoeAbi::Step MoeAbi::by_experts() {
                                             .dw = {dw.get()},
                                             .layout = {layout_.get()},
                                             .saved = {kept.get()},
-                                            .workspace = {workspace.get()}};
+                                            .workspace = {workspace.get()},
+                                            .step = &step_,
+                                            .scales = scales_of_linears_.slots[of == w2_ ? 1 : 0]};
     ASSERT_EQ(float8_experts_backward(of, &args, nullptr), FLOAT8_OK) << float8_last_error();
   };
   forward(w13_, rows, w13_weight_, both, saved[0]);
@@ -223,11 +307,31 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(MoeCase{"tensorwise", false, false}, MoeCase{"tensorwise", true, true},
                       MoeCase{"rowwise", false, false}, MoeCase{"rowwise", true, false},
                       MoeCase{"rowwise", true, true}, MoeCase{"blockwise", false, true},
-                      MoeCase{"blockwise", true, false}),
+                      MoeCase{"blockwise", true, false}, MoeCase{"delayed", false, false},
+                      MoeCase{"delayed", true, true}, MoeCase{"tensorwise", true, false, true},
+                      MoeCase{"rowwise", false, true, true}, MoeCase{"rowwise", true, false, true},
+                      MoeCase{"blockwise", false, false, true},
+                      MoeCase{"blockwise", true, true, true},
+                      MoeCase{"delayed", true, false, true}),
     ::testing::PrintToStringParamName());
 
+// With delayed scaling a second step has the scales of the first one's amaxes, which are the same.
 TEST_P(MoeAbi, IsTwoExpertLinears) {
   ASSERT_NO_FATAL_FAILURE(plan());
+  step_.first_step = 1;
+  ASSERT_NO_FATAL_FAILURE(expect_a_step_of_two_linears());
+  if (!is_delayed()) return;
+  for (const State* state : {&scales_of_moe_, &scales_of_linears_}) {
+    ASSERT_EQ(float8_scales_sync(state->scales, state->memory.get(), nullptr, nullptr), FLOAT8_OK);
+  }
+  EXPECT_EQ(std::memcmp(scales_of_moe_.memory.get(), scales_of_linears_.memory.get(),
+                        scales_of_moe_.bytes),
+            0);
+  step_.first_step = 0;
+  ASSERT_NO_FATAL_FAILURE(expect_a_step_of_two_linears());
+}
+
+void MoeAbi::expect_a_step_of_two_linears() {
   const Step expected = by_experts();
   const Step got{memory(kRouted * kDim * 2), memory(kRouted * kDim * 2),
                  memory(kRowsOfW13 * kDim * 2), memory(kRowsOfW2 * kHidden * 2)};
@@ -237,16 +341,17 @@ TEST_P(MoeAbi, IsTwoExpertLinears) {
   const float8_moe_backward_args backward = backward_args(got.dx, got.dw13, got.dw2);
   ASSERT_EQ(float8_moe_backward(moe_, &backward, nullptr), FLOAT8_OK) << float8_last_error();
   expect_same(got.dx, expected.dx, kUsed * kDim, "dx");
-  expect_same(got.dw13, expected.dw13, kRowsOfW13 * kDim, "dw13");
+  expect_same(joined(got.dw13), expected.dw13, kRowsOfW13 * kDim, "dw13");
   expect_same(got.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2");
   // Each gradient alone, and a forward without a backward.
   const Step alone{memory(kRouted * kDim * 2), memory(kRouted * kDim * 2),
                    memory(kRowsOfW13 * kDim * 2), memory(kRowsOfW2 * kHidden * 2)};
-  for (int wanted = 0; wanted < 3; ++wanted) {
+  for (int wanted = 0; wanted < 4; ++wanted) {
     float8_moe_backward_args one = backward_args(alone.dx, alone.dw13, alone.dw2);
     if (wanted != 0) one.dx = {};
     if (wanted != 1) one.dw13 = {};
     if (wanted != 2) one.dw2 = {};
+    if (wanted != 3) one.dw3 = {};
     ASSERT_EQ(float8_moe_backward(moe_, &one, nullptr), FLOAT8_OK) << float8_last_error();
   }
   forward.saved = {};
@@ -254,7 +359,7 @@ TEST_P(MoeAbi, IsTwoExpertLinears) {
   ASSERT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_OK) << float8_last_error();
   expect_same(alone.y, expected.y, kUsed * kDim, "y alone");
   expect_same(alone.dx, expected.dx, kUsed * kDim, "dx alone");
-  expect_same(alone.dw13, expected.dw13, kRowsOfW13 * kDim, "dw13 alone");
+  expect_same(joined(alone.dw13), expected.dw13, kRowsOfW13 * kDim, "dw13 alone");
   expect_same(alone.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2 alone");
 }
 
@@ -266,7 +371,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, MoeRefusals, ::testing::Values(MoeCase{"rowwise"
 
 TEST_P(MoeRefusals, Descriptions) {
   float8_moe_desc bad = desc();
-  bad.recipe = "delayed";
+  bad.recipe = "rowwise_with_gw_hp";
   EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_UNSUPPORTED);
   EXPECT_TRUE(says("two float8_experts have it")) << float8_last_error();
   bad = desc();
@@ -313,6 +418,34 @@ TEST_P(MoeRefusals, Calls) {
       backward, [](auto& a) { a.dw2.data = a.dw13.data; }, "overlap");
   refuses(
       backward, [](auto& a) { a.reserved = 2; }, "reserved is 2; it must be 0");
+  refuses(
+      backward, [](auto& a) { a.dw3 = a.dw13; }, "set float8_moe_desc.w3_apart");
+  // The linears of an MLP are for its scale state alone.
+  EXPECT_EQ(float8_moe_linear(moe_, 2), nullptr);
+  EXPECT_EQ(float8_moe_linear(nullptr, 0), nullptr);
+  const float8_experts_forward_args alone{.m = kRouted};
+  EXPECT_EQ(float8_experts_forward(float8_moe_linear(moe_, 0), &alone, nullptr),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("call float8_moe_forward")) << float8_last_error();
+}
+
+class MoePairRefusals : public MoeAbi {};
+INSTANTIATE_TEST_SUITE_P(Cases, MoePairRefusals,
+                         ::testing::Values(MoeCase{"delayed", true, false, true}),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(MoePairRefusals, Calls) {
+  ASSERT_NO_FATAL_FAILURE(plan());
+  step_.first_step = 1;
+  const Memory y = memory(kRouted * kDim * 2);
+  float8_moe_forward_args forward = forward_args(y);
+  forward.w3 = {};
+  EXPECT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("w3.data is NULL")) << float8_last_error();
+  forward = forward_args(y);
+  forward.w2_scales = {};
+  EXPECT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("w2_scales is empty")) << float8_last_error();
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "python/shim/expert_weights.hpp"
-
 #include <torch/csrc/stable/ops.h>
 
 #include <stdexcept>
@@ -7,6 +5,7 @@
 
 #include "python/shim/casts.hpp"
 #include "python/shim/errors.hpp"
+#include "python/shim/expert_weights.hpp"
 #include "python/shim/linear/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/workspace.hpp"
@@ -61,6 +60,15 @@ uint32_t* words_of(const std::optional<Tensor>& words, size_t count, const Devic
   if (!words) throw std::invalid_argument("float8: the maxima of a shard are amax and row_amax");
   check_size(*words, count, sizeof(uint32_t), device, "maxima of a shard");
   return count == 0 ? nullptr : static_cast<uint32_t*>(words->mutable_data_ptr());
+}
+
+void check_alike(const Tensor& w, const Tensor& second) {
+  bool alike =
+      second.dim() == 3 && dtype_of(second) == dtype_of(w) && device_of(second) == device_of(w);
+  for (int64_t i = 0; alike && i < 3; ++i) alike = second.size(i) == w.size(i);
+  if (alike) return;
+  throw std::invalid_argument(
+      "float8: two weights of experts that are cast together have one size, type and device");
 }
 
 float8_expert_quantize_args args_of(const Matrix& rows) {
@@ -151,7 +159,7 @@ void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
 }
 
 void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const Tensor& state,
-                     const Tensor& like, int64_t config) {
+                     const Tensor& like, int64_t config, const std::optional<Tensor>& second_w) {
   const Place place = place_of(w, Config(config));
   const float8_dtype own = element_type(dtype_of(w), "the weight");
   const float8_dtype wanted = element_type(dtype_of(like), "x");
@@ -160,13 +168,28 @@ void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const T
   ExpertQuantizerKey key =
       key_of(typed, place, config, rounds ? int64_t{wanted} : kWeightsOwnType, false);
   key.noop_flag = true;
+  if (second_w) {
+    key.two_tensors = true;
+    key.n *= 2;
+    check_alike(w, *second_w);
+  }
   const ExpertQuantizer& quantizer = expert_quantizer_for(key, place);
   check_buffers(quantizer, place, q, qt);
-  check_size(state, kWeightStateBytes, 1, place.device, "the state of experts' weights");
+  check_size(state, (second_w ? 2 : 1) * kWeightStateBytes, 1, place.device,
+             "the state of experts' weights");
   const Matrix bytes = as_matrix(w), rows = as_matrix(typed);
   compare_and_cast(quantizer.context, bytes, own, wanted, state, place, [&](uint32_t* flag) {
     float8_expert_quantize_args args = args_of(rows);
     args.noop_flag = flag;
+    std::optional<Matrix> second;  // until the call has read it
+    if (second_w) {
+      const Tensor of_second = torch::stable::narrow(const_cast<Tensor&>(state), 0,
+                                                     kWeightStateBytes, kWeightStateBytes);
+      compare_weight(quantizer.context, as_matrix(*second_w), own, wanted, of_second, place, flag);
+      second = as_matrix(rounds ? *second_w : to_dtype(*second_w, dtype_of(like)));
+      args.second_w.data = second->data;
+      args.second_w.ld = second->stride;
+    }
     cast_into(quantizer, place, q, qt, args);
   });
 }
