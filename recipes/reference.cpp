@@ -3,8 +3,10 @@
 #include "recipes/reference.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
 
@@ -64,17 +66,29 @@ AmaxOver amax_over(Granularity g) {
   return AmaxOver::kTensor;
 }
 
-std::vector<double> dequantize(const Fp8Matrix& x) {
-  const ScaleGrid grid = scale_grid(x.rows, x.cols, x.over);
-  std::vector<double> values(x.bits.size());
-  size_t i = 0;
-  for (int64_t r = 0; r < x.rows; ++r) {
-    for (int64_t c = 0; c < x.cols; ++c, ++i) {
-      // The product of 4 bits and 24 is exact.
-      values[i] = static_cast<double>(decode_fp8(x.bits[i], x.dtype)) *
-                  static_cast<double>(x.inv_scales[grid.index(x.first_row + r, c)]);
+// Calls visit(element, scale) with the indices of each of rows x cols elements, of which the first row
+// is `first_row` of the matrix that the grid is of. It divides once a row, not once an element.
+template <typename Visit>
+void for_each_element(const ScaleGrid& grid, int64_t first_row, int64_t rows, int64_t cols,
+                      const Visit& visit) {
+  size_t element = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    size_t scale = grid.index(first_row + r, 0);
+    for (int64_t c = 0; c < cols; c += grid.col_extent, ++scale) {
+      const size_t end = element + static_cast<size_t>(std::min(grid.col_extent, cols - c));
+      for (; element < end; ++element) visit(element, scale);
     }
   }
+}
+
+std::vector<double> dequantize(const Fp8Matrix& x) {
+  std::vector<double> values(x.bits.size());
+  for_each_element(scale_grid(x.rows, x.cols, x.over), x.first_row, x.rows, x.cols,
+                   [&](size_t element, size_t scale) {
+                     // The product of 4 bits and 24 is exact.
+                     values[element] = static_cast<double>(decode_fp8(x.bits[element], x.dtype)) *
+                                       static_cast<double>(x.inv_scales[scale]);
+                   });
   return values;
 }
 
@@ -128,12 +142,10 @@ double draw(uint64_t key, Distribution distribution) {
 // The amaxes of x, whose first row is `first_row` of the matrix that the grid is of.
 std::vector<float> amax_in(const ScaleGrid& grid, const Matrix& x, int64_t first_row) {
   std::vector<uint32_t> largest(static_cast<size_t>(grid.count));
-  for (int64_t r = 0; r < x.rows; ++r) {
-    for (int64_t c = 0; c < x.cols; ++c) {
-      uint32_t& most = largest[grid.index(first_row + r, c)];
-      most = std::max(most, std::bit_cast<uint32_t>(x.at(r, c)) & 0x7fffffff);
-    }
-  }
+  for_each_element(grid, first_row, x.rows, x.cols, [&](size_t element, size_t scale) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(x.values[element]) & 0x7fffffff;
+    largest[scale] = std::max(largest[scale], magnitude);
+  });
   std::vector<float> result(largest.size());
   std::ranges::transform(largest, result.begin(),
                          [](uint32_t bits) { return std::bit_cast<float>(bits); });
@@ -153,14 +165,56 @@ Fp8Matrix cast_rows(const Matrix& x, int64_t first_row, AmaxOver over, Dtype dty
   const ScaleGrid grid = scale_grid(x.rows, x.cols, over);
   Fp8Matrix q{x.rows, x.cols, dtype, over, {}, std::move(scales), {}, first_row};
   for (const float scale : q.scales) q.inv_scales.push_back(inverse_scale(scale));
-  q.bits.reserve(x.values.size());
-  for (int64_t r = 0; r < x.rows; ++r) {
-    for (int64_t c = 0; c < x.cols; ++c) {
-      q.bits.push_back(cast_to_fp8(x.at(r, c), q.scales[grid.index(first_row + r, c)], dtype));
-    }
-  }
+  q.bits.resize(x.values.size());
+  for_each_element(grid, first_row, x.rows, x.cols, [&](size_t element, size_t scale) {
+    q.bits[element] = cast_to_fp8(x.values[element], q.scales[scale], dtype);
+  });
   return q;
 }
+
+// A tile of the matmul: its sums stay in registers while K passes, in the order of K.
+constexpr size_t kTileRows = 4;
+constexpr size_t kTileColumns = 8;
+using TileRows = std::array<const double*, kTileRows>;
+using TileSums = std::array<std::array<double, kTileColumns>, kTileRows>;
+
+[[gnu::always_inline]] inline void sum_tile_inline(const TileRows& a, const double* panel, size_t k,
+                                                   TileSums& sums) {
+  using Vector [[gnu::vector_size(32)]] = double;
+  constexpr size_t kLanes = sizeof(Vector) / sizeof(double);
+  constexpr size_t kVectors = kTileColumns / kLanes;
+  Vector total[kTileRows][kVectors] = {};
+  for (size_t p = 0; p < k; ++p) {
+    for (size_t i = 0; i < kTileRows; ++i) {
+      for (size_t j = 0; j < kVectors; ++j) {
+        Vector b;
+        std::memcpy(&b, panel + p * kTileColumns + j * kLanes, sizeof(b));
+        total[i][j] += a[i][p] * b;
+      }
+    }
+  }
+  std::memcpy(&sums, total, sizeof(total));
+}
+
+void sum_tile(const TileRows& a, const double* panel, size_t k, TileSums& sums) {
+  sum_tile_inline(a, panel, k, sums);
+}
+
+#ifdef __x86_64__
+// Without fused multiply-adds, so that the bits are the same.
+[[gnu::target("avx2")]] void sum_tile_avx2(const TileRows& a, const double* panel, size_t k,
+                                           TileSums& sums) {
+  sum_tile_inline(a, panel, k, sums);
+}
+
+auto* fastest_sum_tile() {
+  return __builtin_cpu_supports("avx2") ? sum_tile_avx2 : sum_tile;
+}
+#else
+auto* fastest_sum_tile() {
+  return sum_tile;
+}
+#endif
 
 }  // namespace
 
@@ -263,35 +317,26 @@ std::vector<double> to_doubles(const Matrix& x) {
   return {x.values.begin(), x.values.end()};
 }
 
-// b is turned so that the inner loop runs along n, four rows of a at a time. So it is vectorised
-// without a change to the order of any sum.
+// b is turned by panels of a tile's columns, whose last one has sums that nobody reads; a tile's missing rows repeat its last one.
 std::vector<double> matmul(std::span<const double> a, std::span<const double> b, size_t m, size_t n,
                            size_t k) {
-  constexpr size_t kColumns = 256;
-  constexpr size_t kRows = 4;
+  static auto* const sum = fastest_sum_tile();
   std::vector<double> d(m * n);
-  std::vector<double> panel(kColumns * k);
-  for (size_t j0 = 0; j0 < n; j0 += kColumns) {
-    const size_t columns = std::min(kColumns, n - j0);
+  std::vector<double> panel(kTileColumns * k);
+  TileSums sums;
+  for (size_t j0 = 0; j0 < n; j0 += kTileColumns) {
+    const size_t columns = std::min(kTileColumns, n - j0);
     for (size_t j = 0; j < columns; ++j) {
-      for (size_t p = 0; p < k; ++p) panel[p * kColumns + j] = b[(j0 + j) * k + p];
+      for (size_t p = 0; p < k; ++p) panel[p * kTileColumns + j] = b[(j0 + j) * k + p];
     }
-    for (size_t i0 = 0; i0 < m; i0 += kRows) {
-      const size_t rows = std::min(kRows, m - i0);
-      double sums[kRows][kColumns] = {};
-      for (size_t p = 0; p < k; ++p) {
-        const double* const column = &panel[p * kColumns];
-        double row[kRows] = {};
-        for (size_t i = 0; i < rows; ++i) row[i] = a[(i0 + i) * k + p];
-        for (size_t j = 0; j < columns; ++j) {
-          sums[0][j] += row[0] * column[j];
-          sums[1][j] += row[1] * column[j];
-          sums[2][j] += row[2] * column[j];
-          sums[3][j] += row[3] * column[j];
-        }
-      }
+    for (size_t i0 = 0; i0 < m; i0 += kTileRows) {
+      const size_t rows = std::min(kTileRows, m - i0);
+      TileRows row;
+      for (size_t i = 0; i < kTileRows; ++i) row[i] = a.data() + (i0 + std::min(i, rows - 1)) * k;
+      sum(row, panel.data(), k, sums);
       for (size_t i = 0; i < rows; ++i) {
-        std::copy_n(sums[i], columns, d.begin() + static_cast<ptrdiff_t>((i0 + i) * n + j0));
+        std::copy_n(sums[i].begin(), columns,
+                    d.begin() + static_cast<ptrdiff_t>((i0 + i) * n + j0));
       }
     }
   }

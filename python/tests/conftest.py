@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a Hopper GPU")
     f8.check_copies()
+    gc.freeze()  # a tenth of the time went to collections that walk what PyTorch's modules hold
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -61,6 +62,7 @@ def _start(
 ) -> None:
     global device
     device = on
+    gc.freeze()  # what the server has imported is not walked again
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)
     faulthandler.enable(stacks)
