@@ -4,6 +4,8 @@
 // ---- instantiation
 namespace f8::kernels {
 struct Config {
+  static constexpr int kHeadDim = 128;
+  static constexpr int kWarpgroups = 2;
   static constexpr bool kCausal = true;
   static constexpr int kStages = 3;
   static F8_DEVICE void mma(float (&d)[64], u64 a, u64 b, bool accumulate) {
@@ -55,9 +57,10 @@ struct Config {
 };
 static_assert(sizeof(AttentionPackedArgs<AttentionArgs>) == 80, "kernel_args.cuh on the host");
 static_assert(sizeof(AttentionMaps) == 384, "kernel_args.cuh on the host");
+static_assert(AttentionForward<Config, AttentionPackedArgs<AttentionArgs>>::kValueColumns == 128, "value_columns() on the host");
 static_assert(AttentionForward<Config, AttentionPackedArgs<AttentionArgs>>::kSharedBytes == 131200, "dynamic_smem_bytes() on the host");
-static_assert(kAttentionThreads == 384, "threads_per_block() on the host");
-extern "C" __global__ void __launch_bounds__(kAttentionThreads, 1)
+static_assert(AttentionForward<Config, AttentionPackedArgs<AttentionArgs>>::kThreads == 384, "threads_per_block() on the host");
+extern "C" __global__ void __launch_bounds__(384, 1)
 float8_attention_forward(const __grid_constant__ AttentionMaps maps,
                          const __grid_constant__ AttentionPackedArgs<AttentionArgs> args) {
   extern __shared__ __align__(1024) u8 shared[];

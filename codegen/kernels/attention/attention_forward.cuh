@@ -86,15 +86,16 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     float tile[kBuffers][kOfPart];  // of P V
     u32 p[16];
     float most[2], sum[2];
-    float correction_o[2],
-        correction_sum[2];  // of what lies in o and sum, by the tile that follows
+    float correction_o[2];  // of what lies in o, by the tile that follows
     Stage<2> query;
     Stage<kStages> key, value;
 
     F8_DEVICE Consumer(u32 shared, const Args& args)
         : shared(shared),
           args(args),
-          warpgroup(threadIdx.x / 128 - 1),
+          // The same in all threads of a warp, so that what depends on it needs no register of each.
+          warpgroup(kIsBlock && !kPacked ? threadIdx.x / 128 - 1
+                                         : __reduce_max_sync(~0U, threadIdx.x / 128 - 1)),
           lane(threadIdx.x % 32),
           row(warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4),
           leader(threadIdx.x % 128 == 0) {}
@@ -329,7 +330,8 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     }
     F8_DEVICE void store(const Work& work, float inv_scale_v) const {
       const u32 token = work.first() + row;
-      const u64 batch = work.q_head / args.heads_q, head = work.q_head % args.heads_q;
+      const u64 batch = kPacked ? 0 : work.q_head / args.heads_q;  // a pack is a batch of one
+      const u64 head = kPacked ? work.q_head : work.q_head % args.heads_q;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (token + 8 * r >= static_cast<u32>(work.end(args))) continue;
@@ -401,6 +403,13 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     }
   };
 
+  // The same values, in registers that a warp has once.
+  static F8_DEVICE AttentionBlock uniform(AttentionBlock block) {
+    const auto of = [](i32 x) { return __reduce_max_sync(~0U, x); };
+    return {of(block.token), of(block.tokens), of(block.index),
+            of(block.keys),  of(block.first),  {}};
+  }
+
   static F8_DEVICE void run(const AttentionMaps& maps, const Args& args, void* memory) {
     grid_dependency_wait();
     launch_dependents();
@@ -414,7 +423,9 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     warpgroup_reg_alloc<kIsBlock ? 240 : 160>();
     Consumer consumer(shared, args);
     for (u32 i = Tiles::first_work(); i < Tiles::works(args); i = Tiles::next_work(i)) {
-      consumer.attend(Tiles::work_at(args, i));
+      Work work = Tiles::work_at(args, i);
+      if constexpr (kPacked) work.packed = uniform(work.packed);
+      consumer.attend(work);
     }
   }
 };

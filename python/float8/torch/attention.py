@@ -160,7 +160,7 @@ def _backward(
         return tuple(x.transpose(1, 2) for x in grads)  # type: ignore[return-value]
     unused = no_seed(grad)
     # cuDNN gives NaN for a single query, and flash attention aligns another mask where sizes differ.
-    if _has_cudnn(q.shape[3]) and q.shape[2] > 1:
+    if q.shape[3] <= _largest_head_of_cudnn() and q.shape[2] > 1:
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]
             grad,
             q,
@@ -185,11 +185,12 @@ def _backward(
 
 # In graphs of torch.compile it is a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_cudnn(head_dim: int) -> bool:
+def _largest_head_of_cudnn() -> int:
+    """Returns 0 where PyTorch has no cuDNN."""
     backends: Any = torch.backends
     if not (backends.cudnn.is_available() and backends.cuda.cudnn_sdp_enabled()):
-        return False
-    return head_dim <= 128 or backends.cudnn.version() >= 90501  # the first that has heads of 256
+        return 0
+    return 256 if backends.cudnn.version() >= 90501 else 128
 
 
 class AttentionFunction(torch.autograd.Function):

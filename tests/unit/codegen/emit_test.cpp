@@ -74,11 +74,14 @@ TEST(Emit, GoldenStubs) {
            "route/place/i64",
            "combine/bf16/bf16",
            "score_gradient/f32/bf16",
-           "attention_forward/d128/causal/s3",
+           "attention_forward/d128/causal/s4",
            "attention_forward/d128/window/s3",
+           "attention_forward/d64/full/s4",
+           "attention_forward/d256/causal/s2",
            "attention_forward/d128/causal/packed/s3",
            "attention_cast/d128",
            "attention_cast/d128/packed",
+           "attention_cast/d256",
            "attention_layout/d128/packed",
            "adamw/bf16/tensor/from_f32",
            "adamw_cast/bf16.e4m3/block128x128/q+qt/from_f32/pow2",
@@ -159,7 +162,7 @@ TEST(Emit, HostAndTemplateCannotDisagree) {
       {"route/place/i32", "kRouteThreads = 256", "kRouteThreads = 128", "threads_per_block()"},
       {"combine/f16/f32", "  void* out;            // [tokens", "  void *out, *more;  // [tokens",
        "kernel_args.cuh"},
-      {"attention_forward/d128/full/s3", "kBarriers + 8 *", "kBarriers + 16 *",
+      {"attention_forward/d128/full/s4", "kBarriers + 8 *", "kBarriers + 16 *",
        "dynamic_smem_bytes()"},
       {"group_layout", "kGroupThreads = 1024", "kGroupThreads = 512", "threads_per_block()"},
   };
@@ -363,15 +366,19 @@ std::set<std::string> tunable_kernels() {
       keys.insert(f8::format("score_gradient/{}/{}", y, out));
     }
   }
-  for (const char* keys_of_a_query : {"full", "causal", "window"}) {
-    keys.insert(f8::format("attention_forward/d128/{}/s3", keys_of_a_query));
-    keys.insert(f8::format("attention_forward/d128/{}/packed/s3", keys_of_a_query));
+  for (const int head_dim : kAttentionHeadDims) {
+    for (const bool packed : {false, true}) {
+      for (const AttentionMask mask :
+           {AttentionMask::kFull, AttentionMask::kCausal, AttentionMask::kWindow}) {
+        keys.insert(AttentionForwardSpec::of(head_dim, mask, packed).key());
+      }
+      for (const AttentionStep step : {AttentionStep::kSumKeys, AttentionStep::kCast,
+                                       AttentionStep::kDequantize, AttentionStep::kLayout}) {
+        const AttentionCastSpec spec{head_dim, step, packed};
+        if (spec.validate()) keys.insert(spec.key());
+      }
+    }
   }
-  for (const char* step : {"sum_keys", "cast", "dequantize"}) {
-    keys.insert(f8::format("attention_{}/d128", step));
-    keys.insert(f8::format("attention_{}/d128/packed", step));
-  }
-  keys.insert("attention_layout/d128/packed");
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));
