@@ -19,11 +19,16 @@ D = 128
 
 
 def operands(
-    device: str, tokens: int = 200, keys: int | None = None, heads: int = 4, of_keys: int = 2
+    device: str,
+    tokens: int = 200,
+    keys: int | None = None,
+    heads: int = 4,
+    of_keys: int = 2,
+    size: int = D,
 ) -> list[Tensor]:
     """Returns query, key, value and the gradient of the result."""
     sizes = ((heads, tokens), (of_keys, keys or tokens), (of_keys, keys or tokens), (heads, tokens))
-    return [torch.randn(2, h, s, D).bfloat16().to(device) for h, s in sizes]
+    return [torch.randn(2, h, s, size).bfloat16().to(device) for h, s in sizes]
 
 
 def step(call: Any, tensors: list[Tensor], **options: Any) -> list[Tensor]:
@@ -74,6 +79,21 @@ def test_other_numbers_of_queries_and_keys(
     own = step(f8.scaled_dot_product_attention, tensors, is_causal=causal, **options)
     for actual, expected in zip(own, exact(tensors, causal), strict=True):
         assert expected.norm() < 1e-9 or sqnr(actual, expected) > 20
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [64, 256])
+def test_heads_of_other_sizes(
+    device: str, options: dict[str, Any], size: int, causal: bool, window: int | None
+) -> None:
+    if window and not causal:
+        pytest.skip("a window is causal")
+    tensors = operands(device, 300, size=size)
+    own = step(f8.scaled_dot_product_attention, tensors, is_causal=causal, window=window, **options)
+    expected = exact_window(tensors, window) if window else exact(tensors, causal)
+    reached = [sqnr(a, e) for a, e in zip(own, expected, strict=True)]
+    assert all(db >= least for db, least in zip(reached, FLOORS["normal"], strict=True)), reached
 
 
 @pytest.mark.parametrize("causal", [True, False])

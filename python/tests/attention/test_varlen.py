@@ -22,10 +22,10 @@ def offsets_of(lengths: tuple[int, ...], device: str) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int().to(device)
 
 
-def operands(device: str, queries: int, keys: int) -> list[Tensor]:
+def operands(device: str, queries: int, keys: int, size: int = D) -> list[Tensor]:
     """Returns query, key, value and the gradient of the result."""
     sizes = ((queries, 2), (keys, 1), (keys, 1), (queries, 2))
-    return [torch.randn(s, h, D).bfloat16().to(device) for s, h in sizes]
+    return [torch.randn(s, h, size).bfloat16().to(device) for s, h in sizes]
 
 
 def step(call: Any, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
@@ -59,11 +59,14 @@ def alone(
     return [torch.cat(x) for x in zip(*parts, strict=True)]
 
 
-@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 70)])
+@pytest.mark.parametrize(
+    ("causal", "window", "size"),
+    [(True, None, D), (False, None, D), (True, 70, D), (True, None, 64), (True, None, 256)],
+)
 def test_each_sequence_has_what_it_has_alone(
-    device: str, options: dict[str, Any], causal: bool, window: int | None
+    device: str, options: dict[str, Any], causal: bool, window: int | None, size: int
 ) -> None:
-    tensors = operands(device, sum(LENGTHS), sum(LENGTHS))
+    tensors = operands(device, sum(LENGTHS), sum(LENGTHS), size)
     cu = offsets_of(LENGTHS, device)
     mode = {"is_causal": causal, "window": window, **options}
     own = step(f8.varlen_attention, tensors, cu, cu, 260, 260, **mode)

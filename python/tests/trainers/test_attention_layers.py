@@ -47,10 +47,15 @@ def losses(model: Any, steps: int, device: str, count: int = TOKENS, **inputs: A
     return found
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral"])
-def test_a_model_of_transformers_trains(device: str, options: dict[str, Any], kind: str) -> None:
-    expected = losses(model_of(kind, device), 6, device)
-    model = model_of(kind, device)
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("Llama", 128), ("Llama", 64), ("Qwen3", 128), ("Mistral", 128), ("Gemma", 256)],
+)
+def test_a_model_of_transformers_trains(
+    device: str, options: dict[str, Any], kind: str, size: int
+) -> None:
+    expected = losses(model_of(kind, device, head_dim=size), 6, device)
+    model = model_of(kind, device, head_dim=size)
     assert f8.convert_attention_to_float8(model, **options) == [
         "model.layers.0.self_attn",
         "model.layers.1.self_attn",
@@ -59,7 +64,8 @@ def test_a_model_of_transformers_trains(device: str, options: dict[str, Any], ki
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         own = losses(model, 6, device)
-    assert not unchanged(model, before)
+    # A norm's weight in bfloat16 may come back to 1 by rounding.
+    assert not [name for name in unchanged(model, before) if "norm" not in name]
     assert own != expected
     assert own == pytest.approx(expected, rel=0.03)
 

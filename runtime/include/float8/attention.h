@@ -22,7 +22,7 @@ typedef struct float8_attention_desc {
   int64_t
       heads_q; /* a multiple of heads_kv: so many heads of queries share one of keys and values */
   int64_t heads_kv; /* at least 1 */
-  int64_t head_dim; /* 128 */
+  int64_t head_dim; /* 64, 128 or 256 */
   float scale;      /* of the scores; 0: 1 / sqrt(head_dim) */
   int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
   int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
