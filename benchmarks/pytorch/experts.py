@@ -9,7 +9,7 @@ adds each token's results by their scores: in bf16 by torch alone (bf16_experts.
 torch.nn.functional.grouped_mm, in fp8 with float8.torch.functional.moe, which bf16-float8 runs in bf16.
 Weights are cast in each step, in forward and again in backward; of the variants with -keep once, with
 recompute=False; of those with -reused in no step that is timed, as in the later micro-batches of an
-accumulation. Each step has another of a few pairs of x and dy. The variants are timed in rounds; a row has
+accumulation. Variants with -pair have w1 and w3 in two tensors. Each step has another of a few pairs of x and dy. The variants are timed in rounds; a row has
 the median time, the median speedup over bf16 and the peak of memory in a step. DeepSeek-V3 has 8 local
 experts, as on one of 32 ranks.
 """
@@ -36,7 +36,7 @@ RECIPES = ("tensorwise", "rowwise", "blockwise")
 VARIANTS = (
     "bf16",
     "bf16-float8",
-    *(recipe + how for how in ("", "-keep", "-reused") for recipe in RECIPES),
+    *(recipe + how for how in ("", "-keep", "-pair", "-reused") for recipe in RECIPES),
 )
 POOL = 3
 
@@ -106,10 +106,21 @@ def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[
     w13, w2 = weight(2 * model.hidden, model.dim), weight(model.dim, model.hidden)
 
     recipe, _, how = name.partition("-")
+    halves = [each.detach().contiguous().requires_grad_() for each in w13.chunk(2, dim=1)]
+    weights = [*halves, w2] if how == "pair" else [w13, w2]
 
-    def fp8_moe(*operands: torch.Tensor) -> torch.Tensor:
-        recompute = False if how == "keep" else None
-        return f8.functional.moe(*operands, recipe=recipe, emulate=emulate, recompute=recompute)
+    def fp8_moe(
+        x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, *operands: torch.Tensor
+    ) -> torch.Tensor:
+        *first, second = operands
+        return f8.functional.moe(
+            *(x, ids, scores),
+            tuple(first) if how == "pair" else first[0],
+            second,
+            recipe=recipe,
+            emulate=emulate,
+            recompute=False if how == "keep" else None,
+        )
 
     layer = bf16_experts.moe if name == "bf16" else fp8_moe
     if how == "reused":
@@ -127,10 +138,10 @@ def make_step(name: str, model: Model, routing: str, emulate: bool) -> Callable[
         nonlocal turn
         x, dy = pool[turn % POOL]
         turn += 1
-        for each in (w13, w2, scores):
+        for each in (*weights, scores):
             each.grad = None
         x = x.detach().requires_grad_()
-        call(x, ids, scores, w13, w2).backward(dy)
+        call(x, ids, scores, *weights).backward(dy)
 
     return step
 
