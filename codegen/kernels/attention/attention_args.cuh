@@ -13,8 +13,8 @@
 
 namespace f8::kernels {
 
-inline constexpr i32 kAttentionTile =
-    128;  // tokens of a block, which has a scale, and keys of a tile
+// Tokens of a block, which has a scale, and keys of a tile.
+inline constexpr i32 kAttentionTile = 128;
 F8_BOTH constexpr i32 attention_threads(i32 warpgroups) {
   return 128 * (warpgroups + 1);
 }

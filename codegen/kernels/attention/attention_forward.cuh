@@ -18,9 +18,9 @@
 // The sum over keys is added to O in fp32 every 128 keys, by the multiplication that the softmax does anyway
 // (O = O correction + tile), so that it is exact for long sequences.
 //
-// Heads up to 128 multiply S of a tile while they wait for P V of the tile before it, and add that one to O between the
-// exponentials of this one. A thread has no registers for that with heads of 256: P V of a tile follows its softmax, in
-// parts of 64 columns, of which one is added to O while the next one is multiplied.
+// Two warpgroups with heads up to 128 multiply S of a tile together with P V of the tile before it, and add that one to O
+// between the exponentials of this one. A thread has no registers for that where there are three, or heads of 256: P V
+// of a tile follows its softmax, in parts of 64 columns.
 #pragma once
 
 #include "codegen/kernels/attention/attention_tiles.cuh"
