@@ -237,9 +237,10 @@ def convert(model: nn.Module, options: argparse.Namespace) -> nn.Module:
         raise ValueError("--expert-recipe is the recipe of --experts N, which is not given")
     if options.attention != "bf16":
         if options.dim // options.heads not in HEAD_DIMS:
-            sizes = " or ".join(map(str, HEAD_DIMS))
+            sizes = ", ".join(map(str, HEAD_DIMS))
             raise ValueError(
-                f"attention in fp8 has heads of {sizes}: --dim is {sizes} times --heads"
+                f"heads of {options.dim // options.heads}, and attention in fp8 has heads of {sizes}: set --dim to one of "
+                "these times --heads"
             )
         f8.convert_attention_to_float8(model, options.attention, emulate=options.emulate)
     recipe = options.expert_recipe or options.recipe

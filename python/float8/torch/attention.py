@@ -338,7 +338,7 @@ def refusal(
         if x.device != query.device:
             return f"{name} is on {x.device}, query on {query.device}"
     if query.shape[-1] not in HEAD_DIMS:
-        return f"heads have {query.shape[-1]} elements; in fp8 they have {' or '.join(map(str, HEAD_DIMS))}"
+        return f"heads have {query.shape[-1]} elements; in fp8 they have {', '.join(map(str, HEAD_DIMS))}"
     if key.shape != value.shape or (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
         return f"the shapes do not match: {shapes}"

@@ -160,7 +160,7 @@ def _paths(arguments: tuple[str, ...], folder: pathlib.Path) -> list[str]:
         (("text.txt", "--dim=8"), "multiples of 16"),
         (("text.txt", "--experts=4", "--recipe=delayed"), "--expert-recipe tensorwise"),
         (("text.txt", "--expert-recipe=rowwise"), "--experts N"),
-        (("text.txt", "--attention=fp8_forward"), "heads of 128"),
+        (("text.txt", "--attention=fp8_forward"), "--dim to one of these times --heads"),
         (("text.txt", "--resume", "none.pt"), "none.pt"),
         (("text.txt", "--resume", "steps.csv"), "steps.csv is no checkpoint"),
         (("text.txt", "--resume", "step-1.pt", "--layers=1"), "its layers is 2, not 1"),

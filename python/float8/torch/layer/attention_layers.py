@@ -145,7 +145,7 @@ def _has_heads_of_fp8(module: nn.Module, name: str) -> bool:
     notices.warn_once(
         f"convert_attention_to_float8 heads {size}",
         f"attention stays in bf16 in {name!r}, and wherever else heads have {size} elements; fp8 has "
-        f"heads of {' or '.join(map(str, HEAD_DIMS))}",
+        f"heads of {', '.join(map(str, HEAD_DIMS))}",
     )
     return False
 
