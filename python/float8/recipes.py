@@ -222,6 +222,15 @@ def pack(
     return bits | sum(bit for bit, is_set in flags.items() if is_set)
 
 
+@functools.cache
+def granularities_of_weights(config: int) -> tuple[Granularity, Granularity]:
+    """Returns the granularities of the weight's casts for output and grad_input, of what pack() has returned."""
+    number = config & 0xF
+    bits = _custom_bits(Recipe.named(NAMES[number - 1])) if number else config
+    output, grad_input = (Granularity(bits >> (24 + 12 * i) & 3) for i in range(2))
+    return output, grad_input
+
+
 def _custom_bits(recipe: Recipe) -> int:
     bits = 0
     for i, (_, gemm) in enumerate(recipe.gemms()):

@@ -227,7 +227,7 @@ def _scales_of(module: Any, device: torch.device) -> DelayedScales:
     """Returns the parts of the scale state that gate_up_proj and down_proj have; none without delayed scaling."""
     linears = {each.name: each for each in getattr(module, "expert_linears", ())}
     if not linears:
-        return DelayedScales(None, None, 0)
+        return DelayedScales()
     w13, layout = linears["gate_up_proj"].scales_on(device)
     w2, _ = linears["down_proj"].scales_on(device)
     return DelayedScales(w13, w2, layout)

@@ -21,12 +21,12 @@ Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of gate and up: w1
 class DelayedScales(NamedTuple):
     """The parts of a scale state that the expert linears of w13 and w2 have, and its layout (scales.py)."""
 
-    w13: torch.Tensor | None
-    w2: torch.Tensor | None
-    layout: int
+    w13: torch.Tensor | None = None
+    w2: torch.Tensor | None = None
+    layout: int = 0
 
 
-_DYNAMIC = DelayedScales(None, None, 0)
+_DYNAMIC = DelayedScales()
 
 
 def swiglu_experts(

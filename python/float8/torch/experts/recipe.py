@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 from float8 import recipes
 from float8.recipes import Granularity, Recipe, Scaling
 
@@ -38,6 +40,8 @@ def _obstacle(recipe: Recipe, keeps_state: bool) -> str | None:
     return None
 
 
+# In graphs of torch.compile it is a constant.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def joins_pairs(config: int) -> bool:
     """Tells whether a pair of w1 and w3 is computed as one weight with the rows of both.
 
@@ -46,15 +50,7 @@ def joins_pairs(config: int) -> bool:
     """
     if config & recipes.READS_X:
         return False
-    if number := config & _NAME:
-        return recipes.NAMES[number - 1] in ("rowwise", "blockwise")
-    granularities = (config >> shift & 3 for shift in _WEIGHT_GRANULARITIES)
-    return all(each != Granularity.TENSOR for each in granularities)
-
-
-# Of recipes.pack: the number of a name, and where a recipe without one has those of b of output and grad_input.
-_NAME = 0xF
-_WEIGHT_GRANULARITIES = (24, 36)
+    return Granularity.TENSOR not in recipes.granularities_of_weights(config)
 
 
 @functools.cache
