@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/text.hpp"
+#include "recipes/attention.hpp"
 
 namespace f8 {
 namespace {
@@ -34,6 +35,24 @@ constexpr std::array kOps = {
     OpSpec{Op::kGroupedGradInput, "grouped_grad_input", "", kExpertsDims, {}},
     OpSpec{Op::kGroupedGradWeight, "grouped_grad_weight", "", kExpertsDims, {}},
     OpSpec{Op::kExperts, "experts", "", kExpertsDims, kLinearParts, 3},
+    OpSpec{Op::kAttention,
+           "attention",
+           "",
+           kAttentionDims,
+           {},
+           kAttentionForwardProducts + kAttentionBackwardProducts,
+           check_attention,
+           attention_product_flops,
+           attention_bytes},
+    OpSpec{Op::kAttentionForward,
+           "attention_forward",
+           "",
+           kAttentionDims,
+           {},
+           kAttentionForwardProducts,
+           check_attention,
+           attention_product_flops,
+           attention_bytes},
 };
 static_assert(std::ranges::all_of(kOps, [](const OpSpec& spec) {
   return &spec == &kOps[static_cast<size_t>(spec.op)] && spec.dims.size() <= kMaxDims;
@@ -170,6 +189,7 @@ Result<Problem> parse_fields(std::string_view rest) {
   }
   p.dims = F8_TRY(parse_dims(take_until(rest, '/'), spec_of(p.op).dims));
   if (of_0_1) F8_TRY(parse_flags(rest, p));
+  if (const auto check = spec_of(p.op).check) F8_TRY(check(p));
   return p;
 }
 
@@ -284,8 +304,8 @@ std::string to_string(Shape shape) {
 }
 
 Result<Shape> parse_dims(std::string_view text) {
-  const auto [m, n, k, rest, none] = F8_TRY(parse_dims(text, kLinearDims)).sizes;
-  return Shape{m, n, k};
+  const auto sizes = F8_TRY(parse_dims(text, kLinearDims)).sizes;
+  return Shape{sizes[0], sizes[1], sizes[2]};
 }
 
 std::span<const OpSpec> registered_ops() {
@@ -333,6 +353,7 @@ Result<Problem> Problem::make(Op op, const Recipe& recipe, const Dims& dims) {
   p.b = setting.b.dtype;
   p.dims = dims;
   p.fast = setting.fast;
+  if (const auto check = spec_of(op).check) F8_TRY(check(p));
   return p;
 }
 
@@ -368,7 +389,7 @@ Shape Problem::shape() const {
 
 Groups Problem::groups() const {
   if (!is_grouped(op)) return {};
-  return {.experts = dims.sizes.front(), .skew = dims.sizes.back()};
+  return {.experts = dims.sizes.front(), .skew = dims.sizes[std::size(kExpertsDims) - 1]};
 }
 
 Shape Problem::group_shape() const {
@@ -377,12 +398,15 @@ Shape Problem::group_shape() const {
 }
 
 double Problem::flops() const {
+  const OpSpec& spec = spec_of(op);
+  if (spec.product_flops != nullptr) return spec.products * spec.product_flops(*this);
   const Shape s = shape();
-  return spec_of(op).gemms * 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) *
+  return spec.products * 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) *
          static_cast<double>(s.k);
 }
 
 double Problem::bytes() const {
+  if (const auto own = spec_of(op).bytes) return own(*this);
   const Shape s = is_gemm(op) ? gemm_shape(shape(), to_gemm(op)) : shape();
   const auto m = static_cast<double>(s.m);
   const auto n = static_cast<double>(s.n);

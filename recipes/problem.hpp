@@ -3,6 +3,7 @@
 //   key      := op "/" settings "/" types "/" dims
 //   op       := "output" | "grad_input" | "grad_weight" | "linear"       what spec_of() registers
 //             | "grouped_output" | "grouped_grad_input" | "grouped_grad_weight" | "experts"
+//             | "attention" | "attention_forward"
 //   settings := recipe [ "+bias" ] [ "+fast" ]                           fast accumulation
 //   recipe   := (a-z | 0-9 | "_")+
 //   types    := a "." b "." d                  dtypes of the GEMM's operands and result
@@ -10,7 +11,8 @@
 // The dims of a linear and of its GEMMs are "m" INT "n" INT "k" INT: the linear's tokens,
 // out_features and in_features. Those of an expert linear and of its grouped GEMMs are "e" INT before and
 // "skew" INT behind: e experts share m rows by a routing of that skew, see rows_of_experts(). For ops
-// "linear" and "experts", types and settings are those of the output GEMM.
+// "linear" and "experts", types and settings are those of the output GEMM. recipes/attention.hpp has the
+// dims of attention.
 // INT has no sign and no leading zero, so a problem has one key: parse(key).key() == key.
 //
 // Example: output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096
@@ -54,7 +56,7 @@ struct DimSpec {
 };
 
 // The sizes of a problem, in the order of its operation's dims; 0 behind them.
-inline constexpr size_t kMaxDims = 5;
+inline constexpr size_t kMaxDims = 6;
 struct Dims {
   std::array<int64_t, kMaxDims> sizes{};
   Dims() = default;
@@ -78,8 +80,11 @@ enum class Op : uint8_t {
   kGroupedOutput,
   kGroupedGradInput,
   kGroupedGradWeight,
-  kExperts
+  kExperts,
+  kAttention,
+  kAttentionForward
 };
+struct Problem;
 
 // What is registered of an operation: databases, tables and keys know no more of it.
 struct OpSpec {
@@ -89,7 +94,12 @@ struct OpSpec {
   std::span<const DimSpec> dims;
   // The parts of an operation of several kernels, for each of which a trial names its kernel.
   std::span<const std::string_view> parts;
-  int gemms = 1;  // of 2mnk flops
+  int products = 1;  // of 2mnk flops, or of what product_flops() says
+  // Of an operation that is neither a linear nor its GEMM: what its sizes and settings must be besides
+  // those of each dim, and its counts.
+  Status (*check)(const Problem&) = nullptr;
+  double (*product_flops)(const Problem&) = nullptr;
+  double (*bytes)(const Problem&) = nullptr;
 };
 [[nodiscard]] std::span<const OpSpec> registered_ops();  // indexed by Op
 [[nodiscard]] const OpSpec& spec_of(Op op);
@@ -98,7 +108,10 @@ struct OpSpec {
 [[nodiscard]] Result<Op> parse_op(std::string_view text);
 inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
 [[nodiscard]] constexpr bool is_grouped(Op op) {
-  return static_cast<size_t>(op) >= kOpsOfLinears;
+  return static_cast<size_t>(op) / kOpsOfLinears == 1;
+}
+[[nodiscard]] constexpr bool is_attention(Op op) {
+  return op == Op::kAttention || op == Op::kAttentionForward;
 }
 [[nodiscard]] constexpr Op grouped(Op op) {
   return is_grouped(op) ? op : static_cast<Op>(static_cast<size_t>(op) + kOpsOfLinears);
@@ -107,7 +120,7 @@ inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
   return static_cast<Op>(static_cast<size_t>(op) % kOpsOfLinears);
 }
 [[nodiscard]] constexpr bool is_gemm(Op op) {
-  return op != Op::kLinear && op != Op::kExperts;
+  return op != Op::kLinear && op != Op::kExperts && !is_attention(op);
 }
 [[nodiscard]] constexpr Op to_op(Gemm g) {
   return static_cast<Op>(g);
@@ -156,9 +169,11 @@ struct Problem {
   [[nodiscard]] Shape group_shape() const;
   // The operation `other` of the same settings and sizes, grouped as this one is.
   [[nodiscard]] Op sibling(Op other) const { return is_grouped(op) ? grouped(other) : other; }
-  [[nodiscard]] double flops() const;  // 2mnk, 6mnk for a linear
+  // 2mnk, 6mnk for a linear; of attention two products forward and five backward, of the queries and
+  // keys that its mask leaves.
+  [[nodiscard]] double flops() const;
   // The fewest bytes that must be moved: a GEMM's operands and its result once; a linear's x, w, y,
-  // dy, dx and dw once each, in the type of d.
+  // dy, dx and dw once each, in the type of d; of attention q, k, v and o, and their gradients.
   [[nodiscard]] double bytes() const;
   bool operator==(const Problem&) const = default;
 };

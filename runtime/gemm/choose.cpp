@@ -183,7 +183,7 @@ Result<GemmChoice> choose_grouped(const TuningTable* table, const GroupedDesc& d
         codegen::GemmSpec measured = spec;
         measured.config = choice->kernel.config;
         Dims dims = choice->problem.dims;
-        dims.sizes.back() = kNoSkew;
+        dims.sizes[spec_of(problem.op).dims.size() - 1] = kNoSkew;
         // The row's kernel may have had other results, and no room for these.
         const auto fitting = codegen::with_fitting_stages(measured);
         if (dims == problem.dims && fitting) {

@@ -116,7 +116,8 @@ TEST(Op, EachIsRegisteredOnce) {
   }
   EXPECT_EQ(names, (std::vector<std::string_view>{"output", "grad_input", "grad_weight", "linear",
                                                   "grouped_output", "grouped_grad_input",
-                                                  "grouped_grad_weight", "experts"}));
+                                                  "grouped_grad_weight", "experts", "attention",
+                                                  "attention_forward"}));
 }
 
 TEST(ProblemKey, MakeRefusesABadRecipeOrShape) {
@@ -170,11 +171,11 @@ TEST(ProblemKey, MalformedKeysAreRefusedWithTheReason) {
       {"output/tensorwise/e4m3.e4m3.bf16/m8n16k16 ", "unexpected ' '"},
       {"output/tensorwise/e4m3.e4m3.bf16/m8n16k16\n", "unexpected '\\x0a'"},
       {"output/tensorwise/e4m3.e4m3.bf16/e4m8n16k16", "no 'm' where due"},
-      {"attention/blockwise/e4m3.e4m3.bf16/b8h32s4096d128c1",
-       "unknown op 'attention'; this float8 knows output, grad_input, grad_weight, linear, "
-       "grouped_output, grouped_grad_input, grouped_grad_weight, experts, so use the newer float8 "
-       "that wrote it"},
-      {"attention/blockwise/any/other/form", "use the newer float8"},
+      {"convolution/blockwise/e4m3.e4m3.bf16/b8h32s4096d128c1",
+       "unknown op 'convolution'; this float8 knows output, grad_input, grad_weight, linear, "
+       "grouped_output, grouped_grad_input, grouped_grad_weight, experts, attention, "
+       "attention_forward, so use the newer float8 that wrote it"},
+      {"convolution/blockwise/any/other/form", "use the newer float8"},
       {"experts/blockwise/e4m3.e4m3.bf16/m8n16k16", "no 'e' where due"},
       {"experts/blockwise/e4m3.e4m3.bf16/e8m8n16k16", "no 'skew' where due"},
       {"experts/blockwise/e4m3.e4m3.bf16/e0m8n16k16skew0",

@@ -1,0 +1,105 @@
+// Sizes of attention: their checks, products and bytes, and the grammar of their lists.
+#include "recipes/attention.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+
+namespace f8 {
+namespace {
+
+constexpr int64_t kHeadDims[] = {64, 128, 256};
+constexpr std::string_view kMasks[] = {"full", "causal"};  // by whether they are causal
+
+}  // namespace
+
+Result<Problem> attention_problem(Op op, const AttentionShape& s) {
+  Problem problem;
+  problem.op = op;
+  problem.recipe = kAttentionRecipe;
+  problem.dims = {s.tokens, s.batch, s.heads_q, s.heads_kv, s.head_dim, s.causal ? 1 : 0};
+  // The text has the checks of each size by itself.
+  F8_TRY(parse_dims(to_string(problem.dims, kAttentionDims), kAttentionDims));
+  F8_TRY(check_attention(problem));
+  return problem;
+}
+
+AttentionShape attention_shape(const Problem& problem) {
+  const auto [s, b, h, g, d, causal] = problem.dims.sizes;
+  return {s, b, h, g, d, causal == 1};
+}
+
+Status check_attention(const Problem& problem) {
+  const AttentionShape s = attention_shape(problem);
+  if (std::ranges::find(kHeadDims, s.head_dim) == std::end(kHeadDims)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "d (elements of a head) is {}; attention in fp8 has heads of 64, 128 and 256",
+                s.head_dim);
+  }
+  if (s.heads_q % s.heads_kv != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "h (heads of queries) is {} and g (heads of keys) {}; the first is a multiple of "
+                "the second",
+                s.heads_q, s.heads_kv);
+  }
+  Problem own;
+  own.op = problem.op;
+  own.recipe = kAttentionRecipe;
+  own.dims = problem.dims;
+  if (own == problem) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "this float8 knows {} as {} alone; use the newer float8 that wrote it",
+              to_string(problem.op), own.key());
+}
+
+double attention_product_flops(const Problem& problem) {
+  const AttentionShape s = attention_shape(problem);
+  const auto tokens = static_cast<double>(s.tokens);
+  return 2.0 * static_cast<double>(s.batch * s.heads_q) * tokens * tokens *
+         static_cast<double>(s.head_dim) / (s.causal ? 2 : 1);
+}
+
+double attention_bytes(const Problem& problem) {
+  const AttentionShape s = attention_shape(problem);
+  const double both = problem.op == Op::kAttention ? 2 : 1;  // gradients are as large
+  return both * 2 * static_cast<double>(s.batch * (s.heads_q + s.heads_kv)) *
+         static_cast<double>(s.tokens) * static_cast<double>(s.head_dim) *
+         static_cast<double>(size_bytes(problem.d));
+}
+
+Result<std::vector<AttentionShape>> parse_attention_shapes(std::string_view text) {
+  constexpr std::span kSizes = std::span(kAttentionDims).first<5>();
+  std::vector<AttentionShape> shapes;
+  for (bool last = false; !last;) {
+    last = !text.contains(';');
+    Problem problem;
+    problem.dims = F8_TRY(parse_dims(take_until(text, ';'), kSizes));
+    AttentionShape shape = attention_shape(problem);
+    shape.causal = true;
+    F8_TRY(attention_problem(Op::kAttentionForward, shape));
+    if (std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+Result<std::vector<bool>> parse_attention_masks(std::string_view text) {
+  std::vector<bool> masks;
+  for (bool last = false; !last;) {
+    last = !text.contains(',');
+    const std::string_view name = take_until(text, ',');
+    const auto* found = std::ranges::find(kMasks, name);
+    if (found == std::end(kMasks)) {
+      return fail(ErrorCode::kInvalidArgument, "mask {} is not known; there are causal and full",
+                  quote(name));
+    }
+    const bool causal = found != kMasks;
+    if (std::ranges::find(masks, causal) == masks.end()) masks.push_back(causal);
+  }
+  return masks;
+}
+
+std::string_view mask_name(bool causal) {
+  return kMasks[causal ? 1 : 0];
+}
+
+}  // namespace f8

@@ -1,0 +1,86 @@
+// Attention's keys, counts and lists.
+#include "recipes/attention.hpp"
+
+#include <gtest/gtest.h>
+
+namespace f8 {
+namespace {
+
+constexpr std::string_view kKey = "attention/fp8_forward/e4m3.e4m3.bf16/s8192b1h32g8d128causal1";
+
+std::string why(const auto& result) {
+  return result ? "no error" : result.error().message;
+}
+
+TEST(Attention, HasAKeyThatRoundTrips) {
+  const AttentionShape shape{.tokens = 8192, .heads_q = 32, .heads_kv = 8};
+  const auto problem = attention_problem(Op::kAttention, shape);
+  ASSERT_TRUE(problem) << why(problem);
+  EXPECT_EQ(problem->key(), kKey);
+  const auto parsed = Problem::parse(kKey);
+  ASSERT_TRUE(parsed) << why(parsed);
+  EXPECT_EQ(*parsed, *problem);
+  EXPECT_EQ(attention_shape(*parsed), shape);
+  EXPECT_FALSE(is_gemm(problem->op));
+  EXPECT_FALSE(is_grouped(problem->op));
+  EXPECT_EQ(problem->groups(), Groups{});
+}
+
+TEST(Attention, CountsWhatAMaskLeaves) {
+  AttentionShape shape{.tokens = 256, .batch = 2, .heads_q = 4, .heads_kv = 2, .causal = false};
+  const double product = 2.0 * 2 * 4 * 256 * 256 * 128;
+  const auto flops = [&](Op op) { return attention_problem(op, shape).value().flops(); };
+  EXPECT_EQ(flops(Op::kAttention), 7 * product);
+  EXPECT_EQ(flops(Op::kAttentionForward), 2 * product);
+  shape.causal = true;
+  EXPECT_EQ(flops(Op::kAttention), 3.5 * product);
+  EXPECT_EQ(flops(Op::kAttentionForward), product);
+  const double forward = 2.0 * 2 * (4 + 4 + 2 + 2) / 2 * 2 * 256 * 128;  // q, o, k, v
+  EXPECT_EQ(attention_problem(Op::kAttentionForward, shape)->bytes(), forward);
+  EXPECT_EQ(attention_problem(Op::kAttention, shape)->bytes(), 2 * forward);
+}
+
+TEST(Attention, BadKeysAreRefusedWithTheReason) {
+  const struct {
+    const char* key;
+    const char* reason;
+  } kCases[] = {
+      {"attention/fp8_forward/e4m3.e4m3.bf16/s128b1h4g2d96causal1", "64, 128 and 256"},
+      {"attention/fp8_forward/e4m3.e4m3.bf16/s128b1h4g3d128causal1", "a multiple"},
+      {"attention/fp8_forward/e4m3.e4m3.bf16/s128b1h4g2d128causal2", "causal (the mask) is 2"},
+      {"attention/fp8_forward/e4m3.e4m3.bf16/s0b1h4g2d128causal1", "s (tokens) is 0"},
+      {"attention/fp8_forward/e4m3.e4m3.bf16/s-8b1h4g2d128causal1", "s is not a plain number"},
+      {"attention/fp8_forward/e4m3.e4m3.bf16/s128b1h4g2d128", "no 'causal' where due"},
+      {"attention/fp8/e4m3.e4m3.bf16/s128b1h4g2d128causal1", "newer float8"},
+      {"attention/fp8_forward+fast/e4m3.e4m3.bf16/s128b1h4g2d128causal1", "newer float8"},
+      {"attention/fp8_forward/e4m3.e4m3.f32/s128b1h4g2d128causal1", "newer float8"},
+  };
+  for (const auto& [key, reason] : kCases) {
+    EXPECT_NE(why(Problem::parse(key)).find(reason), std::string::npos)
+        << key << ": " << why(Problem::parse(key));
+  }
+  EXPECT_NE(why(Problem::make(Op::kAttention, *find_recipe("rowwise"), Dims{128, 1, 4, 2, 128, 1}))
+                .find(kAttentionRecipe),
+            std::string::npos);
+}
+
+TEST(Attention, ListsNameShapesAndMasks) {
+  const auto shapes =
+      parse_attention_shapes("s8192b1h32g8d128;s128b2h4g4d64;s8192b1h32g8d128").value();
+  ASSERT_EQ(shapes.size(), 2u) << "a shape that is named twice counts once";
+  EXPECT_EQ(
+      shapes[1],
+      (AttentionShape{.tokens = 128, .batch = 2, .heads_q = 4, .heads_kv = 4, .head_dim = 64}));
+  for (const char* bad : {"", ";", "s128", "s128b1h4g2d128causal1", "s128b1h4g2d96",
+                          "s128b1h4g3d64", "s-1b1h4g4d64", "128,4,4,64"}) {
+    EXPECT_FALSE(parse_attention_shapes(bad)) << bad;
+  }
+  EXPECT_EQ(parse_attention_masks("causal,full").value(), (std::vector{true, false}));
+  EXPECT_EQ(parse_attention_masks("full").value(), std::vector{false});
+  for (const char* bad : {"", "causal,", "window1024", "Causal"}) {
+    EXPECT_NE(why(parse_attention_masks(bad)).find("causal and full"), std::string::npos) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace f8
