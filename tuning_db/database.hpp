@@ -21,7 +21,7 @@
 namespace f8::tuning_db {
 
 inline constexpr size_t kMaxImportBytes = size_t{1} << 30;  // of an exported file
-inline constexpr int kSchemaVersion = 4;
+inline constexpr int kSchemaVersion = 5;
 
 // The hash of all fields of a class.
 [[nodiscard]] std::string key(const DeviceClass& device);
@@ -97,6 +97,14 @@ struct PartKernel {
 [[nodiscard]] const PartKernel* find_kernel(const std::vector<PartKernel>& kernels,
                                             std::string_view part);
 
+// How near a tensor of the operation comes to fp64 on data of one kind.
+struct Accuracy {
+  std::string data;    // "outlier"
+  std::string tensor;  // "dQ"
+  double sqnr_db = 0, cosine = 0, rmse = 0;
+  bool operator==(const Accuracy&) const = default;
+};
+
 // The outcome of a trial; optional parts are NULL in the row.
 struct TrialResult {
   TrialState state = TrialState::kOk;
@@ -110,6 +118,7 @@ struct TrialResult {
   std::optional<int64_t> clock_event_mask{};
   std::optional<double> screened_ns{};  // the time of the screening that the trial lost
   std::vector<PartKernel> kernels{};    // of all parts of the operation, in their order, or none
+  std::vector<Accuracy> accuracy{};     // of attention, each data and tensor once; or none
 
   // True if the trial came to a time, noisy or not.
   [[nodiscard]] bool is_timed() const {

@@ -8,7 +8,11 @@
 //   run       := {"run":UUID, "device":KEY, "unit":HASH, "toolchain":KEY, "method":KEY, …}
 //                                                                     sorted by started_at, uuid
 //   trial     := {"trial":UUID, "run":UUID, "problem":KEY, "impl":…, "config":{…}, "state":…, …}
+//                        of attention with "accuracy":[{"data":…, "tensor":…, "sqnr_db":…, …}, …]
 //                        sorted by recipe, op, n, k, m, key, impl, config, source_hash, uuid
+//
+// Another program than float8-tune, which cannot hash, writes a label, "@" and a name, in the place of the KEY of
+// a record of its own, and in the runs that refer to it. A label is good for the whole file.
 //
 // Names within an object are sorted, absent values are left out, numbers are the shortest text that
 // reads back to the same double. Equal data gives equal bytes. A reader takes the records in any
@@ -96,6 +100,15 @@ void fields_of_timing(T& t, Visit&& visit) {
   visit("p95_ns", t.p95_ns);
   visit("ci_lo_ns", t.ci_lo_ns);
   visit("ci_hi_ns", t.ci_hi_ns);
+}
+
+template <class A, class Visit>
+void fields_of_accuracy(A& a, Visit&& visit) {
+  visit("data", a.data);
+  visit("tensor", a.tensor);
+  visit("sqnr_db", a.sqnr_db);
+  visit("cosine", a.cosine);
+  visit("rmse", a.rmse);
 }
 
 template <class R, class Visit>
@@ -204,11 +217,15 @@ struct Writer {
   }
 };
 
-// The key that the record carries must be the key of what it says.
-void check_key(Reader& read, const char* name, const std::string& actual) {
+// The key that the record carries must be the key of what it says, or a label.
+void check_key(Reader& read, const char* name, const std::string& actual, Snapshot& snapshot) {
   std::string said;
   read(name, said);
-  if (read.error().empty() && said != actual) {
+  if (!read.error().empty()) return;
+  if (said.starts_with('@')) {
+    const auto& key = snapshot.labels.emplace(said, actual).first->second;
+    if (key != actual) read.complain(name, "is the label of another record too");
+  } else if (said != actual) {
     read.complain(name, "is not the key of this record's fields; it was changed by hand");
   }
 }
@@ -223,7 +240,7 @@ void parse_device(Reader& read, Snapshot& snapshot) {
   DeviceClass d;
   fields_of_device(d, read);
   if (has_control(d.name)) read.complain("name", "has control characters");
-  check_key(read, "device", key(d));
+  check_key(read, "device", key(d), snapshot);
   check_valid(read, "device", d);
   snapshot.devices.push_back(std::move(d));
 }
@@ -231,7 +248,7 @@ void parse_device(Reader& read, Snapshot& snapshot) {
 void parse_toolchain(Reader& read, Snapshot& snapshot) {
   Toolchain t;
   fields_of_toolchain(t, read);
-  check_key(read, "toolchain", t.key());
+  check_key(read, "toolchain", t.key(), snapshot);
   check_valid(read, "toolchain", t);
   snapshot.toolchains.push_back(std::move(t));
 }
@@ -240,7 +257,7 @@ void parse_method(Reader& read, Snapshot& snapshot) {
   Method m;
   read("fidelity", m.fidelity);
   read.raw("spec", m.spec);
-  check_key(read, "method", m.key());
+  check_key(read, "method", m.key(), snapshot);
   check_valid(read, "method", m);
   snapshot.methods.push_back(std::move(m));
 }
@@ -267,6 +284,18 @@ void parse_kernels(const Json& json, Reader& read, TrialRecord& trial) {
                             : fail(ErrorCode::kCorrupt, "{} is missing", part);
     if (!kernel) return read.complain("kernels", "is none: " + kernel.error().message);
     trial.result.kernels.push_back(*kernel);
+  }
+}
+
+// [{"data":…, "tensor":…, "sqnr_db":…, "cosine":…, "rmse":…}, ...]
+void parse_accuracy(const Json& json, Reader& read, TrialRecord& trial) {
+  if (!json.is_array()) return read.complain("accuracy", "is not a list");
+  for (const Json& one : json) {
+    Reader own(one);
+    Accuracy& a = trial.result.accuracy.emplace_back();
+    if (one.is_object()) fields_of_accuracy(a, own);
+    if (!one.is_object()) own.complain("accuracy", "has an entry that is no object");
+    if (!own.error().empty()) return read.complain("accuracy", "is of no use: " + own.error());
   }
 }
 
@@ -301,6 +330,7 @@ void parse_trial(const Json& json, Reader& read, Snapshot& snapshot) {
   if (!problem) return read.complain("problem", "is not a problem key: " + problem.error().message);
   t.problem = *std::move(problem);
   if (read.has("kernels")) parse_kernels(json["kernels"], read, t);
+  if (read.has("accuracy")) parse_accuracy(json["accuracy"], read, t);
   const auto parsed = parse_trial_state(state);
   if (!parsed) return read.complain("state", "is " + quote(state) + ", which is no state");
   t.result.state = *parsed;
@@ -380,6 +410,9 @@ std::string to_json_line(const TrialRecord& trial) {
     json["pair_lo"] = result.ratio->lo;
     json["pair_hi"] = result.ratio->hi;
   }
+  for (const Accuracy& a : result.accuracy) {
+    fields_of_accuracy(a, Writer{json["accuracy"].emplace_back(Json::object())});
+  }
   for (const PartKernel& kernel : result.kernels) json["kernels"][kernel.part] = to_string(kernel);
   return dump(json);
 }
@@ -436,6 +469,7 @@ Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name) {
                 "{}: no records, not even the header of an export; export the database again",
                 name);
   }
+  resolve_labels(snapshot);
   return snapshot;
 }
 

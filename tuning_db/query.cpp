@@ -39,7 +39,12 @@ Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
       f8::format("{} WHERE p.key = ? AND {} ORDER BY {}", select_rows(), kTerminal, kBestFirst)));
   s.bind(problem.key());
   std::vector<TrialRow> rows;
-  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
+  while (F8_TRY(s.step())) {
+    TrialRow row = F8_TRY(read_row(s, state_->layer)).row;
+    const Status read = read_accuracy(*state_->db, row.uuid, problem.op, row.result);
+    if (!read) return bad_row(state_->layer, "trial", row.uuid, read.error());
+    rows.push_back(std::move(row));
+  }
   return rows;
 }
 

@@ -97,7 +97,7 @@ void bind_result(Statement& s, const TrialResult& r) {
   add_finite(s, r.screened_ns);
 }
 
-Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& result) {
+static Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& result) {
   if (result.kernels.empty()) return {};
   auto insert = F8_TRY(db.prepare(
       "INSERT INTO trial_kernel (trial_id, part, provider, config) VALUES (?, ?, ?, ?)"));
@@ -105,6 +105,32 @@ Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& resul
     F8_TRY(insert.bind(trial_id, kernel.part, to_string(kernel.provider), kernel.config).run());
   }
   return {};
+}
+
+Status insert_parts(Connection& db, int64_t trial_id, const TrialResult& result) {
+  F8_TRY(insert_kernels(db, trial_id, result));
+  if (result.accuracy.empty()) return {};
+  auto insert =
+      F8_TRY(db.prepare("INSERT INTO accuracy (trial_id, data, tensor, sqnr_db, cosine, rmse) "
+                        "VALUES (?, ?, ?, ?, ?, ?)"));
+  for (const Accuracy& a : result.accuracy) {
+    F8_TRY(insert.bind(trial_id, a.data, a.tensor, a.sqnr_db, a.cosine, a.rmse).run());
+  }
+  return {};
+}
+
+// Of attention alone, which other trials need no second statement for.
+Status read_accuracy(const Connection& db, std::string_view trial, Op op, TrialResult& result) {
+  if (!is_attention(op)) return {};
+  auto select =
+      F8_TRY(db.prepare("SELECT a.data, a.tensor, a.sqnr_db, a.cosine, a.rmse FROM accuracy a "
+                        "JOIN trial t ON t.id = a.trial_id WHERE t.uuid = ? ORDER BY a.id"));
+  select.bind(trial);
+  while (F8_TRY(select.step())) {
+    result.accuracy.push_back(
+        {select.text(0), select.text(1), select.real(2), select.real(3), select.real(4)});
+  }
+  return validate_accuracy(op, result.accuracy);
 }
 
 Result<TrialResult> read_result(const Statement& s, int first, TrialState state, Op op) {

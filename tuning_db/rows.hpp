@@ -25,7 +25,10 @@ inline constexpr std::string_view kKernelsColumn =
     "WHERE k.trial_id = t.id)";
 
 void bind_result(Statement& statement, const TrialResult& result);  // appends kResultColumnCount
-[[nodiscard]] Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& result);
+// The rows of trial_kernel and of accuracy.
+[[nodiscard]] Status insert_parts(Connection& db, int64_t trial_id, const TrialResult& result);
+[[nodiscard]] Status read_accuracy(const Connection& db, std::string_view trial, Op op,
+                                   TrialResult& result);
 [[nodiscard]] Result<TrialResult> read_result(const Statement& statement, int first,
                                               TrialState state, Op op);
 // The error of a row whose values cannot be: it names the file, the row and the remedy.

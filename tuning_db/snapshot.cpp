@@ -120,7 +120,7 @@ class Inserter {
     F8_TRY(add_trial_->step());
     const int64_t id = add_trial_->integer(0);
     add_trial_->reset();
-    F8_TRY(insert_kernels(db_, id, t.result));
+    F8_TRY(insert_parts(db_, id, t.result));
     return true;
   }
 
@@ -181,7 +181,7 @@ Result<RunRecord> read_run(const Statement& s, Provenance& provenance) {
   return run;
 }
 
-Result<TrialRecord> read_trial(const Statement& s) {
+Result<TrialRecord> read_trial(const Connection& db, const Statement& s) {
   const TrialState state = F8_TRY(parse_trial_state(s.text(8)));
   TrialRecord trial;
   trial.uuid = s.text(0);
@@ -191,6 +191,7 @@ Result<TrialRecord> read_trial(const Statement& s) {
   trial.candidate = F8_TRY(read_candidate(s, 4));
   F8_TRY(read_int(s, 7, trial.attempt));
   trial.result = F8_TRY(read_result(s, 9, state, trial.problem.op));
+  F8_TRY(read_accuracy(db, trial.uuid, trial.problem.op, trial.result));
   F8_TRY(validate(trial));
   return trial;
 }
@@ -206,6 +207,16 @@ void sort_trials(std::vector<TrialRecord>& trials) {
 }
 
 }  // namespace
+
+// One that no record has stays, and is found where the run is inserted.
+void resolve_labels(Snapshot& snapshot) {
+  for (RunRecord& run : snapshot.runs) {
+    for (std::string* key : {&run.device_key, &run.toolchain_key, &run.method_key}) {
+      const auto found = snapshot.labels.find(*key);
+      if (found != snapshot.labels.end()) *key = found->second;
+    }
+  }
+}
 
 Result<Snapshot> read_snapshot(const Connection& db) {
   Snapshot snapshot;
@@ -234,7 +245,7 @@ Result<Snapshot> read_snapshot(const Connection& db) {
                  "JOIN candidate c ON c.id = t.candidate_id WHERE {}",
                  kResultColumns, kKernelsColumn, kFinished)));
   while (F8_TRY(trials.step())) {
-    auto trial = read_trial(trials);
+    auto trial = read_trial(db, trials);
     if (!trial) return bad_row(db.label(), "trial", trials.view(0), trial.error());
     snapshot.trials.push_back(*std::move(trial));
   }

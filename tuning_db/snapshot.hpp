@@ -2,6 +2,7 @@
 // an import carry. Internal to tuning_db.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,10 @@ struct Snapshot {
   std::vector<Method> methods;
   std::vector<RunRecord> runs;
   std::vector<TrialRecord> trials;
+  std::map<std::string, std::string> labels{};  // the keys that a text has labels for
 };
+// Puts the keys in the place of labels.
+void resolve_labels(Snapshot& snapshot);
 
 // The format of exports that this program writes.
 inline constexpr int kExportFormat = 3;

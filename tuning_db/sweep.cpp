@@ -218,6 +218,7 @@ Status Database::finish_trial(const PendingTrial& trial, const TrialResult& resu
   F8_TRY(state_->require_writable());
   F8_TRY(validate(result));
   F8_TRY(validate_kernels(trial.key.problem.op, result.kernels));
+  F8_TRY(validate_accuracy(trial.key.problem.op, result.accuracy));
   Connection& db = *state_->db;
   auto transaction = F8_TRY(Transaction::begin(db));
   std::string places = "?";
@@ -236,7 +237,7 @@ Status Database::finish_trial(const PendingTrial& trial, const TrialResult& resu
   }
   const int64_t id = update.integer(0);
   update.reset();
-  F8_TRY(insert_kernels(db, id, result));
+  F8_TRY(insert_parts(db, id, result));
   return transaction.commit();
 }
 

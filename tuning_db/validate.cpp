@@ -13,6 +13,7 @@ constexpr size_t kMaxNameBytes = 256;
 constexpr double kMaxNs = 1e15;  // eleven days
 constexpr double kMaxRatio = 1e6;
 constexpr int kMaxAttempts = 1000;
+constexpr double kMaxDecibels = 1e4;
 
 Status bad(std::string_view field, std::string_view value, std::string_view what) {
   return fail(ErrorCode::kInvalidArgument, "{} {} {}", field, quote(value, 80), what);
@@ -146,6 +147,30 @@ Status validate_kernels(Op op, const std::vector<PartKernel>& kernels) {
               to_string(op), fmt::join(spec_of(op).parts, ", "), quote(named));
 }
 
+Status validate_accuracy(Op op, const std::vector<Accuracy>& accuracy) {
+  if (!is_attention(op) && !accuracy.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "{} has no accuracy, which trials of attention have",
+                to_string(op));
+  }
+  for (size_t i = 0; i < accuracy.size(); ++i) {
+    const Accuracy& a = accuracy[i];
+    if (a.data.empty() || a.tensor.empty()) {
+      return fail(ErrorCode::kInvalidArgument, "an accuracy names no data, or no tensor");
+    }
+    F8_TRY(one_line("data", a.data));
+    F8_TRY(one_line("tensor", a.tensor));
+    F8_TRY(in_range("sqnr_db", a.sqnr_db, -kMaxDecibels, kMaxDecibels));
+    F8_TRY(in_range("cosine", a.cosine, -1.001, 1.001));  // as fp64 rounds it
+    F8_TRY(in_range("rmse", a.rmse, 0.0, 1e300));
+    for (size_t j = 0; j < i; ++j) {
+      if (accuracy[j].data != a.data || accuracy[j].tensor != a.tensor) continue;
+      return fail(ErrorCode::kInvalidArgument, "the accuracy of {} on {} data is given twice",
+                  quote(a.tensor), quote(a.data));
+    }
+  }
+  return {};
+}
+
 Status validate(const RunRecord& r) {
   F8_TRY(validate_uuid(r.uuid));
   F8_TRY(one_line("unit", r.unit_hash));
@@ -158,6 +183,7 @@ Status validate(const TrialRecord& t) {
   F8_TRY(in_range("attempt", t.attempt, 0, kMaxAttempts));
   F8_TRY(validate(t.candidate));
   F8_TRY(validate_kernels(t.problem.op, t.result.kernels));
+  F8_TRY(validate_accuracy(t.problem.op, t.result.accuracy));
   return validate(t.result);
 }
 

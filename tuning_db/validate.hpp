@@ -13,6 +13,8 @@ namespace f8::tuning_db {
 [[nodiscard]] Status validate(const Candidate& candidate);
 [[nodiscard]] Status validate(const TrialResult& result);
 // All parts of the operation in their order, or none.
+// Each tensor and kind of data once, and of attention alone.
+[[nodiscard]] Status validate_accuracy(Op op, const std::vector<Accuracy>& accuracy);
 [[nodiscard]] Status validate_kernels(Op op, const std::vector<PartKernel>& kernels);
 [[nodiscard]] Status validate(const RunRecord& run);
 [[nodiscard]] Status validate(const TrialRecord& trial);

@@ -154,6 +154,29 @@ Status spell_keys_of_version_4(Connection& db) {
       "CREATE INDEX problem_recipe ON problem (recipe, op)");
 }
 
+// Version 5: trials of attention have their accuracy.
+constexpr std::string_view kToVersion5 = R"(
+CREATE TABLE accuracy (
+  id INTEGER PRIMARY KEY,
+  trial_id INTEGER NOT NULL REFERENCES trial(id) ON DELETE CASCADE,
+  data TEXT NOT NULL,
+  tensor TEXT NOT NULL,
+  sqnr_db REAL NOT NULL,
+  cosine REAL NOT NULL,
+  rmse REAL NOT NULL,
+  checksum INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (trial_id, data, tensor)
+) STRICT;
+CREATE TRIGGER accuracy_is_final BEFORE UPDATE ON accuracy WHEN OLD.checksum = NEW.checksum
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never changed');
+END;
+CREATE TRIGGER accuracy_is_kept BEFORE DELETE ON accuracy
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never deleted');
+END;
+)";
+
 // Foreign keys cannot be switched within a transaction.
 class WithoutForeignKeys {
  public:
@@ -187,7 +210,8 @@ const SchemaSpec& current_schema() {
   static constexpr std::array kSteps = {
       Migration{1, "8426647bad04da0e915450ee7b6447cf", kToVersion2, fill_columns_of_version_2},
       Migration{2, "dc8f55c793a7d75703d4a7b9db62e3e9", kToVersion3},
-      Migration{3, "99f6930adf0b416acf6ab39757d90932", kToVersion4, spell_keys_of_version_4}};
+      Migration{3, "99f6930adf0b416acf6ab39757d90932", kToVersion4, spell_keys_of_version_4},
+      Migration{4, "06eeb4ae3f57ebf8d9c1949b3124eddd", kToVersion5}};
   static const SchemaSpec schema{kSchemaVersion, Database::schema(), kSteps};
   return schema;
 }

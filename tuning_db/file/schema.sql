@@ -1,9 +1,9 @@
--- The tuning database, schema version 4. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
+-- The tuning database, schema version 5. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
 -- embedded in the program, creates new databases and is printed by `float8-tune db schema`.
 -- A number in a column is in the unit that the column's name says. The checksum of a row is XXH3-64 of its
 -- other columns (tuning_db/checksum.hpp). docs/database.md has the rules.
 PRAGMA application_id = 1178092610;  -- 0x46384442, "F8DB": other programs' files are refused
-PRAGMA user_version = 4;             -- older files are migrated, newer ones refused
+PRAGMA user_version = 5;             -- older files are migrated, newer ones refused
 
 -- What silicon. The class is what a lookup matches; the unit is provenance alone.
 CREATE TABLE device_class (
@@ -154,6 +154,19 @@ CREATE TABLE trial_kernel (
   UNIQUE (trial_id, part)
 ) STRICT;
 
+-- How near the tensors of a trial of attention come to fp64, on data of each kind.
+CREATE TABLE accuracy (
+  id INTEGER PRIMARY KEY,
+  trial_id INTEGER NOT NULL REFERENCES trial(id) ON DELETE CASCADE,
+  data TEXT NOT NULL,                -- normal, outlier, bias, sharp
+  tensor TEXT NOT NULL,              -- O, dQ, dK, dV
+  sqnr_db REAL NOT NULL,
+  cosine REAL NOT NULL,
+  rmse REAL NOT NULL,
+  checksum INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (trial_id, data, tensor)
+) STRICT;
+
 -- Storing its checksum is the one change that a finished trial takes.
 CREATE TRIGGER trial_is_final BEFORE UPDATE ON trial
 WHEN OLD.state NOT IN ('planned', 'running') AND OLD.checksum = NEW.checksum
@@ -170,6 +183,14 @@ BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never changed');
 END;
 CREATE TRIGGER trial_kernel_is_kept BEFORE DELETE ON trial_kernel
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never deleted');
+END;
+CREATE TRIGGER accuracy_is_final BEFORE UPDATE ON accuracy WHEN OLD.checksum = NEW.checksum
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never changed');
+END;
+CREATE TRIGGER accuracy_is_kept BEFORE DELETE ON accuracy
 BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never deleted');
 END;

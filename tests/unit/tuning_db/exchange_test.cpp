@@ -255,7 +255,8 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
           "unknown implementation 'cublaslt+bias'");
   refused(replaced("\"impl\"", "\"kernels\":{\"output\":\"cublaslt:h3\"},\"impl\""),
           "not of the 0 parts of output");
-  refused(replaced("\"problem\":\"output", "\"problem\":\"attention"), "unknown op 'attention'");
+  refused(replaced("\"problem\":\"output", "\"problem\":\"convolution"),
+          "unknown op 'convolution'");
   refused(replaced("\"impl\"", "\"screened_ns\":-1.0,\"impl\""), "screened_ns");
   refused(replaced("\"attempt\":0,", ""), "\"attempt\" is missing");
   refused(replaced("\"attempt\":0", "\"attempt\":-1"), "attempt is -1");

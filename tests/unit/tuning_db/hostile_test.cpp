@@ -115,7 +115,7 @@ TEST_F(HostileTest, NoFlippedBitChangesWhatIsExported) {
   {
     Database db = Database::open(good_, OpenMode::kReadWrite).value();
     std::vector<TrialKey> trials;
-    for (int i = 0; i < 300; ++i) trials.push_back({gemm(8192, 4096, 4096), heuristic(i)});
+    for (int i = 0; i < 400; ++i) trials.push_back({gemm(8192, 4096, 4096), heuristic(i)});
     sweep(db, trials, [](const TrialKey&) { return timed(100'000); });
   }
   good_bytes_ = bytes_of(good_);

@@ -13,7 +13,7 @@
 namespace f8::tuning_db {
 namespace {
 
-constexpr const char* kToVersion5 =
+constexpr const char* kToVersionBehind =
     "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0;"
     "CREATE TABLE note (trial_id INTEGER NOT NULL REFERENCES trial(id), said TEXT) STRICT;"
     "INSERT INTO note SELECT id, 'migrated' FROM trial";
@@ -24,15 +24,16 @@ std::string fingerprint_of(const std::string& sql) {
   return schema_fingerprint(*db).value();
 }
 
-const std::string kVersion4Fingerprint = fingerprint_of(std::string(Database::schema()));
-const std::string kVersion5Sql = std::string(Database::schema()) + kToVersion5;
+const std::string kNewestFingerprint = fingerprint_of(std::string(Database::schema()));
+const std::string kVersionBehindSql = std::string(Database::schema()) + kToVersionBehind;
 const std::array kSteps = {
     current_schema().migrations[0],
     current_schema().migrations[1],
     current_schema().migrations[2],
-    Migration{4, kVersion4Fingerprint, kToVersion5},
+    current_schema().migrations[3],
+    Migration{kSchemaVersion, kNewestFingerprint, kToVersionBehind},
 };
-const SchemaSpec kVersion5{5, kVersion5Sql, kSteps};
+const SchemaSpec kVersionBehind{kSchemaVersion + 1, kVersionBehindSql, kSteps};
 
 void make_file(const fs::path& path, const char* sql_name) {
   auto db = Connection::open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
@@ -79,10 +80,10 @@ TEST_F(MigrateTest, Version2FileOpensAndGetsChecksums) {
   EXPECT_EQ(std::ranges::count(before, '\n'), 30);
   EXPECT_EQ(scalar(path, "PRAGMA user_version"), 2);
   EXPECT_EQ(exported(OpenMode::kReadWrite), before);
-  EXPECT_EQ(scalar(path, "PRAGMA user_version"), 4);
+  EXPECT_EQ(scalar(path, "PRAGMA user_version"), kSchemaVersion);
   EXPECT_EQ(scalar(folder_ / "v2.db.v2.backup", "PRAGMA user_version"), 2);
   for (const char* table : {"device_class", "device_unit", "toolchain", "method", "problem",
-                            "candidate", "run", "trial", "trial_kernel"}) {
+                            "candidate", "run", "trial", "trial_kernel", "accuracy"}) {
     EXPECT_EQ(scalar(path, f8::format("SELECT count(*) FROM {} WHERE checksum = 0", table).c_str()),
               0);
   }
@@ -239,11 +240,11 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   const std::string before = bytes_of(path_);
   const int64_t trials = scalar(path_, "SELECT count(*) FROM trial");
   {
-    const auto db = open_database(path_, OpenMode::kReadWrite, kVersion5);
+    const auto db = open_database(path_, OpenMode::kReadWrite, kVersionBehind);
     ASSERT_TRUE(db) << db.error().message;
     EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   }
-  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 5);
+  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), kSchemaVersion + 1);
   EXPECT_EQ(scalar(path_, "SELECT count(*) FROM note"), trials);
   EXPECT_EQ(scalar(path_, "SELECT count(rung) FROM trial"), trials);
 
@@ -256,7 +257,7 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   EXPECT_EQ(scalar(backup, "SELECT count(*) FROM trial"), trials);
 
   // Opened again, there is nothing left to do.
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion5));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersionBehind));
   EXPECT_FALSE(fs::exists(folder_ / "old.db.v1.backup2"));
   // And the older program refuses it.
   EXPECT_FALSE(Database::open(path_, OpenMode::kReadOnly));
@@ -264,7 +265,7 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
 
 TEST_F(MigrateTest, AnEarlierBackupIsKept) {
   ASSERT_TRUE(write_file_atomic(folder_ / "old.db.v1.backup", "precious"));
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion5));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersionBehind));
   EXPECT_EQ(bytes_of(folder_ / "old.db.v1.backup"), "precious");
   EXPECT_EQ(scalar(folder_ / "old.db.v1.backup2", "PRAGMA user_version"), 1);
 }
@@ -291,7 +292,7 @@ TEST_F(MigrateTest, AKeyThatIsNoneUndoesAll) {
   {
     auto db = Connection::open(path, SQLITE_OPEN_READWRITE).value();
     ASSERT_TRUE(
-        db->exec("UPDATE problem SET key = 'attention/rowwise/any/tn/e8/b0f1' WHERE id = 3"));
+        db->exec("UPDATE problem SET key = 'convolution/rowwise/any/tn/e8/b0f1' WHERE id = 3"));
     ASSERT_TRUE(store_all_checksums(*db));
   }
   for (const OpenMode mode : {OpenMode::kReadOnly, OpenMode::kReadWrite}) {
@@ -300,7 +301,7 @@ TEST_F(MigrateTest, AKeyThatIsNoneUndoesAll) {
     EXPECT_NE(db.error().message.find("from schema version 3 to 4 failed and was undone"),
               std::string::npos)
         << db.error().message;
-    EXPECT_NE(db.error().message.find("unknown op 'attention'"), std::string::npos);
+    EXPECT_NE(db.error().message.find("unknown op 'convolution'"), std::string::npos);
     EXPECT_EQ(db.error().message.find('\n'), std::string::npos);
     EXPECT_EQ(scalar(path, "PRAGMA user_version"), 3);
     EXPECT_EQ(scalar(path, "SELECT count(kernel_output) FROM trial"), 3);
@@ -318,7 +319,7 @@ TEST_F(MigrateTest, AMissingStepIsRefused) {
 
 TEST_F(MigrateTest, AReaderMigratesACopyInMemory) {
   const std::string before = bytes_of(path_);
-  const auto db = open_database(path_, OpenMode::kReadOnly, kVersion5);
+  const auto db = open_database(path_, OpenMode::kReadOnly, kVersionBehind);
   ASSERT_TRUE(db) << db.error().message;
   EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   EXPECT_EQ(bytes_of(path_), before);
