@@ -244,6 +244,34 @@ size_t Attention::workspace_bytes(const AttentionSizes& sizes) const {
 }
 
 Status Attention::forward(const float8_attention_forward_args& args, Stream stream) const {
+  return run(args, stream, kAllParts);
+}
+
+// A cast reads each element of bf16 once and writes it in fp8; the sums read k.
+std::vector<Step> Attention::steps(const float8_attention_forward_args& forward,
+                                   const float8_attention_dequantize_args& back) const {
+  const auto elements = [&](int64_t heads, int64_t tokens) {
+    return static_cast<double>(forward.sizes.batch * heads * tokens * desc_.head_dim);
+  };
+  const double q = elements(desc_.heads_q, forward.sizes.tokens_q);
+  const double k = elements(desc_.heads_kv, forward.sizes.tokens_kv);
+  std::vector<Step> steps;
+  const auto add = [&](const char* name, Part part, double bytes) {
+    steps.push_back(
+        {name, [this, forward, part](Stream stream) { return run(forward, stream, part); }, bytes});
+  };
+  if (layout_ != nullptr) add("layout", kLayout, 0);
+  add("sum k", kSumKeys, 2 * k);
+  add("cast q,k,v", kCast, 3 * (q + 2 * k));
+  add("forward", kAttend, 0);
+  steps.push_back({"dequantize q,k,v",
+                   [this, back](Stream stream) { return dequantize(back, stream); },
+                   3 * (q + 2 * k)});
+  return steps;
+}
+
+Status Attention::run(const float8_attention_forward_args& args, Stream stream,
+                      unsigned parts) const {
   F8_TRY(check(args.sizes));
   if (is_nothing(args.sizes)) return {};
   CallMemory memory(kForwardArgs);
@@ -271,12 +299,17 @@ Status Attention::forward(const float8_attention_forward_args& args, Stream stre
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const bool overlap = state.options.programmatic_launch;
-  if (layout_ != nullptr) {
+  if (layout_ != nullptr && (parts & kLayout) != 0) {
     F8_TRY(launch_with(casts, state.driver, *layout_, 1, overlap, stream));
   }
-  F8_TRY(launch_with(casts, state.driver, *sum_keys_, blocks_of_sums(desc_, args.sizes), overlap,
-                     stream));
-  F8_TRY(launch_with(casts, state.driver, *cast_, saved.blocks(), overlap, stream));
+  if ((parts & kSumKeys) != 0) {
+    F8_TRY(launch_with(casts, state.driver, *sum_keys_, blocks_of_sums(desc_, args.sizes), overlap,
+                       stream));
+  }
+  if ((parts & kCast) != 0) {
+    F8_TRY(launch_with(casts, state.driver, *cast_, saved.blocks(), overlap, stream));
+  }
+  if ((parts & kAttend) == 0) return {};
   return forward_.run({.batch = args.sizes.batch,
                        .queries = args.sizes.tokens_q,
                        .keys = args.sizes.tokens_kv,

@@ -4,6 +4,7 @@
 
 #include "float8/attention.h"
 #include "runtime/attention/forward.hpp"
+#include "runtime/device/step.hpp"
 
 namespace f8::runtime {
 
@@ -25,6 +26,9 @@ class Attention {
   [[nodiscard]] Status forward(const float8_attention_forward_args& args, Stream stream) const;
   [[nodiscard]] Status dequantize(const float8_attention_dequantize_args& args,
                                   Stream stream) const;
+  // The launches of both, in order. Each reads what those before it have left in the call's buffers.
+  [[nodiscard]] std::vector<Step> steps(const float8_attention_forward_args& forward,
+                                        const float8_attention_dequantize_args& back) const;
 
  private:
   Attention(std::shared_ptr<Context> context, const AttentionDesc& desc, AttentionForward forward,
@@ -37,6 +41,10 @@ class Attention {
         cast_(&cast),
         dequantize_(&dequantize),
         layout_(layout) {}
+
+  enum Part : unsigned { kLayout = 1, kSumKeys = 2, kCast = 4, kAttend = 8, kAllParts = 15 };
+  [[nodiscard]] Status run(const float8_attention_forward_args& args, Stream stream,
+                           unsigned parts) const;
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;

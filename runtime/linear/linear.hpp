@@ -13,13 +13,13 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "float8/float8.h"
+#include "runtime/device/step.hpp"
 #include "runtime/gemm/gemm.hpp"
 #include "runtime/quantize/cast_counters.hpp"
 #include "runtime/quantize/delayed_scales.hpp"
@@ -58,13 +58,6 @@ struct LinearDesc {
 // and nothing reads struct_size and the sizes of buffers, which the C interface checks.
 using ForwardCall = float8_forward_args;
 using BackwardCall = float8_backward_args;
-
-// One launch of a call, in order: what `bench linear` times one by one.
-struct Step {
-  std::string name;  // "amax x,w", "cast x,w", "gemm output", ...
-  std::function<Status(Stream)> launch;
-  double bytes = 0;  // that an amax or cast must move; 0 for what is not bound by memory
-};
 
 struct ChosenKernels;  // kernels.hpp
 

@@ -109,6 +109,7 @@ void GpuBackend::forget() {
   linear_sets_.clear();
   routing_.reset();
   weights_.reset();
+  attention_.reset();
   outputs_.clear();
   references_.clear();
   for (auto& [key, pool] : pools_) pool.rewind();
@@ -117,7 +118,8 @@ void GpuBackend::forget() {
 }
 
 Status GpuBackend::open(const Problem& problem, L2State l2) {
-  const Result<Recipe> recipe = find_recipe(problem.recipe);
+  const bool attention = is_attention(problem.op);
+  const Result<Recipe> recipe = attention ? Recipe{} : find_recipe(problem.recipe);
   if (!recipe) return std::unexpected(recipe.error());
   F8_TRY(driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
   forget();
@@ -125,7 +127,7 @@ Status GpuBackend::open(const Problem& problem, L2State l2) {
   recipe_ = *recipe;
   l2_ = l2;
   const bool dense_gemm = is_gemm(problem.op) && !is_grouped(problem.op);
-  const Status opened = dense_gemm ? open_gemm() : open_linear();
+  const Status opened = attention ? open_attention() : dense_gemm ? open_gemm() : open_linear();
   if (!opened) return triage(opened.error());
   return {};
 }

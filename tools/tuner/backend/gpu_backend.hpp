@@ -11,9 +11,11 @@
 #include <memory>
 #include <optional>
 
+#include "runtime/attention/attention.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/model/model_plan.hpp"
+#include "tools/tuner/backend/attention_data.hpp"
 #include "tools/tuner/backend/backend.hpp"
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/operands.hpp"
@@ -52,7 +54,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status open_weights(const Recipe& recipe,
                                     std::span<const runtime::MatrixSize> weights,
                                     L2State l2 = L2State::kCold);
-  // Adds each launch of a float8 linear as a candidate of its own, in order of launching.
+  // Adds each launch of a float8 linear, or of attention, as a candidate of its own, in order of launching.
   struct Part {
     std::string name;
     int id = 0;
@@ -64,6 +66,11 @@ class GpuBackend final : public Backend {
   [[nodiscard]] double copy_traffic() const {  // bytes that it reads and writes together
     return 2.0 * static_cast<double>(options_.copy_bytes);
   }
+  // The bytes that the open attention keeps for a backward: copies in fp8, o and lse.
+  [[nodiscard]] size_t attention_saved_bytes() const;
+  // O of these operands, [b][s][h][d], in memory of its own.
+  [[nodiscard]] Result<std::vector<float>> attention_output(const AttentionShape& shape,
+                                                            const AttentionData& data);
   [[nodiscard]] const std::shared_ptr<runtime::Context>& context() const { return context_; }
   [[nodiscard]] int sets() const { return sets_; }
 
@@ -97,6 +104,17 @@ class GpuBackend final : public Backend {
     std::vector<std::shared_ptr<const runtime::Quantizer>> quantizers;
     std::vector<std::vector<runtime::QuantizeCall>> calls;  // by operand set
     std::vector<uint8_t> copies;  // samples of what the candidate that was checked before wrote
+  };
+  // An open attention: its operands are [b][h][s][d].
+  struct OpenAttention {
+    AttentionShape shape;
+    std::shared_ptr<const runtime::Attention> plan;
+    struct Set {
+      PoolTensor q, k, v;
+      float8_attention_forward_args forward;
+      float8_attention_dequantize_args back;
+    };
+    std::vector<Set> sets;
   };
   enum class Operands { kFp8, kFp8OneScale, kBf16 };  // a GEMM's
   struct Timed {
@@ -136,6 +154,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status open_gemm();
   [[nodiscard]] Status open_linear();
   [[nodiscard]] Status open_routing();
+  [[nodiscard]] Status open_attention();
   [[nodiscard]] Status suballocate_fp8();
   [[nodiscard]] Status suballocate_bf16();
   [[nodiscard]] Status lay_out_scales(float inv_a, float inv_b);
@@ -158,6 +177,9 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Result<std::vector<std::vector<runtime::Step>>> grouped_bf16(
       const LinearChoices& choices);
   [[nodiscard]] Result<Built> add_bf16(const Candidate& candidate);
+  [[nodiscard]] Result<Built> add_attention(const Candidate& candidate);
+  [[nodiscard]] Reference attention_reference() const;
+  [[nodiscard]] Result<Check> verify_attention(Timed& timed);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
   [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
                                        std::span<const runtime::MatrixSize> weights);
@@ -212,6 +234,7 @@ class GpuBackend final : public Backend {
   std::optional<Routing> routing_;    // none: there are no experts
   size_t saved_bytes_ = 0;            // the size of a linear set's saved buffer
   std::unique_ptr<Weights> weights_;  // null: a problem is open
+  std::optional<OpenAttention> attention_;
   std::map<std::pair<Operands, int64_t>, Reference> references_;
   std::vector<Timed> timed_;
 };

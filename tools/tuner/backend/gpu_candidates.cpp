@@ -43,6 +43,8 @@ Result<Built> GpuBackend::add(const Candidate& candidate) {
   const bool experts = is_grouped(problem_.op);
   if (weights_ != nullptr) {
     built = add_casts(candidate);
+  } else if (attention_) {
+    if (candidate.impl == Impl::kFloat8) built = add_attention(candidate);
   } else if (candidate.impl == Impl::kBf16 ? whole
                                            : candidate.impl == Impl::kBf16CublasLt && experts) {
     built = add_bf16(candidate);
@@ -454,11 +456,11 @@ Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
 Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
   const Timed& whole = timed_[static_cast<size_t>(linear)];
   if (!whole.steps) {
-    return fail(ErrorCode::kInvalidArgument, "only a float8 linear has steps");
+    return fail(ErrorCode::kInvalidArgument, "only a float8 linear and attention have steps");
   }
   std::vector<Part> parts;
   std::vector<Timed> timed;
-  for (size_t set = 0; set < linear_sets_.size(); ++set) {
+  for (size_t set = 0; set < whole.launch.size(); ++set) {
     const std::vector<runtime::Step> steps = whole.steps(set);
     timed.resize(steps.size());
     parts.resize(steps.size());

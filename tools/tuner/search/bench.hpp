@@ -101,6 +101,15 @@ struct LinearBench {
   std::optional<double> copy_gb_per_s{};  // the ceiling, measured beside the casts
 };
 
+// Attention's forward in fp8 with its casts, and the launches of a backward that it needs.
+struct AttentionBench {
+  Problem problem;
+  tuning_db::TrialResult forward{};
+  std::vector<KernelShare>
+      kernels{};           // its launches by themselves, and "dequantize q,k,v" behind them
+  size_t saved_bytes = 0;  // kept for a backward, o and lse among them
+};
+
 // Weights cast one by one and in few launches, and a copy, in this order.
 struct CastRow {
   Impl impl = Impl::kCopy;
@@ -135,6 +144,10 @@ class Bench {
   [[nodiscard]] Result<SuggestionBench> suggestions(const Problem& problem);
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
+  [[nodiscard]] Result<AttentionBench> attention(const Problem& problem);
+  // Of O, on data of each kind, in the order of kAttentionData.
+  [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> attention_accuracy(
+      const AttentionShape& shape);
   [[nodiscard]] Result<CastBench> casts(const Recipe& recipe,
                                         const std::vector<runtime::MatrixSize>& weights);
 

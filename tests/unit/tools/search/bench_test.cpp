@@ -151,6 +151,76 @@ TEST_F(BenchTest, ExpertsAreSearchedOrChosen) {
   EXPECT_EQ(choices_text(chosen->choices), choices_text(searched->untuned_choices));
 }
 
+// On the fake device the emulated kernels compute, so that the check before the timing is real.
+TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
+  for (const AttentionShape& shape :
+       {AttentionShape{.tokens = 160, .batch = 2, .heads_q = 4, .heads_kv = 2, .head_dim = 64},
+        AttentionShape{.tokens = 96, .heads_q = 2, .heads_kv = 2, .causal = false}}) {
+    const Problem p = attention_problem(Op::kAttentionForward, shape).value();
+    const auto bench = bench_->attention(p);
+    ASSERT_TRUE(bench) << bench.error().message;
+    ASSERT_TRUE(bench->forward.sqnr_db);
+    EXPECT_GT(*bench->forward.sqnr_db, 20);
+    std::vector<std::string> names;
+    for (const KernelShare& kernel : bench->kernels) {
+      names.push_back(kernel.name);
+      EXPECT_GT(kernel.ns, 0) << kernel.name;
+    }
+    EXPECT_EQ(names,
+              (std::vector<std::string>{"sum k", "cast q,k,v", "forward", "dequantize q,k,v"}));
+    // Three launches of the fake device take three times what one does.
+    EXPECT_NEAR(bench->forward.timing->median_ns, 3 * bench->kernels[2].ns, 1);
+    const int64_t rows = shape.batch * shape.heads_q * shape.tokens;
+    EXPECT_GT(bench->saved_bytes, static_cast<size_t>(rows * shape.head_dim * 2 + rows * 4));
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(BenchTest, AttentionsAccuracyIsInItsBudgetOnAllData) {
+  for (const bool causal : {true, false}) {
+    const auto accuracy =
+        bench_->attention_accuracy({.tokens = 256, .heads_q = 4, .heads_kv = 4, .causal = causal});
+    ASSERT_TRUE(accuracy) << accuracy.error().message;
+    ASSERT_EQ(accuracy->size(), kAttentionData.size());
+    for (size_t i = 0; i < accuracy->size(); ++i) {
+      const tuning_db::Accuracy& a = (*accuracy)[i];
+      EXPECT_EQ(a.data, kAttentionData[i]);
+      EXPECT_EQ(a.tensor, "O");
+      EXPECT_GT(a.sqnr_db, 20) << a.data;
+      EXPECT_LT(a.sqnr_db, 50) << a.data << ": as exact as bf16, so it was not in fp8";
+      EXPECT_GT(a.cosine, 0.99) << a.data;
+      EXPECT_GT(a.rmse, 0) << a.data;
+    }
+  }
+}
+
+TEST(AttentionData, AccuracyIsThatOfTheDifference) {
+  const std::vector<float> actual = {1.1F, 0, 2};
+  const std::vector<double> exact = {1, 0, 2};
+  const tuning_db::Accuracy a = accuracy_of("normal", "O", actual, exact);
+  EXPECT_NEAR(a.sqnr_db, 10 * std::log10(5 / 0.01), 1e-4);
+  EXPECT_NEAR(a.rmse, 0.1 / std::sqrt(3.0), 1e-6);
+  EXPECT_NEAR(a.cosine, 5.1 / std::sqrt(5 * 5.21), 1e-6);
+  EXPECT_EQ(accuracy_of("normal", "O", std::vector{1.0F}, std::vector{1.0}).rmse, 0);
+}
+
+TEST_F(GpuBackendTest, AttentionThatWritesNothingOrDoesNotFitSaysWhy) {
+  const AttentionShape shape{.tokens = 64, .heads_q = 2, .heads_kv = 1, .head_dim = 64};
+  ASSERT_TRUE(backend_->open(attention_problem(Op::kAttentionForward, shape).value()));
+  EXPECT_FALSE(backend_->add({.impl = Impl::kBf16})) << "bf16 has no implementation here";
+  ASSERT_TRUE(backend_->add({.impl = Impl::kFloat8}));
+  cuda_.emulate = false;
+  const auto nothing = backend_->verify(0);
+  ASSERT_TRUE(nothing);
+  EXPECT_FALSE(nothing->right);
+  EXPECT_NE(nothing->what.find("not finite"), std::string::npos) << nothing->what;
+  cuda_.emulate = true;
+  const AttentionShape large{.tokens = 1 << 20, .heads_q = 32, .heads_kv = 32};
+  const auto opened = backend_->open(attention_problem(Op::kAttentionForward, large).value());
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, ErrorCode::kOutOfMemory);
+}
+
 // Under every recipe both ways to cast leave the same bytes, and their figures fit together.
 TEST_F(BenchTest, AListOfWeightsIsCastTogetherAndOneByOne) {
   const auto weights = parse_weight_list("64,48*30;32,80;272,144").value();
