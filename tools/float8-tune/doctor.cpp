@@ -15,6 +15,7 @@
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
 #include "tools/tuner/search/device_profile.hpp"
+#include "tuning_db/snapshot.hpp"
 
 namespace f8::cli {
 namespace {
@@ -211,6 +212,16 @@ void look_at_databases(DoctorReport& report, const Global& global) {
            global.db.string());
 }
 
+// The records that an export has of this machine: rows that another program measures here refer to them.
+void add_records(DoctorReport& report, int ordinal) {
+  const auto info = runtime::device_info(ordinal);
+  const auto nvml = info ? tuner::NvmlDevice::open(info->uuid) : fail(ErrorCode::kEnvironment, "");
+  const tuning_db::Toolchain toolchain = tuner::current_toolchain(
+      nvml ? nvml->driver_version() : "", info ? info->driver_version : 0, FLOAT8_VERSION);
+  report.json["records"] = {{"device", info ? Json::parse(tuning_db::to_json_line(*info)) : Json()},
+                            {"toolchain", Json::parse(tuning_db::to_json_line(toolchain))}};
+}
+
 void look_at_environment(DoctorReport& report) {
   const Environment& e = environment();
   report.json["environment"] = {{"FLOAT8_CACHE_DIR", e.cache_dir.string()},
@@ -237,6 +248,7 @@ Result<int> run(const Global& global, int ordinal) {
   look_at_cache(report);
   look_at_databases(report, global);
   look_at_environment(report);
+  add_records(report, ordinal);
 
   const bool gpu = report.json["gpu"].value("usable", false);
   const bool compiles = nvrtc.has_value();

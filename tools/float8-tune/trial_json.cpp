@@ -93,6 +93,18 @@ Json problem_json(const Problem& problem) {
   return json;
 }
 
+Json accuracy_json(const std::vector<tuning_db::Accuracy>& accuracy) {
+  Json json = Json::array();
+  for (const tuning_db::Accuracy& a : accuracy) {
+    json.push_back({{"data", a.data},
+                    {"tensor", a.tensor},
+                    {"sqnr_db", rounded(a.sqnr_db, 4)},
+                    {"cosine", rounded(a.cosine, 8)},
+                    {"rmse", rounded(a.rmse, 4)}});
+  }
+  return json;
+}
+
 Json trial_json(const tuning_db::TrialRow& row) {
   const tuning_db::TrialResult& result = row.result;
   const Json config = config_json(row.candidate);
@@ -126,6 +138,7 @@ Json trial_json(const tuning_db::TrialRow& row) {
   for (const tuning_db::PartKernel& kernel : result.kernels) {
     json["kernels"][kernel.part] = to_string(kernel);
   }
+  if (!result.accuracy.empty()) json["accuracy"] = accuracy_json(result.accuracy);
   if (!result.reason.empty()) json["reason"] = result.reason;
   json["provenance"] = {{"database", row.layer},
                         {"device", row.device_name},

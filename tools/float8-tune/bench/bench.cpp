@@ -9,13 +9,17 @@
 
 namespace f8::cli {
 
+void declare_machine(CLI::App& command, BenchOptions& options) {
+  add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
+  add_conditions(command, options.measuring.conditions);
+}
+
 void declare_shapes(CLI::App& command, BenchOptions& options, const char* screen_ms) {
   add_mnk(command, options.mnk);
   add_input(command, "--shapes", options.shapes,
             "shapes from a CSV file with columns m, n and k, besides those of --mnk");
   add_output(command, "--csv", options.csv, "also write a table to this file");
-  add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
-  add_conditions(command, options.measuring.conditions);
+  declare_machine(command, options);
   command.add_option("--screen-ms", options.measuring.screen_ms, screen_ms)
       ->check(CLI::PositiveNumber)
       ->type_name("MS");
@@ -121,10 +125,10 @@ void print_results(const BenchOptions& options, const Global& global, const Json
   }
 }
 
-Status not_measured(const Problem& problem, const Error& error, const BenchWork& work, Json& json,
+Status not_measured(const Problem& problem, const Error& error, size_t problems, Json& json,
                     std::string& text) {
-  if (work.shapes.size() * work.recipes.size() == 1 || error.code == ErrorCode::kCuda ||
-      error.code == ErrorCode::kEnvironment || error.code == ErrorCode::kInterrupted) {
+  if (problems == 1 || error.code == ErrorCode::kCuda || error.code == ErrorCode::kEnvironment ||
+      error.code == ErrorCode::kInterrupted) {
     return std::unexpected(error);
   }
   json["error"] = error.message;
@@ -200,12 +204,13 @@ Json slowdown_json(std::span<const tuner::ShapeRatio> ratios) {
 }
 
 void add_bench(CLI::App& app, Program& program) {
-  CLI::App* group =
-      add_group(app, "bench", "measure kernels and linears against cuBLASLt and bf16");
+  CLI::App* group = add_group(
+      app, "bench", "measure kernels and linears against cuBLASLt and bf16, and attention");
   add_bench_matmul(*group, program);
   add_bench_epilogue(*group, program);
   add_bench_suggestions(*group, program);
   add_bench_linear(*group, program);
+  add_bench_attention(*group, program);
 }
 
 }  // namespace f8::cli

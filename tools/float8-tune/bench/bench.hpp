@@ -1,5 +1,5 @@
 // The parts that the benchmarks share: shapes from the command line or a file, the device and its
-// compilers, the table for other programs. bench_matmul.cpp, bench_epilogue.cpp, bench_linear.cpp,
+// compilers, the table for other programs. bench_attention.cpp, bench_matmul.cpp, bench_epilogue.cpp, bench_linear.cpp,
 // bench_cast.cpp and bench_suggestions.cpp measure.
 #pragma once
 
@@ -24,6 +24,8 @@ struct BenchOptions {
   int64_t device = 0;
   tuner::BenchOptions measuring;
 };
+// --device, --hot and --clock.
+void declare_machine(CLI::App& command, BenchOptions& options);
 // `screen_ms` is what --screen-ms says.
 void declare_shapes(CLI::App& command, BenchOptions& options, const char* screen_ms);
 void declare(CLI::App& command, BenchOptions& options);  // with recipes and a search
@@ -43,6 +45,7 @@ void declare_matmul(CLI::App& command, MatmulOptions& options);  // and all of d
 struct BenchWork {
   std::vector<Shape> shapes;
   std::vector<Recipe> recipes;
+  [[nodiscard]] size_t problems() const { return shapes.size() * recipes.size(); }
 };
 // The work that the options name; fails before a device is looked for.
 [[nodiscard]] Result<BenchWork> work_of(const BenchOptions& options);
@@ -64,8 +67,8 @@ void print_results(const BenchOptions& options, const Global& global, const Json
 
 // A problem that could not be measured is a line of its sweep over shapes: `json` has the error, and
 // `text` says so. The error ends the sweep, and is returned, where the device is lost or the problem is
-// the only one.
-[[nodiscard]] Status not_measured(const Problem& problem, const Error& error, const BenchWork& work,
+// the only one of `problems`.
+[[nodiscard]] Status not_measured(const Problem& problem, const Error& error, size_t problems,
                                   Json& json, std::string& text);
 
 // A result's median and interval, where it was timed.
@@ -88,6 +91,7 @@ void add_us(Json& json, const tuning_db::TrialResult& result);
 [[nodiscard]] Result<int> bench_casts(const BenchOptions& options, const std::string& list,
                                       const Global& global);
 
+void add_bench_attention(CLI::App& group, Program& program);
 void add_bench_matmul(CLI::App& group, Program& program);
 void add_bench_epilogue(CLI::App& group, Program& program);
 void add_bench_suggestions(CLI::App& group, Program& program);

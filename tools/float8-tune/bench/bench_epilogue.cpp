@@ -103,7 +103,7 @@ Result<int> bench_epilogue(const EpilogueOptions& options, const Global& global)
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!bench) {
-        F8_TRY(not_measured(problem, bench.error(), work, json, text));
+        F8_TRY(not_measured(problem, bench.error(), work.problems(), json, text));
         results.push_back(json);
         bad = true;
         continue;

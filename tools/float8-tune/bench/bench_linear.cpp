@@ -167,7 +167,7 @@ Result<int> bench_linear(const LinearBenchOptions& options, const Global& global
       if (!bench) {
         Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", problem.recipe}};
         add_groups(row, problem);
-        F8_TRY(not_measured(problem, bench.error(), work, row, text));
+        F8_TRY(not_measured(problem, bench.error(), work.problems(), row, text));
         results.push_back(row);
         ++failed[r];
         continue;

@@ -137,7 +137,7 @@ Result<int> bench_matmul(const MatmulBenchOptions& options, const Global& global
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!measured) {
-        F8_TRY(not_measured(problem, measured.error(), work, row, text));
+        F8_TRY(not_measured(problem, measured.error(), work.problems(), row, text));
         results.push_back(row);
         ++sweep.failed;
         bad = true;

@@ -127,7 +127,7 @@ Result<int> bench_suggestions(const SuggestionBenchOptions& options, const Globa
     machine.progress->clear();
     text += text.empty() ? "" : "\n";
     if (!bench) {
-      F8_TRY(not_measured(problem, bench.error(), work, json, text));
+      F8_TRY(not_measured(problem, bench.error(), work.problems(), json, text));
       bad = true;
     } else {
       F8_TRY(of_option("--csv", add_csv(machine.csv, *bench, machine.backend->device())));
