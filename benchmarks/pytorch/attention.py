@@ -2,7 +2,7 @@
 """Attention of other libraries: speed of forward and backward, and accuracy against fp64.
 
     attention.py [--shapes 's8192b1h32g8d128;s16384b1h16g16d256'] [--masks causal,full,window1024,packed8] [--variants LIST]
-                 [--seconds 2] [--length 2048] [--profile FOLDER] [--json FILE] [--emulate]
+                 [--seconds 2] [--length 2048] [--profile FOLDER] [--json FILE] [--jsonl FILE] [--emulate]
 
 A shape has a sequence of s tokens, b of them, h heads of queries, g of keys and values, of d elements. The
 variants are float8's attention with its casts, the backends of torch's scaled_dot_product_attention,
@@ -15,6 +15,9 @@ lengths, 1 to 8 parts of 36, causal each: float8's varlen_attention, and PyTorch
 The second table has the signal to noise ratio in dB of O, dQ, dK and dV against fp64, at --length tokens of 4
 heads: of normal data, of data with outliers (0.1 % of the elements are 10 times as large), of keys whose
 channels have means of 8 to 15, and of queries that match keys. --profile prints the kernels of each variant.
+
+--jsonl writes float8's rows of causal and full masks, with their accuracy at --length tokens of heads of their size, and
+those of the attentions in bf16, for `float8-tune db import` (attention_rows.py).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attention_rows
 import common
 import kernel_times
 import torch
@@ -48,6 +52,7 @@ BACKENDS = {
 TIMED = ("float8", "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
 ACCURATE = ("float8", "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
+BF16 = (*BACKENDS, "flex", "fa3")
 WITHOUT_WINDOWS = set(BACKENDS) - {"sdpa-flash"}
 PACKED = {"float8": "fp8_forward", "sdpa-flash": "bf16"}  # recipes of varlen_attention
 DATA = ("normal", "outlier", "bias", "sharp")
@@ -252,15 +257,15 @@ def probabilities(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def data_of(kind: str, length: int, device: str) -> list[Tensor]:
-    """Returns q, k, v and dO of 4 heads of 128 elements."""
+def data_of(kind: str, length: int, device: str, d: int = 128) -> list[Tensor]:
+    """Returns q, k, v and dO of 4 heads of d elements."""
     random = torch.Generator().manual_seed(7)
-    q, k, v, do = (torch.randn(1, 4, length, 128, generator=random) for _ in range(4))
+    q, k, v, do = (torch.randn(1, 4, length, d, generator=random) for _ in range(4))
     if kind == "outlier":
         for each in (q, k, v, do):
             each[torch.rand(each.shape, generator=random) < 1e-3] *= 10
     elif kind == "bias":
-        k = k + 8 + 7 * torch.rand(1, 4, 1, 128, generator=random)
+        k = k + 8 + 7 * torch.rand(1, 4, 1, d, generator=random)
     elif kind == "sharp":
         q = q + 0.75 * k
     return [each.to(device, torch.bfloat16) for each in (q, k, v, do)]
@@ -278,6 +283,41 @@ def results_of(call: Call, operands: Sequence[Tensor], do: Tensor) -> list[Tenso
 def decibels(actual: Tensor, exact: Tensor) -> float:
     noise = (actual.double() - exact).square().sum().clamp_min(1e-300)
     return float(10 * torch.log10(exact.square().sum() / noise))
+
+
+def float8_accuracy(
+    d: int, causal: bool, options: Any, device: str
+) -> list[attention_rows.Accuracy]:
+    """Returns what the rows of heads of d elements have of float8."""
+    found = []
+    for kind in DATA:
+        *operands, do = data_of(kind, options.length, device, d)
+
+        def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return probabilities(q, k, causal) @ v
+
+        expected = results_of(exact, [each.double() for each in operands], do)
+        own = results_of(call_of("float8", Mask(causal), options.emulate), operands, do)
+        for name, a, e in zip(("O", "dQ", "dK", "dV"), own, expected, strict=True):
+            x = a.double()
+            cosine = float((x * e).sum() / (x.norm() * e.norm()).clamp_min(1e-300))
+            rmse = float((x - e).square().mean().sqrt())
+            found.append(attention_rows.Accuracy(kind, name, decibels(a, e), cosine, rmse))
+    return found
+
+
+def write_rows(found: dict[tuple[Shape, Mask], Any], options: Any, device: str) -> None:
+    """Writes the rows of --jsonl, for each shape and mask those that a key can name."""
+    rows = attention_rows.Rows(options.emulate, options.seconds, options.length)
+    known: dict[tuple[int, bool], list[attention_rows.Accuracy]] = {}
+    for (shape, mask), measured in found.items():
+        if mask.window is not None or mask.packed is not None:
+            continue
+        key = (shape.d, mask.causal)
+        if "float8-forward" in measured["ms"] and key not in known:
+            known[key] = float8_accuracy(*key, options, device)
+        rows.add(str(shape), mask.causal, measured["ms"], BF16, known.get(key, []))
+    rows.write(options.jsonl)
 
 
 def accuracy(names: Sequence[str], options: Any, device: str) -> dict[str, Any]:
@@ -377,6 +417,7 @@ def main() -> int:
     parser.add_argument("--masks", default="causal,full")
     parser.add_argument("--seconds", type=float, default=2, help="of a shape")
     parser.add_argument("--profile", metavar="FOLDER")
+    parser.add_argument("--jsonl", metavar="FILE", help="also write rows for float8-tune db import")
     parser.add_argument("--length", type=int, default=2048, help="of the accuracy's data")
     options = parser.parse_args()
     device = common.device_of(options)
@@ -389,11 +430,14 @@ def main() -> int:
     print(common.headline("attention", device))
     torch._functorch.config.donated_buffer = False  # backward runs again and again over one graph
     timed = wanted or list(TIMED)
-    found = {
-        f"{shape} {mask}": measure(shape, mask, timed, options, device)
+    measured = {
+        (shape, mask): measure(shape, mask, timed, options, device)
         for shape in map(Shape.parse, shapes.split(";"))
         for mask in masks
     }
+    found = {f"{shape} {mask}": each for (shape, mask), each in measured.items()}
+    if options.jsonl:
+        write_rows(measured, options, device)
     compared = [name for name in wanted or ACCURATE if name != "flex"]
     figures = {"speed": found, "accuracy": accuracy(compared, options, device)}
     common.write_json(options.json, figures)
