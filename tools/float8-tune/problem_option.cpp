@@ -8,6 +8,7 @@ namespace f8::cli {
 
 Result<Problem> parse_problem(std::string_view key, bool any_accumulation) {
   const Problem problem = F8_TRY(Problem::parse(key));
+  if (is_attention(problem.op)) return problem;
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   Problem own = F8_TRY(Problem::make(problem.op, recipe, problem.dims));
   if (any_accumulation) own.fast = problem.fast;
@@ -20,6 +21,15 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
   const auto parse = [options](const std::string& key) {
     const auto problem = parse_problem(key, options.fast != nullptr);
     if (!problem) throw CLI::ValidationError("--problem", problem.error().message);
+    if (is_attention(problem->op)) {
+      if (options.attention == nullptr) {
+        throw CLI::ValidationError("--problem",
+                                   "this command takes no attention; `float8-tune bench attention` "
+                                   "measures its forward");
+      }
+      *options.attention = *problem;
+      return;
+    }
     const Shape s = problem->shape();
     const Groups groups = problem->groups();
     if (options.groups != nullptr) {

@@ -2,6 +2,7 @@
 // candidate.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "codegen/kernel_spec.hpp"
@@ -18,7 +19,8 @@ struct ProblemOptions {
   std::string* op = nullptr;  // without it any operation stands for its linear
   bool* fast = nullptr;       // without both, the accumulation must be the recipe's
   bool* precise = nullptr;
-  GroupOptions* groups = nullptr;  // without them there are no experts
+  GroupOptions* groups = nullptr;               // without them there are no experts
+  std::optional<Problem>* attention = nullptr;  // without it there is none
 };
 
 // --problem KEY, instead of --mnk, --recipe and --op, of which the command has some already.

@@ -235,6 +235,7 @@ TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
         {"bench", "linear", "--mnk", "64,64,64", "--recipe", "rowwise"},
         {"bench", "experts", "--mnk", "64,64,64", "--experts", "8", "--skew", "one"},
         {"bench", "experts", "--problem", "experts/rowwise+fast/e4m3.e4m3.bf16/e8m64n64k64skew1"},
+        {"bench", "attention", "--shape", "s128b1h4g2d128", "--masks", "causal,full"},
         {"bench", "cast", "--mnk", "64,64,64"},
         {"bench", "cast", "--list", "4096,4096*4;1024,4096", "--recipe", "rowwise"}}) {
     tool.expect_refused(2, words, {"work without a GPU"});

@@ -8,9 +8,6 @@
 #include "tools/float8-tune/output.hpp"
 
 namespace f8::cli {
-namespace {
-
-// "layers.12.attention.wk" as "layers.*.attention.wk".
 std::string pattern_of(std::string_view fqn) {
   std::string pattern;
   while (true) {
@@ -23,8 +20,6 @@ std::string pattern_of(std::string_view fqn) {
     fqn.remove_prefix(dot + 1);
   }
 }
-
-}  // namespace
 
 std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result) {
   std::vector<DecisionRow> rows;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tuning_db/estimate/filter.hpp"
@@ -14,6 +15,8 @@ struct DecisionRow {
   const tuning_db::FilterDecision* decision;
   int64_t count;
 };
+// "layers.12.attention.wk" as "layers.*.attention.wk".
+[[nodiscard]] std::string pattern_of(std::string_view fqn);
 // The rows point into the result.
 [[nodiscard]] std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result);
 // "200 of 225 linears", and where there are some "8 of 32 layers of experts".

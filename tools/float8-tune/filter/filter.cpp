@@ -12,6 +12,7 @@
 #include "recipes/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
+#include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/filter/decision_rows.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
@@ -30,6 +31,8 @@ struct FilterCommandOptions {
   RankOptions ranks;
   std::filesystem::path output;
   std::filesystem::path verdicts;
+  bool attention = false;
+  int64_t sequence = 0;  // of --attention; 0: not given
 };
 
 // "a,b,auto_filter_small_kn"; an empty name would be part of every layer's name.
@@ -71,6 +74,12 @@ struct RowsByDevice {
   std::string asked;                                 // the device that the decisions are about
   std::map<Shape, std::vector<std::string>> others;  // those that have a row of this shape too
   std::set<Shape> own;                               // shapes that the asked one has
+};
+
+// What is decided besides the linears.
+struct Beside {
+  RowsByDevice rows;
+  std::optional<std::vector<AttentionDecision>> attention;  // none: it is not asked for
 };
 
 RowsByDevice rows_by_device(const TuningTable& table, const std::string& recipe,
@@ -134,7 +143,7 @@ Json to_json(const tuning_db::FilterDecision& d, int64_t tokens, const RowsByDev
 // The JSON of all of it, as json_text() would write it. A model may have a million layers, so that
 // no more than one decision is kept as a value at a time.
 std::string report_text(const FilterCommandOptions& options, const tuning_db::FilterResult& result,
-                        const RowsByDevice& rows) {
+                        const Beside& beside) {
   Json report = {{"recipe", options.recipe},
                  {"policy", options.policy},
                  {"tokens", options.model.tokens},
@@ -146,6 +155,11 @@ std::string report_text(const FilterCommandOptions& options, const tuning_db::Fi
                  {"decisions", Json::array()},
                  {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
   if (result.wire) report["ranks"] = ranks_json(*result.wire);
+  if (beside.attention) {
+    report["sequence"] = options.sequence;
+    report["attention"] = Json::array();
+    for (const AttentionDecision& d : *beside.attention) report["attention"].push_back(to_json(d));
+  }
   const std::string frame = json_text(report);
   constexpr std::string_view kEmpty = "\n  \"decisions\": []";  // no string holds a line end
   const size_t at = frame.find(kEmpty) + kEmpty.size() - 1;
@@ -153,7 +167,7 @@ std::string report_text(const FilterCommandOptions& options, const tuning_db::Fi
   const char* separator = "\n    ";
   for (const tuning_db::FilterDecision& d : result.decisions) {
     text += std::exchange(separator, ",\n    ");
-    const std::string one = json_text(to_json(d, options.model.tokens, rows));
+    const std::string one = json_text(to_json(d, options.model.tokens, beside.rows));
     std::string_view lines = std::string_view(one).substr(0, one.size() - 1);
     text += take_until(lines, '\n');
     while (!lines.empty()) {
@@ -239,11 +253,11 @@ Status check_outputs(const FilterCommandOptions& options, const Global& global) 
 
 // Prints the answer and writes the files that are asked for.
 Status show(const FilterCommandOptions& options, const tuning_db::FilterResult& result,
-            const RowsByDevice& rows, const Global& global) {
+            const Beside& beside, const Global& global) {
   const bool is_taken = is_standard_stream(options.output) || is_standard_stream(options.verdicts);
   std::string json;
   if (global.json || !options.output.empty()) {
-    json = report_text(options, result, rows);
+    json = report_text(options, result, beside);
   }
   if (!options.output.empty()) F8_TRY(write_output(global, "-o", options.output, json));
   if (!options.verdicts.empty()) {
@@ -255,12 +269,18 @@ Status show(const FilterCommandOptions& options, const tuning_db::FilterResult& 
     print_styled(json);
   } else {
     print_table(options, result, stdout_color(global));
+    if (beside.attention) print_styled("\n" + text_of(*beside.attention, stdout_color(global)));
   }
   return {};
 }
 
 Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   F8_TRY(check_outputs(options, global));
+  if (options.attention != (options.sequence > 0)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--attention and --sequence stand together: give {} too",
+                options.attention ? "--sequence, the tokens of a sequence," : "--attention");
+  }
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const tuner::Model model = F8_TRY(load(options.model));
   tuning_db::FilterOptions how;
@@ -278,9 +298,19 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   const std::string device = F8_TRY(device_named(table.devices, options.device));
   const auto estimator = estimator_of(table, recipe, device);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
-  const RowsByDevice rows = rows_by_device(table, recipe.name, asked_device(device, result.device));
-  F8_TRY(show(options, result, rows, global));
-  note_other_devices(rows, result, how.tokens, global);
+  Beside beside{.rows = rows_by_device(table, recipe.name, asked_device(device, result.device)),
+                .attention = {}};
+  if (options.attention) {
+    beside.attention = F8_TRY(decide_attention({.model = options.model.model,
+                                                .tp = options.model.tp,
+                                                .tokens = options.model.tokens,
+                                                .sequence = options.sequence,
+                                                .device = device,
+                                                .margin = options.margin},
+                                               databases));
+  }
+  F8_TRY(show(options, result, beside, global));
+  note_other_devices(beside.rows, result, how.tokens, global);
   note_idle_names(how.filter_fqns, result, global);
   return kExitOk;
 }
@@ -308,6 +338,9 @@ void add_filter(CLI::App& app, Program& program) {
           "automatic rule of torchao on")
       ->type_name("A,B,...");
   add_margin(*command, options->margin);
+  command->add_flag("--attention", options->attention,
+                    "decide for each layer's attention too, causal, by its measured rows");
+  add_integer(*command, "--sequence", options->sequence, "tokens of a sequence, for --attention");
   add_device(*command, options->device);
   add_ranks(*command, options->ranks);
   add_output(*command, "--verdicts", options->verdicts,

@@ -9,6 +9,7 @@
 
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
+#include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -26,6 +27,7 @@ struct QueryOptions {
   std::string recipe;
   std::string op;  // empty: the linear, and its three GEMMs
   GroupOptions groups;
+  std::optional<Problem> attention;
   std::string device;
   int64_t limit = 5;
   bool map = false;
@@ -226,6 +228,11 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
   }
   print_styled(table.text(color));
   if (answer.by_linear) print("  the first is what the fastest linear of this shape took\n");
+  for (const TrialRow& row : answer.ok) {
+    if (row.result.accuracy.empty()) continue;
+    print_styled(accuracy_text(row.result.accuracy, color));
+    break;
+  }
   print_failed(answer, limit);
   const TrialRow& first = answer.ok.front();
   print(f8::format("  {}; {}; method {}; {}\n", first.device_name, first.toolchain,
@@ -240,7 +247,31 @@ Result<std::vector<Op>> ops_of(const std::string& text) {
   return ops;
 }
 
+// Of attention there is no estimate: its rows are all that is known.
+Result<int> query_attention(const QueryOptions& options, const Global& global) {
+  const Databases databases = F8_TRY(open_databases(global));
+  const TuningTable table =
+      F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
+  const std::string device = F8_TRY(device_named(table.devices, options.device));
+  const Answer answer = F8_TRY(ask(*options.attention, databases, table, device));
+  const auto limit = static_cast<size_t>(options.limit);
+  if (global.json) {
+    print_json({{"results", Json::array({to_json(answer, limit)})}});
+  } else {
+    print_answer(answer, limit, stdout_color(global));
+  }
+  if (answer.ok.empty()) {
+    note(global, "it was not measured here; {}",
+         options.attention->op == Op::kAttention
+             ? how_to_measure(*options.attention)
+             : f8::format("on a GPU: float8-tune bench attention --problem {} --db {}",
+                          options.attention->key(), database_to_write(global)));
+  }
+  return kExitOk;
+}
+
 Result<int> query(const QueryOptions& options, const Global& global) {
+  if (options.attention) return query_attention(options, global);
   F8_TRY(require_problem(options.mnk, options.recipe));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const std::vector<Op> ops = F8_TRY(ops_of(options.op));
@@ -300,7 +331,8 @@ void add_query(CLI::App& app, Program& program) {
   add_problem(*command, {.mnk = &options->mnk,
                          .recipe = &options->recipe,
                          .op = &options->op,
-                         .groups = &options->groups});
+                         .groups = &options->groups,
+                         .attention = &options->attention});
   add_device(*command, options->device);
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
   command->add_flag("--map", options->map,

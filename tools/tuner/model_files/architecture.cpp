@@ -173,6 +173,26 @@ std::optional<Architecture> find_architecture(std::string_view name) {
   return found->architecture;
 }
 
+std::vector<AttentionLayer> attention_layers(const Architecture& a) {
+  std::vector<AttentionLayer> layers;
+  for (int64_t i = 0; i < a.layers; ++i) {
+    if (a.linear.key_heads > 0 && (i + 1) % a.linear.full_step != 0) continue;
+    const char* module = a.naming == Naming::kHuggingFace  ? "self_attn"
+                         : a.naming == Naming::kTorchtitan ? "attention"
+                                                           : "attn";
+    AttentionLayer layer{.fqn = block_prefix(a, i) + module,
+                         .heads_q = a.heads,
+                         .heads_kv = a.kv_heads > 0 ? a.kv_heads : a.heads,
+                         .head_dim = a.head_dim > 0 ? a.head_dim : a.hidden / a.heads,
+                         .window = a.window};
+    if (a.latent.kv_rank > 0)
+      layer.kept = "latent attention has other heads of keys than of values";
+    if (!a.scores.empty()) layer.kept = f8::format("attention in fp8 has no {}", a.scores);
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
 std::vector<NamedLinear> linears(const Architecture& a, ExpertsAs as) {
   int64_t experts = 0;
   for (int64_t i = 0; i < a.layers; ++i) experts += has_experts(a, i) ? a.experts : 0;

@@ -77,6 +77,18 @@ struct Architecture {
   bool fused = false;            // one qkv_proj, and one gate_up_proj in dense layers
   bool tied_head = false;        // The head is the embedding, so it is no layer of its own.
   std::string_view prefix = {};  // what precedes "model." and "lm_head" in the names
+  int64_t window = 0;            // keys that a query of some layers has at most; 0: all of them
+  std::string_view scores = {};  // what scores have besides a softmax: "capped scores"
+};
+
+// The attention of a block: its module, and the heads of one rank.
+struct AttentionLayer {
+  std::string fqn;  // "model.layers.0.self_attn"
+  int64_t heads_q = 0;
+  int64_t heads_kv = 0;
+  int64_t head_dim = 0;
+  int64_t window = 0;
+  std::string kept = {};  // why there is no attention in fp8 of it; empty: there may be
 };
 
 [[nodiscard]] std::vector<std::string_view> builtin_architectures();
@@ -87,6 +99,8 @@ struct Architecture {
 // count.
 enum class ExpertsAs { kModule, kLinears };
 inline constexpr int64_t kMostNamedExperts = 4096;
+// Every attention with a softmax, in the order of the forward pass.
+[[nodiscard]] std::vector<AttentionLayer> attention_layers(const Architecture& architecture);
 // Every linear in the order of the forward pass, the output head last unless it is tied.
 [[nodiscard]] std::vector<NamedLinear> linears(const Architecture& architecture,
                                                ExpertsAs experts = ExpertsAs::kLinears);

@@ -28,6 +28,7 @@ struct Family {
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t vocab = 0;     // 0: the file must have it
   Attention attention = Attention::kGrouped;
+  std::string_view scores = {};  // as Architecture's
   // The family of the language model, which "text_config" describes; empty: the file itself does.
   std::string_view text = {};
 };
@@ -39,7 +40,7 @@ constexpr std::array kFamilies = {
     Family{"qwen2"},
     Family{"qwen3", Experts::kNone, false, 128},
     Family{"gemma", Experts::kNone, true, 256},
-    Family{"gemma2", Experts::kNone, true, 256},
+    Family{.type = "gemma2", .tied_head = true, .head_dim = 256, .scores = "capped scores"},
     Family{.type = "gemma3", .text = "gemma3_text"},
     Family{"gemma3_text", Experts::kNone, true, 256, 262208},
     Family{"smollm3", Experts::kNone, true},
@@ -48,7 +49,10 @@ constexpr std::array kFamilies = {
     Family{.type = "phi3", .attention = Attention::kFused},
     Family{"mixtral", Experts::kMixtral},
     Family{"minimax_m2", Experts::kMixtral},
-    Family{"gpt_oss", Experts::kGptOss, false, 64},
+    Family{.type = "gpt_oss",
+           .experts = Experts::kGptOss,
+           .head_dim = 64,
+           .scores = "attention sinks"},
     Family{.type = "llama4", .text = "llama4_text"},
     Family{"llama4_text", Experts::kLlama4, false, 128},
     Family{"qwen3_moe", Experts::kQwen},
@@ -332,6 +336,10 @@ Result<Architecture> parse_decoder(const Json& config, std::string_view where,
   if (family.attention == Attention::kMostlyLinear) F8_TRY(read_linear_attention(a, config, where));
   F8_TRY(read_experts(a, config, where, family.experts));
   a.tied_head = F8_TRY(bool_field_or(config, "tie_word_embeddings", where, family.tied_head));
+  a.scores = family.scores;
+  if (F8_TRY(bool_field_or(config, "use_sliding_window", where, true))) {
+    a.window = F8_TRY(integer_field_or(config, "sliding_window", where, 1, kMaxDim, 0));
+  }
   return a;
 }
 

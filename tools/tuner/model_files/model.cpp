@@ -1,5 +1,6 @@
 #include "tools/tuner/model_files/model.hpp"
 
+#include <optional>
 #include <set>
 
 #include "base/file.hpp"
@@ -103,6 +104,11 @@ Result<std::vector<NamedLinear>> parse_file(const fs::path& path, ExpertsAs expe
   return parse_model_json(text, name, experts);
 }
 
+bool is_config(const Json& parsed) {
+  return parsed.is_object() && (parsed.contains("hidden_size") || parsed.contains("model_type") ||
+                                parsed.contains("architectures"));
+}
+
 }  // namespace
 
 Result<std::vector<NamedLinear>> parse_model_json(std::string_view text, const fs::path& path,
@@ -113,11 +119,7 @@ Result<std::vector<NamedLinear>> parse_model_json(std::string_view text, const f
   if (parsed.is_object() && parsed.contains("weight_map")) {
     return linears(F8_TRY(read_index(path, parsed)), where);
   }
-  const auto is_config = [&] {
-    return parsed.contains("hidden_size") || parsed.contains("model_type") ||
-           parsed.contains("architectures");
-  };
-  if (parsed.is_object() && is_config()) {
+  if (is_config(parsed)) {
     return linears(F8_TRY(parse_config(parsed, where)), experts);
   }
   return fail(ErrorCode::kInvalidArgument,
@@ -142,6 +144,34 @@ Result<Model> load_model(std::string_view name_or_path, ExpertsAs experts) {
   }
   std::vector<NamedLinear> layers = F8_TRY(parse_file(path, experts));
   return Model{input_name(path), std::move(layers)};
+}
+
+Result<std::vector<AttentionLayer>> load_attention(std::string_view name_or_path, int64_t tp) {
+  std::optional<Architecture> architecture = find_architecture(name_or_path);
+  const fs::path path(name_or_path);
+  if (!architecture && path.extension() == ".json") {
+    const std::string text = F8_TRY(read_input(path));
+    const Json parsed = F8_TRY(parse_json(text, path.string()));
+    if (is_config(parsed)) architecture = F8_TRY(parse_config(parsed, path.string()));
+  }
+  if (!architecture) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{} does not say the heads of its attention; give a built-in model or the file of a "
+        "Hugging Face config.json",
+        quote(name_or_path));
+  }
+  std::vector<AttentionLayer> layers = attention_layers(*architecture);
+  for (AttentionLayer& layer : layers) {
+    if (layer.heads_q % tp != 0 || layer.heads_kv % tp != 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: {} heads of queries and {} of keys are not divided by {} ranks", layer.fqn,
+                  layer.heads_q, layer.heads_kv, tp);
+    }
+    layer.heads_q /= tp;
+    layer.heads_kv /= tp;
+  }
+  return layers;
 }
 
 Status shard(Model& model, int64_t tp) {

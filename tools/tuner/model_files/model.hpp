@@ -48,6 +48,11 @@ struct Model {
     std::string_view text, const std::filesystem::path& path,
     ExpertsAs experts = ExpertsAs::kLinears);
 
+// The attention of the model's blocks, of one of `tp` ranks that share its heads; a built-in name or a
+// config.json tells it, and of other files, which do not say heads, it is an error.
+[[nodiscard]] Result<std::vector<AttentionLayer>> load_attention(std::string_view name_or_path,
+                                                                 int64_t tp);
+
 // Makes the shapes those of one of `tp` tensor-parallel ranks, and leaves it the experts of one of `ep`
 // expert-parallel ranks (recipes/tensor_parallel.hpp).
 [[nodiscard]] Status shard(Model& model, int64_t tp);

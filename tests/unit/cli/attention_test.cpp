@@ -1,0 +1,205 @@
+// Attention in the tool: what filter, explain and query make of its rows, and what they and bench refuse.
+#include "recipes/attention.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/cli/run_tool.hpp"
+#include "tests/unit/tuning_db/sample.hpp"
+
+namespace f8::testing {
+namespace {
+
+namespace db = tuning_db;
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+constexpr const char* kConfig =
+    R"({"model_type":"llama","hidden_size":4096,"intermediate_size":1024,
+  "num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":2,"vocab_size":32000})";
+
+Problem attention(int64_t tokens, int64_t batch = 1) {
+  return attention_problem(Op::kAttention,
+                           {.tokens = tokens, .batch = batch, .heads_q = 32, .heads_kv = 8})
+      .value();
+}
+
+std::vector<db::Accuracy> accuracy(double db_of_all) {
+  std::vector<db::Accuracy> all;
+  for (const char* data : {"normal", "outlier", "bias", "sharp"}) {
+    for (const char* tensor : {"O", "dQ", "dK", "dV"}) {
+      all.push_back({data, tensor, db_of_all, 0.999, 0.01});
+    }
+  }
+  return all;
+}
+
+class AttentionAsked : public ::testing::Test {
+ protected:
+  // Adds rows of this speedup, of which `interval` is the half width.
+  void add(const Problem& problem, double speedup, std::vector<db::Accuracy> own,
+           double interval = 0.005) {
+    auto database = db::Database::open(tool_.path() / "my.db", db::OpenMode::kCreate).value();
+    db::sweep(database,
+              {{problem, {db::Impl::kBf16, R"({"backend":"sdpa-cudnn"})", ""}},
+               {problem, {db::Impl::kFloat8, R"({"kernels":"tuned"})", ""}}},
+              [&](const db::TrialKey& cell) {
+                if (cell.candidate.impl == db::Impl::kBf16) return db::timed(1e6);
+                db::TrialResult result = db::timed(1e6 / speedup, speedup, interval);
+                result.accuracy = own;
+                return result;
+              });
+  }
+  [[nodiscard]] Json filter(const std::string& tokens, const std::string& sequence) const {
+    const Json result =
+        tool_.json({"filter", "--model", "config.json", "--recipe", "rowwise", "--tokens", tokens,
+                    "--attention", "--sequence", sequence, "--db", "my.db", "--device", "H100"});
+    EXPECT_EQ(result["attention"].size(), 2U);
+    return result["attention"].at(0);
+  }
+  void SetUp() override { tool_.write("config.json", kConfig); }
+  Tool tool_;
+};
+
+TEST_F(AttentionAsked, ConvertsWhatIsFasterAndNearEnough) {
+  add(attention(8192), 1.1, accuracy(20.5));
+  const Json one = filter("8192", "8192");
+  EXPECT_EQ(one["fqn"], "model.layers.0.self_attn");
+  EXPECT_EQ(one["problem"], attention(8192).key());
+  EXPECT_EQ(one["convert"], true);
+  EXPECT_EQ(one["speedup"], 1.1);
+  EXPECT_EQ(one["accuracy"].size(), 16U);
+  EXPECT_NE(one["reason"].get<std::string>().find("converted"), std::string::npos);
+  // The other batch was not measured.
+  const Json other = filter("16384", "8192");
+  EXPECT_EQ(other["convert"], false);
+  const auto reason = other["reason"].get<std::string>();
+  EXPECT_NE(reason.find("attention.py --shapes s8192b2h32g8d128 --masks causal"), std::string::npos)
+      << reason;
+}
+
+TEST_F(AttentionAsked, KeepsWhatIsNotSurelyFaster) {
+  add(attention(2048), 1.03, accuracy(30), 0.02);
+  const Json one = filter("2048", "2048");
+  EXPECT_EQ(one["convert"], false);
+  EXPECT_NE(one["reason"].get<std::string>().find("ambiguous"), std::string::npos);
+}
+
+TEST_F(AttentionAsked, KeepsWhatIsTooInaccurateOrOfUnknownAccuracy) {
+  auto own = accuracy(25);
+  own[5].sqnr_db = 12.4;
+  add(attention(8192), 1.3, own);
+  EXPECT_EQ(filter("8192", "8192")["convert"], false);
+  EXPECT_NE(filter("8192", "8192")["reason"].get<std::string>().find(
+                "too inaccurate: dQ 12.4 dB on outlier"),
+            std::string::npos);
+  own = accuracy(19);  // enough of dQ and dK alone
+  add(attention(4096), 1.3, own);
+  EXPECT_NE(filter("4096", "4096")["reason"].get<std::string>().find("too inaccurate: O 19.0 dB"),
+            std::string::npos);
+  own = accuracy(25);
+  own.erase(own.begin() + 11);
+  add(attention(1024), 1.3, own);
+  EXPECT_EQ(filter("1024", "1024")["convert"], false);
+  EXPECT_NE(filter("1024", "1024")["reason"].get<std::string>().find(
+                "accuracy not known: dV on bias data"),
+            std::string::npos);
+}
+
+TEST_F(AttentionAsked, KeepsHeadsWindowsAndScoresThatItHasNot) {
+  add(attention(8192), 1.3, accuracy(25));
+  const auto reason = [&](const std::string& from, const std::string& to) {
+    std::string config = kConfig;
+    config.replace(config.find(from), from.size(), to);
+    tool_.write("config.json", config);
+    const Json one = filter("8192", "8192");
+    EXPECT_EQ(one["convert"], false);
+    return one["reason"].get<std::string>();
+  };
+  EXPECT_NE(reason("\"vocab_size\"", "\"head_dim\":96,\"vocab_size\"").find("64, 128 and 256"),
+            std::string::npos);
+  EXPECT_NE(
+      reason("\"vocab_size\"", "\"sliding_window\":512,\"vocab_size\"").find("windows of 512 keys"),
+      std::string::npos);
+  EXPECT_NE(reason("\"llama\"", "\"gemma2\"").find("capped scores"), std::string::npos);
+}
+
+TEST_F(AttentionAsked, ExplainAndQueryShowBothNumbers) {
+  add(attention(8192), 1.1, accuracy(20.5));
+  const std::string key = attention(8192).key();
+  const Words device = {"--db", "my.db", "--device", "H100"};
+  const auto with = [&](Words words) {
+    words.insert(words.end(), device.begin(), device.end());
+    return words;
+  };
+  const Json why = tool_.json(with({"explain", key}));
+  EXPECT_EQ(why["convert"], true);
+  EXPECT_EQ(why["speedup"], 1.1);
+  EXPECT_EQ(why["accuracy"].size(), 16U);
+  const Outcome text = tool_(with({"explain", key}));
+  for (const char* part : {"FLOAT8", "1.100", "SQNR", "outlier", "20.5", "18 dB"}) {
+    EXPECT_TRUE(contains(text.out, part)) << part << text.out;
+  }
+  const Json known = tool_.json(with({"query", "--problem", key})).at("results").at(0);
+  EXPECT_EQ(known["best"]["accuracy"].size(), 16U);
+  EXPECT_EQ(known["baseline"]["config"]["backend"], "sdpa-cudnn");
+  EXPECT_EQ(known["s"], 8192);
+  const Outcome rows = tool_(with({"query", "--problem", key}));
+  for (const char* part : {"float8", "sdpa-cudnn", "SQNR"}) {
+    EXPECT_TRUE(contains(rows.out, part)) << part << rows.out;
+  }
+  const Outcome none = tool_(with({"query", "--problem", attention(4096).key()}));
+  EXPECT_TRUE(contains(none.err, "--shapes s4096b1h32g8d128")) << none.err;
+}
+
+TEST_F(AttentionAsked, RefusesBadQuestions) {
+  const Words base = {"filter", "--model", "config.json", "--recipe", "rowwise"};
+  const auto refused = [&](Words words, const Words& parts) {
+    words.insert(words.begin(), base.begin(), base.end());
+    tool_.expect_refused(1, words, parts);
+  };
+  refused({"--tokens", "8192", "--attention"}, {"--sequence"});
+  refused({"--tokens", "8192", "--sequence", "8192"}, {"--attention"});
+  refused({"--tokens", "8192", "--attention", "--sequence", "-1"}, {"--sequence"});
+  refused({"--tokens", "8192", "--attention", "--sequence", "5000"}, {"--tokens", "--sequence"});
+  refused({"--tokens", "8192", "--attention", "--sequence", "8192", "--tp", "16"}, {"16 ranks"});
+  tool_.write("list.json", R"([{"fqn":"a","in_features":64,"out_features":64}])");
+  tool_.expect_refused(1,
+                       {"filter", "--model", "list.json", "--recipe", "rowwise", "--tokens", "8192",
+                        "--attention", "--sequence", "8192"},
+                       {"--attention", "list.json", "config.json"});
+}
+
+TEST(AttentionBench, IsCheckedBeforeItLooksForADevice) {
+  const Tool tool;
+  tool.expect_refused(1, {"bench", "attention"}, {"--shape"});
+  const std::pair<const char*, const char*> cases[] = {{"s128b1h4g2d96", "64, 128 and 256"},
+                                                       {"s128b1h4g3d128", "a multiple"},
+                                                       {"s-128b1h4g2d128", "plain number"},
+                                                       {"s0b1h4g2d128", "s (tokens) is 0"},
+                                                       {"128,4,2,128", "'s'"},
+                                                       {"s128b1h4g2d128;", "'s'"}};
+  for (const auto& [shape, why] : cases) {
+    tool.expect_refused(1, {"bench", "attention", "--shape", shape}, {"--shape", why});
+  }
+  const Words good = {"bench", "attention", "--shape", "s128b1h4g2d128"};
+  const auto refused = [&](Words words, const Words& parts) {
+    words.insert(words.begin(), good.begin(), good.end());
+    tool.expect_refused(1, words, parts);
+  };
+  refused({"--masks", "causal,window1024"}, {"--masks", "window1024", "causal and full"});
+  refused({"--causal", "--full"}, {"--causal", "--full"});
+  refused({"--length", "-1"}, {"--length"});
+  refused({"--problem", "x"}, {"--problem", "--shape"});
+  tool.expect_refused(
+      1, {"bench", "attention", "--problem", "linear/rowwise+fast/e4m3.e4m3.bf16/m64n64k64"},
+      {"--problem", "bench linear"});
+  const std::string key = "attention/fp8_forward/e4m3.e4m3.bf16/s128b1h4g2d128causal1";
+  for (const Words& words : {Words{"bench", "linear", "--problem", key},
+                             {"sweep", "--problem", key, "--db", "x.db"},
+                             {"emit", "--problem", key}}) {
+    tool.expect_refused(1, words, {"--problem", "bench attention"});
+  }
+}
+
+}  // namespace
+}  // namespace f8::testing

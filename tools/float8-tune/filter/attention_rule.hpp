@@ -1,0 +1,51 @@
+// Which attentions of a model to convert: where forward and backward together, casts included, are faster than the
+// fastest in bf16 of the same run, and the results are near enough to fp64 on data of every kind. Nothing is estimated:
+// a shape without a row stays in bf16.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "recipes/attention.hpp"
+#include "recipes/filter_rule.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+
+namespace f8::cli {
+
+struct AttentionVerdict {
+  std::optional<Problem> problem;  // none: there is no attention in fp8 of it
+  Verdict verdict;
+  std::optional<tuning_db::TrialRow> row;  // that it rests on
+};
+
+// float8's rows of the device that answers: of the one that is named, else of this machine's GPU; without one, of any.
+[[nodiscard]] Result<AttentionVerdict> attention_verdict(const Problem& problem,
+                                                         const Databases& databases,
+                                                         const std::string& device, double margin);
+[[nodiscard]] std::string how_to_measure(const Problem& attention);
+void add_verdict(Json& json, const AttentionVerdict& verdict);
+// Prints the accuracy as a table: a row for each kind of data, a column for each tensor.
+[[nodiscard]] std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy,
+                                        bool color);
+
+// The answer to `filter --attention` for a model whose step has so many tokens, in sequences of so many.
+struct AttentionQuestion {
+  std::string model;
+  int64_t tp = 1;
+  int64_t tokens = 0;
+  int64_t sequence = 0;
+  std::string device;
+  double margin = kFilterMargin;
+};
+struct AttentionDecision {
+  tuner::AttentionLayer layer;
+  AttentionVerdict of;
+};
+[[nodiscard]] Result<std::vector<AttentionDecision>> decide_attention(
+    const AttentionQuestion& asked, const Databases& databases);
+[[nodiscard]] Json to_json(const AttentionDecision& decision);
+[[nodiscard]] std::string text_of(const std::vector<AttentionDecision>& decisions, bool color);
+
+}  // namespace f8::cli
