@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "runtime/device/driver.hpp"
+#include "runtime/device/context.hpp"
 
 namespace f8::runtime {
 

@@ -169,6 +169,15 @@ TEST_F(AttentionAsked, RefusesBadQuestions) {
                        {"--attention", "list.json", "config.json"});
 }
 
+// Programs that measure elsewhere put these into their rows.
+TEST(AttentionRecords, DoctorHasThoseOfThisMachine) {
+  const Tool tool;
+  const Json records = tool.json({"doctor"}).at("records");
+  EXPECT_EQ(records["toolchain"]["toolchain"].get<std::string>().size(), 32U);
+  EXPECT_TRUE(records["toolchain"].contains("git_sha"));
+  EXPECT_TRUE(records["device"].is_null() || records["device"].contains("sm_count"));
+}
+
 TEST(AttentionBench, IsCheckedBeforeItLooksForADevice) {
   const Tool tool;
   tool.expect_refused(1, {"bench", "attention"}, {"--shape"});

@@ -134,6 +134,34 @@ std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy, bool
   return table.text(color);
 }
 
+Result<int> explain_attention(Problem problem, const std::string& device, double margin,
+                              const Global& global) {
+  problem.op = Op::kAttention;  // a forward by itself decides nothing
+  const Databases databases = F8_TRY(open_databases(global));
+  const TuningTable table =
+      F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
+  const std::string asked = F8_TRY(device_named(table.devices, device));
+  const AttentionVerdict of = F8_TRY(attention_verdict(problem, databases, asked, margin));
+  if (global.json) {
+    Json json = problem_json(problem);
+    add_verdict(json, of);
+    json["needed"] = rounded(1 + margin);
+    json["trials"] = of.row ? Json::array({trial_json(*of.row)}) : Json::array();
+    print_json(json);
+    return kExitOk;
+  }
+  print(f8::format("{}  ->  {}\n  why          {}\n", problem.key(),
+                   of.verdict.convert ? "FLOAT8" : "KEEP BF16", of.verdict.reason));
+  if (!of.row) return kExitOk;
+  const tuning_db::Ratio& ratio = *of.row->result.ratio;
+  print(
+      f8::format("  speedup      {:.3f} {} forward + backward, needs more than {:.3f}\n"
+                 "  accuracy     needs 20 dB of O and dV, 18 dB of dQ and dK, on all data\n",
+                 ratio.ratio, interval_text(ratio.lo, ratio.hi, 3), 1 + margin));
+  print_styled(accuracy_text(of.row->result.accuracy, stdout_color(global)));
+  return kExitOk;
+}
+
 Result<std::vector<AttentionDecision>> decide_attention(const AttentionQuestion& asked,
                                                         const Databases& databases) {
   if (asked.tokens % asked.sequence != 0) {

@@ -30,6 +30,10 @@ void add_verdict(Json& json, const AttentionVerdict& verdict);
 [[nodiscard]] std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy,
                                         bool color);
 
+// The answer to `explain` with the key of an attention: the speedup and the accuracy, which both must do.
+[[nodiscard]] Result<int> explain_attention(Problem problem, const std::string& device,
+                                            double margin, const Global& global);
+
 // The answer to `filter --attention` for a model whose step has so many tokens, in sequences of so many.
 struct AttentionQuestion {
   std::string model;

@@ -405,38 +405,11 @@ Result<Explanation> of_experts(const Problem& asked, const Databases& databases,
   return e;
 }
 
-// Attention by itself: the speedup and the accuracy, which both must do.
-Result<int> explain_attention(const ExplainOptions& options, const Global& global) {
-  Problem problem = *options.attention;
-  problem.op = Op::kAttention;  // a forward by itself decides nothing
-  const Databases databases = F8_TRY(open_databases(global));
-  const TuningTable table =
-      F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const AttentionVerdict of = F8_TRY(attention_verdict(problem, databases, device, options.margin));
-  if (global.json) {
-    Json json = problem_json(problem);
-    add_verdict(json, of);
-    json["needed"] = rounded(1 + options.margin);
-    json["trials"] = of.row ? Json::array({trial_json(*of.row)}) : Json::array();
-    print_json(json);
-    return kExitOk;
-  }
-  print(f8::format("{}  ->  {}\n", problem.key(), of.verdict.convert ? "FLOAT8" : "KEEP BF16"));
-  print_line("why", of.verdict.reason);
-  if (!of.row) return kExitOk;
-  const tuning_db::Ratio& ratio = *of.row->result.ratio;
-  print_line("speedup",
-             f8::format("{} forward + backward, needs more than {:.3f}",
-                        speedup_text(ratio.ratio, ratio.lo, ratio.hi), 1 + options.margin));
-  print_line("accuracy", "needs 20 dB of O and dV, 18 dB of dQ and dK, on all data");
-  print_styled(accuracy_text(of.row->result.accuracy, stdout_color(global)));
-  return kExitOk;
-}
-
 Result<int> explain(const ExplainOptions& given, const Global& global) {
   const ExplainOptions options = F8_TRY(resolved(given));
-  if (options.attention) return explain_attention(options, global);
+  if (options.attention) {
+    return explain_attention(*options.attention, options.device, options.margin, global);
+  }
   if (options.experts) {
     const Databases databases = F8_TRY(open_databases(global));
     const TuningTable table = F8_TRY(merged_table(databases));
