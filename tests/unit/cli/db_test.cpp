@@ -24,7 +24,7 @@ TEST(Db, InfoCheckSchemaOfTheBuiltIn) {
   const Tool tool;
   const Json info = tool.json({"db", "info"});
   EXPECT_EQ(info["database"], "built-in");
-  EXPECT_EQ(info["schema_version"], 4);
+  EXPECT_EQ(info["schema_version"], db::kSchemaVersion);
   EXPECT_EQ(tool.json({"db", "check"})["ok"], true);
   const Outcome schema = tool({"db", "schema"});
   EXPECT_TRUE(contains(schema.out, "CREATE TABLE"));
@@ -43,7 +43,7 @@ TEST(Db, InfoOfAFile) {
   EXPECT_EQ(info["devices"][0]["name"], "NVIDIA H100 80GB HBM3");
   EXPECT_TRUE(contains(tool({"db", "info", "--db", "a.db"}).out, "2/2 cells"));
   EXPECT_EQ(tool({"db", "check", "--db", "a.db"}).code, 0);
-  EXPECT_EQ(tool.json({"db", "migrate", "--db", "a.db"})["schema_version"], 4);
+  EXPECT_EQ(tool.json({"db", "migrate", "--db", "a.db"})["schema_version"], db::kSchemaVersion);
 }
 
 TEST(Db, MergeIsIdempotentAndRefusesItself) {
@@ -211,7 +211,7 @@ TEST(Db, ANewerSchemaIsRefusedWithBothVersions) {
                                                 {"thresholds", "--recipe", "rowwise"}}) {
     std::vector<std::string> all = words;
     all.insert(all.end(), {"--db", "new.db"});
-    tool.expect_refused(1, all, {"new.db", "99", "4"});
+    tool.expect_refused(1, all, {"new.db", "99", std::to_string(db::kSchemaVersion)});
   }
 }
 

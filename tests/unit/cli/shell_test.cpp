@@ -170,8 +170,9 @@ TEST(Examples, RefuseADatabaseThatIsMissing) {
   const Tool tool;
   const std::string folder = std::filesystem::path(FLOAT8_TUNE).parent_path();
   // These want a GPU, or make the database, or say that it is missing.
-  const std::vector<std::string> left = {"bench linear", "bench experts", "bench cast", "sweep ",
-                                         "db merge",     "db import",     "doctor"};
+  const std::vector<std::string> left = {"bench linear",    "bench experts", "bench cast",
+                                         "bench attention", "sweep ",        "db merge",
+                                         "db import",       "doctor"};
   size_t ran = 0;
   for (const std::string& line : examples(tool)) {
     const auto starts = [&](const std::string& command) {
