@@ -154,8 +154,8 @@ TEST_F(BenchTest, ExpertsAreSearchedOrChosen) {
 // On the fake device the emulated kernels compute, so that the check before the timing is real.
 TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
   for (const AttentionShape& shape :
-       {AttentionShape{.tokens = 160, .batch = 2, .heads_q = 4, .heads_kv = 2, .head_dim = 64},
-        AttentionShape{.tokens = 96, .heads_q = 2, .heads_kv = 2, .causal = false}}) {
+       {AttentionShape{.tokens = 130, .batch = 2, .heads_q = 2, .heads_kv = 1, .head_dim = 64},
+        AttentionShape{.tokens = 40, .heads_q = 1, .heads_kv = 1, .causal = false}}) {
     const Problem p = attention_problem(Op::kAttentionForward, shape).value();
     const auto bench = bench_->attention(p);
     ASSERT_TRUE(bench) << bench.error().message;
@@ -179,7 +179,7 @@ TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
 TEST_F(BenchTest, AttentionsAccuracyIsInItsBudgetOnAllData) {
   for (const bool causal : {true, false}) {
     const auto accuracy =
-        bench_->attention_accuracy({.tokens = 256, .heads_q = 4, .heads_kv = 4, .causal = causal});
+        bench_->attention_accuracy({.tokens = 160, .heads_q = 2, .heads_kv = 2, .causal = causal});
     ASSERT_TRUE(accuracy) << accuracy.error().message;
     ASSERT_EQ(accuracy->size(), kAttentionData.size());
     for (size_t i = 0; i < accuracy->size(); ++i) {
