@@ -1,0 +1,414 @@
+// dK and dV of attention in fp8 (backward.cuh): S^T = K Q^T, dP^T = V dO^T, dV += P^T dO and dK += dS^T Q, for
+// 64 queries at a time.
+//
+// A cluster of two CTAs has two blocks of 128 keys of a head, each in two warpgroups of 64 keys, and goes through all
+// queries of the heads that share it. A warp of each CTA loads one half of each tile of queries for both: Q and dO, their
+// transposed copies, and its own copy of what else is known of the queries (AttentionStatistics).
+#pragma once
+
+#include "backward.cuh"
+
+namespace f8::kernels {
+
+struct AttentionDkvMaps {
+  TensorMap k, v, q, dout, q_t, dout_t;
+};
+
+// A Config is that of AttentionDq.
+template <class Config>
+struct AttentionDkv {
+  static constexpr bool kCausal = Config::kCausal;
+  static constexpr u32 kCluster = 2, kStages = 4, kTile = kAttentionTile, kD = 128;
+  using Rounds = AttentionRounds<kCausal, kCluster>;
+  static constexpr u32 kTileBytes = kTile * kD, kStepBytes = kAttentionStep * kD;
+  static constexpr u32 kRecordBytes = 4 * kAttentionStepFloats;
+  static constexpr u32 kRows = 2 * kTileBytes;  // of Q and dO, behind K and V
+  static constexpr u32 kColumns = kRows + kStages * 2 * kStepBytes;
+  static constexpr u32 kRecords = kColumns + kStages * 2 * kStepBytes;
+  static constexpr u32 kScales = kRecords + kStages * kRecordBytes;  // 16 bytes of each warp
+  static constexpr u32 kBarriers = kScales + 8 * 16;
+  static constexpr u32 kSharedBytes = kBarriers + 8 * (2 + 4 * kStages);
+  static constexpr u32 kThreads = attention_threads(2);
+  static constexpr u32 kStepsOfSum = 64;  // after which sums are added up in fp32
+
+  enum Barrier : u32 {
+    kFullK = 0,
+    kEmptyK = 1,
+    kFullRows = 2,
+    kEmptyRows = 2 + kStages,
+    kFullColumns = 2 + 2 * kStages,
+    kEmptyColumns = 2 + 3 * kStages
+  };
+  static F8_DEVICE u32 barrier(u32 shared, u32 which, u32 index) {
+    return shared + kBarriers + 8 * (which + index);
+  }
+
+  // Two blocks of keys, and the first of their steps of 64 queries of each head.
+  struct Work {
+    u32 block, kv_head, first, steps;
+  };
+  static F8_DEVICE u32 blocks(i32 tokens) { return static_cast<u32>(attention_blocks(tokens)); }
+  static F8_DEVICE u32 works(const AttentionBackwardArgs& args) {
+    return (blocks(args.keys) + kCluster - 1) / kCluster * args.heads_kv * args.batch;
+  }
+  static F8_DEVICE Work work_at(const AttentionBackwardArgs& args, u32 index) {
+    const u32 heads = args.heads_kv * args.batch;
+    Work r;
+    r.block = index / heads * kCluster;
+    r.kv_head = index % heads;
+    r.steps = 2 * blocks(args.queries);
+    r.first = kCausal ? min(2 * r.block, r.steps) : 0;
+    return r;
+  }
+
+  static F8_DEVICE void load(u32 shared, const AttentionDkvMaps& maps,
+                             const AttentionBackwardArgs& args) {
+    constexpr u32 kPart = kStepBytes / kCluster;
+    constexpr u16 kBoth = (1 << kCluster) - 1;
+    const u32 rank = blockIdx.x % kCluster, group = args.heads_q / args.heads_kv;
+    const u32 rows_k = blocks(args.keys) * kTile;
+    AttentionRing<kStages> stage;
+    u32 phase = 0;
+    for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
+      const Work work = work_at(args, i);
+      const u32 full_k = barrier(shared, kFullK, 0);
+      barrier_wait(barrier(shared, kEmptyK, 0), phase ^ 1);
+      phase ^= 1;
+      barrier_expect(full_k, 2 * kTileBytes);
+      const u32 key = work.kv_head * rows_k + (work.block + rank) * kTile;
+      tma_load(shared, &maps.k, full_k, 0, key);
+      tma_load(shared + kTileBytes, &maps.v, full_k, 0, key);
+      for (u32 head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
+        for (u32 step = work.first; step < work.steps; ++step, stage.advance()) {
+          const u32 full = barrier(shared, kFullRows, stage.index);
+          barrier_wait(barrier(shared, kEmptyRows, stage.index), stage.phase ^ 1);
+          barrier_expect(full, 2 * kStepBytes + kRecordBytes);
+          const u32 rows = shared + kRows + stage.index * 2 * kStepBytes + rank * kPart;
+          const u32 row = (head * work.steps + step) * kAttentionStep + rank * (64 / kCluster);
+          tma_load_multicast(rows, &maps.q, full, kBoth, 0, row);
+          tma_load_multicast(rows + kStepBytes, &maps.dout, full, kBoth, 0, row);
+          bulk_load(shared + kRecords + stage.index * kRecordBytes,
+                    args.steps + u64{head * work.steps + step} * kAttentionStepFloats, full,
+                    kRecordBytes);
+          const u32 full_t = barrier(shared, kFullColumns, stage.index);
+          barrier_wait(barrier(shared, kEmptyColumns, stage.index), stage.phase ^ 1);
+          barrier_expect(full_t, 2 * kStepBytes);
+          const u32 columns = shared + kColumns + stage.index * 2 * kStepBytes + rank * kPart;
+          const u32 column = head * kD + rank * (kD / kCluster);
+          tma_load_multicast(columns, &maps.q_t, full_t, kBoth, step * kAttentionStep, column);
+          tma_load_multicast(columns + kStepBytes, &maps.dout_t, full_t, kBoth,
+                             step * kAttentionStep, column);
+        }
+      }
+    }
+  }
+
+  // A warpgroup of 64 keys. A thread has the keys of two rows, and of each eight queries two.
+  struct Consumer {
+    u32 shared;
+    const AttentionBackwardArgs& args;
+    u32 first_key = 0;  // of the warpgroup
+    float s[32], dp[32], dk[64], dv[64];
+    u32 p[8], ds[8];
+    float exponent_p;  // P is multiplied by 2^-exponent_p
+    float scale_ds;    // and dS by this besides
+    bool saturates;    // whether an element of P may
+    u32 phase_k = 0;
+    u32 steps = 0;  // so far, of all works
+
+    F8_DEVICE Consumer(u32 shared, const AttentionBackwardArgs& args)
+        : shared(shared), args(args) {}
+
+    // These are computed where they are used, since registers are few.
+    static F8_DEVICE u32 lane() { return threadIdx.x % 32; }
+    F8_DEVICE u32 row() const { return threadIdx.x % 128 / 32 * 16 + lane() / 4; }
+    F8_DEVICE u32 warpgroup() const { return first_key / 64 % 2; }
+    F8_DEVICE u32 first_query() const {
+      return kCausal ? first_key / (kCluster * kTile) * (kCluster * kTile) : 0;
+    }
+    F8_DEVICE AttentionSums sums() const {
+      return {args.sums + u64{blockIdx.x} * kAttentionSumsOfKeys, warpgroup(),
+              kAttentionSumsOfKeys / 2};
+    }
+    // The stage of this step, and of the one before it, whose columns are multiplied together with this one's rows.
+    static F8_DEVICE u32 stage(u32 step) { return step % kStages; }
+    static F8_DEVICE u32 phase(u32 step) { return step / kStages % 2; }
+    F8_DEVICE void wait_for_rows() const {
+      barrier_wait(barrier(shared, kFullRows, stage(steps)), phase(steps));
+    }
+    F8_DEVICE void wait_for_columns() const {
+      barrier_wait(barrier(shared, kFullColumns, stage(steps - 1)), phase(steps - 1));
+    }
+    // Each warp reads records for itself, so each tells both CTAs that it has.
+    F8_DEVICE void release(u32 which, u32 index) const {
+      if (lane() < kCluster) barrier_arrive_remote(barrier(shared, which, index), lane());
+    }
+    // The inverse scales of a block of k and of v, and v's bound, of which each warp keeps its own.
+    F8_DEVICE u32 scales() const { return shared + kScales + (threadIdx.x / 32 - 4) * 16; }
+    F8_DEVICE u32 record() const { return shared + kRecords + stage(steps) * kRecordBytes; }
+    // What is known of queries 8 i + 2 (lane % 4) and the next one.
+    F8_DEVICE float4 statistics(u32 i) const {
+      return load_shared_four(record() + 4 * kAttentionStepHeader + i * 64 + threadIdx.x % 4 * 16);
+    }
+    F8_DEVICE void multiply(float (&to)[32], u32 of_keys, u32 of_rows) {
+      const u32 a = wgmma_descriptor_low(opaque(shared) + of_keys + warpgroup() * 64 * kD);
+      const u32 b = wgmma_descriptor_low(shared + kRows + stage(steps) * 2 * kStepBytes + of_rows);
+#pragma unroll
+      for (u32 k = 0; k < kD / 32; ++k) {
+        Config::mma(to, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
+      }
+      wgmma_commit();
+    }
+    F8_DEVICE void multiply_queries() {
+      warpgroup_fence_operand(s);
+      warpgroup_fence_operand(dp);
+      wgmma_fence();
+      multiply(s, 0, 0);
+      multiply(dp, kTileBytes, kStepBytes);
+    }
+    F8_DEVICE void multiply_gradients() {
+      const u32 b = wgmma_descriptor_low(shared + kColumns + stage(steps - 1) * 2 * kStepBytes);
+      fence_words(p);
+      fence_words(ds);
+      warpgroup_fence_operand(dk);
+      warpgroup_fence_operand(dv);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        Config::mma_registers(dv, p + 4 * k, wgmma_descriptor_64(b + (kStepBytes >> 4) + 2 * k),
+                              true);
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        Config::mma_registers(dk, ds + 4 * k, wgmma_descriptor_64(b + 2 * k), true);
+      }
+      wgmma_commit();
+    }
+    F8_DEVICE void finish_gradients() {
+      wgmma_wait<0>();
+      warpgroup_fence_operand(dp);
+      warpgroup_fence_operand(dk);
+      warpgroup_fence_operand(dv);
+      fence_words(p);
+      fence_words(ds);
+      release(kEmptyColumns, stage(steps - 1));
+    }
+    // Scores of keys that a query does not have are -inf.
+    F8_DEVICE void mask(u32 first_query) {
+      const i32 key = static_cast<i32>(first_key + row());
+      const i32 query = static_cast<i32>(first_query + threadIdx.x % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if (query + i / 4 * 8 + i % 2 < key + i % 4 / 2 * 8)
+          s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
+      }
+    }
+    // P^T times dO's scales and 2^-exponent_p.
+    template <bool kFirst>
+    F8_DEVICE void probabilities(u32 first_query) {
+      const float factor = load_shared(scales()) * load_shared(record());
+      const float less = kFirst ? 0.0F : exponent_p;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float4 x = statistics(j);
+        const float even = -x.x - less, odd = -x.z - less;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[4 * j + i] = fmaf(s[4 * j + i], factor, i % 2 == 0 ? even : odd);
+        }
+      }
+      if (kCausal && first_query < first_key + 64) mask(first_query);
+      if constexpr (kFirst) first_exponent();
+#pragma unroll
+      for (float& each : s) each = exp2_approx(each);
+      if constexpr (!kFirst) saturates = may_saturate(s);
+    }
+    static F8_DEVICE float largest(const float (&x)[32]) {
+      float most = 0;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) most = fmaxf(most, fabsf(x[i]));
+      return __uint_as_float(__reduce_max_sync(~0U, __float_as_uint(most)));
+    }
+    // The first tile's P is at most 2^6. Where it has none it is as if P were 2^-40.
+    F8_DEVICE void first_exponent() {
+      float most = -40.0F;
+#pragma unroll
+      for (const float each : s) most = fmaxf(most, each);
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        most = fmaxf(most, __shfl_xor_sync(~0U, most, step));
+      }
+      exponent_p = ceilf(most) - 6.0F;
+#pragma unroll
+      for (float& each : s) each -= exponent_p;
+    }
+    template <int kCount>
+    static F8_DEVICE void multiply_all(float (&x)[kCount], float by) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] *= by;
+    }
+    // Multiplies P, and what was added of it, so that no element saturates.
+    F8_DEVICE void scale_p() {
+      float by = scale_for_e4m3(largest(s));
+      if (by > 1.0F) by = 1.0F;
+      exponent_p -= __log2f(by);
+      multiply_all(s, by);
+      multiply_all(dv, by);
+      multiply_all(dk, by);
+    }
+    // Makes dS no larger than P, by the bounds of dO V^T - delta.
+    template <bool kFirst>
+    F8_DEVICE void bound_gradients() {
+      const float scale = load_shared(scales() + 8) * load_shared(record() + 8);
+      if constexpr (kFirst) {
+        scale_ds = scale;
+      } else if (!(scale >= scale_ds)) {
+        multiply_all(dk, scale / scale_ds);
+        scale_ds = scale;
+      }
+    }
+    // Rounds P^T, and dS^T, which takes the place of P^T.
+    template <bool kFirst>
+    F8_DEVICE void round() {
+      if (!kFirst && __any_sync(~0U, saturates)) scale_p();
+      bound_gradients<kFirst>();
+      round_to_operand(s, p);
+      const float factor = load_shared(scales() + 4) * load_shared(record() + 4) * scale_ds;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float4 x = statistics(j);
+        const float even = -x.y * scale_ds, odd = -x.w * scale_ds;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[4 * j + i] *= fmaf(dp[4 * j + i], factor, i % 2 == 0 ? even : odd);
+        }
+      }
+      round_to_operand(s, ds);
+    }
+    F8_DEVICE float scale_of_sums() const {
+      return exp2_approx(exponent_p);
+    }
+    F8_DEVICE void add_up(bool is_first) {
+      const float of_p = scale_of_sums(), of_ds = of_p / scale_ds;
+      const AttentionSums to = sums();
+      if (is_first) {
+        to.set(dv, of_p, 0);
+        to.set(dk, of_ds, 16);
+      } else {
+        to.add(dv, of_p, 0);
+        to.add(dk, of_ds, 16);
+      }
+    }
+    F8_DEVICE void take(bool is_first) {
+      const float of_p = scale_of_sums(), of_ds = of_p / scale_ds;
+      if (is_first) {
+        multiply_all(dv, of_p);
+        multiply_all(dk, of_ds);
+      } else {
+        sums().take(dv, of_p, 0);
+        sums().take(dk, of_ds, 16);
+      }
+    }
+    F8_DEVICE void store(const Work& work) const {
+      const u32 batch = work.kv_head / args.heads_kv, head = work.kv_head % args.heads_kv;
+      const u32 token = first_key + row();
+      store_gradient(args.dv, batch, head, token, args.keys, dv, 1.0F, 1.0F);
+      store_gradient(args.dk, batch, head, token, args.keys, dk, args.scale, args.scale);
+    }
+    // Work `index`. What a loop does not need is computed before and behind it, since registers are few.
+    F8_DEVICE void differentiate(u32 index) {
+      u32 left, query;  // steps to come, and a step's first query
+      {
+        const Work work = work_at(args, index);
+        const u32 block = work.block + blockIdx.x % kCluster, blocks_k = blocks(args.keys);
+        const u32 at = work.kv_head * blocks_k + min(block, blocks_k - 1);
+        __syncwarp();
+        store_shared(scales(), __ldg(args.inv_scale_k + at));
+        store_shared(scales() + 4, __ldg(args.inv_scale_v + at));
+        store_shared(scales() + 8, __ldg(args.bounds_v + at));
+        __syncwarp();
+        first_key = block * kTile + (threadIdx.x / 128 - 1) * 64;
+        query = work.first * kAttentionStep;
+        left = (work.steps - work.first) * (args.heads_q / args.heads_kv);
+      }
+#pragma unroll
+      for (int i = 0; i < 64; ++i) dk[i] = dv[i] = 0.0F;
+      barrier_wait(barrier(shared, kFullK, 0), phase_k);
+      phase_k ^= 1;
+      if (left > 0) {
+        wait_for_rows();
+        multiply_queries();
+        wgmma_wait<0>();
+        warpgroup_fence_operand(s);
+        warpgroup_fence_operand(dp);
+        probabilities<true>(query);
+        round<true>();
+        release(kEmptyRows, stage(steps));
+        ++steps;
+        bool is_first = true;
+        while (--left > 0) {
+          query += kAttentionStep;
+          if (query == blocks(args.queries) * kTile) query = first_query();
+          wait_for_rows();
+          wait_for_columns();
+          multiply_queries();
+          multiply_gradients();
+          wgmma_wait<2>();
+          warpgroup_fence_operand(s);
+          probabilities<false>(query);
+          finish_gradients();
+          if (left % kStepsOfSum == 0) {
+            add_up(is_first);
+            is_first = false;
+          }
+          round<false>();
+          release(kEmptyRows, stage(steps));
+          ++steps;
+        }
+        wait_for_columns();
+        multiply_gradients();
+        finish_gradients();
+        take(is_first);
+      }
+      if (threadIdx.x % 128 == 0) barrier_arrive(barrier(shared, kEmptyK, 0));
+      store(work_at(args, opaque(index)));
+    }
+  };
+
+  static F8_DEVICE void prepare(u32 shared) {
+    if (threadIdx.x == 0) {
+      barrier_init(barrier(shared, kFullK, 0), 1);
+      barrier_init(barrier(shared, kEmptyK, 0), 2);
+      for (u32 i = 0; i < kStages; ++i) {
+        barrier_init(barrier(shared, kFullRows, i), 1);
+        barrier_init(barrier(shared, kEmptyRows, i), 8 * kCluster);
+        barrier_init(barrier(shared, kFullColumns, i), 1);
+        barrier_init(barrier(shared, kEmptyColumns, i), 8 * kCluster);
+      }
+      barrier_init_fence();
+    }
+    __syncthreads();
+    cluster_sync();
+  }
+  static F8_DEVICE void run(const AttentionDkvMaps& maps, const AttentionBackwardArgs& args,
+                            void* memory) {
+    grid_dependency_wait();
+    launch_dependents();
+    const u32 shared = smem_address(memory);
+    prepare(shared);
+    if (threadIdx.x < 128) {
+      warpgroup_reg_dealloc<24>();
+      if (threadIdx.x < 32 && elect_one()) load(shared, maps, args);
+      __syncwarp();
+    } else {
+      warpgroup_reg_alloc<240>();
+      Consumer consumer(shared, args);
+      for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
+        consumer.differentiate(i);
+      }
+    }
+    cluster_sync();  // no CTA tells another one that has ended
+  }
+};
+
+}  // namespace f8::kernels
