@@ -1,6 +1,6 @@
 // Accuracy and speed of an fp8 backward of attention (dq.cuh, dkv.cuh), causal and full, heads of 128:
 //
-//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. -Ibenchmarks/attention_backward \
+//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. \
 //       -o build/attention_backward benchmarks/attention_backward/main.cu
 //   build/attention_backward           speed
 //   build/attention_backward check     accuracy
