@@ -14,7 +14,7 @@
 // are those of a CTA and stay in L2. Sums do not depend on what other CTAs do: the same bits from run to run.
 #pragma once
 
-#include "args.cuh"
+#include "benchmarks/attention_backward/args.cuh"
 #include "codegen/kernels/attention/attention_forward.cuh"
 #include "codegen/kernels/attention/e4m3.cuh"
 #include "codegen/kernels/ptx.cuh"

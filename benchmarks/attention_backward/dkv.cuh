@@ -6,7 +6,7 @@
 // transposed copies, and its own copy of what else is known of the queries (AttentionStatistics).
 #pragma once
 
-#include "backward.cuh"
+#include "benchmarks/attention_backward/backward.cuh"
 
 namespace f8::kernels {
 

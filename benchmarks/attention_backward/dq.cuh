@@ -4,7 +4,7 @@
 // K^T, the last one first. S and dP of the next 64 keys are multiplied together with dQ of these.
 #pragma once
 
-#include "backward.cuh"
+#include "benchmarks/attention_backward/backward.cuh"
 
 namespace f8::kernels {
 

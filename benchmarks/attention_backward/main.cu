@@ -20,9 +20,9 @@
 #include <cstring>
 #include <vector>
 
-#include "dkv.cuh"
-#include "dq.cuh"
-#include "mma.cuh"
+#include "benchmarks/attention_backward/dkv.cuh"
+#include "benchmarks/attention_backward/dq.cuh"
+#include "benchmarks/attention_backward/mma.cuh"
 
 using namespace f8::kernels;  // NOLINT
 
