@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "runtime/device/memory.hpp"
@@ -18,24 +20,27 @@ class IntervalArena {
     blocks_.push_back({(bytes + kAlign - 1) / kAlign * kAlign, first, last, 0});
     return blocks_.size() - 1;
   }
-  // Places all blocks: the largest ones first, each at the lowest address that no block which lives
-  // beside it has.
+  // Places all blocks one after the other, each at the lowest address that no block which lives beside it
+  // has: the largest ones first. While that takes more than floor(), the block that ends last is placed
+  // before all others, and so on; the smallest of these placements stays.
   void place() {
     std::vector<size_t> order(blocks_.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::ranges::stable_sort(order, std::greater{}, [&](size_t i) { return blocks_[i].bytes; });
-    std::vector<const Block*> placed;  // by their addresses
-    for (const size_t i : order) {
-      Block& block = blocks_[i];
-      if (block.bytes == 0) continue;
-      for (const Block* other : placed) {
-        if (!live_at_once(block, *other)) continue;
-        if (block.at + block.bytes <= other->at) break;
-        block.at = std::max(block.at, other->at + other->bytes);
+    const size_t least = floor();
+    std::vector<Block> best;
+    for (size_t tries = 0; tries < kMostTries * order.size() + 1; ++tries) {
+      const size_t size = place_in(order);
+      if (best.empty() || size < size_) {
+        best = blocks_;
+        size_ = size;
       }
-      placed.insert(std::ranges::upper_bound(placed, block.at, {}, &Block::at), &block);
-      size_ = std::max(size_, block.at + block.bytes);
+      if (size_ == least) break;
+      const auto last = std::ranges::max_element(
+          order, {}, [&](size_t i) { return blocks_[i].at + blocks_[i].bytes; });
+      std::rotate(order.begin(), last, last + 1);
     }
+    blocks_ = std::move(best);
   }
   // Good after place().
   [[nodiscard]] size_t at(size_t block) const { return blocks_[block].at; }
@@ -59,6 +64,26 @@ class IntervalArena {
     int first, last;
     size_t at;
   };
+  static constexpr size_t kMostTries = 4;  // of each block
+
+  // Returns the bytes of the placement.
+  size_t place_in(const std::vector<size_t>& order) {
+    size_t size = 0;
+    std::vector<const Block*> placed;  // by their addresses
+    for (const size_t i : order) {
+      Block& block = blocks_[i];
+      block.at = 0;
+      if (block.bytes == 0) continue;
+      for (const Block* other : placed) {
+        if (!live_at_once(block, *other)) continue;
+        if (block.at + block.bytes <= other->at) break;
+        block.at = std::max(block.at, other->at + other->bytes);
+      }
+      placed.insert(std::ranges::upper_bound(placed, block.at, {}, &Block::at), &block);
+      size = std::max(size, block.at + block.bytes);
+    }
+    return size;
+  }
   static bool live_at_once(const Block& a, const Block& b) {
     return a.first <= b.last && b.first <= a.last;
   }
