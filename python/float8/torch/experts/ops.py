@@ -122,7 +122,7 @@ def _fake_moe_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     experts, dim, hidden = map(int, w2.shape)
     m = (x if index is None else index).shape[0]
-    of_w13, of_w2, *_ = _moe_buffers(x, m, experts, hidden, config, (save, save, False, False))
+    of_w13, of_w2 = _moe_buffers(x, m, experts, hidden, config, (save, save, False, False))[:2]
     return x.new_empty((m, dim)), x.new_empty((m if save else 0, 2 * hidden)), of_w13, of_w2
 
 
@@ -153,7 +153,7 @@ def _fake_moe_backward(
     if part == GRAD_HIDDEN:
         return x.new_empty((m if one else 0, hidden)), grad(two, dim, hidden)
     if part == GRAD_GATE_UP:
-        _, _, q, qt = _moe_buffers(x, m, experts, hidden, config, (False, False, one, two))
+        q, qt = _moe_buffers(x, m, experts, hidden, config, (False, False, one, two))[2:]
         return q, qt
     if part == GRAD_INPUT:
         return x.new_empty((m, dim)), x.new_empty((0,), dtype=torch.uint8)
