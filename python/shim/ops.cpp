@@ -105,19 +105,25 @@
 //   experts_bytes(m, experts, n, k, config) -> (layout, saved)
 //     The sizes of these buffers.
 //   moe_forward(x, index?, w13, w2, layout, config, save, w13_q?, w13_scales?, w2_q?, w2_scales?, w3?,
-//               w13_state?, w2_state?, scale_layout) -> (y, saved)
+//               w13_state?, w2_state?, scale_layout) -> (y, gate_up, of_w13, of_w2)
 //     The SwiGLU MLP of experts, of rows x[index], or of those of x: y has their rows, 0 where they belong
 //     to no expert. x is [T][D], w13 [E][2 F][D] and w2 [E][D][F]. With w3, both are [E][F][D], and
 //     w13_q has the rows of both. w13_state and w2_state are parts of a scale state, as scales of
-//     linear_forward.
-//   moe_backward(dy, x, index?, score?, w13?, w2?, saved, layout, experts, hidden, grad_dtype, config,
-//                wanted, w13_qt?, w13_scales?, w2_qt?, w2_scales?, w3?, w13_state?, w2_state?,
-//                scale_layout) -> (dx, dw13, dw2, dw3)
-//     The gradient of row r of y is score[r] dy[index[r]], or row r of dy. dx is that of the rows.
-//     `wanted` has bits 0 to 3 for the results, and bit 4 where w3 is apart. A config that recomputes is
-//     given the weights.
-//   moe_bytes(m, experts, hidden, dim, dtype, config) -> saved
-//     Its size for x of a float8_dtype.
+//     linear_forward. Behind y is what backward reads, gate and up [M][2 F] and what each linear saves; empty
+//     without `save`.
+//   moe_backward(x, dy?, index?, score?, w13?, w2?, read[], layout, experts, hidden, grad_dtype, config, part,
+//                wanted, w13_qt?, w13_scales?, w2_qt?, w2_scales?, w3?, w13_state?, w2_state?, scale_layout)
+//       -> (first, second)
+//     A part of backward (float8_moe_call). The gradient of row r of y is score[r] dy[index[r]], or row r of dy.
+//     `wanted` has bits 0 and 1 for the results, and bit 4 where w3 is apart. The parts, what they read of
+//     forward and of parts before, and their results:
+//       1  of_w2; dy, score, w2    the gradient of silu(gate) up [M][F], dw2
+//       2  gate_up, that gradient  the fp8 copies of the gradients of gate and up, q and qt
+//       3  of_w13, q, qt; w13      dx of the rows, nothing; qt is empty where it was not made
+//       4  qt                      dw13, dw3
+//     x and index are given to all of them, and the weights where a config recomputes.
+//   moe_bytes(m, experts, hidden, dim, dtype, config) -> (of_w13, of_w2, q, qt)
+//     Their sizes for x of a float8_dtype.
 //   moe_route(ids, scores?, experts, config) -> (index, position, offsets, row_scores)
 //     Sorts the pairs of ids [tokens][top_k] by expert, stably: the token of each row, the row of each pair,
 //     and the end of each expert's rows; all are int32. The pairs of other ids have the last rows. With
@@ -247,7 +253,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_refresh, Roles{.config = 5, .written = 0b1110}>(library, "experts_refresh");
   add<&experts_amax, Roles{.config = 1}>(library, "experts_amax");
   add<&moe_forward, Roles{.config = 5, .scales = 12, .more_scales = 13}>(library, "moe_forward");
-  add<&moe_backward, Roles{.config = 11, .scales = 18, .more_scales = 19}>(library, "moe_backward");
+  add<&moe_backward, Roles{.config = 11, .scales = 19, .more_scales = 20}>(library, "moe_backward");
   add<&moe_route, Roles{.config = 3}>(library, "moe_route");
   add<&moe_combine, Roles{.config = 4}>(library, "moe_combine");
   add<&moe_score_gradient, Roles{.config = 4}>(library, "moe_score_gradient");

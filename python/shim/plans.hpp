@@ -172,8 +172,6 @@ struct MoeKey {
 
 struct MoePlan {
   float8_moe* moe = nullptr;
-  size_t workspace_bytes = 0;
-  size_t saved_bytes = 0;
 };
 
 // The layout of a routing.

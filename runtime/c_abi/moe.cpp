@@ -35,6 +35,10 @@ f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, 
                      std::array<float8_tensor, 2>& weights, float8_step& step) {
   F8_TRY(need(moe, "moe"));
   F8_TRY(read_struct(args, type, known));
+  if constexpr (requires { known.part; }) {
+    F8_TRY(check_enum("float8_moe_backward_args.part", known.part, FLOAT8_MOE_GRAD_WEIGHT));
+    F8_TRY(need_zero("float8_moe_backward_args.reserved_2", known.reserved_2));
+  }
   F8_TRY(read_step(known.step, step));
   if (known.reserved != 0) {
     return f8::fail(f8::ErrorCode::kInvalidArgument, "{}.reserved is {}; it must be 0", type,
@@ -43,7 +47,11 @@ f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, 
   const f8::runtime::Moe& plan = *moe->moe;
   F8_TRY(check_bytes(type, "layout", known.layout, plan.layout_bytes()));
   F8_TRY(check_bytes(type, "saved", known.saved, plan.saved_bytes()));
-  F8_TRY(check_bytes(type, "workspace", known.workspace, plan.workspace_bytes()));
+  const int64_t m = std::max<int64_t>(known.m, 0);
+  for (int32_t i = 0; const auto& [name, at] : f8::runtime::kMoeBuffers) {
+    F8_TRY(check_bytes(type, name, known.buffers.*at, plan.buffer_bytes(i++, m)));
+  }
+  F8_TRY(check_bytes(type, "workspace", known.workspace, plan.bytes_of(known)));
   F8_TRY(read_tensor("w13.fp8", known.w13.fp8, weights[0]));
   F8_TRY(read_tensor("w2.fp8", known.w2.fp8, weights[1]));
   F8_TRY(need_plain(type, "w3", known.w3));
@@ -75,6 +83,14 @@ size_t float8_moe_workspace_bytes(const float8_moe* moe) {
 
 size_t float8_moe_saved_bytes(const float8_moe* moe) {
   return moe == nullptr ? 0 : moe->moe->saved_bytes();
+}
+
+size_t float8_moe_call_bytes(const float8_moe* moe, int32_t call) {
+  return moe == nullptr ? 0 : moe->moe->call_bytes(call);
+}
+
+size_t float8_moe_buffer_bytes(const float8_moe* moe, int32_t buffer) {
+  return moe == nullptr ? 0 : moe->moe->buffer_bytes(buffer);
 }
 
 const float8_experts* float8_moe_linear(const float8_moe* moe, int32_t index) {

@@ -91,7 +91,7 @@ class CallMemory {
   }
 
   const char* args_;
-  std::array<Region, 24> regions_;  // the first count_
+  std::array<Region, 32> regions_;  // the first count_
   size_t count_ = 0;
 };
 

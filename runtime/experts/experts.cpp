@@ -10,9 +10,9 @@
 namespace f8::runtime {
 namespace {
 
-template <class T>
-T* at_byte(uint8_t* base, size_t offset) {
-  return reinterpret_cast<T*>(base + offset);
+// The copies of dy that a whole backward makes.
+unsigned made_of(const ExpertsBackwardCall& call) {
+  return (call.dx.data != nullptr ? Experts::kQ : 0) | (call.dw.data != nullptr ? Experts::kQt : 0);
 }
 
 }  // namespace
@@ -28,8 +28,10 @@ kernels::GroupsOf Experts::weights() const {
           .count = layout_.experts,
           .rows = static_cast<int32_t>(desc_.shape.n)};
 }
-Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
+
+Status Experts::cast(runtime::Tensor which, unsigned made, const kernels::GroupsOf& groups,
                      const Elements& from, int64_t rows, const Buffers& to, Stream stream) const {
+  const Tensor& tensor = at(which);
   for (const Cast& one : tensor.casts[made]) {
     const GroupCastPlan& plan = one.plan;
     GroupCastCall call{.groups = groups,
@@ -37,24 +39,24 @@ Status Experts::cast(const Tensor& tensor, unsigned made, const kernels::GroupsO
                        .rows = rows,
                        .ld = from.matrix.ld,
                        .source = from.source};
-    call.words = at_byte<uint32_t>(to.workspace, tensor.words);
+    call.words = to.at<uint32_t>(which, CopyBlock::kScratch, tensor.words);
     const codegen::CastSpec& spec = plan.spec();
     if (spec.q) {
-      call.q = at_byte<uint8_t>(to.workspace, tensor.q);
-      call.inv_row = at_byte<float>(to.workspace, tensor.row_inverse);
+      call.q = to.at<uint8_t>(which, CopyBlock::kQ, tensor.q);
+      call.inv_row = to.at<float>(which, CopyBlock::kQ, tensor.row_inverse);
       call.scale_rows = scale_rows_of_groups(desc_.shape.m, desc_.experts);
     }
     if (spec.qt) {
-      call.qt = at_byte<uint8_t>(to.kept, tensor.qt);
-      call.inv_col = at_byte<float>(to.kept, tensor.column_inverse);
+      call.qt = to.at<uint8_t>(which, CopyBlock::kQt, tensor.qt);
+      call.inv_col = to.at<float>(which, CopyBlock::kQt, tensor.column_inverse);
       call.ld_qt = columns_of_groups(desc_.shape.m, desc_.experts);
     }
-    call.scale = spec.qt ? at_byte<float>(to.kept, tensor.qt_scale)
-                         : at_byte<float>(to.workspace, tensor.q_scale);
+    call.scale = spec.qt ? to.at<float>(which, CopyBlock::kQt, tensor.qt_scale)
+                         : to.at<float>(which, CopyBlock::kQ, tensor.q_scale);
     if (one.slot >= 0) {
       call.delayed = to.scales.scale + one.slot * kernels::kScaleStride;
       if (to.first_step) {
-        auto* const words = at_byte<uint32_t>(to.workspace, tensor.first);
+        auto* const words = to.at<uint32_t>(which, CopyBlock::kScratch, tensor.first);
         call.delayed = F8_TRY(first_scale(one, call, words, to, stream));
       }
       if (to.scales.amax != nullptr) call.amax = to.scales.amax + one.slot;
@@ -85,16 +87,17 @@ Result<const float*> Experts::first_scale(const Cast& cast, GroupCastCall call, 
 }
 
 // A scale that q has in common with qt lies with qt, where a cast made both.
-Experts::Operand Experts::q_of(const Tensor& tensor, unsigned made, const Buffers& in) {
+Experts::Operand Experts::q_of(runtime::Tensor which, unsigned made, const Buffers& in) const {
+  const Tensor& tensor = at(which);
   const bool with_qt = std::ranges::any_of(tensor.casts[made], [](const Cast& cast) {
     return cast.plan.spec().q && cast.plan.spec().qt;
   });
-  float* const scale = with_qt ? at_byte<float>(in.kept, tensor.qt_scale)
-                               : at_byte<float>(in.workspace, tensor.q_scale);
-  return {at_byte<uint8_t>(in.workspace, tensor.q),
+  float* const scale = with_qt ? in.at<float>(which, CopyBlock::kQt, tensor.qt_scale)
+                               : in.at<float>(which, CopyBlock::kQ, tensor.q_scale);
+  return {in.at<uint8_t>(which, CopyBlock::kQ, tensor.q),
           tensor.copies.q->granularity == Granularity::kTensor
               ? scale + kernels::kInverse
-              : at_byte<float>(in.workspace, tensor.row_inverse)};
+              : in.at<float>(which, CopyBlock::kQ, tensor.row_inverse)};
 }
 
 Experts::Operand Experts::itself(const float8_matrix& tensor) {
@@ -112,54 +115,52 @@ Experts::Elements Experts::elements_of_weight(const float8_matrix& w,
   return out;
 }
 
-Experts::Operand Experts::qt_of(const Tensor& tensor, const Buffers& in) {
-  return {at_byte<uint8_t>(in.kept, tensor.qt),
+Experts::Operand Experts::qt_of(runtime::Tensor which, const Buffers& in) const {
+  const Tensor& tensor = at(which);
+  return {in.at<uint8_t>(which, CopyBlock::kQt, tensor.qt),
           tensor.copies.qt->granularity == Granularity::kTensor
-              ? at_byte<float>(in.kept, tensor.qt_scale) + kernels::kInverse
-              : at_byte<float>(in.kept, tensor.column_inverse)};
+              ? in.at<float>(which, CopyBlock::kQt, tensor.qt_scale) + kernels::kInverse
+              : in.at<float>(which, CopyBlock::kQt, tensor.column_inverse)};
 }
 
 template <class Call>
-Experts::Buffers Experts::buffers_of(const Call& call, void* kept, bool records) const {
-  Buffers out{.workspace = static_cast<uint8_t*>(call.workspace.data),
-              .kept = static_cast<uint8_t*>(kept),
+Experts::Buffers Experts::buffers_of(const Call& call, const BlockPlaces& places,
+                                     bool records) const {
+  Buffers out{.places = places,
               .scales = ScaleSlots::of(call.scales),
               .first_step = !slots_.empty() && step_of(call).first_step != 0};
   if (!records) out.scales.amax = nullptr;
   return out;
 }
+
 Status Experts::forward(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(check(call, stream));
-  return call.m == 0 ? Status() : run_forward(call, {}, stream);
+  return call.m == 0 ? Status() : run_forward(call, {}, forward_places(call), stream);
 }
 
 Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
-                            Stream stream) const {
-  return run_forward(call, operands, stream, kAllParts);
-}
-
-Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
-                            Stream stream, unsigned parts) const {
-  const Buffers buffers = buffers_of(call, call.saved.data, step_of(call).evaluate == 0);
-  const Tensor& x = at(runtime::Tensor::kInput);
-  const Tensor& w = at(runtime::Tensor::kWeight);
-  const unsigned made = call.saved.data != nullptr ? kQ | kQt : kQ;
-  const unsigned of_input = x.copies.qt ? made : kQ;
-  const unsigned of_weight = w.copies.qt ? made : kQ;
+                            const BlockPlaces& places, Stream stream, unsigned parts) const {
+  const Buffers buffers = buffers_of(call, places, step_of(call).evaluate == 0);
+  constexpr auto kInput = runtime::Tensor::kInput, kWeight = runtime::Tensor::kWeight;
+  const auto made = [&](runtime::Tensor tensor) {
+    const bool is_saved = saves(tensor) && places.at(tensor, CopyBlock::kQt) != nullptr;
+    return is_saved ? kQ | kQt : kQ;
+  };
+  const unsigned of_input = made(kInput), of_weight = made(kWeight);
   if ((parts & kCastX) != 0) {
-    F8_TRY(cast(x, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers,
+    F8_TRY(cast(kInput, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers,
                 stream));
   }
   if ((parts & kCastW) != 0 && call.w.fp8 == nullptr) {
-    F8_TRY(cast(w, of_weight, weights(), elements_of_weight(call.w, operands), w.rows, buffers,
-                stream));
+    F8_TRY(cast(kWeight, of_weight, weights(), elements_of_weight(call.w, operands),
+                at(kWeight).rows, buffers, stream));
   }
   if ((parts & part_of(Gemm::kOutput)) == 0) return {};
   const bool as_they_are = reads_tensors(Gemm::kOutput);
-  const Operand a = as_they_are ? itself(call.x) : q_of(x, of_input, buffers);
+  const Operand a = as_they_are ? itself(call.x) : q_of(kInput, of_input, buffers);
   const Operand b = as_they_are             ? itself(call.w)
                     : call.w.fp8 != nullptr ? Operand{call.w.fp8->q, call.w.fp8->q_inverse_scale}
-                                            : q_of(w, of_weight, buffers);
+                                            : q_of(kWeight, of_weight, buffers);
   return gemms_[static_cast<size_t>(Gemm::kOutput)]->run(
       {.a = a.elements,
        .b = b.elements,
@@ -177,21 +178,19 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
 }
 
 Status Experts::grad_input(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
-                           const Buffers& own, const Buffers& saved, unsigned made,
-                           Stream stream) const {
-  const Tensor& w = at(runtime::Tensor::kWeight);
-  const bool given = recomputes_weight() && call.w.fp8 != nullptr;
-  if (recomputes_weight() && !given) {
-    F8_TRY(cast(weight_again_, kQt, weights(), elements_of_weight(call.w, operands), w.rows, own,
-                stream));
+                           const Buffers& buffers, unsigned made, Stream stream) const {
+  constexpr auto kWeight = runtime::Tensor::kWeight;
+  const bool given = recomputes(kWeight) && call.w.fp8 != nullptr;
+  if (recomputes(kWeight) && !given) {
+    F8_TRY(cast(kWeight, kQt, weights(), elements_of_weight(call.w, operands), at(kWeight).rows,
+                buffers, stream));
   }
   const bool as_they_are = reads_tensors(Gemm::kGradInput);
   const Operand a =
-      as_they_are ? itself(call.dy) : q_of(at(runtime::Tensor::kGradOutput), made, own);
-  const Operand b = as_they_are           ? itself(call.w)
-                    : given               ? Operand{call.w.fp8->qt, call.w.fp8->qt_inverse_scale}
-                    : recomputes_weight() ? qt_of(weight_again_, own)
-                                          : qt_of(w, saved);
+      as_they_are ? itself(call.dy) : q_of(runtime::Tensor::kGradOutput, made, buffers);
+  const Operand b = as_they_are ? itself(call.w)
+                    : given     ? Operand{call.w.fp8->qt, call.w.fp8->qt_inverse_scale}
+                                : qt_of(kWeight, buffers);
   return gemms_[static_cast<size_t>(Gemm::kGradInput)]->run(
       {.a = a.elements,
        .b = b.elements,
@@ -209,7 +208,7 @@ Status Experts::grad_input(const ExpertsBackwardCall& call, const ExpertsOperand
 }
 
 Status Experts::grad_weight(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
-                            const Buffers& own, const Buffers& saved, Stream stream) const {
+                            const Buffers& buffers, Stream stream) const {
   if (reads_tensors(Gemm::kGradWeight)) {
     return grad_weight_[call.dw.accumulate != 0 ? 1 : 0]->run({.a = call.dy.data,
                                                                .b = call.x.data,
@@ -221,15 +220,14 @@ Status Experts::grad_weight(const ExpertsBackwardCall& call, const ExpertsOperan
                                                                .ld_b = call.x.ld},
                                                               stream);
   }
-  if (recomputes_input()) {
-    F8_TRY(cast(input_again_, kQt, groups_of(call.layout), {operands.x, operands.input}, call.m,
-                own, stream));
+  constexpr auto kInput = runtime::Tensor::kInput, kDy = runtime::Tensor::kGradOutput;
+  if (recomputes(kInput)) {
+    F8_TRY(cast(kInput, kQt, groups_of(call.layout), {operands.x, operands.input}, call.m, buffers,
+                stream));
   }
-  const Tensor& dy = at(runtime::Tensor::kGradOutput);
-  const Operand a = qt_of(dy, own);
-  const Operand b =
-      recomputes_input() ? qt_of(input_again_, own) : qt_of(at(runtime::Tensor::kInput), saved);
-  const bool one_scale = dy.copies.qt->granularity == Granularity::kTensor;
+  const Operand a = qt_of(kDy, buffers);
+  const Operand b = qt_of(kInput, buffers);
+  const bool one_scale = at(kDy).copies.qt->granularity == Granularity::kTensor;
   int64_t row = 0;  // of dy's copy, where a tensor of the gradient begins
   for (const float8_result& dw : {call.dw, operands.second_dw}) {
     if (dw.data != nullptr) {
@@ -254,7 +252,7 @@ Status Experts::backward(const ExpertsBackwardCall& call, Stream stream) const {
   F8_TRY(check(call, stream));
   if (call.m == 0) return zero_grad_weight(call.dw, stream);
   if (call.dx.data == nullptr && call.dw.data == nullptr) return {};
-  return run_backward(call, {}, stream);
+  return run_backward(call, {}, backward_places(call), made_of(call), stream);
 }
 
 Status Experts::zero_grad_weight(const float8_result& dw, Stream stream) const {
@@ -268,32 +266,26 @@ Status Experts::zero_grad_weight(const float8_result& dw, Stream stream) const {
 }
 
 Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
-                             Stream stream) const {
-  return run_backward(call, operands, stream, kAllParts);
-}
-
-Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
-                             Stream stream, unsigned parts) const {
-  const bool dx = call.dx.data != nullptr;
-  const bool dw = call.dw.data != nullptr || operands.second_dw.data != nullptr;
-  const Buffers own = buffers_of(call, call.workspace.data, true);
-  const Buffers saved = buffers_of(call, call.saved.data, true);
-  const unsigned made = (dx ? kQ : 0) | (dw ? kQt : 0);
+                             const BlockPlaces& places, unsigned made, Stream stream,
+                             unsigned parts) const {
+  const Buffers buffers = buffers_of(call, places, true);
   if ((parts & kCastDy) != 0) {
-    F8_TRY(cast(at(runtime::Tensor::kGradOutput), made, groups_of(call.layout),
-                {call.dy, operands.grad_output}, call.m, own, stream));
+    F8_TRY(cast(runtime::Tensor::kGradOutput, made, groups_of(call.layout),
+                {call.dy, operands.grad_output}, call.m, buffers, stream));
   }
-  if (dx && (parts & part_of(Gemm::kGradInput)) != 0) {
-    F8_TRY(grad_input(call, operands, own, saved, made, stream));
+  if (call.dx.data != nullptr && (parts & part_of(Gemm::kGradInput)) != 0) {
+    F8_TRY(grad_input(call, operands, buffers, made, stream));
   }
+  const bool dw = call.dw.data != nullptr || operands.second_dw.data != nullptr;
   if (!dw || (parts & part_of(Gemm::kGradWeight)) == 0) return {};
-  return grad_weight(call, operands, own, saved, stream);
+  return grad_weight(call, operands, buffers, stream);
 }
 
 // The tensor is read at least once, and each copy written.
 double Experts::cast_bytes(runtime::Tensor tensor, int64_t rows) const {
   const Copies& copies = at(tensor).copies;
-  const auto made = static_cast<size_t>(copies.q.has_value()) + (copies.qt.has_value() ? 1 : 0);
+  const bool qt = tensor == runtime::Tensor::kGradOutput ? copies.qt.has_value() : saves(tensor);
+  const auto made = static_cast<size_t>(copies.q.has_value()) + (qt ? 1 : 0);
   return static_cast<double>(rows) * static_cast<double>(at(tensor).cols) *
          static_cast<double>(size_bytes(desc_.tensor_dtype) + made);
 }
@@ -301,13 +293,14 @@ double Experts::cast_bytes(runtime::Tensor tensor, int64_t rows) const {
 std::vector<Step> Experts::forward_steps(const ExpertsForwardCall& call) const {
   std::vector<Step> steps;
   const auto add = [&](std::string name, unsigned parts, double bytes) {
-    steps.push_back(
-        {std::move(name),
-         [this, call, parts](Stream stream) { return run_forward(call, {}, stream, parts); },
-         bytes});
+    steps.push_back({std::move(name),
+                     [this, call, parts](Stream stream) {
+                       return run_forward(call, {}, forward_places(call), stream, parts);
+                     },
+                     bytes});
   };
   const auto add_cast = [&](const char* name, unsigned part, runtime::Tensor tensor, int64_t rows) {
-    if (!at(tensor).copies.empty()) add(name, part, cast_bytes(tensor, rows));
+    if (at(tensor).copies.q || saves(tensor)) add(name, part, cast_bytes(tensor, rows));
   };
   add_cast("cast x", kCastX, runtime::Tensor::kInput, call.m);
   add_cast("cast w", kCastW, runtime::Tensor::kWeight, desc_.experts * desc_.shape.n);
@@ -318,10 +311,12 @@ std::vector<Step> Experts::forward_steps(const ExpertsForwardCall& call) const {
 std::vector<Step> Experts::backward_steps(const ExpertsBackwardCall& call) const {
   std::vector<Step> steps;
   const auto add = [&](std::string name, unsigned parts, double bytes) {
-    steps.push_back(
-        {std::move(name),
-         [this, call, parts](Stream stream) { return run_backward(call, {}, stream, parts); },
-         bytes});
+    steps.push_back({std::move(name),
+                     [this, call, parts](Stream stream) {
+                       return run_backward(call, {}, backward_places(call), made_of(call), stream,
+                                           parts);
+                     },
+                     bytes});
   };
   constexpr auto kDy = runtime::Tensor::kGradOutput;
   if (!at(kDy).copies.empty()) add("cast dy", kCastDy, cast_bytes(kDy, call.m));

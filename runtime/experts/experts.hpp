@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "float8/experts.h"
+#include "runtime/device/interval_arena.hpp"
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/gemm/k_grouped.hpp"
 #include "runtime/linear/fp8_tensor.hpp"
@@ -52,6 +53,28 @@ struct ExpertsOperands {
   float8_result second_dw = {};
 };
 
+// The blocks of memory that a call has for each tensor: the scratch of its cast, its q and its qt with their
+// scales.
+enum class CopyBlock : uint8_t { kScratch, kQ, kQt };
+template <class T>
+class OfBlocks {
+ public:
+  [[nodiscard]] T& at(Tensor tensor, CopyBlock block) {
+    return all_[static_cast<size_t>(tensor)][static_cast<size_t>(block)];
+  }
+  [[nodiscard]] const T& at(Tensor tensor, CopyBlock block) const {
+    return all_[static_cast<size_t>(tensor)][static_cast<size_t>(block)];
+  }
+
+ private:
+  std::array<std::array<T, 3>, 3> all_ = {};
+};
+using BlockPlaces = OfBlocks<uint8_t*>;
+// Blocks of a workspace: first their numbers in an arena, then their offsets. None: another buffer has it.
+using BlockOffsets = OfBlocks<std::optional<size_t>>;
+void place_blocks(BlockOffsets& blocks, const IntervalArena& arena);
+void add_blocks(BlockPlaces& places, const BlockOffsets& blocks, const float8_buffer& workspace);
+
 class Experts {
  public:
   // Chooses, compiles and loads the kernels.
@@ -59,19 +82,39 @@ class Experts {
       const std::shared_ptr<Context>& context, const ExpertsDesc& desc);
 
   [[nodiscard]] size_t layout_bytes() const;
-  [[nodiscard]] size_t workspace_bytes() const { return std::max(forward_bytes_, backward_bytes_); }
-  // A forward and a backward need these parts of it.
-  [[nodiscard]] size_t forward_bytes() const { return forward_bytes_; }
-  [[nodiscard]] size_t backward_bytes() const { return backward_bytes_; }
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
   [[nodiscard]] size_t saved_bytes() const { return saved_bytes_; }
   [[nodiscard]] Status forward(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status backward(const ExpertsBackwardCall& call, Stream stream) const;
-  // The same for a caller that has checked the call, of m > 0, and has operands of its own; a backward
-  // has a gradient to compute.
+  // The parts of a call, as a set of bits; a weight or input that backward casts again counts to its
+  // GEMM.
+  static constexpr unsigned kCastX = 1, kCastW = 2, kCastDy = 4, kGemm = 8;  // kGemm << Gemm
+  static constexpr unsigned kAllParts = ~0U;
+  static constexpr unsigned part_of(Gemm gemm) { return kGemm << static_cast<unsigned>(gemm); }
+  // The copies that a call makes of a tensor, as a set of bits.
+  static constexpr unsigned kQ = 1, kQt = 2;
+  // The same for a caller that has checked the call, of m > 0, and has operands and memory of its own; a
+  // backward has a gradient to compute. `made`: the copies of dy that its parts make or read.
   [[nodiscard]] Status run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
-                                   Stream stream) const;
+                                   const BlockPlaces& places, Stream stream,
+                                   unsigned parts = kAllParts) const;
   [[nodiscard]] Status run_backward(const ExpertsBackwardCall& call,
-                                    const ExpertsOperands& operands, Stream stream) const;
+                                    const ExpertsOperands& operands, const BlockPlaces& places,
+                                    unsigned made, Stream stream, unsigned parts = kAllParts) const;
+  // Add to an arena what parts of a call, whose launches begin with `launch`, have in a workspace, and
+  // return the numbers of the blocks. `given_weight`: the call is given the weight in fp8. Where parts of
+  // a backward are apart, dy's copies live between them, and are the caller's.
+  [[nodiscard]] BlockOffsets add_forward(IntervalArena& arena, int launch, bool given_weight) const;
+  [[nodiscard]] BlockOffsets add_backward(IntervalArena& arena, int launch, bool given_weight,
+                                          unsigned parts = kAllParts) const;
+  // The launches that these count: casts of x and w and a GEMM; of dy, w, and x with a GEMM behind.
+  static constexpr int kForwardLaunches = 3, kBackwardLaunches = 5;
+  // The bytes of a block, of a tensor that a call casts.
+  [[nodiscard]] size_t block_bytes(runtime::Tensor tensor, CopyBlock block) const {
+    return block_bytes_.at(tensor, block);
+  }
+  // Adds the copies that forward saves.
+  void add_saved(BlockPlaces& places, const float8_buffer& saved) const;
   // The same work as forward() and backward(), cast by cast and GEMM by GEMM, for measuring. Steps are
   // good for as long as the expert linear; the call's is not checked.
   [[nodiscard]] std::vector<Step> forward_steps(const ExpertsForwardCall& call) const;
@@ -98,41 +141,33 @@ class Experts {
   [[nodiscard]] const GemmConfig& config(Gemm gemm) const;
 
  private:
-  // The parts of a call, as a set of bits; a weight or input that backward casts again counts to its
-  // GEMM.
-  static constexpr unsigned kCastX = 1, kCastW = 2, kCastDy = 4, kGemm = 8;  // kGemm << Gemm
-  static constexpr unsigned kAllParts = ~0U;
-  static constexpr unsigned part_of(Gemm gemm) { return kGemm << static_cast<unsigned>(gemm); }
-  [[nodiscard]] Status run_forward(const ExpertsForwardCall& call, const ExpertsOperands& operands,
-                                   Stream stream, unsigned parts) const;
-  [[nodiscard]] Status run_backward(const ExpertsBackwardCall& call,
-                                    const ExpertsOperands& operands, Stream stream,
-                                    unsigned parts) const;
+  [[nodiscard]] BlockPlaces forward_places(const ExpertsForwardCall& call) const;
+  [[nodiscard]] BlockPlaces backward_places(const ExpertsBackwardCall& call) const;
   [[nodiscard]] double cast_bytes(runtime::Tensor tensor, int64_t rows) const;
 
-  // The copies that a call makes of a tensor, as a set of bits.
-  static constexpr unsigned kQ = 1, kQt = 2;
-
-  // The casts of x, w or dy, and where their results lie: q and what belongs to it in the workspace, qt
-  // in `saved`, that of dy and of a weight that is cast again in the workspace too.
+  // The casts of x, w or dy, and where their results lie in their blocks.
   struct Cast {
     GroupCastPlan plan;
     int slot;  // of the delayed scales, or -1
   };
   struct Tensor {
     Copies copies = {};
-    std::array<std::vector<Cast>, 4> casts = {};  // indexed by the copies that they make
-    int64_t rows = 0, cols = 0;                   // the most rows, of all groups
-    size_t words = 0, first = 0, q = 0, q_scale = 0, row_inverse = 0;
-    size_t qt = 0, qt_scale = 0, column_inverse = 0;
+    std::array<std::vector<Cast>, 4> casts = {};      // indexed by the copies that they make
+    int64_t rows = 0, cols = 0;                       // the most rows, of all groups
+    size_t words = 0, first = 0;                      // of the scratch
+    size_t q = 0, q_scale = 0, row_inverse = 0;       // of the block of q
+    size_t qt = 0, qt_scale = 0, column_inverse = 0;  // of that of qt
   };
   // The memory of a call that casts have.
   struct Buffers {
-    uint8_t* workspace = nullptr;
-    uint8_t* kept = nullptr;  // where qt lies
+    BlockPlaces places;
     // Of delayed scaling.
     ScaleSlots scales = {};
     bool first_step = false;
+    template <class T>
+    [[nodiscard]] T* at(runtime::Tensor tensor, CopyBlock block, size_t offset) const {
+      return reinterpret_cast<T*>(places.at(tensor, block) + offset);
+    }
   };
   // What a cast reads.
   struct Elements {
@@ -158,8 +193,13 @@ class Experts {
   [[nodiscard]] int64_t column_scales(const Tensor& tensor) const;
   // The GEMM multiplies the tensors as they are.
   [[nodiscard]] bool reads_tensors(Gemm gemm) const { return !desc_.recipe.at(gemm).is_fp8(); }
-  [[nodiscard]] bool recomputes_weight() const { return weight_again_.copies.qt.has_value(); }
-  [[nodiscard]] bool recomputes_input() const { return input_again_.copies.qt.has_value(); }
+  // Backward casts the tensor again, for the copy that its GEMM reads; else forward saves that copy.
+  [[nodiscard]] bool recomputes(runtime::Tensor tensor) const {
+    return is_recomputed(tensor) && at(tensor).copies.qt.has_value();
+  }
+  [[nodiscard]] bool saves(runtime::Tensor tensor) const {
+    return !is_recomputed(tensor) && at(tensor).copies.qt.has_value();
+  }
   [[nodiscard]] bool is_recomputed(runtime::Tensor tensor) const;
   [[nodiscard]] Tensor& at(runtime::Tensor tensor) { return tensors_[static_cast<size_t>(tensor)]; }
   [[nodiscard]] const Tensor& at(runtime::Tensor tensor) const {
@@ -167,28 +207,27 @@ class Experts {
   }
   [[nodiscard]] kernels::GroupsOf groups_of(const float8_buffer& layout) const;
   [[nodiscard]] kernels::GroupsOf weights() const;
-  [[nodiscard]] Status cast(const Tensor& tensor, unsigned made, const kernels::GroupsOf& groups,
+  [[nodiscard]] Status cast(runtime::Tensor which, unsigned made, const kernels::GroupsOf& groups,
                             const Elements& from, int64_t rows, const Buffers& to,
                             Stream stream) const;
   // Leaves in the workspace the scale that the tensors of a first step have by themselves.
   [[nodiscard]] Result<const float*> first_scale(const Cast& cast, GroupCastCall call,
                                                  uint32_t* words, const Buffers& to,
                                                  Stream stream) const;
-  [[nodiscard]] static Operand q_of(const Tensor& tensor, unsigned made, const Buffers& in);
+  [[nodiscard]] Operand q_of(runtime::Tensor which, unsigned made, const Buffers& in) const;
   [[nodiscard]] Elements elements_of_weight(const float8_matrix& w,
                                             const ExpertsOperands& operands) const;
   [[nodiscard]] static Operand itself(const float8_matrix& tensor);
-  [[nodiscard]] static Operand qt_of(const Tensor& tensor, const Buffers& in);
+  [[nodiscard]] Operand qt_of(runtime::Tensor which, const Buffers& in) const;
   template <class Call>
   [[nodiscard]] Status check_common(const char* args, const Call& call) const;
   // `records`: the call raises the amaxes of the state.
   template <class Call>
-  [[nodiscard]] Buffers buffers_of(const Call& call, void* kept, bool records) const;
+  [[nodiscard]] Buffers buffers_of(const Call& call, const BlockPlaces& places, bool records) const;
   [[nodiscard]] Status grad_input(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
-                                  const Buffers& own, const Buffers& saved, unsigned made,
-                                  Stream stream) const;
+                                  const Buffers& buffers, unsigned made, Stream stream) const;
   [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
-                                   const Buffers& own, const Buffers& saved, Stream stream) const;
+                                   const Buffers& buffers, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsBackwardCall& call, Stream stream) const;
 
@@ -198,12 +237,12 @@ class Experts {
   std::vector<DelayedSlot> slots_;
   const Kernel* scale_update_ = nullptr;                    // with slots
   std::array<Tensor, 3> tensors_;                           // indexed by runtime::Tensor
-  Tensor weight_again_, input_again_;                       // their qt alone, made in backward
   std::array<std::optional<MGroupedGemm>, 2> gemms_;        // output and grad_input
   std::array<std::optional<KGroupedGemm>, 2> grad_weight_;  // which writes, which adds
-  size_t forward_bytes_ = 0;
-  size_t backward_bytes_ = 0;
-  size_t saved_bytes_ = 0;
+  OfBlocks<size_t> block_bytes_;
+  BlockOffsets forward_, backward_;  // of the workspace
+  size_t workspace_bytes_ = 0;
+  size_t saved_weight_ = 0, saved_bytes_ = 0;  // the input's copy comes first
 };
 
 }  // namespace f8::runtime

@@ -126,14 +126,14 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
                 kBackwardArgs, desc_.recipe.name);
   }
   F8_TRY(check_scales(kBackwardArgs, "scales", call.scales, step_of(call)));
-  const bool reads_weight =
-      call.dx.data != nullptr && (recomputes_weight() || reads_tensors(Gemm::kGradInput));
+  const bool reads_weight = call.dx.data != nullptr && (recomputes(runtime::Tensor::kWeight) ||
+                                                        reads_tensors(Gemm::kGradInput));
   const bool given = reads_weight && call.w.fp8 != nullptr;
   if (given) F8_TRY(check_given(kBackwardArgs, "w.fp8", *call.w.fp8, false, false));
   if (reads_weight && !given && call.w.data == nullptr) {
     return fail(
         ErrorCode::kInvalidArgument, "{}.w.data is NULL, {}: give the forward's w", kBackwardArgs,
-        recomputes_weight()
+        recomputes(runtime::Tensor::kWeight)
             ? "the plan was made with float8_experts_desc.recompute_weight"
             : f8::format("and recipe {} has grad_input in high precision", desc_.recipe.name));
   }

@@ -50,6 +50,10 @@ Status check_size(const ExpertsDesc& desc) {
               desc.experts, to_string(desc.shape));
 }
 
+constexpr runtime::Tensor kTensors[] = {runtime::Tensor::kInput, runtime::Tensor::kWeight,
+                                        runtime::Tensor::kGradOutput};
+constexpr CopyBlock kCopyBlocks[] = {CopyBlock::kScratch, CopyBlock::kQ, CopyBlock::kQt};
+
 // The words of a scale of a first step, and that scale.
 constexpr size_t kFirstBytes = (kFirstWords + kernels::kScaleStride) * sizeof(uint32_t);
 
@@ -131,13 +135,6 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     return {};
   });
   F8_TRY(planned);
-  for (const auto tensor : {runtime::Tensor::kInput, runtime::Tensor::kWeight}) {
-    if (!is_recomputed(tensor)) continue;
-    Tensor& again = tensor == runtime::Tensor::kInput ? input_again_ : weight_again_;
-    again = at(tensor);
-    again.copies.q.reset();
-    at(tensor).copies.qt.reset();
-  }
   return {};
 }
 
@@ -205,34 +202,130 @@ int64_t Experts::column_scales(const Tensor& tensor) const {
 }
 
 void Experts::lay_out() {
-  Arena forward, backward, saved;
+  const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
   const int64_t experts = desc_.experts;
-  const auto lay_out = [&](Tensor& t, bool is_weight, Arena& workspace, Arena& kept) {
+  const size_t scales = floats(experts * kernels::kScaleStride);
+  for (const auto tensor : kTensors) {
+    Tensor& t = at(tensor);
     size_t words = 0;
     for (const auto& casts : t.casts) {
       for (const Cast& cast : casts) words = std::max(words, cast.plan.words(t.rows, experts));
     }
-    const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
-    t.words = workspace.take(words * sizeof(uint32_t));
-    t.first = workspace.take(slots_.empty() ? 0 : kFirstBytes);
-    t.q = workspace.take(t.copies.q ? fp8_copy_bytes(t.rows, t.cols) : 0);
-    t.q_scale = workspace.take(t.copies.q ? floats(experts * kernels::kScaleStride) : 0);
-    t.row_inverse = workspace.take(floats(t.copies.q ? row_scales(t) : 0));
-    if (!t.copies.qt) return;
-    t.qt =
-        kept.take(is_weight ? static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n)
-                            : fp8_copy_bytes(t.cols, columns_of_groups(desc_.shape.m, experts)));
-    t.qt_scale = kept.take(floats(experts * kernels::kScaleStride));
-    t.column_inverse = kept.take(floats(column_scales(t)));
-  };
-  lay_out(at(runtime::Tensor::kInput), false, forward, saved);
-  lay_out(at(runtime::Tensor::kWeight), true, forward, saved);
-  lay_out(at(runtime::Tensor::kGradOutput), false, backward, backward);
-  if (recomputes_weight()) lay_out(weight_again_, true, backward, backward);
-  if (recomputes_input()) lay_out(input_again_, false, backward, backward);
-  forward_bytes_ = forward.size();
-  backward_bytes_ = backward.size();
+    Arena scratch, q, qt;
+    t.words = scratch.take(words * sizeof(uint32_t));
+    t.first = scratch.take(slots_.empty() ? 0 : kFirstBytes);
+    if (t.copies.q) {
+      t.q = q.take(fp8_copy_bytes(t.rows, t.cols));
+      t.q_scale = q.take(scales);
+      t.row_inverse = q.take(floats(row_scales(t)));
+    }
+    if (t.copies.qt) {
+      t.qt = qt.take(tensor == runtime::Tensor::kWeight
+                         ? static_cast<size_t>(experts) * fp8_copy_bytes(t.cols, desc_.shape.n)
+                         : fp8_copy_bytes(t.cols, columns_of_groups(desc_.shape.m, experts)));
+      t.qt_scale = qt.take(scales);
+      t.column_inverse = qt.take(floats(column_scales(t)));
+    }
+    block_bytes_.at(tensor, CopyBlock::kScratch) = scratch.size();
+    block_bytes_.at(tensor, CopyBlock::kQ) = q.size();
+    block_bytes_.at(tensor, CopyBlock::kQt) = qt.size();
+  }
+  Arena saved;
+  for (const auto tensor : {runtime::Tensor::kInput, runtime::Tensor::kWeight}) {
+    if (!saves(tensor)) continue;
+    const size_t at = saved.take(block_bytes(tensor, CopyBlock::kQt));
+    if (tensor == runtime::Tensor::kWeight) saved_weight_ = at;
+  }
   saved_bytes_ = saved.size();
+  // A call of an expert linear itself has one workspace, whether it is given a weight in fp8 or not.
+  IntervalArena forward, backward;
+  forward_ = add_forward(forward, 0, false);
+  backward_ = add_backward(backward, 0, false);
+  for (const auto& [blocks, arena] : {std::pair(&forward_, &forward), {&backward_, &backward}}) {
+    arena->place();
+    place_blocks(*blocks, *arena);
+  }
+  workspace_bytes_ = std::max(forward.size(), backward.size());
+}
+
+BlockOffsets Experts::add_forward(IntervalArena& arena, int launch, bool given_weight) const {
+  BlockOffsets out;
+  const int gemm = launch + kForwardLaunches - 1;
+  const auto add = [&](runtime::Tensor tensor, CopyBlock block, int first, int last) {
+    out.at(tensor, block) = arena.add(block_bytes(tensor, block), first, last);
+  };
+  int cast = launch;
+  for (const auto tensor : {runtime::Tensor::kInput, runtime::Tensor::kWeight}) {
+    const bool casts = tensor == runtime::Tensor::kInput || !given_weight;
+    if (casts) add(tensor, CopyBlock::kScratch, cast, cast);
+    if (casts) add(tensor, CopyBlock::kQ, cast, gemm);
+    ++cast;
+  }
+  return out;
+}
+
+BlockOffsets Experts::add_backward(IntervalArena& arena, int launch, bool given_weight,
+                                   unsigned parts) const {
+  BlockOffsets out;
+  const auto add = [&](runtime::Tensor tensor, CopyBlock block, int first, int last) {
+    out.at(tensor, block) = arena.add(block_bytes(tensor, block), launch + first, launch + last);
+  };
+  constexpr auto kDy = runtime::Tensor::kGradOutput;
+  constexpr int kCastDyLaunch = 0, kCastWLaunch = 1, kDx = 2, kCastXLaunch = 3, kDw = 4;
+  if ((parts & kCastDy) != 0) add(kDy, CopyBlock::kScratch, kCastDyLaunch, kCastDyLaunch);
+  if (parts == kAllParts) {
+    add(kDy, CopyBlock::kQ, kCastDyLaunch, kDx);
+    add(kDy, CopyBlock::kQt, kCastDyLaunch, kDw);
+  }
+  const auto add_again = [&](runtime::Tensor tensor, Gemm gemm, int cast, int last) {
+    if (!recomputes(tensor) || (parts & part_of(gemm)) == 0) return;
+    add(tensor, CopyBlock::kScratch, cast, cast);
+    add(tensor, CopyBlock::kQt, cast, last);
+  };
+  if (!given_weight) add_again(runtime::Tensor::kWeight, Gemm::kGradInput, kCastWLaunch, kDx);
+  add_again(runtime::Tensor::kInput, Gemm::kGradWeight, kCastXLaunch, kDw);
+  return out;
+}
+
+void place_blocks(BlockOffsets& blocks, const IntervalArena& arena) {
+  for (const auto tensor : kTensors) {
+    for (const auto block : kCopyBlocks) {
+      auto& at = blocks.at(tensor, block);
+      if (at) at = arena.at(*at);
+    }
+  }
+}
+
+void add_blocks(BlockPlaces& places, const BlockOffsets& blocks, const float8_buffer& workspace) {
+  for (const auto tensor : kTensors) {
+    for (const auto block : kCopyBlocks) {
+      const auto& at = blocks.at(tensor, block);
+      if (at) places.at(tensor, block) = static_cast<uint8_t*>(workspace.data) + *at;
+    }
+  }
+}
+
+void Experts::add_saved(BlockPlaces& places, const float8_buffer& saved) const {
+  if (saved.data == nullptr) return;
+  auto* const at = static_cast<uint8_t*>(saved.data);
+  if (saves(runtime::Tensor::kInput)) places.at(runtime::Tensor::kInput, CopyBlock::kQt) = at;
+  if (saves(runtime::Tensor::kWeight)) {
+    places.at(runtime::Tensor::kWeight, CopyBlock::kQt) = at + saved_weight_;
+  }
+}
+
+BlockPlaces Experts::forward_places(const ExpertsForwardCall& call) const {
+  BlockPlaces out;
+  add_blocks(out, forward_, call.workspace);
+  add_saved(out, call.saved);
+  return out;
+}
+
+BlockPlaces Experts::backward_places(const ExpertsBackwardCall& call) const {
+  BlockPlaces out;
+  add_blocks(out, backward_, call.workspace);
+  add_saved(out, call.saved);
+  return out;
 }
 
 }  // namespace f8::runtime

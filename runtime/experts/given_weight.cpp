@@ -33,13 +33,13 @@ Status Experts::check_given(const char* args, const char* name, const float8_ten
     return fail(ErrorCode::kInvalidArgument, "{}.{} has {} rows; {} experts have {}", args, name,
                 weight.rows, desc_.experts, desc_.experts * n);
   }
-  if (forward && saves && at(runtime::Tensor::kWeight).copies.qt) {
+  if (forward && saves && this->saves(runtime::Tensor::kWeight)) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}.{} is given, and the plan saves a copy of w for backward; set "
                 "recompute_weight, and give the weight in fp8 to backward too",
                 args, name);
   }
-  const Copies& copies = forward ? at(runtime::Tensor::kWeight).copies : weight_again_.copies;
+  const Copies& copies = at(runtime::Tensor::kWeight).copies;
   return check_tensor(args, name, of_one_expert(weight, n), n, k, copies, forward);
 }
 
@@ -56,12 +56,11 @@ void Experts::add_given(CallMemory& memory, const char* name, const float8_tenso
     memory.add(name, inverse, static_cast<size_t>(count) * sizeof(float), Access::kRead,
                is_block(granularity) ? 16 : sizeof(float));
   };
+  const Tensor& w = at(runtime::Tensor::kWeight);
   if (forward) {
-    const Tensor& w = at(runtime::Tensor::kWeight);
     add(weight.q, weight.q_inverse_scale, n, k, row_scales(w), w.copies.q->granularity);
   } else {
-    add(weight.qt, weight.qt_inverse_scale, k, n, column_scales(weight_again_),
-        weight_again_.copies.qt->granularity);
+    add(weight.qt, weight.qt_inverse_scale, k, n, column_scales(w), w.copies.qt->granularity);
   }
 }
 

@@ -38,14 +38,14 @@ _FLEXIBLE = (
         "moe_forward(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "
         "save, Tensor? w13_q=None, Tensor? w13_scales=None, Tensor? w2_q=None, Tensor? w2_scales=None, "
         "Tensor? w3=None, Tensor? w13_state=None, Tensor? w2_state=None, int scale_layout=0) "
-        "-> (Tensor, Tensor)"
+        "-> (Tensor, Tensor, Tensor, Tensor)"
     ),
     (
-        "moe_backward(Tensor dy, Tensor x, Tensor? index, Tensor? score, Tensor? w13, Tensor? w2, "
-        "Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, int config, int "
-        "wanted, Tensor? w13_qt=None, Tensor? w13_scales=None, Tensor? w2_qt=None, Tensor? "
+        "moe_backward(Tensor x, Tensor? dy, Tensor? index, Tensor? score, Tensor? w13, Tensor? w2, "
+        "Tensor[] read, Tensor layout, int experts, int hidden, int grad_dtype, int config, int part, "
+        "int wanted, Tensor? w13_qt=None, Tensor? w13_scales=None, Tensor? w2_qt=None, Tensor? "
         "w2_scales=None, Tensor? w3=None, Tensor? w13_state=None, Tensor? w2_state=None, int "
-        "scale_layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
+        "scale_layout=0) -> (Tensor, Tensor)"
     ),
     (
         "moe_route(Tensor ids, Tensor? scores, int experts, int config) -> (Tensor, Tensor, Tensor, "
@@ -154,7 +154,10 @@ _OTHERS = (
         "experts_copies(int experts, int n, int k, int config, bool over_ranks) -> (int, int, int, int, "
         "bool, int, int)"
     ),
-    "moe_bytes(int m, int experts, int hidden, int dim, int dtype, int config) -> int",
+    (
+        "moe_bytes(int m, int experts, int hidden, int dim, int dtype, int config) -> (int, int, "
+        "int, int)"
+    ),
     "routing_errors() -> int[]",
     "sequence_errors() -> int[]",
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",

@@ -78,8 +78,6 @@ std::unique_ptr<MoePlan> make_moe(const MoeKey& key) {
   desc.w3_apart = key.w3_apart ? 1 : 0;
   auto made = std::make_unique<MoePlan>();
   check(float8_moe_plan(context_of(key.linear.device), &desc, &made->moe));
-  made->workspace_bytes = float8_moe_workspace_bytes(made->moe);
-  made->saved_bytes = float8_moe_saved_bytes(made->moe);
   keep_any(key.linear.config, key.linear.device, {.experts = float8_moe_linear(made->moe, 0)});
   return made;
 }

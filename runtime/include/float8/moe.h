@@ -58,6 +58,50 @@ FLOAT8_API void float8_moe_destroy(float8_moe* moe);
  * fills for backward, 2 F elements and F bytes a row at least, at any m up to m_max; 0 for NULL. */
 FLOAT8_API size_t float8_moe_workspace_bytes(const float8_moe* moe);
 FLOAT8_API size_t float8_moe_saved_bytes(const float8_moe* moe);
+/* What a call computes. A backward is one call, FLOAT8_MOE_BACKWARD, or one of each part that its gradients need,
+ * in this order: launches and results are the same, and the memory that a part reads last is the caller's
+ * again before the next one. */
+typedef enum float8_moe_call {
+  FLOAT8_MOE_BACKWARD = 0,
+  /* dw2, and the gradient of silu(gate) * up where its buffer is given; reads that of w2. */
+  FLOAT8_MOE_GRAD_HIDDEN = 1,
+  /* The fp8 copies of the gradients of gate and up, those whose buffers are given; reads gate and up, and the
+   * gradient of silu(gate) * up. */
+  FLOAT8_MOE_GRAD_GATE_UP = 2,
+  /* dx, which reads the first of these copies, the scales of the other one where both were made, and the
+   * buffer of w13. */
+  FLOAT8_MOE_GRAD_INPUT = 3,
+  FLOAT8_MOE_GRAD_WEIGHT = 4, /* dw13 and dw3, which read the second copy */
+  FLOAT8_MOE_FORWARD = 5,     /* for a backward */
+  FLOAT8_MOE_EVALUATE = 6     /* with none */
+} float8_moe_call;
+/* Added to a float8_moe_call: it is given w13 and w2 in fp8. */
+#define FLOAT8_MOE_WEIGHTS_GIVEN 8
+/* Returns the bytes of scratch of such a call, at most those above; 0 for NULL and for other numbers. */
+FLOAT8_API size_t float8_moe_call_bytes(const float8_moe* moe, int32_t call);
+
+/* What lives between calls, each in a buffer of its own: the first three in place of one `saved`. */
+typedef enum float8_moe_buffer {
+  FLOAT8_MOE_GATE_UP = 0,      /* [m][2 F] of tensor_dtype */
+  FLOAT8_MOE_SAVED_OF_W13 = 1, /* nothing with recompute_weight */
+  FLOAT8_MOE_SAVED_OF_W2 = 2,
+  FLOAT8_MOE_HIDDEN_GRAD =
+      3, /* [m][F] of tensor_dtype; it and those below between parts of a backward */
+  FLOAT8_MOE_GATE_UP_GRAD_Q = 4,
+  FLOAT8_MOE_GATE_UP_GRAD_QT = 5
+} float8_moe_buffer;
+typedef struct float8_moe_buffers {
+  float8_buffer gate_up FLOAT8_DEFAULT({});
+  float8_buffer saved_of_w13 FLOAT8_DEFAULT({});
+  float8_buffer saved_of_w2 FLOAT8_DEFAULT({});
+  float8_buffer hidden_grad FLOAT8_DEFAULT({});
+  float8_buffer gate_up_grad_q FLOAT8_DEFAULT({});
+  float8_buffer gate_up_grad_qt FLOAT8_DEFAULT({});
+} float8_moe_buffers;
+/* Returns the bytes of a buffer at any m up to m_max; matrices may have those of a call's m. 0 for NULL and for
+ * other numbers. */
+FLOAT8_API size_t float8_moe_buffer_bytes(const float8_moe* moe, int32_t buffer);
+
 /* Returns the expert linear of w13 (0) or w2 (1), for float8_scales_desc.experts; NULL for another index and
  * for NULL. It belongs to the MLP and is good for as long, and no other call takes it. */
 FLOAT8_API const float8_experts* float8_moe_linear(const float8_moe* moe, int32_t index);
@@ -89,6 +133,7 @@ typedef struct float8_moe_forward_args {
   const float8_step* step FLOAT8_DEFAULT(NULL);
   float8_scale_slots w13_scales FLOAT8_DEFAULT({});
   float8_scale_slots w2_scales FLOAT8_DEFAULT({});
+  float8_moe_buffers buffers FLOAT8_DEFAULT({}); /* in place of `saved` the first three, written */
 } float8_moe_forward_args;
 
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
@@ -121,6 +166,11 @@ typedef struct float8_moe_backward_args {
   const float8_step* step FLOAT8_DEFAULT(NULL);
   float8_scale_slots w13_scales FLOAT8_DEFAULT({});
   float8_scale_slots w2_scales FLOAT8_DEFAULT({});
+  /* In place of `saved` the forward's, and of a part those that it reads and leaves. A part needs no tensor
+   * that it does not read, and is refused a buffer or a gradient that is not its own. */
+  float8_moe_buffers buffers FLOAT8_DEFAULT({});
+  int32_t part FLOAT8_DEFAULT(FLOAT8_MOE_BACKWARD); /* or one of the four parts */
+  int32_t reserved_2 FLOAT8_DEFAULT(0);             /* 0 */
 } float8_moe_backward_args;
 
 /* Enqueue casts and GEMMs, as float8_experts_forward and float8_experts_backward do. */

@@ -79,12 +79,12 @@ class Mlp(torch.autograd.Function):
     ) -> torch.Tensor:
         of_forward, of_backward = _split(copies)
         call = (w13, w2, layout, config, True, *of_forward, w3, *scales)
-        y, saved = ops.moe_forward(x, tokens, *call)
+        y, *saved = ops.moe_forward(x, tokens, *call)
         cast_again = config & recipes.RECOMPUTE and copies is None
         again = (w13, w3, w2) if cast_again else (None, None, None)
-        of_rows = (tokens, position, offs, row_scores, layout, saved)
+        of_rows = (tokens, position, offs, row_scores, layout)
         kept = y if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(x, *again, *of_rows, kept, *of_backward, *scales[:2])
+        ctx.save_for_backward(x, *again, *of_rows, kept, *saved, *of_backward, *scales[:2])
         ctx.scale_layout = scales.layout
         ctx.sizes = (w2.shape[0], w2.shape[2])
         ctx.grad_dtype = _ops.ELEMENT_TYPES[w13.dtype]
@@ -97,26 +97,62 @@ class Mlp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, w13, w3, w2, tokens, position, offs, row_scores, layout, saved, y, *rest = (
-            ctx.saved_tensors
-        )
-        copies, scales = rest[:4], rest[4:]
-        want_x, want_scores, *wants = ctx.needs_input_grad[:5]
-        want_w13, want_w3, want_w2 = wants
-        dx = dscores = None
-        grads: tuple[torch.Tensor | None, ...] = (None, None, None)
-        if want_x or any(wants):
-            wanted = want_x | want_w13 << 1 | want_w2 << 2 | want_w3 << 3 | ctx.is_pair << 4
-            of_weights = (*ctx.sizes, ctx.grad_dtype, ctx.config, wanted, *copies, w3)
-            call = (w13, w2, saved, layout, *of_weights, *scales, ctx.scale_layout)
-            dx, dw13, dw2, dw3 = ops.moe_backward(grad, x, tokens, row_scores, *call)
-            grads = (dw13, dw3, dw2)
-            if want_x and tokens is not None:
-                dx = ops.moe_combine(dx, None, position, offs, ctx.config)
+        x, w13, w3, w2, tokens, position, offs, row_scores, layout, y, *rest = ctx.saved_tensors
+        gate_up, of_w13, of_w2, *copies, w13_state, w2_state = rest
+        del rest
+        _release(ctx)
+        want_x, want_scores, want_w13, want_w3, want_w2 = ctx.needs_input_grad[:5]
+        want_first = want_w13 or want_w3
+        dx = dw13 = dw3 = dw2 = dscores = None
+
+        def part(
+            number: int,
+            one: bool,
+            two: bool,
+            read: list[torch.Tensor],
+            of_rows: tuple[torch.Tensor | None, ...] = (None, None),
+            weights: tuple[torch.Tensor | None, ...] = (None, None, None),
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            dy, score = of_rows
+            first, third, second = weights
+            wanted = one | two << 1 | ctx.is_pair * ops.W3_APART
+            sizes = (layout, *ctx.sizes, ctx.grad_dtype, ctx.config, number, wanted)
+            scales = (third, w13_state, w2_state, ctx.scale_layout)
+            results = ops.moe_backward(
+                x, dy, tokens, score, first, second, read, *sizes, *copies, *scales
+            )
+            return results  # type: ignore[no-any-return]
+
+        # What nothing else reads is freed before the next part takes memory: y, what w2 saved, ...
         if want_scores:
             dscores = ops.moe_score_gradient(grad, y, position, offs, ctx.config)
-        own = (each if want else None for each, want in zip(grads, wants, strict=True))
-        return dx if want_x else None, dscores, *own, *[None] * 8
+        del y
+        if want_x or want_first or want_w2:
+            wanted = (want_x or want_first, want_w2)
+            of_rows, weights = (grad, row_scores), (None, None, w2)
+            hidden_grad, dw2 = part(ops.GRAD_HIDDEN, *wanted, [of_w2], of_rows, weights)
+        del of_w2
+        if want_x or want_first:
+            q, qt = part(ops.GRAD_GATE_UP, want_x, want_first, [gate_up, hidden_grad])
+            del gate_up, hidden_grad
+            if want_x:
+                weights = (w13, w3, None)
+                dx, _ = part(ops.GRAD_INPUT, True, False, [of_w13, q, qt], weights=weights)
+            del of_w13, q
+            if want_x and tokens is not None:
+                dx = ops.moe_combine(dx, None, position, offs, ctx.config)
+            if want_first:
+                dw13, dw3 = part(ops.GRAD_WEIGHT, want_w13, want_w3, [qt])
+        grads = zip((dw13, dw3, dw2), (want_w13, want_w3, want_w2), strict=True)
+        own = (each if want else None for each, want in grads)
+        return dx, dscores, *own, *[None] * 8
+
+
+def _release(ctx: Any) -> None:
+    """Leaves what was saved to the caller's variables alone, where the graph is not kept."""
+    release = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if release is not None and not torch.compiler.is_compiling():
+        release()
 
 
 _apply: Any = Mlp.apply

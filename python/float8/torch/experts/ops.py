@@ -84,13 +84,29 @@ def _fake_backward(
     return dx, dw
 
 
+# The parts of moe_backward: float8_moe_call of float8/moe.h.
+GRAD_HIDDEN, GRAD_GATE_UP, GRAD_INPUT, GRAD_WEIGHT = range(1, 5)
+W3_APART = 1 << 4  # of its `wanted`, behind the bits of its two results
+
+
 @functools.cache
-def _moe_bytes(experts: int, hidden: int, dim: int, dtype: int, config: int) -> tuple[int, int]:
-    """Returns base and step of what forward saves, as _bytes does."""
+def _moe_bytes(experts: int, hidden: int, dim: int, dtype: int, config: int) -> Any:
+    """Returns base and step, as _bytes does, of what each linear saves, and of the copies q and qt."""
     one, two = (
         torch.ops.float8.moe_bytes(m, experts, hidden, dim, dtype, config) for m in (ROWS, 2 * ROWS)
     )
-    return 2 * one - two, two - one
+    return tuple((2 * a - b, b - a) for a, b in zip(one, two, strict=True))
+
+
+def _moe_buffers(
+    x: torch.Tensor, m: Any, experts: int, hidden: int, config: int, wanted: Any
+) -> list[torch.Tensor]:
+    """Returns these four; those that are not wanted are empty."""
+    sizes = _moe_bytes(experts, hidden, int(x.shape[1]), _ops.ELEMENT_TYPES[x.dtype], config)
+    return [
+        x.new_empty((base + step * _blocks(m) if want else 0,), dtype=torch.uint8)
+        for want, (base, step) in zip(wanted, sizes, strict=True)
+    ]
 
 
 @torch.library.register_fake("float8::moe_forward")  # type: ignore[untyped-decorator]
@@ -103,40 +119,46 @@ def _fake_moe_forward(
     config: int,
     save: bool,
     *_: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     experts, dim, hidden = map(int, w2.shape)
     m = (x if index is None else index).shape[0]
-    base, step = _moe_bytes(experts, hidden, dim, _ops.ELEMENT_TYPES[x.dtype], config)
-    size = base + step * _blocks(m) if save else 0
-    return x.new_empty((m, dim)), x.new_empty((size,), dtype=torch.uint8)
+    of_w13, of_w2 = _moe_buffers(x, m, experts, hidden, config, (save, save, False, False))[:2]
+    return x.new_empty((m, dim)), x.new_empty((m if save else 0, 2 * hidden)), of_w13, of_w2
 
 
 @torch.library.register_fake("float8::moe_backward")  # type: ignore[untyped-decorator]
 def _fake_moe_backward(
-    dy: torch.Tensor,
     x: torch.Tensor,
+    dy: torch.Tensor | None,
     index: torch.Tensor | None,
     score: torch.Tensor | None,
     w13: torch.Tensor | None,
     w2: torch.Tensor | None,
-    saved: torch.Tensor,
+    read: list[torch.Tensor],
     layout: torch.Tensor,
     experts: int,
     hidden: int,
     grad_dtype: int,
     config: int,
+    part: int,
     wanted: int,
     *_: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     m, dim = (x if index is None else index).shape[0], x.shape[1]
-    dtype = _DTYPES[grad_dtype]
-    dx = x.new_empty((m if wanted & 1 else 0, dim))
-    rows = hidden if wanted & 16 else 2 * hidden
-    dw13, dw3 = (
-        x.new_empty((experts if wanted & bit else 0, rows, dim), dtype=dtype) for bit in (2, 8)
-    )
-    dw2 = x.new_empty((experts if wanted & 4 else 0, dim, hidden), dtype=dtype)
-    return dx, dw13, dw2, dw3
+    one, two = bool(wanted & 1), bool(wanted & 2)
+
+    def grad(want: bool, *sizes: Any) -> torch.Tensor:
+        return x.new_empty((experts if want else 0, *sizes), dtype=_DTYPES[grad_dtype])
+
+    if part == GRAD_HIDDEN:
+        return x.new_empty((m if one else 0, hidden)), grad(two, dim, hidden)
+    if part == GRAD_GATE_UP:
+        q, qt = _moe_buffers(x, m, experts, hidden, config, (False, False, one, two))[2:]
+        return q, qt
+    if part == GRAD_INPUT:
+        return x.new_empty((m, dim)), x.new_empty((0,), dtype=torch.uint8)
+    rows = hidden if wanted & W3_APART else 2 * hidden
+    return grad(one, rows, dim), grad(two, rows, dim)
 
 
 @torch.library.register_fake("float8::moe_route")  # type: ignore[untyped-decorator]

@@ -34,13 +34,14 @@ torch.library.define(
 torch.library.define(
     "float8::gathered_moe_forward",
     "(Tensor x, Tensor? w13_gather, Tensor? w2_gather, Tensor? index, Tensor? w13, Tensor? w2, "
-    "int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> (Tensor, Tensor)",
+    "int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "float8::gathered_moe_backward",
-    "(Tensor dy, Tensor? w13_gather, Tensor? w2_gather, Tensor x, Tensor? index, Tensor? score, "
-    "Tensor? w13, Tensor? w2, Tensor saved, Tensor layout, int experts, int hidden, int grad_dtype, "
-    "int config, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor x, Tensor? w13_gather, Tensor? w2_gather, Tensor? dy, Tensor? index, Tensor? score, "
+    "Tensor? w13, Tensor? w2, Tensor[] read, Tensor layout, int experts, int hidden, int grad_dtype, "
+    "int config, int part, int wanted) -> (Tensor, Tensor)",
 )
 
 
@@ -106,25 +107,18 @@ def _forward_of_moe(
 
 
 def _backward_of_moe(
-    dy: Tensor,
+    x: Tensor,
     w13_gather: Tensor | None,
     w2_gather: Tensor | None,
-    x: Tensor,
+    dy: Tensor | None,
     index: Tensor | None,
     score: Tensor | None,
     w13: Tensor | None,
     w2: Tensor | None,
-    saved: Tensor,
-    layout: Tensor,
-    experts: int,
-    hidden: int,
-    grad_dtype: int,
-    config: int,
-    wanted: int,
+    *rest: Any,
 ) -> Any:
     copies = (*_copy("qt", w13_gather, x), *_copy("qt", w2_gather, x))
-    rest = (saved, layout, experts, hidden, grad_dtype, config, wanted)
-    return _moe_backward(dy, x, index, score, w13, w2, *rest, *copies)
+    return _moe_backward(x, dy, index, score, w13, w2, *rest, *copies)
 
 
 register(
@@ -182,13 +176,13 @@ def _of_moe_forward(
 
 
 def _of_moe_backward(
-    _: Any, dy: Tensor, x: Tensor, index: Any, score: Any, w13: Any, w2: Any, *rest: Any
+    _: Any, x: Tensor, dy: Any, index: Any, score: Any, w13: Any, w2: Any, *rest: Any
 ) -> Any:
     keys, plain = _parts(w13, w2)
-    return _gathered_moe_backward(dy, *keys, x, index, score, *plain, *rest[:_OF_MOE_BACKWARD])
+    return _gathered_moe_backward(x, *keys, dy, index, score, *plain, *rest[:_OF_MOE_BACKWARD])
 
 
-_OF_MOE_BACKWARD = 7  # saved, layout, experts, hidden, grad_dtype, config and wanted
+_OF_MOE_BACKWARD = 8  # read, layout, experts, hidden, grad_dtype, config, part and wanted
 
 
 def _parts(*weights: Any) -> tuple[list[Any], list[Any]]:

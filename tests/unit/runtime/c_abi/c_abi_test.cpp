@@ -412,8 +412,8 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_expert_quantizer_desc, reserved, 72U);
   F8_ENDS(float8_expert_quantize_args, second_w, 128U);
   F8_ENDS(float8_moe_desc, reserved, 88U);
-  F8_ENDS(float8_moe_forward_args, w2_scales, 280U);
-  F8_ENDS(float8_moe_backward_args, w2_scales, 384U);
+  F8_ENDS(float8_moe_forward_args, buffers, 376U);
+  F8_ENDS(float8_moe_backward_args, reserved_2, 488U);
   F8_ENDS(float8_model_layer, skew, 40U);
   F8_ENDS(float8_model_desc, network_gbit, 136U);
   F8_ENDS(float8_model_verdict, reserved_2, 104U);

@@ -59,7 +59,8 @@ TEST_F(ComputedMisuse, PlansThatCannotBe) {
   for (const CastSource source :
        {CastSource::kPlain, CastSource::kRmsNorm, CastSource::kLayerNorm}) {
     QuantizerDesc activated = desc("blockwise");
-    Source{source, Activation::kGelu}.set(activated);
+    activated.source = source;
+    activated.activation = Activation::kGelu;
     refused(activated, ErrorCode::kInvalidArgument, "float8_quantizer_desc.activation");
   }
   QuantizerDesc rounded = desc("blockwise");
@@ -162,7 +163,8 @@ TEST_F(ComputedMisuse, CallsOfALayerNormThatCannotBe) {
 TEST_F(ComputedMisuse, CallsOfAnActivationThatCannotBe) {
   QuantizerDesc of_gradient = desc("blockwise");
   of_gradient.operand = Tensor::kGradOutput;
-  Source{CastSource::kActivationBackward, Activation::kGelu}.set(of_gradient);
+  of_gradient.source = CastSource::kActivationBackward;
+  of_gradient.activation = Activation::kGelu;
   of_gradient.column_sums = true;
   const auto fused = Quantizer::plan(context_, of_gradient).value();
   Buffer x(32 * 64 * 2), grad(32 * 64 * 2), sums(64 * 4), tensor(fused->tensor_bytes());
