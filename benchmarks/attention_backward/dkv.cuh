@@ -141,6 +141,7 @@ struct AttentionDkv {
     }
     // Each warp reads records for itself, so each tells both CTAs that it has.
     F8_DEVICE void release(u32 which, u32 index) const {
+      __syncwarp();
       if (lane() < kCluster) barrier_arrive_remote(barrier(shared, which, index), lane());
     }
     // The inverse scales of a block of k and of v, and v's bound, of which each warp keeps its own.
