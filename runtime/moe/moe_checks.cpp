@@ -186,8 +186,9 @@ Status Moe::check_results(const MoeBackwardCall& call) const {
                                                {"dw3", call.dw3, part.dw13},
                                                {"dw2", call.dw2, part.dw2}}) {
     if (result.data != nullptr && !computed) {
-      return fail(ErrorCode::kInvalidArgument, "{}.{} is given, and part {} does not compute it; leave it empty",
-                  kBackwardArgs, name, kCallNames[call.part]);
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{} is given, and part {} does not compute it; leave it empty", kBackwardArgs,
+                  name, kCallNames[call.part]);
     }
     if (result.data != nullptr && result.accumulate != 0 && !desc_.accumulate_grad_weight) {
       return fail(ErrorCode::kInvalidArgument,
