@@ -1,7 +1,7 @@
-// What both kernels of the backward of attention have in common (dq.cuh, dkv.cuh), for heads of 128,
-// full or causal, of a batch.
+// The kernels of the backward of attention (dq.cuh, dkv.cuh) share this. They are for heads of 128, full or causal, of a
+// batch.
 //
-// With P = 2^(S - LSE) and dS = P (dO V^T - delta) the gradients are dQ = dS K, dK = dS^T Q and dV = P^T dO. All
+// The gradients are dQ = dS K, dK = dS^T Q and dV = P^T dO, with P = 2^(S - LSE) and dS = P (dO V^T - delta). All
 // products are fp8 MMAs. P and dS are rounded to e4m3 in registers, and are the next MMA's operand as they lie there, so
 // that K^T, Q^T and dO^T have their tokens in the order of fragments (attention_forward.cuh).
 //
@@ -32,8 +32,8 @@ struct AttentionRing {
   }
 };
 
-// Whether an element of x may be more than e4m3 has, or is no number: by the sum of their squares, which costs less
-// than their maximum.
+// Returns true where an element of x may be more than e4m3 has, or is no number. The sum of their squares tells, which
+// costs less than their maximum.
 F8_DEVICE bool may_saturate(const float (&x)[32]) {
   float chains[4] = {};
 #pragma unroll
@@ -52,6 +52,20 @@ template <int kCount>
 F8_DEVICE void fence_words(u32 (&words)[kCount]) {
 #pragma unroll
   for (u32& word : words) asm volatile("" : "+r"(word)::"memory");
+}
+
+F8_DEVICE u32 blocks_of(i32 tokens) {
+  return static_cast<u32>(attention_blocks(tokens));
+}
+
+// Multiplies 64 rows by 64 rows of 128 elements each, which begin at these descriptors' low words.
+template <class Config>
+F8_DEVICE void multiply_rows(float (&to)[32], u32 a, u32 b) {
+#pragma unroll
+  for (u32 k = 0; k < 4; ++k) {
+    Config::mma(to, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
+  }
+  wgmma_commit();
 }
 
 // The A operand of MMAs of 64 rows, from an accumulator of 64 columns.

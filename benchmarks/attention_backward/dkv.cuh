@@ -3,7 +3,7 @@
 //
 // A cluster of two CTAs has two blocks of 128 keys of a head, each in two warpgroups of 64 keys, and goes through all
 // queries of the heads that share it. A warp of each CTA loads one half of each tile of queries for both: Q and dO, their
-// transposed copies, and its own copy of what else is known of the queries (AttentionStatistics).
+// transposed copies, and its own copy of the record of these queries (args.cuh).
 #pragma once
 
 #include "benchmarks/attention_backward/backward.cuh"
@@ -47,16 +47,15 @@ struct AttentionDkv {
   struct Work {
     u32 block, kv_head, first, steps;
   };
-  static F8_DEVICE u32 blocks(i32 tokens) { return static_cast<u32>(attention_blocks(tokens)); }
   static F8_DEVICE u32 works(const AttentionBackwardArgs& args) {
-    return (blocks(args.keys) + kCluster - 1) / kCluster * args.heads_kv * args.batch;
+    return (blocks_of(args.keys) + kCluster - 1) / kCluster * args.heads_kv * args.batch;
   }
   static F8_DEVICE Work work_at(const AttentionBackwardArgs& args, u32 index) {
     const u32 heads = args.heads_kv * args.batch;
     Work r;
     r.block = index / heads * kCluster;
     r.kv_head = index % heads;
-    r.steps = 2 * blocks(args.queries);
+    r.steps = 2 * blocks_of(args.queries);
     r.first = kCausal ? min(2 * r.block, r.steps) : 0;
     return r;
   }
@@ -66,7 +65,7 @@ struct AttentionDkv {
     constexpr u32 kPart = kStepBytes / kCluster;
     constexpr u16 kBoth = (1 << kCluster) - 1;
     const u32 rank = blockIdx.x % kCluster, group = args.heads_q / args.heads_kv;
-    const u32 rows_k = blocks(args.keys) * kTile;
+    const u32 rows_k = blocks_of(args.keys) * kTile;
     AttentionRing<kStages> stage;
     u32 phase = 0;
     for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
@@ -147,18 +146,14 @@ struct AttentionDkv {
     // The inverse scales of a block of k and of v, and v's bound, of which each warp keeps its own.
     F8_DEVICE u32 scales() const { return shared + kScales + (threadIdx.x / 32 - 4) * 16; }
     F8_DEVICE u32 record() const { return shared + kRecords + stage(steps) * kRecordBytes; }
-    // What is known of queries 8 i + 2 (lane % 4) and the next one.
+    // LSE and delta of queries 8 i + 2 (lane % 4) and the next one.
     F8_DEVICE float4 statistics(u32 i) const {
       return load_shared_four(record() + 4 * kAttentionStepHeader + i * 64 + threadIdx.x % 4 * 16);
     }
     F8_DEVICE void multiply(float (&to)[32], u32 of_keys, u32 of_rows) {
       const u32 a = wgmma_descriptor_low(opaque(shared) + of_keys + warpgroup() * 64 * kD);
       const u32 b = wgmma_descriptor_low(shared + kRows + stage(steps) * 2 * kStepBytes + of_rows);
-#pragma unroll
-      for (u32 k = 0; k < kD / 32; ++k) {
-        Config::mma(to, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
-      }
-      wgmma_commit();
+      multiply_rows<Config>(to, a, b);
     }
     F8_DEVICE void multiply_queries() {
       warpgroup_fence_operand(s);
@@ -316,12 +311,13 @@ struct AttentionDkv {
       store_gradient(args.dv, batch, head, token, args.keys, dv, 1.0F, 1.0F);
       store_gradient(args.dk, batch, head, token, args.keys, dk, args.scale, args.scale);
     }
-    // Work `index`. What a loop does not need is computed before and behind it, since registers are few.
+    // Computes the gradients of work `index`. Registers are few, so values that the loop does not need are computed before
+    // and behind it.
     F8_DEVICE void differentiate(u32 index) {
       u32 left, query;  // steps to come, and a step's first query
       {
         const Work work = work_at(args, index);
-        const u32 block = work.block + blockIdx.x % kCluster, blocks_k = blocks(args.keys);
+        const u32 block = work.block + blockIdx.x % kCluster, blocks_k = blocks_of(args.keys);
         const u32 at = work.kv_head * blocks_k + min(block, blocks_k - 1);
         __syncwarp();
         store_shared(scales(), __ldg(args.inv_scale_k + at));
@@ -349,7 +345,7 @@ struct AttentionDkv {
         bool is_first = true;
         while (--left > 0) {
           query += kAttentionStep;
-          if (query == blocks(args.queries) * kTile) query = first_query();
+          if (query == blocks_of(args.queries) * kTile) query = first_query();
           wait_for_rows();
           wait_for_columns();
           multiply_queries();

@@ -43,23 +43,22 @@ struct AttentionDq {
   struct Work {
     u32 block, q_head, kv_head, tiles;
   };
-  static F8_DEVICE u32 blocks(i32 tokens) { return static_cast<u32>(attention_blocks(tokens)); }
   static F8_DEVICE u32 works(const AttentionBackwardArgs& args) {
-    return blocks(args.queries) * args.heads_q * args.batch;
+    return blocks_of(args.queries) * args.heads_q * args.batch;
   }
   static F8_DEVICE Work work_at(const AttentionBackwardArgs& args, u32 index) {
     const u32 heads = args.heads_q * args.batch;
     Work r;
-    r.block = blocks(args.queries) - 1 - index / heads;
+    r.block = blocks_of(args.queries) - 1 - index / heads;
     r.q_head = index % heads;
     r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
-    r.tiles = kCausal ? min(r.block + 1, blocks(args.keys)) : blocks(args.keys);
+    r.tiles = kCausal ? min(r.block + 1, blocks_of(args.keys)) : blocks_of(args.keys);
     return r;
   }
 
   static F8_DEVICE void load(u32 shared, const AttentionDqMaps& maps,
                              const AttentionBackwardArgs& args) {
-    const u32 rows_q = blocks(args.queries) * kTile, rows_k = blocks(args.keys) * kTile;
+    const u32 rows_q = blocks_of(args.queries) * kTile, rows_k = blocks_of(args.keys) * kTile;
     Ring stage;
     AttentionRing<2> query;
     for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
@@ -120,11 +119,7 @@ struct AttentionDq {
       const u32 a = wgmma_descriptor_low(shared + query.index * kQueryBytes + of_queries +
                                          warpgroup * 64 * kD);
       const u32 b = wgmma_descriptor_low(shared + kKeys + key.index * kStageBytes + of_keys);
-#pragma unroll
-      for (u32 k = 0; k < kD / 32; ++k) {
-        Config::mma(to, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
-      }
-      wgmma_commit();
+      multiply_rows<Config>(to, a, b);
     }
     F8_DEVICE void multiply_keys(u32 half) {
       warpgroup_fence_operand(s);
@@ -185,14 +180,14 @@ struct AttentionDq {
                                       : __reduce_min_sync(~0U, bits));
     }
     F8_DEVICE void statistics(const Work& work, float& of_q) {
-      const u32 step = 2 * (work.q_head * blocks(args.queries) + work.block) + warpgroup;
+      const u32 step = 2 * (work.q_head * blocks_of(args.queries) + work.block) + warpgroup;
       const float* record = args.steps + u64{step} * kAttentionStepFloats;
       of_q = load_global(record);
       const float inverse = __fdividef(1.0F, load_global(record + 1));
       const float bound_v =
-          extreme<false>(args.bounds_v + work.kv_head * blocks(args.keys), work.tiles);
+          extreme<false>(args.bounds_v + work.kv_head * blocks_of(args.keys), work.tiles);
       const float* bounds =
-          args.bounds_q + u64{work.q_head * blocks(args.queries) + work.block} * kTile + row;
+          args.bounds_q + u64{work.q_head * blocks_of(args.queries) + work.block} * kTile + row;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float* at = record + kAttentionStepHeader + 2 * (row % 64 + 8 * r);
@@ -204,7 +199,7 @@ struct AttentionDq {
     F8_DEVICE void differentiate(const Work& work) {
       float of_q;
       statistics(work, of_q);
-      const u32 blocks_k = blocks(args.keys);
+      const u32 blocks_k = blocks_of(args.keys);
       const float* scale_k = args.inv_scale_k + work.kv_head * blocks_k;
       const float* scale_v = args.inv_scale_v + work.kv_head * blocks_k;
       u32 tile = work.tiles - 1;
@@ -239,8 +234,11 @@ struct AttentionDq {
         gradients(v, k * inverse_k);
         if (tile == 0) break;
         if (++added == kTilesOfSum) {
-          if (is_first) sums.set(dq, 1.0F, 0);
-          if (!is_first) sums.add(dq, 1.0F, 0);
+          if (is_first) {
+            sums.set(dq, 1.0F, 0);
+          } else {
+            sums.add(dq, 1.0F, 0);
+          }
           is_first = false;
           added = 0;
         }

@@ -221,7 +221,7 @@ __global__ void exact_dkv(const float* q, const float* k, const float* v, const 
   dv[key * kD + threadIdx.x] = of_v;
 }
 
-// What the kernels read of queries. A block has the 64 of a step.
+// Writes the records of queries that the kernels read, and their bounds. A block has the 64 of a step.
 __global__ void make_steps(Rows rows, const float* inv_scale_q, const float* inv_scale_do,
                            const float* dout, float* steps, float* bounds_q, Sizes sizes) {
   __shared__ int shared;
