@@ -52,6 +52,16 @@ void add_text_or_null(Statement& statement, const std::string& value) {
   value.empty() ? statement.add_null() : statement.add(value);
 }
 
+Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& result) {
+  if (result.kernels.empty()) return {};
+  auto insert = F8_TRY(db.prepare(
+      "INSERT INTO trial_kernel (trial_id, part, provider, config) VALUES (?, ?, ?, ?)"));
+  for (const PartKernel& kernel : result.kernels) {
+    F8_TRY(insert.bind(trial_id, kernel.part, to_string(kernel.provider), kernel.config).run());
+  }
+  return {};
+}
+
 }  // namespace
 
 Status read_int(const Statement& s, int column, int& value) {
@@ -95,16 +105,6 @@ void bind_result(Statement& s, const TrialResult& r) {
   }
   s.add(r.clock_event_mask);
   add_finite(s, r.screened_ns);
-}
-
-static Status insert_kernels(Connection& db, int64_t trial_id, const TrialResult& result) {
-  if (result.kernels.empty()) return {};
-  auto insert = F8_TRY(db.prepare(
-      "INSERT INTO trial_kernel (trial_id, part, provider, config) VALUES (?, ?, ?, ?)"));
-  for (const PartKernel& kernel : result.kernels) {
-    F8_TRY(insert.bind(trial_id, kernel.part, to_string(kernel.provider), kernel.config).run());
-  }
-  return {};
 }
 
 Status insert_parts(Connection& db, int64_t trial_id, const TrialResult& result) {

@@ -285,18 +285,25 @@ def decibels(actual: Tensor, exact: Tensor) -> float:
     return float(10 * torch.log10(exact.square().sum() / noise))
 
 
+def exact_results(
+    kind: str, length: int, device: str, d: int = 128, causal: bool = True
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Returns the operands of a kind of data, dO, and the results in fp64."""
+    *operands, do = data_of(kind, length, device, d)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return probabilities(q, k, causal) @ v
+
+    return operands, do, results_of(exact, [each.double() for each in operands], do)
+
+
 def float8_accuracy(
     d: int, causal: bool, options: Any, device: str
 ) -> list[attention_rows.Accuracy]:
     """Returns what the rows of heads of d elements have of float8."""
     found = []
     for kind in DATA:
-        *operands, do = data_of(kind, options.length, device, d)
-
-        def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return probabilities(q, k, causal) @ v
-
-        expected = results_of(exact, [each.double() for each in operands], do)
+        operands, do, expected = exact_results(kind, options.length, device, d, causal)
         own = results_of(call_of("float8", Mask(causal), options.emulate), operands, do)
         for name, a, e in zip(("O", "dQ", "dK", "dV"), own, expected, strict=True):
             x = a.double()
@@ -323,12 +330,7 @@ def write_rows(found: dict[tuple[Shape, Mask], Any], options: Any, device: str) 
 def accuracy(names: Sequence[str], options: Any, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in DATA:
-        *operands, do = data_of(kind, options.length, device)
-
-        def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return probabilities(q, k, True) @ v
-
-        expected = results_of(exact, [each.double() for each in operands], do)
+        operands, do, expected = exact_results(kind, options.length, device)
         for name in names:
             try:
                 own = results_of(call_of(name, Mask(True), options.emulate), operands, do)

@@ -86,7 +86,7 @@ float8_buffer buffer_of(const Tensor& tensor) {
           static_cast<size_t>(tensor.numel()) * static_cast<size_t>(tensor.element_size())};
 }
 
-// What a kind of calls needs, and no more.
+// The scratch of a kind of calls, which is no larger than it needs.
 class Scratch {
  public:
   Scratch(const Place& place, const MoePlan& plan, int32_t call, bool weights_given)

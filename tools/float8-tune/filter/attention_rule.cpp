@@ -8,19 +8,21 @@
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/filter/decision_rows.hpp"
 #include "tools/float8-tune/trial_json.hpp"
+#include "tools/tuner/backend/attention_data.hpp"
 
 namespace f8::cli {
 namespace {
 
 using tuning_db::TrialRow;
 
-constexpr std::array<std::string_view, 4> kKinds = {"normal", "outlier", "bias", "sharp"};
+// The budget of accuracy on each kind of data: least SQNR in dB.
+constexpr double kLeastOfValues = 20, kLeastOfScores = 18;
 struct Budget {
   std::string_view tensor;
   double least_db;
 };
-constexpr std::array kBudgets = {Budget{"O", 20}, Budget{"dQ", 18}, Budget{"dK", 18},
-                                 Budget{"dV", 20}};
+constexpr std::array kBudgets = {Budget{"O", kLeastOfValues}, Budget{"dQ", kLeastOfScores},
+                                 Budget{"dK", kLeastOfScores}, Budget{"dV", kLeastOfValues}};
 
 const tuning_db::Accuracy* find(const std::vector<tuning_db::Accuracy>& accuracy,
                                 std::string_view data, std::string_view tensor) {
@@ -29,11 +31,11 @@ const tuning_db::Accuracy* find(const std::vector<tuning_db::Accuracy>& accuracy
   return found == accuracy.end() ? nullptr : &*found;
 }
 
-// What is out of the budget by most, or not known; empty where all is in it.
+// Names the tensor that is out of the budget by most, or that is not known; empty where all are in it.
 std::string out_of_budget(const std::vector<tuning_db::Accuracy>& accuracy) {
   std::string worst;
   double most = 0;
-  for (const std::string_view data : kKinds) {
+  for (const std::string_view data : tuner::kAttentionData) {
     for (const Budget& budget : kBudgets) {
       const auto* found = find(accuracy, data, budget.tensor);
       if (found == nullptr) {
@@ -56,12 +58,11 @@ bool decides(const TrialRow& row) {
 }  // namespace
 
 std::string how_to_measure(const Problem& attention) {
-  Dims sizes = attention.dims;
-  const bool causal = attention_shape(attention).causal;
   return f8::format(
       "on a GPU: benchmarks/pytorch/attention.py --shapes {} --masks {} --jsonl rows.jsonl, then "
       "float8-tune db import rows.jsonl --db FILE",
-      to_string(sizes, std::span(kAttentionDims).first<5>()), mask_name(causal));
+      to_string(attention.dims, std::span(kAttentionDims).first<5>()),
+      mask_name(attention_shape(attention).causal));
 }
 
 Result<AttentionVerdict> attention_verdict(const Problem& problem, const Databases& databases,
@@ -154,10 +155,11 @@ Result<int> explain_attention(Problem problem, const std::string& device, double
                    of.verdict.convert ? "FLOAT8" : "KEEP BF16", of.verdict.reason));
   if (!of.row) return kExitOk;
   const tuning_db::Ratio& ratio = *of.row->result.ratio;
-  print(
-      f8::format("  speedup      {:.3f} {} forward + backward, needs more than {:.3f}\n"
-                 "  accuracy     needs 20 dB of O and dV, 18 dB of dQ and dK, on all data\n",
-                 ratio.ratio, interval_text(ratio.lo, ratio.hi, 3), 1 + margin));
+  print(f8::format(
+      "  speedup      {:.3f} {} forward + backward, needs more than {:.3f}\n"
+      "  accuracy     needs {:.0f} dB of O and dV, {:.0f} dB of dQ and dK, on all data\n",
+      ratio.ratio, interval_text(ratio.lo, ratio.hi, 3), 1 + margin, kLeastOfValues,
+      kLeastOfScores));
   print_styled(accuracy_text(of.row->result.accuracy, stdout_color(global)));
   return kExitOk;
 }

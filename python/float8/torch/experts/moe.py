@@ -123,7 +123,7 @@ class Mlp(torch.autograd.Function):
             )
             return results  # type: ignore[no-any-return]
 
-        # What nothing else reads is freed before the next part takes memory: y, what w2 saved, ...
+        # Each tensor is freed behind the part that reads it last, before the next one takes memory.
         if want_scores:
             dscores = ops.moe_score_gradient(grad, y, position, offs, ctx.config)
         del y
