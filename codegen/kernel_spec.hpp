@@ -28,7 +28,8 @@ using OneOf = std::variant<Kinds...>;
 using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
                          FingerprintSpec, ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec,
                          ComputedCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec,
-                         AttentionForwardSpec, AttentionCastSpec, AdamwSpec, AdamwCastSpec>;
+                         AttentionForwardSpec, AttentionBackwardSpec, AttentionCastSpec, AdamwSpec,
+                         AdamwCastSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "codegen/kernels/attention/attention_args.cuh"
+#include "codegen/kernels/attention/attention_backward_args.cuh"
 #include "codegen/mma_text.hpp"
 #include "codegen/specs/gemm.hpp"
 #include "codegen/specs/text.hpp"
@@ -22,6 +22,24 @@ Status check_head_dim(int head_dim) {
               head_dim);
 }
 
+constexpr AttentionMask kAllMasks[] = {AttentionMask::kFull, AttentionMask::kCausal,
+                                       AttentionMask::kWindow};
+
+// The arguments of a kernel of a mask, and their bytes.
+template <class Args>
+std::pair<std::string, size_t> args_of(std::string_view name, AttentionMask mask, bool packed) {
+  using kernels::AttentionWindow, kernels::AttentionPackedArgs;
+  const bool window = mask == AttentionMask::kWindow;
+  const std::string of_mask =
+      window ? f8::format("AttentionWindow<{}>", name) : std::string(name);
+  if (packed) {
+    return {f8::format("AttentionPackedArgs<{}>", of_mask),
+            window ? sizeof(AttentionPackedArgs<AttentionWindow<Args>>)
+                   : sizeof(AttentionPackedArgs<Args>)};
+  }
+  return {of_mask, window ? sizeof(AttentionWindow<Args>) : sizeof(Args)};
+}
+
 // The columns of O of an MMA of P V.
 int value_columns(const AttentionForwardSpec& spec) {
   return spec.head_dim == 256 || spec.warpgroups() == 3 ? 64 : spec.head_dim;
@@ -31,8 +49,7 @@ int value_columns(const AttentionForwardSpec& spec) {
 
 Result<AttentionForwardSpec> AttentionForwardSpec::parse(std::string_view, std::string_view rest) {
   for (const int head_dim : kAttentionHeadDims) {
-    for (const AttentionMask mask :
-         {AttentionMask::kFull, AttentionMask::kCausal, AttentionMask::kWindow}) {
+    for (const AttentionMask mask : kAllMasks) {
       for (const bool packed : {false, true}) {
         for (int stages = 2; stages <= kMaxStages; ++stages) {
           const AttentionForwardSpec spec{head_dim, mask, packed, stages};
@@ -63,18 +80,15 @@ Status AttentionForwardSpec::validate() const {
 }
 
 Stub AttentionForwardSpec::stub() const {
-  const bool window = mask == AttentionMask::kWindow;
-  std::string args = window ? "AttentionWindowArgs" : "AttentionArgs";
-  if (packed) args = f8::format("AttentionPackedArgs<{}>", args);
-  const std::string kernel = window || packed ? f8::format("AttentionForward<Config, {}>", args)
-                                              : "AttentionForward<Config>";
+  const auto [args, bytes] = args_of<kernels::AttentionArgs>("AttentionArgs", mask, packed);
+  const std::string kernel = f8::format("AttentionForward<Config, {}>", args);
   const std::string config =
       "struct Config {\n" + constant("kHeadDim", head_dim) + constant("kWarpgroups", warpgroups()) +
       constant("kCausal", mask != AttentionMask::kFull) + constant("kStages", stages) +
       mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
       mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, value_columns(*this),
                    MmaA::kRegisters) +
-      "};\n" + check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
+      "};\n" + check(f8::format("sizeof({})", args), bytes, "kernel_args.cuh") +
       check("sizeof(AttentionMaps)", parameters().first, "kernel_args.cuh") +
       check(kernel + "::kValueColumns", static_cast<size_t>(value_columns(*this)),
             "value_columns()") +
@@ -101,13 +115,76 @@ LaunchTraits AttentionForwardSpec::launch() const {
 }
 
 ParameterBytes AttentionForwardSpec::parameters() const {
-  using kernels::AttentionArgs, kernels::AttentionWindowArgs, kernels::AttentionPackedArgs;
-  const bool window = mask == AttentionMask::kWindow;
   return {.first = 3 * kTensorMapBytes,
-          .second = packed && window ? sizeof(AttentionPackedArgs<AttentionWindowArgs>)
-                    : packed         ? sizeof(AttentionPackedArgs<AttentionArgs>)
-                    : window         ? sizeof(AttentionWindowArgs)
-                                     : sizeof(AttentionArgs)};
+          .second = args_of<kernels::AttentionArgs>("", mask, packed).second};
+}
+
+Result<AttentionBackwardSpec> AttentionBackwardSpec::parse(std::string_view kind,
+                                                           std::string_view rest) {
+  for (const AttentionMask mask : kAllMasks) {
+    for (const bool packed : {false, true}) {
+      const AttentionBackwardSpec spec{mask, packed, kind == kKinds[1]};
+      if (spec.key().substr(kind.size() + 1) == rest) return spec;
+    }
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown backward of attention {}: expected d128, then /full, /causal or /window, "
+              "for packed sequences followed by /packed",
+              quote(rest));
+}
+
+std::string AttentionBackwardSpec::key() const {
+  return f8::format("{}/d{}/{}{}", kKinds[keys ? 1 : 0], kAttentionBackwardHeadDim,
+                    kMasks[static_cast<size_t>(mask)], packed ? kPacked : "");
+}
+
+Stub AttentionBackwardSpec::stub() const {
+  const auto [args, bytes] =
+      args_of<kernels::AttentionBackwardArgs>("AttentionBackwardArgs", mask, packed);
+  const std::string name = keys ? "AttentionDkv" : "AttentionDq";
+  const std::string kernel = f8::format("{}<Config, {}>", name, args);
+  const std::string entry = f8::format("float8_{}", kKinds[keys ? 1 : 0]);
+  return {keys ? "attention_backward_dkv.cuh" : "attention_backward_dq.cuh", entry,
+          "struct Config {\n" + constant("kWarpgroups", 2) +
+              constant("kCausal", mask != AttentionMask::kFull) +
+              mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 64) +
+              mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, 128, MmaA::kRegisters) +
+              "};\n" + check(f8::format("sizeof({})", args), bytes, "kernel_args.cuh") +
+              check(f8::format("sizeof({}Maps)", name), parameters().first, "kernel_args.cuh") +
+              check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
+                    "dynamic_smem_bytes()") +
+              check_threads(kernel + "::kThreads", launch()) +
+              f8::format("extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+                         "{}(const __grid_constant__ {}Maps maps,\n"
+                         "    const __grid_constant__ {} args) {{\n"
+                         "  extern __shared__ __align__(1024) u8 shared[];\n"
+                         "  {}::run(maps, args, shared);\n"
+                         "}}\n",
+                         launch().threads, entry, name, args, kernel)};
+}
+
+LaunchTraits AttentionBackwardSpec::launch() const {
+  constexpr int kTile = kernels::kAttentionTile * kAttentionBackwardHeadDim;
+  constexpr int kStepTile = kernels::kAttentionStep * kAttentionBackwardHeadDim;
+  constexpr int kStagesOfKeys = 3, kStagesOfQueries = 4, kWarps = 8, kBytesOfWarp = 32;
+  const int threads = kernels::attention_threads(2);
+  if (!keys) {
+    // Two tiles of Q and of dO, stages of K, V and K^T, and barriers of each.
+    return {.threads = threads,
+            .dynamic_smem_bytes =
+                4 * kTile + kStagesOfKeys * 3 * kTile + 8 * (4 + 4 * kStagesOfKeys)};
+  }
+  // K and V, stages of Q, dO, their transposed copies and records, and barriers.
+  const int stage = 4 * kStepTile + 4 * kernels::kAttentionStepFloats;
+  return {.threads = threads,
+          .dynamic_smem_bytes = 2 * kTile + kStagesOfQueries * stage + kWarps * kBytesOfWarp +
+                                8 * (2 + 4 * kStagesOfQueries),
+          .cluster_size = kernels::kAttentionKeyCluster};
+}
+
+ParameterBytes AttentionBackwardSpec::parameters() const {
+  return {.first = (keys ? 6 : 5) * kTensorMapBytes,
+          .second = args_of<kernels::AttentionBackwardArgs>("", mask, packed).second};
 }
 
 Result<AttentionCastSpec> AttentionCastSpec::parse(std::string_view kind, std::string_view rest) {
@@ -131,23 +208,33 @@ std::string AttentionCastSpec::key() const {
 
 Status AttentionCastSpec::validate() const {
   F8_TRY(check_head_dim(head_dim));
+  if (step == AttentionStep::kBackwardCast && head_dim != kAttentionBackwardHeadDim) {
+    return fail(ErrorCode::kInvalidArgument, "a backward in fp8 of heads of {}; they are {}",
+                head_dim, kAttentionBackwardHeadDim);
+  }
   if (packed || step != AttentionStep::kLayout) return {};
   return fail(ErrorCode::kInvalidArgument, "a layout is that of packed sequences");
 }
 
 Stub AttentionCastSpec::stub() const {
-  constexpr std::string_view kFunctions[] = {"sum_keys", "cast", "dequantize", "layout"};
+  constexpr std::string_view kFunctions[] = {"sum_keys", "cast", "dequantize", "layout", "run"};
   const auto index = static_cast<size_t>(step);
-  const std::string_view args = packed ? "AttentionPackedCastArgs" : "AttentionCastArgs";
-  return {"attention_cast.cuh", f8::format("float8_{}", kKinds[index]),
+  const bool backward = step == AttentionStep::kBackwardCast;
+  const std::string_view kept = packed ? "AttentionPackedCastArgs" : "AttentionCastArgs";
+  const std::string args =
+      backward ? f8::format("AttentionBackwardCastArgs<{}>", kept) : std::string(kept);
+  const int blocks = head_dim == 256 ? 2 : backward ? 3 : 4;  // of an SM, as registers let
+  return {backward ? "attention_backward_cast.cuh" : "attention_cast.cuh",
+          f8::format("float8_{}", kKinds[index]),
           check(f8::format("sizeof({})", args), parameters().first, "kernel_args.cuh") +
               check_threads("kTileThreads", launch()) +
               f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
                          "float8_{}(const __grid_constant__ {} args) {{\n"
-                         "  AttentionCast<{}{}>::{}(args);\n"
+                         "  {}<{}, {}>::{}(args);\n"
                          "}}\n",
-                         head_dim == 256 ? 2 : 4, kKinds[index], args, head_dim,
-                         packed ? ", AttentionPackedCastArgs" : "", kFunctions[index])};
+                         blocks, kKinds[index], args,
+                         backward ? "AttentionBackwardCast" : "AttentionCast", head_dim, args,
+                         kFunctions[index])};
 }
 
 LaunchTraits AttentionCastSpec::launch() const {
@@ -155,8 +242,13 @@ LaunchTraits AttentionCastSpec::launch() const {
 }
 
 ParameterBytes AttentionCastSpec::parameters() const {
-  return {.first = packed ? sizeof(kernels::AttentionPackedCastArgs)
-                          : sizeof(kernels::AttentionCastArgs)};
+  using kernels::AttentionBackwardCastArgs, kernels::AttentionCastArgs,
+      kernels::AttentionPackedCastArgs;
+  if (step == AttentionStep::kBackwardCast) {
+    return {.first = packed ? sizeof(AttentionBackwardCastArgs<AttentionPackedCastArgs>)
+                            : sizeof(AttentionBackwardCastArgs<AttentionCastArgs>)};
+  }
+  return {.first = packed ? sizeof(AttentionPackedCastArgs) : sizeof(AttentionCastArgs)};
 }
 
 }  // namespace f8::codegen

@@ -1,8 +1,11 @@
 // The forward of attention in fp8 (kernels/attention/attention_forward.cuh), and the casts of its operands
-// (attention_cast.cuh), for heads of 64, 128 and 256.
-//   attention := "attention_forward/" head "/" ("full" | "causal" | "window") ["/packed"] "/s" stages
+// (attention_cast.cuh), for heads of 64, 128 and 256; and the backward in fp8 for heads of 128: its casts
+// (attention_backward_cast.cuh), dQ (attention_backward_dq.cuh), and dK with dV (attention_backward_dkv.cuh).
+//   attention := "attention_forward/" head "/" mask ["/packed"] "/s" stages
+//   backward  := ("attention_backward_dq" | "attention_backward_dkv") "/d128/" mask ["/packed"]
 //   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/" head ["/packed"]
-//              | "attention_layout/" head "/packed"
+//              | "attention_layout/" head "/packed" | "attention_backward_cast/d128" ["/packed"]
+//   mask      := "full" | "causal" | "window"
 //   head      := "d64" | "d128" | "d256"
 #pragma once
 
@@ -46,8 +49,28 @@ struct AttentionForwardSpec {
   bool operator==(const AttentionForwardSpec&) const = default;
 };
 
+// The heads of the backward in fp8.
+inline constexpr int kAttentionBackwardHeadDim = 128;
+
+struct AttentionBackwardSpec {
+  AttentionMask mask = AttentionMask::kFull;
+  bool packed = false;
+  bool keys = false;  // dK and dV, not dQ
+
+  static constexpr std::string_view kKinds[] = {"attention_backward_dq",
+                                                "attention_backward_dkv"};  // by `keys`
+  [[nodiscard]] std::string key() const;
+  [[nodiscard]] static Result<AttentionBackwardSpec> parse(std::string_view kind,
+                                                           std::string_view rest);
+  [[nodiscard]] Status validate() const { return {}; }
+  [[nodiscard]] Stub stub() const;
+  [[nodiscard]] LaunchTraits launch() const;
+  [[nodiscard]] ParameterBytes parameters() const;
+  bool operator==(const AttentionBackwardSpec&) const = default;
+};
+
 // The layout is that of packed sequences.
-enum class AttentionStep { kSumKeys, kCast, kDequantize, kLayout };
+enum class AttentionStep { kSumKeys, kCast, kDequantize, kLayout, kBackwardCast };
 
 struct AttentionCastSpec {
   int head_dim = 128;
@@ -55,8 +78,8 @@ struct AttentionCastSpec {
   bool packed = false;
 
   static constexpr std::string_view kKinds[] = {"attention_sum_keys", "attention_cast",
-                                                "attention_dequantize",
-                                                "attention_layout"};  // by step
+                                                "attention_dequantize", "attention_layout",
+                                                "attention_backward_cast"};  // by step
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<AttentionCastSpec> parse(std::string_view kind,
                                                        std::string_view rest);

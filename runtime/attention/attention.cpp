@@ -17,6 +17,8 @@ constexpr const char* kForward = "float8_attention_forward";
 constexpr const char* kForwardArgs = "float8_attention_forward_args";
 constexpr const char* kDequantize = "float8_attention_dequantize";
 constexpr const char* kDequantizeArgs = "float8_attention_dequantize_args";
+constexpr const char* kBackward = "float8_attention_backward";
+constexpr const char* kBackwardArgs = "float8_attention_backward_args";
 constexpr int64_t kMostRows = int64_t{1}
                               << 31;  // of all heads of a batch: coordinates of a tensor map
 constexpr int64_t kStrideStep = 8;    // of bf16: 16 bytes
@@ -28,11 +30,16 @@ int64_t blocks_of_sums(const AttentionDesc& desc, const AttentionSizes& sizes) {
          kernels::attention_slabs(static_cast<int32_t>(sizes.tokens_kv));
 }
 
+// Queries of all heads.
+size_t queries_of(const AttentionDesc& desc, const AttentionSizes& sizes) {
+  return static_cast<size_t>((desc.packed ? 1 : sizes.batch) * desc.heads_q * sizes.tokens_q);
+}
+
 // The copies of a call, in the order of `saved`, and of packed sequences where their tokens lie.
 struct Saved {
   int64_t blocks_q, blocks_k;            // of all heads
-  int64_t packed_q = 0, packed_k = 0;    // blocks of packed sequences
-  size_t k, v, packed, scales, offsets;  // where they begin
+  int64_t packed_q = 0, packed_k = 0;               // blocks of packed sequences
+  size_t k, v, packed, scales, largest_p, offsets;  // where they begin
   size_t bytes;
 
   Saved(const AttentionDesc& desc, const AttentionSizes& sizes)
@@ -47,51 +54,52 @@ struct Saved {
     v = k + static_cast<size_t>(blocks_k) * block;
     packed = v + static_cast<size_t>(blocks_k) * block;
     scales = packed + static_cast<size_t>(packed_q + packed_k) * sizeof(kernels::AttentionBlock);
-    offsets = scales + static_cast<size_t>(blocks()) * sizeof(float);
+    largest_p = scales + static_cast<size_t>(blocks()) * sizeof(float);
+    offsets = largest_p;
+    if (desc.fp8_backward) offsets += queries_of(desc, sizes) * sizeof(float);
     bytes = offsets;
     if (desc.packed) bytes += static_cast<size_t>(sizes.batch + 1) * 2 * sizeof(int32_t);
   }
   [[nodiscard]] int64_t blocks() const { return blocks_q + 2 * blocks_k; }
 };
 
-kernels::AttentionOperand operand(const float8_heads& heads, void* saved, size_t copy,
-                                  float* inv_scale, int64_t tokens, int64_t count) {
+kernels::AttentionOperand operand(const float8_heads& heads, void* copy, float* inv_scale,
+                                  int64_t tokens, int64_t count) {
   return {.x = static_cast<kernels::u16*>(heads.data),
           .stride_batch = heads.batch_stride,
           .stride_head = heads.head_stride,
           .stride_token = heads.token_stride,
-          .copy = static_cast<kernels::u8*>(saved) + copy,
+          .copy = static_cast<kernels::u8*>(copy),
           .inv_scale = inv_scale,
           .tokens = static_cast<int32_t>(tokens),
           .heads = static_cast<int32_t>(count)};
 }
 
 // Kernels of a batch read the AttentionCastArgs alone.
-template <class Args>
-kernels::AttentionPackedCastArgs cast_args(const AttentionDesc& desc, const Args& args) {
-  const AttentionSizes& sizes = args.sizes;
+kernels::AttentionPackedCastArgs cast_args(const AttentionDesc& desc, const AttentionSizes& sizes,
+                                           void* kept, const float8_heads& q,
+                                           const float8_heads& k, const float8_heads& v) {
   const Saved saved(desc, sizes);
-  char* const data = static_cast<char*>(args.saved.data);
+  char* const data = static_cast<char*>(kept);
   auto* const scales = reinterpret_cast<float*>(data + saved.scales);
   auto* const blocks = reinterpret_cast<kernels::AttentionBlock*>(data + saved.packed);
-  return {
-      {.q = operand(args.q, data, 0, scales, sizes.tokens_q, desc.heads_q),
-       .k = operand(args.k, data, saved.k, scales + saved.blocks_q, sizes.tokens_kv, desc.heads_kv),
-       .v = operand(args.v, data, saved.v, scales + saved.blocks_q + saved.blocks_k,
-                    sizes.tokens_kv, desc.heads_kv),
-       .sums = nullptr,
-       .batch = desc.packed ? 1 : static_cast<int32_t>(sizes.batch),
-       .padding = 0},
-      blocks,
-      blocks + saved.packed_q,
-      nullptr,
-      nullptr,
-      reinterpret_cast<int32_t*>(data + saved.offsets),
-      nullptr,
-      static_cast<int32_t>(sizes.batch),
-      0,
-      0,
-      0};
+  return {{.q = operand(q, data, scales, sizes.tokens_q, desc.heads_q),
+           .k = operand(k, data + saved.k, scales + saved.blocks_q, sizes.tokens_kv, desc.heads_kv),
+           .v = operand(v, data + saved.v, scales + saved.blocks_q + saved.blocks_k,
+                        sizes.tokens_kv, desc.heads_kv),
+           .sums = nullptr,
+           .batch = desc.packed ? 1 : static_cast<int32_t>(sizes.batch),
+           .padding = 0},
+          blocks,
+          blocks + saved.packed_q,
+          nullptr,
+          nullptr,
+          reinterpret_cast<int32_t*>(data + saved.offsets),
+          nullptr,
+          static_cast<int32_t>(sizes.batch),
+          0,
+          0,
+          0};
 }
 
 Status add_heads(const char* args, const char* name, const float8_heads& heads,
@@ -158,6 +166,15 @@ Status add_offsets(const float8_attention_forward_args& args, const AttentionDes
   return {};
 }
 
+float* largest_p(void* kept, const Saved& saved) {
+  return reinterpret_cast<float*>(static_cast<char*>(kept) + saved.largest_p);
+}
+
+kernels::AttentionGradient gradient(const float8_heads& heads) {
+  return {static_cast<kernels::u16*>(heads.data), heads.batch_stride, heads.head_stride,
+          heads.token_stride};
+}
+
 bool is_nothing(const AttentionSizes& sizes) {
   return sizes.batch == 0 || sizes.tokens_q == 0;
 }
@@ -189,6 +206,8 @@ Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<C
   AttentionDesc own = desc;
   if (own.scale == 0) own.scale = 1.0F / std::sqrt(static_cast<float>(own.head_dim));
   AttentionForward forward = F8_TRY(AttentionForward::create(context, own));
+  std::optional<AttentionBackward> backward;
+  if (own.fp8_backward) backward = F8_TRY(AttentionBackward::create(context, own));
   const auto kernel = [&](codegen::AttentionStep step) {
     return context->kernel(codegen::AttentionCastSpec{
         .head_dim = static_cast<int>(own.head_dim), .step = step, .packed = own.packed});
@@ -199,7 +218,8 @@ Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<C
   const Kernel* layout = nullptr;
   if (own.packed) layout = F8_TRY(kernel(codegen::AttentionStep::kLayout));
   return std::shared_ptr<const Attention>(
-      new Attention(context, own, std::move(forward), *sum_keys, *cast, *dequantize, layout));
+      new Attention(context, own, std::move(forward), std::move(backward), *sum_keys, *cast,
+                    *dequantize, layout));
 }
 
 Status Attention::check(const AttentionSizes& sizes) const {
@@ -243,6 +263,11 @@ size_t Attention::workspace_bytes(const AttentionSizes& sizes) const {
   return static_cast<size_t>(blocks_of_sums(desc_, sizes) * desc_.head_dim) * sizeof(float);
 }
 
+size_t Attention::backward_workspace_bytes(const AttentionSizes& sizes) const {
+  if (!backward_) return 0;
+  return backward_->workspace_bytes(sizes.batch, sizes.tokens_q, sizes.tokens_kv);
+}
+
 Status Attention::forward(const float8_attention_forward_args& args, Stream stream) const {
   return run(args, stream, kAllParts);
 }
@@ -279,15 +304,15 @@ Status Attention::run(const float8_attention_forward_args& args, Stream stream,
   F8_TRY(need(kForwardArgs, "o", args.o));
   F8_TRY(need(kForwardArgs, "lse", args.lse));
   F8_TRY(need(kForwardArgs, "workspace.data", args.workspace.data));
-  const int64_t batch = desc_.packed ? 1 : args.sizes.batch;
-  const auto rows = static_cast<size_t>(batch * desc_.heads_q * args.sizes.tokens_q);
+  const size_t rows = queries_of(desc_, args.sizes);
   memory.add("o", args.o, rows * static_cast<size_t>(desc_.head_dim) * size_bytes(Dtype::kBf16),
              Access::kWrite);
   memory.add("lse", args.lse, rows * sizeof(float), Access::kWrite, sizeof(float));
   memory.add("workspace", args.workspace.data, workspace_bytes(args.sizes), Access::kWrite);
   F8_TRY(add_offsets(args, desc_, memory));
   F8_TRY(memory.check(kForward, *context_, stream));
-  kernels::AttentionPackedCastArgs casts = cast_args(desc_, args);
+  kernels::AttentionPackedCastArgs casts =
+      cast_args(desc_, args.sizes, args.saved.data, args.q, args.k, args.v);
   casts.sums = static_cast<float*>(args.workspace.data);
   casts.offsets_q = args.cu_seqlens_q;
   casts.offsets_k = args.cu_seqlens_kv;
@@ -319,9 +344,11 @@ Status Attention::run(const float8_attention_forward_args& args, Stream stream,
                        .inv_scale_q = casts.q.inv_scale,
                        .inv_scale_k = casts.k.inv_scale,
                        .inv_scale_v = casts.v.inv_scale,
-                       .blocks_q = casts.blocks_q,
+                       .packed = {casts.blocks_q, casts.blocks_k, casts.sequences},
                        .o = args.o,
-                       .lse = args.lse},
+                       .lse = args.lse,
+                       .largest_p = desc_.fp8_backward ? largest_p(args.saved.data, saved)
+                                                       : nullptr},
                       stream);
 }
 
@@ -334,8 +361,63 @@ Status Attention::dequantize(const float8_attention_dequantize_args& args, Strea
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  return launch_with(cast_args(desc_, args), state.driver, *dequantize_,
+  return launch_with(cast_args(desc_, args.sizes, args.saved.data, args.q, args.k, args.v),
+                     state.driver, *dequantize_,
                      Saved(desc_, args.sizes).blocks(), state.options.programmatic_launch, stream);
+}
+
+Status Attention::backward(const float8_attention_backward_args& args, Stream stream) const {
+  return run_backward(args, stream, AttentionBackward::kAllParts);
+}
+
+Status Attention::run_backward(const float8_attention_backward_args& args, Stream stream,
+                               unsigned parts) const {
+  F8_TRY(check(args.sizes));
+  if (!backward_) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: the attention is planned without float8_attention_desc.fp8_backward; plan it "
+                "with that, or take float8_attention_dequantize and a backward in bf16",
+                kBackward);
+  }
+  if (is_nothing(args.sizes)) return {};
+  const AttentionSizes& sizes = args.sizes;
+  CallMemory memory(kBackwardArgs);
+  const auto add = [&](const char* name, const float8_heads& heads, bool of_keys, Access access) {
+    return add_heads(kBackwardArgs, name, heads, desc_, sizes.batch,
+                     of_keys ? desc_.heads_kv : desc_.heads_q,
+                     of_keys ? sizes.tokens_kv : sizes.tokens_q, access, memory);
+  };
+  F8_TRY(add("dout", args.dout, false, Access::kRead));
+  F8_TRY(add("dq", args.dq, false, Access::kWrite));
+  F8_TRY(add("dk", args.dk, true, Access::kWrite));
+  F8_TRY(add("dv", args.dv, true, Access::kWrite));
+  F8_TRY(need(kBackwardArgs, "o", args.o));
+  F8_TRY(need(kBackwardArgs, "lse", args.lse));
+  F8_TRY(need(kBackwardArgs, "saved.data", args.saved.data));
+  F8_TRY(need(kBackwardArgs, "workspace.data", args.workspace.data));
+  const Saved saved(desc_, sizes);
+  const size_t rows = queries_of(desc_, sizes);
+  memory.add("o", args.o, rows * static_cast<size_t>(desc_.head_dim) * size_bytes(Dtype::kBf16),
+             Access::kRead);
+  memory.add("lse", args.lse, rows * sizeof(float), Access::kRead, sizeof(float));
+  memory.add("saved", args.saved.data, saved.bytes, Access::kRead);
+  memory.add("workspace", args.workspace.data, backward_workspace_bytes(sizes), Access::kWrite);
+  F8_TRY(memory.check(kBackward, *context_, stream));
+  const int64_t of_token = desc_.heads_q * desc_.head_dim;
+  const float8_heads o{const_cast<void*>(args.o), sizes.tokens_q * of_token, desc_.head_dim,
+                       of_token};
+  return backward_->run(
+      {.batch = sizes.batch,
+       .kept = cast_args(desc_, sizes, args.saved.data, {}, {}, {}),
+       .dout = operand(args.dout, nullptr, nullptr, sizes.tokens_q, desc_.heads_q),
+       .o = operand(o, nullptr, nullptr, sizes.tokens_q, desc_.heads_q),
+       .lse = args.lse,
+       .largest_p = largest_p(args.saved.data, saved),
+       .workspace = args.workspace.data,
+       .dq = gradient(args.dq),
+       .dk = gradient(args.dk),
+       .dv = gradient(args.dv)},
+      stream, parts);
 }
 
 }  // namespace f8::runtime

@@ -15,9 +15,18 @@ struct AttentionDesc {
   int64_t window = 0;   // the keys that a causal query has at most; 0: all
   float scale = 0;      // of the scores
   bool packed = false;  // sequences behind each other, from offsets on the device
+  bool fp8_backward = false;
 
+  [[nodiscard]] codegen::AttentionMask mask() const;
   // The blocks of a head in all sequences of a batch, or in a pack of so many.
   [[nodiscard]] int64_t blocks(int64_t batch, int64_t tokens) const;
+};
+
+// The blocks of packed sequences.
+struct PackedBlocks {
+  const kernels::AttentionBlock* of_queries = nullptr;
+  const kernels::AttentionBlock* of_keys = nullptr;
+  int32_t sequences = 0;
 };
 
 // Arrays are dense and lie in the order of their brackets: b batch, h and g heads of queries and of keys, d the
@@ -33,9 +42,10 @@ struct AttentionCall {
   const float* inv_scale_q = nullptr;  // powers of two [b][h][s / 128]
   const float* inv_scale_k = nullptr;  // [b][g][s / 128]
   const float* inv_scale_v = nullptr;
-  const kernels::AttentionBlock* blocks_q = nullptr;  // of packed sequences
-  void* o = nullptr;                                  // bf16 [b][queries][h][d]
-  float* lse = nullptr;                               // [b][h][queries]
+  PackedBlocks packed;
+  void* o = nullptr;           // bf16 [b][queries][h][d]
+  float* lse = nullptr;        // [b][h][queries]
+  float* largest_p = nullptr;  // likewise, or null
 };
 
 class AttentionForward {

@@ -1,4 +1,4 @@
-// The forward of attention.
+// Attention.
 #include "runtime/c_abi/common.hpp"
 
 using namespace f8::c_abi;
@@ -36,7 +36,8 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
                                                                .causal = known.causal != 0,
                                                                .window = known.window,
                                                                .scale = known.scale,
-                                                               .packed = known.packed != 0}));
+                                                               .packed = known.packed != 0,
+                                                               .fp8_backward = known.fp8_backward != 0}));
     *out = new float8_attention{std::move(plan)};
     return {};
   });
@@ -54,6 +55,11 @@ size_t float8_attention_saved_bytes(const float8_attention* attention,
 size_t float8_attention_workspace_bytes(const float8_attention* attention,
                                         const float8_attention_sizes* sizes) {
   return bytes_of(attention, sizes, &f8::runtime::Attention::workspace_bytes);
+}
+
+size_t float8_attention_backward_workspace_bytes(const float8_attention* attention,
+                                                 const float8_attention_sizes* sizes) {
+  return bytes_of(attention, sizes, &f8::runtime::Attention::backward_workspace_bytes);
 }
 
 float8_status float8_attention_forward(const float8_attention* attention,
@@ -84,5 +90,22 @@ float8_status float8_attention_dequantize(const float8_attention* attention,
     F8_TRY(plan.check(known.sizes));
     F8_TRY(check_bytes(kType, "saved", known.saved, plan.saved_bytes(known.sizes)));
     return plan.dequantize(known, stream);
+  });
+}
+
+float8_status float8_attention_backward(const float8_attention* attention,
+                                        const float8_attention_backward_args* args,
+                                        float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    constexpr const char* kType = "float8_attention_backward_args";
+    F8_TRY(need(attention, "attention"));
+    float8_attention_backward_args known;
+    F8_TRY(read_struct(args, kType, known));
+    const f8::runtime::Attention& plan = *attention->attention;
+    F8_TRY(plan.check(known.sizes));
+    F8_TRY(check_bytes(kType, "saved", known.saved, plan.saved_bytes(known.sizes)));
+    F8_TRY(check_bytes(kType, "workspace", known.workspace,
+                       plan.backward_workspace_bytes(known.sizes)));
+    return plan.backward(known, stream);
   });
 }

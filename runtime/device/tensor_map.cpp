@@ -1,6 +1,5 @@
 #include "runtime/device/tensor_map.hpp"
 
-#include "codegen/kernels/attention/attention_args.cuh"
 #include "codegen/kernels/gemm/gemm_layout.cuh"
 #include "recipes/fp8_layout.hpp"
 
@@ -147,23 +146,12 @@ Status encode_k_grouped_maps(const Driver& driver, const codegen::GemmSpec& spec
       "b", out.b);
 }
 
-Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t queries,
-                             int64_t heads_kv, int64_t keys, int64_t head_dim,
-                             int64_t queries_of_cta, const void* q, const void* k, const void* v_t,
-                             AttentionMaps& out) {
-  constexpr uint32_t kTile = kernels::kAttentionTile;
-  const auto of_head = static_cast<uint32_t>(std::min<int64_t>(head_dim, kTile));
-  const auto operand = [&](const char* name, const void* base, int64_t cols, int64_t rows,
-                           uint32_t box_rows, uint32_t box_bytes, CUtensorMap& map) {
-    return encode(driver,
-                  {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(base), cols, rows, cols,
-                   box_rows, box_bytes},
-                  name, map);
-  };
-  F8_TRY(operand("q", q, head_dim, queries * heads_q, static_cast<uint32_t>(queries_of_cta),
-                 of_head, out.q));
-  F8_TRY(operand("k", k, head_dim, keys * heads_kv, kTile, of_head, out.k));
-  return operand("v^T", v_t, keys, head_dim * heads_kv, of_head, kTile, out.v_t);
+Status encode_bytes_map(const Driver& driver, const char* name, const void* base, int64_t rows,
+                        int64_t cols, int64_t box_rows, int64_t box_cols, CUtensorMap& out) {
+  return encode(driver,
+                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(base), cols, rows, cols,
+                 static_cast<uint32_t>(box_rows), static_cast<uint32_t>(box_cols)},
+                name, out);
 }
 
 }  // namespace f8::runtime

@@ -49,17 +49,9 @@ struct GemmMaps {
                                           int64_t ld_d, const void* a, const void* b, void* d,
                                           GemmMaps& out);
 
-// Those of attention: uint8; q {d, queries heads_q} in boxes of min(d, 128) columns and the queries of a CTA, k {d, keys
-// heads_kv} in boxes of as many columns and 128 rows, v^T {keys, d heads_kv} in boxes of 128 columns and min(d, 128)
-// rows, where heads are those of the whole batch, and queries and keys those of whole blocks.
-struct AttentionMaps {
-  CUtensorMap q;
-  CUtensorMap k;
-  CUtensorMap v_t;
-};
-[[nodiscard]] Status encode_attention_maps(const Driver& driver, int64_t heads_q, int64_t queries,
-                                           int64_t heads_kv, int64_t keys, int64_t head_dim,
-                                           int64_t queries_of_cta, const void* q, const void* k,
-                                           const void* v_t, AttentionMaps& out);
+// That of dense rows of uint8, in boxes of 64 or 128 columns. `name` says in an error what they are.
+[[nodiscard]] Status encode_bytes_map(const Driver& driver, const char* name, const void* base,
+                                      int64_t rows, int64_t cols, int64_t box_rows,
+                                      int64_t box_cols, CUtensorMap& out);
 
 }  // namespace f8::runtime

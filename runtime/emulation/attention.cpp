@@ -7,15 +7,14 @@
 #include <span>
 #include <vector>
 
-#include "codegen/kernels/attention/attention_args.cuh"
 #include "recipes/dtype.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/attention_heads.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
 
-constexpr int64_t kTile = kernels::kAttentionTile;
+constexpr int64_t kKeyTile = kernels::kAttentionTile;
 
 // A head of a sequence.
 struct Head {
@@ -29,10 +28,6 @@ struct Head {
   const float* inv_scale_v;
 };
 
-float e4m3(uint8_t byte) {
-  return decode_fp8(byte, Dtype::kE4m3);
-}
-
 // A query's maximum, sum and O after the tiles so far.
 struct Query {
   float most = 0, sum = 0;
@@ -41,43 +36,45 @@ struct Query {
 
 // `window` is 0 where there is none.
 void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionArgs& args,
-            int64_t window, const Head& head, int64_t query, std::span<float> o, float& lse) {
+            int64_t window, const Head& head, int64_t query, std::span<float> o, float& lse,
+            float& largest_p) {
   const int64_t d = spec.head_dim;
   const int64_t blocks = kernels::attention_blocks(static_cast<int32_t>(head.keys));
   const bool causal = spec.mask != codegen::AttentionMask::kFull;
-  const int64_t last = causal ? std::min(query / kTile, blocks - 1) : blocks - 1;
+  const int64_t last = causal ? std::min(query / kKeyTile, blocks - 1) : blocks - 1;
   const int64_t keys = causal ? std::min(query + 1, head.keys) : head.keys;
   const int64_t first_key = window > 0 ? query + 1 - window : 0;
   const int64_t first = window > 0
-                            ? kernels::attention_first_tile(static_cast<int32_t>(query / kTile),
+                            ? kernels::attention_first_tile(static_cast<int32_t>(query / kKeyTile),
                                                             static_cast<int32_t>(window))
                             : 0;
   if (last < first) {  // packed sequences may have no key
     std::ranges::fill(o, 0.0F);
+    largest_p = 0;
     lse = -std::numeric_limits<float>::infinity();
     return;
   }
   Query state{.o = std::vector<float>(static_cast<size_t>(d))};
   float v_scale = head.inv_scale_v[last];
   for (int64_t t = last; t >= first; --t) {
-    const float factor = args.scale_log2 * head.inv_scale_q[query / kTile] * head.inv_scale_k[t];
-    float scores[kTile];
-    for (int64_t j = 0; j < kTile; ++j) {
+    const float factor = args.scale_log2 * head.inv_scale_q[query / kKeyTile] * head.inv_scale_k[t];
+    float scores[kKeyTile];
+    for (int64_t j = 0; j < kKeyTile; ++j) {
       float dot = 0;
       for (int64_t c = 0; c < d; ++c) {
-        dot += e4m3(head.q[query * d + c]) * e4m3(head.k[(t * kTile + j) * d + c]);
+        dot += e4m3(head.q[query * d + c]) * e4m3(head.k[(t * kKeyTile + j) * d + c]);
       }
-      const int64_t key = t * kTile + j;
+      const int64_t key = t * kKeyTile + j;
       scores[j] = key >= first_key && key < keys ? dot : -std::numeric_limits<float>::infinity();
     }
-    const float largest = *std::max_element(scores, scores + kTile) * factor;
+    const float largest = *std::max_element(scores, scores + kKeyTile) * factor;
     float most = t == last ? largest : std::max(state.most, largest);
     if (spec.packed && window > 0 && most == -std::numeric_limits<float>::infinity()) most = 0;
     const float correction = t == last ? 0.0F : std::exp2(state.most - most);
     state.most = most;
     float sum = 0;
-    std::vector<float> p(kTile);
-    for (int64_t j = 0; j < kTile; ++j) {
+    std::vector<float> p(kKeyTile);
+    for (int64_t j = 0; j < kKeyTile; ++j) {
       const float exact = std::exp2(std::fma(scores[j], factor, 8.0F - most));
       sum += exact;
       p[static_cast<size_t>(j)] = e4m3(encode_fp8(exact, Dtype::kE4m3));
@@ -87,9 +84,9 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
     v_scale = head.inv_scale_v[t];
     for (int64_t c = 0; c < d; ++c) {
       float product = 0;
-      for (int j = 0; j < kTile; ++j) {
+      for (int j = 0; j < kKeyTile; ++j) {
         product += p[static_cast<size_t>(j)] *
-                   e4m3(head.vt[c * head.vt_row + t * kTile + kernels::fragment_place(j)]);
+                   e4m3(head.vt[c * head.vt_row + t * kKeyTile + kernels::fragment_place(j)]);
       }
       float& total = state.o[static_cast<size_t>(c)];
       total = std::fma(total, correction * ratio, product);
@@ -98,6 +95,7 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
   const float inverse = spec.packed && state.sum == 0 ? 0 : v_scale / state.sum;
   for (size_t c = 0; c < o.size(); ++c) o[c] = state.o[c] * inverse;
   lse = (state.most - 8.0F + std::log2(state.sum)) * 0.693147181F;
+  largest_p = spec.packed && state.sum == 0 ? 0 : 256 / state.sum;
 }
 
 // The blocks of a head, and those of a pack; a batch has none of these.
@@ -129,7 +127,7 @@ void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionAr
                args.queries, args.keys, args.heads_q, args.heads_kv, args.batch);
     return;
   }
-  const int64_t of_head = std::min<int64_t>(spec.head_dim, kTile);
+  const int64_t of_head = std::min<int64_t>(spec.head_dim, kKeyTile);
   const auto expect = [&](const char* name, const TensorMap& map, int64_t rows, int64_t cols,
                           int64_t box_rows, int64_t box_cols) {
     if (map.base == nullptr || static_cast<int64_t>(map.rows) != rows ||
@@ -140,11 +138,11 @@ void check(const codegen::AttentionForwardSpec& spec, const kernels::AttentionAr
     }
   };
   const int64_t kv = int64_t{args.batch} * args.heads_kv;
-  const int64_t queries = blocks.of_queries * kTile, keys = blocks.of_keys * kTile;
+  const int64_t queries = blocks.of_queries * kKeyTile, keys = blocks.of_keys * kKeyTile;
   expect("q", maps[0], int64_t{args.batch} * args.heads_q * queries, spec.head_dim,
          64 * spec.warpgroups(), of_head);
-  expect("k", maps[1], kv * keys, spec.head_dim, kTile, of_head);
-  expect("v^T", maps[2], kv * spec.head_dim, keys, of_head, kTile);
+  expect("k", maps[1], kv * keys, spec.head_dim, kKeyTile, of_head);
+  expect("v^T", maps[2], kv * spec.head_dim, keys, of_head, kKeyTile);
   if (args.o == nullptr || args.lse == nullptr || args.inv_scale_q == nullptr ||
       args.inv_scale_k == nullptr || args.inv_scale_v == nullptr ||
       (spec.packed && (blocks.packed == nullptr || args.batch != 1))) {
@@ -181,27 +179,27 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
   for (int64_t head = 0; head < int64_t{args.batch} * args.heads_q; ++head) {
     const int64_t kv = head / (args.heads_q / args.heads_kv);
     for (int64_t place = 0; place < blocks.of_queries; ++place) {
-      const auto index = static_cast<int32_t>(place);
-      const auto first = static_cast<int32_t>(place * kTile);
       const kernels::AttentionBlock block =
           blocks.packed != nullptr
               ? blocks.packed[place]
-              : kernels::AttentionBlock{
-                    first, std::min<int32_t>(args.queries - first, kTile), index, args.keys, 0, {}};
+              : block_of_batch(place, args.queries, args.queries, args.keys);
       const int64_t q = head * blocks.of_queries + place - block.index;
       const int64_t k = kv * blocks.of_keys + block.first;
-      const Head operands{.q = at(maps[0], q * kTile * d),
-                          .k = at(maps[1], k * kTile * d),
-                          .vt = at(maps[2], (kv * d * blocks.of_keys + block.first) * kTile),
-                          .vt_row = blocks.of_keys * kTile,
+      const Head operands{.q = at(maps[0], q * kKeyTile * d),
+                          .k = at(maps[1], k * kKeyTile * d),
+                          .vt = at(maps[2], (kv * d * blocks.of_keys + block.first) * kKeyTile),
+                          .vt_row = blocks.of_keys * kKeyTile,
                           .keys = block.keys,
                           .inv_scale_q = args.inv_scale_q + q,
                           .inv_scale_k = args.inv_scale_k + k,
                           .inv_scale_v = args.inv_scale_v + k};
       for (int64_t i = 0; i < block.tokens; ++i) {
         const int64_t token = head / args.heads_q * args.queries + block.token + i;
-        float& lse = args.lse[head * args.queries + block.token + i];
-        attend(spec, args, window, operands, block.index * kTile + i, o, lse);
+        const int64_t of_query = head * args.queries + block.token + i;
+        float largest_p = 0;
+        attend(spec, args, window, operands, block.index * kKeyTile + i, o, args.lse[of_query],
+               largest_p);
+        if (args.largest_p != nullptr) args.largest_p[of_query] = largest_p;
         for (int64_t c = 0; c < d; ++c) {
           store_element(args.o, (token * args.heads_q + head % args.heads_q) * d + c,
                         o[static_cast<size_t>(c)], Dtype::kBf16);

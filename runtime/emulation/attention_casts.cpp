@@ -3,10 +3,9 @@
 #include <bit>
 #include <vector>
 
-#include "codegen/kernels/attention/attention_args.cuh"
 #include "recipes/dtype.hpp"
 #include "recipes/scale.hpp"
-#include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/attention_heads.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -16,53 +15,20 @@ constexpr int64_t kBlockTokens = kernels::kAttentionTile;
 
 using kernels::AttentionBlock;
 
-// The heads of a batch of an operand, each of which has the same blocks.
-struct Heads {
-  const kernels::AttentionOperand& of;
-  int64_t d;
-  std::vector<AttentionBlock> blocks;
-  bool packed;
+using Heads = AttentionHeads;
 
-  [[nodiscard]] int64_t count() const { return static_cast<int64_t>(blocks.size()); }
-  [[nodiscard]] int64_t at(int64_t row, int64_t token, int64_t column) const {
-    return row / of.heads * of.stride_batch + row % of.heads * of.stride_head +
-           token * of.stride_token + column;
-  }
-  // The index of an element of the copy, transposed or not.
-  [[nodiscard]] int64_t in_copy(int64_t row, int64_t block, int32_t token, int64_t column,
-                                bool transposed) const {
-    if (!transposed) return ((row * count() + block) * kBlockTokens + token) * d + column;
-    return ((row * d + column) * count() + block) * kBlockTokens + kernels::fragment_place(token);
-  }
-  // Where the sums of the slab are that begins with a block: a pack has room for one a block.
-  [[nodiscard]] int64_t sums_of(int64_t row, int64_t block) const {
-    const int64_t place =
-        packed ? row * count() + block : row * kernels::attention_slabs(of.tokens) + block / 2;
-    return place * d;
-  }
-};
+// Where the sums of the slab are that begins with a block: a pack has room for one a block.
+int64_t sums_of(const Heads& k, int64_t row, int64_t block) {
+  const int64_t place = k.packed
+                            ? row * k.count() + block
+                            : row * kernels::attention_slabs(k.of.tokens) + block / 2;
+  return place * k.d;
+}
 
 // What a cast's Args say beside those of a batch, or null.
 const kernels::AttentionPackedCastArgs* packed_of(const codegen::AttentionCastSpec& spec,
                                                   const Call& call) {
   return spec.packed ? &call.args<kernels::AttentionPackedCastArgs>() : nullptr;
-}
-
-Heads heads_of(const codegen::AttentionCastSpec& spec, const Call& call,
-               const kernels::AttentionOperand& of) {
-  Heads heads{of, spec.head_dim, {}, spec.packed};
-  if (const auto* packed = packed_of(spec, call)) {
-    const AttentionBlock* from = &of == &packed->q ? packed->blocks_q : packed->blocks_k;
-    heads.blocks.assign(from,
-                        from + kernels::attention_packed_blocks(of.tokens, packed->sequences));
-    return heads;
-  }
-  for (int32_t i = 0; i < kernels::attention_blocks(of.tokens); ++i) {
-    const int32_t first = i * kernels::kAttentionTile;
-    heads.blocks.push_back(
-        {first, std::min(of.tokens - first, kernels::kAttentionTile), i, of.tokens, 0, {}});
-  }
-  return heads;
 }
 
 void sum_keys(const Heads& k, int64_t rows, float* sums) {
@@ -82,7 +48,7 @@ void sum_keys(const Heads& k, int64_t rows, float* sums) {
           }
           total += sum;
         }
-        sums[k.sums_of(row, b) + c] = total;
+        sums[sums_of(k, row, b) + c] = total;
       }
     }
   }
@@ -95,7 +61,7 @@ std::vector<float> mean_of(const Heads& k, int64_t row, const AttentionBlock& bl
   for (int64_t c = 0; c < k.d; ++c) {
     float sum = 0;
     for (int64_t slab = 0; slab < kernels::attention_slabs(block.keys); ++slab) {
-      sum += sums[k.sums_of(row, block.first + 2 * slab) + c];
+      sum += sums[sums_of(k, row, block.first + 2 * slab) + c];
     }
     mean[static_cast<size_t>(c)] = sum / static_cast<float>(block.keys);
   }
@@ -171,8 +137,14 @@ void lay_out(const kernels::AttentionPackedCastArgs& args) {
       for (int32_t i = 0; first + i < attention_packed_blocks(offsets[1], s + 1); ++i) {
         const int32_t tokens =
             std::clamp(offsets[1] - offsets[0] - i * kAttentionTile, 0, kAttentionTile);
-        blocks[first + i] = {offsets[0] + i * kAttentionTile,     tokens, i, of_k[s + 1] - of_k[s],
-                             attention_packed_blocks(of_k[s], s), {}};
+        blocks[first + i] = {offsets[0] + i * kAttentionTile,
+                             tokens,
+                             i,
+                             of_k[s + 1] - of_k[s],
+                             attention_packed_blocks(of_k[s], s),
+                             of_q[s + 1] - of_q[s],
+                             attention_packed_blocks(of_q[s], s),
+                             0};
       }
     }
   }
@@ -191,14 +163,15 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
             const Call& call) {
   const std::pair<const char*, const kernels::AttentionOperand*> operands[] = {
       {"q", &args.q}, {"k", &args.k}, {"v", &args.v}};
+  const bool backward = spec.step == AttentionStep::kBackwardCast;
   for (const auto& [name, operand] : operands) {
-    if (operand->x == nullptr || operand->copy == nullptr || operand->inv_scale == nullptr ||
+    if ((operand->x == nullptr && !backward) || operand->copy == nullptr || operand->inv_scale == nullptr ||
         operand->tokens < 1 || operand->heads < 1 || args.batch < 1) {
       call.fault("{}: {} has {} tokens, {} heads, a batch of {}, or a null array", call.module.key,
                  name, operand->tokens, operand->heads, args.batch);
     }
   }
-  if (spec.step != AttentionStep::kDequantize && args.sums == nullptr) {
+  if (spec.step != AttentionStep::kDequantize && !backward && args.sums == nullptr) {
     call.fault("{}: the sums are null", call.module.key);
   }
   const auto* const packed = packed_of(spec, call);
@@ -221,7 +194,7 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
   const int64_t expected = spec.step == AttentionStep::kLayout ? 1
                            : spec.step == AttentionStep::kSumKeys
                                ? slabs
-                               : blocks(args.q) + blocks(args.k) + blocks(args.v);
+                               : (backward ? 2 : 1) * blocks(args.q) + 2 * blocks(args.k);
   if (call.launch.grid != expected) {
     call.fault("{}: {} blocks are launched, and {} are needed", call.module.key, call.launch.grid,
                expected);
@@ -231,16 +204,32 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
 
 }  // namespace
 
+Heads attention_heads(const codegen::AttentionCastSpec& spec, const Call& call,
+                      const kernels::AttentionOperand& of, bool of_keys) {
+  Heads heads{of, spec.head_dim, {}, spec.packed};
+  if (const auto* packed = packed_of(spec, call)) {
+    const AttentionBlock* from = of_keys ? packed->blocks_k : packed->blocks_q;
+    heads.blocks.assign(from,
+                        from + kernels::attention_packed_blocks(of.tokens, packed->sequences));
+    return heads;
+  }
+  for (int32_t i = 0; i < kernels::attention_blocks(of.tokens); ++i) {
+    heads.blocks.push_back(block_of_batch(i, of.tokens, of.tokens, of.tokens));
+  }
+  return heads;
+}
+
 void emulate(const codegen::AttentionCastSpec& spec, const Call& call) {
   const auto& args = call.args<kernels::AttentionCastArgs>();
   if (!is_fit(args, spec, call)) return;
   if (spec.step == AttentionStep::kLayout) return lay_out(*packed_of(spec, call));
+  if (spec.step == AttentionStep::kBackwardCast) return emulate_backward_cast(spec, call);
   if (spec.step == AttentionStep::kSumKeys) {
-    const Heads k = heads_of(spec, call, args.k);
+    const Heads k = attention_heads(spec, call, args.k, true);
     return sum_keys(k, int64_t{args.batch} * args.k.heads, args.sums);
   }
   for (const kernels::AttentionOperand* operand : {&args.q, &args.k, &args.v}) {
-    const Heads heads = heads_of(spec, call, *operand);
+    const Heads heads = attention_heads(spec, call, *operand, operand != &args.q);
     const bool transposed = operand == &args.v;
     for (int64_t row = 0; row < int64_t{args.batch} * operand->heads; ++row) {
       const AttentionBlock* of_mean = nullptr;

@@ -95,6 +95,7 @@ void emulate(const codegen::GroupLayoutSpec& spec, const Call& call);
 void emulate(const codegen::RouteSpec& spec, const Call& call);
 void emulate(const codegen::CombineSpec& spec, const Call& call);
 void emulate(const codegen::AttentionForwardSpec& spec, const Call& call);
+void emulate(const codegen::AttentionBackwardSpec& spec, const Call& call);
 void emulate(const codegen::AttentionCastSpec& spec, const Call& call);
 void emulate(const codegen::AdamwSpec& spec, const Call& call);
 void emulate(const codegen::AdamwCastSpec& spec, const Call& call);

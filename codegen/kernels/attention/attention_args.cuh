@@ -40,7 +40,9 @@ struct AttentionBlock {
   i32 index;   // of the blocks of its sequence
   i32 keys;    // of its sequence
   i32 first;   // the block of keys that its sequence's begin with
-  i32 padding[3];
+  i32 queries;  // of its sequence
+  i32 first_q;  // the block of queries that its sequence's begin with
+  i32 padding;
 };
 
 struct AttentionArgs {
@@ -48,8 +50,9 @@ struct AttentionArgs {
   const float* inv_scale_q;  // [b][h][blocks of queries]
   const float* inv_scale_k;  // [b][g][blocks of keys], and v's
   const float* inv_scale_v;
-  u16* o;      // bf16 [b][queries][h][d]
-  float* lse;  // [b][h][queries]
+  u16* o;            // bf16 [b][queries][h][d]
+  float* lse;        // [b][h][queries]
+  float* largest_p;  // of each query, likewise; or null
   i32 queries;
   i32 keys;
   i32 heads_q;
@@ -60,17 +63,20 @@ struct AttentionArgs {
 
 // Those of a sliding window: query i has the keys from i - window + 1 on, up to the i-th one. Each query has one,
 // so queries - keys < window, unless sequences are packed.
-struct AttentionWindowArgs : AttentionArgs {
+template <class Args>
+struct AttentionWindow : Args {
   static constexpr bool kWindow = true;
   i32 window;  // at least 1
-  i32 padding;
+  i32 padding_of_window;
 };
+using AttentionWindowArgs = AttentionWindow<AttentionArgs>;
 
 // Those of packed sequences, in a batch of 1.
 template <class Args>
 struct AttentionPackedArgs : Args {
   static constexpr bool kPacked = true;
   const AttentionBlock* blocks_q;
+  const AttentionBlock* blocks_k;
   i32 sequences;
   i32 padding_of_sequences;
 };

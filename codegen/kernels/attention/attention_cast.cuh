@@ -48,11 +48,12 @@ struct AttentionCast {
              (first() + token) * operand->stride_token + column;
     }
     F8_DEVICE bool has(u32 token) const { return first() + token < static_cast<u32>(end()); }
-    F8_DEVICE u8* copy_of_row(u32 token) const {  // of q or k
-      return operand->copy + (u64{row()} * blocks() * kTile + tile * kTile + token) * kD;
+    // Where a line of a copy begins: that of a token, or of a column where the copy is transposed.
+    F8_DEVICE u64 line(u32 token) const {
+      return (u64{row()} * blocks() * kTile + tile * kTile + token) * kD;
     }
-    F8_DEVICE u8* copy_of_column(u32 column) const {  // of v
-      return operand->copy + (u64{row()} * kD + column) * blocks() * kTile + tile * kTile;
+    F8_DEVICE u64 column(u32 column) const {
+      return (u64{row()} * kD + column) * blocks() * kTile + tile * kTile;
     }
     F8_DEVICE float& inv_scale() const { return operand->inv_scale[row() * blocks() + tile]; }
   };
@@ -242,7 +243,7 @@ struct AttentionCast {
       } else {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-          *reinterpret_cast<uint2*>(block.copy_of_row(token(i, j)) + chunk(i) * kChunk) =
+          *reinterpret_cast<uint2*>(block.operand->copy + block.line(token(i, j)) + chunk(i) * kChunk) =
               make_uint2(pack_e4m3(x[j][0], x[j][1], x[j][2], x[j][3]),
                          pack_e4m3(x[j][4], x[j][5], x[j][6], x[j][7]));
         }
@@ -250,12 +251,25 @@ struct AttentionCast {
     }
     if (!block.is_v) return;
     __syncthreads();
+    store_columns(block, block.operand->copy, words);
+  }
+  // Stores words [kD][32] as the columns of a transposed copy, or loads them.
+  static F8_DEVICE void store_columns(const Block& block, u8* copy, const u32* words) {
     for (u32 i = threadIdx.x; i < kD * 8; i += kThreads) {
       const u32 column = i / 8, quad = i % 8 * 4;
       const uint2 low = *reinterpret_cast<const uint2*>(words + place(column, quad));
       const uint2 high = *reinterpret_cast<const uint2*>(words + place(column, quad + 2));
-      *reinterpret_cast<uint4*>(block.copy_of_column(column) + quad * 4) =
+      *reinterpret_cast<uint4*>(copy + block.column(column) + quad * 4) =
           make_uint4(low.x, low.y, high.x, high.y);
+    }
+  }
+  static F8_DEVICE void load_columns(const Block& block, const u8* copy, u32* words) {
+    for (u32 i = threadIdx.x; i < kD * 8; i += kThreads) {
+      const u32 column = i / 8, quad = i % 8 * 4;
+      const uint4 loaded =
+          *reinterpret_cast<const uint4*>(copy + block.column(column) + quad * 4);
+      *reinterpret_cast<uint2*>(words + place(column, quad)) = make_uint2(loaded.x, loaded.y);
+      *reinterpret_cast<uint2*>(words + place(column, quad + 2)) = make_uint2(loaded.z, loaded.w);
     }
   }
 
@@ -267,13 +281,7 @@ struct AttentionCast {
     const Block block = block_at(args, blockIdx.x);
     const float inverse = load_global(&block.inv_scale());
     if (block.is_v) {
-      for (u32 i = threadIdx.x; i < kD * 8; i += kThreads) {
-        const u32 column = i / 8, quad = i % 8 * 4;
-        const uint4 loaded =
-            *reinterpret_cast<const uint4*>(block.copy_of_column(column) + quad * 4);
-        *reinterpret_cast<uint2*>(words + place(column, quad)) = make_uint2(loaded.x, loaded.y);
-        *reinterpret_cast<uint2*>(words + place(column, quad + 2)) = make_uint2(loaded.z, loaded.w);
-      }
+      load_columns(block, block.operand->copy, words);
       __syncthreads();
     }
 #pragma unroll
@@ -290,7 +298,7 @@ struct AttentionCast {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
           const uint2 row =
-              *reinterpret_cast<const uint2*>(block.copy_of_row(token(i, j)) + chunk(i) * kChunk);
+              *reinterpret_cast<const uint2*>(block.operand->copy + block.line(token(i, j)) + chunk(i) * kChunk);
 #pragma unroll
           for (u32 half = 0; half < 2; ++half) {
             const u32 word = half == 0 ? row.x : row.y;
@@ -361,13 +369,15 @@ struct AttentionCast {
         const i32 first = attention_packed_blocks(offsets[0], s);
         const i32 count = attention_packed_blocks(offsets[1], s + 1) - first;
         const i32 tokens = offsets[1] - offsets[0];
+        const i32 queries = of_q[1] - of_q[0], first_q = attention_packed_blocks(of_q[0], s);
         const i32 longest = which == 0 ? args.longest_q : args.longest_k;
         if (lane == 0 && longest > 0 && tokens > longest) {
           atomicMin(&too_long[which], static_cast<u32>(s));
         }
         for (i32 i = lane; i < count; i += 32) {
           const i32 of_block = min(max(tokens - i * kAttentionTile, 0), kAttentionTile);
-          blocks[first + i] = {offsets[0] + i * kAttentionTile, of_block, i, keys, first_k, {}};
+          blocks[first + i] = {
+              offsets[0] + i * kAttentionTile, of_block, i, keys, first_k, queries, first_q, 0};
         }
       };
       write(args.blocks_q, of_q, 0);

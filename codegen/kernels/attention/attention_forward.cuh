@@ -34,9 +34,10 @@ F8_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-F8_DEVICE void warpgroup_fence_words(u32 (&words)[16]) {
+template <int kCount>
+F8_DEVICE void warpgroup_fence_words(u32 (&words)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(words[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words[i])::"memory");
 }
 // The largest, and the sum, of the four threads that have a row of an accumulator.
 F8_DEVICE float row_max(float x) {
@@ -59,18 +60,16 @@ struct AttentionForward : AttentionTiles<Config, Args> {
       Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kBoxBytes, Tiles::kKeys, Tiles::kValues,
       Tiles::kFullQ, Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV, Tiles::kEmptyV,
       Tiles::barrier, Tiles::blocks_of;
-  using typename Tiles::Work;
-  template <u32 kCount>
-  using Stage = typename Tiles::template Stage<kCount>;
+  using typename Tiles::Rounds, typename Tiles::Work;
 
-  // Whether P V follows the softmax of its tile, in parts of kValueColumns.
+  // P V follows the softmax of its tile, in parts of kValueColumns.
   static constexpr bool kInParts = kD > 128 || kWarpgroups > 2;
   static constexpr u32 kValueColumns = kInParts ? 64 : kD;
   static constexpr u32 kParts = kD / kValueColumns;
-  // Whether a warpgroup's last tile of keys may be another than the CTA's.
+  // A warpgroup's last tile of keys may be another than the CTA's.
   static constexpr bool kOwnLastTile = kCausal && !kIsBlock;
-  // Whether P V comes in the next round of the loop over tiles, before S of that one. Three warpgroups are faster so,
-  // and two are not, by measuring.
+  // P V comes in the next round of the loop over tiles, before S of that one. Three warpgroups are faster so, and two
+  // are not, by measuring.
   static constexpr bool kInNextRound = kWarpgroups == 3;
   static constexpr u32 kBuffers = kInParts && kParts > 2 ? 2 : 1;
   static constexpr int kOfThread = kD / 2, kOfPart = kValueColumns / 2;  // elements of O
@@ -87,8 +86,8 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     u32 p[16];
     float most[2], sum[2];
     float correction_o[2];  // of what lies in o, by the tile that follows
-    Stage<2> query;
-    Stage<kStages> key, value;
+    AttentionRing<2> query;
+    AttentionRing<kStages> key, value;
 
     F8_DEVICE Consumer(u32 shared, const Args& args)
         : shared(shared),
@@ -345,8 +344,12 @@ struct AttentionForward : AttentionTiles<Config, Args> {
           *reinterpret_cast<u32*>(to + 8 * i) = pack_bf16(x[0] * inverse, x[1] * inverse);
         }
         if (lane % 4 == 0) {
-          args.lse[u64{work.q_head} * args.queries + token + 8 * r] =
-              (most[r] - 8.0F + log2f(sum[r])) * 0.693147181F;
+          const u64 of_query = u64{work.q_head} * args.queries + token + 8 * r;
+          args.lse[of_query] = (most[r] - 8.0F + log2f(sum[r])) * 0.693147181F;
+          // The largest of 2^8 P was 2^8.
+          if (args.largest_p != nullptr) {
+            args.largest_p[of_query] = kPacked && sum[r] == 0.0F ? 0.0F : 256.0F / sum[r];
+          }
         }
       }
     }
@@ -406,8 +409,8 @@ struct AttentionForward : AttentionTiles<Config, Args> {
   // The same values, in registers that a warp has once.
   static F8_DEVICE AttentionBlock uniform(AttentionBlock block) {
     const auto of = [](i32 x) { return __reduce_max_sync(~0U, x); };
-    return {of(block.token), of(block.tokens), of(block.index),
-            of(block.keys),  of(block.first),  {}};
+    return {of(block.token), of(block.tokens), of(block.index), of(block.keys),
+            of(block.first), 0,                0,               0};
   }
 
   static F8_DEVICE void run(const AttentionMaps& maps, const Args& args, void* memory) {
@@ -422,7 +425,7 @@ struct AttentionForward : AttentionTiles<Config, Args> {
     }
     warpgroup_reg_alloc<kIsBlock ? 240 : 160>();
     Consumer consumer(shared, args);
-    for (u32 i = Tiles::first_work(); i < Tiles::works(args); i = Tiles::next_work(i)) {
+    for (u32 i = Rounds::first(); i < Tiles::works(args); i = Rounds::next(i)) {
       Work work = Tiles::work_at(args, i);
       if constexpr (kPacked) work.packed = uniform(work.packed);
       consumer.attend(work);

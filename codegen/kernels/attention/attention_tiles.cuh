@@ -18,44 +18,42 @@ struct AttentionMaps {
   TensorMap q, k, v;
 };
 
-// A Config has kHeadDim, kWarpgroups, kCausal and kStages. With the Args of a window it is causal.
+// The place of a ring of kCount stages, and the parity of its barriers.
+template <u32 kCount>
+struct AttentionRing {
+  u32 index = 0, phase = 0;
+  F8_DEVICE void advance() {
+    if (++index == kCount) index = 0, phase ^= 1;
+  }
+};
+
+// Clusters of kCluster CTAs take works in rounds, which begin with the ones with the most keys. Under a causal mask every
+// second round goes from the last cluster to the first, so that none has more keys than the others in all of them. The
+// last round may be short: where it goes backward, that moves its end.
+template <bool kCausal, u32 kCluster = 1>
+struct AttentionRounds {
+  static F8_DEVICE u32 first() { return blockIdx.x / kCluster; }
+  static F8_DEVICE u32 next(u32 i) {
+    const u32 all = gridDim.x / kCluster, own = blockIdx.x / kCluster;
+    if constexpr (kCausal) {
+      const u32 round = i / all + 1;
+      return round * all + (round % 2 == 0 ? own : all - 1 - own);
+    }
+    return i + all;
+  }
+};
+
+// The queries that CTAs work on. A Config has kWarpgroups and kCausal; with the Args of a window it is causal.
 template <class Config, class Args>
-struct AttentionTiles {
+struct AttentionWorks {
   static constexpr bool kWindow = Args::kWindow;
   static constexpr bool kPacked = Args::kPacked;
   static constexpr bool kCausal = Config::kCausal;
-  static constexpr u32 kStages = Config::kStages;
   static constexpr u32 kWarpgroups = Config::kWarpgroups;
-  static constexpr bool kIsBlock = kWarpgroups == 2;  // whether a CTA's queries are a block
+  static constexpr u32 kTileM = 64 * kWarpgroups, kTileN = 128;
+  static constexpr bool kIsBlock = kWarpgroups == 2;  // The CTA's queries are a block.
   static_assert(kIsBlock || (kWarpgroups == 3 && !kPacked), "packed sequences are blocks");
-  static constexpr u32 kD = Config::kHeadDim, kTileM = 64 * kWarpgroups, kTileN = 128;
-  static_assert(kD == 64 || kD == 128 || kD == 256, "boxes are whole");
-  static constexpr u32 kQueryBytes = kTileM * kD, kTileBytes = kTileN * kD;
-  static constexpr u32 kBoxRow = kD < 128 ? kD : 128;  // bytes of q and k, and rows of v^T
-  static constexpr u32 kBoxBytes = kTileN * kBoxRow;
-  static constexpr u32 kBoxes = kD / kBoxRow;
-  static constexpr u32 kKeys = 2 * kQueryBytes;  // places in shared memory, behind two of Q
-  static constexpr u32 kValues = kKeys + kStages * kTileBytes;
-  static constexpr u32 kBarriers = kValues + kStages * kTileBytes;
-  static constexpr u32 kSharedBytes = kBarriers + 8 * (4 + 4 * kStages);
-  static constexpr u32 kThreads = attention_threads(kWarpgroups);
-
-  // Which barriers tell that a tile is there, and that it has been read.
-  enum Barrier : u32 {
-    kFullQ = 0,
-    kEmptyQ = 2,
-    kFullK = 4,
-    kEmptyK = 4 + kStages,
-    kFullV = 4 + 2 * kStages,
-    kEmptyV = 4 + 3 * kStages
-  };
-  template <u32 kCount>
-  struct Stage {
-    u32 index = 0, phase = 0;
-    F8_DEVICE void advance() {
-      if (++index == kCount) index = 0, phase ^= 1;
-    }
-  };
+  using Rounds = AttentionRounds<kCausal>;
   // Queries of a head and their tiles of keys, from `begin` to `tiles`. `block` counts those of CTAs; the CTAs take those with the most keys first.
   struct Work {
     u32 block, q_head, kv_head, begin, tiles;
@@ -90,17 +88,6 @@ struct AttentionTiles {
   static F8_DEVICE u32 works(const Args& args) {
     return static_cast<u32>(works_of_head(args) * args.heads_q * args.batch);
   }
-  // The CTAs take works in rounds, which begin with the ones with the most keys. Under a causal mask every second round
-  // goes from the last CTA to the first, so that no CTA has more keys than the others in all of them. The last round
-  // may be short: where it goes backward, that moves its end.
-  static F8_DEVICE u32 first_work() { return blockIdx.x; }
-  static F8_DEVICE u32 next_work(u32 i) {
-    if constexpr (kCausal) {
-      const u32 round = i / gridDim.x + 1;
-      return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-    }
-    return i + gridDim.x;
-  }
   static F8_DEVICE Work work_at(const Args& args, u32 index) {
     const u32 heads = args.heads_q * args.batch, blocks = works_of_head(args);
     Work r;
@@ -122,6 +109,36 @@ struct AttentionTiles {
     r.tiles = kCausal ? min(causal, key_blocks) : key_blocks;
     return r;
   }
+};
+
+// The memory of a CTA and the warp that fills it. A Config has besides kHeadDim and kStages.
+template <class Config, class Args>
+struct AttentionTiles : AttentionWorks<Config, Args> {
+  using Works = AttentionWorks<Config, Args>;
+  using Works::kPacked, Works::kWarpgroups, Works::kTileM, Works::kTileN, Works::blocks_of,
+      Works::works, Works::work_at;
+  using typename Works::Rounds, typename Works::Work;
+  static constexpr u32 kStages = Config::kStages, kD = Config::kHeadDim;
+  static_assert(kD == 64 || kD == 128 || kD == 256, "boxes are whole");
+  static constexpr u32 kQueryBytes = kTileM * kD, kTileBytes = kTileN * kD;
+  static constexpr u32 kBoxRow = kD < 128 ? kD : 128;  // bytes of q and k, and rows of v^T
+  static constexpr u32 kBoxBytes = kTileN * kBoxRow;
+  static constexpr u32 kBoxes = kD / kBoxRow;
+  static constexpr u32 kKeys = 2 * kQueryBytes;  // places in shared memory, behind two of Q
+  static constexpr u32 kValues = kKeys + kStages * kTileBytes;
+  static constexpr u32 kBarriers = kValues + kStages * kTileBytes;
+  static constexpr u32 kSharedBytes = kBarriers + 8 * (4 + 4 * kStages);
+  static constexpr u32 kThreads = attention_threads(kWarpgroups);
+
+  // Which barriers tell that a tile is there, and that it has been read.
+  enum Barrier : u32 {
+    kFullQ = 0,
+    kEmptyQ = 2,
+    kFullK = 4,
+    kEmptyK = 4 + kStages,
+    kFullV = 4 + 2 * kStages,
+    kEmptyV = 4 + 3 * kStages
+  };
   static F8_DEVICE u32 barrier(u32 shared, u32 which, u32 index) {
     return shared + kBarriers + 8 * (which + index);
   }
@@ -155,9 +172,9 @@ struct AttentionTiles {
   static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const Args& args) {
     const u32 rows_q = blocks_of(args, args.queries) * kAttentionTile;
     const u32 rows_k = blocks_of(args, args.keys) * kTileN;
-    Stage<kStages> stage;
-    Stage<2> query;
-    for (u32 i = first_work(); i < works(args); i = next_work(i)) {
+    AttentionRing<kStages> stage;
+    AttentionRing<2> query;
+    for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
       const Work work = work_at(args, i);
       if constexpr (kPacked) {
         if (work.is_empty()) continue;

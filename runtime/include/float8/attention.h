@@ -1,5 +1,5 @@
-/* The forward of attention in fp8, O = softmax(scale Q K^T) V, and what a backward in bf16 needs to
- * differentiate it. q, k and v are cast to e4m3 with a scale for each 128 tokens of a head, a power of two; k is
+/* Attention in fp8, O = softmax(scale Q K^T) V: its forward, what a backward in bf16 needs to differentiate it, and a
+ * backward in fp8 for heads of 128. q, k and v are cast to e4m3 with a scale for each 128 tokens of a head, a power of two; k is
  * cast without its mean over the tokens of its head, which changes no softmax and no gradient. Both products are
  * fp8 MMAs; S, its softmax, and sums beyond 128 keys are fp32, and O is rounded once.
  *
@@ -32,6 +32,10 @@ typedef struct float8_attention_desc {
       window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
                        each query has a key */
+  int32_t
+      fp8_backward; /* nonzero: float8_attention_backward can be called, for heads of 128; `saved` has 4 bytes more of
+                       each query of a head */
+  int32_t reserved; /* 0 */
 } float8_attention_desc;
 
 /* It compiles and loads kernels, as float8_linear_plan does. On failure *out is NULL. */
@@ -55,6 +59,10 @@ FLOAT8_API size_t float8_attention_saved_bytes(const float8_attention* attention
 /* Returns the bytes of scratch that forward needs, which are free between calls; 0 likewise. */
 FLOAT8_API size_t float8_attention_workspace_bytes(const float8_attention* attention,
                                                    const float8_attention_sizes* sizes);
+
+/* Returns the bytes of scratch of float8_attention_backward; 0 likewise, and for a plan without fp8_backward. */
+FLOAT8_API size_t float8_attention_backward_workspace_bytes(const float8_attention* attention,
+                                                            const float8_attention_sizes* sizes);
 
 /* A tensor [batch][heads][tokens][head_dim] whose heads are dense: an element's index is the sum of its
  * coordinates times the strides, in elements. data is aligned to 16 bytes, and strides are multiples of 8. Packed
@@ -133,6 +141,27 @@ typedef struct float8_attention_dequantize_args {
 FLOAT8_API float8_status float8_attention_dequantize(const float8_attention* attention,
                                                      const float8_attention_dequantize_args* args,
                                                      float8_stream stream);
+
+typedef struct float8_attention_backward_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_attention_backward_args));
+  float8_attention_sizes sizes FLOAT8_DEFAULT({}); /* the forward's, as o, lse and saved */
+  float8_heads dout FLOAT8_DEFAULT({});            /* the gradient of o, read */
+  const void* o FLOAT8_DEFAULT(NULL);
+  const float* lse FLOAT8_DEFAULT(NULL);
+  float8_buffer saved FLOAT8_DEFAULT({});     /* read */
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_attention_backward_workspace_bytes() */
+  float8_heads dq FLOAT8_DEFAULT({});         /* written, as dk and dv */
+  float8_heads dk FLOAT8_DEFAULT({});
+  float8_heads dv FLOAT8_DEFAULT({});
+} float8_attention_backward_args;
+
+/* Enqueues three launches: the casts of dout, of which the transposed copies of q and k are part, dq, and dk with dv. All
+ * products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and dS have scales that are
+ * found beside their products. The gradients have the same bits from run to run, and are those of the values that the
+ * forward multiplied: the gradient of k's mean is 0. A dout that is not finite shows in the gradients of its head. */
+FLOAT8_API float8_status float8_attention_backward(const float8_attention* attention,
+                                                   const float8_attention_backward_args* args,
+                                                   float8_stream stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -1,10 +1,11 @@
-// dQ of attention in fp8 (backward.cuh): S = Q K^T, dP = dO V^T and dQ += dS K, for 64 keys at a time.
+// dQ of attention in fp8 (attention_backward.cuh): S = Q K^T, dP = dO V^T and dQ += dS K, for 64 keys at a time.
 //
 // A CTA has two warpgroups of 64 queries of a head, and a warp that loads Q and dO, and tiles of 128 keys of K, V and
 // K^T, the last one first. S and dP of the next 64 keys are multiplied together with dQ of these.
 #pragma once
 
-#include "benchmarks/attention_backward/backward.cuh"
+#include "codegen/kernels/attention/attention_backward.cuh"
+#include "codegen/kernels/cast/scale.cuh"
 
 namespace f8::kernels {
 
@@ -12,12 +13,14 @@ struct AttentionDqMaps {
   TensorMap q, dout, k, v, k_t;
 };
 
-// A Config has kCausal, and the MMAs mma(acc, desc_a, desc_b, accumulate) of 64 rows by 64 columns and
-// mma_registers(acc, a, desc_b, accumulate) of 64 rows by 128.
-template <class Config>
-struct AttentionDq {
-  static constexpr bool kCausal = Config::kCausal;
-  using Rounds = AttentionRounds<kCausal, 1>;
+// A Config has, besides what AttentionWorks asks for, the MMAs mma(acc, desc_a, desc_b, accumulate) of 64 rows by 64
+// columns and mma_registers(acc, a, desc_b, accumulate) of 64 rows by 128.
+template <class Config, class Args>
+struct AttentionDq : AttentionWorks<Config, Args> {
+  using Works = AttentionWorks<Config, Args>;
+  using Works::kWindow, Works::kPacked, Works::kCausal, Works::blocks_of, Works::works,
+      Works::work_at;
+  using typename Works::Rounds, typename Works::Work;
   static constexpr u32 kStages = 3, kTile = kAttentionTile, kD = 128, kTileBytes = kTile * kD;
   static constexpr u32 kStageBytes = 3 * kTileBytes;  // of K, V and K^T
   static constexpr u32 kQueryBytes = 2 * kTileBytes;  // of Q and dO
@@ -40,40 +43,28 @@ struct AttentionDq {
     return shared + kBarriers + 8 * (which + index);
   }
 
-  struct Work {
-    u32 block, q_head, kv_head, tiles;
-  };
-  static F8_DEVICE u32 works(const AttentionBackwardArgs& args) {
-    return blocks_of(args.queries) * args.heads_q * args.batch;
-  }
-  static F8_DEVICE Work work_at(const AttentionBackwardArgs& args, u32 index) {
-    const u32 heads = args.heads_q * args.batch;
-    Work r;
-    r.block = blocks_of(args.queries) - 1 - index / heads;
-    r.q_head = index % heads;
-    r.kv_head = r.q_head / (args.heads_q / args.heads_kv);
-    r.tiles = kCausal ? min(r.block + 1, blocks_of(args.keys)) : blocks_of(args.keys);
-    return r;
-  }
-
-  static F8_DEVICE void load(u32 shared, const AttentionDqMaps& maps,
-                             const AttentionBackwardArgs& args) {
-    const u32 rows_q = blocks_of(args.queries) * kTile, rows_k = blocks_of(args.keys) * kTile;
+  static F8_DEVICE void load(u32 shared, const AttentionDqMaps& maps, const Args& args) {
+    const u32 rows_q = blocks_of(args, args.queries) * kTile;
+    const u32 rows_k = blocks_of(args, args.keys) * kTile;
     Ring stage;
     AttentionRing<2> query;
     for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
       const Work work = work_at(args, i);
+      if constexpr (kPacked) {
+        if (work.is_empty()) continue;
+      }
       const u32 full_q = barrier(shared, kFullQ, query.index);
       barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
       barrier_expect(full_q, 2 * kTileBytes);
-      const u32 row = work.q_head * rows_q + work.block * kTile;
+      const u32 row = work.q_head * rows_q + work.place() * kTile;
       const u32 to_q = shared + query.index * kQueryBytes;
       tma_load(to_q, &maps.q, full_q, 0, row);
       tma_load(to_q + kTileBytes, &maps.dout, full_q, 0, row);
       query.advance();
-      for (u32 tile = work.tiles; tile-- > 0; stage.advance()) {
+      for (u32 tile = work.tiles; tile-- > work.begin; stage.advance()) {
         const u32 to = shared + kKeys + stage.index * kStageBytes;
-        const u32 key = work.kv_head * rows_k + tile * kTile;
+        const u32 first_key = work.key_block(tile) * kTile;
+        const u32 key = work.kv_head * rows_k + first_key;
         const u32 full = barrier(shared, kFullKV, stage.index);
         barrier_wait(barrier(shared, kEmptyKV, stage.index), stage.phase ^ 1);
         barrier_expect(full, 2 * kTileBytes);
@@ -82,7 +73,7 @@ struct AttentionDq {
         const u32 full_t = barrier(shared, kFullT, stage.index);
         barrier_wait(barrier(shared, kEmptyT, stage.index), stage.phase ^ 1);
         barrier_expect(full_t, kTileBytes);
-        tma_load(to + 2 * kTileBytes, &maps.k_t, full_t, tile * kTile, work.kv_head * kD);
+        tma_load(to + 2 * kTileBytes, &maps.k_t, full_t, first_key, work.kv_head * kD);
       }
     }
   }
@@ -90,7 +81,7 @@ struct AttentionDq {
   // A warpgroup of 64 queries; rows and columns of its threads are those of attention_forward.cuh.
   struct Consumer {
     u32 shared;
-    const AttentionBackwardArgs& args;
+    const Args& args;
     u32 warpgroup, lane, row;
     bool leader;
     AttentionSums sums;
@@ -101,7 +92,7 @@ struct AttentionDq {
     AttentionRing<2> query;
     Ring key, key_t;
 
-    F8_DEVICE Consumer(u32 shared, const AttentionBackwardArgs& args)
+    F8_DEVICE Consumer(u32 shared, const Args& args)
         : shared(shared),
           args(args),
           warpgroup(threadIdx.x / 128 - 1),
@@ -131,7 +122,7 @@ struct AttentionDq {
     F8_DEVICE void multiply_gradients(u32 half) {
       const u32 b = wgmma_descriptor_low(shared + kKeys + key_t.index * kStageBytes +
                                          2 * kTileBytes + half * 64);
-      fence_words(ds);
+      warpgroup_fence_words(ds);
       warpgroup_fence_operand(dq);
       wgmma_fence();
 #pragma unroll
@@ -147,11 +138,20 @@ struct AttentionDq {
     // P of keys that a query does not have is 0.
     F8_DEVICE void mask(const Work& work, u32 first_key) {
       const i32 first = static_cast<i32>(first_key + lane % 4 * 2);
-      const i32 query = static_cast<i32>(work.block * kTile + row);
+      const i32 query = static_cast<i32>(work.block * kTile + row), keys = work.keys(args);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        const i32 end = kCausal ? min(args.keys, query + i % 4 / 2 * 8 + 1) : args.keys;
+        const i32 end = kCausal ? min(keys, query + i % 4 / 2 * 8 + 1) : keys;
         if (first + i / 4 * 8 + i % 2 >= end) s[i] = 0.0F;
+      }
+    }
+    F8_DEVICE void mask_window(const Work& work, u32 first_key) {
+      const i32 begin = static_cast<i32>(work.block * kTile + 1 - first_key) - args.window;
+      if (begin + static_cast<i32>(kTile) <= 1) return;  // the last row has them all
+      const i32 begin_of_row = begin + static_cast<i32>(row) - static_cast<i32>(lane % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if (i / 4 * 8 + i % 2 < begin_of_row + i % 4 / 2 * 8) s[i] = 0.0F;
       }
     }
     // dS in units of which k's sums are: `ratio` is that of this tile's scale to the largest one.
@@ -167,10 +167,10 @@ struct AttentionDq {
     }
     // The largest, or the least, of positive values of a work's tiles; NaN where one is.
     template <bool kLargest>
-    F8_DEVICE float extreme(const float* of_tiles, u32 tiles) const {
+    F8_DEVICE float extreme(const float* of_tiles, const Work& work) const {
       u32 bits = kLargest ? 0 : 0x7F800000U;
       bool is_nan = false;
-      for (u32 i = lane; i < tiles; i += 32) {
+      for (u32 i = work.begin + lane; i < work.tiles; i += 32) {
         const u32 each = __float_as_uint(__ldg(of_tiles + i));
         is_nan = is_nan || each > 0x7F800000U;
         bits = kLargest ? max(bits, each) : min(bits, each);
@@ -179,33 +179,47 @@ struct AttentionDq {
       return __uint_as_float(kLargest ? __reduce_max_sync(~0U, bits)
                                       : __reduce_min_sync(~0U, bits));
     }
-    F8_DEVICE void statistics(const Work& work, float& of_q) {
-      const u32 step = 2 * (work.q_head * blocks_of(args.queries) + work.block) + warpgroup;
-      const float* record = args.steps + u64{step} * kAttentionStepFloats;
+    F8_DEVICE void statistics(const Work& work, const float* bounds_v, float& of_q) {
+      const u32 block = work.q_head * blocks_of(args, args.queries) + work.place();
+      const float* record = args.steps + u64{2 * block + warpgroup} * kAttentionStepFloats;
       of_q = load_global(record);
-      const float inverse = __fdividef(1.0F, load_global(record + 1));
-      const float bound_v =
-          extreme<false>(args.bounds_v + work.kv_head * blocks_of(args.keys), work.tiles);
-      const float* bounds =
-          args.bounds_q + u64{work.q_head * blocks_of(args.queries) + work.block} * kTile + row;
+      const float scale_q = inverse(load_global(record + 1));
+      const float bound_v = extreme<false>(bounds_v, work);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float* at = record + kAttentionStepHeader + 2 * (row % 64 + 8 * r);
         lse[r] = load_global(at);
-        delta[r] = load_global(at + 1) * inverse;
-        scale_ds[r] = fminf(256.0F * load_global(bounds + 8 * r) * bound_v, 0x1p100F);
+        delta[r] = load_global(at + 1) * scale_q;
+        const float bound = load_global(args.bounds_q + u64{block} * kTile + row + 8 * r);
+        scale_ds[r] = fminf(256.0F * bound * bound_v, 0x1p100F);
       }
     }
+    // The gradient of queries without a key is 0.
+    F8_DEVICE void store_nothing(const Work& work) {
+#pragma unroll
+      for (float& each : dq) each = 0.0F;
+      store(work, 0.0F, 0.0F);
+    }
+    F8_DEVICE void store(const Work& work, float factor0, float factor1) const {
+      // A pack is a batch of one.
+      const u32 batch = kPacked ? 0 : work.q_head / args.heads_q;
+      const u32 head = kPacked ? work.q_head : work.q_head % args.heads_q;
+      store_gradient(args.dq, batch, head, work.first() + row, work.end(args), dq, factor0,
+                     factor1);
+    }
     F8_DEVICE void differentiate(const Work& work) {
+      if constexpr (kPacked) {
+        if (work.is_empty()) return store_nothing(work);
+      }
+      const u32 first_block = work.kv_head * blocks_of(args, args.keys) + work.key_block(0);
+      const float* scale_k = args.inv_scale_k + first_block;
+      const float* scale_v = args.inv_scale_v + first_block;
       float of_q;
-      statistics(work, of_q);
-      const u32 blocks_k = blocks_of(args.keys);
-      const float* scale_k = args.inv_scale_k + work.kv_head * blocks_k;
-      const float* scale_v = args.inv_scale_v + work.kv_head * blocks_k;
+      statistics(work, args.bounds_v + first_block, of_q);
       u32 tile = work.tiles - 1;
       float k = __ldg(scale_k + tile), v = __ldg(scale_v + tile);
-      const float largest_k = extreme<true>(scale_k, work.tiles);
-      const float inverse_k = __fdividef(1.0F, largest_k);
+      const float largest_k = extreme<true>(scale_k, work);
+      const float inverse_k = inverse(largest_k);
 #pragma unroll
       for (float& each : dq) each = 0.0F;
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
@@ -216,6 +230,7 @@ struct AttentionDq {
       warpgroup_fence_operand(dp);
       probabilities(of_q * k);
       mask(work, tile * kTile + 64);
+      if constexpr (kWindow) mask_window(work, tile * kTile + 64);
       gradients(v, k * inverse_k);
       const u32 last = tile;
       bool is_first = true;
@@ -228,11 +243,12 @@ struct AttentionDq {
         warpgroup_fence_operand(s);
         probabilities(of_q * k);
         if (tile == last) mask(work, tile * kTile);
+        if constexpr (kWindow) mask_window(work, tile * kTile);
         finish_products();
         release(kEmptyKV, key.index);
         key.advance();
         gradients(v, k * inverse_k);
-        if (tile == 0) break;
+        if (tile == work.begin) break;
         if (++added == kTilesOfSum) {
           if (is_first) {
             sums.set(dq, 1.0F, 0);
@@ -251,6 +267,7 @@ struct AttentionDq {
         wgmma_wait<2>();
         warpgroup_fence_operand(s);
         probabilities(of_q * k);
+        if constexpr (kWindow) mask_window(work, (tile - 1) * kTile + 64);
         finish_products();
         release(kEmptyT, key_t.index);
         key_t.advance();
@@ -264,15 +281,13 @@ struct AttentionDq {
       key_t.advance();
       if (!is_first) sums.take(dq, 1.0F, 0);
       const float factor = args.scale * largest_k;
-      store_gradient(args.dq, work.q_head / args.heads_q, work.q_head % args.heads_q,
-                     work.block * kTile + row, args.queries, dq, factor / scale_ds[0],
-                     factor / scale_ds[1]);
+      store(work, factor / scale_ds[0], factor / scale_ds[1]);
     }
     F8_DEVICE void finish_products() {
       wgmma_wait<0>();
       warpgroup_fence_operand(dp);
       warpgroup_fence_operand(dq);
-      fence_words(ds);
+      warpgroup_fence_words(ds);
     }
   };
 
@@ -292,8 +307,7 @@ struct AttentionDq {
     }
     __syncthreads();
   }
-  static F8_DEVICE void run(const AttentionDqMaps& maps, const AttentionBackwardArgs& args,
-                            void* memory) {
+  static F8_DEVICE void run(const AttentionDqMaps& maps, const Args& args, void* memory) {
     grid_dependency_wait();
     launch_dependents();
     const u32 shared = smem_address(memory);

@@ -1,12 +1,13 @@
-// dK and dV of attention in fp8 (backward.cuh): S^T = K Q^T, dP^T = V dO^T, dV += P^T dO and dK += dS^T Q, for
+// dK and dV of attention in fp8 (attention_backward.cuh): S^T = K Q^T, dP^T = V dO^T, dV += P^T dO and dK += dS^T Q, for
 // 64 queries at a time.
 //
 // A cluster of two CTAs has two blocks of 128 keys of a head, each in two warpgroups of 64 keys, and goes through all
 // queries of the heads that share it. A warp of each CTA loads one half of each tile of queries for both: Q and dO, their
-// transposed copies, and its own copy of the record of these queries (args.cuh).
+// transposed copies, and its own copy of the record of these queries
+// (attention_backward_args.cuh).
 #pragma once
 
-#include "benchmarks/attention_backward/backward.cuh"
+#include "codegen/kernels/attention/attention_backward.cuh"
 
 namespace f8::kernels {
 
@@ -15,18 +16,21 @@ struct AttentionDkvMaps {
 };
 
 // A Config is that of AttentionDq.
-template <class Config>
+template <class Config, class Args>
 struct AttentionDkv {
+  static constexpr bool kWindow = Args::kWindow, kPacked = Args::kPacked;
   static constexpr bool kCausal = Config::kCausal;
-  static constexpr u32 kCluster = 2, kStages = 4, kTile = kAttentionTile, kD = 128;
+  static constexpr u32 kCluster = kAttentionKeyCluster;
+  static constexpr u32 kStages = 4, kTile = kAttentionTile, kD = 128;
   using Rounds = AttentionRounds<kCausal, kCluster>;
   static constexpr u32 kTileBytes = kTile * kD, kStepBytes = kAttentionStep * kD;
   static constexpr u32 kRecordBytes = 4 * kAttentionStepFloats;
   static constexpr u32 kRows = 2 * kTileBytes;  // of Q and dO, behind K and V
   static constexpr u32 kColumns = kRows + kStages * 2 * kStepBytes;
   static constexpr u32 kRecords = kColumns + kStages * 2 * kStepBytes;
-  static constexpr u32 kScales = kRecords + kStages * kRecordBytes;  // 16 bytes of each warp
-  static constexpr u32 kBarriers = kScales + 8 * 16;
+  static constexpr u32 kValues = kRecords + kStages * kRecordBytes;  // of each warp
+  static constexpr u32 kValueBytes = 32;
+  static constexpr u32 kBarriers = kValues + 8 * kValueBytes;
   static constexpr u32 kSharedBytes = kBarriers + 8 * (2 + 4 * kStages);
   static constexpr u32 kThreads = attention_threads(2);
   static constexpr u32 kStepsOfSum = 64;  // after which sums are added up in fp32
@@ -43,51 +47,92 @@ struct AttentionDkv {
     return shared + kBarriers + 8 * (which + index);
   }
 
-  // Two blocks of keys, and the first of their steps of 64 queries of each head.
+  // Two blocks of keys of a sequence, and the steps of 64 queries of each head that have them. These and `block` count in
+  // the sequence.
   struct Work {
-    u32 block, kv_head, first, steps;
+    u32 block, kv_head, first, end;
+    i32 queries, keys;
+    u32 place, first_step;  // of all blocks of keys, and of all steps, of a head
+    u32 token;              // the sequence's first one
+
+    F8_DEVICE u32 steps() const { return end - first; }
   };
-  static F8_DEVICE u32 works(const AttentionBackwardArgs& args) {
-    return (blocks_of(args.keys) + kCluster - 1) / kCluster * args.heads_kv * args.batch;
+  static F8_DEVICE u32 blocks_of(const Args& args, i32 tokens) {
+    if constexpr (kPacked) {
+      return attention_packed_blocks(tokens, args.sequences);
+    } else {
+      return attention_blocks(tokens);
+    }
   }
-  static F8_DEVICE Work work_at(const AttentionBackwardArgs& args, u32 index) {
+  // Of packed sequences a work begins with each block: those with odd indices, and without keys, are empty.
+  static F8_DEVICE u32 works_of_head(const Args& args) {
+    const u32 blocks = blocks_of(args, args.keys);
+    return kPacked ? blocks : (blocks + kCluster - 1) / kCluster;
+  }
+  static F8_DEVICE u32 works(const Args& args) {
+    return works_of_head(args) * args.heads_kv * args.batch;
+  }
+  static F8_DEVICE Work work_at(const Args& args, u32 index) {
     const u32 heads = args.heads_kv * args.batch;
     Work r;
-    r.block = index / heads * kCluster;
     r.kv_head = index % heads;
-    r.steps = 2 * blocks_of(args.queries);
-    r.first = kCausal ? min(2 * r.block, r.steps) : 0;
+    if constexpr (kPacked) {
+      r.place = index / heads;
+      const AttentionBlock block = args.blocks_k[r.place];
+      r.block = block.index;
+      r.queries = block.queries;
+      r.keys = block.tokens > 0 ? block.keys : 0;
+      r.first_step = 2 * block.first_q;
+      r.token = block.token - block.index * kAttentionTile;
+    } else {
+      r.block = r.place = index / heads * kCluster;
+      r.queries = args.queries;
+      r.keys = args.keys;
+      r.first_step = r.token = 0;
+    }
+    r.end = 2 * static_cast<u32>(attention_blocks(r.queries));
+    if constexpr (kWindow) {  // The last key's last query is the window's.
+      const u64 query = u64{(r.block + kCluster) * kTile} + static_cast<u32>(args.window) - 2;
+      r.end = static_cast<u32>(min(u64{r.end}, query / kAttentionStep + 1));
+    }
+    r.first = kCausal ? min(2 * r.block, r.end) : 0;
     return r;
   }
+  static F8_DEVICE bool is_empty(const Work& work) {
+    return kPacked && (work.keys == 0 || work.block % kCluster != 0);
+  }
 
-  static F8_DEVICE void load(u32 shared, const AttentionDkvMaps& maps,
-                             const AttentionBackwardArgs& args) {
+  static F8_DEVICE void load(u32 shared, const AttentionDkvMaps& maps, const Args& args) {
     constexpr u32 kPart = kStepBytes / kCluster;
     constexpr u16 kBoth = (1 << kCluster) - 1;
     const u32 rank = blockIdx.x % kCluster, group = args.heads_q / args.heads_kv;
-    const u32 rows_k = blocks_of(args.keys) * kTile;
+    const u32 rows_k = blocks_of(args, args.keys) * kTile;
+    const u32 steps_of_head = 2 * blocks_of(args, args.queries);
     AttentionRing<kStages> stage;
     u32 phase = 0;
     for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
       const Work work = work_at(args, i);
+      if (is_empty(work)) continue;
       const u32 full_k = barrier(shared, kFullK, 0);
       barrier_wait(barrier(shared, kEmptyK, 0), phase ^ 1);
       phase ^= 1;
       barrier_expect(full_k, 2 * kTileBytes);
-      const u32 key = work.kv_head * rows_k + (work.block + rank) * kTile;
+      const u32 key = work.kv_head * rows_k + (work.place + rank) * kTile;
       tma_load(shared, &maps.k, full_k, 0, key);
       tma_load(shared + kTileBytes, &maps.v, full_k, 0, key);
       for (u32 head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
-        for (u32 step = work.first; step < work.steps; ++step, stage.advance()) {
+        for (u32 i = work.first; i < work.end; ++i, stage.advance()) {
+          const u32 step = work.first_step + i;
+          const u64 record = u64{head} * steps_of_head + step;
           const u32 full = barrier(shared, kFullRows, stage.index);
           barrier_wait(barrier(shared, kEmptyRows, stage.index), stage.phase ^ 1);
           barrier_expect(full, 2 * kStepBytes + kRecordBytes);
           const u32 rows = shared + kRows + stage.index * 2 * kStepBytes + rank * kPart;
-          const u32 row = (head * work.steps + step) * kAttentionStep + rank * (64 / kCluster);
+          const u32 row = static_cast<u32>(record) * kAttentionStep + rank * (64 / kCluster);
           tma_load_multicast(rows, &maps.q, full, kBoth, 0, row);
           tma_load_multicast(rows + kStepBytes, &maps.dout, full, kBoth, 0, row);
           bulk_load(shared + kRecords + stage.index * kRecordBytes,
-                    args.steps + u64{head * work.steps + step} * kAttentionStepFloats, full,
+                    args.steps + record * kAttentionStepFloats, full,
                     kRecordBytes);
           const u32 full_t = barrier(shared, kFullColumns, stage.index);
           barrier_wait(barrier(shared, kEmptyColumns, stage.index), stage.phase ^ 1);
@@ -105,7 +150,7 @@ struct AttentionDkv {
   // A warpgroup of 64 keys. A thread has the keys of two rows, and of each eight queries two.
   struct Consumer {
     u32 shared;
-    const AttentionBackwardArgs& args;
+    const Args& args;
     u32 first_key = 0;  // of the warpgroup
     float s[32], dp[32], dk[64], dv[64];
     u32 p[8], ds[8];
@@ -115,19 +160,24 @@ struct AttentionDkv {
     u32 phase_k = 0;
     u32 steps = 0;  // so far, of all works
 
-    F8_DEVICE Consumer(u32 shared, const AttentionBackwardArgs& args)
-        : shared(shared), args(args) {}
+    F8_DEVICE Consumer(u32 shared, const Args& args) : shared(shared), args(args) {}
 
     // These are computed where they are used, since registers are few.
     static F8_DEVICE u32 lane() { return threadIdx.x % 32; }
     F8_DEVICE u32 row() const { return threadIdx.x % 128 / 32 * 16 + lane() / 4; }
     F8_DEVICE u32 warpgroup() const { return first_key / 64 % 2; }
-    F8_DEVICE u32 first_query() const {
-      return kCausal ? first_key / (kCluster * kTile) * (kCluster * kTile) : 0;
-    }
     F8_DEVICE AttentionSums sums() const {
       return {args.sums + u64{blockIdx.x} * kAttentionSumsOfKeys, warpgroup(),
               kAttentionSumsOfKeys / 2};
+    }
+    // The first query of a head's steps, and the one behind the last.
+    F8_DEVICE u32 first_query() const {
+      if constexpr (kWindow || kPacked) return count(kFirstQuery);
+      return kCausal ? first_key / (kCluster * kTile) * (kCluster * kTile) : 0;
+    }
+    F8_DEVICE u32 end_query() const {
+      if constexpr (kWindow || kPacked) return count(kEndQuery);
+      return attention_blocks(args.queries) * kTile;
     }
     // The stage of this step, and of the one before it, whose columns are multiplied together with this one's rows.
     static F8_DEVICE u32 stage(u32 step) { return step % kStages; }
@@ -143,8 +193,30 @@ struct AttentionDkv {
       __syncwarp();
       if (lane() < kCluster) barrier_arrive_remote(barrier(shared, which, index), lane());
     }
-    // The inverse scales of a block of k and of v, and v's bound, of which each warp keeps its own.
-    F8_DEVICE u32 scales() const { return shared + kScales + (threadIdx.x / 32 - 4) * 16; }
+    // What a warp keeps of a work in shared memory, since registers are few.
+    enum Value : u32 {
+      kInvScaleK = 0,
+      kInvScaleV = 4,
+      kBoundV = 8,
+      kKeys = 12,  // of the sequence
+      kFirstQuery = 16,
+      kEndQuery = 20
+    };
+    F8_DEVICE u32 values() const {
+      return shared + kValues + (threadIdx.x / 32 - 4) * kValueBytes;
+    }
+    F8_DEVICE float value(Value which) const { return load_shared(values() + which); }
+    F8_DEVICE u32 count(Value which) const { return __float_as_uint(value(which)); }
+    F8_DEVICE void keep(const Work& work, u32 block_of_all) const {
+      __syncwarp();
+      store_shared(values() + kInvScaleK, __ldg(args.inv_scale_k + block_of_all));
+      store_shared(values() + kInvScaleV, __ldg(args.inv_scale_v + block_of_all));
+      store_shared(values() + kBoundV, __ldg(args.bounds_v + block_of_all));
+      store_shared(values() + kKeys, static_cast<u32>(work.keys));
+      store_shared(values() + kFirstQuery, work.first * kAttentionStep);
+      store_shared(values() + kEndQuery, work.end * kAttentionStep);
+      __syncwarp();
+    }
     F8_DEVICE u32 record() const { return shared + kRecords + stage(steps) * kRecordBytes; }
     // LSE and delta of queries 8 i + 2 (lane % 4) and the next one.
     F8_DEVICE float4 statistics(u32 i) const {
@@ -164,8 +236,8 @@ struct AttentionDkv {
     }
     F8_DEVICE void multiply_gradients() {
       const u32 b = wgmma_descriptor_low(shared + kColumns + stage(steps - 1) * 2 * kStepBytes);
-      fence_words(p);
-      fence_words(ds);
+      warpgroup_fence_words(p);
+      warpgroup_fence_words(ds);
       warpgroup_fence_operand(dk);
       warpgroup_fence_operand(dv);
       wgmma_fence();
@@ -185,9 +257,17 @@ struct AttentionDkv {
       warpgroup_fence_operand(dp);
       warpgroup_fence_operand(dk);
       warpgroup_fence_operand(dv);
-      fence_words(p);
-      fence_words(ds);
+      warpgroup_fence_words(p);
+      warpgroup_fence_words(ds);
       release(kEmptyColumns, stage(steps - 1));
+    }
+    // Returns true where a query of a step does not have a key of the warpgroup.
+    F8_DEVICE bool is_masked(u32 first_query) const {
+      bool r = kCausal && first_query < first_key + 64;
+      if constexpr (kWindow) {
+        r = r || first_query + kAttentionStep > first_key + static_cast<u32>(args.window);
+      }
+      return r;
     }
     // Scores of keys that a query does not have are -inf.
     F8_DEVICE void mask(u32 first_query) {
@@ -195,14 +275,24 @@ struct AttentionDkv {
       const i32 query = static_cast<i32>(first_query + threadIdx.x % 4 * 2);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        if (query + i / 4 * 8 + i % 2 < key + i % 4 / 2 * 8)
-          s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
+        const i32 before = query + i / 4 * 8 + i % 2 - key - i % 4 / 2 * 8;
+        bool has = !kCausal || before >= 0;
+        if constexpr (kWindow) has = has && before < args.window;
+        if (!has) s[i] = __int_as_float(static_cast<i32>(0xFF800000U));
+      }
+    }
+    // Sets what lies behind the last key to x: it has a score of 0, whose P may be larger than all others.
+    F8_DEVICE void set_behind_last_key(float x) {
+      const i32 left = static_cast<i32>(count(kKeys) - first_key - row());
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if (i % 4 / 2 * 8 >= left) s[i] = x;
       }
     }
     // P^T times dO's scales and 2^-exponent_p.
     template <bool kFirst>
     F8_DEVICE void probabilities(u32 first_query) {
-      const float factor = load_shared(scales()) * load_shared(record());
+      const float factor = value(kInvScaleK) * load_shared(record());
       const float less = kFirst ? 0.0F : exponent_p;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -213,8 +303,11 @@ struct AttentionDkv {
           s[4 * j + i] = fmaf(s[4 * j + i], factor, i % 2 == 0 ? even : odd);
         }
       }
-      if (kCausal && first_query < first_key + 64) mask(first_query);
-      if constexpr (kFirst) first_exponent();
+      if (is_masked(first_query)) mask(first_query);
+      if constexpr (kFirst) {
+        set_behind_last_key(__int_as_float(static_cast<i32>(0xFF800000U)));
+        first_exponent();
+      }
 #pragma unroll
       for (float& each : s) each = exp2_approx(each);
       if constexpr (!kFirst) saturates = may_saturate(s);
@@ -225,9 +318,9 @@ struct AttentionDkv {
       for (int i = 0; i < 32; ++i) most = fmaxf(most, fabsf(x[i]));
       return __uint_as_float(__reduce_max_sync(~0U, __float_as_uint(most)));
     }
-    // The first tile's P is at most 2^6. Where it has none it is as if P were 2^-40.
+    // The first step's P is at most 2^6. Where it has none it is as if P were 2^-40.
     F8_DEVICE void first_exponent() {
-      float most = -40.0F;
+      float most = load_shared(record() + 12) - 40.0F;
 #pragma unroll
       for (const float each : s) most = fmaxf(most, each);
 #pragma unroll
@@ -245,6 +338,7 @@ struct AttentionDkv {
     }
     // Multiplies P, and what was added of it, so that no element saturates.
     F8_DEVICE void scale_p() {
+      set_behind_last_key(0.0F);
       float by = scale_for_e4m3(largest(s));
       if (by > 1.0F) by = 1.0F;
       exponent_p -= __log2f(by);
@@ -255,7 +349,7 @@ struct AttentionDkv {
     // Makes dS no larger than P, by the bounds of dO V^T - delta.
     template <bool kFirst>
     F8_DEVICE void bound_gradients() {
-      const float scale = load_shared(scales() + 8) * load_shared(record() + 8);
+      const float scale = fminf(value(kBoundV) * load_shared(record() + 8), 0x1p100F);
       if constexpr (kFirst) {
         scale_ds = scale;
       } else if (!(scale >= scale_ds)) {
@@ -269,7 +363,7 @@ struct AttentionDkv {
       if (!kFirst && __any_sync(~0U, saturates)) scale_p();
       bound_gradients<kFirst>();
       round_to_operand(s, p);
-      const float factor = load_shared(scales() + 4) * load_shared(record() + 4) * scale_ds;
+      const float factor = value(kInvScaleV) * load_shared(record() + 4) * scale_ds;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float4 x = statistics(j);
@@ -306,10 +400,12 @@ struct AttentionDkv {
       }
     }
     F8_DEVICE void store(const Work& work) const {
-      const u32 batch = work.kv_head / args.heads_kv, head = work.kv_head % args.heads_kv;
-      const u32 token = first_key + row();
-      store_gradient(args.dv, batch, head, token, args.keys, dv, 1.0F, 1.0F);
-      store_gradient(args.dk, batch, head, token, args.keys, dk, args.scale, args.scale);
+      const u32 batch = kPacked ? 0 : work.kv_head / args.heads_kv;
+      const u32 head = kPacked ? work.kv_head : work.kv_head % args.heads_kv;
+      const u32 token = work.token + first_key + row();
+      const i32 end = static_cast<i32>(work.token) + work.keys;
+      store_gradient(args.dv, batch, head, token, end, dv, 1.0F, 1.0F);
+      store_gradient(args.dk, batch, head, token, end, dk, args.scale, args.scale);
     }
     // Computes the gradients of work `index`. Registers are few, so values that the loop does not need are computed before
     // and behind it.
@@ -317,16 +413,12 @@ struct AttentionDkv {
       u32 left, query;  // steps to come, and a step's first query
       {
         const Work work = work_at(args, index);
-        const u32 block = work.block + blockIdx.x % kCluster, blocks_k = blocks_of(args.keys);
-        const u32 at = work.kv_head * blocks_k + min(block, blocks_k - 1);
-        __syncwarp();
-        store_shared(scales(), __ldg(args.inv_scale_k + at));
-        store_shared(scales() + 4, __ldg(args.inv_scale_v + at));
-        store_shared(scales() + 8, __ldg(args.bounds_v + at));
-        __syncwarp();
-        first_key = block * kTile + (threadIdx.x / 128 - 1) * 64;
+        if (is_empty(work)) return;
+        const u32 rank = blockIdx.x % kCluster, blocks = blocks_of(args, args.keys);
+        keep(work, work.kv_head * blocks + min(work.place + rank, blocks - 1));
+        first_key = (work.block + rank) * kTile + (threadIdx.x / 128 - 1) * 64;
         query = work.first * kAttentionStep;
-        left = (work.steps - work.first) * (args.heads_q / args.heads_kv);
+        left = work.steps() * (args.heads_q / args.heads_kv);
       }
 #pragma unroll
       for (int i = 0; i < 64; ++i) dk[i] = dv[i] = 0.0F;
@@ -345,7 +437,7 @@ struct AttentionDkv {
         bool is_first = true;
         while (--left > 0) {
           query += kAttentionStep;
-          if (query == blocks_of(args.queries) * kTile) query = first_query();
+          if (query == end_query()) query = first_query();
           wait_for_rows();
           wait_for_columns();
           multiply_queries();
@@ -387,8 +479,7 @@ struct AttentionDkv {
     __syncthreads();
     cluster_sync();
   }
-  static F8_DEVICE void run(const AttentionDkvMaps& maps, const AttentionBackwardArgs& args,
-                            void* memory) {
+  static F8_DEVICE void run(const AttentionDkvMaps& maps, const Args& args, void* memory) {
     grid_dependency_wait();
     launch_dependents();
     const u32 shared = smem_address(memory);

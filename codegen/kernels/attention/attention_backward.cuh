@@ -1,9 +1,9 @@
-// The kernels of the backward of attention (dq.cuh, dkv.cuh) share this. They are for heads of 128, full or causal, of a
-// batch.
+// The backward of attention in fp8, for heads of 128, over what the forward multiplied (attention_forward.cuh): this is
+// what its kernels share (attention_backward_dq.cuh, attention_backward_dkv.cuh).
 //
 // The gradients are dQ = dS K, dK = dS^T Q and dV = P^T dO, with P = 2^(S - LSE) and dS = P (dO V^T - delta). All
 // products are fp8 MMAs. P and dS are rounded to e4m3 in registers, and are the next MMA's operand as they lie there, so
-// that K^T, Q^T and dO^T have their tokens in the order of fragments (attention_forward.cuh).
+// that K^T, Q^T and dO^T have their tokens in the order of fragments.
 //
 // Scales of P and dS are powers of two. A row of dS has a bound (dQ): the largest P of the row, which forward leaves,
 // times the norms of dO and V. Of 16 keys, those of a warp, P has a scale that follows its values (dK, dV): where an
@@ -14,23 +14,12 @@
 // are those of a CTA and stay in L2. Sums do not depend on what other CTAs do: the same bits from run to run.
 #pragma once
 
-#include "benchmarks/attention_backward/args.cuh"
+#include "codegen/kernels/attention/attention_backward_args.cuh"
 #include "codegen/kernels/attention/attention_forward.cuh"
 #include "codegen/kernels/attention/e4m3.cuh"
 #include "codegen/kernels/ptx.cuh"
 
 namespace f8::kernels {
-
-inline constexpr float kLog2E = 1.44269504F;
-
-// The place of a ring of kCount stages, and the parity of its barriers.
-template <u32 kCount>
-struct AttentionRing {
-  u32 index = 0, phase = 0;
-  F8_DEVICE void advance() {
-    if (++index == kCount) index = 0, phase ^= 1;
-  }
-};
 
 // Returns true where an element of x may be more than e4m3 has, or is no number. The sum of their squares tells, which
 // costs less than their maximum.
@@ -46,16 +35,6 @@ F8_DEVICE bool may_saturate(const float (&x)[32]) {
 F8_DEVICE float scale_for_e4m3(float most) {
   const u32 exponent = max(__float_as_uint(most) >> 23, 34U);
   return __uint_as_float(exponent == 255 ? 0x7FFFFFFFU : (259 - exponent) << 23);
-}
-
-template <int kCount>
-F8_DEVICE void fence_words(u32 (&words)[kCount]) {
-#pragma unroll
-  for (u32& word : words) asm volatile("" : "+r"(word)::"memory");
-}
-
-F8_DEVICE u32 blocks_of(i32 tokens) {
-  return static_cast<u32>(attention_blocks(tokens));
 }
 
 // Multiplies 64 rows by 64 rows of 128 elements each, which begin at these descriptors' low words.
@@ -76,20 +55,6 @@ F8_DEVICE void round_to_operand(const float (&x)[32], u32 (&words)[8]) {
     words[i] = pack_e4m3(of_word[0], of_word[1], of_word[4], of_word[5]);
   }
 }
-
-// The CTAs take works in rounds as in attention_tiles.cuh, here of clusters of kCluster.
-template <bool kCausal, u32 kCluster>
-struct AttentionRounds {
-  static F8_DEVICE u32 first() { return blockIdx.x / kCluster; }
-  static F8_DEVICE u32 next(u32 i) {
-    const u32 all = gridDim.x / kCluster, own = blockIdx.x / kCluster;
-    if constexpr (kCausal) {
-      const u32 round = i / all + 1;
-      return round * all + (round % 2 == 0 ? own : all - 1 - own);
-    }
-    return i + all;
-  }
-};
 
 // Sums of a warpgroup in global memory: 16 bytes of each of its threads lie side by side.
 struct AttentionSums {
@@ -145,14 +110,14 @@ F8_DEVICE u32 opaque(u32 x) {
   return x;
 }
 
-// Stores the rows `row` and `row` + 8 of a head's gradient, as far as there are so many tokens.
-F8_DEVICE void store_gradient(const AttentionGradient& to, u32 batch, u32 head, u32 row, i32 tokens,
+// Stores the tokens `token` and `token` + 8 of a head's gradient, as far as they lie before `end`.
+F8_DEVICE void store_gradient(const AttentionGradient& to, u32 batch, u32 head, u32 token, i32 end,
                               const float (&x)[64], float factor0, float factor1) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (row + 8 * r >= static_cast<u32>(tokens)) continue;
+    if (token + 8 * r >= static_cast<u32>(end)) continue;
     u16* line = to.x + batch * to.stride_batch + head * to.stride_head +
-                (row + 8 * r) * to.stride_token + threadIdx.x % 4 * 2;
+                (token + 8 * r) * to.stride_token + threadIdx.x % 4 * 2;
     const float factor = r == 0 ? factor0 : factor1;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {

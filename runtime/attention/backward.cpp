@@ -1,0 +1,162 @@
+#include "runtime/attention/backward.hpp"
+
+#include <algorithm>
+#include <numbers>
+
+#include "recipes/fp8_layout.hpp"
+#include "recipes/problem.hpp"
+#include "runtime/attention/launch.hpp"
+#include "runtime/device/context_state.hpp"
+#include "runtime/device/tensor_map.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr int64_t kTile = kernels::kAttentionTile;
+constexpr int64_t kHead = codegen::kAttentionBackwardHeadDim;
+
+}  // namespace
+
+// The sums are last, and the larger ones of those of both kernels, which run one after the other.
+struct AttentionBackward::Layout {
+  int64_t blocks_q, blocks_k;  // of all heads
+  int64_t ctas_q, ctas_k;
+  size_t dout, dout_t, q_t, k_t, v, steps, bounds_q, bounds_v, sums, bytes;
+
+  Layout(const AttentionDesc& desc, int sm_count, int64_t batch, int64_t queries, int64_t keys)
+      : blocks_q(desc.heads_q * desc.blocks(batch, queries)),
+        blocks_k(desc.heads_kv * desc.blocks(batch, keys)) {
+    constexpr int64_t kCluster = kernels::kAttentionKeyCluster;
+    // Of packed sequences each block begins a work (attention_backward_dkv.cuh).
+    const int64_t works_k =
+        desc.packed ? blocks_k : ceil_div(ceil_div(keys, kTile), kCluster) * batch * desc.heads_kv;
+    ctas_q = std::min<int64_t>(blocks_q, sm_count);
+    ctas_k = std::min<int64_t>(works_k, sm_count / kCluster) * kCluster;
+    size_t end = 0;
+    const auto place = [&](int64_t count) {
+      const size_t at = end;
+      end = at + static_cast<size_t>(ceil_div(count, 16) * 16);
+      return at;
+    };
+    dout = place(blocks_q * kTile * kHead);
+    dout_t = place(blocks_q * kTile * kHead);
+    q_t = place(blocks_q * kTile * kHead);
+    k_t = place(blocks_k * kTile * kHead);
+    v = place(blocks_k * kTile * kHead);
+    steps = place(blocks_q * (kTile / kernels::kAttentionStep) * kernels::kAttentionStepFloats * 4);
+    bounds_q = place(blocks_q * kTile * 4);
+    bounds_v = place(blocks_k * 4);
+    sums = place(std::max(ctas_q * kernels::kAttentionSumsOfQueries,
+                          ctas_k * kernels::kAttentionSumsOfKeys) *
+                 4);
+    bytes = end;
+  }
+};
+
+Result<AttentionBackward> AttentionBackward::create(const std::shared_ptr<Context>& context,
+                                                    const AttentionDesc& desc) {
+  if (desc.head_dim != kHead) {
+    return fail(ErrorCode::kUnsupported,
+                "a backward in fp8 of heads of {}: it has heads of {}; plan the attention without "
+                "fp8_backward, and take a backward in bf16 of what it dequantizes",
+                desc.head_dim, kHead);
+  }
+  codegen::AttentionBackwardSpec spec{.mask = desc.mask(), .packed = desc.packed};
+  const Kernel* dq = F8_TRY(context->kernel(spec));
+  spec.keys = true;
+  const Kernel* dkv = F8_TRY(context->kernel(spec));
+  const Kernel* cast = F8_TRY(context->kernel(codegen::AttentionCastSpec{
+      .step = codegen::AttentionStep::kBackwardCast, .packed = desc.packed}));
+  return AttentionBackward(context, desc, *cast, *dq, *dkv);
+}
+
+size_t AttentionBackward::workspace_bytes(int64_t batch, int64_t queries, int64_t keys) const {
+  return Layout(desc_, context_->state().info.sm_count, batch, queries, keys).bytes;
+}
+
+Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
+                              unsigned parts) const {
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  const kernels::AttentionPackedCastArgs& kept = call.kept;
+  const Layout layout(desc_, state.info.sm_count, call.batch, kept.q.tokens, kept.k.tokens);
+  auto* const data = static_cast<kernels::u8*>(call.workspace);
+  const auto floats = [&](size_t at) { return reinterpret_cast<float*>(data + at); };
+  const bool overlap = state.options.programmatic_launch;
+  if ((parts & kCast) != 0) {
+    kernels::AttentionBackwardCastArgs<kernels::AttentionPackedCastArgs> packed{
+        .kept = kept,
+        .dout = call.dout,
+        .o = call.o,
+        .lse = call.lse,
+        .largest_p = call.largest_p,
+        .q_t = data + layout.q_t,
+        .k_t = data + layout.k_t,
+        .dout_t = data + layout.dout_t,
+        .v = data + layout.v,
+        .steps = floats(layout.steps),
+        .bounds_q = floats(layout.bounds_q),
+        .bounds_v = floats(layout.bounds_v),
+        .scale_log2 = desc_.scale * std::numbers::log2e_v<float>,
+        .padding = 0};
+    packed.dout.copy = data + layout.dout;
+    // Kernels of a batch read no packed arguments.
+    kernels::AttentionBackwardCastArgs<kernels::AttentionCastArgs> dense{
+        packed.kept,  packed.dout,   packed.o,     packed.lse,      packed.largest_p,
+        packed.q_t,   packed.k_t,    packed.dout_t, packed.v,       packed.steps,
+        packed.bounds_q, packed.bounds_v, packed.scale_log2, 0};
+    void* parameters[] = {desc_.packed ? static_cast<void*>(&packed) : &dense};
+    F8_TRY(launch(state.driver, *cast_, 2 * layout.blocks_q + 2 * layout.blocks_k, parameters,
+                  overlap, stream));
+  }
+  const kernels::AttentionBackwardArgs args{
+      .inv_scale_k = kept.k.inv_scale,
+      .inv_scale_v = kept.v.inv_scale,
+      .bounds_v = floats(layout.bounds_v),
+      .steps = floats(layout.steps),
+      .bounds_q = floats(layout.bounds_q),
+      .sums = floats(layout.sums),
+      .dq = call.dq,
+      .dk = call.dk,
+      .dv = call.dv,
+      .queries = kept.q.tokens,
+      .keys = kept.k.tokens,
+      .heads_q = static_cast<int32_t>(desc_.heads_q),
+      .heads_kv = static_cast<int32_t>(desc_.heads_kv),
+      .batch = kept.batch,
+      .scale = desc_.scale};
+  const PackedBlocks blocks{kept.blocks_q, kept.blocks_k, kept.sequences};
+  const auto map = [&](const char* name, const void* base, int64_t rows, int64_t cols,
+                       int64_t box_rows, int64_t box_cols, CUtensorMap& to) {
+    return encode_bytes_map(state.driver, name, base, rows, cols, box_rows, box_cols, to);
+  };
+  const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
+  const int64_t of_q = desc_.heads_q * kept.batch, of_k = desc_.heads_kv * kept.batch;
+  if ((parts & kQueries) != 0) {
+    CUtensorMap maps[5];
+    F8_TRY(map("q", kept.q.copy, rows_q, kHead, kTile, kHead, maps[0]));
+    F8_TRY(map("dout", data + layout.dout, rows_q, kHead, kTile, kHead, maps[1]));
+    F8_TRY(map("k", kept.k.copy, rows_k, kHead, kTile, kHead, maps[2]));
+    F8_TRY(map("v", data + layout.v, rows_k, kHead, kTile, kHead, maps[3]));
+    F8_TRY(map("k^T", data + layout.k_t, of_k * kHead, rows_k / of_k, kHead, kTile, maps[4]));
+    F8_TRY(launch_attention(state.driver, *dq_, layout.ctas_q, maps, desc_, args, blocks, overlap,
+                            stream));
+  }
+  if ((parts & kKeys) == 0) return {};
+  constexpr int64_t kPart = kernels::kAttentionStep / kernels::kAttentionKeyCluster;
+  constexpr int64_t kColumns = kHead / kernels::kAttentionKeyCluster;
+  CUtensorMap maps[6];
+  F8_TRY(map("k", kept.k.copy, rows_k, kHead, kTile, kHead, maps[0]));
+  F8_TRY(map("v", data + layout.v, rows_k, kHead, kTile, kHead, maps[1]));
+  F8_TRY(map("q", kept.q.copy, rows_q, kHead, kPart, kHead, maps[2]));
+  F8_TRY(map("dout", data + layout.dout, rows_q, kHead, kPart, kHead, maps[3]));
+  F8_TRY(map("q^T", data + layout.q_t, of_q * kHead, rows_q / of_q, kColumns,
+             kernels::kAttentionStep, maps[4]));
+  F8_TRY(map("dout^T", data + layout.dout_t, of_q * kHead, rows_q / of_q, kColumns,
+             kernels::kAttentionStep, maps[5]));
+  return launch_attention(state.driver, *dkv_, layout.ctas_k, maps, desc_, args, blocks, overlap,
+                          stream);
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,48 @@
+// The backward of attention in fp8: the casts before it, dQ, and dK with dV, of heads of 128. A plan is immutable and
+// shared between threads.
+#pragma once
+
+#include "codegen/kernels/attention/attention_backward_args.cuh"
+#include "runtime/attention/forward.hpp"
+
+namespace f8::runtime {
+
+// Of a call: arrays as in AttentionCall, and elements [b][h][token][d] by strides. `kept` has what the forward kept.
+struct AttentionBackwardCall {
+  int64_t batch = 1;  // sequences
+  kernels::AttentionPackedCastArgs kept{};
+  kernels::AttentionOperand dout{}, o{};  // of bf16 elements
+  const float* lse = nullptr;
+  const float* largest_p = nullptr;
+  void* workspace = nullptr;  // workspace_bytes(), aligned to 16 bytes
+  kernels::AttentionGradient dq{}, dk{}, dv{};
+};
+
+class AttentionBackward {
+ public:
+  // Loads the kernels.
+  [[nodiscard]] static Result<AttentionBackward> create(const std::shared_ptr<Context>& context,
+                                                        const AttentionDesc& desc);
+  [[nodiscard]] size_t workspace_bytes(int64_t batch, int64_t queries, int64_t keys) const;
+
+  // Enqueues those of the three launches that `parts` names; no allocation, lock or synchronisation. The caller has
+  // checked the pointers.
+  enum Part : unsigned { kCast = 1, kQueries = 2, kKeys = 4, kAllParts = 7 };
+  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream, unsigned parts) const;
+
+ private:
+  // Where the arrays of the workspace begin.
+  struct Layout;
+
+  AttentionBackward(std::shared_ptr<Context> context, const AttentionDesc& desc, const Kernel& cast,
+                    const Kernel& dq, const Kernel& dkv)
+      : context_(std::move(context)), desc_(desc), cast_(&cast), dq_(&dq), dkv_(&dkv) {}
+
+  std::shared_ptr<Context> context_;
+  AttentionDesc desc_;
+  const Kernel* cast_;
+  const Kernel* dq_;
+  const Kernel* dkv_;
+};
+
+}  // namespace f8::runtime

@@ -1,0 +1,499 @@
+// The backward of attention in fp8: its casts (attention_backward_cast.cuh) to the same bits but for the sums of rows,
+// and the gradients in the units and with the scales of attention_backward_dq.cuh and attention_backward_dkv.cuh.
+// Exponentials are exact to fp32, where the device's are approximations.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "recipes/dtype.hpp"
+#include "recipes/scale.hpp"
+#include "runtime/device/memory.hpp"
+#include "runtime/emulation/attention_heads.hpp"
+
+namespace f8::runtime::emulation {
+namespace {
+
+using kernels::AttentionBlock;
+
+constexpr int64_t kTile = kernels::kAttentionTile, kStep = kernels::kAttentionStep;
+constexpr int64_t kHead = codegen::kAttentionBackwardHeadDim;
+constexpr float kMostScale = 0x1p100F;
+
+float rounded(float x) {
+  return e4m3(encode_fp8(x, Dtype::kE4m3));
+}
+float bound_of(float x) {
+  return std::bit_cast<float>(kernels::attention_bound_bits(std::bit_cast<uint32_t>(x)));
+}
+// As fminf: a number where one of them is.
+float least(float x, float y) {
+  return std::fmin(x, y);
+}
+
+// --- the casts
+
+void transpose(const AttentionHeads& heads, int64_t rows, bool to_rows, uint8_t* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t block = 0; block < heads.count(); ++block) {
+      for (int32_t t = 0; t < kTile; ++t) {
+        for (int64_t c = 0; c < heads.d; ++c) {
+          to[heads.in_copy(row, block, t, c, !to_rows)] =
+              heads.of.copy[heads.in_copy(row, block, t, c, to_rows)];
+        }
+      }
+    }
+  }
+}
+
+void bound_values(const AttentionHeads& v, int64_t rows, const uint8_t* copy, float* bounds) {
+  for (int64_t at = 0; at < rows * v.count(); ++at) {
+    float most = 0;
+    bool nan = false;
+    for (int64_t t = 0; t < kTile; ++t) {
+      float sum = 0;
+      for (int64_t c = 0; c < v.d; ++c) {
+        const float x = e4m3(copy[(at * kTile + t) * v.d + c]);
+        sum += x * x;
+      }
+      most = std::max(most, sum);
+      nan = nan || std::isnan(sum);
+    }
+    bounds[at] = bound_of((nan ? std::nanf("") : std::sqrt(most)) * v.of.inv_scale[at]);
+  }
+}
+
+// The 128 queries of a block of a head: dO's copies, records and bounds.
+template <class Args>
+void cast_gradient(const Args& args, const AttentionHeads& heads, const AttentionHeads& o,
+                   int64_t row, int64_t at) {
+  const AttentionBlock& block = heads.blocks[static_cast<size_t>(at)];
+  uint32_t amax = 0;
+  for (int64_t t = 0; t < block.tokens; ++t) {
+    for (int64_t c = 0; c < kHead; ++c) {
+      const float x = decode_bf16(heads.of.x[heads.at(row, block.token + t, c)]);
+      amax = std::max(amax, std::bit_cast<uint32_t>(x) & 0x7FFFFFFFU);
+    }
+  }
+  const float scale = scale_from_amax(std::bit_cast<float>(amax), Dtype::kE4m3, true);
+  const float inv_scale = 1.0F / scale;
+  const int64_t place = row * heads.count() + at;
+  const float inv_q = args.kept.q.inv_scale[place];
+  for (int64_t step = 0; step < kTile / kStep; ++step) {
+    float* const record =
+        args.steps + (place * kTile / kStep + step) * kernels::kAttentionStepFloats;
+    float largest = 0;
+    for (int64_t i = 0; i < kStep; ++i) {
+      const int64_t t = step * kStep + i;
+      const bool has = t < block.tokens;
+      float squares = 0, delta = 0;
+      for (int64_t c = 0; c < kHead; ++c) {
+        const float x = has ? decode_bf16(heads.of.x[heads.at(row, block.token + t, c)]) : 0;
+        const uint8_t byte = encode_fp8(x * scale, Dtype::kE4m3);
+        for (const bool transposed : {false, true}) {
+          uint8_t* const copy = transposed ? args.dout_t : args.dout.copy;
+          copy[heads.in_copy(row, at, static_cast<int32_t>(t), c, transposed)] = byte;
+        }
+        squares += e4m3(byte) * e4m3(byte);
+        if (has) delta += e4m3(byte) * decode_bf16(o.of.x[o.at(row, block.token + t, c)]);
+      }
+      float lse = kernels::kAttentionNoQuery, largest_p = 0;
+      if (has) {
+        const int64_t query = row * args.dout.tokens + block.token + t;
+        if (args.lse[query] != -std::numeric_limits<float>::infinity()) {
+          lse = std::fma(args.lse[query], 1.44269504F, -std::log2(inv_scale));
+        }
+        largest_p = args.largest_p[query];
+      }
+      const float norm = 2 * std::sqrt(squares);
+      largest = std::isnan(norm) || norm > largest ? norm : largest;
+      record[kernels::kAttentionStepHeader + 2 * i] = lse;
+      record[kernels::kAttentionStepHeader + 2 * i + 1] = delta * inv_q;
+      args.bounds_q[place * kTile + t] = bound_of(norm * inv_scale * largest_p);
+    }
+    record[0] = inv_q * args.scale_log2;
+    record[1] = inv_q;
+    record[2] = bound_of(largest * inv_q);
+    record[3] = std::log2(inv_scale);
+  }
+}
+
+template <class Casts>
+void cast_all(const codegen::AttentionCastSpec& spec, const Call& call) {
+  const auto& args = call.args<kernels::AttentionBackwardCastArgs<Casts>>();
+  const auto& kept = args.kept;
+  if (args.dout.x == nullptr || args.dout.copy == nullptr || args.o.x == nullptr ||
+      args.lse == nullptr || args.largest_p == nullptr || args.q_t == nullptr ||
+      args.k_t == nullptr || args.dout_t == nullptr || args.v == nullptr || args.steps == nullptr ||
+      args.bounds_q == nullptr || args.bounds_v == nullptr || args.dout.tokens != kept.q.tokens ||
+      args.dout.heads != kept.q.heads) {
+    call.fault("{}: an array is null, or dO has other queries than q", call.module.key);
+    return;
+  }
+  const int64_t rows_q = int64_t{kept.batch} * kept.q.heads;
+  const int64_t rows_k = int64_t{kept.batch} * kept.k.heads;
+  const AttentionHeads q = attention_heads(spec, call, kept.q, false);
+  const AttentionHeads v = attention_heads(spec, call, kept.v, true);
+  transpose(q, rows_q, false, args.q_t);
+  transpose(attention_heads(spec, call, kept.k, true), rows_k, false, args.k_t);
+  transpose(v, rows_k, true, args.v);
+  bound_values(v, rows_k, args.v, args.bounds_v);
+  const AttentionHeads dout = attention_heads(spec, call, args.dout, false);
+  const AttentionHeads o = attention_heads(spec, call, args.o, false);
+  for (int64_t row = 0; row < rows_q; ++row) {
+    for (int64_t at = 0; at < q.count(); ++at) cast_gradient(args, dout, o, row, at);
+  }
+}
+
+// --- the gradients
+
+// The operands of a call as numbers, and how its blocks lie.
+struct Operands {
+  const kernels::AttentionBackwardArgs& args;
+  bool causal;
+  int64_t window;            // 0: all keys
+  int64_t blocks_q, blocks_k;  // of a head
+  const AttentionBlock* of_q = nullptr;  // of packed sequences
+  const AttentionBlock* of_k = nullptr;
+  std::array<std::vector<float>, 6> values;  // of the maps
+
+  [[nodiscard]] AttentionBlock queries(int64_t place) const {
+    return block(of_q, place, args.queries);
+  }
+  [[nodiscard]] AttentionBlock keys(int64_t place) const { return block(of_k, place, args.keys); }
+  [[nodiscard]] AttentionBlock block(const AttentionBlock* packed, int64_t place,
+                                     int32_t tokens) const {
+    if (packed != nullptr) return packed[place];
+    return block_of_batch(place, tokens, args.queries, args.keys);
+  }
+  [[nodiscard]] bool has(int64_t query, int64_t key) const {
+    return (!causal || key <= query) && (window == 0 || query - key < window);
+  }
+};
+
+float dot(const float* x, const float* y) {
+  float sum = 0;
+  for (int64_t c = 0; c < kHead; ++c) sum += x[c] * y[c];
+  return sum;
+}
+
+void store(const kernels::AttentionGradient& to, int64_t batch, int64_t head, int64_t token,
+           const float* x, float factor) {
+  for (int64_t c = 0; c < kHead; ++c) {
+    to.x[batch * to.stride_batch + head * to.stride_head + token * to.stride_token + c] =
+        encode_bf16(x[c] * factor);
+  }
+}
+
+// dQ of a query of a block of a head, from all values of its keys: {q, dO, k, v, k^T}.
+void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_t row) {
+  const kernels::AttentionBackwardArgs& args = of.args;
+  const AttentionBlock block = of.queries(place);
+  const int64_t kv = head / (args.heads_q / args.heads_kv), at = head * of.blocks_q + place;
+  const int64_t first_block = kv * of.blocks_k + block.first;
+  const int64_t query = block.index * kTile + row;
+  const int64_t all = kernels::attention_blocks(block.keys);
+  const int64_t tiles = of.causal ? std::min<int64_t>(block.index + 1, all) : all;
+  const int64_t begin =
+      of.window > 0 ? kernels::attention_first_tile(block.index, static_cast<int32_t>(of.window))
+                    : 0;
+  std::vector<float> dq(static_cast<size_t>(kHead));
+  float factor = 0;
+  if (begin < tiles) {
+    const float* record = args.steps + (2 * at + row / kStep) * kernels::kAttentionStepFloats;
+    const float* own = record + kernels::kAttentionStepHeader + 2 * (row % kStep);
+    float bound_v = args.bounds_v[first_block + begin], largest_k = 0;
+    for (int64_t t = begin; t < tiles; ++t) {
+      bound_v = least(bound_v, args.bounds_v[first_block + t]);
+      const float k = args.inv_scale_k[first_block + t];
+      if (!(k <= largest_k)) largest_k = k;
+    }
+    const float scale = least(256 * args.bounds_q[at * kTile + row] * bound_v, kMostScale);
+    const float delta = own[1] / record[1];
+    for (int64_t t = begin; t < tiles; ++t) {
+      const float inv_k = args.inv_scale_k[first_block + t];
+      const float inv_v = args.inv_scale_v[first_block + t];
+      const float of_ds = scale * (inv_k / largest_k);
+      for (int64_t j = 0; j < kTile; ++j) {
+        const int64_t key = t * kTile + j;
+        float p = 0;
+        const float* q = &of.values[0][static_cast<size_t>((at * kTile + row) * kHead)];
+        const float* dout = &of.values[1][static_cast<size_t>((at * kTile + row) * kHead)];
+        const auto key_at = static_cast<size_t>(((first_block + t) * kTile + j) * kHead);
+        if (key < block.keys && of.has(query, key)) {
+          p = std::exp2(std::fma(dot(q, &of.values[2][key_at]), record[0] * inv_k, -own[0]));
+        }
+        const float dp = dot(dout, &of.values[3][key_at]);
+        const float ds = rounded(p * std::fma(dp, inv_v * of_ds, -delta * of_ds));
+        const int64_t column =
+            (block.first + t) * kTile + kernels::fragment_place(static_cast<int32_t>(j));
+        for (int64_t c = 0; c < kHead; ++c) {
+          dq[static_cast<size_t>(c)] +=
+              ds * of.values[4][static_cast<size_t>((kv * kHead + c) * of.blocks_k * kTile + column)];
+        }
+      }
+    }
+    factor = args.scale * largest_k / scale;
+  }
+  const bool packed = of.of_q != nullptr;
+  store(args.dq, packed ? 0 : head / args.heads_q, packed ? head : head % args.heads_q,
+        block.token + row, dq.data(), factor);
+}
+
+// dK and dV of the 16 keys of a warp, which share a scale of P: {k, v, q, dO, q^T, dO^T}.
+class KeysOfWarp {
+ public:
+  static constexpr int64_t kKeys = 16;
+
+  KeysOfWarp(const Operands& of, int64_t kv, int64_t place, int64_t first)
+      : of_(of), kv_(kv), block_(of.keys(place)), at_(kv * of.blocks_k + place), first_(first) {}
+
+  void run() {
+    const kernels::AttentionBackwardArgs& args = of_.args;
+    const int64_t pair = block_.index / kernels::kAttentionKeyCluster *
+                         kernels::kAttentionKeyCluster;
+    int64_t end = 2 * kernels::attention_blocks(block_.queries);
+    if (of_.window > 0) {
+      const int64_t last = (pair + kernels::kAttentionKeyCluster) * kTile + of_.window - 2;
+      end = std::min(end, last / kStep + 1);
+    }
+    const int64_t begin = of_.causal ? std::min(2 * pair, end) : 0;
+    const int64_t group = args.heads_q / args.heads_kv;
+    for (int64_t head = kv_ * group; head < (kv_ + 1) * group; ++head) {
+      for (int64_t step = begin; step < end; ++step) add(head, step);
+    }
+    const float of_p = std::exp2(exponent_);
+    const bool packed = of_.of_k != nullptr;
+    for (int64_t i = 0; i < kKeys; ++i) {
+      if (first_ + i >= block_.tokens) break;
+      const int64_t batch = packed ? 0 : kv_ / args.heads_kv;
+      const int64_t head = packed ? kv_ : kv_ % args.heads_kv;
+      const int64_t token = block_.token + first_ + i;
+      store(args.dv, batch, head, token, dv_[i], of_p);
+      store(args.dk, batch, head, token, dk_[i], of_p / scale_ds_ * args.scale);
+    }
+  }
+
+ private:
+  // The products of 64 queries.
+  void add(int64_t head, int64_t step) {
+    const kernels::AttentionBackwardArgs& args = of_.args;
+    const int64_t step_of_all = (head * of_.blocks_q + block_.first_q) * 2 + step;
+    const float* record = args.steps + step_of_all * kernels::kAttentionStepFloats;
+    const float* rows = record + kernels::kAttentionStepHeader;
+    const float factor = args.inv_scale_k[at_] * record[0];
+    for (int64_t i = 0; i < kKeys; ++i) {
+      for (int64_t j = 0; j < kStep; ++j) {
+        const float s = dot(value(0, at_ * kTile + first_ + i), value(2, step_of_all * kStep + j));
+        const int64_t key = block_.index * kTile + first_ + i;
+        const bool behind = is_first_ && first_ + i >= block_.tokens;
+        s_[i][j] = !behind && of_.has(step * kStep + j, key)
+                       ? std::fma(s, factor, -rows[2 * j] - exponent_)
+                       : -std::numeric_limits<float>::infinity();
+      }
+    }
+    if (is_first_) set_first_exponent(record[3]);
+    for (auto& of_key : s_) {
+      for (float& each : of_key) each = std::exp2(each);
+    }
+    if (!is_first_ && may_saturate()) scale_p();
+    const float bound = least(args.bounds_v[at_] * record[2], kMostScale);
+    if (is_first_) {
+      scale_ds_ = bound;
+    } else if (!(bound >= scale_ds_)) {
+      multiply(dk_, bound / scale_ds_);
+      scale_ds_ = bound;
+    }
+    is_first_ = false;
+    const float of_dp = args.inv_scale_v[at_] * record[1] * scale_ds_;
+    for (int64_t i = 0; i < kKeys; ++i) {
+      for (int64_t j = 0; j < kStep; ++j) {
+        const float dp = dot(value(1, at_ * kTile + first_ + i), value(3, step_of_all * kStep + j));
+        const float p = rounded(s_[i][j]);
+        const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -rows[2 * j + 1] * scale_ds_));
+        const int64_t place = step * kStep + j;
+        const int64_t column =
+            block_.first_q * kTile + kernels::fragment_place(static_cast<int32_t>(place));
+        for (int64_t c = 0; c < kHead; ++c) {
+          const int64_t line = (head * kHead + c) * of_.blocks_q * kTile + column;
+          dv_[i][c] += p * of_.values[5][static_cast<size_t>(line)];
+          dk_[i][c] += ds * of_.values[4][static_cast<size_t>(line)];
+        }
+      }
+    }
+  }
+  [[nodiscard]] const float* value(size_t map, int64_t row) const {
+    return &of_.values[map][static_cast<size_t>(row * kHead)];
+  }
+  void set_first_exponent(float log2_of_dout) {
+    float most = log2_of_dout - 40;
+    for (const auto& of_key : s_) {
+      for (const float each : of_key) most = std::fmax(most, each);
+    }
+    exponent_ = std::ceil(most) - 6;
+    for (auto& of_key : s_) {
+      for (float& each : of_key) each -= exponent_;
+    }
+  }
+  // As the device sees it: by the sum of the squares of a thread's elements.
+  [[nodiscard]] bool may_saturate() const {
+    for (int64_t lane = 0; lane < 32; ++lane) {
+      float sum = 0;
+      for (const int64_t i : {lane / 4, lane / 4 + 8}) {
+        for (int64_t j = lane % 4 * 2; j < kStep; j += 8) {
+          sum += s_[i][j] * s_[i][j] + s_[i][j + 1] * s_[i][j + 1];
+        }
+      }
+      if (!(sum <= 448.0F * 448.0F)) return true;
+    }
+    return false;
+  }
+  void scale_p() {
+    float most = 0;
+    for (int64_t i = 0; i < kKeys; ++i) {
+      for (float& each : s_[i]) {
+        if (first_ + i >= block_.tokens) each = 0;
+        if (!(each <= most)) most = each;
+      }
+    }
+    const uint32_t exponent = std::max(std::bit_cast<uint32_t>(most) >> 23, 34U);
+    const float by =
+        exponent == 255 ? std::nanf("") : std::bit_cast<float>((259 - exponent) << 23);
+    if (by > 1) return;
+    exponent_ -= std::log2(by);
+    multiply(s_, by);
+    multiply(dv_, by);
+    multiply(dk_, by);
+  }
+  template <size_t kCount>
+  static void multiply(float (&x)[kKeys][kCount], float by) {
+    for (auto& row : x) {
+      for (float& each : row) each *= by;
+    }
+  }
+
+  const Operands& of_;
+  int64_t kv_;
+  AttentionBlock block_;
+  int64_t at_;     // the block, of those of all heads
+  int64_t first_;  // of the keys, in the block
+  bool is_first_ = true;
+  float exponent_ = 0, scale_ds_ = 1;
+  float s_[kKeys][kStep] = {};
+  float dk_[kKeys][kHead] = {}, dv_[kKeys][kHead] = {};
+};
+
+// Says what the maps of a launch have to be, by the order of its operands.
+struct Expected {
+  const char* name;
+  int64_t rows, cols, box_rows, box_cols;
+};
+
+bool read_maps(const codegen::AttentionBackwardSpec& spec, const Call& call, Operands& operands) {
+  const kernels::AttentionBackwardArgs& args = operands.args;
+  const int64_t heads_q = int64_t{args.batch} * args.heads_q, q = operands.blocks_q * kTile;
+  const int64_t heads_k = int64_t{args.batch} * args.heads_kv, k = operands.blocks_k * kTile;
+  constexpr int64_t kPart = kStep / kernels::kAttentionKeyCluster;
+  constexpr int64_t kColumns = kHead / kernels::kAttentionKeyCluster;
+  const std::vector<Expected> expected =
+      spec.keys ? std::vector<Expected>{{"k", heads_k * k, kHead, kTile, kHead},
+                                        {"v", heads_k * k, kHead, kTile, kHead},
+                                        {"q", heads_q * q, kHead, kPart, kHead},
+                                        {"dO", heads_q * q, kHead, kPart, kHead},
+                                        {"q^T", heads_q * kHead, q, kColumns, kStep},
+                                        {"dO^T", heads_q * kHead, q, kColumns, kStep}}
+                : std::vector<Expected>{{"q", heads_q * q, kHead, kTile, kHead},
+                                        {"dO", heads_q * q, kHead, kTile, kHead},
+                                        {"k", heads_k * k, kHead, kTile, kHead},
+                                        {"v", heads_k * k, kHead, kTile, kHead},
+                                        {"k^T", heads_k * kHead, k, kHead, kTile}};
+  const auto* const encoded = &call.args<CUtensorMap>();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    TensorMap map;
+    std::memcpy(&map, &encoded[i], sizeof map);
+    const Expected& of = expected[i];
+    if (map.base == nullptr || static_cast<int64_t>(map.rows) != of.rows ||
+        static_cast<int64_t>(map.cols) != of.cols ||
+        static_cast<int64_t>(map.ld_bytes) != of.cols || map.box_rows != of.box_rows ||
+        map.box_cols != of.box_cols) {
+      call.fault("{}: the map of {} has {} x {} in boxes of {} x {}", call.module.key, of.name,
+                 map.rows, map.cols, map.box_rows, map.box_cols);
+      return false;
+    }
+    const auto* const bytes = static_cast<const uint8_t*>(map.base);
+    operands.values[i].resize(static_cast<size_t>(of.rows * of.cols));
+    std::ranges::transform(bytes, bytes + of.rows * of.cols, operands.values[i].begin(), e4m3);
+  }
+  return true;
+}
+
+template <class Args>
+void differentiate(const codegen::AttentionBackwardSpec& spec, const Call& call) {
+  const auto& args = call.args<Args>(1);
+  if (args.queries < 1 || args.keys < 1 || args.heads_kv < 1 || args.batch < 1 ||
+      args.heads_q < 1 || args.heads_q % args.heads_kv != 0 || args.inv_scale_k == nullptr ||
+      args.inv_scale_v == nullptr || args.bounds_v == nullptr || args.steps == nullptr ||
+      args.bounds_q == nullptr || args.sums == nullptr || args.dq.x == nullptr ||
+      args.dk.x == nullptr || args.dv.x == nullptr) {
+    call.fault("{}: {} queries, {} keys, {} and {} heads, batch {}, or a null array",
+               call.module.key, args.queries, args.keys, args.heads_q, args.heads_kv, args.batch);
+    return;
+  }
+  Operands operands{.args = args,
+                    .causal = spec.mask != codegen::AttentionMask::kFull,
+                    .window = 0,
+                    .blocks_q = kernels::attention_blocks(args.queries),
+                    .blocks_k = kernels::attention_blocks(args.keys),
+                    .values = {}};
+  if constexpr (Args::kWindow) operands.window = args.window;
+  if constexpr (Args::kPacked) {
+    operands.blocks_q = kernels::attention_packed_blocks(args.queries, args.sequences);
+    operands.blocks_k = kernels::attention_packed_blocks(args.keys, args.sequences);
+    operands.of_q = args.blocks_q;
+    operands.of_k = args.blocks_k;
+  }
+  if (!read_maps(spec, call, operands)) return;
+  if (!spec.keys) {
+    for (int64_t head = 0; head < int64_t{args.batch} * args.heads_q; ++head) {
+      for (int64_t place = 0; place < operands.blocks_q; ++place) {
+        for (int64_t row = 0; row < operands.queries(place).tokens; ++row) {
+          differentiate_query(operands, head, place, row);
+        }
+      }
+    }
+    return;
+  }
+  for (int64_t head = 0; head < int64_t{args.batch} * args.heads_kv; ++head) {
+    for (int64_t place = 0; place < operands.blocks_k; ++place) {
+      for (int64_t first = 0; first < operands.keys(place).tokens; first += KeysOfWarp::kKeys) {
+        KeysOfWarp(operands, head, place, first).run();
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void emulate_backward_cast(const codegen::AttentionCastSpec& spec, const Call& call) {
+  if (spec.packed) return cast_all<kernels::AttentionPackedCastArgs>(spec, call);
+  cast_all<kernels::AttentionCastArgs>(spec, call);
+}
+
+void emulate(const codegen::AttentionBackwardSpec& spec, const Call& call) {
+  using kernels::AttentionBackwardArgs, kernels::AttentionPackedArgs, kernels::AttentionWindow;
+  const bool window = spec.mask == codegen::AttentionMask::kWindow;
+  if (window && spec.packed) {
+    differentiate<AttentionPackedArgs<AttentionWindow<AttentionBackwardArgs>>>(spec, call);
+  } else if (window) {
+    differentiate<AttentionWindow<AttentionBackwardArgs>>(spec, call);
+  } else if (spec.packed) {
+    differentiate<AttentionPackedArgs<AttentionBackwardArgs>>(spec, call);
+  } else {
+    differentiate<AttentionBackwardArgs>(spec, call);
+  }
+}
+
+}  // namespace f8::runtime::emulation

@@ -1,0 +1,467 @@
+// The backward of attention in fp8: its gradients next to those in fp64 of the values that the forward multiplied, by
+// heads, tokens, mask and strides; those of packed sequences, which have the bits that they have alone; and bad input.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "recipes/dtype.hpp"
+#include "runtime/attention/attention.hpp"
+#include "tests/gpu/attention/elements.hpp"
+#include "tests/gpu/gpu_test.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+constexpr int64_t kD = 128;
+
+struct BackwardCase {
+  const char* name;
+  int64_t batch, heads_q, heads_kv, queries, keys;
+  bool causal = true;
+  int64_t window = 0;
+};
+
+// The operands of a call, [batch][tokens][heads][128].
+struct Operands {
+  Elements q, k, v, dout;
+
+  Operands(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t queries, int64_t keys)
+      : q(batch, heads_q, queries, 8, 1, 0),
+        k(batch, heads_kv, keys, 8, 2, 5),
+        v(batch, heads_kv, keys, 8, 3, 0),
+        dout(batch, heads_q, queries, 16, 4, 0) {}
+};
+
+struct Gradients {
+  Elements q, k, v;     // as they were multiplied
+  Elements dq, dk, dv;  // with what lay between their heads before
+  std::vector<uint16_t> o;
+  std::vector<float> lse;
+
+  explicit Gradients(const Operands& of)
+      : q(of.q), k(of.k), v(of.v), dq(of.q), dk(of.k), dv(of.v) {}
+};
+
+class AttentionGradients : public GpuTest {
+ protected:
+  // Tokens of the operands: all of them, or a sequence's.
+  struct Tokens {
+    int64_t first_q, queries, first_k, keys;
+  };
+
+  void run(AttentionDesc desc, const Operands& of, const std::vector<int32_t>& offsets_q,
+           const std::vector<int32_t>& offsets_k, Gradients& out) {
+    desc.packed = !offsets_q.empty();
+    desc.fp8_backward = true;
+    const auto plan = Attention::plan(context_, desc);
+    F8_ASSERT_OK(plan);
+    const int64_t batch = desc.packed ? std::ssize(offsets_q) - 1 : of.q.batch;
+    const AttentionSizes sizes{batch, of.q.tokens, of.k.tokens};
+    const DeviceBuffer q(context(), of.q.bits), k(context(), of.k.bits), v(context(), of.v.bits);
+    const DeviceBuffer dout(context(), of.dout.bits);
+    const std::vector<int32_t> none(2);
+    const DeviceBuffer cu_q(context(), desc.packed ? offsets_q : none);
+    const DeviceBuffer cu_k(context(), desc.packed ? offsets_k : none);
+    const auto rows = static_cast<size_t>(of.q.batch * of.q.heads * of.q.tokens);
+    const DeviceBuffer o(context(), rows * kD * 2), lse(context(), rows * 4);
+    const DeviceBuffer saved(context(), (*plan)->saved_bytes(sizes));
+    DeviceBuffer workspace(
+        context(),
+        std::max((*plan)->workspace_bytes(sizes), (*plan)->backward_workspace_bytes(sizes)));
+    F8_ASSERT_OK((*plan)->forward({.sizes = sizes,
+                                   .q = of.q.on(q),
+                                   .k = of.k.on(k),
+                                   .v = of.v.on(v),
+                                   .o = o.as(),
+                                   .lse = lse.as<float>(),
+                                   .saved = {saved.as()},
+                                   .workspace = {workspace.as()},
+                                   .cu_seqlens_q = desc.packed ? cu_q.as<int32_t>() : nullptr,
+                                   .cu_seqlens_kv = desc.packed ? cu_k.as<int32_t>() : nullptr},
+                                  nullptr));
+    F8_ASSERT_OK((*plan)->dequantize({.sizes = sizes,
+                                      .saved = {saved.as()},
+                                      .q = of.q.on(q),
+                                      .k = of.k.on(k),
+                                      .v = of.v.on(v)},
+                                     nullptr));
+    workspace.poison();
+    const DeviceBuffer dq(context(), out.dq.bits), dk(context(), out.dk.bits),
+        dv(context(), out.dv.bits);
+    F8_ASSERT_OK((*plan)->backward({.sizes = sizes,
+                                    .dout = of.dout.on(dout),
+                                    .o = o.as(),
+                                    .lse = lse.as<float>(),
+                                    .saved = {saved.as()},
+                                    .workspace = {workspace.as()},
+                                    .dq = of.q.on(dq),
+                                    .dk = of.k.on(dk),
+                                    .dv = of.v.on(dv)},
+                                   nullptr));
+    out.q.bits = q.download<uint16_t>();
+    out.k.bits = k.download<uint16_t>();
+    out.v.bits = v.download<uint16_t>();
+    out.dq.bits = dq.download<uint16_t>();
+    out.dk.bits = dk.download<uint16_t>();
+    out.dv.bits = dv.download<uint16_t>();
+    out.o = o.download<uint16_t>();
+    out.lse = lse.download<float>();
+    EXPECT_TRUE(workspace.guards_are_whole());
+    for (const DeviceBuffer* each : {&o, &lse, &saved, &dq, &dk, &dv}) {
+      EXPECT_TRUE(each->guards_are_whole());
+    }
+  }
+  void run(const AttentionDesc& desc, const Operands& of, Gradients& out) {
+    run(desc, of, {}, {}, out);
+  }
+};
+
+double db(double signal, double noise) {
+  return 10 * std::log10(signal / std::max(noise, 1e-300));
+}
+
+// Compares gradients with those in fp64 of the values that were multiplied and of dO as it was given.
+class ExactGradients {
+ public:
+  ExactGradients(const AttentionDesc& desc, const Operands& of, const Gradients& actual)
+      : desc_(desc),
+        of_(of),
+        actual_(actual),
+        dk_(static_cast<size_t>(of.k.batch * of.k.heads * of.k.tokens * kD)),
+        dv_(dk_.size()) {
+    for (int64_t row = 0; row < of.q.batch * of.q.heads; ++row) {
+      for (int64_t query = 0; query < of.q.tokens; ++query) add(row, query);
+    }
+    const int64_t tokens = of.k.tokens;
+    for (int64_t i = 0; i < std::ssize(dk_); ++i) {
+      const int64_t row = i / kD / tokens, token = i / kD % tokens;
+      compare(dk_[static_cast<size_t>(i)], actual.dk.value(row, token, i % kD), k_);
+      compare(dv_[static_cast<size_t>(i)], actual.dv.value(row, token, i % kD), v_);
+    }
+  }
+  [[nodiscard]] double of_q() const { return db(q_.signal, q_.noise); }
+  [[nodiscard]] double of_k() const { return db(k_.signal, k_.noise); }
+  [[nodiscard]] double of_v() const { return db(v_.signal, v_.noise); }
+
+ private:
+  struct Power {
+    double signal = 0, noise = 0;
+  };
+  static void compare(double exact, double value, Power& to) {
+    to.signal += exact * exact;
+    to.noise += (exact - value) * (exact - value);
+  }
+  void add(int64_t row, int64_t query) {
+    const double scale = desc_.scale == 0 ? 1 / std::sqrt(double{kD}) : double{desc_.scale};
+    const int64_t kv = row / (desc_.heads_q / desc_.heads_kv);
+    const int64_t first = desc_.window > 0 ? std::max<int64_t>(query + 1 - desc_.window, 0) : 0;
+    const int64_t end = desc_.causal ? std::min(query + 1, of_.k.tokens) : of_.k.tokens;
+    std::vector<double> p(static_cast<size_t>(end)), dp(p.size());
+    double sum = 0, delta = 0, most = -1e300;
+    for (int64_t j = first; j < end; ++j) {
+      double s = 0, x = 0;
+      for (int64_t c = 0; c < kD; ++c) {
+        s += actual_.q.value(row, query, c) * actual_.k.value(kv, j, c);
+        x += of_.dout.value(row, query, c) * actual_.v.value(kv, j, c);
+      }
+      p[static_cast<size_t>(j)] = s * scale;
+      dp[static_cast<size_t>(j)] = x;
+      most = std::max(most, s * scale);
+    }
+    for (int64_t j = first; j < end; ++j) {
+      double& each = p[static_cast<size_t>(j)];
+      sum += each = std::exp(each - most);
+    }
+    for (int64_t j = first; j < end; ++j) {
+      double& each = p[static_cast<size_t>(j)];
+      each /= sum;
+      delta += each * dp[static_cast<size_t>(j)];
+    }
+    std::vector<double> dq(kD);
+    for (int64_t j = first; j < end; ++j) {
+      const double of_key = p[static_cast<size_t>(j)];
+      const double ds = of_key * (dp[static_cast<size_t>(j)] - delta) * scale;
+      for (int64_t c = 0; c < kD; ++c) {
+        const auto at = static_cast<size_t>((kv * of_.k.tokens + j) * kD + c);
+        dq[static_cast<size_t>(c)] += ds * actual_.k.value(kv, j, c);
+        dk_[at] += ds * actual_.q.value(row, query, c);
+        dv_[at] += of_key * of_.dout.value(row, query, c);
+      }
+    }
+    for (int64_t c = 0; c < kD; ++c) {
+      compare(dq[static_cast<size_t>(c)], actual_.dq.value(row, query, c), q_);
+    }
+  }
+
+  const AttentionDesc& desc_;
+  const Operands& of_;
+  const Gradients& actual_;
+  std::vector<double> dk_, dv_;
+  Power q_, k_, v_;
+};
+
+class AttentionBackwardTest : public AttentionGradients,
+                              public testing::WithParamInterface<BackwardCase> {
+ protected:
+  static AttentionDesc desc() {
+    const BackwardCase& of = GetParam();
+    return {.heads_q = of.heads_q,
+            .heads_kv = of.heads_kv,
+            .causal = of.causal,
+            .window = of.window};
+  }
+  static Operands operands() {
+    const BackwardCase& of = GetParam();
+    return {of.batch, of.heads_q, of.heads_kv, of.queries, of.keys};
+  }
+  // The rounding of dO alone leaves 31 dB, that of P and dS as much each.
+  void expect_exact(const Operands& of) {
+    Gradients actual(of);
+    run(desc(), of, actual);
+    const AttentionDesc shape = desc();
+    const ExactGradients exact(shape, of, actual);
+    EXPECT_GT(exact.of_q(), 23);
+    EXPECT_GT(exact.of_k(), 23);
+    EXPECT_GT(exact.of_v(), 25);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AttentionBackwardTest,
+    testing::Values(BackwardCase{"block", 1, 1, 1, 128, 128},
+                    BackwardCase{"full", 1, 1, 1, 128, 128, false},
+                    BackwardCase{"batch", 2, 2, 1, 300, 300},
+                    BackwardCase{"full_of_other_keys", 1, 3, 3, 129, 257, false},
+                    BackwardCase{"more_queries", 1, 2, 2, 257, 130},
+                    BackwardCase{"more_keys", 1, 2, 1, 100, 390},
+                    BackwardCase{"full_groups", 2, 4, 2, by_device<int64_t>(1152, 200), 127, false},
+                    BackwardCase{"groups", 1, 8, 1, by_device<int64_t>(1025, 140),
+                                 by_device<int64_t>(1025, 140)},
+                    BackwardCase{"window", 1, 2, 1, 300, 300, true, 100},
+                    BackwardCase{"window_of_tiles", 2, 2, 1, 270, 270, true, 128},
+                    BackwardCase{"wide_window", 1, 8, 1, by_device<int64_t>(1025, 140),
+                                 by_device<int64_t>(1025, 140), true, by_device<int64_t>(500, 70)},
+                    BackwardCase{"window_of_more_keys", 1, 1, 1, 130, 300, true, 40}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(AttentionBackwardTest, IsThatOfTheRoundedOperands) { expect_exact(operands()); }
+
+// Scales follow the gradient, whatever its size, also where its first queries have none.
+TEST_P(AttentionBackwardTest, OfSmallAndLargeGradients) {
+  for (const double factor : {1e-9, 1e9}) {
+    Operands of = operands();
+    for (int64_t row = 0; row < of.dout.batch * of.dout.heads; ++row) {
+      for (int64_t t = 0; t < of.dout.tokens; ++t) {
+        const double by = t < of.dout.tokens / 3 ? 0 : factor;
+        for (int64_t c = 0; c < kD; ++c) {
+          uint16_t& bits = of.dout.bits[of.dout.at(row, t, c)];
+          bits = encode_bf16(static_cast<float>(decode_bf16(bits) * by));
+        }
+      }
+    }
+    expect_exact(of);
+  }
+}
+
+TEST_P(AttentionBackwardTest, OfNoGradientIsZero) {
+  Operands of = operands();
+  std::ranges::fill(of.dout.bits, uint16_t{0});
+  Gradients actual(of);
+  run(desc(), of, actual);
+  for (const Elements* each : {&actual.dq, &actual.dk, &actual.dv}) {
+    for (int64_t row = 0; row < each->batch * each->heads; ++row) {
+      for (int64_t t = 0; t < each->tokens; ++t) {
+        for (int64_t c = 0; c < kD; ++c) ASSERT_EQ(each->value(row, t, c), 0);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionBackwardTest, HasTheSameBitsTwiceAndWritesNothingBetweenHeads) {
+  const Operands of = operands();
+  Gradients first(of), second(of);
+  run(desc(), of, first);
+  run(desc(), of, second);
+  EXPECT_EQ(first.dq.bits, second.dq.bits);
+  EXPECT_EQ(first.dk.bits, second.dk.bits);
+  EXPECT_EQ(first.dv.bits, second.dv.bits);
+  const auto expect_gaps = [](const Elements& before, const Elements& after) {
+    const auto stride = static_cast<size_t>(before.token_stride());
+    for (size_t i = 0; i < before.bits.size(); ++i) {
+      if (i % stride < stride - static_cast<size_t>(before.gap)) continue;
+      ASSERT_EQ(before.bits[i], after.bits[i]);
+    }
+  };
+  expect_gaps(of.q, first.dq);
+  expect_gaps(of.k, first.dk);
+  expect_gaps(of.v, first.dv);
+}
+
+TEST_P(AttentionBackwardTest, ANanIsThatHeadsAlone) {
+  const BackwardCase& c = GetParam();
+  Operands of = operands();
+  Gradients clean(of), dirty(of);
+  run(desc(), of, clean);
+  of.dout.bits[of.dout.at(0, c.queries - 1, 5)] = 0x7FC0;
+  run(desc(), of, dirty);
+  EXPECT_TRUE(std::isnan(dirty.dq.value(0, c.queries - 1, 5)));
+  bool nan = false;
+  for (int64_t t = 0; t < c.keys; ++t) nan = nan || std::isnan(dirty.dv.value(0, t, 5));
+  EXPECT_TRUE(nan);
+  const auto expect_others = [](const Elements& x, const Elements& y, int64_t from) {
+    for (int64_t row = from; row < x.batch * x.heads; ++row) {
+      for (int64_t t = 0; t < x.tokens; ++t) {
+        for (int64_t d = 0; d < kD; ++d) ASSERT_EQ(x.bits[x.at(row, t, d)], y.bits[y.at(row, t, d)]);
+      }
+    }
+  };
+  expect_others(clean.dq, dirty.dq, 1);
+  expect_others(clean.dk, dirty.dk, 1);
+  expect_others(clean.dv, dirty.dv, 1);
+}
+
+struct PackCase {
+  const char* name;
+  int64_t heads_q, heads_kv;
+  std::vector<int32_t> queries, keys;  // of each sequence
+  bool causal = true;
+  int64_t window = 0;
+};
+
+class PackedGradients : public AttentionGradients, public testing::WithParamInterface<PackCase> {
+ protected:
+  static AttentionDesc desc() {
+    const PackCase& of = GetParam();
+    return {.heads_q = of.heads_q,
+            .heads_kv = of.heads_kv,
+            .causal = of.causal,
+            .window = of.window};
+  }
+  static std::vector<int32_t> offsets_of(const std::vector<int32_t>& tokens) {
+    std::vector<int32_t> offsets(tokens.size() + 1);
+    std::partial_sum(tokens.begin(), tokens.end(), offsets.begin() + 1);
+    return offsets;
+  }
+  // The tokens of a sequence.
+  static Elements part(const Elements& of, int64_t first, int64_t tokens) {
+    Elements r = of;
+    r.tokens = tokens;
+    const auto stride = static_cast<size_t>(of.token_stride());
+    r.bits.assign(of.bits.begin() + first * of.token_stride(),
+                  of.bits.begin() + (first + tokens) * of.token_stride());
+    r.bits.resize(static_cast<size_t>(tokens) * stride);
+    return r;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, PackedGradients,
+    testing::Values(
+        PackCase{"causal", 2, 1, {100, 0, 1, 257, 128}, {100, 0, 1, 257, 128}},
+        PackCase{"full", 2, 2, {100, 0, 130, 3, 7}, {30, 5, 129, 257, 0}, false},
+        PackCase{"other_keys", 2, 1, {60, 300, 2}, {200, 140, 0}},
+        PackCase{"window", 2, 1, {130, 300, 0, 1, 20}, {130, 300, 0, 1, 20}, true, 70},
+        PackCase{"many", 1, 1, std::vector<int32_t>(70, 3), std::vector<int32_t>(70, 3)}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(PackedGradients, EachSequenceHasTheBitsThatItHasAlone) {
+  const PackCase& of = GetParam();
+  const std::vector<int32_t> cu_q = offsets_of(of.queries), cu_k = offsets_of(of.keys);
+  const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back());
+  Gradients packed(all);
+  run(desc(), all, cu_q, cu_k, packed);
+  for (size_t i = 0; i < of.queries.size(); ++i) {
+    const int64_t queries = of.queries[i], keys = of.keys[i];
+    if (queries == 0 || keys == 0) {
+      // Without queries, or without keys, a sequence's gradients are 0.
+      const Elements dq = part(packed.dq, cu_q[i], queries);
+      const Elements dk = part(packed.dk, cu_k[i], keys);
+      const Elements dv = part(packed.dv, cu_k[i], keys);
+      for (const Elements* each : {&dq, &dk, &dv}) {
+        for (int64_t t = 0; t < each->tokens; ++t) EXPECT_EQ(each->value(0, t, 5), 0);
+      }
+      continue;
+    }
+    Operands own = all;
+    own.q = part(all.q, cu_q[i], queries);
+    own.k = part(all.k, cu_k[i], keys);
+    own.v = part(all.v, cu_k[i], keys);
+    own.dout = part(all.dout, cu_q[i], queries);
+    Gradients alone(own);
+    run(desc(), own, alone);
+    EXPECT_EQ(part(packed.dq, cu_q[i], queries).bits, alone.dq.bits) << "sequence " << i;
+    EXPECT_EQ(part(packed.dk, cu_k[i], keys).bits, alone.dk.bits) << "sequence " << i;
+    EXPECT_EQ(part(packed.dv, cu_k[i], keys).bits, alone.dv.bits) << "sequence " << i;
+  }
+}
+
+class AttentionBackwardMisuse : public AttentionGradients {};
+
+TEST_F(AttentionBackwardMisuse, OfOtherHeadsIsRefused) {
+  for (const int64_t head_dim : {64, 256}) {
+    const auto plan =
+        Attention::plan(context_, {.head_dim = head_dim, .fp8_backward = true});
+    ASSERT_FALSE(plan.has_value());
+    EXPECT_NE(plan.error().message.find("heads of 128"), std::string::npos)
+        << plan.error().message;
+  }
+}
+
+TEST_F(AttentionBackwardMisuse, OfACallIsRefused) {
+  const auto plan = Attention::plan(context_, {.fp8_backward = true});
+  const auto without = Attention::plan(context_, {});
+  F8_ASSERT_OK(plan);
+  F8_ASSERT_OK(without);
+  const AttentionSizes sizes{1, 2, 2};
+  EXPECT_EQ((*without)->backward_workspace_bytes(sizes), 0U);
+  EXPECT_EQ((*plan)->saved_bytes(sizes), (*without)->saved_bytes(sizes) + 2 * sizeof(float));
+  const std::vector<uint16_t> elements(2 * kD);
+  const DeviceBuffer dout(context(), elements), dq(context(), elements), dk(context(), elements);
+  const DeviceBuffer dv(context(), elements), o(context(), elements), lse(context(), size_t{64});
+  const DeviceBuffer saved(context(), (*plan)->saved_bytes(sizes));
+  const DeviceBuffer workspace(context(), (*plan)->backward_workspace_bytes(sizes));
+  const auto heads = [](const DeviceBuffer& buffer) {
+    return float8_heads{.data = buffer.as(), .batch_stride = 2 * kD, .token_stride = kD};
+  };
+  const float8_attention_backward_args good{.sizes = sizes,
+                                            .dout = heads(dout),
+                                            .o = o.as(),
+                                            .lse = lse.as<float>(),
+                                            .saved = {saved.as()},
+                                            .workspace = {workspace.as()},
+                                            .dq = heads(dq),
+                                            .dk = heads(dk),
+                                            .dv = heads(dv)};
+  const auto refuses = [&](const Attention& of, const auto& change, std::string_view word) {
+    float8_attention_backward_args args = good;
+    change(args);
+    const Status status = of.backward(args, nullptr);
+    ASSERT_FALSE(status.has_value()) << word;
+    EXPECT_NE(status.error().message.find(word), std::string::npos) << status.error().message;
+  };
+  refuses(
+      **without, [](auto&) {}, "fp8_backward");
+  refuses(
+      **plan, [](auto& args) { args.dout.data = nullptr; }, "dout is NULL");
+  refuses(
+      **plan, [](auto& args) { args.dk.token_stride = 4; }, "dk.token_stride is 4");
+  refuses(
+      **plan, [](auto& args) { args.dq = args.dout; }, "overlap");
+  refuses(
+      **plan, [](auto& args) { args.o = nullptr; }, "o is NULL");
+  refuses(
+      **plan, [](auto& args) { args.lse = nullptr; }, "lse is NULL");
+  refuses(
+      **plan, [](auto& args) { args.saved = {}; }, "saved.data is NULL");
+  refuses(
+      **plan, [](auto& args) { args.workspace = {}; }, "workspace.data is NULL");
+  refuses(
+      **plan, [](auto& args) { args.sizes.tokens_kv = 0; }, "0 keys");
+  float8_attention_backward_args nothing{};
+  nothing.sizes.tokens_kv = 1;
+  F8_ASSERT_OK((*plan)->backward(nothing, nullptr));
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu
