@@ -5,7 +5,7 @@
                  [--seconds 2] [--length 2048] [--profile FOLDER] [--json FILE] [--jsonl FILE] [--emulate]
 
 A shape has a sequence of s tokens, b of them, h heads of queries, g of keys and values, of d elements. The
-variants are float8's attention with its casts, the backends of torch's scaled_dot_product_attention,
+variants are float8's attention with its casts, whose backward is in bf16 (float8) or in fp8 (float8-fp8), the backends of torch's scaled_dot_product_attention,
 FlexAttention, and FlashAttention 3 where flash_attn_interface is installed, in bf16 and in fp8 (forward alone,
 with a scale for each head of a sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
 and five in backward, of the queries and keys that a mask leaves: half of them under a causal one, and in a sliding window
@@ -40,6 +40,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import float8.torch as f8
+from float8.torch.attention import BACKWARD_HEAD_DIM
 
 SHAPES = "s8192b1h32g8d128;s16384b1h16g16d256;s8192b1h32g32d64"
 TINY = "s128b1h4g2d128"
@@ -49,12 +50,13 @@ BACKENDS = {
     "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa-math": SDPBackend.MATH,
 }
-TIMED = ("float8", "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
-ACCURATE = ("float8", "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
+RECIPES = {"float8": "fp8_forward", "float8-fp8": "fp8"}
+TIMED = (*RECIPES, "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
+ACCURATE = (*RECIPES, "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
 BF16 = (*BACKENDS, "flex", "fa3")
 WITHOUT_WINDOWS = set(BACKENDS) - {"sdpa-flash"}
-PACKED = {"float8": "fp8_forward", "sdpa-flash": "bf16"}  # recipes of varlen_attention
+PACKED = {**RECIPES, "sdpa-flash": "bf16"}  # recipes of varlen_attention
 DATA = ("normal", "outlier", "bias", "sharp")
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
@@ -236,9 +238,16 @@ def call_of(name: str, mask: Mask, emulate: bool) -> Call:
         return backend(name, mask)
     if name == "flex":
         return flex(mask, emulate)
-    if name == "float8":
+    if name in RECIPES:
         return lambda q, k, v: f8.scaled_dot_product_attention(
-            q, k, v, is_causal=mask.causal, enable_gqa=True, window=mask.window, emulate=emulate
+            q,
+            k,
+            v,
+            is_causal=mask.causal,
+            enable_gqa=True,
+            window=mask.window,
+            recipe=RECIPES[name],
+            emulate=emulate,
         )
     try:
         return flash_3(mask, name == "fa3-fp8")
@@ -366,6 +375,8 @@ def measure(shape: Shape, mask: Mask, names: Sequence[str], options: Any, device
         if mask.window is not None and name in WITHOUT_WINDOWS:
             continue
         if mask.packed is not None and name not in PACKED:
+            continue
+        if name == "float8-fp8" and shape.d != BACKWARD_HEAD_DIM:
             continue
         try:
             call = call_of(name, mask, options.emulate)

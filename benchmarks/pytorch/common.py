@@ -46,14 +46,15 @@ class Variant:
     recompute: bool | None = None  # Float8Linear's
     fuse: bool = False  # with float8.torch.fuse
     norms: bool = False  # norms too
-    attention: bool = False  # with a forward in fp8
+    attention: str = ""  # the recipe of attention; "": it is in bf16
 
     @property
     def name(self) -> str:
         words = {"bf16": "bf16", "torchao": f"torchao-{self.recipe}", "float8": self.recipe}
         name = words[self.library] + ("-keep" if self.recompute is False else "")
         fused = "-fused" * self.fuse + "-norms" * self.norms
-        return name + fused + "-attention" * self.attention + "-eager" * (not self.compiled)
+        attention = {"": "", "fp8_forward": "-attention", "fp8": "-attention-fp8"}[self.attention]
+        return name + fused + attention + "-eager" * (not self.compiled)
 
     def convert(self, model: nn.Module, emulate: bool) -> nn.Module:
         """Returns the model with the variant's linears, which share the parameters."""
@@ -61,7 +62,7 @@ class Variant:
             config = f8.LinearConfig(recipe=self.recipe, emulate=emulate, recompute=self.recompute)
             model = f8.convert_to_float8_training(model, config=config)
             if self.attention:
-                f8.convert_attention_to_float8(model, emulate=emulate)
+                f8.convert_attention_to_float8(model, self.attention, emulate=emulate)
             done = f8.fuse(model, norms=self.norms) if self.fuse else []
             if not all(each.fused for each in done):
                 raise RuntimeError("an MLP was not fused")
@@ -100,7 +101,11 @@ def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dic
         every += [Variant("float8", recipe, recompute=False) for recipe in RECIPES]
     if fused:
         every += [Variant("float8", name, kind, fuse=True) for kind in kinds for name in FUSED]
-        every += [Variant("float8", name, fuse=True, attention=True) for name in FUSED]
+        every += [
+            Variant("float8", name, fuse=True, attention=recipe)
+            for recipe in ("fp8_forward", "fp8")
+            for name in FUSED
+        ]
         every += [
             Variant("float8", name, fuse=True, norms=True) for name in FUSED if name != "delayed"
         ]

@@ -1,4 +1,4 @@
-// The forward of attention in fp8, and the values that its backward reads.
+// Attention in fp8: its forward, the values that a backward in bf16 reads, and the backward in fp8.
 #include "python/shim/attention.hpp"
 
 #include <torch/csrc/stable/ops.h>
@@ -55,7 +55,8 @@ Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim, con
 }
 
 const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_dim, double scale,
-                                bool causal, int64_t window, bool packed, const Place& place) {
+                                bool causal, int64_t window, bool packed, bool fp8_backward,
+                                const Place& place) {
   return attention_plan_for({.heads_q = heads_q,
                              .heads_kv = heads_kv,
                              .head_dim = head_dim,
@@ -63,7 +64,8 @@ const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_
                              .device = place.key(),
                              .causal = causal,
                              .window = window,
-                             .packed = packed},
+                             .packed = packed,
+                             .fp8_backward = fp8_backward},
                             place)
       .attention;
 }
@@ -135,7 +137,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
                                                      int64_t window, int64_t config,
                                                      const std::optional<Tensor>& cu_seqlens_q,
                                                      const std::optional<Tensor>& cu_seqlens_k,
-                                                     int64_t max_seqlen_q, int64_t max_seqlen_k) {
+                                                     int64_t max_seqlen_q, int64_t max_seqlen_k,
+                                                     bool fp8_backward) {
   const Place place = place_of(q, Config(config));
   const Heads operands[] = {as_heads(q, place, "query"), as_heads(k, place, "key"),
                             as_heads(v, place, "value")};
@@ -149,7 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
     refuse("packed sequences are a batch of 1, with as many offsets of keys as of queries");
   }
   const float8_attention* const plan =
-      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, window, packed, place);
+      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, window, packed, fp8_backward, place);
   float8_attention_forward_args args;
   args.sizes = {packed ? cu_seqlens_q->numel() - 1 : q.size(0), q.size(2), k.size(2)};
   args.cu_seqlens_q = offsets_of(cu_seqlens_q, place, "cu_seqlens_q");
@@ -184,7 +187,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, con
   if (o.dim() != 4) refuse("o is not what attention_forward gave");
   const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
   const float8_attention* const plan =
-      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, place);
+      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, false, place);
   const Heads q = empty_heads(batch, tokens_q, heads_q, dim, place);
   const Heads k = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   const Heads v = empty_heads(batch, tokens_kv, heads_kv, dim, place);
@@ -196,6 +199,43 @@ std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, con
   args.v = v.heads;
   check(float8_attention_dequantize(plan, &args, place.stream));
   return {q.keep, k.keep, v.keep};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& o,
+                                                      const Tensor& lse, const Tensor& saved,
+                                                      int64_t heads_kv, int64_t tokens_kv,
+                                                      double scale, bool causal, int64_t window,
+                                                      int64_t config, int64_t sequences) {
+  const Place place = place_of(o, Config(config));
+  check_dense(saved, 1, place.device, "saved");
+  check_dense(o, sizeof(uint16_t), place.device, "o");
+  check_dense(lse, sizeof(float), place.device, "lse");
+  if (o.dim() != 4) refuse("o is not what attention_forward gave");
+  const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
+  const Heads of_dout = as_heads(dout, place, "the gradient of the output");
+  if (dout.size(0) != batch || dout.size(1) != heads_q || dout.size(2) != tokens_q ||
+      dout.size(3) != dim || lse.numel() != batch * heads_q * tokens_q) {
+    refuse("the gradient of the output is not [batch, heads, tokens, head_dim] of the output");
+  }
+  const float8_attention* const plan =
+      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, true, place);
+  const Heads dq = empty_heads(batch, tokens_q, heads_q, dim, place);
+  const Heads dk = empty_heads(batch, tokens_kv, heads_kv, dim, place);
+  const Heads dv = empty_heads(batch, tokens_kv, heads_kv, dim, place);
+  float8_attention_backward_args args;
+  args.sizes = {sequences > 0 ? sequences : batch, tokens_q, tokens_kv};
+  const size_t workspace_bytes = float8_attention_backward_workspace_bytes(plan, &args.sizes);
+  const Workspace workspace(place, workspace_bytes, Counts::kNone);
+  args.dout = of_dout.heads;
+  args.o = o.mutable_data_ptr();
+  args.lse = static_cast<const float*>(lse.mutable_data_ptr());
+  args.saved = {saved.mutable_data_ptr(), static_cast<size_t>(saved.numel())};
+  args.workspace = {workspace.data(), workspace_bytes};
+  args.dq = dq.heads;
+  args.dk = dk.heads;
+  args.dv = dv.heads;
+  check(float8_attention_backward(plan, &args, place.stream));
+  return {dq.keep, dk.keep, dv.keep};
 }
 
 }  // namespace float8_torch

@@ -14,11 +14,17 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
                                                      int64_t window, int64_t config,
                                                      const std::optional<Tensor>& cu_seqlens_q,
                                                      const std::optional<Tensor>& cu_seqlens_k,
-                                                     int64_t max_seqlen_q, int64_t max_seqlen_k);
+                                                     int64_t max_seqlen_q, int64_t max_seqlen_k,
+                                                     bool fp8_backward);
 std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, const Tensor& o,
                                                         int64_t heads_kv, int64_t tokens_kv,
                                                         double scale, bool causal, int64_t window,
                                                         int64_t config, int64_t sequences);
+std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& o,
+                                                      const Tensor& lse, const Tensor& saved,
+                                                      int64_t heads_kv, int64_t tokens_kv,
+                                                      double scale, bool causal, int64_t window,
+                                                      int64_t config, int64_t sequences);
 std::vector<int64_t> sequence_errors();
 
 }  // namespace float8_torch

@@ -133,7 +133,7 @@
 //   moe_score_gradient(dout, y, position, offsets, config) -> dscores
 //     The fp32 gradient of these scores. Neither of them reads the last rows, whose pairs add nothing.
 //   attention_forward(q, k, v, scale, causal, window, config, cu_seqlens_q?, cu_seqlens_k?, max_seqlen_q,
-//       max_seqlen_k) -> (o, lse, saved)
+//       max_seqlen_k, fp8_backward) -> (o, lse, saved)
 //     softmax(scale q k^T) v in fp8. q is [B, H, S, D], k and v are [B, G, T, D], all in bf16; a scale of 0 is
 //     1 / sqrt(D), a window of 0 none. o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8.
 //     With offsets in int32, [sequences + 1], S and T are the tokens of packed sequences, and B is 1; bad ones are
@@ -141,6 +141,8 @@
 //   attention_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config, sequences) -> (q, k, v)
 //     The values that this forward multiplied, [B][S][H][D] and [B][T][G][D], k without its mean over T.
 //     `sequences` of a pack; 0: it is none.
+//   attention_backward(dout, o, lse, saved, heads_kv, tokens_kv, scale, causal, window, config, sequences) -> (dq, dk, dv)
+//     The gradients in fp8 of a forward that was given fp8_backward, [B][S][H][D] and [B][T][G][D]; dout is [B, H, S, D].
 //   sequence_errors() -> [device, code, index, ...]
 //     The first bad offset on each device since the last call, for which the host waits: a
 //     float8_sequence_error_code, and which it is. The device -1 is the emulated one.
@@ -259,6 +261,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&moe_score_gradient, Roles{.config = 4}>(library, "moe_score_gradient");
   add<&attention_forward, Roles{.config = 6}>(library, "attention_forward");
   add<&attention_dequantize, Roles{.config = 7}>(library, "attention_dequantize");
+  add<&attention_backward, Roles{.config = 9}>(library, "attention_backward");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");

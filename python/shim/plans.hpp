@@ -223,6 +223,7 @@ struct AttentionKey {
   bool causal = false;
   int64_t window = 0;  // 0: none
   bool packed = false;
+  bool fp8_backward = false;
   bool operator==(const AttentionKey&) const = default;
 };
 

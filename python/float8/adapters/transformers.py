@@ -16,6 +16,7 @@ import torch
 
 from float8.recipes import Recipe
 from float8.torch import functional
+from float8.torch.attention import check_fp8_recipe
 from float8.torch.experts.modules import of_transformers
 from float8.torch.layer import transformers_attention
 
@@ -61,15 +62,23 @@ def install(
     ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
 
 
-def install_attention(*, name: str = NAME, emulate: bool = False) -> None:
-    """Registers attention with a forward in fp8 under a name that `attn_implementation` takes.
+def install_attention(
+    recipe: str = "fp8_forward", *, name: str = NAME, emulate: bool = False
+) -> None:
+    """Registers attention in fp8 under a name that `attn_implementation` takes.
+
+    recipe: "fp8_forward", or "fp8" with a backward in fp8 too; heads of other than 128 elements take "fp8_forward" then,
+        with a warning.
 
     It is float8.torch.scaled_dot_product_attention, in training and in evaluation. A call that it cannot compute
     goes to transformers' own "sdpa", with one warning that says why: a batch with padding, another mask than the causal
-    one with or without a sliding window, dropout, another head than 128. A single query, as in generation, goes there
-    without one. Packed sequences, as of DataCollatorWithFlattening(return_flash_attn_kwargs=True), are those of
-    float8.torch.varlen_attention. A model with capped scores or attention sinks, which "sdpa" has not, is a ValueError at its first forward.
+    one with or without a sliding window, dropout, another head than 64, 128 or 256. A single query, as in generation, goes
+    there without one. Packed sequences, as of DataCollatorWithFlattening(return_flash_attn_kwargs=True), are those of
+    float8.torch.varlen_attention. A model with capped scores or attention sinks, which "sdpa" has not, is a ValueError at
+    its first forward.
 
-    Raises ImportError where transformers has no such implementations, which came with its version 4.53.
+    Raises ValueError for another recipe, and ImportError where transformers has no such implementations, which came with
+    its version 4.53.
     """
-    transformers_attention.register(name, emulate)
+    check_fp8_recipe(recipe)
+    transformers_attention.register(name, recipe, emulate)

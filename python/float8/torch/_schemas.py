@@ -55,11 +55,16 @@ _FLEXIBLE = (
     (
         "attention_forward(Tensor q, Tensor k, Tensor v, float scale, bool causal, int window, int config, "
         "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt "
-        "max_seqlen_k=0) -> (Tensor, Tensor, Tensor)"
+        "max_seqlen_k=0, bool fp8_backward=False) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "attention_dequantize(Tensor saved, Tensor o, int heads_kv, SymInt tokens_kv, float scale, bool "
         "causal, int window, int config, SymInt sequences=0) -> (Tensor, Tensor, Tensor)"
+    ),
+    (
+        "attention_backward(Tensor dout, Tensor o, Tensor lse, Tensor saved, int heads_kv, SymInt "
+        "tokens_kv, float scale, bool causal, int window, int config, SymInt sequences=0) -> (Tensor, "
+        "Tensor, Tensor)"
     ),
     (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "

@@ -1,4 +1,4 @@
-"""Attention with a forward in fp8: scaled_dot_product_attention, its ops, their fake kernels and its gradient."""
+"""Attention in fp8: scaled_dot_product_attention, its ops, their fake kernels and its gradients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from float8.torch import _ops, notices
 
 attention_forward = torch.ops.float8.attention_forward.default
 attention_dequantize = torch.ops.float8.attention_dequantize.default
-RECIPES = ("fp8_forward", "bf16")
+attention_backward = torch.ops.float8.attention_backward.default
+RECIPES = ("fp8_forward", "fp8", "bf16")
 HEAD_DIMS = (64, 128, 256)
+BACKWARD_HEAD_DIM = 128  # of a backward in fp8
 _BLOCK = 128  # tokens of a head that share a scale
 
 
@@ -36,19 +38,20 @@ def _fake_forward(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    fp8_backward: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b, h, s, d = q.shape
     of_q, of_k = _blocks(s), _blocks(k.shape[2])
-    pack = 0
+    more = 4 * b * h * s if fp8_backward else 0
     if cu_seqlens_q is not None:
         offsets = cu_seqlens_q.shape[0]
         of_q, of_k = (x // _BLOCK + offsets - 1 for x in (s, k.shape[2]))
-        pack = 32 * (of_q + of_k) + 8 * offsets
+        more += 32 * (of_q + of_k) + 8 * offsets
     blocks = b * (h * of_q + 2 * k.shape[1] * of_k)
     return (
         q.new_empty((b, s, h, d)),
         q.new_empty((b, h, s), dtype=torch.float32),
-        q.new_empty((blocks * (_BLOCK * d + 4) + pack,), dtype=torch.uint8),
+        q.new_empty((blocks * (_BLOCK * d + 4) + more,), dtype=torch.uint8),
     )
 
 
@@ -70,6 +73,23 @@ def _fake_dequantize(
         o.new_empty((b, tokens_kv, heads_kv, d)),
         o.new_empty((b, tokens_kv, heads_kv, d)),
     )
+
+
+@torch.library.register_fake("float8::attention_backward")  # type: ignore[untyped-decorator]
+def _fake_backward(
+    dout: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    saved: torch.Tensor,
+    heads_kv: int,
+    tokens_kv: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    config: int,
+    sequences: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _fake_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config, sequences)  # type: ignore[no-any-return]
 
 
 def backward_by_formula(
@@ -207,23 +227,29 @@ class AttentionFunction(torch.autograd.Function):
         causal: bool,
         window: int,
         config: int,
+        fp8_backward: bool,
     ) -> torch.Tensor:
         options = (scale, causal, window)
-        o, lse, saved = attention_forward(q, k, v, *options, config)
+        o, lse, saved = attention_forward(q, k, v, *options, config, fp8_backward=fp8_backward)
         ctx.save_for_backward(o, lse, saved)
         ctx.key_sizes = (k.shape[1], k.shape[2])
         ctx.options = options
         ctx.config = config
+        ctx.fp8_backward = fp8_backward
         return o.transpose(1, 2)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         o, lse, saved = ctx.saved_tensors
-        operands = attention_dequantize(saved, o, *ctx.key_sizes, *ctx.options, ctx.config)
+        options = (*ctx.key_sizes, *ctx.options, ctx.config)
+        if ctx.fp8_backward:
+            grads = attention_backward(grad, o, lse, saved, *options)
+            return *(x.transpose(1, 2) for x in grads), None, None, None, None, None
+        operands = attention_dequantize(saved, o, *options)
         q, k, v = (x.transpose(1, 2) for x in operands)
         grads = _backward(grad, q, k, v, o.transpose(1, 2), lse, *ctx.options)
-        return *grads, None, None, None, None
+        return *grads, None, None, None, None, None
 
 
 def scaled_dot_product_attention(
@@ -248,8 +274,8 @@ def scaled_dot_product_attention(
     attn_mask, dropout_p: None and 0. is_causal gives query i the keys up to the i-th one, as there.
     window: with is_causal, query i has the last `window` of its keys alone: its own and window - 1 before it. It takes no
         more queries than keys.
-    recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "bf16" is PyTorch's own
-        attention.
+    recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "fp8" multiplies in fp8 in both, where
+        D is 128; "bf16" is PyTorch's own attention.
     emulate: for tests, also without a GPU; slow.
 
     Forward casts query, key and value to e4m3 with a scale for each 128 tokens of a head, and key without its mean
@@ -272,6 +298,7 @@ def scaled_dot_product_attention(
     reason = refusal(query, key, value, attn_mask, dropout_p, enable_gqa, scale)
     if reason is not None:
         raise ValueError(f'float8: attention in fp8: {reason}, or use recipe="bf16"')
+    check_backward(recipe, query)
     window = checked_window(window, is_causal, query, key)
     if window is not None:  # the keys behind the last query's own are nobody's
         key, value = (x[:, :, : query.shape[2]] for x in (key, value))
@@ -279,8 +306,37 @@ def scaled_dot_product_attention(
     key = key.view_as(key) if key is query else key
     value = value.view_as(value) if value is key or value is query else value
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    config = recipes.EMULATE if emulate else 0
-    return AttentionFunction.apply(query, key, value, factor, is_causal, window or 0, config)  # type: ignore[no-any-return, no-untyped-call]
+    options = (factor, is_causal, window or 0, recipes.EMULATE if emulate else 0, recipe == "fp8")
+    return AttentionFunction.apply(query, key, value, *options)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def check_fp8_recipe(recipe: str) -> None:
+    """Raises ValueError for a recipe that multiplies nothing in fp8."""
+    if recipe not in RECIPES or recipe == "bf16":
+        raise ValueError(
+            f"float8: recipe is {recipe!r}; attention in fp8 has 'fp8_forward' and 'fp8'"
+        )
+
+
+def check_backward(recipe: str, query: torch.Tensor) -> None:
+    """Raises ValueError where the recipe's backward does not have the heads of a query."""
+    if recipe == "fp8" and query.shape[-1] != BACKWARD_HEAD_DIM:
+        raise ValueError(
+            f"float8: attention in fp8: heads have {query.shape[-1]} elements, and those of a backward in fp8 have "
+            f'{BACKWARD_HEAD_DIM}; use recipe="fp8_forward"'
+        )
+
+
+def recipe_for(recipe: str, query: torch.Tensor) -> str:
+    """Returns the recipe, or "fp8_forward" with one warning where its backward does not have the heads of a query."""
+    if recipe != "fp8" or query.shape[-1] == BACKWARD_HEAD_DIM:
+        return recipe
+    if not torch.compiler.is_compiling():
+        notices.warn_once(
+            f"backward of attention {query.shape[-1]}",
+            f"the backward of attention of heads of {query.shape[-1]} is in bf16; in fp8 they have {BACKWARD_HEAD_DIM}",
+        )
+    return "fp8_forward"
 
 
 def checked_window(

@@ -1,4 +1,4 @@
-"""Attention of packed sequences with a forward in fp8: varlen_attention, its gradient, and the check of its offsets."""
+"""Attention of packed sequences in fp8: varlen_attention, its gradient, and the check of its offsets."""
 
 from __future__ import annotations
 
@@ -94,13 +94,14 @@ class VarlenAttentionFunction(torch.autograd.Function):
         causal: bool,
         window: int,
         config: int,
+        fp8_backward: bool,
     ) -> torch.Tensor:
         options = (scale, causal, window)
         if cu_seqlens_k is None:
             cu_seqlens_k = cu_seqlens_q
         batch = (x.transpose(0, 1)[None] for x in (q, k, v))
         o, lse, saved = attention.attention_forward(
-            *batch, *options, config, cu_seqlens_q, cu_seqlens_k, *longest
+            *batch, *options, config, cu_seqlens_q, cu_seqlens_k, *longest, fp8_backward
         )
         ctx.save_for_backward(o, lse, saved)
         ctx.key_sizes = (k.shape[1], k.shape[0])
@@ -108,19 +109,24 @@ class VarlenAttentionFunction(torch.autograd.Function):
         ctx.longest = longest
         ctx.config = config
         ctx.sequences = cu_seqlens_q.shape[0] - 1
+        ctx.fp8_backward = fp8_backward
         return o[0]  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         o, lse, saved = ctx.saved_tensors
-        operands = attention.attention_dequantize(
-            saved, o, *ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences
-        )
+        options = (*ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences)
+        nothing = (None,) * 8
+        if ctx.fp8_backward:
+            dout = grad.transpose(0, 1)[None]
+            grads = attention.attention_backward(dout, o, lse, saved, *options)
+            return *(x[0] for x in grads), *nothing
+        operands = attention.attention_dequantize(saved, o, *options)
         offsets = saved[-8 * (ctx.sequences + 1) :].view(torch.int32).view(2, -1)
         own = tuple(x[0] for x in (*operands, o))
         grads = _backward(grad, own, lse[0], offsets, ctx.longest, *ctx.options)
-        return *grads, None, None, None, None, None, None, None
+        return *grads, *nothing
 
 
 def varlen_attention(
@@ -178,10 +184,11 @@ def varlen_attention(
     reason = refusal(query, key, value, enable_gqa, scale)
     if reason is not None:
         raise ValueError(f'float8: packed attention in fp8: {reason}, or use recipe="bf16"')
+    attention.check_backward(recipe, query)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
     of_keys = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
-    options = (factor, is_causal, window or 0, config)
+    options = (factor, is_causal, window or 0, config, recipe == "fp8")
     return VarlenAttentionFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
         query, key, value, cu_seqlens_q, of_keys, longest, *options
     )

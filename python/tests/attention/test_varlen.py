@@ -219,7 +219,7 @@ def test_bad_offsets_are_told_of_later(
         ({"window": 4}, "is_causal"),
         ({"enable_gqa": False}, "enable_gqa"),
         ({"scale": -1.0}, "scale"),
-        ({"recipe": "fp8"}, "recipe"),
+        ({"recipe": "fp4"}, "recipe"),
         ({"query": torch.zeros(130, 2, 96).bfloat16()}, "96"),
         ({"query": torch.zeros(130, 2, D)}, "torch.float32"),
         ({"query": torch.zeros(1, 2, 130, D).bfloat16()}, "[tokens, heads, head_dim]"),

@@ -43,9 +43,9 @@ def noted_windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     forward = attention.attention_forward
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: Any, **more: Any) -> Any:
         found.append(args[5])
-        return forward(*args)
+        return forward(*args, **more)
 
     monkeypatch.setattr(attention, "attention_forward", noted)
     return found

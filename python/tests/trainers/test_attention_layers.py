@@ -70,6 +70,29 @@ def test_a_model_of_transformers_trains(
     assert own == pytest.approx(expected, rel=0.03)
 
 
+# A backward in fp8 is of heads of 128; others have it in bf16, and a warning.
+@pytest.mark.parametrize(("kind", "size"), [("Llama", 128), ("Mistral", 128), ("Llama", 64)])
+def test_a_model_with_a_backward_in_fp8_trains(
+    device: str, options: dict[str, Any], kind: str, size: int
+) -> None:
+    expected = losses(model_of(kind, device, head_dim=size), 6, device)
+    model = model_of(kind, device, head_dim=size)
+    f8.convert_attention_to_float8(model, "fp8", **options)
+    before = copies(model)
+    if size == 128:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            own = losses(model, 6, device)
+    else:
+        with pytest.warns(UserWarning, match="backward of attention of heads of 64 is in bf16"):
+            own = losses(model, 6, device)
+    assert not [name for name in unchanged(model, before) if "norm" not in name]
+    forward = model_of(kind, device, head_dim=size)
+    f8.convert_attention_to_float8(forward, "fp8_forward", **options)
+    assert (losses(forward, 6, device) == own) == (size != 128 and device == "cpu")
+    assert own == pytest.approx(expected, rel=0.03)
+
+
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return noted_windows(monkeypatch)
@@ -349,7 +372,7 @@ def test_torchtitans_wrapper(titan: str, device: str, options: dict[str, Any]) -
 def test_refuses(device: str, options: dict[str, Any]) -> None:
     model = model_of("Llama", device)
     with pytest.raises(ValueError, match="recipe"):
-        f8.convert_attention_to_float8(model, "fp8")
+        f8.convert_attention_to_float8(model, "bf16")
     with pytest.raises(TypeError, match=r"nn\.Module"):
         f8.convert_attention_to_float8("model")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="register_attention"):

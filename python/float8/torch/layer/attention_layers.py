@@ -1,4 +1,4 @@
-"""convert_attention_to_float8: the attention of a model's layers with a forward in fp8."""
+"""convert_attention_to_float8: the attention of a model's layers in fp8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from float8.torch import notices
 from float8.torch._ops import of_autocast
 from float8.torch.attention import (
     HEAD_DIMS,
-    RECIPES,
+    check_fp8_recipe,
+    recipe_for,
     refusal,
     scaled_dot_product_attention,
     warn_of,
@@ -34,6 +35,7 @@ class Float8Attention(Made):
     """What the class of a converted module has beside its own."""
 
     float8_emulate: bool
+    float8_recipe: str = "fp8_forward"
     tokens_first: ClassVar[bool]
 
     def forward(
@@ -67,6 +69,7 @@ class Float8Attention(Made):
             is_causal=is_causal,
             scale=scale,
             enable_gqa=enable_gqa,
+            recipe=recipe_for(self.float8_recipe, query),
             emulate=self.float8_emulate,
         )
         return y.transpose(1, 2) if self.tokens_first else y
@@ -96,9 +99,10 @@ def convert_attention_to_float8(
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     emulate: bool = False,
 ) -> list[str]:
-    """Gives the attention of a model's layers a forward in fp8 (scaled_dot_product_attention).
+    """Gives the attention of a model's layers to fp8 (scaled_dot_product_attention).
 
-    recipe: "fp8_forward".
+    recipe: "fp8_forward", or "fp8" with a backward in fp8 too. Layers whose heads have other than 128 elements take
+        "fp8_forward" then, with a warning.
     filter_fn: takes a module and its name; attention is converted where it returns True. None: all is.
     emulate: as for Float8Linear.
 
@@ -111,15 +115,14 @@ def convert_attention_to_float8(
     Returns the names of the converted modules. Raises ValueError for another recipe, TypeError where `model` is
     no module; it warns where it knows no attention in the model.
     """
-    if recipe not in RECIPES or recipe == "bf16":
-        raise ValueError(f"float8: recipe is {recipe!r}; attention has 'fp8_forward' alone")
+    check_fp8_recipe(recipe)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"float8: convert_attention_to_float8 takes an nn.Module, not a {type(model).__name__}"
         )
     check_switches(emulate=emulate)
     wanted = filter_fn or (lambda module, name: True)
-    converted = _of_transformers(model, wanted, emulate)
+    converted = _of_transformers(model, wanted, recipe, emulate)
     for name, module in model.named_modules():
         tokens_first = known_of(module, _registered, _KNOWN)
         is_converted = isinstance(module, Float8Attention)
@@ -127,7 +130,7 @@ def convert_attention_to_float8(
             continue
         if not is_converted:
             module.__class__ = subclass(Float8Attention, type(module), tokens_first=tokens_first)
-        setattr(module, "float8_emulate", emulate)  # noqa: B010
+        _set_options(module, recipe, emulate)
         converted.append(name)
     if not converted:
         notices.warn_once(
@@ -136,6 +139,11 @@ def convert_attention_to_float8(
             "names a module that wraps PyTorch's, or call float8.torch.scaled_dot_product_attention",
         )
     return converted
+
+
+def _set_options(module: nn.Module, recipe: str, emulate: bool) -> None:
+    setattr(module, "float8_recipe", recipe)  # noqa: B010
+    setattr(module, "float8_emulate", emulate)  # noqa: B010
 
 
 def _has_heads_of_fp8(module: nn.Module, name: str) -> bool:
@@ -151,7 +159,7 @@ def _has_heads_of_fp8(module: nn.Module, name: str) -> bool:
 
 
 def _of_transformers(
-    model: nn.Module, wanted: Callable[[nn.Module, str], bool], emulate: bool
+    model: nn.Module, wanted: Callable[[nn.Module, str], bool], recipe: str, emulate: bool
 ) -> list[str]:
     """Converts the attention of the models of transformers in the model, and returns its names."""
     models = [
@@ -176,10 +184,12 @@ def _of_transformers(
         if not any(taken):
             continue
         if transformers_attention.NAME not in transformers_attention.registered:
-            transformers_attention.register(transformers_attention.NAME, emulate=False)
+            transformers_attention.register(
+                transformers_attention.NAME, recipe="fp8_forward", emulate=False
+            )
         each.set_attn_implementation(transformers_attention.NAME)
         for module, is_taken in zip(modules, taken, strict=True):
             setattr(module, "float8_attention", is_taken)  # noqa: B010
-            setattr(module, "float8_emulate", emulate)  # noqa: B010
+            _set_options(module, recipe, emulate)
         found += [name for name, is_taken in zip(names, taken, strict=True) if is_taken]
     return found

@@ -1,4 +1,4 @@
-"""Attention with a forward in fp8 as an implementation that transformers' attn_implementation names."""
+"""Attention in fp8 as an implementation that transformers' attn_implementation names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from float8.torch import varlen
 from float8.torch._ops import of_autocast
 from float8.torch.attention import (
+    recipe_for,
     refusal,
     scaled_dot_product_attention,
     warn_of,
@@ -19,7 +20,7 @@ NAME = "float8"
 registered: set[str] = set()
 
 
-def register(name: str, emulate: bool) -> None:
+def register(name: str, recipe: str, emulate: bool) -> None:
     """Registers it (adapters.transformers.install_attention says what it is)."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -51,13 +52,16 @@ def register(name: str, emulate: bool) -> None:
         window = _window_of(attention_mask)
         if window is not None:
             attention_mask = None
-        emulated = getattr(module, "float8_emulate", emulate)
+        own: dict[str, Any] = {
+            "recipe": recipe_for(getattr(module, "float8_recipe", recipe), query),
+            "emulate": getattr(module, "float8_emulate", emulate),
+        }
         causal = window is not None or _is_causal(module, is_causal)
         pack = _pack_of(query, key, attention_mask, window, more)
         mask = attention_mask if pack is None else None
         reason = _obstacle(module, query, key, value, mask, dropout, scaling, more)
         if reason is None and pack is not None:
-            o = _attend_pack(query, key, value, pack, causal, scaling, emulated)
+            o = _attend_pack(query, key, value, pack, causal, scaling, own)
             if isinstance(o, torch.Tensor):
                 return o, None
             reason = o
@@ -82,7 +86,7 @@ def register(name: str, emulate: bool) -> None:
             scale=scaling,
             enable_gqa=True,
             window=window,
-            emulate=emulated,
+            **own,
         )
         return y.transpose(1, 2), None
 
@@ -160,7 +164,7 @@ def _attend_pack(
     pack: _Pack,
     causal: bool,
     scaling: float | None,
-    emulate: bool,
+    own: dict[str, Any],
 ) -> torch.Tensor | str:
     """Returns the result, or why it is not fp8's."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -180,7 +184,7 @@ def _attend_pack(
         window=pack.window,
         scale=scaling,
         enable_gqa=True,
-        emulate=emulate,
+        **own,
     )
     return o[None]
 

@@ -36,7 +36,9 @@ class AttentionAbi : public ::testing::Test {
             .causal = 1,
             .dtype = FLOAT8_BF16,
             .packed = 0,
-            .window = 0};
+            .window = 0,
+            .fp8_backward = 0,
+            .reserved = 0};
   }
   static float8_heads heads(const Memory& of, int64_t count) {
     return {.data = of.get(),
@@ -102,6 +104,59 @@ TEST_F(AttentionAbi, ForwardIsOfTheValuesThatDequantizeGives) {
   float8_attention_destroy(attention);
 }
 
+// A query with one key has no gradient, and its own is that of the key's value.
+TEST_F(AttentionAbi, ABackwardInFp8IsThatOfTheForward) {
+  float8_attention_desc desc = good();
+  desc.fp8_backward = 1;
+  float8_attention* attention = plan(desc);
+  ASSERT_NE(attention, nullptr) << float8_last_error();
+  const float8_attention_sizes sizes{.batch = 1, .tokens_q = 1, .tokens_kv = 1};
+  const size_t saved_bytes = float8_attention_saved_bytes(attention, &sizes);
+  EXPECT_EQ(saved_bytes, (2 + 1 + 1) * (128 * 128 + 4) + 2 * 4);
+  const size_t bytes = float8_attention_backward_workspace_bytes(attention, &sizes);
+  ASSERT_GT(bytes, float8_attention_workspace_bytes(attention, &sizes));
+  const Memory q = random_bf16(2 * kHeadDim, 1), k = random_bf16(kHeadDim, 2);
+  const Memory v = random_bf16(kHeadDim, 3), dout = random_bf16(2 * kHeadDim, 4);
+  const Memory o = memory(2 * kHeadDim * 2), lse = memory(2 * 4);
+  const Memory saved = memory(saved_bytes), workspace = memory(bytes);
+  const float8_attention_forward_args forward{.sizes = sizes,
+                                              .q = heads(q, 2),
+                                              .k = heads(k, 1),
+                                              .v = heads(v, 1),
+                                              .o = o.get(),
+                                              .lse = static_cast<float*>(lse.get()),
+                                              .saved = {saved.get(), saved_bytes},
+                                              .workspace = {workspace.get(), bytes}};
+  ASSERT_EQ(float8_attention_forward(attention, &forward, nullptr), FLOAT8_OK)
+      << float8_last_error();
+  const Memory dq = memory(2 * kHeadDim * 2), dk = memory(kHeadDim * 2), dv = memory(kHeadDim * 2);
+  float8_attention_backward_args args{.sizes = sizes,
+                                      .dout = heads(dout, 2),
+                                      .o = o.get(),
+                                      .lse = static_cast<const float*>(lse.get()),
+                                      .saved = {saved.get(), saved_bytes},
+                                      .workspace = {workspace.get(), bytes},
+                                      .dq = heads(dq, 2),
+                                      .dk = heads(dk, 1),
+                                      .dv = heads(dv, 1)};
+  ASSERT_EQ(float8_attention_backward(attention, &args, nullptr), FLOAT8_OK)
+      << float8_last_error();
+  for (int64_t c = 0; c < kHeadDim; ++c) {
+    const float expected = element(dout, c) + element(dout, kHeadDim + c);
+    EXPECT_NEAR(element(dv, c), expected, 0.1 + 0.1 * std::abs(expected));
+    EXPECT_NEAR(element(dq, c), 0, 0.2);
+  }
+  args.workspace.bytes = 16;
+  EXPECT_EQ(float8_attention_backward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("workspace.bytes is 16"));
+  float8_attention_destroy(attention);
+  attention = plan(good());
+  EXPECT_EQ(float8_attention_backward_workspace_bytes(attention, &sizes), 0U);
+  EXPECT_EQ(float8_attention_backward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("planned without float8_attention_desc.fp8_backward"));
+  float8_attention_destroy(attention);
+}
+
 TEST_F(AttentionAbi, RefusesPlans) {
   const auto refuses = [&](const auto& change, float8_status status, std::string_view words) {
     float8_attention_desc desc = good();
@@ -118,6 +173,8 @@ TEST_F(AttentionAbi, RefusesPlans) {
   refuses([](auto& d) { d.dtype = 9; }, FLOAT8_INVALID_ARGUMENT, "dtype is 9");
   refuses([](auto& d) { d.window = -1; }, FLOAT8_INVALID_ARGUMENT, "window is -1");
   refuses([](auto& d) { d.window = 4, d.causal = 0; }, FLOAT8_INVALID_ARGUMENT, "window is 4");
+  refuses([](auto& d) { d.head_dim = 64, d.fp8_backward = 1; }, FLOAT8_UNSUPPORTED,
+          "it has heads of 128");
   refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
 }
 
