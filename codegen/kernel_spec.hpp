@@ -25,11 +25,11 @@ namespace f8::codegen {
 template <Kind... Kinds>
 using OneOf = std::variant<Kinds...>;
 // The registered kinds.
-using KernelSpec = OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
-                         FingerprintSpec, ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec,
-                         ComputedCastSpec, GroupLayoutSpec, RouteSpec, CombineSpec,
-                         AttentionForwardSpec, AttentionBackwardSpec, AttentionCastSpec, AdamwSpec,
-                         AdamwCastSpec>;
+using KernelSpec =
+    OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
+          ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec, ComputedCastSpec, GroupLayoutSpec,
+          RouteSpec, CombineSpec, AttentionForwardSpec, AttentionBackwardSpec, AttentionCastSpec,
+          AdamwSpec, AdamwCastSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

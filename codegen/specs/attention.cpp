@@ -30,8 +30,7 @@ template <class Args>
 std::pair<std::string, size_t> args_of(std::string_view name, AttentionMask mask, bool packed) {
   using kernels::AttentionWindow, kernels::AttentionPackedArgs;
   const bool window = mask == AttentionMask::kWindow;
-  const std::string of_mask =
-      window ? f8::format("AttentionWindow<{}>", name) : std::string(name);
+  const std::string of_mask = window ? f8::format("AttentionWindow<{}>", name) : std::string(name);
   if (packed) {
     return {f8::format("AttentionPackedArgs<{}>", of_mask),
             window ? sizeof(AttentionPackedArgs<AttentionWindow<Args>>)
@@ -170,9 +169,9 @@ LaunchTraits AttentionBackwardSpec::launch() const {
   const int threads = kernels::attention_threads(2);
   if (!keys) {
     // Two tiles of Q and of dO, stages of K, V and K^T, and barriers of each.
-    return {.threads = threads,
-            .dynamic_smem_bytes =
-                4 * kTile + kStagesOfKeys * 3 * kTile + 8 * (4 + 4 * kStagesOfKeys)};
+    return {
+        .threads = threads,
+        .dynamic_smem_bytes = 4 * kTile + kStagesOfKeys * 3 * kTile + 8 * (4 + 4 * kStagesOfKeys)};
   }
   // K and V, stages of Q, dO, their transposed copies and records, and barriers.
   const int stage = 4 * kStepTile + 4 * kernels::kAttentionStepFloats;

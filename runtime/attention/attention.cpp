@@ -37,7 +37,7 @@ size_t queries_of(const AttentionDesc& desc, const AttentionSizes& sizes) {
 
 // The copies of a call, in the order of `saved`, and of packed sequences where their tokens lie.
 struct Saved {
-  int64_t blocks_q, blocks_k;            // of all heads
+  int64_t blocks_q, blocks_k;                       // of all heads
   int64_t packed_q = 0, packed_k = 0;               // blocks of packed sequences
   size_t k, v, packed, scales, largest_p, offsets;  // where they begin
   size_t bytes;
@@ -77,8 +77,8 @@ kernels::AttentionOperand operand(const float8_heads& heads, void* copy, float* 
 
 // Kernels of a batch read the AttentionCastArgs alone.
 kernels::AttentionPackedCastArgs cast_args(const AttentionDesc& desc, const AttentionSizes& sizes,
-                                           void* kept, const float8_heads& q,
-                                           const float8_heads& k, const float8_heads& v) {
+                                           void* kept, const float8_heads& q, const float8_heads& k,
+                                           const float8_heads& v) {
   const Saved saved(desc, sizes);
   char* const data = static_cast<char*>(kept);
   auto* const scales = reinterpret_cast<float*>(data + saved.scales);
@@ -217,9 +217,9 @@ Result<std::shared_ptr<const Attention>> Attention::plan(const std::shared_ptr<C
   const Kernel* dequantize = F8_TRY(kernel(codegen::AttentionStep::kDequantize));
   const Kernel* layout = nullptr;
   if (own.packed) layout = F8_TRY(kernel(codegen::AttentionStep::kLayout));
-  return std::shared_ptr<const Attention>(
-      new Attention(context, own, std::move(forward), std::move(backward), *sum_keys, *cast,
-                    *dequantize, layout));
+  return std::shared_ptr<const Attention>(new Attention(context, own, std::move(forward),
+                                                        std::move(backward), *sum_keys, *cast,
+                                                        *dequantize, layout));
 }
 
 Status Attention::check(const AttentionSizes& sizes) const {
@@ -335,21 +335,21 @@ Status Attention::run(const float8_attention_forward_args& args, Stream stream,
     F8_TRY(launch_with(casts, state.driver, *cast_, saved.blocks(), overlap, stream));
   }
   if ((parts & kAttend) == 0) return {};
-  return forward_.run({.batch = args.sizes.batch,
-                       .queries = args.sizes.tokens_q,
-                       .keys = args.sizes.tokens_kv,
-                       .q = casts.q.copy,
-                       .k = casts.k.copy,
-                       .v_t = casts.v.copy,
-                       .inv_scale_q = casts.q.inv_scale,
-                       .inv_scale_k = casts.k.inv_scale,
-                       .inv_scale_v = casts.v.inv_scale,
-                       .packed = {casts.blocks_q, casts.blocks_k, casts.sequences},
-                       .o = args.o,
-                       .lse = args.lse,
-                       .largest_p = desc_.fp8_backward ? largest_p(args.saved.data, saved)
-                                                       : nullptr},
-                      stream);
+  return forward_.run(
+      {.batch = args.sizes.batch,
+       .queries = args.sizes.tokens_q,
+       .keys = args.sizes.tokens_kv,
+       .q = casts.q.copy,
+       .k = casts.k.copy,
+       .v_t = casts.v.copy,
+       .inv_scale_q = casts.q.inv_scale,
+       .inv_scale_k = casts.k.inv_scale,
+       .inv_scale_v = casts.v.inv_scale,
+       .packed = {casts.blocks_q, casts.blocks_k, casts.sequences},
+       .o = args.o,
+       .lse = args.lse,
+       .largest_p = desc_.fp8_backward ? largest_p(args.saved.data, saved) : nullptr},
+      stream);
 }
 
 Status Attention::dequantize(const float8_attention_dequantize_args& args, Stream stream) const {
@@ -362,8 +362,8 @@ Status Attention::dequantize(const float8_attention_dequantize_args& args, Strea
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   return launch_with(cast_args(desc_, args.sizes, args.saved.data, args.q, args.k, args.v),
-                     state.driver, *dequantize_,
-                     Saved(desc_, args.sizes).blocks(), state.options.programmatic_launch, stream);
+                     state.driver, *dequantize_, Saved(desc_, args.sizes).blocks(),
+                     state.options.programmatic_launch, stream);
 }
 
 Status Attention::backward(const float8_attention_backward_args& args, Stream stream) const {

@@ -21,7 +21,7 @@ constexpr int64_t kHead = codegen::kAttentionBackwardHeadDim;
 struct AttentionBackward::Layout {
   int64_t blocks_q, blocks_k;  // of all heads
   int64_t ctas_q, ctas_k;
-  size_t dout, dout_t, q_t, k_t, v, steps, bounds_q, bounds_v, sums, bytes;
+  size_t dout, dout_t, q_t, k_t, v, steps, bounds_q, norms_v, sums, bytes;
 
   Layout(const AttentionDesc& desc, int sm_count, int64_t batch, int64_t queries, int64_t keys)
       : blocks_q(desc.heads_q * desc.blocks(batch, queries)),
@@ -45,7 +45,7 @@ struct AttentionBackward::Layout {
     v = place(blocks_k * kTile * kHead);
     steps = place(blocks_q * (kTile / kernels::kAttentionStep) * kernels::kAttentionStepFloats * 4);
     bounds_q = place(blocks_q * kTile * 4);
-    bounds_v = place(blocks_k * 4);
+    norms_v = place(blocks_k * kernels::kAttentionNorms * 4);
     sums = place(std::max(ctas_q * kernels::kAttentionSumsOfQueries,
                           ctas_k * kernels::kAttentionSumsOfKeys) *
                  4);
@@ -97,35 +97,34 @@ Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
         .v = data + layout.v,
         .steps = floats(layout.steps),
         .bounds_q = floats(layout.bounds_q),
-        .bounds_v = floats(layout.bounds_v),
+        .norms_v = floats(layout.norms_v),
         .scale_log2 = desc_.scale * std::numbers::log2e_v<float>,
         .padding = 0};
     packed.dout.copy = data + layout.dout;
     // Kernels of a batch read no packed arguments.
     kernels::AttentionBackwardCastArgs<kernels::AttentionCastArgs> dense{
-        packed.kept,  packed.dout,   packed.o,     packed.lse,      packed.largest_p,
-        packed.q_t,   packed.k_t,    packed.dout_t, packed.v,       packed.steps,
-        packed.bounds_q, packed.bounds_v, packed.scale_log2, 0};
+        packed.kept,     packed.dout,    packed.o,          packed.lse, packed.largest_p,
+        packed.q_t,      packed.k_t,     packed.dout_t,     packed.v,   packed.steps,
+        packed.bounds_q, packed.norms_v, packed.scale_log2, 0};
     void* parameters[] = {desc_.packed ? static_cast<void*>(&packed) : &dense};
     F8_TRY(launch(state.driver, *cast_, 2 * layout.blocks_q + 2 * layout.blocks_k, parameters,
                   overlap, stream));
   }
-  const kernels::AttentionBackwardArgs args{
-      .inv_scale_k = kept.k.inv_scale,
-      .inv_scale_v = kept.v.inv_scale,
-      .bounds_v = floats(layout.bounds_v),
-      .steps = floats(layout.steps),
-      .bounds_q = floats(layout.bounds_q),
-      .sums = floats(layout.sums),
-      .dq = call.dq,
-      .dk = call.dk,
-      .dv = call.dv,
-      .queries = kept.q.tokens,
-      .keys = kept.k.tokens,
-      .heads_q = static_cast<int32_t>(desc_.heads_q),
-      .heads_kv = static_cast<int32_t>(desc_.heads_kv),
-      .batch = kept.batch,
-      .scale = desc_.scale};
+  const kernels::AttentionBackwardArgs args{.inv_scale_k = kept.k.inv_scale,
+                                            .inv_scale_v = kept.v.inv_scale,
+                                            .norms_v = floats(layout.norms_v),
+                                            .steps = floats(layout.steps),
+                                            .bounds_q = floats(layout.bounds_q),
+                                            .sums = floats(layout.sums),
+                                            .dq = call.dq,
+                                            .dk = call.dk,
+                                            .dv = call.dv,
+                                            .queries = kept.q.tokens,
+                                            .keys = kept.k.tokens,
+                                            .heads_q = static_cast<int32_t>(desc_.heads_q),
+                                            .heads_kv = static_cast<int32_t>(desc_.heads_kv),
+                                            .batch = kept.batch,
+                                            .scale = desc_.scale};
   const PackedBlocks blocks{kept.blocks_q, kept.blocks_k, kept.sequences};
   const auto map = [&](const char* name, const void* base, int64_t rows, int64_t cols,
                        int64_t box_rows, int64_t box_cols, CUtensorMap& to) {

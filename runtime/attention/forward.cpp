@@ -47,19 +47,18 @@ Status AttentionForward::run(const AttentionCall& call, Stream stream) const {
                           kernels::kAttentionTile, of_box, maps[1]));
   F8_TRY(encode_bytes_map(state.driver, "v^T", call.v_t, of_k * desc_.head_dim, keys, of_box,
                           kernels::kAttentionTile, maps[2]));
-  const kernels::AttentionArgs args{
-      .inv_scale_q = call.inv_scale_q,
-      .inv_scale_k = call.inv_scale_k,
-      .inv_scale_v = call.inv_scale_v,
-      .o = static_cast<kernels::u16*>(call.o),
-      .lse = call.lse,
-      .largest_p = call.largest_p,
-      .queries = static_cast<int32_t>(call.queries),
-      .keys = static_cast<int32_t>(call.keys),
-      .heads_q = static_cast<int32_t>(desc_.heads_q),
-      .heads_kv = static_cast<int32_t>(desc_.heads_kv),
-      .batch = static_cast<int32_t>(batch),
-      .scale_log2 = desc_.scale * std::numbers::log2e_v<float>};
+  const kernels::AttentionArgs args{.inv_scale_q = call.inv_scale_q,
+                                    .inv_scale_k = call.inv_scale_k,
+                                    .inv_scale_v = call.inv_scale_v,
+                                    .o = static_cast<kernels::u16*>(call.o),
+                                    .lse = call.lse,
+                                    .largest_p = call.largest_p,
+                                    .queries = static_cast<int32_t>(call.queries),
+                                    .keys = static_cast<int32_t>(call.keys),
+                                    .heads_q = static_cast<int32_t>(desc_.heads_q),
+                                    .heads_kv = static_cast<int32_t>(desc_.heads_kv),
+                                    .batch = static_cast<int32_t>(batch),
+                                    .scale_log2 = desc_.scale * std::numbers::log2e_v<float>};
   const int64_t of_head = desc_.packed ? blocks_q : ceil_div(call.queries, queries_of_cta_);
   const int64_t works = of_head * batch * desc_.heads_q;
   const int64_t blocks = std::min<int64_t>(works, state.info.sm_count);

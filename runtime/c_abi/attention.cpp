@@ -29,15 +29,15 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
                       "float8_attention_desc.dtype is {}; attention in fp8 takes FLOAT8_BF16",
                       to_string(dtype));
     }
-    auto plan =
-        F8_TRY(f8::runtime::Attention::plan(context->context, {.heads_q = known.heads_q,
-                                                               .heads_kv = known.heads_kv,
-                                                               .head_dim = known.head_dim,
-                                                               .causal = known.causal != 0,
-                                                               .window = known.window,
-                                                               .scale = known.scale,
-                                                               .packed = known.packed != 0,
-                                                               .fp8_backward = known.fp8_backward != 0}));
+    auto plan = F8_TRY(
+        f8::runtime::Attention::plan(context->context, {.heads_q = known.heads_q,
+                                                        .heads_kv = known.heads_kv,
+                                                        .head_dim = known.head_dim,
+                                                        .causal = known.causal != 0,
+                                                        .window = known.window,
+                                                        .scale = known.scale,
+                                                        .packed = known.packed != 0,
+                                                        .fp8_backward = known.fp8_backward != 0}));
     *out = new float8_attention{std::move(plan)};
     return {};
   });

@@ -180,9 +180,8 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
     const int64_t kv = head / (args.heads_q / args.heads_kv);
     for (int64_t place = 0; place < blocks.of_queries; ++place) {
       const kernels::AttentionBlock block =
-          blocks.packed != nullptr
-              ? blocks.packed[place]
-              : block_of_batch(place, args.queries, args.queries, args.keys);
+          blocks.packed != nullptr ? blocks.packed[place]
+                                   : block_of_batch(place, args.queries, args.queries, args.keys);
       const int64_t q = head * blocks.of_queries + place - block.index;
       const int64_t k = kv * blocks.of_keys + block.first;
       const Head operands{.q = at(maps[0], q * kKeyTile * d),

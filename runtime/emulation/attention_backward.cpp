@@ -49,20 +49,20 @@ void transpose(const AttentionHeads& heads, int64_t rows, bool to_rows, uint8_t*
   }
 }
 
-void bound_values(const AttentionHeads& v, int64_t rows, const uint8_t* copy, float* bounds) {
-  for (int64_t at = 0; at < rows * v.count(); ++at) {
+// The largest norm of each 16 rows of v.
+void norms_of(const AttentionHeads& v, int64_t rows, const uint8_t* copy, float* norms) {
+  constexpr int64_t kRows = kernels::kAttentionNormKeys;
+  for (int64_t at = 0; at < rows * v.count() * kernels::kAttentionNorms; ++at) {
     float most = 0;
-    bool nan = false;
-    for (int64_t t = 0; t < kTile; ++t) {
+    for (int64_t t = 0; t < kRows; ++t) {
       float sum = 0;
       for (int64_t c = 0; c < v.d; ++c) {
-        const float x = e4m3(copy[(at * kTile + t) * v.d + c]);
+        const float x = e4m3(copy[(at * kRows + t) * v.d + c]);
         sum += x * x;
       }
-      most = std::max(most, sum);
-      nan = nan || std::isnan(sum);
+      if (!(sum <= most)) most = sum;
     }
-    bounds[at] = bound_of((nan ? std::nanf("") : std::sqrt(most)) * v.of.inv_scale[at]);
+    norms[at] = std::sqrt(most) * v.of.inv_scale[at / kernels::kAttentionNorms];
   }
 }
 
@@ -85,7 +85,7 @@ void cast_gradient(const Args& args, const AttentionHeads& heads, const Attentio
   for (int64_t step = 0; step < kTile / kStep; ++step) {
     float* const record =
         args.steps + (place * kTile / kStep + step) * kernels::kAttentionStepFloats;
-    float largest = 0;
+    float largest = 0, largest_delta = 0;
     for (int64_t i = 0; i < kStep; ++i) {
       const int64_t t = step * kStep + i;
       const bool has = t < block.tokens;
@@ -108,16 +108,19 @@ void cast_gradient(const Args& args, const AttentionHeads& heads, const Attentio
         }
         largest_p = args.largest_p[query];
       }
-      const float norm = 2 * std::sqrt(squares);
-      largest = std::isnan(norm) || norm > largest ? norm : largest;
+      const float norm = std::sqrt(squares);
+      if (!(norm * inv_q <= largest)) largest = norm * inv_q;
+      delta *= inv_q;
+      if (!(std::abs(delta) <= largest_delta)) largest_delta = std::abs(delta);
       record[kernels::kAttentionStepHeader + 2 * i] = lse;
-      record[kernels::kAttentionStepHeader + 2 * i + 1] = delta * inv_q;
-      args.bounds_q[place * kTile + t] = bound_of(norm * inv_scale * largest_p);
+      record[kernels::kAttentionStepHeader + 2 * i + 1] = delta;
+      args.bounds_q[place * kTile + t] = bound_of(2 * norm * inv_scale * largest_p);
     }
     record[0] = inv_q * args.scale_log2;
     record[1] = inv_q;
-    record[2] = bound_of(largest * inv_q);
-    record[3] = std::log2(inv_scale);
+    record[2] = largest;
+    record[3] = largest_delta;
+    record[4] = std::log2(inv_scale);
   }
 }
 
@@ -128,7 +131,7 @@ void cast_all(const codegen::AttentionCastSpec& spec, const Call& call) {
   if (args.dout.x == nullptr || args.dout.copy == nullptr || args.o.x == nullptr ||
       args.lse == nullptr || args.largest_p == nullptr || args.q_t == nullptr ||
       args.k_t == nullptr || args.dout_t == nullptr || args.v == nullptr || args.steps == nullptr ||
-      args.bounds_q == nullptr || args.bounds_v == nullptr || args.dout.tokens != kept.q.tokens ||
+      args.bounds_q == nullptr || args.norms_v == nullptr || args.dout.tokens != kept.q.tokens ||
       args.dout.heads != kept.q.heads) {
     call.fault("{}: an array is null, or dO has other queries than q", call.module.key);
     return;
@@ -140,7 +143,7 @@ void cast_all(const codegen::AttentionCastSpec& spec, const Call& call) {
   transpose(q, rows_q, false, args.q_t);
   transpose(attention_heads(spec, call, kept.k, true), rows_k, false, args.k_t);
   transpose(v, rows_k, true, args.v);
-  bound_values(v, rows_k, args.v, args.bounds_v);
+  norms_of(v, rows_k, args.v, args.norms_v);
   const AttentionHeads dout = attention_heads(spec, call, args.dout, false);
   const AttentionHeads o = attention_heads(spec, call, args.o, false);
   for (int64_t row = 0; row < rows_q; ++row) {
@@ -154,8 +157,8 @@ void cast_all(const codegen::AttentionCastSpec& spec, const Call& call) {
 struct Operands {
   const kernels::AttentionBackwardArgs& args;
   bool causal;
-  int64_t window;            // 0: all keys
-  int64_t blocks_q, blocks_k;  // of a head
+  int64_t window;                        // 0: all keys
+  int64_t blocks_q, blocks_k;            // of a head
   const AttentionBlock* of_q = nullptr;  // of packed sequences
   const AttentionBlock* of_k = nullptr;
   std::array<std::vector<float>, 6> values;  // of the maps
@@ -205,13 +208,16 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
   if (begin < tiles) {
     const float* record = args.steps + (2 * at + row / kStep) * kernels::kAttentionStepFloats;
     const float* own = record + kernels::kAttentionStepHeader + 2 * (row % kStep);
-    float bound_v = args.bounds_v[first_block + begin], largest_k = 0;
+    float norm_v = 0, largest_k = 0;
     for (int64_t t = begin; t < tiles; ++t) {
-      bound_v = least(bound_v, args.bounds_v[first_block + t]);
+      for (int64_t i = 0; i < kernels::kAttentionNorms; ++i) {
+        const float norm = args.norms_v[(first_block + t) * kernels::kAttentionNorms + i];
+        if (!(norm <= norm_v)) norm_v = norm;
+      }
       const float k = args.inv_scale_k[first_block + t];
       if (!(k <= largest_k)) largest_k = k;
     }
-    const float scale = least(256 * args.bounds_q[at * kTile + row] * bound_v, kMostScale);
+    const float scale = least(256 * args.bounds_q[at * kTile + row] * bound_of(norm_v), kMostScale);
     const float delta = own[1] / record[1];
     for (int64_t t = begin; t < tiles; ++t) {
       const float inv_k = args.inv_scale_k[first_block + t];
@@ -232,7 +238,8 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
             (block.first + t) * kTile + kernels::fragment_place(static_cast<int32_t>(j));
         for (int64_t c = 0; c < kHead; ++c) {
           dq[static_cast<size_t>(c)] +=
-              ds * of.values[4][static_cast<size_t>((kv * kHead + c) * of.blocks_k * kTile + column)];
+              ds *
+              of.values[4][static_cast<size_t>((kv * kHead + c) * of.blocks_k * kTile + column)];
         }
       }
     }
@@ -246,15 +253,15 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
 // dK and dV of the 16 keys of a warp, which share a scale of P: {k, v, q, dO, q^T, dO^T}.
 class KeysOfWarp {
  public:
-  static constexpr int64_t kKeys = 16;
+  static constexpr int64_t kKeys = kernels::kAttentionNormKeys;
 
   KeysOfWarp(const Operands& of, int64_t kv, int64_t place, int64_t first)
       : of_(of), kv_(kv), block_(of.keys(place)), at_(kv * of.blocks_k + place), first_(first) {}
 
   void run() {
     const kernels::AttentionBackwardArgs& args = of_.args;
-    const int64_t pair = block_.index / kernels::kAttentionKeyCluster *
-                         kernels::kAttentionKeyCluster;
+    const int64_t pair =
+        block_.index / kernels::kAttentionKeyCluster * kernels::kAttentionKeyCluster;
     int64_t end = 2 * kernels::attention_blocks(block_.queries);
     if (of_.window > 0) {
       const int64_t last = (pair + kernels::kAttentionKeyCluster) * kTile + of_.window - 2;
@@ -295,12 +302,13 @@ class KeysOfWarp {
                        : -std::numeric_limits<float>::infinity();
       }
     }
-    if (is_first_) set_first_exponent(record[3]);
+    if (is_first_) set_first_exponent(record[4]);
     for (auto& of_key : s_) {
       for (float& each : of_key) each = std::exp2(each);
     }
     if (!is_first_ && may_saturate()) scale_p();
-    const float bound = least(args.bounds_v[at_] * record[2], kMostScale);
+    const float norm = args.norms_v[at_ * kernels::kAttentionNorms + first_ / kKeys];
+    const float bound = bound_of(std::fma(norm, record[2], record[3]));
     if (is_first_) {
       scale_ds_ = bound;
     } else if (!(bound >= scale_ds_)) {
@@ -333,7 +341,7 @@ class KeysOfWarp {
     for (const auto& of_key : s_) {
       for (const float each : of_key) most = std::fmax(most, each);
     }
-    exponent_ = std::ceil(most) - 6;
+    exponent_ = std::ceil(most) - 7;
     for (auto& of_key : s_) {
       for (float& each : of_key) each -= exponent_;
     }
@@ -360,8 +368,7 @@ class KeysOfWarp {
       }
     }
     const uint32_t exponent = std::max(std::bit_cast<uint32_t>(most) >> 23, 34U);
-    const float by =
-        exponent == 255 ? std::nanf("") : std::bit_cast<float>((259 - exponent) << 23);
+    const float by = exponent == 255 ? std::nanf("") : std::bit_cast<float>((260 - exponent) << 23);
     if (by > 1) return;
     exponent_ -= std::log2(by);
     multiply(s_, by);
@@ -435,7 +442,7 @@ void differentiate(const codegen::AttentionBackwardSpec& spec, const Call& call)
   const auto& args = call.args<Args>(1);
   if (args.queries < 1 || args.keys < 1 || args.heads_kv < 1 || args.batch < 1 ||
       args.heads_q < 1 || args.heads_q % args.heads_kv != 0 || args.inv_scale_k == nullptr ||
-      args.inv_scale_v == nullptr || args.bounds_v == nullptr || args.steps == nullptr ||
+      args.inv_scale_v == nullptr || args.norms_v == nullptr || args.steps == nullptr ||
       args.bounds_q == nullptr || args.sums == nullptr || args.dq.x == nullptr ||
       args.dk.x == nullptr || args.dv.x == nullptr) {
     call.fault("{}: {} queries, {} keys, {} and {} heads, batch {}, or a null array",

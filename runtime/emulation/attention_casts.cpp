@@ -19,9 +19,8 @@ using Heads = AttentionHeads;
 
 // Where the sums of the slab are that begins with a block: a pack has room for one a block.
 int64_t sums_of(const Heads& k, int64_t row, int64_t block) {
-  const int64_t place = k.packed
-                            ? row * k.count() + block
-                            : row * kernels::attention_slabs(k.of.tokens) + block / 2;
+  const int64_t place =
+      k.packed ? row * k.count() + block : row * kernels::attention_slabs(k.of.tokens) + block / 2;
   return place * k.d;
 }
 
@@ -165,8 +164,9 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
       {"q", &args.q}, {"k", &args.k}, {"v", &args.v}};
   const bool backward = spec.step == AttentionStep::kBackwardCast;
   for (const auto& [name, operand] : operands) {
-    if ((operand->x == nullptr && !backward) || operand->copy == nullptr || operand->inv_scale == nullptr ||
-        operand->tokens < 1 || operand->heads < 1 || args.batch < 1) {
+    if ((operand->x == nullptr && !backward) || operand->copy == nullptr ||
+        operand->inv_scale == nullptr || operand->tokens < 1 || operand->heads < 1 ||
+        args.batch < 1) {
       call.fault("{}: {} has {} tokens, {} heads, a batch of {}, or a null array", call.module.key,
                  name, operand->tokens, operand->heads, args.batch);
     }

@@ -26,8 +26,9 @@ namespace f8::runtime::emulation {
                                                             int32_t queries, int32_t keys) {
   constexpr int32_t kTokens = kernels::kAttentionTile;
   const auto first = static_cast<int32_t>(index) * kTokens;
-  return {first, std::min(tokens - first, kTokens), static_cast<int32_t>(index), keys, 0,
-          queries, 0, 0};
+  return {
+      first, std::min(tokens - first, kTokens), static_cast<int32_t>(index), keys, 0, queries, 0,
+      0};
 }
 
 // The heads of a batch of an operand, each of which has the same blocks.
@@ -54,8 +55,8 @@ struct AttentionHeads {
 
 // The blocks of an operand: `of_keys` says whether it is k or v.
 [[nodiscard]] AttentionHeads attention_heads(const codegen::AttentionCastSpec& spec,
-                                             const Call& call,
-                                             const kernels::AttentionOperand& of, bool of_keys);
+                                             const Call& call, const kernels::AttentionOperand& of,
+                                             bool of_keys);
 
 // AttentionStep::kBackwardCast.
 void emulate_backward_cast(const codegen::AttentionCastSpec& spec, const Call& call);

@@ -35,11 +35,11 @@ F8_BOTH constexpr i32 attention_packed_blocks(i32 tokens, i32 sequences) {
 
 // A block of packed tokens.
 struct AttentionBlock {
-  i32 token;   // its first one, of all tokens of the pack
-  i32 tokens;  // that it has: 0 to 128
-  i32 index;   // of the blocks of its sequence
-  i32 keys;    // of its sequence
-  i32 first;   // the block of keys that its sequence's begin with
+  i32 token;    // its first one, of all tokens of the pack
+  i32 tokens;   // that it has: 0 to 128
+  i32 index;    // of the blocks of its sequence
+  i32 keys;     // of its sequence
+  i32 first;    // the block of keys that its sequence's begin with
   i32 queries;  // of its sequence
   i32 first_q;  // the block of queries that its sequence's begin with
   i32 padding;

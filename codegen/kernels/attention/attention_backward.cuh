@@ -7,8 +7,8 @@
 //
 // Scales of P and dS are powers of two. A row of dS has a bound (dQ): the largest P of the row, which forward leaves,
 // times the norms of dO and V. Of 16 keys, those of a warp, P has a scale that follows its values (dK, dV): where an
-// element could saturate it gets smaller, and the sums so far are multiplied by the ratio; dS has a bound besides. A scale
-// of what is summed over, such as that of K's blocks in dQ, goes into dS before it is rounded.
+// element could saturate it gets smaller, and the sums so far are multiplied by the ratio; dS has a bound by norms
+// besides. A scale of what is summed over, such as that of K's blocks in dQ, goes into dS before it is rounded.
 //
 // The sums of MMAs lose bits when they are long, so they are added to fp32 sums in global memory now and then, which
 // are those of a CTA and stay in L2. Sums do not depend on what other CTAs do: the same bits from run to run.
@@ -30,11 +30,11 @@ F8_DEVICE bool may_saturate(const float (&x)[32]) {
   return !((chains[0] + chains[1]) + (chains[2] + chains[3]) <= 448.0F * 448.0F);
 }
 
-// The power of two that brings `most`, which is not negative, between 2^5 and 2^6, so that somewhat larger values need
+// The power of two that brings `most`, which is not negative, between 2^6 and 2^7, so that somewhat larger values need
 // no other one: at most 2^100, and NaN where `most` is not finite.
 F8_DEVICE float scale_for_e4m3(float most) {
   const u32 exponent = max(__float_as_uint(most) >> 23, 34U);
-  return __uint_as_float(exponent == 255 ? 0x7FFFFFFFU : (259 - exponent) << 23);
+  return __uint_as_float(exponent == 255 ? 0x7FFFFFFFU : (260 - exponent) << 23);
 }
 
 // Multiplies 64 rows by 64 rows of 128 elements each, which begin at these descriptors' low words.
@@ -45,6 +45,10 @@ F8_DEVICE void multiply_rows(float (&to)[32], u32 a, u32 b) {
     Config::mma(to, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
   }
   wgmma_commit();
+}
+
+F8_DEVICE float bound_of(float x) {
+  return __uint_as_float(attention_bound_bits(__float_as_uint(x)));
 }
 
 // The A operand of MMAs of 64 rows, from an accumulator of 64 columns.

@@ -6,18 +6,23 @@
 namespace f8::kernels {
 
 // The kernel of dK and dV takes so many queries at a time, a step. A record of fp32 has what it needs of them: a factor of
-// the dot products of this q and k, to which k's scale comes, the inverse scale of q, a bound of dS, the log2 of dO's
-// inverse scale, and then two of each query, LSE and delta.
+// the dot products of this q and k, to which k's scale comes, the inverse scale of q, the largest norm of a row of dO and
+// the largest |delta|, both in the units of delta, the log2 of dO's inverse scale, and then two of each query, LSE and
+// delta.
 //
 // LSE is in log2, less the log2 of dO's inverse scale, so that 2^(S - LSE) is P times that scale; of what lies behind the
 // last query it is so large that P is 0. delta is the sum of a row of dO O, times q's inverse scale over dO's.
 inline constexpr i32 kAttentionStep = 64;
-inline constexpr i32 kAttentionStepHeader = 4;
+inline constexpr i32 kAttentionStepHeader = 8;
 inline constexpr i32 kAttentionStepFloats = kAttentionStepHeader + 2 * kAttentionStep;
 inline constexpr float kAttentionNoQuery = 1e30F;  // an LSE that makes P 0
 
 // CTAs that share tiles of queries in the kernel of dK and dV.
 inline constexpr i32 kAttentionKeyCluster = 2;
+
+// Keys that have a norm.
+inline constexpr i32 kAttentionNormKeys = 16;
+inline constexpr i32 kAttentionNorms = kAttentionTile / kAttentionNormKeys;
 
 // A CTA's sums in fp32, of elements of dQ or of dK and dV.
 inline constexpr i32 kAttentionSumsOfQueries = 128 * 128;
@@ -31,15 +36,13 @@ struct AttentionGradient {
   i64 stride_token;
 };
 
-// Bounds are powers of two. |dO V^T - delta| is at most twice the norm of a row of dO times the largest norm of a row
-// of v, so that its product with the bounds of both is at most 1: that of v is at most one over that norm, that of a step
-// one over twice the largest norm in it, in the units of delta, and that of a query one over twice its norm and its
-// largest P.
+// |dO V^T - delta| is at most the norm of a row of dO times that of one of v, and |delta|, which is not more. dS has a
+// scale that is a power of two by these bounds. That of a query is at most one over twice its norm and its largest P.
 struct AttentionBackwardArgs {
   static constexpr bool kWindow = false, kPacked = false;
   const float* inv_scale_k;  // [b][g][blocks of keys], and v's
   const float* inv_scale_v;
-  const float* bounds_v;  // [b][g][blocks of keys]
+  const float* norms_v;   // of each 16 keys the largest: [b][g][blocks of keys][8]
   const float* steps;     // [b][h][2 blocks of queries][kAttentionStepFloats]
   const float* bounds_q;  // [b][h][blocks of queries][128]
   float* sums;            // of each CTA
@@ -71,7 +74,7 @@ struct AttentionBackwardCastArgs {
   u8* v;  // e4m3 [b][g][blocks][128][d]
   float* steps;
   float* bounds_q;
-  float* bounds_v;
+  float* norms_v;
   float scale_log2;  // of the softmax, times log2(e)
   i32 padding;
 };

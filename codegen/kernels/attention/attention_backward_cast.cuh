@@ -18,9 +18,6 @@ struct AttentionBackwardCast : AttentionCast<kD, decltype(Args::kept)> {
   using typename Cast::Block, typename Cast::Loaded;
   static_assert(kChunks <= 32, "a row is a warp's");
 
-  static F8_DEVICE float bound_of(float x) {
-    return __uint_as_float(attention_bound_bits(__float_as_uint(x)));
-  }
   // Makes words of columns from four words of rows, or of rows from four of columns.
   static F8_DEVICE void transpose(const u32 (&from)[4], u32 (&to)[4]) {
     const u32 low01 = __byte_perm(from[0], from[1], 0x5140);
@@ -77,11 +74,12 @@ struct AttentionBackwardCast : AttentionCast<kD, decltype(Args::kept)> {
     store_columns(block, to, words);
   }
 
-  // Writes the rows of v, and the bound of the largest one.
+  // Writes the rows of v, and the largest norm of each 16.
   static F8_DEVICE void transpose_values(const Args& args, const Block& block, u32* words) {
+    __shared__ u32 largest[kAttentionNorms];
+    if (threadIdx.x < kAttentionNorms) largest[threadIdx.x] = 0;
     load_columns(block, block.operand->copy, words);
     __syncthreads();
-    u32 largest = 0;
 #pragma unroll
     for (u32 i = 0; i < kItems; ++i) {
       u32 rows[4][2];
@@ -96,58 +94,66 @@ struct AttentionBackwardCast : AttentionCast<kD, decltype(Args::kept)> {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) rows[j][half] = to[j];
       }
+      u32 squares = 0;
 #pragma unroll
       for (u32 j = 0; j < 4; ++j) {
         *reinterpret_cast<uint2*>(args.v + block.line(token(i, j)) + chunk(i) * kChunk) =
             make_uint2(rows[j][0], rows[j][1]);
-        largest = max(largest, __float_as_uint(sum_of_token(sum_of_squares(rows[j]))));
+        squares = max(squares, __float_as_uint(sum_of_token(sum_of_squares(rows[j]))));
       }
+      if (chunk(i) == 0) atomicMax(&largest[token(i, 0) / kAttentionNormKeys], squares);
     }
-    largest = Cast::largest_of_block(largest);
-    if (threadIdx.x == 0) {
-      const float norm = __fsqrt_rn(__uint_as_float(largest)) * load_global(&block.inv_scale());
-      args.bounds_v[block.row() * block.blocks() + block.tile] = bound_of(norm);
-    }
+    __syncthreads();
+    if (threadIdx.x >= kAttentionNorms) return;
+    const u32 at = block.row() * block.blocks() + block.tile;
+    const float norm = __fsqrt_rn(__uint_as_float(largest[threadIdx.x]));
+    args.norms_v[at * kAttentionNorms + threadIdx.x] = norm * load_global(&block.inv_scale());
   }
 
-  // What the record of a query has, in the units of the copies.
+  // What records have of the queries, in the units of the copies.
   struct Rows {
     float squares[kTile];  // of dO
     float delta[kTile];
-    u32 largest[kTile / 32];
+    u32 norms[kTile / 32];   // the largest of each warp
+    u32 deltas[kTile / 32];  // likewise, without signs
   };
   static F8_DEVICE void write_records(const Args& args, const Block& block, float inv_scale,
                                       Rows& rows) {
     const u32 t = threadIdx.x, at = block.row() * block.blocks() + block.tile;
     const float inv_q = load_global(args.kept.q.inv_scale + at);
-    float norm = 0;
+    float norm = 0, delta = 0;
     if (t < kTile) {
-      norm = 2.0F * __fsqrt_rn(rows.squares[t]);
-      const u32 largest = warp_max(__float_as_uint(norm));
-      if (t % 32 == 0) rows.largest[t / 32] = largest;
+      norm = __fsqrt_rn(rows.squares[t]);
+      delta = rows.delta[t] * inv_q;
+      const u32 of_warp = warp_max(__float_as_uint(norm * inv_q));
+      const u32 of_delta = warp_max(__float_as_uint(fabsf(delta)));
+      if (t % 32 == 0) {
+        rows.norms[t / 32] = of_warp;
+        rows.deltas[t / 32] = of_delta;
+      }
     }
     __syncthreads();
     if (t >= kTile) return;
-    float lse = kAttentionNoQuery, delta = 0.0F, largest_p = 0.0F;
+    float lse = kAttentionNoQuery, largest_p = 0.0F;
     if (block.has(t)) {
       const u64 query = u64{block.row()} * args.dout.tokens + block.first() + t;
       const float x = load_global(args.lse + query);
       // A query without a key has none.
       if (x != __uint_as_float(0xFF800000U)) lse = fmaf(x, 1.44269504F, -log2f(inv_scale));
-      delta = rows.delta[t] * inv_q;
       largest_p = load_global(args.largest_p + query);
     }
     float* record = args.steps + u64{2 * at + t / kAttentionStep} * kAttentionStepFloats;
     if (t % kAttentionStep == 0) {
-      const u32 largest = max(rows.largest[t / 32], rows.largest[t / 32 + 1]);
       record[0] = inv_q * args.scale_log2;
       record[1] = inv_q;
-      record[2] = bound_of(__uint_as_float(largest) * inv_q);
-      record[3] = log2f(inv_scale);
+      record[2] = __uint_as_float(max(rows.norms[t / 32], rows.norms[t / 32 + 1]));
+      record[3] = __uint_as_float(max(rows.deltas[t / 32], rows.deltas[t / 32 + 1]));
+      record[4] = log2f(inv_scale);
     }
     record += kAttentionStepHeader + 2 * (t % kAttentionStep);
     *reinterpret_cast<float2*>(record) = make_float2(lse, delta);
-    args.bounds_q[u64{at} * kTile + t] = bound_of(norm * inv_scale * largest_p);
+    args.bounds_q[u64{at} * kTile + t] =
+        __uint_as_float(attention_bound_bits(__float_as_uint(2.0F * norm * inv_scale * largest_p)));
   }
 
   static F8_DEVICE void cast_gradient(const Args& args, const Block& block, u32* words) {

@@ -132,8 +132,7 @@ struct AttentionDkv {
           tma_load_multicast(rows, &maps.q, full, kBoth, 0, row);
           tma_load_multicast(rows + kStepBytes, &maps.dout, full, kBoth, 0, row);
           bulk_load(shared + kRecords + stage.index * kRecordBytes,
-                    args.steps + record * kAttentionStepFloats, full,
-                    kRecordBytes);
+                    args.steps + record * kAttentionStepFloats, full, kRecordBytes);
           const u32 full_t = barrier(shared, kFullColumns, stage.index);
           barrier_wait(barrier(shared, kEmptyColumns, stage.index), stage.phase ^ 1);
           barrier_expect(full_t, 2 * kStepBytes);
@@ -197,21 +196,20 @@ struct AttentionDkv {
     enum Value : u32 {
       kInvScaleK = 0,
       kInvScaleV = 4,
-      kBoundV = 8,
+      kNormV = 8,  // the largest one of the warp's keys
       kKeys = 12,  // of the sequence
       kFirstQuery = 16,
       kEndQuery = 20
     };
-    F8_DEVICE u32 values() const {
-      return shared + kValues + (threadIdx.x / 32 - 4) * kValueBytes;
-    }
+    F8_DEVICE u32 values() const { return shared + kValues + (threadIdx.x / 32 - 4) * kValueBytes; }
     F8_DEVICE float value(Value which) const { return load_shared(values() + which); }
     F8_DEVICE u32 count(Value which) const { return __float_as_uint(value(which)); }
     F8_DEVICE void keep(const Work& work, u32 block_of_all) const {
       __syncwarp();
       store_shared(values() + kInvScaleK, __ldg(args.inv_scale_k + block_of_all));
       store_shared(values() + kInvScaleV, __ldg(args.inv_scale_v + block_of_all));
-      store_shared(values() + kBoundV, __ldg(args.bounds_v + block_of_all));
+      const u32 norm = block_of_all * kAttentionNorms + threadIdx.x / 32 - 4;
+      store_shared(values() + kNormV, __ldg(args.norms_v + norm));
       store_shared(values() + kKeys, static_cast<u32>(work.keys));
       store_shared(values() + kFirstQuery, work.first * kAttentionStep);
       store_shared(values() + kEndQuery, work.end * kAttentionStep);
@@ -318,16 +316,16 @@ struct AttentionDkv {
       for (int i = 0; i < 32; ++i) most = fmaxf(most, fabsf(x[i]));
       return __uint_as_float(__reduce_max_sync(~0U, __float_as_uint(most)));
     }
-    // The first step's P is at most 2^6. Where it has none it is as if P were 2^-40.
+    // The first step's P is at most 2^7. Where it has none it is as if P were 2^-40.
     F8_DEVICE void first_exponent() {
-      float most = load_shared(record() + 12) - 40.0F;
+      float most = load_shared(record() + 16) - 40.0F;
 #pragma unroll
       for (const float each : s) most = fmaxf(most, each);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         most = fmaxf(most, __shfl_xor_sync(~0U, most, step));
       }
-      exponent_p = ceilf(most) - 6.0F;
+      exponent_p = ceilf(most) - 7.0F;
 #pragma unroll
       for (float& each : s) each -= exponent_p;
     }
@@ -346,10 +344,11 @@ struct AttentionDkv {
       multiply_all(dv, by);
       multiply_all(dk, by);
     }
-    // Makes dS no larger than P, by the bounds of dO V^T - delta.
+    // Makes dS no larger than P, by a bound of dO V^T - delta.
     template <bool kFirst>
     F8_DEVICE void bound_gradients() {
-      const float scale = fminf(value(kBoundV) * load_shared(record() + 8), 0x1p100F);
+      const float scale =
+          bound_of(fmaf(value(kNormV), load_shared(record() + 8), load_shared(record() + 12)));
       if constexpr (kFirst) {
         scale_ds = scale;
       } else if (!(scale >= scale_ds)) {

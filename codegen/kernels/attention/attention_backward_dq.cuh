@@ -18,9 +18,9 @@ struct AttentionDqMaps {
 template <class Config, class Args>
 struct AttentionDq : AttentionWorks<Config, Args> {
   using Works = AttentionWorks<Config, Args>;
+  using typename Works::Rounds, typename Works::Work;
   using Works::kWindow, Works::kPacked, Works::kCausal, Works::blocks_of, Works::works,
       Works::work_at;
-  using typename Works::Rounds, typename Works::Work;
   static constexpr u32 kStages = 3, kTile = kAttentionTile, kD = 128, kTileBytes = kTile * kD;
   static constexpr u32 kStageBytes = 3 * kTileBytes;  // of K, V and K^T
   static constexpr u32 kQueryBytes = 2 * kTileBytes;  // of Q and dO
@@ -165,26 +165,21 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       }
       round_to_operand(s, ds);
     }
-    // The largest, or the least, of positive values of a work's tiles; NaN where one is.
-    template <bool kLargest>
-    F8_DEVICE float extreme(const float* of_tiles, const Work& work) const {
-      u32 bits = kLargest ? 0 : 0x7F800000U;
-      bool is_nan = false;
-      for (u32 i = work.begin + lane; i < work.tiles; i += 32) {
-        const u32 each = __float_as_uint(__ldg(of_tiles + i));
-        is_nan = is_nan || each > 0x7F800000U;
-        bits = kLargest ? max(bits, each) : min(bits, each);
+    // The largest of the values of a work's tiles, kCount of each, none of which is negative; NaN where one is.
+    template <u32 kCount>
+    F8_DEVICE float largest(const float* of_tiles, const Work& work) const {
+      u32 bits = 0;
+      for (u32 i = work.begin * kCount + lane; i < work.tiles * kCount; i += 32) {
+        bits = max(bits, __float_as_uint(__ldg(of_tiles + i)));
       }
-      if (__any_sync(~0U, is_nan)) return __int_as_float(0x7FFFFFFF);
-      return __uint_as_float(kLargest ? __reduce_max_sync(~0U, bits)
-                                      : __reduce_min_sync(~0U, bits));
+      return __uint_as_float(__reduce_max_sync(~0U, bits));
     }
-    F8_DEVICE void statistics(const Work& work, const float* bounds_v, float& of_q) {
+    F8_DEVICE void statistics(const Work& work, float norm_v, float& of_q) {
       const u32 block = work.q_head * blocks_of(args, args.queries) + work.place();
       const float* record = args.steps + u64{2 * block + warpgroup} * kAttentionStepFloats;
       of_q = load_global(record);
       const float scale_q = inverse(load_global(record + 1));
-      const float bound_v = extreme<false>(bounds_v, work);
+      const float bound_v = bound_of(norm_v);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float* at = record + kAttentionStepHeader + 2 * (row % 64 + 8 * r);
@@ -215,10 +210,11 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       const float* scale_k = args.inv_scale_k + first_block;
       const float* scale_v = args.inv_scale_v + first_block;
       float of_q;
-      statistics(work, args.bounds_v + first_block, of_q);
+      const float* norms_v = args.norms_v + u64{first_block} * kAttentionNorms;
+      statistics(work, largest<kAttentionNorms>(norms_v, work), of_q);
       u32 tile = work.tiles - 1;
       float k = __ldg(scale_k + tile), v = __ldg(scale_v + tile);
-      const float largest_k = extreme<true>(scale_k, work);
+      const float largest_k = largest<1>(scale_k, work);
       const float inverse_k = inverse(largest_k);
 #pragma unroll
       for (float& each : dq) each = 0.0F;

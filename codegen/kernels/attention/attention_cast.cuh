@@ -243,7 +243,8 @@ struct AttentionCast {
       } else {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-          *reinterpret_cast<uint2*>(block.operand->copy + block.line(token(i, j)) + chunk(i) * kChunk) =
+          *reinterpret_cast<uint2*>(block.operand->copy + block.line(token(i, j)) +
+                                    chunk(i) * kChunk) =
               make_uint2(pack_e4m3(x[j][0], x[j][1], x[j][2], x[j][3]),
                          pack_e4m3(x[j][4], x[j][5], x[j][6], x[j][7]));
         }
@@ -266,8 +267,7 @@ struct AttentionCast {
   static F8_DEVICE void load_columns(const Block& block, const u8* copy, u32* words) {
     for (u32 i = threadIdx.x; i < kD * 8; i += kThreads) {
       const u32 column = i / 8, quad = i % 8 * 4;
-      const uint4 loaded =
-          *reinterpret_cast<const uint4*>(copy + block.column(column) + quad * 4);
+      const uint4 loaded = *reinterpret_cast<const uint4*>(copy + block.column(column) + quad * 4);
       *reinterpret_cast<uint2*>(words + place(column, quad)) = make_uint2(loaded.x, loaded.y);
       *reinterpret_cast<uint2*>(words + place(column, quad + 2)) = make_uint2(loaded.z, loaded.w);
     }
@@ -297,8 +297,8 @@ struct AttentionCast {
       } else {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-          const uint2 row =
-              *reinterpret_cast<const uint2*>(block.operand->copy + block.line(token(i, j)) + chunk(i) * kChunk);
+          const uint2 row = *reinterpret_cast<const uint2*>(
+              block.operand->copy + block.line(token(i, j)) + chunk(i) * kChunk);
 #pragma unroll
           for (u32 half = 0; half < 2; ++half) {
             const u32 word = half == 0 ? row.x : row.y;

@@ -409,8 +409,14 @@ struct AttentionForward : AttentionTiles<Config, Args> {
   // The same values, in registers that a warp has once.
   static F8_DEVICE AttentionBlock uniform(AttentionBlock block) {
     const auto of = [](i32 x) { return __reduce_max_sync(~0U, x); };
-    return {of(block.token), of(block.tokens), of(block.index), of(block.keys),
-            of(block.first), 0,                0,               0};
+    return {of(block.token),
+            of(block.tokens),
+            of(block.index),
+            of(block.keys),
+            of(block.first),
+            0,
+            0,
+            0};
   }
 
   static F8_DEVICE void run(const AttentionMaps& maps, const Args& args, void* memory) {

@@ -115,9 +115,9 @@ struct AttentionWorks {
 template <class Config, class Args>
 struct AttentionTiles : AttentionWorks<Config, Args> {
   using Works = AttentionWorks<Config, Args>;
+  using typename Works::Rounds, typename Works::Work;
   using Works::kPacked, Works::kWarpgroups, Works::kTileM, Works::kTileN, Works::blocks_of,
       Works::works, Works::work_at;
-  using typename Works::Rounds, typename Works::Work;
   static constexpr u32 kStages = Config::kStages, kD = Config::kHeadDim;
   static_assert(kD == 64 || kD == 128 || kD == 256, "boxes are whole");
   static constexpr u32 kQueryBytes = kTileM * kD, kTileBytes = kTileN * kD;

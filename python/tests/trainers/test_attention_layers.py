@@ -89,7 +89,11 @@ def test_a_model_with_a_backward_in_fp8_trains(
     assert not [name for name in unchanged(model, before) if "norm" not in name]
     forward = model_of(kind, device, head_dim=size)
     f8.convert_attention_to_float8(forward, "fp8_forward", **options)
-    assert (losses(forward, 6, device) == own) == (size != 128 and device == "cpu")
+    same = losses(forward, 6, device) == own
+    if size == 128:
+        assert not same
+    elif device == "cpu":  # a GPU adds gradients atomically
+        assert same
     assert own == pytest.approx(expected, rel=0.03)
 
 

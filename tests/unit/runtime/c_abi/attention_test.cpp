@@ -139,8 +139,7 @@ TEST_F(AttentionAbi, ABackwardInFp8IsThatOfTheForward) {
                                       .dq = heads(dq, 2),
                                       .dk = heads(dk, 1),
                                       .dv = heads(dv, 1)};
-  ASSERT_EQ(float8_attention_backward(attention, &args, nullptr), FLOAT8_OK)
-      << float8_last_error();
+  ASSERT_EQ(float8_attention_backward(attention, &args, nullptr), FLOAT8_OK) << float8_last_error();
   for (int64_t c = 0; c < kHeadDim; ++c) {
     const float expected = element(dout, c) + element(dout, kHeadDim + c);
     EXPECT_NEAR(element(dv, c), expected, 0.1 + 0.1 * std::abs(expected));
