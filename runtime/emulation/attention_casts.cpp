@@ -5,7 +5,7 @@
 
 #include "codegen/kernels/attention/attention_args.cuh"
 #include "recipes/dtype.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 #include "runtime/emulation/kernels.hpp"
 
 namespace f8::runtime::emulation {

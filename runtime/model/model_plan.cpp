@@ -5,7 +5,7 @@
 #include <set>
 
 #include "base/text.hpp"
-#include "recipes/tensor_parallel.hpp"
+#include "recipes/model/tensor_parallel.hpp"
 #include "runtime/linear/kernels.hpp"
 #include "runtime/model/first_use.hpp"
 #include "tuning_db/estimate/filter.hpp"

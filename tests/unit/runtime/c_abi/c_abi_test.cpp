@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "codegen/emit.hpp"
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "recipes/sealed_text.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/linear/kernels.hpp"

@@ -1,4 +1,4 @@
-#include "recipes/reference_groups.hpp"
+#include "recipes/reference/groups.hpp"
 
 #include <algorithm>
 #include <numeric>

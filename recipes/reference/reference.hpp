@@ -10,7 +10,7 @@
 #include "recipes/dtype.hpp"
 #include "recipes/problem.hpp"
 #include "recipes/recipe.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 
 namespace f8::reference {
 

@@ -1,4 +1,4 @@
-#include "recipes/adamw.hpp"
+#include "recipes/reference/adamw.hpp"
 
 #include <cmath>
 

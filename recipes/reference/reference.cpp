@@ -1,6 +1,6 @@
 // Plain loops over whole matrices; only the fp64 matmul is arranged for speed, since tests run it
 // on matrices of 512 and more.
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <limits>
 #include <numbers>
 
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 
 namespace f8::reference {
 namespace {

@@ -1,4 +1,4 @@
-#include "recipes/tensor_parallel.hpp"
+#include "recipes/model/tensor_parallel.hpp"
 
 #include <algorithm>
 #include <array>
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/text.hpp"
-#include "recipes/filter_rule.hpp"
 #include "recipes/fp8_layout.hpp"
+#include "recipes/model/filter_rule.hpp"
 
 namespace f8 {
 namespace {

@@ -1,6 +1,6 @@
 // Reads and writes scale states. The sizes that a file claims are checked against its own size
 // before anything is allocated for them.
-#include "recipes/scale_state.hpp"
+#include "recipes/scales/scale_state.hpp"
 
 #include <array>
 #include <bit>

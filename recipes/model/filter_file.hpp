@@ -1,7 +1,7 @@
 // The verdicts of a filter on a model, as a file that a trainer reads without SQLite: what
 // `float8-tune filter --verdicts FILE` writes. Ranks that read the same bytes decide alike.
 //
-// File grammar (UTF-8; sealed_text.hpp has the first and the last line):
+// File grammar (UTF-8; recipes/sealed_text.hpp has the first and the last line):
 //   file     := "float8-filter 2" LF "recipe " NAME LF "tokens " INT LF { decision } "end " HASH LF
 //   decision := ("convert" | "keep") TAB FQN TAB "n" INT "k" INT TAB EVIDENCE TAB SPEEDUP " " LO
 //               " " HI TAB REASON LF
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 
 namespace f8 {
 

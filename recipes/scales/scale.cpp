@@ -1,6 +1,6 @@
 // The device computes the same operations in the same order (one fp64 division, one rounding, one
 // fp32 product), so the results agree bit for bit.
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 
 #include <bit>
 #include <cmath>

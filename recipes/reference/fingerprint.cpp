@@ -1,4 +1,4 @@
-#include "recipes/fingerprint.hpp"
+#include "recipes/reference/fingerprint.hpp"
 
 #include <algorithm>
 #include <array>

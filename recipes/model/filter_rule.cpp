@@ -1,4 +1,4 @@
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 
 #include <algorithm>
 #include <array>

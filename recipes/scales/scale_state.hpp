@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "recipes/delayed.hpp"
+#include "recipes/scales/delayed.hpp"
 
 namespace f8 {
 

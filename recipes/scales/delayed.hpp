@@ -27,7 +27,7 @@
 
 #include "base/error.hpp"
 #include "recipes/dtype.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 
 namespace f8 {
 
