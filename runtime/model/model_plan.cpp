@@ -6,7 +6,7 @@
 
 #include "base/text.hpp"
 #include "recipes/model/tensor_parallel.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/model/first_use.hpp"
 #include "tuning_db/estimate/filter.hpp"
 

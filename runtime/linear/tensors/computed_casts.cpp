@@ -1,10 +1,10 @@
-#include "runtime/linear/computed_casts.hpp"
+#include "runtime/linear/tensors/computed_casts.hpp"
 
 #include <algorithm>
 #include <utility>
 
 #include "runtime/device/context_state.hpp"
-#include "runtime/linear/plan_casts.hpp"
+#include "runtime/linear/plan/plan_casts.hpp"
 #include "runtime/quantize/bias_grad.hpp"
 
 namespace f8::runtime {

@@ -1,4 +1,4 @@
-#include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensors/quantizer.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/linear/plan_casts.hpp"
+#include "runtime/linear/plan/plan_casts.hpp"
 
 namespace f8::runtime {
 namespace {

@@ -6,7 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "runtime/linear/plan_launches.hpp"
+#include "runtime/linear/plan/plan_launches.hpp"
 
 namespace f8::runtime {
 

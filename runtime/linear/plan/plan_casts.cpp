@@ -1,4 +1,4 @@
-#include "runtime/linear/plan_casts.hpp"
+#include "runtime/linear/plan/plan_casts.hpp"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Sorting tensors into launches.
-#include "runtime/linear/cast_list.hpp"
+#include "runtime/linear/tensors/cast_list.hpp"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/linear/plan_casts.hpp"
+#include "runtime/linear/plan/plan_casts.hpp"
 
 namespace f8::runtime {
 

@@ -37,8 +37,8 @@
 #include <vector>
 
 #include "recipes/problem.hpp"
-#include "runtime/linear/call_arguments.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/call_arguments.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 
 namespace f8::runtime {
 

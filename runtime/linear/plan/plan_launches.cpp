@@ -1,9 +1,9 @@
 // Listing the launches of each kind of call: its casts, then the sums and GEMMs that read them.
-#include "runtime/linear/plan_launches.hpp"
+#include "runtime/linear/plan/plan_launches.hpp"
 
 #include <tuple>
 
-#include "runtime/linear/plan_casts.hpp"
+#include "runtime/linear/plan/plan_casts.hpp"
 #include "runtime/quantize/bias_grad.hpp"
 
 namespace f8::runtime {

@@ -13,7 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/linear/linear.hpp"
+#include "runtime/linear/plan/linear_desc.hpp"
+#include "runtime/quantize/delayed_scales.hpp"
 
 namespace f8::runtime {
 

@@ -4,7 +4,8 @@
 
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensors/quantizer.hpp"
+#include "runtime/quantize/cast_counters.hpp"
 
 namespace f8::runtime {
 

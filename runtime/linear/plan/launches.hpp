@@ -20,7 +20,7 @@
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/linear/call_arguments.hpp"
+#include "runtime/linear/plan/call_arguments.hpp"
 #include "runtime/quantize/quantize.hpp"
 
 namespace f8::runtime {

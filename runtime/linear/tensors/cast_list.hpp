@@ -21,8 +21,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/linear/launches.hpp"
-#include "runtime/linear/layout.hpp"
+#include "runtime/linear/plan/launches.hpp"
+#include "runtime/linear/plan/layout.hpp"
 #include "runtime/quantize/quantize_list.hpp"
 
 namespace f8::runtime {
@@ -69,7 +69,7 @@ class CastList {
   [[nodiscard]] static Result<CastList> plan(const std::shared_ptr<Context>& context,
                                              std::span<const ListedTensor> tensors);
 
-  // A workspace begins with the reserved bytes (layout.hpp), unless there is none.
+  // A workspace begins with the reserved bytes (plan/layout.hpp), unless there is none.
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
   // The launches of kernels that cast all tensors, those without a fixed size with m rows, in a step
   // that is not the first one.

@@ -1,4 +1,4 @@
-#include "runtime/linear/fp8_tensor.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 
 #include <algorithm>
 #include <array>

@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/linear/kernels.hpp"
-#include "runtime/linear/launches.hpp"
-#include "runtime/linear/layout.hpp"
+#include "runtime/linear/plan/kernels.hpp"
+#include "runtime/linear/plan/launches.hpp"
+#include "runtime/linear/plan/layout.hpp"
 
 namespace f8::runtime {
 

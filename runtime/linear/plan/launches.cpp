@@ -1,5 +1,5 @@
 // Patching a call's arguments into its planned launches. Nothing here allocates, locks or formats.
-#include "runtime/linear/launches.hpp"
+#include "runtime/linear/plan/launches.hpp"
 
 namespace f8::runtime {
 QuantizeOperand CastOperand::at(const CallArguments& call) const {

@@ -2,9 +2,9 @@
 // GEMMs and the layout of its buffers.
 #pragma once
 
-#include "runtime/linear/kernels.hpp"
-#include "runtime/linear/launches.hpp"
-#include "runtime/linear/layout.hpp"
+#include "runtime/linear/plan/kernels.hpp"
+#include "runtime/linear/plan/launches.hpp"
+#include "runtime/linear/plan/layout.hpp"
 
 namespace f8::runtime {
 

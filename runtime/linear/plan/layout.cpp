@@ -1,13 +1,12 @@
 // Adding up a linear's buffers.
-#include "runtime/linear/layout.hpp"
+#include "runtime/linear/plan/layout.hpp"
 
 #include <algorithm>
 
 #include "codegen/kernels/kernel_args.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/gemm/gemm.hpp"
-#include "runtime/linear/kernels.hpp"
-#include "runtime/linear/linear.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/quantize/bias_grad.hpp"
 #include "runtime/quantize/quantize.hpp"
 

@@ -1,5 +1,5 @@
 // The way from a recipe to the kernels of a linear.
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
-#include "runtime/linear/tensor_gemm.hpp"
+#include "runtime/linear/tensors/tensor_gemm.hpp"
 
-#include "runtime/linear/fp8_tensor.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 
 namespace f8::runtime {
 

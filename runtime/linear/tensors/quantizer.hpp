@@ -8,10 +8,10 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/linear/cast_list.hpp"
-#include "runtime/linear/computed_casts.hpp"
-#include "runtime/linear/fp8_tensor.hpp"
-#include "runtime/linear/plan_launches.hpp"
+#include "runtime/linear/plan/plan_launches.hpp"
+#include "runtime/linear/tensors/cast_list.hpp"
+#include "runtime/linear/tensors/computed_casts.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 
 namespace f8::runtime {
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <memory>
 
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 
 namespace f8::runtime {
 

@@ -4,7 +4,7 @@
 
 #include "float8/float8.h"
 #include "runtime/device/call_memory.hpp"
-#include "runtime/linear/layout.hpp"
+#include "runtime/linear/plan/layout.hpp"
 
 namespace f8::runtime {
 
