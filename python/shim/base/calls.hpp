@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "float8/float8.h"
-#include "python/shim/errors.hpp"
+#include "python/shim/base/errors.hpp"
 
 namespace float8_torch {
 

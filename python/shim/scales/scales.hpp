@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "float8/float8.h"
-#include "python/shim/plans.hpp"
+#include "python/shim/plans/plans.hpp"
 
 namespace float8_torch {
 

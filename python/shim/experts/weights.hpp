@@ -4,8 +4,8 @@
 #include <optional>
 #include <tuple>
 
-#include "python/shim/config.hpp"
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/config.hpp"
+#include "python/shim/base/tensors.hpp"
 
 namespace float8_torch {
 

@@ -1,5 +1,5 @@
 // CUDA by way of what is loaded in the process.
-#include "python/shim/cuda.hpp"
+#include "python/shim/base/cuda.hpp"
 
 #include <dirent.h>
 #include <dlfcn.h>

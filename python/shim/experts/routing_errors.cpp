@@ -1,4 +1,4 @@
-#include "python/shim/routing_errors.hpp"
+#include "python/shim/experts/routing_errors.hpp"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -7,10 +7,10 @@
 #include <mutex>
 #include <vector>
 
-#include "python/shim/cuda.hpp"
-#include "python/shim/errors.hpp"
-#include "python/shim/experts.hpp"
-#include "python/shim/workspace.hpp"
+#include "python/shim/base/cuda.hpp"
+#include "python/shim/base/errors.hpp"
+#include "python/shim/experts/experts.hpp"
+#include "python/shim/plans/workspace.hpp"
 
 namespace float8_torch {
 namespace {

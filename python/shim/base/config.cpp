@@ -1,10 +1,10 @@
 // Reading the recipe out of a config's bits.
-#include "python/shim/config.hpp"
+#include "python/shim/base/config.hpp"
 
 #include <stdexcept>
 #include <string>
 
-#include "python/shim/errors.hpp"
+#include "python/shim/base/errors.hpp"
 
 namespace float8_torch {
 

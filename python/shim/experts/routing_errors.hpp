@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "python/shim/plans.hpp"
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/tensors.hpp"
+#include "python/shim/plans/plans.hpp"
 
 namespace float8_torch {
 

@@ -1,5 +1,5 @@
 // Workspaces by device and stream.
-#include "python/shim/workspace.hpp"
+#include "python/shim/plans/workspace.hpp"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -13,7 +13,7 @@
 #include <tuple>
 #include <utility>
 
-#include "python/shim/cuda.hpp"
+#include "python/shim/base/cuda.hpp"
 
 namespace float8_torch {
 namespace {

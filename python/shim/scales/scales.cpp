@@ -1,5 +1,5 @@
 // Handles of scale states by layout, and the linears whose first step is to come.
-#include "python/shim/scales.hpp"
+#include "python/shim/scales/scales.hpp"
 
 #include <map>
 #include <mutex>
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "python/shim/errors.hpp"
+#include "python/shim/base/errors.hpp"
 
 namespace float8_torch {
 namespace {

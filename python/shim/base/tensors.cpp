@@ -1,5 +1,5 @@
 // Reading and making tensors through the stable ABI's C functions.
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/tensors.hpp"
 
 #include <torch/csrc/stable/ops.h>
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "float8/float8.h"
-#include "python/shim/config.hpp"
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/config.hpp"
+#include "python/shim/base/tensors.hpp"
 
 namespace float8_torch {
 
