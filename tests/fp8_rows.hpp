@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "recipes/fp8_layout.hpp"
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 
 namespace f8 {
 

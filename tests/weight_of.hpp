@@ -1,7 +1,7 @@
 // How tests cast a linear's weight apart from its calls.
 #pragma once
 
-#include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensors/quantizer.hpp"
 
 namespace f8::runtime {
 

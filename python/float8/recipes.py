@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from float8 import _library
 
-# The order is that of the shim's config (python/shim/config.hpp).
+# The order is that of the shim's config (python/shim/base/config.hpp).
 NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "bf16")
 
 
@@ -189,7 +189,7 @@ def _names() -> dict[Recipe, str]:
     return _by_recipe
 
 
-# The bits of a config; python/shim/config.hpp has the grammar.
+# The bits of a config; python/shim/base/config.hpp has the grammar.
 EMULATE = 1 << 4
 RECOMPUTE = 1 << 5
 HOLD = 1 << 6

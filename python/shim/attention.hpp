@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/tensors.hpp"
 
 namespace float8_torch {
 

@@ -179,17 +179,17 @@
 #include <vector>
 
 #include "python/shim/attention.hpp"
-#include "python/shim/calls.hpp"
-#include "python/shim/casts.hpp"
-#include "python/shim/cuda.hpp"
-#include "python/shim/expert_weights.hpp"
-#include "python/shim/experts.hpp"
+#include "python/shim/base/calls.hpp"
+#include "python/shim/base/cuda.hpp"
+#include "python/shim/casts/casts.hpp"
+#include "python/shim/experts/experts.hpp"
+#include "python/shim/experts/moe.hpp"
+#include "python/shim/experts/weights.hpp"
 #include "python/shim/linear/gemm.hpp"
 #include "python/shim/linear/linear.hpp"
-#include "python/shim/moe.hpp"
 #include "python/shim/optimizer.hpp"
-#include "python/shim/plans.hpp"
-#include "python/shim/scales.hpp"
+#include "python/shim/plans/plans.hpp"
+#include "python/shim/scales/scales.hpp"
 #include "python/shim/staging.hpp"
 
 namespace float8_torch {

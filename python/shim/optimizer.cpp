@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "python/shim/base/errors.hpp"
 #include "python/shim/casts/cast.hpp"
-#include "python/shim/errors.hpp"
-#include "python/shim/plans.hpp"
+#include "python/shim/plans/plans.hpp"
 
 namespace float8_torch {
 namespace {

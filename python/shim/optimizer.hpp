@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/tensors.hpp"
 
 namespace float8_torch {
 

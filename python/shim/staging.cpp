@@ -4,8 +4,8 @@
 
 #include <stdexcept>
 
-#include "python/shim/cuda.hpp"
-#include "python/shim/scales.hpp"
+#include "python/shim/base/cuda.hpp"
+#include "python/shim/scales/scales.hpp"
 
 namespace float8_torch {
 namespace {

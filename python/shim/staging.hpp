@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "python/shim/config.hpp"
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/config.hpp"
+#include "python/shim/base/tensors.hpp"
 
 namespace float8_torch {
 

@@ -4,7 +4,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/ranks.hpp"
 #include "runtime/c_abi/recipe.hpp"
-#include "runtime/linear/layout.hpp"
+#include "runtime/linear/plan/layout.hpp"
 #include "runtime/model/first_use.hpp"
 #include "runtime/model/info.hpp"
 

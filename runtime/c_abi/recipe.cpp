@@ -2,7 +2,7 @@
 #include "runtime/c_abi/recipe.hpp"
 
 #include "runtime/c_abi/common.hpp"
-#include "runtime/linear/fp8_tensor.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 
 namespace f8::c_abi {
 namespace {

@@ -5,7 +5,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/linear.hpp"
 #include "runtime/c_abi/ranks.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/model/scale_checkpoint.hpp"
 
 using namespace f8::c_abi;

@@ -1,11 +1,11 @@
 // AdamW on the CPU, weight after weight.
-#include "recipes/adamw.hpp"
+#include "recipes/reference/adamw.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <span>
 
-#include "recipes/fingerprint.hpp"
+#include "recipes/reference/fingerprint.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 

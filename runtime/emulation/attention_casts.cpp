@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "recipes/dtype.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 #include "runtime/emulation/attention_heads.hpp"
 
 namespace f8::runtime::emulation {

@@ -1,7 +1,7 @@
 // Sums of columns in the order that column_sums.cuh fixes.
 #pragma once
 
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 
 namespace f8::runtime::emulation {
 

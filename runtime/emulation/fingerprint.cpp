@@ -1,5 +1,5 @@
 // The fingerprints of weights, one after the other.
-#include "recipes/fingerprint.hpp"
+#include "recipes/reference/fingerprint.hpp"
 
 #include <span>
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "codegen/kernels/experts/group_args.cuh"
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/activations.hpp"
 #include "runtime/emulation/kernels.hpp"

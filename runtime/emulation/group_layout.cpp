@@ -3,7 +3,7 @@
 #include <span>
 
 #include "codegen/kernels/experts/group_args.cuh"
-#include "recipes/reference_groups.hpp"
+#include "recipes/reference/groups.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 

@@ -5,7 +5,7 @@
 #include <bit>
 #include <vector>
 
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 
 namespace f8::runtime::emulation {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/format.hpp"
-#include "recipes/reference.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/reference/reference.hpp"
+#include "recipes/scales/scale.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/column_sums.hpp"
 #include "runtime/emulation/kernels.hpp"

@@ -5,9 +5,9 @@
 #include <span>
 #include <utility>
 
-#include "recipes/delayed.hpp"
-#include "recipes/reference.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/reference/reference.hpp"
+#include "recipes/scales/delayed.hpp"
+#include "recipes/scales/scale.hpp"
 #include "runtime/emulation/kernels.hpp"
 
 namespace f8::runtime::emulation {

@@ -9,7 +9,7 @@
 #include "float8/expert_quantizer.h"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/experts/group_cast.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 
 namespace f8::runtime {
 

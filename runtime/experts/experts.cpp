@@ -5,7 +5,7 @@
 
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/linear/call_arguments.hpp"
+#include "runtime/linear/plan/call_arguments.hpp"
 
 namespace f8::runtime {
 namespace {

@@ -12,9 +12,9 @@
 #include "runtime/device/interval_arena.hpp"
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/gemm/k_grouped.hpp"
-#include "runtime/linear/fp8_tensor.hpp"
-#include "runtime/linear/kernels.hpp"
 #include "runtime/linear/linear.hpp"
+#include "runtime/linear/plan/kernels.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 #include "runtime/quantize/delayed_scales.hpp"
 
 namespace f8::runtime {

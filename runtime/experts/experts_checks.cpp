@@ -2,7 +2,7 @@
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/experts/experts.hpp"
-#include "runtime/linear/call_arguments.hpp"
+#include "runtime/linear/plan/call_arguments.hpp"
 
 namespace f8::runtime {
 namespace {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/state.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 
 namespace f8::runtime {
 namespace {

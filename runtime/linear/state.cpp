@@ -3,7 +3,7 @@
 #include "runtime/linear/state.hpp"
 
 #include "runtime/gemm/provider.hpp"
-#include "runtime/linear/fp8_tensor.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 
 namespace f8::runtime {
 namespace {

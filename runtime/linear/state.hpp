@@ -5,7 +5,7 @@
 
 #include "runtime/device/call_memory.hpp"
 #include "runtime/linear/linear.hpp"
-#include "runtime/linear/plan_launches.hpp"
+#include "runtime/linear/plan/plan_launches.hpp"
 
 namespace f8::runtime {
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/linear/cast_list.hpp"
-#include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensors/cast_list.hpp"
+#include "runtime/linear/tensors/quantizer.hpp"
 #include "runtime/lists/call_overlaps.hpp"
 
 namespace f8::runtime {

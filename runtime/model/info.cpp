@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "runtime/linear/fp8_tensor.hpp"
+#include "runtime/linear/tensors/fp8_tensor.hpp"
 #include "runtime/model/first_use.hpp"
 #include "tuning_db/estimate/builtin_tables.hpp"
 

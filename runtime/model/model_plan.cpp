@@ -5,8 +5,8 @@
 #include <set>
 
 #include "base/text.hpp"
-#include "recipes/tensor_parallel.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "recipes/model/tensor_parallel.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/model/first_use.hpp"
 #include "tuning_db/estimate/filter.hpp"
 

@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "recipes/filter_file.hpp"
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_file.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "runtime/linear/linear.hpp"
 #include "tuning_db/estimate/estimator.hpp"
 #include "tuning_db/estimate/wire_cost.hpp"

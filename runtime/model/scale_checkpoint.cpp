@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "codegen/kernels/kernel_args.cuh"
-#include "recipes/scale_state.hpp"
+#include "recipes/scales/scale_state.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
 

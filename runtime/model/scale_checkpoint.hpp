@@ -1,5 +1,5 @@
 // Saves the state of DelayedScales from the device into a checkpoint and loads it back
-// (recipes/scale_state.hpp has the format). These calls synchronise their stream: they belong
+// (recipes/scales/scale_state.hpp has the format). These calls synchronise their stream: they belong
 // between steps.
 #pragma once
 

@@ -3,7 +3,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "runtime/linear/call_arguments.hpp"
+#include "runtime/linear/plan/call_arguments.hpp"
 #include "runtime/moe/moe.hpp"
 
 namespace f8::runtime {

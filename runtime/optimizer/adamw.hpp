@@ -7,7 +7,7 @@
 #include "float8/float8.h"
 #include "runtime/device/call_array.hpp"
 #include "runtime/device/context.hpp"
-#include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensors/quantizer.hpp"
 
 namespace f8::runtime {
 

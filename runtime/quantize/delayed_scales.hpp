@@ -1,5 +1,5 @@
 // The state of delayed scaling on the device, for all linears of a model in one buffer of the
-// caller's, so that one all-reduce and one kernel serve them all (recipes/delayed.hpp has the
+// caller's, so that one all-reduce and one kernel serve them all (recipes/scales/delayed.hpp has the
 // rule). A linear has Linear::scale_slots() slots; a model's are those of its linears end to end.
 //
 //   state      := amax scale history format non_finite     each at a multiple of 256 bytes
@@ -19,7 +19,7 @@
 
 #include "codegen/kernels/kernel_args.cuh"
 #include "float8/float8.h"
-#include "recipes/delayed.hpp"
+#include "recipes/scales/delayed.hpp"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context.hpp"
 

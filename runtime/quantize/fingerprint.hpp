@@ -1,4 +1,4 @@
-// Whether weights changed since the comparison before, found in device memory (recipes/fingerprint.hpp):
+// Whether weights changed since the comparison before, found in device memory (recipes/reference/fingerprint.hpp):
 // copies of a weight are cast again where its bytes are others, whoever wrote them, and the host need
 // not know.
 #pragma once

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "runtime/device/context_state.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/quantize/quantize.hpp"
 #include "tests/gpu/gpu_test.hpp"
 

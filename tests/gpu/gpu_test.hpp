@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/format.hpp"
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/device/context_state.hpp"
 #include "tests/sanitized.hpp"
 

@@ -15,9 +15,12 @@ Inside runtime/ the rooms have one direction too:
     linear <- optimizer
     all <- c_abi
 
-and those of tools/tuner/, over the files that lie in it itself:
+and so have the rooms of these folders, where `.` stands for the files that lie in the folder itself:
 
-    model_files      backend <- measure <- worker <- search <- fit, gpus
+    recipes           . <- scales <- reference      . <- model
+    runtime/linear    plan <- tensors <- .
+    tools/tuner       . <- model_files      . <- backend <- measure <- worker <- search <- fit, gpus
+    python/shim       base <- plans <- scales <- casts <- linear <- experts <- .
 
 python_imports.py has those of the Python package.
 
@@ -49,11 +52,17 @@ MAY_INCLUDE = {
 }
 # The rooms of a folder, from the bottom up: which of its rooms each may include.
 ROOMS = {
+    "recipes": {"recipes"},
+    "recipes/scales": {"recipes", "scales"},
+    "recipes/reference": {"recipes", "scales", "reference"},
+    "recipes/model": {"recipes", "model"},
     "runtime/device": {"device"},
     "runtime/emulation": {"device", "emulation"},
     "runtime/gemm": {"device", "emulation", "gemm"},  # emulation: what stands for cuBLASLt there
     "runtime/quantize": {"device", "quantize"},
-    "runtime/linear": {"device", "gemm", "quantize", "linear"},
+    "runtime/linear": {"device", "gemm", "quantize", "linear", "plan", "tensors"},
+    "runtime/linear/plan": {"plan"},
+    "runtime/linear/tensors": {"plan", "tensors"},
     "runtime/attention": {"device", "attention"},
     "runtime/optimizer": {"device", "gemm", "quantize", "linear", "optimizer"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
@@ -73,8 +82,15 @@ ROOMS = {
     "tools/tuner/search": {"tuner", "backend", "measure", "worker", "search"},
     "tools/tuner/fit": {"tuner", "backend", "measure", "worker", "search", "fit"},
     "tools/tuner/gpus": {"tuner", "backend", "measure", "worker", "search", "gpus"},
+    "python/shim/base": {"base"},
+    "python/shim/plans": {"base", "plans"},
+    "python/shim/scales": {"base", "plans", "scales"},
+    "python/shim/casts": {"base", "plans", "scales", "casts"},
+    "python/shim/linear": {"base", "plans", "scales", "casts", "linear"},
+    "python/shim/experts": {"base", "plans", "scales", "casts", "linear", "experts"},
+    "python/shim": {"base", "plans", "scales", "casts", "linear", "experts", "shim"},
 }
-HAS_ROOMS = {"runtime", "tools/tuner"}
+HAS_ROOMS = {"recipes", "runtime", "runtime/linear", "tools/tuner", "python/shim"}
 CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|crt/)")
 SYSTEM_WALLS = [
     # folders, the headers they may not include, why
@@ -210,7 +226,11 @@ def self_test():
     clean = {
         "base/a.cpp": '#include "base/a.hpp"\n#include <fmt/format.h>\n',
         "runtime/gemm/a.cpp": '#include <cuda.h>\n#include "codegen/emit.hpp"\n',
-        "runtime/linear/a.cpp": '#include "runtime/gemm/gemm.hpp"\n',
+        "recipes/reference/a.cpp": '#include "recipes/scales/scale.hpp"\n#include "recipes/dtype.hpp"\n',
+        "runtime/linear/a.cpp": '#include "runtime/gemm/gemm.hpp"\n#include "runtime/linear/plan/a.hpp"\n',
+        "runtime/linear/plan/a.cpp": '#include "runtime/gemm/gemm.hpp"\n',
+        "runtime/experts/a.cpp": '#include "runtime/linear/plan/a.hpp"\n',
+        "python/shim/a.cpp": '#include "python/shim/experts/a.hpp"\n#include "python/shim/a.hpp"\n',
         "runtime/include/float8/float8.hpp": '#include <expected>\n#include "float8/float8.h"\n',
         "codegen/kernels/cast/a.cuh": '#include "codegen/kernels/ptx.cuh"\n',
         "runtime/model/a.cpp": '#include "tuning_db/estimate/filter.hpp"\n',
@@ -236,6 +256,11 @@ def self_test():
         ("base/x.hpp", '#include "recipes/dtype.hpp"\n'),
         ("recipes/x.cpp", '#include "codegen/emit.hpp"\n'),
         ("recipes/x.cpp", "#include <cuda_runtime.h>\n"),
+        ("recipes/x.cpp", '#include "recipes/scales/scale.hpp"\n'),
+        ("recipes/scales/x.cpp", '#include "recipes/reference/reference.hpp"\n'),
+        ("recipes/reference/x.cpp", '#include "recipes/model/filter_rule.hpp"\n'),
+        ("recipes/model/x.cpp", '#include "recipes/scales/scale.hpp"\n'),
+        ("recipes/other/x.cpp", '#include "recipes/dtype.hpp"\n'),
         ("codegen/x.cpp", '#  include "runtime/gemm/gemm.hpp"\n'),
         ("codegen/x.cpp", '#include "tuning_db/filter.hpp"\n'),
         ("codegen/kernels/x.cuh", "#include <cuda_fp8.h>\n"),
@@ -247,6 +272,10 @@ def self_test():
         ("runtime/linear/x.cpp", '#include "runtime/model/info.hpp"\n'),
         ("runtime/linear/x.cpp", '#include "runtime/lists/quantizer_list.hpp"\n'),
         ("runtime/linear/x.cpp", '#include "runtime/experts/group_layout.hpp"\n'),
+        ("runtime/linear/plan/x.cpp", '#include "runtime/linear/tensors/fp8_tensor.hpp"\n'),
+        ("runtime/linear/plan/x.cpp", '#include "runtime/linear/linear.hpp"\n'),
+        ("runtime/linear/plan/x.cpp", '#include "runtime/lists/quantizer_list.hpp"\n'),
+        ("runtime/linear/tensors/x.cpp", '#include "runtime/linear/state.hpp"\n'),
         ("runtime/experts/x.cpp", '#include "runtime/moe/moe.hpp"\n'),
         ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
         ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
@@ -281,6 +310,12 @@ def self_test():
         ("examples/a/kernels/x.cuh", '#include "codegen/kernels/ptx.cuh"\n'),
         ("recipes/x.cpp", 'auto text = fmt::format("{}", 1);\n'),
         ("python/shim/x.cpp", "for (const auto& e : std::filesystem::directory_iterator(folder)) {\n"),
+        ("python/shim/base/x.cpp", '#include "python/shim/plans/plans.hpp"\n'),
+        ("python/shim/plans/x.cpp", '#include "python/shim/scales/scales.hpp"\n'),
+        ("python/shim/scales/x.cpp", '#include "python/shim/casts/casts.hpp"\n'),
+        ("python/shim/casts/x.cpp", '#include "python/shim/linear/gemm.hpp"\n'),
+        ("python/shim/linear/x.cpp", '#include "python/shim/experts/experts.hpp"\n'),
+        ("python/shim/experts/x.cpp", '#include "python/shim/optimizer.hpp"\n'),
         ("python/float8/filter.py", "import float8.torch._ops\n"),
         ("python/float8/filter.py", "from float8.torchao import config\n"),
         ("python/float8/torch/notices.py", "from float8.torch.shard.a import a\n"),

@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 
 namespace f8::tuning_db {
 namespace {

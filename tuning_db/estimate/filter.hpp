@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "recipes/recipe.hpp"
 #include "tuning_db/estimate/estimator.hpp"
 #include "tuning_db/estimate/wire_cost.hpp"
@@ -74,7 +74,7 @@ struct FilterResult {
   std::optional<WireCost> wire{};      // where ranks share the model
 };
 
-// layers: with the shapes of one tensor-parallel rank (recipes/tensor_parallel.hpp).
+// layers: with the shapes of one tensor-parallel rank (recipes/model/tensor_parallel.hpp).
 // kInvalidArgument names the layer or the option. The recipe is the estimator's.
 [[nodiscard]] Result<FilterResult> filter(std::span<const NamedLinear> layers,
                                           const FilterOptions& options, const Estimator& estimator);

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "tuning_db/estimate/speed_model.hpp"
 #include "tuning_db/estimate/tuning_table.hpp"
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "recipes/fp8_layout.hpp"
-#include "recipes/tensor_parallel.hpp"
+#include "recipes/model/tensor_parallel.hpp"
 
 namespace f8::tuning_db {
 namespace {

@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "recipes/recipe.hpp"
 #include "tuning_db/estimate/wire_model.hpp"
 

@@ -1,5 +1,5 @@
 // Fingerprints: whether the bytes of weights are still those of the comparison before, found without
-// the host. recipes/fingerprint.hpp is the specification.
+// the host. recipes/reference/fingerprint.hpp is the specification.
 //
 // A launch reads each byte once, in chunks of 16, which its grid takes in turns. Sums modulo 2^64 do
 // not depend on the order of blocks, so a weight has the same fingerprint in every launch. The block

@@ -1,4 +1,4 @@
-// Scale arithmetic on the device: the same as recipes/scale.hpp, bit for bit.
+// Scale arithmetic on the device: the same as recipes/scales/scale.hpp, bit for bit.
 #pragma once
 
 #include "codegen/kernels/ptx.cuh"

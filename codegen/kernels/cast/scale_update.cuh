@@ -1,5 +1,5 @@
 // The scale update of delayed scaling: from the amaxes that the casts recorded to the scales of the
-// next step, for all operands of a model at once. recipes/delayed.hpp is the specification. One
+// next step, for all operands of a model at once. recipes/scales/delayed.hpp is the specification. One
 // block does it, since each operand's history depends on whether all amaxes are finite.
 #pragma once
 

@@ -1,7 +1,7 @@
 // The arithmetic of AdamW, of one element: that of PyTorch's fused kernel (fused_adam_utils.cuh), with
 // its order of operations. Where the compiler fuses a multiplication and an addition of that kernel,
 // there is an fmaf here, and what it leaves apart is rounded by itself: the bits depend on no option of
-// a compiler. recipes/adamw.hpp is the specification.
+// a compiler. recipes/reference/adamw.hpp is the specification.
 #pragma once
 
 #include "codegen/kernels/optimizer/adamw_args.cuh"

@@ -40,12 +40,12 @@ adamw = torch.ops.float8.adamw.default
 gemm_into = torch.ops.float8.gemm_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
-ROWS = 512  # kRows of python/shim/plans.hpp
+ROWS = 512  # kRows of python/shim/plans/plans.hpp
 INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
 BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # float8_activation
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
-WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
+WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts/casts.hpp
 NO_BYTES = torch.empty(0, dtype=torch.uint8)  # in the place of what an op is not given
 FLAG_OF_WEIGHT_STATE = 12  # behind FLOAT8_FINGERPRINT_BYTES, as an int32
 

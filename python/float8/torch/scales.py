@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Owner: TypeAlias = "Float8Linear | ExpertLinear"  # of a part of a state
 
 NAME = "float8_scales"
-EXPORTED_FIRST = 1 << 56  # of a layout: kExportedFirst of python/shim/scales.cpp
+EXPORTED_FIRST = 1 << 56  # of a layout: kExportedFirst of python/shim/scales/scales.cpp
 _LOOKS = 16  # syncs after which the host looks for linears without scales; then every 16th
 
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "python/shim/casts.hpp"
-#include "python/shim/plans.hpp"
+#include "python/shim/casts/casts.hpp"
+#include "python/shim/plans/plans.hpp"
 
 namespace float8_torch {
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "python/shim/base/errors.hpp"
 #include "python/shim/casts/cast.hpp"
-#include "python/shim/errors.hpp"
-#include "python/shim/workspace.hpp"
+#include "python/shim/plans/workspace.hpp"
 
 namespace float8_torch {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <tuple>
 
+#include "python/shim/base/errors.hpp"
 #include "python/shim/casts/cast.hpp"
-#include "python/shim/errors.hpp"
 
 namespace float8_torch {
 namespace {

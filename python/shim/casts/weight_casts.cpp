@@ -3,8 +3,8 @@
 
 #include <utility>
 
+#include "python/shim/base/errors.hpp"
 #include "python/shim/casts/cast.hpp"
-#include "python/shim/errors.hpp"
 
 namespace float8_torch {
 

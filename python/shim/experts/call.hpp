@@ -6,9 +6,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "python/shim/expert_weights.hpp"
-#include "python/shim/plans.hpp"
-#include "python/shim/scales.hpp"
+#include "python/shim/experts/weights.hpp"
+#include "python/shim/plans/plans.hpp"
+#include "python/shim/scales/scales.hpp"
 
 namespace float8_torch {
 

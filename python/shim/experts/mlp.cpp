@@ -4,10 +4,10 @@
 #include <array>
 #include <stdexcept>
 
-#include "python/shim/errors.hpp"
-#include "python/shim/experts.hpp"
+#include "python/shim/base/errors.hpp"
 #include "python/shim/experts/call.hpp"
-#include "python/shim/workspace.hpp"
+#include "python/shim/experts/experts.hpp"
+#include "python/shim/plans/workspace.hpp"
 
 namespace float8_torch {
 namespace {

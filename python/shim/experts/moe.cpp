@@ -1,5 +1,5 @@
 // The ops that route tokens to experts and combine their rows.
-#include "python/shim/moe.hpp"
+#include "python/shim/experts/moe.hpp"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -7,9 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "python/shim/errors.hpp"
-#include "python/shim/plans.hpp"
-#include "python/shim/workspace.hpp"
+#include "python/shim/base/errors.hpp"
+#include "python/shim/plans/plans.hpp"
+#include "python/shim/plans/workspace.hpp"
 
 namespace float8_torch {
 namespace {

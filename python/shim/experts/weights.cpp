@@ -1,14 +1,15 @@
+#include "python/shim/experts/weights.hpp"
+
 #include <torch/csrc/stable/ops.h>
 
 #include <stdexcept>
 #include <string>
 
-#include "python/shim/casts.hpp"
-#include "python/shim/errors.hpp"
-#include "python/shim/expert_weights.hpp"
+#include "python/shim/base/errors.hpp"
+#include "python/shim/casts/casts.hpp"
 #include "python/shim/linear/gemm.hpp"
-#include "python/shim/plans.hpp"
-#include "python/shim/workspace.hpp"
+#include "python/shim/plans/plans.hpp"
+#include "python/shim/plans/workspace.hpp"
 
 namespace float8_torch {
 namespace {

@@ -3,9 +3,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "python/shim/errors.hpp"
-#include "python/shim/plans.hpp"
-#include "python/shim/workspace.hpp"
+#include "python/shim/base/errors.hpp"
+#include "python/shim/plans/plans.hpp"
+#include "python/shim/plans/workspace.hpp"
 
 namespace float8_torch {
 namespace {

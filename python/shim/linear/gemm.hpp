@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "python/shim/tensors.hpp"
+#include "python/shim/base/tensors.hpp"
 
 namespace float8_torch {
 

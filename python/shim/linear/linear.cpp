@@ -7,11 +7,11 @@
 #include <stdexcept>
 #include <string>
 
-#include "python/shim/casts.hpp"
-#include "python/shim/errors.hpp"
+#include "python/shim/base/errors.hpp"
+#include "python/shim/casts/casts.hpp"
 #include "python/shim/linear/gemm.hpp"
-#include "python/shim/scales.hpp"
-#include "python/shim/workspace.hpp"
+#include "python/shim/plans/workspace.hpp"
+#include "python/shim/scales/scales.hpp"
 
 namespace float8_torch {
 namespace {

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "python/shim/plans.hpp"
+#include "python/shim/plans/plans.hpp"
 
 namespace float8_torch {
 

@@ -2,7 +2,7 @@
 #include <memory>
 #include <string>
 
-#include "python/shim/errors.hpp"
+#include "python/shim/base/errors.hpp"
 #include "python/shim/plans/registry.hpp"
 
 namespace float8_torch {

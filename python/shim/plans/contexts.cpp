@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "python/shim/cuda.hpp"
-#include "python/shim/errors.hpp"
+#include "python/shim/base/cuda.hpp"
+#include "python/shim/base/errors.hpp"
 #include "python/shim/plans/registry.hpp"
 
 namespace float8_torch {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "python/shim/errors.hpp"
+#include "python/shim/base/errors.hpp"
 #include "python/shim/plans/registry.hpp"
 
 namespace float8_torch {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "python/shim/plans.hpp"
+#include "python/shim/plans/plans.hpp"
 
 namespace float8_torch {
 

@@ -1,5 +1,5 @@
 // Filter files, as they stand and with a last line that fits, which gets the edits past the hash.
-#include "recipes/filter_file.hpp"
+#include "recipes/model/filter_file.hpp"
 
 #include "recipes/sealed_text.hpp"
 #include "tests/fuzz/fuzz.hpp"

@@ -1,5 +1,5 @@
 // Scale states: bytes as they stand, and under a hash that fits them.
-#include "recipes/scale_state.hpp"
+#include "recipes/scales/scale_state.hpp"
 
 #include <algorithm>
 

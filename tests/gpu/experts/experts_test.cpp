@@ -5,8 +5,8 @@
 #include <bit>
 #include <cmath>
 
-#include "recipes/reference_groups.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/reference/groups.hpp"
+#include "recipes/scales/scale.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "tests/gpu/experts/routings.hpp"
 #include "tests/gpu/gpu_test.hpp"

@@ -3,7 +3,7 @@
 #include "runtime/experts/group_cast.hpp"
 
 #include "recipes/fp8_layout.hpp"
-#include "recipes/reference_groups.hpp"
+#include "recipes/reference/groups.hpp"
 #include "runtime/emulation/activations.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/gemm/k_grouped.hpp"

@@ -2,7 +2,7 @@
 // are negative or lie beyond m.
 #include "runtime/experts/group_layout.hpp"
 
-#include "recipes/reference_groups.hpp"
+#include "recipes/reference/groups.hpp"
 #include "tests/gpu/experts/routings.hpp"
 #include "tests/gpu/gpu_test.hpp"
 

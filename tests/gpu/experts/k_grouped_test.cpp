@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "recipes/reference_groups.hpp"
+#include "recipes/reference/groups.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "tests/gpu/experts/random_operands.hpp"
 #include "tests/gpu/experts/routings.hpp"

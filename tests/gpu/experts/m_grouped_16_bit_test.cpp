@@ -4,7 +4,7 @@
 #include <map>
 #include <random>
 
-#include "recipes/reference_groups.hpp"
+#include "recipes/reference/groups.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/gemm/m_grouped.hpp"
 #include "tests/gpu/experts/routings.hpp"

@@ -2,7 +2,7 @@
 // gives for the group's rows, and writes nothing else: by configuration, scales and routing.
 #include "runtime/gemm/m_grouped.hpp"
 
-#include "recipes/reference_groups.hpp"
+#include "recipes/reference/groups.hpp"
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "tests/gpu/experts/random_operands.hpp"

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "runtime/linear/tensor_gemm.hpp"
+#include "runtime/linear/tensors/tensor_gemm.hpp"
 #include "tests/gpu/fp8_copies.hpp"
 #include "tests/gpu/linear/given_fixture.hpp"
 

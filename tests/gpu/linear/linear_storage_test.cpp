@@ -1,6 +1,6 @@
 // The storage between a linear's calls, on the device: nothing in fp8 (recomputing), or nothing of
 // the weight but its fp8 copies, cast from fp32 masters.
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 

@@ -9,9 +9,9 @@
 #include <random>
 #include <tuple>
 
-#include "recipes/adamw.hpp"
-#include "recipes/fingerprint.hpp"
 #include "recipes/recipe.hpp"
+#include "recipes/reference/adamw.hpp"
+#include "recipes/reference/fingerprint.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <memory>
 
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 #include "runtime/gemm/gemm.hpp"
 #include "runtime/quantize/quantize_list.hpp"
 #include "tests/gpu/gpu_test.hpp"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "runtime/linear/quantizer.hpp"
+#include "runtime/linear/tensors/quantizer.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {

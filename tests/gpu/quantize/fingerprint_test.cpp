@@ -5,7 +5,7 @@
 #include <array>
 #include <random>
 
-#include "recipes/fingerprint.hpp"
+#include "recipes/reference/fingerprint.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {

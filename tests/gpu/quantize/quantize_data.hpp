@@ -5,7 +5,7 @@
 #include <limits>
 #include <random>
 
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 
 namespace f8::runtime::gpu {
 

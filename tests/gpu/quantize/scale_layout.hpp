@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/gemm/gemm.hpp"
 
 namespace f8::runtime::gpu {

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/file.hpp"
-#include "recipes/filter_file.hpp"
+#include "recipes/model/filter_file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 

@@ -7,7 +7,7 @@
 #include <float8/float8.hpp>
 
 #include "base/file.hpp"
-#include "recipes/filter_file.hpp"
+#include "recipes/model/filter_file.hpp"
 #include "runtime/linear/linear.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"

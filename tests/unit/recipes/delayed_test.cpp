@@ -1,4 +1,4 @@
-#include "recipes/delayed.hpp"
+#include "recipes/scales/delayed.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "recipes/filter_file.hpp"
+#include "recipes/model/filter_file.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/file.hpp"
-#include "recipes/filter_file.hpp"
-#include "recipes/scale_state.hpp"
+#include "recipes/model/filter_file.hpp"
+#include "recipes/scales/scale_state.hpp"
 
 namespace f8 {
 namespace {

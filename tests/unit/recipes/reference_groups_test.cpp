@@ -1,11 +1,11 @@
 // Where the rows of each expert are: by hand, and what holds for any offsets.
-#include "recipes/reference_groups.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
+
+#include "recipes/reference/groups.hpp"
 
 namespace f8::reference {
 namespace {

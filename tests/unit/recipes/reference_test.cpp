@@ -1,5 +1,5 @@
 // The reference against plain loops, and the recipes' quality against the unquantised linear.
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 #include "tests/unit/recipes/infinities.hpp"
 
 namespace f8::reference {

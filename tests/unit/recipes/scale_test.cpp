@@ -1,4 +1,4 @@
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/linear/linear.hpp"
 #include "tests/call_args.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"

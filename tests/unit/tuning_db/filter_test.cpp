@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "recipes/tensor_parallel.hpp"
+#include "recipes/model/tensor_parallel.hpp"
 #include "sample.hpp"
 #include "tuning_db/file/sqlite.hpp"
 

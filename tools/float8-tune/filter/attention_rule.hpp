@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "recipes/attention.hpp"
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "recipes/filter_file.hpp"
+#include "recipes/model/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/filter/attention_rule.hpp"

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
-#include "runtime/linear/computed_casts.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
+#include "runtime/linear/tensors/computed_casts.hpp"
 #include "runtime/quantize/quantize_list.hpp"
 
 namespace f8::cli {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"

@@ -7,7 +7,7 @@
 #include "base/text.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/gemm/choose.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "tuning_db/json/json_text.hpp"
 
 namespace f8::tuner {

@@ -4,7 +4,7 @@
 #include <cassert>
 #include <cmath>
 
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 #include "tools/tuner/statistics.hpp"
 
 namespace f8::tuner {

@@ -4,7 +4,7 @@
 
 #include "base/number.hpp"
 #include "base/text.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "recipes/tensor_parallel.hpp"
+#include "recipes/model/tensor_parallel.hpp"
 #include "tools/tuner/model_files/architecture.hpp"
 #include "tools/tuner/model_files/config.hpp"
 #include "tools/tuner/model_files/safetensors.hpp"

@@ -54,7 +54,7 @@ struct Model {
                                                                  int64_t tp);
 
 // Makes the shapes those of one of `tp` tensor-parallel ranks, and leaves it the experts of one of `ep`
-// expert-parallel ranks (recipes/tensor_parallel.hpp).
+// expert-parallel ranks (recipes/model/tensor_parallel.hpp).
 [[nodiscard]] Status shard(Model& model, int64_t tp);
 [[nodiscard]] Status shard_experts(Model& model, int64_t ep);
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 
 namespace f8::tuner {
 

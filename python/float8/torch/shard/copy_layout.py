@@ -1,4 +1,4 @@
-"""Where elements and inverse scales lie in the buffers that a cast fills (python/shim/plans.hpp)."""
+"""Where elements and inverse scales lie in the buffers that a cast fills (python/shim/plans/plans.hpp)."""
 
 from __future__ import annotations
 

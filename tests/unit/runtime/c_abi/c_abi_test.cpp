@@ -8,10 +8,10 @@
 #include <thread>
 
 #include "codegen/emit.hpp"
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "recipes/sealed_text.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 

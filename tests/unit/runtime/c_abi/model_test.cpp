@@ -4,8 +4,8 @@
 #include <float8/float8.hpp>
 #include <fstream>
 
-#include "recipes/filter_file.hpp"
-#include "recipes/reference.hpp"
+#include "recipes/model/filter_file.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <float8/float8.hpp>
 
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/emulated_driver.hpp"
 #include "runtime/device/launch.hpp"

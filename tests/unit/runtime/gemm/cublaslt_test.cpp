@@ -1,6 +1,6 @@
 #include <cstdlib>
 
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/gemm/gemm.hpp"
 #include "runtime/linear/linear.hpp"
 #include "tests/fp8_rows.hpp"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "recipes/reference.hpp"
+#include "recipes/reference/reference.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/gemm/cost_model.hpp"
 #include "tests/fp8_rows.hpp"

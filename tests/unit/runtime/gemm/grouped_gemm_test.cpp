@@ -1,7 +1,7 @@
 // Two GEMMs in one launch: what the launch is told, and when a linear uses it.
 #include <algorithm>
 
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "tests/fp8_rows.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 

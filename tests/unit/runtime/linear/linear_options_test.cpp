@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"

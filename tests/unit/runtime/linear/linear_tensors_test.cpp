@@ -1,7 +1,7 @@
 // The tensors at a linear's boundary: their types and their row strides, under every built-in
 // recipe, against the CPU reference.
 
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {

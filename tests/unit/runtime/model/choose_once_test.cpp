@@ -4,7 +4,7 @@
 
 #include "base/text.hpp"
 #include "runtime/gemm/choose.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/model/info.hpp"
 #include "runtime/model/model_plan.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/gemm/choose.hpp"
-#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/plan/kernels.hpp"
 #include "runtime/model/model_plan.hpp"
 
 namespace f8::runtime {

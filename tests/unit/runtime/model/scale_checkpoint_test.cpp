@@ -8,7 +8,7 @@
 
 #include "base/file.hpp"
 #include "base/hash.hpp"
-#include "recipes/scale_state.hpp"
+#include "recipes/scales/scale_state.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 

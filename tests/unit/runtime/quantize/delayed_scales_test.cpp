@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstring>
 
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {

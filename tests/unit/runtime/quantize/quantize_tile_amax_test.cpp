@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/linear/kernels.hpp"
-#include "runtime/linear/layout.hpp"
+#include "runtime/linear/plan/kernels.hpp"
+#include "runtime/linear/plan/layout.hpp"
 #include "runtime/quantize/quantize.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "tools/float8-tune/report/figures/kernels.hpp"
 #include "tools/float8-tune/report/figures/model_quality.hpp"
 #include "tools/float8-tune/report/figures/speedups.hpp"

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "recipes/filter_rule.hpp"
+#include "recipes/model/filter_rule.hpp"
 #include "tools/float8-tune/report/figures/figure.hpp"
 #include "tools/float8-tune/report/figures/measurements.hpp"
 

@@ -1,0 +1,174 @@
+#include "runtime/linear/tensors/computed_casts.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/device/context_state.hpp"
+#include "runtime/linear/plan/plan_casts.hpp"
+#include "runtime/quantize/bias_grad.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// The arguments of a launch each of whose blocks has a part of every operand: make() gives those of a
+// launch of one operand.
+template <class Make>
+auto args_of(std::span<const QuantizeOperand> operands, Make&& make) {
+  auto args = make(operands.first(1));
+  for (size_t i = 1; i < operands.size(); ++i) {
+    const auto of_one = make(operands.subspan(i, 1));
+    args.tensors[i] = of_one.tensors[0];
+    if constexpr (requires { args.counters; }) args.counters[i] = of_one.counters[0];
+  }
+  args.count = static_cast<int32_t>(operands.size());
+  return args;
+}
+
+bool raises_words(const codegen::AmaxSpec& amax) {
+  return amax.row || amax.col;
+}
+
+}  // namespace
+
+std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet copies,
+                                          const ComputedSource& source, bool first_step) {
+  std::vector<ComputedPass> all;
+  for (const KernelPass& pass : kernels.passes(copies, first_step)) {
+    for (const FusedCast& fused : pass.casts) {
+      ComputedPass& made = all.emplace_back();
+      if (pass.amax) made.amax = {*pass.amax, source.source, source.activation};
+      made.cast = {fused.cast, source.source, source.activation};
+      made.cast.of.sums = source.sums && all.size() == 1;
+      made.fused = fused;
+    }
+  }
+  return all;
+}
+
+// The words that are raised come first, so that one call clears them: those of rows, of which a call may
+// have less than the most, are the last.
+void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved,
+                            int sm_count, std::span<TensorBuffers> tensors) {
+  const int64_t cols = tensors.front().cols;
+  size_t tile_bytes = 0;
+  int64_t partials = 0;
+  bool raises = false;
+  for (const auto& [amax, cast, fused] : passes) {
+    if (!amax) continue;
+    tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->of, rows, cols));
+    raises = raises || raises_words(amax->of);
+    if (amax->of.tensor) partials = amax_partials(rows, cols, sm_count);
+  }
+  Arena arena;
+  const auto take = [&](size_t bytes) { return Ref(Slot::kWorkspace, arena.take(bytes)); };
+  (void)take(reserved);
+  AmaxWords words({Slot::kWorkspace, arena.size()});
+  for (TensorBuffers& at : tensors) {
+    at.col_amax = words.take(cols);
+    at.amax = words.take(AmaxWords::kTensor);
+  }
+  for (TensorBuffers& at : tensors) at.row_amax = words.take(rows);
+  clear_ = clear_amax(tensors.front().col_amax, tensors.back().row_amax, 0);
+  (void)take(raises ? words.bytes() : 0);
+  for (TensorBuffers& at : tensors) {
+    at.tile_amax = take(tile_bytes);
+    at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
+  }
+  if (source_.sums) tile_sums_ = take(column_sums_bytes(rows, cols));
+  workspace_bytes_ = raises || partials > 0 || source_.sums ? arena.size() : 0;
+}
+
+Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels& kernels,
+                                          CopySet copies, const TensorBuffers& at, int64_t rows,
+                                          size_t reserved, const ComputedSource& source) {
+  ComputedCasts all;
+  all.source_ = source;
+  auto passes = computed_passes(kernels, copies, source, false);
+  const size_t of_step = passes.size();
+  if (!kernels.slots.empty()) {
+    std::ranges::move(computed_passes(kernels, copies, source, true), std::back_inserter(passes));
+  }
+  std::array tensors = {at, at};
+  const std::span used = std::span(tensors).first(tensors_of(source.source));
+  all.lay_out(passes, rows, reserved, context.device().sm_count, used);
+  std::vector<codegen::KernelSpec> specs;
+  for (const ComputedPass& pass : passes) {
+    if (pass.amax) specs.emplace_back(*pass.amax);
+    specs.emplace_back(pass.cast);
+  }
+  const codegen::BiasGradSpec add_sums{Dtype::kF32};
+  if (source.sums) specs.emplace_back(add_sums);
+  F8_TRY(context.compile(specs));
+  if (source.sums) all.add_sums_ = F8_TRY(context.kernel(add_sums));
+  for (size_t i = 0; i < passes.size(); ++i) {
+    const auto& [amax, cast, fused] = passes[i];
+    Pass made{.amax = amax ? F8_TRY(context.kernel(*amax)) : nullptr,
+              .cast = F8_TRY(context.kernel(cast)),
+              .operands = {}};
+    for (size_t t = 0; t < used.size(); ++t) {
+      made.operands[t] = cast_operand(fused, used[t], Slot::kAmax);
+      made.operands[t].tile_amax = used[t].tile_amax;
+    }
+    (i < of_step ? all.casts_ : all.first_).push_back(made);
+  }
+  return all;
+}
+
+// Launches a kernel by what the kernels of a tensor take, and what the source takes beside it.
+template <class Computed, class Args>
+Status ComputedCasts::launch(const Context::State& context, const Kernel& kernel, const Args& args,
+                             const ComputedCall& call, Stream stream) const {
+  const auto& t = args.tensors[0];
+  const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
+  return launch_with(Computed{args, call.factor, ld, call.rstd, call.mean, call.bias},
+                     context.driver, kernel, t.blocks, context.options.programmatic_launch, stream);
+}
+
+Status ComputedCasts::find_maxima(const Context::State& context, const Pass& pass,
+                                  const ComputedCall& call,
+                                  std::span<const QuantizeOperand> operands, Stream stream) const {
+  const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).of;
+  const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
+    return amax_args(spec, context.info.sm_count, one);
+  });
+  return launch<kernels::ComputedAmaxArgs>(context, *pass.amax, args, call, stream);
+}
+
+Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
+                           const ComputedCall& call, std::span<const QuantizeOperand> operands,
+                           Stream stream) const {
+  const auto& spec = std::get<codegen::ComputedCastSpec>(pass.cast->spec).of;
+  auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
+    return cast_args(spec, context.info.sm_count, one);
+  });
+  if (spec.sums) args.sums = call.first.at<float>(tile_sums_);
+  return launch<kernels::ComputedCastArgs>(context, *pass.cast, args, call, stream);
+}
+
+Status ComputedCasts::run(const Context::State& context, const ComputedCall& call,
+                          Stream stream) const {
+  bool cleared = false;
+  for (const Pass& pass : call.first_step ? first_ : casts_) {
+    std::array all = {pass.operands[0].at(call.first), pass.operands[1].at(call.second)};
+    const std::span operands = std::span(all).first(tensors_of(source_.source));
+    if (pass.amax != nullptr) {
+      const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).of;
+      if (!fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
+        for (QuantizeOperand& operand : operands) operand.tile_amax = nullptr;
+        if (raises_words(spec) && !std::exchange(cleared, true)) {
+          F8_TRY(clear_({.context = context, .call = call.first, .stream = stream}));
+        }
+      }
+      F8_TRY(find_maxima(context, pass, call, operands, stream));
+    }
+    F8_TRY(cast(context, pass, call, operands, stream));
+  }
+  if (add_sums_ == nullptr) return {};
+  const CastOperand& of = casts_.front().operands[0];
+  return launch_bias_grad(
+      context.driver, *add_sums_,
+      bias_grad_args(call.first.at<float>(tile_sums_), call.first.m, of.cols, call.sums, false),
+      context.options.programmatic_launch, stream);
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,88 @@
+// The casts of what is computed as it is read: an activation, its product with up, or what a norm makes of
+// x, for a linear that reads it, and the gradients of these for the backward of the linears before. It is
+// one launch, after another for the maxima where the scales come from these, as those of tensors and rows
+// do, and in a first step of delayed scaling; and before one for the sums of a gradient's columns.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "runtime/linear/plan/kernels.hpp"
+#include "runtime/linear/plan/launches.hpp"
+#include "runtime/linear/plan/layout.hpp"
+
+namespace f8::runtime {
+
+// The kernels of a cast, and of the maxima that it needs before.
+struct ComputedPass {
+  std::optional<codegen::ComputedAmaxSpec> amax;
+  codegen::ComputedCastSpec cast;
+  FusedCast fused;
+};
+// What is computed.
+struct ComputedSource {
+  codegen::Computed source = codegen::Computed::kGlu;
+  codegen::Activation activation = codegen::Activation::kSilu;
+  bool sums = false;  // of the columns of kActivationBackward's gradient
+};
+[[nodiscard]] std::vector<ComputedPass> computed_passes(const LinearKernels& kernels,
+                                                        CopySet copies,
+                                                        const ComputedSource& source,
+                                                        bool first_step);
+
+// The arguments of a call. The second tensor is that of a GLU's backward alone, whose x is up.
+struct ComputedCall {
+  CallArguments first = {};
+  CallArguments second = {};
+  const void* factor = nullptr;  // up, the gradient of what forward made, or the norm's weight
+  int64_t ld_factor = 0;         // of a matrix; 0: dense
+  const float* rstd = nullptr;   // of a norm
+  const float* mean = nullptr;   // of a LayerNorm, as its bias
+  const void* bias = nullptr;
+  float* sums = nullptr;  // of columns
+  bool first_step = false;
+};
+
+class ComputedCasts {
+ public:
+  // Calls have up to `rows` rows, and leave the first `reserved` bytes of the workspace alone. `at` says
+  // where copies go.
+  [[nodiscard]] static Result<ComputedCasts> plan(Context& context, const LinearKernels& kernels,
+                                                  CopySet copies, const TensorBuffers& at,
+                                                  int64_t rows, size_t reserved,
+                                                  const ComputedSource& source);
+  [[nodiscard]] Status run(const Context::State& context, const ComputedCall& call,
+                           Stream stream) const;
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+
+ private:
+  struct Pass {
+    const Kernel* amax;  // null: its scales need none
+    const Kernel* cast;
+    std::array<CastOperand, 2> operands;
+  };
+  // Finds where the maxima of one tensor, or of two, lie in the workspace.
+  void lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved, int sm_count,
+               std::span<TensorBuffers> tensors);
+  [[nodiscard]] Status find_maxima(const Context::State& context, const Pass& pass,
+                                   const ComputedCall& call,
+                                   std::span<const QuantizeOperand> operands, Stream stream) const;
+  [[nodiscard]] Status cast(const Context::State& context, const Pass& pass,
+                            const ComputedCall& call, std::span<const QuantizeOperand> operands,
+                            Stream stream) const;
+
+  template <class Of, class Args>
+  [[nodiscard]] Status launch(const Context::State& context, const Kernel& kernel, const Args& args,
+                              const ComputedCall& call, Stream stream) const;
+
+  ComputedSource source_;
+  std::vector<Pass> casts_;
+  std::vector<Pass> first_;           // of a first step
+  ClearWords clear_;                  // of maxima that are raised
+  const Kernel* add_sums_ = nullptr;  // of the rows of tiles; null: there are no sums
+  Ref tile_sums_ = {};
+  size_t workspace_bytes_ = 0;
+};
+
+}  // namespace f8::runtime
