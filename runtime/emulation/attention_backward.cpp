@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "recipes/dtype.hpp"
-#include "recipes/scale.hpp"
+#include "recipes/scales/scale.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/attention_heads.hpp"
 

@@ -7,6 +7,6 @@ static_assert(sizeof(AttentionCastArgs) == 184, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads, 4)
 float8_attention_cast(const __grid_constant__ AttentionCastArgs args) {
-  AttentionCast<128>::cast(args);
+  AttentionCast<128, AttentionCastArgs>::cast(args);
 }
 }  // namespace f8::kernels

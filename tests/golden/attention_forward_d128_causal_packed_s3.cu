@@ -55,7 +55,7 @@ struct Config {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(accumulate)));
   }
 };
-static_assert(sizeof(AttentionPackedArgs<AttentionArgs>) == 80, "kernel_args.cuh on the host");
+static_assert(sizeof(AttentionPackedArgs<AttentionArgs>) == 96, "kernel_args.cuh on the host");
 static_assert(sizeof(AttentionMaps) == 384, "kernel_args.cuh on the host");
 static_assert(AttentionForward<Config, AttentionPackedArgs<AttentionArgs>>::kValueColumns == 128, "value_columns() on the host");
 static_assert(AttentionForward<Config, AttentionPackedArgs<AttentionArgs>>::kSharedBytes == 131200, "dynamic_smem_bytes() on the host");

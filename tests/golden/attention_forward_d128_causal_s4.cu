@@ -47,15 +47,15 @@ struct Config {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(accumulate)));
   }
 };
-static_assert(sizeof(AttentionArgs) == 64, "kernel_args.cuh on the host");
+static_assert(sizeof(AttentionArgs) == 72, "kernel_args.cuh on the host");
 static_assert(sizeof(AttentionMaps) == 384, "kernel_args.cuh on the host");
-static_assert(AttentionForward<Config>::kValueColumns == 64, "value_columns() on the host");
-static_assert(AttentionForward<Config>::kSharedBytes == 180384, "dynamic_smem_bytes() on the host");
-static_assert(AttentionForward<Config>::kThreads == 512, "threads_per_block() on the host");
+static_assert(AttentionForward<Config, AttentionArgs>::kValueColumns == 64, "value_columns() on the host");
+static_assert(AttentionForward<Config, AttentionArgs>::kSharedBytes == 180384, "dynamic_smem_bytes() on the host");
+static_assert(AttentionForward<Config, AttentionArgs>::kThreads == 512, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(512, 1)
 float8_attention_forward(const __grid_constant__ AttentionMaps maps,
                          const __grid_constant__ AttentionArgs args) {
   extern __shared__ __align__(1024) u8 shared[];
-  AttentionForward<Config>::run(maps, args, shared);
+  AttentionForward<Config, AttentionArgs>::run(maps, args, shared);
 }
 }  // namespace f8::kernels

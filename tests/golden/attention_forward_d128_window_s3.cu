@@ -55,15 +55,15 @@ struct Config {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(accumulate)));
   }
 };
-static_assert(sizeof(AttentionWindowArgs) == 72, "kernel_args.cuh on the host");
+static_assert(sizeof(AttentionWindow<AttentionArgs>) == 80, "kernel_args.cuh on the host");
 static_assert(sizeof(AttentionMaps) == 384, "kernel_args.cuh on the host");
-static_assert(AttentionForward<Config, AttentionWindowArgs>::kValueColumns == 128, "value_columns() on the host");
-static_assert(AttentionForward<Config, AttentionWindowArgs>::kSharedBytes == 131200, "dynamic_smem_bytes() on the host");
-static_assert(AttentionForward<Config, AttentionWindowArgs>::kThreads == 384, "threads_per_block() on the host");
+static_assert(AttentionForward<Config, AttentionWindow<AttentionArgs>>::kValueColumns == 128, "value_columns() on the host");
+static_assert(AttentionForward<Config, AttentionWindow<AttentionArgs>>::kSharedBytes == 131200, "dynamic_smem_bytes() on the host");
+static_assert(AttentionForward<Config, AttentionWindow<AttentionArgs>>::kThreads == 384, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(384, 1)
 float8_attention_forward(const __grid_constant__ AttentionMaps maps,
-                         const __grid_constant__ AttentionWindowArgs args) {
+                         const __grid_constant__ AttentionWindow<AttentionArgs> args) {
   extern __shared__ __align__(1024) u8 shared[];
-  AttentionForward<Config, AttentionWindowArgs>::run(maps, args, shared);
+  AttentionForward<Config, AttentionWindow<AttentionArgs>>::run(maps, args, shared);
 }
 }  // namespace f8::kernels
