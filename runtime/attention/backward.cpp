@@ -7,13 +7,20 @@
 #include "recipes/problem.hpp"
 #include "runtime/attention/launch.hpp"
 #include "runtime/device/context_state.hpp"
-#include "runtime/device/tensor_map.hpp"
 
 namespace f8::runtime {
 namespace {
 
 constexpr int64_t kTile = kernels::kAttentionTile;
 constexpr int64_t kHead = codegen::kAttentionBackwardHeadDim;
+
+struct MapOf {
+  const Driver& driver;
+  Status operator()(const char* name, const void* base, int64_t rows, int64_t cols,
+                    int64_t box_rows, int64_t box_cols, CUtensorMap& to) const {
+    return encode_bytes_map(driver, name, base, rows, cols, box_rows, box_cols, to);
+  }
+};
 
 }  // namespace
 
@@ -51,6 +58,10 @@ struct AttentionBackward::Layout {
                  4);
     bytes = end;
   }
+  template <class T>
+  [[nodiscard]] T* at(const AttentionBackwardCall& call, size_t place) const {
+    return reinterpret_cast<T*>(static_cast<char*>(call.workspace) + place);
+  }
 };
 
 Result<AttentionBackward> AttentionBackward::create(const std::shared_ptr<Context>& context,
@@ -79,43 +90,54 @@ Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  const kernels::AttentionPackedCastArgs& kept = call.kept;
-  const Layout layout(desc_, state.info.sm_count, call.batch, kept.q.tokens, kept.k.tokens);
-  auto* const data = static_cast<kernels::u8*>(call.workspace);
-  const auto floats = [&](size_t at) { return reinterpret_cast<float*>(data + at); };
+  const Layout layout(desc_, state.info.sm_count, call.batch, call.kept.q.tokens,
+                      call.kept.k.tokens);
+  if ((parts & kCast) != 0) F8_TRY(cast(call, layout, stream));
+  if ((parts & kQueries) != 0) F8_TRY(differentiate_queries(call, layout, stream));
+  if ((parts & kKeys) != 0) F8_TRY(differentiate_keys(call, layout, stream));
+  return {};
+}
+
+Status AttentionBackward::cast(const AttentionBackwardCall& call, const Layout& layout,
+                               Stream stream) const {
+  const auto args_of = [&](const auto& kept) {
+    kernels::AttentionBackwardCastArgs args{kept,
+                                            call.dout,
+                                            call.o,
+                                            call.lse,
+                                            call.largest_p,
+                                            layout.at<kernels::u8>(call, layout.q_t),
+                                            layout.at<kernels::u8>(call, layout.k_t),
+                                            layout.at<kernels::u8>(call, layout.dout_t),
+                                            layout.at<kernels::u8>(call, layout.v),
+                                            layout.at<float>(call, layout.steps),
+                                            layout.at<float>(call, layout.bounds_q),
+                                            layout.at<float>(call, layout.norms_v),
+                                            desc_.scale * std::numbers::log2e_v<float>,
+                                            0};
+    args.dout.copy = layout.at<kernels::u8>(call, layout.dout);
+    return args;
+  };
+  const Context::State& state = context_->state();
+  const int64_t blocks = 2 * layout.blocks_q + 2 * layout.blocks_k;
   const bool overlap = state.options.programmatic_launch;
-  if ((parts & kCast) != 0) {
-    kernels::AttentionBackwardCastArgs<kernels::AttentionPackedCastArgs> packed{
-        .kept = kept,
-        .dout = call.dout,
-        .o = call.o,
-        .lse = call.lse,
-        .largest_p = call.largest_p,
-        .q_t = data + layout.q_t,
-        .k_t = data + layout.k_t,
-        .dout_t = data + layout.dout_t,
-        .v = data + layout.v,
-        .steps = floats(layout.steps),
-        .bounds_q = floats(layout.bounds_q),
-        .norms_v = floats(layout.norms_v),
-        .scale_log2 = desc_.scale * std::numbers::log2e_v<float>,
-        .padding = 0};
-    packed.dout.copy = data + layout.dout;
-    // Kernels of a batch read no packed arguments.
-    kernels::AttentionBackwardCastArgs<kernels::AttentionCastArgs> dense{
-        packed.kept,     packed.dout,    packed.o,          packed.lse, packed.largest_p,
-        packed.q_t,      packed.k_t,     packed.dout_t,     packed.v,   packed.steps,
-        packed.bounds_q, packed.norms_v, packed.scale_log2, 0};
-    void* parameters[] = {desc_.packed ? static_cast<void*>(&packed) : &dense};
-    F8_TRY(launch(state.driver, *cast_, 2 * layout.blocks_q + 2 * layout.blocks_k, parameters,
-                  overlap, stream));
+  if (desc_.packed) {
+    return launch_with(args_of(call.kept), state.driver, *cast_, blocks, overlap, stream);
   }
+  const kernels::AttentionCastArgs& of_batch = call.kept;
+  return launch_with(args_of(of_batch), state.driver, *cast_, blocks, overlap, stream);
+}
+
+Status AttentionBackward::differentiate(const AttentionBackwardCall& call, const Layout& layout,
+                                        const Kernel& kernel, int64_t ctas, CUtensorMap* maps,
+                                        Stream stream) const {
+  const kernels::AttentionPackedCastArgs& kept = call.kept;
   const kernels::AttentionBackwardArgs args{.inv_scale_k = kept.k.inv_scale,
                                             .inv_scale_v = kept.v.inv_scale,
-                                            .norms_v = floats(layout.norms_v),
-                                            .steps = floats(layout.steps),
-                                            .bounds_q = floats(layout.bounds_q),
-                                            .sums = floats(layout.sums),
+                                            .norms_v = layout.at<float>(call, layout.norms_v),
+                                            .steps = layout.at<float>(call, layout.steps),
+                                            .bounds_q = layout.at<float>(call, layout.bounds_q),
+                                            .sums = layout.at<float>(call, layout.sums),
                                             .dq = call.dq,
                                             .dk = call.dk,
                                             .dv = call.dv,
@@ -126,36 +148,45 @@ Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
                                             .batch = kept.batch,
                                             .scale = desc_.scale};
   const PackedBlocks blocks{kept.blocks_q, kept.blocks_k, kept.sequences};
-  const auto map = [&](const char* name, const void* base, int64_t rows, int64_t cols,
-                       int64_t box_rows, int64_t box_cols, CUtensorMap& to) {
-    return encode_bytes_map(state.driver, name, base, rows, cols, box_rows, box_cols, to);
-  };
+  const Context::State& state = context_->state();
+  return launch_attention(state.driver, kernel, ctas, maps, desc_, args, blocks,
+                          state.options.programmatic_launch, stream);
+}
+
+Status AttentionBackward::differentiate_queries(const AttentionBackwardCall& call,
+                                                const Layout& layout, Stream stream) const {
+  const MapOf map{context_->state().driver};
   const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
-  const int64_t of_q = desc_.heads_q * kept.batch, of_k = desc_.heads_kv * kept.batch;
-  if ((parts & kQueries) != 0) {
-    CUtensorMap maps[5];
-    F8_TRY(map("q", kept.q.copy, rows_q, kHead, kTile, kHead, maps[0]));
-    F8_TRY(map("dout", data + layout.dout, rows_q, kHead, kTile, kHead, maps[1]));
-    F8_TRY(map("k", kept.k.copy, rows_k, kHead, kTile, kHead, maps[2]));
-    F8_TRY(map("v", data + layout.v, rows_k, kHead, kTile, kHead, maps[3]));
-    F8_TRY(map("k^T", data + layout.k_t, of_k * kHead, rows_k / of_k, kHead, kTile, maps[4]));
-    F8_TRY(launch_attention(state.driver, *dq_, layout.ctas_q, maps, desc_, args, blocks, overlap,
-                            stream));
-  }
-  if ((parts & kKeys) == 0) return {};
+  const int64_t of_k = desc_.heads_kv * call.kept.batch;
+  const auto* const dout = layout.at<kernels::u8>(call, layout.dout);
+  CUtensorMap maps[5];
+  F8_TRY(map("q", call.kept.q.copy, rows_q, kHead, kTile, kHead, maps[0]));
+  F8_TRY(map("dout", dout, rows_q, kHead, kTile, kHead, maps[1]));
+  F8_TRY(map("k", call.kept.k.copy, rows_k, kHead, kTile, kHead, maps[2]));
+  F8_TRY(map("v", layout.at<kernels::u8>(call, layout.v), rows_k, kHead, kTile, kHead, maps[3]));
+  F8_TRY(map("k^T", layout.at<kernels::u8>(call, layout.k_t), of_k * kHead, rows_k / of_k, kHead,
+             kTile, maps[4]));
+  return differentiate(call, layout, *dq_, layout.ctas_q, maps, stream);
+}
+
+Status AttentionBackward::differentiate_keys(const AttentionBackwardCall& call,
+                                             const Layout& layout, Stream stream) const {
   constexpr int64_t kPart = kernels::kAttentionStep / kernels::kAttentionKeyCluster;
   constexpr int64_t kColumns = kHead / kernels::kAttentionKeyCluster;
+  const MapOf map{context_->state().driver};
+  const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
+  const int64_t of_q = desc_.heads_q * call.kept.batch;
+  const auto* const dout = layout.at<kernels::u8>(call, layout.dout);
   CUtensorMap maps[6];
-  F8_TRY(map("k", kept.k.copy, rows_k, kHead, kTile, kHead, maps[0]));
-  F8_TRY(map("v", data + layout.v, rows_k, kHead, kTile, kHead, maps[1]));
-  F8_TRY(map("q", kept.q.copy, rows_q, kHead, kPart, kHead, maps[2]));
-  F8_TRY(map("dout", data + layout.dout, rows_q, kHead, kPart, kHead, maps[3]));
-  F8_TRY(map("q^T", data + layout.q_t, of_q * kHead, rows_q / of_q, kColumns,
+  F8_TRY(map("k", call.kept.k.copy, rows_k, kHead, kTile, kHead, maps[0]));
+  F8_TRY(map("v", layout.at<kernels::u8>(call, layout.v), rows_k, kHead, kTile, kHead, maps[1]));
+  F8_TRY(map("q", call.kept.q.copy, rows_q, kHead, kPart, kHead, maps[2]));
+  F8_TRY(map("dout", dout, rows_q, kHead, kPart, kHead, maps[3]));
+  F8_TRY(map("q^T", layout.at<kernels::u8>(call, layout.q_t), of_q * kHead, rows_q / of_q, kColumns,
              kernels::kAttentionStep, maps[4]));
-  F8_TRY(map("dout^T", data + layout.dout_t, of_q * kHead, rows_q / of_q, kColumns,
-             kernels::kAttentionStep, maps[5]));
-  return launch_attention(state.driver, *dkv_, layout.ctas_k, maps, desc_, args, blocks, overlap,
-                          stream);
+  F8_TRY(map("dout^T", layout.at<kernels::u8>(call, layout.dout_t), of_q * kHead, rows_q / of_q,
+             kColumns, kernels::kAttentionStep, maps[5]));
+  return differentiate(call, layout, *dkv_, layout.ctas_k, maps, stream);
 }
 
 }  // namespace f8::runtime

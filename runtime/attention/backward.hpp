@@ -4,6 +4,7 @@
 
 #include "codegen/kernels/attention/attention_backward_args.cuh"
 #include "runtime/attention/forward.hpp"
+#include "runtime/device/tensor_map.hpp"
 
 namespace f8::runtime {
 
@@ -33,6 +34,16 @@ class AttentionBackward {
  private:
   // Where the arrays of the workspace begin.
   struct Layout;
+
+  [[nodiscard]] Status cast(const AttentionBackwardCall& call, const Layout& layout,
+                            Stream stream) const;
+  [[nodiscard]] Status differentiate_queries(const AttentionBackwardCall& call,
+                                             const Layout& layout, Stream stream) const;
+  [[nodiscard]] Status differentiate_keys(const AttentionBackwardCall& call, const Layout& layout,
+                                          Stream stream) const;
+  [[nodiscard]] Status differentiate(const AttentionBackwardCall& call, const Layout& layout,
+                                     const Kernel& kernel, int64_t ctas, CUtensorMap* maps,
+                                     Stream stream) const;
 
   AttentionBackward(std::shared_ptr<Context> context, const AttentionDesc& desc, const Kernel& cast,
                     const Kernel& dq, const Kernel& dkv)
