@@ -62,10 +62,15 @@ def test_a_mixture_learns(
     assert len(loads) == 3 and all(1 <= float(each) <= 2 for each in loads)
 
 
-@pytest.mark.parametrize("norms", ((), ("--qk-norm",)))
-def test_attention_in_fp8_learns(norms: tuple[str, ...], text: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("attention", "norms"),
+    (("fp8_forward", ()), ("fp8_forward", ("--qk-norm",)), ("fp8", ("--qk-norm",))),
+)
+def test_attention_in_fp8_learns(
+    attention: str, norms: tuple[str, ...], text: str, tmp_path: pathlib.Path
+) -> None:
     sizes = ("--dim", 128, "--heads", 1, "--kv-heads", 1, "--lr", 3e-3)
-    options = (*TINY, *sizes, "--recipe", "bf16", "--attention", "fp8_forward")
+    options = (*TINY, *sizes, "--recipe", "bf16", "--attention", attention)
     assert train(text, *options, *norms, "--steps", 30, "--out", tmp_path) is None
     own = losses(tmp_path)
     assert len(own) == 30 and own[-1] < own[0] / 2

@@ -269,12 +269,13 @@ def test_generates(device: str, options: dict[str, Any]) -> None:
     assert own.shape == expected.shape
 
 
+@pytest.mark.parametrize("recipe", ["fp8_forward", "fp8"])
 def test_the_trainer_of_transformers(
-    device: str, options: dict[str, Any], tmp_path: pathlib.Path
+    device: str, options: dict[str, Any], tmp_path: pathlib.Path, recipe: str
 ) -> None:
     pytest.importorskip("accelerate")
     model = model_of("Llama", device).float()
-    f8.convert_attention_to_float8(model, **options)
+    f8.convert_attention_to_float8(model, recipe, **options)
     before = copies(model)
     data = [{"input_ids": row, "labels": row} for _ in range(4) for row in tokens("cpu")]
     arguments = transformers.TrainingArguments(
