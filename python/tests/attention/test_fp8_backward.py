@@ -86,6 +86,13 @@ def test_packed_sequences_have_the_bits_that_they_have_alone(
     f8.check_sequences()
 
 
+def test_keys_without_queries_have_no_gradient(device: str, mode: dict[str, Any]) -> None:
+    q, k, v, _ = (x.requires_grad_() for x in operands(device))
+    o = f8.scaled_dot_product_attention(q[:, :, :0], k, v, enable_gqa=True, **mode)
+    dk, dv = torch.autograd.grad(o.sum(), (k, v))
+    assert not dk.any() and not dv.any()
+
+
 def test_has_the_same_bits_twice(device: str, mode: dict[str, Any]) -> None:
     tensors = operands(device)
     first, second = (

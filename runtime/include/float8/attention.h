@@ -158,7 +158,8 @@ typedef struct float8_attention_backward_args {
 /* Enqueues three launches: the casts of dout, of which the transposed copies of q and k are part, dq, and dk with dv. All
  * products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and dS have scales that are
  * found beside their products. The gradients have the same bits from run to run, and are those of the values that the
- * forward multiplied: the gradient of k's mean is 0. A dout that is not finite shows in the gradients of its head. */
+ * forward multiplied: the gradient of k's mean is 0. A dout that is not finite shows in the gradients of its head.
+ * A call without queries writes nothing, where dk and dv would be 0. */
 FLOAT8_API float8_status float8_attention_backward(const float8_attention* attention,
                                                    const float8_attention_backward_args* args,
                                                    float8_stream stream);
