@@ -220,8 +220,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
   const float8_attention* const plan =
       plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, true, place);
   const Heads dq = empty_heads(batch, tokens_q, heads_q, dim, place);
-  const Heads dk = empty_heads(batch, tokens_kv, heads_kv, dim, place);
-  const Heads dv = empty_heads(batch, tokens_kv, heads_kv, dim, place);
+  Heads dk = empty_heads(batch, tokens_kv, heads_kv, dim, place);
+  Heads dv = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   float8_attention_backward_args args;
   args.sizes = {sequences > 0 ? sequences : batch, tokens_q, tokens_kv};
   const size_t workspace_bytes = float8_attention_backward_workspace_bytes(plan, &args.sizes);
