@@ -25,18 +25,20 @@ Status check_head_dim(int head_dim) {
 constexpr AttentionMask kAllMasks[] = {AttentionMask::kFull, AttentionMask::kCausal,
                                        AttentionMask::kWindow};
 
-// The arguments of a kernel of a mask, and their bytes.
+// The arguments of a kernel of a mask, by their name in the templates and in bytes.
+std::string args_name(std::string_view name, AttentionMask mask, bool packed) {
+  const std::string of_mask =
+      mask == AttentionMask::kWindow ? f8::format("AttentionWindow<{}>", name) : std::string(name);
+  return packed ? f8::format("AttentionPackedArgs<{}>", of_mask) : of_mask;
+}
 template <class Args>
-std::pair<std::string, size_t> args_of(std::string_view name, AttentionMask mask, bool packed) {
+size_t args_bytes(AttentionMask mask, bool packed) {
   using kernels::AttentionWindow, kernels::AttentionPackedArgs;
-  const bool window = mask == AttentionMask::kWindow;
-  const std::string of_mask = window ? f8::format("AttentionWindow<{}>", name) : std::string(name);
-  if (packed) {
-    return {f8::format("AttentionPackedArgs<{}>", of_mask),
-            window ? sizeof(AttentionPackedArgs<AttentionWindow<Args>>)
-                   : sizeof(AttentionPackedArgs<Args>)};
+  if (mask != AttentionMask::kWindow) {
+    return packed ? sizeof(AttentionPackedArgs<Args>) : sizeof(Args);
   }
-  return {of_mask, window ? sizeof(AttentionWindow<Args>) : sizeof(Args)};
+  return packed ? sizeof(AttentionPackedArgs<AttentionWindow<Args>>)
+                : sizeof(AttentionWindow<Args>);
 }
 
 // The columns of O of an MMA of P V.
@@ -79,7 +81,7 @@ Status AttentionForwardSpec::validate() const {
 }
 
 Stub AttentionForwardSpec::stub() const {
-  const auto [args, bytes] = args_of<kernels::AttentionArgs>("AttentionArgs", mask, packed);
+  const std::string args = args_name("AttentionArgs", mask, packed);
   const std::string kernel = f8::format("AttentionForward<Config, {}>", args);
   const std::string config =
       "struct Config {\n" + constant("kHeadDim", head_dim) + constant("kWarpgroups", warpgroups()) +
@@ -87,7 +89,7 @@ Stub AttentionForwardSpec::stub() const {
       mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 128) +
       mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, value_columns(*this),
                    MmaA::kRegisters) +
-      "};\n" + check(f8::format("sizeof({})", args), bytes, "kernel_args.cuh") +
+      "};\n" + check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
       check("sizeof(AttentionMaps)", parameters().first, "kernel_args.cuh") +
       check(kernel + "::kValueColumns", static_cast<size_t>(value_columns(*this)),
             "value_columns()") +
@@ -114,8 +116,7 @@ LaunchTraits AttentionForwardSpec::launch() const {
 }
 
 ParameterBytes AttentionForwardSpec::parameters() const {
-  return {.first = 3 * kTensorMapBytes,
-          .second = args_of<kernels::AttentionArgs>("", mask, packed).second};
+  return {.first = 3 * kTensorMapBytes, .second = args_bytes<kernels::AttentionArgs>(mask, packed)};
 }
 
 Result<AttentionBackwardSpec> AttentionBackwardSpec::parse(std::string_view kind,
@@ -138,8 +139,7 @@ std::string AttentionBackwardSpec::key() const {
 }
 
 Stub AttentionBackwardSpec::stub() const {
-  const auto [args, bytes] =
-      args_of<kernels::AttentionBackwardArgs>("AttentionBackwardArgs", mask, packed);
+  const std::string args = args_name("AttentionBackwardArgs", mask, packed);
   const std::string name = keys ? "AttentionDkv" : "AttentionDq";
   const std::string kernel = f8::format("{}<Config, {}>", name, args);
   const std::string entry = f8::format("float8_{}", kKinds[keys ? 1 : 0]);
@@ -148,7 +148,8 @@ Stub AttentionBackwardSpec::stub() const {
               constant("kCausal", mask != AttentionMask::kFull) +
               mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 64) +
               mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, 128, MmaA::kRegisters) +
-              "};\n" + check(f8::format("sizeof({})", args), bytes, "kernel_args.cuh") +
+              "};\n" +
+              check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
               check(f8::format("sizeof({}Maps)", name), parameters().first, "kernel_args.cuh") +
               check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
                     "dynamic_smem_bytes()") +
@@ -183,7 +184,7 @@ LaunchTraits AttentionBackwardSpec::launch() const {
 
 ParameterBytes AttentionBackwardSpec::parameters() const {
   return {.first = (keys ? 6 : 5) * kTensorMapBytes,
-          .second = args_of<kernels::AttentionBackwardArgs>("", mask, packed).second};
+          .second = args_bytes<kernels::AttentionBackwardArgs>(mask, packed)};
 }
 
 Result<AttentionCastSpec> AttentionCastSpec::parse(std::string_view kind, std::string_view rest) {

@@ -367,11 +367,6 @@ Status Attention::dequantize(const float8_attention_dequantize_args& args, Strea
 }
 
 Status Attention::backward(const float8_attention_backward_args& args, Stream stream) const {
-  return run_backward(args, stream, AttentionBackward::kAllParts);
-}
-
-Status Attention::run_backward(const float8_attention_backward_args& args, Stream stream,
-                               unsigned parts) const {
   F8_TRY(check(args.sizes));
   if (!backward_) {
     return fail(ErrorCode::kInvalidArgument,
@@ -417,7 +412,7 @@ Status Attention::run_backward(const float8_attention_backward_args& args, Strea
        .dq = gradient(args.dq),
        .dk = gradient(args.dk),
        .dv = gradient(args.dv)},
-      stream, parts);
+      stream);
 }
 
 }  // namespace f8::runtime

@@ -24,7 +24,7 @@ class Attention {
   // Of sizes that check() lets pass.
   [[nodiscard]] size_t saved_bytes(const AttentionSizes& sizes) const;
   [[nodiscard]] size_t workspace_bytes(const AttentionSizes& sizes) const;
-  // Of a plan with fp8_backward; 0 of others.
+  // It is 0 for a plan without fp8_backward.
   [[nodiscard]] size_t backward_workspace_bytes(const AttentionSizes& sizes) const;
 
   // Each enqueues its launches, or nothing without queries; no allocation, lock or synchronisation.
@@ -52,8 +52,6 @@ class Attention {
   enum Part : unsigned { kLayout = 1, kSumKeys = 2, kCast = 4, kAttend = 8, kAllParts = 15 };
   [[nodiscard]] Status run(const float8_attention_forward_args& args, Stream stream,
                            unsigned parts) const;
-  [[nodiscard]] Status run_backward(const float8_attention_backward_args& args, Stream stream,
-                                    unsigned parts) const;
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;

@@ -34,7 +34,7 @@ struct AttentionBackward::Layout {
       : blocks_q(desc.heads_q * desc.blocks(batch, queries)),
         blocks_k(desc.heads_kv * desc.blocks(batch, keys)) {
     constexpr int64_t kCluster = kernels::kAttentionKeyCluster;
-    // Of packed sequences each block begins a work (attention_backward_dkv.cuh).
+    // Each block of packed sequences begins a work (attention_backward_dkv.cuh).
     const int64_t works_k =
         desc.packed ? blocks_k : ceil_div(ceil_div(keys, kTile), kCluster) * batch * desc.heads_kv;
     ctas_q = std::min<int64_t>(blocks_q, sm_count);
@@ -85,17 +85,15 @@ size_t AttentionBackward::workspace_bytes(int64_t batch, int64_t queries, int64_
   return Layout(desc_, context_->state().info.sm_count, batch, queries, keys).bytes;
 }
 
-Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
-                              unsigned parts) const {
+Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const Layout layout(desc_, state.info.sm_count, call.batch, call.kept.q.tokens,
                       call.kept.k.tokens);
-  if ((parts & kCast) != 0) F8_TRY(cast(call, layout, stream));
-  if ((parts & kQueries) != 0) F8_TRY(differentiate_queries(call, layout, stream));
-  if ((parts & kKeys) != 0) F8_TRY(differentiate_keys(call, layout, stream));
-  return {};
+  F8_TRY(cast(call, layout, stream));
+  F8_TRY(differentiate_queries(call, layout, stream));
+  return differentiate_keys(call, layout, stream);
 }
 
 Status AttentionBackward::cast(const AttentionBackwardCall& call, const Layout& layout,

@@ -26,10 +26,8 @@ class AttentionBackward {
                                                         const AttentionDesc& desc);
   [[nodiscard]] size_t workspace_bytes(int64_t batch, int64_t queries, int64_t keys) const;
 
-  // Enqueues those of the three launches that `parts` names; no allocation, lock or synchronisation. The caller has
-  // checked the pointers.
-  enum Part : unsigned { kCast = 1, kQueries = 2, kKeys = 4, kAllParts = 7 };
-  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream, unsigned parts) const;
+  // Enqueues three launches; no allocation, lock or synchronisation. The caller has checked the pointers.
+  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream) const;
 
  private:
   // Where the arrays of the workspace begin.

@@ -1,5 +1,5 @@
-// The backward of attention in fp8: its casts (attention_backward_cast.cuh) to the same bits but for the sums of rows,
-// and the gradients in the units and with the scales of attention_backward_dq.cuh and attention_backward_dkv.cuh.
+// The gradients of attention in fp8, in the units and with the scales of attention_backward_dq.cuh and
+// attention_backward_dkv.cuh.
 // Exponentials are exact to fp32, where the device's are approximations.
 #include <algorithm>
 #include <array>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "recipes/dtype.hpp"
-#include "recipes/scales/scale.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/attention_heads.hpp"
 
@@ -21,137 +20,10 @@ using kernels::AttentionBlock;
 
 constexpr int64_t kTile = kernels::kAttentionTile, kStep = kernels::kAttentionStep;
 constexpr int64_t kHead = codegen::kAttentionBackwardHeadDim;
-constexpr float kMostScale = 0x1p100F;
 
 float rounded(float x) {
   return e4m3(encode_fp8(x, Dtype::kE4m3));
 }
-float bound_of(float x) {
-  return std::bit_cast<float>(kernels::attention_bound_bits(std::bit_cast<uint32_t>(x)));
-}
-// As fminf: a number where one of them is.
-float least(float x, float y) {
-  return std::fmin(x, y);
-}
-
-// --- the casts
-
-void transpose(const AttentionHeads& heads, int64_t rows, bool to_rows, uint8_t* to) {
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t block = 0; block < heads.count(); ++block) {
-      for (int32_t t = 0; t < kTile; ++t) {
-        for (int64_t c = 0; c < heads.d; ++c) {
-          to[heads.in_copy(row, block, t, c, !to_rows)] =
-              heads.of.copy[heads.in_copy(row, block, t, c, to_rows)];
-        }
-      }
-    }
-  }
-}
-
-// The largest norm of each 16 rows of v.
-void norms_of(const AttentionHeads& v, int64_t rows, const uint8_t* copy, float* norms) {
-  constexpr int64_t kRows = kernels::kAttentionNormKeys;
-  for (int64_t at = 0; at < rows * v.count() * kernels::kAttentionNorms; ++at) {
-    float most = 0;
-    for (int64_t t = 0; t < kRows; ++t) {
-      float sum = 0;
-      for (int64_t c = 0; c < v.d; ++c) {
-        const float x = e4m3(copy[(at * kRows + t) * v.d + c]);
-        sum += x * x;
-      }
-      if (!(sum <= most)) most = sum;
-    }
-    norms[at] = std::sqrt(most) * v.of.inv_scale[at / kernels::kAttentionNorms];
-  }
-}
-
-// The 128 queries of a block of a head: dO's copies, records and bounds.
-template <class Args>
-void cast_gradient(const Args& args, const AttentionHeads& heads, const AttentionHeads& o,
-                   int64_t row, int64_t at) {
-  const AttentionBlock& block = heads.blocks[static_cast<size_t>(at)];
-  uint32_t amax = 0;
-  for (int64_t t = 0; t < block.tokens; ++t) {
-    for (int64_t c = 0; c < kHead; ++c) {
-      const float x = decode_bf16(heads.of.x[heads.at(row, block.token + t, c)]);
-      amax = std::max(amax, std::bit_cast<uint32_t>(x) & 0x7FFFFFFFU);
-    }
-  }
-  const float scale = scale_from_amax(std::bit_cast<float>(amax), Dtype::kE4m3, true);
-  const float inv_scale = 1.0F / scale;
-  const int64_t place = row * heads.count() + at;
-  const float inv_q = args.kept.q.inv_scale[place];
-  for (int64_t step = 0; step < kTile / kStep; ++step) {
-    float* const record =
-        args.steps + (place * kTile / kStep + step) * kernels::kAttentionStepFloats;
-    float largest = 0, largest_delta = 0;
-    for (int64_t i = 0; i < kStep; ++i) {
-      const int64_t t = step * kStep + i;
-      const bool has = t < block.tokens;
-      float squares = 0, delta = 0;
-      for (int64_t c = 0; c < kHead; ++c) {
-        const float x = has ? decode_bf16(heads.of.x[heads.at(row, block.token + t, c)]) : 0;
-        const uint8_t byte = encode_fp8(x * scale, Dtype::kE4m3);
-        for (const bool transposed : {false, true}) {
-          uint8_t* const copy = transposed ? args.dout_t : args.dout.copy;
-          copy[heads.in_copy(row, at, static_cast<int32_t>(t), c, transposed)] = byte;
-        }
-        squares += e4m3(byte) * e4m3(byte);
-        if (has) delta += e4m3(byte) * decode_bf16(o.of.x[o.at(row, block.token + t, c)]);
-      }
-      float lse = kernels::kAttentionNoQuery, largest_p = 0;
-      if (has) {
-        const int64_t query = row * args.dout.tokens + block.token + t;
-        if (args.lse[query] != -std::numeric_limits<float>::infinity()) {
-          lse = std::fma(args.lse[query], 1.44269504F, -std::log2(inv_scale));
-        }
-        largest_p = args.largest_p[query];
-      }
-      const float norm = std::sqrt(squares);
-      if (!(norm * inv_q <= largest)) largest = norm * inv_q;
-      delta *= inv_q;
-      if (!(std::abs(delta) <= largest_delta)) largest_delta = std::abs(delta);
-      record[kernels::kAttentionStepHeader + 2 * i] = lse;
-      record[kernels::kAttentionStepHeader + 2 * i + 1] = delta;
-      args.bounds_q[place * kTile + t] = bound_of(2 * norm * inv_scale * largest_p);
-    }
-    record[0] = inv_q * args.scale_log2;
-    record[1] = inv_q;
-    record[2] = largest;
-    record[3] = largest_delta;
-    record[4] = std::log2(inv_scale);
-  }
-}
-
-template <class Casts>
-void cast_all(const codegen::AttentionCastSpec& spec, const Call& call) {
-  const auto& args = call.args<kernels::AttentionBackwardCastArgs<Casts>>();
-  const auto& kept = args.kept;
-  if (args.dout.x == nullptr || args.dout.copy == nullptr || args.o.x == nullptr ||
-      args.lse == nullptr || args.largest_p == nullptr || args.q_t == nullptr ||
-      args.k_t == nullptr || args.dout_t == nullptr || args.v == nullptr || args.steps == nullptr ||
-      args.bounds_q == nullptr || args.norms_v == nullptr || args.dout.tokens != kept.q.tokens ||
-      args.dout.heads != kept.q.heads) {
-    call.fault("{}: an array is null, or dO has other queries than q", call.module.key);
-    return;
-  }
-  const int64_t rows_q = int64_t{kept.batch} * kept.q.heads;
-  const int64_t rows_k = int64_t{kept.batch} * kept.k.heads;
-  const AttentionHeads q = attention_heads(spec, call, kept.q, false);
-  const AttentionHeads v = attention_heads(spec, call, kept.v, true);
-  transpose(q, rows_q, false, args.q_t);
-  transpose(attention_heads(spec, call, kept.k, true), rows_k, false, args.k_t);
-  transpose(v, rows_k, true, args.v);
-  norms_of(v, rows_k, args.v, args.norms_v);
-  const AttentionHeads dout = attention_heads(spec, call, args.dout, false);
-  const AttentionHeads o = attention_heads(spec, call, args.o, false);
-  for (int64_t row = 0; row < rows_q; ++row) {
-    for (int64_t at = 0; at < q.count(); ++at) cast_gradient(args, dout, o, row, at);
-  }
-}
-
-// --- the gradients
 
 // The operands of a call as numbers, and how its blocks lie.
 struct Operands {
@@ -217,7 +89,8 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
       const float k = args.inv_scale_k[first_block + t];
       if (!(k <= largest_k)) largest_k = k;
     }
-    const float scale = least(256 * args.bounds_q[at * kTile + row] * bound_of(norm_v), kMostScale);
+    const float scale =
+        std::fmin(256 * args.bounds_q[at * kTile + row] * bound_of(norm_v), 0x1p100F);
     const float delta = own[1] / record[1];
     for (int64_t t = begin; t < tiles; ++t) {
       const float inv_k = args.inv_scale_k[first_block + t];
@@ -245,9 +118,7 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
     }
     factor = args.scale * largest_k / scale;
   }
-  const bool packed = of.of_q != nullptr;
-  store(args.dq, packed ? 0 : head / args.heads_q, packed ? head : head % args.heads_q,
-        block.token + row, dq.data(), factor);
+  store(args.dq, head / args.heads_q, head % args.heads_q, block.token + row, dq.data(), factor);
 }
 
 // dK and dV of the 16 keys of a warp, which share a scale of P: {k, v, q, dO, q^T, dO^T}.
@@ -273,11 +144,9 @@ class KeysOfWarp {
       for (int64_t step = begin; step < end; ++step) add(head, step);
     }
     const float of_p = std::exp2(exponent_);
-    const bool packed = of_.of_k != nullptr;
     for (int64_t i = 0; i < kKeys; ++i) {
       if (first_ + i >= block_.tokens) break;
-      const int64_t batch = packed ? 0 : kv_ / args.heads_kv;
-      const int64_t head = packed ? kv_ : kv_ % args.heads_kv;
+      const int64_t batch = kv_ / args.heads_kv, head = kv_ % args.heads_kv;
       const int64_t token = block_.token + first_ + i;
       store(args.dv, batch, head, token, dv_[i], of_p);
       store(args.dk, batch, head, token, dk_[i], of_p / scale_ds_ * args.scale);
@@ -483,11 +352,6 @@ void differentiate(const codegen::AttentionBackwardSpec& spec, const Call& call)
 }
 
 }  // namespace
-
-void emulate_backward_cast(const codegen::AttentionCastSpec& spec, const Call& call) {
-  if (spec.packed) return cast_all<kernels::AttentionPackedCastArgs>(spec, call);
-  cast_all<kernels::AttentionCastArgs>(spec, call);
-}
 
 void emulate(const codegen::AttentionBackwardSpec& spec, const Call& call) {
   using kernels::AttentionBackwardArgs, kernels::AttentionPackedArgs, kernels::AttentionWindow;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -19,6 +20,10 @@ namespace f8::runtime::emulation {
     return r;
   }();
   return values[byte];
+}
+
+[[nodiscard]] inline float bound_of(float x) {
+  return std::bit_cast<float>(kernels::attention_bound_bits(std::bit_cast<uint32_t>(x)));
 }
 
 // The block `index` of the `tokens` of a sequence of a batch, which has as many queries and keys.

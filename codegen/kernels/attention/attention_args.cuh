@@ -81,6 +81,16 @@ struct AttentionPackedArgs : Args {
   i32 padding_of_sequences;
 };
 
+// The blocks of a head, of a batch's sequence or of all packed ones.
+template <class Args>
+F8_BOTH constexpr i32 attention_blocks_of(const Args& args, i32 tokens) {
+  if constexpr (Args::kPacked) {
+    return attention_packed_blocks(tokens, args.sequences);
+  } else {
+    return attention_blocks(tokens);
+  }
+}
+
 // The first tile of keys that a query of a block has under a window.
 F8_BOTH constexpr i32 attention_first_tile(i32 block, i32 window) {
   const i32 key = block * kAttentionTile + 1 - window;

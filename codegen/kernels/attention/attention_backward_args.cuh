@@ -62,7 +62,6 @@ struct AttentionBackwardArgs {
 // reads.
 template <class Casts>
 struct AttentionBackwardCastArgs {
-  static constexpr bool kPacked = Casts::kPacked;
   Casts kept;
   AttentionOperand dout;  // its copy has rows, as q's; it has no array of scales
   AttentionOperand o;     // without a copy

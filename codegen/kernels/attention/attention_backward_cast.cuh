@@ -12,9 +12,8 @@ namespace f8::kernels {
 template <u32 kD, class Args>
 struct AttentionBackwardCast : AttentionCast<kD, decltype(Args::kept)> {
   using Cast = AttentionCast<kD, decltype(Args::kept)>;
-  using Cast::kPacked, Cast::kThreads, Cast::kTile, Cast::kChunk, Cast::kChunks, Cast::kItems,
-      Cast::chunk, Cast::group, Cast::token, Cast::place, Cast::unpack, Cast::store_columns,
-      Cast::load_columns;
+  using Cast::kTile, Cast::kChunk, Cast::kChunks, Cast::kItems, Cast::chunk, Cast::group,
+      Cast::token, Cast::place, Cast::unpack, Cast::store_columns, Cast::load_columns;
   using typename Cast::Block, typename Cast::Loaded;
   static_assert(kChunks <= 32, "a row is a warp's");
 
@@ -110,7 +109,7 @@ struct AttentionBackwardCast : AttentionCast<kD, decltype(Args::kept)> {
     args.norms_v[at * kAttentionNorms + threadIdx.x] = norm * load_global(&block.inv_scale());
   }
 
-  // What records have of the queries, in the units of the copies.
+  // Records take these of the queries, in the units of the copies.
   struct Rows {
     float squares[kTile];  // of dO
     float delta[kTile];

@@ -3,8 +3,7 @@
 //
 // A cluster of two CTAs has two blocks of 128 keys of a head, each in two warpgroups of 64 keys, and goes through all
 // queries of the heads that share it. A warp of each CTA loads one half of each tile of queries for both: Q and dO, their
-// transposed copies, and its own copy of the record of these queries
-// (attention_backward_args.cuh).
+// transposed copies, and its own copy of the record of these queries (attention_backward_args.cuh).
 #pragma once
 
 #include "codegen/kernels/attention/attention_backward.cuh"
@@ -58,13 +57,9 @@ struct AttentionDkv {
     F8_DEVICE u32 steps() const { return end - first; }
   };
   static F8_DEVICE u32 blocks_of(const Args& args, i32 tokens) {
-    if constexpr (kPacked) {
-      return attention_packed_blocks(tokens, args.sequences);
-    } else {
-      return attention_blocks(tokens);
-    }
+    return attention_blocks_of(args, tokens);
   }
-  // Of packed sequences a work begins with each block: those with odd indices, and without keys, are empty.
+  // A work begins with each block of packed sequences; one with an odd index, or without keys, is empty.
   static F8_DEVICE u32 works_of_head(const Args& args) {
     const u32 blocks = blocks_of(args, args.keys);
     return kPacked ? blocks : (blocks + kCluster - 1) / kCluster;
@@ -192,7 +187,7 @@ struct AttentionDkv {
       __syncwarp();
       if (lane() < kCluster) barrier_arrive_remote(barrier(shared, which, index), lane());
     }
-    // What a warp keeps of a work in shared memory, since registers are few.
+    // A warp keeps these values of a work in shared memory, since registers are few.
     enum Value : u32 {
       kInvScaleK = 0,
       kInvScaleV = 4,

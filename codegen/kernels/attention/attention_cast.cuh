@@ -48,7 +48,7 @@ struct AttentionCast {
              (first() + token) * operand->stride_token + column;
     }
     F8_DEVICE bool has(u32 token) const { return first() + token < static_cast<u32>(end()); }
-    // Where a line of a copy begins: that of a token, or of a column where the copy is transposed.
+    // A line of a copy begins here: that of a token, or of a column where the copy is transposed.
     F8_DEVICE u64 line(u32 token) const {
       return (u64{row()} * blocks() * kTile + tile * kTile + token) * kD;
     }
@@ -58,11 +58,7 @@ struct AttentionCast {
     F8_DEVICE float& inv_scale() const { return operand->inv_scale[row() * blocks() + tile]; }
   };
   static F8_DEVICE i32 blocks_of(const Args& args, const AttentionOperand& operand) {
-    if constexpr (kPacked) {
-      return attention_packed_blocks(operand.tokens, args.sequences);
-    } else {
-      return attention_blocks(operand.tokens);
-    }
+    return attention_blocks_of(args, operand.tokens);
   }
   static F8_DEVICE Block block_at(const Args& args, u32 index) {
     Block r;

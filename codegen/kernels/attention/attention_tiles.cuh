@@ -72,11 +72,7 @@ struct AttentionWorks {
     F8_DEVICE bool is_empty() const { return begin >= tiles; }
   };
   static F8_DEVICE i32 blocks_of(const Args& args, i32 tokens) {
-    if constexpr (kPacked) {
-      return attention_packed_blocks(tokens, args.sequences);
-    } else {
-      return attention_blocks(tokens);
-    }
+    return attention_blocks_of(args, tokens);
   }
   static F8_DEVICE i32 works_of_head(const Args& args) {
     if constexpr (kIsBlock) {
