@@ -81,15 +81,10 @@ def _fake_backward(
     o: torch.Tensor,
     lse: torch.Tensor,
     saved: torch.Tensor,
-    heads_kv: int,
-    tokens_kv: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    config: int,
-    sequences: int = 0,
+    *options: Any,
+    **more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _fake_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config, sequences)  # type: ignore[no-any-return]
+    return _fake_dequantize(saved, o, *options, **more)  # type: ignore[no-any-return]
 
 
 def backward_by_formula(
@@ -318,9 +313,13 @@ def check_fp8_recipe(recipe: str) -> None:
         )
 
 
+def _lacks_backward(recipe: str, query: torch.Tensor) -> bool:
+    return recipe == "fp8" and query.shape[-1] != BACKWARD_HEAD_DIM
+
+
 def check_backward(recipe: str, query: torch.Tensor) -> None:
     """Raises ValueError where the recipe's backward does not have the heads of a query."""
-    if recipe == "fp8" and query.shape[-1] != BACKWARD_HEAD_DIM:
+    if _lacks_backward(recipe, query):
         raise ValueError(
             f"float8: attention in fp8: heads have {query.shape[-1]} elements, and those of a backward in fp8 have "
             f'{BACKWARD_HEAD_DIM}; use recipe="fp8_forward"'
@@ -329,7 +328,7 @@ def check_backward(recipe: str, query: torch.Tensor) -> None:
 
 def recipe_for(recipe: str, query: torch.Tensor) -> str:
     """Returns the recipe, or "fp8_forward" with one warning where its backward does not have the heads of a query."""
-    if recipe != "fp8" or query.shape[-1] == BACKWARD_HEAD_DIM:
+    if not _lacks_backward(recipe, query):
         return recipe
     if not torch.compiler.is_compiling():
         notices.warn_once(

@@ -39,6 +39,25 @@ def step(call: Any, tensors: list[Tensor], **options: Any) -> list[Tensor]:
     return [o.detach(), *(x.grad for x in leaves)]  # type: ignore[misc]
 
 
+def checkpointed(*x: Tensor, **more: Any) -> Any:
+    return checkpoint(
+        lambda *y: f8.scaled_dot_product_attention(*y, **more), *x, use_reentrant=False
+    )
+
+
+def compiled_anew() -> Any:
+    torch._dynamo.reset()
+    return torch.compile(
+        lambda *x, **more: f8.scaled_dot_product_attention(*x, **more), fullgraph=True, dynamic=True
+    )
+
+
+def check_floors(own: list[Tensor], expected: list[Tensor], floors: tuple[int, ...]) -> None:
+    """Fails where a result has fewer dB than its floor."""
+    reached = [sqnr(a, e) for a, e in zip(own, expected, strict=True)]
+    assert all(db >= least for db, least in zip(reached, floors, strict=True)), reached
+
+
 def exact(tensors: list[Tensor], causal: bool) -> list[Tensor]:
     """The same in fp64. PyTorch's own attention gives causal queries the first keys, as ours does."""
     return step(
@@ -69,8 +88,7 @@ FLOORS = {"normal": (25, 24, 24, 27), "outlier": (21, 19, 21, 22), "bias": (25, 
 def test_accuracy(device: str, options: dict[str, Any], data: str, causal: bool) -> None:
     tensors = of_kind(data, device)
     own = step(f8.scaled_dot_product_attention, tensors, is_causal=causal, **options)
-    reached = [sqnr(a, e) for a, e in zip(own, exact(tensors, causal), strict=True)]
-    assert all(db >= least for db, least in zip(reached, FLOORS[data], strict=True)), reached
+    check_floors(own, exact(tensors, causal), FLOORS[data])
 
 
 @pytest.mark.parametrize(
@@ -97,8 +115,7 @@ def test_heads_of_other_sizes(
     tensors = operands(device, 300, size=size)
     own = step(f8.scaled_dot_product_attention, tensors, is_causal=causal, window=window, **options)
     expected = exact_window(tensors, window) if window else exact(tensors, causal)
-    reached = [sqnr(a, e) for a, e in zip(own, expected, strict=True)]
-    assert all(db >= least for db, least in zip(reached, FLOORS["normal"], strict=True)), reached
+    check_floors(own, expected, FLOORS["normal"])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -164,10 +181,7 @@ def test_a_compiled_model_has_the_same_bits(
     device: str, options: dict[str, Any], causal: bool, window: int | None
 ) -> None:
     options = {**options, "window": window}
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda *x, **more: f8.scaled_dot_product_attention(*x, **more), fullgraph=True, dynamic=True
-    )
+    compiled = compiled_anew()
     for tokens in (200, 130):
         tensors = operands(device, tokens)
         expected = step(f8.scaled_dot_product_attention, tensors, is_causal=causal, **options)
@@ -197,13 +211,8 @@ def test_compiles_where_a_tensor_is_given_twice(
 def test_checkpointing_has_the_same_bits(device: str, options: dict[str, Any]) -> None:
     tensors = operands(device)
 
-    def again(*x: Tensor, **more: Any) -> Any:
-        return checkpoint(
-            lambda *y: f8.scaled_dot_product_attention(*y, **more), *x, use_reentrant=False
-        )
-
     expected = step(f8.scaled_dot_product_attention, tensors, is_causal=True, **options)
-    assert same(step(again, tensors, is_causal=True, **options), expected)
+    assert same(step(checkpointed, tensors, is_causal=True, **options), expected)
 
 
 def test_ops_have_honest_schemas_and_fakes(device: str, options: dict[str, Any]) -> None:
@@ -397,14 +406,9 @@ def test_keys_behind_the_last_query_have_no_gradient(device: str, options: dict[
 def test_checkpointing_a_window_has_the_same_bits(device: str, options: dict[str, Any]) -> None:
     tensors = operands(device)
 
-    def again(*x: Tensor, **more: Any) -> Any:
-        return checkpoint(
-            lambda *y: f8.scaled_dot_product_attention(*y, **more), *x, use_reentrant=False
-        )
-
     mode = {"is_causal": True, "window": 50, **options}
     expected = step(f8.scaled_dot_product_attention, tensors, **mode)
-    own = step(again, tensors, **mode)
+    own = step(checkpointed, tensors, **mode)
     assert same(own[:1], expected[:1])
     assert all(sqnr(a, e.double()) > 40 for a, e in zip(own, expected, strict=True))
 

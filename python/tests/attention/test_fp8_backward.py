@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 import torch
 from reference import same, sqnr
-from test_attention import exact, exact_window, of_kind, operands, step
+from test_attention import (
+    check_floors,
+    checkpointed,
+    compiled_anew,
+    exact,
+    exact_window,
+    of_kind,
+    operands,
+    step,
+)
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
 from float8.torch import attention
@@ -29,8 +37,7 @@ def mode(options: dict[str, Any]) -> dict[str, Any]:
 def test_accuracy(device: str, mode: dict[str, Any], data: str, causal: bool) -> None:
     tensors = of_kind(data, device)
     own = step(f8.scaled_dot_product_attention, tensors, is_causal=causal, **mode)
-    reached = [sqnr(a, e) for a, e in zip(own, exact(tensors, causal), strict=True)]
-    assert all(db >= least for db, least in zip(reached, FLOORS[data], strict=True)), reached
+    check_floors(own, exact(tensors, causal), FLOORS[data])
 
 
 @pytest.mark.parametrize(
@@ -59,8 +66,7 @@ def test_a_single_key_has_no_gradient_but_that_of_its_value(
 def test_window(device: str, mode: dict[str, Any], window: int) -> None:
     tensors = [x[:1] for x in operands(device, 300, heads=2, of_keys=1)]
     own = step(f8.scaled_dot_product_attention, tensors, is_causal=True, window=window, **mode)
-    reached = [sqnr(a, e) for a, e in zip(own, exact_window(tensors, window), strict=True)]
-    assert all(db >= least for db, least in zip(reached, FLOORS["normal"], strict=True)), reached
+    check_floors(own, exact_window(tensors, window), FLOORS["normal"])
 
 
 @pytest.mark.parametrize("window", [None, 70])
@@ -134,8 +140,7 @@ def test_scales_follow_the_gradient(device: str, mode: dict[str, Any], factor: f
     tensors[3] *= factor
     tensors[3][:, :, :140] = 0  # as of tokens without a loss
     own = step(f8.scaled_dot_product_attention, tensors, is_causal=True, **mode)
-    reached = [sqnr(a, e) for a, e in zip(own, exact(tensors, True), strict=True)]
-    assert all(db >= least for db, least in zip(reached, FLOORS["normal"], strict=True)), reached
+    check_floors(own, exact(tensors, True), FLOORS["normal"])
 
 
 def test_a_gradient_that_is_not_finite_shows(device: str, mode: dict[str, Any]) -> None:
@@ -156,10 +161,7 @@ def test_a_compiled_model_has_the_same_bits(
     device: str, mode: dict[str, Any], causal: bool, window: int | None
 ) -> None:
     options = {**mode, "window": window}
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda *x, **more: f8.scaled_dot_product_attention(*x, **more), fullgraph=True, dynamic=True
-    )
+    compiled = compiled_anew()
     for tokens in (200, 130):
         tensors = operands(device, tokens)
         expected = step(f8.scaled_dot_product_attention, tensors, is_causal=causal, **options)
@@ -169,13 +171,8 @@ def test_a_compiled_model_has_the_same_bits(
 def test_checkpointing_has_the_same_bits(device: str, mode: dict[str, Any]) -> None:
     tensors = operands(device)
 
-    def again(*x: Tensor, **more: Any) -> Any:
-        return checkpoint(
-            lambda *y: f8.scaled_dot_product_attention(*y, **more), *x, use_reentrant=False
-        )
-
     expected = step(f8.scaled_dot_product_attention, tensors, is_causal=True, **mode)
-    assert same(step(again, tensors, is_causal=True, **mode), expected)
+    assert same(step(checkpointed, tensors, is_causal=True, **mode), expected)
 
 
 def test_ops_have_honest_schemas_and_fakes(device: str, options: dict[str, Any]) -> None:
