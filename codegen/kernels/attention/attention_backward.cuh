@@ -37,6 +37,13 @@ F8_DEVICE float scale_for_e4m3(float most) {
   return __uint_as_float(exponent == 255 ? 0x7FFFFFFFU : (260 - exponent) << 23);
 }
 
+// 1 / x of a power of two. A division that rounds has a call for rare values, which costs registers.
+F8_DEVICE float inverse_power(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
 F8_DEVICE float bound_of(float x) {
   return __uint_as_float(attention_bound_bits(__float_as_uint(x)));
 }

@@ -366,7 +366,7 @@ struct AttentionDkv {
       if constexpr (kFirst) {
         scale_ds = scale;
       } else if (!(scale >= scale_ds)) {
-        multiply_all(dk, scale / scale_ds);
+        multiply_all(dk, scale * inverse_power(scale_ds));
         scale_ds = scale;
       }
     }
@@ -407,7 +407,7 @@ struct AttentionDkv {
     F8_DEVICE void add_up(bool is_first) {
       const float of_p = scale_of_sums();
       if constexpr (kDv) add_up<0>(dv, of_p, is_first);
-      if constexpr (kDk) add_up<kSumsOfDk>(dk, of_p / scale_ds, is_first);
+      if constexpr (kDk) add_up<kSumsOfDk>(dk, of_p * inverse_power(scale_ds), is_first);
     }
     template <u32 kAt>
     F8_DEVICE void take(float (&x)[kD / 2], float factor, bool is_first) const {
@@ -420,7 +420,7 @@ struct AttentionDkv {
     F8_DEVICE void take(bool is_first) {
       const float of_p = scale_of_sums();
       if constexpr (kDv) take<0>(dv, of_p, is_first);
-      if constexpr (kDk) take<kSumsOfDk>(dk, of_p / scale_ds, is_first);
+      if constexpr (kDk) take<kSumsOfDk>(dk, of_p * inverse_power(scale_ds), is_first);
     }
     F8_DEVICE void store(const Work& work) const {
       const u32 batch = kPacked ? 0 : work.kv_head / args.heads_kv;

@@ -114,7 +114,9 @@ struct AttentionDq : AttentionWorks<Config, Args> {
     }
     // Multiplies a tile of queries with 64 rows of a stage of keys.
     F8_DEVICE void multiply(float (&to)[32], u32 of_queries, u32 of_keys) {
-      const u32 a = wgmma_descriptor_low(shared + query.index * kQueryBytes + of_queries +
+      // Descriptors of one place would be kept over the loop, and registers are few.
+      const u32 of_cta = kQueries == 1 ? opaque(shared) : shared;
+      const u32 a = wgmma_descriptor_low(of_cta + query.index * kQueryBytes + of_queries +
                                          warpgroup() * 64 * Boxes::kBoxRow);
       const u32 b = wgmma_descriptor_low(shared + kKeys + key.index * kStageBytes + of_keys);
       Boxes::template multiply<Config, kTile, kKeysOfStage>(to, a, b);
@@ -204,7 +206,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       const u32 block = work.q_head * blocks_of(args, args.queries) + work.place();
       const float* record = args.steps + u64{2 * block + warpgroup()} * kAttentionStepFloats;
       of_q = load_global(record);
-      const float scale_q = inverse(load_global(record + 1));
+      const float scale_q = inverse_power(load_global(record + 1));
       const float bound_v = bound_of(norm_v);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -233,15 +235,14 @@ struct AttentionDq : AttentionWorks<Config, Args> {
         if (work.is_empty()) return store_nothing(work);
       }
       const u32 first_block = work.kv_head * blocks_of(args, args.keys) + work.key_block(0);
-      const float* scale_k = args.inv_scale_k + first_block;
-      const float* scale_v = args.inv_scale_v + first_block;
       float of_q;
       const float* norms_v = args.norms_v + u64{first_block} * kAttentionNorms;
       statistics(work, largest<kAttentionNorms>(norms_v, work), of_q);
       u32 tile = work.tiles - 1;
-      float k = __ldg(scale_k + tile), v = __ldg(scale_v + tile);
-      const float largest_k = largest<1>(scale_k, work);
-      const float inverse_k = inverse(largest_k);
+      float k = __ldg(args.inv_scale_k + first_block + tile);
+      float v = __ldg(args.inv_scale_v + first_block + tile);
+      const float largest_k = largest<1>(args.inv_scale_k + first_block, work);
+      const float inverse_k = inverse_power(largest_k);
 #pragma unroll
       for (float& each : dq) each = 0.0F;
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
@@ -255,9 +256,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       mask(work, tile * kTile + kHalf);
       if constexpr (kWindow) mask_window(work, tile * kTile + kHalf);
       gradients(v, k * inverse_k);
-      const u32 last = tile;
-      bool is_first = true;
-      for (u32 added = 0;; --tile) {
+      for (;; --tile) {
         // S and dP of the lower half, dQ of the upper one.
         wait_for_keys(0);
         wait_for_columns(1);
@@ -266,25 +265,22 @@ struct AttentionDq : AttentionWorks<Config, Args> {
         wgmma_wait<2>();
         warpgroup_fence_operand(s);
         probabilities(of_q * k);
-        if (tile == last) mask(work, tile * kTile);
+        if (tile == work.tiles - 1) mask(work, tile * kTile);
         if constexpr (kWindow) mask_window(work, tile * kTile);
         finish_products();
         release_keys(0);
         release_columns(1);
         gradients(v, k * inverse_k);
         if (tile == work.begin) break;
-        if (++added == kTilesOfSum) {
-          if (is_first) {
-            sums().set(dq, 1.0F, 0);
-          } else {
-            sums().add(dq, 1.0F, 0);
-          }
-          is_first = false;
-          added = 0;
+        const u32 added = work.tiles - tile;
+        if (added == kTilesOfSum) {
+          sums().set(dq, 1.0F, 0);
+        } else if (added % kTilesOfSum == 0) {
+          sums().add(dq, 1.0F, 0);
         }
         // S and dP of the next tile's upper half, dQ of this one's lower half.
-        k = __ldg(scale_k + tile - 1);
-        v = __ldg(scale_v + tile - 1);
+        k = __ldg(args.inv_scale_k + first_block + tile - 1);
+        v = __ldg(args.inv_scale_v + first_block + tile - 1);
         wait_for_keys(1);
         wait_for_columns(0);
         multiply_keys(1);
@@ -304,9 +300,9 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       multiply_gradients(0);
       finish_products();
       release_columns(0);
-      if (!is_first) sums().take(dq, 1.0F, 0);
+      if (work.tiles - work.begin > kTilesOfSum) sums().take(dq, 1.0F, 0);
       const float factor = args.scale * largest_k;
-      store(work, factor / scale_ds[0], factor / scale_ds[1]);
+      store(work, factor * inverse_power(scale_ds[0]), factor * inverse_power(scale_ds[1]));
     }
     F8_DEVICE void finish_products() {
       wgmma_wait<0>();
