@@ -169,7 +169,7 @@ struct AttentionDkv {
     u32 p[8], ds[8];
     float exponent_p;  // P is multiplied by 2^-exponent_p
     float scale_ds;    // and dS by this besides
-    bool saturates;    // whether an element of P may
+    bool scales;       // whether P of this step has another scale than the sums
     u32 phase_k = 0;
     u32 steps = 0;  // so far, of all works
 
@@ -213,7 +213,8 @@ struct AttentionDkv {
       kNormV = 8,  // the largest one of the warp's keys
       kKeys = 12,  // of the sequence
       kFirstQuery = 16,
-      kEndQuery = 20
+      kEndQuery = 20,
+      kScaleOfSums = 24  // by which P of a step multiplies them
     };
     F8_DEVICE u32 values() const { return shared + kValues + (threadIdx.x / 32 - 4) * kValueBytes; }
     F8_DEVICE float value(Value which) const { return load_shared(values() + which); }
@@ -322,7 +323,8 @@ struct AttentionDkv {
       }
 #pragma unroll
       for (float& each : s) each = exp2_approx(each);
-      if constexpr (!kFirst) saturates = may_saturate(s);
+      // This is done while the MMAs run: a branch keeps the exponentials in front of the wait for them.
+      if constexpr (!kFirst) scale_p();
     }
     static F8_DEVICE float largest(const float (&x)[32]) {
       float most = 0;
@@ -348,13 +350,22 @@ struct AttentionDkv {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] *= by;
     }
-    // Multiplies P, and what was added of it, so that no element saturates.
+    // Multiplies P so that no element saturates.
     F8_DEVICE void scale_p() {
+      scales = __any_sync(~0U, may_saturate(s));
+      if (!scales) return;
       set_behind_last_key(0.0F);
       float by = scale_for_e4m3(largest(s));
       if (by > 1.0F) by = 1.0F;
       exponent_p -= __log2f(by);
       multiply_all(s, by);
+      store_shared(values() + kScaleOfSums, by);
+    }
+    // What was added of P so far follows.
+    F8_DEVICE void scale_sums() {
+      if (!scales) return;
+      __syncwarp();
+      const float by = value(kScaleOfSums);
       if constexpr (kDv) multiply_all(dv, by);
       if constexpr (kDk) multiply_all(dk, by);
     }
@@ -373,7 +384,7 @@ struct AttentionDkv {
     // Rounds P^T, and then dS^T, which takes its place.
     template <bool kFirst>
     F8_DEVICE void round() {
-      if (!kFirst && __any_sync(~0U, saturates)) scale_p();
+      if constexpr (!kFirst) scale_sums();
       if constexpr (kDv) round_to_operand(s, p);
       if constexpr (kDk) round_gradients<kFirst>();
     }
