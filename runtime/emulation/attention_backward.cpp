@@ -86,7 +86,7 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
   float factor = 0;
   if (begin < tiles) {
     const float* record = args.steps + (2 * at + row / kStep) * kernels::kAttentionStepFloats;
-    const float* own = record + kernels::kAttentionStepHeader + 2 * (row % kStep);
+    const float lse = record[kernels::kAttentionStepHeader + row % kStep];
     float norm_v = 0, largest_k = 0;
     for (int64_t t = begin; t < tiles; ++t) {
       for (int64_t i = 0; i < kernels::kAttentionNorms; ++i) {
@@ -98,7 +98,7 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
     }
     const float scale =
         std::fmin(256 * args.bounds_q[at * kTile + row] * bound_of(norm_v), 0x1p100F);
-    const float delta = own[1] / record[1];
+    const float delta = record[kernels::kAttentionStepDelta + row % kStep] / record[1];
     for (int64_t t = begin; t < tiles; ++t) {
       const float inv_k = args.inv_scale_k[first_block + t];
       const float inv_v = args.inv_scale_v[first_block + t];
@@ -109,7 +109,7 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
         const int64_t query_at = at * kTile + row, key_at = (first_block + t) * kTile + j;
         if (key < block.keys && of.has(query, key)) {
           const float s = dot(of.row(0, query_at), of.row(2, key_at));
-          p = std::exp2(std::fma(s, record[0] * inv_k, -own[0]));
+          p = std::exp2(std::fma(s, record[0] * inv_k, -lse));
         }
         const float dp = dot(of.row(1, query_at), of.row(3, key_at));
         const float ds = rounded(p * std::fma(dp, inv_v * of_ds, -delta * of_ds));
@@ -178,7 +178,8 @@ class KeysOfWarp {
     const kernels::AttentionBackwardArgs& args = of_.args;
     const int64_t step_of_all = (head * of_.blocks_q + block_.first_q) * 2 + step;
     const float* record = args.steps + step_of_all * kernels::kAttentionStepFloats;
-    const float* rows = record + kernels::kAttentionStepHeader;
+    const float* lse = record + kernels::kAttentionStepHeader;
+    const float* delta = record + kernels::kAttentionStepDelta;
     const float factor = args.inv_scale_k[at_] * record[0];
     for (int64_t i = 0; i < kKeys; ++i) {
       for (int64_t j = 0; j < kStep; ++j) {
@@ -186,7 +187,7 @@ class KeysOfWarp {
         const int64_t key = block_.index * kTile + first_ + i;
         const bool behind = is_first_ && first_ + i >= block_.tokens;
         s_[i][j] = !behind && of_.has(step * kStep + j, key)
-                       ? std::fma(s, factor, -rows[2 * j] - exponent_)
+                       ? std::fma(s, factor, -lse[j] - exponent_)
                        : -std::numeric_limits<float>::infinity();
       }
     }
@@ -209,7 +210,7 @@ class KeysOfWarp {
       for (int64_t j = 0; j < kStep; ++j) {
         const float dp = dot(of_.row(1, at_ * kTile + first_ + i), of_.row(3, step_of_all * kStep + j));
         const float p = rounded(s_[i][j]);
-        const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -rows[2 * j + 1] * scale_ds_));
+        const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -delta[j] * scale_ds_));
         const int64_t place = step * kStep + j;
         const int64_t column =
             block_.first_q * kTile + kernels::fragment_place(static_cast<int32_t>(place));

@@ -169,7 +169,7 @@ struct AttentionDkv {
     u32 p[8], ds[8];
     float exponent_p;  // P is multiplied by 2^-exponent_p
     float scale_ds;    // and dS by this besides
-    bool scales;       // whether P of this step has another scale than the sums
+    bool saturates;    // whether an element of P may
     u32 phase_k = 0;
     u32 steps = 0;  // so far, of all works
 
@@ -213,8 +213,7 @@ struct AttentionDkv {
       kNormV = 8,  // the largest one of the warp's keys
       kKeys = 12,  // of the sequence
       kFirstQuery = 16,
-      kEndQuery = 20,
-      kScaleOfSums = 24  // by which P of a step multiplies them
+      kEndQuery = 20
     };
     F8_DEVICE u32 values() const { return shared + kValues + (threadIdx.x / 32 - 4) * kValueBytes; }
     F8_DEVICE float value(Value which) const { return load_shared(values() + which); }
@@ -231,9 +230,9 @@ struct AttentionDkv {
       __syncwarp();
     }
     F8_DEVICE u32 record() const { return shared + kRecords + stage(steps) * kRecordBytes; }
-    // LSE and delta of queries 8 i + 2 (lane % 4) and the next one.
-    F8_DEVICE float4 statistics(u32 i) const {
-      return load_shared_four(record() + 4 * kAttentionStepHeader + i * 64 + threadIdx.x % 4 * 16);
+    // LSE or delta, which begin `at` floats in the record, of queries 8 i + 2 (lane % 4) and the next one.
+    F8_DEVICE float2 of_queries(i32 at, u32 i) const {
+      return load_shared_pair(record() + 4 * at + i * 32 + threadIdx.x % 4 * 8);
     }
     F8_DEVICE void multiply(float (&to)[32], u32 of_keys, u32 of_rows) {
       const u32 a =
@@ -309,8 +308,8 @@ struct AttentionDkv {
       const float less = kFirst ? 0.0F : exponent_p;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float4 x = statistics(j);
-        const float even = -x.x - less, odd = -x.z - less;
+        const float2 lse = of_queries(kAttentionStepHeader, j);
+        const float even = -lse.x - less, odd = -lse.y - less;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           s[4 * j + i] = fmaf(s[4 * j + i], factor, i % 2 == 0 ? even : odd);
@@ -323,8 +322,7 @@ struct AttentionDkv {
       }
 #pragma unroll
       for (float& each : s) each = exp2_approx(each);
-      // This is done while the MMAs run: a branch keeps the exponentials in front of the wait for them.
-      if constexpr (!kFirst) scale_p();
+      if constexpr (!kFirst) saturates = may_saturate(s);
     }
     static F8_DEVICE float largest(const float (&x)[32]) {
       float most = 0;
@@ -350,22 +348,13 @@ struct AttentionDkv {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] *= by;
     }
-    // Multiplies P so that no element saturates.
+    // Multiplies P, and what was added of it, so that no element saturates.
     F8_DEVICE void scale_p() {
-      scales = __any_sync(~0U, may_saturate(s));
-      if (!scales) return;
       set_behind_last_key(0.0F);
       float by = scale_for_e4m3(largest(s));
       if (by > 1.0F) by = 1.0F;
       exponent_p -= __log2f(by);
       multiply_all(s, by);
-      store_shared(values() + kScaleOfSums, by);
-    }
-    // What was added of P so far follows.
-    F8_DEVICE void scale_sums() {
-      if (!scales) return;
-      __syncwarp();
-      const float by = value(kScaleOfSums);
       if constexpr (kDv) multiply_all(dv, by);
       if constexpr (kDk) multiply_all(dk, by);
     }
@@ -384,7 +373,7 @@ struct AttentionDkv {
     // Rounds P^T, and then dS^T, which takes its place.
     template <bool kFirst>
     F8_DEVICE void round() {
-      if constexpr (!kFirst) scale_sums();
+      if (!kFirst && __any_sync(~0U, saturates)) scale_p();
       if constexpr (kDv) round_to_operand(s, p);
       if constexpr (kDk) round_gradients<kFirst>();
     }
@@ -394,8 +383,8 @@ struct AttentionDkv {
       const float factor = value(kInvScaleV) * load_shared(record() + 4) * scale_ds;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float4 x = statistics(j);
-        const float even = -x.y * scale_ds, odd = -x.w * scale_ds;
+        const float2 delta = of_queries(kAttentionStepDelta, j);
+        const float even = -delta.x * scale_ds, odd = -delta.y * scale_ds;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           s[4 * j + i] *= fmaf(dp[4 * j + i], factor, i % 2 == 0 ? even : odd);

@@ -35,7 +35,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
   static constexpr u32 kBarriers = kKeys + kStages * kStageBytes;
   static constexpr u32 kSharedBytes = kBarriers + 8 * (2 * kQueries + 4 * kStages);
   static constexpr u32 kThreads = attention_threads(2);
-  static constexpr u32 kHalvesOfSum = 64;  // after which sums are added up in fp32
+  static constexpr u32 kTilesOfSum = 32;  // after which sums are added up in fp32
 
   enum Barrier : u32 {
     kFullQ = 0,
@@ -122,7 +122,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       Boxes::template multiply<Config, kTile, kKeysOfStage>(to, a, b);
     }
     F8_DEVICE void multiply_keys(u32 half) {
-      const u32 first = kHalves ? 0 : half % 2 * kHalf * Boxes::kBoxRow;
+      const u32 first = kHalves ? 0 : half * kHalf * Boxes::kBoxRow;
       warpgroup_fence_operand(s);
       warpgroup_fence_operand(dp);
       wgmma_fence();
@@ -131,7 +131,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
     }
     F8_DEVICE void multiply_gradients(u32 half) {
       const u32 b = wgmma_descriptor_low(shared + kKeys + key_t.index * kStageBytes +
-                                         2 * kPartBytes + (kHalves ? 0 : half % 2 * kHalf));
+                                         2 * kPartBytes + (kHalves ? 0 : half * kHalf));
       warpgroup_fence_words(ds);
       warpgroup_fence_operand(dq);
       wgmma_fence();
@@ -142,21 +142,20 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       }
       wgmma_commit();
     }
-    // A tile's halves count from the sequence's first key. A stage is there from its upper half on, and has been read with
-    // its lower one, if it has both.
+    // A stage is there from its upper half on, and has been read with its lower one, if it has both.
     F8_DEVICE void wait_for_keys(u32 half) const {
-      if (kHalves || half % 2 == 1) barrier_wait(barrier(shared, kFullKV, key.index), key.phase);
+      if (kHalves || half == 1) barrier_wait(barrier(shared, kFullKV, key.index), key.phase);
     }
     F8_DEVICE void wait_for_columns(u32 half) const {
-      if (kHalves || half % 2 == 1) barrier_wait(barrier(shared, kFullT, key_t.index), key_t.phase);
+      if (kHalves || half == 1) barrier_wait(barrier(shared, kFullT, key_t.index), key_t.phase);
     }
     F8_DEVICE void release_keys(u32 half) {
-      if (!kHalves && half % 2 == 1) return;
+      if (!kHalves && half == 1) return;
       release(kEmptyKV, key.index);
       key.advance();
     }
     F8_DEVICE void release_columns(u32 half) {
-      if (!kHalves && half % 2 == 1) return;
+      if (!kHalves && half == 1) return;
       release(kEmptyT, key_t.index);
       key_t.advance();
     }
@@ -211,9 +210,9 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       const float bound_v = bound_of(norm_v);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float* at = record + kAttentionStepHeader + 2 * (row() % 64 + 8 * r);
-        lse[r] = load_global(at);
-        delta[r] = load_global(at + 1) * scale_q;
+        const float* of_row = record + row() % 64 + 8 * r;
+        lse[r] = load_global(of_row + kAttentionStepHeader);
+        delta[r] = load_global(of_row + kAttentionStepDelta) * scale_q;
         const float bound = load_global(args.bounds_q + u64{block} * kTile + row() + 8 * r);
         scale_ds[r] = fminf(256.0F * bound * bound_v, 0x1p100F);
       }
@@ -239,52 +238,61 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       float of_q;
       const float* norms_v = args.norms_v + u64{first_block} * kAttentionNorms;
       statistics(work, largest<kAttentionNorms>(norms_v, work), of_q);
-      const u32 last = 2 * work.tiles - 1;
-      float k, v;
-      const auto load_scales = [&](u32 half) {
-        k = __ldg(args.inv_scale_k + first_block + half / 2);
-        v = __ldg(args.inv_scale_v + first_block + half / 2);
-      };
-      load_scales(last);
+      u32 tile = work.tiles - 1;
+      float k = __ldg(args.inv_scale_k + first_block + tile);
+      float v = __ldg(args.inv_scale_v + first_block + tile);
       const float largest_k = largest<1>(args.inv_scale_k + first_block, work);
       const float inverse_k = inverse_power(largest_k);
 #pragma unroll
       for (float& each : dq) each = 0.0F;
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
-      wait_for_keys(last);
-      multiply_keys(last);
+      wait_for_keys(1);
+      multiply_keys(1);
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
       warpgroup_fence_operand(dp);
-      release_keys(last);
+      release_keys(1);
       probabilities(of_q * k);
-      mask(work, last * kHalf);
-      if constexpr (kWindow) mask_window(work, last * kHalf);
+      mask(work, tile * kTile + kHalf);
+      if constexpr (kWindow) mask_window(work, tile * kTile + kHalf);
       gradients(v, k * inverse_k);
-      // S and dP of a half, and dQ of the one after it.
-#pragma unroll 1
-      for (u32 half = last; half-- > 2 * work.begin;) {
-        if (half % 2 == 1) load_scales(half);
-        wait_for_keys(half);
-        wait_for_columns(half + 1);
-        multiply_keys(half);
-        multiply_gradients(half + 1);
+      for (;; --tile) {
+        // S and dP of the lower half, dQ of the upper one.
+        wait_for_keys(0);
+        wait_for_columns(1);
+        multiply_keys(0);
+        multiply_gradients(1);
         wgmma_wait<2>();
         warpgroup_fence_operand(s);
         probabilities(of_q * k);
-        // A branch keeps the exponentials in front of the wait for the other products.
-        if (half == last - 1) mask(work, half * kHalf);
-        if constexpr (kWindow) mask_window(work, half * kHalf);
+        if (tile == work.tiles - 1) mask(work, tile * kTile);
+        if constexpr (kWindow) mask_window(work, tile * kTile);
         finish_products();
-        release_keys(half);
-        release_columns(half + 1);
+        release_keys(0);
+        release_columns(1);
         gradients(v, k * inverse_k);
-        const u32 added = last - half;
-        if (added == kHalvesOfSum) {
+        if (tile == work.begin) break;
+        const u32 added = work.tiles - tile;
+        if (added == kTilesOfSum) {
           sums().set(dq, 1.0F, 0);
-        } else if (added % kHalvesOfSum == 0) {
+        } else if (added % kTilesOfSum == 0) {
           sums().add(dq, 1.0F, 0);
         }
+        // S and dP of the next tile's upper half, dQ of this one's lower half.
+        k = __ldg(args.inv_scale_k + first_block + tile - 1);
+        v = __ldg(args.inv_scale_v + first_block + tile - 1);
+        wait_for_keys(1);
+        wait_for_columns(0);
+        multiply_keys(1);
+        multiply_gradients(0);
+        wgmma_wait<2>();
+        warpgroup_fence_operand(s);
+        probabilities(of_q * k);
+        if constexpr (kWindow) mask_window(work, (tile - 1) * kTile + kHalf);
+        finish_products();
+        release_keys(1);
+        release_columns(0);
+        gradients(v, k * inverse_k);
       }
       release(kEmptyQ, query.index);
       query.advance();
@@ -292,7 +300,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       multiply_gradients(0);
       finish_products();
       release_columns(0);
-      if (last - 2 * work.begin >= kHalvesOfSum) sums().take(dq, 1.0F, 0);
+      if (work.tiles - work.begin > kTilesOfSum) sums().take(dq, 1.0F, 0);
       const float factor = args.scale * largest_k;
       store(work, factor * inverse_power(scale_ds[0]), factor * inverse_power(scale_ds[1]));
     }
