@@ -85,15 +85,16 @@ size_t AttentionBackward::workspace_bytes(int64_t batch, int64_t queries, int64_
   return Layout(desc_, context_->state().info.sm_count, batch, queries, keys).bytes;
 }
 
-Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream) const {
+Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
+                              unsigned parts) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const Layout layout(desc_, state.info.sm_count, call.batch, call.kept.q.tokens,
                       call.kept.k.tokens);
-  F8_TRY(cast(call, layout, stream));
-  F8_TRY(differentiate_queries(call, layout, stream));
-  return differentiate_keys(call, layout, stream);
+  if ((parts & kCast) != 0) F8_TRY(cast(call, layout, stream));
+  if ((parts & kQueries) != 0) F8_TRY(differentiate_queries(call, layout, stream));
+  return (parts & kKeys) == 0 ? Status() : differentiate_keys(call, layout, stream);
 }
 
 Status AttentionBackward::cast(const AttentionBackwardCall& call, const Layout& layout,

@@ -26,8 +26,10 @@ class AttentionBackward {
                                                         const AttentionDesc& desc);
   [[nodiscard]] size_t workspace_bytes(int64_t batch, int64_t queries, int64_t keys) const;
 
-  // Enqueues three launches; no allocation, lock or synchronisation. The caller has checked the pointers.
-  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream) const;
+  // The launches, in order.
+  enum Part : unsigned { kCast = 1, kQueries = 2, kKeys = 4, kAllParts = 7 };
+  // Enqueues these; no allocation, lock or synchronisation. The caller has checked the pointers.
+  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream, unsigned parts) const;
 
  private:
   // Where the arrays of the workspace begin.
