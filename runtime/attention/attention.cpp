@@ -310,7 +310,7 @@ std::vector<Step> Attention::backward_steps(const float8_attention_backward_args
                      bytes, products});
   };
   add("cast dO", AttentionBackward::kCast, 8 * q + 4 * k, 0);
-  add("dQ", AttentionBackward::kQueries, 0, 3);     // Q K^T, dO V^T and dS K
+  add("dQ", AttentionBackward::kQueries, 0, 3);  // Q K^T, dO V^T and dS K
   add("dK,dV", AttentionBackward::kKeys, 0, 4);  // the first two again, dS^T Q and P^T dO
   return steps;
 }

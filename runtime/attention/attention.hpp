@@ -35,7 +35,8 @@ class Attention {
   // The launches of forward, and of a backward, or the one that a backward in bf16 needs, in order. Each reads what those
   // before it have left in the call's buffers.
   [[nodiscard]] std::vector<Step> forward_steps(const float8_attention_forward_args& args) const;
-  [[nodiscard]] std::vector<Step> backward_steps(const float8_attention_dequantize_args& args) const;
+  [[nodiscard]] std::vector<Step> backward_steps(
+      const float8_attention_dequantize_args& args) const;
   [[nodiscard]] std::vector<Step> backward_steps(const float8_attention_backward_args& args) const;
 
  private:

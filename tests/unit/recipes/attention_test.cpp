@@ -32,7 +32,8 @@ TEST(Attention, HasTwoRecipes) {
     EXPECT_TRUE(is_attention(op));
     const auto problem = attention_problem(op, AttentionRecipe::kFp8, shape);
     ASSERT_TRUE(problem) << why(problem);
-    EXPECT_EQ(problem->key(), f8::format("{}/fp8/e4m3.e4m3.bf16/s128b1h4g2d128causal1", to_string(op)));
+    EXPECT_EQ(problem->key(),
+              f8::format("{}/fp8/e4m3.e4m3.bf16/s128b1h4g2d128causal1", to_string(op)));
     EXPECT_EQ(attention_recipe(Problem::parse(problem->key()).value()), AttentionRecipe::kFp8);
   }
   for (const AttentionRecipe recipe : kAttentionRecipes) {

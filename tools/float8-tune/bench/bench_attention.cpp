@@ -128,8 +128,8 @@ std::string text_of(const AttentionShape& shape, const Accuracies& accuracy, boo
     table.add({a.data, a.tensor, f8::format("{:.1f}", a.sqnr_db), f8::format("{:.6f}", a.cosine),
                f8::format("{:.3g}", a.rmse)});
   }
-  return f8::format("against fp64: {} tokens, {} heads of {}, {}\n{}", shape.tokens,
-                    shape.heads_q, shape.head_dim, mask_name(shape.causal), table.text(color));
+  return f8::format("against fp64: {} tokens, {} heads of {}, {}\n{}", shape.tokens, shape.heads_q,
+                    shape.head_dim, mask_name(shape.causal), table.text(color));
 }
 
 // The accuracy of the results, once for each head size and mask of the problems, which are of one recipe.
@@ -148,7 +148,8 @@ class KnownAccuracy {
     if (length_ == 0) return Accuracies{};
     const AttentionShape own = shape(problem, length_);
     const auto key = std::pair{own.head_dim, own.causal};
-    if (!known_.contains(key)) known_[key] = F8_TRY(bench_.attention_accuracy(attention_recipe(problem), own));
+    if (!known_.contains(key))
+      known_[key] = F8_TRY(bench_.attention_accuracy(attention_recipe(problem), own));
     return known_[key];
   }
 
@@ -203,8 +204,8 @@ Status store(tuning_db::Database& db, const std::vector<Measured>& all,
   }
   const tuning_db::RunInfo run = F8_TRY(db.begin_run(
       {"bench", "attention", "--shape", options.shape, "--recipe", all.front().problem.recipe},
-      options.measuring.seed, device, device.uuid,
-      toolchain_of(device), method_of(options.measuring, options.length), keys));
+      options.measuring.seed, device, device.uuid, toolchain_of(device),
+      method_of(options.measuring, options.length), keys));
   const auto pending = F8_TRY(db.resume_run(run.uuid));
   for (size_t i = 0; i < pending.size(); ++i) {
     F8_TRY(db.start_trial(pending[i]));
@@ -245,8 +246,9 @@ Result<int> bench_attention(const AttentionOptions& options, const Global& globa
     results.push_back(to_json(*bench, *accuracy));
     text += text_of(*bench, color);
     const std::string table =
-        accuracy->empty() ? ""
-                          : text_of(KnownAccuracy::shape(problem, options.length), *accuracy, color);
+        accuracy->empty()
+            ? ""
+            : text_of(KnownAccuracy::shape(problem, options.length), *accuracy, color);
     if (!compared.contains(table)) compared += "\n" + table;
     add_measured(*bench, *accuracy, measured);
   }
@@ -297,8 +299,7 @@ void add_bench_attention(CLI::App& group, Program& program) {
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
   add_integer(*command, "--length", options->length,
-              "tokens of the data that is compared with fp64, in 4 heads; 0: none is", 0,
-              1 << 14);
+              "tokens of the data that is compared with fp64, in 4 heads; 0: none is", 0, 1 << 14);
 }
 
 }  // namespace f8::cli

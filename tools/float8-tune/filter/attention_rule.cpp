@@ -88,8 +88,7 @@ Verdict verdict_of(const Problem& problem, const Deciding& deciding, const std::
                        : "kept in bf16: " + elsewhere_hint(deciding.others, asked)};
   }
   const TrialRow& row = *deciding.row;
-  const std::string basis =
-      f8::format("measured on {}, {}", row.device.name, row.at.substr(0, 10));
+  const std::string basis = f8::format("measured on {}, {}", row.device.name, row.at.substr(0, 10));
   const std::string inaccurate = out_of_budget(row.result.accuracy);
   if (!inaccurate.empty()) return {false, f8::format("{}; {}", inaccurate, basis)};
   const tuning_db::Ratio& ratio = *row.result.ratio;
@@ -259,16 +258,11 @@ Result<std::vector<AttentionDecision>> decide_attention(const AttentionQuestion&
 
 Json to_json(const AttentionDecision& decision) {
   const tuner::AttentionLayer& layer = decision.layer;
-  Json json = {{"fqn", layer.fqn},
-               {"heads_q", layer.heads_q},
-               {"heads_kv", layer.heads_kv},
-               {"head_dim", layer.head_dim},
-               {"problem", nullptr},
-               {"recipe", bf16_recipe().name},
-               {"convert", false},
-               {"reason", decision.verdict.reason},
-               {"speedup_known", false},
-               {"recipes", Json::array()}};
+  Json json = {{"fqn", layer.fqn},           {"heads_q", layer.heads_q},
+               {"heads_kv", layer.heads_kv}, {"head_dim", layer.head_dim},
+               {"problem", nullptr},         {"recipe", bf16_recipe().name},
+               {"convert", false},           {"reason", decision.verdict.reason},
+               {"speedup_known", false},     {"recipes", Json::array()}};
   if (!decision.recipes.empty()) add_verdicts(json, decision.recipes);
   return json;
 }

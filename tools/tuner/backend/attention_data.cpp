@@ -85,9 +85,8 @@ AttentionResults<double> exact_attention(const AttentionShape& shape, const Atte
   }
   for (int64_t h = 0; h < shape.batch * shape.heads_q; ++h) {
     const auto of_keys = [&](const std::vector<float>& x) {
-      return [d, rows = x.data() + h / group * head](int64_t j, int64_t c) {
-        return rows[j * d + c];
-      };
+      return
+          [d, rows = x.data() + h / group * head](int64_t j, int64_t c) { return rows[j * d + c]; };
     };
     for (int64_t t = 0; t < shape.tokens; ++t) {
       const int64_t row = h * head + t * d;

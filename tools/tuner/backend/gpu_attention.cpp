@@ -199,15 +199,15 @@ GpuBackend::Reference GpuBackend::attention_reference() const {
     const int64_t first_key = (sequence * shape.heads_kv + head / group) * shape.tokens * d;
     const auto k = [&](int64_t j, int64_t c) { return set.k.value(first_key + j * d + c); };
     const auto v = [&](int64_t j, int64_t c) { return set.v.value(first_key + j * d + c); };
-    const std::vector<double> p =
-        exact_softmax(shape.causal ? t + 1 : shape.tokens, d,
-                      [&](int64_t c) { return set.q.value(query + c); }, k);
-    std::ranges::move(of_dq ? weighted_sum(exact_score_gradients(
-                                               p, d, v,
-                                               [&](int64_t c) { return set.dout.value(query + c); }),
-                                           d, k)
-                            : weighted_sum(p, d, v),
-                      std::back_inserter(reference.values));
+    const std::vector<double> p = exact_softmax(
+        shape.causal ? t + 1 : shape.tokens, d, [&](int64_t c) { return set.q.value(query + c); },
+        k);
+    std::ranges::move(
+        of_dq ? weighted_sum(exact_score_gradients(
+                                 p, d, v, [&](int64_t c) { return set.dout.value(query + c); }),
+                             d, k)
+              : weighted_sum(p, d, v),
+        std::back_inserter(reference.values));
   }
   return reference;
 }
