@@ -148,8 +148,9 @@ class KnownAccuracy {
     if (length_ == 0) return Accuracies{};
     const AttentionShape own = shape(problem, length_);
     const auto key = std::pair{own.head_dim, own.causal};
-    if (!known_.contains(key))
+    if (!known_.contains(key)) {
       known_[key] = F8_TRY(bench_.attention_accuracy(attention_recipe(problem), own));
+    }
     return known_[key];
   }
 
