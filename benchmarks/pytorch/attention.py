@@ -307,13 +307,13 @@ def exact_results(
 
 
 def float8_accuracy(
-    name: str, d: int, causal: bool, options: Any, device: str
+    variant: str, d: int, causal: bool, options: Any, device: str
 ) -> list[attention_rows.Accuracy]:
     """Returns what the rows of heads of d elements have of a variant that is float8's."""
     found = []
     for kind in DATA:
         operands, do, expected = exact_results(kind, options.length, device, d, causal)
-        own = results_of(call_of(name, Mask(causal), options.emulate), operands, do)
+        own = results_of(call_of(variant, Mask(causal), options.emulate), operands, do)
         for name, a, e in zip(("O", "dQ", "dK", "dV"), own, expected, strict=True):
             x = a.double()
             cosine = float((x * e).sum() / (x.norm() * e.norm()).clamp_min(1e-300))
