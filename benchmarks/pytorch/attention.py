@@ -40,7 +40,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import float8.torch as f8
-from float8.torch.attention import BACKWARD_HEAD_DIM
 
 SHAPES = "s8192b1h32g8d128;s16384b1h16g16d256;s8192b1h32g32d64"
 TINY = "s128b1h4g2d128"
@@ -379,8 +378,6 @@ def measure(shape: Shape, mask: Mask, names: Sequence[str], options: Any, device
         if mask.window is not None and name in WITHOUT_WINDOWS:
             continue
         if mask.packed is not None and name not in PACKED:
-            continue
-        if name == "float8-fp8" and shape.d != BACKWARD_HEAD_DIM:
             continue
         try:
             call = call_of(name, mask, options.emulate)

@@ -311,7 +311,12 @@ std::vector<Step> Attention::backward_steps(const float8_attention_backward_args
   };
   add("cast dO", AttentionBackward::kCast, 8 * q + 4 * k, 0);
   add("dQ", AttentionBackward::kQueries, 0, 3);  // Q K^T, dO V^T and dS K
-  add("dK,dV", AttentionBackward::kKeys, 0, 4);  // the first two again, dS^T Q and P^T dO
+  if (backward_->has_both()) {
+    add("dK,dV", AttentionBackward::kKeys, 0, 4);  // the first two again, dS^T Q and P^T dO
+  } else {
+    add("dK", AttentionBackward::kKeys, 0, 3);
+    add("dV", AttentionBackward::kValues, 0, 2);  // Q K^T again, and P^T dO
+  }
   return steps;
 }
 

@@ -24,9 +24,10 @@ inline constexpr i32 kAttentionKeyCluster = 2;
 inline constexpr i32 kAttentionNormKeys = 16;
 inline constexpr i32 kAttentionNorms = kAttentionTile / kAttentionNormKeys;
 
-// A CTA's sums in fp32, of elements of dQ or of dK and dV.
-inline constexpr i32 kAttentionSumsOfQueries = 128 * 128;
-inline constexpr i32 kAttentionSumsOfKeys = 2 * 128 * 128;
+// The floats of a CTA's sums of one gradient.
+F8_BOTH constexpr i32 attention_sums(i32 head_dim) {
+  return kAttentionTile * head_dim;
+}
 
 // A gradient in bf16: elements [batch][head][token][d], whose strides are in elements.
 struct AttentionGradient {

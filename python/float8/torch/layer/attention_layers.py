@@ -14,7 +14,6 @@ from float8.torch._ops import of_autocast
 from float8.torch.attention import (
     HEAD_DIMS,
     check_fp8_recipe,
-    recipe_for,
     refusal,
     scaled_dot_product_attention,
     warn_of,
@@ -69,7 +68,7 @@ class Float8Attention(Made):
             is_causal=is_causal,
             scale=scale,
             enable_gqa=enable_gqa,
-            recipe=recipe_for(self.float8_recipe, query),
+            recipe=self.float8_recipe,
             emulate=self.float8_emulate,
         )
         return y.transpose(1, 2) if self.tokens_first else y
