@@ -97,15 +97,16 @@ size_t AttentionBackward::workspace_bytes(int64_t batch, int64_t queries, int64_
   return Layout(desc_, context_->state().info.sm_count, batch, queries, keys).bytes;
 }
 
-Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream) const {
+Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
+                              unsigned parts) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const Layout layout(desc_, state.info.sm_count, call.batch, call.kept.q.tokens,
                       call.kept.k.tokens);
-  F8_TRY(cast(call, layout, stream));
-  F8_TRY(differentiate_queries(call, layout, stream));
-  return differentiate_keys(call, layout, stream);
+  if ((parts & kCast) != 0) F8_TRY(cast(call, layout, stream));
+  if ((parts & kQueries) != 0) F8_TRY(differentiate_queries(call, layout, stream));
+  return differentiate_keys(call, layout, stream, parts);
 }
 
 Status AttentionBackward::cast(const AttentionBackwardCall& call, const Layout& layout,
@@ -182,7 +183,8 @@ Status AttentionBackward::differentiate_queries(const AttentionBackwardCall& cal
 }
 
 Status AttentionBackward::differentiate_keys(const AttentionBackwardCall& call,
-                                             const Layout& layout, Stream stream) const {
+                                             const Layout& layout, Stream stream,
+                                             unsigned parts) const {
   constexpr int64_t kStep = kernels::kAttentionStep, kCluster = kernels::kAttentionKeyCluster;
   const MapOf map{context_->state().driver, desc_.head_dim};
   const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
@@ -197,8 +199,10 @@ Status AttentionBackward::differentiate_keys(const AttentionBackwardCall& call,
                      desc_.head_dim / kCluster, kStep, maps[4]));
   F8_TRY(map.columns("dout^T", layout.at<kernels::u8>(call, layout.dout_t), of_q, rows_q / of_q,
                      desc_.head_dim / kCluster, kStep, maps[5]));
-  for (const Kernel* kernel : dkv_) {
-    F8_TRY(differentiate(call, layout, *kernel, layout.ctas_k, maps, stream));
+  constexpr Part kParts[] = {kKeys, kValues};
+  for (size_t i = 0; i < dkv_.size(); ++i) {
+    if ((parts & kParts[i]) == 0) continue;
+    F8_TRY(differentiate(call, layout, *dkv_[i], layout.ctas_k, maps, stream));
   }
   return {};
 }

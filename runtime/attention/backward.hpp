@@ -28,8 +28,11 @@ class AttentionBackward {
                                                         const AttentionDesc& desc);
   [[nodiscard]] size_t workspace_bytes(int64_t batch, int64_t queries, int64_t keys) const;
 
-  // Enqueues three launches, or four for heads of 256; no allocation, lock or synchronisation. The caller has checked the pointers.
-  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream) const;
+  // The launches, in order. That of kKeys is of dV too where a kernel has both gradients, and there is none of kValues.
+  enum Part : unsigned { kCast = 1, kQueries = 2, kKeys = 4, kValues = 8, kAllParts = 15 };
+  [[nodiscard]] bool has_both() const { return dkv_.size() == 1; }
+  // Enqueues these; no allocation, lock or synchronisation. The caller has checked the pointers.
+  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream, unsigned parts) const;
 
  private:
   // Where the arrays of the workspace begin.
@@ -40,7 +43,7 @@ class AttentionBackward {
   [[nodiscard]] Status differentiate_queries(const AttentionBackwardCall& call,
                                              const Layout& layout, Stream stream) const;
   [[nodiscard]] Status differentiate_keys(const AttentionBackwardCall& call, const Layout& layout,
-                                          Stream stream) const;
+                                          Stream stream, unsigned parts) const;
   [[nodiscard]] Status differentiate(const AttentionBackwardCall& call, const Layout& layout,
                                      const Kernel& kernel, int64_t ctas, CUtensorMap* maps,
                                      Stream stream) const;
