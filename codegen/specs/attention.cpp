@@ -167,23 +167,22 @@ Stub AttentionBackwardSpec::stub() const {
     config += constant("kDk", gradients != AttentionGradients::kDv) +
               constant("kDv", gradients != AttentionGradients::kDk);
   }
-  return {dq ? "attention_backward_dq.cuh" : "attention_backward_dkv.cuh", entry,
-          config + mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 64) +
-              mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, head_dim,
-                           MmaA::kRegisters) +
-              "};\n" +
-              check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
-              check(f8::format("sizeof({}Maps)", name), parameters().first, "kernel_args.cuh") +
-              check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
-                    "dynamic_smem_bytes()") +
-              check_threads(kernel + "::kThreads", launch()) +
-              f8::format("extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
-                         "{}(const __grid_constant__ {}Maps maps,\n"
-                         "    const __grid_constant__ {} args) {{\n"
-                         "  extern __shared__ __align__(1024) u8 shared[];\n"
-                         "  {}::run(maps, args, shared);\n"
-                         "}}\n",
-                         launch().threads, entry, name, args, kernel)};
+  return {
+      dq ? "attention_backward_dq.cuh" : "attention_backward_dkv.cuh", entry,
+      config + mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 64) +
+          mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, head_dim, MmaA::kRegisters) +
+          "};\n" + check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
+          check(f8::format("sizeof({}Maps)", name), parameters().first, "kernel_args.cuh") +
+          check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
+                "dynamic_smem_bytes()") +
+          check_threads(kernel + "::kThreads", launch()) +
+          f8::format("extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+                     "{}(const __grid_constant__ {}Maps maps,\n"
+                     "    const __grid_constant__ {} args) {{\n"
+                     "  extern __shared__ __align__(1024) u8 shared[];\n"
+                     "  {}::run(maps, args, shared);\n"
+                     "}}\n",
+                     launch().threads, entry, name, args, kernel)};
 }
 
 LaunchTraits AttentionBackwardSpec::launch() const {
@@ -203,8 +202,7 @@ LaunchTraits AttentionBackwardSpec::launch() const {
   const int rows = gradients == AttentionGradients::kDv ? 1 : 2;
   const int tiles = gradients == AttentionGradients::kDkv ? 4 : rows + 1;
   const int stages = gradients == AttentionGradients::kDk ? 3 : 4;
-  const int stage =
-      tiles * kernels::kAttentionStep * head_dim + 4 * kernels::kAttentionStepFloats;
+  const int stage = tiles * kernels::kAttentionStep * head_dim + 4 * kernels::kAttentionStepFloats;
   return {.threads = threads,
           .dynamic_smem_bytes =
               rows * tile + stages * stage + kWarps * kBytesOfWarp + 8 * (2 + 4 * stages),

@@ -61,7 +61,8 @@ struct AttentionBackward::Layout {
     steps = place(blocks_q * (kTile / kernels::kAttentionStep) * kernels::kAttentionStepFloats * 4);
     bounds_q = place(blocks_q * kTile * 4);
     norms_v = place(blocks_k * kernels::kAttentionNorms * 4);
-    const int64_t of_keys = codegen::AttentionBackwardSpec::has_both(static_cast<int>(head)) ? 2 : 1;
+    const int64_t of_keys =
+        codegen::AttentionBackwardSpec::has_both(static_cast<int>(head)) ? 2 : 1;
     sums = place(std::max(ctas_q, of_keys * ctas_k) *
                  kernels::attention_sums(static_cast<int32_t>(head)) * 4);
     bytes = end;
@@ -86,10 +87,8 @@ Result<AttentionBackward> AttentionBackward::create(const std::shared_ptr<Contex
   } else {
     dkv = {F8_TRY(kernel(AttentionGradients::kDk)), F8_TRY(kernel(AttentionGradients::kDv))};
   }
-  const Kernel* cast = F8_TRY(context->kernel(
-      codegen::AttentionCastSpec{.head_dim = head_dim,
-                                 .step = codegen::AttentionStep::kBackwardCast,
-                                 .packed = desc.packed}));
+  const Kernel* cast = F8_TRY(context->kernel(codegen::AttentionCastSpec{
+      .head_dim = head_dim, .step = codegen::AttentionStep::kBackwardCast, .packed = desc.packed}));
   return AttentionBackward(context, desc, *cast, *dq, std::move(dkv));
 }
 
@@ -170,8 +169,9 @@ Status AttentionBackward::differentiate_queries(const AttentionBackwardCall& cal
   const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
   const int64_t of_k = desc_.heads_kv * call.kept.batch;
   // The kernel's stages are tiles, or halves of them.
-  const int64_t keys =
-      codegen::AttentionBackwardSpec::has_both(static_cast<int>(desc_.head_dim)) ? kTile : kTile / 2;
+  const int64_t keys = codegen::AttentionBackwardSpec::has_both(static_cast<int>(desc_.head_dim))
+                           ? kTile
+                           : kTile / 2;
   CUtensorMap maps[5];
   F8_TRY(map.rows("q", call.kept.q.copy, rows_q, kTile, maps[0]));
   F8_TRY(map.rows("dout", layout.at<kernels::u8>(call, layout.dout), rows_q, kTile, maps[1]));

@@ -49,8 +49,8 @@ struct Operands {
     return block_of_batch(place, tokens, args.queries, args.keys);
   }
   [[nodiscard]] Row row(size_t map, int64_t index) const {
-    return std::span(values[map]).subspan(static_cast<size_t>(index * head_dim),
-                                          static_cast<size_t>(head_dim));
+    return std::span(values[map])
+        .subspan(static_cast<size_t>(index * head_dim), static_cast<size_t>(head_dim));
   }
   [[nodiscard]] bool has(int64_t query, int64_t key) const {
     return (!causal || key <= query) && (window == 0 || query - key < window);
@@ -183,7 +183,8 @@ class KeysOfWarp {
     const float factor = args.inv_scale_k[at_] * record[0];
     for (int64_t i = 0; i < kKeys; ++i) {
       for (int64_t j = 0; j < kStep; ++j) {
-        const float s = dot(of_.row(0, at_ * kTile + first_ + i), of_.row(2, step_of_all * kStep + j));
+        const float s =
+            dot(of_.row(0, at_ * kTile + first_ + i), of_.row(2, step_of_all * kStep + j));
         const int64_t key = block_.index * kTile + first_ + i;
         const bool behind = is_first_ && first_ + i >= block_.tokens;
         s_[i][j] = !behind && of_.has(step * kStep + j, key)
@@ -208,7 +209,8 @@ class KeysOfWarp {
     const float of_dp = args.inv_scale_v[at_] * record[1] * scale_ds_;
     for (int64_t i = 0; i < kKeys; ++i) {
       for (int64_t j = 0; j < kStep; ++j) {
-        const float dp = dot(of_.row(1, at_ * kTile + first_ + i), of_.row(3, step_of_all * kStep + j));
+        const float dp =
+            dot(of_.row(1, at_ * kTile + first_ + i), of_.row(3, step_of_all * kStep + j));
         const float p = rounded(s_[i][j]);
         const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -delta[j] * scale_ds_));
         const int64_t place = step * kStep + j;
@@ -297,17 +299,16 @@ bool read_maps(const codegen::AttentionBackwardSpec& spec, const Call& call, Ope
   const int64_t columns = d / kernels::kAttentionKeyCluster;
   const bool is_dq = spec.gradients == codegen::AttentionGradients::kDq;
   const std::vector<Expected> expected =
-      is_dq ? std::vector<Expected>{{"q", heads_q * q, d, kTile, box},
-                                    {"dO", heads_q * q, d, kTile, box},
-                                    {"k", heads_k * k, d, keys, box},
-                                    {"v", heads_k * k, d, keys, box},
-                                    {"k^T", heads_k * d, k, d, keys}}
-            : std::vector<Expected>{{"k", heads_k * k, d, kTile, box},
-                                    {"v", heads_k * k, d, kTile, box},
-                                    {"q", heads_q * q, d, kPart, box},
-                                    {"dO", heads_q * q, d, kPart, box},
-                                    {"q^T", heads_q * d, q, columns, kStep},
-                                    {"dO^T", heads_q * d, q, columns, kStep}};
+      is_dq
+          ? std::vector<Expected>{{"q", heads_q * q, d, kTile, box},
+                                  {"dO", heads_q * q, d, kTile, box},
+                                  {"k", heads_k * k, d, keys, box},
+                                  {"v", heads_k * k, d, keys, box},
+                                  {"k^T", heads_k * d, k, d, keys}}
+          : std::vector<Expected>{
+                {"k", heads_k * k, d, kTile, box},       {"v", heads_k * k, d, kTile, box},
+                {"q", heads_q * q, d, kPart, box},       {"dO", heads_q * q, d, kPart, box},
+                {"q^T", heads_q * d, q, columns, kStep}, {"dO^T", heads_q * d, q, columns, kStep}};
   const auto* const encoded = &call.args<CUtensorMap>();
   for (size_t i = 0; i < expected.size(); ++i) {
     TensorMap map;

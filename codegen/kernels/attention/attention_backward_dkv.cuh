@@ -154,7 +154,8 @@ struct AttentionDkv {
           barrier_expect(full_t, kColumnBytes);
           const u32 columns = shared + kColumns + stage.index * kColumnBytes;
           if constexpr (kDk) load_columns(columns, maps.q_t, full_t, step, head);
-          if constexpr (kDv) load_columns(columns + kColumnsOfDout, maps.dout_t, full_t, step, head);
+          if constexpr (kDv)
+            load_columns(columns + kColumnsOfDout, maps.dout_t, full_t, step, head);
         }
       }
     }

@@ -57,9 +57,9 @@ struct AttentionForward : AttentionTiles<Config, Args> {
   using Tiles = AttentionTiles<Config, Args>;
   using Tiles::kWindow, Tiles::kPacked, Tiles::kCausal, Tiles::kStages, Tiles::kD,
       Tiles::kWarpgroups, Tiles::kIsBlock, Tiles::kTileM, Tiles::kQueryBytes, Tiles::kTileN,
-      Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kKeys, Tiles::kValues,
-      Tiles::kFullQ, Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV, Tiles::kEmptyV,
-      Tiles::barrier, Tiles::blocks_of;
+      Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kKeys, Tiles::kValues, Tiles::kFullQ,
+      Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV, Tiles::kEmptyV, Tiles::barrier,
+      Tiles::blocks_of;
   using typename Tiles::Boxes, typename Tiles::Rounds, typename Tiles::Work;
 
   // P V follows the softmax of its tile, in parts of kValueColumns.

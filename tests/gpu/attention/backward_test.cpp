@@ -66,7 +66,8 @@ class AttentionGradients : public GpuTest {
     const DeviceBuffer cu_q(context(), desc.packed ? offsets_q : none);
     const DeviceBuffer cu_k(context(), desc.packed ? offsets_k : none);
     const auto rows = static_cast<size_t>(of.q.batch * of.q.heads * of.q.tokens);
-    const DeviceBuffer o(context(), rows * static_cast<size_t>(of.d()) * 2), lse(context(), rows * 4);
+    const DeviceBuffer o(context(), rows * static_cast<size_t>(of.d()) * 2),
+        lse(context(), rows * 4);
     const DeviceBuffer saved(context(), (*plan)->saved_bytes(sizes));
     DeviceBuffer workspace(context(), std::max((*plan)->workspace_bytes(sizes),
                                                (*plan)->backward_workspace_bytes(sizes)));
@@ -152,7 +153,8 @@ class ExactGradients {
     to.noise += (exact - value) * (exact - value);
   }
   void add(int64_t row, int64_t query) {
-    const double scale = desc_.scale == 0 ? 1 / std::sqrt(static_cast<double>(d_)) : double{desc_.scale};
+    const double scale =
+        desc_.scale == 0 ? 1 / std::sqrt(static_cast<double>(d_)) : double{desc_.scale};
     const int64_t kv = row / (desc_.heads_q / desc_.heads_kv);
     const int64_t first = desc_.window > 0 ? std::max<int64_t>(query + 1 - desc_.window, 0) : 0;
     const int64_t end = desc_.causal ? std::min(query + 1, of_.k.tokens) : of_.k.tokens;
@@ -370,7 +372,8 @@ INSTANTIATE_TEST_SUITE_P(
                     PackCase{"full", 2, 2, {100, 0, 130, 3, 7}, {30, 5, 129, 257, 0}, false},
                     PackCase{"other_keys", 2, 1, {60, 300, 2}, {200, 140, 0}},
                     PackCase{"window", 2, 1, {130, 300, 0, 1, 20}, {130, 300, 0, 1, 20}, true, 70},
-                    PackCase{"many", 1, 1, std::vector<int32_t>(70, 3), std::vector<int32_t>(70, 3)},
+                    PackCase{"many", 1, 1, std::vector<int32_t>(70, 3),
+                             std::vector<int32_t>(70, 3)},
                     PackCase{"small_heads", 2, 1, {40, 0, 130}, {40, 0, 130}, true, 0, 64},
                     PackCase{"large_heads", 2, 1, {40, 0, 130}, {40, 0, 130}, true, 0, 256},
                     PackCase{"large_heads_window", 1, 1, {150, 3}, {150, 3}, true, 70, 256}),

@@ -100,8 +100,7 @@ def convert_attention_to_float8(
 ) -> list[str]:
     """Gives the attention of a model's layers to fp8 (scaled_dot_product_attention).
 
-    recipe: "fp8_forward", or "fp8" with a backward in fp8 too. Layers whose heads have other than 128 elements take
-        "fp8_forward" then, with a warning.
+    recipe: "fp8_forward", or "fp8" with a backward in fp8 too.
     filter_fn: takes a module and its name; attention is converted where it returns True. None: all is.
     emulate: as for Float8Linear.
 
