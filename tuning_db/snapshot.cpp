@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 
 #include "tuning_db/rows.hpp"
 #include "tuning_db/validate.hpp"
@@ -21,23 +22,24 @@ auto order_of(const TrialRecord& t) {
                          t.uuid);
 }
 
-// The records of `db` that an insertion may meet, as lines, by uuid.
-using Known = std::map<std::string, std::string, std::less<>>;
+// Records that an insertion may meet, by uuid.
+template <class Record>
+using Known = std::unordered_map<std::string_view, const Record*>;
 
 template <class Record>
-Known lines_by_uuid(const std::vector<Record>& records) {
-  Known known;
-  for (const Record& r : records) known.emplace(r.uuid, to_json_line(r));
+Known<Record> by_uuid(const std::vector<Record>& records) {
+  Known<Record> known;
+  for (const Record& r : records) known.emplace(r.uuid, &r);
   return known;
 }
 
 // True if an equal record is known; a different one under the same uuid is an error.
 template <class Record>
-Result<bool> is_known(const Known& known, const Record& record, const Connection& db,
+Result<bool> is_known(const Known<Record>& known, const Record& record, const Connection& db,
                       std::string_view kind) {
   const auto found = known.find(record.uuid);
   if (found == known.end()) return false;
-  if (found->second == to_json_line(record)) return true;
+  if (to_json_line(*found->second) == to_json_line(record)) return true;
   return fail(ErrorCode::kInvalidArgument,
               "{}: {} {} is there with other results (one run was resumed in two copies of a "
               "file); keep one of the copies, nothing was added",
@@ -50,8 +52,8 @@ class Inserter {
       : db_(db),
         snapshot_(snapshot),
         rows_(db),
-        known_runs_(lines_by_uuid(present.runs)),
-        known_trials_(lines_by_uuid(present.trials)) {}
+        known_runs_(by_uuid(present.runs)),
+        known_trials_(by_uuid(present.trials)) {}
 
   Result<Database::MergeCount> insert() {
     for (const DeviceClass& d : snapshot_.devices) {
@@ -62,6 +64,7 @@ class Inserter {
     }
     for (const Method& m : snapshot_.methods) methods_[m.key()] = F8_TRY(rows_.method(m));
     for (const RunRecord& r : snapshot_.runs) F8_TRY(insert(r));
+    F8_TRY(prepare_trials());
     Database::MergeCount count;
     for (const TrialRecord& t : snapshot_.trials) {
       const bool added = F8_TRY(insert(t));
@@ -104,54 +107,63 @@ class Inserter {
     return {};
   }
 
+  // An INSERT that may turn into an UPDATE, or that returns the row, writes each page that it touches to a
+  // journal of the statement, so these are two statements without either.
+  Status prepare_trials() {
+    std::string places = "?";
+    for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
+    add_.emplace(F8_TRY(db_.prepare(f8::format(
+        "INSERT INTO trial (uuid, run_id, problem_id, candidate_id, attempt, state, at, {}) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, {})",
+        kResultColumns, places))));
+    complete_.emplace(F8_TRY(db_.prepare(
+        f8::format("UPDATE trial SET attempt = ?, state = ?, at = ?, ({}) = ({}) WHERE id = ?",
+                   kResultColumns, places))));
+    auto unfinished =
+        F8_TRY(db_.prepare(f8::format("SELECT uuid, id FROM trial t WHERE NOT ({})", kFinished)));
+    while (F8_TRY(unfinished.step())) unfinished_[unfinished.text(0)] = unfinished.integer(1);
+    return {};
+  }
+
   // True if it was added, false if it was there.
   Result<bool> insert(const TrialRecord& t) {
     const int64_t run = F8_TRY(refer(runs_, t.run_uuid, "run", "trial " + t.uuid));
     if (F8_TRY(is_known(known_trials_, t, db_, "trial"))) return false;
     // Two of one snapshot (a file joined from two exports) meet here.
-    known_trials_.emplace(t.uuid, to_json_line(t));
-    auto& problem = problems_[t.problem.key()];
-    if (problem == 0) problem = F8_TRY(rows_.problem(t.problem));
-    auto& candidate = candidates_[t.candidate.key()];
-    if (candidate == 0) candidate = F8_TRY(rows_.candidate(t.candidate));
-    if (!add_trial_) F8_TRY(prepare_add_trial());
-    add_trial_->bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
-    bind_result(*add_trial_, t.result);
-    F8_TRY(add_trial_->step());
-    const int64_t id = add_trial_->integer(0);
-    add_trial_->reset();
+    known_trials_.emplace(t.uuid, &t);
+    const auto planned = unfinished_.find(t.uuid);
+    int64_t id = 0;
+    if (planned != unfinished_.end()) {
+      // Planned here and finished in a copy: the copy's result completes the row.
+      id = planned->second;
+      complete_->bind(t.attempt, to_string(t.result.state), t.at);
+      bind_result(*complete_, t.result);
+      complete_->add(id);
+      F8_TRY(complete_->run());
+    } else {
+      auto& problem = problems_[t.problem.key()];
+      if (problem == 0) problem = F8_TRY(rows_.problem(t.problem));
+      const Candidate& c = t.candidate;
+      auto& candidate = candidates_[{c.impl, c.config, c.source_hash}];
+      if (candidate == 0) candidate = F8_TRY(rows_.candidate(c));
+      add_->bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
+      bind_result(*add_, t.result);
+      F8_TRY(add_->run());
+      id = db_.last_id();
+    }
     F8_TRY(insert_parts(db_, id, t.result));
     return true;
-  }
-
-  Status prepare_add_trial() {
-    std::string places = "?";
-    for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
-    // Planned here and finished in a copy: the copy's result completes the row.
-    add_trial_.emplace(F8_TRY(db_.prepare(f8::format(
-        "INSERT INTO trial (uuid, run_id, problem_id, candidate_id, attempt, state, at, {0}) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, {1}) "
-        "ON CONFLICT (uuid) DO UPDATE SET attempt = excluded.attempt, state = excluded.state, "
-        "at = excluded.at, ({0}) = ({2}) RETURNING id",
-        kResultColumns, places, excluded_columns()))));
-    return {};
-  }
-
-  static std::string excluded_columns() {
-    std::string columns = "excluded.";
-    for (const char c : kResultColumns) {
-      columns += c;
-      if (c == ' ') columns += "excluded.";
-    }
-    return columns;
   }
 
   Connection& db_;
   const Snapshot& snapshot_;
   KeyedRows rows_;
-  Known known_runs_, known_trials_;
-  Ids devices_, toolchains_, methods_, runs_, problems_, candidates_;
-  std::optional<Statement> add_trial_;
+  Known<RunRecord> known_runs_;
+  Known<TrialRecord> known_trials_;
+  Ids devices_, toolchains_, methods_, runs_, problems_;
+  std::map<std::tuple<Impl, std::string_view, std::string_view>, int64_t> candidates_;
+  Ids unfinished_;  // trials, by uuid
+  std::optional<Statement> add_, complete_;
 };
 
 // What the runs of a snapshot refer to, each once, by key.

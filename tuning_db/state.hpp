@@ -14,6 +14,8 @@ struct Database::State {
   std::unique_ptr<Connection> db;
   std::string layer;
   bool writable = false;
+  // The table for a device where it was made before, else null; null itself where none was made.
+  std::shared_ptr<const TuningTable> (*made_table)(const DeviceClass& device) = nullptr;
 
   static Database wrap(State state);
   // The state of a database, for the parts of tuning_db that are no members of it.

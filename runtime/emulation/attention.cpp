@@ -16,17 +16,46 @@ namespace {
 
 constexpr int64_t kKeyTile = kernels::kAttentionTile;
 
+// Keys and values of a sequence as numbers, in the order in which a query takes them.
+struct KeysAndValues {
+  const uint8_t* of = nullptr;  // the keys that were decoded
+  std::vector<float> k;         // [tiles][d][key of the tile]
+  std::vector<float> v;         // [tiles][key of the tile][d]
+
+  // `keys` is [keys][d] and `vt` [d][keys], in the order of fragments.
+  void decode(const uint8_t* keys, const uint8_t* vt, int64_t vt_row, int64_t tiles, int64_t d) {
+    const auto size = static_cast<size_t>(tiles * d * kKeyTile);
+    if (of == keys && k.size() == size) return;
+    of = keys;
+    k.resize(size);
+    v.resize(size);
+    for (int64_t t = 0; t < tiles; ++t) {
+      for (int64_t c = 0; c < d; ++c) {
+        for (int j = 0; j < kKeyTile; ++j) {
+          k[static_cast<size_t>((t * d + c) * kKeyTile + j)] =
+              e4m3(keys[(t * kKeyTile + j) * d + c]);
+          v[static_cast<size_t>((t * kKeyTile + j) * d + c)] =
+              e4m3(vt[c * vt_row + t * kKeyTile + kernels::fragment_place(j)]);
+        }
+      }
+    }
+  }
+};
+
 // A head of a sequence.
 struct Head {
-  const uint8_t* q;   // [queries][d]
-  const uint8_t* k;   // [keys][d]
-  const uint8_t* vt;  // [d][keys], in the order of fragments
-  int64_t vt_row;     // the elements from one of d to the next
+  const uint8_t* q;  // [queries][d]
+  const KeysAndValues& of_keys;
   int64_t keys;
   const float* inv_scale_q;
   const float* inv_scale_k;
   const float* inv_scale_v;
 };
+
+// Products are rounded before they are added, each sum in the order of its calls.
+void add_multiple(float factor, const float* values, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += factor * values[i];
+}
 
 // A query's maximum, sum and O after the tiles so far.
 struct Query {
@@ -55,17 +84,18 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
     return;
   }
   Query state{.o = std::vector<float>(static_cast<size_t>(d))};
+  std::vector<float> product(static_cast<size_t>(d));
   float v_scale = head.inv_scale_v[last];
   for (int64_t t = last; t >= first; --t) {
     const float factor = args.scale_log2 * head.inv_scale_q[query / kKeyTile] * head.inv_scale_k[t];
-    float scores[kKeyTile];
+    float scores[kKeyTile] = {};
+    for (int64_t c = 0; c < d; ++c) {
+      add_multiple(e4m3(head.q[query * d + c]),
+                   &head.of_keys.k[static_cast<size_t>((t * d + c) * kKeyTile)], kKeyTile, scores);
+    }
     for (int64_t j = 0; j < kKeyTile; ++j) {
-      float dot = 0;
-      for (int64_t c = 0; c < d; ++c) {
-        dot += e4m3(head.q[query * d + c]) * e4m3(head.k[(t * kKeyTile + j) * d + c]);
-      }
       const int64_t key = t * kKeyTile + j;
-      scores[j] = key >= first_key && key < keys ? dot : -std::numeric_limits<float>::infinity();
+      if (key < first_key || key >= keys) scores[j] = -std::numeric_limits<float>::infinity();
     }
     const float largest = *std::max_element(scores, scores + kKeyTile) * factor;
     float most = t == last ? largest : std::max(state.most, largest);
@@ -73,23 +103,18 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
     const float correction = t == last ? 0.0F : std::exp2(state.most - most);
     state.most = most;
     float sum = 0;
-    std::vector<float> p(kKeyTile);
+    std::ranges::fill(product, 0.0F);
     for (int64_t j = 0; j < kKeyTile; ++j) {
       const float exact = std::exp2(std::fma(scores[j], factor, 8.0F - most));
       sum += exact;
-      p[static_cast<size_t>(j)] = e4m3(encode_fp8(exact, Dtype::kE4m3));
+      add_multiple(e4m3(encode_fp8(exact, Dtype::kE4m3)),
+                   &head.of_keys.v[static_cast<size_t>((t * kKeyTile + j) * d)], d, product.data());
     }
     state.sum = std::fma(state.sum, correction, sum);
     const float ratio = v_scale / head.inv_scale_v[t];
     v_scale = head.inv_scale_v[t];
-    for (int64_t c = 0; c < d; ++c) {
-      float product = 0;
-      for (int j = 0; j < kKeyTile; ++j) {
-        product += p[static_cast<size_t>(j)] *
-                   e4m3(head.vt[c * head.vt_row + t * kKeyTile + kernels::fragment_place(j)]);
-      }
-      float& total = state.o[static_cast<size_t>(c)];
-      total = std::fma(total, correction * ratio, product);
+    for (size_t c = 0; c < product.size(); ++c) {
+      state.o[c] = std::fma(state.o[c], correction * ratio, product[c]);
     }
   }
   const float inverse = spec.packed && state.sum == 0 ? 0 : v_scale / state.sum;
@@ -173,6 +198,7 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
   if (!call.faults.empty()) return;
   const int64_t d = spec.head_dim;
   std::vector<float> o(static_cast<size_t>(d));
+  KeysAndValues decoded;
   const auto at = [](const TensorMap& map, int64_t offset) {
     return static_cast<const uint8_t*>(map.base) + offset;
   };
@@ -184,10 +210,11 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call) {
                                    : block_of_batch(place, args.queries, args.queries, args.keys);
       const int64_t q = head * blocks.of_queries + place - block.index;
       const int64_t k = kv * blocks.of_keys + block.first;
+      decoded.decode(at(maps[1], k * kKeyTile * d),
+                     at(maps[2], (kv * d * blocks.of_keys + block.first) * kKeyTile),
+                     blocks.of_keys * kKeyTile, kernels::attention_blocks(block.keys), d);
       const Head operands{.q = at(maps[0], q * kKeyTile * d),
-                          .k = at(maps[1], k * kKeyTile * d),
-                          .vt = at(maps[2], (kv * d * blocks.of_keys + block.first) * kKeyTile),
-                          .vt_row = blocks.of_keys * kKeyTile,
+                          .of_keys = decoded,
                           .keys = block.keys,
                           .inv_scale_q = args.inv_scale_q + q,
                           .inv_scale_k = args.inv_scale_k + k,

@@ -299,7 +299,9 @@ Result<Database> open_database(const fs::path& path, OpenMode mode, const Schema
       return fail(ErrorCode::kIo, "{}: the file is write-protected; change its permissions",
                   path.string());
     }
-    F8_TRY(db->exec("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"));
+    // Uuids and keys are in no order, so an import touches all pages of their indexes: up to 64 MB are kept.
+    F8_TRY(
+        db->exec("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-65536"));
     F8_TRY(limit_size(*db));
     remove_leftovers(path);
   }

@@ -146,6 +146,20 @@ class Connection {
   ChangedRows changed_;  // in the transaction that is open
 };
 
+// Switches triggers on again whatever happens.
+class WithoutTriggers {
+ public:
+  explicit WithoutTriggers(Connection& db) : db_(db), status_(db.enable_triggers(false)) {}
+  WithoutTriggers(const WithoutTriggers&) = delete;
+  WithoutTriggers& operator=(const WithoutTriggers&) = delete;
+  ~WithoutTriggers() { (void)db_.enable_triggers(true); }
+  [[nodiscard]] const Status& status() const { return status_; }
+
+ private:
+  Connection& db_;
+  Status status_;
+};
+
 // BEGIN IMMEDIATE: the lock for writing is taken at once, so a commit never finds another writer.
 // commit() stores the checksums of the rows that the transaction has changed (checksum.hpp).
 class Transaction {

@@ -16,20 +16,6 @@
 namespace f8::tuning_db {
 namespace {
 
-// Switches triggers on again whatever happens.
-class WithoutTriggers {
- public:
-  explicit WithoutTriggers(Connection& db) : db_(db), status_(db.enable_triggers(false)) {}
-  WithoutTriggers(const WithoutTriggers&) = delete;
-  WithoutTriggers& operator=(const WithoutTriggers&) = delete;
-  ~WithoutTriggers() { (void)db_.enable_triggers(true); }
-  [[nodiscard]] const Status& status() const { return status_; }
-
- private:
-  Connection& db_;
-  Status status_;
-};
-
 Status refuse_active_run(const Connection& db) {
   auto select = F8_TRY(db.prepare("SELECT uuid, owner FROM run WHERE state = 'running'"));
   while (F8_TRY(select.step())) {
