@@ -37,7 +37,7 @@ struct Operands {
   int64_t blocks_q, blocks_k;            // of a head
   const AttentionBlock* of_q = nullptr;  // of packed sequences
   const AttentionBlock* of_k = nullptr;
-  std::array<std::vector<float>, 6> values;  // of the maps
+  std::array<std::vector<float>, 6> values;  // of the maps, all of them as rows of tokens
 
   [[nodiscard]] AttentionBlock queries(int64_t place) const {
     return block(of_q, place, args.queries);
@@ -61,6 +61,10 @@ float dot(Row x, Row y) {
   float sum = 0;
   for (size_t c = 0; c < x.size(); ++c) sum += x[c] * y[c];
   return sum;
+}
+
+void add_multiple(float factor, Row x, std::vector<float>& to) {
+  for (size_t c = 0; c < x.size(); ++c) to[c] += factor * x[c];
 }
 
 void store(const kernels::AttentionGradient& to, int64_t batch, int64_t head, int64_t token, Row x,
@@ -115,10 +119,7 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
         const float ds = rounded(p * std::fma(dp, inv_v * of_ds, -delta * of_ds));
         const int64_t column =
             (block.first + t) * kTile + kernels::fragment_place(static_cast<int32_t>(j));
-        for (int64_t c = 0; c < of.head_dim; ++c) {
-          const int64_t line = (kv * of.head_dim + c) * of.blocks_k * kTile + column;
-          dq[static_cast<size_t>(c)] += ds * of.values[4][static_cast<size_t>(line)];
-        }
+        add_multiple(ds, of.row(4, kv * of.blocks_k * kTile + column), dq);
       }
     }
     factor = args.scale * largest_k / scale;
@@ -216,12 +217,9 @@ class KeysOfWarp {
         const int64_t place = step * kStep + j;
         const int64_t column =
             block_.first_q * kTile + kernels::fragment_place(static_cast<int32_t>(place));
-        std::vector<float>&dk = dk_[static_cast<size_t>(i)], &dv = dv_[static_cast<size_t>(i)];
-        for (int64_t c = 0; c < of_.head_dim; ++c) {
-          const int64_t line = (head * of_.head_dim + c) * of_.blocks_q * kTile + column;
-          dv[static_cast<size_t>(c)] += p * of_.values[5][static_cast<size_t>(line)];
-          dk[static_cast<size_t>(c)] += ds * of_.values[4][static_cast<size_t>(line)];
-        }
+        const int64_t token = head * of_.blocks_q * kTile + column;
+        add_multiple(p, of_.row(5, token), dv_[static_cast<size_t>(i)]);
+        add_multiple(ds, of_.row(4, token), dk_[static_cast<size_t>(i)]);
       }
     }
   }
@@ -324,7 +322,14 @@ bool read_maps(const codegen::AttentionBackwardSpec& spec, const Call& call, Ope
     }
     const auto* const bytes = static_cast<const uint8_t*>(map.base);
     operands.values[i].resize(static_cast<size_t>(of.rows * of.cols));
-    std::ranges::transform(bytes, bytes + of.rows * of.cols, operands.values[i].begin(), e4m3);
+    const bool transposed = i >= 4;
+    for (int64_t row = 0; row < of.rows; ++row) {
+      for (int64_t col = 0; col < of.cols; ++col) {
+        const int64_t at =
+            transposed ? (row / d * of.cols + col) * d + row % d : row * of.cols + col;
+        operands.values[i][static_cast<size_t>(at)] = e4m3(bytes[row * of.cols + col]);
+      }
+    }
   }
   return true;
 }
