@@ -63,10 +63,6 @@ float dot(Row x, Row y) {
   return sum;
 }
 
-void add_multiple(float factor, Row x, std::vector<float>& to) {
-  for (size_t c = 0; c < x.size(); ++c) to[c] += factor * x[c];
-}
-
 void store(const kernels::AttentionGradient& to, int64_t batch, int64_t head, int64_t token, Row x,
            float factor) {
   kernels::u16* const line =
@@ -119,7 +115,7 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
         const float ds = rounded(p * std::fma(dp, inv_v * of_ds, -delta * of_ds));
         const int64_t column =
             (block.first + t) * kTile + kernels::fragment_place(static_cast<int32_t>(j));
-        add_multiple(ds, of.row(4, kv * of.blocks_k * kTile + column), dq);
+        add_multiple(ds, of.row(4, kv * of.blocks_k * kTile + column), dq.data());
       }
     }
     factor = args.scale * largest_k / scale;
@@ -136,7 +132,8 @@ class KeysOfWarp {
   KeysOfWarp(const Operands& of, codegen::AttentionGradients gradients, int64_t kv, int64_t place,
              int64_t first)
       : of_(of),
-        gradients_(gradients),
+        has_dk_(gradients != codegen::AttentionGradients::kDv),
+        has_dv_(gradients != codegen::AttentionGradients::kDk),
         kv_(kv),
         block_(of.keys(place)),
         at_(kv * of.blocks_k + place),
@@ -164,12 +161,8 @@ class KeysOfWarp {
       const int64_t batch = kv_ / args.heads_kv, head = kv_ % args.heads_kv;
       const int64_t token = block_.token + first_ + i;
       const auto row = static_cast<size_t>(i);
-      if (gradients_ != codegen::AttentionGradients::kDk) {
-        store(args.dv, batch, head, token, dv_[row], of_p);
-      }
-      if (gradients_ != codegen::AttentionGradients::kDv) {
-        store(args.dk, batch, head, token, dk_[row], of_p / scale_ds_ * args.scale);
-      }
+      if (has_dv_) store(args.dv, batch, head, token, dv_[row], of_p);
+      if (has_dk_) store(args.dk, batch, head, token, dk_[row], of_p / scale_ds_ * args.scale);
     }
   }
 
@@ -210,16 +203,17 @@ class KeysOfWarp {
     const float of_dp = args.inv_scale_v[at_] * record[1] * scale_ds_;
     for (int64_t i = 0; i < kKeys; ++i) {
       for (int64_t j = 0; j < kStep; ++j) {
-        const float dp =
-            dot(of_.row(1, at_ * kTile + first_ + i), of_.row(3, step_of_all * kStep + j));
-        const float p = rounded(s_[i][j]);
-        const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -delta[j] * scale_ds_));
         const int64_t place = step * kStep + j;
         const int64_t column =
             block_.first_q * kTile + kernels::fragment_place(static_cast<int32_t>(place));
         const int64_t token = head * of_.blocks_q * kTile + column;
-        add_multiple(p, of_.row(5, token), dv_[static_cast<size_t>(i)]);
-        add_multiple(ds, of_.row(4, token), dk_[static_cast<size_t>(i)]);
+        const auto row = static_cast<size_t>(i);
+        if (has_dv_) add_multiple(rounded(s_[i][j]), of_.row(5, token), dv_[row].data());
+        if (!has_dk_) continue;
+        const float dp =
+            dot(of_.row(1, at_ * kTile + first_ + i), of_.row(3, step_of_all * kStep + j));
+        const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -delta[j] * scale_ds_));
+        add_multiple(ds, of_.row(4, token), dk_[row].data());
       }
     }
   }
@@ -269,7 +263,7 @@ class KeysOfWarp {
   }
 
   const Operands& of_;
-  codegen::AttentionGradients gradients_;
+  bool has_dk_, has_dv_;
   int64_t kv_;
   AttentionBlock block_;
   int64_t at_;     // the block, of those of all heads
@@ -291,8 +285,7 @@ bool read_maps(const codegen::AttentionBackwardSpec& spec, const Call& call, Ope
   const int64_t heads_q = int64_t{args.batch} * args.heads_q, q = operands.blocks_q * kTile;
   const int64_t heads_k = int64_t{args.batch} * args.heads_kv, k = operands.blocks_k * kTile;
   const int64_t d = spec.head_dim, box = std::min(d, kTile);
-  // The kernel of dQ has halves of tiles of keys where the others are apart.
-  const int64_t keys = codegen::AttentionBackwardSpec::has_both(spec.head_dim) ? kTile : kTile / 2;
+  const int64_t keys = codegen::AttentionBackwardSpec::keys_of_stage(spec.head_dim);
   constexpr int64_t kPart = kStep / kernels::kAttentionKeyCluster;
   const int64_t columns = d / kernels::kAttentionKeyCluster;
   const bool is_dq = spec.gradients == codegen::AttentionGradients::kDq;
