@@ -191,7 +191,7 @@ LaunchTraits AttentionBackwardSpec::launch() const {
   if (gradients == AttentionGradients::kDq) {
     // Tiles of Q and of dO, stages of K, V and K^T, and barriers of each.
     constexpr int kStages = 3;
-    const int queries = has_both(head_dim) ? 2 : 1, stage = has_both(head_dim) ? tile : tile / 2;
+    const int stage = keys_of_stage(head_dim) * head_dim, queries = stage == tile ? 2 : 1;
     return {.threads = threads,
             .dynamic_smem_bytes =
                 2 * queries * tile + 3 * kStages * stage + 8 * (2 * queries + 4 * kStages)};

@@ -60,8 +60,12 @@ struct AttentionBackwardSpec {
   bool packed = false;
   AttentionGradients gradients = AttentionGradients::kDq;
 
-  // Whether registers hold the sums of dK and of dV.
+  // Returns true where registers hold the sums of dK and of dV, so that one kernel computes both.
   [[nodiscard]] static constexpr bool has_both(int head_dim) { return head_dim <= 128; }
+  // The keys of a stage of dQ's kernel: a tile, or half of one where shared memory has no room for more.
+  [[nodiscard]] static constexpr int keys_of_stage(int head_dim) {
+    return head_dim <= 128 ? 128 : 64;
+  }
   static constexpr std::string_view kKinds[] = {"attention_backward_dq", "attention_backward_dkv",
                                                 "attention_backward_dk",
                                                 "attention_backward_dv"};  // by `gradients`

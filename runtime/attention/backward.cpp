@@ -168,10 +168,8 @@ Status AttentionBackward::differentiate_queries(const AttentionBackwardCall& cal
   const MapOf map{context_->state().driver, desc_.head_dim};
   const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
   const int64_t of_k = desc_.heads_kv * call.kept.batch;
-  // The kernel's stages are tiles, or halves of them.
-  const int64_t keys = codegen::AttentionBackwardSpec::has_both(static_cast<int>(desc_.head_dim))
-                           ? kTile
-                           : kTile / 2;
+  const int64_t keys =
+      codegen::AttentionBackwardSpec::keys_of_stage(static_cast<int>(desc_.head_dim));
   CUtensorMap maps[5];
   F8_TRY(map.rows("q", call.kept.q.copy, rows_q, kTile, maps[0]));
   F8_TRY(map.rows("dout", layout.at<kernels::u8>(call, layout.dout), rows_q, kTile, maps[1]));

@@ -154,8 +154,9 @@ struct AttentionDkv {
           barrier_expect(full_t, kColumnBytes);
           const u32 columns = shared + kColumns + stage.index * kColumnBytes;
           if constexpr (kDk) load_columns(columns, maps.q_t, full_t, step, head);
-          if constexpr (kDv)
+          if constexpr (kDv) {
             load_columns(columns + kColumnsOfDout, maps.dout_t, full_t, step, head);
+          }
         }
       }
     }
@@ -397,31 +398,29 @@ struct AttentionDkv {
       return exp2_approx(exponent_p);
     }
     static constexpr u32 kSumsOfDk = kDv ? kD / 8 : 0;  // the vectors of dK's sums, behind dV's
-    template <u32 kAt>
-    F8_DEVICE void add_up(float (&x)[kD / 2], float factor, bool is_first) const {
+    F8_DEVICE void add_up(float (&x)[kD / 2], float factor, u32 at, bool is_first) const {
       if (is_first) {
-        sums().set(x, factor, kAt);
+        sums().set(x, factor, at);
       } else {
-        sums().add(x, factor, kAt);
+        sums().add(x, factor, at);
       }
     }
     F8_DEVICE void add_up(bool is_first) {
       const float of_p = scale_of_sums();
-      if constexpr (kDv) add_up<0>(dv, of_p, is_first);
-      if constexpr (kDk) add_up<kSumsOfDk>(dk, of_p * inverse_power(scale_ds), is_first);
+      if constexpr (kDv) add_up(dv, of_p, 0, is_first);
+      if constexpr (kDk) add_up(dk, of_p * inverse_power(scale_ds), kSumsOfDk, is_first);
     }
-    template <u32 kAt>
-    F8_DEVICE void take(float (&x)[kD / 2], float factor, bool is_first) const {
+    F8_DEVICE void take(float (&x)[kD / 2], float factor, u32 at, bool is_first) const {
       if (is_first) {
         multiply_all(x, factor);
       } else {
-        sums().take(x, factor, kAt);
+        sums().take(x, factor, at);
       }
     }
     F8_DEVICE void take(bool is_first) {
       const float of_p = scale_of_sums();
-      if constexpr (kDv) take<0>(dv, of_p, is_first);
-      if constexpr (kDk) take<kSumsOfDk>(dk, of_p * inverse_power(scale_ds), is_first);
+      if constexpr (kDv) take(dv, of_p, 0, is_first);
+      if constexpr (kDk) take(dk, of_p * inverse_power(scale_ds), kSumsOfDk, is_first);
     }
     F8_DEVICE void store(const Work& work) const {
       const u32 batch = kPacked ? 0 : work.kv_head / args.heads_kv;

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "codegen/kernels/attention/attention_backward.cuh"
-#include "codegen/kernels/cast/scale.cuh"
 
 namespace f8::kernels {
 

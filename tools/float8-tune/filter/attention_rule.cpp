@@ -281,7 +281,7 @@ std::string text_of(const std::vector<AttentionDecision>& decisions, bool color)
     const auto& [layer, recipes, verdict] = decisions[i];
     const size_t first = i;
     while (i < decisions.size() && decisions[i].verdict.reason == verdict.reason) ++i;
-    const auto row = recipes.empty() ? std::nullopt : recipes.front().row;
+    const TrialRow* row = recipes.empty() || !recipes.front().row ? nullptr : &*recipes.front().row;
     if (verdict.convert) converted += static_cast<int64_t>(i - first);
     table.add({pattern_of(layer.fqn), f8::format("{}", i - first),
                f8::format("{}/{} of {}", layer.heads_q, layer.heads_kv, layer.head_dim),

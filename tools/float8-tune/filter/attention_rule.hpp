@@ -15,13 +15,14 @@
 
 namespace f8::cli {
 
-// What is to be said of one recipe.
+// A verdict says whether to convert to one recipe, and why.
 struct AttentionVerdict {
   Problem problem;
   Verdict verdict;
   std::optional<tuning_db::TrialRow> row;  // that it rests on
 };
-// Of all recipes, best first: those to convert to, then those that have a row, each by the lower end of its speedup.
+// The verdicts are of all recipes, best first: those to convert to, then those that have a row, each by the lower end of
+// its speedup.
 using AttentionVerdicts = std::vector<AttentionVerdict>;
 
 // float8's rows of the device that answers: of the one that is named, else of this machine's GPU; without one, of that of

@@ -1,4 +1,4 @@
-// What the accuracy of attention is measured on: operands of four kinds, the exact results, and the distance to them.
+// The accuracy of attention is measured on operands of four kinds, by the distance to the exact results.
 //
 //   normal    normal numbers, which dO is of all kinds
 //   outlier   0.1 % of the elements are 10 times as large, of dO too

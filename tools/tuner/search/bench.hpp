@@ -147,7 +147,8 @@ class Bench {
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
   [[nodiscard]] Result<AttentionBench> attention(const Problem& problem);
-  // Of O and of the gradients that the recipe computes, on data of each kind, in the order of kAttentionData.
+  // The accuracy is that of O and of the gradients that the recipe computes, on data of each kind, in the order of
+  // kAttentionData.
   [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> attention_accuracy(
       AttentionRecipe recipe, const AttentionShape& shape);
   [[nodiscard]] Result<CastBench> casts(const Recipe& recipe,
