@@ -31,10 +31,9 @@ bool fits_four_blocks(const CastSpec& s) {
          !s.count && !s.sums;
 }
 
-// True where the second tile of a pair waits in shared memory (GroupQuantize::kStash).
-bool stashes_pairs(const CastSpec& s) {
-  return s.one_launch && s.group && s.source == kernels::RowSource::kSwigluBackward && s.q &&
-         s.qt && has_scale(s, ScaleMode::kAxis);
+// True where a tile waits in dynamic shared memory.
+bool stashes_tiles(const CastSpec& s) {
+  return s.one_launch && !scales_rows_alone(s);
 }
 
 }  // namespace
@@ -186,7 +185,7 @@ Stub CastSpec::stub() const {
   const char* const name = one_launch ? "float8_quantize" : "float8_cast";
   Stub stub{kernel.file, name, cast_config(*this) + kernel.check};
   stub.text += check_threads("kTileThreads", launch());
-  if (is_cooperative(*this) || stashes_pairs(*this)) {
+  if (stashes_tiles(*this)) {
     stub.text += check(f8::format("{}<Config>::kSharedBytes", kernel.templ),
                        static_cast<size_t>(launch().dynamic_smem_bytes), "dynamic_smem_bytes()");
   }
@@ -201,9 +200,8 @@ Stub CastSpec::stub() const {
 }
 
 LaunchTraits CastSpec::launch() const {
-  const bool cooperative = is_cooperative(*this);
-  return {.dynamic_smem_bytes = cooperative || stashes_pairs(*this) ? kernels::kStashBytes : 0,
-          .cooperative = cooperative,
+  return {.dynamic_smem_bytes = stashes_tiles(*this) ? kernels::kStashBytes : 0,
+          .cooperative = is_cooperative(*this),
           .occupancy_limited = true};
 }
 
@@ -236,9 +234,19 @@ bool scales_rows_alone(const CastSpec& spec) {
   return can_be_one_launch(spec) && spec.q && !spec.qt && spec.scale_q == ScaleMode::kAxis;
 }
 
+bool scales_columns_alone(const CastSpec& spec) {
+  return can_be_one_launch(spec) && !has_scale(spec, ScaleMode::kTensor) &&
+         !(spec.q && spec.scale_q == ScaleMode::kAxis);
+}
+
 int quantize_blocks_per_sm(const CastSpec& spec) {
   // Both gradients of SwiGLU take more registers.
   return spec.source == kernels::RowSource::kSwigluBackward ? 2 : kQuantizeBlocksPerSm;
+}
+
+int quantize_tiles_per_sm(const CastSpec& spec) {
+  const bool pairs = spec.source == kernels::RowSource::kSwigluBackward;
+  return (pairs ? 1 : 2) * quantize_blocks_per_sm(spec);
 }
 
 bool is_cooperative(const CastSpec& spec) {

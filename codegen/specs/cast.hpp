@@ -61,13 +61,17 @@ struct CastSpec {
 // Blocks of a one-launch cast that fit an SM at once; its registers are bounded accordingly.
 inline constexpr int kQuantizeBlocksPerSm = 4;
 [[nodiscard]] int quantize_blocks_per_sm(const CastSpec& spec);  // of groups
+// The tiles, or pairs, of groups that these hold.
+[[nodiscard]] int quantize_tiles_per_sm(const CastSpec& spec);
 // True where a cast can compute its amaxes itself.
 [[nodiscard]] bool can_be_one_launch(const CastSpec& spec);
 // True where its one-launch kernel is that of quantize_rows.cuh: no block waits for another, so it
 // takes any size.
 [[nodiscard]] bool scales_rows_alone(const CastSpec& spec);
+// True where its one-launch kernel of groups needs the maxima of a group's columns alone.
+[[nodiscard]] bool scales_columns_alone(const CastSpec& spec);
 // True where its blocks wait for each other, so that all must be resident: a cooperative launch. Of
-// groups, none waits for a block that began later.
+// groups, none waits for a tile that no block has taken.
 [[nodiscard]] bool is_cooperative(const CastSpec& spec);
 
 }  // namespace f8::codegen

@@ -255,17 +255,21 @@ void quantize_groups(const codegen::CastSpec& spec, const Call& call) {
   if (args.tickets == nullptr || args.done == nullptr || *args.tickets != 0) {
     return call.fault("groups in one launch: no words for its items, or not zeroed");
   }
-  if (args.lead < 0) return call.fault("groups in one launch: lead {}", args.lead);
+  const unsigned of_row = across(spec, cast.tensor.cols);
+  const bool column_units = codegen::scales_columns_alone(spec);
   unsigned tiles = 0;
   each_group(cast.groups, [&](const kernels::GroupPlace& at) {
-    const unsigned of_group =
-        cast_tiles(at.length, kernels::kCastTile) * across(spec, cast.tensor.cols);
-    if (args.done[at.group] != 0) call.fault("group {}: its tiles are counted already", at.group);
-    args.done[at.group] = of_group;
-    tiles += of_group;
+    const unsigned down = cast_tiles(at.length, kernels::kCastTile);
+    const unsigned units = column_units ? of_row : 1;
+    for (unsigned i = 0; i < units; ++i) {
+      uint32_t& done = args.done[static_cast<unsigned>(at.group) * units + i];
+      if (done != 0) call.fault("group {}: its tiles are counted already", at.group);
+      done = down * of_row / units;
+    }
+    tiles += down * of_row;
   });
   if (!call.faults.empty()) return;
-  *args.tickets = 2 * tiles + call.launch.grid;  // each block ends at a ticket of no item
+  *args.tickets = tiles + call.launch.grid;  // each block ends at a ticket of no tile
   kernels::GroupAmaxArgs amax = kernels::maxima_of(cast);
   Launch launch = call.launch;
   launch.grid = tiles;

@@ -10,12 +10,9 @@
 namespace f8::runtime {
 namespace {
 
-// A cast in one launch finds the amaxes of this many tiles for each SM ahead of the tile that it casts,
-// beyond those of the largest group, so that casts seldom wait.
-constexpr int kLeadOfSm = 1;
-// The largest group, on the average, whose second read comes from L2 in good part. Measured on an H100
-// (50 MiB of L2): of 15 and 17 MB one launch takes 0.91 to 0.94 of the time of two, of 29 MB 1.06.
-constexpr int64_t kMostOfL2 = int64_t{20} << 20;
+// The SMs of an H100 and an H200. Of groups of more tiles than their blocks hold, one launch takes 1.05 to 1.15
+// of the time of two (measured on an H200).
+constexpr int64_t kSms = 132;
 
 codegen::CastSpec in_one_launch(const codegen::CastSpec& spec) {
   codegen::CastSpec one = spec;
@@ -28,24 +25,14 @@ bool has_rows_alone(const codegen::CastSpec& spec) {
   return codegen::scales_rows_alone(in_one_launch(spec));
 }
 
-// The elements that a source reads for a matrix of `count`.
-int64_t elements_read(kernels::RowSource source, int64_t count) {
-  switch (source) {
-    case kernels::RowSource::kSwiglu:
-      return 2 * count;
-    case kernels::RowSource::kSwigluBackward:
-      return 3 * count / 2;
-    default:
-      return count;
-  }
-}
-
-// True where amax and cast of groups of so many rows are one launch.
-bool reads_from_l2(const codegen::CastSpec& spec, int64_t rows, int64_t cols) {
-  return codegen::can_be_one_launch(spec) && !has_rows_alone(spec) &&
-         elements_read(spec.source, rows * cols) *
-                 static_cast<int64_t>(size_bytes(codegen::memory_type(spec))) <=
-             kMostOfL2;
+// True where amax and cast are one launch, of which a block holds its tiles from the one to the other: groups of
+// so many rows, or their columns of tiles, have no more tiles than that.
+bool holds_groups(const codegen::CastSpec& spec, int64_t rows, int64_t cols) {
+  if (!codegen::can_be_one_launch(spec) || has_rows_alone(spec)) return false;
+  const bool is_f32 = codegen::memory_type(spec) == Dtype::kF32;
+  return codegen::scales_columns_alone(spec) ||
+         ceil_div(rows, kernels::kCastTile) * kernels::tiles_across(spec.source, is_f32, cols) <=
+             kSms * codegen::quantize_tiles_per_sm(spec);
 }
 
 // The maxima that a cast needs; of blocks none.
@@ -69,7 +56,7 @@ int64_t count_of(const kernels::GroupsOf& groups) {
 
 std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& spec, int64_t rows,
                                                       int64_t cols, bool maxima_apart) {
-  if (!maxima_apart && (has_rows_alone(spec) || reads_from_l2(spec, rows, cols))) {
+  if (!maxima_apart && (has_rows_alone(spec) || holds_groups(spec, rows, cols))) {
     return {in_one_launch(spec)};
   }
   std::vector<codegen::KernelSpec> all = {spec};
@@ -87,7 +74,7 @@ Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& cont
     plan.rows_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
-  if (!maxima_apart && reads_from_l2(spec, rows, cols)) {
+  if (!maxima_apart && holds_groups(spec, rows, cols)) {
     plan.one_launch_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
@@ -108,7 +95,12 @@ size_t GroupCastPlan::words_of_rows(const codegen::CastSpec& spec, int64_t rows)
 size_t GroupCastPlan::words(int64_t rows, int64_t groups) const {
   if (rows_ != nullptr || maxima_apart_) return 0;
   return words_of_groups(spec_, groups, cols_) + words_of_rows(spec_, rows) +
-         static_cast<size_t>(one_launch_ != nullptr ? 1 + groups : 0);
+         (one_launch_ != nullptr ? counters(groups) : 0);
+}
+
+size_t GroupCastPlan::counters(int64_t groups) const {
+  const int64_t units = codegen::scales_columns_alone(spec_) ? tiles_across() : 1;
+  return static_cast<size_t>(1 + groups * units);
 }
 
 Status GroupCastPlan::quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
@@ -160,9 +152,12 @@ kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
   return args;
 }
 
+int64_t GroupCastPlan::tiles_across() const {
+  return kernels::tiles_across(spec_.source, codegen::memory_type(spec_) == Dtype::kF32, cols_);
+}
+
 int64_t GroupCastPlan::tiles_of(const GroupCastCall& call) const {
-  return most_row_tiles(call.groups, call.rows) *
-         kernels::tiles_across(spec_.source, codegen::memory_type(spec_) == Dtype::kF32, cols_);
+  return most_row_tiles(call.groups, call.rows) * tiles_across();
 }
 
 Status GroupCastPlan::find_maxima(const GroupCastCall& call, Stream stream) const {
@@ -199,9 +194,8 @@ Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
     args.cast = cast;
     args.tickets = call.words + words;
     args.done = args.tickets + 1;
-    args.lead = static_cast<int32_t>(kLeadOfSm * sms);
-    F8_TRY(set_words(state.driver, call.words, 0, words + 1 + static_cast<size_t>(groups), stream));
-    const int64_t blocks = std::min(2 * tiles, sms * codegen::quantize_blocks_per_sm(spec_));
+    F8_TRY(set_words(state.driver, call.words, 0, words + counters(groups), stream));
+    const int64_t blocks = std::min(tiles, sms * codegen::quantize_blocks_per_sm(spec_));
     return launch_with(args, state.driver, *one_launch_, blocks, programmatic, stream);
   }
   if (amax_ != nullptr) {

@@ -19,8 +19,9 @@ struct Config {
   static constexpr bool kShard = false;
   static constexpr RowSource kSource = RowSource::kMatrix;
 };
-static_assert(sizeof(GroupQuantizeArgs) == 256, "kernel_args.cuh on the host");
+static_assert(sizeof(GroupQuantizeArgs) == 248, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
+static_assert(GroupQuantize<Config>::kSharedBytes == 32768, "dynamic_smem_bytes() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads, 4)
 float8_quantize(const __grid_constant__ GroupQuantizeArgs args) {
   GroupQuantize<Config>::run(args);

@@ -205,8 +205,8 @@ struct ThreadFragment {
     for (int i = 0; i < kFragment; ++i) rows[i].infinities_to_nan();
   }
 
-  // Each thread saves its elements to dynamic shared memory (kStashBytes a block) and restores
-  // them.
+  // Each thread saves its elements to dynamic shared memory (kStashBytes a block), and restores them or
+  // exchanges them with those of another tile.
   F8_DEVICE void stash() const {
 #pragma unroll
     for (int i = 0; i < kFragment; ++i)
@@ -222,6 +222,19 @@ struct ThreadFragment {
       rows[i].word[1] = four.y;
       rows[i].word[2] = four.z;
       rows[i].word[3] = four.w;
+    }
+  }
+  F8_DEVICE void swap_with_stash(i32 row0, i32 column0) {
+    set_origin(row0, column0);
+#pragma unroll
+    for (int i = 0; i < kFragment; ++i) {
+      const uint4 saved = *stash_slot(i);
+      *stash_slot(i) =
+          make_uint4(rows[i].word[0], rows[i].word[1], rows[i].word[2], rows[i].word[3]);
+      rows[i].word[0] = saved.x;
+      rows[i].word[1] = saved.y;
+      rows[i].word[2] = saved.z;
+      rows[i].word[3] = saved.w;
     }
   }
 

@@ -208,11 +208,11 @@ F8_BOTH GroupAmaxArgs maxima_of(const GroupCastArgs& cast) {
 // `done` are zeroed by the caller.
 struct GroupQuantizeArgs {
   GroupCastArgs cast;
-  u32* tickets;  // one word: the items that blocks have taken
-  u32* done;     // [groups]: the tiles whose amaxes are in the words
-  i32 lead;      // how many tiles behind a group have their amaxes before its casts
-  i32 padding;
+  u32* tickets;  // one word: the tiles, or pairs, that blocks have taken
+  u32*
+      done;  // [groups], or [groups][across] of columns alone: the tiles whose amaxes are in the words
 };
+inline constexpr i32 kMostLeft = 128;  // tiles that a block can leave, to read them again
 
 // quantize_rows.cuh over the rows of groups. Of a layout's their number is on the device.
 struct GroupRowsArgs {

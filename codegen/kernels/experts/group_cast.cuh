@@ -44,6 +44,10 @@ struct GroupTile : GroupPlace {
     qt_column =
         static_cast<i32>(load_global(words + groups.layout.at_blocks() + group)) * kCastTile;
   }
+  static F8_DEVICE i32 group_of(const GroupsOf& groups, i32 tile_row) {
+    const i64 at = groups.layout.at_row_tiles(kTable) + i64{tile_row} * 4;
+    return static_cast<i32>(load_global(reinterpret_cast<const u32*>(groups.words) + at));
+  }
   // The tile of a block. Blocks have tiles from the last row of tiles on: what an amax kernel read
   // last is in L2 still. False: there is no such tile.
   template <class Config>
@@ -60,31 +64,26 @@ struct GroupTile : GroupPlace {
   static constexpr i32 kTable = kCastTile / kRowTileStep - 1;
 };
 
-// kReads is how long L2 keeps x, and kStash that of GroupRows::each_tile.
-template <class Config, Evict kReads = Evict::kByAge, bool kStash = false>
+template <class Config>
 struct GroupAmax {
-  static F8_DEVICE void find(const GroupAmaxArgs& args, const GroupTile& tile) {
-    constexpr Input kInput = Config::kInput;
-    const AmaxTensor t = group_of(args, tile, Vec8<kInput>::kElementBytes);
-    GroupRows<Config::kSource, kInput, kReads>(args.tensor, args.source, tile.start)
-        .template each_tile<kStash>(
-            t, tile.row, tile.column, [] {},
-            [&](const ThreadFragment<kInput>& fragment, i32 column) {
-              Amax<Config>::of_tile(t, fragment, tile.row, column);
-            });
-  }
   static F8_DEVICE void run(const GroupAmaxArgs& args) {
+    constexpr Input kInput = Config::kInput;
     grid_dependency_wait();
     launch_dependents();
     if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     GroupTile tile;
-    if (tile.of_block<Config>(args.groups, args.tensor.cols)) find(args, tile);
+    if (!tile.of_block<Config>(args.groups, args.tensor.cols)) return;
+    const AmaxTensor t = group_of(args, tile, Vec8<kInput>::kElementBytes);
+    GroupRows<Config::kSource, kInput>(args.tensor, args.source, tile.start)
+        .each_tile(t, tile.row, tile.column,
+                   [&](const ThreadFragment<kInput>& fragment, i32 column) {
+                     Amax<Config>::of_tile(t, fragment, tile.row, column);
+                   });
   }
 };
 
-// kReads and kStores are how long L2 keeps x and the copies.
-template <class Config, Evict kReads = Evict::kByAge, Evict kStores = Evict::kByAge,
-          bool kStash = false>
+// kStores is how long L2 keeps the copies.
+template <class Config, Evict kStores = Evict::kByAge>
 struct GroupCast {
   using Copies = Cast<Config, kStores>;
 
@@ -94,26 +93,24 @@ struct GroupCast {
     if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     GroupTile tile;
     if (!tile.of_block<Config>(args.groups, args.tensor.cols)) return;
-    cast(args, tile, [] {});
+    GroupRows<Config::kSource, Config::kInput>(args.tensor, args.source, tile.start)
+        .each_tile(matrix_of(args, tile), tile.row, tile.column,
+                   [&](ThreadFragment<Config::kInput>& fragment, i32 column) {
+                     cast_tile(
+                         args, tile, column, fragment, [] {}, [] {});
+                   });
   }
 
-  // Casts a tile, or a pair, whose group's amaxes are in the words when `wait` returns.
-  template <class Wait>
-  static F8_DEVICE void cast(const GroupCastArgs& args, const GroupTile& tile, const Wait& wait) {
-    GroupRows<Config::kSource, Config::kInput, kReads>(args.tensor, args.source, tile.start)
-        .template each_tile<kStash>(matrix_of(args, tile), tile.row, tile.column, wait,
-                                    [&](ThreadFragment<Config::kInput>& fragment, i32 column) {
-                                      cast_tile(args, tile, column, fragment);
-                                    });
-  }
-
- private:
   static F8_DEVICE CastTensor matrix_of(const GroupCastArgs& args, const GroupTile& tile) {
     return group_of(args, tile, Config::kScaleQ, Config::kScaleQt, Config::kDelayed,
                     Vec8<Config::kInput>::kElementBytes);
   }
+  // Casts a tile, whose amaxes are in the words. Behind the scales it calls `before`, waits for all threads,
+  // calls `after`, and writes the copies.
+  template <class Before, class After>
   static F8_DEVICE void cast_tile(const GroupCastArgs& args, const GroupTile& tile, i32 column,
-                                  ThreadFragment<Config::kInput>& fragment) {
+                                  ThreadFragment<Config::kInput>& fragment, const Before& before,
+                                  const After& after) {
     const CastTensor t = matrix_of(args, tile);  // again: registers are few
     const bool first = tile.row == 0 && column == 0;
     __shared__ typename Copies::Scales scales;
@@ -135,7 +132,9 @@ struct GroupCast {
     Copies::axis_scales(
         t, tile.row, column, [&](i32 i) { return load_global(t.row_amax + tile.row + i); },
         [&](i32 i) { return load_global(t.col_amax + column + i); }, scales);
+    before();
     __syncthreads();
+    after();
     if constexpr (Config::kRowMajor) Copies::write_row_major(t, fragment, scales);
     if constexpr (Config::kTransposed) {
       Copies::write_transposed(t, fragment, scales, tile.row, column);

@@ -40,6 +40,13 @@ Matrix rows_of(const Matrix& x, int64_t first, int64_t count) {
   return out;
 }
 
+std::string spec_name(const ::testing::TestParamInfo<const char*>& suite) {
+  std::string name = suite.param;
+  std::ranges::replace_if(
+      name, [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+
 // By average groups of so many rows the casts of 16-bit elements are one launch, or two.
 constexpr int64_t kSmallGroups = 128, kLargeGroups = int64_t{1} << 20;
 
@@ -100,6 +107,8 @@ class GroupCastTest : public GpuTestWith<const char*> {
   }
   void expect_groups(const codegen::CastSpec& spec, const Routing& routing, const Matrix& x,
                      const Copies& to);
+  void cast_groups(const codegen::CastSpec& spec, const Routing& routing, int64_t cols,
+                   int64_t rows);
   static GroupCastCall call_of(const kernels::GroupsOf& groups, int64_t rows, const Copies& to) {
     return {.groups = groups,
             .rows = rows,
@@ -132,25 +141,25 @@ INSTANTIATE_TEST_SUITE_P(
         "cast/bf16.e5m2/tensor/q+qt/group/swiglu_backward",
         "cast/f32.e4m3/tensor/q/group/swiglu_backward",
         "cast/bf16.e4m3/block1x128/q+qt/pow2/group/swiglu_backward"),
-    [](const auto& suite) {
-      std::string name = suite.param;
-      std::ranges::replace_if(
-          name, [](char c) { return std::isalnum(c) == 0; }, '_');
-      return name;
-    });
+    spec_name);
 
-constexpr int64_t kCols = 272;
+// The columns of a source's rows: two tiles and a part of one, and gradients in pairs of whole tiles besides.
+std::vector<int64_t> columns_of(RowSource source) {
+  if (source == RowSource::kSwigluBackward) return {272, 512};
+  return {272};
+}
 
 // The operands of a source of rows on the device, and the rows that it gives. The operands hold NaN from
 // row `used` of these on, or as the factors of these.
 class SourceOfRows {
  public:
-  SourceOfRows(const Context& context, RowSource source, int64_t rows, int64_t used, Dtype type)
-      : context_(context), type_(type), used_(used) {
+  SourceOfRows(const Context& context, RowSource source, int64_t rows, int64_t cols, int64_t used,
+               Dtype type)
+      : context_(context), type_(type), used_(used), cols_(cols) {
     const bool backward = source == RowSource::kSwigluBackward;
-    const int64_t half = backward ? kCols / 2 : kCols;
+    const int64_t half = backward ? cols / 2 : cols;
     if (source == RowSource::kMatrix) {
-      rows_ = upload(x_, random(rows, kCols, 7), used);
+      rows_ = upload(x_, random(rows, cols, 7), used);
     } else if (source == RowSource::kSwiglu || backward) {
       const Matrix gate = upload(x_, random(rows, half, 7), used);
       const Matrix up = upload(up_, random(rows, half, 8), used);
@@ -189,8 +198,8 @@ class SourceOfRows {
   }
   template <class Value>
   [[nodiscard]] Matrix rounded(int64_t rows, const Value& value) const {
-    Matrix made{rows, kCols, {}};
-    for (int64_t i = 0; i < rows * kCols; ++i) made.values.push_back(value(i / kCols, i % kCols));
+    Matrix made{rows, cols_, {}};
+    for (int64_t i = 0; i < rows * cols_; ++i) made.values.push_back(value(i / cols_, i % cols_));
     return reference::rounded_to(made, type_);
   }
   Matrix upload(std::optional<DeviceBuffer>& to, Matrix x, int64_t used) const {
@@ -204,7 +213,7 @@ class SourceOfRows {
   // Rows of half as many tokens; that which no group has is NaN.
   void gather(int64_t rows, bool scores) {
     const int64_t tokens = rows / 2 + 1;
-    const Matrix x = upload(x_, random(tokens + 1, kCols, 7), tokens);
+    const Matrix x = upload(x_, random(tokens + 1, cols_, 7), tokens);
     std::vector<int32_t> index;
     std::vector<float> score;
     const Matrix factors = random(rows, 1, 8);
@@ -216,13 +225,13 @@ class SourceOfRows {
     score_.emplace(context_, score);
     rows_ = rounded(rows, [&](int64_t r, int64_t c) {
       const auto at = static_cast<size_t>(r);
-      return x.values[static_cast<size_t>(index[at] * kCols + c)] * score[at];
+      return x.values[static_cast<size_t>(index[at] * cols_ + c)] * score[at];
     });
   }
 
   const Context& context_;
   Dtype type_;
-  int64_t used_, ld_ = 0;
+  int64_t used_, cols_, ld_ = 0;
   Matrix rows_;
   std::optional<DeviceBuffer> x_, up_, grad_, index_, score_;
 };
@@ -230,6 +239,7 @@ class SourceOfRows {
 // Compares the copies of each group with the reference's.
 void GroupCastTest::expect_groups(const codegen::CastSpec& spec, const Routing& routing,
                                   const Matrix& x, const Copies& to) {
+  const int64_t cols = x.cols;
   const auto experts = static_cast<int64_t>(routing.ends.size());
   const int64_t columns = columns_of_groups(routing.m, experts);
   const int64_t scale_rows = scale_rows_of_groups(routing.m, experts);
@@ -253,18 +263,18 @@ void GroupCastTest::expect_groups(const codegen::CastSpec& spec, const Routing& 
     const Matrix own = rows_of(x, start, rows);
     if (spec.q) {
       expect_copy(own,
-                  part(spec.scale_q, q.data() + start * row_pitch(kCols), row_pitch(kCols), e,
+                  part(spec.scale_q, q.data() + start * row_pitch(cols), row_pitch(cols), e,
                        inv_row.data(), start, groups.scales[e], scale_rows),
                   spec, spec.scale_q, name + ", q");
     }
     if (spec.qt) {
-      constexpr int64_t kStep = kernels::padded_scales(kCols);
+      const int64_t step = kernels::padded_scales(cols);
       const uint8_t* const first = qt.data() + block * kernels::kCastTile;
       expect_copy(transpose(own),
                   part(spec.scale_qt, first, columns, e, inv_col.data(),
-                       static_cast<int64_t>(e) * kCols, block * kStep, kStep),
+                       static_cast<int64_t>(e) * cols, block * step, step),
                   spec, spec.scale_qt, name + ", qt");
-      for (int64_t c = 0; c < kCols; ++c) {
+      for (int64_t c = 0; c < cols; ++c) {
         const uint8_t* const row = first + c * columns;
         ASSERT_TRUE(std::all_of(row + rows, row + row_pitch(rows), [](uint8_t b) {
           return b == 0;
@@ -273,7 +283,7 @@ void GroupCastTest::expect_groups(const codegen::CastSpec& spec, const Routing& 
     }
     if (HasFatalFailure()) return;
   }
-  const auto tail = q.begin() + groups.rows * row_pitch(kCols);
+  const auto tail = q.begin() + groups.rows * row_pitch(cols);
   EXPECT_TRUE(std::all_of(tail, q.end(), [](uint8_t b) { return b == kPoison; })) << routing.name;
   const int64_t used = row_pitch(groups.lengths.back()) + groups.blocks.back() * int64_t{128};
   EXPECT_TRUE(std::all_of(qt.begin() + used, qt.begin() + columns, [](uint8_t b) {
@@ -282,38 +292,66 @@ void GroupCastTest::expect_groups(const codegen::CastSpec& spec, const Routing& 
   EXPECT_TRUE(to.guards_are_whole()) << routing.name;
 }
 
+// The copies of a routing's groups, by kernels for groups of so many rows on the average.
+void GroupCastTest::cast_groups(const codegen::CastSpec& spec, const Routing& routing, int64_t cols,
+                                int64_t rows) {
+  const auto experts = static_cast<int64_t>(routing.ends.size());
+  const int64_t columns = columns_of_groups(routing.m, experts);
+  const SourceOfRows source(context(), spec.source, routing.m, cols, routing.ends.back(), spec.in);
+  const auto layouts = GroupLayoutPlan::create(context_, routing.m, experts);
+  F8_ASSERT_OK(layouts);
+  const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
+  const DeviceBuffer offsets(context(), routing.ends);
+  const auto plan = GroupCastPlan::create(context_, spec, rows, cols);
+  F8_ASSERT_OK(plan);
+  const Copies to(context(), *plan, routing.m, cols, experts, cols, columns);
+  F8_ASSERT_OK(layouts->run(
+      {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
+  const kernels::GroupsOf of{.words = layout.as<int32_t>(),
+                             .layout = group_layout_of(routing.m, experts).value(),
+                             .count = 0,
+                             .rows = 0};
+  GroupCastCall call = call_of(of, routing.m, to);
+  source.give(call);
+  call.ld_qt = columns;
+  call.scale_rows = scale_rows_of_groups(routing.m, experts);
+  F8_ASSERT_OK(plan->run(call, nullptr));
+  expect_groups(spec, routing, source.rows(), to);
+}
+
 // The tail holds NaN, which reaches no scale, and its rows are not written. Behind a group's columns of
 // qt there are zeros up to a whole block, and what is behind the last block is not written.
 TEST_P(GroupCastTest, IsTheCastOfEachGroupAlone) {
   const codegen::CastSpec spec = spec_of(GetParam());
   for (const Routing& routing : routings(by_device(1024, 128))) {
     if (routing.m == 0) continue;
-    const auto experts = static_cast<int64_t>(routing.ends.size());
-    const int64_t columns = columns_of_groups(routing.m, experts);
-    const SourceOfRows source(context(), spec.source, routing.m, routing.ends.back(), spec.in);
-    const auto layouts = GroupLayoutPlan::create(context_, routing.m, experts);
-    F8_ASSERT_OK(layouts);
-    const DeviceBuffer layout(context(), std::vector<uint8_t>(layouts->bytes()));
-    const DeviceBuffer offsets(context(), routing.ends);
-    for (const int64_t rows : {kSmallGroups, kLargeGroups}) {
-      const auto plan = GroupCastPlan::create(context_, spec, rows, kCols);
-      F8_ASSERT_OK(plan);
-      const Copies to(context(), *plan, routing.m, kCols, experts, kCols, columns);
-      F8_ASSERT_OK(layouts->run(
-          {.offsets = offsets.as<int32_t>(), .m = routing.m, .layout = {layout.as()}}, nullptr));
-      const kernels::GroupsOf of{.words = layout.as<int32_t>(),
-                                 .layout = group_layout_of(routing.m, experts).value(),
-                                 .count = 0,
-                                 .rows = 0};
-      GroupCastCall call = call_of(of, routing.m, to);
-      source.give(call);
-      call.ld_qt = columns;
-      call.scale_rows = scale_rows_of_groups(routing.m, experts);
-      F8_ASSERT_OK(plan->run(call, nullptr));
-      expect_groups(spec, routing, source.rows(), to);
-      if (HasFailure()) return;
+    for (const int64_t cols : columns_of(spec.source)) {
+      for (const int64_t rows : {kSmallGroups, kLargeGroups}) {
+        cast_groups(spec, routing, cols, rows);
+        if (HasFailure()) return;
+      }
     }
   }
+}
+
+// A group, or a column of its tiles, has more of these than the blocks on the device hold: they leave tiles
+// and read them again.
+class LargeGroupTest : public GroupCastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, LargeGroupTest,
+                         ::testing::Values("cast/bf16.e4m3/axis/q+qt/pow2/group",
+                                           "cast/bf16.e5m2/tensor/q+qt/group/gather_score",
+                                           "cast/bf16.e4m3/axis/q+qt/pow2/group/swiglu_backward",
+                                           "cast/f16.e4m3/axis/qt/group"),
+                         spec_name);
+
+TEST_P(LargeGroupTest, IsTheCastOfTheGroupAlone) {
+  const codegen::CastSpec spec = spec_of(GetParam());
+  const int32_t held = context().device().sm_count * codegen::quantize_tiles_per_sm(spec);
+  const bool one_across =
+      codegen::scales_columns_alone(spec) || spec.source == RowSource::kSwigluBackward;
+  const int32_t tiles = by_device(one_across ? held + 70 : held / 2 + 70, 3);
+  cast_groups(spec, routing_of("a large group", {130, tiles * 128 + 3, 77, 300}, 5), 256,
+              kSmallGroups);
 }
 
 class EqualGroupsTest : public GroupCastTest {};
@@ -329,12 +367,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, EqualGroupsTest,
                                            "cast/bf16.e4m3/axis/q/pow2/group/pair",
                                            "cast/f32.e4m3/tensor/q+qt/group/pair",
                                            "cast/bf16.e4m3/block128x128/q+qt/pow2/group/pair"),
-                         [](const auto& suite) {
-                           std::string name = suite.param;
-                           std::ranges::replace_if(
-                               name, [](char c) { return std::isalnum(c) == 0; }, '_');
-                           return name;
-                         });
+                         spec_name);
 
 // A pair has the first half of each weight's rows in one tensor and the others in a second one.
 TEST_P(EqualGroupsTest, AreTheCastsOfEachWeight) {
