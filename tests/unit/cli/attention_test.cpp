@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <set>
 
+#include "base/file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 
@@ -489,16 +491,46 @@ TEST_F(AttentionAsked, RowsTravelWithTheirAccuracy) {
   }
 }
 
+// The build puts rows of attention into the built-in database, and not into the tables of the runtime.
+TEST_F(AttentionAsked, TheBuiltInDatabaseTakesRowsThatNoTableHas) {
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22));
+  ASSERT_EQ(tool_({"db", "export", "--db", "my.db", "-o", "rows.jsonl"}).code, 0);
+  {
+    auto linears = db::Database::open(tool_.path() / "linears.db", db::OpenMode::kCreate).value();
+    db::sweep_linears(
+        linears, "rowwise", {{1024, 1024, 1024}}, [](Shape) { return 1e6; },
+        [](Shape) { return 1.3; });
+  }
+  ASSERT_EQ(tool_({"db", "export", "--db", "linears.db", "-o", "linears.jsonl"}).code, 0);
+  const auto make = [&](const std::string& arguments) {
+    const std::string line =
+        "cd " + tool_.path().string() + " && " FLOAT8_MAKE_BUILTIN " " + arguments;
+    return std::system(line.c_str());
+  };
+  ASSERT_EQ(make("with.db with.cpp linears.jsonl --rows rows.jsonl"), 0);
+  ASSERT_EQ(make("without.db without.cpp linears.jsonl --rows"), 0);
+  EXPECT_EQ(read_file(tool_.path() / "with.cpp").value(),
+            read_file(tool_.path() / "without.cpp").value());
+  const auto converts = [&](const char* file) {
+    return tool_.json({"explain", attention(8192).key(), "--db", file, "--device", "H100"})
+        .at("convert")
+        .get<bool>();
+  };
+  EXPECT_TRUE(converts("with.db"));
+  EXPECT_FALSE(converts("without.db"));
+}
+
 TEST_F(AttentionAsked, ReportShowsADatabaseOfAttentionAlone) {
   add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22.5));
+  add(attention(8192), 1.1, accuracy(25));
   add(attention(4096, 1, AttentionRecipe::kFp8), 1.2, accuracy(17));
   add_parts(tool_, "my.db", 2e5, 5e5);
   const Outcome report = tool_({"report", "-o", "-", "--db", "my.db"});
   ASSERT_EQ(report.code, 0) << report.err;
   for (const char* part :
        {"<h2 id=\"attention-h\">Attention in fp8</h2>", "Speed of attention in fp8", "32/8 of 128",
-        "1.300", "converted", "too inaccurate: O 17.0 dB", "Accuracy of attention in fp8",
-        "<td>22.5</td>", "outlier"}) {
+        "1.300", "converted", "not taken: fp8 is faster", "too inaccurate: O 17.0 dB",
+        "Accuracy of attention in fp8", "<td>17.0</td>", "outlier"}) {
     EXPECT_TRUE(contains(report.out, part)) << part;
   }
   // Rows of the parts alone are enough.

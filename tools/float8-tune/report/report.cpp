@@ -89,13 +89,18 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
   return decision;
 }
 
-// Says of each attention what filter decides for it.
+// Says of each attention what filter decides: of the recipes that can be taken it takes the first.
 Status decide_attentions(report::Measurements& measurements, const Databases& databases) {
   for (report::AttentionTimes& times : measurements.attentions) {
     if (!times.both) continue;
-    for (const AttentionVerdict& each :
-         F8_TRY(attention_verdicts(times.shape, databases, times.device, kFilterMargin))) {
-      if (each.problem.recipe == times.recipe) times.decision = each.verdict.reason;
+    const AttentionVerdicts verdicts =
+        F8_TRY(attention_verdicts(times.shape, databases, times.device, kFilterMargin));
+    const AttentionVerdict& best = verdicts.front();
+    for (const AttentionVerdict& each : verdicts) {
+      if (each.problem.recipe != times.recipe) continue;
+      const bool is_behind = &each != &best && each.verdict.convert;
+      times.decision =
+          is_behind ? "not taken: " + best.problem.recipe + " is faster" : each.verdict.reason;
     }
   }
   return {};
