@@ -329,14 +329,22 @@ std::string_view to_string(Op op) {
   return spec_of(op).name;
 }
 
-Result<Op> parse_op(std::string_view text) {
+static Result<Op> parse_op_of(std::span<const OpSpec> specs, std::string_view text) {
   std::string known;
-  for (const OpSpec& spec : std::span(kOps).first(kOpsOfLinears)) {
+  for (const OpSpec& spec : specs) {
     if (text == spec.name || (text == spec.alias && !text.empty())) return spec.op;
     known += f8::format("{}{}{}", known.empty() ? "" : ", ", spec.name,
                         spec.alias.empty() ? "" : f8::format(" ({})", spec.alias));
   }
   return fail(ErrorCode::kInvalidArgument, "unknown op {}; one of {}", quote(text), known);
+}
+
+Result<Op> parse_op(std::string_view text) {
+  return parse_op_of(std::span(kOps).first(kOpsOfLinears), text);
+}
+
+Result<Op> parse_any_op(std::string_view text) {
+  return parse_op_of(kOps, text);
 }
 
 Shape gemm_shape(Shape linear, Gemm g) {

@@ -107,6 +107,7 @@ struct OpSpec {
 [[nodiscard]] std::string_view to_string(Op op);
 // Takes a name or an alias of a linear or of one of its GEMMs, whose grouped form grouped() gives.
 [[nodiscard]] Result<Op> parse_op(std::string_view text);
+[[nodiscard]] Result<Op> parse_any_op(std::string_view text);  // of every operation
 inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
 [[nodiscard]] constexpr bool is_grouped(Op op) {
   return static_cast<size_t>(op) / kOpsOfLinears == 1;

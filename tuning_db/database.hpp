@@ -104,6 +104,9 @@ struct Accuracy {
   double sqnr_db = 0, cosine = 0, rmse = 0;
   bool operator==(const Accuracy&) const = default;
 };
+// Null where there is none.
+[[nodiscard]] const Accuracy* find_accuracy(const std::vector<Accuracy>& accuracy,
+                                            std::string_view data, std::string_view tensor);
 
 // The outcome of a trial; optional parts are NULL in the row.
 struct TrialResult {

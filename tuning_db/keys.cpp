@@ -97,6 +97,13 @@ const PartKernel* find_kernel(const std::vector<PartKernel>& kernels, std::strin
   return found == kernels.end() ? nullptr : &*found;
 }
 
+const Accuracy* find_accuracy(const std::vector<Accuracy>& accuracy, std::string_view data,
+                              std::string_view tensor) {
+  const auto found = std::ranges::find_if(
+      accuracy, [&](const Accuracy& a) { return a.data == data && a.tensor == tensor; });
+  return found == accuracy.end() ? nullptr : &*found;
+}
+
 Result<PartKernel> parse_part_kernel(std::string_view part, std::string_view text) {
   std::string_view config = text;
   const std::string_view provider = take_until(config, ':');

@@ -1,5 +1,7 @@
 #include "tools/float8-tune/trial_json.hpp"
 
+#include <algorithm>
+
 #include "base/text.hpp"
 #include "tuning_db/json/json_text.hpp"
 
@@ -103,6 +105,29 @@ Json accuracy_json(const std::vector<tuning_db::Accuracy>& accuracy) {
                     {"rmse", rounded(a.rmse, 4)}});
   }
   return json;
+}
+
+std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy, bool color) {
+  std::vector<std::string> kinds, tensors;
+  const auto keep = [](std::vector<std::string>& names, const std::string& name) {
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  };
+  for (const tuning_db::Accuracy& a : accuracy) {
+    keep(kinds, a.data);
+    keep(tensors, a.tensor);
+  }
+  std::vector<Table::Column> columns = {{"SQNR in dB", Table::Align::kLeft}};
+  for (const std::string& tensor : tensors) columns.push_back({tensor});
+  Table table(std::move(columns));
+  for (const std::string& kind : kinds) {
+    std::vector<std::string> cells = {kind};
+    for (const std::string& tensor : tensors) {
+      const auto* found = find_accuracy(accuracy, kind, tensor);
+      cells.push_back(found == nullptr ? "-" : f8::format("{:.1f}", found->sqnr_db));
+    }
+    table.add(cells);
+  }
+  return table.text(color);
 }
 
 Json trial_json(const tuning_db::TrialRow& row) {

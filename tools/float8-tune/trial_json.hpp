@@ -17,6 +17,9 @@ void add_groups(Json& row, const Problem& problem);
 // The same of a layer's experts, and the expert linears that their verdict adds up, as "parts".
 void add_experts(Json& json, const tuning_db::FilterDecision& decision);
 [[nodiscard]] Json accuracy_json(const std::vector<tuning_db::Accuracy>& accuracy);
+// The same as a table: a row for each kind of data, a column for each tensor.
+[[nodiscard]] std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy,
+                                        bool color);
 [[nodiscard]] Json trial_json(const tuning_db::TrialRow& row);
 // "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds. Where
 // nothing is known, "speedup_known" is false and the numbers, which scripts expect, are 1.

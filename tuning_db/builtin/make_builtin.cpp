@@ -1,9 +1,12 @@
 // Run by the build: makes the built-in database of JSON-lines files, and of each file the table of
-// its device as C++ source.
-//   make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]
+// its device as C++ source. The files behind --rows are of the database alone: no table has their operations.
+//   make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...] [--rows [FILE.jsonl ...]]
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "base/file.hpp"
 #include "base/format.hpp"
@@ -52,15 +55,18 @@ std::string source_of(const std::vector<std::string>& tables) {
       literals, tables.size(), views);
 }
 
-f8::Status make(const fs::path& output, const fs::path& source, std::span<char* const> files) {
+f8::Status make(const fs::path& output, const fs::path& source, std::vector<char*> files) {
   const fs::path scratch = output.string() + ".scratch";
+  const auto rows = std::ranges::find(files, std::string_view("--rows"));
+  const size_t devices = static_cast<size_t>(rows - files.begin());
+  if (rows != files.end()) files.erase(rows);
   std::vector<std::string> tables;
-  for (size_t i = 0; i < files.size(); ++i) {
-    const Database db = F8_TRY(import_all(scratch, files.subspan(i, 1)));
+  for (size_t i = 0; i < devices; ++i) {
+    const Database db = F8_TRY(import_all(scratch, std::span(files).subspan(i, 1)));
     tables.push_back(F8_TRY(table_text(db)));
     if (files.size() == 1) F8_TRY(db.export_db(output));
   }
-  if (files.size() != 1) {
+  if (files.size() != 1 || devices == 0) {
     const Database db = F8_TRY(import_all(scratch, files));
     F8_TRY(db.export_db(output));
   }
@@ -72,10 +78,12 @@ f8::Status make(const fs::path& output, const fs::path& source, std::span<char* 
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    f8::print(stderr, "usage: make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]\n");
+    f8::print(
+        stderr,
+        "usage: make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...] [--rows [FILE.jsonl ...]]\n");
     return 1;
   }
-  const auto made = make(argv[1], argv[2], std::span(argv + 3, argv + argc));
+  const auto made = make(argv[1], argv[2], std::vector(argv + 3, argv + argc));
   if (made) return 0;
   f8::print(stderr, "{}\n", made.error().message);
   return 1;

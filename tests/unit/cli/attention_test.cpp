@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <set>
+
+#include "base/file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 
@@ -278,11 +282,262 @@ TEST(AttentionBench, IsCheckedBeforeItLooksForADevice) {
                       {"bench", "attention", "--problem",
                        "attention_backward/fp8_forward/e4m3.e4m3.bf16/s128b1h4g2d128causal1"},
                       {"--problem", "is in bf16"});
-  for (const Words& words : {Words{"bench", "linear", "--problem", key},
-                             {"sweep", "--problem", key, "--db", "x.db"},
-                             {"emit", "--problem", key}}) {
+  for (const Words& words :
+       {Words{"bench", "linear", "--problem", key}, {"emit", "--problem", key}}) {
     tool.expect_refused(1, words, {"--problem", "bench attention"});
   }
+}
+
+TEST(AttentionSweep, PlanTakesTheHeadsOfAModel) {
+  const Tool tool;
+  const Json plan = tool.json({"plan", "--model", "llama3-8b", "--attention", "--sequence",
+                               "8192,32768", "--masks", "causal,full"});
+  ASSERT_EQ(plan["attentions"].size(), 2U * 2U * 3U) << "layers are alike";
+  std::set<std::string> keys;
+  for (const Json& part : plan["attentions"]) keys.insert(part["problem"].get<std::string>());
+  for (const char* key : {"attention_forward/fp8_forward/e4m3.e4m3.bf16/s8192b1h32g8d128causal1",
+                          "attention_forward/fp8/e4m3.e4m3.bf16/s32768b1h32g8d128causal0",
+                          "attention_backward/fp8/e4m3.e4m3.bf16/s32768b1h32g8d128causal1"}) {
+    EXPECT_TRUE(keys.contains(key)) << key;
+  }
+  EXPECT_GT(plan["predicted_s"].get<double>(), 1);
+  EXPECT_LT(plan["predicted_s"].get<double>(), 60);
+  EXPECT_EQ(plan["cells"], 12);
+  // A step has whole sequences, and ranks share the heads.
+  const Json step = tool.json({"plan", "--model", "llama3-70b", "--tp", "8", "--attention",
+                               "--sequence", "2048", "--tokens", "8192", "--recipe", "fp8"});
+  ASSERT_EQ(step["attentions"].size(), 2U);
+  EXPECT_EQ(step["attentions"][0]["problem"],
+            "attention_forward/fp8/e4m3.e4m3.bf16/s2048b4h8g1d128causal1");
+  const Outcome text = tool({"plan", "--attention", "--shape", "s128b1h4g2d64", "--full"});
+  EXPECT_TRUE(contains(text.out, "s128b1h4g2d64causal0  attention_backward")) << text.out;
+  EXPECT_TRUE(contains(text.out, "3 parts of attention")) << text.out;
+}
+
+TEST(AttentionSweep, PlanTakesAPartByItsKey) {
+  const Tool tool;
+  const Json plan = tool.json(
+      {"plan", "--problem", "attention_backward/fp8/e4m3.e4m3.bf16/s128b1h4g2d128causal1"});
+  ASSERT_EQ(plan["attentions"].size(), 2U) << "a backward's forward too";
+}
+
+TEST(AttentionSweep, LeavesOutLayersThatAreNotMeasured) {
+  const Tool tool;
+  std::string config = kConfig;
+  const std::string at = "\"vocab_size\"";
+  config.replace(config.find(at), at.size(), "\"sliding_window\":512,\"vocab_size\"");
+  tool.write("config.json", config);
+  const Words words = {"plan", "--model", "config.json", "--attention", "--sequence"};
+  const auto with = [&](const std::string& sequence) {
+    Words all = words;
+    all.push_back(sequence);
+    return all;
+  };
+  EXPECT_EQ(tool.json(with("512,8192"))["attentions"].size(), 3U) << "the window holds 512 tokens";
+  tool.expect_refused(1, with("8192"),
+                      {"--model config.json", "windows of 512 keys", "--sequence"});
+}
+
+TEST(AttentionSweep, IsCheckedBeforeItLooksForADevice) {
+  const Tool tool;
+  const auto refused = [&](Words words, const Words& parts) {
+    words.insert(words.begin(), {"sweep", "--db", "x.db"});
+    tool.expect_refused(1, words, parts);
+  };
+  refused({"--attention"}, {"--shape", "--model with --sequence"});
+  refused({"--attention", "--model", "llama3-8b"}, {"--sequence"});
+  refused({"--attention", "--sequence", "8192"}, {"--model"});
+  refused({"--attention", "--model", "llama3-8b", "--sequence", "8k"},
+          {"--sequence", "'8k'", "8192,32768"});
+  refused({"--attention", "--model", "llama3-8b", "--sequence", "8192,"}, {"--sequence", "''"});
+  refused({"--attention", "--model", "llama3-8b", "--sequence", "8192", "--tokens", "5000"},
+          {"--tokens", "--sequence"});
+  refused({"--attention", "--model", "llama3-8b", "--sequence", "8192", "--tp", "64"},
+          {"--attention", "64 ranks"});
+  refused({"--attention", "--shape", "s128b1h4g2d96"}, {"--shape", "64, 128 and 256"});
+  refused({"--attention", "--shape", "s128b1h4g2d64", "--masks", "window8"},
+          {"--masks", "window8"});
+  refused({"--attention", "--shape", "s128b1h4g2d64", "--recipe", "rowwise"},
+          {"--recipe", "fp8_forward and fp8"});
+  refused({"--attention", "--shape", "s128b1h4g2d64", "--mnk", "64,64,64"},
+          {"--attention", "--mnk"});
+  refused({"--attention", "--shape", "s128b1h4g2d64", "--strategy", "race"},
+          {"--attention", "--strategy"});
+  refused({"--shape", "s128b1h4g2d64"}, {"--shape", "--attention"});
+  refused({"--mnk", "64,64,64", "--sequence", "64"}, {"--sequence", "--attention"});
+  refused({"--attention", "--shape", "s128b1h4g2d64", "--length", "-1"}, {"--length"});
+  tool.write("list.json", R"([{"fqn":"a","in_features":64,"out_features":64}])");
+  refused({"--attention", "--model", "list.json", "--sequence", "8192"},
+          {"--attention", "list.json", "config.json"});
+}
+
+// Adds rows of the parts, as a sweep does.
+void add_parts(const Tool& tool, const std::string& file, double forward_ns, double backward_ns) {
+  auto database = db::Database::open(tool.path() / file, db::OpenMode::kCreate).value();
+  std::vector<db::TrialKey> cells;
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    for (const Op op : {Op::kAttentionForward, Op::kAttentionBackward}) {
+      const auto part =
+          attention_problem(op, recipe, {.tokens = 8192, .heads_q = 32, .heads_kv = 8});
+      if (part) cells.push_back({*part, {db::Impl::kFloat8, R"({"kernels":"tuned"})", ""}});
+    }
+  }
+  db::sweep(database, cells, [&](const db::TrialKey& cell) {
+    const bool forward = cell.problem.op == Op::kAttentionForward;
+    db::TrialResult result = db::timed(forward ? forward_ns : backward_ns);
+    for (const db::Accuracy& a : accuracy(24)) {
+      if ((a.tensor == "O") == forward) result.accuracy.push_back(a);
+    }
+    return result;
+  });
+}
+
+TEST_F(AttentionAsked, QueryHasTheRowsOfAShape) {
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22));
+  add_parts(tool_, "my.db", 2e5, 5e5);
+  const Words base = {"query", "--shape", "s8192b1h32g8d128", "--db", "my.db", "--device", "H100"};
+  const auto with = [&](const Words& more) {
+    Words words = base;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const Json all = tool_.json(base).at("results");
+  ASSERT_EQ(all.size(), 2U) << "both recipes";
+  EXPECT_EQ(all[0]["recipe"], "fp8_forward");
+  EXPECT_TRUE(all[0]["best"].is_null()) << "it was not measured beside bf16";
+  ASSERT_EQ(all[0]["parts"].size(), 1U) << "its backward is in bf16";
+  EXPECT_EQ(all[1]["best"]["speedup"], 1.3);
+  ASSERT_EQ(all[1]["parts"].size(), 2U);
+  EXPECT_EQ(all[1]["parts"][1]["op"], "attention_backward");
+  EXPECT_EQ(all[1]["parts"][1]["best"]["median_us"], 500);
+  EXPECT_EQ(all[1]["parts"][1]["best"]["accuracy"].size(), 12U);
+  const Json forwards = tool_.json(with({"--op", "attention_forward"})).at("results");
+  ASSERT_EQ(forwards.size(), 2U);
+  for (const Json& each : forwards) {
+    EXPECT_EQ(each["op"], "attention_forward");
+    EXPECT_EQ(each["best"]["median_us"], 200);
+    EXPECT_FALSE(each.contains("parts"));
+  }
+  EXPECT_EQ(tool_.json(with({"--op", "attention_backward"})).at("results").size(), 1U);
+  EXPECT_EQ(tool_.json(with({"--recipe", "fp8", "--masks", "causal,full"})).at("results").size(),
+            2U);
+  const Outcome text = tool_(base);
+  EXPECT_TRUE(contains(text.err, "attention.py --shapes s8192b1h32g8d128")) << text.err;
+  const Outcome part = tool_(with({"--op", "attention_backward", "--full"}));
+  EXPECT_TRUE(contains(part.err, "sweep --attention --shape \"s8192b1h32g8d128\" --masks full "))
+      << part.err;
+  tool_.expect_refused(1, with({"--op", "linear"}), {"--op linear", "attention_forward"});
+  tool_.expect_refused(1, with({"--op", "attention_backward", "--recipe", "fp8_forward"}),
+                       {"fp8_forward", "bf16"});
+  tool_.expect_refused(1, with({"--mnk", "64,64,64"}), {"--shape", "--mnk"});
+  tool_.expect_refused(1, {"query", "--mnk", "64,64,64", "--recipe", "rowwise", "--masks", "full"},
+                       {"--masks", "--shape"});
+}
+
+TEST_F(AttentionAsked, ExplainHasThePartsByThemselves) {
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22));
+  add_parts(tool_, "my.db", 2e5, 5e5);
+  const Words words = {"explain", attention(8192).key(), "--db", "my.db", "--device", "H100"};
+  const Json why = tool_.json(words);
+  const Json& fp8 = why["recipes"][0];
+  EXPECT_EQ(fp8["recipe"], "fp8");
+  EXPECT_EQ(fp8["parts"]["attention_forward"]["median_us"], 200);
+  EXPECT_EQ(fp8["parts"]["attention_backward"]["median_us"], 500);
+  EXPECT_EQ(why["recipes"][1]["parts"].size(), 1U) << "its backward is in bf16";
+  const Outcome text = tool_(words);
+  EXPECT_TRUE(contains(text.out, "backward     500.0 us, ")) << text.out;
+}
+
+TEST(AttentionRows, AreCompared) {
+  const Tool tool;
+  add_parts(tool, "a.db", 2e5, 5e5);
+  add_parts(tool, "b.db", 1.8e5, 6e5);
+  const auto compare = [&](const Words& more) {
+    Words words = {"compare", "a.db", "b.db", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    return tool(words);
+  };
+  const Outcome all = compare({});
+  EXPECT_EQ(all.code, 3) << "the backward is slower";
+  EXPECT_EQ(all.json()["results"].size(), 3U);
+  const Outcome forward = compare({"--op", "attention_forward"});
+  EXPECT_EQ(forward.code, 0) << forward.err;
+  ASSERT_EQ(forward.json()["results"].size(), 2U);
+  EXPECT_EQ(forward.json()["results"][0]["verdict"], "FASTER");
+  EXPECT_EQ(compare({"--op", "attention_forward", "--recipe", "fp8"}).json()["results"].size(), 1U);
+  EXPECT_EQ(compare({"--recipe", "fp8_forward"}).json()["results"].size(), 1U);
+  const Outcome backward = compare({"--op", "attention_backward"});
+  EXPECT_EQ(backward.code, 3);
+  EXPECT_EQ(backward.json()["results"][0]["verdict"], "SLOWER");
+  tool.expect_refused(1, {"compare", "a.db", "b.db", "--op", "forward"},
+                      {"--op", "'forward'", "attention_forward"});
+  tool.expect_refused(1, {"compare", "a.db", "b.db", "--op", "attention", "--recipe", "rowwise"},
+                      {"--recipe", "fp8_forward and fp8"});
+  tool.expect_refused(1, {"compare", "a.db", "b.db", "--op", "linear", "--recipe", "fp8"},
+                      {"--recipe", "'fp8'"});
+}
+
+// What is exported is imported again, and says the same.
+TEST_F(AttentionAsked, RowsTravelWithTheirAccuracy) {
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22));
+  add_parts(tool_, "my.db", 2e5, 5e5);
+  ASSERT_EQ(tool_({"db", "export", "--db", "my.db", "-o", "rows.jsonl"}).code, 0);
+  ASSERT_EQ(tool_({"db", "import", "rows.jsonl", "--db", "other.db"}).code, 0);
+  for (const char* file : {"my.db", "other.db"}) {
+    const Json answer = tool_.json({"query", "--shape", "s8192b1h32g8d128", "--recipe", "fp8",
+                                    "--db", file, "--device", "H100"})["results"][0];
+    EXPECT_EQ(answer["best"]["accuracy"].size(), 16U) << file;
+    EXPECT_EQ(answer["parts"][0]["best"]["accuracy"].size(), 4U) << file;
+  }
+}
+
+// The build puts rows of attention into the built-in database, and not into the tables of the runtime.
+TEST_F(AttentionAsked, TheBuiltInDatabaseTakesRowsThatNoTableHas) {
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22));
+  ASSERT_EQ(tool_({"db", "export", "--db", "my.db", "-o", "rows.jsonl"}).code, 0);
+  {
+    auto linears = db::Database::open(tool_.path() / "linears.db", db::OpenMode::kCreate).value();
+    db::sweep_linears(
+        linears, "rowwise", {{1024, 1024, 1024}}, [](Shape) { return 1e6; },
+        [](Shape) { return 1.3; });
+  }
+  ASSERT_EQ(tool_({"db", "export", "--db", "linears.db", "-o", "linears.jsonl"}).code, 0);
+  const auto make = [&](const std::string& arguments) {
+    const std::string line =
+        "cd " + tool_.path().string() + " && " FLOAT8_MAKE_BUILTIN " " + arguments;
+    return std::system(line.c_str());
+  };
+  ASSERT_EQ(make("with.db with.cpp linears.jsonl --rows rows.jsonl"), 0);
+  ASSERT_EQ(make("without.db without.cpp linears.jsonl --rows"), 0);
+  EXPECT_EQ(read_file(tool_.path() / "with.cpp").value(),
+            read_file(tool_.path() / "without.cpp").value());
+  const auto converts = [&](const char* file) {
+    return tool_.json({"explain", attention(8192).key(), "--db", file, "--device", "H100"})
+        .at("convert")
+        .get<bool>();
+  };
+  EXPECT_TRUE(converts("with.db"));
+  EXPECT_FALSE(converts("without.db"));
+}
+
+TEST_F(AttentionAsked, ReportShowsADatabaseOfAttentionAlone) {
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22.5));
+  add(attention(8192), 1.1, accuracy(25));
+  add(attention(4096, 1, AttentionRecipe::kFp8), 1.2, accuracy(17));
+  add_parts(tool_, "my.db", 2e5, 5e5);
+  const Outcome report = tool_({"report", "-o", "-", "--db", "my.db"});
+  ASSERT_EQ(report.code, 0) << report.err;
+  for (const char* part :
+       {"<h2 id=\"attention-h\">Attention in fp8</h2>", "Speed of attention in fp8", "32/8 of 128",
+        "1.300", "converted", "not taken: fp8 is faster", "too inaccurate: O 17.0 dB",
+        "Accuracy of attention in fp8", "<td>17.0</td>", "outlier"}) {
+    EXPECT_TRUE(contains(report.out, part)) << part;
+  }
+  // Rows of the parts alone are enough.
+  add_parts(tool_, "parts.db", 2e5, 5e5);
+  const Outcome parts = tool_({"report", "-o", "-", "--db", "parts.db"});
+  ASSERT_EQ(parts.code, 0) << parts.err;
+  EXPECT_TRUE(contains(parts.out, "<td>24.0</td>"));
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ TEST(CompareCommand, NothingToCompareIsOneMessage) {
   tool.expect_refused(1, {"compare", "a.db", "-"}, {"db export -o -"});
   tool.expect_refused(1, {"compare", "a.db"}, {"b is required", "--help"});
   tool.expect_refused(1, {"compare", "a.db", "b.db", "--op", "gemm"}, {"--op"});
-  tool.expect_refused(1, {"compare", "a.db", "b.db", "--recipe", "fp8"}, {"--recipe"});
+  tool.expect_refused(1, {"compare", "a.db", "b.db", "--recipe", "fp9"}, {"--recipe"});
   tool.expect_refused(1, {"compare", "a.db", "b.db", "--threshold", "-1"}, {"--threshold"});
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <sstream>
 
+#include "recipes/attention.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 
@@ -139,6 +140,10 @@ TEST(Examples, WorkAsTheyStand) {
     db::sweep_linears(
         tuned, "rowwise", db::measured_shapes(), [](Shape) { return 1e6; },
         [](Shape) { return 1.3; });
+    const Problem attention =
+        attention_problem(Op::kAttentionForward, AttentionRecipe::kFp8, {.tokens = 8192}).value();
+    db::sweep(tuned, {{attention, {db::Impl::kFloat8, "{}", ""}}},
+              [](const db::TrialKey&) { return db::timed(1e5); });
   }
   for (const char* copy : {"before.f8db", "after.f8db"}) {
     const std::string out = copy;

@@ -251,6 +251,11 @@ TEST(RowsOfExperts, AreSharedByTheSkew) {
 TEST(Op, NamesAndTheFieldsOtherNames) {
   for (const Op op : kOps) EXPECT_EQ(parse_op(to_string(op)).value(), op);
   for (const Gemm g : kGemms) EXPECT_EQ(to_string(to_op(g)), to_string(g));
+  for (const OpSpec& spec : registered_ops()) {
+    EXPECT_EQ(parse_any_op(spec.name).value(), spec.op);
+    EXPECT_EQ(parse_op(spec.name).has_value(), spec.op <= Op::kLinear);
+  }
+  EXPECT_EQ(parse_any_op("fprop").value(), Op::kOutput);
   EXPECT_EQ(parse_op("fprop").value(), Op::kOutput);
   EXPECT_EQ(parse_op("dgrad").value(), Op::kGradInput);
   EXPECT_EQ(parse_op("wgrad").value(), Op::kGradWeight);

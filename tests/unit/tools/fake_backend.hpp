@@ -135,6 +135,24 @@ class FakeBackend final : public Backend {
     }
     return times;
   }
+  // Results that are 1 % too large have an SQNR of 40 dB.
+  Result<AttentionResults<float>> attention_results(AttentionRecipe recipe,
+                                                    const AttentionShape& shape,
+                                                    const AttentionData& data) override {
+    const auto misbehaviour = machine_.misbehaviour(
+        attention_problem(Op::kAttention, recipe, shape).value(), {.impl = Impl::kFloat8});
+    if (misbehaviour == Misbehaviour::kSticky) {
+      return fail(ErrorCode::kCuda, "CUDA_ERROR_ILLEGAL_ADDRESS");
+    }
+    const auto exact = exact_attention(shape, data, recipe == AttentionRecipe::kFp8);
+    const auto inexact = [](const std::vector<double>& values) {
+      std::vector<float> own;
+      for (const double value : values) own.push_back(static_cast<float>(1.01 * value));
+      return own;
+    };
+    return AttentionResults<float>{inexact(exact.o), inexact(exact.dq), inexact(exact.dk),
+                                   inexact(exact.dv)};
+  }
   DeviceState sample() override {
     DeviceState state;
     state.samples = machine_.samples;

@@ -3,27 +3,25 @@
 // those of attention_forward and attention_backward; a decision takes both together, beside bf16, which
 // benchmarks/pytorch/attention.py measures.
 #include <map>
+#include <set>
 
-#include "recipes/attention.hpp"
+#include "tools/float8-tune/attention_option.hpp"
 #include "tools/float8-tune/bench/bench.hpp"
 #include "tools/float8-tune/sweep/sweep_job.hpp"
 #include "tools/float8-tune/trial_json.hpp"
+#include "tools/tuner/backend/attention_accuracy.hpp"
 
 namespace f8::cli {
 namespace {
 
-constexpr int64_t kAccuracyHeads = 4;
-
-struct AttentionOptions : BenchOptions {
-  std::string shape;
+struct AttentionBenchOptions : BenchOptions {
+  AttentionOptions attention;
   std::string recipe = std::string(to_string(AttentionRecipe::kFp8Forward));
-  std::string masks = "causal";
-  bool causal = false, full = false;
   std::string problem;
-  int64_t length = 1024;  // of the data that is compared; 0: none is
+  int64_t length = tuner::kAccuracyTokens;
 };
 
-Result<std::vector<Problem>> problems_of(const AttentionOptions& options) {
+Result<std::vector<Problem>> problems_of(const AttentionBenchOptions& options) {
   if (!options.problem.empty()) {
     Problem problem = F8_TRY(of_option("--problem", Problem::parse(options.problem)));
     if (!is_attention(problem.op)) {
@@ -34,21 +32,16 @@ Result<std::vector<Problem>> problems_of(const AttentionOptions& options) {
     problem.op = Op::kAttentionForward;
     return std::vector{problem};
   }
-  if (options.shape.empty()) {
+  const std::vector<AttentionShape> shapes = F8_TRY(shapes_of(options.attention));
+  if (shapes.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "no shapes: give --shape s8192b1h32g8d128[;...], or --problem KEY");
   }
   const AttentionRecipe recipe =
       F8_TRY(of_option("--recipe", parse_attention_recipe(options.recipe)));
-  std::vector<bool> masks = F8_TRY(of_option("--masks", parse_attention_masks(options.masks)));
-  if (options.causal) masks = {true};
-  if (options.full) masks = {false};
   std::vector<Problem> problems;
-  for (AttentionShape shape : F8_TRY(of_option("--shape", parse_attention_shapes(options.shape)))) {
-    for (const bool causal : masks) {
-      shape.causal = causal;
-      problems.push_back(F8_TRY(attention_problem(Op::kAttentionForward, recipe, shape)));
-    }
+  for (const AttentionShape& shape : shapes) {
+    problems.push_back(F8_TRY(attention_problem(Op::kAttentionForward, recipe, shape)));
   }
   return problems;
 }
@@ -136,17 +129,9 @@ std::string text_of(const AttentionShape& shape, const Accuracies& accuracy, boo
 class KnownAccuracy {
  public:
   KnownAccuracy(tuner::Bench& bench, int64_t length) : bench_(bench), length_(length) {}
-  [[nodiscard]] static AttentionShape shape(const Problem& problem, int64_t length) {
-    const AttentionShape s = attention_shape(problem);
-    return {.tokens = length,
-            .heads_q = kAccuracyHeads,
-            .heads_kv = kAccuracyHeads,
-            .head_dim = s.head_dim,
-            .causal = s.causal};
-  }
   [[nodiscard]] Result<Accuracies> of(const Problem& problem) {
     if (length_ == 0) return Accuracies{};
-    const AttentionShape own = shape(problem, length_);
+    const AttentionShape own = tuner::accuracy_shape(problem, length_);
     const auto key = std::pair{own.head_dim, own.causal};
     if (!known_.contains(key)) {
       known_[key] = F8_TRY(bench_.attention_accuracy(attention_recipe(problem), own));
@@ -160,65 +145,49 @@ class KnownAccuracy {
   std::map<std::pair<int64_t, bool>, Accuracies> known_;
 };
 
-tuning_db::Method method_of(const tuner::BenchOptions& options, int64_t length) {
-  const bool hot = options.conditions.l2 == tuner::L2State::kHot;
-  const Json spec = {
-      {"name", "attention-v1"},
-      {"verify", "sampled rows of o, or of dq, against fp64, before timing"},
-      {"fill", "uniform [-1,1]"},
-      {"rotate", hot ? "one operand set, which stays in L2 as far as it fits"
-                     : ">= 2 x L2 and >= 2 operand sets"},
-      {"clock", options.conditions.clock == tuner::ClockPolicy::kLocked ? "locked" : "steady"},
-      {"accuracy_tokens", length}};
-  return {.fidelity = hot ? "screen" : "final", .spec = spec.dump()};
-}
-
 struct Measured {
   Problem problem;
   tuning_db::TrialResult result;
 };
 
-// The accuracy of O is that of forward, and that of the gradients that of backward.
 void add_measured(const tuner::AttentionBench& bench, const Accuracies& accuracy,
                   std::vector<Measured>& all) {
-  all.push_back({bench.problem, bench.forward});
-  Problem backward = bench.problem;
-  backward.op = Op::kAttentionBackward;
-  if (bench.backward) all.push_back({backward, *bench.backward});
-  for (const tuning_db::Accuracy& a : accuracy) {
-    Measured& of = a.tensor == "O" ? all[all.size() - (bench.backward ? 2 : 1)] : all.back();
-    of.result.accuracy.push_back(a);
-  }
+  const auto add = [&](Op op, tuning_db::TrialResult result) {
+    Problem part = bench.problem;
+    part.op = op;
+    result.accuracy = tuner::accuracy_of_part(op, accuracy);
+    all.push_back({part, std::move(result)});
+  };
+  add(Op::kAttentionForward, bench.forward);
+  if (bench.backward) add(Op::kAttentionBackward, *bench.backward);
 }
 
 // All of them are measured by then, so that no run is left that `resume` could not go on with.
 Status store(tuning_db::Database& db, const std::vector<Measured>& all,
-             const AttentionOptions& options, const Global& global,
-             const runtime::DeviceInfo& device) {
+             const AttentionBenchOptions& options, const Global& global,
+             const BenchMachine& machine) {
   if (all.empty()) return {};
   std::vector<tuning_db::TrialKey> keys;
-  for (const Measured& one : all) {
-    keys.push_back({one.problem,
-                    {.impl = tuning_db::Impl::kFloat8,
-                     .config = R"({"kernels":"tuned"})",
-                     .source_hash = ""}});
-  }
-  const tuning_db::RunInfo run = F8_TRY(db.begin_run(
-      {"bench", "attention", "--shape", options.shape, "--recipe", all.front().problem.recipe},
-      options.measuring.seed, device, device.uuid, toolchain_of(device),
-      method_of(options.measuring, options.length), keys));
+  for (const Measured& one : all) keys.push_back(tuner::attention_trial(one.problem));
+  const runtime::DeviceInfo& device = machine.backend->device();
+  const tuning_db::RunInfo run =
+      F8_TRY(db.begin_run({"bench", "attention", "--shape", options.attention.shapes, "--recipe",
+                           all.front().problem.recipe},
+                          options.measuring.seed, device, device.uuid, toolchain_of(device),
+                          to_method(machine.bench->attention_method(options.length)), keys));
   const auto pending = F8_TRY(db.resume_run(run.uuid));
   for (size_t i = 0; i < pending.size(); ++i) {
     F8_TRY(db.start_trial(pending[i]));
     F8_TRY(db.finish_trial(pending[i], all[i].result));
   }
   F8_TRY(db.end_run(run.uuid, "done"));
-  note(global, "{}: {} rows of attention_forward and attention_backward", global.db.string(),
-       all.size());
+  std::set<std::string_view> ops;
+  for (const Measured& one : all) ops.insert(to_string(one.problem.op));
+  note(global, "{}: {} rows of {}", global.db.string(), all.size(), fmt::join(ops, " and "));
   return {};
 }
 
-Result<int> bench_attention(const AttentionOptions& options, const Global& global) {
+Result<int> bench_attention(const AttentionBenchOptions& options, const Global& global) {
   const std::vector<Problem> problems = F8_TRY(problems_of(options));
   BenchMachine machine = F8_TRY(open_bench(options, global, {}));
   std::optional<tuning_db::Database> db;
@@ -249,52 +218,39 @@ Result<int> bench_attention(const AttentionOptions& options, const Global& globa
     const std::string table =
         accuracy->empty()
             ? ""
-            : text_of(KnownAccuracy::shape(problem, options.length), *accuracy, color);
+            : text_of(tuner::accuracy_shape(problem, options.length), *accuracy, color);
     if (!compared.contains(table)) compared += "\n" + table;
     add_measured(*bench, *accuracy, measured);
   }
   print_results(options, global,
                 {{"device", machine.backend->device().name},
-                 {"accuracy_shape", {{"tokens", options.length}, {"heads", kAccuracyHeads}}},
+                 {"accuracy_shape", {{"tokens", options.length}, {"heads", tuner::kAccuracyHeads}}},
                  {"results", results}},
                 text + compared);
-  if (db) F8_TRY(store(*db, measured, options, global, machine.backend->device()));
+  if (db) F8_TRY(store(*db, measured, options, global, machine));
   return failed > 0 ? kExitRegression : kExitOk;
 }
 
 }  // namespace
 
 void add_bench_attention(CLI::App& group, Program& program) {
-  auto options = std::make_shared<AttentionOptions>();
+  auto options = std::make_shared<AttentionBenchOptions>();
   CLI::App* command = add_command(
       group, program, "attention",
       "the fp8 forward and backward with their casts, and the accuracy of the results", Needs::kGpu,
       [options, &program] { return bench_attention(*options, program.global); });
-  CLI::Option* shape =
-      command
-          ->add_option("--shape", options->shape,
-                       "tokens, sequences, heads of queries, heads of keys, elements of a head; "
-                       "several with ';'")
-          ->type_name("s8192b1h32g8d128");
+  const AttentionFlags flags = add_attention(*command, options->attention);
   CLI::Option* recipe =
       command
           ->add_option("--recipe", options->recipe,
                        "fp8_forward: the forward, and the dequantisation for a backward in bf16; "
                        "fp8: forward and backward")
-          ->type_name(f8::format("RECIPE:{{{}}}", fmt::join(kAttentionRecipeNames, ",")));
-  CLI::Option* masks =
-      command->add_option("--masks", options->masks, "causal, full or both")->type_name("LIST");
-  CLI::Option* causal = command->add_flag("--causal", options->causal, "--masks causal");
-  CLI::Option* full = command->add_flag("--full", options->full, "--masks full");
-  causal->excludes(masks)->excludes(full);
-  full->excludes(masks);
-  command->add_option("--problem", options->problem, "a problem as query prints it")
-      ->type_name("KEY")
-      ->excludes(shape)
-      ->excludes(recipe)
-      ->excludes(masks)
-      ->excludes(causal)
-      ->excludes(full);
+          ->type_name(f8::format("RECIPE:{{{}}}", attention_recipes_text()));
+  CLI::Option* problem =
+      command->add_option("--problem", options->problem, "a problem as query prints it")
+          ->type_name("KEY")
+          ->excludes(recipe);
+  for (CLI::Option* flag : flags.all()) problem->excludes(flag);
   declare_machine(*command, *options);
   command->add_option("--seconds", options->measuring.final_s, "longest time of a comparison")
       ->check(CLI::PositiveNumber)

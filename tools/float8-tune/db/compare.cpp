@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/file.hpp"
+#include "recipes/attention.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
@@ -44,6 +45,7 @@ struct CompareCommandOptions {
   SideOptions a, b;
   std::string recipe;
   std::string op;
+  std::optional<Op> only;  // which that names
   std::string by = "time";
   double threshold = 0.02;
   bool all = false;
@@ -77,7 +79,7 @@ Result<Side> load_side(const SideOptions& side, const CompareCommandOptions& opt
   }
   std::erase_if(loaded.rows, [&](const TrialRow& row) {
     return (!options.recipe.empty() && row.problem.recipe != options.recipe) ||
-           (!options.op.empty() && to_string(row.problem.op) != options.op);
+           (options.only && row.problem.op != *options.only);
   });
   return loaded;
 }
@@ -221,15 +223,16 @@ Result<std::string> csv_of(const CompareResult& result, Quantity quantity) {
       "problem", "op",    "recipe",   "m",        "n",       "k",      "a",
       "b",       "ratio", "ratio_lo", "ratio_hi", "verdict", "reason", "device"};
   tuner::CsvText csv(kColumns);
+  const auto size = [](int64_t n) { return n == 0 ? "" : f8::format("{}", n); };  // 0: it has none
   for (const Comparison& c : result.compared) {
     const Problem& p = c.a.problem;
     const Shape s = p.shape();
     const std::vector<std::string> fields = {p.key(),
                                              std::string(to_string(p.op)),
                                              p.recipe,
-                                             f8::format("{}", s.m),
-                                             f8::format("{}", s.n),
-                                             f8::format("{}", s.k),
+                                             size(s.m),
+                                             size(s.n),
+                                             size(s.k),
                                              shown(c.a, quantity),
                                              shown(c.b, quantity),
                                              f8::format("{:.6g}", c.ratio),
@@ -255,9 +258,17 @@ int verdict_of(const CompareResult& result, const CompareCommandOptions& options
   return kExitRegression;
 }
 
-Result<int> compare(const CompareCommandOptions& options, const Global& global) {
-  if (!options.op.empty()) F8_TRY(of_option("--op", parse_op(options.op)));
-  if (!options.recipe.empty()) F8_TRY(recipe_of(options.recipe));
+Status check_filters(CompareCommandOptions& options) {
+  if (!options.op.empty()) options.only = F8_TRY(of_option("--op", parse_any_op(options.op)));
+  if (options.recipe.empty()) return {};
+  const auto attention = parse_attention_recipe(options.recipe);
+  if (options.only && is_attention(*options.only)) F8_TRY(of_option("--recipe", attention));
+  if (options.only ? !is_attention(*options.only) : !attention) F8_TRY(recipe_of(options.recipe));
+  return {};
+}
+
+Result<int> compare(CompareCommandOptions options, const Global& global) {
+  F8_TRY(check_filters(options));
   F8_TRY(check_output(global, "--csv", options.csv));
   F8_TRY(check_sides(options));
   const Side a = F8_TRY(load_side(options.a, options, 'a'));
@@ -309,7 +320,10 @@ void add_compare(CLI::App& app, Program& program) {
   add_side(*command, options->a, "a");
   add_side(*command, options->b, "b");
   add_recipe(*command, options->recipe);
-  command->add_option("--op", options->op, "linear, output, grad_input or grad_weight alone")
+  command
+      ->add_option("--op", options->op,
+                   "rows of one operation: linear, output, grad_input, grad_weight, experts, "
+                   "attention, attention_forward, attention_backward")
       ->type_name("OP");
   command
       ->add_option("--by", options->by,

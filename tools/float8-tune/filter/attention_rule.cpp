@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 
 #include "base/text.hpp"
 #include "tools/float8-tune/device_option.hpp"
@@ -24,20 +23,13 @@ struct Budget {
 constexpr std::array kBudgets = {Budget{"O", kLeastOfValues}, Budget{"dQ", kLeastOfScores},
                                  Budget{"dK", kLeastOfScores}, Budget{"dV", kLeastOfValues}};
 
-const tuning_db::Accuracy* find(const std::vector<tuning_db::Accuracy>& accuracy,
-                                std::string_view data, std::string_view tensor) {
-  const auto found = std::ranges::find_if(
-      accuracy, [&](const auto& a) { return a.data == data && a.tensor == tensor; });
-  return found == accuracy.end() ? nullptr : &*found;
-}
-
 // Names the tensor that is out of the budget by most, or that is not known; empty where all are in it.
 std::string out_of_budget(const std::vector<tuning_db::Accuracy>& accuracy) {
   std::string worst;
   double most = 0;
   for (const std::string_view data : tuner::kAttentionData) {
     for (const Budget& budget : kBudgets) {
-      const auto* found = find(accuracy, data, budget.tensor);
+      const auto* found = find_accuracy(accuracy, data, budget.tensor);
       if (found == nullptr) {
         return f8::format("accuracy not known: {} on {} data", budget.tensor, data);
       }
@@ -55,39 +47,52 @@ bool decides(const TrialRow& row) {
          row.result.state == tuning_db::TrialState::kOk && row.result.ratio.has_value();
 }
 
-// The newest row that decides, in the first database that has one, and the other devices that have some.
-struct Deciding {
-  std::optional<TrialRow> row;
-  std::vector<std::string> others;
-};
-// `asked` empty: of any device.
-Result<Deciding> deciding_row(const Problem& problem, const Databases& databases,
-                              const std::string& asked) {
-  Deciding found;
+// The rows of a problem that decide, by database in the order in which they are asked.
+using DecidingRows = std::vector<std::vector<TrialRow>>;
+Result<DecidingRows> deciding_rows(const Problem& problem, const Databases& databases) {
+  DecidingRows rows;
   for (const tuning_db::Database& database : databases.owned) {
-    for (TrialRow& row : F8_TRY(database.trials(problem))) {
-      if (!decides(row)) continue;
-      if (!asked.empty() && row.device.name != asked) {
-        if (std::ranges::find(found.others, row.device.name) == found.others.end()) {
-          found.others.push_back(row.device.name);
-        }
-      } else if (!found.row || row.at > found.row->at) {
-        found.row = std::move(row);
-      }
-    }
-    if (found.row) break;
+    rows.push_back(F8_TRY(database.trials(problem)));
+    std::erase_if(rows.back(), [](const TrialRow& row) { return !decides(row); });
   }
-  return found;
+  return rows;
 }
 
-Verdict verdict_of(const Problem& problem, const Deciding& deciding, const std::string& asked,
-                   double margin) {
-  if (!deciding.row) {
-    return {false, deciding.others.empty()
-                       ? "kept in bf16: it was not measured; " + how_to_measure(problem)
-                       : "kept in bf16: " + elsewhere_hint(deciding.others, asked)};
+// The newest row of the first database that has one of the device, or of any where none is named; null: there is none.
+const TrialRow* newest_row(const DecidingRows& rows, const std::string& device) {
+  const TrialRow* newest = nullptr;
+  for (const std::vector<TrialRow>& of_database : rows) {
+    for (const TrialRow& row : of_database) {
+      if (!device.empty() && row.device.name != device) continue;
+      if (newest == nullptr || row.at > newest->at) newest = &row;
+    }
+    if (newest != nullptr) break;
   }
-  const TrialRow& row = *deciding.row;
+  return newest;
+}
+
+std::vector<std::string> devices_of(const DecidingRows& rows) {
+  std::vector<std::string> devices;
+  for (const std::vector<TrialRow>& of_database : rows) {
+    for (const TrialRow& row : of_database) {
+      if (std::ranges::find(devices, row.device.name) == devices.end()) {
+        devices.push_back(row.device.name);
+      }
+    }
+  }
+  return devices;
+}
+
+Verdict verdict_of(const Problem& problem, const DecidingRows& rows, const TrialRow* own,
+                   const std::string& asked, double margin) {
+  if (own == nullptr) {
+    const std::vector<std::string> others = devices_of(rows);
+    return {false, "kept in bf16: " +
+                       (others.empty()
+                            ? "it was not measured; " + how_to_measure({attention_shape(problem)})
+                            : elsewhere_hint(others, asked))};
+  }
+  const TrialRow& row = *own;
   const std::string basis = f8::format("measured on {}, {}", row.device.name, row.at.substr(0, 10));
   const std::string inaccurate = out_of_budget(row.result.accuracy);
   if (!inaccurate.empty()) return {false, f8::format("{}; {}", inaccurate, basis)};
@@ -95,7 +100,7 @@ Verdict verdict_of(const Problem& problem, const Deciding& deciding, const std::
   return speedup_verdict({ratio.ratio, ratio.lo, ratio.hi}, margin, basis);
 }
 
-void add_verdict(Json& json, const AttentionVerdict& of) {
+void add_recipe_verdict(Json& json, const AttentionVerdict& of) {
   json["problem"] = of.problem.key();
   json["recipe"] = of.problem.recipe;
   json["convert"] = of.verdict.convert;
@@ -110,46 +115,36 @@ void add_verdict(Json& json, const AttentionVerdict& of) {
 }
 
 // The best recipe's verdict, whose recipe is bf16 where it is not converted, and that of each.
-void add_verdicts(Json& json, const AttentionVerdicts& recipes) {
-  add_verdict(json, recipes.front());
+void add_recipe_verdicts(Json& json, const AttentionVerdicts& recipes) {
+  add_recipe_verdict(json, recipes.front());
   if (!recipes.front().verdict.convert) json["recipe"] = bf16_recipe().name;
   for (const AttentionVerdict& each : recipes) {
-    add_verdict(json["recipes"].emplace_back(Json::object()), each);
+    add_recipe_verdict(json["recipes"].emplace_back(Json::object()), each);
   }
 }
 
 }  // namespace
-
-std::string how_to_measure(const Problem& attention) {
-  return f8::format(
-      "on a GPU: benchmarks/pytorch/attention.py --shapes {} --masks {} --jsonl rows.jsonl, then "
-      "float8-tune db import rows.jsonl --db FILE",
-      to_string(attention.dims, std::span(kAttentionDims).first<5>()),
-      mask_name(attention_shape(attention).causal));
-}
 
 Result<AttentionVerdicts> attention_verdicts(const AttentionShape& shape,
                                              const Databases& databases, const std::string& device,
                                              double margin) {
   std::string asked = asked_device(device, "");
   AttentionVerdicts recipes;
-  std::string newest;
+  std::vector<DecidingRows> rows;
+  const TrialRow* newest = nullptr;
   for (const AttentionRecipe recipe : kAttentionRecipes) {
     const Problem problem = F8_TRY(attention_problem(Op::kAttention, recipe, shape));
     recipes.push_back({.problem = problem, .verdict = {}, .row = {}});
+    rows.push_back(F8_TRY(deciding_rows(problem, databases)));
+    const TrialRow* own = newest_row(rows.back(), asked);
+    if (own != nullptr && (newest == nullptr || own->at > newest->at)) newest = own;
   }
-  if (asked.empty()) {
-    for (const AttentionVerdict& each : recipes) {
-      const Deciding deciding = F8_TRY(deciding_row(each.problem, databases, ""));
-      if (!deciding.row || deciding.row->at <= newest) continue;
-      newest = deciding.row->at;
-      asked = deciding.row->device.name;
-    }
-  }
-  for (AttentionVerdict& each : recipes) {
-    Deciding deciding = F8_TRY(deciding_row(each.problem, databases, asked));
-    each.verdict = verdict_of(each.problem, deciding, asked, margin);
-    each.row = std::move(deciding.row);
+  if (asked.empty() && newest != nullptr) asked = newest->device.name;
+  for (size_t i = 0; i < recipes.size(); ++i) {
+    AttentionVerdict& each = recipes[i];
+    const TrialRow* own = newest_row(rows[i], asked);
+    each.verdict = verdict_of(each.problem, rows[i], own, asked, margin);
+    if (own != nullptr) each.row = *own;
   }
   std::ranges::stable_sort(recipes, std::greater<>(), [](const AttentionVerdict& each) {
     return std::pair(each.verdict.convert, each.row ? each.row->result.ratio->lo : 0);
@@ -157,27 +152,27 @@ Result<AttentionVerdicts> attention_verdicts(const AttentionShape& shape,
   return recipes;
 }
 
-std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy, bool color) {
-  std::vector<std::string> kinds, tensors;
-  const auto keep = [](std::vector<std::string>& names, const std::string& name) {
-    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
-  };
-  for (const tuning_db::Accuracy& a : accuracy) {
-    keep(kinds, a.data);
-    keep(tensors, a.tensor);
-  }
-  std::vector<Table::Column> columns = {{"SQNR in dB", Table::Align::kLeft}};
-  for (const std::string& tensor : tensors) columns.push_back({tensor});
-  Table table(std::move(columns));
-  for (const std::string& kind : kinds) {
-    std::vector<std::string> cells = {kind};
-    for (const std::string& tensor : tensors) {
-      const auto* found = find(accuracy, kind, tensor);
-      cells.push_back(found == nullptr ? "-" : f8::format("{:.1f}", found->sqnr_db));
+// The recipe's forward and its backward by themselves on a device (any where it is empty), where they were measured.
+static Result<std::vector<TrialRow>> parts_of(const Problem& attention, const Databases& databases,
+                                              const std::string& device) {
+  std::vector<TrialRow> parts;
+  for (const Op op : {Op::kAttentionForward, Op::kAttentionBackward}) {
+    const auto part =
+        attention_problem(op, attention_recipe(attention), attention_shape(attention));
+    if (!part) continue;  // a backward in bf16 is not float8's
+    const auto counts = [&](const TrialRow& row) {
+      return row.fidelity == "final" && row.result.state == tuning_db::TrialState::kOk &&
+             row.result.timing && (device.empty() || row.device.name == device);
+    };
+    for (const tuning_db::Database& database : databases.owned) {
+      std::vector<TrialRow> rows = F8_TRY(database.trials(*part));  // best first
+      const auto best = std::ranges::find_if(rows, counts);
+      if (best == rows.end()) continue;
+      parts.push_back(std::move(*best));
+      break;
     }
-    table.add(cells);
   }
-  return table.text(color);
+  return parts;
 }
 
 Result<int> explain_attention(const Problem& problem, const std::string& device, double margin,
@@ -190,13 +185,24 @@ Result<int> explain_attention(const Problem& problem, const std::string& device,
   const AttentionVerdicts recipes =
       F8_TRY(attention_verdicts(attention_shape(problem), databases, asked, margin));
   const AttentionVerdict& best = recipes.front();
+  std::vector<std::vector<TrialRow>> parts;
+  for (const AttentionVerdict& each : recipes) {
+    parts.push_back(F8_TRY(parts_of(each.problem, databases,
+                                    asked_device(asked, best.row ? best.row->device.name : ""))));
+  }
   if (global.json) {
     Json json = problem_json(best.problem);
-    add_verdicts(json, recipes);
+    add_recipe_verdicts(json, recipes);
     json["needed"] = rounded(1 + margin);
     json["trials"] = Json::array();
     for (const AttentionVerdict& each : recipes) {
       if (each.row) json["trials"].push_back(trial_json(*each.row));
+    }
+    for (size_t i = 0; i < recipes.size(); ++i) {
+      Json& of_recipe = json["recipes"][i]["parts"] = Json::object();
+      for (const TrialRow& row : parts[i]) {
+        of_recipe[std::string(to_string(row.problem.op))] = trial_json(row);
+      }
     }
     print_json(json);
     return kExitOk;
@@ -208,8 +214,15 @@ Result<int> explain_attention(const Problem& problem, const std::string& device,
       to_string(problem.dims, kAttentionDims),
       best.verdict.convert ? "FLOAT8, recipe " + best.problem.recipe : "KEEP BF16", 1 + margin,
       kLeastOfValues, kLeastOfScores));
-  for (const AttentionVerdict& each : recipes) {
+  for (size_t i = 0; i < recipes.size(); ++i) {
+    const AttentionVerdict& each = recipes[i];
     print(f8::format("  {:<11}  {}\n", each.problem.recipe, each.verdict.reason));
+    for (const TrialRow& row : parts[i]) {
+      print(f8::format("  {:<11}  {}, {:.0f} TFLOP/s, by itself\n",
+                       row.problem.op == Op::kAttentionForward ? "forward" : "backward",
+                       microseconds(row.result.timing->median_ns),
+                       row.problem.flops() / row.result.timing->median_ns / 1e3));
+    }
     if (!each.row) continue;
     const tuning_db::Ratio& ratio = *each.row->result.ratio;
     print(f8::format("  speedup      {:.3f} {} forward + backward\n", ratio.ratio,
@@ -221,34 +234,20 @@ Result<int> explain_attention(const Problem& problem, const std::string& device,
 
 Result<std::vector<AttentionDecision>> decide_attention(const AttentionQuestion& asked,
                                                         const Databases& databases) {
-  if (asked.tokens % asked.sequence != 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "--tokens {} are no whole sequences of --sequence {}; correct one of them",
-                asked.tokens, asked.sequence);
-  }
   std::vector<AttentionDecision> decisions;
-  std::map<std::string, AttentionVerdicts> known;  // the layers of a model are mostly alike
-  for (tuner::AttentionLayer& layer :
-       F8_TRY(of_option("--attention", tuner::load_attention(asked.model, asked.tp)))) {
+  std::vector<std::pair<AttentionShape, AttentionVerdicts>> known;  // layers are mostly alike
+  for (auto& [layer, shape] : F8_TRY(attention_of(asked.model, asked.tp, asked.step))) {
     AttentionDecision& decision = decisions.emplace_back();
-    if (layer.kept.empty() && layer.window > 0 && layer.window < asked.sequence) {
-      layer.kept = f8::format("windows of {} keys are not measured", layer.window);
-    }
-    const AttentionShape shape{.tokens = asked.sequence,
-                               .batch = asked.tokens / asked.sequence,
-                               .heads_q = layer.heads_q,
-                               .heads_kv = layer.heads_kv,
-                               .head_dim = layer.head_dim};
-    const auto problem = attention_problem(Op::kAttention, kAttentionRecipes.front(), shape);
-    if (layer.kept.empty() && !problem) layer.kept = problem.error().message;
     if (!layer.kept.empty()) {
       decision.verdict.reason = "kept in bf16: " + layer.kept;
     } else {
-      if (!known.contains(problem->key())) {
-        known[problem->key()] =
-            F8_TRY(attention_verdicts(shape, databases, asked.device, asked.margin));
+      auto found = std::ranges::find(known, shape, &decltype(known)::value_type::first);
+      if (found == known.end()) {
+        known.emplace_back(
+            shape, F8_TRY(attention_verdicts(shape, databases, asked.device, asked.margin)));
+        found = std::prev(known.end());
       }
-      decision.recipes = known[problem->key()];
+      decision.recipes = found->second;
       decision.verdict = decision.recipes.front().verdict;
     }
     decision.layer = std::move(layer);
@@ -263,7 +262,7 @@ Json to_json(const AttentionDecision& decision) {
                {"problem", nullptr},         {"recipe", bf16_recipe().name},
                {"convert", false},           {"reason", decision.verdict.reason},
                {"speedup_known", false},     {"recipes", Json::array()}};
-  if (!decision.recipes.empty()) add_verdicts(json, decision.recipes);
+  if (!decision.recipes.empty()) add_recipe_verdicts(json, decision.recipes);
   return json;
 }
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "recipes/attention.hpp"
 #include "recipes/model/filter_rule.hpp"
+#include "tools/float8-tune/attention_option.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 
@@ -31,10 +31,6 @@ using AttentionVerdicts = std::vector<AttentionVerdict>;
                                                            const Databases& databases,
                                                            const std::string& device,
                                                            double margin);
-[[nodiscard]] std::string how_to_measure(const Problem& attention);
-// Prints the accuracy as a table: a row for each kind of data, a column for each tensor.
-[[nodiscard]] std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy,
-                                        bool color);
 
 // The answer to `explain` with the key of an attention: the speedup and the accuracy of each recipe, which both must do.
 [[nodiscard]] Result<int> explain_attention(const Problem& problem, const std::string& device,
@@ -44,8 +40,7 @@ using AttentionVerdicts = std::vector<AttentionVerdict>;
 struct AttentionQuestion {
   std::string model;
   int64_t tp = 1;
-  int64_t tokens = 0;
-  int64_t sequence = 0;
+  Sequences step;
   std::string device;
   double margin = kFilterMargin;
 };

@@ -12,6 +12,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/filter/attention_rule.hpp"
+#include "tools/float8-tune/filter/decision_rows.hpp"
 #include "tools/float8-tune/filter/kernels_of.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
@@ -79,25 +80,13 @@ Result<ExplainOptions> resolved(ExplainOptions options) {
   return options;
 }
 
-// A layer's name with * for each number in it: what the layers of all blocks share.
-std::string kind_of(const std::string& fqn) {
-  std::string kind;
-  for (std::string_view rest = fqn; !rest.empty();) {
-    const std::string_view part = take_until(rest, '.');
-    const bool number = part.find_first_not_of("0123456789") == std::string_view::npos;
-    kind += number ? "*" : part;
-    if (!rest.empty()) kind += '.';
-  }
-  return kind;
-}
-
 // The kinds of a model's layers, in words.
 std::string kinds_of(const std::vector<NamedLinear>& layers) {
   constexpr size_t kMost = 8;
   std::set<std::string> seen;
   std::string text;
   for (const NamedLinear& layer : layers) {
-    const std::string kind = kind_of(layer.fqn);
+    const std::string kind = pattern_of(layer.fqn);
     if (!seen.insert(kind).second) continue;
     if (seen.size() > kMost) return text + ", ...";
     text += (text.empty() ? "" : ", ") + quote(kind);

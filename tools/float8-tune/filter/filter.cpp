@@ -301,13 +301,13 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   Beside beside{.rows = rows_by_device(table, recipe.name, asked_device(device, result.device)),
                 .attention = {}};
   if (options.attention) {
-    beside.attention = F8_TRY(decide_attention({.model = options.model.model,
-                                                .tp = options.model.tp,
-                                                .tokens = options.model.tokens,
-                                                .sequence = options.sequence,
-                                                .device = device,
-                                                .margin = options.margin},
-                                               databases));
+    beside.attention = F8_TRY(
+        decide_attention({.model = options.model.model,
+                          .tp = options.model.tp,
+                          .step = {.tokens = options.model.tokens, .sequence = options.sequence},
+                          .device = device,
+                          .margin = options.margin},
+                         databases));
   }
   F8_TRY(show(options, result, beside, global));
   note_other_devices(beside.rows, result, how.tokens, global);

@@ -7,9 +7,9 @@
 #include <memory>
 #include <set>
 
+#include "tools/float8-tune/attention_option.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
-#include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -27,7 +27,8 @@ struct QueryOptions {
   std::string recipe;
   std::string op;  // empty: the linear, and its three GEMMs
   GroupOptions groups;
-  std::optional<Problem> attention;
+  AttentionOptions attentions;
+  std::optional<Problem> attention;  // by its key
   std::string device;
   int64_t limit = 5;
   bool map = false;
@@ -247,31 +248,91 @@ Result<std::vector<Op>> ops_of(const std::string& text) {
   return ops;
 }
 
+// What is asked of attention: the first problem is what an answer is about, the others are its parts.
+Result<std::vector<std::vector<Problem>>> attentions_of(const QueryOptions& options) {
+  std::vector<std::vector<Problem>> all;
+  if (options.attention) {
+    all.push_back({*options.attention});
+    return all;
+  }
+  std::vector<Op> ops = {Op::kAttention, Op::kAttentionForward, Op::kAttentionBackward};
+  if (!options.op.empty()) {
+    ops = {F8_TRY(of_option("--op", parse_any_op(options.op)))};
+    if (!is_attention(ops.front())) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--op {} is of linears, and --shape of attention; give --mnk, or --op "
+                  "attention, attention_forward or attention_backward",
+                  options.op);
+    }
+  }
+  const std::vector<AttentionRecipe> recipes = F8_TRY(
+      attention_recipes_of(options.recipe.empty() ? attention_recipes_text() : options.recipe));
+  for (const AttentionShape& shape : F8_TRY(shapes_of(options.attentions))) {
+    for (const AttentionRecipe recipe : recipes) {
+      std::vector<Problem> problems;
+      for (const Op op : ops) {
+        // Only that of kFp8 is float8's.
+        if (op == Op::kAttentionBackward && recipe != AttentionRecipe::kFp8) continue;
+        problems.push_back(F8_TRY(attention_problem(op, recipe, shape)));
+      }
+      if (!problems.empty()) all.push_back(std::move(problems));
+    }
+  }
+  if (!all.empty()) return all;
+  return fail(ErrorCode::kInvalidArgument,
+              "--op {} of recipe {} is in bf16, and not float8's; that of fp8 is in fp8",
+              options.op, options.recipe);
+}
+
+// Says what measures the problems that were not.
+void note_missing(const std::vector<Problem>& missing, const Global& global) {
+  if (missing.empty()) return;
+  std::vector<AttentionShape> whole, all;
+  for (const Problem& problem : missing) {
+    all.push_back(attention_shape(problem));
+    if (problem.op == Op::kAttention) whole.push_back(all.back());
+  }
+  const std::string database = database_to_write(global);
+  const auto [shapes, masks] = options_of(all);
+  note(global, "not everything here was measured; {}",
+       whole.empty() ? f8::format("on a GPU: float8-tune sweep --attention --shape \"{}\" --masks "
+                                  "{} --db {}",
+                                  shapes, masks, database)
+                     : how_to_measure(whole, database));
+}
+
 // Of attention there is no estimate: its rows are all that is known.
 Result<int> query_attention(const QueryOptions& options, const Global& global) {
+  const auto asked = F8_TRY(attentions_of(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
   const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const Answer answer = F8_TRY(ask(*options.attention, databases, table, device));
   const auto limit = static_cast<size_t>(options.limit);
-  if (global.json) {
-    print_json({{"results", Json::array({to_json(answer, limit)})}});
-  } else {
-    print_answer(answer, limit, stdout_color(global));
+  Json results = Json::array();
+  std::vector<Problem> missing;
+  for (const std::vector<Problem>& problems : asked) {
+    for (const Problem& problem : problems) {
+      const Answer answer = F8_TRY(ask(problem, databases, table, device));
+      if (answer.ok.empty()) missing.push_back(problem);
+      if (!global.json) {
+        print_answer(answer, limit, stdout_color(global));
+      } else if (problem == problems.front()) {
+        results.push_back(to_json(answer, limit));
+      } else {
+        results.back()["parts"].push_back(to_json(answer, limit));
+      }
+    }
   }
-  if (answer.ok.empty()) {
-    note(global, "it was not measured here; {}",
-         options.attention->op == Op::kAttention
-             ? how_to_measure(*options.attention)
-             : f8::format("on a GPU: float8-tune bench attention --problem {} --db {}",
-                          options.attention->key(), database_to_write(global)));
-  }
+  if (global.json) print_json({{"results", results}});
+  note_missing(missing, global);
   return kExitOk;
 }
 
 Result<int> query(const QueryOptions& options, const Global& global) {
-  if (options.attention) return query_attention(options, global);
+  if (options.attention || !options.attentions.shapes.empty()) {
+    return query_attention(options, global);
+  }
   F8_TRY(require_problem(options.mnk, options.recipe));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const std::vector<Op> ops = F8_TRY(ops_of(options.op));
@@ -325,9 +386,11 @@ void add_query(CLI::App& app, Program& program) {
   add_recipe(*command, options->recipe);
   command
       ->add_option("--op", options->op,
-                   "linear, output, grad_input or grad_weight alone (default: all four)")
+                   "linear, output, grad_input or grad_weight alone (default: all four); with "
+                   "--shape attention, attention_forward or attention_backward")
       ->type_name("OP");
   add_groups(*command, options->groups);
+  const AttentionFlags flags = add_attention(*command, options->attentions);
   add_problem(*command, {.mnk = &options->mnk,
                          .recipe = &options->recipe,
                          .op = &options->op,
@@ -335,8 +398,14 @@ void add_query(CLI::App& app, Program& program) {
                          .attention = &options->attention});
   add_device(*command, options->device);
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
-  command->add_flag("--map", options->map,
-                    "a heat map of the linear's speedup over all N and K of --mnk, for one M");
+  CLI::Option* map =
+      command->add_flag("--map", options->map,
+                        "a heat map of the linear's speedup over all N and K of --mnk, for one M");
+  for (const char* other : {"--mnk", "--experts", "--skew", "--problem"}) {
+    flags.shape->excludes(command->get_option(other));
+  }
+  flags.shape->excludes(map);
+  for (CLI::Option* mask : {flags.masks, flags.causal, flags.full}) mask->needs(flags.shape);
 }
 
 }  // namespace f8::cli

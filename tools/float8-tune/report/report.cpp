@@ -4,6 +4,7 @@
 
 #include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/filter/decision_rows.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
@@ -33,12 +34,17 @@ Status check_user_database(const Global& global, const Databases& databases) {
         F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, Op::kExperts));
     if (!experts.empty()) return {};
   }
+  for (const std::string_view recipe : kAttentionRecipeNames) {
+    for (const Op op : {Op::kAttention, Op::kAttentionForward, Op::kAttentionBackward}) {
+      if (!F8_TRY(database.linears(recipe, tuning_db::Impl::kFloat8, op)).empty()) return {};
+    }
+  }
   const bool is_empty = F8_TRY(database.runs()).empty();
   return fail(ErrorCode::kNotFound,
               "{}: {} {}; measure some with `float8-tune sweep --db {}`, or leave {} out for the "
               "built-in measurements",
               global.db_option, global.db.string(),
-              is_empty ? "is empty: it has no trials" : "has no measured linear",
+              is_empty ? "is empty: it has no trials" : "has no measured linear or attention",
               global.db.string(), global.db_option);
 }
 
@@ -81,6 +87,23 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
       options.model.ep > 1 ? f8::format(", {} expert-parallel ranks", options.model.ep) : "",
       result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup);
   return decision;
+}
+
+// Says of each attention what filter decides: of the recipes that can be taken it takes the first.
+Status decide_attentions(report::Measurements& measurements, const Databases& databases) {
+  for (report::AttentionTimes& times : measurements.attentions) {
+    if (!times.both) continue;
+    const AttentionVerdicts verdicts =
+        F8_TRY(attention_verdicts(times.shape, databases, times.device, kFilterMargin));
+    const AttentionVerdict& best = verdicts.front();
+    for (const AttentionVerdict& each : verdicts) {
+      if (each.problem.recipe != times.recipe) continue;
+      const bool is_behind = &each != &best && each.verdict.convert;
+      times.decision =
+          is_behind ? "not taken: " + best.problem.recipe + " is faster" : each.verdict.reason;
+    }
+  }
+  return {};
 }
 
 std::vector<NamedBytes> svg_files(const ReportOptions& options,
@@ -139,7 +162,8 @@ Result<int> make_report(const ReportOptions& options, const Global& global) {
     const bool is_users = named.empty() && !global.db.empty();
     named.push_back({is_users ? global.db.filename().string() : "built-in", database});
   }
-  const report::Measurements measurements = F8_TRY(report::collect(named, std::move(table)));
+  report::Measurements measurements = F8_TRY(report::collect(named, std::move(table)));
+  F8_TRY(decide_attentions(measurements, databases));
   page.figures = report::all_figures(measurements);
   std::string html = report::page_html(page, measurements);
   std::vector<NamedBytes> files;

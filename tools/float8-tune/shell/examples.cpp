@@ -23,27 +23,34 @@ constexpr Example kExamples[] = {
     {"bench epilogue", "float8-tune bench epilogue --mnk 8192,4096,4096 --epilogue bias,amax"},
     {"bench suggestions", "float8-tune bench suggestions --mnk 16,4096,4096 --csv suggestions.csv"},
     {"bench cast", "float8-tune bench cast --mnk 8192,4096,4096 --recipe rowwise"},
-    {"plan", "float8-tune plan --model llama3-8b --tokens 8192 --recipe rowwise"},
+    {"plan",
+     "float8-tune plan --model llama3-8b --tokens 8192 --recipe rowwise\n"
+     "float8-tune plan --model llama3-8b --attention --sequence 8192,32768 --masks causal,full"},
     {"sweep",
      "float8-tune sweep --mnk 8192,4096,4096 --recipe rowwise --db tuned.f8db\n"
      "float8-tune sweep --model llama3-8b --tokens 8192 --budget 10m --db tuned.f8db\n"
-     "float8-tune sweep --model llama3-8b --tokens 8192 --missing --gpus all --db tuned.f8db"},
+     "float8-tune sweep --model llama3-8b --tokens 8192 --missing --gpus all --db tuned.f8db\n"
+     "float8-tune sweep --model llama3-8b --attention --sequence 8192,32768 --db tuned.f8db"},
     {"resume",
      "float8-tune resume --db tuned.f8db\n"
      "float8-tune resume --gpus 0,2 --db tuned.f8db"},
     {"query",
      "float8-tune query --mnk 8192,4096,4096 --recipe rowwise\n"
      "float8-tune query --problem linear/rowwise+fast/e4m3.e4m3.bf16/m8192n4096k4096\n"
+     "float8-tune query --shape s8192b1h32g8d128 --recipe fp8 --op attention_forward\n"
      "float8-tune query --map --mnk 8192,1024:16384:x2,1024:16384:x2 --recipe rowwise"},
     {"filter",
      "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise\n"
+     "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise --attention --sequence "
+     "8192\n"
      "float8-tune filter --model mixtral-8x7b --ep 4 --tokens 8192 --recipe tensorwise "
      "--verdicts verdicts.json"},
     {"thresholds", "float8-tune thresholds --recipe rowwise"},
     {"explain", "float8-tune explain 8192,1024,4096 --recipe rowwise"},
     {"compare",
      "float8-tune compare before.f8db after.f8db\n"
-     "float8-tune compare before.f8db after.f8db --op linear --threshold 0.03 --strict"},
+     "float8-tune compare before.f8db after.f8db --op linear --threshold 0.03 --strict\n"
+     "float8-tune compare before.f8db after.f8db --op attention_forward"},
     {"report", "float8-tune report -o report.html"},
     {"emit",
      "float8-tune emit --mnk 4096,4096,4096 --recipe rowwise\n"

@@ -97,7 +97,7 @@ Result<tuner::Campaign> open_campaign(const Global& global, Request request, con
   const tuner::CampaignIdentity identity{.argv = std::move(request.argv),
                                          .seed = sweep.seed,
                                          .toolchain = toolchain_of(gpus.front()->worker.device()),
-                                         .method = tuner::sweep_method(sweep.options)};
+                                         .method = tuner::method_of(sweep)};
   if (request.shards.empty()) return tuner::Campaign::begin(global.db, gpus, identity, plan);
   return tuner::Campaign::resume(global.db, gpus, std::move(request.shards), identity, plan);
 }
@@ -162,7 +162,7 @@ Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
   if (request.shards.empty()) F8_TRY(leave_out_measured(job, command, global, first.device()));
   const tuner::SweepPlan plan = F8_TRY(plan_with(first, job.request, global));
   if (command.dry_run) {
-    print_dry_run(plan);
+    print_dry_run(job.request, plan);
     return kExitOk;
   }
   if (plan.linears.empty()) {
@@ -173,8 +173,8 @@ Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
   const tuner::SweepRequest sweep_request = job.request;
   tuner::Campaign campaign = F8_TRY(open_campaign(global, std::move(request), gpus, plan));
   const std::string run_uuid = gpus.front()->run_uuid;
-  note(global, "run {} on {} of {}: {} linears are missing, about {}", run_uuid, gpus.size(),
-       first.device().name, campaign.wanted().size(),
+  note(global, "run {} on {} of {}: {} {} are missing, about {}", run_uuid, gpus.size(),
+       first.device().name, campaign.wanted().size(), sweep_request.noun(),
        clock_text(plan.predicted_s / static_cast<double>(gpus.size())));
   SweepReporter reporter(progress_mode(command.progress, global));
   tuner::GpusSweep sweep(
@@ -187,6 +187,7 @@ Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
   reporter.clear();
   F8_TRY(campaign.end(gpus, database, outcome.total.end == tuner::SweepEnd::kDone));
   print_outcome(global, run_uuid, first.device(), outcome.total, outcome.gpus);
+  note_attention(sweep_request, global);
   return exit_code(outcome.total.end);
 }
 

@@ -59,6 +59,14 @@ Json gemm_json(const tuner::PlannedGemm& gemm, bool candidates) {
   return json;
 }
 
+Json attention_json(const tuner::PlannedLinear& part, const Cached& known) {
+  Json row = problem_json(part.problem);
+  row["predicted_s"] = rounded(part.predicted_s, 3);
+  row["cached_ok"] = known.ok;
+  row["cached_other"] = known.other;
+  return row;
+}
+
 Json linear_json(const tuner::PlannedLinear& linear, const Cached& known, bool candidates) {
   const Shape s = linear.problem.shape();
   Json gemms = Json::array();
@@ -105,6 +113,38 @@ void print_candidates(const tuner::SweepPlan& plan) {
   }
 }
 
+// A plan of attention, which has no candidates.
+Result<int> print_attention(const tuner::SweepPlan& plan, const Databases& databases,
+                            const DeviceClass& device, const Global& global) {
+  Json parts = Json::array();
+  Table table({{"attention", Table::Align::kLeft},
+               {"op", Table::Align::kLeft},
+               {"recipe", Table::Align::kLeft},
+               {"in the database"},
+               {"about"}});
+  int64_t cached_rows = 0;
+  for (const tuner::PlannedLinear& part : plan.linears) {
+    const Cached known = F8_TRY(cached(databases, part, device));
+    cached_rows += known.ok;
+    parts.push_back(attention_json(part, known));
+    table.add({to_string(part.problem.dims, spec_of(part.problem.op).dims),
+               std::string(to_string(part.problem.op)), part.problem.recipe,
+               std::to_string(known.ok), f8::format("{:.1f} s", part.predicted_s)});
+  }
+  if (global.json) {
+    print_json({{"device", device.name},
+                {"attentions", parts},
+                {"cells", plan.trials.size()},
+                {"cached_ok", cached_rows},
+                {"predicted_s", rounded(plan.predicted_s, 3)}});
+    return kExitOk;
+  }
+  print_styled(table.text(stdout_color(global)));
+  print(f8::format("\n{} parts of attention, about {:.0f} s on {}\n", plan.linears.size(),
+                   plan.predicted_s, device.name));
+  return kExitOk;
+}
+
 Result<int> run(const PlanOptions& options, const Global& global) {
   const tuner::SweepRequest request = F8_TRY(request_of(options.args));
   const Databases databases = F8_TRY(open_databases(global));
@@ -116,6 +156,7 @@ Result<int> run(const PlanOptions& options, const Global& global) {
       tuner::plan_sweep(request, device, [&](const Problem&, bool) -> Result<tuner::Suggested> {
         return tuner::Suggested{.count = request.options.heuristics};
       }));
+  if (request.attention) return print_attention(plan, databases, device, global);
   Json linears = Json::array();
   Table table({{"m,n,k", Table::Align::kLeft},
                {"recipe", Table::Align::kLeft},

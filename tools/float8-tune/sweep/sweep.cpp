@@ -18,7 +18,7 @@ namespace {
 Status open_run(SweepJob& job, const Global& global, const runtime::DeviceInfo& device,
                 const tuner::SweepPlan& plan) {
   const tuning_db::Toolchain toolchain = toolchain_of(device);
-  const tuning_db::Method method = tuner::sweep_method(job.request.options);
+  const tuning_db::Method method = tuner::method_of(job.request);
   if (!job.run_uuid.empty()) {
     return job.db->verify_run(job.run_uuid, device, device.uuid, toolchain, method);
   }
@@ -50,7 +50,7 @@ Result<int> measure(const Global& global, const SweepCommand& options) {
   if (job.run_uuid.empty()) F8_TRY(leave_out_measured(job, options, global, device));
   const tuner::SweepPlan plan = F8_TRY(plan_with(worker, job.request, global));
   if (options.dry_run) {
-    print_dry_run(plan);
+    print_dry_run(job.request, plan);
     return kExitOk;
   }
   if (plan.linears.empty()) {
@@ -58,8 +58,8 @@ Result<int> measure(const Global& global, const SweepCommand& options) {
     return kExitOk;
   }
   F8_TRY(open_run(job, global, device, plan));
-  note(global, "run {} on {}: {} linears, {} trials, about {}", job.run_uuid, device.name,
-       plan.linears.size(), plan.trials.size(), clock_text(plan.predicted_s));
+  note(global, "run {} on {}: {} {}, {} trials, about {}", job.run_uuid, device.name,
+       plan.linears.size(), job.request.noun(), plan.trials.size(), clock_text(plan.predicted_s));
 
   SweepReporter reporter(progress_mode(options.progress, global));
   tuner::Sweep sweep(
@@ -74,6 +74,7 @@ Result<int> measure(const Global& global, const SweepCommand& options) {
   reporter.clear();
   if (!outcome) return std::unexpected(outcome.error());
   print_outcome(global, job.run_uuid, device, *outcome);
+  note_attention(job.request, global);
   return exit_code(outcome->end);
 }
 
@@ -115,10 +116,10 @@ void add_sweep(CLI::App& app, Program& program) {
                   });
   declare(*command, options->args);
   declare_running(*command, *options);
-  command->add_flag(
-      "--missing", options->missing,
-      "leave out the linears that the database has of this method, code generator, NVRTC "
-      "and cuBLASLt, whichever GPU of this class measured them");
+  command->add_flag("--missing", options->missing,
+                    "leave out the linears, or parts of attention, that the database has of this "
+                    "method, code generator, NVRTC "
+                    "and cuBLASLt, whichever GPU of this class measured them");
   command->add_flag("--dry-run", options->dry_run, "say what would be measured, measure nothing");
 
   // The command of the process that owns the device; see tools/tuner/worker/worker.hpp.

@@ -17,6 +17,8 @@ std::optional<double> parse_number(std::string_view text) {
   return value && *value >= 0 && *value <= 1e12 ? value : std::nullopt;
 }
 
+constexpr const char* kUsualRecipes = "tensorwise,rowwise";
+
 // Of half-widths. One of 0 would never be reached, and wider than this one says nothing.
 constexpr ShareLimits kHalfWidths = {.least = 1e-6, .most = 0.1};
 
@@ -41,16 +43,16 @@ constexpr Number kNumbers[] = {
     {"--gemm-max-ci", &tuner::SweepOptions::gemm_max_ci,
      "a finalist whose interval has a wider half is noisy", true, true},
     {"--linear-min-ms", &tuner::SweepOptions::linear_min_ms,
-     "at least so long for a linear and its bf16 baseline", false},
+     "at least so long for a linear and its bf16 baseline, or for a part of attention", false},
     {"--linear-max-ms", &tuner::SweepOptions::linear_max_ms,
-     "at most so long for a linear and its bf16 baseline", false},
+     "at most so long for a linear and its bf16 baseline, or for a part of attention", false},
     {"--linear-ms", &tuner::SweepOptions::linear_ms,
      "the share of each combination of kernels that is timed as a whole linear", false},
     {"--linear-within", &tuner::SweepOptions::linear_within,
      "kernels this much slower than their GEMM's fastest take part in whole linears"},
     {"--batch-us", &tuner::SweepOptions::batch_us, "least length of a GEMM's timed batch"},
     {"--linear-batch-us", &tuner::SweepOptions::linear_batch_us,
-     "least length of a linear's timed batch", false},
+     "least length of a timed batch of a linear or of attention", false},
     {"--warm-s", &tuner::SweepOptions::warm_s, "longest warm-up of a thermal block", false},
 };
 constexpr Count kCounts[] = {
@@ -59,7 +61,8 @@ constexpr Count kCounts[] = {
     {"--finalists", &tuner::SweepOptions::finalists, "candidates in a GEMM's final"},
     {"--linears", &tuner::SweepOptions::linears,
      "combinations of kernels that are timed as whole linears", false},
-    {"--retry-noisy", &tuner::SweepOptions::retry_noisy, "more attempts at a noisy linear", false},
+    {"--retry-noisy", &tuner::SweepOptions::retry_noisy,
+     "more attempts at a noisy linear, or part of attention", false},
 };
 
 }  // namespace
@@ -68,13 +71,19 @@ void declare(CLI::App& command, SweepArgs& args) {
   add_mnk(command, args.mnk);
   add_groups(command, args.groups);
   add_model(command, args.model);
-  command.add_option("--recipe", args.recipes, "recipes, separated by commas")->type_name("LIST");
-  add_problem(command, {.mnk = &args.mnk, .recipe = &args.recipes, .groups = &args.groups});
+  command
+      .add_option("--recipe", args.recipes,
+                  "recipes, separated by commas; of attention " + attention_recipes_text())
+      ->default_str(kUsualRecipes)
+      ->type_name("LIST");
+  add_problem(
+      command,
+      {.mnk = &args.mnk, .recipe = &args.recipes, .groups = &args.groups, .attention = &args.part});
   command
       .add_option(
           "--max-ci", args.max_ci,
-          "a linear's ratio is measured until the half-width of its interval is below; 0.5%, "
-          "or 0.005 as a fraction")
+          "a linear's ratio, or attention's time, is measured until the half-width of its interval "
+          "is below; 0.5%, or 0.005 as a fraction")
       ->type_name("SHARE");
   add_integer(command, "--seed", args.seed, "seed of the order of measuring", 0);
   command.add_flag("--no-pruned-rows", args.no_pruned_rows,
@@ -94,6 +103,7 @@ void declare(CLI::App& command, SweepArgs& args) {
       ->check(CLI::IsMember(tuner::kStrategies))
       ->type_name("STRATEGY");
   add_conditions(command, args.options.conditions);
+  declare_attention(command, args);
   declare_figures(command, args.options, false);
 }
 
@@ -127,8 +137,12 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
     F8_TRY(tuner::apply_strategy("exhaustive", request.options));
     request.options.screen_ms = 1;
   }
+  if (args.attention || args.part) {
+    request.attention = F8_TRY(attention_request_of(args));
+    return request;
+  }
   request.record_pruned = !args.no_pruned_rows;
-  request.recipes = F8_TRY(recipes_of(args.recipes));
+  request.recipes = F8_TRY(recipes_of(args.recipes.empty() ? kUsualRecipes : args.recipes));
   request.groups = F8_TRY(groups_of(args.groups));
   if (request.groups.experts > 0 && !args.model.model.empty()) {
     return fail(ErrorCode::kInvalidArgument,
@@ -176,25 +190,36 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
 }
 
 std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequest& request) {
-  std::string shapes;
-  for (const Shape shape : request.shapes) {
-    shapes += f8::format("{}{},{},{}", shapes.empty() ? "" : ";", shape.m, shape.n, shape.k);
+  std::vector<std::string> argv = {"sweep"};
+  const auto add = [&argv](const std::vector<std::string>& words) {
+    argv.insert(argv.end(), words.begin(), words.end());
+  };
+  if (request.attention) {
+    const auto [shapes, masks] = options_of(request.attention->shapes);
+    std::vector<std::string_view> recipes;
+    for (const AttentionRecipe recipe : request.attention->recipes) {
+      recipes.push_back(to_string(recipe));
+    }
+    add({"--attention", "--shape", shapes, "--masks", masks, "--recipe",
+         f8::format("{}", fmt::join(recipes, ",")), "--length",
+         std::to_string(request.attention->accuracy_tokens)});
+  } else {
+    std::vector<std::string> shapes;
+    for (const Shape s : request.shapes) shapes.push_back(f8::format("{},{},{}", s.m, s.n, s.k));
+    add({"--mnk", f8::format("{}", fmt::join(shapes, ";")), "--recipe",
+         f8::format("{}", fmt::join(request.recipes, ","))});
   }
-  std::vector<std::string> argv = {"sweep",     "--mnk",      shapes,
-                                   "--recipe",  args.recipes, "--max-ci",
-                                   args.max_ci, "--seed",     std::to_string(args.seed)};
+  add({"--max-ci", args.max_ci, "--seed", std::to_string(args.seed)});
   if (request.groups.experts > 0) {
-    argv.insert(argv.end(), {"--experts", std::to_string(request.groups.experts), "--skew",
-                             std::to_string(request.groups.skew)});
+    add({"--experts", std::to_string(request.groups.experts), "--skew",
+         std::to_string(request.groups.skew)});
   }
-  if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
-  if (args.exhaustive) argv.push_back("--exhaustive");
-  if (args.options.race) argv.insert(argv.end(), {"--strategy", "race"});
+  if (args.no_pruned_rows) add({"--no-pruned-rows"});
+  if (args.exhaustive) add({"--exhaustive"});
+  if (args.options.race) add({"--strategy", "race"});
   const tuner::Conditions& conditions = args.options.conditions;
   if (conditions.l2 == tuner::L2State::kHot) argv.push_back("--hot");
-  if (conditions.clock == tuner::ClockPolicy::kLocked) {
-    argv.insert(argv.end(), {"--clock", "locked"});
-  }
+  if (conditions.clock == tuner::ClockPolicy::kLocked) add({"--clock", "locked"});
   for (const Number& number : kNumbers) {
     argv.push_back(number.name);
     argv.push_back(f8::format("{}", args.options.*number.value));

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/attention_option.hpp"
 #include "tools/tuner/search/sweep_plan.hpp"
 
 namespace f8::cli {
@@ -15,11 +15,17 @@ struct SweepArgs {
   std::string mnk;
   GroupOptions groups;
   ModelOptions model;
-  std::string recipes = "tensorwise,rowwise";
+  std::string recipes;  // empty: the usual ones of linears, or all of attention
   std::string max_ci = "0.5%";
   int64_t seed = 1;
   bool no_pruned_rows = false;
   bool exhaustive = false;
+  // Of attention, with the model and the recipes above.
+  bool attention = false;
+  AttentionOptions attentions;
+  std::string sequences;
+  int64_t length = tuner::kAccuracyTokens;
+  std::optional<Problem> part;  // by its key, instead of shapes
   tuner::SweepOptions options;
 };
 
@@ -29,6 +35,10 @@ inline constexpr std::string_view kStrategiesText =
     "exhaustive: all compared";
 
 void declare(CLI::App& command, SweepArgs& args);
+// --attention, and the options that are of it alone; declare() has them too.
+void declare_attention(CLI::App& command, SweepArgs& args);
+// What the options ask of attention.
+[[nodiscard]] Result<tuner::AttentionRequest> attention_request_of(const SweepArgs& args);
 // The method's figures: all of them, or those of the search of a GEMM.
 void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms_alone);
 [[nodiscard]] Result<tuner::SweepRequest> request_of(const SweepArgs& args);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 
+#include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
@@ -93,19 +94,25 @@ Status leave_out_measured(SweepJob& job, const SweepCommand& command, const Glob
       F8_TRY(tuner::measured_linears(databases, job.request, device, toolchain_of(device)));
   if (!measured.empty()) {
     note(global,
-         "{} of {} linears were measured before, by this toolchain and method on this class of "
+         "{} of {} {} were measured before, by this toolchain and method on this class of "
          "GPU; {}",
-         measured.size(), job.request.shapes.size() * job.request.recipes.size(),
+         measured.size(), F8_TRY(tuner::problems_of(job.request)).size(), job.request.noun(),
          command.missing ? "they are left out" : "--missing leaves them out");
   }
   if (command.missing) job.request.skipped = std::move(measured);
   return {};
 }
 
-void print_dry_run(const tuner::SweepPlan& plan) {
-  print(f8::format("{} linears, {} trials, {} configurations pruned by the model, about {}\n",
-                   plan.linears.size(), plan.trials.size(), plan.pruned,
+void print_dry_run(const tuner::SweepRequest& request, const tuner::SweepPlan& plan) {
+  print(f8::format("{} {}, {} trials, {} configurations pruned by the model, about {}\n",
+                   plan.linears.size(), request.noun(), plan.trials.size(), plan.pruned,
                    clock_text(plan.predicted_s)));
+}
+
+void note_attention(const tuner::SweepRequest& request, const Global& global) {
+  if (!request.attention) return;
+  note(global, "these rows decide nothing, since bf16 is not in them; with bf16, {}",
+       how_to_measure(request.attention->shapes, database_to_write(global)));
 }
 
 Status want_casts(tuner::CompileAhead& compiler, const tuner::SweepRequest& request) {

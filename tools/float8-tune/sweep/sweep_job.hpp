@@ -23,7 +23,8 @@ struct SweepCommand {
   bool missing = false;
 
   [[nodiscard]] bool is_resume() const {
-    return !dry_run && args.mnk.empty() && args.model.model.empty();
+    return !dry_run && args.mnk.empty() && args.model.model.empty() && !args.attention &&
+           !args.part;
   }
 };
 
@@ -46,10 +47,12 @@ struct SweepJob {
                                                  const tuner::SweepRequest& request,
                                                  const Global& global);
 [[nodiscard]] tuning_db::Toolchain toolchain_of(const runtime::DeviceInfo& device);
+// What measures the decisions that rows of attention alone do not make.
+void note_attention(const tuner::SweepRequest& request, const Global& global);
 // Under --missing, leaves out what the databases hold; else says how much they hold.
 [[nodiscard]] Status leave_out_measured(SweepJob& job, const SweepCommand& command,
                                         const Global& global, const runtime::DeviceInfo& device);
-void print_dry_run(const tuner::SweepPlan& plan);
+void print_dry_run(const tuner::SweepRequest& request, const tuner::SweepPlan& plan);
 
 [[nodiscard]] Status want_casts(tuner::CompileAhead& compiler, const tuner::SweepRequest& request);
 [[nodiscard]] int exit_code(tuner::SweepEnd end);

@@ -82,14 +82,49 @@ Json gpus_json(std::span<const tuner::GpuProgress> gpus) {
 Json result_json(const tuner::LinearResult& result) {
   const Shape shape = result.problem.shape();
   Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", result.problem.recipe}};
+  if (is_attention(result.problem.op)) row = problem_json(result.problem);
   row["state"] = tuning_db::to_string(result.float8.state);
   if (result.float8.timing) row["fp8_us"] = rounded(result.float8.timing->median_ns / 1e3);
   if (result.bf16.timing) row["bf16_us"] = rounded(result.bf16.timing->median_ns / 1e3);
   if (const auto& ratio = result.float8.ratio) {
     add_interval(row, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
   }
+  if (!result.float8.accuracy.empty()) row["accuracy"] = accuracy_json(result.float8.accuracy);
   if (!result.float8.reason.empty()) row["reason"] = result.float8.reason;
   return row;
+}
+
+bool is_of_attention(const tuner::SweepOutcome& outcome) {
+  return !outcome.linears.empty() && is_attention(outcome.linears.front().problem.op);
+}
+
+// The least accuracy of a part's tensors on any data.
+std::string least_sqnr(const std::vector<tuning_db::Accuracy>& accuracy) {
+  if (accuracy.empty()) return "-";
+  const auto& least = *std::ranges::min_element(accuracy, {}, &tuning_db::Accuracy::sqnr_db);
+  return f8::format("{:.1f} ({} on {})", least.sqnr_db, least.tensor, least.data);
+}
+
+std::string attention_table(const tuner::SweepOutcome& outcome, bool color) {
+  using enum Table::Align;
+  Table table({{"attention", kLeft},
+               {"part", kLeft},
+               {"recipe", kLeft},
+               {"us"},
+               {"interval"},
+               {"TFLOP/s"},
+               {"least SQNR dB", kLeft},
+               {"state", kLeft}});
+  for (const auto& [problem, result, bf16] : outcome.linears) {
+    const auto& t = result.timing;
+    table.add({to_string(problem.dims, spec_of(problem.op).dims),
+               problem.op == Op::kAttentionForward ? "forward" : "backward", problem.recipe,
+               t ? f8::format("{:.1f}", t->median_ns / 1e3) : "-",
+               t ? interval_text(t->ci_lo_ns / 1e3, t->ci_hi_ns / 1e3, 1) : "-",
+               t ? f8::format("{:.0f}", problem.flops() / t->median_ns / 1e3) : "-",
+               least_sqnr(result.accuracy), std::string(tuning_db::to_string(result.state))});
+  }
+  return table.text(color);
 }
 
 std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
@@ -240,17 +275,17 @@ void print_outcome(const Global& global, const std::string& run_uuid,
     if (!gpus.empty()) json["gpus"] = gpus_json(gpus);
     print_json(json);
   } else {
-    print_styled(result_table(outcome, stdout_color(global)));
+    const bool color = stdout_color(global);
+    print_styled(is_of_attention(outcome) ? attention_table(outcome, color)
+                                          : result_table(outcome, color));
   }
   const int64_t failed =
       count_of(progress, {TrialState::kLaunchError, TrialState::kTimeout, TrialState::kWrong,
                           TrialState::kCompileError, TrialState::kQuarantined});
   if (failed > 0) {
-    note(
-        global,
-        "{} trials failed; `float8-tune query --mnk M,N,K --recipe R --db {}` on their shapes says "
-        "why",
-        failed, global.db.string());
+    note(global, "{} trials failed; `float8-tune query {} --db {}` on their shapes says why",
+         failed, is_of_attention(outcome) ? "--problem KEY" : "--mnk M,N,K --recipe R",
+         global.db.string());
   }
   if (const int64_t noisy = count_of(progress, {TrialState::kNoisy}); noisy > 0) {
     note(global, "{} trials are noisy; sweep them again with a larger --linear-max-ms", noisy);

@@ -1,6 +1,7 @@
 #include "tools/tuner/backend/attention_data.hpp"
 
 #include <numbers>
+#include <thread>
 
 #include "recipes/dtype.hpp"
 #include "tools/tuner/statistics.hpp"
@@ -83,7 +84,7 @@ AttentionResults<double> exact_attention(const AttentionShape& shape, const Atte
     exact.dk.resize(k.size());
     exact.dv.resize(v.size());
   }
-  for (int64_t h = 0; h < shape.batch * shape.heads_q; ++h) {
+  const auto attend = [&](int64_t h) {  // a head of queries
     const auto of_keys = [&](const std::vector<float>& x) {
       return
           [d, rows = x.data() + h / group * head](int64_t j, int64_t c) { return rows[j * d + c]; };
@@ -110,7 +111,21 @@ AttentionResults<double> exact_attention(const AttentionShape& shape, const Atte
         }
       }
     }
+  };
+  // A thread has whole heads of keys, to whose gradients all their queries add.
+  const int64_t heads = shape.batch * shape.heads_kv;
+  const int64_t count = std::min<int64_t>(heads, std::max(1U, std::thread::hardware_concurrency()));
+  std::vector<std::jthread> threads;
+  for (int64_t i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      for (int64_t h = i; h < heads; h += count) {
+        for (int64_t of_queries = 0; of_queries < group; ++of_queries) {
+          attend(h * group + of_queries);
+        }
+      }
+    });
   }
+  threads.clear();  // joins them
   return exact;
 }
 

@@ -16,4 +16,10 @@ std::string describe_events(uint64_t mask) {
   return text.empty() ? "none" : text;
 }
 
+Result<AttentionResults<float>> Backend::attention_results(AttentionRecipe /*recipe*/,
+                                                           const AttentionShape& /*shape*/,
+                                                           const AttentionData& /*data*/) {
+  return fail(ErrorCode::kUnsupported, "this device computes no attention");
+}
+
 }  // namespace f8::tuner

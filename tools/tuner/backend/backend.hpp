@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/tuner/backend/attention_data.hpp"
 #include "tools/tuner/backend/candidate.hpp"
 
 namespace f8::tuner {
@@ -86,6 +87,11 @@ class Backend {
   [[nodiscard]] virtual Status set_batch(int candidate, int launches) = 0;
   // Times one batch of each candidate in this order, back to back; nanoseconds of one launch.
   [[nodiscard]] virtual Result<std::vector<double>> time(std::span<const int> order) = 0;
+
+  // Runs attention's forward, and the backward of kFp8, on these operands, in memory of its own.
+  // A backend that only times has none.
+  [[nodiscard]] virtual Result<AttentionResults<float>> attention_results(
+      AttentionRecipe recipe, const AttentionShape& shape, const AttentionData& data);
 
   [[nodiscard]] virtual DeviceState sample() = 0;
   [[nodiscard]] virtual double now_s() const = 0;

@@ -15,7 +15,6 @@
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/model/model_plan.hpp"
-#include "tools/tuner/backend/attention_data.hpp"
 #include "tools/tuner/backend/backend.hpp"
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/operands.hpp"
@@ -46,6 +45,9 @@ class GpuBackend final : public Backend {
   Result<double> estimate_ns(int candidate) override;
   Status set_batch(int candidate, int launches) override;
   Result<std::vector<double>> time(std::span<const int> order) override;
+  Result<AttentionResults<float>> attention_results(AttentionRecipe recipe,
+                                                    const AttentionShape& shape,
+                                                    const AttentionData& data) override;
   DeviceState sample() override;
   double now_s() const override;
   void sleep_s(double seconds) override;
@@ -69,10 +71,6 @@ class GpuBackend final : public Backend {
   }
   // The bytes that the open attention keeps for a backward: copies in fp8, o and lse.
   [[nodiscard]] size_t attention_saved_bytes() const;
-  // The results of these operands, in memory of their own.
-  [[nodiscard]] Result<AttentionResults<float>> attention_results(AttentionRecipe recipe,
-                                                                  const AttentionShape& shape,
-                                                                  const AttentionData& data);
   [[nodiscard]] const std::shared_ptr<runtime::Context>& context() const { return context_; }
   [[nodiscard]] int sets() const { return sets_; }
 

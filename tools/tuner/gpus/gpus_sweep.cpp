@@ -81,6 +81,7 @@ GpusOutcome GpusSweep::run(double budget_s) {
   // Kernels are compiled in the order in which they will be needed, each once for all GPUs.
   for (const size_t linear : dispatcher_.order()) {
     progress_.total.trials += trials_[linear];
+    for (const codegen::KernelSpec& spec : plan_.linears[linear].kernels) compiler_.want(spec);
     for (const PlannedGemm& gemm : plan_.linears[linear].gemms) {
       for (const Generated& candidate : gemm.generated) {
         if (candidate.pruned.empty()) compiler_.want(candidate.spec);

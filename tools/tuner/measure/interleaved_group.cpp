@@ -20,4 +20,19 @@ Stop should_stop(const StopRule& rule, double elapsed_s, int blocks, double rela
           .unmet = f8::format("{} blocks < {} after {:.2f} s", blocks, rule.min_blocks, elapsed_s)};
 }
 
+std::string_view rotation_text(const Conditions& conditions) {
+  return conditions.l2 == L2State::kHot ? "one operand set, which stays in L2 as far as it fits"
+                                        : ">= 2 x L2 and >= 2 operand sets";
+}
+
+std::string_view clock_text(const Conditions& conditions) {
+  return conditions.clock == ClockPolicy::kLocked
+             ? "locked: a measurement in which the SM clock moves is noisy"
+             : "steady: a power cap is kept, thermal and hardware slowdowns are dropped";
+}
+
+std::string_view fidelity_of(const Conditions& conditions) {
+  return conditions.l2 == L2State::kHot ? "screen" : "final";
+}
+
 }  // namespace f8::tuner

@@ -61,6 +61,12 @@ struct Conditions {
   ClockPolicy clock = ClockPolicy::kSteady;
 };
 
+// Their words in a method's text, which is its key in the databases: new words would be a new method.
+[[nodiscard]] std::string_view rotation_text(const Conditions& conditions);
+[[nodiscard]] std::string_view clock_text(const Conditions& conditions);
+// Hot times are kept and shown, and decide nothing, since training does not find its operands in L2.
+[[nodiscard]] std::string_view fidelity_of(const Conditions& conditions);
+
 struct InterleavedGroup {
   Problem problem;
   std::vector<Candidate> candidates;

@@ -147,6 +147,8 @@ class Bench {
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
   [[nodiscard]] Result<AttentionBench> attention(const Problem& problem);
+  // How it measures both parts; the data of their accuracy has so many tokens.
+  [[nodiscard]] AttentionMethod attention_method(int64_t accuracy_tokens) const;
   // The accuracy is that of O and of the gradients that the recipe computes, on data of each kind, in the order of
   // kAttentionData.
   [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> attention_accuracy(

@@ -1,4 +1,5 @@
 // The benchmark of attention: see bench.hpp.
+#include "tools/tuner/backend/attention_accuracy.hpp"
 #include "tools/tuner/search/bench.hpp"
 
 namespace f8::tuner {
@@ -12,6 +13,14 @@ Result<tuning_db::TrialResult> Bench::attention_part(const Problem& problem) {
   if (result.is_timed()) return result;
   return fail(ErrorCode::kInternal, "{}: {}: {}", problem.key(), tuning_db::to_string(result.state),
               result.reason);
+}
+
+AttentionMethod Bench::attention_method(int64_t accuracy_tokens) const {
+  const InterleavedGroup group = final_group({}, 2 * options_.final_s);
+  return {.batch_us = group.batch_us,
+          .stop = group.stop,
+          .accuracy_tokens = accuracy_tokens,
+          .conditions = group.conditions};
 }
 
 Result<AttentionBench> Bench::attention(const Problem& problem) {
@@ -33,14 +42,9 @@ Result<std::vector<tuning_db::Accuracy>> Bench::attention_accuracy(AttentionReci
   std::vector<tuning_db::Accuracy> accuracy;
   for (const std::string_view kind : kAttentionData) {
     progress_(f8::format("comparing {} data with fp64", kind));
-    const AttentionData data = attention_data(kind, shape, options_.seed);
-    const auto own = F8_TRY(backend_.attention_results(recipe, shape, data));
-    const auto exact = exact_attention(shape, data, !own.dq.empty());
-    accuracy.push_back(accuracy_of(kind, "O", own.o, exact.o));
-    if (own.dq.empty()) continue;
-    accuracy.push_back(accuracy_of(kind, "dQ", own.dq, exact.dq));
-    accuracy.push_back(accuracy_of(kind, "dK", own.dk, exact.dk));
-    accuracy.push_back(accuracy_of(kind, "dV", own.dv, exact.dv));
+    std::ranges::move(
+        F8_TRY(tuner::attention_accuracy(backend_, recipe, shape, kind, options_.seed)),
+        std::back_inserter(accuracy));
   }
   return accuracy;
 }

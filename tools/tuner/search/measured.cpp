@@ -9,7 +9,7 @@ using tuning_db::TrialRow;
 Result<std::set<std::string>> measured_linears(
     std::span<const tuning_db::Database* const> databases, const SweepRequest& request,
     const DeviceClass& device, const tuning_db::Toolchain& toolchain) {
-  const tuning_db::Method method = sweep_method(request.options);
+  const tuning_db::Method method = method_of(request);
   std::set<std::string> measured;
   for (const tuning_db::Database* db : databases) {
     std::map<std::string, bool> runs;  // whether a run's rows count
@@ -24,13 +24,9 @@ Result<std::set<std::string>> measured_linears(
       }
       return run->second;
     };
-    for (const Shape shape : request.shapes) {
-      for (const std::string& name : request.recipes) {
-        const Recipe recipe = F8_TRY(find_recipe(name));
-        const Problem linear = F8_TRY(Problem::make(Op::kLinear, recipe, shape, request.groups));
-        for (const TrialRow& row : F8_TRY(db->trials(linear))) {
-          if (F8_TRY(counts(row))) measured.insert(linear.key());
-        }
+    for (const Problem& problem : F8_TRY(problems_of(request))) {
+      for (const TrialRow& row : F8_TRY(db->trials(problem))) {
+        if (F8_TRY(counts(row))) measured.insert(problem.key());
       }
     }
   }

@@ -81,6 +81,16 @@ TrialResult Sweep::blame(const Problem& problem, const Candidate& candidate,
           .reason = failure.reason};
 }
 
+Status Sweep::wait_for(const std::vector<codegen::KernelSpec>& kernels) {
+  for (const codegen::KernelSpec& spec : kernels) {
+    const auto cubin = compiler_.wait(spec, [this] { return tick(); });
+    if (!cubin && cubin.error().code == ErrorCode::kInterrupted) {
+      return std::unexpected(cubin.error());
+    }
+  }
+  return {};
+}
+
 Result<WorkerReply> Sweep::ask(const InterleavedGroup& group) {
   WorkerReply reply = F8_TRY(worker_.measure(group));
   if (reply.failure && reply.failure->kind == WorkerFailure::Kind::kKilled) {
@@ -178,6 +188,9 @@ Result<bool> Sweep::measure_gemms(const PlannedLinear& linear,
 Status Sweep::measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& outcome) {
   // Kernels are compiled in the order in which they will be needed.
   for (const PlannedLinear& linear : plan.linears) {
+    if (pending_.contains(linear.problem.key())) {
+      for (const codegen::KernelSpec& spec : linear.kernels) compiler_.want(spec);
+    }
     for (const PlannedGemm& gemm : linear.gemms) {
       if (!pending_.contains(gemm.problem.key())) continue;
       for (const Generated& candidate : gemm.generated) {
@@ -206,7 +219,9 @@ Status Sweep::measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& 
     if (outcome.end != SweepEnd::kDone) return {};
     if (const auto found = pending_.find(linear.problem.key()); found != pending_.end()) {
       if (should_end()) return {};
-      F8_TRY(measure_linear(linear, found->second, outcome));
+      F8_TRY(is_attention(linear.problem.op)
+                 ? measure_attention(linear, *found->second.front(), outcome)
+                 : measure_linear(linear, found->second, outcome));
       worked = true;
     }
     left_s -= linear.predicted_s;

@@ -30,6 +30,7 @@ struct SweepProgress {
   int worker_starts = 0;
 };
 
+// Of a linear, or of a part of attention, which has nothing in bf16.
 struct LinearResult {
   Problem problem;
   tuning_db::TrialResult float8, bf16;
@@ -110,6 +111,8 @@ class Sweep {
   [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure(const InterleavedGroup& group);
   [[nodiscard]] Result<tuning_db::TrialResult> measure_alone(const InterleavedGroup& group,
                                                              size_t index);
+  // Waits until these are compiled. A kernel that does not compile says so again when it is added.
+  [[nodiscard]] Status wait_for(const std::vector<codegen::KernelSpec>& kernels);
   // Asks the worker, and once more where something killed it. An error where it is the device that
   // fails.
   [[nodiscard]] Result<WorkerReply> ask(const InterleavedGroup& group);
@@ -142,9 +145,16 @@ class Sweep {
   [[nodiscard]] Result<LinearSearch> search(const PlannedLinear& linear,
                                             const LinearKernels& kernels);
   [[nodiscard]] Result<LinearChoices> search_baseline(const PlannedLinear& linear);
+  // One part of attention: sweep_attention.cpp.
+  [[nodiscard]] Status measure_attention(const PlannedLinear& part,
+                                         const tuning_db::PendingTrial& trial,
+                                         SweepOutcome& outcome);
+  // The accuracy of the part's tensors on data of all kinds.
+  [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> accuracy_of(const Problem& part);
+
   // A group of linears; its candidates and when it stops are to be set.
   [[nodiscard]] InterleavedGroup group_of(const PlannedLinear& linear);
-  [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure_pair(InterleavedGroup group);
+  [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure_again(InterleavedGroup group);
 
   tuning_db::Database& db_;
   Worker& worker_;
@@ -156,6 +166,8 @@ class Sweep {
   std::map<std::string, KnownResults> known_;   // by GEMM identity
   std::map<std::string, int> worker_failures_;  // by the candidate that was running
   SweepProgress progress_;
+  // Of all tensors, by the problem of the data that was compared.
+  std::map<std::string, std::vector<tuning_db::Accuracy>> accuracy_;
   uint64_t draws_ = 0;
   int failures_in_a_row_ = 0;
   double start_s_ = 0;

@@ -84,20 +84,14 @@ Result<LinearSearch> Sweep::search(const PlannedLinear& linear, const LinearKern
 
 Result<LinearChoices> Sweep::search_baseline(const PlannedLinear& linear) {
   for (const codegen::KernelSpec& spec : linear.baseline->specs) compiler_.want(spec);
-  for (const codegen::KernelSpec& spec : linear.baseline->specs) {
-    // A kernel that does not compile says so again when it is added.
-    const auto cubin = compiler_.wait(spec, [this] { return tick(); });
-    if (!cubin && cubin.error().code == ErrorCode::kInterrupted) {
-      return std::unexpected(cubin.error());
-    }
-  }
+  F8_TRY(wait_for(linear.baseline->specs));
   return search_expert_baseline(*linear.baseline, group_of(linear),
                                 request_.options.linear_search(),
                                 [this](const InterleavedGroup& group) { return measure(group); });
 }
 
 // Measures a noisy group again, each time twice as long.
-Result<std::vector<TrialResult>> Sweep::measure_pair(InterleavedGroup group) {
+Result<std::vector<TrialResult>> Sweep::measure_again(InterleavedGroup group) {
   std::vector<TrialResult> results = F8_TRY(measure(group));
   for (int retry = 0; retry < request_.options.retry_noisy; ++retry) {
     const bool noisy = std::ranges::any_of(
@@ -131,7 +125,7 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
   group.stop = {.target = options.max_ci,
                 .min_s = options.linear_min_ms / 1e3,
                 .max_s = options.linear_max_ms / 1e3,
-                .min_blocks = 6};
+                .min_blocks = kLinearBlocks};
   if (complete) {
     found = F8_TRY(search(linear, kernels));
     group.candidates.push_back({.impl = Impl::kFloat8, .config = choices_text(found.choices)});
@@ -139,7 +133,7 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
   }
   group.candidates.push_back({.impl = Impl::kBf16, .config = choices_text(kernels.bf16)});
   group.seed = next_seed();
-  const std::vector<TrialResult> results = F8_TRY(measure_pair(std::move(group)));
+  const std::vector<TrialResult> results = F8_TRY(measure_again(std::move(group)));
 
   LinearResult measured{.problem = linear.problem, .float8 = {}, .bf16 = results.back()};
   if (complete) {

@@ -48,8 +48,7 @@ class Planner {
     linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape, request_.groups));
     if (request_.skipped.contains(linear.problem.key())) return {};
     for (const Gemm g : kGemms) {
-      PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
-      gemm = F8_TRY(plan_gemm(recipe, g, shape));
+      const PlannedGemm& gemm = linear.gemms.emplace_back(F8_TRY(plan_gemm(recipe, g, shape)));
       F8_TRY(add_trials(gemm));
       for (const bool bf16 : {false, true}) linear.predicted_s += gemm_s(gemm, bf16);
     }
@@ -58,13 +57,25 @@ class Planner {
       linear.baseline = F8_TRY(expert_baseline(linear.problem, device_, request_.prior));
     }
     linear.predicted_s += linear_s(shape, linear.baseline.has_value());
-    plan_.predicted_s += linear.predicted_s;
-    plan_.linears.push_back(std::move(linear));
+    take(std::move(linear));
     return {};
   }
-  SweepPlan take() { return std::move(plan_); }
+  void add_attention(const Problem& part) {
+    if (request_.skipped.contains(part.key())) return;
+    plan_.trials.push_back(attention_trial(part));
+    take({.problem = part,
+          .baseline = {},
+          .kernels = attention_kernels(attention_recipe(part), attention_shape(part)),
+          .predicted_s = tuner::predicted_s(part, attention_method(request_))});
+  }
+  SweepPlan plan() { return std::move(plan_); }
 
  private:
+  void take(PlannedLinear linear) {
+    plan_.predicted_s += linear.predicted_s;
+    plan_.linears.push_back(std::move(linear));
+  }
+
   Result<Suggested> suggested(const Problem& problem, bool bf16) {
     if (is_grouped(problem.op)) return suggested_of_groups(bf16);
     const std::string identity = gemm_identity(problem, bf16);
@@ -183,19 +194,14 @@ Status apply_strategy(std::string_view name, SweepOptions& options) {
 }
 
 tuning_db::Method sweep_method(const SweepOptions& options) {
-  const bool hot = options.conditions.l2 == L2State::kHot;
-  const bool locked = options.conditions.clock == ClockPolicy::kLocked;
-  // The text is the method's key in the databases: new words would be a new method.
   nlohmann::json spec = {
       {"name", "final-v1"},
       {"verify", "sampled elements against fp64, before timing"},
       {"fill", "uniform [-1,1] through the recipe's cast"},
-      {"rotate", hot ? "one operand set, which stays in L2 as far as it fits"
-                     : ">= 2 x L2 and >= 2 operand sets"},
+      {"rotate", rotation_text(options.conditions)},
       {"interleave", "random order and its reverse in every block; ABBA against the bf16 twin"},
       {"interval", "95 %, bootstrap over blocks"},
-      {"clock", locked ? "locked: a measurement in which the SM clock moves is noisy"
-                       : "steady: a power cap is kept, thermal and hardware slowdowns are dropped"},
+      {"clock", clock_text(options.conditions)},
       {"warm_s", options.warm_s},
       {"batch_us", options.batch_us},
       {"screen",
@@ -214,22 +220,54 @@ tuning_db::Method sweep_method(const SweepOptions& options) {
         {"combination_ms", options.linear_ms},
         {"within", options.linear_within}}}};
   if (options.race) spec["search"] = "race: the screening's times are final";
-  return {.fidelity = hot ? "screen" : "final", .spec = spec.dump()};
+  return {.fidelity = std::string(fidelity_of(options.conditions)), .spec = spec.dump()};
+}
+
+AttentionMethod attention_method(const SweepRequest& request) {
+  const SweepOptions& options = request.options;
+  return {.batch_us = options.linear_batch_us,
+          .stop = {.target = options.max_ci,
+                   .min_s = options.linear_min_ms / 1e3,
+                   .max_s = options.linear_max_ms / 1e3,
+                   .min_blocks = kLinearBlocks},
+          .retry_noisy = options.retry_noisy,
+          .accuracy_tokens = request.attention ? request.attention->accuracy_tokens : 0,
+          .conditions = options.conditions};
+}
+
+tuning_db::Method method_of(const SweepRequest& request) {
+  return request.attention ? to_method(attention_method(request)) : sweep_method(request.options);
+}
+
+Result<std::vector<Problem>> problems_of(const SweepRequest& request) {
+  if (request.attention) return problems_of(*request.attention);
+  std::vector<Problem> problems;
+  for (const Shape shape : request.shapes) {
+    for (const std::string& name : request.recipes) {
+      const Recipe recipe = F8_TRY(find_recipe(name));
+      problems.push_back(F8_TRY(Problem::make(Op::kLinear, recipe, shape, request.groups)));
+    }
+  }
+  return problems;
 }
 
 Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceInfo& device,
                              const AskSuggestions& ask) {
+  Planner planner(request, device, ask);
+  if (request.attention) {
+    for (const Problem& part : F8_TRY(problems_of(*request.attention))) planner.add_attention(part);
+    return planner.plan();
+  }
   // Small before large: the first results come soon, and memory grows in few steps.
   std::vector<Shape> shapes = request.shapes;
   std::ranges::stable_sort(shapes, {}, [](Shape s) { return s.m * s.n * s.k; });
-  Planner planner(request, device, ask);
   for (const Shape shape : shapes) {
     for (const std::string& name : request.recipes) {
       const Recipe recipe = F8_TRY(find_recipe(name));
       F8_TRY(planner.add(recipe, shape));
     }
   }
-  return planner.take();
+  return planner.plan();
 }
 
 }  // namespace f8::tuner

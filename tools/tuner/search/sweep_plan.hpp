@@ -1,7 +1,7 @@
 // The plan of a sweep: for each linear (recipe and shape; also of experts) its three GEMMs under all
-// candidates, fp8 and bf16, then whole linears of the best, and the fastest linear against its bf16 baseline. The
-// plan is made before anything is launched and depends on nothing but the request, the device's
-// figures and cuBLASLt's counts, so that a resumed run finds the same trials.
+// candidates, fp8 and bf16, then whole linears of the best, and the fastest linear against its bf16 baseline;
+// or the parts of attention (attention_plan.hpp). The plan is made before anything is launched and depends on nothing but
+// the request, the device's figures and cuBLASLt's counts, so that a resumed run finds the same trials.
 #pragma once
 
 #include <array>
@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/tuner/search/attention_plan.hpp"
 #include "tools/tuner/search/expert_baseline.hpp"
 
 namespace f8::tuner {
@@ -56,13 +57,18 @@ struct SweepOptions {
 inline constexpr std::array<std::string_view, 5> kStrategies = {"auto", "halving", "topk", "race",
                                                                 "exhaustive"};
 
+// The fewest blocks of a linear and its baseline, or of a part of attention.
+inline constexpr int kLinearBlocks = 6;
+
 // Planning, loading, checking and capturing one candidate, which comes on top of timing it.
 inline constexpr double kCandidateS = 0.008;
 
+// A run has one method, so a request is of linears or of attention.
 struct SweepRequest {
   std::vector<Shape> shapes;
   Groups groups;  // with experts: of expert linears, each of these shapes
   std::vector<std::string> recipes;
+  std::optional<AttentionRequest> attention{};  // instead of shapes and recipes
   SweepOptions options;
   uint64_t seed = 1;
   bool record_pruned = true;  // keep a row for each configuration that the model ruled out
@@ -71,7 +77,17 @@ struct SweepRequest {
   // the same choices.
   TuningTable prior;
   std::set<std::string> skipped;  // the linears, by problem key, that are not to be measured
+
+  // What it asks for, in words: "linears".
+  [[nodiscard]] std::string_view noun() const {
+    return attention ? "parts of attention" : "linears";
+  }
 };
+// Its linears, or the parts of its attentions.
+[[nodiscard]] Result<std::vector<Problem>> problems_of(const SweepRequest& request);
+// How it measures attention.
+[[nodiscard]] AttentionMethod attention_method(const SweepRequest& request);
+[[nodiscard]] tuning_db::Method method_of(const SweepRequest& request);
 
 struct PlannedGemm {
   Problem problem;
@@ -82,11 +98,13 @@ struct PlannedGemm {
   std::vector<runtime::GemmChoice> prior;  // what a plan takes without a search
 };
 
+// A linear, or a part of an attention, which has no GEMMs of its own.
 struct PlannedLinear {
   Problem problem;
-  std::array<PlannedGemm, 3> gemms;        // indexed by Gemm
-  std::optional<ExpertBaseline> baseline;  // of experts
-  double predicted_s = 0;                  // of measuring all of it
+  std::vector<PlannedGemm> gemms{};            // indexed by Gemm
+  std::optional<ExpertBaseline> baseline;      // of experts
+  std::vector<codegen::KernelSpec> kernels{};  // of attention: what is compiled ahead
+  double predicted_s = 0;                      // of measuring all of it
 };
 
 struct SweepPlan {
@@ -102,8 +120,7 @@ using AskSuggestions = std::function<Result<Suggested>(const Problem& gemm, bool
                                            const runtime::DeviceInfo& device,
                                            const AskSuggestions& ask);
 
-// A hot method is of screening fidelity: its rows are kept and shown, and decide nothing, since
-// training does not find its operands in L2.
+// The method of linears.
 [[nodiscard]] tuning_db::Method sweep_method(const SweepOptions& options);
 
 }  // namespace f8::tuner

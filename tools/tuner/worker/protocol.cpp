@@ -225,6 +225,24 @@ Result<runtime::DeviceInfo> parse_device(const Json& json) {
   });
 }
 
+Json to_json(const tuning_db::Accuracy& a) {
+  return {a.data, a.tensor, a.sqnr_db, a.cosine, a.rmse};
+}
+
+Result<std::vector<tuning_db::Accuracy>> parse_accuracy(const Json& json) {
+  return guarded("accuracy", [&]() -> Result<std::vector<tuning_db::Accuracy>> {
+    std::vector<tuning_db::Accuracy> accuracy;
+    for (const Json& a : json.at("of")) {
+      accuracy.push_back({.data = a.at(0).get<std::string>(),
+                          .tensor = a.at(1).get<std::string>(),
+                          .sqnr_db = a.at(2).get<double>(),
+                          .cosine = a.at(3).get<double>(),
+                          .rmse = a.at(4).get<double>()});
+    }
+    return accuracy;
+  });
+}
+
 Result<Json> parse_message(std::string_view line, std::string_view what) {
   Json json = Json::parse(line, nullptr, false);
   if (json.is_discarded() || !json.is_object()) {

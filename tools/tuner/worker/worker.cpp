@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "base/descriptor.hpp"
+#include "tools/tuner/backend/attention_accuracy.hpp"
 #include "tools/tuner/clock.hpp"
 #include "tools/tuner/measure/measurer.hpp"
 #include "tools/tuner/worker/protocol.hpp"
@@ -91,6 +92,16 @@ Result<Json> answer(Backend& backend, Measurer& measurer, const Json& request, i
     Json results = Json::array();
     for (const CandidateOutcome& outcome : outcomes) results.push_back(to_json(outcome.result));
     return Json{{"is", "outcomes"}, {"results", results}};
+  }
+  if (what == "accuracy") {
+    const Problem problem = F8_TRY(Problem::parse(request.value("problem", "")));
+    Json of = Json::array();
+    for (const tuning_db::Accuracy& accuracy : F8_TRY(
+             attention_accuracy(backend, attention_recipe(problem), attention_shape(problem),
+                                request.value("data", ""), request.value("seed", uint64_t{0})))) {
+      of.push_back(to_json(accuracy));
+    }
+    return Json{{"is", "accuracy"}, {"of", of}};
   }
   return fail(ErrorCode::kCorrupt, "a worker was asked to do \"{}\"", what);
 }
@@ -260,26 +271,36 @@ Status Worker::start() {
   return {};
 }
 
-Result<Suggested> Worker::suggestions(const Problem& gemm, bool bf16) {
+Result<Json> Worker::answer_to(const Json& question, std::string_view kind, std::string_view what) {
   F8_TRY(start());
-  const bool sent =
-      send(one_line({{"do", "suggestions"}, {"problem", gemm.key()}, {"bf16", bf16}}));
-  const Line line =
-      sent ? read_line(options_.trial_timeout_s) : Line{.kind = Line::Kind::kEnd, .text = {}};
+  const Line line = send(one_line(question)) ? read_line(options_.trial_timeout_s)
+                                             : Line{.kind = Line::Kind::kEnd, .text = {}};
   if (line.kind == Line::Kind::kInterrupted) {
     stop();
     return fail(ErrorCode::kInterrupted, "interrupted");
   }
   if (line.kind != Line::Kind::kText) {
-    return fail(ErrorCode::kCuda, "cuBLASLt's suggestions for {}: the worker process {}",
-                gemm.key(), reap());
+    return fail(ErrorCode::kCuda, "{}: the worker process {}", what, reap());
   }
-  const Json json = F8_TRY(parse_message(line.text, "a worker's answer"));
-  if (json.value("is", "") == "suggestions") {
-    return Suggested{json.value("count", 0), json.value("unmeasured", 0)};
-  }
+  Json json = F8_TRY(parse_message(line.text, "a worker's answer"));
+  if (json.value("is", "") == kind) return json;
   if (json.value("fatal", false)) stop();
   return fail(parse_error_code(json.value("code", "")), "{}", json.value("message", ""));
+}
+
+Result<Suggested> Worker::suggestions(const Problem& gemm, bool bf16) {
+  const Json json =
+      F8_TRY(answer_to({{"do", "suggestions"}, {"problem", gemm.key()}, {"bf16", bf16}},
+                       "suggestions", f8::format("cuBLASLt's suggestions for {}", gemm.key())));
+  return Suggested{json.value("count", 0), json.value("unmeasured", 0)};
+}
+
+Result<std::vector<tuning_db::Accuracy>> Worker::accuracy(const Problem& attention,
+                                                          std::string_view data, uint64_t seed) {
+  const Json json = F8_TRY(
+      answer_to({{"do", "accuracy"}, {"problem", attention.key()}, {"data", data}, {"seed", seed}},
+                "accuracy", f8::format("the accuracy of {} on {} data", attention.key(), data)));
+  return parse_accuracy(json);
 }
 
 Result<WorkerReply> Worker::measure(const InterleavedGroup& group) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -79,6 +80,10 @@ class Worker {
   [[nodiscard]] Status start();
   [[nodiscard]] const runtime::DeviceInfo& device() const { return device_; }
   [[nodiscard]] Result<Suggested> suggestions(const Problem& gemm, bool bf16);
+  // The accuracy of attention of this shape, on data of one kind.
+  [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> accuracy(const Problem& attention,
+                                                                  std::string_view data,
+                                                                  uint64_t seed);
   // An error ends the sweep (no device, interrupted); a failure costs the candidate that it names.
   [[nodiscard]] Result<WorkerReply> measure(const InterleavedGroup& group);
   void stop();
@@ -91,6 +96,9 @@ class Worker {
   };
   [[nodiscard]] Line read_line(double timeout_s);
   [[nodiscard]] bool send(const std::string& line);
+  // The one answer to a question, which is a message of this kind; `what` names the question in errors.
+  [[nodiscard]] Result<nlohmann::json> answer_to(const nlohmann::json& question,
+                                                 std::string_view kind, std::string_view what);
   [[nodiscard]] std::string reap();               // ends the child and says how it ended
   [[nodiscard]] WorkerReply gone(int candidate);  // of a child that ended by itself
 

@@ -70,7 +70,7 @@ class GpusTest : public SweepTest {
     const CampaignIdentity identity{.argv = {"sweep"},
                                     .seed = request_.seed,
                                     .toolchain = toolchain(),
-                                    .method = sweep_method(request_.options)};
+                                    .method = method_of(request_)};
     const SweepPlan full = plan();
     Campaign campaign =
         shards.empty() ? F8_TRY(Campaign::begin(path(), gpus, identity, full))

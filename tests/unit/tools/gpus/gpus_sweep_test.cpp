@@ -25,6 +25,24 @@ TEST_F(GpusTest, TwoAndFourGpusMeasureEachCellOnce) {
   }
 }
 
+TEST_F(GpusTest, TwoGpusMeasureEachPartOfAttentionOnce) {
+  request_.attention =
+      AttentionRequest{.shapes = {},
+                       .recipes = {kAttentionRecipes.begin(), kAttentionRecipes.end()},
+                       .accuracy_tokens = 16};
+  for (const int64_t tokens : {128, 256, 384, 512}) {
+    request_.attention->shapes.push_back({.tokens = tokens, .head_dim = 64});
+  }
+  machine_.ns = [](const Problem&, const Candidate&, double) { return 100e3; };
+  const auto outcome = sweep_on(2);
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->total.end, SweepEnd::kDone);
+  EXPECT_EQ(outcome->total.linears.size(), 12U);
+  expect_complete();
+  EXPECT_EQ(stored().size(), planned().size());
+  for (const TrialRow& row : stored()) EXPECT_FALSE(row.result.accuracy.empty());
+}
+
 // A worker's first trial ends when a worker of the other GPU has one too, which never is where a GPU
 // waits for another.
 TEST_F(GpusTest, TwoGpusMeasureAtTheSameTime) {

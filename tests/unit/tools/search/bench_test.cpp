@@ -189,6 +189,24 @@ TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
+// What is compiled ahead of a sweep is what a plan loads.
+TEST_F(BenchTest, AttentionsKernelsAreThoseThatItsPlanLoads) {
+  std::set<std::string, std::less<>> ahead = cuda_.keys;
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    for (const int64_t head_dim : {64, 128, 256}) {
+      for (const bool causal : {true, false}) {
+        const AttentionShape shape{.tokens = 40, .head_dim = head_dim, .causal = causal};
+        for (const codegen::KernelSpec& spec : attention_kernels(recipe, shape)) {
+          ahead.insert(codegen::key(spec));
+        }
+        const auto problem = attention_problem(Op::kAttentionForward, recipe, shape);
+        ASSERT_TRUE(backend_->open(*problem));
+        EXPECT_EQ(cuda_.keys, ahead) << problem->key();
+      }
+    }
+  }
+}
+
 TEST_F(BenchTest, AttentionsAccuracyIsInItsBudgetOnAllData) {
   for (const AttentionRecipe recipe : kAttentionRecipes) {
     const std::vector<std::string> tensors = recipe == AttentionRecipe::kFp8

@@ -100,17 +100,17 @@ class SweepTest : public ::testing::Test {
   }
   std::string begin(Database& db) {
     const auto run = db.begin_run({"sweep"}, request_.seed, h100(), std::string(32, '0'),
-                                  toolchain(), sweep_method(request_.options), plan().trials);
+                                  toolchain(), method_of(request_), plan().trials);
     EXPECT_TRUE(run) << run.error().message;
     return run->uuid;
   }
+  virtual Spawn spawn() { return spawn_fake(machine_); }
   Result<SweepOutcome> sweep(Database& db, const std::string& run, double budget_s = 0) {
     CompileAhead compiler = make_compiler();
     Sweep* engine = nullptr;
-    Worker worker(spawn_fake(machine_),
-                  {.start_timeout_s = 200, .trial_timeout_s = trial_timeout_s_, .tick = [&] {
-                     return engine != nullptr && engine->tick();
-                   }});
+    Worker worker(spawn(), {.start_timeout_s = 200,
+                            .trial_timeout_s = trial_timeout_s_,
+                            .tick = [&] { return engine != nullptr && engine->tick(); }});
     Sweep the_sweep(db, worker, compiler, request_, hooks_);
     engine = &the_sweep;
     auto outcome = the_sweep.run(run, plan(), budget_s);

@@ -68,6 +68,7 @@ class Collector {
     }
     F8_TRY(add_linears(database, index));
     F8_TRY(add_experts(database));
+    F8_TRY(add_attentions(database));
     for (tuner::MeasuredGemm& gemm : F8_TRY(tuner::measured_gemms(database))) {
       result_.choices.push_back(std::move(gemm));
     }
@@ -85,6 +86,7 @@ class Collector {
       return std::tuple(times.problem.op, s.n, s.k, s.m);
     });
     for (auto& [key, times] : linears_) result_.linears.push_back(std::move(times));
+    for (auto& [key, times] : attentions_) result_.attentions.push_back(std::move(times));
     for (auto& [key, campaign] : campaigns_) result_.campaigns.push_back(std::move(campaign));
     for (auto& [key, method] : methods_) result_.methods.push_back(std::move(method));
     return std::move(result_);
@@ -204,6 +206,34 @@ class Collector {
     return {};
   }
 
+  Status add_attentions(const Database& database) {
+    using Part = std::optional<TrialRow> AttentionTimes::*;
+    constexpr std::pair<Op, Part> kAttentionParts[] = {
+        {Op::kAttention, &AttentionTimes::both},
+        {Op::kAttentionForward, &AttentionTimes::forward},
+        {Op::kAttentionBackward, &AttentionTimes::backward}};
+    for (const std::string_view recipe : kAttentionRecipeNames) {
+      for (const auto& [op, part] : kAttentionParts) {
+        for (const TrialRow& row : F8_TRY(database.linears(recipe, Impl::kFloat8, op))) {
+          count(row);
+          const AttentionShape s = attention_shape(row.problem);
+          AttentionTimes& times =
+              attentions_[{s.head_dim, s.heads_q, s.heads_kv, s.tokens, s.batch, !s.causal,
+                           row.device_name, recipe != to_string(kAttentionRecipes.front())}];
+          times.shape = s;
+          times.recipe = recipe;
+          times.device = row.device_name;
+          if (times.*part) continue;  // of a database that is asked before
+          // Only the rows of a problem have their accuracy.
+          for (TrialRow& own : F8_TRY(database.trials(row.problem))) {
+            if (own.uuid == row.uuid) times.*part = std::move(own);
+          }
+        }
+      }
+    }
+    return {};
+  }
+
   static LinearTimes::Side side_of(const TrialRow& row, size_t device, const GemmIndex& index) {
     LinearTimes::Side side{.ns = row.result.timing->median_ns};
     for (const Gemm gemm : kGemms) {
@@ -217,6 +247,9 @@ class Collector {
   std::map<std::string, tuning_db::Method> methods_;
   std::map<std::pair<std::string, size_t>, GemmTimes> gemms_;
   std::map<std::tuple<std::string, int64_t, int64_t, int64_t, size_t>, LinearTimes> linears_;
+  std::map<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, std::string, bool>,
+           AttentionTimes>
+      attentions_;
   std::map<std::tuple<std::string, std::string, std::string, std::string>, Campaign> campaigns_;
 };
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "recipes/attention.hpp"
 #include "tools/tuner/fit/regret.hpp"
 #include "tuning_db/database.hpp"
 
@@ -46,6 +47,15 @@ struct LinearTimes {
   Side fp8, bf16;
 };
 
+// A recipe's attention of a shape on a device, by part. The rows have their accuracy.
+struct AttentionTimes {
+  AttentionShape shape;
+  std::string recipe, device;
+  std::optional<tuning_db::TrialRow> forward, backward;  // in fp8, with their casts
+  std::optional<tuning_db::TrialRow> both;               // forward and backward, beside bf16
+  std::string decision;                                  // the program's; empty: none was asked for
+};
+
 // A database by the name that the page shows: without its folder.
 struct NamedDatabase {
   std::string name;
@@ -66,6 +76,7 @@ struct Measurements {
   std::vector<GemmTimes> gemms;              // by operation, n, k, m, problem key and device
   std::vector<LinearTimes> linears;          // by recipe, n, k, m and device
   std::vector<tuning_db::TrialRow> experts;  // in float8, by recipe, n, k and m
+  std::vector<AttentionTimes> attentions;    // by heads, tokens, mask, device and recipe
   std::vector<tuner::MeasuredGemm> choices;
   std::vector<Run> runs;
   std::vector<tuning_db::Method> methods;

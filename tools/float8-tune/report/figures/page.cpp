@@ -4,6 +4,7 @@
 #include <set>
 
 #include "recipes/model/filter_rule.hpp"
+#include "tools/float8-tune/report/figures/attention.hpp"
 #include "tools/float8-tune/report/figures/kernels.hpp"
 #include "tools/float8-tune/report/figures/model_quality.hpp"
 #include "tools/float8-tune/report/figures/speedups.hpp"
@@ -24,6 +25,10 @@ const Section kSections[] = {
      "How many times faster a linear (forward and backward, casts included) is in float8 than in "
      "bf16. Blue is faster, orange slower, and the digits say the same.",
      {"speedup", "experts"}},
+    {"attention",
+     "Attention in fp8",
+     "Forward and backward of attention with their casts, and the results against fp64.",
+     {"attention", "accuracy"}},
     {"time",
      "Where a linear's time goes",
      "The parts of forward and backward. A GEMM's part is its time alone; what the GEMMs leave is "
@@ -239,6 +244,8 @@ std::string summary(const Measurements& measurements) {
 std::vector<Figure> all_figures(const Measurements& measurements) {
   Collection all;
   all.add(experts_table(measurements));
+  all.add(attention_speeds(measurements));
+  all.add(attention_accuracy(measurements));
   all.add(regret_curve(measurements));
   for (const SpeedupGrid& grid : speedup_grids(measurements)) {
     all.add(speedup_map(measurements, grid));
