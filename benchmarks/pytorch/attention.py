@@ -321,9 +321,10 @@ def float8_accuracy(
     return found
 
 
-def write_rows(found: dict[tuple[Shape, Mask], Any], options: Any, device: str) -> None:
+def write_rows(
+    rows: attention_rows.Rows, found: dict[tuple[Shape, Mask], Any], options: Any, device: str
+) -> None:
     """Writes the rows of --jsonl, for each shape and mask those that a key can name."""
-    rows = attention_rows.Rows(options.emulate, options.seconds, options.length)
     known: dict[tuple[str, int, bool], list[attention_rows.Accuracy]] = {}
     for (shape, mask), measured in found.items():
         if mask.window is not None or mask.packed is not None:
@@ -444,14 +445,17 @@ def main() -> int:
     print(common.headline("attention", device))
     torch._functorch.config.donated_buffer = False  # backward runs again and again over one graph
     timed = wanted or list(TIMED)
+    rows = None
+    if options.jsonl:  # before anything is measured, since it may end the program
+        rows = attention_rows.Rows(options.emulate, options.seconds, options.length)
     measured = {
         (shape, mask): measure(shape, mask, timed, options, device)
         for shape in map(Shape.parse, shapes.split(";"))
         for mask in masks
     }
     found = {f"{shape} {mask}": each for (shape, mask), each in measured.items()}
-    if options.jsonl:
-        write_rows(measured, options, device)
+    if rows is not None:
+        write_rows(rows, measured, options, device)
     compared = [name for name in wanted or ACCURATE if name != "flex"]
     figures = {"speed": found, "accuracy": accuracy(compared, options, device)}
     common.write_json(options.json, figures)
