@@ -20,18 +20,17 @@ codegen::CastSpec in_one_launch(const codegen::CastSpec& spec) {
   return one;
 }
 
-// Rows alone are cast by blocks that have whole rows.
-bool has_rows_alone(const codegen::CastSpec& spec) {
-  return codegen::scales_rows_alone(in_one_launch(spec));
+// The tiles, or pairs, that are side by side.
+int64_t tiles_across(const codegen::CastSpec& spec, int64_t cols) {
+  return kernels::tiles_across(spec.source, codegen::memory_type(spec) == Dtype::kF32, cols);
 }
 
 // True where amax and cast are one launch, of which a block holds its tiles from the one to the other: groups of
 // so many rows, or their columns of tiles, have no more tiles than that.
 bool holds_groups(const codegen::CastSpec& spec, int64_t rows, int64_t cols) {
-  if (!codegen::can_be_one_launch(spec) || has_rows_alone(spec)) return false;
-  const bool is_f32 = codegen::memory_type(spec) == Dtype::kF32;
+  if (!codegen::can_be_one_launch(spec) || codegen::scales_rows_alone(spec)) return false;
   return codegen::scales_columns_alone(spec) ||
-         ceil_div(rows, kernels::kCastTile) * kernels::tiles_across(spec.source, is_f32, cols) <=
+         ceil_div(rows, kernels::kCastTile) * tiles_across(spec, cols) <=
              kSms * codegen::quantize_tiles_per_sm(spec);
 }
 
@@ -56,7 +55,7 @@ int64_t count_of(const kernels::GroupsOf& groups) {
 
 std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& spec, int64_t rows,
                                                       int64_t cols, bool maxima_apart) {
-  if (!maxima_apart && (has_rows_alone(spec) || holds_groups(spec, rows, cols))) {
+  if (!maxima_apart && (codegen::scales_rows_alone(spec) || holds_groups(spec, rows, cols))) {
     return {in_one_launch(spec)};
   }
   std::vector<codegen::KernelSpec> all = {spec};
@@ -70,7 +69,7 @@ Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& cont
   GroupCastPlan plan(context, spec, cols);
   F8_TRY(spec.validate());
   plan.maxima_apart_ = maxima_apart;
-  if (!maxima_apart && has_rows_alone(spec)) {
+  if (!maxima_apart && codegen::scales_rows_alone(spec)) {
     plan.rows_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
@@ -99,7 +98,7 @@ size_t GroupCastPlan::words(int64_t rows, int64_t groups) const {
 }
 
 size_t GroupCastPlan::counters(int64_t groups) const {
-  const int64_t units = codegen::scales_columns_alone(spec_) ? tiles_across() : 1;
+  const int64_t units = codegen::scales_columns_alone(spec_) ? tiles_across(spec_, cols_) : 1;
   return static_cast<size_t>(1 + groups * units);
 }
 
@@ -152,12 +151,8 @@ kernels::GroupCastArgs GroupCastPlan::args_of(const GroupCastCall& call) const {
   return args;
 }
 
-int64_t GroupCastPlan::tiles_across() const {
-  return kernels::tiles_across(spec_.source, codegen::memory_type(spec_) == Dtype::kF32, cols_);
-}
-
 int64_t GroupCastPlan::tiles_of(const GroupCastCall& call) const {
-  return most_row_tiles(call.groups, call.rows) * tiles_across();
+  return most_row_tiles(call.groups, call.rows) * tiles_across(spec_, cols_);
 }
 
 Status GroupCastPlan::find_maxima(const GroupCastCall& call, Stream stream) const {

@@ -68,10 +68,9 @@ class GroupCastPlan {
   GroupCastPlan(std::shared_ptr<Context> context, const codegen::CastSpec& spec, int64_t cols)
       : context_(std::move(context)), spec_(spec), cols_(cols) {}
   [[nodiscard]] kernels::GroupCastArgs args_of(const GroupCastCall& call) const;
-  [[nodiscard]] int64_t tiles_across() const;  // or pairs
   [[nodiscard]] int64_t tiles_of(const GroupCastCall& call) const;
-  [[nodiscard]] size_t counters(
-      int64_t groups) const;  // the words with which one launch counts tiles
+  // The words with which one launch counts tiles.
+  [[nodiscard]] size_t counters(int64_t groups) const;
   [[nodiscard]] Status quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
                                      Stream stream) const;
 

@@ -28,19 +28,8 @@ F8_DEVICE u32 half_to_float_bits(u32 half) {
   return r;
 }
 
-// Which lines L2 gives up first: by age, or those of this access before (or after) all others.
-enum class Evict { kByAge, kFirst, kLast };
-
-template <Evict kEvict>
-F8_DEVICE u64 l2_policy() {
-  u64 policy;
-  if constexpr (kEvict == Evict::kFirst) {
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  } else {
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  }
-  return policy;
-}
+// Which lines L2 gives up first: by age, or those of this access before all others.
+enum class Evict { kByAge, kFirst };
 
 // Two elements of a 16-bit type, rounded to nearest even.
 template <Input kInput>
@@ -61,12 +50,11 @@ struct Vec8 {
   static constexpr int kPerWord = 8 / kWords;
   u32 word[kWords];
 
-  template <Evict kEvict = Evict::kByAge>
   F8_DEVICE void load(const void* base, i64 element) {
     const u8* p = static_cast<const u8*>(base) + element * kElementBytes;
     if constexpr (kRounds) {
       u32 x[8];
-      load_words<kEvict>(p, x);
+      load_words(p, x);
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         const float low = __uint_as_float(x[2 * i]);
@@ -74,23 +62,17 @@ struct Vec8 {
         word[i] = pack_pair<kInput>(low, high);
       }
     } else {
-      load_words<kEvict>(p, word);
+      load_words(p, word);
     }
   }
-  template <Evict kEvict, int kCount>
+  template <int kCount>
   static F8_DEVICE void load_words(const u8* p, u32 (&to)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       u32* const four = to + 4 * i;
-      if constexpr (kEvict == Evict::kByAge) {
-        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
-                     : "l"(p + 16 * i));
-      } else {
-        asm volatile("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                     : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
-                     : "l"(p + 16 * i), "l"(l2_policy<kEvict>()));
-      }
+      asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
+                   : "l"(p + 16 * i));
     }
   }
   F8_DEVICE void clear() {
@@ -186,14 +168,13 @@ struct ThreadFragment {
     row = row0 + static_cast<i32>(threadIdx.x / 16 * kFragment);
     column = column0 + static_cast<i32>(threadIdx.x % 16 * kFragment);
   }
-  template <Evict kEvict = Evict::kByAge>
   F8_DEVICE void load(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
                       i32 column0) {
     set_origin(row0, column0);
 #pragma unroll
     for (int i = 0; i < kFragment; ++i) {
       if (row + i < row_count && column < column_count) {
-        rows[i].template load<kEvict>(x, (row + i) * ld + column);
+        rows[i].load(x, (row + i) * ld + column);
       } else {
         rows[i].clear();
       }

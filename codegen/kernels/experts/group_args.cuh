@@ -209,8 +209,8 @@ F8_BOTH GroupAmaxArgs maxima_of(const GroupCastArgs& cast) {
 struct GroupQuantizeArgs {
   GroupCastArgs cast;
   u32* tickets;  // one word: the tiles, or pairs, that blocks have taken
-  u32*
-      done;  // [groups], or [groups][across] of columns alone: the tiles whose amaxes are in the words
+  // The tiles whose amaxes are in the words: [groups], or [groups][across] where columns alone have scales.
+  u32* done;
 };
 inline constexpr i32 kMostLeft = 128;  // tiles that a block can leave, to read them again
 

@@ -20,7 +20,7 @@
 
 namespace f8::kernels {
 
-// Where the groups of a layout begin, in shared memory where it has room for them.
+// It has the beginnings of a layout's groups in shared memory, where there is room for all of them.
 struct GroupStarts {
   static constexpr i32 kMost = 320;
   i32 count;                 // of the groups that are here
@@ -130,7 +130,8 @@ struct GroupTiles {
     }
     __syncthreads();
   }
-  // What follows is one thread's. The number of a tile, unless those that were left come first.
+  // One thread calls the functions below. This one gives the number of a tile, unless those that were left come
+  // first.
   F8_DEVICE i32 next(const GroupQuantizeArgs& args) const {
     if (left > 0 && are_taken(args, end_of_left)) return tiles;
     return static_cast<i32>(atomicAdd(args.tickets, 1U));
@@ -219,9 +220,9 @@ template <class Config>
 struct GroupQuantize {
   static constexpr Input kInput = Config::kInput;
   using Rows = GroupRows<Config::kSource, kInput>;
-  // Of a pair the tile that is not worked on waits there.
-  static constexpr i32 kSharedBytes = kStashBytes;  // dynamic
-  // What is written is not needed again soon.
+  // The tile that a block holds waits in dynamic shared memory, or of a pair the one that is not worked on.
+  static constexpr i32 kSharedBytes = kStashBytes;
+  // No kernel reads the copies soon, so L2 gives their lines up first.
   using Casts = GroupCast<Config, Evict::kFirst>;
   using Copies = typename Casts::Copies;
   struct AmaxConfig {
