@@ -104,6 +104,8 @@ struct Accuracy {
   double sqnr_db = 0, cosine = 0, rmse = 0;
   bool operator==(const Accuracy&) const = default;
 };
+// Returns the TFLOP/s of a problem that takes so long.
+[[nodiscard]] double tflops_of(const Problem& problem, const Timing& timing);
 // Null where there is none.
 [[nodiscard]] const Accuracy* find_accuracy(const std::vector<Accuracy>& accuracy,
                                             std::string_view data, std::string_view tensor);

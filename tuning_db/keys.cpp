@@ -97,6 +97,10 @@ const PartKernel* find_kernel(const std::vector<PartKernel>& kernels, std::strin
   return found == kernels.end() ? nullptr : &*found;
 }
 
+double tflops_of(const Problem& problem, const Timing& timing) {
+  return problem.flops() / timing.median_ns / 1e3;
+}
+
 const Accuracy* find_accuracy(const std::vector<Accuracy>& accuracy, std::string_view data,
                               std::string_view tensor) {
   const auto found = std::ranges::find_if(

@@ -146,7 +146,7 @@ Json trial_json(const tuning_db::TrialRow& row) {
     json["p05_us"] = rounded(t.p05_ns / 1e3);
     json["p95_us"] = rounded(t.p95_ns / 1e3);
     json["samples"] = t.n;
-    json["tflops"] = rounded(row.problem.flops() / t.median_ns / 1e3);
+    json["tflops"] = rounded(tflops_of(row.problem, t));
   }
   if (const auto& ratio = result.ratio) {
     add_interval(json, "speedup", ratio->ratio, ratio->lo, ratio->hi);

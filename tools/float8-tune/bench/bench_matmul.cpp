@@ -40,10 +40,6 @@ void add_timing(Json& row, const tuning_db::TrialResult& result) {
   if (!result.reason.empty()) row["reason"] = result.reason;
 }
 
-double tflops_of(const Problem& problem, const tuning_db::Timing& timing) {
-  return problem.flops() / timing.median_ns / 1e3;
-}
-
 Json kernel_json(const Problem& problem, const tuner::BenchRow& kernel) {
   Json json = {{"impl", impl_text(kernel.candidate)},
                {"roles", kernel.roles},

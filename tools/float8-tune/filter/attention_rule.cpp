@@ -221,7 +221,7 @@ Result<int> explain_attention(const Problem& problem, const std::string& device,
       print(f8::format("  {:<11}  {}, {:.0f} TFLOP/s, by itself\n",
                        row.problem.op == Op::kAttentionForward ? "forward" : "backward",
                        microseconds(row.result.timing->median_ns),
-                       row.problem.flops() / row.result.timing->median_ns / 1e3));
+                       tflops_of(row.problem, *row.result.timing)));
     }
     if (!each.row) continue;
     const tuning_db::Ratio& ratio = *each.row->result.ratio;

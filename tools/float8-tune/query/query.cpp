@@ -222,7 +222,7 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
     const auto& ratio = row.result.ratio;
     table.add({candidate_text(row.candidate), f8::format("{:.2f}", t.median_ns / 1e3),
                f8::format("[{:.2f}, {:.2f}]", t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3),
-               f8::format("{:.1f}", answer.problem.flops() / t.median_ns / 1e3),
+               f8::format("{:.1f}", tflops_of(answer.problem, t)),
                ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
                ratio ? f8::format("[{:.3f}, {:.3f}]", ratio->lo, ratio->hi) : "-",
                row.at.substr(0, 10)});
@@ -248,7 +248,8 @@ Result<std::vector<Op>> ops_of(const std::string& text) {
   return ops;
 }
 
-// What is asked of attention: the first problem is what an answer is about, the others are its parts.
+// Returns the problems of each attention that is asked for: an answer is about the first one, and the others are
+// its parts.
 Result<std::vector<std::vector<Problem>>> attentions_of(const QueryOptions& options) {
   std::vector<std::vector<Problem>> all;
   if (options.attention) {
@@ -271,7 +272,7 @@ Result<std::vector<std::vector<Problem>>> attentions_of(const QueryOptions& opti
     for (const AttentionRecipe recipe : recipes) {
       std::vector<Problem> problems;
       for (const Op op : ops) {
-        // Only that of kFp8 is float8's.
+        // The other recipe has its backward in bf16, which is not float8's.
         if (op == Op::kAttentionBackward && recipe != AttentionRecipe::kFp8) continue;
         problems.push_back(F8_TRY(attention_problem(op, recipe, shape)));
       }

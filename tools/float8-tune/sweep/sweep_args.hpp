@@ -20,7 +20,7 @@ struct SweepArgs {
   int64_t seed = 1;
   bool no_pruned_rows = false;
   bool exhaustive = false;
-  // Of attention, with the model and the recipes above.
+  // These ask for attention, with the model and the recipes above.
   bool attention = false;
   AttentionOptions attentions;
   std::string sequences;
@@ -37,7 +37,7 @@ inline constexpr std::string_view kStrategiesText =
 void declare(CLI::App& command, SweepArgs& args);
 // --attention, and the options that are of it alone; declare() has them too.
 void declare_attention(CLI::App& command, SweepArgs& args);
-// What the options ask of attention.
+// Returns the attention that the options ask for.
 [[nodiscard]] Result<tuner::AttentionRequest> attention_request_of(const SweepArgs& args);
 // The method's figures: all of them, or those of the search of a GEMM.
 void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms_alone);

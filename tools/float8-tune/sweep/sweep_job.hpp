@@ -47,7 +47,7 @@ struct SweepJob {
                                                  const tuner::SweepRequest& request,
                                                  const Global& global);
 [[nodiscard]] tuning_db::Toolchain toolchain_of(const runtime::DeviceInfo& device);
-// What measures the decisions that rows of attention alone do not make.
+// Says which command measures what decides, which rows of attention alone do not.
 void note_attention(const tuner::SweepRequest& request, const Global& global);
 // Under --missing, leaves out what the databases hold; else says how much they hold.
 [[nodiscard]] Status leave_out_measured(SweepJob& job, const SweepCommand& command,

@@ -121,8 +121,8 @@ std::string attention_table(const tuner::SweepOutcome& outcome, bool color) {
                problem.op == Op::kAttentionForward ? "forward" : "backward", problem.recipe,
                t ? f8::format("{:.1f}", t->median_ns / 1e3) : "-",
                t ? interval_text(t->ci_lo_ns / 1e3, t->ci_hi_ns / 1e3, 1) : "-",
-               t ? f8::format("{:.0f}", problem.flops() / t->median_ns / 1e3) : "-",
-               least_sqnr(result.accuracy), std::string(tuning_db::to_string(result.state))});
+               t ? f8::format("{:.0f}", tflops_of(problem, *t)) : "-", least_sqnr(result.accuracy),
+               std::string(tuning_db::to_string(result.state))});
   }
   return table.text(color);
 }

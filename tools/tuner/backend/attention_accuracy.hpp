@@ -14,7 +14,7 @@ inline constexpr int64_t kAccuracyHeads = 4;
     Backend& backend, AttentionRecipe recipe, const AttentionShape& shape, std::string_view kind,
     uint64_t seed);
 
-// What a row keeps of it: a forward has the accuracy of O, and a backward that of the gradients.
+// Returns what the row of a part keeps: a forward has the accuracy of O, and a backward that of the gradients.
 [[nodiscard]] std::vector<tuning_db::Accuracy> accuracy_of_part(
     Op part, const std::vector<tuning_db::Accuracy>& accuracy);
 

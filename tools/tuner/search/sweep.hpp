@@ -30,7 +30,7 @@ struct SweepProgress {
   int worker_starts = 0;
 };
 
-// Of a linear, or of a part of attention, which has nothing in bf16.
+// The result of a linear, or of a part of attention, which has nothing in bf16.
 struct LinearResult {
   Problem problem;
   tuning_db::TrialResult float8, bf16;
@@ -145,7 +145,7 @@ class Sweep {
   [[nodiscard]] Result<LinearSearch> search(const PlannedLinear& linear,
                                             const LinearKernels& kernels);
   [[nodiscard]] Result<LinearChoices> search_baseline(const PlannedLinear& linear);
-  // One part of attention: sweep_attention.cpp.
+  // It measures one part of attention (sweep_attention.cpp).
   [[nodiscard]] Status measure_attention(const PlannedLinear& part,
                                          const tuning_db::PendingTrial& trial,
                                          SweepOutcome& outcome);
@@ -166,7 +166,7 @@ class Sweep {
   std::map<std::string, KnownResults> known_;   // by GEMM identity
   std::map<std::string, int> worker_failures_;  // by the candidate that was running
   SweepProgress progress_;
-  // Of all tensors, by the problem of the data that was compared.
+  // The accuracy of all tensors is kept by the problem of the data that was compared.
   std::map<std::string, std::vector<tuning_db::Accuracy>> accuracy_;
   uint64_t draws_ = 0;
   int failures_in_a_row_ = 0;

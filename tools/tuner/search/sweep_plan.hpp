@@ -78,7 +78,7 @@ struct SweepRequest {
   TuningTable prior;
   std::set<std::string> skipped;  // the linears, by problem key, that are not to be measured
 
-  // What it asks for, in words: "linears".
+  // The noun says what a sweep asks for: "linears".
   [[nodiscard]] std::string_view noun() const {
     return attention ? "parts of attention" : "linears";
   }

@@ -189,7 +189,7 @@ TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-// What is compiled ahead of a sweep is what a plan loads.
+// A sweep compiles the kernels ahead that a plan loads.
 TEST_F(BenchTest, AttentionsKernelsAreThoseThatItsPlanLoads) {
   std::set<std::string, std::less<>> ahead = cuda_.keys;
   for (const AttentionRecipe recipe : kAttentionRecipes) {

@@ -14,9 +14,8 @@ std::string time_of(const std::optional<TrialRow>& row) {
   return row ? microseconds(row->result.timing->median_ns) : "";
 }
 
-std::string tflops_of(const std::optional<TrialRow>& row) {
-  if (!row) return "";
-  return f8::format("{:.0f}", row->problem.flops() / row->result.timing->median_ns / 1e3);
+std::string speed_of(const std::optional<TrialRow>& row) {
+  return row ? f8::format("{:.0f}", tflops_of(row->problem, *row->result.timing)) : "";
 }
 
 // The tensor's accuracy in the row of both parts, or in that of its own part.
@@ -56,8 +55,8 @@ std::optional<Figure> attention_speeds(const Measurements& measurements) {
     table.rows.push_back({f8::format("{}/{} of {}", s.heads_q, s.heads_kv, s.head_dim),
                           f8::format("{}", s.tokens), f8::format("{}", s.batch),
                           std::string(mask_name(s.causal)), times.recipe, time_of(times.forward),
-                          tflops_of(times.forward), time_of(times.backward),
-                          tflops_of(times.backward), time_of(times.both),
+                          speed_of(times.forward), time_of(times.backward),
+                          speed_of(times.backward), time_of(times.both),
                           ratio ? f8::format("{:.3f}", ratio->ratio) : "",
                           ratio ? f8::format("{:.3f} to {:.3f}", ratio->lo, ratio->hi) : "",
                           times.decision, times.device});
