@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import pathlib
 import sys
@@ -17,9 +18,13 @@ import torch
 from float8 import recipes
 from float8.torch import _schemas as _schemas
 
-torch.ops.load_library(  # type: ignore[no-untyped-call]
-    str(pathlib.Path(__file__).parent.parent / "_C.so")
-)
+_SHIM = str(pathlib.Path(__file__).parent.parent / "_C.so")
+torch.ops.load_library(_SHIM)  # type: ignore[no-untyped-call]
+
+# A collection of garbage may call it while a graph is traced, which would trace an op.
+forget_state = ctypes.CDLL(_SHIM).float8_forget_state
+forget_state.argtypes = [ctypes.c_void_p]
+forget_state.restype = None
 
 quantize = torch.ops.float8.quantize.default
 quantize_again = torch.ops.float8.quantize_again.default

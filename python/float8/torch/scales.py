@@ -18,7 +18,7 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import notices
+from float8.torch import _ops, notices
 from float8.torch.amaxes import PART_BYTES, take_back
 from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
@@ -80,6 +80,7 @@ class ScaleState(nn.Module):
         self._syncs_with_first = 0
         self.generation = 0  # of the scales; what was cast with others is to be cast again
         self.epoch = 0  # grows where the amaxes begin anew
+        self._forget: weakref.finalize[..., ScaleState] | None = None  # what the shim knows
         self.in_graph = False  # a captured CUDA graph synchronises it, unseen
         self._agreed = False  # the ranks have compared it
         self._steps_before_sync: int | None = 0  # None: it has been synchronised
@@ -144,6 +145,9 @@ class ScaleState(nn.Module):
         # A model that is made on the CPU, to be moved, has no device yet.
         if self._live.is_cuda or (self._live.is_cpu and self.config & recipes.EMULATE):
             torch.ops.float8.scales_set_first(self._live, self.config, self.layout, self.first)
+            if self._forget is None:
+                self._forget = weakref.finalize(self, _ops.forget_state, self._live.data_ptr())
+                self._forget.atexit = False
 
     def _find_first(self) -> None:
         """Looks on the host for the linears without scales."""
@@ -155,6 +159,9 @@ class ScaleState(nn.Module):
         """Moves the state to where the weights are now; one on the meta device begins anew there."""
         if self._live.device == device:
             return
+        if self._forget is not None:
+            self._forget()  # another tensor may get the memory, as when the state dies
+            self._forget = None
         if self._live.is_meta:
             self._live = _initial(self.config, self.layout).to(device, copy=True)
         else:
@@ -352,7 +359,7 @@ class ScaleState(nn.Module):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_attached": None}
+        return {**self.__dict__, "_attached": None, "_forget": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

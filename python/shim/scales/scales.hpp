@@ -58,6 +58,10 @@ void check_form_of_state(const Tensor& tensor);
 // come; of none if `from` is null.
 void copy_first_steps(const void* from, const void* to);
 
+// Forgets what is known of a state whose memory goes: another tensor may get it. It is for Python's
+// ctypes.
+extern "C" [[gnu::visibility("default")]] void float8_forget_state(const void* state);
+
 // The ops of a scale state (ops.cpp says what they do).
 int64_t scales_bytes(int64_t config, int64_t layout);
 void scales_init(const Tensor& state, int64_t config, int64_t layout);

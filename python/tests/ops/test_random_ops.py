@@ -102,6 +102,10 @@ def _calls(a: Arguments) -> list[Callable[[], Any]]:
     def into() -> list[torch.Tensor] | None:
         return a.some(a.tensor) if a.chance() else None
 
+    def set_first(state: torch.Tensor, config: int, layout: int) -> None:
+        OPS.scales_set_first(state, config, layout, a.some(a.number))
+        OPS.scales_set_first(state, config, layout, [])  # another tensor may get the memory
+
     t = a.tensor
     return [
         lambda: OPS.quantize(t(), a.config(), a.small(), a.chance(), a.maybe(), a.number()),
@@ -124,7 +128,7 @@ def _calls(a: Arguments) -> list[Callable[[], Any]]:
         ),
         lambda: OPS.scales_sync(t(), *a.of_scales(), a.maybe()),
         lambda: OPS.scales_init(t(), *a.of_scales()),
-        lambda: OPS.scales_set_first(t(), *a.of_scales(), a.some(a.number)),
+        lambda: set_first(t(), *a.of_scales()),
         lambda: OPS.scales_find_first(t(), *a.of_scales()),
         lambda: OPS.reads_shards(t(), t(), a.config()),
         lambda: OPS.record_amax(t(), t(), a.small()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from typing import Any
 
@@ -96,6 +97,29 @@ def test_export(saved: bool, steps: int, device: str, mlp: Any, config: Any) -> 
             buffer.seek(0)
             program = torch.export.load(buffer)
         assert torch.equal(program.module()(2 * x), expected)
+
+
+@pytest.mark.parametrize("moved", (False, True))
+def test_memory_of_a_state_that_is_gone(moved: bool, device: str, mlp: Any, config: Any) -> None:
+    """What lies in the memory of a state without scales, once that is gone, is not without scales."""
+    trained, untrained = (
+        f8.convert_to_float8_training(mlp(torch.float32), config=config("delayed"))
+        for _ in range(2)
+    )
+    x = 100 * torch.randn(32, 64, device=device)
+    trained(x).sum().backward()
+    f8.sync_float8_amax_and_scale_history(trained)
+    expected = trained(2 * x)
+    memory = untrained.float8_scales.state
+    memory.copy_(trained.float8_scales.state)
+    for layer in (trained[0], trained[2]):
+        layer._scale_view = memory[16 * layer._scale_index :][:16]
+    assert not torch.equal(trained(2 * x), expected)
+    if moved:
+        untrained.to("meta")
+    del untrained
+    gc.collect()
+    assert torch.equal(trained(2 * x), expected)
 
 
 class TestMetaModels:
