@@ -168,6 +168,7 @@ Estimate Surface::along_m(const Column& column, int64_t m) const {
 
 std::optional<SpeedModel> Surface::fit_without(const Column* left_out) const {
   std::vector<TimedShape> rows;
+  rows.reserve(points_.size());
   for (const Column& column : columns_) {
     if (&column == left_out) continue;
     for (const Point& p : column.points) {
@@ -183,6 +184,7 @@ Surface::Slice Surface::slice(int64_t m) const {
 
 Surface::Slice Surface::slice(int64_t m, const SpeedModel* model, const Column* left_out) const {
   Slice slice;
+  slice.parts_.reserve(columns_.size());
   const double log2_m = log2_of(m);
   for (const Column& column : columns_) {
     if (&column == left_out || (model == nullptr && !column.covers(m))) continue;
