@@ -13,10 +13,23 @@ constexpr std::string_view kMasks[] = {"full", "causal"};  // by whether they ar
 
 }  // namespace
 
-Result<Problem> attention_problem(Op op, const AttentionShape& s) {
+std::string_view to_string(AttentionRecipe recipe) {
+  return kAttentionRecipeNames[static_cast<size_t>(recipe)];
+}
+
+Result<AttentionRecipe> parse_attention_recipe(std::string_view name) {
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    if (to_string(recipe) == name) return recipe;
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "attention in fp8 has the recipes {}, and not {}; a newer float8 may have others",
+              fmt::join(kAttentionRecipeNames, " and "), quote(name));
+}
+
+Result<Problem> attention_problem(Op op, AttentionRecipe recipe, const AttentionShape& s) {
   Problem problem;
   problem.op = op;
-  problem.recipe = kAttentionRecipe;
+  problem.recipe = to_string(recipe);
   problem.dims = {s.tokens, s.batch, s.heads_q, s.heads_kv, s.head_dim, s.causal ? 1 : 0};
   // The text has the checks of each size by itself.
   F8_TRY(parse_dims(to_string(problem.dims, kAttentionDims), kAttentionDims));
@@ -29,7 +42,18 @@ AttentionShape attention_shape(const Problem& problem) {
   return {s, b, h, g, d, causal == 1};
 }
 
+AttentionRecipe attention_recipe(const Problem& problem) {
+  return problem.recipe == to_string(AttentionRecipe::kFp8) ? AttentionRecipe::kFp8
+                                                            : AttentionRecipe::kFp8Forward;
+}
+
 Status check_attention(const Problem& problem) {
+  const AttentionRecipe recipe = F8_TRY(parse_attention_recipe(problem.recipe));
+  if (problem.op == Op::kAttentionBackward && recipe != AttentionRecipe::kFp8) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{} of recipe {} is in bf16, and not float8's; that of {} is in fp8",
+                to_string(problem.op), to_string(recipe), to_string(AttentionRecipe::kFp8));
+  }
   const AttentionShape s = attention_shape(problem);
   if (std::ranges::find(kHeadDims, s.head_dim) == std::end(kHeadDims)) {
     return fail(ErrorCode::kInvalidArgument,
@@ -44,7 +68,7 @@ Status check_attention(const Problem& problem) {
   }
   Problem own;
   own.op = problem.op;
-  own.recipe = kAttentionRecipe;
+  own.recipe = problem.recipe;
   own.dims = problem.dims;
   if (own == problem) return {};
   return fail(ErrorCode::kInvalidArgument,
@@ -61,7 +85,8 @@ double attention_product_flops(const Problem& problem) {
 
 double attention_bytes(const Problem& problem) {
   const AttentionShape s = attention_shape(problem);
-  const double both = problem.op == Op::kAttention ? 2 : 1;  // gradients are as large
+  // Gradients are as large, and a backward reads what a forward does.
+  const double both = problem.op == Op::kAttentionForward ? 1 : 2;
   return both * 2 * static_cast<double>(s.batch * (s.heads_q + s.heads_kv)) *
          static_cast<double>(s.tokens) * static_cast<double>(s.head_dim) *
          static_cast<double>(size_bytes(problem.d));
@@ -76,7 +101,7 @@ Result<std::vector<AttentionShape>> parse_attention_shapes(std::string_view text
     problem.dims = F8_TRY(parse_dims(take_until(text, ';'), kSizes));
     AttentionShape shape = attention_shape(problem);
     shape.causal = true;
-    F8_TRY(attention_problem(Op::kAttentionForward, shape));
+    F8_TRY(attention_problem(Op::kAttention, AttentionRecipe::kFp8Forward, shape));
     if (std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
   }
   return shapes;

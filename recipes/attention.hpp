@@ -5,10 +5,11 @@
 //   shapes := shape { ";" shape }
 //   shape  := "s" INT "b" INT "h" INT "g" INT "d" INT          a mask stands beside it
 //
-// attention_forward is the fp8 forward with its casts, and attention is that and a backward in bf16 of the values
-// that the forward multiplied. Both have the settings "fp8_forward" and the types e4m3.e4m3.bf16.
+// attention_forward is the fp8 forward with its casts, attention_backward the backward of recipe fp8 with its own, and
+// attention is forward and backward together. The settings are a recipe, and the types e4m3.e4m3.bf16.
 #pragma once
 
+#include <array>
 #include <string_view>
 #include <vector>
 
@@ -26,14 +27,25 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
-inline constexpr std::string_view kAttentionRecipe = "fp8_forward";
+enum class AttentionRecipe : uint8_t {
+  kFp8Forward,  // its backward is one in bf16, of the values that the forward multiplied
+  kFp8          // forward and backward
+};
+inline constexpr std::array kAttentionRecipes = {AttentionRecipe::kFp8Forward,
+                                                 AttentionRecipe::kFp8};
+inline constexpr std::array<std::string_view, 2> kAttentionRecipeNames = {"fp8_forward", "fp8"};
+[[nodiscard]] std::string_view to_string(AttentionRecipe recipe);
+[[nodiscard]] Result<AttentionRecipe> parse_attention_recipe(std::string_view name);
+
 inline constexpr int kAttentionForwardProducts = 2;  // Q K^T and P V
 inline constexpr int kAttentionBackwardProducts =
     5;  // Q K^T again, dO V^T, and those of dQ, dK, dV
 
-// Makes Op::kAttention or Op::kAttentionForward.
-[[nodiscard]] Result<Problem> attention_problem(Op op, const AttentionShape& shape);
+// Makes a problem of an operation of attention.
+[[nodiscard]] Result<Problem> attention_problem(Op op, AttentionRecipe recipe,
+                                                const AttentionShape& shape);
 [[nodiscard]] AttentionShape attention_shape(const Problem& problem);
+[[nodiscard]] AttentionRecipe attention_recipe(const Problem& problem);
 [[nodiscard]] Result<std::vector<AttentionShape>> parse_attention_shapes(std::string_view text);
 // Parses "causal,full": whether each mask is causal.
 [[nodiscard]] Result<std::vector<bool>> parse_attention_masks(std::string_view text);

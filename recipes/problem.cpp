@@ -53,6 +53,15 @@ constexpr std::array kOps = {
            check_attention,
            attention_product_flops,
            attention_bytes},
+    OpSpec{Op::kAttentionBackward,
+           "attention_backward",
+           "",
+           kAttentionDims,
+           {},
+           kAttentionBackwardProducts,
+           check_attention,
+           attention_product_flops,
+           attention_bytes},
 };
 static_assert(std::ranges::all_of(kOps, [](const OpSpec& spec) {
   return &spec == &kOps[static_cast<size_t>(spec.op)] && spec.dims.size() <= kMaxDims;

@@ -3,7 +3,7 @@
 //   key      := op "/" settings "/" types "/" dims
 //   op       := "output" | "grad_input" | "grad_weight" | "linear"       what spec_of() registers
 //             | "grouped_output" | "grouped_grad_input" | "grouped_grad_weight" | "experts"
-//             | "attention" | "attention_forward"
+//             | "attention" | "attention_forward" | "attention_backward"
 //   settings := recipe [ "+bias" ] [ "+fast" ]                           fast accumulation
 //   recipe   := (a-z | 0-9 | "_")+
 //   types    := a "." b "." d                  dtypes of the GEMM's operands and result
@@ -82,7 +82,8 @@ enum class Op : uint8_t {
   kGroupedGradWeight,
   kExperts,
   kAttention,
-  kAttentionForward
+  kAttentionForward,
+  kAttentionBackward
 };
 struct Problem;
 
@@ -111,7 +112,7 @@ inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
   return static_cast<size_t>(op) / kOpsOfLinears == 1;
 }
 [[nodiscard]] constexpr bool is_attention(Op op) {
-  return op == Op::kAttention || op == Op::kAttentionForward;
+  return op >= Op::kAttention;
 }
 [[nodiscard]] constexpr Op grouped(Op op) {
   return is_grouped(op) ? op : static_cast<Op>(static_cast<size_t>(op) + kOpsOfLinears);

@@ -16,8 +16,8 @@ The second table has the signal to noise ratio in dB of O, dQ, dK and dV against
 heads: of normal data, of data with outliers (0.1 % of the elements are 10 times as large), of keys whose
 channels have means of 8 to 15, and of queries that match keys. --profile prints the kernels of each variant.
 
---jsonl writes float8's rows of causal and full masks, with their accuracy at --length tokens of heads of their size, and
-those of the attentions in bf16, for `float8-tune db import` (attention_rows.py).
+--jsonl writes float8's rows of causal and full masks under both recipes, with their accuracy at --length tokens of heads of
+their size, and those of the attentions in bf16, for `float8-tune db import` (attention_rows.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import float8.torch as f8
-from float8.torch.attention import BACKWARD_HEAD_DIM
 
 SHAPES = "s8192b1h32g8d128;s16384b1h16g16d256;s8192b1h32g32d64"
 TINY = "s128b1h4g2d128"
@@ -307,13 +306,13 @@ def exact_results(
 
 
 def float8_accuracy(
-    d: int, causal: bool, options: Any, device: str
+    variant: str, d: int, causal: bool, options: Any, device: str
 ) -> list[attention_rows.Accuracy]:
-    """Returns what the rows of heads of d elements have of float8."""
+    """Returns what the rows of heads of d elements have of a variant that is float8's."""
     found = []
     for kind in DATA:
         operands, do, expected = exact_results(kind, options.length, device, d, causal)
-        own = results_of(call_of("float8", Mask(causal), options.emulate), operands, do)
+        own = results_of(call_of(variant, Mask(causal), options.emulate), operands, do)
         for name, a, e in zip(("O", "dQ", "dK", "dV"), own, expected, strict=True):
             x = a.double()
             cosine = float((x * e).sum() / (x.norm() * e.norm()).clamp_min(1e-300))
@@ -325,14 +324,18 @@ def float8_accuracy(
 def write_rows(found: dict[tuple[Shape, Mask], Any], options: Any, device: str) -> None:
     """Writes the rows of --jsonl, for each shape and mask those that a key can name."""
     rows = attention_rows.Rows(options.emulate, options.seconds, options.length)
-    known: dict[tuple[int, bool], list[attention_rows.Accuracy]] = {}
+    known: dict[tuple[str, int, bool], list[attention_rows.Accuracy]] = {}
     for (shape, mask), measured in found.items():
         if mask.window is not None or mask.packed is not None:
             continue
-        key = (shape.d, mask.causal)
-        if "float8-forward" in measured["ms"] and key not in known:
-            known[key] = float8_accuracy(*key, options, device)
-        rows.add(str(shape), mask.causal, measured["ms"], BF16, known.get(key, []))
+        for name, recipe in RECIPES.items():
+            own = attention_rows.whole(measured["ms"], name)
+            if own is None:
+                continue
+            key = (name, shape.d, mask.causal)
+            if key not in known:
+                known[key] = float8_accuracy(*key, options, device)
+            rows.add(recipe, str(shape), mask.causal, measured["ms"], own, BF16, known[key])
     rows.write(options.jsonl)
 
 
@@ -375,8 +378,6 @@ def measure(shape: Shape, mask: Mask, names: Sequence[str], options: Any, device
         if mask.window is not None and name in WITHOUT_WINDOWS:
             continue
         if mask.packed is not None and name not in PACKED:
-            continue
-        if name == "float8-fp8" and shape.d != BACKWARD_HEAD_DIM:
             continue
         try:
             call = call_of(name, mask, options.emulate)

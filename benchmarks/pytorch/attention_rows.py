@@ -1,8 +1,8 @@
 """Rows of attention for a tuning database, as `float8-tune db import` takes them.
 
-A row is of a shape's forward and backward together: float8's, with all casts, and that of each attention in bf16 that was
-timed in the same rounds. float8's row has its speedup over the fastest of these, with the interval of its median over the
-rounds, and its accuracy. The bf16 side has no implementation in float8, so these rows decide for attention.
+A row is of a shape's forward and backward together: float8's under a recipe, with all casts, and that of each attention in
+bf16 that was timed in the same rounds. float8's row has its speedup over the fastest of these, with the interval of its
+median over the rounds, and its accuracy. The bf16 side has no implementation in float8, so these rows decide for attention.
 """
 
 from __future__ import annotations
@@ -163,14 +163,16 @@ class Rows:
 
     def add(
         self,
+        recipe: str,
         shape: str,
         causal: bool,
         times: Mapping[str, Sequence[float]],
+        own: Sequence[float],
         bf16: Sequence[str],
         accuracy: Sequence[Accuracy],
     ) -> None:
-        """Adds the rows of a shape. bf16 has the names of the variants that are no fp8."""
-        problem = f"attention/fp8_forward/e4m3.e4m3.bf16/{shape}causal{int(causal)}"
+        """Adds the rows of a shape under a recipe. `own` has float8's times, and bf16 names the variants that are no fp8."""
+        problem = f"attention/{recipe}/e4m3.e4m3.bf16/{shape}causal{int(causal)}"
         baselines: list[tuple[float, str, list[float]]] = []
         for name in bf16:
             samples = whole(times, name)
@@ -178,9 +180,6 @@ class Rows:
                 continue
             trial = self._trial(problem, "bf16", {"backend": name}, samples)
             baselines.append((statistics.median(samples), trial["trial"], samples))
-        own = whole(times, "float8")
-        if own is None:
-            return
         trial = self._trial(problem, "float8", {"kernels": "tuned"}, own)
         if accuracy:
             trial["accuracy"] = [dataclasses.asdict(each) for each in accuracy]

@@ -121,69 +121,96 @@ ParameterBytes AttentionForwardSpec::parameters() const {
 
 Result<AttentionBackwardSpec> AttentionBackwardSpec::parse(std::string_view kind,
                                                            std::string_view rest) {
-  for (const AttentionMask mask : kAllMasks) {
-    for (const bool packed : {false, true}) {
-      const AttentionBackwardSpec spec{mask, packed, kind == kKinds[1]};
-      if (spec.key().substr(kind.size() + 1) == rest) return spec;
+  const auto* const at = std::ranges::find(kKinds, kind);
+  const auto gradients = static_cast<AttentionGradients>(at - std::begin(kKinds));
+  for (const int head_dim : kAttentionHeadDims) {
+    for (const AttentionMask mask : kAllMasks) {
+      for (const bool packed : {false, true}) {
+        const AttentionBackwardSpec spec{head_dim, mask, packed, gradients};
+        if (spec.validate() && spec.key().substr(kind.size() + 1) == rest) return spec;
+      }
     }
   }
   return fail(ErrorCode::kInvalidArgument,
-              "unknown backward of attention {}: expected d128, then /full, /causal or /window, "
-              "for packed sequences followed by /packed",
-              quote(rest));
+              "unknown {} {}: expected d64, d128 or d256 (dkv has heads of 64 and 128, dk and dv "
+              "of 256), then /full, /causal or /window, for packed sequences followed by /packed",
+              kind, quote(rest));
 }
 
 std::string AttentionBackwardSpec::key() const {
-  return f8::format("{}/d{}/{}{}", kKinds[keys ? 1 : 0], kAttentionBackwardHeadDim,
+  return f8::format("{}/d{}/{}{}", kKinds[static_cast<size_t>(gradients)], head_dim,
                     kMasks[static_cast<size_t>(mask)], packed ? kPacked : "");
 }
 
+Status AttentionBackwardSpec::validate() const {
+  F8_TRY(check_head_dim(head_dim));
+  if (gradients == AttentionGradients::kDq ||
+      (gradients == AttentionGradients::kDkv) == has_both(head_dim)) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{} of heads of {}; dK and dV have one kernel for heads of 64 and 128, and two for "
+              "heads of 256",
+              kKinds[static_cast<size_t>(gradients)], head_dim);
+}
+
 Stub AttentionBackwardSpec::stub() const {
+  const bool dq = gradients == AttentionGradients::kDq;
   const std::string args = args_name("AttentionBackwardArgs", mask, packed);
-  const std::string name = keys ? "AttentionDkv" : "AttentionDq";
+  const std::string name = dq ? "AttentionDq" : "AttentionDkv";
   const std::string kernel = f8::format("{}<Config, {}>", name, args);
-  const std::string entry = f8::format("float8_{}", kKinds[keys ? 1 : 0]);
-  return {keys ? "attention_backward_dkv.cuh" : "attention_backward_dq.cuh", entry,
-          "struct Config {\n" + constant("kWarpgroups", 2) +
-              constant("kCausal", mask != AttentionMask::kFull) +
-              mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 64) +
-              mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, 128, MmaA::kRegisters) +
-              "};\n" +
-              check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
-              check(f8::format("sizeof({}Maps)", name), parameters().first, "kernel_args.cuh") +
-              check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
-                    "dynamic_smem_bytes()") +
-              check_threads(kernel + "::kThreads", launch()) +
-              f8::format("extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
-                         "{}(const __grid_constant__ {}Maps maps,\n"
-                         "    const __grid_constant__ {} args) {{\n"
-                         "  extern __shared__ __align__(1024) u8 shared[];\n"
-                         "  {}::run(maps, args, shared);\n"
-                         "}}\n",
-                         launch().threads, entry, name, args, kernel)};
+  const std::string entry = f8::format("float8_{}", kKinds[static_cast<size_t>(gradients)]);
+  std::string config = "struct Config {\n" + constant("kHeadDim", head_dim) +
+                       constant("kWarpgroups", 2) +
+                       constant("kCausal", mask != AttentionMask::kFull);
+  if (!dq) {
+    config += constant("kDk", gradients != AttentionGradients::kDv) +
+              constant("kDv", gradients != AttentionGradients::kDk);
+  }
+  return {
+      dq ? "attention_backward_dq.cuh" : "attention_backward_dkv.cuh", entry,
+      config + mma_function("mma", Dtype::kE4m3, Dtype::kE4m3, 64) +
+          mma_function("mma_registers", Dtype::kE4m3, Dtype::kE4m3, head_dim, MmaA::kRegisters) +
+          "};\n" + check(f8::format("sizeof({})", args), parameters().second, "kernel_args.cuh") +
+          check(f8::format("sizeof({}Maps)", name), parameters().first, "kernel_args.cuh") +
+          check(kernel + "::kSharedBytes", static_cast<size_t>(launch().dynamic_smem_bytes),
+                "dynamic_smem_bytes()") +
+          check_threads(kernel + "::kThreads", launch()) +
+          f8::format("extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+                     "{}(const __grid_constant__ {}Maps maps,\n"
+                     "    const __grid_constant__ {} args) {{\n"
+                     "  extern __shared__ __align__(1024) u8 shared[];\n"
+                     "  {}::run(maps, args, shared);\n"
+                     "}}\n",
+                     launch().threads, entry, name, args, kernel)};
 }
 
 LaunchTraits AttentionBackwardSpec::launch() const {
-  constexpr int kTile = kernels::kAttentionTile * kAttentionBackwardHeadDim;
-  constexpr int kStepTile = kernels::kAttentionStep * kAttentionBackwardHeadDim;
-  constexpr int kStagesOfKeys = 3, kStagesOfQueries = 4, kWarps = 8, kBytesOfWarp = 32;
+  const int tile = kernels::kAttentionTile * head_dim;
   const int threads = kernels::attention_threads(2);
-  if (!keys) {
-    // Two tiles of Q and of dO, stages of K, V and K^T, and barriers of each.
-    return {
-        .threads = threads,
-        .dynamic_smem_bytes = 4 * kTile + kStagesOfKeys * 3 * kTile + 8 * (4 + 4 * kStagesOfKeys)};
+  if (gradients == AttentionGradients::kDq) {
+    // Tiles of Q and of dO, stages of K, V and K^T, and barriers of each.
+    constexpr int kStages = 3;
+    const int stage = keys_of_stage(head_dim) * head_dim, queries = stage == tile ? 2 : 1;
+    return {.threads = threads,
+            .dynamic_smem_bytes =
+                2 * queries * tile + 3 * kStages * stage + 8 * (2 * queries + 4 * kStages)};
   }
-  // K and V, stages of Q, dO, their transposed copies and records, and barriers.
-  const int stage = 4 * kStepTile + 4 * kernels::kAttentionStepFloats;
+  // K and V, stages of Q, dO, their transposed copies and records, and barriers; without dK no V, dO and Q^T, and without
+  // dV no dO^T.
+  constexpr int kWarps = 8, kBytesOfWarp = 32;
+  const int rows = gradients == AttentionGradients::kDv ? 1 : 2;
+  const int tiles = gradients == AttentionGradients::kDkv ? 4 : rows + 1;
+  const int stages = gradients == AttentionGradients::kDk ? 3 : 4;
+  const int stage = tiles * kernels::kAttentionStep * head_dim + 4 * kernels::kAttentionStepFloats;
   return {.threads = threads,
-          .dynamic_smem_bytes = 2 * kTile + kStagesOfQueries * stage + kWarps * kBytesOfWarp +
-                                8 * (2 + 4 * kStagesOfQueries),
+          .dynamic_smem_bytes =
+              rows * tile + stages * stage + kWarps * kBytesOfWarp + 8 * (2 + 4 * stages),
           .cluster_size = kernels::kAttentionKeyCluster};
 }
 
 ParameterBytes AttentionBackwardSpec::parameters() const {
-  return {.first = (keys ? 6 : 5) * kTensorMapBytes,
+  return {.first = (gradients == AttentionGradients::kDq ? 5 : 6) * kTensorMapBytes,
           .second = args_bytes<kernels::AttentionBackwardArgs>(mask, packed)};
 }
 
@@ -208,10 +235,6 @@ std::string AttentionCastSpec::key() const {
 
 Status AttentionCastSpec::validate() const {
   F8_TRY(check_head_dim(head_dim));
-  if (step == AttentionStep::kBackwardCast && head_dim != kAttentionBackwardHeadDim) {
-    return fail(ErrorCode::kInvalidArgument, "a backward in fp8 of heads of {}; they are {}",
-                head_dim, kAttentionBackwardHeadDim);
-  }
   if (packed || step != AttentionStep::kLayout) return {};
   return fail(ErrorCode::kInvalidArgument, "a layout is that of packed sequences");
 }

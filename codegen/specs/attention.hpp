@@ -1,10 +1,12 @@
 // The forward of attention in fp8 (kernels/attention/attention_forward.cuh), and the casts of its operands
-// (attention_cast.cuh), for heads of 64, 128 and 256; and the backward in fp8 for heads of 128: its casts
-// (attention_backward_cast.cuh), dQ (attention_backward_dq.cuh), and dK with dV (attention_backward_dkv.cuh).
+// (attention_cast.cuh); and the backward in fp8: its casts (attention_backward_cast.cuh), dQ (attention_backward_dq.cuh),
+// and dK with dV, which heads of 256 have each in a kernel (attention_backward_dkv.cuh).
 //   attention := "attention_forward/" head "/" mask ["/packed"] "/s" stages
-//   backward  := ("attention_backward_dq" | "attention_backward_dkv") "/d128/" mask ["/packed"]
-//   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize") "/" head ["/packed"]
-//              | "attention_layout/" head "/packed" | "attention_backward_cast/d128" ["/packed"]
+//   backward  := "attention_backward_dq/" head "/" mask ["/packed"]
+//              | "attention_backward_dkv/" ("d64" | "d128") "/" mask ["/packed"]
+//              | ("attention_backward_dk/" | "attention_backward_dv/") "d256/" mask ["/packed"]
+//   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize" | "attention_backward_cast") "/" head
+//                ["/packed"] | "attention_layout/" head "/packed"
 //   mask      := "full" | "causal" | "window"
 //   head      := "d64" | "d128" | "d256"
 #pragma once
@@ -49,20 +51,28 @@ struct AttentionForwardSpec {
   bool operator==(const AttentionForwardSpec&) const = default;
 };
 
-// The heads of the backward in fp8.
-inline constexpr int kAttentionBackwardHeadDim = 128;
+// The gradients of a kernel of the backward.
+enum class AttentionGradients { kDq, kDkv, kDk, kDv };
 
 struct AttentionBackwardSpec {
+  int head_dim = 128;
   AttentionMask mask = AttentionMask::kFull;
   bool packed = false;
-  bool keys = false;  // dK and dV, not dQ
+  AttentionGradients gradients = AttentionGradients::kDq;
 
-  static constexpr std::string_view kKinds[] = {"attention_backward_dq",
-                                                "attention_backward_dkv"};  // by `keys`
+  // Returns true where registers hold the sums of dK and of dV, so that one kernel computes both.
+  [[nodiscard]] static constexpr bool has_both(int head_dim) { return head_dim <= 128; }
+  // The keys of a stage of dQ's kernel: a tile, or half of one where shared memory has no room for more.
+  [[nodiscard]] static constexpr int keys_of_stage(int head_dim) {
+    return head_dim <= 128 ? 128 : 64;
+  }
+  static constexpr std::string_view kKinds[] = {"attention_backward_dq", "attention_backward_dkv",
+                                                "attention_backward_dk",
+                                                "attention_backward_dv"};  // by `gradients`
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<AttentionBackwardSpec> parse(std::string_view kind,
                                                            std::string_view rest);
-  [[nodiscard]] Status validate() const { return {}; }
+  [[nodiscard]] Status validate() const;
   [[nodiscard]] Stub stub() const;
   [[nodiscard]] LaunchTraits launch() const;
   [[nodiscard]] ParameterBytes parameters() const;

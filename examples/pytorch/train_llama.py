@@ -18,8 +18,8 @@ Runs in folders NAME-seed1, NAME-seed2, ... are one row, with their mean and sta
 --experts N makes a mixture of N experts of each MLP, which compute in fp8 too, by the recipe or by
 --expert-recipe: delayed scaling, whose state is a model's, is for the linears alone here. `load` is the
 busiest expert's tokens in relation to the mean, over all layers. --attention fp8_forward has attention with
-a forward in fp8, for heads of 64, 128 and 256, and fp8 with a backward in fp8 too, for heads of 128 (--dim 1024
---heads 8). --emulate trains on a CPU: give it small sizes.
+a forward in fp8, for heads of 64, 128 and 256 (--dim 1024 --heads 8 has 128), and fp8 with a backward in fp8 too.
+--emulate trains on a CPU: give it small sizes.
 """
 
 from __future__ import annotations

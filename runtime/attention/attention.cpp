@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "codegen/kernels/attention/attention_args.cuh"
+#include "recipes/attention.hpp"
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
@@ -175,6 +176,13 @@ kernels::AttentionGradient gradient(const float8_heads& heads) {
           heads.token_stride};
 }
 
+// Elements of q, and of k or v.
+std::pair<double, double> elements_of(const AttentionDesc& desc, const AttentionSizes& sizes) {
+  const auto of_head = static_cast<double>((desc.packed ? 1 : sizes.batch) * desc.head_dim);
+  return {of_head * static_cast<double>(desc.heads_q * sizes.tokens_q),
+          of_head * static_cast<double>(desc.heads_kv * sizes.tokens_kv)};
+}
+
 bool is_nothing(const AttentionSizes& sizes) {
   return sizes.batch == 0 || sizes.tokens_q == 0;
 }
@@ -273,25 +281,42 @@ Status Attention::forward(const float8_attention_forward_args& args, Stream stre
 }
 
 // A cast reads each element of bf16 once and writes it in fp8; the sums read k.
-std::vector<Step> Attention::steps(const float8_attention_forward_args& forward,
-                                   const float8_attention_dequantize_args& back) const {
-  const auto elements = [&](int64_t heads, int64_t tokens) {
-    return static_cast<double>(forward.sizes.batch * heads * tokens * desc_.head_dim);
-  };
-  const double q = elements(desc_.heads_q, forward.sizes.tokens_q);
-  const double k = elements(desc_.heads_kv, forward.sizes.tokens_kv);
+std::vector<Step> Attention::forward_steps(const float8_attention_forward_args& args) const {
+  const auto [q, k] = elements_of(desc_, args.sizes);
   std::vector<Step> steps;
-  const auto add = [&](const char* name, Part part, double bytes) {
-    steps.push_back(
-        {name, [this, forward, part](Stream stream) { return run(forward, stream, part); }, bytes});
+  const auto add = [&](const char* name, Part part, double bytes, int products) {
+    steps.push_back({name, [this, args, part](Stream stream) { return run(args, stream, part); },
+                     bytes, products});
   };
-  if (layout_ != nullptr) add("layout", kLayout, 0);
-  add("sum k", kSumKeys, 2 * k);
-  add("cast q,k,v", kCast, 3 * (q + 2 * k));
-  add("forward", kAttend, 0);
-  steps.push_back({"dequantize q,k,v",
-                   [this, back](Stream stream) { return dequantize(back, stream); },
-                   3 * (q + 2 * k)});
+  if (layout_ != nullptr) add("layout", kLayout, 0, 0);
+  add("sum k", kSumKeys, 2 * k, 0);
+  add("cast q,k,v", kCast, 3 * (q + 2 * k), 0);
+  add("forward", kAttend, 0, kAttentionForwardProducts);
+  return steps;
+}
+
+std::vector<Step> Attention::backward_steps(const float8_attention_dequantize_args& args) const {
+  const auto [q, k] = elements_of(desc_, args.sizes);
+  return {{"dequantize q,k,v", [this, args](Stream stream) { return dequantize(args, stream); },
+           3 * (q + 2 * k)}};
+}
+
+// The casts read dout and o in bf16, and write dout in fp8, twice; q, k and v they read in fp8 and write once.
+std::vector<Step> Attention::backward_steps(const float8_attention_backward_args& args) const {
+  const auto [q, k] = elements_of(desc_, args.sizes);
+  std::vector<Step> steps;
+  const auto add = [&](const char* name, AttentionBackward::Part part, double bytes, int products) {
+    steps.push_back({name, [this, args, part](Stream stream) { return run(args, stream, part); },
+                     bytes, products});
+  };
+  add("cast dO", AttentionBackward::kCast, 8 * q + 4 * k, 0);
+  add("dQ", AttentionBackward::kQueries, 0, 3);  // Q K^T, dO V^T and dS K
+  if (backward_->has_both()) {
+    add("dK,dV", AttentionBackward::kKeys, 0, 4);  // the first two again, dS^T Q and P^T dO
+  } else {
+    add("dK", AttentionBackward::kKeys, 0, 3);
+    add("dV", AttentionBackward::kValues, 0, 2);  // Q K^T again, and P^T dO
+  }
   return steps;
 }
 
@@ -367,6 +392,11 @@ Status Attention::dequantize(const float8_attention_dequantize_args& args, Strea
 }
 
 Status Attention::backward(const float8_attention_backward_args& args, Stream stream) const {
+  return run(args, stream, AttentionBackward::kAllParts);
+}
+
+Status Attention::run(const float8_attention_backward_args& args, Stream stream,
+                      unsigned parts) const {
   F8_TRY(check(args.sizes));
   if (!backward_) {
     return fail(ErrorCode::kInvalidArgument,
@@ -412,7 +442,7 @@ Status Attention::backward(const float8_attention_backward_args& args, Stream st
        .dq = gradient(args.dq),
        .dk = gradient(args.dk),
        .dv = gradient(args.dv)},
-      stream);
+      stream, parts);
 }
 
 }  // namespace f8::runtime

@@ -32,9 +32,12 @@ class Attention {
   [[nodiscard]] Status dequantize(const float8_attention_dequantize_args& args,
                                   Stream stream) const;
   [[nodiscard]] Status backward(const float8_attention_backward_args& args, Stream stream) const;
-  // The launches of both, in order. Each reads what those before it have left in the call's buffers.
-  [[nodiscard]] std::vector<Step> steps(const float8_attention_forward_args& forward,
-                                        const float8_attention_dequantize_args& back) const;
+  // The launches of forward, and of a backward, or the one that a backward in bf16 needs, in order. Each reads what those
+  // before it have left in the call's buffers.
+  [[nodiscard]] std::vector<Step> forward_steps(const float8_attention_forward_args& args) const;
+  [[nodiscard]] std::vector<Step> backward_steps(
+      const float8_attention_dequantize_args& args) const;
+  [[nodiscard]] std::vector<Step> backward_steps(const float8_attention_backward_args& args) const;
 
  private:
   Attention(std::shared_ptr<Context> context, const AttentionDesc& desc, AttentionForward forward,
@@ -51,6 +54,8 @@ class Attention {
 
   enum Part : unsigned { kLayout = 1, kSumKeys = 2, kCast = 4, kAttend = 8, kAllParts = 15 };
   [[nodiscard]] Status run(const float8_attention_forward_args& args, Stream stream,
+                           unsigned parts) const;
+  [[nodiscard]] Status run(const float8_attention_backward_args& args, Stream stream,
                            unsigned parts) const;
 
   std::shared_ptr<Context> context_;

@@ -12,19 +12,26 @@ namespace f8::runtime {
 namespace {
 
 constexpr int64_t kTile = kernels::kAttentionTile;
-constexpr int64_t kHead = codegen::kAttentionBackwardHeadDim;
 
+// Encodes maps of copies: rows of a head in boxes of AttentionBoxes, and columns of all heads.
 struct MapOf {
   const Driver& driver;
-  Status operator()(const char* name, const void* base, int64_t rows, int64_t cols,
-                    int64_t box_rows, int64_t box_cols, CUtensorMap& to) const {
-    return encode_bytes_map(driver, name, base, rows, cols, box_rows, box_cols, to);
+  int64_t head_dim;
+  Status rows(const char* name, const void* base, int64_t count, int64_t of_box,
+              CUtensorMap& to) const {
+    return encode_bytes_map(driver, name, base, count, head_dim, of_box, std::min(head_dim, kTile),
+                            to);
+  }
+  Status columns(const char* name, const void* base, int64_t heads, int64_t tokens, int64_t of_box,
+                 int64_t tokens_of_box, CUtensorMap& to) const {
+    return encode_bytes_map(driver, name, base, heads * head_dim, tokens, of_box, tokens_of_box,
+                            to);
   }
 };
 
 }  // namespace
 
-// The sums are last, and the larger ones of those of both kernels, which run one after the other.
+// The sums are last, and the largest ones of those of the kernels, which run one after the other.
 struct AttentionBackward::Layout {
   int64_t blocks_q, blocks_k;  // of all heads
   int64_t ctas_q, ctas_k;
@@ -39,23 +46,25 @@ struct AttentionBackward::Layout {
         desc.packed ? blocks_k : ceil_div(ceil_div(keys, kTile), kCluster) * batch * desc.heads_kv;
     ctas_q = std::min<int64_t>(blocks_q, sm_count);
     ctas_k = std::min<int64_t>(works_k, sm_count / kCluster) * kCluster;
+    const int64_t head = desc.head_dim;
     size_t end = 0;
     const auto place = [&](int64_t count) {
       const size_t at = end;
       end = at + static_cast<size_t>(ceil_div(count, 16) * 16);
       return at;
     };
-    dout = place(blocks_q * kTile * kHead);
-    dout_t = place(blocks_q * kTile * kHead);
-    q_t = place(blocks_q * kTile * kHead);
-    k_t = place(blocks_k * kTile * kHead);
-    v = place(blocks_k * kTile * kHead);
+    dout = place(blocks_q * kTile * head);
+    dout_t = place(blocks_q * kTile * head);
+    q_t = place(blocks_q * kTile * head);
+    k_t = place(blocks_k * kTile * head);
+    v = place(blocks_k * kTile * head);
     steps = place(blocks_q * (kTile / kernels::kAttentionStep) * kernels::kAttentionStepFloats * 4);
     bounds_q = place(blocks_q * kTile * 4);
     norms_v = place(blocks_k * kernels::kAttentionNorms * 4);
-    sums = place(std::max(ctas_q * kernels::kAttentionSumsOfQueries,
-                          ctas_k * kernels::kAttentionSumsOfKeys) *
-                 4);
+    const int64_t of_keys =
+        codegen::AttentionBackwardSpec::has_both(static_cast<int>(head)) ? 2 : 1;
+    sums = place(std::max(ctas_q, of_keys * ctas_k) *
+                 kernels::attention_sums(static_cast<int32_t>(head)) * 4);
     bytes = end;
   }
   template <class T>
@@ -66,34 +75,37 @@ struct AttentionBackward::Layout {
 
 Result<AttentionBackward> AttentionBackward::create(const std::shared_ptr<Context>& context,
                                                     const AttentionDesc& desc) {
-  if (desc.head_dim != kHead) {
-    return fail(ErrorCode::kUnsupported,
-                "a backward in fp8 of heads of {}: it has heads of {}; plan the attention without "
-                "fp8_backward, and take a backward in bf16 of what it dequantizes",
-                desc.head_dim, kHead);
+  using codegen::AttentionGradients, codegen::AttentionBackwardSpec;
+  const auto head_dim = static_cast<int>(desc.head_dim);
+  const auto kernel = [&](AttentionGradients gradients) {
+    return context->kernel(AttentionBackwardSpec{head_dim, desc.mask(), desc.packed, gradients});
+  };
+  const Kernel* dq = F8_TRY(kernel(AttentionGradients::kDq));
+  std::vector<const Kernel*> dkv;
+  if (AttentionBackwardSpec::has_both(head_dim)) {
+    dkv = {F8_TRY(kernel(AttentionGradients::kDkv))};
+  } else {
+    dkv = {F8_TRY(kernel(AttentionGradients::kDk)), F8_TRY(kernel(AttentionGradients::kDv))};
   }
-  codegen::AttentionBackwardSpec spec{.mask = desc.mask(), .packed = desc.packed};
-  const Kernel* dq = F8_TRY(context->kernel(spec));
-  spec.keys = true;
-  const Kernel* dkv = F8_TRY(context->kernel(spec));
   const Kernel* cast = F8_TRY(context->kernel(codegen::AttentionCastSpec{
-      .step = codegen::AttentionStep::kBackwardCast, .packed = desc.packed}));
-  return AttentionBackward(context, desc, *cast, *dq, *dkv);
+      .head_dim = head_dim, .step = codegen::AttentionStep::kBackwardCast, .packed = desc.packed}));
+  return AttentionBackward(context, desc, *cast, *dq, std::move(dkv));
 }
 
 size_t AttentionBackward::workspace_bytes(int64_t batch, int64_t queries, int64_t keys) const {
   return Layout(desc_, context_->state().info.sm_count, batch, queries, keys).bytes;
 }
 
-Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream) const {
+Status AttentionBackward::run(const AttentionBackwardCall& call, Stream stream,
+                              unsigned parts) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   const Layout layout(desc_, state.info.sm_count, call.batch, call.kept.q.tokens,
                       call.kept.k.tokens);
-  F8_TRY(cast(call, layout, stream));
-  F8_TRY(differentiate_queries(call, layout, stream));
-  return differentiate_keys(call, layout, stream);
+  if ((parts & kCast) != 0) F8_TRY(cast(call, layout, stream));
+  if ((parts & kQueries) != 0) F8_TRY(differentiate_queries(call, layout, stream));
+  return differentiate_keys(call, layout, stream, parts);
 }
 
 Status AttentionBackward::cast(const AttentionBackwardCall& call, const Layout& layout,
@@ -153,38 +165,44 @@ Status AttentionBackward::differentiate(const AttentionBackwardCall& call, const
 
 Status AttentionBackward::differentiate_queries(const AttentionBackwardCall& call,
                                                 const Layout& layout, Stream stream) const {
-  const MapOf map{context_->state().driver};
+  const MapOf map{context_->state().driver, desc_.head_dim};
   const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
   const int64_t of_k = desc_.heads_kv * call.kept.batch;
-  const auto* const dout = layout.at<kernels::u8>(call, layout.dout);
+  const int64_t keys =
+      codegen::AttentionBackwardSpec::keys_of_stage(static_cast<int>(desc_.head_dim));
   CUtensorMap maps[5];
-  F8_TRY(map("q", call.kept.q.copy, rows_q, kHead, kTile, kHead, maps[0]));
-  F8_TRY(map("dout", dout, rows_q, kHead, kTile, kHead, maps[1]));
-  F8_TRY(map("k", call.kept.k.copy, rows_k, kHead, kTile, kHead, maps[2]));
-  F8_TRY(map("v", layout.at<kernels::u8>(call, layout.v), rows_k, kHead, kTile, kHead, maps[3]));
-  F8_TRY(map("k^T", layout.at<kernels::u8>(call, layout.k_t), of_k * kHead, rows_k / of_k, kHead,
-             kTile, maps[4]));
+  F8_TRY(map.rows("q", call.kept.q.copy, rows_q, kTile, maps[0]));
+  F8_TRY(map.rows("dout", layout.at<kernels::u8>(call, layout.dout), rows_q, kTile, maps[1]));
+  F8_TRY(map.rows("k", call.kept.k.copy, rows_k, keys, maps[2]));
+  F8_TRY(map.rows("v", layout.at<kernels::u8>(call, layout.v), rows_k, keys, maps[3]));
+  F8_TRY(map.columns("k^T", layout.at<kernels::u8>(call, layout.k_t), of_k, rows_k / of_k,
+                     desc_.head_dim, keys, maps[4]));
   return differentiate(call, layout, *dq_, layout.ctas_q, maps, stream);
 }
 
 Status AttentionBackward::differentiate_keys(const AttentionBackwardCall& call,
-                                             const Layout& layout, Stream stream) const {
-  constexpr int64_t kPart = kernels::kAttentionStep / kernels::kAttentionKeyCluster;
-  constexpr int64_t kColumns = kHead / kernels::kAttentionKeyCluster;
-  const MapOf map{context_->state().driver};
+                                             const Layout& layout, Stream stream,
+                                             unsigned parts) const {
+  constexpr int64_t kStep = kernels::kAttentionStep, kCluster = kernels::kAttentionKeyCluster;
+  const MapOf map{context_->state().driver, desc_.head_dim};
   const int64_t rows_q = layout.blocks_q * kTile, rows_k = layout.blocks_k * kTile;
   const int64_t of_q = desc_.heads_q * call.kept.batch;
-  const auto* const dout = layout.at<kernels::u8>(call, layout.dout);
   CUtensorMap maps[6];
-  F8_TRY(map("k", call.kept.k.copy, rows_k, kHead, kTile, kHead, maps[0]));
-  F8_TRY(map("v", layout.at<kernels::u8>(call, layout.v), rows_k, kHead, kTile, kHead, maps[1]));
-  F8_TRY(map("q", call.kept.q.copy, rows_q, kHead, kPart, kHead, maps[2]));
-  F8_TRY(map("dout", dout, rows_q, kHead, kPart, kHead, maps[3]));
-  F8_TRY(map("q^T", layout.at<kernels::u8>(call, layout.q_t), of_q * kHead, rows_q / of_q, kColumns,
-             kernels::kAttentionStep, maps[4]));
-  F8_TRY(map("dout^T", layout.at<kernels::u8>(call, layout.dout_t), of_q * kHead, rows_q / of_q,
-             kColumns, kernels::kAttentionStep, maps[5]));
-  return differentiate(call, layout, *dkv_, layout.ctas_k, maps, stream);
+  F8_TRY(map.rows("k", call.kept.k.copy, rows_k, kTile, maps[0]));
+  F8_TRY(map.rows("v", layout.at<kernels::u8>(call, layout.v), rows_k, kTile, maps[1]));
+  F8_TRY(map.rows("q", call.kept.q.copy, rows_q, kStep / kCluster, maps[2]));
+  F8_TRY(map.rows("dout", layout.at<kernels::u8>(call, layout.dout), rows_q, kStep / kCluster,
+                  maps[3]));
+  F8_TRY(map.columns("q^T", layout.at<kernels::u8>(call, layout.q_t), of_q, rows_q / of_q,
+                     desc_.head_dim / kCluster, kStep, maps[4]));
+  F8_TRY(map.columns("dout^T", layout.at<kernels::u8>(call, layout.dout_t), of_q, rows_q / of_q,
+                     desc_.head_dim / kCluster, kStep, maps[5]));
+  constexpr Part kParts[] = {kKeys, kValues};
+  for (size_t i = 0; i < dkv_.size(); ++i) {
+    if ((parts & kParts[i]) == 0) continue;
+    F8_TRY(differentiate(call, layout, *dkv_[i], layout.ctas_k, maps, stream));
+  }
+  return {};
 }
 
 }  // namespace f8::runtime

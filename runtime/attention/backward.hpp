@@ -1,6 +1,8 @@
-// The backward of attention in fp8: the casts before it, dQ, and dK with dV, of heads of 128. A plan is immutable and
-// shared between threads.
+// The backward of attention in fp8: the casts before it, dQ, and dK with dV. A plan is immutable and shared between
+// threads.
 #pragma once
+
+#include <vector>
 
 #include "codegen/kernels/attention/attention_backward_args.cuh"
 #include "runtime/attention/forward.hpp"
@@ -26,8 +28,11 @@ class AttentionBackward {
                                                         const AttentionDesc& desc);
   [[nodiscard]] size_t workspace_bytes(int64_t batch, int64_t queries, int64_t keys) const;
 
-  // Enqueues three launches; no allocation, lock or synchronisation. The caller has checked the pointers.
-  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream) const;
+  // The launches, in order. That of kKeys is of dV too where a kernel has both gradients, and there is none of kValues.
+  enum Part : unsigned { kCast = 1, kQueries = 2, kKeys = 4, kValues = 8, kAllParts = 15 };
+  [[nodiscard]] bool has_both() const { return dkv_.size() == 1; }
+  // Enqueues these; no allocation, lock or synchronisation. The caller has checked the pointers.
+  [[nodiscard]] Status run(const AttentionBackwardCall& call, Stream stream, unsigned parts) const;
 
  private:
   // Where the arrays of the workspace begin.
@@ -38,20 +43,20 @@ class AttentionBackward {
   [[nodiscard]] Status differentiate_queries(const AttentionBackwardCall& call,
                                              const Layout& layout, Stream stream) const;
   [[nodiscard]] Status differentiate_keys(const AttentionBackwardCall& call, const Layout& layout,
-                                          Stream stream) const;
+                                          Stream stream, unsigned parts) const;
   [[nodiscard]] Status differentiate(const AttentionBackwardCall& call, const Layout& layout,
                                      const Kernel& kernel, int64_t ctas, CUtensorMap* maps,
                                      Stream stream) const;
 
   AttentionBackward(std::shared_ptr<Context> context, const AttentionDesc& desc, const Kernel& cast,
-                    const Kernel& dq, const Kernel& dkv)
-      : context_(std::move(context)), desc_(desc), cast_(&cast), dq_(&dq), dkv_(&dkv) {}
+                    const Kernel& dq, std::vector<const Kernel*> dkv)
+      : context_(std::move(context)), desc_(desc), cast_(&cast), dq_(&dq), dkv_(std::move(dkv)) {}
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;
   const Kernel* cast_;
   const Kernel* dq_;
-  const Kernel* dkv_;
+  std::vector<const Kernel*> dkv_;  // of both gradients, or one of each
 };
 
 }  // namespace f8::runtime

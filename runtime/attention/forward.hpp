@@ -1,4 +1,4 @@
-// The forward of attention over operands in fp8: O = softmax(scale Q K^T) V, and LSE, of heads of 128. A plan is
+// The forward of attention over operands in fp8: O = softmax(scale Q K^T) V, and LSE. A plan is
 // immutable and shared between threads.
 #pragma once
 

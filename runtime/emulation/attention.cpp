@@ -52,9 +52,8 @@ struct Head {
   const float* inv_scale_v;
 };
 
-// Products are rounded before they are added, each sum in the order of its calls.
-void add_multiple(float factor, const float* values, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] += factor * values[i];
+std::span<const float> row(const std::vector<float>& rows, int64_t index, int64_t size) {
+  return std::span(rows).subspan(static_cast<size_t>(index * size), static_cast<size_t>(size));
 }
 
 // A query's maximum, sum and O after the tiles so far.
@@ -90,8 +89,7 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
     const float factor = args.scale_log2 * head.inv_scale_q[query / kKeyTile] * head.inv_scale_k[t];
     float scores[kKeyTile] = {};
     for (int64_t c = 0; c < d; ++c) {
-      add_multiple(e4m3(head.q[query * d + c]),
-                   &head.of_keys.k[static_cast<size_t>((t * d + c) * kKeyTile)], kKeyTile, scores);
+      add_multiple(e4m3(head.q[query * d + c]), row(head.of_keys.k, t * d + c, kKeyTile), scores);
     }
     for (int64_t j = 0; j < kKeyTile; ++j) {
       const int64_t key = t * kKeyTile + j;
@@ -107,8 +105,8 @@ void attend(const codegen::AttentionForwardSpec& spec, const kernels::AttentionA
     for (int64_t j = 0; j < kKeyTile; ++j) {
       const float exact = std::exp2(std::fma(scores[j], factor, 8.0F - most));
       sum += exact;
-      add_multiple(e4m3(encode_fp8(exact, Dtype::kE4m3)),
-                   &head.of_keys.v[static_cast<size_t>((t * kKeyTile + j) * d)], d, product.data());
+      add_multiple(e4m3(encode_fp8(exact, Dtype::kE4m3)), row(head.of_keys.v, t * kKeyTile + j, d),
+                   product.data());
     }
     state.sum = std::fma(state.sum, correction, sum);
     const float ratio = v_scale / head.inv_scale_v[t];

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "recipes/dtype.hpp"
@@ -19,21 +20,24 @@ namespace {
 using kernels::AttentionBlock;
 
 constexpr int64_t kTile = kernels::kAttentionTile, kStep = kernels::kAttentionStep;
-constexpr int64_t kHead = codegen::kAttentionBackwardHeadDim;
 
 float rounded(float x) {
   return e4m3(encode_fp8(x, Dtype::kE4m3));
 }
 
+// A row of a head.
+using Row = std::span<const float>;
+
 // The operands of a call as numbers, and how its blocks lie.
 struct Operands {
   const kernels::AttentionBackwardArgs& args;
+  int64_t head_dim;
   bool causal;
   int64_t window;                        // 0: all keys
   int64_t blocks_q, blocks_k;            // of a head
   const AttentionBlock* of_q = nullptr;  // of packed sequences
   const AttentionBlock* of_k = nullptr;
-  std::array<std::vector<float>, 6> values;  // of the maps
+  std::array<std::vector<float>, 6> values;  // of the maps, all of them as rows of tokens
 
   [[nodiscard]] AttentionBlock queries(int64_t place) const {
     return block(of_q, place, args.queries);
@@ -44,23 +48,26 @@ struct Operands {
     if (packed != nullptr) return packed[place];
     return block_of_batch(place, tokens, args.queries, args.keys);
   }
+  [[nodiscard]] Row row(size_t map, int64_t index) const {
+    return std::span(values[map])
+        .subspan(static_cast<size_t>(index * head_dim), static_cast<size_t>(head_dim));
+  }
   [[nodiscard]] bool has(int64_t query, int64_t key) const {
     return (!causal || key <= query) && (window == 0 || query - key < window);
   }
 };
 
-float dot(const float* x, const float* y) {
+float dot(Row x, Row y) {
   float sum = 0;
-  for (int64_t c = 0; c < kHead; ++c) sum += x[c] * y[c];
+  for (size_t c = 0; c < x.size(); ++c) sum += x[c] * y[c];
   return sum;
 }
 
-void store(const kernels::AttentionGradient& to, int64_t batch, int64_t head, int64_t token,
-           const float* x, float factor) {
-  for (int64_t c = 0; c < kHead; ++c) {
-    to.x[batch * to.stride_batch + head * to.stride_head + token * to.stride_token + c] =
-        encode_bf16(x[c] * factor);
-  }
+void store(const kernels::AttentionGradient& to, int64_t batch, int64_t head, int64_t token, Row x,
+           float factor) {
+  kernels::u16* const line =
+      to.x + batch * to.stride_batch + head * to.stride_head + token * to.stride_token;
+  for (size_t c = 0; c < x.size(); ++c) line[c] = encode_bf16(x[c] * factor);
 }
 
 // dQ of a query of a block of a head, from all values of its keys: {q, dO, k, v, k^T}.
@@ -75,11 +82,11 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
   const int64_t begin =
       of.window > 0 ? kernels::attention_first_tile(block.index, static_cast<int32_t>(of.window))
                     : 0;
-  std::vector<float> dq(static_cast<size_t>(kHead));
+  std::vector<float> dq(static_cast<size_t>(of.head_dim));
   float factor = 0;
   if (begin < tiles) {
     const float* record = args.steps + (2 * at + row / kStep) * kernels::kAttentionStepFloats;
-    const float* own = record + kernels::kAttentionStepHeader + 2 * (row % kStep);
+    const float lse = record[kernels::kAttentionStepHeader + row % kStep];
     float norm_v = 0, largest_k = 0;
     for (int64_t t = begin; t < tiles; ++t) {
       for (int64_t i = 0; i < kernels::kAttentionNorms; ++i) {
@@ -91,7 +98,7 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
     }
     const float scale =
         std::fmin(256 * args.bounds_q[at * kTile + row] * bound_of(norm_v), 0x1p100F);
-    const float delta = own[1] / record[1];
+    const float delta = record[kernels::kAttentionStepDelta + row % kStep] / record[1];
     for (int64_t t = begin; t < tiles; ++t) {
       const float inv_k = args.inv_scale_k[first_block + t];
       const float inv_v = args.inv_scale_v[first_block + t];
@@ -99,35 +106,40 @@ void differentiate_query(const Operands& of, int64_t head, int64_t place, int64_
       for (int64_t j = 0; j < kTile; ++j) {
         const int64_t key = t * kTile + j;
         float p = 0;
-        const float* q = &of.values[0][static_cast<size_t>((at * kTile + row) * kHead)];
-        const float* dout = &of.values[1][static_cast<size_t>((at * kTile + row) * kHead)];
-        const auto key_at = static_cast<size_t>(((first_block + t) * kTile + j) * kHead);
+        const int64_t query_at = at * kTile + row, key_at = (first_block + t) * kTile + j;
         if (key < block.keys && of.has(query, key)) {
-          p = std::exp2(std::fma(dot(q, &of.values[2][key_at]), record[0] * inv_k, -own[0]));
+          const float s = dot(of.row(0, query_at), of.row(2, key_at));
+          p = std::exp2(std::fma(s, record[0] * inv_k, -lse));
         }
-        const float dp = dot(dout, &of.values[3][key_at]);
+        const float dp = dot(of.row(1, query_at), of.row(3, key_at));
         const float ds = rounded(p * std::fma(dp, inv_v * of_ds, -delta * of_ds));
         const int64_t column =
             (block.first + t) * kTile + kernels::fragment_place(static_cast<int32_t>(j));
-        for (int64_t c = 0; c < kHead; ++c) {
-          dq[static_cast<size_t>(c)] +=
-              ds *
-              of.values[4][static_cast<size_t>((kv * kHead + c) * of.blocks_k * kTile + column)];
-        }
+        add_multiple(ds, of.row(4, kv * of.blocks_k * kTile + column), dq.data());
       }
     }
     factor = args.scale * largest_k / scale;
   }
-  store(args.dq, head / args.heads_q, head % args.heads_q, block.token + row, dq.data(), factor);
+  store(args.dq, head / args.heads_q, head % args.heads_q, block.token + row, dq, factor);
 }
 
-// dK and dV of the 16 keys of a warp, which share a scale of P: {k, v, q, dO, q^T, dO^T}.
+// dK and dV of the 16 keys of a warp, which share a scale of P: {k, v, q, dO, q^T, dO^T}. A kernel of one of them has the
+// same values of it.
 class KeysOfWarp {
  public:
   static constexpr int64_t kKeys = kernels::kAttentionNormKeys;
 
-  KeysOfWarp(const Operands& of, int64_t kv, int64_t place, int64_t first)
-      : of_(of), kv_(kv), block_(of.keys(place)), at_(kv * of.blocks_k + place), first_(first) {}
+  KeysOfWarp(const Operands& of, codegen::AttentionGradients gradients, int64_t kv, int64_t place,
+             int64_t first)
+      : of_(of),
+        has_dk_(gradients != codegen::AttentionGradients::kDv),
+        has_dv_(gradients != codegen::AttentionGradients::kDk),
+        kv_(kv),
+        block_(of.keys(place)),
+        at_(kv * of.blocks_k + place),
+        first_(first),
+        dk_(static_cast<size_t>(kKeys), std::vector<float>(static_cast<size_t>(of.head_dim))),
+        dv_(dk_) {}
 
   void run() {
     const kernels::AttentionBackwardArgs& args = of_.args;
@@ -148,8 +160,9 @@ class KeysOfWarp {
       if (first_ + i >= block_.tokens) break;
       const int64_t batch = kv_ / args.heads_kv, head = kv_ % args.heads_kv;
       const int64_t token = block_.token + first_ + i;
-      store(args.dv, batch, head, token, dv_[i], of_p);
-      store(args.dk, batch, head, token, dk_[i], of_p / scale_ds_ * args.scale);
+      const auto row = static_cast<size_t>(i);
+      if (has_dv_) store(args.dv, batch, head, token, dv_[row], of_p);
+      if (has_dk_) store(args.dk, batch, head, token, dk_[row], of_p / scale_ds_ * args.scale);
     }
   }
 
@@ -159,15 +172,17 @@ class KeysOfWarp {
     const kernels::AttentionBackwardArgs& args = of_.args;
     const int64_t step_of_all = (head * of_.blocks_q + block_.first_q) * 2 + step;
     const float* record = args.steps + step_of_all * kernels::kAttentionStepFloats;
-    const float* rows = record + kernels::kAttentionStepHeader;
+    const float* lse = record + kernels::kAttentionStepHeader;
+    const float* delta = record + kernels::kAttentionStepDelta;
     const float factor = args.inv_scale_k[at_] * record[0];
     for (int64_t i = 0; i < kKeys; ++i) {
       for (int64_t j = 0; j < kStep; ++j) {
-        const float s = dot(value(0, at_ * kTile + first_ + i), value(2, step_of_all * kStep + j));
+        const float s =
+            dot(of_.row(0, at_ * kTile + first_ + i), of_.row(2, step_of_all * kStep + j));
         const int64_t key = block_.index * kTile + first_ + i;
         const bool behind = is_first_ && first_ + i >= block_.tokens;
         s_[i][j] = !behind && of_.has(step * kStep + j, key)
-                       ? std::fma(s, factor, -rows[2 * j] - exponent_)
+                       ? std::fma(s, factor, -lse[j] - exponent_)
                        : -std::numeric_limits<float>::infinity();
       }
     }
@@ -188,22 +203,19 @@ class KeysOfWarp {
     const float of_dp = args.inv_scale_v[at_] * record[1] * scale_ds_;
     for (int64_t i = 0; i < kKeys; ++i) {
       for (int64_t j = 0; j < kStep; ++j) {
-        const float dp = dot(value(1, at_ * kTile + first_ + i), value(3, step_of_all * kStep + j));
-        const float p = rounded(s_[i][j]);
-        const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -rows[2 * j + 1] * scale_ds_));
         const int64_t place = step * kStep + j;
         const int64_t column =
             block_.first_q * kTile + kernels::fragment_place(static_cast<int32_t>(place));
-        for (int64_t c = 0; c < kHead; ++c) {
-          const int64_t line = (head * kHead + c) * of_.blocks_q * kTile + column;
-          dv_[i][c] += p * of_.values[5][static_cast<size_t>(line)];
-          dk_[i][c] += ds * of_.values[4][static_cast<size_t>(line)];
-        }
+        const int64_t token = head * of_.blocks_q * kTile + column;
+        const auto row = static_cast<size_t>(i);
+        if (has_dv_) add_multiple(rounded(s_[i][j]), of_.row(5, token), dv_[row].data());
+        if (!has_dk_) continue;
+        const float dp =
+            dot(of_.row(1, at_ * kTile + first_ + i), of_.row(3, step_of_all * kStep + j));
+        const float ds = rounded(s_[i][j] * std::fma(dp, of_dp, -delta[j] * scale_ds_));
+        add_multiple(ds, of_.row(4, token), dk_[row].data());
       }
     }
-  }
-  [[nodiscard]] const float* value(size_t map, int64_t row) const {
-    return &of_.values[map][static_cast<size_t>(row * kHead)];
   }
   void set_first_exponent(float log2_of_dout) {
     float most = log2_of_dout - 40;
@@ -244,14 +256,14 @@ class KeysOfWarp {
     multiply(dv_, by);
     multiply(dk_, by);
   }
-  template <size_t kCount>
-  static void multiply(float (&x)[kKeys][kCount], float by) {
+  static void multiply(auto& x, float by) {
     for (auto& row : x) {
       for (float& each : row) each *= by;
     }
   }
 
   const Operands& of_;
+  bool has_dk_, has_dv_;
   int64_t kv_;
   AttentionBlock block_;
   int64_t at_;     // the block, of those of all heads
@@ -259,7 +271,7 @@ class KeysOfWarp {
   bool is_first_ = true;
   float exponent_ = 0, scale_ds_ = 1;
   float s_[kKeys][kStep] = {};
-  float dk_[kKeys][kHead] = {}, dv_[kKeys][kHead] = {};
+  std::vector<std::vector<float>> dk_, dv_;  // [kKeys][d]
 };
 
 // Says what the maps of a launch have to be, by the order of its operands.
@@ -272,20 +284,22 @@ bool read_maps(const codegen::AttentionBackwardSpec& spec, const Call& call, Ope
   const kernels::AttentionBackwardArgs& args = operands.args;
   const int64_t heads_q = int64_t{args.batch} * args.heads_q, q = operands.blocks_q * kTile;
   const int64_t heads_k = int64_t{args.batch} * args.heads_kv, k = operands.blocks_k * kTile;
+  const int64_t d = spec.head_dim, box = std::min(d, kTile);
+  const int64_t keys = codegen::AttentionBackwardSpec::keys_of_stage(spec.head_dim);
   constexpr int64_t kPart = kStep / kernels::kAttentionKeyCluster;
-  constexpr int64_t kColumns = kHead / kernels::kAttentionKeyCluster;
+  const int64_t columns = d / kernels::kAttentionKeyCluster;
+  const bool is_dq = spec.gradients == codegen::AttentionGradients::kDq;
   const std::vector<Expected> expected =
-      spec.keys ? std::vector<Expected>{{"k", heads_k * k, kHead, kTile, kHead},
-                                        {"v", heads_k * k, kHead, kTile, kHead},
-                                        {"q", heads_q * q, kHead, kPart, kHead},
-                                        {"dO", heads_q * q, kHead, kPart, kHead},
-                                        {"q^T", heads_q * kHead, q, kColumns, kStep},
-                                        {"dO^T", heads_q * kHead, q, kColumns, kStep}}
-                : std::vector<Expected>{{"q", heads_q * q, kHead, kTile, kHead},
-                                        {"dO", heads_q * q, kHead, kTile, kHead},
-                                        {"k", heads_k * k, kHead, kTile, kHead},
-                                        {"v", heads_k * k, kHead, kTile, kHead},
-                                        {"k^T", heads_k * kHead, k, kHead, kTile}};
+      is_dq
+          ? std::vector<Expected>{{"q", heads_q * q, d, kTile, box},
+                                  {"dO", heads_q * q, d, kTile, box},
+                                  {"k", heads_k * k, d, keys, box},
+                                  {"v", heads_k * k, d, keys, box},
+                                  {"k^T", heads_k * d, k, d, keys}}
+          : std::vector<Expected>{
+                {"k", heads_k * k, d, kTile, box},       {"v", heads_k * k, d, kTile, box},
+                {"q", heads_q * q, d, kPart, box},       {"dO", heads_q * q, d, kPart, box},
+                {"q^T", heads_q * d, q, columns, kStep}, {"dO^T", heads_q * d, q, columns, kStep}};
   const auto* const encoded = &call.args<CUtensorMap>();
   for (size_t i = 0; i < expected.size(); ++i) {
     TensorMap map;
@@ -301,7 +315,14 @@ bool read_maps(const codegen::AttentionBackwardSpec& spec, const Call& call, Ope
     }
     const auto* const bytes = static_cast<const uint8_t*>(map.base);
     operands.values[i].resize(static_cast<size_t>(of.rows * of.cols));
-    std::ranges::transform(bytes, bytes + of.rows * of.cols, operands.values[i].begin(), e4m3);
+    const bool transposed = i >= 4;
+    for (int64_t row = 0; row < of.rows; ++row) {
+      for (int64_t col = 0; col < of.cols; ++col) {
+        const int64_t at =
+            transposed ? (row / d * of.cols + col) * d + row % d : row * of.cols + col;
+        operands.values[i][static_cast<size_t>(at)] = e4m3(bytes[row * of.cols + col]);
+      }
+    }
   }
   return true;
 }
@@ -319,6 +340,7 @@ void differentiate(const codegen::AttentionBackwardSpec& spec, const Call& call)
     return;
   }
   Operands operands{.args = args,
+                    .head_dim = spec.head_dim,
                     .causal = spec.mask != codegen::AttentionMask::kFull,
                     .window = 0,
                     .blocks_q = kernels::attention_blocks(args.queries),
@@ -332,7 +354,7 @@ void differentiate(const codegen::AttentionBackwardSpec& spec, const Call& call)
     operands.of_k = args.blocks_k;
   }
   if (!read_maps(spec, call, operands)) return;
-  if (!spec.keys) {
+  if (spec.gradients == codegen::AttentionGradients::kDq) {
     for (int64_t head = 0; head < int64_t{args.batch} * args.heads_q; ++head) {
       for (int64_t place = 0; place < operands.blocks_q; ++place) {
         for (int64_t row = 0; row < operands.queries(place).tokens; ++row) {
@@ -345,7 +367,7 @@ void differentiate(const codegen::AttentionBackwardSpec& spec, const Call& call)
   for (int64_t head = 0; head < int64_t{args.batch} * args.heads_kv; ++head) {
     for (int64_t place = 0; place < operands.blocks_k; ++place) {
       for (int64_t first = 0; first < operands.keys(place).tokens; first += KeysOfWarp::kKeys) {
-        KeysOfWarp(operands, head, place, first).run();
+        KeysOfWarp(operands, spec.gradients, head, place, first).run();
       }
     }
   }

@@ -88,8 +88,8 @@ void cast_gradient(const Args& args, const AttentionHeads& heads, const Attentio
       if (!(norm * inv_q <= largest)) largest = norm * inv_q;
       delta *= inv_q;
       if (!(std::abs(delta) <= largest_delta)) largest_delta = std::abs(delta);
-      record[kernels::kAttentionStepHeader + 2 * i] = lse;
-      record[kernels::kAttentionStepHeader + 2 * i + 1] = delta;
+      record[kernels::kAttentionStepHeader + i] = lse;
+      record[kernels::kAttentionStepDelta + i] = delta;
       args.bounds_q[place * kTokens + t] = bound_of(2 * norm * inv_scale * largest_p);
     }
     record[0] = inv_q * args.scale_log2;

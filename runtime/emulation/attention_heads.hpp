@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "codegen/kernels/attention/attention_backward_args.cuh"
@@ -20,6 +21,11 @@ namespace f8::runtime::emulation {
     return r;
   }();
   return values[byte];
+}
+
+// Products are rounded before they are added, each sum in the order of its calls.
+inline void add_multiple(float factor, std::span<const float> x, float* to) {
+  for (size_t i = 0; i < x.size(); ++i) to[i] += factor * x[i];
 }
 
 [[nodiscard]] inline float bound_of(float x) {

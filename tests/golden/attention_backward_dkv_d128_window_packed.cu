@@ -4,8 +4,11 @@
 // ---- instantiation
 namespace f8::kernels {
 struct Config {
+  static constexpr int kHeadDim = 128;
   static constexpr int kWarpgroups = 2;
   static constexpr bool kCausal = true;
+  static constexpr bool kDk = true;
+  static constexpr bool kDv = true;
   static F8_DEVICE void mma(float (&d)[32], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"

@@ -4,6 +4,7 @@
 // ---- instantiation
 namespace f8::kernels {
 struct Config {
+  static constexpr int kHeadDim = 128;
   static constexpr int kWarpgroups = 2;
   static constexpr bool kCausal = true;
   static F8_DEVICE void mma(float (&d)[32], u64 a, u64 b, bool accumulate) {

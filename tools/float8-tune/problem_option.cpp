@@ -25,7 +25,7 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
       if (options.attention == nullptr) {
         throw CLI::ValidationError("--problem",
                                    "this command takes no attention; `float8-tune bench attention` "
-                                   "measures its forward");
+                                   "measures it");
       }
       *options.attention = *problem;
       return;

@@ -1,5 +1,5 @@
-// The backward of attention in fp8, for heads of 128, over what the forward multiplied (attention_forward.cuh): this is
-// what its kernels share (attention_backward_dq.cuh, attention_backward_dkv.cuh).
+// The backward of attention in fp8, for heads of 64, 128 and 256, over what the forward multiplied
+// (attention_forward.cuh): this is what its kernels share (attention_backward_dq.cuh, attention_backward_dkv.cuh).
 //
 // The gradients are dQ = dS K, dK = dS^T Q and dV = P^T dO, with P = 2^(S - LSE) and dS = P (dO V^T - delta). All
 // products are fp8 MMAs. P and dS are rounded to e4m3 in registers, and are the next MMA's operand as they lie there, so
@@ -37,14 +37,11 @@ F8_DEVICE float scale_for_e4m3(float most) {
   return __uint_as_float(exponent == 255 ? 0x7FFFFFFFU : (260 - exponent) << 23);
 }
 
-// Multiplies 64 rows by 64 rows of 128 elements each, which begin at these descriptors' low words.
-template <class Config>
-F8_DEVICE void multiply_rows(float (&to)[32], u32 a, u32 b) {
-#pragma unroll
-  for (u32 k = 0; k < 4; ++k) {
-    Config::mma(to, wgmma_descriptor(a + 2 * k), wgmma_descriptor(b + 2 * k), k > 0);
-  }
-  wgmma_commit();
+// 1 / x of a power of two. A division that rounds has a call for rare values, which costs registers.
+F8_DEVICE float inverse_power(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
 }
 
 F8_DEVICE float bound_of(float x) {
@@ -68,9 +65,10 @@ struct AttentionSums {
       : of_thread(of_cta + warpgroup * floats + threadIdx.x % 128 * 4) {}
 
   // Makes the sums from vector `at` on x[i] factor, and x 0.
-  F8_DEVICE void set(float (&x)[64], float factor, u32 at) const {
+  template <int kCount>
+  F8_DEVICE void set(float (&x)[kCount], float factor, u32 at) const {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kCount / 4; ++i) {
       float* const from = x + 4 * i;
       *reinterpret_cast<float4*>(of_thread + (at + i) * 512) =
           make_float4(from[0] * factor, from[1] * factor, from[2] * factor, from[3] * factor);
@@ -78,9 +76,10 @@ struct AttentionSums {
     }
   }
   // Adds x[i] factor to them, and makes x 0.
-  F8_DEVICE void add(float (&x)[64], float factor, u32 at) const {
+  template <int kCount>
+  F8_DEVICE void add(float (&x)[kCount], float factor, u32 at) const {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kCount / 4; ++i) {
       float* const from = x + 4 * i;
       asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
                        of_thread + (at + i) * 512),
@@ -91,9 +90,10 @@ struct AttentionSums {
     }
   }
   // Makes x the sum of them and x[i] factor.
-  F8_DEVICE void take(float (&x)[64], float factor, u32 at) const {
+  template <int kCount>
+  F8_DEVICE void take(float (&x)[kCount], float factor, u32 at) const {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kCount / 4; ++i) {
       float4 sum;
       asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(sum.x), "=f"(sum.y), "=f"(sum.z), "=f"(sum.w)
@@ -115,8 +115,9 @@ F8_DEVICE u32 opaque(u32 x) {
 }
 
 // Stores the tokens `token` and `token` + 8 of a head's gradient, as far as they lie before `end`.
+template <int kCount>
 F8_DEVICE void store_gradient(const AttentionGradient& to, u32 batch, u32 head, u32 token, i32 end,
-                              const float (&x)[64], float factor0, float factor1) {
+                              const float (&x)[kCount], float factor0, float factor1) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (token + 8 * r >= static_cast<u32>(end)) continue;
@@ -124,7 +125,7 @@ F8_DEVICE void store_gradient(const AttentionGradient& to, u32 batch, u32 head, 
                 (token + 8 * r) * to.stride_token + threadIdx.x % 4 * 2;
     const float factor = r == 0 ? factor0 : factor1;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kCount / 4; ++i) {
       const float* from = x + 4 * i + 2 * r;
       *reinterpret_cast<u32*>(line + 8 * i) = pack_bf16(from[0] * factor, from[1] * factor);
     }

@@ -7,14 +7,15 @@ namespace f8::kernels {
 
 // The kernel of dK and dV takes so many queries at a time, a step. A record of fp32 has what it needs of them: a factor of
 // the dot products of this q and k, to which k's scale comes, the inverse scale of q, the largest norm of a row of dO and
-// the largest |delta|, both in the units of delta, the log2 of dO's inverse scale, and then two of each query, LSE and
-// delta.
+// the largest |delta|, both in the units of delta, the log2 of dO's inverse scale, and then LSE of each query and delta of
+// each.
 //
 // LSE is in log2, less the log2 of dO's inverse scale, so that 2^(S - LSE) is P times that scale; of what lies behind the
 // last query it is so large that P is 0. delta is the sum of a row of dO O, times q's inverse scale over dO's.
 inline constexpr i32 kAttentionStep = 64;
 inline constexpr i32 kAttentionStepHeader = 8;
-inline constexpr i32 kAttentionStepFloats = kAttentionStepHeader + 2 * kAttentionStep;
+inline constexpr i32 kAttentionStepDelta = kAttentionStepHeader + kAttentionStep;
+inline constexpr i32 kAttentionStepFloats = kAttentionStepDelta + kAttentionStep;
 inline constexpr float kAttentionNoQuery = 1e30F;  // an LSE that makes P 0
 
 // CTAs that share tiles of queries in the kernel of dK and dV.
@@ -24,9 +25,10 @@ inline constexpr i32 kAttentionKeyCluster = 2;
 inline constexpr i32 kAttentionNormKeys = 16;
 inline constexpr i32 kAttentionNorms = kAttentionTile / kAttentionNormKeys;
 
-// A CTA's sums in fp32, of elements of dQ or of dK and dV.
-inline constexpr i32 kAttentionSumsOfQueries = 128 * 128;
-inline constexpr i32 kAttentionSumsOfKeys = 2 * 128 * 128;
+// The floats of a CTA's sums of one gradient.
+F8_BOTH constexpr i32 attention_sums(i32 head_dim) {
+  return kAttentionTile * head_dim;
+}
 
 // A gradient in bf16: elements [batch][head][token][d], whose strides are in elements.
 struct AttentionGradient {

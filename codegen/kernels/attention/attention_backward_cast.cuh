@@ -149,8 +149,8 @@ struct AttentionBackwardCast : AttentionCast<kD, decltype(Args::kept)> {
       record[3] = __uint_as_float(max(rows.deltas[t / 32], rows.deltas[t / 32 + 1]));
       record[4] = log2f(inv_scale);
     }
-    record += kAttentionStepHeader + 2 * (t % kAttentionStep);
-    *reinterpret_cast<float2*>(record) = make_float2(lse, delta);
+    record[kAttentionStepHeader + t % kAttentionStep] = lse;
+    record[kAttentionStepDelta + t % kAttentionStep] = delta;
     args.bounds_q[u64{at} * kTile + t] =
         __uint_as_float(attention_bound_bits(__float_as_uint(2.0F * norm * inv_scale * largest_p)));
   }

@@ -1,5 +1,6 @@
 // dK and dV of attention in fp8 (attention_backward.cuh): S^T = K Q^T, dP^T = V dO^T, dV += P^T dO and dK += dS^T Q, for
-// 64 queries at a time.
+// 64 queries at a time. Registers hold the sums of both for heads of 64 and 128; for heads of 256 there is a kernel of
+// each, which has the operands and products that it needs.
 //
 // A cluster of two CTAs has two blocks of 128 keys of a head, each in two warpgroups of 64 keys, and goes through all
 // queries of the heads that share it. A warp of each CTA loads one half of each tile of queries for both: Q and dO, their
@@ -14,19 +15,26 @@ struct AttentionDkvMaps {
   TensorMap k, v, q, dout, q_t, dout_t;
 };
 
-// A Config is that of AttentionDq.
+// A Config is that of AttentionDq, with kDk and kDv, which say what gradients the kernel computes.
 template <class Config, class Args>
 struct AttentionDkv {
   static constexpr bool kWindow = Args::kWindow, kPacked = Args::kPacked;
   static constexpr bool kCausal = Config::kCausal;
   static constexpr u32 kCluster = kAttentionKeyCluster;
-  static constexpr u32 kStages = 4, kTile = kAttentionTile, kD = 128;
+  static constexpr bool kDk = Config::kDk, kDv = Config::kDv;
+  static constexpr u32 kTile = kAttentionTile, kD = Config::kHeadDim;
+  static constexpr u32 kStages = kDk && kD > 128 ? 3 : 4;
   using Rounds = AttentionRounds<kCausal, kCluster>;
+  using Boxes = AttentionBoxes<kD>;
   static constexpr u32 kTileBytes = kTile * kD, kStepBytes = kAttentionStep * kD;
   static constexpr u32 kRecordBytes = 4 * kAttentionStepFloats;
-  static constexpr u32 kRows = 2 * kTileBytes;  // of Q and dO, behind K and V
-  static constexpr u32 kColumns = kRows + kStages * 2 * kStepBytes;
-  static constexpr u32 kRecords = kColumns + kStages * 2 * kStepBytes;
+  // Q, and dO for dK; dO^T for dV, and Q^T for dK.
+  static constexpr u32 kRowBytes = (1 + kDk) * kStepBytes;
+  static constexpr u32 kColumnBytes = (kDk + kDv) * kStepBytes;
+  static constexpr u32 kRows = (1 + kDk) * kTileBytes;  // behind K, and V for dK
+  static constexpr u32 kColumns = kRows + kStages * kRowBytes;
+  static constexpr u32 kColumnsOfDout = kDk ? kStepBytes : 0;  // behind Q^T
+  static constexpr u32 kRecords = kColumns + kStages * kColumnBytes;
   static constexpr u32 kValues = kRecords + kStages * kRecordBytes;  // of each warp
   static constexpr u32 kValueBytes = 32;
   static constexpr u32 kBarriers = kValues + 8 * kValueBytes;
@@ -97,9 +105,22 @@ struct AttentionDkv {
     return kPacked && (work.keys == 0 || work.block % kCluster != 0);
   }
 
+  // This CTA's part of the rows, or of the columns, of a step, for both.
+  static constexpr u16 kBoth = (1 << kCluster) - 1;
+  static F8_DEVICE void load_rows(u32 to, const TensorMap& map, u32 full, u32 row) {
+    const u32 first = blockIdx.x % kCluster * (kAttentionStep / kCluster);
+#pragma unroll
+    for (u32 i = 0; i < Boxes::kBoxes; ++i) {
+      tma_load_multicast(to + (i * kAttentionStep + first) * Boxes::kBoxRow, &map, full, kBoth,
+                         i * Boxes::kBoxRow, row + first);
+    }
+  }
+  static F8_DEVICE void load_columns(u32 to, const TensorMap& map, u32 full, u32 step, u32 head) {
+    const u32 first = blockIdx.x % kCluster * (kD / kCluster);
+    tma_load_multicast(to + first * kAttentionStep, &map, full, kBoth, step * kAttentionStep,
+                       head * kD + first);
+  }
   static F8_DEVICE void load(u32 shared, const AttentionDkvMaps& maps, const Args& args) {
-    constexpr u32 kPart = kStepBytes / kCluster;
-    constexpr u16 kBoth = (1 << kCluster) - 1;
     const u32 rank = blockIdx.x % kCluster, group = args.heads_q / args.heads_kv;
     const u32 rows_k = blocks_of(args, args.keys) * kTile;
     const u32 steps_of_head = 2 * blocks_of(args, args.queries);
@@ -111,31 +132,31 @@ struct AttentionDkv {
       const u32 full_k = barrier(shared, kFullK, 0);
       barrier_wait(barrier(shared, kEmptyK, 0), phase ^ 1);
       phase ^= 1;
-      barrier_expect(full_k, 2 * kTileBytes);
+      barrier_expect(full_k, (1 + kDk) * kTileBytes);
       const u32 key = work.kv_head * rows_k + (work.place + rank) * kTile;
-      tma_load(shared, &maps.k, full_k, 0, key);
-      tma_load(shared + kTileBytes, &maps.v, full_k, 0, key);
+      Boxes::template load<kTile>(shared, maps.k, full_k, key);
+      if constexpr (kDk) Boxes::template load<kTile>(shared + kTileBytes, maps.v, full_k, key);
       for (u32 head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
         for (u32 i = work.first; i < work.end; ++i, stage.advance()) {
           const u32 step = work.first_step + i;
           const u64 record = u64{head} * steps_of_head + step;
           const u32 full = barrier(shared, kFullRows, stage.index);
           barrier_wait(barrier(shared, kEmptyRows, stage.index), stage.phase ^ 1);
-          barrier_expect(full, 2 * kStepBytes + kRecordBytes);
-          const u32 rows = shared + kRows + stage.index * 2 * kStepBytes + rank * kPart;
-          const u32 row = static_cast<u32>(record) * kAttentionStep + rank * (64 / kCluster);
-          tma_load_multicast(rows, &maps.q, full, kBoth, 0, row);
-          tma_load_multicast(rows + kStepBytes, &maps.dout, full, kBoth, 0, row);
+          barrier_expect(full, kRowBytes + kRecordBytes);
+          const u32 rows = shared + kRows + stage.index * kRowBytes;
+          const u32 row = static_cast<u32>(record) * kAttentionStep;
+          load_rows(rows, maps.q, full, row);
+          if constexpr (kDk) load_rows(rows + kStepBytes, maps.dout, full, row);
           bulk_load(shared + kRecords + stage.index * kRecordBytes,
                     args.steps + record * kAttentionStepFloats, full, kRecordBytes);
           const u32 full_t = barrier(shared, kFullColumns, stage.index);
           barrier_wait(barrier(shared, kEmptyColumns, stage.index), stage.phase ^ 1);
-          barrier_expect(full_t, 2 * kStepBytes);
-          const u32 columns = shared + kColumns + stage.index * 2 * kStepBytes + rank * kPart;
-          const u32 column = head * kD + rank * (kD / kCluster);
-          tma_load_multicast(columns, &maps.q_t, full_t, kBoth, step * kAttentionStep, column);
-          tma_load_multicast(columns + kStepBytes, &maps.dout_t, full_t, kBoth,
-                             step * kAttentionStep, column);
+          barrier_expect(full_t, kColumnBytes);
+          const u32 columns = shared + kColumns + stage.index * kColumnBytes;
+          if constexpr (kDk) load_columns(columns, maps.q_t, full_t, step, head);
+          if constexpr (kDv) {
+            load_columns(columns + kColumnsOfDout, maps.dout_t, full_t, step, head);
+          }
         }
       }
     }
@@ -146,7 +167,7 @@ struct AttentionDkv {
     u32 shared;
     const Args& args;
     u32 first_key = 0;  // of the warpgroup
-    float s[32], dp[32], dk[64], dv[64];
+    float s[32], dp[32], dk[kD / 2], dv[kD / 2];
     u32 p[8], ds[8];
     float exponent_p;  // P is multiplied by 2^-exponent_p
     float scale_ds;    // and dS by this besides
@@ -161,8 +182,8 @@ struct AttentionDkv {
     F8_DEVICE u32 row() const { return threadIdx.x % 128 / 32 * 16 + lane() / 4; }
     F8_DEVICE u32 warpgroup() const { return first_key / 64 % 2; }
     F8_DEVICE AttentionSums sums() const {
-      return {args.sums + u64{blockIdx.x} * kAttentionSumsOfKeys, warpgroup(),
-              kAttentionSumsOfKeys / 2};
+      constexpr u32 kSums = (kDk + kDv) * attention_sums(kD);
+      return {args.sums + u64{blockIdx.x} * kSums, warpgroup(), kSums / 2};
     }
     // The first query of a head's steps, and the one behind the last.
     F8_DEVICE u32 first_query() const {
@@ -211,47 +232,47 @@ struct AttentionDkv {
       __syncwarp();
     }
     F8_DEVICE u32 record() const { return shared + kRecords + stage(steps) * kRecordBytes; }
-    // LSE and delta of queries 8 i + 2 (lane % 4) and the next one.
-    F8_DEVICE float4 statistics(u32 i) const {
-      return load_shared_four(record() + 4 * kAttentionStepHeader + i * 64 + threadIdx.x % 4 * 16);
+    // LSE or delta, which begin `at` floats in the record, of queries 8 i + 2 (lane % 4) and the next one.
+    F8_DEVICE float2 of_queries(i32 at, u32 i) const {
+      return load_shared_pair(record() + 4 * at + i * 32 + threadIdx.x % 4 * 8);
     }
     F8_DEVICE void multiply(float (&to)[32], u32 of_keys, u32 of_rows) {
-      const u32 a = wgmma_descriptor_low(opaque(shared) + of_keys + warpgroup() * 64 * kD);
-      const u32 b = wgmma_descriptor_low(shared + kRows + stage(steps) * 2 * kStepBytes + of_rows);
-      multiply_rows<Config>(to, a, b);
+      const u32 a =
+          wgmma_descriptor_low(opaque(shared) + of_keys + warpgroup() * 64 * Boxes::kBoxRow);
+      const u32 b = wgmma_descriptor_low(shared + kRows + stage(steps) * kRowBytes + of_rows);
+      Boxes::template multiply<Config, kTile, kAttentionStep>(to, a, b);
     }
     F8_DEVICE void multiply_queries() {
       warpgroup_fence_operand(s);
-      warpgroup_fence_operand(dp);
+      if constexpr (kDk) warpgroup_fence_operand(dp);
       wgmma_fence();
       multiply(s, 0, 0);
-      multiply(dp, kTileBytes, kStepBytes);
+      if constexpr (kDk) multiply(dp, kTileBytes, kStepBytes);
+    }
+    F8_DEVICE void fence_gradients() {
+      if constexpr (kDv) warpgroup_fence_words(p);
+      if constexpr (kDk) warpgroup_fence_words(ds);
+      if constexpr (kDk) warpgroup_fence_operand(dk);
+      if constexpr (kDv) warpgroup_fence_operand(dv);
+    }
+    static F8_DEVICE void add_products(float (&to)[kD / 2], const u32 (&a)[8], u32 b) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        Config::mma_registers(to, a + 4 * k, wgmma_descriptor_64(b + 2 * k), true);
+      }
     }
     F8_DEVICE void multiply_gradients() {
-      const u32 b = wgmma_descriptor_low(shared + kColumns + stage(steps - 1) * 2 * kStepBytes);
-      warpgroup_fence_words(p);
-      warpgroup_fence_words(ds);
-      warpgroup_fence_operand(dk);
-      warpgroup_fence_operand(dv);
+      const u32 b = wgmma_descriptor_low(shared + kColumns + stage(steps - 1) * kColumnBytes);
+      fence_gradients();
       wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        Config::mma_registers(dv, p + 4 * k, wgmma_descriptor_64(b + (kStepBytes >> 4) + 2 * k),
-                              true);
-      }
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        Config::mma_registers(dk, ds + 4 * k, wgmma_descriptor_64(b + 2 * k), true);
-      }
+      if constexpr (kDv) add_products(dv, p, b + (kColumnsOfDout >> 4));
+      if constexpr (kDk) add_products(dk, ds, b);
       wgmma_commit();
     }
     F8_DEVICE void finish_gradients() {
       wgmma_wait<0>();
-      warpgroup_fence_operand(dp);
-      warpgroup_fence_operand(dk);
-      warpgroup_fence_operand(dv);
-      warpgroup_fence_words(p);
-      warpgroup_fence_words(ds);
+      if constexpr (kDk) warpgroup_fence_operand(dp);
+      fence_gradients();
       release(kEmptyColumns, stage(steps - 1));
     }
     // Returns true where a query of a step does not have a key of the warpgroup.
@@ -289,8 +310,8 @@ struct AttentionDkv {
       const float less = kFirst ? 0.0F : exponent_p;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float4 x = statistics(j);
-        const float even = -x.x - less, odd = -x.z - less;
+        const float2 lse = of_queries(kAttentionStepHeader, j);
+        const float even = -lse.x - less, odd = -lse.y - less;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           s[4 * j + i] = fmaf(s[4 * j + i], factor, i % 2 == 0 ? even : odd);
@@ -336,8 +357,8 @@ struct AttentionDkv {
       if (by > 1.0F) by = 1.0F;
       exponent_p -= __log2f(by);
       multiply_all(s, by);
-      multiply_all(dv, by);
-      multiply_all(dk, by);
+      if constexpr (kDv) multiply_all(dv, by);
+      if constexpr (kDk) multiply_all(dk, by);
     }
     // Makes dS no larger than P, by a bound of dO V^T - delta.
     template <bool kFirst>
@@ -347,21 +368,25 @@ struct AttentionDkv {
       if constexpr (kFirst) {
         scale_ds = scale;
       } else if (!(scale >= scale_ds)) {
-        multiply_all(dk, scale / scale_ds);
+        multiply_all(dk, scale * inverse_power(scale_ds));
         scale_ds = scale;
       }
     }
-    // Rounds P^T, and dS^T, which takes the place of P^T.
+    // Rounds P^T, and then dS^T, which takes its place.
     template <bool kFirst>
     F8_DEVICE void round() {
       if (!kFirst && __any_sync(~0U, saturates)) scale_p();
+      if constexpr (kDv) round_to_operand(s, p);
+      if constexpr (kDk) round_gradients<kFirst>();
+    }
+    template <bool kFirst>
+    F8_DEVICE void round_gradients() {
       bound_gradients<kFirst>();
-      round_to_operand(s, p);
       const float factor = value(kInvScaleV) * load_shared(record() + 4) * scale_ds;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float4 x = statistics(j);
-        const float even = -x.y * scale_ds, odd = -x.w * scale_ds;
+        const float2 delta = of_queries(kAttentionStepDelta, j);
+        const float even = -delta.x * scale_ds, odd = -delta.y * scale_ds;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           s[4 * j + i] *= fmaf(dp[4 * j + i], factor, i % 2 == 0 ? even : odd);
@@ -372,34 +397,40 @@ struct AttentionDkv {
     F8_DEVICE float scale_of_sums() const {
       return exp2_approx(exponent_p);
     }
-    F8_DEVICE void add_up(bool is_first) {
-      const float of_p = scale_of_sums(), of_ds = of_p / scale_ds;
-      const AttentionSums to = sums();
+    static constexpr u32 kSumsOfDk = kDv ? kD / 8 : 0;  // the vectors of dK's sums, behind dV's
+    F8_DEVICE void add_up(float (&x)[kD / 2], float factor, u32 at, bool is_first) const {
       if (is_first) {
-        to.set(dv, of_p, 0);
-        to.set(dk, of_ds, 16);
+        sums().set(x, factor, at);
       } else {
-        to.add(dv, of_p, 0);
-        to.add(dk, of_ds, 16);
+        sums().add(x, factor, at);
+      }
+    }
+    F8_DEVICE void add_up(bool is_first) {
+      const float of_p = scale_of_sums();
+      if constexpr (kDv) add_up(dv, of_p, 0, is_first);
+      if constexpr (kDk) add_up(dk, of_p * inverse_power(scale_ds), kSumsOfDk, is_first);
+    }
+    F8_DEVICE void take(float (&x)[kD / 2], float factor, u32 at, bool is_first) const {
+      if (is_first) {
+        multiply_all(x, factor);
+      } else {
+        sums().take(x, factor, at);
       }
     }
     F8_DEVICE void take(bool is_first) {
-      const float of_p = scale_of_sums(), of_ds = of_p / scale_ds;
-      if (is_first) {
-        multiply_all(dv, of_p);
-        multiply_all(dk, of_ds);
-      } else {
-        sums().take(dv, of_p, 0);
-        sums().take(dk, of_ds, 16);
-      }
+      const float of_p = scale_of_sums();
+      if constexpr (kDv) take(dv, of_p, 0, is_first);
+      if constexpr (kDk) take(dk, of_p * inverse_power(scale_ds), kSumsOfDk, is_first);
     }
     F8_DEVICE void store(const Work& work) const {
       const u32 batch = kPacked ? 0 : work.kv_head / args.heads_kv;
       const u32 head = kPacked ? work.kv_head : work.kv_head % args.heads_kv;
       const u32 token = work.token + first_key + row();
       const i32 end = static_cast<i32>(work.token) + work.keys;
-      store_gradient(args.dv, batch, head, token, end, dv, 1.0F, 1.0F);
-      store_gradient(args.dk, batch, head, token, end, dk, args.scale, args.scale);
+      if constexpr (kDv) store_gradient(args.dv, batch, head, token, end, dv, 1.0F, 1.0F);
+      if constexpr (kDk) {
+        store_gradient(args.dk, batch, head, token, end, dk, args.scale, args.scale);
+      }
     }
     // Computes the gradients of work `index`. Registers are few, so values that the loop does not need are computed before
     // and behind it.
@@ -415,7 +446,7 @@ struct AttentionDkv {
         left = work.steps() * (args.heads_q / args.heads_kv);
       }
 #pragma unroll
-      for (int i = 0; i < 64; ++i) dk[i] = dv[i] = 0.0F;
+      for (u32 i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.0F;
       barrier_wait(barrier(shared, kFullK, 0), phase_k);
       phase_k ^= 1;
       if (left > 0) {
@@ -423,7 +454,7 @@ struct AttentionDkv {
         multiply_queries();
         wgmma_wait<0>();
         warpgroup_fence_operand(s);
-        warpgroup_fence_operand(dp);
+        if constexpr (kDk) warpgroup_fence_operand(dp);
         probabilities<true>(query);
         round<true>();
         release(kEmptyRows, stage(steps));
@@ -436,7 +467,7 @@ struct AttentionDkv {
           wait_for_columns();
           multiply_queries();
           multiply_gradients();
-          wgmma_wait<2>();
+          wgmma_wait<kDk ? 2 : 1>();
           warpgroup_fence_operand(s);
           probabilities<false>(query);
           finish_gradients();

@@ -1,11 +1,12 @@
-// dQ of attention in fp8 (attention_backward.cuh): S = Q K^T, dP = dO V^T and dQ += dS K, for 64 keys at a time.
+// dQ of attention in fp8 (attention_backward.cuh): S = Q K^T, dP = dO V^T and dQ += dS K, for 64 keys at a time, which are
+// half of a tile.
 //
-// A CTA has two warpgroups of 64 queries of a head, and a warp that loads Q and dO, and tiles of 128 keys of K, V and
-// K^T, the last one first. S and dP of the next 64 keys are multiplied together with dQ of these.
+// A CTA has two warpgroups of 64 queries of a head, and a warp that loads Q and dO, and K, V and K^T, the last tile
+// first, in stages of a tile, or of half of one where heads of 256 fill shared memory. S and dP of the next half are
+// multiplied together with dQ of this one.
 #pragma once
 
 #include "codegen/kernels/attention/attention_backward.cuh"
-#include "codegen/kernels/cast/scale.cuh"
 
 namespace f8::kernels {
 
@@ -13,30 +14,35 @@ struct AttentionDqMaps {
   TensorMap q, dout, k, v, k_t;
 };
 
-// A Config has, besides what AttentionWorks asks for, the MMAs mma(acc, desc_a, desc_b, accumulate) of 64 rows by 64
-// columns and mma_registers(acc, a, desc_b, accumulate) of 64 rows by 128.
+// A Config has, besides what AttentionWorks asks for, kHeadDim and the MMAs mma(acc, desc_a, desc_b, accumulate) of 64
+// rows by 64 columns and mma_registers(acc, a, desc_b, accumulate) of 64 rows by kHeadDim.
 template <class Config, class Args>
 struct AttentionDq : AttentionWorks<Config, Args> {
   using Works = AttentionWorks<Config, Args>;
   using typename Works::Rounds, typename Works::Work;
   using Works::kWindow, Works::kPacked, Works::kCausal, Works::blocks_of, Works::works,
       Works::work_at;
-  static constexpr u32 kStages = 3, kTile = kAttentionTile, kD = 128, kTileBytes = kTile * kD;
-  static constexpr u32 kStageBytes = 3 * kTileBytes;  // of K, V and K^T
-  static constexpr u32 kQueryBytes = 2 * kTileBytes;  // of Q and dO
-  static constexpr u32 kKeys = 2 * kQueryBytes;       // behind two of these
+  static constexpr u32 kTile = kAttentionTile, kD = Config::kHeadDim, kHalf = 64;
+  using Boxes = AttentionBoxes<kD>;
+  // Stages of half a tile, and one place for queries, which a work waits for.
+  static constexpr bool kHalves = kD > 128;
+  static constexpr u32 kStages = 3, kQueries = kHalves ? 1 : 2;
+  static constexpr u32 kKeysOfStage = kHalves ? kHalf : kTile;
+  static constexpr u32 kPartBytes = kKeysOfStage * kD, kStageBytes = 3 * kPartBytes;
+  static constexpr u32 kTileBytes = kTile * kD, kQueryBytes = 2 * kTileBytes;  // of Q and dO
+  static constexpr u32 kKeys = kQueries * kQueryBytes;
   static constexpr u32 kBarriers = kKeys + kStages * kStageBytes;
-  static constexpr u32 kSharedBytes = kBarriers + 8 * (4 + 4 * kStages);
+  static constexpr u32 kSharedBytes = kBarriers + 8 * (2 * kQueries + 4 * kStages);
   static constexpr u32 kThreads = attention_threads(2);
   static constexpr u32 kTilesOfSum = 32;  // after which sums are added up in fp32
 
   enum Barrier : u32 {
     kFullQ = 0,
-    kEmptyQ = 2,
-    kFullKV = 4,
-    kEmptyKV = 4 + kStages,
-    kFullT = 4 + 2 * kStages,
-    kEmptyT = 4 + 3 * kStages
+    kEmptyQ = kQueries,
+    kFullKV = 2 * kQueries,
+    kEmptyKV = kFullKV + kStages,
+    kFullT = kFullKV + 2 * kStages,
+    kEmptyT = kFullKV + 3 * kStages
   };
   using Ring = AttentionRing<kStages>;
   static F8_DEVICE u32 barrier(u32 shared, u32 which, u32 index) {
@@ -47,7 +53,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
     const u32 rows_q = blocks_of(args, args.queries) * kTile;
     const u32 rows_k = blocks_of(args, args.keys) * kTile;
     Ring stage;
-    AttentionRing<2> query;
+    AttentionRing<kQueries> query;
     for (u32 i = Rounds::first(); i < works(args); i = Rounds::next(i)) {
       const Work work = work_at(args, i);
       if constexpr (kPacked) {
@@ -58,22 +64,25 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       barrier_expect(full_q, 2 * kTileBytes);
       const u32 row = work.q_head * rows_q + work.place() * kTile;
       const u32 to_q = shared + query.index * kQueryBytes;
-      tma_load(to_q, &maps.q, full_q, 0, row);
-      tma_load(to_q + kTileBytes, &maps.dout, full_q, 0, row);
+      Boxes::template load<kTile>(to_q, maps.q, full_q, row);
+      Boxes::template load<kTile>(to_q + kTileBytes, maps.dout, full_q, row);
       query.advance();
-      for (u32 tile = work.tiles; tile-- > work.begin; stage.advance()) {
-        const u32 to = shared + kKeys + stage.index * kStageBytes;
-        const u32 first_key = work.key_block(tile) * kTile;
-        const u32 key = work.kv_head * rows_k + first_key;
-        const u32 full = barrier(shared, kFullKV, stage.index);
-        barrier_wait(barrier(shared, kEmptyKV, stage.index), stage.phase ^ 1);
-        barrier_expect(full, 2 * kTileBytes);
-        tma_load(to, &maps.k, full, 0, key);
-        tma_load(to + kTileBytes, &maps.v, full, 0, key);
-        const u32 full_t = barrier(shared, kFullT, stage.index);
-        barrier_wait(barrier(shared, kEmptyT, stage.index), stage.phase ^ 1);
-        barrier_expect(full_t, kTileBytes);
-        tma_load(to + 2 * kTileBytes, &maps.k_t, full_t, first_key, work.kv_head * kD);
+      for (u32 tile = work.tiles; tile-- > work.begin;) {
+#pragma unroll
+        for (u32 part = kTile / kKeysOfStage; part-- > 0; stage.advance()) {
+          const u32 to = shared + kKeys + stage.index * kStageBytes;
+          const u32 first_key = work.key_block(tile) * kTile + part * kKeysOfStage;
+          const u32 key = work.kv_head * rows_k + first_key;
+          const u32 full = barrier(shared, kFullKV, stage.index);
+          barrier_wait(barrier(shared, kEmptyKV, stage.index), stage.phase ^ 1);
+          barrier_expect(full, 2 * kPartBytes);
+          Boxes::template load<kKeysOfStage>(to, maps.k, full, key);
+          Boxes::template load<kKeysOfStage>(to + kPartBytes, maps.v, full, key);
+          const u32 full_t = barrier(shared, kFullT, stage.index);
+          barrier_wait(barrier(shared, kEmptyT, stage.index), stage.phase ^ 1);
+          barrier_expect(full_t, kPartBytes);
+          tma_load(to + 2 * kPartBytes, &maps.k_t, full_t, first_key, work.kv_head * kD);
+        }
       }
     }
   }
@@ -82,54 +91,72 @@ struct AttentionDq : AttentionWorks<Config, Args> {
   struct Consumer {
     u32 shared;
     const Args& args;
-    u32 warpgroup, lane, row;
-    bool leader;
-    AttentionSums sums;
-    float s[32], dp[32], dq[64];
+    float s[32], dp[32], dq[kD / 2];
     u32 ds[8];
     float lse[2], delta[2];
     float scale_ds[2];  // of rows
-    AttentionRing<2> query;
+    AttentionRing<kQueries> query;
     Ring key, key_t;
 
-    F8_DEVICE Consumer(u32 shared, const Args& args)
-        : shared(shared),
-          args(args),
-          warpgroup(threadIdx.x / 128 - 1),
-          lane(threadIdx.x % 32),
-          row(warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4),
-          leader(threadIdx.x % 128 == 0),
-          sums(args.sums + u64{blockIdx.x} * kAttentionSumsOfQueries, warpgroup,
-               kAttentionSumsOfQueries / 2) {}
+    F8_DEVICE Consumer(u32 shared, const Args& args) : shared(shared), args(args) {}
 
-    F8_DEVICE void release(u32 which, u32 index) const {
-      if (leader) barrier_arrive(barrier(shared, which, index));
+    // These are computed where they are used, since registers are few.
+    static F8_DEVICE u32 warpgroup() { return threadIdx.x / 128 - 1; }
+    static F8_DEVICE u32 lane() { return threadIdx.x % 32; }
+    static F8_DEVICE u32 row() { return (threadIdx.x - 128) / 32 * 16 + lane() / 4; }
+    F8_DEVICE AttentionSums sums() const {
+      constexpr u32 kSums = attention_sums(kD);
+      return {args.sums + u64{blockIdx.x} * kSums, warpgroup(), kSums / 2};
     }
-    // Multiplies a tile of queries with 64 rows of a tile of keys.
+    F8_DEVICE void release(u32 which, u32 index) const {
+      if (threadIdx.x % 128 == 0) barrier_arrive(barrier(shared, which, index));
+    }
+    // Multiplies a tile of queries with 64 rows of a stage of keys.
     F8_DEVICE void multiply(float (&to)[32], u32 of_queries, u32 of_keys) {
-      const u32 a = wgmma_descriptor_low(shared + query.index * kQueryBytes + of_queries +
-                                         warpgroup * 64 * kD);
+      // Descriptors of one place would be kept over the loop, and registers are few.
+      const u32 of_cta = kQueries == 1 ? opaque(shared) : shared;
+      const u32 a = wgmma_descriptor_low(of_cta + query.index * kQueryBytes + of_queries +
+                                         warpgroup() * 64 * Boxes::kBoxRow);
       const u32 b = wgmma_descriptor_low(shared + kKeys + key.index * kStageBytes + of_keys);
-      multiply_rows<Config>(to, a, b);
+      Boxes::template multiply<Config, kTile, kKeysOfStage>(to, a, b);
     }
     F8_DEVICE void multiply_keys(u32 half) {
+      const u32 first = kHalves ? 0 : half * kHalf * Boxes::kBoxRow;
       warpgroup_fence_operand(s);
       warpgroup_fence_operand(dp);
       wgmma_fence();
-      multiply(s, 0, half * 64 * kD);
-      multiply(dp, kTileBytes, kTileBytes + half * 64 * kD);
+      multiply(s, 0, first);
+      multiply(dp, kTileBytes, kPartBytes + first);
     }
     F8_DEVICE void multiply_gradients(u32 half) {
       const u32 b = wgmma_descriptor_low(shared + kKeys + key_t.index * kStageBytes +
-                                         2 * kTileBytes + half * 64);
+                                         2 * kPartBytes + (kHalves ? 0 : half * kHalf));
       warpgroup_fence_words(ds);
       warpgroup_fence_operand(dq);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        Config::mma_registers(dq, ds + 4 * k, wgmma_descriptor(b + 2 * k), true);
+        const u64 keys = kHalves ? wgmma_descriptor_64(b + 2 * k) : wgmma_descriptor(b + 2 * k);
+        Config::mma_registers(dq, ds + 4 * k, keys, true);
       }
       wgmma_commit();
+    }
+    // A stage is there from its upper half on, and has been read with its lower one, if it has both.
+    F8_DEVICE void wait_for_keys(u32 half) const {
+      if (kHalves || half == 1) barrier_wait(barrier(shared, kFullKV, key.index), key.phase);
+    }
+    F8_DEVICE void wait_for_columns(u32 half) const {
+      if (kHalves || half == 1) barrier_wait(barrier(shared, kFullT, key_t.index), key_t.phase);
+    }
+    F8_DEVICE void release_keys(u32 half) {
+      if (!kHalves && half == 1) return;
+      release(kEmptyKV, key.index);
+      key.advance();
+    }
+    F8_DEVICE void release_columns(u32 half) {
+      if (!kHalves && half == 1) return;
+      release(kEmptyT, key_t.index);
+      key_t.advance();
     }
     F8_DEVICE void probabilities(float factor) {
 #pragma unroll
@@ -137,8 +164,8 @@ struct AttentionDq : AttentionWorks<Config, Args> {
     }
     // P of keys that a query does not have is 0.
     F8_DEVICE void mask(const Work& work, u32 first_key) {
-      const i32 first = static_cast<i32>(first_key + lane % 4 * 2);
-      const i32 query = static_cast<i32>(work.block * kTile + row), keys = work.keys(args);
+      const i32 first = static_cast<i32>(first_key + lane() % 4 * 2);
+      const i32 query = static_cast<i32>(work.block * kTile + row()), keys = work.keys(args);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const i32 end = kCausal ? min(keys, query + i % 4 / 2 * 8 + 1) : keys;
@@ -148,7 +175,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
     F8_DEVICE void mask_window(const Work& work, u32 first_key) {
       const i32 begin = static_cast<i32>(work.block * kTile + 1 - first_key) - args.window;
       if (begin + static_cast<i32>(kTile) <= 1) return;  // the last row has them all
-      const i32 begin_of_row = begin + static_cast<i32>(row) - static_cast<i32>(lane % 4 * 2);
+      const i32 begin_of_row = begin + static_cast<i32>(row()) - static_cast<i32>(lane() % 4 * 2);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         if (i / 4 * 8 + i % 2 < begin_of_row + i % 4 / 2 * 8) s[i] = 0.0F;
@@ -169,23 +196,23 @@ struct AttentionDq : AttentionWorks<Config, Args> {
     template <u32 kCount>
     F8_DEVICE float largest(const float* of_tiles, const Work& work) const {
       u32 bits = 0;
-      for (u32 i = work.begin * kCount + lane; i < work.tiles * kCount; i += 32) {
+      for (u32 i = work.begin * kCount + lane(); i < work.tiles * kCount; i += 32) {
         bits = max(bits, __float_as_uint(__ldg(of_tiles + i)));
       }
       return __uint_as_float(__reduce_max_sync(~0U, bits));
     }
     F8_DEVICE void statistics(const Work& work, float norm_v, float& of_q) {
       const u32 block = work.q_head * blocks_of(args, args.queries) + work.place();
-      const float* record = args.steps + u64{2 * block + warpgroup} * kAttentionStepFloats;
+      const float* record = args.steps + u64{2 * block + warpgroup()} * kAttentionStepFloats;
       of_q = load_global(record);
-      const float scale_q = inverse(load_global(record + 1));
+      const float scale_q = inverse_power(load_global(record + 1));
       const float bound_v = bound_of(norm_v);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float* at = record + kAttentionStepHeader + 2 * (row % 64 + 8 * r);
-        lse[r] = load_global(at);
-        delta[r] = load_global(at + 1) * scale_q;
-        const float bound = load_global(args.bounds_q + u64{block} * kTile + row + 8 * r);
+        const float* of_row = record + row() % 64 + 8 * r;
+        lse[r] = load_global(of_row + kAttentionStepHeader);
+        delta[r] = load_global(of_row + kAttentionStepDelta) * scale_q;
+        const float bound = load_global(args.bounds_q + u64{block} * kTile + row() + 8 * r);
         scale_ds[r] = fminf(256.0F * bound * bound_v, 0x1p100F);
       }
     }
@@ -199,7 +226,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
       // A pack is a batch of one.
       const u32 batch = kPacked ? 0 : work.q_head / args.heads_q;
       const u32 head = kPacked ? work.q_head : work.q_head % args.heads_q;
-      store_gradient(args.dq, batch, head, work.first() + row, work.end(args), dq, factor0,
+      store_gradient(args.dq, batch, head, work.first() + row(), work.end(args), dq, factor0,
                      factor1);
     }
     F8_DEVICE void differentiate(const Work& work) {
@@ -207,77 +234,74 @@ struct AttentionDq : AttentionWorks<Config, Args> {
         if (work.is_empty()) return store_nothing(work);
       }
       const u32 first_block = work.kv_head * blocks_of(args, args.keys) + work.key_block(0);
-      const float* scale_k = args.inv_scale_k + first_block;
-      const float* scale_v = args.inv_scale_v + first_block;
       float of_q;
       const float* norms_v = args.norms_v + u64{first_block} * kAttentionNorms;
       statistics(work, largest<kAttentionNorms>(norms_v, work), of_q);
       u32 tile = work.tiles - 1;
-      float k = __ldg(scale_k + tile), v = __ldg(scale_v + tile);
-      const float largest_k = largest<1>(scale_k, work);
-      const float inverse_k = inverse(largest_k);
+      float k = __ldg(args.inv_scale_k + first_block + tile);
+      float v = __ldg(args.inv_scale_v + first_block + tile);
+      const float largest_k = largest<1>(args.inv_scale_k + first_block, work);
+      const float inverse_k = inverse_power(largest_k);
 #pragma unroll
       for (float& each : dq) each = 0.0F;
       barrier_wait(barrier(shared, kFullQ, query.index), query.phase);
-      barrier_wait(barrier(shared, kFullKV, key.index), key.phase);
+      wait_for_keys(1);
       multiply_keys(1);
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
       warpgroup_fence_operand(dp);
+      release_keys(1);
       probabilities(of_q * k);
-      mask(work, tile * kTile + 64);
-      if constexpr (kWindow) mask_window(work, tile * kTile + 64);
+      mask(work, tile * kTile + kHalf);
+      if constexpr (kWindow) mask_window(work, tile * kTile + kHalf);
       gradients(v, k * inverse_k);
-      const u32 last = tile;
-      bool is_first = true;
-      for (u32 added = 0;; --tile) {
+      for (;; --tile) {
         // S and dP of the lower half, dQ of the upper one.
-        barrier_wait(barrier(shared, kFullT, key_t.index), key_t.phase);
+        wait_for_keys(0);
+        wait_for_columns(1);
         multiply_keys(0);
         multiply_gradients(1);
         wgmma_wait<2>();
         warpgroup_fence_operand(s);
         probabilities(of_q * k);
-        if (tile == last) mask(work, tile * kTile);
+        if (tile == work.tiles - 1) mask(work, tile * kTile);
         if constexpr (kWindow) mask_window(work, tile * kTile);
         finish_products();
-        release(kEmptyKV, key.index);
-        key.advance();
+        release_keys(0);
+        release_columns(1);
         gradients(v, k * inverse_k);
         if (tile == work.begin) break;
-        if (++added == kTilesOfSum) {
-          if (is_first) {
-            sums.set(dq, 1.0F, 0);
-          } else {
-            sums.add(dq, 1.0F, 0);
-          }
-          is_first = false;
-          added = 0;
+        const u32 added = work.tiles - tile;
+        if (added == kTilesOfSum) {
+          sums().set(dq, 1.0F, 0);
+        } else if (added % kTilesOfSum == 0) {
+          sums().add(dq, 1.0F, 0);
         }
         // S and dP of the next tile's upper half, dQ of this one's lower half.
-        k = __ldg(scale_k + tile - 1);
-        v = __ldg(scale_v + tile - 1);
-        barrier_wait(barrier(shared, kFullKV, key.index), key.phase);
+        k = __ldg(args.inv_scale_k + first_block + tile - 1);
+        v = __ldg(args.inv_scale_v + first_block + tile - 1);
+        wait_for_keys(1);
+        wait_for_columns(0);
         multiply_keys(1);
         multiply_gradients(0);
         wgmma_wait<2>();
         warpgroup_fence_operand(s);
         probabilities(of_q * k);
-        if constexpr (kWindow) mask_window(work, (tile - 1) * kTile + 64);
+        if constexpr (kWindow) mask_window(work, (tile - 1) * kTile + kHalf);
         finish_products();
-        release(kEmptyT, key_t.index);
-        key_t.advance();
+        release_keys(1);
+        release_columns(0);
         gradients(v, k * inverse_k);
       }
       release(kEmptyQ, query.index);
       query.advance();
+      wait_for_columns(0);
       multiply_gradients(0);
       finish_products();
-      release(kEmptyT, key_t.index);
-      key_t.advance();
-      if (!is_first) sums.take(dq, 1.0F, 0);
+      release_columns(0);
+      if (work.tiles - work.begin > kTilesOfSum) sums().take(dq, 1.0F, 0);
       const float factor = args.scale * largest_k;
-      store(work, factor / scale_ds[0], factor / scale_ds[1]);
+      store(work, factor * inverse_power(scale_ds[0]), factor * inverse_power(scale_ds[1]));
     }
     F8_DEVICE void finish_products() {
       wgmma_wait<0>();
@@ -289,7 +313,7 @@ struct AttentionDq : AttentionWorks<Config, Args> {
 
   static F8_DEVICE void prepare(u32 shared) {
     if (threadIdx.x == 0) {
-      for (u32 i = 0; i < 2; ++i) {
+      for (u32 i = 0; i < kQueries; ++i) {
         barrier_init(barrier(shared, kFullQ, i), 1);
         barrier_init(barrier(shared, kEmptyQ, i), 2);
       }

@@ -57,10 +57,10 @@ struct AttentionForward : AttentionTiles<Config, Args> {
   using Tiles = AttentionTiles<Config, Args>;
   using Tiles::kWindow, Tiles::kPacked, Tiles::kCausal, Tiles::kStages, Tiles::kD,
       Tiles::kWarpgroups, Tiles::kIsBlock, Tiles::kTileM, Tiles::kQueryBytes, Tiles::kTileN,
-      Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kBoxBytes, Tiles::kKeys, Tiles::kValues,
-      Tiles::kFullQ, Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV, Tiles::kEmptyV,
-      Tiles::barrier, Tiles::blocks_of;
-  using typename Tiles::Rounds, typename Tiles::Work;
+      Tiles::kTileBytes, Tiles::kBoxRow, Tiles::kKeys, Tiles::kValues, Tiles::kFullQ,
+      Tiles::kEmptyQ, Tiles::kFullK, Tiles::kEmptyK, Tiles::kFullV, Tiles::kEmptyV, Tiles::barrier,
+      Tiles::blocks_of;
+  using typename Tiles::Boxes, typename Tiles::Rounds, typename Tiles::Work;
 
   // P V follows the softmax of its tile, in parts of kValueColumns.
   static constexpr bool kInParts = kD > 128 || kWarpgroups > 2;
@@ -108,17 +108,7 @@ struct AttentionForward : AttentionTiles<Config, Args> {
       const u32 b = wgmma_descriptor_low(shared + kKeys + key.index * kTileBytes);
       warpgroup_fence_operand(s);
       wgmma_fence();
-#pragma unroll
-      for (u32 k = 0; k < kD / 32; ++k) {
-        const u32 of_a = a + k / 4 * (kTileM * kBoxRow >> 4) + k % 4 * 2;
-        const u32 of_b = b + k / 4 * (kBoxBytes >> 4) + k % 4 * 2;
-        if constexpr (kBoxRow == 64) {
-          Config::mma(s, wgmma_descriptor_64(of_a), wgmma_descriptor_64(of_b), k > 0);
-        } else {
-          Config::mma(s, wgmma_descriptor(of_a), wgmma_descriptor(of_b), k > 0);
-        }
-      }
-      wgmma_commit();
+      Boxes::template multiply<Config, kTileM, kTileN>(s, a, b);
     }
     F8_DEVICE void multiply_values(u32 part = 0) {
       float(&to)[kOfPart] = tile[part % kBuffers];

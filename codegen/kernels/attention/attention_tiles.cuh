@@ -107,6 +107,36 @@ struct AttentionWorks {
   }
 };
 
+// Rows of a head in shared memory, in the boxes of a tile.
+template <u32 kD>
+struct AttentionBoxes {
+  static_assert(kD == 64 || kD == 128 || kD == 256, "boxes are whole");
+  static constexpr u32 kBoxRow = kD < 128 ? kD : 128, kBoxes = kD / kBoxRow;
+
+  static F8_DEVICE u64 descriptor(u32 low) {
+    return kBoxRow == 64 ? wgmma_descriptor_64(low) : wgmma_descriptor(low);
+  }
+  // Multiplies rows of a tile of kRowsA by those of one of kRowsB, which begin at these descriptors' low words.
+  template <class Config, u32 kRowsA, u32 kRowsB, int kCount>
+  static F8_DEVICE void multiply(float (&to)[kCount], u32 a, u32 b) {
+#pragma unroll
+    for (u32 k = 0; k < kD / 32; ++k) {
+      const u32 of_a = a + k / 4 * (kRowsA * kBoxRow >> 4) + k % 4 * 2;
+      const u32 of_b = b + k / 4 * (kRowsB * kBoxRow >> 4) + k % 4 * 2;
+      Config::mma(to, descriptor(of_a), descriptor(of_b), k > 0);
+    }
+    wgmma_commit();
+  }
+  // Loads a tile of kRows from its first row; the barrier expects its bytes.
+  template <u32 kRows>
+  static F8_DEVICE void load(u32 to, const TensorMap& map, u32 full, u32 row) {
+#pragma unroll
+    for (u32 i = 0; i < kBoxes; ++i) {
+      tma_load(to + i * kRows * kBoxRow, &map, full, i * kBoxRow, row);
+    }
+  }
+};
+
 // The memory of a CTA and the warp that fills it. A Config has besides kHeadDim and kStages.
 template <class Config, class Args>
 struct AttentionTiles : AttentionWorks<Config, Args> {
@@ -115,11 +145,10 @@ struct AttentionTiles : AttentionWorks<Config, Args> {
   using Works::kPacked, Works::kWarpgroups, Works::kTileM, Works::kTileN, Works::blocks_of,
       Works::works, Works::work_at;
   static constexpr u32 kStages = Config::kStages, kD = Config::kHeadDim;
-  static_assert(kD == 64 || kD == 128 || kD == 256, "boxes are whole");
+  using Boxes = AttentionBoxes<kD>;
+  static constexpr u32 kBoxRow = Boxes::kBoxRow;  // bytes of q and k, and rows of v^T
   static constexpr u32 kQueryBytes = kTileM * kD, kTileBytes = kTileN * kD;
-  static constexpr u32 kBoxRow = kD < 128 ? kD : 128;  // bytes of q and k, and rows of v^T
   static constexpr u32 kBoxBytes = kTileN * kBoxRow;
-  static constexpr u32 kBoxes = kD / kBoxRow;
   static constexpr u32 kKeys = 2 * kQueryBytes;  // places in shared memory, behind two of Q
   static constexpr u32 kValues = kKeys + kStages * kTileBytes;
   static constexpr u32 kBarriers = kValues + kStages * kTileBytes;
@@ -156,15 +185,6 @@ struct AttentionTiles : AttentionWorks<Config, Args> {
     __syncthreads();
   }
 
-  // A tile of q or k from its first row.
-  template <u32 kRows>
-  static F8_DEVICE void load_rows(u32 to, const TensorMap& map, u32 full, u32 row) {
-    barrier_expect(full, kRows * kD);
-#pragma unroll
-    for (u32 i = 0; i < kBoxes; ++i) {
-      tma_load(to + i * kRows * kBoxRow, &map, full, i * kBoxRow, row);
-    }
-  }
   static F8_DEVICE void load(u32 shared, const AttentionMaps& maps, const Args& args) {
     const u32 rows_q = blocks_of(args, args.queries) * kAttentionTile;
     const u32 rows_k = blocks_of(args, args.keys) * kTileN;
@@ -176,21 +196,23 @@ struct AttentionTiles : AttentionWorks<Config, Args> {
         if (work.is_empty()) continue;
       }
       barrier_wait(barrier(shared, kEmptyQ, query.index), query.phase ^ 1);
-      load_rows<kTileM>(shared + query.index * kQueryBytes, maps.q,
-                        barrier(shared, kFullQ, query.index),
-                        work.q_head * rows_q + work.place() * kTileM);
+      const u32 full_q = barrier(shared, kFullQ, query.index);
+      barrier_expect(full_q, kQueryBytes);
+      Boxes::template load<kTileM>(shared + query.index * kQueryBytes, maps.q, full_q,
+                                   work.q_head * rows_q + work.place() * kTileM);
       query.advance();
       for (u32 tile = work.tiles; tile-- > work.begin;) {
         barrier_wait(barrier(shared, kEmptyK, stage.index), stage.phase ^ 1);
-        load_rows<kTileN>(shared + kKeys + stage.index * kTileBytes, maps.k,
-                          barrier(shared, kFullK, stage.index),
-                          work.kv_head * rows_k + work.key_block(tile) * kTileN);
+        const u32 full_k = barrier(shared, kFullK, stage.index);
+        barrier_expect(full_k, kTileBytes);
+        Boxes::template load<kTileN>(shared + kKeys + stage.index * kTileBytes, maps.k, full_k,
+                                     work.kv_head * rows_k + work.key_block(tile) * kTileN);
         barrier_wait(barrier(shared, kEmptyV, stage.index), stage.phase ^ 1);
-        const u32 full = barrier(shared, kFullV, stage.index);
-        barrier_expect(full, kTileBytes);
+        const u32 full_v = barrier(shared, kFullV, stage.index);
+        barrier_expect(full_v, kTileBytes);
 #pragma unroll
-        for (u32 i = 0; i < kBoxes; ++i) {
-          tma_load(shared + kValues + stage.index * kTileBytes + i * kBoxBytes, &maps.v, full,
+        for (u32 i = 0; i < Boxes::kBoxes; ++i) {
+          tma_load(shared + kValues + stage.index * kTileBytes + i * kBoxBytes, &maps.v, full_v,
                    work.key_block(tile) * kTileN, work.kv_head * kD + i * kBoxRow);
         }
         stage.advance();

@@ -67,8 +67,7 @@ def install_attention(
 ) -> None:
     """Registers attention in fp8 under a name that `attn_implementation` takes.
 
-    recipe: "fp8_forward", or "fp8" with a backward in fp8 too; heads of other than 128 elements take "fp8_forward" then,
-        with a warning.
+    recipe: "fp8_forward", or "fp8" with a backward in fp8 too.
 
     It is float8.torch.scaled_dot_product_attention, in training and in evaluation. A call that it cannot compute
     goes to transformers' own "sdpa", with one warning that says why: a batch with padding, another mask than the causal

@@ -17,7 +17,6 @@ attention_dequantize = torch.ops.float8.attention_dequantize.default
 attention_backward = torch.ops.float8.attention_backward.default
 RECIPES = ("fp8_forward", "fp8", "bf16")
 HEAD_DIMS = (64, 128, 256)
-BACKWARD_HEAD_DIM = 128  # of a backward in fp8
 _BLOCK = 128  # tokens of a head that share a scale
 
 
@@ -269,8 +268,8 @@ def scaled_dot_product_attention(
     attn_mask, dropout_p: None and 0. is_causal gives query i the keys up to the i-th one, as there.
     window: with is_causal, query i has the last `window` of its keys alone: its own and window - 1 before it. It takes no
         more queries than keys.
-    recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "fp8" multiplies in fp8 in both, where
-        D is 128; "bf16" is PyTorch's own attention.
+    recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "fp8" multiplies in fp8 in both; "bf16"
+        is PyTorch's own attention.
     emulate: for tests, also without a GPU; slow.
 
     Forward casts query, key and value to e4m3 with a scale for each 128 tokens of a head, and key without its mean
@@ -293,7 +292,6 @@ def scaled_dot_product_attention(
     reason = refusal(query, key, value, attn_mask, dropout_p, enable_gqa, scale)
     if reason is not None:
         raise ValueError(f'float8: attention in fp8: {reason}, or use recipe="bf16"')
-    check_backward(recipe, query)
     window = checked_window(window, is_causal, query, key)
     if window is not None:  # the keys behind the last query's own are nobody's
         key, value = (x[:, :, : query.shape[2]] for x in (key, value))
@@ -311,31 +309,6 @@ def check_fp8_recipe(recipe: str) -> None:
         raise ValueError(
             f"float8: recipe is {recipe!r}; attention in fp8 has 'fp8_forward' and 'fp8'"
         )
-
-
-def _lacks_backward(recipe: str, query: torch.Tensor) -> bool:
-    return recipe == "fp8" and query.shape[-1] != BACKWARD_HEAD_DIM
-
-
-def check_backward(recipe: str, query: torch.Tensor) -> None:
-    """Raises ValueError where the recipe's backward does not have the heads of a query."""
-    if _lacks_backward(recipe, query):
-        raise ValueError(
-            f"float8: attention in fp8: heads have {query.shape[-1]} elements, and those of a backward in fp8 have "
-            f'{BACKWARD_HEAD_DIM}; use recipe="fp8_forward"'
-        )
-
-
-def recipe_for(recipe: str, query: torch.Tensor) -> str:
-    """Returns the recipe, or "fp8_forward" with one warning where its backward does not have the heads of a query."""
-    if not _lacks_backward(recipe, query):
-        return recipe
-    if not torch.compiler.is_compiling():
-        notices.warn_once(
-            f"backward of attention {query.shape[-1]}",
-            f"the backward of attention of heads of {query.shape[-1]} is in bf16; in fp8 they have {BACKWARD_HEAD_DIM}",
-        )
-    return "fp8_forward"
 
 
 def checked_window(

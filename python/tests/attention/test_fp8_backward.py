@@ -40,6 +40,15 @@ def test_accuracy(device: str, mode: dict[str, Any], data: str, causal: bool) ->
     check_floors(own, exact(tensors, causal), FLOORS[data])
 
 
+@pytest.mark.parametrize("size", [64, 256])
+@pytest.mark.parametrize("window", [None, 70])
+def test_other_heads(device: str, mode: dict[str, Any], size: int, window: int | None) -> None:
+    tensors = [x[:1] for x in operands(device, 300, heads=2, of_keys=1, size=size)]
+    own = step(f8.scaled_dot_product_attention, tensors, is_causal=True, window=window, **mode)
+    expected = exact(tensors, True) if window is None else exact_window(tensors, window)
+    check_floors(own, expected, FLOORS["normal"])
+
+
 @pytest.mark.parametrize(
     ("tokens", "keys", "causal"),
     [(1, 77, False), (130, 300, False), (130, 300, True), (300, 130, True)],
@@ -213,14 +222,3 @@ def test_second_derivatives_are_refused(device: str, mode: dict[str, Any]) -> No
     (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dq.sum().backward()
-
-
-@pytest.mark.parametrize("size", [64, 256])
-def test_other_heads_are_refused(device: str, mode: dict[str, Any], size: int) -> None:
-    q, k, v, _ = operands(device, size=size)
-    with pytest.raises(ValueError, match='in fp8 have 128; use recipe="fp8_forward"'):
-        f8.scaled_dot_product_attention(q, k, v, enable_gqa=True, **mode)
-    packed = [x[0].transpose(0, 1) for x in (q, k, v)]
-    offsets = torch.tensor([0, 200]).int().to(device)
-    with pytest.raises(ValueError, match='in fp8 have 128; use recipe="fp8_forward"'):
-        f8.varlen_attention(*packed, offsets, None, 200, 200, enable_gqa=True, **mode)

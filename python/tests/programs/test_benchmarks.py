@@ -213,20 +213,23 @@ def test_rows_of_attention_are_those_that_an_import_takes(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "rows.jsonl"
-    options = ("--variants", "float8,sdpa-math", "--length", "128", "--masks", "causal,window50")
+    variants = ("--variants", "float8,float8-fp8,sdpa-math")
+    options = (*variants, "--length", "128", "--masks", "causal,window50")
     assert not run("attention", *options, "--jsonl", str(path))
     assert "float8-tune db import" in capsys.readouterr().out
     header, *records = [json.loads(line) for line in path.read_text().splitlines()]
     assert header == {"float8_tuning_db": 3}
     trials = [each for each in records if "trial" in each]
-    assert [each["impl"] for each in trials] == ["bf16", "float8"], "windows have no key"
-    bf16, float8 = trials
-    assert float8["problem"] == bf16["problem"]
-    assert float8["problem"].endswith("/s128b1h4g2d128causal1")
-    assert float8["pair_uuid"] == bf16["trial"]
-    assert 0 < float8["pair_lo"] <= float8["pair_ratio"] <= float8["pair_hi"]
-    of = {(each["data"], each["tensor"]): each["sqnr_db"] for each in float8["accuracy"]}
-    assert len(of) == 16 and min(of.values()) > 15
+    assert [each["impl"] for each in trials] == ["bf16", "float8"] * 2, "windows have no key"
+    for recipe, bf16, float8 in zip(("fp8_forward", "fp8"), trials[::2], trials[1::2], strict=True):
+        assert float8["problem"] == bf16["problem"]
+        assert float8["problem"] == f"attention/{recipe}/e4m3.e4m3.bf16/s128b1h4g2d128causal1"
+        assert float8["pair_uuid"] == bf16["trial"]
+        assert 0 < float8["pair_lo"] <= float8["pair_ratio"] <= float8["pair_hi"]
+        of = {(each["data"], each["tensor"]): each["sqnr_db"] for each in float8["accuracy"]}
+        assert len(of) == 16 and min(of.values()) > 15
+    accuracies = [json.dumps(each["accuracy"]) for each in trials[1::2]]
+    assert accuracies[0] != accuracies[1], "each has its recipe's"
     database = tmp_path / "rows.f8db"
     repository.float8_tune("db", "import", str(path), "--db", str(database))
     again = repository.float8_tune("db", "import", str(path), "--db", str(database))

@@ -1,5 +1,5 @@
 /* Attention in fp8, O = softmax(scale Q K^T) V: its forward, what a backward in bf16 needs to differentiate it, and a
- * backward in fp8 for heads of 128. q, k and v are cast to e4m3 with a scale for each 128 tokens of a head, a power of two; k is
+ * backward in fp8. q, k and v are cast to e4m3 with a scale for each 128 tokens of a head, a power of two; k is
  * cast without its mean over the tokens of its head, which changes no softmax and no gradient. Both products are
  * fp8 MMAs; S, its softmax, and sums beyond 128 keys are fp32, and O is rounded once.
  *
@@ -33,7 +33,7 @@ typedef struct float8_attention_desc {
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
                        each query has a key */
   int32_t
-      fp8_backward; /* nonzero: float8_attention_backward can be called, for heads of 128; `saved` has 4 bytes more of
+      fp8_backward; /* nonzero: float8_attention_backward can be called; `saved` has 4 bytes more of
                        each query of a head */
   int32_t reserved; /* 0 */
 } float8_attention_desc;

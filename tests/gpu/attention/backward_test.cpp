@@ -13,24 +13,25 @@
 namespace f8::runtime::gpu {
 namespace {
 
-constexpr int64_t kD = 128;
-
 struct BackwardCase {
   const char* name;
   int64_t batch, heads_q, heads_kv, queries, keys;
   bool causal = true;
   int64_t window = 0;
+  int64_t d = 128;
 };
 
-// The operands of a call, [batch][tokens][heads][128].
+// The operands of a call, [batch][tokens][heads][d].
 struct Operands {
   Elements q, k, v, dout;
 
-  Operands(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t queries, int64_t keys)
-      : q(batch, heads_q, queries, 8, 1, 0),
-        k(batch, heads_kv, keys, 8, 2, 5),
-        v(batch, heads_kv, keys, 8, 3, 0),
-        dout(batch, heads_q, queries, 16, 4, 0) {}
+  Operands(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t queries, int64_t keys,
+           int64_t d)
+      : q(batch, heads_q, queries, 8, 1, 0, d),
+        k(batch, heads_kv, keys, 8, 2, 5, d),
+        v(batch, heads_kv, keys, 8, 3, 0, d),
+        dout(batch, heads_q, queries, 16, 4, 0, d) {}
+  [[nodiscard]] int64_t d() const { return q.d; }
 };
 
 struct Gradients {
@@ -53,6 +54,7 @@ class AttentionGradients : public GpuTest {
   void run(AttentionDesc desc, const Operands& of, const std::vector<int32_t>& offsets_q,
            const std::vector<int32_t>& offsets_k, Gradients& out) {
     desc.packed = !offsets_q.empty();
+    desc.head_dim = of.d();
     desc.fp8_backward = true;
     const auto plan = Attention::plan(context_, desc);
     F8_ASSERT_OK(plan);
@@ -64,7 +66,8 @@ class AttentionGradients : public GpuTest {
     const DeviceBuffer cu_q(context(), desc.packed ? offsets_q : none);
     const DeviceBuffer cu_k(context(), desc.packed ? offsets_k : none);
     const auto rows = static_cast<size_t>(of.q.batch * of.q.heads * of.q.tokens);
-    const DeviceBuffer o(context(), rows * kD * 2), lse(context(), rows * 4);
+    const DeviceBuffer o(context(), rows * static_cast<size_t>(of.d()) * 2),
+        lse(context(), rows * 4);
     const DeviceBuffer saved(context(), (*plan)->saved_bytes(sizes));
     DeviceBuffer workspace(context(), std::max((*plan)->workspace_bytes(sizes),
                                                (*plan)->backward_workspace_bytes(sizes)));
@@ -124,16 +127,17 @@ class ExactGradients {
       : desc_(desc),
         of_(of),
         actual_(actual),
-        dk_(static_cast<size_t>(of.k.batch * of.k.heads * of.k.tokens * kD)),
+        d_(of.d()),
+        dk_(static_cast<size_t>(of.k.batch * of.k.heads * of.k.tokens * d_)),
         dv_(dk_.size()) {
     for (int64_t row = 0; row < of.q.batch * of.q.heads; ++row) {
       for (int64_t query = 0; query < of.q.tokens; ++query) add(row, query);
     }
     const int64_t tokens = of.k.tokens;
     for (int64_t i = 0; i < std::ssize(dk_); ++i) {
-      const int64_t row = i / kD / tokens, token = i / kD % tokens;
-      compare(dk_[static_cast<size_t>(i)], actual.dk.value(row, token, i % kD), k_);
-      compare(dv_[static_cast<size_t>(i)], actual.dv.value(row, token, i % kD), v_);
+      const int64_t row = i / d_ / tokens, token = i / d_ % tokens;
+      compare(dk_[static_cast<size_t>(i)], actual.dk.value(row, token, i % d_), k_);
+      compare(dv_[static_cast<size_t>(i)], actual.dv.value(row, token, i % d_), v_);
     }
   }
   [[nodiscard]] double of_q() const { return db(q_.signal, q_.noise); }
@@ -149,7 +153,8 @@ class ExactGradients {
     to.noise += (exact - value) * (exact - value);
   }
   void add(int64_t row, int64_t query) {
-    const double scale = desc_.scale == 0 ? 1 / std::sqrt(double{kD}) : double{desc_.scale};
+    const double scale =
+        desc_.scale == 0 ? 1 / std::sqrt(static_cast<double>(d_)) : double{desc_.scale};
     const int64_t kv = row / (desc_.heads_q / desc_.heads_kv);
     const int64_t first = desc_.window > 0 ? std::max<int64_t>(query + 1 - desc_.window, 0) : 0;
     const int64_t end = desc_.causal ? std::min(query + 1, of_.k.tokens) : of_.k.tokens;
@@ -157,7 +162,7 @@ class ExactGradients {
     double sum = 0, delta = 0, most = -1e300;
     for (int64_t j = first; j < end; ++j) {
       double s = 0, x = 0;
-      for (int64_t c = 0; c < kD; ++c) {
+      for (int64_t c = 0; c < d_; ++c) {
         s += actual_.q.value(row, query, c) * actual_.k.value(kv, j, c);
         x += of_.dout.value(row, query, c) * actual_.v.value(kv, j, c);
       }
@@ -174,18 +179,18 @@ class ExactGradients {
       each /= sum;
       delta += each * dp[static_cast<size_t>(j)];
     }
-    std::vector<double> dq(kD);
+    std::vector<double> dq(static_cast<size_t>(d_));
     for (int64_t j = first; j < end; ++j) {
       const double of_key = p[static_cast<size_t>(j)];
       const double ds = of_key * (dp[static_cast<size_t>(j)] - delta) * scale;
-      for (int64_t c = 0; c < kD; ++c) {
-        const auto at = static_cast<size_t>((kv * of_.k.tokens + j) * kD + c);
+      for (int64_t c = 0; c < d_; ++c) {
+        const auto at = static_cast<size_t>((kv * of_.k.tokens + j) * d_ + c);
         dq[static_cast<size_t>(c)] += ds * actual_.k.value(kv, j, c);
         dk_[at] += ds * actual_.q.value(row, query, c);
         dv_[at] += of_key * of_.dout.value(row, query, c);
       }
     }
-    for (int64_t c = 0; c < kD; ++c) {
+    for (int64_t c = 0; c < d_; ++c) {
       compare(dq[static_cast<size_t>(c)], actual_.dq.value(row, query, c), q_);
     }
   }
@@ -193,6 +198,7 @@ class ExactGradients {
   const AttentionDesc& desc_;
   const Operands& of_;
   const Gradients& actual_;
+  int64_t d_;
   std::vector<double> dk_, dv_;
   Power q_, k_, v_;
 };
@@ -207,7 +213,7 @@ class AttentionBackwardTest : public AttentionGradients,
   }
   static Operands operands() {
     const BackwardCase& of = GetParam();
-    return {of.batch, of.heads_q, of.heads_kv, of.queries, of.keys};
+    return {of.batch, of.heads_q, of.heads_kv, of.queries, of.keys, of.d};
   }
   // The rounding of dO alone leaves 31 dB, that of P and dS as much each.
   void expect_exact(const Operands& of) {
@@ -236,7 +242,15 @@ INSTANTIATE_TEST_SUITE_P(
                     BackwardCase{"window_of_tiles", 2, 2, 1, 270, 270, true, 128},
                     BackwardCase{"wide_window", 1, 8, 1, by_device<int64_t>(641, 140),
                                  by_device<int64_t>(641, 140), true, by_device<int64_t>(300, 70)},
-                    BackwardCase{"window_of_more_keys", 1, 1, 1, 130, 300, true, 40}),
+                    BackwardCase{"window_of_more_keys", 1, 1, 1, 130, 300, true, 40},
+                    BackwardCase{"small_heads", 1, 2, 1, by_device<int64_t>(641, 140),
+                                 by_device<int64_t>(641, 140), true, 0, 64},
+                    BackwardCase{"small_heads_full", 2, 1, 1, 70, 130, false, 0, 64},
+                    BackwardCase{"small_heads_window", 1, 2, 2, 150, 150, true, 50, 64},
+                    BackwardCase{"large_heads", 1, 2, 1, by_device<int64_t>(641, 140),
+                                 by_device<int64_t>(641, 140), true, 0, 256},
+                    BackwardCase{"large_heads_full", 2, 1, 1, 70, 130, false, 0, 256},
+                    BackwardCase{"large_heads_window", 1, 2, 2, 150, 150, true, 50, 256}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(AttentionBackwardTest, IsThatOfTheRoundedOperands) {
@@ -250,7 +264,7 @@ TEST_P(AttentionBackwardTest, OfSmallAndLargeGradients) {
     for (int64_t row = 0; row < of.dout.batch * of.dout.heads; ++row) {
       for (int64_t t = 0; t < of.dout.tokens; ++t) {
         const double by = t < of.dout.tokens / 3 ? 0 : factor;
-        for (int64_t c = 0; c < kD; ++c) {
+        for (int64_t c = 0; c < of.d(); ++c) {
           uint16_t& bits = of.dout.bits[of.dout.at(row, t, c)];
           bits = encode_bf16(static_cast<float>(decode_bf16(bits) * by));
         }
@@ -268,7 +282,7 @@ TEST_P(AttentionBackwardTest, OfNoGradientIsZero) {
   for (const Elements* each : {&actual.dq, &actual.dk, &actual.dv}) {
     for (int64_t row = 0; row < each->batch * each->heads; ++row) {
       for (int64_t t = 0; t < each->tokens; ++t) {
-        for (int64_t c = 0; c < kD; ++c) ASSERT_EQ(each->value(row, t, c), 0);
+        for (int64_t c = 0; c < of.d(); ++c) ASSERT_EQ(each->value(row, t, c), 0);
       }
     }
   }
@@ -295,21 +309,22 @@ TEST_P(AttentionBackwardTest, HasTheSameBitsTwiceAndWritesNothingBetweenHeads) {
 }
 
 TEST_P(AttentionBackwardTest, ANanIsThatHeadsAlone) {
-  const BackwardCase& c = GetParam();
+  const BackwardCase& shape = GetParam();
   Operands of = operands();
   Gradients clean(of), dirty(of);
   run(desc(), of, clean);
-  of.dout.bits[of.dout.at(0, c.queries - 1, 5)] = 0x7FC0;
+  of.dout.bits[of.dout.at(0, shape.queries - 1, 5)] = 0x7FC0;
   run(desc(), of, dirty);
-  EXPECT_TRUE(std::isnan(dirty.dq.value(0, c.queries - 1, 5)));
+  EXPECT_TRUE(std::isnan(dirty.dq.value(0, shape.queries - 1, 5)));
   bool nan = false;
-  for (int64_t t = 0; t < c.keys; ++t) nan = nan || std::isnan(dirty.dv.value(0, t, 5));
+  for (int64_t t = 0; t < shape.keys; ++t) nan = nan || std::isnan(dirty.dv.value(0, t, 5));
   EXPECT_TRUE(nan);
   const auto expect_others = [](const Elements& x, const Elements& y, int64_t from) {
     for (int64_t row = from; row < x.batch * x.heads; ++row) {
       for (int64_t t = 0; t < x.tokens; ++t) {
-        for (int64_t d = 0; d < kD; ++d)
-          ASSERT_EQ(x.bits[x.at(row, t, d)], y.bits[y.at(row, t, d)]);
+        for (int64_t c = 0; c < x.d; ++c) {
+          ASSERT_EQ(x.bits[x.at(row, t, c)], y.bits[y.at(row, t, c)]);
+        }
       }
     }
   };
@@ -324,6 +339,7 @@ struct PackCase {
   std::vector<int32_t> queries, keys;  // of each sequence
   bool causal = true;
   int64_t window = 0;
+  int64_t d = 128;
 };
 
 class PackedGradients : public AttentionGradients, public testing::WithParamInterface<PackCase> {
@@ -357,13 +373,16 @@ INSTANTIATE_TEST_SUITE_P(
                     PackCase{"other_keys", 2, 1, {60, 300, 2}, {200, 140, 0}},
                     PackCase{"window", 2, 1, {130, 300, 0, 1, 20}, {130, 300, 0, 1, 20}, true, 70},
                     PackCase{"many", 1, 1, std::vector<int32_t>(70, 3),
-                             std::vector<int32_t>(70, 3)}),
+                             std::vector<int32_t>(70, 3)},
+                    PackCase{"small_heads", 2, 1, {40, 0, 130}, {40, 0, 130}, true, 0, 64},
+                    PackCase{"large_heads", 2, 1, {40, 0, 130}, {40, 0, 130}, true, 0, 256},
+                    PackCase{"large_heads_window", 1, 1, {150, 3}, {150, 3}, true, 70, 256}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(PackedGradients, EachSequenceHasTheBitsThatItHasAlone) {
   const PackCase& of = GetParam();
   const std::vector<int32_t> cu_q = offsets_of(of.queries), cu_k = offsets_of(of.keys);
-  const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back());
+  const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d);
   Gradients packed(all);
   run(desc(), all, cu_q, cu_k, packed);
   for (size_t i = 0; i < of.queries.size(); ++i) {
@@ -393,14 +412,6 @@ TEST_P(PackedGradients, EachSequenceHasTheBitsThatItHasAlone) {
 
 class AttentionBackwardMisuse : public AttentionGradients {};
 
-TEST_F(AttentionBackwardMisuse, OfOtherHeadsIsRefused) {
-  for (const int64_t head_dim : {64, 256}) {
-    const auto plan = Attention::plan(context_, {.head_dim = head_dim, .fp8_backward = true});
-    ASSERT_FALSE(plan.has_value());
-    EXPECT_NE(plan.error().message.find("heads of 128"), std::string::npos) << plan.error().message;
-  }
-}
-
 TEST_F(AttentionBackwardMisuse, OfACallIsRefused) {
   const auto plan = Attention::plan(context_, {.fp8_backward = true});
   const auto without = Attention::plan(context_, {});
@@ -409,6 +420,7 @@ TEST_F(AttentionBackwardMisuse, OfACallIsRefused) {
   const AttentionSizes sizes{1, 2, 2};
   EXPECT_EQ((*without)->backward_workspace_bytes(sizes), 0U);
   EXPECT_EQ((*plan)->saved_bytes(sizes), (*without)->saved_bytes(sizes) + 2 * sizeof(float));
+  constexpr int64_t kD = 128;
   const std::vector<uint16_t> elements(2 * kD);
   const DeviceBuffer dout(context(), elements), dq(context(), elements), dk(context(), elements);
   const DeviceBuffer dv(context(), elements), o(context(), elements), lse(context(), size_t{64});

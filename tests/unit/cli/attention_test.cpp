@@ -17,8 +17,9 @@ constexpr const char* kConfig =
     R"({"model_type":"llama","hidden_size":4096,"intermediate_size":1024,
   "num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":2,"vocab_size":32000})";
 
-Problem attention(int64_t tokens, int64_t batch = 1) {
-  return attention_problem(Op::kAttention,
+Problem attention(int64_t tokens, int64_t batch = 1,
+                  AttentionRecipe recipe = AttentionRecipe::kFp8Forward) {
+  return attention_problem(Op::kAttention, recipe,
                            {.tokens = tokens, .batch = batch, .heads_q = 32, .heads_kv = 8})
       .value();
 }
@@ -37,17 +38,19 @@ class AttentionAsked : public ::testing::Test {
  protected:
   // Adds rows of this speedup, of which `interval` is the half width.
   void add(const Problem& problem, double speedup, std::vector<db::Accuracy> own,
-           double interval = 0.005) {
+           double interval = 0.005, const DeviceClass& device = db::h100()) {
     auto database = db::Database::open(tool_.path() / "my.db", db::OpenMode::kCreate).value();
-    db::sweep(database,
-              {{problem, {db::Impl::kBf16, R"({"backend":"sdpa-cudnn"})", ""}},
-               {problem, {db::Impl::kFloat8, R"({"kernels":"tuned"})", ""}}},
-              [&](const db::TrialKey& cell) {
-                if (cell.candidate.impl == db::Impl::kBf16) return db::timed(1e6);
-                db::TrialResult result = db::timed(1e6 / speedup, speedup, interval);
-                result.accuracy = own;
-                return result;
-              });
+    db::sweep(
+        database,
+        {{problem, {db::Impl::kBf16, R"({"backend":"sdpa-cudnn"})", ""}},
+         {problem, {db::Impl::kFloat8, R"({"kernels":"tuned"})", ""}}},
+        [&](const db::TrialKey& cell) {
+          if (cell.candidate.impl == db::Impl::kBf16) return db::timed(1e6);
+          db::TrialResult result = db::timed(1e6 / speedup, speedup, interval);
+          result.accuracy = own;
+          return result;
+        },
+        device);
   }
   [[nodiscard]] Json filter(const std::string& tokens, const std::string& sequence) const {
     const Json result =
@@ -75,6 +78,69 @@ TEST_F(AttentionAsked, ConvertsWhatIsFasterAndNearEnough) {
   const auto reason = other["reason"].get<std::string>();
   EXPECT_NE(reason.find("attention.py --shapes s8192b2h32g8d128 --masks causal"), std::string::npos)
       << reason;
+}
+
+TEST_F(AttentionAsked, TakesTheRecipeWhoseSpeedupIsAtLeastTheLargest) {
+  constexpr AttentionRecipe kFp8 = AttentionRecipe::kFp8;
+  const auto chosen = [&](int64_t tokens) {
+    const Json one = filter(std::to_string(tokens), std::to_string(tokens));
+    EXPECT_EQ(one["recipes"].size(), 2U);
+    EXPECT_EQ(one["problem"], one["recipes"][0]["problem"]);
+    EXPECT_EQ(one["convert"], one["recipe"] != "bf16");
+    return one["recipe"].get<std::string>();
+  };
+  add(attention(1024), 1.2, accuracy(25));
+  add(attention(1024, 1, kFp8), 1.3, accuracy(22));
+  EXPECT_EQ(chosen(1024), "fp8");
+  add(attention(2048), 1.2, accuracy(25));
+  add(attention(2048, 1, kFp8), 1.22, accuracy(22), 0.04);  // its lower end is below the other's
+  EXPECT_EQ(chosen(2048), "fp8_forward");
+  add(attention(4096), 1.2, accuracy(25));
+  add(attention(4096, 1, kFp8), 1.3, accuracy(17));  // its gradients are out of the budget
+  EXPECT_EQ(chosen(4096), "fp8_forward");
+  add(attention(8192), 1.01, accuracy(25));
+  add(attention(8192, 1, kFp8), 1.1, accuracy(17));
+  EXPECT_EQ(chosen(8192), "bf16");
+  add(attention(16384, 1, kFp8), 1.3, accuracy(22));  // the other is not measured
+  EXPECT_EQ(chosen(16384), "fp8");
+  EXPECT_EQ(chosen(32768), "bf16");
+}
+
+TEST_F(AttentionAsked, ExplainSaysTheNumbersOfEachRecipe) {
+  add(attention(8192), 1.1, accuracy(25));
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(17));
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    const Words words = {"explain", attention(8192, 1, recipe).key(), "--db", "my.db", "--device",
+                         "H100"};
+    const Json why = tool_.json(words);
+    EXPECT_EQ(why["recipe"], "fp8_forward") << "the answer is about the shape";
+    EXPECT_EQ(why["speedup"], 1.1);
+    EXPECT_EQ(why["recipes"][1]["recipe"], "fp8");
+    EXPECT_EQ(why["recipes"][1]["convert"], false);
+    EXPECT_EQ(why["recipes"][1]["speedup"], 1.3);
+    EXPECT_EQ(why["recipes"][1]["accuracy"].size(), 16U);
+    EXPECT_EQ(why["trials"].size(), 2U);
+    const Outcome text = tool_(words);
+    for (const char* part : {"FLOAT8, recipe fp8_forward", "1.100", "25.0", "1.300", "17.0",
+                             "too inaccurate: O 17.0 dB"}) {
+      EXPECT_TRUE(contains(text.out, part)) << part << text.out;
+    }
+  }
+}
+
+TEST_F(AttentionAsked, RecipesOfTwoDevicesAreNotCompared) {
+  if (!tool_.json({"doctor"}).at("records").at("device").is_null()) {
+    GTEST_SKIP() << "this machine's GPU is asked about";
+  }
+  DeviceClass h200 = db::h100();
+  h200.name = "NVIDIA H200";
+  add(attention(8192), 1.4, accuracy(25));
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(25), 0.005, h200);
+  const Json why = tool_.json({"explain", attention(8192).key(), "--db", "my.db"});
+  EXPECT_EQ(why["recipe"], "fp8") << "its row is the newest";
+  EXPECT_EQ(why["device"], "NVIDIA H200");
+  const auto reason = why["recipes"][1]["reason"].get<std::string>();
+  EXPECT_NE(reason.find("H100"), std::string::npos) << reason;
 }
 
 TEST_F(AttentionAsked, KeepsWhatIsNotSurelyFaster) {
@@ -136,7 +202,8 @@ TEST_F(AttentionAsked, ExplainAndQueryShowBothNumbers) {
   EXPECT_EQ(why["speedup"], 1.1);
   EXPECT_EQ(why["accuracy"].size(), 16U);
   const Outcome text = tool_(with({"explain", key}));
-  for (const char* part : {"FLOAT8", "1.100", "SQNR", "outlier", "20.5", "18 dB"}) {
+  for (const char* part : {"FLOAT8, recipe fp8_forward", "1.100", "SQNR", "outlier", "20.5",
+                           "18 dB", "  fp8          kept in bf16: it was not measured"}) {
     EXPECT_TRUE(contains(text.out, part)) << part << text.out;
   }
   const Json known = tool_.json(with({"query", "--problem", key})).at("results").at(0);
@@ -202,7 +269,15 @@ TEST(AttentionBench, IsCheckedBeforeItLooksForADevice) {
   tool.expect_refused(
       1, {"bench", "attention", "--problem", "linear/rowwise+fast/e4m3.e4m3.bf16/m64n64k64"},
       {"--problem", "bench linear"});
-  const std::string key = "attention/fp8_forward/e4m3.e4m3.bf16/s128b1h4g2d128causal1";
+  refused({"--recipe", "fp4"}, {"--recipe", "'fp4'", "fp8_forward and fp8"});
+  refused({"--recipe", "rowwise"}, {"--recipe", "fp8_forward and fp8"});
+  const std::string key = "attention/fp8/e4m3.e4m3.bf16/s128b1h4g2d128causal1";
+  tool.expect_refused(1, {"bench", "attention", "--problem", key, "--recipe", "fp8"},
+                      {"--problem", "--recipe"});
+  tool.expect_refused(1,
+                      {"bench", "attention", "--problem",
+                       "attention_backward/fp8_forward/e4m3.e4m3.bf16/s128b1h4g2d128causal1"},
+                      {"--problem", "is in bf16"});
   for (const Words& words : {Words{"bench", "linear", "--problem", key},
                              {"sweep", "--problem", key, "--db", "x.db"},
                              {"emit", "--problem", key}}) {

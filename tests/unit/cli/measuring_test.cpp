@@ -236,6 +236,9 @@ TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
         {"bench", "experts", "--mnk", "64,64,64", "--experts", "8", "--skew", "one"},
         {"bench", "experts", "--problem", "experts/rowwise+fast/e4m3.e4m3.bf16/e8m64n64k64skew1"},
         {"bench", "attention", "--shape", "s128b1h4g2d128", "--masks", "causal,full"},
+        {"bench", "attention", "--shape", "s128b1h4g2d128", "--recipe", "fp8"},
+        {"bench", "attention", "--problem",
+         "attention_backward/fp8/e4m3.e4m3.bf16/s128b1h4g2d128causal1"},
         {"bench", "cast", "--mnk", "64,64,64"},
         {"bench", "cast", "--list", "4096,4096*4;1024,4096", "--recipe", "rowwise"}}) {
     tool.expect_refused(2, words, {"work without a GPU"});

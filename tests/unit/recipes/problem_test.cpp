@@ -117,7 +117,7 @@ TEST(Op, EachIsRegisteredOnce) {
   EXPECT_EQ(names, (std::vector<std::string_view>{"output", "grad_input", "grad_weight", "linear",
                                                   "grouped_output", "grouped_grad_input",
                                                   "grouped_grad_weight", "experts", "attention",
-                                                  "attention_forward"}));
+                                                  "attention_forward", "attention_backward"}));
 }
 
 TEST(ProblemKey, MakeRefusesABadRecipeOrShape) {
@@ -174,7 +174,7 @@ TEST(ProblemKey, MalformedKeysAreRefusedWithTheReason) {
       {"convolution/blockwise/e4m3.e4m3.bf16/b8h32s4096d128c1",
        "unknown op 'convolution'; this float8 knows output, grad_input, grad_weight, linear, "
        "grouped_output, grouped_grad_input, grouped_grad_weight, experts, attention, "
-       "attention_forward, so use the newer float8 that wrote it"},
+       "attention_forward, attention_backward, so use the newer float8 that wrote it"},
       {"convolution/blockwise/any/other/form", "use the newer float8"},
       {"experts/blockwise/e4m3.e4m3.bf16/m8n16k16", "no 'e' where due"},
       {"experts/blockwise/e4m3.e4m3.bf16/e8m8n16k16", "no 'skew' where due"},

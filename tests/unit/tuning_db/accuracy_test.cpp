@@ -12,7 +12,9 @@ const std::vector<Accuracy> kAccuracy = {{"normal", "O", 26.5, 0.998, 1.0 / 3},
 class AccuracyTest : public ::testing::Test {
  protected:
   static Problem attention() {
-    return attention_problem(Op::kAttention, {.tokens = 128, .heads_q = 4, .heads_kv = 2}).value();
+    return attention_problem(Op::kAttention, AttentionRecipe::kFp8,
+                             {.tokens = 128, .heads_q = 4, .heads_kv = 2})
+        .value();
   }
   static TrialResult measured(std::vector<Accuracy> accuracy) {
     return {.timing = Timing{.n = 9, .median_ns = 5, .ci_lo_ns = 4, .ci_hi_ns = 6},

@@ -247,8 +247,8 @@ TEST_F(QueryTest, TheTableHasTheLinearsOfEveryDevice) {
   EXPECT_EQ(table.speedups()[1].speedup, 1.4);
 }
 
-// The library carries what the built-in database says.
-// Of a copy, whose rows are read; the built-in database gives the runtime's tables as they are.
+// The library carries what the built-in database says. The rows of a copy are read, since the built-in database gives the
+// runtime's tables as they are.
 TEST(Builtin, ItsTableIsTheOneThatTheRuntimeCarries) {
   const TempFolder folder;
   const Database builtin = Database::builtin().value();

@@ -55,6 +55,69 @@ bool decides(const TrialRow& row) {
          row.result.state == tuning_db::TrialState::kOk && row.result.ratio.has_value();
 }
 
+// The newest row that decides, in the first database that has one, and the other devices that have some.
+struct Deciding {
+  std::optional<TrialRow> row;
+  std::vector<std::string> others;
+};
+// `asked` empty: of any device.
+Result<Deciding> deciding_row(const Problem& problem, const Databases& databases,
+                              const std::string& asked) {
+  Deciding found;
+  for (const tuning_db::Database& database : databases.owned) {
+    for (TrialRow& row : F8_TRY(database.trials(problem))) {
+      if (!decides(row)) continue;
+      if (!asked.empty() && row.device.name != asked) {
+        if (std::ranges::find(found.others, row.device.name) == found.others.end()) {
+          found.others.push_back(row.device.name);
+        }
+      } else if (!found.row || row.at > found.row->at) {
+        found.row = std::move(row);
+      }
+    }
+    if (found.row) break;
+  }
+  return found;
+}
+
+Verdict verdict_of(const Problem& problem, const Deciding& deciding, const std::string& asked,
+                   double margin) {
+  if (!deciding.row) {
+    return {false, deciding.others.empty()
+                       ? "kept in bf16: it was not measured; " + how_to_measure(problem)
+                       : "kept in bf16: " + elsewhere_hint(deciding.others, asked)};
+  }
+  const TrialRow& row = *deciding.row;
+  const std::string basis = f8::format("measured on {}, {}", row.device.name, row.at.substr(0, 10));
+  const std::string inaccurate = out_of_budget(row.result.accuracy);
+  if (!inaccurate.empty()) return {false, f8::format("{}; {}", inaccurate, basis)};
+  const tuning_db::Ratio& ratio = *row.result.ratio;
+  return speedup_verdict({ratio.ratio, ratio.lo, ratio.hi}, margin, basis);
+}
+
+void add_verdict(Json& json, const AttentionVerdict& of) {
+  json["problem"] = of.problem.key();
+  json["recipe"] = of.problem.recipe;
+  json["convert"] = of.verdict.convert;
+  json["reason"] = of.verdict.reason;
+  json["speedup_known"] = of.row.has_value();
+  if (!of.row) return;
+  const tuning_db::Ratio& ratio = *of.row->result.ratio;
+  add_interval(json, "speedup", ratio.ratio, ratio.lo, ratio.hi);
+  json["accuracy"] = accuracy_json(of.row->result.accuracy);
+  json["trial"] = of.row->uuid;
+  json["device"] = of.row->device.name;
+}
+
+// The best recipe's verdict, whose recipe is bf16 where it is not converted, and that of each.
+void add_verdicts(Json& json, const AttentionVerdicts& recipes) {
+  add_verdict(json, recipes.front());
+  if (!recipes.front().verdict.convert) json["recipe"] = bf16_recipe().name;
+  for (const AttentionVerdict& each : recipes) {
+    add_verdict(json["recipes"].emplace_back(Json::object()), each);
+  }
+}
+
 }  // namespace
 
 std::string how_to_measure(const Problem& attention) {
@@ -65,51 +128,33 @@ std::string how_to_measure(const Problem& attention) {
       mask_name(attention_shape(attention).causal));
 }
 
-Result<AttentionVerdict> attention_verdict(const Problem& problem, const Databases& databases,
-                                           const std::string& device, double margin) {
-  AttentionVerdict answer{.problem = problem, .verdict = {}, .row = {}};
-  const std::string asked = asked_device(device, "");
-  std::vector<std::string> others;
-  for (const tuning_db::Database& database : databases.owned) {
-    for (TrialRow& row : F8_TRY(database.trials(problem))) {
-      if (!decides(row)) continue;
-      if (!asked.empty() && row.device.name != asked) {
-        if (std::ranges::find(others, row.device.name) == others.end()) {
-          others.push_back(row.device.name);
-        }
-      } else if (!answer.row || row.at > answer.row->at) {
-        answer.row = std::move(row);
-      }
+Result<AttentionVerdicts> attention_verdicts(const AttentionShape& shape,
+                                             const Databases& databases, const std::string& device,
+                                             double margin) {
+  std::string asked = asked_device(device, "");
+  AttentionVerdicts recipes;
+  std::string newest;
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    const Problem problem = F8_TRY(attention_problem(Op::kAttention, recipe, shape));
+    recipes.push_back({.problem = problem, .verdict = {}, .row = {}});
+  }
+  if (asked.empty()) {
+    for (const AttentionVerdict& each : recipes) {
+      const Deciding deciding = F8_TRY(deciding_row(each.problem, databases, ""));
+      if (!deciding.row || deciding.row->at <= newest) continue;
+      newest = deciding.row->at;
+      asked = deciding.row->device.name;
     }
-    if (answer.row) break;
   }
-  if (!answer.row) {
-    answer.verdict.reason = others.empty()
-                                ? "kept in bf16: it was not measured; " + how_to_measure(problem)
-                                : "kept in bf16: " + elsewhere_hint(others, asked);
-    return answer;
+  for (AttentionVerdict& each : recipes) {
+    Deciding deciding = F8_TRY(deciding_row(each.problem, databases, asked));
+    each.verdict = verdict_of(each.problem, deciding, asked, margin);
+    each.row = std::move(deciding.row);
   }
-  const tuning_db::Ratio& ratio = *answer.row->result.ratio;
-  const std::string basis =
-      f8::format("measured on {}, {}", answer.row->device.name, answer.row->at.substr(0, 10));
-  answer.verdict = speedup_verdict({ratio.ratio, ratio.lo, ratio.hi}, margin, basis);
-  const std::string inaccurate = out_of_budget(answer.row->result.accuracy);
-  if (inaccurate.empty()) return answer;
-  answer.verdict = {false, f8::format("{}; {}", inaccurate, basis)};
-  return answer;
-}
-
-void add_verdict(Json& json, const AttentionVerdict& of) {
-  json["problem"] = of.problem ? Json(of.problem->key()) : Json();
-  json["convert"] = of.verdict.convert;
-  json["reason"] = of.verdict.reason;
-  json["speedup_known"] = of.row.has_value();
-  if (!of.row) return;
-  const tuning_db::Ratio& ratio = *of.row->result.ratio;
-  add_interval(json, "speedup", ratio.ratio, ratio.lo, ratio.hi);
-  json["accuracy"] = accuracy_json(of.row->result.accuracy);
-  json["trial"] = of.row->uuid;
-  json["device"] = of.row->device.name;
+  std::ranges::stable_sort(recipes, std::greater<>(), [](const AttentionVerdict& each) {
+    return std::pair(each.verdict.convert, each.row ? each.row->result.ratio->lo : 0);
+  });
+  return recipes;
 }
 
 std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy, bool color) {
@@ -135,32 +180,42 @@ std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy, bool
   return table.text(color);
 }
 
-Result<int> explain_attention(Problem problem, const std::string& device, double margin,
+Result<int> explain_attention(const Problem& problem, const std::string& device, double margin,
                               const Global& global) {
-  problem.op = Op::kAttention;  // a forward by itself decides nothing
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
   const std::string asked = F8_TRY(device_named(table.devices, device));
-  const AttentionVerdict of = F8_TRY(attention_verdict(problem, databases, asked, margin));
+  // A forward or a backward by itself decides nothing.
+  const AttentionVerdicts recipes =
+      F8_TRY(attention_verdicts(attention_shape(problem), databases, asked, margin));
+  const AttentionVerdict& best = recipes.front();
   if (global.json) {
-    Json json = problem_json(problem);
-    add_verdict(json, of);
+    Json json = problem_json(best.problem);
+    add_verdicts(json, recipes);
     json["needed"] = rounded(1 + margin);
-    json["trials"] = of.row ? Json::array({trial_json(*of.row)}) : Json::array();
+    json["trials"] = Json::array();
+    for (const AttentionVerdict& each : recipes) {
+      if (each.row) json["trials"].push_back(trial_json(*each.row));
+    }
     print_json(json);
     return kExitOk;
   }
-  print(f8::format("{}  ->  {}\n  why          {}\n", problem.key(),
-                   of.verdict.convert ? "FLOAT8" : "KEEP BF16", of.verdict.reason));
-  if (!of.row) return kExitOk;
-  const tuning_db::Ratio& ratio = *of.row->result.ratio;
   print(f8::format(
-      "  speedup      {:.3f} {} forward + backward, needs more than {:.3f}\n"
-      "  accuracy     needs {:.0f} dB of O and dV, {:.0f} dB of dQ and dK, on all data\n",
-      ratio.ratio, interval_text(ratio.lo, ratio.hi, 3), 1 + margin, kLeastOfValues,
-      kLeastOfScores));
-  print_styled(accuracy_text(of.row->result.accuracy, stdout_color(global)));
+      "attention {}  ->  {}\n"
+      "  needs        a speedup of more than {:.3f}, and SQNR of {:.0f} dB of O and dV, {:.0f} dB "
+      "of dQ and dK, on all data\n",
+      to_string(problem.dims, kAttentionDims),
+      best.verdict.convert ? "FLOAT8, recipe " + best.problem.recipe : "KEEP BF16", 1 + margin,
+      kLeastOfValues, kLeastOfScores));
+  for (const AttentionVerdict& each : recipes) {
+    print(f8::format("  {:<11}  {}\n", each.problem.recipe, each.verdict.reason));
+    if (!each.row) continue;
+    const tuning_db::Ratio& ratio = *each.row->result.ratio;
+    print(f8::format("  speedup      {:.3f} {} forward + backward\n", ratio.ratio,
+                     interval_text(ratio.lo, ratio.hi, 3)));
+    print_styled(accuracy_text(each.row->result.accuracy, stdout_color(global)));
+  }
   return kExitOk;
 }
 
@@ -172,38 +227,43 @@ Result<std::vector<AttentionDecision>> decide_attention(const AttentionQuestion&
                 asked.tokens, asked.sequence);
   }
   std::vector<AttentionDecision> decisions;
-  std::map<std::string, AttentionVerdict> known;  // the layers of a model are mostly alike
+  std::map<std::string, AttentionVerdicts> known;  // the layers of a model are mostly alike
   for (tuner::AttentionLayer& layer :
        F8_TRY(of_option("--attention", tuner::load_attention(asked.model, asked.tp)))) {
-    AttentionVerdict of;
+    AttentionDecision& decision = decisions.emplace_back();
     if (layer.kept.empty() && layer.window > 0 && layer.window < asked.sequence) {
       layer.kept = f8::format("windows of {} keys are not measured", layer.window);
     }
-    const auto problem = attention_problem(Op::kAttention, {.tokens = asked.sequence,
-                                                            .batch = asked.tokens / asked.sequence,
-                                                            .heads_q = layer.heads_q,
-                                                            .heads_kv = layer.heads_kv,
-                                                            .head_dim = layer.head_dim});
-    if (!layer.kept.empty() || !problem) {
-      of.verdict.reason = "kept in bf16: " + (problem ? layer.kept : problem.error().message);
-    } else if (const auto found = known.find(problem->key()); found != known.end()) {
-      of = found->second;
+    const AttentionShape shape{.tokens = asked.sequence,
+                               .batch = asked.tokens / asked.sequence,
+                               .heads_q = layer.heads_q,
+                               .heads_kv = layer.heads_kv,
+                               .head_dim = layer.head_dim};
+    const auto problem = attention_problem(Op::kAttention, kAttentionRecipes.front(), shape);
+    if (layer.kept.empty() && !problem) layer.kept = problem.error().message;
+    if (!layer.kept.empty()) {
+      decision.verdict.reason = "kept in bf16: " + layer.kept;
     } else {
-      of = F8_TRY(attention_verdict(*problem, databases, asked.device, asked.margin));
-      known[problem->key()] = of;
+      if (!known.contains(problem->key())) {
+        known[problem->key()] =
+            F8_TRY(attention_verdicts(shape, databases, asked.device, asked.margin));
+      }
+      decision.recipes = known[problem->key()];
+      decision.verdict = decision.recipes.front().verdict;
     }
-    decisions.push_back({std::move(layer), std::move(of)});
+    decision.layer = std::move(layer);
   }
   return decisions;
 }
 
 Json to_json(const AttentionDecision& decision) {
   const tuner::AttentionLayer& layer = decision.layer;
-  Json json = {{"fqn", layer.fqn},
-               {"heads_q", layer.heads_q},
-               {"heads_kv", layer.heads_kv},
-               {"head_dim", layer.head_dim}};
-  add_verdict(json, decision.of);
+  Json json = {{"fqn", layer.fqn},           {"heads_q", layer.heads_q},
+               {"heads_kv", layer.heads_kv}, {"head_dim", layer.head_dim},
+               {"problem", nullptr},         {"recipe", bf16_recipe().name},
+               {"convert", false},           {"reason", decision.verdict.reason},
+               {"speedup_known", false},     {"recipes", Json::array()}};
+  if (!decision.recipes.empty()) add_verdicts(json, decision.recipes);
   return json;
 }
 
@@ -218,17 +278,17 @@ std::string text_of(const std::vector<AttentionDecision>& decisions, bool color)
                {"reason", kLeft}});
   int64_t converted = 0;
   for (size_t i = 0; i < decisions.size();) {
-    const auto& [layer, of] = decisions[i];
+    const auto& [layer, recipes, verdict] = decisions[i];
     const size_t first = i;
-    while (i < decisions.size() && decisions[i].of.verdict.reason == of.verdict.reason) ++i;
-    const auto& row = of.row;
-    if (of.verdict.convert) converted += static_cast<int64_t>(i - first);
+    while (i < decisions.size() && decisions[i].verdict.reason == verdict.reason) ++i;
+    const TrialRow* row = recipes.empty() || !recipes.front().row ? nullptr : &*recipes.front().row;
+    if (verdict.convert) converted += static_cast<int64_t>(i - first);
     table.add({pattern_of(layer.fqn), f8::format("{}", i - first),
                f8::format("{}/{} of {}", layer.heads_q, layer.heads_kv, layer.head_dim),
-               of.verdict.convert ? "float8" : "keep bf16",
+               verdict.convert ? "float8 " + recipes.front().problem.recipe : "keep bf16",
                row ? f8::format("{:.3f}", row->result.ratio->ratio) : "-",
                row ? interval_text(row->result.ratio->lo, row->result.ratio->hi, 3) : "-",
-               of.verdict.reason});
+               verdict.reason});
   }
   return f8::format("{}{} of {} attentions to float8\n", table.text(color), converted,
                     decisions.size());

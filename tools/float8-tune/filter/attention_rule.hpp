@@ -1,6 +1,7 @@
-// Which attentions of a model to convert: where forward and backward together, casts included, are faster than the
-// fastest in bf16 of the same run, and the results are near enough to fp64 on data of every kind. Nothing is estimated:
-// a shape without a row stays in bf16.
+// Which attentions of a model to convert, and to which recipe: where forward and backward together, casts included, are
+// faster than the fastest in bf16 of the same run, and the results are near enough to fp64 on data of every kind. Of the
+// recipes that are both, the one whose speedup is at least the largest. Nothing is estimated: a shape without a row stays
+// in bf16.
 #pragma once
 
 #include <optional>
@@ -14,24 +15,29 @@
 
 namespace f8::cli {
 
+// A verdict says whether to convert to one recipe, and why.
 struct AttentionVerdict {
-  std::optional<Problem> problem;  // none: there is no attention in fp8 of it
+  Problem problem;
   Verdict verdict;
   std::optional<tuning_db::TrialRow> row;  // that it rests on
 };
+// The verdicts are of all recipes, best first: those to convert to, then those that have a row, each by the lower end of
+// its speedup.
+using AttentionVerdicts = std::vector<AttentionVerdict>;
 
-// float8's rows of the device that answers: of the one that is named, else of this machine's GPU; without one, of any.
-[[nodiscard]] Result<AttentionVerdict> attention_verdict(const Problem& problem,
-                                                         const Databases& databases,
-                                                         const std::string& device, double margin);
+// float8's rows of the device that answers: of the one that is named, else of this machine's GPU; without one, of that of
+// the newest row.
+[[nodiscard]] Result<AttentionVerdicts> attention_verdicts(const AttentionShape& shape,
+                                                           const Databases& databases,
+                                                           const std::string& device,
+                                                           double margin);
 [[nodiscard]] std::string how_to_measure(const Problem& attention);
-void add_verdict(Json& json, const AttentionVerdict& verdict);
 // Prints the accuracy as a table: a row for each kind of data, a column for each tensor.
 [[nodiscard]] std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy,
                                         bool color);
 
-// The answer to `explain` with the key of an attention: the speedup and the accuracy, which both must do.
-[[nodiscard]] Result<int> explain_attention(Problem problem, const std::string& device,
+// The answer to `explain` with the key of an attention: the speedup and the accuracy of each recipe, which both must do.
+[[nodiscard]] Result<int> explain_attention(const Problem& problem, const std::string& device,
                                             double margin, const Global& global);
 
 // The answer to `filter --attention` for a model whose step has so many tokens, in sequences of so many.
@@ -45,7 +51,8 @@ struct AttentionQuestion {
 };
 struct AttentionDecision {
   tuner::AttentionLayer layer;
-  AttentionVerdict of;
+  AttentionVerdicts recipes;  // empty: there is no attention in fp8 of it
+  Verdict verdict;            // of the best, or why there is none
 };
 [[nodiscard]] Result<std::vector<AttentionDecision>> decide_attention(
     const AttentionQuestion& asked, const Databases& databases);

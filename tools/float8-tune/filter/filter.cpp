@@ -339,7 +339,8 @@ void add_filter(CLI::App& app, Program& program) {
       ->type_name("A,B,...");
   add_margin(*command, options->margin);
   command->add_flag("--attention", options->attention,
-                    "decide for each layer's attention too, causal, by its measured rows");
+                    "decide for each layer's attention too, causal, and its recipe, by measured "
+                    "rows");
   add_integer(*command, "--sequence", options->sequence, "tokens of a sequence, for --attention");
   add_device(*command, options->device);
   add_ranks(*command, options->ranks);

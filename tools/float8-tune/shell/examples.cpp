@@ -18,7 +18,8 @@ constexpr Example kExamples[] = {
      "float8-tune bench experts --mnk 65536,768,2048 --experts 128 --skew zipf --recipe rowwise"},
     {"bench attention",
      "float8-tune bench attention --shape 's8192b1h32g8d128;s32768b1h32g8d128' --masks "
-     "causal,full"},
+     "causal,full\n"
+     "float8-tune bench attention --shape s8192b1h32g8d128 --recipe fp8"},
     {"bench epilogue", "float8-tune bench epilogue --mnk 8192,4096,4096 --epilogue bias,amax"},
     {"bench suggestions", "float8-tune bench suggestions --mnk 16,4096,4096 --csv suggestions.csv"},
     {"bench cast", "float8-tune bench cast --mnk 8192,4096,4096 --recipe rowwise"},

@@ -21,6 +21,10 @@ std::vector<float> normal_numbers(int64_t count, Random& random) {
   return values;
 }
 
+void add_outliers(std::vector<float>& values, Random& random) {
+  for (float& value : values) value *= random.uniform() < kOutlierShare ? kOutlier : 1;
+}
+
 std::vector<uint16_t> rounded(const std::vector<float>& values) {
   std::vector<uint16_t> bits;
   for (const float value : values) bits.push_back(encode_bf16(value));
@@ -43,9 +47,7 @@ AttentionData attention_data(std::string_view kind, const AttentionShape& shape,
   std::vector<float> k = normal_numbers(shape.batch * shape.heads_kv * head, random);
   std::vector<float> v = normal_numbers(shape.batch * shape.heads_kv * head, random);
   if (kind == "outlier") {
-    for (std::vector<float>* each : {&q, &k, &v}) {
-      for (float& value : *each) value *= random.uniform() < kOutlierShare ? kOutlier : 1;
-    }
+    for (std::vector<float>* each : {&q, &k, &v}) add_outliers(*each, random);
   } else if (kind == "bias") {
     for (int64_t h = 0; h < shape.batch * shape.heads_kv; ++h) {
       for (int64_t c = 0; c < d; ++c) {
@@ -62,30 +64,54 @@ AttentionData attention_data(std::string_view kind, const AttentionShape& shape,
       q[static_cast<size_t>(i)] += kSharp * k[static_cast<size_t>(h / group * head + i % head)];
     }
   }
-  return {rounded(q), rounded(k), rounded(v)};
+  std::vector<float> dout = normal_numbers(std::ssize(q), random);
+  if (kind == "outlier") add_outliers(dout, random);
+  return {rounded(q), rounded(k), rounded(v), rounded(dout)};
 }
 
-std::vector<double> exact_attention(const AttentionShape& shape, const AttentionData& data) {
+AttentionResults<double> exact_attention(const AttentionShape& shape, const AttentionData& data,
+                                         bool backward) {
   const std::vector<float> q = decoded(data.q), k = decoded(data.k), v = decoded(data.v);
+  const std::vector<float> dout = decoded(data.dout);
   const int64_t d = shape.head_dim;
   const int64_t head = shape.tokens * d;
   const int64_t group = shape.heads_q / shape.heads_kv;
-  std::vector<double> o(data.q.size());
+  AttentionResults<double> exact;
+  exact.o.resize(q.size());
+  if (backward) {
+    exact.dq.resize(q.size());
+    exact.dk.resize(k.size());
+    exact.dv.resize(v.size());
+  }
   for (int64_t h = 0; h < shape.batch * shape.heads_q; ++h) {
-    const float* own_k = k.data() + h / group * head;
-    const float* own_v = v.data() + h / group * head;
+    const auto of_keys = [&](const std::vector<float>& x) {
+      return
+          [d, rows = x.data() + h / group * head](int64_t j, int64_t c) { return rows[j * d + c]; };
+    };
     for (int64_t t = 0; t < shape.tokens; ++t) {
-      const float* own_q = q.data() + h * head + t * d;
-      const std::vector<double> row = exact_query(
-          shape.causal ? t + 1 : shape.tokens, d, [&](int64_t c) { return own_q[c]; },
-          [&](int64_t j, int64_t c) { return own_k[j * d + c]; },
-          [&](int64_t j, int64_t c) { return own_v[j * d + c]; });
+      const int64_t row = h * head + t * d;
+      const auto of_query = [&](const std::vector<float>& x) {
+        return [values = x.data() + row](int64_t c) { return values[c]; };
+      };
+      const std::vector<double> p =
+          exact_softmax(shape.causal ? t + 1 : shape.tokens, d, of_query(q), of_keys(k));
       const int64_t sequence = h / shape.heads_q;
       const int64_t at = (sequence * shape.tokens + t) * shape.heads_q + h % shape.heads_q;
-      std::ranges::copy(row, o.begin() + at * d);
+      std::ranges::copy(weighted_sum(p, d, of_keys(v)), exact.o.begin() + at * d);
+      if (!backward) continue;
+      const std::vector<double> ds = exact_score_gradients(p, d, of_keys(v), of_query(dout));
+      std::ranges::copy(weighted_sum(ds, d, of_keys(k)), exact.dq.begin() + row);
+      double* const dk = exact.dk.data() + h / group * head;
+      double* const dv = exact.dv.data() + h / group * head;
+      for (int64_t j = 0; j < std::ssize(p); ++j) {
+        for (int64_t c = 0; c < d; ++c) {
+          dk[j * d + c] += ds[static_cast<size_t>(j)] * of_query(q)(c);
+          dv[j * d + c] += p[static_cast<size_t>(j)] * of_query(dout)(c);
+        }
+      }
     }
   }
-  return o;
+  return exact;
 }
 
 tuning_db::Accuracy accuracy_of(std::string_view data, std::string_view tensor,

@@ -58,7 +58,8 @@ class GpuBackend final : public Backend {
   struct Part {
     std::string name;
     int id = 0;
-    double bytes = 0;  // what an amax or a cast must move; 0: a GEMM or a clear
+    double bytes = 0;  // as those of a runtime::Step, and products
+    int products = 0;
   };
   [[nodiscard]] Result<std::vector<Part>> add_steps(int linear);
   // Adds a copy on the device, the ceiling of what casts can reach.
@@ -68,9 +69,10 @@ class GpuBackend final : public Backend {
   }
   // The bytes that the open attention keeps for a backward: copies in fp8, o and lse.
   [[nodiscard]] size_t attention_saved_bytes() const;
-  // O of these operands, [b][s][h][d], in memory of its own.
-  [[nodiscard]] Result<std::vector<float>> attention_output(const AttentionShape& shape,
-                                                            const AttentionData& data);
+  // The results of these operands, in memory of their own.
+  [[nodiscard]] Result<AttentionResults<float>> attention_results(AttentionRecipe recipe,
+                                                                  const AttentionShape& shape,
+                                                                  const AttentionData& data);
   [[nodiscard]] const std::shared_ptr<runtime::Context>& context() const { return context_; }
   [[nodiscard]] int sets() const { return sets_; }
 
@@ -108,11 +110,13 @@ class GpuBackend final : public Backend {
   // An open attention: its operands are [b][h][s][d].
   struct OpenAttention {
     AttentionShape shape;
+    AttentionRecipe recipe;
     std::shared_ptr<const runtime::Attention> plan;
     struct Set {
-      PoolTensor q, k, v;
+      PoolTensor q, k, v, dout;
       float8_attention_forward_args forward;
-      float8_attention_dequantize_args back;
+      float8_attention_dequantize_args dequantize;  // under kFp8Forward
+      float8_attention_backward_args backward;      // under kFp8
     };
     std::vector<Set> sets;
   };
@@ -179,7 +183,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Result<Built> add_bf16(const Candidate& candidate);
   [[nodiscard]] Result<Built> add_attention(const Candidate& candidate);
   [[nodiscard]] Reference attention_reference() const;
-  [[nodiscard]] Result<Check> verify_attention(Timed& timed);
+  [[nodiscard]] Result<Check> verify_attention();
   [[nodiscard]] Status reserve_workspace(size_t bytes);
   [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
                                        std::span<const runtime::MatrixSize> weights);

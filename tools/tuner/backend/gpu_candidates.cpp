@@ -466,7 +466,7 @@ Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
     parts.resize(steps.size());
     for (size_t i = 0; i < steps.size(); ++i) {
       timed[i].launch.push_back(steps[i].launch);
-      parts[i] = {.name = steps[i].name, .bytes = steps[i].bytes};
+      parts[i] = {.name = steps[i].name, .bytes = steps[i].bytes, .products = steps[i].products};
     }
   }
   for (size_t i = 0; i < timed.size(); ++i) {

@@ -316,7 +316,10 @@ Result<std::vector<KernelShare>> Bench::shares(int candidate) {
   }
   std::vector<KernelShare> result;
   for (size_t i = 0; i < parts.size(); ++i) {
-    result.push_back({.name = parts[i].name, .ns = median(times[i]), .bytes = parts[i].bytes});
+    result.push_back({.name = parts[i].name,
+                      .ns = median(times[i]),
+                      .bytes = parts[i].bytes,
+                      .products = parts[i].products});
   }
   return result;
 }

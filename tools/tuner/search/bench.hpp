@@ -86,6 +86,7 @@ struct KernelShare {
   std::string name;
   double ns = 0;
   double bytes = 0;  // what an amax or a cast moves at least; 0: a GEMM or a clear
+  int products = 0;  // as those of a runtime::Step
 };
 struct LinearBench {
   Problem problem;
@@ -101,12 +102,13 @@ struct LinearBench {
   std::optional<double> copy_gb_per_s{};  // the ceiling, measured beside the casts
 };
 
-// Attention's forward in fp8 with its casts, and the launches of a backward that it needs.
+// Attention's forward in fp8 with its casts, and the backward of recipe fp8, or the launch that one in bf16 needs.
 struct AttentionBench {
-  Problem problem;
+  Problem problem;  // the forward
   tuning_db::TrialResult forward{};
-  std::vector<KernelShare>
-      kernels{};           // its launches by themselves, and "dequantize q,k,v" behind them
+  std::optional<tuning_db::TrialResult> backward{};  // under kFp8
+  // The launches of both by themselves, or "dequantize q,k,v" behind those of forward.
+  std::vector<KernelShare> kernels{};
   size_t saved_bytes = 0;  // kept for a backward, o and lse among them
 };
 
@@ -145,9 +147,10 @@ class Bench {
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
   [[nodiscard]] Result<AttentionBench> attention(const Problem& problem);
-  // Of O, on data of each kind, in the order of kAttentionData.
+  // The accuracy is that of O and of the gradients that the recipe computes, on data of each kind, in the order of
+  // kAttentionData.
   [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> attention_accuracy(
-      const AttentionShape& shape);
+      AttentionRecipe recipe, const AttentionShape& shape);
   [[nodiscard]] Result<CastBench> casts(const Recipe& recipe,
                                         const std::vector<runtime::MatrixSize>& weights);
 
@@ -188,6 +191,7 @@ class Bench {
   [[nodiscard]] Result<LinearChoices> baseline_of(const Problem& problem);
   [[nodiscard]] Status search_kernels(LinearBench& bench);
   [[nodiscard]] Result<std::vector<KernelShare>> shares(int candidate);
+  [[nodiscard]] Result<tuning_db::TrialResult> attention_part(const Problem& problem);
   [[nodiscard]] Result<double> copy_gb_per_s();
 
   GpuBackend& backend_;

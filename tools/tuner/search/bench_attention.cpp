@@ -3,30 +3,44 @@
 
 namespace f8::tuner {
 
-Result<AttentionBench> Bench::attention(const Problem& problem) {
-  AttentionBench bench{.problem = problem};
+Result<tuning_db::TrialResult> Bench::attention_part(const Problem& problem) {
   progress_(f8::format("timing {}", problem.key()));
   InterleavedGroup group = final_group(problem, 2 * options_.final_s);
   group.candidates = {{.impl = Impl::kFloat8}};
   std::vector<CandidateOutcome> outcomes = F8_TRY(measurer_.run(group));
-  bench.forward = std::move(outcomes.front().result);
-  if (!bench.forward.is_timed()) {
-    return fail(ErrorCode::kInternal, "{}: {}: {}", problem.key(),
-                tuning_db::to_string(bench.forward.state), bench.forward.reason);
+  tuning_db::TrialResult result = std::move(outcomes.front().result);
+  if (result.is_timed()) return result;
+  return fail(ErrorCode::kInternal, "{}: {}: {}", problem.key(), tuning_db::to_string(result.state),
+              result.reason);
+}
+
+Result<AttentionBench> Bench::attention(const Problem& problem) {
+  AttentionBench bench{.problem = problem};
+  if (attention_recipe(problem) == AttentionRecipe::kFp8) {
+    Problem backward = problem;
+    backward.op = Op::kAttentionBackward;
+    bench.backward = F8_TRY(attention_part(backward));
   }
+  bench.forward = F8_TRY(attention_part(problem));
   bench.saved_bytes = backend_.attention_saved_bytes();
   progress_(f8::format("timing the launches of {} one by one", problem.key()));
   bench.kernels = F8_TRY(shares(0));
   return bench;
 }
 
-Result<std::vector<tuning_db::Accuracy>> Bench::attention_accuracy(const AttentionShape& shape) {
+Result<std::vector<tuning_db::Accuracy>> Bench::attention_accuracy(AttentionRecipe recipe,
+                                                                   const AttentionShape& shape) {
   std::vector<tuning_db::Accuracy> accuracy;
   for (const std::string_view kind : kAttentionData) {
     progress_(f8::format("comparing {} data with fp64", kind));
     const AttentionData data = attention_data(kind, shape, options_.seed);
-    const std::vector<float> o = F8_TRY(backend_.attention_output(shape, data));
-    accuracy.push_back(accuracy_of(kind, "O", o, exact_attention(shape, data)));
+    const auto own = F8_TRY(backend_.attention_results(recipe, shape, data));
+    const auto exact = exact_attention(shape, data, !own.dq.empty());
+    accuracy.push_back(accuracy_of(kind, "O", own.o, exact.o));
+    if (own.dq.empty()) continue;
+    accuracy.push_back(accuracy_of(kind, "dQ", own.dq, exact.dq));
+    accuracy.push_back(accuracy_of(kind, "dK", own.dk, exact.dk));
+    accuracy.push_back(accuracy_of(kind, "dV", own.dv, exact.dv));
   }
   return accuracy;
 }

@@ -14,7 +14,6 @@ from float8.torch._ops import of_autocast
 from float8.torch.attention import (
     HEAD_DIMS,
     check_fp8_recipe,
-    recipe_for,
     refusal,
     scaled_dot_product_attention,
     warn_of,
@@ -69,7 +68,7 @@ class Float8Attention(Made):
             is_causal=is_causal,
             scale=scale,
             enable_gqa=enable_gqa,
-            recipe=recipe_for(self.float8_recipe, query),
+            recipe=self.float8_recipe,
             emulate=self.float8_emulate,
         )
         return y.transpose(1, 2) if self.tokens_first else y
@@ -101,8 +100,7 @@ def convert_attention_to_float8(
 ) -> list[str]:
     """Gives the attention of a model's layers to fp8 (scaled_dot_product_attention).
 
-    recipe: "fp8_forward", or "fp8" with a backward in fp8 too. Layers whose heads have other than 128 elements take
-        "fp8_forward" then, with a warning.
+    recipe: "fp8_forward", or "fp8" with a backward in fp8 too.
     filter_fn: takes a module and its name; attention is converted where it returns True. None: all is.
     emulate: as for Float8Linear.
 

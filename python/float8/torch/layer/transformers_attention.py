@@ -9,7 +9,6 @@ import torch
 from float8.torch import varlen
 from float8.torch._ops import of_autocast
 from float8.torch.attention import (
-    recipe_for,
     refusal,
     scaled_dot_product_attention,
     warn_of,
@@ -53,7 +52,7 @@ def register(name: str, recipe: str, emulate: bool) -> None:
         if window is not None:
             attention_mask = None
         own: dict[str, Any] = {
-            "recipe": recipe_for(getattr(module, "float8_recipe", recipe), query),
+            "recipe": getattr(module, "float8_recipe", recipe),
             "emulate": getattr(module, "float8_emulate", emulate),
         }
         causal = window is not None or _is_causal(module, is_causal)

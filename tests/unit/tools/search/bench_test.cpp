@@ -153,10 +153,15 @@ TEST_F(BenchTest, ExpertsAreSearchedOrChosen) {
 
 // On the fake device the emulated kernels compute, so that the check before the timing is real.
 TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
-  for (const AttentionShape& shape :
-       {AttentionShape{.tokens = 130, .batch = 2, .heads_q = 2, .heads_kv = 1, .head_dim = 64},
-        AttentionShape{.tokens = 40, .heads_q = 1, .heads_kv = 1, .causal = false}}) {
-    const Problem p = attention_problem(Op::kAttentionForward, shape).value();
+  constexpr AttentionRecipe kForward = AttentionRecipe::kFp8Forward, kFp8 = AttentionRecipe::kFp8;
+  const std::pair<AttentionRecipe, AttentionShape> cases[] = {
+      {kForward, {.tokens = 130, .batch = 2, .heads_q = 2, .heads_kv = 1, .head_dim = 64}},
+      {kForward, {.tokens = 40, .heads_q = 1, .heads_kv = 1, .causal = false}},
+      {kFp8, {.tokens = 130, .heads_q = 2, .heads_kv = 1}},
+      {kFp8, {.tokens = 40, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = false}}};
+  for (const auto& [recipe, shape] : cases) {
+    const bool fp8 = recipe == kFp8;
+    const Problem p = attention_problem(Op::kAttentionForward, recipe, shape).value();
     const auto bench = bench_->attention(p);
     ASSERT_TRUE(bench) << bench.error().message;
     ASSERT_TRUE(bench->forward.sqnr_db);
@@ -165,33 +170,80 @@ TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
     for (const KernelShare& kernel : bench->kernels) {
       names.push_back(kernel.name);
       EXPECT_GT(kernel.ns, 0) << kernel.name;
+      EXPECT_NE(kernel.bytes > 0, kernel.products > 0) << kernel.name;
     }
-    EXPECT_EQ(names,
-              (std::vector<std::string>{"sum k", "cast q,k,v", "forward", "dequantize q,k,v"}));
+    std::vector<std::string> own = {"sum k", "cast q,k,v", "forward", "dequantize q,k,v"};
+    if (fp8) own = {"sum k", "cast q,k,v", "forward", "cast dO", "dQ", "dK,dV"};
+    const bool apart = fp8 && shape.head_dim == 256;
+    if (apart) own = {"sum k", "cast q,k,v", "forward", "cast dO", "dQ", "dK", "dV"};
+    EXPECT_EQ(names, own);
     // Three launches of the fake device take three times what one does.
     EXPECT_NEAR(bench->forward.timing->median_ns, 3 * bench->kernels[2].ns, 1);
     const int64_t rows = shape.batch * shape.heads_q * shape.tokens;
     EXPECT_GT(bench->saved_bytes, static_cast<size_t>(rows * shape.head_dim * 2 + rows * 4));
+    ASSERT_EQ(bench->backward.has_value(), fp8);
+    if (!fp8) continue;
+    EXPECT_GT(bench->backward->sqnr_db.value_or(0), 18);
+    EXPECT_NEAR(bench->backward->timing->median_ns, (apart ? 4 : 3) * bench->kernels[4].ns, 1);
   }
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
 TEST_F(BenchTest, AttentionsAccuracyIsInItsBudgetOnAllData) {
-  for (const bool causal : {true, false}) {
-    const auto accuracy =
-        bench_->attention_accuracy({.tokens = 160, .heads_q = 2, .heads_kv = 2, .causal = causal});
-    ASSERT_TRUE(accuracy) << accuracy.error().message;
-    ASSERT_EQ(accuracy->size(), kAttentionData.size());
-    for (size_t i = 0; i < accuracy->size(); ++i) {
-      const tuning_db::Accuracy& a = (*accuracy)[i];
-      EXPECT_EQ(a.data, kAttentionData[i]);
-      EXPECT_EQ(a.tensor, "O");
-      EXPECT_GT(a.sqnr_db, 20) << a.data;
-      EXPECT_LT(a.sqnr_db, 50) << a.data << ": as exact as bf16, so it was not in fp8";
-      EXPECT_GT(a.cosine, 0.99) << a.data;
-      EXPECT_GT(a.rmse, 0) << a.data;
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    const std::vector<std::string> tensors = recipe == AttentionRecipe::kFp8
+                                                 ? std::vector<std::string>{"O", "dQ", "dK", "dV"}
+                                                 : std::vector<std::string>{"O"};
+    for (const bool causal : {true, false}) {
+      const AttentionShape shape{.tokens = 256, .heads_q = 2, .heads_kv = 2, .causal = causal};
+      const auto accuracy = bench_->attention_accuracy(recipe, shape);
+      ASSERT_TRUE(accuracy) << accuracy.error().message;
+      ASSERT_EQ(accuracy->size(), kAttentionData.size() * tensors.size());
+      for (size_t i = 0; i < accuracy->size(); ++i) {
+        const tuning_db::Accuracy& a = (*accuracy)[i];
+        EXPECT_EQ(a.data, kAttentionData[i / tensors.size()]);
+        EXPECT_EQ(a.tensor, tensors[i % tensors.size()]);
+        EXPECT_GT(a.sqnr_db, a.tensor == "O" || a.tensor == "dV" ? 20 : 18) << a.data << a.tensor;
+        EXPECT_LT(a.sqnr_db, 50) << a.data << ": as exact as bf16, so it was not in fp8";
+        EXPECT_GT(a.cosine, 0.99) << a.data << a.tensor;
+        EXPECT_GT(a.rmse, 0) << a.data << a.tensor;
+      }
     }
   }
+}
+
+// The derivative of sum(O dO) by finite differences.
+TEST(AttentionData, ExactGradientsAreThoseOfO) {
+  const AttentionShape shape{.tokens = 5, .batch = 2, .heads_q = 4, .heads_kv = 2, .head_dim = 64};
+  const AttentionData data = attention_data("sharp", shape, 3);
+  const auto loss = [&](const AttentionData& of) {
+    const std::vector<double> o = exact_attention(shape, of, false).o;
+    double sum = 0;
+    for (int64_t i = 0; i < std::ssize(o); ++i) {
+      const int64_t c = i % 64, h = i / 64 % 4, t = i / 64 / 4 % 5, b = i / 64 / 4 / 5;
+      sum += o[static_cast<size_t>(i)] *
+             decode_bf16(of.dout[static_cast<size_t>(((b * 4 + h) * 5 + t) * 64 + c)]);
+    }
+    return sum;
+  };
+  const AttentionResults<double> exact = exact_attention(shape, data, true);
+  const auto expect = [&](std::vector<uint16_t> AttentionData::*operand,
+                          const std::vector<double>& gradient) {
+    ASSERT_EQ(gradient.size(), (data.*operand).size());
+    for (size_t i = 3; i < gradient.size(); i += 97) {
+      AttentionData up = data, down = data;
+      uint16_t& above = (up.*operand)[i];
+      uint16_t& below = (down.*operand)[i];
+      const float x = decode_bf16(above);
+      above = encode_bf16(x + 0.03F);
+      below = encode_bf16(x - 0.03F);
+      const double step = decode_bf16(above) - decode_bf16(below);
+      EXPECT_NEAR((loss(up) - loss(down)) / step, gradient[i], 2e-3) << i;
+    }
+  };
+  expect(&AttentionData::q, exact.dq);
+  expect(&AttentionData::k, exact.dk);
+  expect(&AttentionData::v, exact.dv);
 }
 
 TEST(AttentionData, AccuracyIsThatOfTheDifference) {
@@ -205,18 +257,25 @@ TEST(AttentionData, AccuracyIsThatOfTheDifference) {
 }
 
 TEST_F(GpuBackendTest, AttentionThatWritesNothingOrDoesNotFitSaysWhy) {
-  const AttentionShape shape{.tokens = 64, .heads_q = 2, .heads_kv = 1, .head_dim = 64};
-  ASSERT_TRUE(backend_->open(attention_problem(Op::kAttentionForward, shape).value()));
-  EXPECT_FALSE(backend_->add({.impl = Impl::kBf16})) << "bf16 has no implementation here";
-  ASSERT_TRUE(backend_->add({.impl = Impl::kFloat8}));
-  cuda_.emulate = false;
-  const auto nothing = backend_->verify(0);
-  ASSERT_TRUE(nothing);
-  EXPECT_FALSE(nothing->right);
-  EXPECT_NE(nothing->what.find("not finite"), std::string::npos) << nothing->what;
-  cuda_.emulate = true;
+  const AttentionShape shape{.tokens = 64, .heads_q = 2, .heads_kv = 1};
+  const auto problem = [](Op op, AttentionRecipe recipe, const AttentionShape& of) {
+    return attention_problem(op, recipe, of).value();
+  };
+  for (const Problem& each : {problem(Op::kAttentionForward, AttentionRecipe::kFp8Forward, shape),
+                              problem(Op::kAttentionBackward, AttentionRecipe::kFp8, shape)}) {
+    ASSERT_TRUE(backend_->open(each));
+    EXPECT_FALSE(backend_->add({.impl = Impl::kBf16})) << "bf16 has no implementation here";
+    ASSERT_TRUE(backend_->add({.impl = Impl::kFloat8}));
+    cuda_.emulate = false;
+    const auto nothing = backend_->verify(0);
+    ASSERT_TRUE(nothing);
+    EXPECT_FALSE(nothing->right);
+    EXPECT_NE(nothing->what.find("not finite"), std::string::npos) << nothing->what;
+    cuda_.emulate = true;
+  }
   const AttentionShape large{.tokens = 1 << 20, .heads_q = 32, .heads_kv = 32};
-  const auto opened = backend_->open(attention_problem(Op::kAttentionForward, large).value());
+  const auto opened =
+      backend_->open(problem(Op::kAttentionForward, AttentionRecipe::kFp8Forward, large));
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().code, ErrorCode::kOutOfMemory);
 }
