@@ -1,61 +1,44 @@
 """A compiler's launcher: same_object.py BUILD SUBFOLDER COMPILER ARGUMENTS...
 
-SUBFOLDER builds float8 within another project, BUILD by itself. An object of SUBFOLDER is that of BUILD where
-both are compiled by one command from one text, but for the folders' names and -Werror; any other is compiled.
+SUBFOLDER builds float8 within another project, BUILD by itself. Where BUILD compiled an equal text by an equal
+command, but for the folders' names and -Werror, its object is taken. All else is compiled, and so is what includes
+generated headers, which are not compared.
 """
 import json
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 
-def normal(words, folder, build):
-    """A command without what makes no other object, with `build` for `folder`."""
-    kept, words = [], iter(words)
-    for word in words:
-        if word in ("-MT", "-MF"):
-            next(words)
-        elif word not in ("-MD", "-Werror"):
-            kept.append(word.replace(folder, build))
-    return kept
+def normal(command):
+    """The command without words that make no other object."""
+    return re.sub(r" -M[TF] \S+| -MD| -Werror(?= )", "", command)
 
 
-def command_of(build, output):
-    """The words by which `build` compiles this file, from the compiler on."""
-    for entry in json.loads((build / "compile_commands.json").read_text()):
-        words = entry["command"].split()
-        if words[words.index("-o") + 1] == output:
-            return words
-    return []
-
-
-def is_same(command, build, folder, output):
-    theirs = normal(command_of(build, output), str(build), str(build))
-    ours = normal(command, str(folder), str(build))
-    if not theirs or not (build / output).exists():
-        return False
-    ours[ours.index("-o") + 1] = output
-    if theirs[-len(ours):] != ours:  # theirs may have a launcher too
-        return False
-    source = pathlib.Path(command[-1])
-    if not source.is_relative_to(folder):
-        return True
-    theirs_text = (build / source.relative_to(folder)).read_text()
-    return source.read_text().replace(str(folder), str(build)) == theirs_text
+def same_object(build, folder, command):
+    """The object of `build`, where it is the one that `command` makes."""
+    words, output, source = " ".join(command), command[command.index("-o") + 1], command[-1]
+    name = os.path.relpath(output, folder)
+    made, commands = pathlib.Path(build, name), pathlib.Path(build, "compile_commands.json")
+    if f" -I{folder}" in words or not made.exists() or not commands.exists():
+        return None
+    ours = normal(words.replace(f" -o {output} ", f" -o {name} ").replace(folder, build))
+    if ours not in [normal(entry["command"]) for entry in json.loads(commands.read_text())]:
+        return None
+    text = pathlib.Path(source).read_text().replace(folder, build)
+    return made if text == pathlib.Path(source.replace(folder, build)).read_text() else None
 
 
 def main():
-    build, folder, command = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
-    output = pathlib.Path(command[command.index("-o") + 1]).absolute()
-    try:
-        name = output.relative_to(folder)
-        if is_same(command, build, folder, str(name)):
-            shutil.copyfile(build / name, output)
-            return 0
-    except (ValueError, FileNotFoundError):
-        pass  # a target of the other project, or BUILD has no such file
-    return subprocess.call(command)
+    build, folder, *command = sys.argv[1:]
+    made = same_object(build, folder, command)
+    if made is None:
+        return subprocess.call(command)
+    shutil.copyfile(made, command[command.index("-o") + 1])
+    return 0
 
 
 if __name__ == "__main__":
