@@ -28,8 +28,12 @@ def same_object(build, folder, command):
     ours = normal(words.replace(f" -o {output} ", f" -o {name} ").replace(folder, build))
     if ours not in [normal(entry["command"]) for entry in json.loads(commands.read_text())]:
         return None
-    text = pathlib.Path(source).read_text().replace(folder, build)
-    return made if text == pathlib.Path(source.replace(folder, build)).read_text() else None
+    included = re.findall(r'^#include "(.*)"', pathlib.Path(source).read_text(), re.MULTILINE)  # CMake's units
+    for file in [source] + [each for each in included if each.startswith(folder)]:
+        text = pathlib.Path(file).read_text().replace(folder, build)
+        if text != pathlib.Path(file.replace(folder, build)).read_text():
+            return None
+    return made
 
 
 def main():
