@@ -225,21 +225,13 @@ Status add_kernels(const std::vector<IdentifiedRow>& rows, TuningTable& table) {
   return {};
 }
 
-TuningTable part_of(const TuningTable& made, Database::TablePart part) {
-  if (part == Database::TablePart::kAll) return made;
-  TuningTable linears;
-  linears.devices = made.devices;
-  linears.sources = made.sources;
-  for (const LinearSpeedup& linear : made.speedups()) linears.add(linear);
-  for (const LinearSpeedup& linear : made.experts()) linears.add(linear);
-  return linears;
-}
-
 }  // namespace
 
 Result<TuningTable> Database::table(TablePart part, const DeviceClass* asked) const {
   if (asked != nullptr && state_->made_table != nullptr) {
-    if (const auto made = state_->made_table(*asked)) return part_of(*made, part);
+    if (const auto made = state_->made_table(*asked)) {
+      return part == TablePart::kAll ? *made : made->linears([](const auto&) { return true; });
+    }
   }
   TuningTable table;
   const std::vector<DeviceClass> known = F8_TRY(devices(asked));

@@ -1,8 +1,8 @@
 // The common part of the GPU tests: the device, or a visible skip if there is no Hopper GPU, and
 // device memory that shows what was not written and what was written beside it.
 //
-// The tests that the CPU can run in time are built a second time, with FLOAT8_EMULATED, for an
-// emulated device: the same assertions hold there without a GPU.
+// The tests that the CPU can run in time are also in a program for an emulated device: the same
+// assertions hold there without a GPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,11 +20,7 @@
 
 namespace f8::runtime::gpu {
 
-#ifdef FLOAT8_EMULATED
-inline constexpr bool kEmulated = true;
-#else
-inline constexpr bool kEmulated = false;
-#endif
+extern const bool kEmulated;
 
 // Gives the size for a device, or a smaller one that does not take a CPU minutes.
 template <class T>

@@ -16,12 +16,57 @@ double median_in_place(std::vector<double>& values) {
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
+// The medians of samples whose blocks are drawn with replacement. The samples are sorted once.
+class DrawnMedian {
+ public:
+  explicit DrawnMedian(const Blocks& blocks) : blocks_(blocks), times_(blocks.size()) {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      for (const double sample : blocks[i]) sorted_.emplace_back(sample, i);
+    }
+    std::ranges::sort(sorted_);
+  }
+
+  // Of as many blocks as there are.
+  double draw(Random& random) {
+    std::ranges::fill(times_, 0);
+    size_t drawn = 0;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const size_t block = random.below(blocks_.size());
+      ++times_[block];
+      drawn += blocks_[block].size();
+    }
+    assert(drawn > 0);
+    size_t at = 0;
+    size_t before = 0;  // the drawn samples before sorted_[at]
+    const auto of_rank = [&](size_t rank) {
+      while (before + times_[sorted_[at].second] <= rank) before += times_[sorted_[at++].second];
+      return sorted_[at].first;
+    };
+    if (drawn % 2 == 1) return of_rank(drawn / 2);
+    const double below = of_rank(drawn / 2 - 1);
+    return (below + of_rank(drawn / 2)) / 2;
+  }
+
+ private:
+  const Blocks& blocks_;
+  std::vector<size_t> times_;                      // that each block is drawn
+  std::vector<std::pair<double, size_t>> sorted_;  // with their blocks
+};
+
 // The interval that holds the share `confidence` of the resampled statistic, widened to hold
 // `centre`.
 Interval quantiles(const std::vector<double>& statistic, double confidence, double centre) {
   const double tail = (1 - confidence) / 2;
   return {.lo = std::min(percentile(statistic, tail), centre),
           .hi = std::max(percentile(statistic, 1 - tail), centre)};
+}
+
+std::vector<double> medians_of_drawn(const Blocks& blocks, uint64_t seed, int resamples) {
+  Random random(seed);
+  DrawnMedian median(blocks);
+  std::vector<double> medians;
+  for (int i = 0; i < resamples; ++i) medians.push_back(median.draw(random));
+  return medians;
 }
 
 std::vector<double> flatten(const Blocks& blocks) {
@@ -61,19 +106,7 @@ double percentile(std::span<const double> samples, double p) {
 }
 
 Interval bootstrap_median(const Blocks& blocks, uint64_t seed, int resamples, double confidence) {
-  Random random(seed);
-  std::vector<double> statistic;
-  statistic.reserve(static_cast<size_t>(resamples));
-  std::vector<double> drawn;
-  for (int i = 0; i < resamples; ++i) {
-    drawn.clear();
-    for (size_t j = 0; j < blocks.size(); ++j) {
-      const auto& block = blocks[random.below(blocks.size())];
-      drawn.insert(drawn.end(), block.begin(), block.end());
-    }
-    statistic.push_back(median_in_place(drawn));
-  }
-  return quantiles(statistic, confidence, median(flatten(blocks)));
+  return quantiles(medians_of_drawn(blocks, seed, resamples), confidence, median(flatten(blocks)));
 }
 
 void Summary::scale(double factor) {
@@ -93,19 +126,13 @@ Summary summarize(const Blocks& blocks, uint64_t seed, int resamples) {
 PairedRatio paired_ratio(const Blocks& candidate, const Blocks& reference, uint64_t seed,
                          int resamples) {
   assert(candidate.size() == reference.size() && !candidate.empty());
-  std::vector<double> ratios;
+  Blocks ratios;
   for (size_t i = 0; i < candidate.size(); ++i) {
-    ratios.push_back(mean(reference[i]) / mean(candidate[i]));
+    ratios.push_back({mean(reference[i]) / mean(candidate[i])});
   }
-  Random random(seed);
-  std::vector<double> statistic;
-  std::vector<double> drawn(ratios.size());
-  for (int i = 0; i < resamples; ++i) {
-    for (double& value : drawn) value = ratios[random.below(ratios.size())];
-    statistic.push_back(median_in_place(drawn));
-  }
-  const double centre = median(ratios);
-  return {.ratio = centre, .ci = quantiles(statistic, kConfidence, centre)};
+  const double centre = median(flatten(ratios));
+  return {.ratio = centre,
+          .ci = quantiles(medians_of_drawn(ratios, seed, resamples), kConfidence, centre)};
 }
 
 uint64_t Random::next() {

@@ -2,6 +2,7 @@
 #include "tuning_db/estimate/builtin_tables.hpp"
 
 #include <algorithm>
+#include <mutex>
 #include <vector>
 
 #include "base/log.hpp"
@@ -30,33 +31,38 @@ std::span<const TuningTable> builtin_tables() {
 
 namespace {
 
-// For each of builtin_tables() that table, and behind it the others of its compute capability.
-std::span<const TuningTable> merged_tables() {
-  static const auto& merged = *[] {
-    auto* made = new std::vector<TuningTable>;
-    for (const TuningTable& first : builtin_tables()) {
-      TuningTable& table = made->emplace_back();
-      table.add_behind(first);
-      for (const TuningTable& other : builtin_tables()) {
-        const bool alike = !first.devices.empty() && !other.devices.empty() &&
-                           first.devices.front().cc == other.devices.front().cc;
-        if (alike && &other != &first) table.add_behind(other);
-      }
-    }
-    return made;
-  }();
+// One of builtin_tables(), and behind it the others of its compute capability: made at first use.
+struct Merged {
+  std::once_flag once;
+  TuningTable table;
+};
+
+std::vector<Merged>& merged_tables() {
+  static auto& merged = *new std::vector<Merged>(builtin_tables().size());
   return merged;
 }
 
 }  // namespace
 
 std::shared_ptr<const TuningTable> builtin_table(const DeviceClass& device) {
-  return {std::shared_ptr<void>(), nearest_table(merged_tables(), device)};
+  const auto tables = builtin_tables();
+  const TuningTable* nearest = nearest_table(tables, device);
+  if (nearest == nullptr) return nullptr;
+  Merged& merged = merged_tables()[static_cast<size_t>(nearest - tables.data())];
+  std::call_once(merged.once, [&] {
+    merged.table = *nearest;
+    for (const TuningTable& other : tables) {
+      const bool alike =
+          !other.devices.empty() && other.devices.front().cc == nearest->devices.front().cc;
+      if (alike && &other != nearest) merged.table.add_behind(other);
+    }
+  });
+  return {std::shared_ptr<void>(), &merged.table};
 }
 
 bool is_builtin(const TuningTable& table) {
   return std::ranges::any_of(merged_tables(),
-                             [&](const TuningTable& builtin) { return &builtin == &table; });
+                             [&](const Merged& merged) { return &merged.table == &table; });
 }
 
 }  // namespace f8::tuning_db

@@ -10,18 +10,6 @@
 namespace f8::tuning_db {
 namespace {
 
-// The table without rows of this recipe that `dropped` names.
-template <class Dropped>
-TuningTable without(const TuningTable& table, const Dropped& dropped) {
-  TuningTable rest;
-  rest.devices = table.devices;
-  rest.sources = table.sources;
-  for (const LinearSpeedup& row : table.speedups()) {
-    if (!dropped(row)) rest.add(row);
-  }
-  return rest;
-}
-
 // Times of all linears under some decisions.
 class Times {
  public:
@@ -53,8 +41,8 @@ std::vector<ScoredEstimate> leave_layers_out(const TuningTable& table, std::stri
     const size_t i = index++;
     const size_t count = layers.size();
     if (most < count && (i + 1) * most / count == i * most / count) continue;
-    const TuningTable rest = without(table, [&](const LinearSpeedup& row) {
-      return row.recipe != recipe || (row.shape.n == n && row.shape.k == k);
+    const TuningTable rest = table.linears([&, n = n, k = k](const LinearSpeedup& row) {
+      return row.recipe == recipe && (row.shape.n != n || row.shape.k != k);
     });
     const Estimator estimator(rest, recipe, device);
     for (const LinearSpeedup& row : all.first().points()) {
@@ -74,8 +62,8 @@ std::vector<ScoredEstimate> leave_device_out(const TuningTable& table, std::stri
   const Estimator all(table, recipe, device);
   if (all.empty()) return scored;
   const size_t own = all.first().points().front().device;
-  const TuningTable rest = without(table, [&](const LinearSpeedup& row) {
-    return row.recipe != recipe || table.devices[row.device].name == table.devices[own].name;
+  const TuningTable rest = table.linears([&](const LinearSpeedup& row) {
+    return row.recipe == recipe && table.devices[row.device].name != table.devices[own].name;
   });
   const Machine here = {table.devices[own]};
   const Estimator estimator(rest, recipe, {}, &here);

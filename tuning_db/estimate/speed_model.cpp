@@ -22,6 +22,7 @@ Terms terms_of(Shape s, int64_t weights = 1) {
 std::optional<Terms> SpeedModel::fit_one(std::span<const TimedShape> rows,
                                          double TimedShape::*time) {
   std::vector<TimedTerms> timed;
+  timed.reserve(rows.size());
   for (const TimedShape& row : rows) timed.push_back({terms_of(row.shape), row.*time});
   return fit_non_negative(timed);
 }

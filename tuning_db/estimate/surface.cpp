@@ -30,15 +30,15 @@ double log2_of(int64_t v) {
   return std::log2(static_cast<double>(v));
 }
 
-// The log speedup of the model; without one nothing is known of it.
-double trend(const SpeedModel* model, Shape shape) {
-  return model == nullptr ? 0 : std::log(model->bf16_ns(shape) / model->fp8_ns(shape));
-}
-
-// The log time in bf16 of the model; without one it grows as the work does.
-double trend_bf16(const SpeedModel* model, Shape s) {
-  return model == nullptr ? std::log(s.m) + std::log(s.n) + std::log(s.k)
-                          : std::log(model->bf16_ns(s));
+// The logs of a model's speedup and of its time in bf16. Without one nothing is known of the speedup, and
+// the time grows as the work does.
+struct Trend {
+  double speedup = 0, bf16 = 0;
+};
+Trend trend(const SpeedModel* model, Shape s) {
+  if (model == nullptr) return {0, std::log(s.m) + std::log(s.n) + std::log(s.k)};
+  const double bf16 = model->bf16_ns(s);
+  return {std::log(bf16 / model->fp8_ns(s)), std::log(bf16)};
 }
 
 double size_of(Shape shape) {
@@ -168,6 +168,7 @@ Estimate Surface::along_m(const Column& column, int64_t m) const {
 
 std::optional<SpeedModel> Surface::fit_without(const Column* left_out) const {
   std::vector<TimedShape> rows;
+  rows.reserve(points_.size());
   for (const Column& column : columns_) {
     if (&column == left_out) continue;
     for (const Point& p : column.points) {
@@ -183,16 +184,17 @@ Surface::Slice Surface::slice(int64_t m) const {
 
 Surface::Slice Surface::slice(int64_t m, const SpeedModel* model, const Column* left_out) const {
   Slice slice;
+  slice.parts_.reserve(columns_.size());
   const double log2_m = log2_of(m);
   for (const Column& column : columns_) {
     if (&column == left_out || (model == nullptr && !column.covers(m))) continue;
     const Value v = at(column, m);
-    const Shape taken{v.m, column.n, column.k};
+    const Trend of_model = trend(model, {v.m, column.n, column.k});
     slice.parts_.push_back({.x = column.x,
                             .y = column.y,
                             .m_squared = squared(log2_m - v.log2_m),
-                            .speedup = v.log_speedup - trend(model, taken),
-                            .bf16 = v.log_bf16 - trend_bf16(model, taken),
+                            .speedup = v.log_speedup - of_model.speedup,
+                            .bf16 = v.log_bf16 - of_model.bf16,
                             .half_lo = v.log_speedup - v.log_lo - v.off,
                             .half_hi = v.log_hi - v.log_speedup - v.off,
                             .nearest = v.nearest()});
@@ -234,10 +236,11 @@ std::optional<Surface::Prediction> Surface::predict(const Slice& slice, Shape sh
   for (const Near& near : nearest) {
     if (near.row != nullptr) sum.nearest.push_back(near.row);
   }
-  sum.log_speedup = sum.log_speedup / (weights + prior) + trend(model, shape);
+  const Trend of_model = trend(model, shape);
+  sum.log_speedup = sum.log_speedup / (weights + prior) + of_model.speedup;
   sum.half_lo /= weights;
   sum.half_hi /= weights;
-  sum.log_bf16 = sum.log_bf16 / weights + trend_bf16(model, shape);
+  sum.log_bf16 = sum.log_bf16 / weights + of_model.bf16;
   return sum;
 }
 

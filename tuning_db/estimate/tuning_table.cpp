@@ -293,6 +293,26 @@ void insert_sorted(std::vector<T>& items, T item, const Key& key_of) {
   }
 }
 
+// Adds to `items`, which are sorted by key, those of `more` whose keys they lack.
+template <class T, class Key>
+void add_lacking(std::vector<T>& items, std::vector<T> more, const Key& key_of) {
+  std::vector<std::pair<std::string, T>> all;
+  all.reserve(items.size() + more.size());
+  for (std::vector<T>* some : {&items, &more}) {
+    for (T& item : *some) {
+      std::string key = key_of(item);
+      all.emplace_back(std::move(key), std::move(item));
+    }
+  }
+  using Entry = std::pair<std::string, T>;
+  std::ranges::stable_sort(all, {}, &Entry::first);
+  const auto repeated = std::ranges::unique(all, {}, &Entry::first);
+  items.clear();
+  for (auto entry = all.begin(); entry != repeated.begin(); ++entry) {
+    items.push_back(std::move(entry->second));
+  }
+}
+
 }  // namespace
 
 std::string to_string(const ToolchainVersions& versions) {
@@ -308,12 +328,17 @@ void TuningTable::add(LinearSpeedup speedup) {
   insert_sorted(speedup.groups.experts > 0 ? experts_ : speedups_, std::move(speedup), linear_key);
 }
 
+TuningTable TuningTable::linears(const std::function<bool(const LinearSpeedup&)>& is_wanted) const {
+  TuningTable some;
+  some.devices = devices;
+  some.sources = sources;
+  std::ranges::copy_if(speedups_, std::back_inserter(some.speedups_), is_wanted);
+  std::ranges::copy_if(experts_, std::back_inserter(some.experts_), is_wanted);
+  return some;
+}
+
 void TuningTable::add_behind(const TuningTable& other) {
-  for (const KernelChoice& choice : other.choices_) {
-    const std::string key = choice.problem.key();
-    const auto at = std::ranges::lower_bound(choices_, key, {}, key_of);
-    if (at == choices_.end() || at->problem != choice.problem) choices_.insert(at, choice);
-  }
+  add_lacking(choices_, other.choices_, key_of);
   const auto index_in = [](auto& items, const auto& item, const auto& same) {
     const auto found =
         std::ranges::find_if(items, [&](const auto& own) { return same(own, item); });
@@ -330,16 +355,15 @@ void TuningTable::add_behind(const TuningTable& other) {
   for (const TableSource& source : other.sources) {
     own_source.push_back(index_in(sources, source, std::equal_to<>()));
   }
-  for (const auto* rows : {&other.speedups_, &other.experts_}) {
-    for (LinearSpeedup speedup : *rows) {
-      speedup.device = own_device.at(speedup.device);
-      speedup.source = own_source.at(speedup.source);
-      const std::vector<LinearSpeedup>& own = rows == &other.speedups_ ? speedups_ : experts_;
-      const std::string key = linear_key(speedup);
-      const auto known = std::ranges::lower_bound(own, key, {}, linear_key);
-      if (known == own.end() || linear_key(*known) != key) add(std::move(speedup));
+  const auto with_own_indices = [&](std::vector<LinearSpeedup> rows) {
+    for (LinearSpeedup& row : rows) {
+      row.device = own_device.at(row.device);
+      row.source = own_source.at(row.source);
     }
-  }
+    return rows;
+  };
+  add_lacking(speedups_, with_own_indices(other.speedups_), linear_key);
+  add_lacking(experts_, with_own_indices(other.experts_), linear_key);
 }
 
 std::string_view TuningTable::device_name() const {

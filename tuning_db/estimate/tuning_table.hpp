@@ -21,6 +21,7 @@
 // read too.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -109,6 +110,9 @@ class TuningTable {
   // Adds what this table lacks: rows of the same problem, or of the same recipe, sizes and class,
   // stay, and other classes are asked after its own.
   void add_behind(const TuningTable& other);
+  // Its devices and sources, and the rows of linears and of experts that are wanted; no kernels.
+  [[nodiscard]] TuningTable linears(
+      const std::function<bool(const LinearSpeedup&)>& is_wanted) const;
   // Sorted by problem key; speedups by recipe, dims and device, as text.
   [[nodiscard]] const std::vector<KernelChoice>& choices() const { return choices_; }
   [[nodiscard]] const std::vector<LinearSpeedup>& speedups() const { return speedups_; }

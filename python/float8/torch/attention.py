@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops, notices
+from float8.torch import _ops, notices, traced
 
 attention_forward = torch.ops.float8.attention_forward.default
 attention_dequantize = torch.ops.float8.attention_dequantize.default
@@ -198,7 +198,7 @@ def _backward(
 
 
 # In graphs of torch.compile it is a constant.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@traced.constant
 def _largest_head_of_cudnn() -> int:
     """Returns 0 where PyTorch has no cuDNN."""
     backends: Any = torch.backends

@@ -9,7 +9,7 @@ import torch
 
 from float8 import recipes
 from float8.recipes import Recipe
-from float8.torch import _linear, _ops
+from float8.torch import _linear, _ops, traced
 from float8.torch.experts import expert_parallel as _parallel
 from float8.torch.experts import modules as _modules
 from float8.torch.experts import moe as _moe
@@ -54,10 +54,10 @@ def pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -
 
 
 # In graphs of torch.compile the config is a constant.
-torch.compiler.assume_constant_result(Recipe.given_to)  # type: ignore[no-untyped-call]
+traced.constant(Recipe.given_to)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@traced.constant
 def _pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
     return _packed(recipe, emulate, recompute, saturate)
 
@@ -195,7 +195,7 @@ def pack_experts(
     return config
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@traced.constant
 def _pack_experts(
     recipe: str | Recipe, emulate: bool, saturate: bool, recompute: bool | None
 ) -> int:

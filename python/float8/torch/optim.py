@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim.adam import adam
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _ops, traced
 from float8.torch.layer import weight_casts
 from float8.torch.layer.weight_casts import CachedWeight
 from float8.torch.shard import weight_changes
@@ -98,7 +97,7 @@ class AdamW(torch.optim.AdamW):
         groups = [{**group, **_FUSED} for group in state_dict["param_groups"]]
         super().load_state_dict({**state_dict, "param_groups": groups})
 
-    @_disable_dynamo
+    @traced.untraced
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters that have gradients; returns what `closure` does."""

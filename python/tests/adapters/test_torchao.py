@@ -270,8 +270,10 @@ def run_python(code: str) -> None:
 
 
 def test_install() -> None:
+    """Without torch.compile, which takes as long as PyTorch to load."""
     run_python(
         """
+        import sys
         import float8.torchao
         float8.torchao.install()
         import torchao.float8
@@ -282,6 +284,7 @@ def test_install() -> None:
         assert Float8LinearConfig is float8.torchao.Float8LinearConfig
         assert convert is convert_to_float8_training is float8.torchao.convert_to_float8_training
         assert Float8Linear.__module__ == "float8.torchao.float8_linear"
+        assert "torch._dynamo" not in sys.modules
         """
     )
 

@@ -28,7 +28,15 @@ import float8.torch
 from float8.torch.ranks import collectives, gloo
 
 device = "cpu"  # of a rank
-_PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "float8.torch"]
+_PRELOAD = [  # what ranks would each import
+    "float8.torch",
+    "functorch.compile",
+    "pytest",
+    "torch._dynamo.backends.common",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+]
 
 
 @dataclasses.dataclass

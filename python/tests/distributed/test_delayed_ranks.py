@@ -1,4 +1,4 @@
-"""Delayed scaling under DistributedDataParallel, which copies rank 0's buffers before each forward,
+"""Delayed scaling on ranks alone, under DistributedDataParallel, which copies rank 0's buffers before each forward,
 and under FSDP2 from a model on the meta device."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _batches(step: int) -> torch.Tensor:
 
 def _training_rank(mesh: Any, rank: int, world: int, how: str) -> None:
     model, single = _outer(), _outer()
-    wrapped = DistributedDataParallel(model)
+    wrapped = model if how == "no wrapper" else DistributedDataParallel(model)
     for step in range(3):
         x = _batches(step)
         expected = [[single(micro) for micro in of_rank] for of_rank in x]
@@ -65,7 +65,7 @@ def _training_rank(mesh: Any, rank: int, world: int, how: str) -> None:
         # The amaxes of one process are those of all ranks already.
         single.body.float8_scales._reduce = lambda group: None
         f8.sync_float8_amax_and_scale_history(single)
-        if how == "micro-batches":
+        if how != "two forwards":
             ys = []
             for micro in x[rank]:
                 ys.append(wrapped(micro))
@@ -81,7 +81,7 @@ def _training_rank(mesh: Any, rank: int, world: int, how: str) -> None:
         single.zero_grad()
 
 
-@pytest.mark.parametrize("how", ("micro-batches", "two forwards"))
+@pytest.mark.parametrize("how", ("micro-batches", "two forwards", "no wrapper"))
 def test_all_amaxes_of_a_step_count(how: str, tmp_path: Any) -> None:
     ranks.spawn(_training_rank, 2, tmp_path, how)
 

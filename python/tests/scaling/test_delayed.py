@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import warnings
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch.utils import checkpoint
 import float8
 import float8.torch as f8
 from float8 import torchao
-from float8.torch.ranks import gloo
 
 
 def convert(model: nn.Module, config: Any, **fields: Any) -> Any:
@@ -438,28 +436,3 @@ def test_second_conversion_is_refused(device: str, config: Any) -> None:
 def test_history_length() -> None:
     with pytest.raises(ValueError, match="history is 0"):
         f8.LinearConfig("delayed", history=0)
-
-
-def _rank(rank: int, store: str, folder: str) -> None:
-    gloo.use_one_thread()
-    torch.distributed.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
-    model, x = torch.load(f"{folder}/model", weights_only=False)
-    step(model, x[rank])
-    torch.save(model.float8_scales.state, f"{folder}/{rank}")
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # as in test_fsdp.py
-
-
-def test_ranks_agree(tmp_path: Any, mlp: Any, config: Any) -> None:
-    """One all-reduce gives every rank the scales that one device would have for both batches."""
-    model = f8.convert_to_float8_training(
-        mlp().cpu(), config=f8.LinearConfig("delayed", emulate=True)
-    )
-    x = torch.stack([inputs("cpu"), 3 * inputs("cpu")])
-    torch.save((model, x), tmp_path / "model")
-    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
-    step(model, x[0], sync=False)
-    step(model, x[1])
-    for rank in range(2):
-        state = torch.load(tmp_path / str(rank))
-        assert torch.equal(state, model.float8_scales.state)

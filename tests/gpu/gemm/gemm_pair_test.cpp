@@ -8,13 +8,13 @@ namespace {
 
 using codegen::ScaleMode;
 
-struct Case {
+struct PairCase {
   const char* config;
   ScaleMode scale;
   bool fast;
 };
 
-class GroupedGemmTest : public GpuTestWith<Case> {
+class GroupedGemmTest : public GpuTestWith<PairCase> {
  protected:
   // Both gradients of a linear planned for `planned`, called with m.
   void check(Shape planned, int64_t m) {
@@ -64,23 +64,22 @@ class GroupedGemmTest : public GpuTestWith<Case> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Configurations, GroupedGemmTest,
-                         ::testing::Values(Case{"128x256s4c2x1w2g8", ScaleMode::kTensor, false},
-                                           Case{"128x256s4c1x2w2g16", ScaleMode::kAxis, false},
-                                           Case{"128x256s4c1x1w2g8", ScaleMode::kTensor, true},
-                                           Case{"256x128s4c2x1w2g8", ScaleMode::kAxis, true},
-                                           Case{"128x128s5c1x1w2pg8", ScaleMode::kAxis, false},
-                                           Case{"128x128s5c2x1w2pg8", ScaleMode::kTensor, true},
-                                           Case{"64x64s6c1x1w1g8", ScaleMode::kTensor, false},
-                                           Case{"128x128s5c1x1k2w2g8", ScaleMode::kTensor, true},
-                                           Case{"64x256s4c1x1k4w1g8", ScaleMode::kAxis, false},
-                                           Case{"128x192s5c2x1w2g8", ScaleMode::kBlock1x128,
-                                                false}),
-                         [](const auto& suite) {
-                           return f8::format("{}_{}_{}", suite.param.config,
-                                             to_string(suite.param.scale),
-                                             suite.param.fast ? "fast" : "precise");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Configurations, GroupedGemmTest,
+    ::testing::Values(PairCase{"128x256s4c2x1w2g8", ScaleMode::kTensor, false},
+                      PairCase{"128x256s4c1x2w2g16", ScaleMode::kAxis, false},
+                      PairCase{"128x256s4c1x1w2g8", ScaleMode::kTensor, true},
+                      PairCase{"256x128s4c2x1w2g8", ScaleMode::kAxis, true},
+                      PairCase{"128x128s5c1x1w2pg8", ScaleMode::kAxis, false},
+                      PairCase{"128x128s5c2x1w2pg8", ScaleMode::kTensor, true},
+                      PairCase{"64x64s6c1x1w1g8", ScaleMode::kTensor, false},
+                      PairCase{"128x128s5c1x1k2w2g8", ScaleMode::kTensor, true},
+                      PairCase{"64x256s4c1x1k4w1g8", ScaleMode::kAxis, false},
+                      PairCase{"128x192s5c2x1w2g8", ScaleMode::kBlock1x128, false}),
+    [](const auto& suite) {
+      return f8::format("{}_{}_{}", suite.param.config, to_string(suite.param.scale),
+                        suite.param.fast ? "fast" : "precise");
+    });
 
 // GEMMs of like and of very different size, fewer tiles than SMs and many more, a first GEMM
 // whose last wave is full, nearly full or nearly empty; the longer K on either side.

@@ -198,13 +198,13 @@ std::vector<codegen::CastSpec> cast_specs() {
   return out;
 }
 
-std::string name(const ::testing::TestParamInfo<codegen::CastSpec>& suite) {
+std::string cast_name(const ::testing::TestParamInfo<codegen::CastSpec>& suite) {
   std::string text = codegen::key(suite.param);
   std::ranges::replace_if(
       text, [](char c) { return std::isalnum(c) == 0; }, '_');
   return text;
 }
-INSTANTIATE_TEST_SUITE_P(Specs, CastTest, ::testing::ValuesIn(cast_specs()), name);
+INSTANTIATE_TEST_SUITE_P(Specs, CastTest, ::testing::ValuesIn(cast_specs()), cast_name);
 
 // The kernels of some tests are those that the test is about.
 template <class Predicate>
@@ -229,13 +229,13 @@ bool may_be_a_list(const codegen::CastSpec& spec) {
 
 class RowsCastTest : public CastTest {};
 INSTANTIATE_TEST_SUITE_P(Specs, RowsCastTest, ::testing::ValuesIn(specs_with(has_rows_alone)),
-                         name);
+                         cast_name);
 class TilesCastTest : public CastTest {};
 INSTANTIATE_TEST_SUITE_P(Specs, TilesCastTest,
-                         ::testing::ValuesIn(specs_with(has_tiles_in_one_launch)), name);
+                         ::testing::ValuesIn(specs_with(has_tiles_in_one_launch)), cast_name);
 class TileAmaxCastTest : public CastTest {};
 INSTANTIATE_TEST_SUITE_P(Specs, TileAmaxCastTest,
-                         ::testing::ValuesIn(specs_with(may_take_tile_amax)), name);
+                         ::testing::ValuesIn(specs_with(may_take_tile_amax)), cast_name);
 // Delayed scales of every type of input.
 std::vector<codegen::CastSpec> delayed_specs() {
   std::vector<codegen::CastSpec> out;
@@ -248,9 +248,10 @@ std::vector<codegen::CastSpec> delayed_specs() {
   return out;
 }
 class DelayedCastTest : public CastTest {};
-INSTANTIATE_TEST_SUITE_P(Specs, DelayedCastTest, ::testing::ValuesIn(delayed_specs()), name);
+INSTANTIATE_TEST_SUITE_P(Specs, DelayedCastTest, ::testing::ValuesIn(delayed_specs()), cast_name);
 class ListCastTest : public CastTest {};
-INSTANTIATE_TEST_SUITE_P(Specs, ListCastTest, ::testing::ValuesIn(specs_with(may_be_a_list)), name);
+INSTANTIATE_TEST_SUITE_P(Specs, ListCastTest, ::testing::ValuesIn(specs_with(may_be_a_list)),
+                         cast_name);
 
 TEST_P(CastTest, BitwiseLikeTheReference) {
   for (const int64_t rows : {1, 17, 1000, 4095}) {

@@ -11,22 +11,23 @@
 namespace f8::runtime::gpu {
 namespace {
 
-struct Case {
+struct ComputedCase {
   const char* recipe;
   int64_t rows, cols, gap;  // gap: elements between rows
 };
 
-class ComputedCastTest : public GpuTestWith<Case> {};
+class ComputedCastTest : public GpuTestWith<ComputedCase> {};
 INSTANTIATE_TEST_SUITE_P(
     Shapes, ComputedCastTest,
-    ::testing::Values(Case{"delayed", 1, 16, 0}, Case{"delayed", 130, 272, 8},
-                      Case{"delayed", 1024, 512, 0}, Case{"blockwise", 1, 16, 8},
-                      Case{"blockwise", 127, 144, 0}, Case{"blockwise", 513, 400, 16},
-                      Case{"tensorwise", 1, 16, 0}, Case{"tensorwise", 513, 400, 8},
-                      Case{"tensorwise", 1024, 4096, 0}, Case{"rowwise", 1, 16, 8},
-                      Case{"rowwise", 130, 272, 0}, Case{"rowwise", 513, 400, 16},
+    ::testing::Values(ComputedCase{"delayed", 1, 16, 0}, ComputedCase{"delayed", 130, 272, 8},
+                      ComputedCase{"delayed", 1024, 512, 0}, ComputedCase{"blockwise", 1, 16, 8},
+                      ComputedCase{"blockwise", 127, 144, 0},
+                      ComputedCase{"blockwise", 513, 400, 16}, ComputedCase{"tensorwise", 1, 16, 0},
+                      ComputedCase{"tensorwise", 513, 400, 8},
+                      ComputedCase{"tensorwise", 1024, 4096, 0}, ComputedCase{"rowwise", 1, 16, 8},
+                      ComputedCase{"rowwise", 130, 272, 0}, ComputedCase{"rowwise", 513, 400, 16},
                       // More tiles than leave their maxima for the cast.
-                      Case{"rowwise", 130, 10'384, 0}));
+                      ComputedCase{"rowwise", 130, 10'384, 0}));
 
 // Elements of every size, with zeros and, if asked for, infinities and NaN among them.
 std::vector<uint8_t> elements(int64_t rows, int64_t ld, Dtype type, unsigned seed, bool special) {

@@ -36,7 +36,7 @@ const std::map<std::string, Writing> kWriting = {
        "{}"}}},
     {"filter -o",
      {{"filter", "--model", "llama3-8b", "--recipe", "rowwise", "--tokens", "8192", "-o", "{}"}}},
-    {"compare --csv", {{"compare", "built-in", "copy.db", "--csv", "{}"}}},
+    {"compare --csv", {{"compare", "some.db", "copy.db", "--csv", "{}"}}},
     {"report -o", {{"report", "-o", "{}"}}},
     {"cost-model score --csv", {{"cost-model", "score", "--csv", "{}"}}},
     {"profile fit -o", {{"profile", "fit", "-o", "{}"}}},
@@ -44,7 +44,7 @@ const std::map<std::string, Writing> kWriting = {
     {"wire predict --csv",
      {{"wire", "predict", "--ranks", "8", "--weight", "4096,4096", "--csv", "{}"}}},
     {"wire fit -o", {{"wire", "fit", "--rows", "a.csv", "-o", "{}"}, false}},
-    {"db export -o", {{"db", "export", "-o", "{}"}}},
+    {"db export -o", {{"db", "export", "--db", "some.db", "-o", "{}"}}},
 };
 std::string without(std::string text, std::string_view part) {
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part)) {
@@ -89,8 +89,8 @@ TEST(OutputOptions, WhatCannotBeWrittenIsRefusedAtOnce) {
 // A full disk leaves the old bytes, under both of the file's names; then the new ones take its place,
 // and another link keeps the old ones.
 TEST(OutputOptions, ReplaceAFileWholeOrNotAtAll) {
-  const Tool tool;
-  ASSERT_EQ(tool({"db", "export", "--format", "db", "-o", "copy.db", "--quiet"}).code, 0);
+  const ToolWithTrials tool;
+  fs::copy(tool.path() / "some.db", tool.path() / "copy.db");
   const fs::path target = tool.path() / "target";
   for (const auto& [name, writing] : kWriting) {
     if (!writing.runs) continue;
@@ -132,10 +132,9 @@ TEST(OutputOptions, AReaderThatLeavesIsOneLine) {
 
 TEST(OutputOptions, ALongNameOfADatabaseIsMade) {
   const Tool tool;
-  ASSERT_EQ(tool({"db", "export", "-o", "all.jsonl", "--quiet"}).code, 0);
   for (const size_t length : {242u, 247u}) {
     const std::string name = std::string(length - 3, 'n') + ".db";
-    const Outcome made = tool({"db", "import", "all.jsonl", "--db", name});
+    const Outcome made = tool({"db", "import", kSomeTrials, "--db", name});
     EXPECT_EQ(made.code, 0) << made.err;
     EXPECT_EQ(tool({"db", "check", "--db", name}).code, 0);
   }

@@ -29,12 +29,13 @@ Words with(Words words, const Words& more) {
 const std::vector<Words> kOutputs = {
     with(kFilterRowwise, {"-o", "{}"}),
     with(kFilterRowwise, {"--verdicts", "{}"}),
-    {"db", "export", "-o", "{}"},
-    {"db", "export", "--format", "db", "-o", "{}"},
-    {"db", "export", "--format", "table", "-o", "{}"},
+    {"db", "export", "--db", "some.db", "-o", "{}"},
+    {"db", "export", "--db", "some.db", "--format", "db", "-o", "{}"},
+    {"db", "export", "--db", "some.db", "--format", "table", "-o", "{}"},
 };
+
 TEST(Outputs, GoIntoADeviceAndNotInItsPlace) {
-  const Tool tool;
+  const ToolWithTrials tool;
   const std::string null = (tool.path() / "null").string();
   if (::mknod(null.c_str(), S_IFCHR | 0666, makedev(1, 3)) != 0) {
     GTEST_SKIP() << "mknod is refused here";
@@ -51,7 +52,7 @@ TEST(Outputs, GoIntoADeviceAndNotInItsPlace) {
 }
 
 TEST(Outputs, GoThroughALinkAndKeepTheMode) {
-  const Tool tool;
+  const ToolWithTrials tool;
   for (const Words& output : kOutputs) {
     tool.write("target", "old");
     ASSERT_EQ(::chmod((tool.path() / "target").c_str(), 0600), 0);
@@ -67,7 +68,7 @@ TEST(Outputs, GoThroughALinkAndKeepTheMode) {
 }
 
 TEST(Outputs, StandardOutputIsAFileOfThisProcess) {
-  const Tool tool;
+  const ToolWithTrials tool;
   ASSERT_EQ(tool(to(kOutputs[1], "verdicts")).code, 0);
   const Outcome outcome = tool(with(to(kOutputs[1], "/dev/stdout"), {"--json"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -79,7 +80,7 @@ TEST(Outputs, StandardOutputIsAFileOfThisProcess) {
 }
 
 TEST(Outputs, ADashIsStandardOutputForThatAlone) {
-  const Tool tool;
+  const ToolWithTrials tool;
   for (const Words& output : kOutputs) {
     const Outcome outcome = tool(to(output, "-"));
     ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -120,7 +121,7 @@ TEST(Outputs, TheHelpSaysWhatADashIs) {
 }
 
 TEST(Outputs, ADirectoryIsRefusedInOneLine) {
-  const Tool tool;
+  const ToolWithTrials tool;
   fs::create_directory(tool.path() / "folder");
   for (const Words& output : kOutputs) {
     tool.expect_refused(1, to(output, "folder"), {"folder", "directory"});
@@ -128,7 +129,7 @@ TEST(Outputs, ADirectoryIsRefusedInOneLine) {
 }
 
 TEST(Outputs, ExportsAtOnceAllSucceed) {
-  const Tool tool;
+  const ToolWithTrials tool;
   std::vector<std::thread> exports;
   for (int i = 0; i < 4; ++i) {
     exports.emplace_back([&tool] {
@@ -141,7 +142,7 @@ TEST(Outputs, ExportsAtOnceAllSucceed) {
 }
 
 TEST(Inputs, ADeepConfigurationIsRefusedInOneLine) {
-  const Tool tool;
+  const ToolWithTrials tool;
   ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
   std::string text = read_file(tool.path() / "all.jsonl").value();
   const size_t at = text.find("\"config\":{");
@@ -153,7 +154,7 @@ TEST(Inputs, ADeepConfigurationIsRefusedInOneLine) {
 }
 
 TEST(Inputs, APipeAndStandardInputAreImported) {
-  Tool tool;
+  ToolWithTrials tool;
   ASSERT_EQ(::mkfifo((tool.path() / "fifo").c_str(), 0600), 0);
   std::thread writer([&tool] { EXPECT_EQ(tool(to(kOutputs[2], "fifo")).code, 0); });
   const auto piped = tool.json({"db", "import", "fifo", "--db", "a.db"});
@@ -166,12 +167,11 @@ TEST(Inputs, APipeAndStandardInputAreImported) {
 
 TEST(Inputs, ADashIsStandardInputInEveryCommandThatReadsAFile) {
   Tool tool;
-  ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
   tool.write("model.json", R"([{"fqn": "a", "in_features": 4096, "out_features": 4096}])");
   tool.write("model.safetensors",
              safetensors(R"({"a.weight": {"dtype": "BF16", "shape": [1024, 4096]}})"));
   tool.write("shapes.csv", "m,n,k\n16,16,17\n");
-  const auto from = [&tool](const char* input, const Words& words) {
+  const auto from = [&tool](const std::string& input, const Words& words) {
     tool.set_input(input);
     return tool(words);
   };
@@ -183,7 +183,9 @@ TEST(Inputs, ADashIsStandardInputInEveryCommandThatReadsAFile) {
     }
   }
   const Words score = {"cost-model", "score", "--json", "--train"};
-  EXPECT_EQ(from("all.jsonl", with(score, {"-"})).out, from("", with(score, {"all.jsonl"})).out);
+  const Outcome scored = from(kSomeTrials, with(score, {"-"}));
+  EXPECT_EQ(scored.code, 0) << scored.err;
+  EXPECT_EQ(scored.out, from("", with(score, {kSomeTrials})).out);
   const Outcome shapes = from("shapes.csv", {"bench", "matmul", "--shapes", "-"});
   EXPECT_TRUE(contains(shapes.err, "standard input: line 2")) << shapes.err;
   const Outcome none = from("shapes.csv", with({"filter"}, model));
@@ -191,7 +193,7 @@ TEST(Inputs, ADashIsStandardInputInEveryCommandThatReadsAFile) {
 }
 
 TEST(Inputs, AFileOfAnotherKindIsNamed) {
-  const Tool tool;
+  const ToolWithTrials tool;
   ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
   ASSERT_EQ(tool(to(kOutputs[3], "a.db")).code, 0);
   ASSERT_EQ(tool(to(kOutputs[4], "table")).code, 0);

@@ -132,6 +132,11 @@ void Tool::expect_refused(int code, const std::vector<std::string>& arguments,
   EXPECT_EQ(contents(), before);
 }
 
+ToolWithTrials::ToolWithTrials() {
+  const Outcome made = (*this)({"db", "import", kSomeTrials, "--db", "some.db"});
+  EXPECT_EQ(made.code, 0) << made.err;
+}
+
 std::vector<std::string> to(std::vector<std::string> words, const std::string& path) {
   std::ranges::replace(words, std::string("{}"), path);
   return words;

@@ -49,6 +49,14 @@ class Tool {
   bool reader_is_gone_ = false;
 };
 
+// An export of some 1,400 trials, where any will do; the built-in database has a hundred times as many.
+inline const std::string kSomeTrials = FLOAT8_DATA_DIR "/held_out.jsonl";
+
+// One with a database of these, some.db.
+struct ToolWithTrials : Tool {
+  ToolWithTrials();
+};
+
 [[nodiscard]] bool contains(std::string_view text, std::string_view part);
 // The arguments with the path for each "{}".
 [[nodiscard]] std::vector<std::string> to(std::vector<std::string> words, const std::string& path);

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.recipes import Recipe
-from float8.torch import _ops
+from float8.torch import _ops, traced
 from float8.torch.experts import ops
 from float8.torch.experts.moe import Weights, swiglu_experts
 from float8.torch.experts.routing import Routing, combine, route
@@ -60,7 +60,7 @@ def check_dispatch(group: Any, dispatch_dtype: torch.dtype | None) -> None:
         )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # the host waits for the numbers of rows
+@traced.untraced  # the host waits for the numbers of rows
 def moe_over_ranks(
     x: torch.Tensor,
     topk_ids: torch.Tensor,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from float8 import recipes
 from float8.recipes import Granularity, Recipe, Scaling
+from float8.torch import traced
 
 NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "bf16")
 
@@ -41,7 +40,7 @@ def _obstacle(recipe: Recipe, keeps_state: bool) -> str | None:
 
 
 # In graphs of torch.compile it is a constant.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@traced.constant
 def joins_pairs(config: int) -> bool:
     """Tells whether a pair of w1 and w3 is computed as one weight with the rows of both.
 

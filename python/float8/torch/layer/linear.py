@@ -12,7 +12,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.filter import check_tokens
 from float8.recipes import Recipe
-from float8.torch import _linear, notices
+from float8.torch import _linear, notices, traced
 from float8.torch.base_linear import BaseLinear
 from float8.torch.layer.weight_casts import WeightCast
 from float8.torch.parallel import async_tensor_parallel
@@ -280,7 +280,7 @@ class Float8Linear(BaseLinear):
         return text + (", emulate=True" if self.emulate else "")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@traced.constant
 def is_exporting() -> bool:
     """Tells whether torch.export traces, and not torch.compile, of which PyTorch 2.11 says so too."""
     return torch.compiler.is_exporting()

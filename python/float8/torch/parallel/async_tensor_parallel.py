@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from float8.recipes import Granularity
-from float8.torch import _ops
+from float8.torch import _ops, traced
 from float8.torch.parallel import chunk_exchange
 
 BLOCK = 128
@@ -40,13 +40,10 @@ def wanted(option: bool | None) -> bool:
     return _micro_pipeline_tp() if option is None else option
 
 
+@traced.constant
 def _micro_pipeline_tp() -> bool:
     config = sys.modules.get("torch._inductor.config")
     return bool(getattr(config, "_micro_pipeline_tp", False))
-
-
-# torch.compiler.assume_constant_result sets this, and takes seconds to load.
-_micro_pipeline_tp._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def pays(run: int, like: Tensor) -> bool:

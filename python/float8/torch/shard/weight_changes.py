@@ -18,6 +18,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from float8.torch import traced
+
 
 class Changes:
     """The changes of one memory that tensors share."""
@@ -106,7 +108,7 @@ def _after_step(*_: Any) -> None:
         _steps.count += 1
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@traced.constant
 def _note_compiled_step() -> bool:
     """Runs while torch.compile traces a step, whose graph calls no hook when it runs."""
     _steps.unknowable = True
