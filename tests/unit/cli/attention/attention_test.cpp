@@ -19,12 +19,12 @@ using Words = std::vector<std::string>;
 
 constexpr const char* kConfig =
     R"({"model_type":"llama","hidden_size":4096,"intermediate_size":1024,
-  "num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":2,"vocab_size":32000})";
+  "num_attention_heads":32,"num_key_value_heads":4,"num_hidden_layers":2,"vocab_size":32000})";
 
 Problem attention(int64_t tokens, int64_t batch = 1,
                   AttentionRecipe recipe = AttentionRecipe::kFp8Forward) {
   return attention_problem(Op::kAttention, recipe,
-                           {.tokens = tokens, .batch = batch, .heads_q = 32, .heads_kv = 8})
+                           {.tokens = tokens, .batch = batch, .heads_q = 32, .heads_kv = 4})
       .value();
 }
 
@@ -80,7 +80,7 @@ TEST_F(AttentionAsked, ConvertsWhatIsFasterAndNearEnough) {
   const Json other = filter("16384", "8192");
   EXPECT_EQ(other["convert"], false);
   const auto reason = other["reason"].get<std::string>();
-  EXPECT_NE(reason.find("attention.py --shapes s8192b2h32g8d128 --masks causal"), std::string::npos)
+  EXPECT_NE(reason.find("attention.py --shapes s8192b2h32g4d128 --masks causal"), std::string::npos)
       << reason;
 }
 
@@ -219,7 +219,7 @@ TEST_F(AttentionAsked, ExplainAndQueryShowBothNumbers) {
     EXPECT_TRUE(contains(rows.out, part)) << part << rows.out;
   }
   const Outcome none = tool_(with({"query", "--problem", attention(4096).key()}));
-  EXPECT_TRUE(contains(none.err, "--shapes s4096b1h32g8d128")) << none.err;
+  EXPECT_TRUE(contains(none.err, "--shapes s4096b1h32g4d128")) << none.err;
 }
 
 TEST_F(AttentionAsked, RefusesBadQuestions) {
@@ -273,7 +273,7 @@ void add_parts(const Tool& tool, const std::string& file, double forward_ns, dou
   for (const AttentionRecipe recipe : kAttentionRecipes) {
     for (const Op op : {Op::kAttentionForward, Op::kAttentionBackward}) {
       const auto part =
-          attention_problem(op, recipe, {.tokens = 8192, .heads_q = 32, .heads_kv = 8});
+          attention_problem(op, recipe, {.tokens = 8192, .heads_q = 32, .heads_kv = 4});
       if (part) cells.push_back({*part, {db::Impl::kFloat8, R"({"kernels":"tuned"})", ""}});
     }
   }
@@ -290,7 +290,7 @@ void add_parts(const Tool& tool, const std::string& file, double forward_ns, dou
 TEST_F(AttentionAsked, QueryHasTheRowsOfAShape) {
   add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22));
   add_parts(tool_, "my.db", 2e5, 5e5);
-  const Words base = {"query", "--shape", "s8192b1h32g8d128", "--db", "my.db", "--device", "H100"};
+  const Words base = {"query", "--shape", "s8192b1h32g4d128", "--db", "my.db", "--device", "H100"};
   const auto with = [&](const Words& more) {
     Words words = base;
     words.insert(words.end(), more.begin(), more.end());
@@ -317,9 +317,9 @@ TEST_F(AttentionAsked, QueryHasTheRowsOfAShape) {
   EXPECT_EQ(tool_.json(with({"--recipe", "fp8", "--masks", "causal,full"})).at("results").size(),
             2U);
   const Outcome text = tool_(base);
-  EXPECT_TRUE(contains(text.err, "attention.py --shapes s8192b1h32g8d128")) << text.err;
+  EXPECT_TRUE(contains(text.err, "attention.py --shapes s8192b1h32g4d128")) << text.err;
   const Outcome part = tool_(with({"--op", "attention_backward", "--full"}));
-  EXPECT_TRUE(contains(part.err, "sweep --attention --shape \"s8192b1h32g8d128\" --masks full "))
+  EXPECT_TRUE(contains(part.err, "sweep --attention --shape \"s8192b1h32g4d128\" --masks full "))
       << part.err;
   tool_.expect_refused(1, with({"--op", "linear"}), {"--op linear", "attention_forward"});
   tool_.expect_refused(1, with({"--op", "attention_backward", "--recipe", "fp8_forward"}),
@@ -379,7 +379,7 @@ TEST_F(AttentionAsked, RowsTravelWithTheirAccuracy) {
   ASSERT_EQ(tool_({"db", "export", "--db", "my.db", "-o", "rows.jsonl"}).code, 0);
   ASSERT_EQ(tool_({"db", "import", "rows.jsonl", "--db", "other.db"}).code, 0);
   for (const char* file : {"my.db", "other.db"}) {
-    const Json answer = tool_.json({"query", "--shape", "s8192b1h32g8d128", "--recipe", "fp8",
+    const Json answer = tool_.json({"query", "--shape", "s8192b1h32g4d128", "--recipe", "fp8",
                                     "--db", file, "--device", "H100"})["results"][0];
     EXPECT_EQ(answer["best"]["accuracy"].size(), 16U) << file;
     EXPECT_EQ(answer["parts"][0]["best"]["accuracy"].size(), 4U) << file;
