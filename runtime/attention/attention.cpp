@@ -283,16 +283,12 @@ Status Attention::forward(const float8_attention_forward_args& args, Stream stre
 // A cast reads each element of bf16 once and writes it in fp8; the sums read k.
 std::vector<Step> Attention::forward_steps(const float8_attention_forward_args& args) const {
   const auto [q, k] = elements_of(desc_, args.sizes);
-  std::vector<Step> steps;
-  const auto add = [&](const char* name, Part part, double bytes, int products) {
-    steps.push_back({name, [this, args, part](Stream stream) { return run(args, stream, part); },
-                     bytes, products});
-  };
-  if (layout_ != nullptr) add("layout", kLayout, 0, 0);
-  add("sum k", kSumKeys, 2 * k, 0);
-  add("cast q,k,v", kCast, 3 * (q + 2 * k), 0);
-  add("forward", kAttend, 0, kAttentionForwardProducts);
-  return steps;
+  PartSteps steps([this, args](Stream stream, unsigned parts) { return run(args, stream, parts); });
+  if (layout_ != nullptr) steps.add("layout", kLayout);
+  steps.add("sum k", kSumKeys, 2 * k);
+  steps.add("cast q,k,v", kCast, 3 * (q + 2 * k));
+  steps.add("forward", kAttend, 0, kAttentionForwardProducts);
+  return steps.take();
 }
 
 std::vector<Step> Attention::backward_steps(const float8_attention_dequantize_args& args) const {
@@ -304,20 +300,16 @@ std::vector<Step> Attention::backward_steps(const float8_attention_dequantize_ar
 // The casts read dout and o in bf16, and write dout in fp8, twice; q, k and v they read in fp8 and write once.
 std::vector<Step> Attention::backward_steps(const float8_attention_backward_args& args) const {
   const auto [q, k] = elements_of(desc_, args.sizes);
-  std::vector<Step> steps;
-  const auto add = [&](const char* name, AttentionBackward::Part part, double bytes, int products) {
-    steps.push_back({name, [this, args, part](Stream stream) { return run(args, stream, part); },
-                     bytes, products});
-  };
-  add("cast dO", AttentionBackward::kCast, 8 * q + 4 * k, 0);
-  add("dQ", AttentionBackward::kQueries, 0, 3);  // Q K^T, dO V^T and dS K
+  PartSteps steps([this, args](Stream stream, unsigned parts) { return run(args, stream, parts); });
+  steps.add("cast dO", AttentionBackward::kCast, 8 * q + 4 * k);
+  steps.add("dQ", AttentionBackward::kQueries, 0, 3);  // Q K^T, dO V^T and dS K
   if (backward_->has_both()) {
-    add("dK,dV", AttentionBackward::kKeys, 0, 4);  // the first two again, dS^T Q and P^T dO
+    steps.add("dK,dV", AttentionBackward::kKeys, 0, 4);  // the first two again, dS^T Q and P^T dO
   } else {
-    add("dK", AttentionBackward::kKeys, 0, 3);
-    add("dV", AttentionBackward::kValues, 0, 2);  // Q K^T again, and P^T dO
+    steps.add("dK", AttentionBackward::kKeys, 0, 3);
+    steps.add("dV", AttentionBackward::kValues, 0, 2);  // Q K^T again, and P^T dO
   }
-  return steps;
+  return steps.take();
 }
 
 Status Attention::run(const float8_attention_forward_args& args, Stream stream,

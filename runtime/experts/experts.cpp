@@ -291,38 +291,27 @@ double Experts::cast_bytes(runtime::Tensor tensor, int64_t rows) const {
 }
 
 std::vector<Step> Experts::forward_steps(const ExpertsForwardCall& call) const {
-  std::vector<Step> steps;
-  const auto add = [&](std::string name, unsigned parts, double bytes) {
-    steps.push_back({std::move(name),
-                     [this, call, parts](Stream stream) {
-                       return run_forward(call, {}, forward_places(call), stream, parts);
-                     },
-                     bytes});
-  };
+  PartSteps steps([this, call](Stream stream, unsigned parts) {
+    return run_forward(call, {}, forward_places(call), stream, parts);
+  });
   const auto add_cast = [&](const char* name, unsigned part, runtime::Tensor tensor, int64_t rows) {
-    if (at(tensor).copies.q || saves(tensor)) add(name, part, cast_bytes(tensor, rows));
+    if (at(tensor).copies.q || saves(tensor)) steps.add(name, part, cast_bytes(tensor, rows));
   };
   add_cast("cast x", kCastX, runtime::Tensor::kInput, call.m);
   add_cast("cast w", kCastW, runtime::Tensor::kWeight, desc_.experts * desc_.shape.n);
-  add("gemm output", part_of(Gemm::kOutput), 0);
-  return steps;
+  steps.add("gemm output", part_of(Gemm::kOutput));
+  return steps.take();
 }
 
 std::vector<Step> Experts::backward_steps(const ExpertsBackwardCall& call) const {
-  std::vector<Step> steps;
-  const auto add = [&](std::string name, unsigned parts, double bytes) {
-    steps.push_back({std::move(name),
-                     [this, call, parts](Stream stream) {
-                       return run_backward(call, {}, backward_places(call), made_of(call), stream,
-                                           parts);
-                     },
-                     bytes});
-  };
+  PartSteps steps([this, call](Stream stream, unsigned parts) {
+    return run_backward(call, {}, backward_places(call), made_of(call), stream, parts);
+  });
   constexpr auto kDy = runtime::Tensor::kGradOutput;
-  if (!at(kDy).copies.empty()) add("cast dy", kCastDy, cast_bytes(kDy, call.m));
-  add("gemm grad_input", part_of(Gemm::kGradInput), 0);
-  add("gemm grad_weight", part_of(Gemm::kGradWeight), 0);
-  return steps;
+  if (!at(kDy).copies.empty()) steps.add("cast dy", kCastDy, cast_bytes(kDy, call.m));
+  steps.add("gemm grad_input", part_of(Gemm::kGradInput));
+  steps.add("gemm grad_weight", part_of(Gemm::kGradWeight));
+  return steps.take();
 }
 
 }  // namespace f8::runtime

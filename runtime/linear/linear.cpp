@@ -126,8 +126,10 @@ Status Linear::State::run(const char* name, const Call& call, Stream stream,
   F8_TRY(check(call));
   CallArguments arguments;
   arguments.reduce = reduce;
-  const LaunchList& list = bind(call, arguments);
-  return runtime::run(list, context->state(), arguments, stream);
+  for (const LaunchList* list : bind(call, arguments)) {
+    F8_TRY(runtime::run(*list, context->state(), arguments, stream));
+  }
+  return {};
 }
 
 // A call that cannot run becomes one step that says why.
@@ -138,15 +140,16 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call) const
   }
   CallArguments arguments;
   std::vector<Step> steps;
-  const LaunchList& list = bind(call, arguments);
-  const LaunchRange& range = range_at(list, arguments.m);
-  for (size_t i = 0; i < range.launches.size(); ++i) {
-    const auto run = [this, &launch = range.launches[i], arguments](Stream stream) -> Status {
-      const ScopedContext current(*driver, primary);
-      F8_TRY(current.status());
-      return launch({context->state(), arguments, stream, false});
-    };
-    steps.push_back({range.labels[i].name, run, range.labels[i].bytes.at(arguments.m)});
+  for (const LaunchList* list : bind(call, arguments)) {
+    const LaunchRange& range = range_at(*list, arguments.m);
+    for (size_t i = 0; i < range.launches.size(); ++i) {
+      const auto run = [this, &launch = range.launches[i], arguments](Stream stream) -> Status {
+        const ScopedContext current(*driver, primary);
+        F8_TRY(current.status());
+        return launch({context->state(), arguments, stream, false});
+      };
+      steps.push_back({range.labels[i].name, run, range.labels[i].bytes.at(arguments.m)});
+    }
   }
   return steps;
 }

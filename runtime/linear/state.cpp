@@ -340,20 +340,24 @@ CallKind Linear::State::bind_inputs(const Call& call, CallArguments& to) const {
   return kind;
 }
 
-const LaunchList& Linear::State::bind(const ForwardCall& call, CallArguments& to) const {
+CallLaunches Linear::State::bind(const ForwardCall& call, CallArguments& to) const {
   set_common(call, to);
   to.set(Slot::kY, call.y.data, call.y.ld);
   to.set(Slot::kBias, call.bias);
-  CallKind kind = bind_inputs(call, to) | step_kind(step_of(call).first_step != 0, to);
+  const CallKind given = bind_inputs(call, to);
+  const bool saves = call.saved.data != nullptr;
+  if ((given & kGivenX) == 0) bind_refs(layout.forward_x[saves], Slot::kInputQ, to);
+  if ((given & kGivenW) == 0) bind_refs(layout.forward_w[saves], Slot::kWeightQ, to);
+  CallKind kind = given | step_kind(step_of(call).first_step != 0, to);
   if (step_of(call).evaluate != 0) {
     to.set(Slot::kAmax, nullptr);
     kind &= ~kOverRanks;
   }
-  if (call.saved.data != nullptr) kind |= kForwardSaved;
-  return launches.forward[kind];
+  if (saves) kind |= kForwardSaved;
+  return {&launches.forward_casts[kind], &launches.output};
 }
 
-const LaunchList& Linear::State::bind(const BackwardCall& call, CallArguments& to) const {
+CallLaunches Linear::State::bind(const BackwardCall& call, CallArguments& to) const {
   set_common(call, to);
   to.accumulate_bias = call.db.accumulate != 0;
   to.set(Slot::kDy, call.dy.data, call.dy.ld);
@@ -368,17 +372,23 @@ const LaunchList& Linear::State::bind(const BackwardCall& call, CallArguments& t
   }
   if ((given & kGivenX) == 0) bind_refs(layout.backward_x, Slot::kInputQ, to);
   if ((given & kGivenW) == 0) bind_refs(layout.backward_w, Slot::kWeightQ, to);
+  Results results = 0;
+  if (call.dx.data != nullptr) results |= kDx | (call.dx.accumulate != 0 ? kAddDx : 0);
+  if (call.dw.data != nullptr) results |= kDw | (call.dw.accumulate != 0 ? kAddDw : 0);
+  if (call.db.data != nullptr) results |= kDb;
   CallKind kind = 0;
-  if (call.dx.data != nullptr) kind |= kBackwardDx | (call.dx.accumulate != 0 ? kBackwardAddDx : 0);
-  if (call.dw.data != nullptr) kind |= kBackwardDw | (call.dw.accumulate != 0 ? kBackwardAddDw : 0);
-  if (call.db.data != nullptr) kind |= kBackwardDb;
-  if (kind == 0) return launches.backward[0];
   if (call.dy.fp8 != nullptr) {
     bind_tensor(*call.dy.fp8, Slot::kGradOutputQ, to);
-    return launches.gradients[kind >> kGradientShift];
+  } else {
+    if (call.dx.data != nullptr && is_fp8(Gemm::kGradInput)) kind |= kGradOutputQ;
+    if (call.dw.data != nullptr && is_fp8(Gemm::kGradWeight)) kind |= kGradOutputQt;
+    bind_refs(layout.backward_dy[(kind & kGradOutputQt) != 0], Slot::kGradOutputQ, to);
+    if (kind != 0) {
+      kind |= (desc.recompute ? given : 0) | step_kind(step_of(call).first_step != 0, to);
+    }
   }
-  if (desc.recompute) kind |= given;
-  return launches.backward[kind | step_kind(step_of(call).first_step != 0, to)];
+  if (call.db.data != nullptr) kind |= kGradOutputSums;
+  return {&launches.backward_casts[kind], &launches.gradients[results]};
 }
 
 }  // namespace f8::runtime

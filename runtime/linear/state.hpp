@@ -72,8 +72,8 @@ struct Linear::State {
                                          int64_t rows) const;
 
   // The launches of a call, and what it gives to them.
-  const LaunchList& bind(const ForwardCall& call, CallArguments& to) const;
-  const LaunchList& bind(const BackwardCall& call, CallArguments& to) const;
+  CallLaunches bind(const ForwardCall& call, CallArguments& to) const;
+  CallLaunches bind(const BackwardCall& call, CallArguments& to) const;
   template <class Call>
   CallKind bind_inputs(const Call& call, CallArguments& to) const;
   // `saved` without the input's part, as the offsets of the layout count it.

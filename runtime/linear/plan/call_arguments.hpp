@@ -27,7 +27,7 @@ enum class Slot : uint8_t {
   kTransposed,  // qt of a tensor whose copies are apart
   kWorkspace,
   kLaunchCounts,  // the reserved bytes, wherever they are
-  // What the GEMMs read of x and w in fp8, wherever it is from.
+  // What the GEMMs read of x, w and dy in fp8, wherever it is from.
   kInputQ,
   kInputQInverse,
   kInputQt,
@@ -36,7 +36,6 @@ enum class Slot : uint8_t {
   kWeightQInverse,
   kWeightQt,
   kWeightQtInverse,
-  // The copies of dy, where the linears of a group share the launches of its casts.
   kGradOutputQ,
   kGradOutputQInverse,
   kGradOutputQt,

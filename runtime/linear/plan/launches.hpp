@@ -1,6 +1,6 @@
-// The launches of a call of a linear as data. A plan makes a list of them for every kind of call,
-// once (plan_launches.hpp); a call finds the range of its m and walks it, patching in what it was
-// given: pointers, row strides and m. So forward(), forward_steps() and the linear's description
+// The launches of a call of a linear as data. A plan makes lists of them once (plan_launches.hpp); a
+// call finds the range of its m in those of its casts and of its GEMMs, and walks it, patching in what
+// it was given: pointers, row strides and m. So forward(), forward_steps() and the linear's description
 // show the same launches.
 //
 //   list     := range ...         by m; what is launched depends on m by a few limits alone

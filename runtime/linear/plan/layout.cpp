@@ -215,11 +215,26 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   if (kernels.bias_grad) layout.sums = backward.take(column_sums_bytes(m, n));
   layout.backward_gemm = backward.take(gemm_backward);
 
+  for (const bool yes : {false, true}) {
+    const CallTensors tensors = layout.forward_tensors(yes);
+    const bool with_qt = yes && !kernels.recompute;
+    layout.forward_x[yes] = fp8_refs(kernels.of(Tensor::kInput), tensors.x, with_qt);
+    layout.forward_w[yes] = fp8_refs(kernels.of(Tensor::kWeight), tensors.w, with_qt);
+    layout.backward_dy[yes] = fp8_refs(kernels.of(Tensor::kGradOutput), layout.backward.dy, yes);
+  }
   layout.backward_x = fp8_refs(kernels.of(Tensor::kInput), layout.backward.x);
   layout.backward_w = fp8_refs(kernels.of(Tensor::kWeight), layout.backward.w);
 
   layout.workspace_bytes = std::max(forward.size(), backward.size());
   return layout;
+}
+
+CallTensors LinearLayout::forward_tensors(bool keeps) const {
+  CallTensors tensors = forward;
+  for (TensorBuffers* at : {&tensors.x, &tensors.w}) {
+    if (keeps && at->kept_scale.slot() != 0) at->q_scale = at->kept_scale;
+  }
+  return tensors;
 }
 
 Result<SavedBytes> saved_bytes_of(const LinearDesc& desc) {

@@ -97,13 +97,18 @@ struct LinearLayout {
   Ref amax;                        // the amax buffer, after those in both
   CallTensors forward;             // of which q is in the workspace, qt in `saved`
   CallTensors backward;            // of x and w: qt in `saved`, or made again in the workspace
-  Fp8Refs backward_x, backward_w;  // what they read in backward without x.fp8 and w.fp8
+  // What GEMMs read of the tensors that a call casts: in forward by whether it has a `saved`, and of
+  // dy by whether its qt is cast.
+  std::array<Fp8Refs, 2> forward_x, forward_w, backward_dy;
+  Fp8Refs backward_x, backward_w;
   Ref sums;
   Ref forward_gemm, backward_gemm;
   size_t workspace_bytes = 0;
   size_t saved_bytes = 0;
   size_t saved_input_bytes = 0;  // its part without the weight's
 
+  // A forward with a `saved` keeps the scales of a linear that recomputes there.
+  [[nodiscard]] CallTensors forward_tensors(bool keeps) const;
   // The bytes of `saved` for calls that are given x, or w, in fp8.
   [[nodiscard]] size_t saved_bytes_of(bool x_fp8, bool w_fp8) const {
     return (x_fp8 ? 0 : saved_input_bytes) + (w_fp8 ? 0 : saved_bytes - saved_input_bytes);

@@ -1,4 +1,4 @@
-// Listing the launches of each kind of call: its casts, then the sums and GEMMs that read them.
+// Listing the launches of each set of casts, and the sums and GEMMs that read them.
 #include "runtime/linear/plan/plan_launches.hpp"
 
 #include <tuple>
@@ -9,13 +9,13 @@
 namespace f8::runtime {
 namespace {
 
-constexpr Fp8Refs kGivenXRefs{Slot::kInputQ, Slot::kInputQInverse, Slot::kInputQt,
-                              Slot::kInputQtInverse};
-constexpr Fp8Refs kGivenWRefs{Slot::kWeightQ, Slot::kWeightQInverse, Slot::kWeightQt,
+constexpr Fp8Refs kInputRefs{Slot::kInputQ, Slot::kInputQInverse, Slot::kInputQt,
+                             Slot::kInputQtInverse};
+constexpr Fp8Refs kWeightRefs{Slot::kWeightQ, Slot::kWeightQInverse, Slot::kWeightQt,
                               Slot::kWeightQtInverse};
 
-constexpr Fp8Refs kGivenDyRefs{Slot::kGradOutputQ, Slot::kGradOutputQInverse, Slot::kGradOutputQt,
-                               Slot::kGradOutputQtInverse};
+constexpr Fp8Refs kGradOutputRefs{Slot::kGradOutputQ, Slot::kGradOutputQInverse,
+                                  Slot::kGradOutputQt, Slot::kGradOutputQtInverse};
 
 constexpr CallKind kGiven = kGivenX | kGivenW;
 
@@ -53,51 +53,17 @@ class LaunchPlanner {
   Result<LinearLaunches> plan() {
     LinearLaunches all;
     for (CallKind kind = 0; kind < kForwardKinds; ++kind) {
-      if (is_step(kind)) all.forward[kind] = F8_TRY(forward(kind));
+      if (is_step(kind)) all.forward_casts[kind] = F8_TRY(forward_casts(kind));
     }
+    all.output = output();
     for (CallKind kind = 0; kind < kBackwardKinds; ++kind) {
-      if (is_step(kind) && is_backward(kind)) all.backward[kind] = F8_TRY(backward(kind));
+      if (is_step(kind) && is_backward(kind))
+        all.backward_casts[kind] = F8_TRY(backward_casts(kind));
     }
-    for (CallKind kind = 0; kind < kGradientKinds; ++kind) {
-      all.gradients[kind] = F8_TRY(gradients(kind << kGradientShift));
+    for (Results results = 0; results < kResults; ++results) {
+      if (has(results)) all.gradients[results] = F8_TRY(gradients(results));
     }
     return all;
-  }
-
-  Result<LaunchList> forward(CallKind kind) {
-    const bool keeps = (kind & kForwardSaved) != 0;
-    const bool saved = keeps && !desc_.recompute;  // copies
-    CallTensors tensors = layout_.forward;
-    for (TensorBuffers* at : {&tensors.x, &tensors.w}) {
-      if (keeps && at->kept_scale.slot() != 0) at->q_scale = at->kept_scale;
-    }
-    const auto& [x, w, none] = tensors;
-    const Ref first = (kind & kGivenW) != 0 ? x.col_amax : w.row_amax;
-    LaunchList list =
-        F8_TRY(casts_.plan({.tensors = tensors, .clear = clear_amax(first, x.row_amax, 0)},
-                           kernels_.forward_copies(saved, kind & kGiven), kind));
-    const auto refs = [&](Tensor tensor, const TensorBuffers& at) {
-      return fp8_refs(kernels_.of(tensor), at, saved);
-    };
-    const GemmOperands operands =
-        this->operands(Gemm::kOutput, (kind & kGivenX) != 0 ? kGivenXRefs : refs(Tensor::kInput, x),
-                       (kind & kGivenW) != 0 ? kGivenWRefs : refs(Tensor::kWeight, w));
-    for (LaunchRange& range : list) {
-      add_gemm(range, Gemm::kOutput, false, layout_.forward_gemm, operands);
-    }
-    return list;
-  }
-
-  Result<LaunchList> gradients(CallKind kind) {
-    LaunchList list;
-    if (!is_backward(kind)) return list;
-    for (const int64_t up_to_m : {int64_t{0}, desc_.shape.m}) {
-      LaunchRange& range = list.emplace_back();
-      range.up_to_m = up_to_m;
-      if ((kind & kBackwardDb) != 0) F8_TRY(add_bias_gradient(range));
-      add_gradients(range, kind, kGivenDyRefs);
-    }
-    return list;
   }
 
  private:
@@ -105,14 +71,64 @@ class LaunchPlanner {
     if ((kind & kOverRanks) != 0 && (kind & kFirstStep) == 0) return false;
     return (kind & kFirstStep) == 0 || !kernels_.slots.empty();
   }
+  // A gradient in high precision reads dy itself.
   [[nodiscard]] bool is_backward(CallKind kind) const {
-    const bool dx = (kind & kBackwardDx) != 0;
-    const bool dw = (kind & kBackwardDw) != 0;
-    return (!dx || desc_.needs_grad_input) && ((kind & kBackwardDb) == 0 || desc_.bias_grad) &&
-           ((kind & kBackwardAddDx) == 0 || (dx && plan(Gemm::kGradInput, true) != nullptr)) &&
-           ((kind & kBackwardAddDw) == 0 || (dw && plan(Gemm::kGradWeight, true) != nullptr)) &&
+    return ((kind & kGradOutputQ) == 0 || (desc_.needs_grad_input && is_fp8(Gemm::kGradInput))) &&
+           ((kind & kGradOutputQt) == 0 || is_fp8(Gemm::kGradWeight)) &&
+           ((kind & kGradOutputSums) == 0 || desc_.bias_grad) &&
            ((kind & kGiven) == 0 || desc_.recompute);
   }
+  [[nodiscard]] bool has(Results results) const {
+    const bool dx = (results & kDx) != 0;
+    const bool dw = (results & kDw) != 0;
+    return (!dx || desc_.needs_grad_input) && ((results & kDb) == 0 || desc_.bias_grad) &&
+           ((results & kAddDx) == 0 || (dx && plan(Gemm::kGradInput, true) != nullptr)) &&
+           ((results & kAddDw) == 0 || (dw && plan(Gemm::kGradWeight, true) != nullptr));
+  }
+
+  Result<LaunchList> forward_casts(CallKind kind) {
+    const bool keeps = (kind & kForwardSaved) != 0;
+    const CallTensors tensors = layout_.forward_tensors(keeps);
+    const auto& [x, w, none] = tensors;
+    const Ref first = (kind & kGivenW) != 0 ? x.col_amax : w.row_amax;
+    const bool saved = keeps && !desc_.recompute;  // copies
+    return casts_.plan({.tensors = tensors, .clear = clear_amax(first, x.row_amax, 0)},
+                       kernels_.forward_copies(saved, kind & kGiven), kind);
+  }
+
+  LaunchList output() const {
+    LaunchRange range{.up_to_m = desc_.shape.m};
+    add_gemm(range, Gemm::kOutput, false, layout_.forward_gemm,
+             operands(Gemm::kOutput, kInputRefs, kWeightRefs));
+    return {std::move(range)};
+  }
+
+  Result<LaunchList> backward_casts(CallKind kind) {
+    const bool sums = (kind & kGradOutputSums) != 0;
+    const bool q = (kind & kGradOutputQ) != 0;
+    const bool qt = (kind & kGradOutputQt) != 0;
+    LaunchList list =
+        F8_TRY(casts_.plan({.tensors = layout_.backward,
+                            .clear = clear_amax(layout_.amax, layout_.backward.dy.row_amax, 0),
+                            .sums = sums},
+                           kernels_.backward_copies(q, qt, kind & kGiven), kind));
+    for (LaunchRange& range : list) {
+      if (sums && range.up_to_m > 0 && !range.has_sums) F8_TRY(add_column_sums(range));
+    }
+    return list;
+  }
+
+  Result<LaunchList> gradients(Results results) {
+    LaunchList list;
+    for (const int64_t up_to_m : {int64_t{0}, desc_.shape.m}) {
+      LaunchRange& range = list.emplace_back();
+      range.up_to_m = up_to_m;
+      if ((results & kDb) != 0) F8_TRY(add_bias_gradient(range));
+      add_gradients(range, results);
+    }
+    return list;
+  }
+
   [[nodiscard]] const GemmPlan* plan(Gemm gemm, bool add) const {
     return (add ? gemms_.adding : gemms_.all)[static_cast<size_t>(gemm)].get();
   }
@@ -140,22 +156,19 @@ class LaunchPlanner {
               });
   }
 
-  Result<LaunchList> backward(CallKind kind) {
-    const bool db = (kind & kBackwardDb) != 0;
-    // A gradient in high precision reads dy itself.
-    const bool q = (kind & kBackwardDx) != 0 && is_fp8(Gemm::kGradInput);
-    const bool qt = (kind & kBackwardDw) != 0 && is_fp8(Gemm::kGradWeight);
-    const TensorBuffers& dy = layout_.backward.dy;
-    LaunchList list =
-        F8_TRY(casts_.plan({.tensors = layout_.backward,
-                            .clear = clear_amax(layout_.amax, dy.row_amax, 0),
-                            .sums = db},
-                           kernels_.backward_copies(q, qt, kind & kGiven), q || qt ? kind : 0));
-    for (LaunchRange& range : list) {
-      if (db) F8_TRY(add_bias_gradient(range));
-      add_gradients(range, kind, fp8_refs(kernels_.of(Tensor::kGradOutput), dy, qt));
-    }
-    return list;
+  Status add_column_sums(LaunchRange& range) {
+    const int64_t n = desc_.shape.n;
+    const Kernel* kernel = F8_TRY(context_.kernel(codegen::ColumnSumsSpec{kernels_.tensor_dtype}));
+    const auto add_sums = [kernel, sums = layout_.sums, n](const LaunchTarget& to) {
+      const auto& [context, call, stream, in_order] = to;
+      const auto args = column_sums_args(call.at<void>(Slot::kDy), call.stride(Slot::kDy), call.m,
+                                         n, call.at<float>(sums));
+      return launch_column_sums(context.driver, *kernel, args, context.options.programmatic_launch,
+                                stream);
+    };
+    const auto row = static_cast<double>(n) * static_cast<double>(size_bytes(desc_.tensor_dtype));
+    range.add("sum dy", add_sums, {.of_step = row});
+    return {};
   }
 
   // The gradient of an empty batch is zero.
@@ -171,19 +184,6 @@ class LaunchPlanner {
       });
       return {};
     }
-    if (!range.has_sums) {
-      const Kernel* kernel =
-          F8_TRY(context_.kernel(codegen::ColumnSumsSpec{kernels_.tensor_dtype}));
-      const auto add_sums = [kernel, sums, n](const LaunchTarget& to) {
-        const auto& [context, call, stream, in_order] = to;
-        const auto args = column_sums_args(call.at<void>(Slot::kDy), call.stride(Slot::kDy), call.m,
-                                           n, call.at<float>(sums));
-        return launch_column_sums(context.driver, *kernel, args,
-                                  context.options.programmatic_launch, stream);
-      };
-      const auto row = static_cast<double>(n) * static_cast<double>(size_bytes(desc_.tensor_dtype));
-      range.add("sum dy", add_sums, {.of_step = row});
-    }
     const Kernel* kernel = F8_TRY(context_.kernel(*kernels_.bias_grad));
     range.add("bias gradient", [kernel, sums, n](const LaunchTarget& to) {
       const auto& [context, call, stream, in_order] = to;
@@ -195,14 +195,13 @@ class LaunchPlanner {
     return {};
   }
 
-  // The call binds what is read of x and w: its tensors, `saved`, or the copies that are made again.
-  void add_gradients(LaunchRange& range, CallKind kind, const Fp8Refs& dy) const {
-    GemmOperands input = operands(Gemm::kGradInput, dy, kGivenWRefs);
+  void add_gradients(LaunchRange& range, Results results) const {
+    GemmOperands input = operands(Gemm::kGradInput, kGradOutputRefs, kWeightRefs);
     input.shards = desc_.weight_shards;
-    const GemmOperands weight = operands(Gemm::kGradWeight, dy, kGivenXRefs);
-    constexpr CallKind kDx = kBackwardDx, kDw = kBackwardDw;
-    const CallKind how = kind & (kDx | kDw | kBackwardAddDx | kBackwardAddDw);
-    if (how == (kDx | kDw) && gemms_.gradients != nullptr && range.up_to_m > 0) {
+    const GemmOperands weight = operands(Gemm::kGradWeight, kGradOutputRefs, kInputRefs);
+    const bool adds = (results & (kAddDx | kAddDw)) != 0;
+    if ((results & kDx) != 0 && (results & kDw) != 0 && !adds && gemms_.gradients != nullptr &&
+        range.up_to_m > 0) {
       range.add("gemm gradients",
                 [plan = gemms_.gradients.get(), input, weight](const LaunchTarget& to) {
                   return plan->run(input.at(to.call), weight.at(to.call), to.stream);
@@ -210,11 +209,11 @@ class LaunchPlanner {
       return;
     }
     const Ref workspace = layout_.backward_gemm;
-    if ((kind & kDx) != 0) {
-      add_gemm(range, Gemm::kGradInput, (kind & kBackwardAddDx) != 0, workspace, input);
+    if ((results & kDx) != 0) {
+      add_gemm(range, Gemm::kGradInput, (results & kAddDx) != 0, workspace, input);
     }
-    if ((kind & kDw) != 0) {
-      add_gemm(range, Gemm::kGradWeight, (kind & kBackwardAddDw) != 0, workspace, weight);
+    if ((results & kDw) != 0) {
+      add_gemm(range, Gemm::kGradWeight, (results & kAddDw) != 0, workspace, weight);
     }
   }
 
