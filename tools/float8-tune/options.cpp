@@ -171,22 +171,25 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options) {
   return flags;
 }
 
-std::array<CLI::Option*, 3> add_model_experts(CLI::App& command, ModelOptions& options) {
+std::array<CLI::Option*, 2> add_model_ranks(CLI::App& command, ModelOptions& options) {
   options.experts = tuner::ExpertsAs::kModule;
   CLI::Option* ep = add_integer(
       command, "--ep", options.ep,
       "expert-parallel ranks, each of which has a part of every layer's experts", 1, 1 << 16);
-  CLI::Option* skew = add_skew(command, options.skew);
   CLI::Option* linears =
       command
           .add_flag_function(
               "--expert-linears",
               [&options](int64_t) { options.experts = tuner::ExpertsAs::kLinears; },
-              "the experts of a config.json are linears of their own in the program, with a "
-              "verdict "
-              "each")
-          ->excludes(ep)
-          ->excludes(skew);
+              "the experts of a config.json are linears of their own in the program, each by "
+              "itself")
+          ->excludes(ep);
+  return {ep, linears};
+}
+
+std::array<CLI::Option*, 3> add_model_experts(CLI::App& command, ModelOptions& options) {
+  const auto [ep, linears] = add_model_ranks(command, options);
+  CLI::Option* skew = add_skew(command, options.skew)->excludes(linears);
   return {ep, skew, linears};
 }
 

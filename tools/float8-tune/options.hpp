@@ -83,7 +83,8 @@ struct ModelFlags {
   CLI::Option* tokens;
 };
 ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp --tokens
-// --ep --skew --expert-linears, of a command that decides for a layer's experts at once.
+// --ep --expert-linears, of a command that takes the experts of a layer together; and --skew with them.
+std::array<CLI::Option*, 2> add_model_ranks(CLI::App& command, ModelOptions& options);
 std::array<CLI::Option*, 3> add_model_experts(CLI::App& command, ModelOptions& options);
 // The ranks that share a model, beside --tp.
 struct RankOptions {

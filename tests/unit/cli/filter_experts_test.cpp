@@ -1,6 +1,8 @@
 // The filter's verdicts on the experts of a layer, on a database of known numbers.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "base/file.hpp"
 #include "recipes/model/filter_file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
@@ -150,9 +152,32 @@ TEST_F(FilterExperts, BadInputIsRefused) {
   refuse(R"({"fqn": "e", "num_experts": 8, "top_k": 2, "dim": 64, "hidden_dim": 64,
          "in_features": 64})",
          {}, {"num_experts", "in_features"});
-  // What a sweep measures has its own options, and is not left out in silence.
-  tool_.expect_refused(1, {"plan", "--model", "model.json", "--tokens", "4096"},
-                       {kExperts, "--experts"});
+}
+
+TEST_F(FilterExperts, ASweepOfAModelMeasuresThem) {
+  const auto problems = [&](const Words& more) {
+    Words words = {"plan", "--model", "model.json", "--tokens", "4096", "--recipe", "rowwise"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::set<std::string> keys;
+    const Json plan = tool_.json(words);
+    for (const Json& linear : plan["linears"]) keys.insert(linear["problem"]);
+    return keys;
+  };
+  const std::string dense =
+      Problem::make(Op::kLinear, find_recipe("rowwise").value(), Shape{4096, 4096, 4096})->key();
+  using Keys = std::set<std::string>;
+  EXPECT_EQ(problems({}), (Keys{dense, w13({8, kEven}).key(), w2({8, kEven}).key()}));
+  EXPECT_EQ(problems({"--skew", "zipf"}),
+            (Keys{dense, w13({8, kZipf}).key(), w2({8, kZipf}).key()}));
+  EXPECT_EQ(problems({"--ep", "2"}), (Keys{dense, w13({4, kEven}).key(), w2({4, kEven}).key()}));
+  // The shapes that it prints are taken again, as a run that is resumed takes them.
+  const Outcome text = tool_({"plan", "--model", "model.json", "--tokens", "4096"});
+  const std::string mnk = "e8m8192n2048k4096skew0;4096,4096,4096;e8m8192n4096k1024skew0";
+  EXPECT_TRUE(contains(text.out, mnk.substr(0, mnk.find(';')))) << text.out;
+  const Json again = tool_.json({"plan", "--mnk", mnk, "--recipe", "rowwise"});
+  EXPECT_EQ(again["linears"].size(), 3U);
+  tool_.expect_refused(1, {"plan", "--mnk", "e8m8192n2048k4096"}, {"--mnk", "skew"});
+  tool_.expect_refused(1, {"plan", "--mnk", mnk, "--skew", "zipf"}, {"--skew", "--experts"});
 }
 
 TEST_F(FilterExperts, OfAConfigAreALayerOrLinearsOfTheirOwn) {

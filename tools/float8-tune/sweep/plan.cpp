@@ -87,6 +87,13 @@ Json linear_json(const tuner::PlannedLinear& linear, const Cached& known, bool c
   return row;
 }
 
+// As --mnk takes them.
+std::string dims_of(const Problem& problem) {
+  if (is_grouped(problem.op)) return to_string(problem.dims, spec_of(problem.op).dims);
+  const Shape s = problem.shape();
+  return f8::format("{},{},{}", s.m, s.n, s.k);
+}
+
 void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& known) {
   int64_t generated = 0;
   int64_t pruned = 0;
@@ -95,10 +102,9 @@ void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& kno
     for (const tuner::Generated& g : gemm.generated) ++(g.pruned.empty() ? generated : pruned);
     library += std::ssize(gemm.fp8_suggestions) + std::ssize(gemm.bf16_suggestions);
   }
-  const Shape s = linear.problem.shape();
-  table.add({f8::format("{},{},{}", s.m, s.n, s.k), linear.problem.recipe,
-             std::to_string(generated), std::to_string(pruned), std::to_string(library),
-             std::to_string(known.ok), f8::format("{:.1f} s", linear.predicted_s)});
+  table.add({dims_of(linear.problem), linear.problem.recipe, std::to_string(generated),
+             std::to_string(pruned), std::to_string(library), std::to_string(known.ok),
+             f8::format("{:.1f} s", linear.predicted_s)});
 }
 
 void print_candidates(const tuner::SweepPlan& plan) {

@@ -68,9 +68,12 @@ constexpr Count kCounts[] = {
 }  // namespace
 
 void declare(CLI::App& command, SweepArgs& args) {
-  add_mnk(command, args.mnk);
+  CLI::Option* mnk = add_mnk(command, args.mnk);
+  mnk->description(mnk->get_description() +
+                   "; and e128m65536n1536k2048skew0 of the linears of 128 experts");
   add_groups(command, args.groups);
   add_model(command, args.model);
+  add_model_ranks(command, args.model);
   command
       .add_option("--recipe", args.recipes,
                   "recipes, separated by commas; of attention " + attention_recipes_text())
@@ -128,6 +131,60 @@ void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms
   }
 }
 
+namespace {
+
+// Those of --mnk. A shape that names its experts, as errors and plans print it, has these.
+Result<std::vector<tuner::SweptShape>> listed_shapes(const std::string& mnk, const Groups& groups) {
+  std::vector<tuner::SweptShape> all;
+  std::string_view rest = mnk;
+  while (!rest.empty()) {
+    const size_t end = std::min(rest.find(';'), rest.size());
+    const std::string item(rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (item.starts_with('e')) {
+      const auto [e, m, n, k, skew, none] =
+          F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kExperts).dims))).sizes;
+      all.push_back({{m, n, k}, {.experts = e, .skew = skew}});
+    } else {
+      for (const Shape shape : F8_TRY(shapes_of(item))) all.push_back({shape, groups});
+    }
+  }
+  return all;
+}
+
+// The linears of a model that can be float8, and the two expert linears of each layer of experts.
+Result<std::vector<tuner::SweptShape>> shapes_of_model(ModelOptions options,
+                                                       const GroupOptions& groups) {
+  if (options.tokens < 1) {
+    return fail(ErrorCode::kInvalidArgument, "--model needs --tokens: the M of its linears");
+  }
+  options.skew = groups.skew;
+  const tuner::Model model = F8_TRY(load(options));
+  std::vector<tuner::SweptShape> all;
+  for (const NamedLinear& layer : model.layers) {
+    if (!layer.kept.empty()) continue;  // it stays bf16 under every policy
+    const int64_t rows = tokens_of(layer, options.tokens);
+    if (!layer.is_experts()) {
+      all.push_back({{rows, layer.out_features, layer.in_features}});
+      continue;
+    }
+    for (const ExpertLinear& part : expert_linears(layer, rows)) {
+      all.push_back({part.shape, layer.groups});
+    }
+  }
+  std::erase_if(all, [](const tuner::SweptShape& shape) { return !validate_shape(shape); });
+  if (all.empty()) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "--model {}: no linear has sizes that are multiples of 16, so none can be float8 and "
+        "there is nothing to measure; name another model or --tp",
+        options.model);
+  }
+  return all;
+}
+
+}  // namespace
+
 Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   tuner::SweepRequest request;
   request.options = args.options;
@@ -143,49 +200,27 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   }
   request.record_pruned = !args.no_pruned_rows;
   request.recipes = F8_TRY(recipes_of(args.recipes.empty() ? kUsualRecipes : args.recipes));
-  request.groups = F8_TRY(groups_of(args.groups));
-  if (request.groups.experts > 0 && !args.model.model.empty()) {
+  const bool of_model = !args.model.model.empty();
+  if (args.groups.experts > 0 && of_model) {
     return fail(ErrorCode::kInvalidArgument,
                 "--experts and --model are both given: the shapes of experts are those of --mnk");
   }
-  const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
-  request.prior = F8_TRY(builtin.table(tuning_db::Database::TablePart::kAll, &builtin_device()));
-  if (args.mnk.empty() && args.model.model.empty()) {
+  if (args.mnk.empty() && !of_model) {
     return fail(ErrorCode::kInvalidArgument,
                 "no shapes: give --mnk M,N,K[;...], or --model with --tokens");
   }
-  std::set<Shape> seen;
-  const auto add = [&](Shape shape) {
-    if (seen.insert(shape).second) request.shapes.push_back(shape);
-  };
-  if (!args.mnk.empty()) {
-    for (const Shape shape : F8_TRY(shapes_of(args.mnk))) add(shape);
+  const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
+  request.prior = F8_TRY(builtin.table(tuning_db::Database::TablePart::kAll, &builtin_device()));
+  // The skew of a model's experts is not one of --mnk.
+  const Groups groups = of_model ? Groups() : F8_TRY(groups_of(args.groups));
+  request.shapes = F8_TRY(listed_shapes(args.mnk, groups));
+  if (of_model) {
+    std::ranges::move(F8_TRY(shapes_of_model(args.model, args.groups)),
+                      std::back_inserter(request.shapes));
   }
-  if (!args.model.model.empty()) {
-    if (args.model.tokens < 1) {
-      return fail(ErrorCode::kInvalidArgument, "--model needs --tokens: the M of its linears");
-    }
-    const tuner::Model model = F8_TRY(load(args.model));
-    for (const NamedLinear& layer : model.layers) {
-      if (layer.is_experts()) {
-        return fail(
-            ErrorCode::kInvalidArgument,
-            "--model {}: {} is a layer of experts, whose shapes are those of --mnk with "
-            "--experts; take it out of the list, and see what `float8-tune filter` says of it",
-            args.model.model, quote(layer.fqn));
-      }
-      const Shape shape{tokens_of(layer, args.model.tokens), layer.out_features, layer.in_features};
-      // Others stay bf16 under every policy.
-      if (layer.kept.empty() && validate_shape(shape)) add(shape);
-    }
-    if (request.shapes.empty()) {
-      return fail(
-          ErrorCode::kInvalidArgument,
-          "--model {}: no linear has sizes that are multiples of 16, so none can be float8 and "
-          "there is nothing to measure; name another model or --tp",
-          args.model.model);
-    }
-  }
+  std::set<tuner::SweptShape> seen;
+  std::erase_if(request.shapes,
+                [&](const tuner::SweptShape& shape) { return !seen.insert(shape).second; });
   return request;
 }
 
@@ -205,15 +240,15 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
          std::to_string(request.attention->accuracy_tokens)});
   } else {
     std::vector<std::string> shapes;
-    for (const Shape s : request.shapes) shapes.push_back(f8::format("{},{},{}", s.m, s.n, s.k));
+    for (const tuner::SweptShape& s : request.shapes) {
+      const auto [e, skew] = s.groups;
+      shapes.push_back(e == 0 ? f8::format("{},{},{}", s.m, s.n, s.k)
+                              : to_string({e, s.m, s.n, s.k, skew}, spec_of(Op::kExperts).dims));
+    }
     add({"--mnk", f8::format("{}", fmt::join(shapes, ";")), "--recipe",
          f8::format("{}", fmt::join(request.recipes, ","))});
   }
   add({"--max-ci", args.max_ci, "--seed", std::to_string(args.seed)});
-  if (request.groups.experts > 0) {
-    add({"--experts", std::to_string(request.groups.experts), "--skew",
-         std::to_string(request.groups.skew)});
-  }
   if (args.no_pruned_rows) add({"--no-pruned-rows"});
   if (args.exhaustive) add({"--exhaustive"});
   if (args.options.race) add({"--strategy", "race"});

@@ -116,7 +116,9 @@ void note_attention(const tuner::SweepRequest& request, const Global& global) {
 }
 
 Status want_casts(tuner::CompileAhead& compiler, const tuner::SweepRequest& request) {
-  if (request.groups.experts > 0) return {};  // those of groups depend on their size
+  // Those of groups depend on their size.
+  const auto grouped = [](const tuner::SweptShape& s) { return s.groups.experts > 0; };
+  if (std::ranges::all_of(request.shapes, grouped)) return {};
   for (const std::string& name : request.recipes) {
     const Recipe recipe = F8_TRY(find_recipe(name));
     for (const auto& kernel : F8_TRY(tuner::cast_kernels(recipe))) compiler.want(kernel.spec);

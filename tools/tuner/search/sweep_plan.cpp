@@ -43,9 +43,9 @@ class Planner {
         profile_(profile_of(device)),
         ask_(ask) {}
 
-  Status add(const Recipe& recipe, Shape shape) {
+  Status add(const Recipe& recipe, const SweptShape& shape) {
     PlannedLinear linear;
-    linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape, request_.groups));
+    linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape, shape.groups));
     if (request_.skipped.contains(linear.problem.key())) return {};
     for (const Gemm g : kGemms) {
       const PlannedGemm& gemm = linear.gemms.emplace_back(F8_TRY(plan_gemm(recipe, g, shape)));
@@ -93,9 +93,9 @@ class Planner {
     return all;
   }
 
-  Result<PlannedGemm> plan_gemm(const Recipe& recipe, Gemm g, Shape shape) {
+  Result<PlannedGemm> plan_gemm(const Recipe& recipe, Gemm g, const SweptShape& shape) {
     PlannedGemm gemm;
-    gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape, request_.groups));
+    gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape, shape.groups));
     const Suggested bf16 = F8_TRY(suggested(gemm.problem, true));
     gemm.bf16_suggestions = measured(bf16);
     gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior, bf16.unmeasured));
@@ -242,10 +242,10 @@ tuning_db::Method method_of(const SweepRequest& request) {
 Result<std::vector<Problem>> problems_of(const SweepRequest& request) {
   if (request.attention) return problems_of(*request.attention);
   std::vector<Problem> problems;
-  for (const Shape shape : request.shapes) {
+  for (const SweptShape& shape : request.shapes) {
     for (const std::string& name : request.recipes) {
       const Recipe recipe = F8_TRY(find_recipe(name));
-      problems.push_back(F8_TRY(Problem::make(Op::kLinear, recipe, shape, request.groups)));
+      problems.push_back(F8_TRY(Problem::make(Op::kLinear, recipe, shape, shape.groups)));
     }
   }
   return problems;
@@ -259,9 +259,9 @@ Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceI
     return planner.plan();
   }
   // Small before large: the first results come soon, and memory grows in few steps.
-  std::vector<Shape> shapes = request.shapes;
+  std::vector<SweptShape> shapes = request.shapes;
   std::ranges::stable_sort(shapes, {}, [](Shape s) { return s.m * s.n * s.k; });
-  for (const Shape shape : shapes) {
+  for (const SweptShape& shape : shapes) {
     for (const std::string& name : request.recipes) {
       const Recipe recipe = F8_TRY(find_recipe(name));
       F8_TRY(planner.add(recipe, shape));

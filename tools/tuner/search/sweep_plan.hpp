@@ -63,10 +63,15 @@ inline constexpr int kLinearBlocks = 6;
 // Planning, loading, checking and capturing one candidate, which comes on top of timing it.
 inline constexpr double kCandidateS = 0.008;
 
+// A linear's shape; with experts, that of an expert linear.
+struct SweptShape : Shape {
+  Groups groups{};
+  auto operator<=>(const SweptShape&) const = default;
+};
+
 // A run has one method, so a request is of linears or of attention.
 struct SweepRequest {
-  std::vector<Shape> shapes;
-  Groups groups;  // with experts: of expert linears, each of these shapes
+  std::vector<SweptShape> shapes;
   std::vector<std::string> recipes;
   std::optional<AttentionRequest> attention{};  // instead of shapes and recipes
   SweepOptions options;

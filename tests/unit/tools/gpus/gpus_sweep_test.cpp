@@ -282,7 +282,7 @@ TEST_F(GpusTest, GpusOfTwoClassesAndOneTwiceAreRefused) {
 }
 
 TEST_F(GpusTest, WhatAnotherUnitMeasuredIsNotMissing) {
-  const std::vector<Shape> all = request_.shapes;
+  const auto all = request_.shapes;
   request_.shapes.resize(2);
   ASSERT_TRUE(sweep_on(1));
   request_.shapes = all;

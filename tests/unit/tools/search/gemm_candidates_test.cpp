@@ -122,7 +122,7 @@ TEST(Search, ChoicesOfALinearReadBack) {
   }
 }
 
-SweepRequest request_of(std::vector<Shape> shapes) {
+SweepRequest request_of(std::vector<SweptShape> shapes) {
   SweepRequest request;
   request.shapes = std::move(shapes);
   request.recipes = {"tensorwise", "rowwise"};

@@ -38,7 +38,7 @@ TEST_F(SweepTest, EveryTrialGetsATerminalStateAndTheLinearARatio) {
 // Grouped GEMMs and the whole expert linear with its baseline; a plan takes the kernels that the database
 // has then.
 TEST_F(SweepTest, ExpertsAreSweptAndChosenFromTheDatabase) {
-  request_.groups = {16, kZipf};
+  request_.shapes[0].groups = {16, kZipf};
   request_.recipes = {"rowwise_with_gw_hp"};
   const auto outcome = sweep_all();
   ASSERT_TRUE(outcome) << outcome.error().message;
@@ -46,7 +46,7 @@ TEST_F(SweepTest, ExpertsAreSweptAndChosenFromTheDatabase) {
   EXPECT_TRUE(rows(problem(Op::kLinear, "rowwise_with_gw_hp")).empty()) << "nothing is dense";
   const Recipe recipe = find_recipe("rowwise_with_gw_hp").value();
   const auto of = [&](Op op) {
-    return Problem::make(op, recipe, request_.shapes[0], request_.groups).value();
+    return Problem::make(op, recipe, request_.shapes[0], request_.shapes[0].groups).value();
   };
   const auto whole = rows(of(Op::kLinear), "float8");
   ASSERT_EQ(whole.size(), 1u);
@@ -81,7 +81,7 @@ INSTANTIATE_TEST_SUITE_P(Faster, SweptBaselineTest,
                          [](const auto& suite) { return std::string(to_string(suite.param)); });
 
 TEST_P(SweptBaselineTest, OfExpertsIsTheFaster) {
-  request_.groups = {16, kEven};
+  request_.shapes[0].groups = {16, kEven};
   machine_.ns = [](const Problem&, const Candidate& s, double) {
     if (s.impl != Impl::kBf16) return s.impl == Impl::kFloat8 ? 300e3 : 100e3;
     double sum = 0;
@@ -93,7 +93,7 @@ TEST_P(SweptBaselineTest, OfExpertsIsTheFaster) {
   };
   ASSERT_TRUE(sweep_all());
   const Problem whole = Problem::make(Op::kLinear, find_recipe("tensorwise").value(),
-                                      request_.shapes[0], request_.groups)
+                                      request_.shapes[0], request_.shapes[0].groups)
                             .value();
   const auto bf16 = rows(whole, "bf16");
   ASSERT_EQ(bf16.size(), 1u);
