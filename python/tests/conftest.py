@@ -74,7 +74,7 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def options(device: str) -> dict[str, Any]:
-    """What a Float8Linear on the device needs beside its recipe."""
+    """What a Float8Linear on the device needs in addition to its recipe."""
     return {"emulate": device == "cpu"}
 
 

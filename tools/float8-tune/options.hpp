@@ -85,7 +85,7 @@ struct ModelFlags {
 ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp --tokens
 // --ep --skew --expert-linears, of a command that decides for a layer's experts at once.
 std::array<CLI::Option*, 3> add_model_experts(CLI::App& command, ModelOptions& options);
-// The ranks that share a model, beside --tp.
+// The ranks that share a model, together with --tp.
 struct RankOptions {
   int64_t fsdp = 1;
   int64_t hosts = 0;
