@@ -6,7 +6,7 @@
 //                      where the variable names an absolute directory; else there is none)
 //   FLOAT8_DB          the user's tuning database (default: the built-in measurements alone)
 //   FLOAT8_LOG         error | warning | info (default: warning)
-//   FLOAT8_TUNE        the program that tunes at first use (default: float8-tune beside the
+//   FLOAT8_TUNE        the program that tunes at first use (default: float8-tune next to the
 //                      library, else in PATH)
 #pragma once
 

@@ -91,7 +91,7 @@ Result<Descriptor> open_stream(Target target) {
   return stream;
 }
 
-// The names of new files beside the target are this and 16 hex digits.
+// The names of new files next to the target are this and 16 hex digits.
 std::string temporary_prefix(const fs::path& target) {
   constexpr size_t kLongest = 128;  // of the target's name, so that ours is no longer than allowed
   return f8::format(".{}.", target.filename().string().substr(0, kLongest));
@@ -112,7 +112,7 @@ Status keep_mode(int fd, const Target& target) {
 // SQLite puts a file with this ending next to one that it makes.
 constexpr std::string_view kJournal = "-journal";
 
-// Removes what killed processes left beside the target.
+// Removes what killed processes left next to the target.
 void remove_leftovers(const fs::path& target) {
   const std::string prefix = temporary_prefix(target);
   remove_stale_files(folder_of(target), [&prefix](std::string_view name) {
@@ -135,7 +135,7 @@ Status may_write(const Target& target) {
   return fail(ErrorCode::kIo, "cannot create a file in {}: {}", folder.string(), errno_text());
 }
 
-// A file beside its target, under a name that no other has, until it takes the target's place. It
+// A file next to its target, under a name that no other has, until it takes the target's place. It
 // goes at the end where it did not.
 class NewFile {
  public:

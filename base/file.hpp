@@ -7,7 +7,7 @@
 // Opening never blocks.
 //
 // Writing depends on what the path names:
-//   nothing, a regular file   a new file beside the target takes its place when it is complete: a
+//   nothing, a regular file   a new file next to the target takes its place when it is complete: a
 //                             reader sees the old bytes or the new ones, and a full disk leaves the
 //                             old ones. The new file keeps the target's mode, and where the system
 //                             allows it its owner; without a target the umask decides. A file that

@@ -57,7 +57,7 @@ enum class Constraints { kIgnored, kChecked };
 [[nodiscard]] Result<Database> open_database(const std::filesystem::path& path, OpenMode mode,
                                              const SchemaSpec& schema);
 
-// A whole copy beside the file, FILE.NAME.backup or, where there is one, FILE.NAME.backup2 and so on.
+// A whole copy next to the file, FILE.NAME.backup or, where there is one, FILE.NAME.backup2 and so on.
 [[nodiscard]] Result<std::filesystem::path> back_up(const Connection& db,
                                                     const std::filesystem::path& path,
                                                     std::string_view name);

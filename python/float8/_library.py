@@ -137,11 +137,10 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(paths[0]))
     loaded.float8_last_error.restype = ctypes.c_char_p
     loaded.float8_version.restype = ctypes.c_char_p
-    for name in ("float8_context_destroy", "float8_model_destroy", "float8_linear_destroy"):
+    for name in ("float8_context_destroy", "float8_model_destroy"):
         getattr(loaded, name).argtypes = [ctypes.c_void_p]
         getattr(loaded, name).restype = None
     loaded.float8_context_load_table.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    loaded.float8_linear_plan.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     loaded.float8_model_plan.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     loaded.float8_model_layer_verdict.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     loaded.float8_context_info.argtypes = [

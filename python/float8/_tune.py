@@ -10,7 +10,7 @@ from typing import NoReturn
 
 
 def cuda_folders() -> list[str]:
-    """Returns the folders of CUDA 13's libraries that lie beside PyTorch as wheels."""
+    """Returns the folders of CUDA 13's libraries that lie next to PyTorch as wheels."""
     spec = importlib.util.find_spec("nvidia")
     roots = spec.submodule_search_locations if spec is not None else None
     folders = [pathlib.Path(root, "cu13", "lib") for root in roots or ()]

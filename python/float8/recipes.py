@@ -152,17 +152,7 @@ def _gemm_of(struct: _library.GemmSetting) -> Gemm:
 def validate(recipe: Recipe) -> None:
     """Raises ValueError, with the library's words, where no linear can have these settings."""
     struct = recipe_struct(recipe)
-    desc = _library.sized(
-        _library.LinearDesc, m_max=128, n=128, k=128, custom_recipe=ctypes.pointer(struct)
-    )
-    linear = ctypes.c_void_p()
-    with _library.Context() as context:
-        _library.check(
-            _library.library().float8_linear_plan(
-                context.handle, ctypes.byref(desc), ctypes.byref(linear)
-            )
-        )
-    _library.library().float8_linear_destroy(linear)
+    _library.check(_library.library().float8_recipe_check(ctypes.byref(struct)))
 
 
 def recipe_struct(recipe: Recipe) -> _library.RecipeStruct:

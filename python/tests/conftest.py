@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -59,6 +59,13 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _checks_copies() -> Iterator[None]:
+    """Turns the checks of copies on again behind a test that turns them off."""
+    yield
+    f8.check_copies()
+
+
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the warnings that come once come again."""
@@ -67,7 +74,7 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def options(device: str) -> dict[str, Any]:
-    """What a Float8Linear on the device needs beside its recipe."""
+    """What a Float8Linear on the device needs in addition to its recipe."""
     return {"emulate": device == "cpu"}
 
 

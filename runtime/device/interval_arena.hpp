@@ -20,7 +20,7 @@ class IntervalArena {
     blocks_.push_back({(bytes + kAlign - 1) / kAlign * kAlign, first, last, 0});
     return blocks_.size() - 1;
   }
-  // Places all blocks one after the other, each at the lowest address that no block which lives beside it
+  // Places all blocks one after the other, each at the lowest address that no block which lives at the same time
   // has: the largest ones first. While that takes more than floor(), the block that ends last is placed
   // before all others, and so on; the smallest of these placements stays.
   void place() {

@@ -24,7 +24,7 @@ int64_t sums_of(const Heads& k, int64_t row, int64_t block) {
   return place * k.d;
 }
 
-// What a cast's Args say beside those of a batch, or null.
+// What a cast's Args say in addition to those of a batch, or null.
 const kernels::AttentionPackedCastArgs* packed_of(const codegen::AttentionCastSpec& spec,
                                                   const Call& call) {
   return spec.packed ? &call.args<kernels::AttentionPackedCastArgs>() : nullptr;

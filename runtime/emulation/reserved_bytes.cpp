@@ -40,7 +40,7 @@ ReservedBytes reserved_bytes(const kernels::QuantizeArgs& args, int sm_count) {
   const auto first =
       static_cast<size_t>(kernels::quantize_sync_bytes(resident * kernels::kMaxTilesOfBlock));
   const auto second = static_cast<size_t>(kernels::quantize_sync_bytes(resident));
-  // A launch beside another one has the second part.
+  // A launch that overlaps with another one has the second part.
   const auto* sync = reinterpret_cast<const char*>(args.sync);
   return {args.cast.overlap != 0 ? sync - first : sync, first + second};
 }

@@ -42,7 +42,7 @@ double whole_parts(double a, double b) {
   return std::ceil(a / b);
 }
 
-// The share of the votes for this candidate. Its stages are what fits beside an epilogue.
+// The share of the votes for this candidate. Its stages are what fits next to an epilogue.
 double share_of_votes(GemmConfig candidate, std::span<const NearbyWinner> nearby) {
   double all = kNoVote;
   double own = 0;

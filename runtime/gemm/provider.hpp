@@ -27,7 +27,7 @@ inline constexpr int kHeuristics = 8;
 }
 
 // Checks that the shape is in range, that the operands are both fp8 or both of one type, and that d
-// is in high precision: beside operands in high precision it has their type or f32.
+// is in high precision: with operands in high precision it has their type or f32.
 [[nodiscard]] Status validate(const GemmDesc& desc);
 // Checks that pointers are given and aligned and that m is within the plan. `workspace` matters
 // where `workspace_bytes` > 0.

@@ -41,7 +41,7 @@ class File {
   int fd_;
 };
 
-// The program is installed beside the library; a static library looks for it in PATH.
+// The program is installed next to the library; a static library looks for it in PATH.
 std::string program() {
   if (!environment().tune.empty()) return environment().tune;
   Dl_info info{};

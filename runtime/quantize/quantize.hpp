@@ -61,7 +61,7 @@ enum class Launches { kOne, kOneEach, kTwo };
 [[nodiscard]] size_t tile_amax_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
 
 // The bytes that one-launch kernels keep in a workspace: for as many tiles as may fit and, from
-// second_sync() on, for a launch beside another, both with one tile a block at most.
+// second_sync() on, for a launch that overlaps with another, both with one tile a block at most.
 [[nodiscard]] size_t quantize_sync_bytes(int sm_count);
 [[nodiscard]] size_t second_sync(int sm_count);
 

@@ -1,6 +1,6 @@
 # Compiles SOURCE as strict C99 with the flags that pkg-config prints for the float8 in PREFIX, and runs
-# it three times: with the shared library; with the static one beside it, which the README's
-# -l:libfloat8.a names; and with a copy of PREFIX that has the static library alone.
+# it three times: with the shared library; with the static one, where both are installed, by the
+# -l:libfloat8.a of docs/build.md; and with a copy of PREFIX that has the static library alone.
 file(GLOB_RECURSE pc ${PREFIX}/float8.pc)
 if(NOT pc)
   message(FATAL_ERROR "no float8.pc under ${PREFIX}")

@@ -1,4 +1,4 @@
-# The public headers and the README's C++ examples compile without a warning: the first as C++20, the second as C++17. Each is its includes, then
+# The public headers and the documents' first C++ examples compile without a warning: the README's as C++20, that of docs/build.md as C++17. Each is its includes, then
 # its statements as the body of a function that has the names which the text takes for granted.
 # A designated initializer names some of a struct's fields; the others have default values.
 file(WRITE ${OUTPUT} "#include <float8/float8.h>
@@ -20,18 +20,20 @@ void example() {
 execute_process(COMMAND ${CXX} -std=c++20 -pedantic -Wall -Wextra -Werror -I${INCLUDE} -fsyntax-only
                         ${OUTPUT} COMMAND_ERROR_IS_FATAL ANY)
 
-file(READ ${README} text)
 foreach(standard 20 17)
+  set(document README.md)
+  if(standard EQUAL 17)
+    set(document docs/build.md)
+  endif()
+  file(READ ${ROOT}/${document} text)
   string(FIND "${text}" "```cpp\n" begin)
   if(begin EQUAL -1)
-    message(FATAL_ERROR "${README} has no C++${standard} example")
+    message(FATAL_ERROR "${document} has no C++${standard} example")
   endif()
   math(EXPR begin "${begin} + 7")
   string(SUBSTRING "${text}" ${begin} -1 text)
   string(FIND "${text}" "```\n" end)
   string(SUBSTRING "${text}" 0 ${end} example)
-  math(EXPR end "${end} + 4")
-  string(SUBSTRING "${text}" ${end} -1 text)
 
   string(REGEX MATCHALL "#include[^\n]*\n" includes "${example}")
   string(REGEX REPLACE "#include[^\n]*\n" "" statements "${example}")

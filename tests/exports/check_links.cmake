@@ -1,6 +1,6 @@
 # A trainer that links float8 gets the C++ runtime and libc with it, and nothing else: no CUDA library,
 # which would keep it from starting where there is no driver, no libfmt, and no part of the tools. The
-# static library asks for nothing else either. README.md lists what float8 opens at run time instead.
+# static library asks for nothing else either. docs/build.md lists what float8 opens at run time instead.
 execute_process(COMMAND ${READELF} -d ${SHARED} OUTPUT_VARIABLE table COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "\\(NEEDED\\)[^\n]+" needed "${table}")
 if(NOT needed)

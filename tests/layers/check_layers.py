@@ -114,6 +114,8 @@ STANDALONE = [
      "a device template includes its neighbours alone; NVRTC sees no header"),
 ]
 PUBLIC = re.compile(r"float8/[a-z0-9_]+\.h(pp)?$")
+# A first program reads float8/linear.h and what it includes, so each public header is short.
+PUBLIC_LINES = 200
 # An example is what the author of a trainer copies: it has no header of the project but the public
 # ones, and no library but those that every trainer has.
 EXAMPLE = {
@@ -203,6 +205,8 @@ def check(root):
         count += 1
         if path.startswith("python/float8/") and file.suffix == ".py":
             of_python[path] = "\n".join(lines)
+        if STANDALONE[0][0].match(path) and len(lines) > PUBLIC_LINES:
+            findings.append(f"{path}:1: has {len(lines)} lines: a public header has at most {PUBLIC_LINES}")
         is_source = file.suffix in SOURCE and path.split("/")[0] in MAY_INCLUDE
         is_device_text = path.startswith("tests/golden/")
         for number, line in enumerate(lines, 1):
@@ -279,6 +283,7 @@ def self_test():
         ("runtime/experts/x.cpp", '#include "runtime/moe/moe.hpp"\n'),
         ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
         ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
+        ("runtime/include/float8/x.h", "\n" * (PUBLIC_LINES + 1)),
         ("runtime/device/x.cpp", '#include "tuning_db/database.hpp"\n'),
         ("codegen/x.cpp", '#include "tuning_db/estimate/tuning_table.hpp"\n'),
         ("tuning_db/x.cpp", "#include <nccl.h>\n"),

@@ -86,7 +86,7 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp
 // --ep --expert-linears, of a command that takes the experts of a layer together; and --skew with them.
 std::array<CLI::Option*, 2> add_model_ranks(CLI::App& command, ModelOptions& options);
 std::array<CLI::Option*, 3> add_model_experts(CLI::App& command, ModelOptions& options);
-// The ranks that share a model, beside --tp.
+// The ranks that share a model, together with --tp.
 struct RankOptions {
   int64_t fsdp = 1;
   int64_t hosts = 0;

@@ -34,7 +34,7 @@ inline constexpr Outcome kOutcomes[] = {Outcome::kFaster, Outcome::kSlower, Outc
                                         Outcome::kAmbiguous};
 [[nodiscard]] std::string_view to_string(Outcome outcome);  // "FASTER"
 
-// B beside A on one problem. The ratio is above 1 where B is faster.
+// B against A on one problem. The ratio is above 1 where B is faster.
 struct Comparison {
   TrialRow a, b;
   Outcome outcome = Outcome::kAmbiguous;

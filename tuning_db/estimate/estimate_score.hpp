@@ -1,4 +1,4 @@
-// Estimates beside measurements of shapes that the estimator did not know: how often the interval
+// Estimates against measurements of shapes that the estimator did not know: how often the interval
 // holds the truth, whether the verdict is the truth's, and what wrong verdicts cost.
 #pragma once
 

@@ -92,7 +92,7 @@ class WireCost {
 
  private:
   struct Sent {                        // us
-    double forward = 0, backward = 0;  // beside GEMMs
+    double forward = 0, backward = 0;  // overlapped by GEMMs
     double alone = 0;
     [[nodiscard]] double all() const { return forward + backward + alone; }
     [[nodiscard]] double exposed(double compute_us, double scale) const;

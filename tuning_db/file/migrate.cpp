@@ -1,5 +1,5 @@
 // Schema versions and the steps between them. A step is SQL that takes version N to N + 1; all
-// steps run in one transaction, after open.cpp has put a backup beside the file.
+// steps run in one transaction, after open.cpp has put a backup next to the file.
 #include <array>
 
 #include "tuning_db/file/checksum.hpp"

@@ -1,7 +1,7 @@
 // Opening, creating and refusing database files.
 //
 // A file is judged by its kind, its size and its first 100 bytes before SQLite sees it, so that a file
-// that is refused is not touched: not even a -shm is made beside it. Then its schema, its pages and
+// that is refused is not touched: not even a -shm is made next to it. Then its schema, its pages and
 // its rows' checksums are checked, so that what a command reads is what was written. A new database is built under a temporary name
 // and linked into place, so that no reader ever meets half a schema.
 #include <fcntl.h>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr uint32_t kApplicationId = 0x46384442;
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;  // some three million trials
-// A database, and the files that SQLite puts beside it.
+// A database, and the files that SQLite puts next to it.
 constexpr std::array<std::string_view, 4> kSuffixes = {"", "-wal", "-shm", "-journal"};
 constexpr size_t kUuidChars = 36;
 constexpr std::string_view kMagic("SQLite format 3\0", 16);
@@ -43,7 +43,7 @@ bool has_wal(const fs::path& path) {
   return !ignored && size > 0;
 }
 
-// A fifo or a device in place of the file, or of one that SQLite opens beside it, could make it wait
+// A fifo or a device in place of the file, or of one that SQLite opens next to it, could make it wait
 // for ever; a file that is too large, nearly so.
 Status refuse_odd_files(const fs::path& path) {
   for (const std::string_view suffix : kSuffixes) {
@@ -134,14 +134,14 @@ Status judge(const fs::path& path, int known) {
   return {};
 }
 
-// NAME.new-UUID, and what SQLite puts beside it. Of a long name this is the beginning, so that ours is
+// NAME.new-UUID, and what SQLite puts next to it. Of a long name this is the beginning, so that ours is
 // no longer than allowed.
 std::string temporary_prefix(const fs::path& path) {
   constexpr size_t kLongest = 128;
   return path.filename().string().substr(0, kLongest) + ".new-";
 }
 
-// A name beside the database; at the end it is removed, with what SQLite put beside it.
+// A name next to the database's; at the end it is removed, with what SQLite put next to it.
 struct TemporaryName {
   fs::path path;
   std::array<std::string, kSuffixes.size()> all;
@@ -156,7 +156,7 @@ struct TemporaryName {
   }
 };
 
-// Removes what killed processes left beside the database.
+// Removes what killed processes left next to the database.
 void remove_leftovers(const fs::path& path) {
   const std::string prefix = temporary_prefix(path);
   remove_stale_files(path.parent_path(), [&](std::string_view name) {
@@ -193,7 +193,7 @@ Status create(const fs::path& path, const fs::path& folder, const SchemaSpec& sc
 Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
   if (refuse_network_fs(path, fs_magic(path))) {
     // A connection that may write, though none of ours does: only such a one removes the -wal and
-    // -shm that WAL puts beside the file while it is read. Of a write-protected file SQLite makes a
+    // -shm that WAL puts next to the file while it is read. Of a write-protected file SQLite makes a
     // reader.
     for (const int flags : {SQLITE_OPEN_READWRITE, SQLITE_OPEN_READONLY}) {
       auto db = Connection::open(path, flags);

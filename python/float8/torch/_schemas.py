@@ -1,6 +1,6 @@
 """The schemas of torch.ops.float8, whose kernels python/shim/ops.cpp registers and describes.
 
-They are here and not beside the kernels, since PyTorch's stable ABI cannot give an op tags.
+They are here and not next to the kernels, since PyTorch's stable ABI cannot give an op tags.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // The few things of CUDA that the shim needs, found at run time: it links no CUDA library, so that
-// one build also loads beside a PyTorch without CUDA.
+// one build also loads with a PyTorch without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ void set_current_stream(int32_t device, float8_stream stream);
 [[nodiscard]] uint64_t capture_id(float8_stream stream);
 // Lets the calling thread allocate memory while another one captures.
 void allow_allocation_in_captures();
-// Loads the CUDA libraries that lie beside PyTorch as wheels, where nothing else has loaded them:
+// Loads the CUDA libraries that lie next to PyTorch as wheels, where nothing else has loaded them:
 // libfloat8 then finds them by name.
 void load_cuda_libraries();
 

@@ -1,4 +1,4 @@
-"""FSDP's fp8 gathers beside its gathers in high precision, where the weight's type is not x's.
+"""FSDP's fp8 gathers against its gathers in high precision, where the weight's type is not x's.
 
 Under autocast, and under FSDP's policy, a linear rounds its weight to x's type. Both kinds of gathers
 have the same bits, of results and of the scale states, whatever rounds the weights.

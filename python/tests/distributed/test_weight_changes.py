@@ -1,6 +1,6 @@
 """Weights that FSDP gathers in fp8, changed in every way that there is: no forward has an old copy.
 
-Each model trains beside one whose gathers are in high precision, which has no copies to keep. Ranks are
+Each model is compared with one whose gathers are in high precision, which has no copies to keep. Ranks are
 processes on the emulated device; check_copies is on in all of them.
 """
 
@@ -419,7 +419,7 @@ def test_models_on_the_meta_device_get_values(tmp_path: Any) -> None:
 
 
 def _tensor_parallel(_: Any, rank: int, world: int) -> None:
-    """Tensor parallelism alone, and beside FSDP: fused and foreach optimizers, and .data."""
+    """Tensor parallelism alone, and with FSDP: fused and foreach optimizers, and .data."""
     names = ("shard", "tensor")
     mesh = distributed.device_mesh.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=names)
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}

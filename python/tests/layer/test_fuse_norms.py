@@ -199,7 +199,7 @@ def test_leaves_what_is_no_norm_of_one_type(
 
 
 class Ops:
-    """The casts of norms, and what they take beside x of eight rows."""
+    """The casts of norms, and what they take in addition to x of eight rows."""
 
     def __init__(self, device: str, options: dict[str, Any], recipe: str = "rowwise") -> None:
         self.config = recipes.pack(recipes.Recipe.named(recipe), emulate=options["emulate"])

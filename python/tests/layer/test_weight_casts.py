@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,12 +49,6 @@ def poison(model: nn.Module) -> None:
 
 def is_poisoned(model: nn.Module, plain: nn.Module, x: torch.Tensor) -> bool:
     return not torch.equal(model(x), plain(x))
-
-
-@pytest.fixture(autouse=True)
-def _checks() -> Iterator[None]:
-    yield
-    f8.check_copies()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@
  *     tensor.h          tensors in fp8
  *     quantizer.h       casts apart from a linear: of weights, once for all micro-batches
  *     quantizer_list.h  casts of many tensors in few launches, and linears of one x, such as Q, K and V
+ *     quantizer_source.h  what these cast: a tensor, or what an activation or a norm makes of it
  *     weights.h         whether weights changed, found on the device
  *     gemm.h            GEMMs of tensors in fp8
  *     scales.h          delayed scaling: a model's scale state, its checkpoint, steps that are skipped
@@ -83,6 +84,7 @@
 #include "float8/optimizer.h"
 #include "float8/quantizer.h"
 #include "float8/quantizer_list.h"
+#include "float8/quantizer_source.h"
 #include "float8/recipe.h"
 #include "float8/scales.h"
 #include "float8/tensor.h"

@@ -56,19 +56,19 @@ TEST(Replay, TheMethodsFiguresAndACurveMayBeGiven) {
       "GPU s"));
 }
 
-// The README's lines, pasted into a shell in the tree.
-TEST(Replay, TheReadmesExampleRunsAsItStands) {
+// The lines of docs/command-line.md, pasted into a shell in the tree.
+TEST(Replay, TheDocumentsExampleRunsAsItStands) {
   const Tool tool;
   const fs::path source = FLOAT8_SOURCE_DIR;
-  const std::string readme = read_file(source / "README.md").value();
-  const size_t replay = readme.find("\nfloat8-tune replay ");
+  const std::string tour = read_file(source / "docs/command-line.md").value();
+  const size_t replay = tour.find("\nfloat8-tune replay ");
   ASSERT_NE(replay, std::string::npos);
-  const size_t begin = readme.rfind('\n', replay - 1) + 1;  // the line before says how to unpack
-  const size_t end = readme.find('\n', replay + 1);
+  const size_t begin = tour.rfind('\n', replay - 1) + 1;  // the line before says how to unpack
+  const size_t end = tour.find('\n', replay + 1);
   fs::create_directory_symlink(source / "tuning_db", tool.path() / "tuning_db");
   const std::string command =
       f8::format("cd {} && PATH={}:$PATH && set -e && {{ {}\n}} > replay.txt", tool.path().string(),
-                 fs::path(FLOAT8_TUNE).parent_path().string(), readme.substr(begin, end - begin));
+                 fs::path(FLOAT8_TUNE).parent_path().string(), tour.substr(begin, end - begin));
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   EXPECT_TRUE(contains(read_file(tool.path() / "replay.txt").value(), "exhaustive"));
 }

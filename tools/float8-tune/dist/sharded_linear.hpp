@@ -1,13 +1,13 @@
-// One linear over ranks, beside the same linear on one device. Each rank holds rows of the weight
+// One linear over ranks, compared with the same linear on one device. Each rank holds rows of the weight
 // (FSDP) and takes a share of the tokens:
 //
 //   kernels  what the ranks' linears run, in words: equal
 //   scales   of delayed scaling, behind a step of all ranks: equal
-//   copies   the gathered fp8 copies of the weight, beside a cast of the whole weight: bits
-//   y, dx    of a rank's tokens with the gathered copies, beside the linear with the whole weight: bits
-//   dw       the reduce-scattered sum of the ranks' gradients, beside their sum in the ranks' order:
+//   copies   the gathered fp8 copies of the weight, against a cast of the whole weight: bits
+//   y, dx    of a rank's tokens with the gathered copies, against the linear with the whole weight: bits
+//   dw       the reduce-scattered sum of the ranks' gradients, against their sum in the ranks' order:
 //            bits where a sum has one order, else SQNR
-//   batch    y, dx and dw of all tokens, beside one device's that takes all of them at once: SQNR
+//   batch    y, dx and dw of all tokens, against one device's that takes all of them at once: SQNR
 //
 // The checks of tensor_parallel.hpp follow.
 #pragma once

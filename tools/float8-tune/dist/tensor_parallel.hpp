@@ -1,4 +1,4 @@
-// A linear over tensor-parallel ranks, beside one device's:
+// A linear over tensor-parallel ranks, compared with one device's:
 //
 //   column   w is sharded by rows of N. x is sharded by the sequence, cast over ranks and gathered in
 //            fp8; dy by columns; the ranks' dx are summed and scattered.

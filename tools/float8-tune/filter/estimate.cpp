@@ -1,4 +1,4 @@
-// estimate: how good the estimates of shapes that nobody measured are, beside shapes that somebody
+// estimate: how good the estimates of shapes that nobody measured are, against shapes that somebody
 // did. It needs no GPU.
 #include <memory>
 

@@ -1,5 +1,5 @@
 // One sweep on several GPUs. Each has a worker process, a thread and a database of its own, a shard
-// beside the database that the sweep fills; the dispatcher assigns the linears. A GPU whose worker
+// next to the database that the sweep fills; the dispatcher assigns the linears. A GPU whose worker
 // cannot be started again, or under which measurement after measurement fails, is lost: the others
 // take over what it did not finish.
 #pragma once

@@ -1,4 +1,4 @@
-// The shards of a sweep on several GPUs: databases beside the one that the sweep fills, one for each
+// The shards of a sweep on several GPUs: databases next to the one that the sweep fills, one for each
 // GPU, named after it with a hash of the GPU's UUID. They are merged when the sweep ends, and removed
 // when nothing is missing; what a killed sweep leaves, the next one merges.
 #pragma once
@@ -26,7 +26,7 @@ struct Shard {
   tuning_db::Database db;
   tuning_db::RunInfo run;  // its newest
 };
-// Those beside the database that no living process measures into. The newest run comes first.
+// Those next to the database that no living process measures into. The newest run comes first.
 [[nodiscard]] Result<std::vector<Shard>> idle_shards(const std::filesystem::path& database);
 
 // The linears of a shard, by problem key. Its newest run is this process's afterwards.
@@ -41,7 +41,7 @@ struct ShardLinears {
 // Adds the finished trials of the files to the database.
 [[nodiscard]] Status merge_shards(tuning_db::Database& database,
                                   const std::vector<std::filesystem::path>& shards);
-// Removes the files and what SQLite keeps beside them.
+// Removes the files and what SQLite keeps next to them.
 void remove_shards(const std::vector<std::filesystem::path>& shards);
 
 }  // namespace f8::tuner

@@ -43,7 +43,7 @@ struct Model {
 [[nodiscard]] Result<Model> load_model(std::string_view name_or_path,
                                        ExpertsAs experts = ExpertsAs::kLinears);
 // The layers of a list, a config.json or an index of shards; `path` names it, and the shards are
-// beside it.
+// next to it.
 [[nodiscard]] Result<std::vector<NamedLinear>> parse_model_json(
     std::string_view text, const std::filesystem::path& path,
     ExpertsAs experts = ExpertsAs::kLinears);

@@ -99,7 +99,7 @@ struct LinearBench {
   std::optional<PairedRatio> untuned{};
   tuning_db::TrialResult float8{}, bf16{};
   std::vector<KernelShare> kernels{};
-  std::optional<double> copy_gb_per_s{};  // the ceiling, measured beside the casts
+  std::optional<double> copy_gb_per_s{};  // the ceiling, measured interleaved with the casts
 };
 
 // Attention's forward in fp8 with its casts, and the backward of recipe fp8, or the launch that one in bf16 needs.

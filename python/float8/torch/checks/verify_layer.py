@@ -1,4 +1,4 @@
-"""One layer of a sharded model beside the same layer of one device, in the memory of one layer."""
+"""One layer of a sharded model against the same layer of one device, in the memory of one layer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TENSORS = ("w", "q", "qt", "y", "dx", "dw", "db")
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A tensor of the sharded model beside that of the whole one."""
+    """A tensor of the sharded model against that of the whole one."""
 
     bits: bool
     db: float = math.inf  # the signal to noise ratio

@@ -158,7 +158,7 @@ def convert_to_float8_training(
         entry here tokens times the number of experts that its router sends a token to.
     names, policy, verdicts: arguments of `float8.filter_layers`, which need tokens. Each of the names
         is part of a linear's name. The policy is "measured" unless one is given; "torchao" needs
-        "auto_filter_small_kn" among the names, and a filter file has no policy beside it.
+        "auto_filter_small_kn" among the names, and a filter file is given without a policy.
     explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
     fsdp, tp, hosts: the ranks that will share the model, whose wire is then in the verdicts; they
         are arguments of `float8.filter_layers` too.

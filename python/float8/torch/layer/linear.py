@@ -44,7 +44,7 @@ class Float8Linear(BaseLinear):
     pad_inner_dim: in_features may be any number; x and the weight are padded with zeros.
     enable_fsdp_float8_all_gather: `fully_shard` gathers the weight in fp8 (fsdp.py). It changes nothing
         where a weight is not sharded by it.
-    async_tensor_parallel: with tensor and sequence parallelism, GEMMs run by chunks beside the
+    async_tensor_parallel: with tensor and sequence parallelism, GEMMs run by chunks, overlapped with the
         communication of the others (async_tensor_parallel.py). None: where torch.compile would do
         so, as `torch._inductor.config._micro_pipeline_tp` says.
 

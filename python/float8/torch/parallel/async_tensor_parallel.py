@@ -1,4 +1,4 @@
-"""Async tensor parallelism: GEMMs in fp8 by chunks, beside which the chunks are gathered or sent.
+"""Async tensor parallelism: GEMMs in fp8 by chunks, overlapped with the gathers or sends of the chunks.
 
 gather_gemm    d = a b^T + bias, whose rows of a are shared by ranks: the GEMM of a rank's rows runs when
                they have arrived, that of the own rows at once
@@ -91,7 +91,7 @@ class _Gemm(NamedTuple):
 
 
 def _sm_limit(exchange: chunk_exchange.Messages | chunk_exchange.PeerMemory, like: Tensor) -> int:
-    """Returns the most SMs of a GEMM beside which the exchange sends; 0: all."""
+    """Returns the most SMs of a GEMM that overlaps with the exchange's sends; 0: all."""
     if exchange.sms == 0 or not like.is_cuda:
         return 0
     sms: int = torch.cuda.get_device_properties(like.device).multi_processor_count
@@ -236,7 +236,7 @@ def _gemm_beside(
     group: str,
     ranks: int,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Returns a b^T, and what was gathered beside it."""
+    """Returns a b^T, and what was gathered meanwhile."""
     exchange = chunk_exchange.exchange_of(group, ranks, a.device)
     started = exchange.start(chunk_exchange.Call(own, 0, None, a.device))
     d = a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)

@@ -60,7 +60,7 @@ class Started:
         return (self.rank + step) % self.ranks
 
     def keep_own(self, own: Sequence[Tensor], which: range) -> None:
-        """Puts the parts of this rank beside the others' in `gathered`."""
+        """Puts the parts of this rank next to the others' in `gathered`."""
         for i in which:
             self.gathered[i][self.rank].copy_(own[i].flatten())
 

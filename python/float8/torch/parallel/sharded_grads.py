@@ -22,7 +22,7 @@ from float8.torch.shard.gathered_ops import weight_copy
 
 
 class Call(NamedTuple):
-    """What forward and backward of a linear know beside tensors."""
+    """What forward and backward of a linear know apart from tensors."""
 
     to: Sharing
     dim: int  # of the weight, which ranks share
@@ -31,7 +31,7 @@ class Call(NamedTuple):
     layout: int  # of the scale state, with delayed scaling
     first: bool  # its first step
     recompute: bool  # backward casts x and the weight again
-    overlap: bool = False  # communication runs beside GEMMs (async_tensor_parallel.py)
+    overlap: bool = False  # communication overlaps with GEMMs (async_tensor_parallel.py)
     gathers: bool = False  # forward gathers x of all ranks by chunks, and backward scatters dx
     leaves: bool = False  # it leaves what it gathered to other linears, which read `whole`
     gathered: bool = False  # FSDP gathers the weight's copies
@@ -188,7 +188,7 @@ def scatter_dx(dx: Tensor, x_shape: Sequence[int], call: Call) -> Tensor:
 class GatheredX:
     """What grad_weight needs of x: qt of all tokens, or all of x in high precision.
 
-    own: what this rank has of it. Its gather is started here, or runs beside the GEMM of dx, whose
+    own: what this rank has of it. Its gather is started here, or overlaps with the GEMM of dx, whose
         caller sets `gathered`.
     beside: that is how it should be gathered. In a compiled graph the gathers of all linears of one x
         are one collective.

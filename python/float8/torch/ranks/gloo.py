@@ -16,7 +16,7 @@ from torch import distributed
 def use_one_thread() -> None:
     """Gives one thread to each process group of gloo that this process makes from now on.
 
-    Collectives keep their order and their bits; of one process group, none runs beside another.
+    Collectives keep their order and their bits; of one process group, none overlaps with another.
     """
     pytorch: Any = distributed.distributed_c10d
     if getattr(pytorch.ProcessGroupGloo, "has_one_thread", False):

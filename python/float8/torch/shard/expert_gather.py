@@ -305,7 +305,7 @@ class ExpertGather(Gather):
         before = self._copies.get(name)
         data = self._gathered(name, dtype)
         if self.is_cut and self._copies.get(name) is not before and self.ranks > 1:
-            # FSDP has put the parts of each expert beside each other; here they came rank by rank.
+            # FSDP has put the parts of each expert next to each other; here they came rank by rank.
             data = data.view(self.ranks, self.size[0], -1).transpose(0, 1).reshape(-1)
             self._copies[name] = data
         return data

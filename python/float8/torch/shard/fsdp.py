@@ -281,7 +281,7 @@ def _shards_more(before: Any, weight: Any) -> bool:
         return True
     if isinstance(before._local_tensor, ShardedWeight):
         return bool(weight.placements == before.placements)
-    return bool(weight.device_mesh.ndim > before.device_mesh.ndim)  # beside tensor parallelism
+    return bool(weight.device_mesh.ndim > before.device_mesh.ndim)  # with tensor parallelism
 
 
 def gather_of(layer: Any) -> Any:

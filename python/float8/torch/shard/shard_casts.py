@@ -109,7 +109,7 @@ def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
 def cast_late(gathers: Sequence[WeightGather]) -> None:
     """Casts qt of shards, of the weights whose qt is late, for the gather that comes next.
 
-    It runs beside the compute of other units, which leaves each launch to wait for a GEMM to end. So it
+    It overlaps with the compute of other units, which leaves each launch to wait for a GEMM to end. So it
     is one cast, and a copy of scales where qt has scales of its own.
     """
     gathers = [gather for gather in gathers if gather.late]

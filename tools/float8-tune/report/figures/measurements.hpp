@@ -52,7 +52,7 @@ struct AttentionTimes {
   AttentionShape shape;
   std::string recipe, device;
   std::optional<tuning_db::TrialRow> forward, backward;  // in fp8, with their casts
-  std::optional<tuning_db::TrialRow> both;               // forward and backward, beside bf16
+  std::optional<tuning_db::TrialRow> both;               // forward and backward, against bf16
   std::string decision;                                  // the program's; empty: none was asked for
 };
 

@@ -1,0 +1,43 @@
+/* What a quantizer casts: a tensor, or what an activation or a norm makes of it. */
+#ifndef FLOAT8_QUANTIZER_SOURCE_H_
+#define FLOAT8_QUANTIZER_SOURCE_H_
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a quantizer casts. What is computed is computed in fp32, rounded once to dtype, and never in memory.
+ * Delayed scales and those of blocks need one launch. Scales of a tensor or of rows need two, the first of
+ * which computes it for its maxima alone. */
+typedef enum float8_source {
+  FLOAT8_PLAIN = 0, /* x */
+  FLOAT8_GLU = 1,   /* activation(x) * up, where x is a gate: SwiGLU, GeGLU */
+  /* The gradients of that product with respect to x, a gate, and to up, where `grad` is the product's. One
+   * call fills two tensors, in as many launches, each of which reads x, up and grad once. */
+  FLOAT8_GLU_BACKWARD = 2,
+  /* (x rstd) norm_weight, what an RMSNorm makes of x, whose rstd is given for each row, by these two
+   * products. */
+  FLOAT8_RMS_NORM = 3,
+  FLOAT8_ACTIVATION = 4, /* activation(x) */
+  FLOAT8_ACTIVATION_BACKWARD =
+      5, /* its gradient with respect to x, where `grad` is the activation's */
+  /* ((x - mean) rstd) norm_weight + norm_bias, what a LayerNorm makes of x, whose mean and rstd are given for
+   * each row: the difference and the first product are rounded, the second one and the sum are one fma, as in
+   * PyTorch's own kernel of the norm and in those of its compiler on GPUs. Without norm_bias it is the
+   * products. */
+  FLOAT8_LAYER_NORM = 6
+} float8_source;
+
+/* The activation of an MLP, of which the last step alone is rounded; the same bits on every device. */
+typedef enum float8_activation {
+  FLOAT8_SILU = 0,      /* x / (1 + exp(-x)) */
+  FLOAT8_GELU = 1,      /* x times the normal distribution at x */
+  FLOAT8_GELU_TANH = 2, /* its approximation x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))) */
+  FLOAT8_RELU2 = 3      /* x^2 where x is positive, else 0 */
+} float8_activation;
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* FLOAT8_QUANTIZER_SOURCE_H_ */
