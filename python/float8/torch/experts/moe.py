@@ -231,6 +231,9 @@ def check(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_scores: torch.Tensor, w13: Any, w2: torch.Tensor
 ) -> None:
     """Raises ValueError for operands that functional.moe cannot have; w13 is without a dimension of 2."""
+    weights = (w13,) if isinstance(w13, torch.Tensor) else tuple(w13)
+    for each in weights:
+        ops.refuse_dtensors(x=x, topk_ids=topk_ids, topk_scores=topk_scores, w13=each, w2=w2)
     pairs, tokens = topk_ids.shape, x.shape[:-1].numel()
     fits = len(pairs) > 1 or x.dim() == 1
     if not fits or pairs[:-1].numel() != tokens or topk_scores.shape != pairs or pairs[-1] < 1:
@@ -248,7 +251,6 @@ def check(
             f"float8: x is on {x.device}, topk_ids on {topk_ids.device} and topk_scores on "
             f"{topk_scores.device}; they are on one device"
         )
-    weights = (w13,) if isinstance(w13, torch.Tensor) else tuple(w13)
     rows = 2 * w2.shape[-1] if len(weights) == 1 else w2.shape[-1]
     if (
         len(weights) > 2

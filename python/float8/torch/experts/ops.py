@@ -267,6 +267,7 @@ _types = ", ".join(str(dtype).removeprefix("torch.") for dtype in _ops.ELEMENT_T
 
 def check(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> None:
     """Raises ValueError for operands that no expert linear can have; the weight is [E, N, K]."""
+    refuse_dtensors(offs=offs)
     check_weight(x, weight)
     experts = weight.shape[0]
     of_int32 = isinstance(offs, torch.Tensor) and offs.dtype == torch.int32
@@ -284,6 +285,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> None:
 
 def check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
     """Raises ValueError for rows and weights [E, N, K] that no expert linear can have."""
+    refuse_dtensors(x=x, weight=weight)
     for name, each in (("x", x), ("a weight", weight)):
         if each.dtype not in _ops.ELEMENT_TYPES:
             raise ValueError(f"float8: {name} is of {each.dtype}; cast it to one of {_types}")
@@ -309,3 +311,13 @@ def check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
         raise ValueError(
             f"float8: x is on {x.device} and the weight on {weight.device}; they are on one device"
         )
+
+
+def refuse_dtensors(**operands: Any) -> None:
+    """Raises ValueError for operands, given by their names, that are DTensors."""
+    for name, each in operands.items():
+        if hasattr(each, "_local_tensor"):
+            raise ValueError(
+                f"float8: {name} is a DTensor, and experts are computed from what this rank has: give its "
+                "to_local(), or share the weights by fully_shard, which gathers them for a forward"
+            )
