@@ -188,9 +188,10 @@ def mlp_of_rows(
     layout: torch.Tensor,
     config: int,
     copies: tuple[Kept, Kept] | None = None,
+    scales: DelayedScales = _DYNAMIC,
 ) -> torch.Tensor:
     """Computes the same for the rows of experts, which a dispatcher has put in place: y has a row of each."""
-    return _mlp(rows, w13, w2, layout, config, None, copies, _DYNAMIC)
+    return _mlp(rows, w13, w2, layout, config, None, copies, scales)
 
 
 def _mlp(
