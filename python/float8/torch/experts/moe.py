@@ -77,9 +77,8 @@ class Mlp(torch.autograd.Function):
         copies: tuple[Kept, Kept] | None,
         scales: DelayedScales,
     ) -> torch.Tensor:
-        of_forward, of_backward = _split(copies)
-        call = (w13, w2, layout, config, True, *of_forward, w3, *scales)
-        y, *saved = ops.moe_forward(x, tokens, *call)
+        y, *saved = _forward(x, tokens, w13, w2, layout, config, True, copies, w3, scales)
+        of_backward = (None,) * 4 if copies is None else (*copies[0][2:4], *copies[1][2:4])
         cast_again = config & recipes.RECOMPUTE and copies is None
         again = (w13, w3, w2) if cast_again else (None, None, None)
         of_rows = (tokens, position, offs, row_scores, layout)
@@ -158,12 +157,25 @@ def _release(ctx: Any) -> None:
 _apply: Any = Mlp.apply
 
 
-def _split(copies: tuple[Kept, Kept] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns what the ops of forward and of backward take of the copies of w13 and w2."""
+def _forward(
+    x: torch.Tensor,
+    tokens: torch.Tensor | None,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    save: bool,
+    copies: tuple[Kept, Kept] | None,
+    w3: torch.Tensor | None,
+    scales: DelayedScales,
+) -> Any:
+    """Calls the op of forward that reads these copies, if any."""
+    call = (x, tokens, w13, w2, layout, config, save)
     if copies is None:
-        return (None,) * 4, (None,) * 4
-    w13, w2 = copies
-    return (*w13[:2], *w2[:2]), (*w13[2:], *w2[2:])
+        return ops.moe_forward(*call, *(None,) * 4, w3, *scales)
+    if copies[0].memory:
+        return ops.moe_forward_kept(*call, [*copies[0].memory, *copies[1].memory], w3)
+    return ops.moe_forward(*call, *copies[0][:2], *copies[1][:2], w3, *scales)
 
 
 def mlp(
@@ -216,8 +228,7 @@ def _mlp(
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given):
         places = (tokens, position, offs, row_scores, layout)
         return _apply(*given, *places, config, copies, scales)  # type: ignore[no-any-return]
-    call = (first, w2, layout, config, False, *_split(copies)[0], w3, *scales)
-    y: torch.Tensor = ops.moe_forward(x, tokens, *call)[0]
+    y: torch.Tensor = _forward(x, tokens, first, w2, layout, config, False, copies, w3, scales)[0]
     return y if routing is None else combine(y, routing)
 
 
