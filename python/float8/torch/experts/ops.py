@@ -80,7 +80,7 @@ def _forward_kept(
     return experts_forward(x, weight, layout, config, save, None, 0, *copies)  # type: ignore[no-any-return]
 
 
-_schemas.LIBRARY.impl("experts_forward_kept", _forward_kept, "CompositeExplicitAutograd")
+_schemas.LIBRARY.impl("experts_forward_kept", _forward_kept, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("float8::experts_forward_kept", _fake_forward)
 
 
@@ -168,7 +168,7 @@ def _moe_forward_kept(
     return moe_forward(x, index, w13, w2, layout, config, save, *copies, w3)  # type: ignore[no-any-return]
 
 
-_schemas.LIBRARY.impl("moe_forward_kept", _moe_forward_kept, "CompositeExplicitAutograd")
+_schemas.LIBRARY.impl("moe_forward_kept", _moe_forward_kept, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("float8::moe_forward_kept", _fake_moe_forward)
 
 
