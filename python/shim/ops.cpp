@@ -164,6 +164,8 @@
 //     A state, where it is not empty, gets the fingerprint of a weight's copies (cast_weight). Copies are q
 //     and qt of each weight, which it is cast into where they are not empty and its cast needs no maxima
 //     before; of a shard, rows_max is that of quantize_amax, else 0. Parts of a scale state are of all or none.
+//     A weight of three dimensions is a matrix of each expert. Its maxima are those of experts_amax, of experts or of
+//     their columns; its state is one of each expert, whose fingerprints add up to the weight's. It has no copies.
 //   capture_id(x)
 //     A number of the CUDA graph that x's current stream is captured into, 0 where it is not.
 //   context(device), plans(device)

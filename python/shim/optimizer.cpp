@@ -59,6 +59,33 @@ void set_maxima(float8_adamw_tensor& to, const Tensor& amax, const Tensor& row_a
   to.row_amax = maxima_of(row_amax, to.rows, device);
 }
 
+// One matrix for each expert, whose maxima and states lie one expert after the other. Maxima are those of the
+// experts, or those of their columns.
+void add_experts(std::vector<float8_adamw_tensor>& tensors, const float8_adamw_tensor& first,
+                 int64_t experts, const Tensor& amax, const Tensor& row_amax,
+                 const Device& device) {
+  const int64_t bytes = first.rows * first.cols *
+                        static_cast<int64_t>(bytes_of(static_cast<float8_dtype>(first.dtype)));
+  const bool columns = amax.numel() > experts;
+  uint32_t* const words = maxima_of(amax, columns ? experts * first.cols : experts, device);
+  uint32_t* const of_rows = maxima_of(row_amax, experts * first.rows, device);
+  for (int64_t e = 0; e < experts; ++e) {
+    float8_adamw_tensor to = first;
+    for (void** const field :
+         {&to.param, &to.grad, &to.exp_avg, &to.exp_avg_sq, &to.max_exp_avg_sq}) {
+      if (*field != nullptr) *field = static_cast<char*>(*field) + e * bytes;
+    }
+    if (words != nullptr && columns) to.col_amax = words + e * first.cols;
+    if (words != nullptr && !columns) to.amax = words + e;
+    if (of_rows != nullptr) to.row_amax = of_rows + e * first.rows;
+    if (first.fingerprint != nullptr) {
+      to.fingerprint = static_cast<char*>(first.fingerprint) + e * int64_t{kWeightStateBytes};
+      to.seed = fingerprint_seed_at(first.seed, static_cast<uint64_t>(e * bytes));
+    }
+    tensors.push_back(to);
+  }
+}
+
 // Casts the weight into these copies, in the launch that updates it.
 void set_cast(float8_adamw_tensor& to, float8_quantize_args& args, const Cast& cast,
               const Tensor& q, const Tensor& qt) {
@@ -99,15 +126,19 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
         "weights or none");
   }
   const Place place = place_of(params.front(), Config(config.front()));
-  std::vector<float8_adamw_tensor> tensors(count);
+  std::vector<float8_adamw_tensor> tensors;
   std::vector<float8_quantize_args> casts(count);
   std::vector<float8_step> in_step(count);
   for (size_t i = 0; i < count; ++i) {
-    float8_adamw_tensor& to = tensors[i];
+    float8_adamw_tensor to;
     const Tensor& param = params[i];
-    if (param.dim() != 2) throw std::invalid_argument("float8: adamw updates matrices");
-    to.rows = param.size(0);
-    to.cols = param.size(1);
+    const int64_t dims = param.dim();
+    if (dims != 2 && dims != 3) {
+      throw std::invalid_argument("float8: adamw updates matrices, or one for each expert");
+    }
+    const int64_t experts = dims == 3 ? param.size(0) : 1;
+    to.rows = param.size(dims - 2);
+    to.cols = param.size(dims - 1);
     to.dtype = element_type(dtype_of(param), "a weight");
     to.cast_dtype = static_cast<int32_t>(dtypes[i]);
     to.param = memory_like(param, param, place.device, "a weight");
@@ -118,6 +149,20 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
       to.max_exp_avg_sq = memory_like(max_exp_avg_sqs[i], param, place.device, "max_exp_avg_sq");
     }
     to.step = element_of(steps[i], place.device, "a step");
+    if (states[i].numel() > 0) {
+      check_dense(states[i], 1, place.device, "the state of a weight's copies");
+      if (states[i].numel() != experts * static_cast<int64_t>(kWeightStateBytes)) {
+        throw std::invalid_argument("float8: the state of a weight's copies has " +
+                                    std::to_string(kWeightStateBytes) +
+                                    " bytes, or as many for each expert");
+      }
+      to.fingerprint = states[i].mutable_data_ptr();
+      to.seed = fingerprint_seed(to.cast_dtype, static_cast<float8_dtype>(to.dtype));
+    }
+    if (dims == 3) {
+      add_experts(tensors, to, experts, amax[i], row_amax[i], place.device);
+      continue;
+    }
     set_maxima(to, amax[i], row_amax[i], place.device);
     if (copies[2 * i].numel() + copies[2 * i + 1].numel() > 0) {
       const Cast cast(param, config[i], FLOAT8_WEIGHT, FLOAT8_BOTH_COPIES, {.most = rows_max[i]},
@@ -128,18 +173,11 @@ void adamw(std::vector<Tensor> params, std::vector<Tensor> grads, std::vector<Te
       }
       set_cast(to, casts[i], cast, copies[2 * i], copies[2 * i + 1]);
     }
-    if (states[i].numel() == 0) continue;
-    check_dense(states[i], 1, place.device, "the state of a weight's copies");
-    if (static_cast<size_t>(states[i].numel()) != kWeightStateBytes) {
-      throw std::invalid_argument("float8: the state of a weight's copies has " +
-                                  std::to_string(kWeightStateBytes) + " bytes");
-    }
-    to.fingerprint = states[i].mutable_data_ptr();
-    to.seed = fingerprint_seed(to.cast_dtype, static_cast<float8_dtype>(to.dtype));
+    tensors.push_back(to);
   }
   float8_adamw_args args;
   args.tensors = tensors.data();
-  args.count = count;
+  args.count = tensors.size();
   args.lr = options[0];
   args.beta1 = options[1];
   args.beta2 = options[2];

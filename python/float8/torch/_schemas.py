@@ -1,4 +1,5 @@
-"""The schemas of torch.ops.float8, whose kernels python/shim/ops.cpp registers and describes.
+"""The schemas of torch.ops.float8, whose kernels python/shim/ops.cpp registers and describes; experts/ops.py has
+those of experts_forward_kept and moe_forward_kept.
 
 They are here and not next to the kernels, since PyTorch's stable ABI cannot give an op tags.
 """
@@ -39,6 +40,14 @@ _FLEXIBLE = (
         "save, Tensor? w13_q=None, Tensor? w13_scales=None, Tensor? w2_q=None, Tensor? w2_scales=None, "
         "Tensor? w3=None, Tensor? w13_state=None, Tensor? w2_state=None, int scale_layout=0) "
         "-> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+    (
+        "experts_forward_kept(Tensor x, Tensor weight, Tensor layout, int config, bool save, Tensor[] "
+        "kept) -> (Tensor, Tensor)"
+    ),
+    (
+        "moe_forward_kept(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "
+        "save, Tensor[] kept, Tensor? w3=None) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
     (
         "moe_backward(Tensor x, Tensor? dy, Tensor? index, Tensor? score, Tensor? w13, Tensor? w2, "

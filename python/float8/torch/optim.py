@@ -16,6 +16,7 @@ from torch.optim.adam import adam
 
 from float8 import recipes
 from float8.torch import _ops, traced
+from float8.torch.experts.weight_casts import CachedExperts
 from float8.torch.layer import weight_casts
 from float8.torch.layer.weight_casts import CachedWeight
 from float8.torch.shard import weight_changes
@@ -42,7 +43,7 @@ class _Update(NamedTuple):
     """A weight that the kernel of float8 updates, with its place in the lists."""
 
     place: int
-    weight: CachedWeight | ShardUpdate
+    weight: CachedWeight | CachedExperts | ShardUpdate
     tensors: list[Tensor]  # the local ones of each list but the steps
 
 
@@ -53,7 +54,9 @@ class AdamW(torch.optim.AdamW):
     found in the pass that updates them: those of a model that `cache_weight_casts` was called with,
     whose steps then end with the casts of all such weights, and the shards that FSDP gathers in fp8,
     whose next cast takes them. Where scales are of 128x128 blocks, or delayed, that pass makes the
-    copies. All other parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
+    copies. The weight of all experts is one of each, whose copies are cast behind the update, also where their
+    scales are of blocks; pairs that are cast as one (w1 and w3), and what FSDP gathers of experts, are torch's.
+    All other parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
     float32, or in bfloat16 or float16 with states of the same type.
 
     Options, states and state dicts are those of torch.optim.AdamW(fused=True), in both directions;
@@ -118,7 +121,8 @@ class AdamW(torch.optim.AdamW):
                 self._update_by_torch(group, lists.some(indices), has_complex)
             for alike in _alike(updates):
                 self._update(group, lists.some([update.place for update in alike]).steps, alike)
-        cached = [u.weight for _, us, _ in found for u in us if isinstance(u.weight, CachedWeight)]
+        updated = [update.weight for _, updates, _ in found for update in updates]
+        cached = [each for each in updated if not isinstance(each, ShardUpdate)]
         weight_casts.cast_updated(cached)
         return loss
 
@@ -191,7 +195,9 @@ class AdamW(torch.optim.AdamW):
 weight_changes.all_writes_are_seen(AdamW)
 
 
-def _zero_words(weights: Sequence[CachedWeight | ShardUpdate]) -> list[tuple[Tensor, Tensor]]:
+def _zero_words(
+    weights: Sequence[CachedWeight | CachedExperts | ShardUpdate],
+) -> list[tuple[Tensor, Tensor]]:
     """Returns the words for the maxima of weights, of which one launch makes zeros."""
     sizes = [size for weight in weights for size in weight.words]
     zeros = weights[0].memory.new_zeros(sum(sizes), dtype=torch.int32)
@@ -230,10 +236,14 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _alike(updates: Sequence[_Update]) -> Iterable[list[_Update]]:
-    """Returns the weights that one call updates: of one device, emulated or not, and one scale state."""
+    """Returns the weights that one call updates: of one device, emulated or not, and one scale state.
+
+    The weight of all experts, which are many, has a call of its own.
+    """
     groups: dict[Any, list[_Update]] = {}
     for update in updates:
         emulated = update.weight.config & recipes.EMULATE
-        key = (update.tensors[0].device, emulated, id(update.weight.scale_state))
+        own = update.place if isinstance(update.weight, CachedExperts) else None
+        key = (update.tensors[0].device, emulated, id(update.weight.scale_state), own)
         groups.setdefault(key, []).append(update)
     return groups.values()

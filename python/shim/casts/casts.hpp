@@ -55,6 +55,14 @@ static_assert(FLOAT8_FINGERPRINT_BYTES + sizeof(uint32_t) <= kWeightStateBytes);
 [[nodiscard]] inline uint64_t fingerprint_seed(int32_t wanted, float8_dtype own) {
   return static_cast<uint64_t>(wanted) << 8 | static_cast<uint64_t>(own);
 }
+// The seed with which a part of a weight, from that byte on, has its share of the weight's fingerprint, which is
+// the sum of the shares: a chunk of 16 bytes is mixed with its number times this factor, and the seed
+// (recipes/reference/fingerprint.hpp).
+[[nodiscard]] inline uint64_t fingerprint_seed_at(uint64_t seed, uint64_t byte) {
+  constexpr uint32_t kFactor = 0x9E3779B1U;
+  const uint32_t low = static_cast<uint32_t>(seed) + static_cast<uint32_t>(byte / 16) * kFactor;
+  return (seed >> 32 << 32) | low;
+}
 // Compares the bytes of a weight of type `own`, of which copies for a type `wanted` are kept, with those of
 // its state. Returns the flag of the state, under which a cast is left out, or the one that is given, of
 // another weight with the same copies.

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from calls import Calls
+from reference import same
 from torch import nn
 
 import float8.torch as f8
@@ -187,18 +189,113 @@ def test_copies_and_conversions() -> None:
     assert not experts.weight_casts
 
 
-def test_compiled_forwards_cast_again() -> None:
-    model = _qwen("rowwise")
-    layer = model.model.layers[0].mlp.experts
-    x = torch.randn(16, 64)
+def _experts(recipe: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Returns the experts of a layer, and a call of them with a random x that returns y with its gradients."""
+    model = _qwen(recipe)
+    experts = model.model.layers[0].mlp.experts.to(dtype)
+    ids = torch.stack([torch.randperm(3)[:2] for _ in range(16)])
+    scores = torch.rand(16, 2)
+
+    def backward(module: Any, step: int) -> torch.Tensor:
+        module.zero_grad()
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(16, 64, generator=generator).bfloat16()
+        y = module(x, ids, scores)
+        y.float().square().mean().backward()
+        return y.detach()  # type: ignore[no-any-return]
+
+    return experts, backward
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_adamw_leaves_the_casts_of_experts(recipe: str, dtype: torch.dtype) -> None:
+    """Each expert has the update of a matrix of its own, and the next forward casts nothing."""
+    experts, backward = _experts(recipe, dtype)
+    f8.cache_weight_casts(experts, dtype=torch.bfloat16)
+    optimizer = f8.AdamW(experts.parameters(), lr=1e-2)
+    alone = [p.detach().clone() for p in experts.parameters()]
+    states = [(torch.zeros_like(p), torch.zeros_like(p)) for p in alone]
+    reference = torch.optim.AdamW([p.clone() for p in alone], lr=1e-2, fused=True)
+    f8.check_copies()
+    for step in range(2):
+        backward(experts, step)
+        others = reference.param_groups[0]["params"]
+        for own, other, (mean, square), of_torch in zip(
+            experts.parameters(), alone, states, others, strict=True
+        ):
+            of_torch.grad = own.grad.clone()
+            _adamw_alone(other, own.grad.clone(), mean, square, step + 1)
+        before = [p.detach().clone() for p in experts.parameters()]
+        with Calls() as calls:
+            optimizer.step()
+        reference.step()
+        assert calls.count(_ops.adamw) == 2
+        for own, other, of_torch, old in zip(
+            experts.parameters(), alone, others, before, strict=True
+        ):
+            assert torch.equal(own, other)
+            torch.testing.assert_close(own.detach(), of_torch, rtol=0.02, atol=1e-4)
+            assert all((own[e] != old[e]).any() for e in range(3))
+        assert torch.equal(backward(experts, step + 5), backward(copy.deepcopy(experts), step + 5))
+        backward(experts, step)
+    f8.check_copies(False)  # which would find the garbage
+    optimizer.step()
+    expected = backward(copy.deepcopy(experts), 9)
+    for cast in experts.weight_casts.values():
+        cast._kept.q.bitwise_xor_(0x11)
+    assert not torch.equal(backward(experts, 9), expected)
+    with torch.no_grad():  # a change behind the step is seen
+        for p in experts.parameters():
+            p.mul_(1.5)
+    assert torch.equal(backward(experts, 9), backward(copy.deepcopy(experts), 9))
+    f8.check_copies()
+
+
+def _adamw_alone(weight: Any, grad: Any, mean: Any, square: Any, step: int) -> None:
+    """Updates each expert's matrix by the kernel, which finds nothing for casts."""
+    for w, *rest in zip(weight, grad, mean, square, strict=True):
+        none = _ops.NO_BYTES.view(torch.int32)
+        _ops.adamw(
+            [w], *([each] for each in rest), [], [torch.tensor(float(step))], [none], [none],
+            [_ops.NO_BYTES], [_ops.NO_BYTES] * 2, [_config("rowwise")], [_ops.ELEMENT_TYPES[w.dtype]],
+            [0], [], 0, [1e-2, 0.9, 0.999, 1e-8, 1e-2], False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp", "blockwise"])
+def test_compiled_forwards_read_the_copies(recipe: str) -> None:
+    """They have the bits of casts, and a weight that changed is cast again in them, also by `.data`."""
+    experts, _ = _experts(recipe, torch.bfloat16)
+    plain = copy.deepcopy(experts)
+    x = torch.randn(16, 64).bfloat16().requires_grad_()
     ids, scores = torch.randint(0, 3, (16, 2)), torch.rand(16, 2)
-    expected = layer(x, ids, scores)
-    f8.cache_weight_casts(layer)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x, ids, scores), expected)
+
+    def step(call: Any, module: Any) -> list[torch.Tensor]:
+        y = call(x, ids, scores)
+        leaves = [x, *module.parameters()]
+        return [y.detach(), *torch.autograd.grad(y.float().square().mean(), leaves)]
+
+    torch.compiler.reset()
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    assert same(step(compiled, experts), step(plain, plain))
+    casts = f8.cache_weight_casts(experts)  # behind the first graph
+    f8.check_copies(False)  # which would find the garbage
+    for change in (1.0, 1.5, 0.25):
+        for module in (experts, plain):
+            for p in module.parameters():
+                p.data.mul_(change)
+        expected = step(plain, plain)
+        for _ in range(2):
+            assert same(step(compiled, experts), expected)
     with torch.no_grad():
-        layer.down_proj.mul_(2)
-    assert not torch.equal(compiled(x, ids, scores), expected)
+        assert torch.equal(compiled(x, ids, scores), expected[0])
+    for cast in experts.weight_casts.values():
+        cast._kept.q.bitwise_xor_(0x11)
+    assert not torch.equal(step(compiled, experts)[0], expected[0])
+    casts.remove()
+    assert same(step(compiled, experts), expected)
+    f8.check_copies()
 
 
 def test_names_experts_that_keep_none() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference import error, same
+from activations import glu
+from reference import agree, error, same
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -67,7 +68,23 @@ def deepseek() -> Any:
     return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**{**_SIZES, **own}))
 
 
-MODELS = {"qwen": qwen, "mixtral": mixtral, "gpt_oss": gpt_oss, "deepseek": deepseek}
+def llama4(**more: Any) -> Any:
+    """Every expert has a row of every token, and weights are stored as [E, K, N]."""
+    own = {
+        "intermediate_size": 48, "intermediate_size_mlp": 96, "num_local_experts": 4,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "head_dim": 16,
+    }  # fmt: skip
+    options = {**_SIZES, **_HEADS, **own, "pad_token_id": 0, **more}
+    return transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**options))
+
+
+MODELS = {
+    "qwen": qwen,
+    "mixtral": mixtral,
+    "gpt_oss": gpt_oss,
+    "deepseek": deepseek,
+    "llama4": llama4,
+}
 
 
 def made(make: Any, device: str, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -134,6 +151,34 @@ def test_trains_models_of_transformers(device: str, config: Config, name: str, r
             for e in range(4):
                 assert not torch.equal(p[e], before[f"{module}.{n}"][e]), (module, n, e)
     f8.check_routing()
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"])
+def test_equal_groups_are_dense_experts(device: str, config: Config, recipe: str) -> None:
+    """In Llama 4 the rows of an expert are an equal part, whose number may change from call to call."""
+    experts = made(llama4, device).model.layers[0].feed_forward.experts
+    weights = dict(experts.named_parameters())
+    assert list(weights) == ["gate_up_proj", "down_proj"]
+    emulate = config(recipe).emulate
+    converted(nn.Sequential(experts), config(recipe))
+    assert dict(experts.named_parameters()).keys() == weights.keys()
+    assert all(p is weights[name] for name, p in experts.named_parameters())
+
+    def dense(x: Tensor) -> Tensor:
+        parts = []
+        for rows, w13, w2 in zip(x.chunk(4), *weights.values(), strict=True):
+            gate, up = f8.functional.linear(rows, w13.t(), recipe=recipe, emulate=emulate).chunk(2, -1)  # fmt: skip
+            h = up * functional.silu(gate) if recipe == "rowwise_with_gw_hp" else glu(gate, up)
+            parts.append(f8.functional.linear(h, w2.t(), recipe=recipe, emulate=emulate))
+        return torch.cat(parts)
+
+    for tokens_of_each in (24, 5):
+        x = torch.randn(4 * tokens_of_each, 64, device=device, dtype=torch.bfloat16, requires_grad=True)  # fmt: skip
+        dy = torch.randn_like(x)
+        leaves = [x, *weights.values()]
+        own, other = ([y.detach(), *torch.autograd.grad(y, leaves, dy)] for y in (experts(x), dense(x)))  # fmt: skip
+        assert own[0].any() and all(each.any() for each in own[2][:, 0])
+        assert all(map(agree, own, other))
 
 
 def test_converts_linears_and_experts_at_once(device: str, config: Config) -> None:
@@ -222,6 +267,16 @@ def test_loads_and_saves_checkpoints_of_bf16(device: str, config: Config, tmp_pa
     model.save_pretrained(tmp_path)
     other = transformers.Qwen3MoeForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert same(other.to(device).state_dict().values(), model.state_dict().values())
+
+
+def test_equal_groups_compile(device: str, config: Config) -> None:
+    model = converted(made(llama4, device), config("rowwise"), module_filter_fn=lambda *_: False)
+    experts = model.model.layers[0].feed_forward.experts
+    torch.compiler.reset()
+    compiled = torch.compile(experts, backend="aot_eager", fullgraph=True)
+    for rows in (8, 20, 24):
+        x = torch.randn(rows, 64, device=device, dtype=torch.bfloat16)
+        assert torch.equal(compiled(x), experts(x))
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])

@@ -9,7 +9,9 @@ import pytest
 import reference
 import torch
 from reference import agree, error, same
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import float8
 import float8.torch as f8
@@ -271,6 +273,31 @@ def test_refuses_operands_that_cannot_be(
     x, weight, offs = operands(device)
     with pytest.raises(ValueError, match=words):
         f8.grouped_mm(*change(x, weight.mT, offs), **options)
+
+
+def test_refuses_dtensors(device: str, options: dict[str, Any]) -> None:
+    """Torch's own error speaks of operators that mix tensors and DTensors."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh(device, (2,))
+
+        def shared(tensor: Tensor) -> Any:
+            return DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False)
+
+        x, weight, offs = operands(device, [8, 24])
+        ids = torch.zeros(32, 1, dtype=torch.int32, device=device)
+        moe = (x, ids, torch.ones(32, 1, device=device), weight.repeat(1, 2, 1), weight.mT)
+        calls: tuple[tuple[Any, Any, tuple[str, ...]], ...] = (
+            (f8.grouped_mm, (x, weight.mT, offs), ("x", "weight", "offs")),
+            (f8.functional.moe, moe, ("x", "topk_ids", "topk_scores", "w13", "w2")),
+        )
+        for call, own, names in calls:
+            for i, name in enumerate(names):
+                given = [shared(each) if n == i else each for n, each in enumerate(own)]
+                with pytest.raises(ValueError, match=f"float8: {name} is a DTensor.*fully_shard"):
+                    call(*given, **options)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_refuses_options_that_cannot_be(device: str, options: dict[str, Any]) -> None:

@@ -80,6 +80,15 @@ class TransformersExperts(Float8Experts):
         return of_transformers(self, hidden_states, top_k_index, top_k_weights, self.experts_config)
 
 
+class Llama4Experts(Float8Experts):
+    """The experts of transformers' Llama 4, which all have as many rows: the tokens times their scores."""
+
+    is_transposed: ClassVar[bool] = True  # the weights are [E, K, N]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return of_llama4(self, hidden_states, self.experts_config)
+
+
 class TorchtitanGemms(Float8Experts):
     """torchtitan's GroupedExperts of which a method for grouped GEMMs is known, and no more."""
 
@@ -223,6 +232,25 @@ def of_transformers(
     return combine(y, routing).reshape(shape)
 
 
+def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
+    """Computes the experts of Llama 4 in transformers, of which each has an equal part of the rows of x."""
+    x = _ops.of_autocast(x)
+    first, last = (_weight(module, name) for name in ("gate_up_proj", "down_proj"))
+    experts, dim = last.shape[:2]
+    per_expert = x.view(experts, -1, dim).shape[1]
+    rows = x.view(-1, dim)
+    ops.check_weight(rows, first)
+    ends = torch.arange(1, experts + 1, dtype=torch.int32, device=x.device) * per_expert
+    layout = ops.experts_layout(ends, rows.shape[0], config)
+    if _has_silu(module) and not config & recipes.READS_X:
+        return mlp_of_rows(
+            rows, first, last, layout, config, scales=_scales_of(module, first.device)
+        )
+    gate, up = linear_of(module, "gate_up_proj", rows, first, layout, config).chunk(2, dim=-1)
+    h = up * module.act_fn(gate)
+    return linear_of(module, "down_proj", h, last, layout, config)
+
+
 def _scales_of(module: Any, device: torch.device) -> DelayedScales:
     """Returns the parts of the scale state that gate_up_proj and down_proj have; none without delayed scaling."""
     linears = {each.name: each for each in getattr(module, "expert_linears", ())}
@@ -241,8 +269,12 @@ def _is_swiglu(module: Any) -> bool:
         and getattr(module, "is_concatenated", True)
         and not getattr(module, "has_post_expert_norm", False)
         and type(module)._apply_gate.__name__ == "_default_apply_gate"
-        and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
+        and _has_silu(module)
     )
+
+
+def _has_silu(module: Any) -> bool:
+    return type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
 def _weight(module: Any, name: str) -> torch.Tensor:

@@ -77,9 +77,8 @@ class Mlp(torch.autograd.Function):
         copies: tuple[Kept, Kept] | None,
         scales: DelayedScales,
     ) -> torch.Tensor:
-        of_forward, of_backward = _split(copies)
-        call = (w13, w2, layout, config, True, *of_forward, w3, *scales)
-        y, *saved = ops.moe_forward(x, tokens, *call)
+        y, *saved = _forward(x, tokens, w13, w2, layout, config, True, copies, w3, scales)
+        of_backward = (None,) * 4 if copies is None else (*copies[0][2:4], *copies[1][2:4])
         cast_again = config & recipes.RECOMPUTE and copies is None
         again = (w13, w3, w2) if cast_again else (None, None, None)
         of_rows = (tokens, position, offs, row_scores, layout)
@@ -158,12 +157,25 @@ def _release(ctx: Any) -> None:
 _apply: Any = Mlp.apply
 
 
-def _split(copies: tuple[Kept, Kept] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns what the ops of forward and of backward take of the copies of w13 and w2."""
+def _forward(
+    x: torch.Tensor,
+    tokens: torch.Tensor | None,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    save: bool,
+    copies: tuple[Kept, Kept] | None,
+    w3: torch.Tensor | None,
+    scales: DelayedScales,
+) -> Any:
+    """Calls the op of forward that reads these copies, if any."""
+    call = (x, tokens, w13, w2, layout, config, save)
     if copies is None:
-        return (None,) * 4, (None,) * 4
-    w13, w2 = copies
-    return (*w13[:2], *w2[:2]), (*w13[2:], *w2[2:])
+        return ops.moe_forward(*call, *(None,) * 4, w3, *scales)
+    if copies[0].memory:
+        return ops.moe_forward_kept(*call, [*copies[0].memory, *copies[1].memory], w3)
+    return ops.moe_forward(*call, *copies[0][:2], *copies[1][:2], w3, *scales)
 
 
 def mlp(
@@ -188,9 +200,10 @@ def mlp_of_rows(
     layout: torch.Tensor,
     config: int,
     copies: tuple[Kept, Kept] | None = None,
+    scales: DelayedScales = _DYNAMIC,
 ) -> torch.Tensor:
     """Computes the same for the rows of experts, which a dispatcher has put in place: y has a row of each."""
-    return _mlp(rows, w13, w2, layout, config, None, copies, _DYNAMIC)
+    return _mlp(rows, w13, w2, layout, config, None, copies, scales)
 
 
 def _mlp(
@@ -215,8 +228,7 @@ def _mlp(
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given):
         places = (tokens, position, offs, row_scores, layout)
         return _apply(*given, *places, config, copies, scales)  # type: ignore[no-any-return]
-    call = (first, w2, layout, config, False, *_split(copies)[0], w3, *scales)
-    y: torch.Tensor = ops.moe_forward(x, tokens, *call)[0]
+    y: torch.Tensor = _forward(x, tokens, first, w2, layout, config, False, copies, w3, scales)[0]
     return y if routing is None else combine(y, routing)
 
 
@@ -231,6 +243,9 @@ def check(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_scores: torch.Tensor, w13: Any, w2: torch.Tensor
 ) -> None:
     """Raises ValueError for operands that functional.moe cannot have; w13 is without a dimension of 2."""
+    weights = (w13,) if isinstance(w13, torch.Tensor) else tuple(w13)
+    for each in weights:
+        ops.refuse_dtensors(x=x, topk_ids=topk_ids, topk_scores=topk_scores, w13=each, w2=w2)
     pairs, tokens = topk_ids.shape, x.shape[:-1].numel()
     fits = len(pairs) > 1 or x.dim() == 1
     if not fits or pairs[:-1].numel() != tokens or topk_scores.shape != pairs or pairs[-1] < 1:
@@ -248,7 +263,6 @@ def check(
             f"float8: x is on {x.device}, topk_ids on {topk_ids.device} and topk_scores on "
             f"{topk_scores.device}; they are on one device"
         )
-    weights = (w13,) if isinstance(w13, torch.Tensor) else tuple(w13)
     rows = 2 * w2.shape[-1] if len(weights) == 1 else w2.shape[-1]
     if (
         len(weights) > 2

@@ -9,13 +9,15 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from float8 import recipes
-from float8.torch import _ops
-from float8.torch.experts.weight_casts import Kept
+from float8.torch import _ops, _schemas
+from float8.torch.experts.weight_casts import Kept, kept_in, refresh
 
 experts_layout = torch.ops.float8.experts_layout.default
 experts_forward = torch.ops.float8.experts_forward.default
+experts_forward_kept = torch.ops.float8.experts_forward_kept.default
 experts_backward = torch.ops.float8.experts_backward.default
 moe_forward = torch.ops.float8.moe_forward.default
+moe_forward_kept = torch.ops.float8.moe_forward_kept.default
 moe_backward = torch.ops.float8.moe_backward.default
 moe_route = torch.ops.float8.moe_route.default
 moe_combine = torch.ops.float8.moe_combine.default
@@ -63,6 +65,25 @@ def _fake_forward(
     return x.new_empty((x.shape[0], n)), x.new_empty((size,), dtype=torch.uint8)
 
 
+# A graph of torch.compile keeps the order of an op that casts and of one that reads by nothing, so that one op
+# does both.
+def _forward_kept(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    save: bool,
+    kept: list[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    refresh([weight], kept, x, config)
+    copies = kept_in(kept[:2], weight.shape, config)[:2]
+    return experts_forward(x, weight, layout, config, save, None, 0, *copies)  # type: ignore[no-any-return]
+
+
+_schemas.LIBRARY.impl("experts_forward_kept", _forward_kept, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("float8::experts_forward_kept", _fake_forward)
+
+
 @torch.library.register_fake("float8::experts_backward")  # type: ignore[untyped-decorator]
 def _fake_backward(
     dy: torch.Tensor,
@@ -78,6 +99,8 @@ def _fake_backward(
     x: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     scale_layout: int = 0,
+    w_qt: torch.Tensor | None = None,
+    w_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dx = dy.new_empty((dy.shape[0] if wanted & 1 else 0, k))
     dw = dy.new_empty((experts if wanted & 2 else 0, n, k), dtype=_DTYPES[grad_dtype])
@@ -124,6 +147,29 @@ def _fake_moe_forward(
     m = (x if index is None else index).shape[0]
     of_w13, of_w2 = _moe_buffers(x, m, experts, hidden, config, (save, save, False, False))[:2]
     return x.new_empty((m, dim)), x.new_empty((m if save else 0, 2 * hidden)), of_w13, of_w2
+
+
+def _moe_forward_kept(
+    x: torch.Tensor,
+    index: torch.Tensor | None,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    save: bool,
+    kept: list[torch.Tensor],
+    w3: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    copies: list[torch.Tensor] = []
+    for weights, memory in (([w13] if w3 is None else [w13, w3], kept[:3]), ([w2], kept[3:])):
+        refresh(weights, memory, x, config)
+        experts, n, k = weights[0].shape
+        copies += kept_in(memory[:2], (experts, n * len(weights), k), config)[:2]
+    return moe_forward(x, index, w13, w2, layout, config, save, *copies, w3)  # type: ignore[no-any-return]
+
+
+_schemas.LIBRARY.impl("moe_forward_kept", _moe_forward_kept, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("float8::moe_forward_kept", _fake_moe_forward)
 
 
 @torch.library.register_fake("float8::moe_backward")  # type: ignore[untyped-decorator]
@@ -194,6 +240,23 @@ def _fake_score_gradient(
     return y.new_empty(position.shape, dtype=torch.float32)
 
 
+def forward_of(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    save: bool,
+    scales: torch.Tensor | None,
+    scale_layout: int,
+    kept: Kept | None,
+) -> Any:
+    """Calls the op of forward that reads these copies, if any."""
+    if kept is not None and kept.memory:
+        return experts_forward_kept(x, weight, layout, config, save, list(kept.memory))
+    q = () if kept is None else kept[:2]
+    return experts_forward(x, weight, layout, config, save, scales, scale_layout, *q)
+
+
 class ExpertsFunction(torch.autograd.Function):
     """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x (or x, where grad_weight
     is in high precision), and of the weights where the config does not recompute these (or the weights, where
@@ -210,8 +273,8 @@ class ExpertsFunction(torch.autograd.Function):
         scale_layout: int,
         kept: Kept | None,
     ) -> torch.Tensor:
-        q, qt = ((), (None, None)) if kept is None else (kept[:2], kept[2:])
-        y, saved = experts_forward(x, weight, layout, config, True, scales, scale_layout, *q)
+        qt = (None, None) if kept is None else kept[2:4]
+        y, saved = forward_of(x, weight, layout, config, True, scales, scale_layout, kept)
         again = config & recipes.READS_WEIGHT and ctx.needs_input_grad[0] and kept is None
         rows = x if config & recipes.READS_X and ctx.needs_input_grad[1] else None
         ctx.save_for_backward(saved, layout, weight if again else None, rows, scales, *qt)
@@ -256,9 +319,7 @@ def linear(
         config |= recipes.RECOMPUTE
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return _apply(x, weight, layout, config, scales, scale_layout, kept)  # type: ignore[no-any-return]
-    q = () if kept is None else kept[:2]
-    rest = (layout, config, False, scales, scale_layout, *q)
-    y: torch.Tensor = experts_forward(x, weight, *rest)[0]
+    y: torch.Tensor = forward_of(x, weight, layout, config, False, scales, scale_layout, kept)[0]
     return y
 
 
@@ -267,6 +328,7 @@ _types = ", ".join(str(dtype).removeprefix("torch.") for dtype in _ops.ELEMENT_T
 
 def check(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> None:
     """Raises ValueError for operands that no expert linear can have; the weight is [E, N, K]."""
+    refuse_dtensors(offs=offs)
     check_weight(x, weight)
     experts = weight.shape[0]
     of_int32 = isinstance(offs, torch.Tensor) and offs.dtype == torch.int32
@@ -284,6 +346,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> None:
 
 def check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
     """Raises ValueError for rows and weights [E, N, K] that no expert linear can have."""
+    refuse_dtensors(x=x, weight=weight)
     for name, each in (("x", x), ("a weight", weight)):
         if each.dtype not in _ops.ELEMENT_TYPES:
             raise ValueError(f"float8: {name} is of {each.dtype}; cast it to one of {_types}")
@@ -309,3 +372,13 @@ def check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
         raise ValueError(
             f"float8: x is on {x.device} and the weight on {weight.device}; they are on one device"
         )
+
+
+def refuse_dtensors(**operands: Any) -> None:
+    """Raises ValueError for operands, given by their names, that are DTensors."""
+    for name, each in operands.items():
+        if hasattr(each, "_local_tensor"):
+            raise ValueError(
+                f"float8: {name} is a DTensor, and experts are computed from what this rank has: give its "
+                "to_local(), or share the weights by fully_shard, which gathers them for a forward"
+            )

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from float8 import recipes
+from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.shard import weight_changes
 from float8.torch.shard.expert_gather import copies_in, copies_of
@@ -15,20 +17,40 @@ from float8.torch.shard.gathered_weight import GatheredWeight
 
 
 class Kept(NamedTuple):
-    """The copies of a weight, as the ops of experts take them."""
+    """The copies of a weight, as the ops of experts take them.
+
+    memory: the buffers of the copies, and their state, where the op that reads the copies is to cast a changed
+        weight into them before; else they are of the weight already.
+    """
 
     q: Tensor
     q_scales: Tensor
     qt: Tensor
     qt_scales: Tensor
+    memory: tuple[Tensor, ...] = ()
+
+
+def kept_in(buffers: Sequence[Tensor], shape: Sequence[int], config: int) -> Kept:
+    """Returns the copies of a weight of that shape which lie in these buffers."""
+    copies = copies_in(buffers, shape, config)
+    q, qt = copies["q"], copies["qt"]
+    assert q.scales is not None and qt.scales is not None
+    return Kept(q.data, q.scales, qt.data, qt.scales)
+
+
+def refresh(weights: Sequence[Tensor], memory: Sequence[Tensor], like: Tensor, config: int) -> None:
+    """Casts a weight, or two that are computed as one, for an x like this one, if it changed."""
+    first, *second = weights
+    torch.ops.float8.experts_refresh(first, *memory, like, config, *second)
 
 
 class ExpertCast:
     """The copies of one weight of all experts, or of two that are computed as one (w1 and w3), which stay
     where they are.
 
-    Their state has a fingerprint of the bytes that they were made from. Every forward in eager mode compares
-    it with the weights' on the device, and casts where they differ, whoever changed a weight.
+    Their state has a fingerprint of the bytes that they were made from. Every forward compares it with the
+    weights' on the device, and casts where they differ, whoever changed a weight; a compiled one does so in
+    the op that reads the copies, since nothing else holds a graph to that order.
     """
 
     def __init__(
@@ -48,11 +70,14 @@ class ExpertCast:
 
     def of(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Kept | None:
         """Returns the copies for an x of that type, None where its forward does without."""
-        if torch.compiler.is_compiling() or self.dtype not in (None, dtype):
+        if self.dtype is not None and dtype != self.dtype:
             return None
         if any(isinstance(each, GatheredWeight) for each in weights):
             return None
-        if weights[0].device != self._device or weights[0].shape != self._shape:
+        fits = weights[0].device == self._device and weights[0].shape == self._shape
+        if torch.compiler.is_compiling():
+            return self._kept_in_graphs if fits else None
+        if not fits:
             self._make(weights)
         self._latest = dtype
         self.update(weights)
@@ -62,11 +87,9 @@ class ExpertCast:
 
     def update(self, weights: Sequence[Tensor]) -> None:
         """Casts the weights, if they changed."""
-        first, *second = (each.detach() for each in weights)
-        like = first.new_empty(0, dtype=self._latest)
-        torch.ops.float8.experts_refresh(
-            first, *self._buffers, self._state, like, self._config, *second
-        )
+        own = [each.detach() for each in weights]
+        like = own[0].new_empty(0, dtype=self._latest)
+        refresh(own, (*self._buffers, self._state), like, self._config)
 
     def _make(self, weights: Sequence[Tensor]) -> None:
         weight = weights[0]
@@ -81,10 +104,58 @@ class ExpertCast:
             self._state = torch.zeros(
                 _ops.WEIGHT_STATE_BYTES * len(weights), dtype=torch.uint8, device=weight.device
             )
-        copies = copies_in(self._buffers, torch.Size(size), self._config)
-        q, qt = copies["q"], copies["qt"]
-        assert q.scales is not None and qt.scales is not None
-        self._kept = Kept(q.data, q.scales, qt.data, qt.scales)
+        self._states: Tensor | None = None
+        self._kept = kept_in(self._buffers, size, self._config)
+        memory = (*self._buffers, self._state)
+        self._kept_in_graphs = self._kept._replace(memory=memory)
+        for tensor in (*self._kept[:4], *memory):
+            torch._dynamo.mark_static_address(tensor, guard=False)
+
+    def cast_with(self, weight: Tensor, words: Sequence[Tensor | None], states: Tensor) -> None:
+        """Casts the weight that an optimizer updated, with the maxima that it found.
+
+        states: of each expert, whose fingerprints add up to the weight's.
+        """
+        dtype = _ops.ELEMENT_TYPES[self._latest]
+        torch.ops.float8.experts_cast(weight, *self._buffers, *words, self._config, dtype)
+        # Where the casts fail, the state is of the copies before, and forwards cast again.
+        value = states.view(torch.int64).view(weight.shape[0], -1)[:, :2].sum(0)
+        self._state.view(torch.int64)[:2].copy_(value)
+        self._state.view(torch.int32)[_ops.FLAG_OF_WEIGHT_STATE] = 1
+
+    def states(self) -> Tensor:
+        """Returns the memory in which an optimizer leaves the states of the experts."""
+        if self._states is None:
+            size = self._shape[0] * _ops.WEIGHT_STATE_BYTES
+            self._states = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        return self._states
+
+    def serves(self, weight: Tensor) -> bool:
+        """Tells whether an optimizer may leave what casts of this weight need."""
+        wanted = self._latest
+        return (
+            wanted in _ops.ELEMENT_TYPES
+            and weight.dtype in (wanted, torch.float32)
+            and weight.device == self._device
+            and weight.shape == self._shape
+        )
+
+    def maxima(self) -> tuple[int, int] | None:
+        """Returns how many words a cast with given maxima reads: those of experts or of their columns, and
+        of rows; none where a cast needs no maxima, and None where it takes none.
+        """
+        if len(self.names) > 1:
+            return None  # a cast with given maxima reads one tensor
+        experts, n, k = self._shape
+        q, qt = recipes.granularities_of_weights(self._config)
+        if q == qt == Granularity.BLOCK_128X128:
+            return 0, 0
+        copies = torch.ops.float8.experts_copies(experts, n, k, self._config, False)
+        return {
+            (Granularity.TENSOR, Granularity.TENSOR): (experts, 0) if copies[4] else None,
+            (Granularity.AXIS, Granularity.TENSOR): (experts, experts * n),
+            (Granularity.AXIS, Granularity.AXIS): (experts * k, experts * n),
+        }.get((q, qt))
 
     def _check(self, weights: Sequence[Tensor]) -> None:
         """Raises where check_copies is on and the copies are of another weight."""
@@ -95,6 +166,54 @@ class ExpertCast:
                 f"float8: the fp8 copies of {self.name} are not those of the weight, though their "
                 "fingerprint is; please report it"
             )
+
+
+class CachedExperts:
+    """The weight of all experts with kept copies while an optimizer updates it (optim.py).
+
+    words: how many maxima the update finds, of the experts or their columns, and of the rows.
+    """
+
+    rows_max = 0  # it is no shard
+    scale_state: Any = None  # delayed scaling keeps no copies
+    scales = _ops.NO_BYTES
+    copies = _ops.NO_BYTES, _ops.NO_BYTES  # the casts come behind the update
+
+    def __init__(self, parameter: Tensor, cast: ExpertCast, words: tuple[int, int]) -> None:
+        self.parameter = parameter
+        self.memory = parameter.detach()
+        self.config = cast._config
+        self.dtype = _ops.ELEMENT_TYPES[cast._latest]
+        self.words = words
+        self.state = cast.states()
+        self._cast = cast
+
+    def rows_of(self, row_amax: Tensor) -> Tensor:
+        """Returns the words of the weight's rows."""
+        return row_amax
+
+    def before(self) -> None:
+        """Is called before the weight changes."""
+
+    def after(self, amax: Tensor, row_amax: Tensor) -> None:
+        """Takes the maxima of the weight as it is now."""
+        self._maxima = (amax, row_amax) if self.words != (0, 0) else (None, None)
+
+    def cast(self) -> None:
+        """Casts the weight as it is now."""
+        self._cast.cast_with(self.memory, self._maxima, self.state)
+
+
+def cached_experts(module: Any, parameter: Tensor) -> CachedExperts | None:
+    """Returns a weight of a module with kept copies whose update may find the maxima for their casts, or None."""
+    casts = getattr(module, "weight_casts", {})
+    own: list[ExpertCast] = [
+        cast
+        for name, cast in casts.items()
+        if getattr(module, name) is parameter and cast.serves(parameter)
+    ]
+    words = own[0].maxima() if own else None
+    return None if words is None else CachedExperts(parameter, own[0], words)
 
 
 def kept_copies(module: Any, name: str, dtype: torch.dtype, *weights: Tensor) -> Kept | None:

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from float8.filter import Layer
-from float8.torch.layer.experts import Chosen
+from float8.torch.experts.modules import Llama4Experts
+from float8.torch.layer.experts import Chosen, is_transposed
 
 _TOP_K = ("top_k", "num_experts_per_tok")
 
@@ -24,8 +25,14 @@ def expert_layers(
     """
     own = dict(tokens_of or {})
     layers = []
-    for name, module in ((each.name or "root", each.module) for each in chosen):
+    for name, module, kind in ((each.name or "root", each.module, each.kind) for each in chosen):
+        weight: Any = module.w2 if hasattr(module, "w2") else module.down_proj
+        experts, width, hidden = weight.shape
+        if is_transposed(module, kind):
+            width, hidden = hidden, width
         rows = next((rows for part, rows in own.items() if part in name), None)
+        if rows is None and issubclass(kind, Llama4Experts):
+            rows = tokens * experts  # every expert has a row of every token
         if rows is None:
             top_k = _top_k(model, name, module)
             if top_k is None:
@@ -35,10 +42,6 @@ def expert_layers(
                     "sent to 4"
                 )
             rows = tokens * top_k
-        weight: Any = module.w2 if hasattr(module, "w2") else module.down_proj
-        experts, width, hidden = weight.shape
-        if getattr(module, "is_transposed", False):
-            width, hidden = hidden, width
         layers.append(Layer(name, k=width, n=hidden, tokens=rows, experts=experts))
     return layers
 

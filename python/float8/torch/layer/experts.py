@@ -16,6 +16,7 @@ from float8.torch.classes import subclass
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.modules import (
     Float8Experts,
+    Llama4Experts,
     TorchtitanExperts,
     TorchtitanGemms,
     TransformersExperts,
@@ -106,7 +107,7 @@ def choose_experts(
                 each: ExpertLinear(module, each, resolved, config, name)
                 for each in (weights_of(module) if gather else ())
             }
-            if weights and (why_not := _obstacle_to_gathers(module, resolved)):
+            if weights and (why_not := _obstacle_to_gathers(module, kind, resolved)):
                 in_high_precision.setdefault(why_not, []).append(name or "root")
                 weights = {}
             chosen.append(Chosen(name, module, kind, config, resolved, own, weights, kept))
@@ -121,11 +122,18 @@ def choose_experts(
     return chosen
 
 
-def _obstacle_to_gathers(module: nn.Module, recipe: Recipe) -> str | None:
+def is_transposed(module: nn.Module, kind: type[Float8Experts]) -> bool:
+    """Tells whether the weights of a module, also of one before its conversion, are [E, K, N]."""
+    return issubclass(kind, Llama4Experts) or getattr(module, "is_transposed", False)
+
+
+def _obstacle_to_gathers(
+    module: nn.Module, kind: type[Float8Experts], recipe: Recipe
+) -> str | None:
     """Returns why FSDP cannot gather the weights of experts in fp8, None where it can."""
     if recipe.delayed:
         return "fp8 gathers of experts are for dynamic scaling"
-    if getattr(module, "is_transposed", False):
+    if is_transposed(module, kind):
         return "they are stored as [experts, in_features, out_features]"
     return None
 
@@ -195,6 +203,8 @@ def _kind_of(module: nn.Module) -> type[Float8Experts] | None:
     # The decorator use_experts_implementation has the forward in its own module.
     if getattr(forward, "__globals__", {}).get("__name__") == "transformers.integrations.moe":
         return TransformersExperts
+    if cls.__name__ == "Llama4TextExperts" and cls.__module__.startswith("transformers."):
+        return Llama4Experts
     if cls.__name__ == "GroupedExperts" and cls.__module__.startswith("torchtitan.models"):
         own = [each for each in type(module).__mro__ if "_grouped_mm" in each.__dict__]
         if own and own[0] is not cls:
@@ -209,7 +219,7 @@ def _obstacle(module: nn.Module, kind: type[Float8Experts] | None) -> str | None
     if kind is None:
         return (
             f"the forward of {type(module).__name__} is not known; known are transformers' experts with "
-            "use_experts_implementation and torchtitan's GroupedExperts, and other code can call "
+            "use_experts_implementation, those of its Llama 4 and torchtitan's GroupedExperts, and other code can call "
             "float8.torch.grouped_mm"
         )
     if of_instance := [name for name in ("forward", "_grouped_mm") if name in module.__dict__]:

@@ -26,7 +26,7 @@ from float8.torch.experts.modules import (
     cast_together,
     weights_of,
 )
-from float8.torch.experts.weight_casts import ExpertCast
+from float8.torch.experts.weight_casts import CachedExperts, ExpertCast, cached_experts
 from float8.torch.shard import weight_changes
 from float8.torch.shard.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, layers_of, mesh_dims
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from float8.torch.layer.linear import Float8Linear
 
 
-_layers = WeakIdKeyDictionary()  # by their weights, those that keep copies
+# Linears, and modules of experts, that keep copies, by their weights.
+_layers = WeakIdKeyDictionary()
+_modules_of_experts = WeakIdKeyDictionary()
 
 
 class WeightCast:
@@ -193,8 +195,11 @@ class CachedWeight:
         self.maxima = amax, row_amax
 
 
-def cached(parameter: torch.Tensor) -> CachedWeight | None:
+def cached(parameter: torch.Tensor) -> CachedWeight | CachedExperts | None:
     """Returns a weight with kept copies whose update may find the maxima for their casts, or None."""
+    of_experts = _modules_of_experts.get(parameter)  # type: ignore[no-untyped-call]
+    if of_experts is not None:
+        return cached_experts(of_experts(), parameter)
     reference = _layers.get(parameter)  # type: ignore[no-untyped-call]
     layer = None if reference is None else reference()
     if layer is None or layer._weight_cast is None or layer.weight is not parameter:
@@ -227,10 +232,13 @@ def _cast_alike(weights: Sequence[CachedWeight]) -> None:
     )
 
 
-def cast_updated(weights: Sequence[CachedWeight]) -> None:
+def cast_updated(weights: Sequence[CachedWeight | CachedExperts]) -> None:
     """Casts weights that an optimizer has updated and not cast, with the maxima that it found."""
     groups: dict[Any, list[CachedWeight]] = {}
     for weight in weights:
+        if isinstance(weight, CachedExperts):
+            weight.cast()
+            continue
         groups.setdefault((weight.cast._device, weight.config & recipes.EMULATE), []).append(weight)
     for own in groups.values():
         _cast_alike([weight for weight in own if not weight.cast.is_one_pass])
@@ -262,6 +270,8 @@ class WeightCasts:
             _layers[layer.weight] = weakref.ref(layer)
         for of_module, experts in self._experts:
             own = weights_of(experts)
+            for weight in own.values():
+                _modules_of_experts[weight] = weakref.ref(experts)
             experts.weight_casts = {
                 names[0]: ExpertCast(
                     f"{of_module}.{' and '.join(names)}",
@@ -388,8 +398,7 @@ def cache_weight_casts(
     the shards' casts, which a forward makes where none are of this weight: for them `update` is
     precompute_float8_dynamic_scale_for_fsdp, and micro-batches cast nothing without this call too.
 
-    The weights of converted experts keep copies too, which forwards in eager mode read; compiled ones cast
-    them again. A warning names experts that keep none, with the reason.
+    The weights of converted experts keep copies too. A warning names experts that keep none, with the reason.
 
     Raises ValueError for delayed scaling, for weights that FSDP gathers in high precision, and for
     other weights that are no plain tensors; no layer is changed then. Layers that have copies already
