@@ -8,11 +8,13 @@ alone does not count. Imports stand at the top of a file, but those of LATE, whi
 """
 import ast
 
-GROUND = ("_schemas", "norm_casts", "shared_casts", "_ops", "_linear", "amaxes", "base_linear", "notices", "traced", "tuning", "attention", "varlen", "classes")
+GROUND = ("_schemas", "norm_casts", "shared_casts", "_ops", "_linear", "amaxes", "base_linear", "notices", "traced", "tuning", "attention_dtensors", "attention", "varlen", "classes")
 ROOMS = ("ranks", "scales", "shard", "parallel", "experts", "layer", "optim", "checks", "functional", "__init__")
 LATE = {
     ("layer.linear", "parallel.tensor_parallel"),
     ("_ops", "shared_casts"),
+    ("attention", "attention_dtensors"),
+    ("varlen", "attention_dtensors"),
     ("__init__", "layer.parallel_styles"),
 }
 TORCH = "float8.torch"

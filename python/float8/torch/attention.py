@@ -275,12 +275,26 @@ def scaled_dot_product_attention(
     Forward casts query, key and value to e4m3 with a scale for each 128 tokens of a head, and key without its mean
     over the tokens, which changes no softmax. It keeps these copies for backward, half of the bytes of the operands.
     Under autocast the tensors are cast to autocast's type. The result is in bfloat16, [B, H, S, D], as the
-    transpose of a dense [B, S, H, D].
+    transpose of a dense [B, S, H, D]. query, key and value may be DTensors that ranks share by batch or by heads, the
+    same way; the result is then one too.
 
-    Raises ValueError for what is not there: a mask, dropout, other heads, other types.
+    Raises ValueError for what is not there: a mask, dropout, other heads, other types, other placements.
     """
     if recipe not in RECIPES:
         raise ValueError(f"float8: recipe is {recipe!r}; it is one of {', '.join(RECIPES)}")
+    # PyTorch has its own rules for DTensors, but no windows.
+    if are_shared(query, key, value) and (recipe != "bf16" or window is not None):
+        from float8.torch import attention_dtensors  # it takes a while to load
+
+        def of_rank(*own: torch.Tensor) -> torch.Tensor:
+            return scaled_dot_product_attention(
+                *(*own, attn_mask, dropout_p, is_causal, scale, enable_gqa),
+                window=window,
+                recipe=recipe,
+                emulate=emulate,
+            )
+
+        return attention_dtensors.on_local(of_rank, query, key, value)
     if recipe == "bf16":
         window = checked_window(window, is_causal, query, key)
         mask = attn_mask if window is None else window_mask(window, query, key)
@@ -301,6 +315,11 @@ def scaled_dot_product_attention(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     options = (factor, is_causal, window or 0, recipes.EMULATE if emulate else 0, recipe == "fp8")
     return AttentionFunction.apply(query, key, value, *options)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def are_shared(*tensors: torch.Tensor) -> bool:
+    """Tells whether one of the tensors is a DTensor."""
+    return any(type(x) is not torch.Tensor and hasattr(x, "_local_tensor") for x in tensors)
 
 
 def check_fp8_recipe(recipe: str) -> None:
@@ -377,6 +396,10 @@ def refusal(
         return f"query has {heads} heads, key {of_keys}; the first are a multiple of the second"
     if heads != of_keys and not enable_gqa:
         return f"query has {heads} heads, key {of_keys}; set enable_gqa"
+    if are_shared(query, key, value):
+        from float8.torch import attention_dtensors  # it takes a while to load
+
+        return attention_dtensors.refusal(**tensors)
     return None
 
 

@@ -159,7 +159,8 @@ def varlen_attention(
     window, scale, recipe, emulate: as in scaled_dot_product_attention.
 
     Each sequence has the bits that scaled_dot_product_attention gives it alone, and a NaN stays in its own. "bf16" is
-    varlen_attn, and on a CPU PyTorch's attention of one sequence after the other. The result is [T, H, D].
+    varlen_attn, and on a CPU PyTorch's attention of one sequence after the other. The result is [T, H, D]. query, key and
+    value may be DTensors that ranks share by heads; the offsets are plain tensors, the same on all of them.
 
     Raises ValueError for what is not there, before anything is launched.
     """
@@ -167,6 +168,21 @@ def varlen_attention(
         raise ValueError(
             f"float8: recipe is {recipe!r}; it is one of {', '.join(attention.RECIPES)}"
         )
+    if attention.are_shared(query, key, value):
+        from float8.torch import attention_dtensors  # it takes a while to load
+
+        def of_rank(*own: torch.Tensor) -> torch.Tensor:
+            return varlen_attention(
+                *(*own, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+                is_causal=is_causal,
+                window=window,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                recipe=recipe,
+                emulate=emulate,
+            )
+
+        return attention_dtensors.on_local(of_rank, query, key, value)
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
     query, key, value = (_ops.of_autocast(x) for x in (query, key, value))

@@ -1,0 +1,59 @@
+"""Attention of DTensors: a rank computes with the batch and the heads that it has, which needs no other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+_AXES = {4: ("batch", "heads", "tokens", "elements"), 3: ("tokens", "heads", "elements")}
+
+
+def refusal(**tensors: torch.Tensor) -> str | None:
+    """Returns why ranks cannot compute attention of these tensors each by itself, or None where they can."""
+    plain = [name for name, x in tensors.items() if not isinstance(x, DTensor)]
+    if plain:
+        return f"{plain[0]} is no DTensor, and others are; distribute it too, or call to_local() on those"
+    first: Any = tensors["query"]
+    for name, x in tensors.items():
+        reason = _refusal_of(name, x)
+        if reason is not None:
+            return reason
+        own, of_query = ((t.device_mesh, t.placements) for t in (x, first))  # type: ignore[attr-defined]
+        if own != of_query:
+            return f"{name} is a DTensor with {own[1]} on {own[0]}, query with {of_query[1]} on {of_query[0]}; redistribute it as query is"
+    return None
+
+
+def _refusal_of(name: str, x: Any) -> str | None:
+    axes = _AXES[x.dim()]
+    shared = [axis for axis in axes if axis in ("batch", "heads")]
+    for ranks, at in zip(x.device_mesh.shape, x.placements, strict=True):
+        if type(at) is Replicate:
+            continue
+        axis = axes[at.dim] if type(at) is Shard else None
+        if axis not in shared:
+            what = f"{at!r}, which shares {axis}" if axis else repr(at)
+            return (
+                f"{name} is a DTensor with {what}; ranks share {' or '.join(shared)}, or have the whole: "
+                "redistribute query, key and value"
+            )
+        if x.shape[at.dim] % ranks != 0:
+            return f"{name} has {x.shape[at.dim]} {axis}, which {ranks} ranks cannot share evenly; redistribute query, key and value"
+    return None
+
+
+def on_local(
+    call: Callable[..., torch.Tensor], query: Any, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """Returns what `call` returns for the parts of this rank, as a DTensor with the placements of query.
+
+    Raises ValueError for what `refusal` says.
+    """
+    reason = refusal(query=query, key=key, value=value)
+    if reason is not None:
+        raise ValueError(f"float8: attention: {reason}")
+    own = call(*(x.to_local() for x in (query, key, value)))  # type: ignore[attr-defined]
+    return DTensor.from_local(own, query.device_mesh, query.placements, run_check=False)
