@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -10,49 +11,23 @@ from torch.nn import functional
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import check_class, known_of, subclass
+from float8.torch.layer import mlp_code
 from float8.torch.layer.linear import check_switches
-from float8.torch.layer.mlp import (
-    FusedMLP,
-    Names,
-    obstacle_between,
-    obstacle_of_child,
-)
+from float8.torch.layer.mlp import FusedMLP, Names, obstacle_between, obstacle_of_child
+from float8.torch.layer.mlp_code import Known
 from float8.torch.shard.fsdp import gathers_in_fp8
 from float8.torch.shard.weight_mesh import mesh_dims
 
-
-class Known(NamedTuple):
-    """The children of an MLP, and its activation: a key of _ops.ACTIVATIONS or the name of an attribute."""
-
-    names: Names
-    activation: str
-
-
-_HUGGING_FACE = Known(Names("gate_proj", "up_proj", "down_proj"), "act_fn")
-_TORCHTITAN = Known(Names("w1", "w3", "w2"), "silu")
-_NEOX = Known(Names(None, "dense_h_to_4h", "dense_4h_to_h"), "act")
-_NEMOTRON = Known(Names(None, "up_proj", "down_proj"), "act_fn")
-_NUMBERED = Known(Names(None, "fc1", "fc2"), "activation_fn")
-# By the package and the name of a class.
-_KNOWN = {
-    ("transformers.models.", name): _HUGGING_FACE
-    for name in (
-        "LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP", "Gemma2MLP", "Gemma3MLP",
-    )
-} | {
-    ("transformers.models.", name): _NUMBERED for name in ("PhiMLP", "SiglipMLP", "ViTMLP")
-} | {
-    ("transformers.models.", "GPTNeoXMLP"): _NEOX,
-    ("transformers.models.", "NemotronMLP"): _NEMOTRON,
-    ("torchtitan.models.", "FeedForward"): _TORCHTITAN,
-}  # fmt: skip
 _registered: dict[type[nn.Module], Known] = {}
-# The activations of transformers by their classes; those of "gelu_tanh" are one function.
+# The activations of PyTorch and transformers by their classes; those of "gelu_tanh" are one function.
 _OF_CLASS = {
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
     "PytorchGELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh",
     "FastGELUActivation": "gelu_tanh", "ReLUSquaredActivation": "relu2",
 }  # fmt: skip
+
+
+_WITH_ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 
 
 class Fusion(NamedTuple):
@@ -85,7 +60,7 @@ def register_mlp(
         raise ValueError(
             f"float8: activation is {activation!r}; it is one of {', '.join(_ops.ACTIVATIONS)}"
         )
-    _registered[cls] = Known(names, activation)
+    _registered[cls] = Known(names, activation, False)
 
 
 def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
@@ -103,9 +78,9 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     SiLU, GELU, its tanh approximation or ReLU squared, rounded once.
 
     The MLP's class becomes a subclass of its own one; its children, parameters, their names, state dicts
-    and the MLP's hooks stay. Known are the MLPs of Llama, Mistral, Qwen2, Qwen3, Gemma to Gemma3, GPT-NeoX,
-    Phi, Nemotron, ViT and Siglip in transformers, the FeedForward of torchtitan, and what register_mlp
-    names.
+    and the MLP's hooks stay. Known is each class whose forward computes that and nothing else, by its code
+    (mlp_code.py), such as those of most models of transformers and the FeedForward of torchtitan, and what
+    register_mlp names.
 
     Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias beside a
     gate, or recipes and options unlike each other's; for another activation; for a recipe that reads
@@ -125,12 +100,12 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
             why = _obstacle_of_children(module, module.names)
             done.append(Fusion(name, why is None, why or ""))
             continue
-        known = known_of(module, _registered, _KNOWN)
+        known = _known_of(module)
         if known is None:
             if (why := _resembles(module)) is not None:
                 done.append(Fusion(name, False, why))
             continue
-        activation = _activation_of(module, known.activation)
+        activation = _activation_of(module, known)
         why = _obstacle(module, known, activation)
         if why is None and activation is not None:
             module.__class__ = subclass(
@@ -169,36 +144,79 @@ def _norms_left(model: nn.Module) -> list[Fusion]:
     return left
 
 
+def _known_of(module: nn.Module) -> Known | None:
+    """Returns what is known of a module's forward, None for other than an MLP."""
+    known = known_of(module, _registered, {})
+    if known is not None:
+        return known
+    known = mlp_code.known_of(type(module))
+    if known is None:
+        return None
+    # Other modules have such a forward too: one of a convolution, or of a linear, GELU and a LayerNorm.
+    children = [module._modules.get(each) for each in known.names.given()]
+    linear = all(
+        each is not None and any(isinstance(own, nn.Linear) for own in each.modules())
+        for each in children
+    )
+    return known if linear else None
+
+
 def _resembles(module: nn.Module) -> str | None:
-    """Returns why an MLP that looks like one that is known was left."""
-    for names, _ in dict.fromkeys(_KNOWN.values()):
-        if all(is_float8(module._modules.get(each)) for each in names.given()):  # type: ignore[arg-type]
-            return (
-                f"its class {type(module).__name__} is not known: name it by "
-                "float8.torch.register_mlp if its forward is down(activation(gate(x)) * up(x)), or "
-                "down(activation(up(x)))"
-            )
-    return None
+    """Returns why a module that looks like an MLP was left, None where it does not."""
+    linears: dict[str, Any] = {name: e for name, e in module._modules.items() if is_float8(e)}
+    if len(linears) not in (2, 3) or not _has_activation(module):
+        return None
+    pairs = [
+        (name, up.out_features / down.in_features)
+        for (name, up), (_, down) in itertools.permutations(linears.items(), 2)
+        if up.in_features == down.out_features
+    ]
+    merged = [name for name, ratio in pairs if ratio == 2 and len(linears) == 2]
+    if not merged and all(ratio != 1 for _, ratio in pairs):
+        return None
+    if _is_replaced(module):
+        return "its forward was replaced"
+    if merged:
+        return (
+            f"its {merged[0]} makes gate and up in one GEMM, with scales of both, and a fused MLP has a linear "
+            "for each"
+        )
+    return (
+        f"the forward of its class {type(module).__name__} is none that is known, as where it has dropout: name "
+        "it by float8.torch.register_mlp if it is down(activation(gate(x)) * up(x)), or "
+        "down(activation(up(x)))"
+    )
 
 
-def _activation_of(module: nn.Module, name: str) -> str | None:
+def _has_activation(module: nn.Module) -> bool:
+    """Tells whether a module has an activation, or its forward names a function that is one."""
+    own = (*module._modules.values(), *module.__dict__.values())
+    return mlp_code.calls_an_activation(type(module)) or any(
+        type(each).__module__ in _WITH_ACTIVATIONS
+        or getattr(each, "__module__", None) == functional.__name__
+        for each in own
+    )
+
+
+def _activation_of(module: nn.Module, known: Known) -> str | None:
     """Returns the key of an MLP's activation, None for one that is not fused."""
-    if name in _ops.ACTIVATIONS:
-        return name
-    activation = getattr(module, name, None)
+    if not known.is_attribute:
+        return known.activation
+    activation = getattr(module, known.activation, None)
     if activation is functional.silu:
         return "silu"
     if activation is functional.gelu:
         return "gelu"
     if isinstance(activation, nn.GELU):
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(activation.approximate)
+    if type(activation).__module__ not in _WITH_ACTIVATIONS:
+        return None
     return _OF_CLASS.get(type(activation).__name__)
 
 
 def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | None:
     """Returns why an MLP of a known class is not fused."""
-    forward: Any = type(module).forward
-    if "forward" in module.__dict__ or forward.__module__ != _home(module):
+    if _is_replaced(module):
         return "its forward was replaced"
     if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
         return "fully_shard was called on it: call fuse before"
@@ -221,9 +239,11 @@ def _obstacle_of_children(module: nn.Module, names: Names) -> str | None:
     return obstacle_between(given, children)
 
 
-def _home(module: nn.Module) -> str:
-    """Returns the module of Python that the class with the forward is from."""
-    return next(each.__module__ for each in type(module).__mro__ if "forward" in each.__dict__)
+def _is_replaced(module: nn.Module) -> bool:
+    """Tells whether a module's forward is another than the one that its class was made with."""
+    home = next(each.__module__ for each in type(module).__mro__ if "forward" in each.__dict__)
+    forward: Any = type(module).forward
+    return "forward" in module.__dict__ or forward.__module__ != home
 
 
 def _obstacle_of_options(name: str, child: Any) -> str | None:

@@ -183,10 +183,10 @@ class FusedMLP(Made, nn.Module):
     names: ClassVar[Names]
     activation: ClassVar[str]  # a key of _ops.ACTIVATIONS
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         names = self.names.given()
         children = [self._modules.get(name) for name in names]
-        alone = isinstance(x, torch.Tensor) and not args and not kwargs
+        alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
         why = None if alone else "it was called with other than an x"
         for name, child in zip(names, children, strict=True):
             why = why or obstacle_of_child(name, child) or _obstacle_of_weight(name, child)
@@ -195,8 +195,8 @@ class FusedMLP(Made, nn.Module):
             if why is not None and not torch.compiler.is_compiling():
                 kind = self.original.__name__
                 notices.warn_once(f"fuse {kind} {why}", f"a {kind} is no longer fused: {why}")
-            return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
-        return mlp(x, children, self.activation)  # type: ignore[arg-type]
+            return super().forward(*args, **kwargs)  # type: ignore[no-any-return,misc]
+        return mlp(args[0], children, self.activation)  # type: ignore[arg-type]
 
 
 def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str) -> torch.Tensor:

@@ -1,0 +1,211 @@
+"""Which MLPs fuse knows: those whose forward has the code of one, in transformers and elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from activations import activated, glu
+from fused import converted, inputs, reasons, step
+from reference import same
+from torch import nn
+
+import float8.torch as f8
+
+Config = Callable[..., f8.LinearConfig]
+pytestmark = pytest.mark.filterwarnings("ignore:float8. fuse left")
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0,
+}  # fmt: skip
+MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # fmt: skip
+DEEPSEEK: dict[str, Any] = {
+    **MOE, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+# The model, its options, and the classes of its MLPs.
+MODELS: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("Mistral", {}, {"MistralMLP"}),
+    ("Qwen3Moe", {**MOE, "mlp_only_layers": [0]}, {"Qwen3MoeMLP"}),
+    ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 48}, {"Qwen2MoeMLP"}),
+    ("DeepseekV3", DEEPSEEK, {"DeepseekV3MLP"}),
+    ("Olmo2", {}, {"Olmo2MLP"}),
+    ("SmolLM3", {}, {"SmolLM3MLP"}),
+    ("Granite", {}, {"GraniteMLP"}),
+    ("Gemma3", {"sliding_window": 16}, {"Gemma3MLP"}),
+    ("Llama4", {**MOE, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2}, {"Llama4TextMLP"}),
+    ("Lfm2", {"layer_types": ["full_attention", "conv"], "block_multiple_of": 16}, {"Lfm2MLP"}),
+    ("Nemotron", {}, {"NemotronMLP"}),
+    ("GPTNeoX", {}, {"GPTNeoXMLP"}),
+]  # fmt: skip
+
+
+def transformer(name: str, options: dict[str, Any]) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    suffix = "TextConfig" if name in ("Llama4", "Gemma3") else "Config"
+    made = getattr(transformers, name + suffix)(**{**SIZES, **options})
+    return getattr(transformers, f"{name}ForCausalLM")(made)  # type: ignore[no-any-return]
+
+
+def one_by_one(mlp: Any, x: torch.Tensor) -> Any:
+    """Computes a fused MLP by its linears, with the rounding of the kernels between them."""
+    gate, up, down = (None if each is None else mlp.get_submodule(each) for each in mlp.names)
+    if gate is None:
+        return down(activated(up(x), mlp.activation))
+    return down(glu(gate(x), up(x), mlp.activation))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kinds"), MODELS, ids=lambda of: of if isinstance(of, str) else ""
+)
+def test_knows_the_mlps_of_transformers(
+    config: Config, name: str, options: dict[str, Any], kinds: set[str]
+) -> None:
+    """One step has the bits of the linears one by one, and changes each weight that was converted."""
+    model: Any = converted(transformer(name, options), config("rowwise"))
+    done = f8.fuse(model)
+    assert all(each.fused for each in done)
+    mlps = [model.get_submodule(each.name) for each in done]
+    assert {type(each).original.__name__ for each in mlps} == kinds
+    covered = sum(len(mlp.names.given()) for mlp in mlps)
+    plain = copy.deepcopy(model)
+    for each in done:
+        mlp = plain.get_submodule(each.name)
+        mlp.forward = functools.partial(one_by_one, mlp)
+    tokens = torch.arange(1, 49, device=model.device).view(2, 24)
+
+    def grads(of: Any) -> list[torch.Tensor]:
+        result = of(input_ids=tokens, labels=tokens)
+        result.loss.backward()
+        return [result.logits, *(p.grad for p in of.parameters() if p.grad is not None)]
+
+    assert same(grads(model), grads(plain))
+    linears = {each: m for each, m in model.named_modules() if isinstance(m, f8.Float8Linear)}
+    assert 0 < covered < len(linears)
+    before = {each: m.weight.detach().clone() for each, m in linears.items()}
+    torch.optim.AdamW(model.parameters(), lr=1e-2).step()
+    assert [each for each, m in linears.items() if torch.equal(m.weight, before[each])] == []
+
+
+def test_names_a_merged_gate_and_up(config: Config) -> None:
+    model = converted(transformer("Phi3", {}), config("rowwise"))
+    with pytest.warns(UserWarning, match="Phi3ForCausalLM as it was: its gate_up_proj makes gate"):
+        done = f8.fuse(model)
+    assert [each.name for each in done] == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert not any(each.fused for each in done)
+
+
+class FeedForward(nn.Module):
+    """As torchtitan's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(64, 144, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(144, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Renamed(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.wide, self.narrow, self.silu = nn.Linear(64, 144), nn.Linear(144, 64), act
+
+    def forward(self, hidden: torch.Tensor) -> Any:
+        hidden = self.wide(hidden)
+        hidden = self.silu(hidden)
+        hidden = self.narrow(hidden)
+        return hidden
+
+
+class Swapped(FeedForward):
+    """Its children have other parts than their names say."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.gelu(self.w3(x)) * self.w1(x))
+
+
+def test_knows_children_by_their_parts(config: Config) -> None:
+    made = (FeedForward(), Swapped(), Renamed(nn.GELU("tanh")))
+    model = converted(nn.Sequential(*made), config("blockwise"))
+    plain = copy.deepcopy(model)
+    assert all(each.fused for each in f8.fuse(model))
+    assert [(*each.names, each.activation) for each in model] == [
+        ("w1", "w3", "w2", "silu"),
+        ("w3", "w1", "w2", "gelu"),
+        (None, "wide", "narrow", "gelu_tanh"),
+    ]
+    for own, fused in zip(plain, model, strict=True):
+        own.forward = functools.partial(one_by_one, own)
+        own.names, own.activation = fused.names, fused.activation
+    x = inputs(model)
+    assert same(step(model, x), step(plain, x))
+
+
+class Cubed(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.silu(self.w1(x)) * self.w3(self.w3(x)))
+
+
+class Added(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.silu(self.w1(x)) + self.w3(x))
+
+
+class More(FeedForward):
+    def forward(self, x: torch.Tensor, *args: Any) -> Any:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Other:
+    silu = staticmethod(torch.tanh)
+
+
+class NotTheirs(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(Other.silu(self.w1(x)) * self.w3(x))
+
+
+class SiLU(nn.Module):
+    """It has the name of an activation."""
+
+
+@pytest.mark.parametrize("kind", [Cubed, Added, More, NotTheirs])
+def test_leaves_and_names_other_code(config: Config, kind: type[nn.Module]) -> None:
+    model = converted(nn.Sequential(kind()), config("blockwise"))
+    (why,) = reasons(model)
+    assert f"the forward of its class {kind.__name__} is none that is known" in why
+    assert type(model[0]) is kind
+
+
+def test_leaves_activations_of_others(config: Config) -> None:
+    model = converted(nn.Sequential(Renamed(SiLU()), Renamed(nn.Identity())), config("blockwise"))
+    assert [each.split(";")[0] for each in reasons(model)] == [
+        "its silu is SiLU",
+        "its silu is Identity",
+    ]
+
+
+def test_a_keyword_is_not_an_x(config: Config) -> None:
+    """Its own forward takes it, and a warning says that it is not fused."""
+    model = converted(nn.Sequential(Renamed(nn.GELU())), config("blockwise"))
+    expected = model[0](hidden=inputs(model))
+    assert [each.fused for each in f8.fuse(model)] == [True]
+    with pytest.warns(UserWarning, match="called with other than an x"):
+        assert torch.equal(model[0](hidden=inputs(model)), expected)
+
+
+def test_names_no_other_modules(config: Config) -> None:
+    """A prediction head, with a norm in the place of down, and attention are no MLPs."""
+    bert = pytest.importorskip("transformers").models.bert.modeling_bert
+    made = pytest.importorskip("transformers").BertConfig(**SIZES)
+    heads = [bert.BertPredictionHeadTransform(made), bert.BertSelfAttention(made)]
+    assert f8.fuse(converted(nn.Sequential(*heads), config("blockwise"))) == []
