@@ -1,6 +1,7 @@
 #include "runtime/attention/attention.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -23,6 +24,8 @@ constexpr const char* kBackwardArgs = "float8_attention_backward_args";
 constexpr int64_t kMostRows = int64_t{1}
                               << 31;  // of all heads of a batch: coordinates of a tensor map
 constexpr int64_t kStrideStep = 8;    // of bf16: 16 bytes
+constexpr int64_t kMostElements =
+    int64_t{1} << 48;  // from a tensor's first one to its last: no memory has them
 
 // The blocks of the launch that adds up k, each of which leaves a sum.
 int64_t blocks_of_sums(const AttentionDesc& desc, const AttentionSizes& sizes) {
@@ -107,19 +110,34 @@ Status add_heads(const char* args, const char* name, const float8_heads& heads,
                  const AttentionDesc& desc, int64_t sequences, int64_t count, int64_t tokens,
                  Access access, CallMemory& memory) {
   F8_TRY(need(args, name, heads.data));
-  const std::pair<const char*, int64_t> strides[] = {{"batch_stride", heads.batch_stride},
-                                                     {"head_stride", heads.head_stride},
-                                                     {"token_stride", heads.token_stride}};
-  for (const auto& [field, stride] : strides) {
-    if (stride < 0 || stride % kStrideStep != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{}.{}.{} is {}; strides are multiples of {} elements, not negative", args, name,
-                  field, stride, kStrideStep);
+  struct Axis {
+    const char* field;
+    int64_t stride, last;  // the last coordinate
+  };
+  std::array axes = {Axis{"head_stride", heads.head_stride, count - 1},
+                     Axis{"token_stride", heads.token_stride, tokens - 1},
+                     Axis{"batch_stride", heads.batch_stride, desc.packed ? 0 : sequences - 1}};
+  for (const auto& [field, stride, last] : axes) {
+    if (stride < 0 || stride % kStrideStep != 0 || (last > 0 && stride > kMostElements / last)) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "{}.{}.{} is {}; strides are multiples of {} elements, not negative, and all of a "
+          "tensor lies within 2^48 elements",
+          args, name, field, stride, kStrideStep);
     }
   }
-  const int64_t batch = desc.packed ? 1 : sequences;
-  const int64_t last = (batch - 1) * heads.batch_stride + (count - 1) * heads.head_stride +
-                       (tokens - 1) * heads.token_stride + desc.head_dim;
+  std::ranges::sort(axes, {}, &Axis::stride);
+  int64_t last = desc.head_dim;  // one behind the last element of the axes so far
+  for (const Axis& axis : axes) {
+    if (axis.last == 0) continue;
+    if (access == Access::kWrite && axis.stride < last) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{}.{} is {}; the tensor is written and its elements do not overlap: it is at "
+                  "least {}",
+                  args, name, axis.field, axis.stride, last);
+    }
+    last += axis.last * axis.stride;
+  }
   memory.add(name, heads.data, static_cast<size_t>(last) * size_bytes(Dtype::kBf16), access);
   return {};
 }

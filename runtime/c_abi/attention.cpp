@@ -23,6 +23,7 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
     F8_TRY(need(context, "context"));
     float8_attention_desc known;
     F8_TRY(read_struct(desc, "float8_attention_desc", known));
+    F8_TRY(need_zero("float8_attention_desc.reserved", known.reserved));
     const f8::Dtype dtype = F8_TRY(dtype_of("float8_attention_desc.dtype", known.dtype));
     if (dtype != f8::Dtype::kBf16) {
       return f8::fail(f8::ErrorCode::kUnsupported,

@@ -47,7 +47,7 @@ f8::Status open_call(const char* type, const float8_moe* moe, const Args* args, 
   const f8::runtime::Moe& plan = *moe->moe;
   F8_TRY(check_bytes(type, "layout", known.layout, plan.layout_bytes()));
   F8_TRY(check_bytes(type, "saved", known.saved, plan.saved_bytes()));
-  const int64_t m = std::max<int64_t>(known.m, 0);
+  const int64_t m = std::clamp<int64_t>(known.m, 0, plan.m_max());  // which is checked later
   for (int32_t i = 0; const auto& [name, at] : f8::runtime::kMoeBuffers) {
     F8_TRY(check_bytes(type, name, known.buffers.*at, plan.buffer_bytes(i++, m)));
   }

@@ -51,6 +51,7 @@ class Moe {
   [[nodiscard]] static Result<std::shared_ptr<const Moe>> plan(
       const std::shared_ptr<Context>& context, const MoeDesc& desc);
 
+  [[nodiscard]] int64_t m_max() const { return desc_.m_max; }
   [[nodiscard]] size_t layout_bytes() const { return w13_->layout_bytes(); }
   // What any call needs, and what a call does, whose part is a known one.
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }

@@ -174,6 +174,7 @@ TEST_F(AttentionAbi, RefusesPlans) {
   refuses([](auto& d) { d.window = 4, d.causal = 0; }, FLOAT8_INVALID_ARGUMENT, "window is 4");
   refuses([](auto& d) { d.head_dim = 96, d.fp8_backward = 1; }, FLOAT8_UNSUPPORTED, "heads of 96");
   refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
+  refuses([](auto& d) { d.reserved = 1; }, FLOAT8_INVALID_ARGUMENT, "reserved is 1");
 }
 
 TEST_F(AttentionAbi, AnOlderCallerHasNoWindow) {
@@ -232,6 +233,36 @@ TEST_F(AttentionAbi, RefusesCallsOfQueriesWithoutKeys) {
   EXPECT_EQ(float8_attention_saved_bytes(attention, &args.sizes), 0U);
   EXPECT_EQ(float8_attention_forward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("window of 2"));
+  float8_attention_destroy(attention);
+}
+
+// Strides may repeat what is read, but each element of what is written has a place, in some memory.
+TEST_F(AttentionAbi, StridesHoldWhatIsWritten) {
+  float8_attention* attention = plan(good());
+  const float8_attention_sizes sizes{.batch = 3, .tokens_q = 2, .tokens_kv = 2};
+  const size_t bytes = float8_attention_saved_bytes(attention, &sizes);
+  const Memory saved = memory(bytes), q = memory(18 * kHeadDim * 2), k = memory(9 * kHeadDim * 2);
+  const Memory v = memory(9 * kHeadDim * 2);
+  const float8_attention_dequantize_args good{.sizes = sizes,
+                                              .saved = {saved.get(), bytes},
+                                              .q = heads(q, 2),
+                                              .k = heads(k, 1),
+                                              .v = heads(v, 1)};
+  EXPECT_EQ(float8_attention_dequantize(attention, &good, nullptr), FLOAT8_OK)
+      << float8_last_error();
+  const auto refuses = [&](const auto& change, std::string_view words) {
+    float8_attention_dequantize_args args = good;
+    change(args);
+    EXPECT_EQ(float8_attention_dequantize(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_TRUE(says(words)) << float8_last_error();
+  };
+  refuses([](auto& a) { a.q.token_stride = 0; }, "args.q.token_stride is 0");
+  refuses([](auto& a) { a.k.batch_stride = kHeadDim; }, "k.batch_stride is 128");
+  refuses([](auto& a) { a.v.batch_stride = INT64_MAX - 7; },
+          "v.batch_stride is 9223372036854775800");
+  float8_attention_dequantize_args one = good;  // a head of keys alone
+  one.k.head_stride = 0;
+  EXPECT_EQ(float8_attention_dequantize(attention, &one, nullptr), FLOAT8_OK);
   float8_attention_destroy(attention);
 }
 

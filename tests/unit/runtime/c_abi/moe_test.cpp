@@ -100,6 +100,13 @@ TEST_P(MoeRefusals, Calls) {
   refuses(
       forward, [](auto& a) { a.m = kRouted + 1; }, "m is 81, the plan was made for 0 to 80");
   refuses(
+      forward,
+      [](auto& a) {
+        a.m = INT64_MAX;
+        a.buffers.gate_up = {a.saved.data, size_t{1} << 20};
+      },
+      "m is 9223372036854775807, the plan was made");
+  refuses(
       forward, [](auto& a) { a.tokens = -1; }, "tokens is -1");
   refuses(
       forward, [](auto& a) { a.index = nullptr; }, "index is NULL");
