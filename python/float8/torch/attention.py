@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -286,14 +287,17 @@ def scaled_dot_product_attention(
     if are_shared(query, key, value) and (recipe != "bf16" or window is not None):
         from float8.torch import attention_dtensors  # it takes a while to load
 
-        def of_rank(*own: torch.Tensor) -> torch.Tensor:
-            return scaled_dot_product_attention(
-                *(*own, attn_mask, dropout_p, is_causal, scale, enable_gqa),
-                window=window,
-                recipe=recipe,
-                emulate=emulate,
-            )
-
+        of_rank = functools.partial(
+            scaled_dot_product_attention,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            window=window,
+            recipe=recipe,
+            emulate=emulate,
+        )
         return attention_dtensors.on_local(of_rank, query, key, value)
     if recipe == "bf16":
         window = checked_window(window, is_causal, query, key)

@@ -21,9 +21,12 @@ def refusal(**tensors: torch.Tensor) -> str | None:
         reason = _refusal_of(name, x)
         if reason is not None:
             return reason
-        own, of_query = ((t.device_mesh, t.placements) for t in (x, first))  # type: ignore[attr-defined]
-        if own != of_query:
-            return f"{name} is a DTensor with {own[1]} on {own[0]}, query with {of_query[1]} on {of_query[0]}; redistribute it as query is"
+        own: Any = x
+        if (own.device_mesh, own.placements) != (first.device_mesh, first.placements):
+            return (
+                f"{name} is a DTensor with {own.placements} on {own.device_mesh}, query with {first.placements} on "
+                f"{first.device_mesh}; redistribute it as query is"
+            )
     return None
 
 
@@ -45,9 +48,7 @@ def _refusal_of(name: str, x: Any) -> str | None:
     return None
 
 
-def on_local(
-    call: Callable[..., torch.Tensor], query: Any, key: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor:
+def on_local(call: Callable[..., torch.Tensor], query: Any, key: Any, value: Any) -> torch.Tensor:
     """Returns what `call` returns for the parts of this rank, as a DTensor with the placements of query.
 
     Raises ValueError for what `refusal` says.
@@ -55,5 +56,5 @@ def on_local(
     reason = refusal(query=query, key=key, value=value)
     if reason is not None:
         raise ValueError(f"float8: attention: {reason}")
-    own = call(*(x.to_local() for x in (query, key, value)))  # type: ignore[attr-defined]
+    own = call(*(x.to_local() for x in (query, key, value)))
     return DTensor.from_local(own, query.device_mesh, query.placements, run_check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -171,17 +172,19 @@ def varlen_attention(
     if attention.are_shared(query, key, value):
         from float8.torch import attention_dtensors  # it takes a while to load
 
-        def of_rank(*own: torch.Tensor) -> torch.Tensor:
-            return varlen_attention(
-                *(*own, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-                is_causal=is_causal,
-                window=window,
-                scale=scale,
-                enable_gqa=enable_gqa,
-                recipe=recipe,
-                emulate=emulate,
-            )
-
+        of_rank = functools.partial(
+            varlen_attention,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            is_causal=is_causal,
+            window=window,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            recipe=recipe,
+            emulate=emulate,
+        )
         return attention_dtensors.on_local(of_rank, query, key, value)
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q

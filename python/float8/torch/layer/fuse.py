@@ -163,7 +163,7 @@ def _known_of(module: nn.Module) -> Known | None:
 
 def _resembles(module: nn.Module) -> str | None:
     """Returns why a module that looks like an MLP was left, None where it does not."""
-    linears: dict[str, Any] = {name: e for name, e in module._modules.items() if is_float8(e)}
+    linears: dict[str, Any] = {name: e for name, e in module.named_children() if is_float8(e)}
     if len(linears) not in (2, 3) or not _has_activation(module):
         return None
     pairs = [

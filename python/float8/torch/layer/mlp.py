@@ -195,7 +195,7 @@ class FusedMLP(Made, nn.Module):
             if why is not None and not torch.compiler.is_compiling():
                 kind = self.original.__name__
                 notices.warn_once(f"fuse {kind} {why}", f"a {kind} is no longer fused: {why}")
-            return super().forward(*args, **kwargs)  # type: ignore[no-any-return,misc]
+            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
         return mlp(args[0], children, self.activation)  # type: ignore[arg-type]
 
 
