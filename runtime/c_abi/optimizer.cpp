@@ -1,4 +1,7 @@
 // AdamW with the maxima of what it leaves.
+#include <deque>
+#include <vector>
+
 #include "runtime/c_abi/common.hpp"
 #include "runtime/optimizer/adamw.hpp"
 
@@ -26,16 +29,15 @@ float8_status float8_adamw(float8_context* context, const float8_adamw_args* arg
     if (known.count > 0) F8_TRY(need(known.tensors, "float8_adamw_args.tensors"));
     const f8::runtime::AdamwWeights weights{known.count, known.tensors};
     std::vector<f8::runtime::AdamwCast> casts;  // none where no weight is cast
-    std::vector<float8_step> steps;
+    std::deque<float8_step> steps;              // to which the casts point
     for (size_t i = 0; i < known.count; ++i) {
       float8_adamw_tensor of;
       f8::Status good = read_element(weights.given(i), weights.first, "float8_adamw_tensor", of);
       if (good) good = check_enum("float8_adamw_tensor.dtype", of.dtype, FLOAT8_F16);
       if (good) good = check_enum("float8_adamw_tensor.cast_dtype", of.cast_dtype, FLOAT8_F16);
       if (good && of.quantizer != nullptr) {
-        casts.resize(known.count);
-        steps.resize(known.count);
-        good = read_cast(of, casts[i], steps[i]);
+        casts.resize(i + 1);
+        good = read_cast(of, casts[i], steps.emplace_back());
       }
       if (!good) [[unlikely]] {
         good.error().message =
@@ -43,6 +45,7 @@ float8_status float8_adamw(float8_context* context, const float8_adamw_args* arg
         return good;
       }
     }
+    if (!casts.empty()) casts.resize(known.count);
     return f8::runtime::adamw(*context->context, known, weights, casts, stream);
   });
 }

@@ -126,12 +126,14 @@ struct ExpertsCall {
     return {weight, copy, scales, {experts, out, in}, config, dtype, place.device, q};
   }
 
+  [[nodiscard]] static int64_t cols_of(const Tensor& tensor, const char* name) {
+    if (tensor.dim() == 2) return tensor.size(1);
+    throw std::invalid_argument(std::string("float8: ") + name + " has " +
+                                std::to_string(tensor.dim()) +
+                                " dimensions; rows of experts have 2");
+  }
   [[nodiscard]] Matrix rows_of(const Tensor& tensor, int64_t cols, const char* name) const {
-    if (tensor.dim() != 2) {
-      throw std::invalid_argument(std::string("float8: ") + name + " has " +
-                                  std::to_string(tensor.dim()) +
-                                  " dimensions; rows of experts have 2");
-    }
+    (void)cols_of(tensor, name);
     Matrix rows = as_matrix(tensor);
     if (rows.cols == cols) return rows;
     throw std::invalid_argument(std::string("float8: ") + name + " has rows of " +

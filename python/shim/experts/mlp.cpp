@@ -253,7 +253,7 @@ std::tuple<Tensor, Tensor> moe_backward(
     const std::optional<Tensor>& w3, const std::optional<Tensor>& w13_state,
     const std::optional<Tensor>& w2_state, int64_t scale_layout) {
   const Device device = device_of(x);
-  const ExpertsCall call(x, config, experts, hidden, x.size(1));
+  const ExpertsCall call(x, config, experts, hidden, ExpertsCall::cols_of(x, "x"));
   const float8_dtype grad_type = checked_grad_dtype(grad_dtype);
   const Matrix tokens = call.rows_of(x, call.k, "x");
   const MoeOperands operands(x, index, device);

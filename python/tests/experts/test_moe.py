@@ -394,3 +394,10 @@ def test_refuses_operands_that_cannot_be(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         f8.functional.moe(*change(*operands(device)), **options)
+
+
+def test_backward_refuses_an_x_of_other_dimensions(device: str) -> None:
+    one = torch.ones(4, device=device)
+    rest = (None, None, None, None, None, [one] * 3, one, 1, 16, 0, 1, 0, 1)
+    with pytest.raises(ValueError, match="x has 1 dimensions; rows of experts have 2"):
+        torch.ops.float8.moe_backward(one, *rest)
