@@ -86,6 +86,50 @@ def _gathered(weight: Any) -> bool:
     return not torch.compiler.is_compiling() and hasattr(weight, "forward_of_linear")
 
 
+def call_forward(
+    x: torch.Tensor,
+    x_q: torch.Tensor | None,
+    x_qt: torch.Tensor | None,
+    weight: Any,
+    w_q: torch.Tensor | None,
+    w_qt: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    config: int,
+    layout: int,
+    save: bool,
+    w_state: torch.Tensor | None,
+) -> Any:
+    """Calls linear_forward, of a gathered weight without a dispatch."""
+    if _gathered(weight):
+        return weight.forward_of_linear(x, x_q, x_qt, bias, scales, config, layout, save)
+    return _ops.linear_forward(
+        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, save, None, w_state
+    )
+
+
+def call_backward(
+    dy: torch.Tensor,
+    saved: torch.Tensor,
+    x: torch.Tensor | None,
+    x_qt: torch.Tensor | None,
+    weight: Any,
+    w_qt: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    config: int,
+    layout: int,
+    wanted: int,
+    *dy_copies: torch.Tensor,
+) -> Any:
+    """Calls linear_backward, of a gathered weight without a dispatch; dy_copies are q and qt of dy, or none."""
+    rest = (scales, config, layout, wanted)
+    if _gathered(weight):
+        return weight.backward_of_linear(dy, saved, x, x_qt, *rest, *dy_copies)
+    if dy_copies:
+        rest = (*rest, None, 1, *dy_copies)  # type: ignore[assignment]
+    return _ops.linear_backward(dy, saved, x, x_qt, weight, w_qt, *rest)
+
+
 class LinearFunction(torch.autograd.Function):
     """y = x weight^T + bias. Between forward and backward it keeps the fp8 copies."""
 
@@ -104,12 +148,9 @@ class LinearFunction(torch.autograd.Function):
         w_qt: torch.Tensor | None,
         w_state: torch.Tensor | None,
     ) -> torch.Tensor:
-        if _gathered(weight):
-            y, saved = weight.forward_of_linear(x, x_q, x_qt, bias, scales, config, layout, True)
-        else:
-            y, saved = _ops.linear_forward(
-                x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, None, w_state
-            )
+        y, saved = call_forward(
+            x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, w_state
+        )
         kept = x if config & recipes.READS_X else None
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         ctx.config = config
@@ -129,11 +170,9 @@ class LinearFunction(torch.autograd.Function):
             # one before that choice is made and the other after it, and a clone too early.
             x = x.float().to(x.dtype)
         wanted = want_x | want_weight << 1 | want_bias << 2
-        rest = (scales, ctx.config, ctx.layout, wanted)
-        if _gathered(weight):
-            dx, dw, db = weight.backward_of_linear(dy, saved, x, x_qt, *rest)
-        else:
-            dx, dw, db = _ops.linear_backward(dy, saved, x, x_qt, weight, w_qt, *rest)
+        dx, dw, db = call_backward(
+            dy, saved, x, x_qt, weight, w_qt, scales, ctx.config, ctx.layout, wanted
+        )
         return (
             dx if want_x else None,
             dw if want_weight else None,

@@ -35,6 +35,8 @@ def expect_trains_as(model: Any, single: Any, rank: int) -> None:
         model(x[rank]).square().mean().backward()
         for part in x:
             (single(part).square().mean() / 2).backward()
+        for each in (model, single):
+            f8.sync_float8_amax_and_scale_history(each)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

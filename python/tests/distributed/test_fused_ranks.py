@@ -42,30 +42,46 @@ f8.register_mlp(FeedForward, gate="w1", up="w3", down="w2", activation="silu")
 f8.register_mlp(Ungated, up="fc1", down="fc2", activation="gelu")
 
 
-def _model(recipe: str = "blockwise", kind: type[nn.Module] = FeedForward) -> nn.Sequential:
+def _model(
+    recipe: str = "blockwise", kind: type[nn.Module] = FeedForward, gather: bool = False
+) -> nn.Sequential:
     blocks = [nn.Sequential(nn.LayerNorm(64), kind()) for _ in range(2)]
-    return f8.convert_to_float8_training(
-        nn.Sequential(*blocks), config=f8.LinearConfig(recipe, emulate=True)
-    )  # type: ignore[return-value]
+    config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=gather)
+    return f8.convert_to_float8_training(nn.Sequential(*blocks), config=config)  # type: ignore[return-value]
 
 
 def _rank(
-    mesh: Any, rank: int, world: int, unit: str, recipe: str, kind: type[nn.Module] = FeedForward
+    mesh: Any,
+    rank: int,
+    world: int,
+    unit: str,
+    recipe: str,
+    kind: type[nn.Module] = FeedForward,
+    gather: bool = False,
+    reshard: bool = True,
+    compiled: bool = False,
 ) -> None:
     torch.manual_seed(0)
-    model = _model(recipe, kind)
+    model = _model(recipe, kind, gather)
     single = copy.deepcopy(model)
     f8.fuse(single)
     if unit == "mlp":
         f8.fuse(model)
     for block in model:
-        fully_shard(block[1] if unit == "mlp" else block, mesh=mesh)  # type: ignore[index]
+        own: Any = block[1] if unit == "mlp" else block  # type: ignore[index]
+        fully_shard(own, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh)
     assert [each.fused for each in f8.fuse(model)] == [True, True]
     warnings.filterwarnings("error", message=".*no longer fused.*")
+    if compiled:
+        for block in model:
+            block.compile(backend="aot_eager", fullgraph=True)
     before = [p.detach().clone() for p in single.parameters()]
     expect_trains_as(model, single, rank)
     assert not any(map(torch.equal, before, single.parameters()))
+    for layer in model.modules():
+        if isinstance(layer, f8.Float8Linear):
+            assert (layer._weight_gather is not None) == gather
 
 
 @pytest.mark.parametrize(
@@ -75,6 +91,26 @@ def _rank(
 def test_fsdp2_shards_a_fused_model(unit: str, recipe: str, tmp_path: Any) -> None:
     """Blocks that are units are sharded before it is fused, and MLPs that are after it."""
     ranks.spawn(_rank, 2, tmp_path, unit, recipe)
+
+
+@pytest.mark.parametrize(
+    ("unit", "recipe", "reshard", "compiled"),
+    [
+        ("block", "tensorwise", True, False),
+        ("block", "tensorwise", True, True),
+        ("block", "rowwise", False, False),
+        ("block", "delayed", True, False),
+        ("mlp", "blockwise", True, False),
+    ],
+)
+def test_fsdp2_gathers_a_fused_model_in_fp8(
+    unit: str, recipe: str, reshard: bool, compiled: bool, tmp_path: Any
+) -> None:
+    ranks.spawn(_rank, 2, tmp_path, unit, recipe, FeedForward, True, reshard, compiled)
+
+
+def test_fsdp2_gathers_an_mlp_with_biases_in_fp8(tmp_path: Any) -> None:
+    ranks.spawn(_rank, 2, tmp_path, "block", "rowwise", Ungated, True)
 
 
 def test_fsdp2_shards_an_mlp_with_biases(tmp_path: Any) -> None:

@@ -15,7 +15,6 @@ from float8.torch.layer import mlp_code
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import FusedMLP, Names, obstacle_between, obstacle_of_child
 from float8.torch.layer.mlp_code import Known
-from float8.torch.shard.fsdp import gathers_in_fp8
 from float8.torch.shard.weight_mesh import mesh_dims
 
 _registered: dict[type[nn.Module], Known] = {}
@@ -247,10 +246,6 @@ def _is_replaced(module: nn.Module) -> bool:
 
 
 def _obstacle_of_options(name: str, child: Any) -> str | None:
-    if child._weight_gather is not None or gathers_in_fp8(child):
-        return f"the weight of its {name} is gathered in fp8"
-    if child.enable_fsdp_float8_all_gather:
-        return f"its {name} has enable_fsdp_float8_all_gather"
     if hasattr(child.weight, "placements") and mesh_dims(child).tensor is not None:
         return f"the weight of its {name} is shared by tensor parallelism"
     return None

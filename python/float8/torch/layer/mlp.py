@@ -101,9 +101,9 @@ class MLPFunction(torch.autograd.Function):
 
         def linear(index: int, dy: torch.Tensor, qt: Any, want: int, *dy_copies: Any) -> Any:
             weight, w_qt, scales = of_layers[3 * index : 3 * index + 3]
-            return _ops.linear_backward(
+            return _linear.call_backward(
                 dy, saved[index], None, qt, weight, w_qt, scales, ctx.configs[index], layout, want,
-                None, 1, *dy_copies,
+                *dy_copies,
             )  # fmt: skip
 
         grads: list[Any] = [None] * (fields * count)
@@ -152,9 +152,9 @@ def _forward(
     def linear(
         layer: _Layer, x: torch.Tensor, q: torch.Tensor | None, qt: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        made: tuple[torch.Tensor, torch.Tensor] = _ops.linear_forward(
+        made: tuple[torch.Tensor, torch.Tensor] = _linear.call_forward(
             x, q, qt, layer.weight, layer.q, layer.qt, layer.bias, layer.scales,
-            layer.config(config), layout, save, None, layer.state,
+            layer.config(config), layout, save, layer.state,
         )  # fmt: skip
         return made
 
@@ -283,6 +283,4 @@ def _obstacle_of_weight(name: str, child: Any) -> str | None:
     weight = child._parameters.get("weight")
     if weight is None or hasattr(weight, "_local_tensor"):
         return f"the weight of its {name} is shared by tensor parallelism"
-    if not torch.compiler.is_compiling() and hasattr(weight, "forward_of_linear"):
-        return f"the weight of its {name} is gathered in fp8"
     return None

@@ -27,8 +27,8 @@ torch.library.define(
 torch.library.define(
     "float8::gathered_backward",
     "(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor gather, int[] shape, "
-    "ScalarType dtype, Tensor? scales, int config, int layout, int wanted) -> (Tensor, Tensor, "
-    "Tensor)",
+    "ScalarType dtype, Tensor? scales, int config, int layout, int wanted, Tensor? dy_q=None, "
+    "Tensor? dy_qt=None) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -116,6 +116,8 @@ def _backward(
     config: int,
     layout: int,
     wanted: int,
+    dy_q: Tensor | None = None,
+    dy_qt: Tensor | None = None,
 ) -> Any:
     known = gather_of_op(gather)
     weight = shape_of_weight(dy, shape, dtype, known is None)
@@ -124,8 +126,9 @@ def _backward(
     else:
         qt = known.qt(dy.dtype, lambda: _reads_shards(dy, weight, config))
     return _ops.linear_backward(
-        dy, saved, x, x_qt, weight, qt.data, scales, config, layout, wanted, qt.scales, qt.shards
-    )
+        dy, saved, x, x_qt, weight, qt.data, scales, config, layout, wanted, qt.scales, qt.shards,
+        dy_q, dy_qt,
+    )  # fmt: skip
 
 
 def _gemm(

@@ -122,11 +122,11 @@ _ALIASES = (
 
 
 def _linear_forward(weight: GatheredWeight, *args: Any) -> Any:
-    return weight.forward_of_linear(*args[:3], *args[6:])
+    return weight.forward_of_linear(*args[:3], *args[6:11])
 
 
 def _linear_backward(weight: GatheredWeight, *args: Any) -> Any:
-    return weight.backward_of_linear(*args[:4], *args[6:])
+    return weight.backward_of_linear(*args[:4], *args[6:10], *args[12:])
 
 
 def _gemm(weight: GatheredWeight, *args: Any) -> Any:
