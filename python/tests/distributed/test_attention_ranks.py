@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from typing import Any
 
 import pytest
 import ranks
 import torch
+import transformers
+from parallel_models import expect_trains_as
 from reference import same
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import float8.torch as f8
@@ -134,3 +139,48 @@ def _refused(mesh: Any, rank: int, world: int) -> None:
 
 def test_other_placements_are_refused(tmp_path: Any) -> None:
     ranks.spawn(_refused, 2, tmp_path)
+
+
+class _Llama(nn.Module):
+    """The layers of a small Llama of transformers, whose bf16 attention is fp8's where it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.LlamaConfig(
+            vocab_size=32,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            attn_implementation="sdpa",
+        )
+        self.model = transformers.LlamaModel(config).bfloat16()
+        self.model.embed_tokens = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.model(inputs_embeds=x[None].bfloat16(), use_cache=False).last_hidden_state
+        return y[0]
+
+
+def _fsdp_rank(mesh: Any, rank: int, world: int, recipe: str, gather: bool) -> None:
+    torch.manual_seed(0)
+    model = _Llama()
+    converted = f8.convert_attention_to_float8(model.model, recipe, emulate=True)
+    assert len(converted) == 2
+    config = f8.LinearConfig("rowwise", emulate=True, enable_fsdp_float8_all_gather=gather)
+    f8.convert_to_float8_training(model, config=config)
+    single = copy.deepcopy(model)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    before = [p.detach().clone() for p in single.parameters()]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="float8: attention")
+        expect_trains_as(model, single, rank)
+    assert not any(map(torch.equal, before, single.parameters()))
+
+
+@pytest.mark.parametrize(("recipe", "gather"), [("fp8_forward", True), ("fp8", False)])
+def test_fsdp2_shards_a_model_with_fp8_attention(recipe: str, gather: bool, tmp_path: Any) -> None:
+    ranks.spawn(_fsdp_rank, 2, tmp_path, recipe, gather)
