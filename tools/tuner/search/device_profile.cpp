@@ -140,7 +140,7 @@ Result<std::vector<DeviceProfile>> fit_profiles(const tuning_db::Database& datab
   for (const TrialRow& row : F8_TRY(database.timed())) {
     const bool linear = row.candidate.impl == tuning_db::Impl::kFloat8 ||
                         row.candidate.impl == tuning_db::Impl::kBf16;
-    if (linear && row.result.state == tuning_db::TrialState::kOk) {
+    if (linear && row.problem.op == Op::kLinear && row.result.state == tuning_db::TrialState::kOk) {
       devices[row.device.name].add(row);
     }
   }
