@@ -62,7 +62,7 @@ std::optional<Figure> attention_speeds(const Measurements& measurements) {
                           times.decision, times.device});
   }
   return Figure{
-      .kind = "attention",
+      .kind = "attention-speed",
       .title = "Speed of attention in fp8",
       .description =
           "Heads are those of queries and of keys. Forward and backward are float8's by "

@@ -28,7 +28,7 @@ const Section kSections[] = {
     {"attention",
      "Attention in fp8",
      "Forward and backward of attention with their casts, and the results against fp64.",
-     {"attention", "accuracy"}},
+     {"attention-speed", "accuracy"}},
     {"time",
      "Where a linear's time goes",
      "The parts of forward and backward. A GEMM's part is its time alone; what the GEMMs leave is "
