@@ -132,10 +132,10 @@ Result<Recipe> recipe_of(const std::string& recipe) {
   return of_option("--recipe", find_recipe(recipe));
 }
 
-std::vector<std::string> items_of(const std::string& list) {
+std::vector<std::string> items_of(const std::string& list, char separator) {
   std::vector<std::string> items;
   for (size_t at = 0; at <= list.size();) {
-    const size_t comma = std::min(list.find(',', at), list.size());
+    const size_t comma = std::min(list.find(separator, at), list.size());
     items.push_back(list.substr(at, comma - at));
     at = comma + 1;
   }

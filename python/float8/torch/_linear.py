@@ -125,9 +125,8 @@ def call_backward(
     rest = (scales, config, layout, wanted)
     if _gathered(weight):
         return weight.backward_of_linear(dy, saved, x, x_qt, *rest, *dy_copies)
-    if dy_copies:
-        rest = (*rest, None, 1, *dy_copies)  # type: ignore[assignment]
-    return _ops.linear_backward(dy, saved, x, x_qt, weight, w_qt, *rest)
+    given = (None, 1, *dy_copies) if dy_copies else ()
+    return _ops.linear_backward(dy, saved, x, x_qt, weight, w_qt, *rest, *given)
 
 
 class LinearFunction(torch.autograd.Function):
@@ -238,7 +237,7 @@ def linear(
         return _apply(  # type: ignore[no-any-return]
             x, weight, bias, scales, config, layout, x_q, x_qt, w_q, w_qt, w_state
         )
-    y: torch.Tensor = _ops.linear_forward(
-        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, False, None, w_state
+    y: torch.Tensor = call_forward(
+        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, False, w_state
     )[0]
     return y

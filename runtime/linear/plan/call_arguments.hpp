@@ -27,7 +27,7 @@ enum class Slot : uint8_t {
   kTransposed,  // qt of a tensor whose copies are apart
   kWorkspace,
   kLaunchCounts,  // the reserved bytes, wherever they are
-  // What the GEMMs read of x, w and dy in fp8, wherever it is from.
+  // The GEMMs read x, w and dy in fp8 from these, wherever they lie.
   kInputQ,
   kInputQInverse,
   kInputQt,

@@ -97,7 +97,7 @@ struct LinearLayout {
   Ref amax;                        // the amax buffer, after those in both
   CallTensors forward;             // of which q is in the workspace, qt in `saved`
   CallTensors backward;            // of x and w: qt in `saved`, or made again in the workspace
-  // What GEMMs read of the tensors that a call casts: in forward by whether it has a `saved`, and of
+  // GEMMs read these of the tensors that a call casts: in forward by whether it has a `saved`, and of
   // dy by whether its qt is cast.
   std::array<Fp8Refs, 2> forward_x, forward_w, backward_dy;
   Fp8Refs backward_x, backward_w;

@@ -177,6 +177,7 @@ TEST_F(FilterExperts, ASweepOfAModelMeasuresThem) {
   const Json again = tool_.json({"plan", "--mnk", mnk, "--recipe", "rowwise"});
   EXPECT_EQ(again["linears"].size(), 3U);
   tool_.expect_refused(1, {"plan", "--mnk", "e8m8192n2048k4096"}, {"--mnk", "skew"});
+  tool_.expect_refused(1, {"plan", "--mnk", mnk + ";"}, {"--mnk", "not M,N,K"});
   tool_.expect_refused(1, {"plan", "--mnk", mnk, "--skew", "zipf"}, {"--skew", "--experts"});
 }
 

@@ -136,18 +136,20 @@ namespace {
 // Those of --mnk. A shape that names its experts, as errors and plans print it, has these.
 Result<std::vector<tuner::SweptShape>> listed_shapes(const std::string& mnk, const Groups& groups) {
   std::vector<tuner::SweptShape> all;
-  std::string_view rest = mnk;
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find(';'), rest.size());
-    const std::string item(rest.substr(0, end));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (item.starts_with('e')) {
-      const auto [e, m, n, k, skew, none] =
-          F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kExperts).dims))).sizes;
-      all.push_back({{m, n, k}, {.experts = e, .skew = skew}});
-    } else {
-      for (const Shape shape : F8_TRY(shapes_of(item))) all.push_back({shape, groups});
+  if (mnk.empty()) return all;
+  std::vector<std::string> others;
+  for (const std::string& item : items_of(mnk, ';')) {
+    if (!item.starts_with('e')) {
+      others.push_back(item);
+      continue;
     }
+    const auto [e, m, n, k, skew, none] =
+        F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kExperts).dims))).sizes;
+    all.push_back({{m, n, k}, {.experts = e, .skew = skew}});
+  }
+  if (others.empty()) return all;
+  for (const Shape shape : F8_TRY(shapes_of(f8::format("{}", fmt::join(others, ";"))))) {
+    all.push_back({shape, groups});
   }
   return all;
 }

@@ -18,7 +18,7 @@ from float8.torch.layer.mlp import Names
 _FUNCTIONS = {functional.silu: "silu", functional.gelu: "gelu"}
 _ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "mish", "selu", "elu", "leaky_relu"))
 _COUNTS = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount")
-# Of a function's flags, those that say how it is called.
+# These flags of a function say how it is called.
 _CALL = (
     inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     | inspect.CO_ASYNC_GENERATOR
