@@ -2,7 +2,7 @@
 """A small MLP with its norm and residual, x + down(gelu(up(norm(x)))), over compiled bf16: forward and backward.
 
     small_mlp.py [--variants LIST] [--norm layer|rms] [--sizes '1024x1024;1024x4096;2048x8192'] [--tokens 2048,8192]
-        [--seconds 1] [--json FILE] [--emulate]
+        [--seconds 1] [--profile FOLDER] [--json FILE] [--emulate]
 
 A size is the model's width and the MLP's. Every variant is compiled, and runs in a CUDA graph, as small layers are bound by the host else.
 -fused is with float8.torch.fuse, and -norms with the norm too.
@@ -11,11 +11,13 @@ A size is the model's width and the MLP's. Every variant is compiled, and runs i
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import statistics
 import sys
 from collections.abc import Callable
 
 import common
+import kernel_times
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -77,6 +79,18 @@ def step_of(
     return graph.replay
 
 
+def profile(folder: pathlib.Path, title: str, steps: dict[str, Callable[[], None]]) -> None:
+    """Writes a trace of each variant, and prints its kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    traces = {
+        name: kernel_times.trace(step, folder / f"{title}-{name}.json")
+        for name, step in steps.items()
+    }
+    kernel_times.print_kinds(traces)
+    for name, kernels in traces.items():
+        kernel_times.print_longest(name, kernels, 24)
+
+
 def main() -> int:
     known = {"bf16": common.Variant("bf16")}
     for recipe in ("tensorwise", "rowwise", "delayed", "blockwise"):
@@ -90,6 +104,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="1024x1024;1024x4096;2048x8192")
     parser.add_argument("--tokens", default="2048,8192")
     parser.add_argument("--seconds", type=float, default=1, help="of a size")
+    parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
     device = common.device_of(options)
     if options.emulate:
@@ -116,6 +131,8 @@ def main() -> int:
             rows += [[name, words] for name, words in failures.items()]
             common.print_table([f"{text}, {tokens} tokens", "us", "over bf16"], rows)
             figures[f"{text}-{tokens}"] = times
+            if options.profile:
+                profile(pathlib.Path(options.profile), f"{text}-{tokens}", steps)
     common.write_json(options.json, figures)
     return 0
 

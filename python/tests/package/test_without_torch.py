@@ -82,12 +82,18 @@ def test_a_table_that_is_not_there(tmp_path: pathlib.Path) -> None:
         float8.table_info(str(tmp_path / "none"))
 
 
-def test_table_of_another_version(tmp_path: pathlib.Path) -> None:
+@pytest.fixture
+def gpu(device: str) -> int | None:
+    """The device whose measurements the program answers by on this machine."""
+    return 0 if device == "cuda" else None
+
+
+def test_table_of_another_version(tmp_path: pathlib.Path, gpu: int | None) -> None:
     own, other = tmp_path / "table", tmp_path / "newer"
     float8_tune("db", "export", "--format", "table", "-o", str(own))
     layers = [Layer("a", 4096, 14336)]
-    (verdict,) = filter_layers(layers, "rowwise", 8192, table=own)
-    assert verdict == filter_layers(layers, "rowwise", 8192)[0]
+    (verdict,) = filter_layers(layers, "rowwise", 8192, table=own, device=gpu)
+    assert verdict == filter_layers(layers, "rowwise", 8192, device=gpu)[0]
     first, rest = own.read_text().split("\n", 1)
     name, version = first.split()
     other.write_text(f"{name} {int(version) + 1}\n{rest}")
@@ -121,7 +127,7 @@ LLAMA = [
 
 @pytest.mark.parametrize("policy", ("measured", "torchao"))
 @pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed", "blockwise"))
-def test_the_program_says_the_same(recipe: str, policy: str) -> None:
+def test_the_program_says_the_same(recipe: str, policy: str, gpu: int | None) -> None:
     if policy == "torchao" and recipe not in ("tensorwise", "rowwise"):
         pytest.skip("torchao has no rule for it")
     names = ["output", "layers.3.", "auto_filter_small_kn"]
@@ -129,18 +135,19 @@ def test_the_program_says_the_same(recipe: str, policy: str) -> None:
         *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", recipe),
         *("--policy", policy, "--filter-fqns", ",".join(names)),
     )
-    verdicts = filter_layers(LLAMA, recipe, 4096, names=names, policy=policy)
+    verdicts = filter_layers(LLAMA, recipe, 4096, names=names, policy=policy, device=gpu)
     table = printed.split("\n\n")[0]
     assert [line.rstrip() for line in table.splitlines()] == explain(verdicts).splitlines()
 
 
 @pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed", "blockwise"))
-def test_the_program_says_the_same_of_ranks(recipe: str) -> None:
+def test_the_program_says_the_same_of_ranks(recipe: str, gpu: int | None) -> None:
     printed = float8_tune(
         *("filter", "--model", "llama3-8b", "--tokens", "2048", "--recipe", recipe),
         *("--fsdp", "64", "--hosts", "16", "--network-gbit", "200"),
     )
-    verdicts = filter_layers(LLAMA, recipe, 2048, fsdp=64, hosts=16, network_gbit=200)
+    ranks = {"fsdp": 64, "hosts": 16, "network_gbit": 200}
+    verdicts = filter_layers(LLAMA, recipe, 2048, **ranks, device=gpu)
     table = printed.split("\n\n")[0]
     assert [line.rstrip() for line in table.splitlines()] == explain(verdicts).splitlines()
 
@@ -181,16 +188,15 @@ def test_ranks_that_cannot_be(words: str, ranks: dict[str, int]) -> None:
         filter_layers([Layer("layers.0.wq", 4096, 4096)], "rowwise", 8192, **ranks)
 
 
-def test_filter_file(tmp_path: pathlib.Path) -> None:
+def test_filter_file(tmp_path: pathlib.Path, gpu: int | None) -> None:
     file = tmp_path / "verdicts"
     float8_tune(
         *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", "rowwise"),
         *("--verdicts", str(file)),
     )
-    by_file = filter_layers(LLAMA, "rowwise", 4096, verdicts=file)
-    assert [v.convert for v in by_file] == [
-        v.convert for v in filter_layers(LLAMA, "rowwise", 4096)
-    ]
+    by_file = filter_layers(LLAMA, "rowwise", 4096, verdicts=file, device=gpu)
+    asked = filter_layers(LLAMA, "rowwise", 4096, device=gpu)
+    assert [v.convert for v in by_file] == [v.convert for v in asked]
     with pytest.raises(ValueError, match="4096"):
         filter_layers(LLAMA, "rowwise", 8192, verdicts=file)
 

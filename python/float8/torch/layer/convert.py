@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from float8.filter import (
@@ -357,12 +358,16 @@ def _kept(verdict: Verdict) -> Verdict:
 
 
 def device_of(layers: Collection[nn.Module]) -> int | None:
-    """Returns the CUDA device of the first weight that is on one, else None."""
+    """Returns the CUDA device of the first weight that is on one.
+
+    Where none is, as in a model on meta, it is PyTorch's current one; None without a Hopper GPU.
+    """
     for layer in layers:
         for weight in layer._parameters.values():
             if weight is not None and weight.is_cuda:
                 return weight.get_device()
-    return None
+    has_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return torch.cuda.current_device() if has_hopper else None
 
 
 def convert_linears(

@@ -44,8 +44,8 @@ def verdicts(
     config: as for convert_to_float8_training; its recipe counts.
     tokens_of, experts: as there; verdicts on experts come behind those on linears.
     names: each is part of a name of a linear, or of experts (ValueError).
-    device: the CUDA device whose table answers; None: that of the weights, and the H100's where they
-        are on none.
+    device: the CUDA device whose table answers; None: that of the weights, PyTorch's current one where
+        they are on none, and the H100's without a Hopper GPU.
     """
     linears = {
         name or "root": module
