@@ -15,7 +15,9 @@ using kernels::Activation;
 struct HostMath {
   static float fma(float a, float b, float c) { return std::fma(a, b, c); }
   static float magnitude(float x) { return std::fabs(x); }
-  static float least(float a, float may_be_nan) { return std::fmin(a, may_be_nan); }
+  static float least(float a, float b) { return a < b || std::isnan(a) ? a : b; }
+  static float greatest(float a, float b) { return a > b || std::isnan(a) ? a : b; }
+  static float inverse(float d) { return d > 0x1p126F ? 0.0F : 1.0F / d; }
   static uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
   static float value(uint32_t bits) { return std::bit_cast<float>(bits); }
 };

@@ -10,7 +10,22 @@ namespace f8::kernels {
 struct DeviceMath {
   static F8_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
   static F8_DEVICE float magnitude(float x) { return fabsf(x); }
-  static F8_DEVICE float least(float a, float may_be_nan) { return fminf(a, may_be_nan); }
+  static F8_DEVICE float least(float a, float b) {
+    float r;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+  }
+  static F8_DEVICE float greatest(float a, float b) {
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+  }
+  // A Newton step makes of what rcp.approx finds what a division would, without its branch.
+  static F8_DEVICE float inverse(float d) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0F), r);
+  }
   static F8_DEVICE u32 bits(float x) { return __float_as_uint(x); }
   static F8_DEVICE float value(u32 bits) { return __uint_as_float(bits); }
 };

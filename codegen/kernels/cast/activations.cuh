@@ -1,15 +1,13 @@
 // The activations of an MLP and their slopes in fp32, to the same bits on a device and on a host: sums,
-// products and fused multiply-adds that round to nearest, and no branch, so that a thread's elements overlap.
+// products and fused multiply-adds that round to nearest, a reciprocal, and no branch, so that a thread's
+// elements overlap.
 //
-//   silu(x)       x s / (1 + e), e = exp(-|x|) in [0, 1], s = e where x is negative, else 1
-//   silu'(x)      s / (1 + e) (1 + x r / (1 + e)), r = 1 where x is negative, else e
-//   gelu_tanh(x)  x s / (1 + e) with exp(-z) for e, z = 2 sqrt(2 / pi) (|x| + 0.044715 |x|^3)
+//   silu(x)       x s, s = 1 / (1 + e), e = exp(-x)
+//   silu'(x)      s (1 + x e s)
+//   gelu_tanh(x)  x s of z = 2 sqrt(2 / pi) (x + 0.044715 x^3) in place of x
 //   gelu(x)       x t where x is negative, else x (1 - t): t = exp(-x^2 / 2) p is the normal distribution
 //                 at -|x|, and p a polynomial in 1 / (1 + 0.3 |x|)
 //   relu2(x)      x^2 where x is positive, else 0
-//
-//   e       2^(n + f) with an integer n and |f| <= 1/2; 2^f is a polynomial. exp(-104) is 0.
-//   1 / d   of d in [1, 2], from a line through cubic and Newton steps, to 4e-8; of others from the bits of d
 #pragma once
 
 #include "codegen/kernels/kernel_args.cuh"
@@ -21,97 +19,84 @@ struct Activated {
   float slope;
 };
 
-// Math has what the two sides name apart: fma, least of a number and one that may be NaN, and a
-// float's bits. kSingle: the result stays in fp32, within 4 ulp of fp64, or of gelu_tanh within 4 (1 + z). Else
-// it is to be rounded to 16 bits, and is within 2^-17 of fp64, or of a GELU within 2^-16.
+// Math has what the two sides name apart: fma, the lesser and the greater of two, of which a NaN stays, a
+// float's bits, and 1 / d of a d from 1 on, which is 0 where d is above 2^126. kSingle: the result stays in fp32,
+// within 4 ulp of fp64, or of gelu_tanh within 4 (1 + z). Else it is to be rounded to 16 bits, and is within
+// 2^-17 of fp64, or of a GELU within 2^-16.
 
-// exp(-x) of an x that is not negative, or NaN, of which it is 0.
+// exp(-x) of an x in [-88, 87], or NaN: 2^(n + f) with an integer n and |f| <= 1/2; 2^f is a polynomial, and n
+// is added to its exponent.
 template <class Math, bool kSingle>
-F8_BOTH float exp_of_minus(float may_be_nan) {
+F8_BOTH float exp_of_minus(float x) {
   constexpr float kLog2e = 0x1.715476p+0F;
   constexpr float kLog2eRest = 0x1.4ae0cp-26F;
   constexpr float kRound = 0x1.8p+23F;  // a sum with it is rounded to an integer, its last bits
-  constexpr float kDown = 0x1p-64F;     // 2^f times this times 2^(n + 64): n goes down to -159
-  constexpr u32 kUpBits = (64 + 127) << 23;
-  const float x = Math::least(110.0F, may_be_nan);
   const float rounded = Math::fma(x, -kLog2e, kRound);
   const float n = rounded - kRound;
   float f = Math::fma(x, -kLog2e, -n);
   float power;
   if constexpr (kSingle) {
     f = Math::fma(x, -kLog2eRest, f);
-    power = Math::fma(kDown * 0x1.41fbbcp-13F, f, kDown * 0x1.5f3e54p-10F);
-    power = Math::fma(power, f, kDown * 0x1.3b2d4cp-7F);
-    power = Math::fma(power, f, kDown * 0x1.c6aee8p-5F);
-    power = Math::fma(power, f, kDown * 0x1.ebfbdcp-3F);
-    power = Math::fma(power, f, kDown * 0x1.62e43p-1F);
+    power = Math::fma(0x1.41fbbcp-13F, f, 0x1.5f3e54p-10F);
+    power = Math::fma(power, f, 0x1.3b2d4cp-7F);
+    power = Math::fma(power, f, 0x1.c6aee8p-5F);
+    power = Math::fma(power, f, 0x1.ebfbdcp-3F);
+    power = Math::fma(power, f, 0x1.62e43p-1F);
   } else {
-    power = Math::fma(kDown * 0x1.3a02ccp-7F, f, kDown * 0x1.c9fc46p-5F);
-    power = Math::fma(power, f, kDown * 0x1.ec0378p-3F);
-    power = Math::fma(power, f, kDown * 0x1.62e12cp-1F);
+    power = Math::fma(0x1.3a02ccp-7F, f, 0x1.c9fc46p-5F);
+    power = Math::fma(power, f, 0x1.ec0378p-3F);
+    power = Math::fma(power, f, 0x1.62e12cp-1F);
   }
-  power = Math::fma(power, f, kDown);
-  return power * Math::value((Math::bits(rounded) << 23) + kUpBits);
+  power = Math::fma(power, f, 1.0F);
+  return Math::value((Math::bits(rounded) << 23) + Math::bits(power));
 }
 
-// 1 / d from what is within 6 % of it.
 template <class Math>
-F8_BOTH float refined_inverse(float d, float inverse) {
-  float rest = Math::fma(-d, inverse, 1.0F);
-  inverse = Math::fma(inverse, Math::fma(rest, rest, rest), inverse);
-  rest = Math::fma(-d, inverse, 1.0F);
-  return Math::fma(inverse, rest, inverse);
+F8_BOTH float clamped(float x, float low, float high) {
+  return Math::least(high, Math::greatest(low, x));
 }
 
 struct SigmoidParts {
-  float e;
-  float inverse;  // of 1 + e
+  float sigmoid;  // 0 where it is below 2^-126
+  float rest;     // 1 less it, or 0
 };
 template <class Math, bool kSingle>
-F8_BOTH SigmoidParts sigmoid_parts(float magnitude) {
-  const float e = exp_of_minus<Math, kSingle>(magnitude);
-  const float d = 1.0F + e;
-  return {e, refined_inverse<Math>(d, Math::fma(d, -0x1.e1e1e2p-2F, 0x1.69696ap+0F))};
-}
-
-// |x|, or `most` where it is more; NaN stays NaN.
-template <class Math>
-F8_BOTH float magnitude_to(float most, float x) {
-  const float magnitude = Math::magnitude(x);
-  return magnitude > most ? most : magnitude;
+F8_BOTH SigmoidParts sigmoid_parts(float x) {
+  const float e = exp_of_minus<Math, kSingle>(x);
+  const float sigmoid = Math::inverse(1.0F + e);
+  return {sigmoid, e * sigmoid};
 }
 
 template <class Math, bool kSingle>
 F8_BOTH Activated silu(float x) {
-  const auto [e, inverse] = sigmoid_parts<Math, kSingle>(Math::magnitude(x));
-  const float sigmoid = (x < 0.0F ? e : 1.0F) * inverse;
-  return {x * (x < 0.0F ? e : 1.0F) * inverse,
-          sigmoid * Math::fma(x, (x < 0.0F ? 1.0F : e) * inverse, 1.0F)};
+  const float within = clamped<Math>(x, -88.0F, 87.0F);
+  const auto [sigmoid, rest] = sigmoid_parts<Math, kSingle>(within);
+  return {x * sigmoid, sigmoid * Math::fma(within, rest, 1.0F)};
 }
 
 template <class Math, bool kSingle>
 F8_BOTH Activated gelu_tanh(float x) {
   constexpr float kLine = 0x1.988454p+0F;
   constexpr float kCube = 0x1.2444f2p-4F;
-  const float most = magnitude_to<Math>(16.0F, x);  // exp(-z) is 0 from 11 on
-  const float square = most * most;
-  const auto [e, inverse] = sigmoid_parts<Math, kSingle>(most * Math::fma(square, kCube, kLine));
-  const float grown = most * Math::fma(square, 3.0F * kCube, kLine);  // |x| times z's slope
-  const float sigmoid = (x < 0.0F ? e : 1.0F) * inverse;
-  return {x * (x < 0.0F ? e : 1.0F) * inverse,
-          sigmoid * Math::fma(x < 0.0F ? -grown : grown, (x < 0.0F ? 1.0F : e) * inverse, 1.0F)};
+  const float within = clamped<Math>(x, -10.03F, 9.9F);
+  const float square = within * within;
+  const auto [sigmoid, rest] =
+      sigmoid_parts<Math, kSingle>(within * Math::fma(square, kCube, kLine));
+  const float grown = within * Math::fma(square, 3.0F * kCube, kLine);  // x times z's slope
+  return {x * sigmoid, sigmoid * Math::fma(grown, rest, 1.0F)};
 }
 
 template <class Math, bool kSingle>
 F8_BOTH Activated gelu(float x) {
   constexpr float kDensity = 0x1.988454p-2F;        // 1 / sqrt(2 pi)
-  const float most = magnitude_to<Math>(15.0F, x);  // t is 0 from there on
+  const float most = Math::least(15.0F, Math::magnitude(x));  // t is 0 from there on
   const float half = 0.5F * most;
-  const float exponent = half * most;
-  float e = exp_of_minus<Math, kSingle>(exponent);
-  if constexpr (kSingle) e = Math::fma(-e, Math::fma(half, most, -exponent), e);
+  const float exponent = half * half;  // half of the one that counts, which is up to 112
+  float root = exp_of_minus<Math, kSingle>(exponent);
+  if constexpr (kSingle) root = Math::fma(-root, Math::fma(half, half, -exponent), root);
+  const float e = root * root;
   const float d = Math::fma(most, kSingle ? 0x1.63244ep-2F : 0x1.3d70a4p-2F, 1.0F);
-  const float y = refined_inverse<Math>(d, Math::value(0x7EF127EAU - Math::bits(d)));
+  const float y = Math::inverse(d);
   float p;
   if constexpr (kSingle) {
     p = Math::fma(-0x1.d62178p-6F, y, 0x1.28e54p-3F);
