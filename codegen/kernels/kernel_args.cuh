@@ -148,7 +148,7 @@ static_assert(sizeof(AmaxListArgs) <= 4096 && sizeof(CastListArgs) <= 4096);
 enum class Activation : u8 { kSilu, kGelu, kGeluTanh, kRelu2 };
 
 // The cast, or the maxima, of what is computed of the tensors' x as it is read (activation_cast.cuh,
-// norm.cuh). Of a GLU x is gate; its gradients are two tensors of one shape, whose x are gate and up.
+// activation_amax.cuh, norm.cuh). Of a GLU x is gate; its gradients are two tensors of one shape, whose x are gate and up.
 template <class Of>
 struct ComputedOf {
   Of of;
@@ -159,6 +159,8 @@ struct ComputedOf {
   const float* rstd;  // [rows], of a norm
   const float* mean;  // [rows], of a LayerNorm
   const void* bias;   // [cols] in x's type, of a LayerNorm, or null
+  // Maxima of activations alone: where what is computed of each tensor goes, [rows][cols] in x's type.
+  void* results[2];
 };
 using ComputedCastArgs = ComputedOf<CastArgs>;
 using ComputedAmaxArgs = ComputedOf<AmaxArgs>;

@@ -33,16 +33,16 @@ struct OfCast {
   static constexpr std::string_view kFile = "activation_cast.cuh";
   static constexpr size_t kBytes = sizeof(kernels::ComputedCastArgs);
   static std::string config(const CastSpec& cast) { return cast_config(cast); }
-  static int blocks_per_sm(const CastSpec&) { return 0; }
+  static int blocks_per_sm(const CastSpec&, Computed) { return 0; }
 };
 struct OfAmax {
   static constexpr std::string_view kKind = "amax", kArgs = "ComputedAmaxArgs";
   static constexpr std::string_view kFile = "activation_amax.cuh";
   static constexpr size_t kBytes = sizeof(kernels::ComputedAmaxArgs);
   static std::string config(const AmaxSpec& amax) { return amax_config(amax); }
-  // A tensor's launch has six blocks an SM (amax_partials), all of which are to be resident.
-  static int blocks_per_sm(const AmaxSpec& amax) {
-    return !amax.row && !amax.col && amax.in != Dtype::kF32 ? 6 : 0;
+  // All blocks of a tensor's launch are to be resident.
+  static int blocks_per_sm(const AmaxSpec& amax, Computed source) {
+    return amax.row || amax.col || amax.in == Dtype::kF32 ? 0 : tensor_blocks_per_sm(source);
   }
 };
 template <class Of>
@@ -104,7 +104,7 @@ Stub ComputedSpec<Of>::stub() const {
   }
   return function_stub(has_activation(source) ? Traits::kFile : "norm.cuh",
                        kKinds[static_cast<size_t>(source)], config, Traits::kArgs,
-                       parameters().first, launch(), Traits::blocks_per_sm(of));
+                       parameters().first, launch(), Traits::blocks_per_sm(of, source));
 }
 
 template <class Of>

@@ -36,6 +36,15 @@ inline constexpr size_t kComputed = 6;
 [[nodiscard]] constexpr size_t tensors_of(Computed source) {
   return source == Computed::kGluBackward ? 2 : 1;
 }
+// Tells whether the kernel of maxima also writes what it computes, for the cast to read. Norms are cheap to
+// compute again, and a block that has both gradients of a GLU in its registers has few others beside it.
+[[nodiscard]] constexpr bool writes_results(Computed source, const AmaxSpec& amax) {
+  return has_activation(source) && (source != Computed::kGluBackward || !(amax.row || amax.col));
+}
+// Blocks an SM of a launch that finds the maxima of tensors. With more, one that writes what it computes spills.
+[[nodiscard]] constexpr int tensor_blocks_per_sm(Computed source) {
+  return is_norm(source) ? 6 : 3;
+}
 
 template <class Of>
 struct ComputedSpec {

@@ -30,49 +30,43 @@ def _polynomial(x: torch.Tensor, *factors: float) -> torch.Tensor:
 def _exp_of_minus(x: torch.Tensor) -> torch.Tensor:
     """Returns what exp_of_minus of codegen/kernels/cast/activations.cuh does."""
     log2e, shift = _hex("0x1.715476p+0", "0x1.8p+23")
-    down = 2.0**-64
-    x = torch.where(x.isnan(), 110.0, x).clamp(max=110.0)
-    rounded = _fma(x, -log2e, shift)
-    n = rounded - shift
+    n = _fma(x, -log2e, shift) - shift
     f = _fma(x, -log2e, -n)
     factors = _hex("0x1.3a02ccp-7", "0x1.c9fc46p-5", "0x1.ec0378p-3", "0x1.62e12cp-1", "0x1p0")
-    power = _polynomial(f, *(down * each for each in factors))
-    return power * ((n.int() + 64 + 127) << 23).view(torch.float32)
+    power = _polynomial(f, *factors)
+    return ((n.nan_to_num().int() << 23) + power.view(torch.int32)).view(torch.float32)
 
 
-def _inverse(d: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    rest = _fma(-d, start, 1.0)
-    start = _fma(start, _fma(rest, rest, rest), start)
-    return _fma(start, _fma(-d, start, 1.0), start)
+def _inverse(d: torch.Tensor) -> torch.Tensor:
+    return torch.where(d > 2.0**126, 0.0, 1 / d)
 
 
 def _sigmoid(x: torch.Tensor, z: torch.Tensor, grown: torch.Tensor) -> Any:
-    """Returns x sigmoid(z), where z is given as a magnitude, and its slope; grown is x times that of z."""
+    """Returns x sigmoid(z) and its slope; grown is x times that of z."""
     e = _exp_of_minus(z)
-    d = 1 + e
-    inverse = _inverse(d, _fma(d, *_hex("-0x1.e1e1e2p-2", "0x1.69696ap+0")))
-    low, high = torch.where(x < 0, e, 1.0), torch.where(x < 0, 1.0, e)
-    return x * low * inverse, low * inverse * _fma(grown, high * inverse, 1.0)
+    sigmoid = _inverse(1 + e)
+    return x * sigmoid, sigmoid * _fma(grown, e * sigmoid, 1.0)
 
 
 def _silu(x: torch.Tensor) -> Any:
-    return _sigmoid(x, x.abs(), x)
+    within = x.clamp(-88.0, 87.0)
+    return _sigmoid(x, within, within)
 
 
 def _gelu_tanh(x: torch.Tensor) -> Any:
     line, cube = _hex("0x1.988454p+0", "0x1.2444f2p-4")
-    most = x.abs().clamp(max=16.0)
-    square = most * most
-    grown = most * _fma(square, 3 * cube, line)
-    return _sigmoid(x, most * _fma(square, cube, line), torch.where(x < 0, -grown, grown))
+    within = x.clamp(*torch.tensor((-10.03, 9.9)).tolist())
+    square = within * within
+    grown = within * _fma(square, 3 * cube, line)
+    return _sigmoid(x, within * _fma(square, cube, line), grown)
 
 
 def _gelu(x: torch.Tensor) -> Any:
     density, growth = _hex("0x1.988454p-2", "0x1.3d70a4p-2")
     most = x.abs().clamp(max=15.0)
-    e = _exp_of_minus(0.5 * most * most)
-    d = _fma(most, growth, 1.0)
-    y = _inverse(d, (0x7EF127EA - d.view(torch.int32)).view(torch.float32))
+    half = 0.5 * most
+    e = _exp_of_minus(half * half).square()
+    y = _inverse(_fma(most, growth, 1.0))
     p = y * _polynomial(
         y,
         *_hex(

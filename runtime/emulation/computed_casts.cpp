@@ -1,5 +1,7 @@
 // The maxima and the casts of activations, of gated ones, of their gradients and of what a norm makes of
 // x: these are computed as a device computes them, and are then the elements of any tensor.
+#include <cstring>
+
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/activations.hpp"
 #include "runtime/emulation/kernels.hpp"
@@ -23,9 +25,11 @@ void check(const Call& call, const Tensor& t, Dtype type, std::span<const Rows> 
   }
 }
 
-// Does what `spec` says to one of the tensors of a launch, whose elements are value(row, column).
+// Does what `spec` says to one of the tensors of a launch, whose elements are value(row, column) and go to
+// `result` where it is not null.
 template <class Spec, class Args, class Value>
-void run_one(const Spec& spec, const Call& call, const Args& args, size_t index, Value&& value) {
+void run_one(const Spec& spec, const Call& call, const Args& args, size_t index, void* result,
+             Value&& value) {
   const auto& t = args.tensors[index];
   // operator new aligns it to 16 bytes, as the kernels need.
   static_assert(__STDCPP_DEFAULT_NEW_ALIGNMENT__ >= 16);
@@ -41,6 +45,7 @@ void run_one(const Spec& spec, const Call& call, const Args& args, size_t index,
   one.tensors[0] = t;
   one.tensors[0].x = x.data();
   one.tensors[0].ld = t.cols;
+  if (result != nullptr) std::memcpy(result, x.data(), x.size());
   if constexpr (requires { one.counters; }) one.counters[0] = args.counters[index];
   void* const parameters[] = {&one};
   emulate(spec, Call{call.module, call.launch, parameters, call.sm_count, call.faults});
@@ -74,6 +79,10 @@ void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const
   const auto factor_at = [&](int64_t r, int64_t c) {
     return at(args.factor, args.ld_factor, r, c);
   };
+  bool writes = false;
+  if constexpr (std::is_same_v<Of, codegen::AmaxSpec>) {
+    writes = codegen::writes_results(spec.source, of);
+  }
   const Rows of_x = {"x", x.x, x.ld};
   const Rows of_factor = {"factor", args.factor, args.ld_factor};
   // Checks what is read, and does the work on one of the tensors.
@@ -82,7 +91,12 @@ void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const
       check_all(call, args.of, spec.key().c_str(),
                 static_cast<int32_t>(codegen::tensors_of(spec.source)), of.in, read);
     }
-    if (call.faults.empty()) run_one(of, call, args.of, index, value);
+    void* const result = args.results[index];
+    if (writes != (result != nullptr) || !is_aligned(result)) {
+      call.fault("{}: the results of tensor {} misaligned, null, or not asked for", spec.key(),
+                 index);
+    }
+    if (call.faults.empty()) run_one(of, call, args.of, index, result, value);
   };
   switch (spec.source) {
     case codegen::Computed::kGlu:

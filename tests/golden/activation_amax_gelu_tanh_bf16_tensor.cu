@@ -12,9 +12,9 @@ struct Config {
   static constexpr bool kNoopFlag = false;
   static constexpr Activation kActivation = Activation::kGeluTanh;
 };
-static_assert(sizeof(ComputedAmaxArgs) == 312, "kernel_args.cuh on the host");
+static_assert(sizeof(ComputedAmaxArgs) == 328, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
-extern "C" __global__ void __launch_bounds__(kTileThreads, 6)
+extern "C" __global__ void __launch_bounds__(kTileThreads, 3)
 float8_activation_amax(const __grid_constant__ ComputedAmaxArgs args) {
   activation_amax<Config>(args);
 }

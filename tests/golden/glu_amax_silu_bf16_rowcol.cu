@@ -12,7 +12,7 @@ struct Config {
   static constexpr bool kNoopFlag = false;
   static constexpr Activation kActivation = Activation::kSilu;
 };
-static_assert(sizeof(ComputedAmaxArgs) == 312, "kernel_args.cuh on the host");
+static_assert(sizeof(ComputedAmaxArgs) == 328, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_glu_amax(const __grid_constant__ ComputedAmaxArgs args) {

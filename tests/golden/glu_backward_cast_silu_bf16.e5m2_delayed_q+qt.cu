@@ -19,7 +19,7 @@ struct Config {
   static constexpr bool kShard = false;
   static constexpr Activation kActivation = Activation::kSilu;
 };
-static_assert(sizeof(ComputedCastArgs) == 640, "kernel_args.cuh on the host");
+static_assert(sizeof(ComputedCastArgs) == 656, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_glu_backward_cast(const __grid_constant__ ComputedCastArgs args) {

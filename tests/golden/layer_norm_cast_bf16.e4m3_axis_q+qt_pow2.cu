@@ -18,7 +18,7 @@ struct Config {
   static constexpr bool kNoopFlag = false;
   static constexpr bool kShard = false;
 };
-static_assert(sizeof(ComputedCastArgs) == 640, "kernel_args.cuh on the host");
+static_assert(sizeof(ComputedCastArgs) == 656, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_layer_norm_cast(const __grid_constant__ ComputedCastArgs args) {

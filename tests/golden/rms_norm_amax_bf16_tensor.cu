@@ -11,7 +11,7 @@ struct Config {
   static constexpr bool kBlock = false;
   static constexpr bool kNoopFlag = false;
 };
-static_assert(sizeof(ComputedAmaxArgs) == 312, "kernel_args.cuh on the host");
+static_assert(sizeof(ComputedAmaxArgs) == 328, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads, 6)
 float8_rms_norm_amax(const __grid_constant__ ComputedAmaxArgs args) {

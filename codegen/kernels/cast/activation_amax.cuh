@@ -1,5 +1,6 @@
-// The maxima of activations, of gated ones and of their gradients, for the casts of activation_cast.cuh: the
-// elements are computed here and there, to the same bits, and are never in memory.
+// Activations, gated ones and their gradients with their maxima, for casts whose scales come from these: the
+// elements are computed once, rounded and written, and cast.cuh reads them. To compute them in the cast again moves
+// as many bytes for forward, and is bound by its instructions.
 #pragma once
 
 #include "codegen/kernels/cast/activation_load.cuh"
@@ -20,7 +21,8 @@ template <Input kInput, class Function>
 struct AmaxOfFunction : LoadFunction<kInput, Function> {
   using Values = Vec8<kInput>;
   using Read = OperandsOf<Values, Function::kPair>;
-  static constexpr int kInFlight = Function::kPair ? 4 : 8;  // four of one operand spill
+  void* result;
+  static constexpr int kInFlight = Function::kPair ? 2 : 8;  // more spill
   static constexpr int kResults = 1;
 
   F8_DEVICE bool is_dense(const AmaxTensor& t) const {
@@ -30,28 +32,35 @@ struct AmaxOfFunction : LoadFunction<kInput, Function> {
     to.x.load(t.x, row * t.ld + element);
     if constexpr (Function::kPair) to.other.load(this->other, row * this->ld_other + element);
   }
-  static F8_DEVICE void raise(Read& from, Values (&most)[kResults]) {
+  F8_DEVICE void raise(Read& from, i64 element, Values (&most)[kResults]) const {
     if constexpr (Function::kPair) {
       apply<Function>(from.x, from.other);
     } else {
       apply<Function>(from.x, from.x);
     }
+    from.x.store(result, element);
     from.x.raise(most[0]);
+  }
+  F8_DEVICE void load(const AmaxTensor& t, i32 row0, i32 column0,
+                      ThreadFragment<kInput>& fragment) const {
+    LoadFunction<kInput, Function>::load(t, row0, column0, fragment);
+    fragment.store(result, t.cols, t.rows, t.cols);
   }
 };
 
-// It finds the maxima of dgate and of dup, where rows and columns have none.
+// dgate and dup where rows and columns have no maxima. With these the cast computes both again.
 template <Input kInput, Activation kActivation>
 struct AmaxOfGradients {
   using Values = Vec8<kInput>;
   struct Read {
     Values gate, up, grad;
   };
-  static constexpr int kInFlight = 1;  // two spill where six blocks an SM are resident
+  static constexpr int kInFlight = 2;  // more spill
   static constexpr int kResults = 2;
   const AmaxTensor& up;
   const void* grad;
   i64 ld_grad;
+  void* const* results;
 
   F8_DEVICE bool is_dense(const AmaxTensor& t) const {
     return t.ld == t.cols && up.ld == t.cols && ld_grad == t.cols;
@@ -61,8 +70,10 @@ struct AmaxOfGradients {
     to.up.load(up.x, row * up.ld + element);
     to.grad.load(grad, row * ld_grad + element);
   }
-  static F8_DEVICE void raise(Read& from, Values (&most)[kResults]) {
+  F8_DEVICE void raise(Read& from, i64 element, Values (&most)[kResults]) const {
     to_gradients<kActivation>(from.gate, from.up, from.grad);
+    from.gate.store(results[0], element);
+    from.up.store(results[1], element);
     from.gate.raise(most[0]);
     from.up.raise(most[1]);
   }
@@ -70,8 +81,8 @@ struct AmaxOfGradients {
 
 template <class Config, class Function>
 F8_DEVICE void amax_of_function(const ComputedAmaxArgs& args) {
-  Amax<Config>::run(args.of,
-                    AmaxOfFunction<Config::kInput, Function>{{args.factor, args.ld_factor}});
+  Amax<Config>::run(args.of, AmaxOfFunction<Config::kInput, Function>{{args.factor, args.ld_factor},
+                                                                      args.results[0]});
 }
 template <class Config>
 F8_DEVICE void activation_amax(const ComputedAmaxArgs& args) {
@@ -102,9 +113,9 @@ F8_DEVICE void glu_backward_amax(const ComputedAmaxArgs& args) {
     __syncthreads();  // before the shared memory of the first maxima is written again
     Amax<Config>::rows_and_columns(tensors[1], blockIdx.x, LoadNothing<kInput>{of_up});
   } else {
-    Amax<Config>::tensor(
-        tensors, blockIdx.x,
-        AmaxOfGradients<kInput, kActivation>{tensors[1], args.factor, args.ld_factor});
+    Amax<Config>::tensor(tensors, blockIdx.x,
+                         AmaxOfGradients<kInput, kActivation>{tensors[1], args.factor,
+                                                              args.ld_factor, args.results});
   }
 }
 

@@ -88,7 +88,7 @@ F8_BOTH Activated gelu_tanh(float x) {
 
 template <class Math, bool kSingle>
 F8_BOTH Activated gelu(float x) {
-  constexpr float kDensity = 0x1.988454p-2F;        // 1 / sqrt(2 pi)
+  constexpr float kDensity = 0x1.988454p-2F;                  // 1 / sqrt(2 pi)
   const float most = Math::least(15.0F, Math::magnitude(x));  // t is 0 from there on
   const float half = 0.5F * most;
   const float exponent = half * half;  // half of the one that counts, which is up to 112

@@ -22,7 +22,8 @@ struct Amax {
 
   // A loader gives the elements whose maxima are found: those of the tensor's x. `read` and `raise` are
   // for eight of them, of which a thread reads kInFlight times as many at once; of `element`, where rows
-  // follow each other, row is 0. A loader with two results has those of two tensors.
+  // follow each other, row is 0. `raise` is given the element where rows follow each other in any case. A
+  // loader with two results has those of two tensors.
   struct Load {
     using Read = Values;
     static constexpr int kInFlight = 8;
@@ -32,7 +33,9 @@ struct Amax {
     static F8_DEVICE void read(const AmaxTensor& t, i64 row, i64 element, Read& to) {
       to.load(t.x, row * t.ld + element);
     }
-    static F8_DEVICE void raise(Read& from, Values (&most)[kResults]) { from.raise(most[0]); }
+    static F8_DEVICE void raise(Read& from, i64, Values (&most)[kResults]) {
+      from.raise(most[0]);
+    }
     static F8_DEVICE void load(const AmaxTensor& t, i32 row0, i32 column0,
                                ThreadFragment<Config::kInput>& fragment) {
       fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
@@ -59,14 +62,14 @@ struct Amax {
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) loader.read(t, 0, (chunk + i * step) * 8, read[i]);
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) loader.raise(read[i], most);
+        for (int i = 0; i < kInFlight; ++i) loader.raise(read[i], (chunk + i * step) * 8, most);
       }
     }
     for (; chunk < chunks; chunk += step) {
       typename Loader::Read read;
       const i64 row = chunk / chunks_per_row;
       loader.read(t, row, (chunk - row * chunks_per_row) * 8, read);
-      loader.raise(read, most);
+      loader.raise(read, chunk * 8, most);
     }
     __shared__ u32 warps[kResults][kTileThreads / 32];
 #pragma unroll

@@ -75,6 +75,13 @@ struct Vec8 {
                    : "l"(p + 16 * i));
     }
   }
+  F8_DEVICE void store(void* x, i64 element) const {
+    uint4* const p = static_cast<uint4*>(x) + element * kElementBytes / 16;
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      p[i] = make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+    }
+  }
   F8_DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = 0;
@@ -178,6 +185,14 @@ struct ThreadFragment {
       } else {
         rows[i].clear();
       }
+    }
+  }
+
+  F8_DEVICE void store(void* x, i64 ld, i32 row_count, i32 column_count) const {
+    if (column >= column_count) return;
+#pragma unroll
+    for (int i = 0; i < kFragment; ++i) {
+      if (row + i < row_count) rows[i].store(x, (row + i) * ld + column);
     }
   }
 

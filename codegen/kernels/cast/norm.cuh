@@ -122,7 +122,7 @@ struct AmaxOfNorm : LoadNorm<kInput, kLayer> {
     to.row = static_cast<i32>(row);
     to.eight = static_cast<u32>(element / 8);
   }
-  F8_DEVICE void raise(Read& from, Values (&most)[kResults]) const {
+  F8_DEVICE void raise(Read& from, i64, Values (&most)[kResults]) const {
     const u32 rows_on = from.eight / eights_of_row;
     const i32 row = from.row + static_cast<i32>(rows_on);
     typename Load::Columns columns;

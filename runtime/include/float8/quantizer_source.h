@@ -6,9 +6,10 @@
 extern "C" {
 #endif
 
-/* What a quantizer casts. What is computed is computed in fp32, rounded once to dtype, and never in memory.
- * Delayed scales and those of blocks need one launch. Scales of a tensor or of rows need two, the first of
- * which computes it for its maxima alone. */
+/* What a quantizer casts. What is computed is computed in fp32 and rounded once to dtype. Delayed scales and
+ * those of blocks need one launch, and it is never in memory. Scales of a tensor or of rows need two: the
+ * first one finds maxima, and leaves an activation or its gradients in the workspace for the second one. That
+ * computes what norms make, and the gradients of a GLU under scales of rows, once more. */
 typedef enum float8_source {
   FLOAT8_PLAIN = 0, /* x */
   FLOAT8_GLU = 1,   /* activation(x) * up, where x is a gate: SwiGLU, GeGLU */

@@ -1,6 +1,7 @@
 #include "runtime/linear/tensors/computed_casts.hpp"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "runtime/device/context_state.hpp"
@@ -28,6 +29,11 @@ bool raises_words(const codegen::AmaxSpec& amax) {
   return amax.row || amax.col;
 }
 
+// Tells whether the launch of the maxima leaves what the cast reads.
+bool is_left(const ComputedPass& pass, codegen::Computed source) {
+  return pass.amax && codegen::writes_results(source, pass.amax->of);
+}
+
 }  // namespace
 
 std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet copies,
@@ -35,10 +41,13 @@ std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet 
   std::vector<ComputedPass> all;
   for (const KernelPass& pass : kernels.passes(copies, first_step)) {
     for (const FusedCast& fused : pass.casts) {
+      codegen::CastSpec cast = fused.cast;
+      cast.sums = source.sums && all.empty();
       ComputedPass& made = all.emplace_back();
       if (pass.amax) made.amax = {*pass.amax, source.source, source.activation};
-      made.cast = {fused.cast, source.source, source.activation};
-      made.cast.of.sums = source.sums && all.size() == 1;
+      made.cast = is_left(made, source.source)
+                      ? codegen::KernelSpec(cast)
+                      : codegen::ComputedCastSpec{cast, source.source, source.activation};
       made.fused = fused;
     }
   }
@@ -75,7 +84,15 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
     at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
   }
   if (source_.sums) tile_sums_ = take(column_sums_bytes(rows, cols));
-  workspace_bytes_ = raises || partials > 0 || source_.sums ? arena.size() : 0;
+  const bool leaves = std::ranges::any_of(
+      passes, [&](const ComputedPass& pass) { return is_left(pass, source_.source); });
+  if (leaves) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      results_[i] = take(static_cast<size_t>(rows) * static_cast<size_t>(cols) *
+                         size_bytes(passes.front().fused.cast.in));
+    }
+  }
+  workspace_bytes_ = raises || partials > 0 || source_.sums || leaves ? arena.size() : 0;
 }
 
 Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels& kernels,
@@ -94,7 +111,7 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
   std::vector<codegen::KernelSpec> specs;
   for (const ComputedPass& pass : passes) {
     if (pass.amax) specs.emplace_back(*pass.amax);
-    specs.emplace_back(pass.cast);
+    specs.push_back(pass.cast);
   }
   const codegen::BiasGradSpec add_sums{Dtype::kF32};
   if (source.sums) specs.emplace_back(add_sums);
@@ -120,29 +137,59 @@ Status ComputedCasts::launch(const Context::State& context, const Kernel& kernel
                              const ComputedCall& call, Stream stream) const {
   const auto& t = args.tensors[0];
   const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
-  return launch_with(Computed{args, call.factor, ld, call.rstd, call.mean, call.bias},
-                     context.driver, kernel, t.blocks, context.options.programmatic_launch, stream);
+  Computed computed = {args, call.factor, ld, call.rstd, call.mean, call.bias, {}};
+  if constexpr (std::is_same_v<Args, kernels::AmaxArgs>) {
+    const auto& spec = std::get<codegen::ComputedAmaxSpec>(kernel.spec).of;
+    if (codegen::writes_results(source_.source, spec)) {
+      for (int32_t i = 0; i < args.count; ++i) {
+        computed.results[i] = call.first.at<void>(results_[static_cast<size_t>(i)]);
+      }
+    }
+  }
+  return launch_with(computed, context.driver, kernel, t.blocks,
+                     context.options.programmatic_launch, stream);
+}
+
+int32_t ComputedCasts::partials_of(const Context::State& context, int32_t most) const {
+  return std::min(most, codegen::tensor_blocks_per_sm(source_.source) * context.info.sm_count);
 }
 
 Status ComputedCasts::find_maxima(const Context::State& context, const Pass& pass,
                                   const ComputedCall& call,
                                   std::span<const QuantizeOperand> operands, Stream stream) const {
   const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).of;
-  const auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
+  auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
     return amax_args(spec, context.info.sm_count, one);
   });
+  if (!spec.row && !spec.col) {
+    for (kernels::AmaxTensor& t : args.tensors) t.blocks = partials_of(context, t.blocks);
+  }
   return launch<kernels::ComputedAmaxArgs>(context, *pass.amax, args, call, stream);
 }
 
 Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
                            const ComputedCall& call, std::span<const QuantizeOperand> operands,
                            Stream stream) const {
-  const auto& spec = std::get<codegen::ComputedCastSpec>(pass.cast->spec).of;
+  const auto* const computed = std::get_if<codegen::ComputedCastSpec>(&pass.cast->spec);
+  const codegen::CastSpec& spec =
+      computed != nullptr ? computed->of : std::get<codegen::CastSpec>(pass.cast->spec);
   auto args = args_of(operands, [&](std::span<const QuantizeOperand> one) {
     return cast_args(spec, context.info.sm_count, one);
   });
   if (spec.sums) args.sums = call.first.at<float>(tile_sums_);
-  return launch<kernels::ComputedCastArgs>(context, *pass.cast, args, call, stream);
+  if (computed != nullptr) {
+    return launch<kernels::ComputedCastArgs>(context, *pass.cast, args, call, stream);
+  }
+  // What the maxima's launch left, each tensor by blocks of its own.
+  int32_t blocks = 0;
+  for (int32_t i = 0; i < args.count; ++i) {
+    kernels::CastTensor& t = args.tensors[i];
+    t.x = call.first.at<void>(results_[static_cast<size_t>(i)]);
+    t.ld = t.cols;
+    t.partial_count = partials_of(context, t.partial_count);
+    t.first_block = std::exchange(blocks, blocks + t.blocks);
+  }
+  return launch_cast(context.driver, *pass.cast, args, context.options.programmatic_launch, stream);
 }
 
 Status ComputedCasts::run(const Context::State& context, const ComputedCall& call,

@@ -1,7 +1,8 @@
 // The casts of what is computed as it is read: an activation, its product with up, or what a norm makes of
 // x, for a linear that reads it, and the gradients of these for the backward of the linears before. It is
 // one launch, after another for the maxima where the scales come from these, as those of tensors and rows
-// do, and in a first step of delayed scaling; and before one for the sums of a gradient's columns.
+// do, and in a first step of delayed scaling; and before one for the sums of a gradient's columns. The launch
+// of the maxima leaves an activation or its gradients in the workspace, where the cast reads them.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@ namespace f8::runtime {
 // The kernels of a cast, and of the maxima that it needs before.
 struct ComputedPass {
   std::optional<codegen::ComputedAmaxSpec> amax;
-  codegen::ComputedCastSpec cast;
+  codegen::KernelSpec cast;  // a CastSpec of what the maxima's launch left, or a ComputedCastSpec
   FusedCast fused;
 };
 // What is computed.
@@ -65,6 +66,8 @@ class ComputedCasts {
   // Finds where the maxima of one tensor, or of two, lie in the workspace.
   void lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved, int sm_count,
                std::span<TensorBuffers> tensors);
+  // The blocks of a launch of maxima of tensors, which are the maxima that it leaves.
+  [[nodiscard]] int32_t partials_of(const Context::State& context, int32_t most) const;
   [[nodiscard]] Status find_maxima(const Context::State& context, const Pass& pass,
                                    const ComputedCall& call,
                                    std::span<const QuantizeOperand> operands, Stream stream) const;
@@ -80,6 +83,7 @@ class ComputedCasts {
   std::vector<Pass> casts_;
   std::vector<Pass> first_;           // of a first step
   ClearWords clear_;                  // of maxima that are raised
+  std::array<Ref, 2> results_ = {};   // of the launches of maxima of activations
   const Kernel* add_sums_ = nullptr;  // of the rows of tiles; null: there are no sums
   Ref tile_sums_ = {};
   size_t workspace_bytes_ = 0;
