@@ -22,7 +22,7 @@ from float8.torch.attention import (
     warn_of,
 )
 from float8.torch.classes import Made, check_class, known_of, subclass
-from float8.torch.layer import transformers_attention
+from float8.torch.layer import attention_statistics, transformers_attention
 from float8.torch.layer.linear import check_switches
 
 # Whether tokens come before heads, by the package and the name of a class that wraps PyTorch's attention.
@@ -72,6 +72,13 @@ class Float8Attention(Made):
             scale=scale,
             enable_gqa=enable_gqa,
             recipe=self.float8_recipe,
+            emulate=self.float8_emulate,
+        )
+        attention_statistics.count(
+            *(self, query, key, value),
+            is_causal=is_causal,
+            window=None,
+            scale=scale,
             emulate=self.float8_emulate,
         )
         return y.transpose(1, 2) if self.tokens_first else y
@@ -181,6 +188,19 @@ def _attention_of(model: nn.Module) -> list[_Attention]:
         if tokens_first is not None or isinstance(module, Float8Attention):
             found.append(_Attention(name, module, None, tokens_first))
     return found
+
+
+def counted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the modules whose attention is in fp8, by their names."""
+    return {layer.name: layer.module for layer in _attention_of(model) if _is_in_fp8(layer)}
+
+
+def _is_in_fp8(layer: _Attention) -> bool:
+    if layer.model is None:
+        return isinstance(layer.module, Float8Attention)
+    name = getattr(layer.model.config, "_attn_implementation", None)
+    is_taken = bool(getattr(layer.module, "float8_attention", True))
+    return name in transformers_attention.registered and is_taken
 
 
 def _check_verdicts(recipe: str | None, verdicts: object, explain: bool) -> None:
