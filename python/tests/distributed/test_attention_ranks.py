@@ -159,6 +159,37 @@ def test_other_placements_are_refused(tmp_path: Any) -> None:
     ranks.spawn(_refused, 2, tmp_path)
 
 
+class _Wrapper(nn.Module):
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        is_causal: bool = True,
+    ) -> Tensor:
+        raise AssertionError("this is PyTorch's")
+
+
+def _counting_rank(mesh: Any, rank: int, world: int) -> None:
+    f8.register_attention(_Wrapper)
+    model = nn.Sequential(_Wrapper())
+    f8.convert_attention_to_float8(model, emulate=True)
+    shared = [distribute_tensor(x, mesh, (Shard(1),)) for x in _operands((2, 140, 64))[:3]]
+    found = []
+    for tensors in (shared, [x.to_local() for x in shared]):
+        with f8.attention_counters(model) as counters:
+            model[0](*tensors, enable_gqa=True)
+        found.append(counters.read())
+    assert found[0] == found[1] and found[0]["0"].calls == 1
+
+
+def test_dtensors_count_with_the_heads_of_their_rank(tmp_path: Any) -> None:
+    ranks.spawn(_counting_rank, 2, tmp_path)
+
+
 class _Llama(nn.Module):
     """The layers of a small Llama of transformers, whose bf16 attention is fp8's where it runs."""
 

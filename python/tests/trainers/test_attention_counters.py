@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 
 import float8.torch as f8
 from float8.torch import attention
+from float8.torch.layer import attention_statistics
 
 pytestmark = pytest.mark.usefixtures("untold")
 
@@ -130,10 +131,18 @@ def check(found: f8.AttentionCounters, args: Any) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("heads", "of_keys"), [(4, 4), (4, 1)])
+@pytest.mark.parametrize(("heads", "of_keys", "scores"), [(4, 4, 2**25), (4, 1, 2**16)])
 def test_numbers_of_a_call(
-    device: str, options: dict[str, Any], calls: list[Any], causal: bool, heads: int, of_keys: int
+    device: str,
+    options: dict[str, Any],
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    causal: bool,
+    heads: int,
+    of_keys: int,
+    scores: int,
 ) -> None:
+    monkeypatch.setattr(attention_statistics, "_SCORES", scores)  # at a time
     module = wrapper(options)
     q = 3 * torch.randn(2, heads, 300, 64, device=device).bfloat16()
     k, v = (torch.randn(2, of_keys, 333 - 33 * causal, 64, device=device).bfloat16() for _ in "kv")

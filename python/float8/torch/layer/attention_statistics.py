@@ -16,7 +16,6 @@ _TILE = 128  # tokens of a head that share a scale, and keys that a softmax take
 _CLIPPED = 464.0  # e4m3 has 448 for what is up to here, by rounding
 _LOST = 18 * math.log(2)  # 2^8 P is rounded to 0 in e4m3 from 2^-10 on
 _SCORES = 2**25  # at a time
-OPERANDS = ("q", "k", "v")
 
 
 class Layer:
@@ -111,20 +110,20 @@ def _statistics(call: _Call, offsets: torch.Tensor | None) -> tuple[torch.Tensor
         starts = varlen.offsets_of(saved, sequences).long()
         blocks = [each // _TILE + sequences for each in tokens]
     of_q, of_k = (_tokens(*each) for each in zip(starts, tokens, blocks, strict=True))
-    if offsets is None:
-        mean = attention.mean_of_keys(k)
-    else:
+    mean = attention.mean_of_keys(k)
+    if offsets is not None:
         of_sequences = varlen.mean_of_keys(k[0].transpose(0, 1), starts[1])
         mean = of_sequences[of_k.sequence].transpose(0, 1)[None]
     casts = []
     begin = _scales_begin(call, of_q.blocks, of_k.blocks, offsets is not None)
-    for x, copy, where in zip((q, k, v), copies, (of_q, of_k, of_k), strict=True):
+    operands = ((q, of_q, None), (k, of_k, mean), (v, of_k, None))
+    for (x, where, of_x), copy in zip(operands, copies, strict=True):
         end = begin + 4 * x.shape[0] * x.shape[1] * where.blocks
         inverse = saved[begin:end].view(torch.float32).view(x.shape[0], x.shape[1], -1)
         limit = _CLIPPED * inverse[..., where.place // _TILE]
-        casts.append(_lost_by_cast(x, copy.transpose(1, 2), limit, mean if x is k else None))
+        casts.append(_lost_by_cast(x, copy.transpose(1, 2), limit, of_x))
         begin = end
-    p, largest = _lost_by_softmax(call, copies[0], copies[1], of_q, of_k)
+    p, largest = _lost_by_softmax(call, copies[0], copies[1], of_q, of_k, offsets is not None)
     return torch.stack([*casts, p]), largest
 
 
@@ -152,7 +151,7 @@ def _lost_by_cast(
 
 
 def _lost_by_softmax(
-    call: _Call, q: torch.Tensor, k: torch.Tensor, of_q: _Tokens, of_k: _Tokens
+    call: _Call, q: torch.Tensor, k: torch.Tensor, of_q: _Tokens, of_k: _Tokens, is_packed: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the P, a 0, and those that are rounded to 0; and the largest score. q and k are [B, tokens, heads, D] as they
     were multiplied. The kernel takes tiles of 128 keys of a sequence, the last one first, and rounds P of a tile by the
@@ -169,17 +168,20 @@ def _lost_by_softmax(
         padded = padded.index_copy(1, of_k.place, own_keys.float()).transpose(1, 2)
         for begin in range(0, q.shape[1], rows):
             at = slice(begin, begin + rows)
-            seen = of_q.sequence[at, None] == sequence
+            # A causal batch has no key behind these.
+            last = -(-(begin + rows) // _TILE) if call.causal and not is_packed else of_k.blocks
+            to = slice(0, min(last, of_k.blocks) * _TILE)
+            seen = of_q.sequence[at, None] == sequence[to]
             if call.causal:
-                seen &= number <= of_q.number[at, None]
+                seen &= number[to] <= of_q.number[at, None]
             if call.window:
-                seen &= number > of_q.number[at, None] - call.window
+                seen &= number[to] > of_q.number[at, None] - call.window
             grouped = queries[:, at].float().reshape(of_keys, -1, q.shape[3])
-            scores = (grouped @ padded).mul_(call.scale).view(heads, -1, keys)
+            scores = (grouped @ padded[..., to]).mul_(call.scale).view(heads, *seen.shape)
             largest = torch.maximum(largest, scores.abs().masked_fill_(~seen, 0).amax())
-            tiles = scores.masked_fill_(~seen, -math.inf).view(heads, -1, of_k.blocks, _TILE)
+            tiles = scores.masked_fill_(~seen, -math.inf).view(heads, seen.shape[0], -1, _TILE)
             most = tiles.amax(3).flip(2).cummax(2).values.flip(2)
-            is_lost = (tiles <= most[..., None] - _LOST) & seen.view(-1, of_k.blocks, _TILE)
+            is_lost = (tiles <= most[..., None] - _LOST) & seen.view(seen.shape[0], -1, _TILE)
             everything = everything + heads * seen.sum()
             lost = lost + is_lost.sum()
     return torch.stack([everything, torch.zeros_like(lost), lost]), largest
