@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import warnings
 from typing import Any
@@ -17,11 +16,12 @@ from torch.nn import functional
 import float8
 import float8.torch as f8
 
+transformers = pytest.importorskip("transformers")
+
 pytestmark = pytest.mark.usefixtures("untold")
 
 # Heads whose rows the built-in database has. The tests' models have fewer of these.
 CONFIG = {
-    "model_type": "qwen2",
     "hidden_size": 4096,
     "intermediate_size": 1024,
     "num_attention_heads": 32,
@@ -48,7 +48,7 @@ ATTENTION = ("--attention", "--sequence", "8192")
 def filter_file(folder: pathlib.Path, *words: str, **more: Any) -> pathlib.Path:
     """Returns the filter file of a config.json, with attention unless other words are given."""
     config = folder / "config.json"
-    config.write_text(json.dumps({**CONFIG, **more}))
+    transformers.LlamaConfig(**{**CONFIG, **more}).to_json_file(config, use_diff=False)
     return written(folder / "verdicts", str(config), *(words or ATTENTION))
 
 

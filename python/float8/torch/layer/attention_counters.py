@@ -60,8 +60,8 @@ def _read(layer: Layer) -> AttentionCounters:
 
 @contextlib.contextmanager
 def attention_counters(model: nn.Module) -> Iterator[Counting]:
-    """Counts what each layer of a model loses whose attention convert_attention_to_float8 or install_attention gave to
-    fp8, in the forwards within `with`:
+    """Counts what attention in fp8 loses in each layer that convert_attention_to_float8 or install_attention gave to it,
+    in the forwards within `with`:
 
     with float8.torch.attention_counters(model) as counters:
         model(batch).loss.backward()
@@ -69,8 +69,8 @@ def attention_counters(model: nn.Module) -> Iterator[Counting]:
 
     No result changes. Each call costs a forward more, Q K^T in float32 and some passes over its scores, 2^25 at a time,
     which the host does not wait for. What torch.compile made runs eagerly meanwhile. Calls that go to PyTorch's attention
-    do not count; those that a checkpoint repeats within `with` count again. DTensors count with the heads of their rank.
-    Without it nothing is computed.
+    do not count, and calls that a checkpoint repeats within `with` count again. A rank counts the heads that it has.
+    Outside of `with` nothing is computed.
 
     Raises TypeError where `model` is no module, ValueError where it has no such layer, or is counted already.
     """

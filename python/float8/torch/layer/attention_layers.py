@@ -198,9 +198,9 @@ def counted_layers(model: nn.Module) -> dict[str, nn.Module]:
 def _is_in_fp8(layer: _Attention) -> bool:
     if layer.model is None:
         return isinstance(layer.module, Float8Attention)
-    name = getattr(layer.model.config, "_attn_implementation", None)
-    is_taken = bool(getattr(layer.module, "float8_attention", True))
-    return name in transformers_attention.registered and is_taken
+    config = getattr(layer.module, "config", None) or getattr(layer.model, "config", None)
+    is_named = getattr(config, "_attn_implementation", None) in transformers_attention.registered
+    return is_named and bool(getattr(layer.module, "float8_attention", True))
 
 
 def _check_verdicts(recipe: str | None, verdicts: object, explain: bool) -> None:

@@ -13,9 +13,9 @@ from float8 import recipes
 from float8.torch import attention, varlen
 
 _TILE = 128  # tokens of a head that share a scale, and keys that a softmax takes at a time
-_CLIPPED = 464.0  # e4m3 has 448 for what is up to here, by rounding
+_CLIPPED = 464.0  # up to here e4m3 rounds to its largest value, 448
 _LOST = 18 * math.log(2)  # 2^8 P is rounded to 0 in e4m3 from 2^-10 on
-_SCORES = 2**25  # at a time
+_SCORES = 2**25  # so many are in memory at a time
 
 
 class Layer:
