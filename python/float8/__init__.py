@@ -7,10 +7,19 @@
 from __future__ import annotations
 
 from float8._library import library as _load
-from float8.filter import Layer, Verdict, Wire, explain, filter_layers
+from float8.filter import (
+    AttentionVerdict,
+    Layer,
+    Verdict,
+    Wire,
+    attention_verdicts,
+    explain,
+    filter_layers,
+)
 from float8.recipes import Cast, Format, Gemm, Granularity, Recipe, Scaling
 
 __all__ = [
+    "AttentionVerdict",
     "Cast",
     "Format",
     "Gemm",
@@ -20,6 +29,7 @@ __all__ = [
     "Scaling",
     "Verdict",
     "Wire",
+    "attention_verdicts",
     "explain",
     "filter_layers",
     "table_info",

@@ -121,6 +121,25 @@ class ModelVerdict(ctypes.Structure):
     ]
 
 
+class AttentionVerdict(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("recipe", ctypes.c_char_p),
+        ("reason", ctypes.c_char_p),
+        ("heads_q", ctypes.c_int64),
+        ("heads_kv", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+        ("sequence", ctypes.c_int64),
+        ("speedup", ctypes.c_double),
+        ("speedup_low", ctypes.c_double),
+        ("speedup_high", ctypes.c_double),
+        ("evidence", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
 def sized(struct: Any, **fields: Any) -> Any:
     """Returns a struct of that type with struct_size and the fields set."""
     return struct(struct_size=ctypes.sizeof(struct), **fields)
@@ -137,12 +156,22 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(paths[0]))
     loaded.float8_last_error.restype = ctypes.c_char_p
     loaded.float8_version.restype = ctypes.c_char_p
-    for name in ("float8_context_destroy", "float8_model_destroy"):
+    destroyed = ("context", "model", "attention_verdicts")
+    for name in (f"float8_{each}_destroy" for each in destroyed):
         getattr(loaded, name).argtypes = [ctypes.c_void_p]
         getattr(loaded, name).restype = None
     loaded.float8_context_load_table.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     loaded.float8_model_plan.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     loaded.float8_model_layer_verdict.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    loaded.float8_attention_verdicts_read.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    loaded.float8_attention_verdicts_count.argtypes = [ctypes.c_void_p]
+    loaded.float8_attention_verdicts_count.restype = ctypes.c_size_t
+    loaded.float8_attention_verdicts_get.argtypes = loaded.float8_model_layer_verdict.argtypes
+    loaded.float8_attention_verdicts_find.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+    ]
     loaded.float8_context_info.argtypes = [
         ctypes.c_void_p,
         ctypes.c_char_p,

@@ -1,11 +1,13 @@
-"""Which linears gain from fp8: the verdicts of `float8-tune filter`, from the same tuning table."""
+"""Which linears gain from fp8: the verdicts of `float8-tune filter`, from the same tuning table. And which attentions, by
+the filter file that it writes."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from float8 import _library
 from float8.recipes import Recipe, recipe_struct
@@ -57,6 +59,80 @@ class Verdict:
     speedup_high: float
     wire: Wire | None = None  # where ranks share the model
     tokens: int | None = None  # the rows of x that it was judged by
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionVerdict:
+    """What a filter file says about the attention of a layer: its recipe, "fp8_forward" or "fp8", or "bf16" where it is
+    kept, why, and the speedup of forward and backward with its interval.
+
+    The heads are those of one rank of tensor parallelism. It was decided for steps of `tokens` in sequences of
+    `sequence`, under a causal mask.
+    """
+
+    name: str
+    recipe: str
+    reason: str
+    evidence: str
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    tokens: int
+    sequence: int
+
+    @property
+    def convert(self) -> bool:
+        return self.recipe != "bf16"
+
+
+class AttentionFile:
+    """A filter file that has attention, open within `with`. Raises ValueError where it has linears alone."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._handle = ctypes.c_void_p()
+        read = _library.library().float8_attention_verdicts_read
+        _library.check(read(os.fspath(path).encode(), ctypes.byref(self._handle)))
+
+    def __enter__(self) -> AttentionFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _library.library().float8_attention_verdicts_destroy(self._handle)
+
+    def all(self) -> list[AttentionVerdict]:
+        loaded = _library.library()
+        count = loaded.float8_attention_verdicts_count(self._handle)
+        return [self._given(loaded.float8_attention_verdicts_get, i) for i in range(count)]
+
+    def find(self, name: str) -> AttentionVerdict:
+        """Returns the verdict on the attention of this name, or of the nearest module around it (ValueError)."""
+        return self._given(_library.library().float8_attention_verdicts_find, name.encode())
+
+    def _given(self, call: Any, which: int | bytes) -> AttentionVerdict:
+        found = _library.sized(_library.AttentionVerdict)
+        _library.check(call(self._handle, which, ctypes.byref(found)))
+        return AttentionVerdict(
+            name=found.name.decode(),
+            recipe=found.recipe.decode(),
+            reason=found.reason.decode(),
+            evidence=_EVIDENCE[found.evidence],
+            **{
+                field.name: getattr(found, field.name)
+                for field in dataclasses.fields(AttentionVerdict)[4:]
+            },
+        )
+
+
+def attention_verdicts(file: str | os.PathLike[str]) -> list[AttentionVerdict]:
+    """Returns the verdicts on attention of a filter file, which `float8-tune filter --attention --verdicts` writes.
+
+    Raises ValueError where it has linears alone.
+    """
+    with AttentionFile(file) as opened:
+        return opened.all()
 
 
 def filter_layers(
@@ -259,15 +335,31 @@ _COLUMNS = {
 }
 
 
-def explain(verdicts: Sequence[Verdict]) -> str:
-    """Returns the verdicts as the table that `float8-tune filter` prints.
+_ATTENTION_COLUMNS = {
+    "attention": True,
+    "count": False,
+    "heads": True,
+    "verdict": True,
+    "speedup": False,
+    "interval": False,
+    "evidence": True,
+    "reason": True,
+}
+
+
+def explain(verdicts: Sequence[Verdict] | Sequence[AttentionVerdict]) -> str:
+    """Returns verdicts on linears, or those on attention, as the table that `float8-tune filter` prints.
 
     Layers that differ in their number alone share a row. N and K are those of the whole layer; M is
-    there where layers differ in it.
+    there where layers differ in it. Heads are those of queries, of keys, and the elements of each.
     """
+    linears = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
+    attention = [verdict for verdict in verdicts if isinstance(verdict, AttentionVerdict)]
+    if not linears and attention:
+        return _explain_attention(attention)
     counts: dict[tuple[object, ...], int] = {}
     first: dict[tuple[object, ...], Verdict] = {}
-    for verdict in verdicts:
+    for verdict in linears:
         layer = verdict.layer
         name = layer_pattern(layer.name)
         key = (name, verdict.tokens, layer.n, layer.k, verdict.convert, verdict.reason)
@@ -278,25 +370,58 @@ def explain(verdicts: Sequence[Verdict]) -> str:
         for key, verdict in first.items()
     ]
     titles = list(_COLUMNS)
-    if len({verdict.tokens for verdict in verdicts}) < 2:
+    if len({verdict.tokens for verdict in linears}) < 2:
         titles.remove("M")
-    if all(verdict.wire is None for verdict in verdicts):
+    if all(verdict.wire is None for verdict in linears):
         titles = [title for title in titles if not title.endswith(" us")]
-    widths = {title: max(map(len, (title, *(row[title] for row in rows)))) for title in titles}
+    return _table({title: _COLUMNS[title] for title in titles}, rows)
+
+
+def _explain_attention(verdicts: list[AttentionVerdict]) -> str:
+    counts: dict[AttentionVerdict, int] = {}
+    for verdict in verdicts:
+        kind = dataclasses.replace(verdict, name=layer_pattern(verdict.name))
+        counts[kind] = counts.get(kind, 0) + 1
+    rows = [
+        {
+            "attention": verdict.name,
+            "count": str(count),
+            "heads": f"{verdict.heads_q}/{verdict.heads_kv} of {verdict.head_dim}",
+            "verdict": f"float8 {verdict.recipe}" if verdict.convert else "keep bf16",
+            **_speedup_cells(verdict),
+            "evidence": verdict.evidence,
+            "reason": verdict.reason,
+        }
+        for verdict, count in counts.items()
+    ]
+    return _table(_ATTENTION_COLUMNS, rows)
+
+
+def _table(columns: Mapping[str, bool], rows: list[dict[str, str]]) -> str:
+    """Returns rows under the titles of these columns, of which each says whether its texts are on the left."""
+    widths = {title: max(map(len, (title, *(row[title] for row in rows)))) for title in columns}
     lines = (
         "  ".join(
-            row[title].ljust(widths[title]) if _COLUMNS[title] else row[title].rjust(widths[title])
-            for title in titles
+            row[title].ljust(widths[title]) if on_left else row[title].rjust(widths[title])
+            for title, on_left in columns.items()
         ).rstrip()
-        for row in ({title: title for title in titles}, *rows)
+        for row in ({title: title for title in columns}, *rows)
     )
     return "\n".join(lines)
 
 
-def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
+def _speedup_cells(verdict: Verdict | AttentionVerdict, known: bool = False) -> dict[str, str]:
+    """`known`: a speedup of 1 is one, and does not stand for what is not known."""
     bounds = (verdict.speedup_low, verdict.speedup_high)
+    known = known or (verdict.speedup, *bounds) != (1, 1, 1)
+    return {
+        "speedup": f"{verdict.speedup:.3f}" if known else "-",
+        "interval": f"[{bounds[0]:.3f}, {bounds[1]:.3f}]" if known else "-",
+    }
+
+
+def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
     wire = verdict.wire if verdict.wire and verdict.wire.bf16_us > 0 else None
-    known = wire or (verdict.speedup, *bounds) != (1, 1, 1)  # 1 stands for what is not
     return {
         "layer": name,
         "count": str(count),
@@ -304,8 +429,7 @@ def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
         "N": str(verdict.layer.n),
         "K": str(verdict.layer.k),
         "verdict": "float8" if verdict.convert else "keep bf16",
-        "speedup": f"{verdict.speedup:.3f}" if known else "-",
-        "interval": f"[{bounds[0]:.3f}, {bounds[1]:.3f}]" if known else "-",
+        **_speedup_cells(verdict, wire is not None),
         "wire us": f"{wire.bf16_us:.1f} -> {wire.fp8_us:.1f}" if wire else "-",
         "exposed us": f"{wire.bf16_exposed_us:.1f} -> {wire.fp8_exposed_us:.1f}" if wire else "-",
         "evidence": verdict.evidence,

@@ -14,6 +14,12 @@ struct float8_model {
   std::vector<float8_linear> linears;  // of each layer; without a plan where it is kept
 };
 
+struct float8_attention_verdicts {
+  f8::FilterFile file;
+  f8::FilterIndex index{file};
+  std::string path;
+};
+
 namespace {
 
 f8::Result<f8::runtime::ModelLinear> read_layer(const float8_model_layer& layer, size_t index) {
@@ -65,6 +71,13 @@ f8::Result<std::vector<f8::runtime::ModelLinear>> read_layers(const float8_model
   return layers;
 }
 
+f8::Result<f8::FilterFile> read_filter_file(const char* path) {
+  const std::string text = F8_TRY(f8::read_file(path));
+  auto parsed = f8::FilterFile::parse(text);
+  if (!parsed) return f8::fail(parsed.error().code, "{}: {}", path, parsed.error().message);
+  return parsed;
+}
+
 f8::Result<f8::runtime::ModelFilter> read_filter(const float8_model_desc& desc) {
   f8::runtime::ModelFilter filter;
   if (desc.filter_fqn_count > 0) F8_TRY(need(desc.filter_fqns, "float8_model_desc.filter_fqns"));
@@ -83,12 +96,7 @@ f8::Result<f8::runtime::ModelFilter> read_filter(const float8_model_desc& desc) 
     };
   }
   if (desc.verdicts != nullptr) {
-    const std::string text = F8_TRY(f8::read_file(desc.verdicts));
-    auto parsed = f8::FilterFile::parse(text);
-    if (!parsed) {
-      return f8::fail(parsed.error().code, "{}: {}", desc.verdicts, parsed.error().message);
-    }
-    filter.verdicts = std::move(*parsed);
+    filter.verdicts = F8_TRY(read_filter_file(desc.verdicts));
   }
   return filter;
 }
@@ -98,6 +106,26 @@ f8::tuning_db::Parallelism parallelism_of(const float8_model_desc& desc) {
           .tp = desc.tp == 0 ? 1 : desc.tp,
           .hosts = desc.hosts,
           .network_gbit = desc.network_gbit};
+}
+
+f8::Status give(const float8_attention_verdicts& of, const f8::FilterFile::Attention& found,
+                float8_attention_verdict* verdict) {
+  float8_attention_verdict known;
+  F8_TRY(read_struct(verdict, "float8_attention_verdict", known));
+  known.name = found.fqn.c_str();
+  known.recipe = found.recipe.c_str();
+  known.reason = found.reason.c_str();
+  known.heads_q = found.heads_q;
+  known.heads_kv = found.heads_kv;
+  known.head_dim = found.head_dim;
+  known.tokens = of.file.tokens;
+  known.sequence = of.file.sequence;
+  known.speedup = found.speedup.speedup;
+  known.speedup_low = found.speedup.lo;
+  known.speedup_high = found.speedup.hi;
+  known.evidence = static_cast<int32_t>(found.evidence);
+  std::memcpy(verdict, &known, std::min(verdict->struct_size, sizeof known));
+  return {};
 }
 
 }  // namespace
@@ -174,4 +202,56 @@ size_t float8_model_converted_count(const float8_model* model) {
 
 size_t float8_model_workspace_bytes(const float8_model* model) {
   return model == nullptr ? 0 : model->plan.workspace_bytes;
+}
+
+float8_status float8_attention_verdicts_read(const char* path, float8_attention_verdicts** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(path, "path"));
+    f8::FilterFile file = F8_TRY(read_filter_file(path));
+    if (file.sequence == 0) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "{}: the filter file has linears alone; write it with `float8-tune filter "
+                      "--attention --sequence N --verdicts FILE`",
+                      path);
+    }
+    *out = new float8_attention_verdicts{.file = std::move(file), .path = path};
+    return {};
+  });
+}
+
+void float8_attention_verdicts_destroy(float8_attention_verdicts* verdicts) {
+  destroy(verdicts);
+}
+
+size_t float8_attention_verdicts_count(const float8_attention_verdicts* verdicts) {
+  return verdicts == nullptr ? 0 : verdicts->file.attention.size();
+}
+
+float8_status float8_attention_verdicts_get(const float8_attention_verdicts* verdicts, size_t index,
+                                            float8_attention_verdict* verdict) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(verdicts, "verdicts"));
+    if (index >= verdicts->file.attention.size()) {
+      return f8::fail(ErrorCode::kInvalidArgument, "there is no attention {}: the file has {}",
+                      index, verdicts->file.attention.size());
+    }
+    return give(*verdicts, verdicts->file.attention[index], verdict);
+  });
+}
+
+float8_status float8_attention_verdicts_find(const float8_attention_verdicts* verdicts,
+                                             const char* name, float8_attention_verdict* verdict) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(verdicts, "verdicts"));
+    F8_TRY(need(name, "name"));
+    const f8::FilterFile::Attention* found = verdicts->index.find_attention(name);
+    if (found == nullptr) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "{} has no attention {}; write it again for this model", verdicts->path,
+                      f8::quote(name));
+    }
+    return give(*verdicts, *found, verdict);
+  });
 }

@@ -15,6 +15,7 @@ from float8.torch.checks.rank_watch import Watch, watch
 from float8.torch.checks.verify import verify_distributed
 from float8.torch.experts.routing import check_routing
 from float8.torch.functional import grouped_mm
+from float8.torch.layer.attention_counters import AttentionCounters, attention_counters
 from float8.torch.layer.attention_layers import convert_attention_to_float8, register_attention
 from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdamW",
+    "AttentionCounters",
     "DistributedError",
     "Float8ColwiseParallel",
     "Float8Linear",
@@ -50,6 +52,7 @@ __all__ = [
     "WeightCasts",
     "agree",
     "attach_scales",
+    "attention_counters",
     "cache_weight_casts",
     "check_copies",
     "check_routing",

@@ -208,6 +208,21 @@ def _largest_head_of_cudnn() -> int:
     return 256 if backends.cudnn.version() >= 90501 else 128
 
 
+def mean_of_keys(key: torch.Tensor) -> torch.Tensor:
+    """Returns what the cast takes from the keys of each head, [B, G, 1, D] in fp32, but for the order of its sums."""
+    return key.float().mean(2, keepdim=True)
+
+
+# Without a matrix product, whose fp32 may be TF32. One head of keys at a time has less memory.
+def lse_with_mean(
+    lse: torch.Tensor, query: torch.Tensor, mean: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Returns the LSE [B, H, S] of scores with whole keys, where `lse` is that of keys without `mean`, [B, G, 1 or S, D]."""
+    heads = query.chunk(mean.shape[1], 1)
+    more = [(q.float() * mean[:, i, None]).sum(-1) for i, q in enumerate(heads)]
+    return lse + scale * torch.cat(more, 1)
+
+
 class AttentionFunction(torch.autograd.Function):
     """Between forward and backward it keeps q, k and v in fp8, o and lse. Backward differentiates the forward that
     ran: it takes the values that were multiplied, and the o and lse that they gave."""
@@ -223,7 +238,8 @@ class AttentionFunction(torch.autograd.Function):
         window: int,
         config: int,
         fp8_backward: bool,
-    ) -> torch.Tensor:
+        return_lse: bool,
+    ) -> Any:
         options = (scale, causal, window)
         o, lse, saved = attention_forward(q, k, v, *options, config, fp8_backward=fp8_backward)
         ctx.save_for_backward(o, lse, saved)
@@ -231,22 +247,28 @@ class AttentionFunction(torch.autograd.Function):
         ctx.options = options
         ctx.config = config
         ctx.fp8_backward = fp8_backward
-        return o.transpose(1, 2)  # type: ignore[no-any-return]
+        if not return_lse:
+            return o.transpose(1, 2)
+        whole = lse_with_mean(lse, q, mean_of_keys(k), scale)
+        ctx.mark_non_differentiable(whole)
+        return o.transpose(1, 2), whole
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
         o, lse, saved = ctx.saved_tensors
         options = (*ctx.key_sizes, *ctx.options, ctx.config)
+        nothing = (None,) * 6
         if ctx.fp8_backward:
             grads = attention_backward(grad, o, lse, saved, *options)
-            return *(x.transpose(1, 2) for x in grads), None, None, None, None, None
+            return *(x.transpose(1, 2) for x in grads), *nothing
         operands = attention_dequantize(saved, o, *options)
         q, k, v = (x.transpose(1, 2) for x in operands)
         grads = _backward(grad, q, k, v, o.transpose(1, 2), lse, *ctx.options)
-        return *grads, None, None, None, None, None
+        return *grads, *nothing
 
 
+# A tuple with return_lse, which overloads would repeat all arguments for.
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -260,7 +282,8 @@ def scaled_dot_product_attention(
     window: int | None = None,
     recipe: str = "fp8_forward",
     emulate: bool = False,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> Any:
     """Returns softmax(scale query key^T) value: torch.nn.functional.scaled_dot_product_attention under a recipe.
 
     query: [B, H, S, D] in bfloat16, D is 64, 128 or 256; any strides, without a copy where a head's elements lie side by side, as in
@@ -272,6 +295,8 @@ def scaled_dot_product_attention(
     recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "fp8" multiplies in fp8 in both; "bf16"
         is PyTorch's own attention.
     emulate: for tests, also without a GPU; slow.
+    return_lse: return (result, lse), lse [B, H, S] in float32: the natural logarithm of each softmax's sum. It merges the
+        results of parts of the keys, and has no gradient. "bf16" has none.
 
     Forward casts query, key and value to e4m3 with a scale for each 128 tokens of a head, and key without its mean
     over the tokens, which changes no softmax. It keeps these copies for backward, half of the bytes of the operands.
@@ -281,8 +306,7 @@ def scaled_dot_product_attention(
 
     Raises ValueError for what is not there: a mask, dropout, other heads, other types, other placements.
     """
-    if recipe not in RECIPES:
-        raise ValueError(f"float8: recipe is {recipe!r}; it is one of {', '.join(RECIPES)}")
+    check_recipe(recipe, return_lse)
     # PyTorch has its own rules for DTensors, but no windows.
     if are_shared(query, key, value) and (recipe != "bf16" or window is not None):
         from float8.torch import attention_dtensors  # it takes a while to load
@@ -297,6 +321,7 @@ def scaled_dot_product_attention(
             window=window,
             recipe=recipe,
             emulate=emulate,
+            return_lse=return_lse,
         )
         return attention_dtensors.on_local(of_rank, query, key, value)
     if recipe == "bf16":
@@ -318,12 +343,22 @@ def scaled_dot_product_attention(
     value = value.view_as(value) if value is key or value is query else value
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     options = (factor, is_causal, window or 0, recipes.EMULATE if emulate else 0, recipe == "fp8")
-    return AttentionFunction.apply(query, key, value, *options)  # type: ignore[no-any-return, no-untyped-call]
+    return AttentionFunction.apply(query, key, value, *options, return_lse)  # type: ignore[no-untyped-call]
 
 
 def are_shared(*tensors: torch.Tensor) -> bool:
     """Tells whether one of the tensors is a DTensor."""
     return any(type(x) is not torch.Tensor and hasattr(x, "_local_tensor") for x in tensors)
+
+
+def check_recipe(recipe: str, return_lse: bool) -> None:
+    """Raises ValueError for a recipe that there is not, or that has no LSE."""
+    if recipe not in RECIPES:
+        raise ValueError(f"float8: recipe is {recipe!r}; it is one of {', '.join(RECIPES)}")
+    if return_lse and recipe == "bf16":
+        raise ValueError(
+            'float8: return_lse with recipe="bf16", which is PyTorch\'s attention; the recipes in fp8 have it'
+        )
 
 
 def check_fp8_recipe(recipe: str) -> None:

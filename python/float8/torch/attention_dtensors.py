@@ -48,8 +48,9 @@ def _refusal_of(name: str, x: Any) -> str | None:
     return None
 
 
-def on_local(call: Callable[..., torch.Tensor], query: Any, key: Any, value: Any) -> torch.Tensor:
-    """Returns what `call` returns for the parts of this rank, as a DTensor with the placements of query.
+def on_local(call: Callable[..., Any], query: Any, key: Any, value: Any) -> Any:
+    """Returns what `call` returns for the parts of this rank, a result or that with its LSE, as DTensors with the
+    placements of query.
 
     Raises ValueError for what `refusal` says.
     """
@@ -57,4 +58,15 @@ def on_local(call: Callable[..., torch.Tensor], query: Any, key: Any, value: Any
     if reason is not None:
         raise ValueError(f"float8: attention: {reason}")
     own = call(*(x.to_local() for x in (query, key, value)))
-    return DTensor.from_local(own, query.device_mesh, query.placements, run_check=False)
+    mesh, placements = query.device_mesh, query.placements
+    if not isinstance(own, tuple):
+        return DTensor.from_local(own, mesh, placements, run_check=False)
+    o, lse = own
+    if query.dim() == 3:  # [T, H, D] has an LSE [H, T]
+        of_lse = [Shard(0) if isinstance(at, Shard) else at for at in placements]
+    else:
+        of_lse = list(placements)
+    return tuple(
+        DTensor.from_local(x, mesh, at, run_check=False)
+        for x, at in ((o, placements), (lse, of_lse))
+    )

@@ -78,6 +78,23 @@ def _backward(
     )
 
 
+def offsets_of(saved: torch.Tensor, sequences: int) -> torch.Tensor:
+    """Returns the offsets [2][sequences + 1] of queries and keys that a forward took."""
+    return saved[-8 * (sequences + 1) :].view(torch.int32).view(2, -1)
+
+
+def sequence_of_tokens(offsets: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Returns the sequence of each token."""
+    at = torch.arange(tokens, device=offsets.device)
+    return torch.searchsorted(offsets, at, right=True) - 1
+
+
+def mean_of_keys(key: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Returns attention.mean_of_keys of each sequence, [sequences, G, D], of key [T, G, D]. That of an empty one is 0."""
+    sums = torch.segment_reduce(key.float(), "sum", offsets=offsets.long(), axis=0, unsafe=True)
+    return sums / offsets.diff().clamp(min=1)[:, None, None]
+
+
 class VarlenAttentionFunction(torch.autograd.Function):
     """AttentionFunction of packed sequences. Backward takes the offsets that forward took, which are those of the tokens
     whatever the caller's are."""
@@ -96,7 +113,8 @@ class VarlenAttentionFunction(torch.autograd.Function):
         window: int,
         config: int,
         fp8_backward: bool,
-    ) -> torch.Tensor:
+        return_lse: bool,
+    ) -> Any:
         options = (scale, causal, window)
         if cu_seqlens_k is None:
             cu_seqlens_k = cu_seqlens_q
@@ -111,20 +129,27 @@ class VarlenAttentionFunction(torch.autograd.Function):
         ctx.config = config
         ctx.sequences = cu_seqlens_q.shape[0] - 1
         ctx.fp8_backward = fp8_backward
-        return o[0]  # type: ignore[no-any-return]
+        if not return_lse:
+            return o[0]
+        of_q, of_k = offsets_of(saved, ctx.sequences)
+        mean = mean_of_keys(k, of_k)[sequence_of_tokens(of_q, q.shape[0])]
+        queries, mean = (x.transpose(0, 1)[None] for x in (q, mean))
+        whole = attention.lse_with_mean(lse, queries, mean, scale)[0]
+        ctx.mark_non_differentiable(whole)
+        return o[0], whole
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
         o, lse, saved = ctx.saved_tensors
         options = (*ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences)
-        nothing = (None,) * 8
+        nothing = (None,) * 9
         if ctx.fp8_backward:
             dout = grad.transpose(0, 1)[None]
             grads = attention.attention_backward(dout, o, lse, saved, *options)
             return *(x[0] for x in grads), *nothing
         operands = attention.attention_dequantize(saved, o, *options)
-        offsets = saved[-8 * (ctx.sequences + 1) :].view(torch.int32).view(2, -1)
+        offsets = offsets_of(saved, ctx.sequences)
         own = tuple(x[0] for x in (*operands, o))
         grads = _backward(grad, own, lse[0], offsets, ctx.longest, *ctx.options)
         return *grads, *nothing
@@ -145,7 +170,8 @@ def varlen_attention(
     enable_gqa: bool = False,
     recipe: str = "fp8_forward",
     emulate: bool = False,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> Any:
     """Returns softmax(scale query key^T) value of each of several sequences that lie one behind the other:
     torch.nn.attention.varlen.varlen_attn under a recipe, with its arguments in its order.
 
@@ -158,6 +184,7 @@ def varlen_attention(
     is_causal: query i of a sequence has its keys up to the i-th one. Each sequence has as many keys as queries then:
         cu_seqlens_k is None, or cu_seqlens_q itself.
     window, scale, recipe, emulate: as in scaled_dot_product_attention.
+    return_lse: return (result, lse), lse [H, T] as there. It is -inf where a query has no key.
 
     Each sequence has the bits that scaled_dot_product_attention gives it alone, and a NaN stays in its own. "bf16" is
     varlen_attn, and on a CPU PyTorch's attention of one sequence after the other. The result is [T, H, D]. query, key and
@@ -165,10 +192,7 @@ def varlen_attention(
 
     Raises ValueError for what is not there, before anything is launched.
     """
-    if recipe not in attention.RECIPES:
-        raise ValueError(
-            f"float8: recipe is {recipe!r}; it is one of {', '.join(attention.RECIPES)}"
-        )
+    attention.check_recipe(recipe, return_lse)
     if attention.are_shared(query, key, value):
         from float8.torch import attention_dtensors  # it takes a while to load
 
@@ -184,6 +208,7 @@ def varlen_attention(
             enable_gqa=enable_gqa,
             recipe=recipe,
             emulate=emulate,
+            return_lse=return_lse,
         )
         return attention_dtensors.on_local(of_rank, query, key, value)
     if cu_seqlens_k is None:
@@ -206,8 +231,8 @@ def varlen_attention(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
     of_keys = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
-    options = (factor, is_causal, window or 0, config, recipe == "fp8")
-    return VarlenAttentionFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
+    options = (factor, is_causal, window or 0, config, recipe == "fp8", return_lse)
+    return VarlenAttentionFunction.apply(  # type: ignore[no-untyped-call]
         query, key, value, cu_seqlens_q, of_keys, longest, *options
     )
 

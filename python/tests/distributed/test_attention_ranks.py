@@ -69,6 +69,20 @@ def _expect_as_one_rank(
     assert same([x.full_tensor() for x in own], expected)
 
 
+def _expect_lse_of_one_rank(mesh: Any, at: Any, tensors: list[Tensor]) -> None:
+    """The tensors are [B, H, S, D], or [T, H, D] of packed sequences."""
+    offsets = torch.tensor(OFFSETS, dtype=torch.int32)
+
+    def call(*own: Tensor) -> Any:
+        options: dict[str, Any] = {"is_causal": True, "enable_gqa": True, "emulate": True}
+        if own[0].dim() == 3:
+            return f8.varlen_attention(*own, offsets, None, 23, 23, return_lse=True, **options)
+        return f8.scaled_dot_product_attention(*own, return_lse=True, **options)
+
+    shared = [distribute_tensor(x, mesh, (at,)) for x in tensors[:3]]
+    assert same([x.full_tensor() for x in call(*shared)], list(call(*tensors[:3])))
+
+
 def _two_ranks(mesh: Any, rank: int, world: int, recipe: str) -> None:
     batch, pack = _operands((2, 40, 64)), _operands((40, 64))
     placements = (Shard(0), Shard(1), Replicate())
@@ -77,6 +91,10 @@ def _two_ranks(mesh: Any, rank: int, world: int, recipe: str) -> None:
     for at in (Shard(0), Replicate()):
         _expect_as_one_rank(_packed, mesh, (at,), pack, recipe=recipe)
     _expect_as_one_rank(_attention, mesh, (Shard(1),), batch, recipe=recipe, window=9)
+    for at in placements:
+        _expect_lse_of_one_rank(mesh, at, batch)
+    for at in (Shard(1), Replicate()):
+        _expect_lse_of_one_rank(mesh, at, [x.transpose(0, 1) for x in pack])
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES, "bf16"])
@@ -139,6 +157,37 @@ def _refused(mesh: Any, rank: int, world: int) -> None:
 
 def test_other_placements_are_refused(tmp_path: Any) -> None:
     ranks.spawn(_refused, 2, tmp_path)
+
+
+class _Wrapper(nn.Module):
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        is_causal: bool = True,
+    ) -> Tensor:
+        raise AssertionError("this is PyTorch's")
+
+
+def _counting_rank(mesh: Any, rank: int, world: int) -> None:
+    f8.register_attention(_Wrapper)
+    model = nn.Sequential(_Wrapper())
+    f8.convert_attention_to_float8(model, emulate=True)
+    shared = [distribute_tensor(x, mesh, (Shard(1),)) for x in _operands((2, 140, 64))[:3]]
+    found = []
+    for tensors in (shared, [x.to_local() for x in shared]):
+        with f8.attention_counters(model) as counters:
+            model[0](*tensors, enable_gqa=True)
+        found.append(counters.read())
+    assert found[0] == found[1] and found[0]["0"].calls == 1
+
+
+def test_dtensors_count_with_the_heads_of_their_rank(tmp_path: Any) -> None:
+    ranks.spawn(_counting_rank, 2, tmp_path)
 
 
 class _Llama(nn.Module):

@@ -1,4 +1,4 @@
-/* A whole model: which linears to convert, and the plans of those.
+/* A whole model: which linears to convert, and the plans of those; and which attentions.
  *
  * These tests are applied to a layer in this order, and the first one that fails keeps the layer in
  * high precision:
@@ -126,6 +126,43 @@ FLOAT8_API size_t float8_model_layer_count(const float8_model* model);
 FLOAT8_API size_t float8_model_converted_count(const float8_model* model);
 /* Returns the largest workspace of its linears, which may share one on a stream; 0 for NULL. */
 FLOAT8_API size_t float8_model_workspace_bytes(const float8_model* model);
+
+/* The verdicts of a filter file on attention, which `float8-tune filter --attention --verdicts` writes. */
+typedef struct float8_attention_verdicts float8_attention_verdicts;
+
+/* The decision for a layer's attention. Its texts live as long as the verdicts. */
+typedef struct float8_attention_verdict {
+  size_t struct_size;
+  const char* name;   /* in the file; a part between dots that is "*" stands for any number */
+  const char* recipe; /* "fp8_forward" or "fp8"; "bf16": it is kept */
+  const char* reason; /* one line */
+  int64_t heads_q;    /* of one rank of tensor parallelism, as heads_kv */
+  int64_t heads_kv;
+  int64_t head_dim;
+  int64_t tokens;   /* of the step that it was decided for */
+  int64_t sequence; /* tokens of each sequence of it, under a causal mask */
+  double speedup;   /* of forward and backward; 1 if nothing is known */
+  double speedup_low;
+  double speedup_high;
+  int32_t evidence; /* a float8_evidence */
+  int32_t reserved; /* 0 */
+} float8_attention_verdict;
+
+/* Reads a file. FLOAT8_INVALID_ARGUMENT: it has linears alone. On failure *out is NULL. */
+FLOAT8_API float8_status float8_attention_verdicts_read(const char* path,
+                                                        float8_attention_verdicts** out);
+FLOAT8_API void float8_attention_verdicts_destroy(float8_attention_verdicts* verdicts);
+/* Returns how many there are; 0 for NULL. */
+FLOAT8_API size_t float8_attention_verdicts_count(const float8_attention_verdicts* verdicts);
+/* Give the verdict at a place in the file, and the one on the attention of this name or, where the file has none, of
+ * the nearest module around it: that on "layers.0.attention" is found by "layers.0.attention.inner" too. The caller
+ * sets *verdict's struct_size before the call. FLOAT8_INVALID_ARGUMENT: the file has no such layer. */
+FLOAT8_API float8_status float8_attention_verdicts_get(const float8_attention_verdicts* verdicts,
+                                                       size_t index,
+                                                       float8_attention_verdict* verdict);
+FLOAT8_API float8_status float8_attention_verdicts_find(const float8_attention_verdicts* verdicts,
+                                                        const char* name,
+                                                        float8_attention_verdict* verdict);
 
 #ifdef __cplusplus
 } /* extern "C" */

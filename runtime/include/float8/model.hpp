@@ -135,4 +135,51 @@ class Model {
   std::int64_t tokens_;
 };
 
+// The decision about a layer's attention, as float8_attention_verdict has it.
+struct AttentionVerdict {
+  std::string name = {};
+  std::string recipe = {};  // "bf16": it is kept
+  std::string reason = {};
+  std::int64_t heads_q = 0, heads_kv = 0, head_dim = 0;
+  std::int64_t tokens = 0, sequence = 0;
+  double speedup = 1, speedup_low = 1, speedup_high = 1;
+  float8_evidence evidence = FLOAT8_EVIDENCE_RULE;
+};
+
+// The verdicts of a filter file on attention.
+class AttentionVerdicts {
+ public:
+  static Result<AttentionVerdicts> read(const std::string& path) {
+    float8_attention_verdicts* handle = nullptr;
+    const float8_status status = float8_attention_verdicts_read(path.c_str(), &handle);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return AttentionVerdicts({handle, float8_attention_verdicts_destroy});
+  }
+  [[nodiscard]] std::size_t size() const { return float8_attention_verdicts_count(handle_.get()); }
+  [[nodiscard]] Result<AttentionVerdict> at(std::size_t index) const {
+    return of([&](auto* c) { return float8_attention_verdicts_get(handle_.get(), index, c); });
+  }
+  // The verdict on the attention of this name, or of the nearest module around it.
+  [[nodiscard]] Result<AttentionVerdict> find(const std::string& name) const {
+    return of(
+        [&](auto* c) { return float8_attention_verdicts_find(handle_.get(), name.c_str(), c); });
+  }
+
+ private:
+  explicit AttentionVerdicts(std::shared_ptr<float8_attention_verdicts> handle)
+      : handle_(std::move(handle)) {}
+  template <class Call>
+  static Result<AttentionVerdict> of(const Call& call) {
+    float8_attention_verdict c{};
+    c.struct_size = sizeof c;
+    const float8_status status = call(&c);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return AttentionVerdict{
+        c.name,     c.recipe,      c.reason,       c.heads_q,
+        c.heads_kv, c.head_dim,    c.tokens,       c.sequence,
+        c.speedup,  c.speedup_low, c.speedup_high, static_cast<float8_evidence>(c.evidence)};
+  }
+  std::shared_ptr<float8_attention_verdicts> handle_;
+};
+
 }  // namespace float8

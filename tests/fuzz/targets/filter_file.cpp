@@ -17,6 +17,9 @@ void check(std::string_view text) {
   FUZZ_CHECK(file->serialize().value() == text);
   const FilterIndex index(*file);
   for (const FilterFile::Decision& d : file->decisions) FUZZ_CHECK(index.find(d.fqn) == &d);
+  for (const FilterFile::Attention& a : file->attention) {
+    FUZZ_CHECK(index.find_attention(a.fqn) == &a);
+  }
 }
 
 }  // namespace

@@ -23,6 +23,45 @@ FilterFile sample() {
   return file;
 }
 
+FilterFile with_attention() {
+  FilterFile file = sample();
+  file.sequence = 4096;
+  file.attention = {{"layers.*.attention",
+                     32,
+                     8,
+                     128,
+                     "fp8",
+                     "converted: speedup 1.2",
+                     Evidence::kMeasured,
+                     {1.2, 1.19, 1.21}},
+                    {"layers.3.attention", 32, 8, 128, "bf16", "kept in bf16: windows"}};
+  return file;
+}
+
+TEST(FilterFile, HasVerdictsOnAttentionInAVersionOfItsOwn) {
+  const std::string text = with_attention().serialize().value();
+  EXPECT_TRUE(text.starts_with("float8-filter 3\n"));
+  EXPECT_NE(
+      text.find("\nsequence 4096\nfp8\tlayers.*.attention\th32g8d128\tmeasured\t1.2 1.19 1.21\t"),
+      std::string::npos);
+  EXPECT_EQ(FilterFile::parse(text).value(), with_attention());
+  FilterFile none = with_attention();
+  none.attention.clear();
+  EXPECT_EQ(FilterFile::parse(none.serialize().value()).value(), none);
+}
+
+TEST(FilterFile, FindsTheAttentionAroundAModule) {
+  const FilterFile file = with_attention();
+  const FilterIndex index(file);
+  EXPECT_EQ(index.find_attention("layers.12.attention")->recipe, "fp8");
+  EXPECT_EQ(index.find_attention("layers.12.attention.inner.sdpa")->recipe, "fp8");
+  EXPECT_EQ(index.find_attention("layers.3.attention.inner")->recipe, "bf16");
+  EXPECT_EQ(index.find_attention("layers.12"), nullptr);
+  EXPECT_EQ(index.find_attention("layers.12.attention_norm"), nullptr);
+  EXPECT_EQ(index.find_attention(""), nullptr);
+  EXPECT_EQ(index.find("layers.12.attention"), nullptr) << "it is no linear";
+}
+
 TEST(FilterFile, ThereAndBack) {
   const std::string text = sample().serialize().value();
   EXPECT_TRUE(
@@ -94,10 +133,25 @@ TEST(FilterFile, WritesOnlyWhatItCanRead) {
   EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].speedup = {1.3, 1.4, 1.35}; }));
   EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].speedup = {1, 0, 1}; }));
   EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].speedup.hi = INFINITY; }));
+  const auto attention_refused = [&](auto&& change) {
+    return refused([&](FilterFile& f) {
+      f = with_attention();
+      change(f.attention[0], f);
+    });
+  };
+  using Attention = FilterFile::Attention;
+  EXPECT_FALSE(attention_refused([](Attention&, FilterFile&) {}));
+  EXPECT_TRUE(attention_refused([](Attention&, FilterFile& f) { f.sequence = 0; }));
+  EXPECT_TRUE(attention_refused([](Attention&, FilterFile& f) { f.sequence = -1; }));
+  EXPECT_TRUE(attention_refused([](Attention& a, FilterFile&) { a.recipe = "rowwise"; }));
+  EXPECT_TRUE(attention_refused([](Attention& a, FilterFile&) { a.heads_kv = 0; }));
+  EXPECT_TRUE(attention_refused([](Attention& a, FilterFile&) { a.reason = "a\nb"; }));
+  EXPECT_TRUE(attention_refused([](Attention& a, FilterFile&) { a.speedup.lo = 2; }));
+  EXPECT_TRUE(attention_refused([](Attention& a, FilterFile& f) { f.attention[1].fqn = a.fqn; }));
 }
 
 TEST(FilterFile, BadFilesAreOneClearError) {
-  const std::string whole = sample().serialize().value();
+  const std::string whole = with_attention().serialize().value();
   const auto error = [](const std::string& text) {
     const auto file = FilterFile::parse(text);
     EXPECT_FALSE(file);
@@ -123,7 +177,7 @@ TEST(FilterFile, BadFilesAreOneClearError) {
   says(error(edited).message, "changed or damaged");
   says(error(whole + "more\n").message, "goes on after");
   std::string newer = whole;
-  newer.replace(0, 15, "float8-filter 3");
+  newer.replace(0, 15, "float8-filter 4");
   EXPECT_EQ(error(newer).code, ErrorCode::kUnsupported);
   says(changed("convert\t", "maybe\t"), "line 4: verdict 'maybe'");
   says(changed("n4096k4096", "n4096"), "line 4");
@@ -136,6 +190,13 @@ TEST(FilterFile, BadFilesAreOneClearError) {
   says(changed("1.3 1.25 ", "1.3 "), "line 4: hi ''");
   says(changed("1.3 1.25 ", "1.30 1.25 "), "in another way");
   says(changed("layers.3.", "layers.*."), "twice");
+  says(changed("float8-filter 3", "float8-filter 2"), "version 2, and a line of a sequence");
+  says(changed("fp8\tlayers", "fp4\tlayers"), "line 8: recipe 'fp4'");
+  says(changed("h32g8d128", "h32d128"), "line 8: h '32d128'");
+  says(changed("h32g8d128", "n32k8"), "line 8: 'h' expected");
+  says(changed("sequence 4096", "sequence 0"), "line 7: sequence '0'");
+  says(changed("sequence 4096\n", ""), "line 7: verdict 'fp8'");
+  says(changed("layers.3.attention\t", "layers.*.attention\t"), "'layers.*.attention' twice");
 }
 
 }  // namespace

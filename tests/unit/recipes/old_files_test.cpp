@@ -34,6 +34,25 @@ TEST(OldFiles, AFilterFileOfVersion2Opens) {
   EXPECT_EQ(output->evidence, Evidence::kRule);
 }
 
+TEST(OldFiles, AFilterFileOfVersion3HasAttention) {
+  const Result<FilterFile> file = FilterFile::parse(fixture("filter_v3.txt"));
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_EQ(file->sequence, 8192);
+  EXPECT_EQ(file->decisions.size(), 1U);
+  ASSERT_EQ(file->attention.size(), 3U);
+  const FilterFile::Attention& first = file->attention.front();
+  EXPECT_EQ(first.fqn, "model.layers.0.self_attn");
+  EXPECT_EQ(first.recipe, "fp8");
+  EXPECT_EQ(first.heads_q, 32);
+  EXPECT_EQ(first.heads_kv, 8);
+  EXPECT_EQ(first.head_dim, 128);
+  EXPECT_EQ(first.evidence, Evidence::kMeasured);
+  EXPECT_EQ(first.speedup.lo, 1.3129604837222866);
+  EXPECT_EQ(file->attention[1].recipe, "bf16");
+  EXPECT_EQ(file->attention[1].evidence, Evidence::kRule);
+  EXPECT_EQ(file->attention[2].recipe, "fp8_forward");
+}
+
 TEST(OldFiles, AScaleStateOfVersion1Opens) {
   const Result<ScaleState> state = ScaleState::parse(fixture("scales_v1.bin"));
   ASSERT_TRUE(state) << state.error().message;

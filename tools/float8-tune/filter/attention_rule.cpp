@@ -266,6 +266,25 @@ Json to_json(const AttentionDecision& decision) {
   return json;
 }
 
+FilterFile::Attention filed(const AttentionDecision& decision) {
+  const tuner::AttentionLayer& layer = decision.layer;
+  FilterFile::Attention filed{.fqn = layer.fqn,
+                              .heads_q = layer.heads_q,
+                              .heads_kv = layer.heads_kv,
+                              .head_dim = layer.head_dim,
+                              .recipe = bf16_recipe().name,
+                              .reason = decision.verdict.reason};
+  if (decision.recipes.empty()) return filed;
+  const AttentionVerdict& best = decision.recipes.front();
+  if (decision.verdict.convert) filed.recipe = best.problem.recipe;
+  if (best.row) {
+    const tuning_db::Ratio& ratio = *best.row->result.ratio;
+    filed.evidence = Evidence::kMeasured;
+    filed.speedup = {ratio.ratio, ratio.lo, ratio.hi};
+  }
+  return filed;
+}
+
 std::string text_of(const std::vector<AttentionDecision>& decisions, bool color) {
   using enum Table::Align;
   Table table({{"attention", kLeft},

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "recipes/model/filter_rule.hpp"
+#include "recipes/model/filter_file.hpp"
 #include "tools/float8-tune/attention_option.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
@@ -52,6 +52,7 @@ struct AttentionDecision {
 [[nodiscard]] Result<std::vector<AttentionDecision>> decide_attention(
     const AttentionQuestion& asked, const Databases& databases);
 [[nodiscard]] Json to_json(const AttentionDecision& decision);
+[[nodiscard]] FilterFile::Attention filed(const AttentionDecision& decision);
 [[nodiscard]] std::string text_of(const std::vector<AttentionDecision>& decisions, bool color);
 
 }  // namespace f8::cli

@@ -180,7 +180,7 @@ std::string report_text(const FilterCommandOptions& options, const tuning_db::Fi
 
 // The file that a trainer's model conversion reads.
 Result<std::string> verdicts_text(const FilterCommandOptions& options,
-                                  const tuning_db::FilterResult& result) {
+                                  const tuning_db::FilterResult& result, const Beside& beside) {
   FilterFile file{.recipe = options.recipe, .tokens = options.model.tokens, .decisions = {}};
   for (const tuning_db::FilterDecision& d : result.decisions) {
     file.decisions.push_back({d.layer.fqn,
@@ -190,6 +190,10 @@ Result<std::string> verdicts_text(const FilterCommandOptions& options,
                               d.reason,
                               d.evidence,
                               {d.speedup, d.lo, d.hi}});
+  }
+  if (beside.attention) {
+    file.sequence = options.sequence;
+    for (const AttentionDecision& d : *beside.attention) file.attention.push_back(filed(d));
   }
   return file.serialize();
 }
@@ -261,7 +265,8 @@ Status show(const FilterCommandOptions& options, const tuning_db::FilterResult& 
   }
   if (!options.output.empty()) F8_TRY(write_output(global, "-o", options.output, json));
   if (!options.verdicts.empty()) {
-    const std::string text = F8_TRY(of_option("--verdicts", verdicts_text(options, result)));
+    const std::string text =
+        F8_TRY(of_option("--verdicts", verdicts_text(options, result, beside)));
     F8_TRY(write_output(global, "--verdicts", options.verdicts, text));
   }
   if (is_taken) return {};

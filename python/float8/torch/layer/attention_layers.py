@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import os
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
+from float8.filter import AttentionFile, explain
 from float8.torch import notices
 from float8.torch._ops import of_autocast
 from float8.torch.attention import (
@@ -19,7 +22,7 @@ from float8.torch.attention import (
     warn_of,
 )
 from float8.torch.classes import Made, check_class, known_of, subclass
-from float8.torch.layer import transformers_attention
+from float8.torch.layer import attention_statistics, transformers_attention
 from float8.torch.layer.linear import check_switches
 
 # Whether tokens come before heads, by the package and the name of a class that wraps PyTorch's attention.
@@ -71,6 +74,13 @@ class Float8Attention(Made):
             recipe=self.float8_recipe,
             emulate=self.float8_emulate,
         )
+        attention_statistics.count(
+            *(self, query, key, value),
+            is_causal=is_causal,
+            window=None,
+            scale=scale,
+            emulate=self.float8_emulate,
+        )
         return y.transpose(1, 2) if self.tokens_first else y
 
 
@@ -93,15 +103,20 @@ def register_attention(cls: type[nn.Module], *, tokens_first: bool = False) -> N
 
 def convert_attention_to_float8(
     model: nn.Module,
-    recipe: str = "fp8_forward",
+    recipe: str | None = None,
     *,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    verdicts: str | os.PathLike[str] | None = None,
+    explain: bool = False,
     emulate: bool = False,
 ) -> list[str]:
     """Gives the attention of a model's layers to fp8 (scaled_dot_product_attention).
 
-    recipe: "fp8_forward", or "fp8" with a backward in fp8 too.
+    recipe: "fp8_forward", which None is too, or "fp8" with a backward in fp8 too.
     filter_fn: takes a module and its name; attention is converted where it returns True. None: all is.
+    verdicts: a filter file of `float8-tune filter --attention --verdicts`, which has the recipe of each layer, in place
+        of `recipe`: those that it keeps stay as they are. It has each layer that filter_fn takes.
+    explain: print these verdicts.
     emulate: as for Float8Linear.
 
     Known are the models of transformers that support "sdpa", whose attn_implementation becomes "float8", torchtitan's wrappers of
@@ -110,33 +125,121 @@ def convert_attention_to_float8(
     (adapters.transformers.install_attention). Layers whose heads have another size than fp8's stay as they are, with
     a warning.
 
-    Returns the names of the converted modules. Raises ValueError for another recipe, TypeError where `model` is
-    no module; it warns where it knows no attention in the model.
+    Returns the names of the converted modules. Raises ValueError for another recipe, and for a filter file without
+    attention, without a layer of the model, or with other heads, RuntimeError for a file that is none; the model is then
+    as it was. TypeError where `model` is no module. It warns where it knows no attention in the model, and where the
+    file has layers that the model lacks.
     """
-    check_fp8_recipe(recipe)
+    if recipe is not None:
+        check_fp8_recipe(recipe)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"float8: convert_attention_to_float8 takes an nn.Module, not a {type(model).__name__}"
         )
     check_switches(emulate=emulate)
-    wanted = filter_fn or (lambda module, name: True)
-    converted = _of_transformers(model, wanted, recipe, emulate)
-    for name, module in model.named_modules():
-        tokens_first = known_of(module, _registered, _KNOWN)
-        is_converted = isinstance(module, Float8Attention)
-        if (tokens_first is None and not is_converted) or not wanted(module, name):
-            continue
-        if not is_converted:
-            module.__class__ = subclass(Float8Attention, type(module), tokens_first=tokens_first)
-        _set_options(module, recipe, emulate)
-        converted.append(name)
-    if not converted:
+    _check_verdicts(recipe, verdicts, explain)
+    layers = _attention_of(model)
+    wanted = [x for x in layers if filter_fn is None or filter_fn(x.module, x.name)]
+    if verdicts is None:
+        chosen = {layer.name: recipe or "fp8_forward" for layer in wanted}
+    else:
+        chosen = _by_file(wanted, verdicts, show=explain, is_all=len(wanted) == len(layers))
+    recipes = {x.name: chosen[x.name] for x in wanted if x.name in chosen and _has_heads_of_fp8(x)}
+    _convert_transformers(layers, recipes, emulate)
+    for layer in layers:
+        if layer.model is None and layer.name in recipes:
+            cls = type(layer.module)
+            if not isinstance(layer.module, Float8Attention):
+                layer.module.__class__ = subclass(
+                    Float8Attention, cls, tokens_first=layer.tokens_first
+                )
+            _set_options(layer.module, recipes[layer.name], emulate)
+    if not recipes and (verdicts is None or not wanted):
         notices.warn_once(
             "convert_attention_to_float8",
             "convert_attention_to_float8 knows no attention in the model that the filter takes; register_attention "
             "names a module that wraps PyTorch's, or call float8.torch.scaled_dot_product_attention",
         )
-    return converted
+    return list(recipes)
+
+
+class _Attention(NamedTuple):
+    name: str
+    module: nn.Module
+    model: Any = None  # of transformers, whose module it is
+    tokens_first: bool | None = None  # of a module that wraps PyTorch's attention
+
+
+def _attention_of(model: nn.Module) -> list[_Attention]:
+    """Returns the attention that is known in the model: transformers', then modules that wrap PyTorch's."""
+    found: list[_Attention] = []
+    for prefix, each in model.named_modules():
+        if not hasattr(each, "set_attn_implementation") or not getattr(
+            each, "_supports_sdpa", True
+        ):
+            continue
+        if any(x.name == prefix or x.name.startswith(f"{prefix}.") for x in found):
+            continue  # it is a part of a model before it
+        for name, module in each.named_modules():
+            if type(module).__name__.endswith("Attention") and hasattr(module, "is_causal"):
+                found.append(_Attention(f"{prefix}.{name}" if prefix else name, module, each))
+    for name, module in model.named_modules():
+        tokens_first = known_of(module, _registered, _KNOWN)
+        if tokens_first is not None or isinstance(module, Float8Attention):
+            found.append(_Attention(name, module, None, tokens_first))
+    return found
+
+
+def counted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the modules whose attention is in fp8, by their names."""
+    return {layer.name: layer.module for layer in _attention_of(model) if _is_in_fp8(layer)}
+
+
+def _is_in_fp8(layer: _Attention) -> bool:
+    if layer.model is None:
+        return isinstance(layer.module, Float8Attention)
+    config = getattr(layer.module, "config", None) or getattr(layer.model, "config", None)
+    is_named = getattr(config, "_attn_implementation", None) in transformers_attention.registered
+    return is_named and bool(getattr(layer.module, "float8_attention", True))
+
+
+def _check_verdicts(recipe: str | None, verdicts: object, explain: bool) -> None:
+    if verdicts is None and explain:
+        raise ValueError(
+            "float8: explain prints the verdicts of a filter file; give it too, as verdicts"
+        )
+    if verdicts is not None and recipe is not None:
+        raise ValueError(
+            "float8: the filter file of `verdicts` has the recipe of each layer; give it or recipe, not both"
+        )
+
+
+def _by_file(
+    layers: list[_Attention], path: str | os.PathLike[str], show: bool, is_all: bool
+) -> dict[str, str]:
+    """Returns the recipes that a filter file has for the layers that it converts. `is_all`: the model has no other."""
+    with AttentionFile(path) as file:
+        found = {layer.name: file.find(layer.name or "root") for layer in layers}
+        others = {each.name for each in file.all()}.difference(x.name for x in found.values())
+    decided = []
+    for name, module, *_ in layers:
+        verdict = found[name]
+        size = getattr(module, "head_dim", verdict.head_dim)
+        if isinstance(size, int) and size != verdict.head_dim:
+            raise ValueError(
+                f"float8: {name!r} has heads of {size}, the filter file says {verdict.head_dim}; write it again"
+            )
+        decided.append(dataclasses.replace(verdict, name=name))
+    if show:
+        print(explain(decided))
+        print(f"\n{sum(each.convert for each in decided)} of {len(decided)} attentions to float8")
+    if layers and is_all and others:
+        notices.warn_once(
+            f"convert_attention_to_float8 {os.fspath(path)}",
+            f"the model lacks {len(others)} of the attentions that {os.fspath(path)} has, such as {min(others)!r}; "
+            "write it again, unless they are on other ranks of a pipeline",
+        )
+    return {each.name: each.recipe for each in decided if each.convert}
 
 
 def _set_options(module: nn.Module, recipe: str, emulate: bool) -> None:
@@ -144,50 +247,29 @@ def _set_options(module: nn.Module, recipe: str, emulate: bool) -> None:
     setattr(module, "float8_emulate", emulate)  # noqa: B010
 
 
-def _has_heads_of_fp8(module: nn.Module, name: str) -> bool:
-    size = getattr(module, "head_dim", None)
+def _has_heads_of_fp8(layer: _Attention) -> bool:
+    size = getattr(layer.module, "head_dim", None) if layer.model is not None else None
     if not isinstance(size, int) or size in HEAD_DIMS:
         return True
     notices.warn_once(
         f"convert_attention_to_float8 heads {size}",
-        f"attention stays in bf16 in {name!r}, and wherever else heads have {size} elements; fp8 has "
+        f"attention stays in bf16 in {layer.name!r}, and wherever else heads have {size} elements; fp8 has "
         f"heads of {', '.join(map(str, HEAD_DIMS))}",
     )
     return False
 
 
-def _of_transformers(
-    model: nn.Module, wanted: Callable[[nn.Module, str], bool], recipe: str, emulate: bool
-) -> list[str]:
-    """Converts the attention of the models of transformers in the model, and returns its names."""
-    models = [
-        (name, each)
-        for name, each in model.named_modules()
-        if hasattr(each, "set_attn_implementation") and getattr(each, "_supports_sdpa", True)
-    ]
-    found: list[str] = []
-    for prefix, each in models:
-        if any(name == prefix or name.startswith(f"{prefix}.") for name in found):
-            continue
-        names = [
-            f"{prefix}.{name}" if prefix else name
-            for name, module in each.named_modules()
-            if type(module).__name__.endswith("Attention") and hasattr(module, "is_causal")
-        ]
-        modules = [model.get_submodule(name) for name in names]
-        taken = [
-            wanted(module, name) and _has_heads_of_fp8(module, name)
-            for name, module in zip(names, modules, strict=True)
-        ]
-        if not any(taken):
-            continue
+def _convert_transformers(layers: list[_Attention], recipes: dict[str, str], emulate: bool) -> None:
+    """Converts the layers that are transformers', where one of their model has a recipe."""
+    models = {id(x.model): x.model for x in layers if x.model is not None and x.name in recipes}
+    for each in models.values():
         if transformers_attention.NAME not in transformers_attention.registered:
             transformers_attention.register(
                 transformers_attention.NAME, recipe="fp8_forward", emulate=False
             )
         each.set_attn_implementation(transformers_attention.NAME)
-        for module, is_taken in zip(modules, taken, strict=True):
-            setattr(module, "float8_attention", is_taken)  # noqa: B010
-            _set_options(module, recipe, emulate)
-        found += [name for name, is_taken in zip(names, taken, strict=True) if is_taken]
-    return found
+        for layer in layers:
+            if layer.model is each:
+                is_taken = layer.name in recipes
+                setattr(layer.module, "float8_attention", is_taken)  # noqa: B010
+                _set_options(layer.module, recipes.get(layer.name, "fp8_forward"), emulate)

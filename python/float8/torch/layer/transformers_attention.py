@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from float8.torch.attention import (
     warn_of,
     window_mask,
 )
+from float8.torch.layer import attention_statistics
 
 NAME = "float8"
 registered: set[str] = set()
@@ -56,12 +58,20 @@ def register(name: str, recipe: str, emulate: bool) -> None:
             "emulate": getattr(module, "float8_emulate", emulate),
         }
         causal = window is not None or _is_causal(module, is_causal)
+        count = functools.partial(
+            attention_statistics.count,
+            module,
+            is_causal=causal,
+            scale=scaling,
+            emulate=own["emulate"],
+        )
         pack = _pack_of(query, key, attention_mask, window, more)
         mask = attention_mask if pack is None else None
         reason = _obstacle(module, query, key, value, mask, dropout, scaling, more)
         if reason is None and pack is not None:
             o = _attend_pack(query, key, value, pack, causal, scaling, own)
             if isinstance(o, torch.Tensor):
+                count(query, key, value, window=pack.window, offsets=pack.offsets)
                 return o, None
             reason = o
         if reason is not None:
@@ -87,6 +97,7 @@ def register(name: str, recipe: str, emulate: bool) -> None:
             window=window,
             **own,
         )
+        count(query, key, value, window=window)
         return y.transpose(1, 2), None
 
     def attention_mask(**options: Any) -> torch.Tensor | None:
@@ -173,7 +184,7 @@ def _attend_pack(
         reason = varlen.refusal(q, k, v, True, scaling)
     if reason is not None:
         return reason
-    o = varlen.varlen_attention(
+    o: torch.Tensor = varlen.varlen_attention(
         q,
         k,
         v,

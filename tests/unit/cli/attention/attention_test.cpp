@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/file.hpp"
+#include "recipes/model/filter_file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 
@@ -108,6 +109,35 @@ TEST_F(AttentionAsked, TakesTheRecipeWhoseSpeedupIsAtLeastTheLargest) {
   add(attention(16384, 1, kFp8), 1.3, accuracy(22));  // the other is not measured
   EXPECT_EQ(chosen(16384), "fp8");
   EXPECT_EQ(chosen(32768), "bf16");
+}
+
+TEST_F(AttentionAsked, FilterFilesHaveTheVerdicts) {
+  add(attention(8192), 1.1, accuracy(25));
+  add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(22));
+  const auto filed = [&](const std::string& tokens) {
+    const Outcome done = tool_({"filter", "--model", "config.json", "--recipe", "rowwise",
+                                "--tokens", tokens, "--attention", "--sequence", tokens, "--db",
+                                "my.db", "--device", "H100", "--verdicts", "verdicts"});
+    EXPECT_EQ(done.code, 0) << done.err;
+    return FilterFile::parse(read_file(tool_.path() / "verdicts").value()).value();
+  };
+  const FilterFile file = filed("8192");
+  EXPECT_EQ(file.sequence, 8192);
+  EXPECT_EQ(file.decisions.size(), 15U) << "linears are there too";
+  ASSERT_EQ(file.attention.size(), 2U);
+  const FilterFile::Attention& one = file.attention[1];
+  EXPECT_EQ(one.fqn, "model.layers.1.self_attn");
+  EXPECT_EQ(one.recipe, "fp8");
+  EXPECT_EQ(one.heads_q, 32);
+  EXPECT_EQ(one.heads_kv, 4);
+  EXPECT_EQ(one.head_dim, 128);
+  EXPECT_EQ(one.evidence, Evidence::kMeasured);
+  EXPECT_NEAR(one.speedup.speedup, 1.3, 1e-9);
+  EXPECT_TRUE(one.reason.starts_with("converted")) << one.reason;
+  const FilterFile::Attention unknown = filed("4096").attention[0];
+  EXPECT_EQ(unknown.recipe, "bf16");
+  EXPECT_EQ(unknown.evidence, Evidence::kRule);
+  EXPECT_EQ(unknown.speedup, SpeedupInterval{});
 }
 
 TEST_F(AttentionAsked, ExplainSaysTheNumbersOfEachRecipe) {

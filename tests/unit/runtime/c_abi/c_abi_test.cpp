@@ -418,6 +418,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_model_layer, skew, 40U);
   F8_ENDS(float8_model_desc, network_gbit, 136U);
   F8_ENDS(float8_model_verdict, reserved_2, 104U);
+  F8_ENDS(float8_attention_verdict, reserved, 104U);
 #undef F8_ENDS
 }
 

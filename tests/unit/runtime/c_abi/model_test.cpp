@@ -112,6 +112,47 @@ TEST_F(CAbiModel, VerdictsOfAFile) {
   refused(o, "verdicts.none");
 }
 
+TEST_F(CAbiModel, VerdictsOnAttention) {
+  FilterFile file{.recipe = "rowwise", .tokens = 32, .decisions = {}};
+  file.decisions = {{"layers.*.wq", 64, 64, false, "too small"}, {"output", 64, 128, true, "fast"}};
+  const std::string path = directory_.path() + "/verdicts";
+  std::ofstream(path) << file.serialize().value();
+  auto read = float8::AttentionVerdicts::read(path);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().code, FLOAT8_INVALID_ARGUMENT);
+  EXPECT_NE(read.error().message.find("linears alone"), std::string::npos) << read.error().message;
+  file.sequence = 16;
+  file.attention = {
+      {"layers.*.attention", 8, 2, 64, "fp8", "fast", Evidence::kMeasured, {1.2, 1.1, 1.3}},
+      {"layers.3.attention", 8, 2, 64, "bf16", "slow"}};
+  std::ofstream(path) << file.serialize().value();
+  read = float8::AttentionVerdicts::read(path);
+  ASSERT_TRUE(read) << read.error().message;
+  const float8::AttentionVerdicts& verdicts = read.value();
+  ASSERT_EQ(verdicts.size(), 2U);
+  EXPECT_EQ(verdicts.at(1).value().recipe, "bf16");
+  EXPECT_EQ(verdicts.at(2).error().code, FLOAT8_INVALID_ARGUMENT);
+  const float8::AttentionVerdict found = verdicts.find("layers.7.attention.inner").value();
+  EXPECT_EQ(found.name, "layers.*.attention");
+  EXPECT_EQ(found.recipe, "fp8");
+  EXPECT_EQ(found.reason, "fast");
+  EXPECT_EQ(found.heads_q, 8);
+  EXPECT_EQ(found.heads_kv, 2);
+  EXPECT_EQ(found.head_dim, 64);
+  EXPECT_EQ(found.tokens, 32);
+  EXPECT_EQ(found.sequence, 16);
+  EXPECT_EQ(found.speedup_high, 1.3);
+  EXPECT_EQ(found.evidence, FLOAT8_EVIDENCE_MEASURED);
+  const auto none = verdicts.find("decoder");
+  ASSERT_FALSE(none);
+  EXPECT_NE(none.error().message.find("no attention 'decoder'"), std::string::npos);
+  EXPECT_EQ(float8::AttentionVerdicts::read(path + ".none").error().code, FLOAT8_NOT_FOUND);
+  // Linears are decided by the same file.
+  float8::ModelOptions o = options();
+  o.verdicts = path;
+  EXPECT_EQ(converted(o), (std::vector<bool>{false, false, true}));
+}
+
 // A context has the built-in table of the nearest class from the start, unless it is told not to.
 TEST_F(CAbiModel, MeasuredVerdictsFromTheBuiltInTableOrNone) {
   std::vector<float8::ModelLayer> all(1);
