@@ -39,6 +39,8 @@ Status Experts::cast(runtime::Tensor which, unsigned made, const kernels::Groups
                        .rows = rows,
                        .ld = from.matrix.ld,
                        .source = from.source};
+    call.group_maxima = from.amax;
+    call.row_maxima = from.row_amax;
     call.words = to.at<uint32_t>(which, CopyBlock::kScratch, tensor.words);
     const codegen::CastSpec& spec = plan.spec();
     if (spec.q) {
@@ -106,7 +108,8 @@ Experts::Operand Experts::itself(const float8_matrix& tensor) {
 
 Experts::Elements Experts::elements_of_weight(const float8_matrix& w,
                                               const ExpertsOperands& operands) const {
-  Elements out{.matrix = w, .source = {}};
+  Elements out;
+  out.matrix = w;
   if (desc_.weight_pair) {
     out.source.up = operands.second_w.data;
     out.source.ld_up = operands.second_w.ld == 0 ? desc_.shape.k : operands.second_w.ld;
@@ -148,8 +151,8 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
   };
   const unsigned of_input = made(kInput), of_weight = made(kWeight);
   if ((parts & kCastX) != 0) {
-    F8_TRY(cast(kInput, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers,
-                stream));
+    F8_TRY(cast(kInput, of_input, groups_of(call.layout),
+                {call.x, operands.input, call.x_amax, call.x_row_amax}, call.m, buffers, stream));
   }
   if ((parts & kCastW) != 0 && call.w.fp8 == nullptr) {
     F8_TRY(cast(kWeight, of_weight, weights(), elements_of_weight(call.w, operands),
@@ -222,8 +225,8 @@ Status Experts::grad_weight(const ExpertsBackwardCall& call, const ExpertsOperan
   }
   constexpr auto kInput = runtime::Tensor::kInput, kDy = runtime::Tensor::kGradOutput;
   if (recomputes(kInput)) {
-    F8_TRY(cast(kInput, kQt, groups_of(call.layout), {operands.x, operands.input}, call.m, buffers,
-                stream));
+    F8_TRY(cast(kInput, kQt, groups_of(call.layout),
+                {.matrix = operands.x, .source = operands.input}, call.m, buffers, stream));
   }
   const Operand a = qt_of(kDy, buffers);
   const Operand b = qt_of(kInput, buffers);
@@ -271,7 +274,8 @@ Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOpera
   const Buffers buffers = buffers_of(call, places, true);
   if ((parts & kCastDy) != 0) {
     F8_TRY(cast(runtime::Tensor::kGradOutput, made, groups_of(call.layout),
-                {call.dy, operands.grad_output}, call.m, buffers, stream));
+                {call.dy, operands.grad_output, call.dy_amax, call.dy_row_amax}, call.m, buffers,
+                stream));
   }
   if (call.dx.data != nullptr && (parts & part_of(Gemm::kGradInput)) != 0) {
     F8_TRY(grad_input(call, operands, buffers, made, stream));

@@ -1,5 +1,7 @@
 // An expert linear is planned here: its casts, its GEMMs, and where a call's copies lie.
+#include <array>
 #include <limits>
+#include <tuple>
 
 #include "recipes/fp8_layout.hpp"
 #include "runtime/experts/experts.hpp"
@@ -83,6 +85,7 @@ Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Conte
   const LinearKernels linear = F8_TRY(linear_kernels(of_expert));
   F8_TRY(check_size(desc));
   std::shared_ptr<Experts> experts(new Experts(context, desc, layout));
+  F8_TRY(experts->check_over_ranks());
   experts->slots_ = linear.slots;
   if (!linear.slots.empty()) {
     experts->scale_update_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
@@ -100,6 +103,9 @@ Status Experts::plan_casts(const LinearKernels& linear) {
   constexpr kernels::RowSource kMatrix = kernels::RowSource::kMatrix;
   const kernels::RowSource of_weight = desc_.weight_pair ? kernels::RowSource::kPair : kMatrix;
   const kernels::RowSource sources[] = {desc_.input, of_weight, desc_.grad_output};
+  const auto maxima_of = [this](size_t i) {
+    return is_over_ranks(static_cast<runtime::Tensor>(i)) ? Maxima::kRaised : Maxima::kOwn;
+  };
   std::vector<codegen::KernelSpec> specs;
   const auto each = [&](const auto& work) -> Status {
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -118,7 +124,7 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     return {};
   };
   F8_TRY(each([&](size_t i, unsigned, const codegen::CastSpec& spec, int) -> Status {
-    std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i]),
+    std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i], maxima_of(i)),
                       std::back_inserter(specs));
     return {};
   }));
@@ -128,12 +134,14 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     tensors_[i].rows = rows[i];
     tensors_[i].cols = cols[i];
   }
-  const Status planned = each([&](size_t i, unsigned made, const codegen::CastSpec& spec,
-                                  int slot) -> Status {
-    tensors_[i].casts[made].push_back(
-        {F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])), slot});
-    return {};
-  });
+  const Status planned =
+      each([&](size_t i, unsigned made, const codegen::CastSpec& spec, int slot) -> Status {
+        tensors_[i].casts[made].push_back(
+            {F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i],
+                                          maxima_of(i))),
+             slot});
+        return {};
+      });
   F8_TRY(planned);
   return {};
 }
@@ -150,6 +158,43 @@ bool Experts::is_recomputed(runtime::Tensor tensor) const {
   return tensor == runtime::Tensor::kInput ? desc_.recompute_input
                                            : tensor == runtime::Tensor::kWeight &&
                                                  desc_.recompute_weight && desc_.needs_grad_input;
+}
+
+bool Experts::is_over_ranks(runtime::Tensor tensor) const {
+  return tensor == runtime::Tensor::kInput
+             ? desc_.input_over_ranks
+             : tensor == runtime::Tensor::kGradOutput && desc_.grad_output_over_ranks;
+}
+
+Status Experts::check_over_ranks() const {
+  for (const auto& [tensor, gemms, name, cols] :
+       {std::tuple{runtime::Tensor::kInput, std::array{Gemm::kOutput, Gemm::kGradWeight}, "x",
+                   desc_.shape.k},
+        {runtime::Tensor::kGradOutput,
+         {Gemm::kGradInput, Gemm::kGradWeight},
+         "dy",
+         desc_.shape.n}}) {
+    if (!is_over_ranks(tensor)) continue;
+    for (const Gemm gemm : gemms) {
+      const GemmSetting& setting = desc_.recipe.at(gemm);
+      const bool is_a = gemm != Gemm::kGradWeight || tensor == runtime::Tensor::kGradOutput;
+      const CastSetting& cast = is_a ? setting.a : setting.b;
+      if (setting.is_fp8() && cast.scaling == Scaling::kDelayed) {
+        return fail(ErrorCode::kUnsupported,
+                    "float8_experts_desc.{}_over_ranks is set, and recipe {} has delayed scales of "
+                    "{}: a first step takes them from the call's own tensors",
+                    name, desc_.recipe.name, name);
+      }
+      if (gemm != Gemm::kGradWeight && is_block(cast.granularity) &&
+          cols % kernels::kCastTile != 0) {
+        return fail(ErrorCode::kUnsupported,
+                    "float8_experts_desc.{}_over_ranks is set, and recipe {} has scales of {} of "
+                    "{}, which {} columns cut: ranks have whole 128s",
+                    name, desc_.recipe.name, to_string(cast.granularity), name, cols);
+      }
+    }
+  }
+  return {};
 }
 
 Result<GemmConfig> Experts::choose(const GroupedDesc& desc) const {

@@ -14,6 +14,7 @@ from float8.torch.experts import expert_parallel as _parallel
 from float8.torch.experts import modules as _modules
 from float8.torch.experts import moe as _moe
 from float8.torch.experts import ops as _experts
+from float8.torch.experts import tensor_parallel as _tensor_parallel
 from float8.torch.experts.recipe import config_of
 from float8.torch.layer.linear import check_switches, resolve_recipe
 
@@ -142,6 +143,7 @@ def moe(
     recipe: str | Recipe = "tensorwise",
     group: Any = None,
     dispatch_dtype: torch.dtype | None = None,
+    tp_group: Any = None,
     emulate: bool = False,
     recompute: bool | None = None,
     saturate: bool = False,
@@ -158,6 +160,10 @@ def moe(
         as often, also a rank without tokens.
     dispatch_dtype: with a group, torch.float8_e4m3fn rounds tokens to e4m3 with a scale for each token
         before they travel; None sends them in x's type. Results and gradients travel in x's type.
+    tp_group: a process group of R ranks for tensor parallelism. The weights are then this rank's F/R hidden
+        features of every expert, of gate and up each, and all ranks give the same x, topk_ids and topk_scores.
+        Scales are those of the whole weights, and results and gradients of x and scores are summed over the
+        ranks, in their types.
     recipe and the options: as for grouped_mm.
 
     The result is sum_k scores_k w2_e (silu(w1_e x) w3_e x), e = ids_k, in x's type: the sum is in fp32 and
@@ -166,6 +172,7 @@ def moe(
     the group do not fit each other, or one of them ended.
     """
     _parallel.check_dispatch(group, dispatch_dtype)
+    _tensor_parallel.check_group("tp_group", tp_group, "whose ranks the hidden features are spread")
     x = _ops.of_autocast(x)
     tokens = x.reshape(-1, x.shape[-1])
     if isinstance(w13, torch.Tensor):
@@ -177,12 +184,19 @@ def moe(
     for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
         _experts.check_weight(tokens, each)
     config = pack_experts(recipe, emulate, saturate, recompute)
+    shared = _tensor_parallel.name_of(tp_group)
+    if shared is not None:
+        parts = _moe.parts_of(w13, w2)
+        _tensor_parallel.check(tokens, parts, config, tp_group, tp_group)
+        tokens, scores = (_tensor_parallel.enter(each, shared) for each in (tokens, scores))
     operands = (tokens, ids, scores, w13, w2, config)
     if group is None:
-        return _moe.swiglu_experts(*operands).reshape(x.shape)
-    name = recipe if isinstance(recipe, str) else str(recipe)
-    y: torch.Tensor = _parallel.moe_over_ranks(*operands, name, group, dispatch_dtype is not None)
-    return y.reshape(x.shape)
+        y = _moe.swiglu_experts(*operands, shared)
+    else:
+        name = recipe if isinstance(recipe, str) else str(recipe)
+        in_fp8 = dispatch_dtype is not None
+        y = _parallel.moe_over_ranks(*operands, name, group, in_fp8, shared)
+    return (y if shared is None else _tensor_parallel.leave(y, shared)).reshape(x.shape)
 
 
 def pack_experts(

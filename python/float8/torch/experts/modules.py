@@ -5,7 +5,7 @@ Their parameters, the names and the state dict are those of the original class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -14,11 +14,20 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _ops, traced
 from float8.torch.classes import Made
-from float8.torch.experts import ops
+from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.delayed import ExpertLinear
-from float8.torch.experts.moe import DelayedScales, layout_of, mlp, mlp_of_rows
+from float8.torch.experts.moe import (
+    DelayedScales,
+    Weights,
+    layout_of,
+    mlp,
+    mlp_of_rows,
+    parts_of,
+    silu_and_mul,
+    swiglu_over_ranks,
+)
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
 from float8.torch.experts.weight_casts import ExpertCast, Kept, kept_copies
@@ -121,20 +130,45 @@ def of_torchtitan(module: Any, x: torch.Tensor, counts: torch.Tensor, config: in
     counts: the rows of each expert.
     """
     names = next(names for names in _TORCHTITAN if hasattr(module, names[0]))
-    w1, w3, w2 = (_local(getattr(module, name)) for name in names)
+    given = [getattr(module, name) for name in names]
+    w1, w3, w2 = (_local(each) for each in given)
     rows = x.bfloat16()
     ops.check_weight(rows, w1)
-    layout = ops.experts_layout(
-        torch.cumsum(counts, dim=0, dtype=torch.int32), rows.shape[0], config
-    )
+    offs = torch.cumsum(counts, dim=0, dtype=torch.int32)
+    layout = ops.experts_layout(offs, rows.shape[0], config)
+    group = tensor_parallel.group_of(given, (1, 1, 2))
+    if group is not None:
+        _check_shared(module, rows, (w1, w3), w2, config, group)
+        if tensor_parallel.spans_ranks(config):
+            own = silu_and_mul if joins_pairs(config) else _silu_then_mul
+            shares = (offs, layout, config, group.group_name, own)
+            return swiglu_over_ranks(rows, (w1, w3), w2, *shares).type_as(x)
     gathered = any(isinstance(each, GatheredWeight) for each in (w1, w3, w2))
     if joins_weights(module, config) and not gathered:
         copies = _both(module, {names[0]: w1, names[2]: w2}, rows.dtype, w3)
         return mlp_of_rows(rows, (w1, w3), w2, layout, config, copies).type_as(x)
     gate = linear_of(module, names[0], rows, w1, layout, config)
     up = linear_of(module, names[1], rows, w3, layout, config)
-    h = functional.silu(gate) * up
+    h = _silu_then_mul(gate, up)
     return linear_of(module, names[2], h, w2, layout, config).type_as(x)
+
+
+def _silu_then_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Returns h as torchtitan computes it."""
+    return functional.silu(gate) * up
+
+
+def _check_shared(
+    module: Any, x: torch.Tensor, w13: Weights, w2: torch.Tensor, config: int, group: Any
+) -> None:
+    """Raises where ranks cannot share the hidden dimension of a module's experts."""
+    linears = getattr(module, "expert_linears", ())
+    if any(each.recipe.delayed for each in linears):
+        raise ValueError(
+            "float8: ranks share the hidden dimension of experts with delayed scaling, whose first step takes the "
+            "scales of a rank's own part: take another recipe for these experts"
+        )
+    tensor_parallel.check(x, parts_of(w13, w2), config, module, group)
 
 
 def joins_weights(module: Any, config: int) -> bool:
@@ -211,7 +245,19 @@ def of_transformers(
     ops.check_weight(x, first)
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
     routing = route(ids, scores, first.shape[0], config)
-    if _is_swiglu(module) and not config & recipes.READS_X:
+    is_swiglu = _is_swiglu(module)
+
+    def activation(h: torch.Tensor) -> torch.Tensor:
+        if is_swiglu and not config & recipes.READS_X:
+            return silu_and_mul(*h.chunk(2, dim=-1))
+        return module._apply_gate(h) if module.has_gate else module.act_fn(h)  # type: ignore[no-any-return]
+
+    if (group := _group_in_transformers(module)) is not None:
+        shares = (routing.offs, layout_of(routing), config, group)
+        part = _part_of_sum(module, dispatch(x, routing), (first, last), *shares, activation)
+        if part is not None:
+            return combine(part, routing).reshape(shape)
+    if is_swiglu and not config & recipes.READS_X:
         scales = _scales_of(module, first.device)
         copies = _both(module, {"gate_up_proj": first, "down_proj": last}, x.dtype)
         return mlp(x, first, last, routing, copies, scales).reshape(shape)
@@ -225,11 +271,56 @@ def of_transformers(
         return y
 
     h = linear(dispatch(x, routing), first, "gate_up_proj" if module.has_gate else "up_proj")
-    h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
-    y = linear(h, last, "down_proj")
+    y = linear(activation(h), last, "down_proj")
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return combine(y, routing).reshape(shape)
+
+
+# In graphs of torch.compile it is a constant.
+@traced.constant
+def _group_in_transformers(module: Any) -> Any:
+    """Returns the process group whose ranks share the hidden dimension of a module's experts by transformers' tensor
+    parallelism, None without.
+
+    It gives a forward local parts of the weights and sums the results up: "moe_tp_experts" of a plan.
+    """
+    forward = module.__dict__.get("forward")
+    names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+    cells = {
+        name: cell.cell_contents
+        for name, cell in zip(names, getattr(forward, "__closure__", ()) or (), strict=True)
+    }
+    style, mesh = cells.get("self"), cells.get("mesh")
+    if mesh is None or type(style).__name__ != "MoeExpertsParallel":
+        return None
+    group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
+    return group if group.size() > 1 else None
+
+
+def _part_of_sum(
+    module: Any,
+    rows: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    offs: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    group: Any,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor | None:
+    """Computes this rank's part of the sum that y of the experts' rows is, where ranks share the hidden dimension of
+    transformers' experts; None where a rank computes it as if it was alone."""
+    if getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False):
+        raise ValueError(
+            "float8: ranks share the hidden dimension of experts with a bias or a norm behind, which are not parts of "
+            "a sum: leave these experts in bf16, or share whole experts"
+        )
+    _check_shared(module, rows, *weights, config, group)
+    if not tensor_parallel.spans_ranks(config):
+        return None
+    own = (offs, layout, config, group.group_name)
+    first, second = tensor_parallel.linears(parts_of(*weights), rows, *own)
+    return second(activation(first(rows)))
 
 
 def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
@@ -242,12 +333,23 @@ def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
     ops.check_weight(rows, first)
     ends = torch.arange(1, experts + 1, dtype=torch.int32, device=x.device) * per_expert
     layout = ops.experts_layout(ends, rows.shape[0], config)
+
+    def activation(h: torch.Tensor) -> torch.Tensor:
+        gate, up = h.chunk(2, dim=-1)
+        if _has_silu(module) and not config & recipes.READS_X:
+            return silu_and_mul(gate, up)
+        return up * module.act_fn(gate)  # type: ignore[no-any-return]
+
+    if (group := _group_in_transformers(module)) is not None:
+        shares = (ends, layout, config, group)
+        part = _part_of_sum(module, rows, (first, last), *shares, activation)
+        if part is not None:
+            return part
     if _has_silu(module) and not config & recipes.READS_X:
         return mlp_of_rows(
             rows, first, last, layout, config, scales=_scales_of(module, first.device)
         )
-    gate, up = linear_of(module, "gate_up_proj", rows, first, layout, config).chunk(2, dim=-1)
-    h = up * module.act_fn(gate)
+    h = activation(linear_of(module, "gate_up_proj", rows, first, layout, config))
     return linear_of(module, "down_proj", h, last, layout, config)
 
 
@@ -282,7 +384,7 @@ def _weight(module: Any, name: str) -> torch.Tensor:
     weight: torch.Tensor = getattr(module, name)
     if hasattr(weight, "_local_tensor"):
         raise ValueError(
-            f"float8: the {name} of {type(module).__name__} is a DTensor in its forward, as with tensor "
-            "parallelism of experts; leave these experts in bf16, or share them by FSDP2"
+            f"float8: the {name} of {type(module).__name__} is a DTensor in its forward, where transformers' own "
+            'plans ("moe_tp_experts") give a rank its part: share these experts by such a plan, or by FSDP2'
         )
     return weight.transpose(-2, -1) if module.is_transposed else weight

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.experts import ops
+from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import Routing, combine, dispatch, route
+from float8.torch.experts.tensor_parallel import COLUMNS, ROWS, Group, Part
 from float8.torch.experts.weight_casts import Kept
 
 Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of gate and up: w13, or w1 and w3
@@ -36,9 +37,18 @@ def swiglu_experts(
     w13: Weights,
     w2: torch.Tensor,
     config: int,
+    shared: Group = None,
 ) -> torch.Tensor:
-    """Computes functional.moe of a config, for x [T, D] and operands that fit (check)."""
+    """Computes functional.moe of a config, for x [T, D] and operands that fit (check).
+
+    shared: the ranks that share F, whose results are parts of a sum.
+    """
     routing = route(topk_ids, topk_scores, w2.shape[0], config)
+    if shared is not None and tensor_parallel.spans_ranks(config):
+        rows = dispatch(x, routing)
+        layout = layout_of(routing)
+        y = swiglu_over_ranks(rows, w13, w2, routing.offs, layout, config, shared)
+        return combine(y, routing)
     if joins_pairs(config) if isinstance(w13, tuple) else not config & recipes.READS_X:
         return mlp(x, w13, w2, routing)
     rows = dispatch(x, routing)
@@ -47,9 +57,42 @@ def swiglu_experts(
         gate, up = ops.linear(rows, w13, layout, config).chunk(2, dim=-1)
     else:
         gate, up = (ops.linear(rows, each, layout, config) for each in w13)
-    h = (functional.silu(gate.float()) * up.float()).to(x.dtype)
-    y = ops.linear(h, w2, layout, config)
+    y = ops.linear(silu_and_mul(gate, up), w2, layout, config)
     return combine(y, routing)
+
+
+def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Returns silu(gate) up, which is rounded once."""
+    return (functional.silu(gate.float()) * up.float()).to(gate.dtype)
+
+
+def parts_of(w13: Weights, w2: torch.Tensor) -> list[Part]:
+    """Returns the weights of a rank that has a part of F."""
+    firsts = (w13,) if isinstance(w13, torch.Tensor) else w13
+    return [*(Part(each, ROWS) for each in firsts), Part(w2, COLUMNS)]
+
+
+def swiglu_over_ranks(
+    rows: torch.Tensor,
+    w13: Weights,
+    w2: torch.Tensor,
+    offs: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    group: str,
+    activation: Any = silu_and_mul,
+) -> torch.Tensor:
+    """Computes this rank's part of the sum that y of the experts' rows is, of weights whose F ranks share.
+
+    activation: h of gate and up.
+    """
+    if isinstance(w13, tuple) and joins_pairs(config):
+        w13 = torch.cat(w13, dim=1)
+    parts = parts_of(w13, w2)
+    *first, second = tensor_parallel.linears(parts, rows, offs, layout, config, group)
+    results = [linear(rows) for linear in first]
+    gate, up = results[0].chunk(2, dim=-1) if len(results) == 1 else results
+    return second(activation(gate, up))
 
 
 class Mlp(torch.autograd.Function):
