@@ -20,6 +20,7 @@ from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
 from float8.torch.layer.fuse import Fusion, fuse, register_mlp
 from float8.torch.layer.linear import Float8Linear, prepare
+from float8.torch.layer.own_experts import Experts
 from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
 from float8.torch.optim import AdamW
 from float8.torch.ranks.agreement import agree
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdamW",
     "DistributedError",
+    "Experts",
     "Float8ColwiseParallel",
     "Float8Linear",
     "Float8RowwiseParallel",

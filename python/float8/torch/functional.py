@@ -10,11 +10,8 @@ import torch
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _linear, _ops, traced
-from float8.torch.experts import expert_parallel as _parallel
+from float8.torch.experts import call as _call
 from float8.torch.experts import modules as _modules
-from float8.torch.experts import moe as _moe
-from float8.torch.experts import ops as _experts
-from float8.torch.experts import tensor_parallel as _tensor_parallel
 from float8.torch.experts.recipe import config_of
 from float8.torch.layer.linear import check_switches, resolve_recipe
 
@@ -171,32 +168,10 @@ def moe(
     one in forward. Raises ValueError for operands that do not fit, and DistributedError where the ranks of
     the group do not fit each other, or one of them ended.
     """
-    _parallel.check_dispatch(group, dispatch_dtype)
-    _tensor_parallel.check_group("tp_group", tp_group, "whose ranks the hidden features are spread")
-    x = _ops.of_autocast(x)
-    tokens = x.reshape(-1, x.shape[-1])
-    if isinstance(w13, torch.Tensor):
-        w13 = w13.flatten(1, 2) if w13.dim() == 4 else w13
-    else:
-        w13 = tuple(w13)  # type: ignore[assignment] # check says where they are not two
-    _moe.check(x, topk_ids, topk_scores, w13, w2)
-    ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
-    for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
-        _experts.check_weight(tokens, each)
     config = pack_experts(recipe, emulate, saturate, recompute)
-    shared = _tensor_parallel.name_of(tp_group)
-    if shared is not None:
-        parts = _moe.parts_of(w13, w2)
-        _tensor_parallel.check(tokens, parts, config, tp_group, tp_group)
-        tokens, scores = (_tensor_parallel.enter(each, shared) for each in (tokens, scores))
-    operands = (tokens, ids, scores, w13, w2, config)
-    if group is None:
-        y = _moe.swiglu_experts(*operands, shared)
-    else:
-        name = recipe if isinstance(recipe, str) else str(recipe)
-        in_fp8 = dispatch_dtype is not None
-        y = _parallel.moe_over_ranks(*operands, name, group, in_fp8, shared)
-    return (y if shared is None else _tensor_parallel.leave(y, shared)).reshape(x.shape)
+    ranks = _call.Ranks(group, dispatch_dtype, tp_group)
+    name = recipe if isinstance(recipe, str) else str(recipe)
+    return _call.moe(x, topk_ids, topk_scores, w13, w2, config, name, ranks)
 
 
 def pack_experts(

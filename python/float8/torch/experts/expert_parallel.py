@@ -20,7 +20,7 @@ from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, traced
 from float8.torch.experts import ops
-from float8.torch.experts.moe import Weights, swiglu_experts
+from float8.torch.experts.moe import Own, Weights, swiglu_experts
 from float8.torch.experts.routing import Routing, combine, route
 from float8.torch.experts.tensor_parallel import Group, check_group
 from float8.torch.ranks import collectives
@@ -63,11 +63,12 @@ def moe_over_ranks(
     group: Any,
     in_fp8: bool,
     shared: Group,
+    of_module: Own,
 ) -> torch.Tensor:
     """Computes functional.moe with a group, for operands that fit; the weights are the rank's own experts.
 
     recipe: its name, for messages.
-    shared: as in swiglu_experts.
+    shared, of_module: as in swiglu_experts.
     """
     own = int(w2.shape[0])
     experts = own * group.size()
@@ -81,7 +82,7 @@ def moe_over_ranks(
     rows: torch.Tensor = _Dispatch.apply(x, *places, exchange, config, in_fp8)  # type: ignore[no-untyped-call]
     ids = _experts_of(of_ranks, exchange, own)
     ones = torch.ones(ids.shape, dtype=torch.float32, device=x.device)
-    y = swiglu_experts(rows, ids, ones, w13, w2, config, shared)
+    y = swiglu_experts(rows, ids, ones, w13, w2, config, shared, of_module)
     back: torch.Tensor = _Return.apply(y, exchange)  # type: ignore[no-untyped-call]
     return combine(back, routing)
 

@@ -5,7 +5,7 @@ Their parameters, the names and the state dict are those of the original class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.moe import (
     DelayedScales,
+    Own,
     Weights,
     layout_of,
     mlp,
@@ -162,12 +163,8 @@ def _check_shared(
     module: Any, x: torch.Tensor, w13: Weights, w2: torch.Tensor, config: int, group: Any
 ) -> None:
     """Raises where ranks cannot share the hidden dimension of a module's experts."""
-    linears = getattr(module, "expert_linears", ())
-    if any(each.recipe.delayed for each in linears):
-        raise ValueError(
-            "float8: ranks share the hidden dimension of experts with delayed scaling, whose first step takes the "
-            "scales of a rank's own part: take another recipe for these experts"
-        )
+    if any(each.recipe.delayed for each in getattr(module, "expert_linears", ())):
+        tensor_parallel.refuse_delayed()
     tensor_parallel.check(x, parts_of(w13, w2), config, module, group)
 
 
@@ -258,9 +255,8 @@ def of_transformers(
         if part is not None:
             return combine(part, routing).reshape(shape)
     if is_swiglu and not config & recipes.READS_X:
-        scales = _scales_of(module, first.device)
-        copies = _both(module, {"gate_up_proj": first, "down_proj": last}, x.dtype)
-        return mlp(x, first, last, routing, copies, scales).reshape(shape)
+        own = own_of(module, {"gate_up_proj": first, "down_proj": last}, x.dtype)
+        return mlp(x, first, last, routing, *own).reshape(shape)
     layout = layout_of(routing)
     of_rows = experts_of_rows(routing) if module.has_bias else None
 
@@ -347,20 +343,28 @@ def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
             return part
     if _has_silu(module) and not config & recipes.READS_X:
         return mlp_of_rows(
-            rows, first, last, layout, config, scales=_scales_of(module, first.device)
+            rows, first, last, layout, config, scales=_scales_of(module, _OF_TRANSFORMERS, first)
         )
     h = activation(linear_of(module, "gate_up_proj", rows, first, layout, config))
     return linear_of(module, "down_proj", h, last, layout, config)
 
 
-def _scales_of(module: Any, device: torch.device) -> DelayedScales:
-    """Returns the parts of the scale state that gate_up_proj and down_proj have; none without delayed scaling."""
+_OF_TRANSFORMERS = ("gate_up_proj", "down_proj")
+
+
+def _scales_of(module: Any, names: Iterable[str], like: torch.Tensor) -> DelayedScales:
+    """Returns the parts of the scale state that the weights of these names have; none without delayed scaling."""
     linears = {each.name: each for each in getattr(module, "expert_linears", ())}
     if not linears:
         return DelayedScales()
-    w13, layout = linears["gate_up_proj"].scales_on(device)
-    w2, _ = linears["down_proj"].scales_on(device)
+    (w13, layout), (w2, _) = (linears[name].scales_on(like.device) for name in names)
     return DelayedScales(w13, w2, layout)
+
+
+def own_of(module: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Own:
+    """Returns what a module has for its w13 and w2, which are given by their names."""
+    like = next(iter(weights.values()))
+    return Own(_both(module, weights, dtype), _scales_of(module, weights, like))
 
 
 def _is_swiglu(module: Any) -> bool:

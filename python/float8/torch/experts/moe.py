@@ -30,6 +30,16 @@ class DelayedScales(NamedTuple):
 _DYNAMIC = DelayedScales()
 
 
+class Own(NamedTuple):
+    """What a module has for the expert linears of w13 and w2: fp8 copies that it keeps, and parts of a scale state."""
+
+    copies: tuple[Kept, Kept] | None = None
+    scales: DelayedScales = _DYNAMIC
+
+
+NOTHING = Own()
+
+
 def swiglu_experts(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
@@ -38,10 +48,12 @@ def swiglu_experts(
     w2: torch.Tensor,
     config: int,
     shared: Group = None,
+    own: Own = NOTHING,
 ) -> torch.Tensor:
     """Computes functional.moe of a config, for x [T, D] and operands that fit (check).
 
     shared: the ranks that share F, whose results are parts of a sum.
+    own: what a module has for its weights, of which w13 is one.
     """
     routing = route(topk_ids, topk_scores, w2.shape[0], config)
     if shared is not None and tensor_parallel.spans_ranks(config):
@@ -50,15 +62,18 @@ def swiglu_experts(
         y = swiglu_over_ranks(rows, w13, w2, routing.offs, layout, config, shared)
         return combine(y, routing)
     if joins_pairs(config) if isinstance(w13, tuple) else not config & recipes.READS_X:
-        return mlp(x, w13, w2, routing)
+        return mlp(x, w13, w2, routing, *own)
     rows = dispatch(x, routing)
     layout = layout_of(routing)
+    first, second = own.copies or (None, None)
+    state = own.scales
     if isinstance(w13, torch.Tensor):
-        gate, up = ops.linear(rows, w13, layout, config).chunk(2, dim=-1)
+        of_w13 = (config, state.w13, state.layout, first)
+        gate, up = ops.linear(rows, w13, layout, *of_w13).chunk(2, dim=-1)
     else:
         gate, up = (ops.linear(rows, each, layout, config) for each in w13)
-    y = ops.linear(silu_and_mul(gate, up), w2, layout, config)
-    return combine(y, routing)
+    h = silu_and_mul(gate, up)
+    return combine(ops.linear(h, w2, layout, config, state.w2, state.layout, second), routing)
 
 
 def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -119,6 +119,14 @@ def group_of(weights: Sequence[Any], dims: Sequence[int]) -> Any:
     return groups[0]
 
 
+def refuse_delayed() -> None:
+    """Raises ValueError for delayed scaling."""
+    raise ValueError(
+        "float8: ranks share the hidden dimension of experts with delayed scaling, whose first step takes the scales "
+        "of a rank's own part: take another recipe for these experts"
+    )
+
+
 def check(x: Tensor, parts: Sequence[Part], config: int, owner: Any, group: Any) -> None:
     """Raises where ranks cannot share the hidden dimension: ValueError, and DistributedError where they differ.
 
