@@ -176,7 +176,8 @@ class Experts {
   struct Elements {
     float8_matrix matrix = {};
     kernels::RowOperands source = {};
-    // The maxima of groups and of rows over ranks, of a tensor whose columns they share.
+    // The maxima of groups and of rows over ranks, of a tensor whose columns they share; of delayed scales that
+    // of the whole tensor.
     const uint32_t* amax = nullptr;
     const uint32_t* row_amax = nullptr;
   };
@@ -221,10 +222,10 @@ class Experts {
   // Leaves in the workspace the scale that the tensors of a first step have by themselves.
   [[nodiscard]] Result<const float*> first_scale(const Cast& cast, GroupCastCall call,
                                                  uint32_t* words, const Buffers& to,
-                                                 Stream stream) const;
+                                                 const uint32_t* over_ranks, Stream stream) const;
   [[nodiscard]] Operand q_of(runtime::Tensor which, unsigned made, const Buffers& in) const;
-  [[nodiscard]] Elements elements_of_weight(const float8_matrix& w,
-                                            const ExpertsOperands& operands) const;
+  [[nodiscard]] Elements elements_of_weight(const float8_matrix& w, const ExpertsOperands& operands,
+                                            const uint32_t* amax) const;
   [[nodiscard]] static Operand itself(const float8_matrix& tensor);
   [[nodiscard]] Operand qt_of(runtime::Tensor which, const Buffers& in) const;
   template <class Call>
@@ -238,7 +239,8 @@ class Experts {
                                    const Buffers& buffers, Stream stream) const;
   // Check the maxima over ranks of a tensor, and list their memory.
   [[nodiscard]] Status add_maxima(CallMemory& memory, const char* args, runtime::Tensor tensor,
-                                  const uint32_t* amax, const uint32_t* row_amax, int64_t m) const;
+                                  const uint32_t* amax, const uint32_t* row_amax, int64_t m,
+                                  const float8_step& step) const;
   [[nodiscard]] Status check(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsBackwardCall& call, Stream stream) const;
 

@@ -1,5 +1,4 @@
 // An expert linear is planned here: its casts, its GEMMs, and where a call's copies lie.
-#include <array>
 #include <limits>
 #include <tuple>
 
@@ -85,7 +84,6 @@ Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Conte
   const LinearKernels linear = F8_TRY(linear_kernels(of_expert));
   F8_TRY(check_size(desc));
   std::shared_ptr<Experts> experts(new Experts(context, desc, layout));
-  F8_TRY(experts->check_over_ranks());
   experts->slots_ = linear.slots;
   if (!linear.slots.empty()) {
     experts->scale_update_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
@@ -128,12 +126,13 @@ Status Experts::plan_casts(const LinearKernels& linear) {
                       std::back_inserter(specs));
     return {};
   }));
-  F8_TRY(context_->compile(specs));  // side by side
   for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].copies = linear.copies[i];
     tensors_[i].rows = rows[i];
     tensors_[i].cols = cols[i];
   }
+  F8_TRY(check_over_ranks());
+  F8_TRY(context_->compile(specs));  // side by side
   const Status planned =
       each([&](size_t i, unsigned made, const codegen::CastSpec& spec, int slot) -> Status {
         tensors_[i].casts[made].push_back(
@@ -167,31 +166,25 @@ bool Experts::is_over_ranks(runtime::Tensor tensor) const {
 }
 
 Status Experts::check_over_ranks() const {
-  for (const auto& [tensor, gemms, name, cols] :
-       {std::tuple{runtime::Tensor::kInput, std::array{Gemm::kOutput, Gemm::kGradWeight}, "x",
-                   desc_.shape.k},
-        {runtime::Tensor::kGradOutput,
-         {Gemm::kGradInput, Gemm::kGradWeight},
-         "dy",
-         desc_.shape.n}}) {
+  for (const auto& [tensor, name, cols] : {std::tuple{runtime::Tensor::kInput, "x", desc_.shape.k},
+                                           {runtime::Tensor::kGradOutput, "dy", desc_.shape.n}}) {
     if (!is_over_ranks(tensor)) continue;
-    for (const Gemm gemm : gemms) {
-      const GemmSetting& setting = desc_.recipe.at(gemm);
-      const bool is_a = gemm != Gemm::kGradWeight || tensor == runtime::Tensor::kGradOutput;
-      const CastSetting& cast = is_a ? setting.a : setting.b;
-      if (setting.is_fp8() && cast.scaling == Scaling::kDelayed) {
-        return fail(ErrorCode::kUnsupported,
-                    "float8_experts_desc.{}_over_ranks is set, and recipe {} has delayed scales of "
-                    "{}: a first step takes them from the call's own tensors",
-                    name, desc_.recipe.name, name);
-      }
-      if (gemm != Gemm::kGradWeight && is_block(cast.granularity) &&
-          cols % kernels::kCastTile != 0) {
-        return fail(ErrorCode::kUnsupported,
-                    "float8_experts_desc.{}_over_ranks is set, and recipe {} has scales of {} of "
-                    "{}, which {} columns cut: ranks have whole 128s",
-                    name, desc_.recipe.name, to_string(cast.granularity), name, cols);
-      }
+    const Copies& copies = at(tensor).copies;
+    const auto delayed = [](const std::optional<CastSetting>& copy) {
+      return copy && copy->scaling == Scaling::kDelayed;
+    };
+    if (copies.q && copies.qt && delayed(copies.q) != delayed(copies.qt)) {
+      return fail(
+          ErrorCode::kUnsupported,
+          "float8_experts_desc.{}_over_ranks is set, and recipe {} has delayed scales of {} "
+          "beside others",
+          name, desc_.recipe.name, name);
+    }
+    if (copies.q && is_block(copies.q->granularity) && cols % kernels::kCastTile != 0) {
+      return fail(ErrorCode::kUnsupported,
+                  "float8_experts_desc.{}_over_ranks is set, and recipe {} has scales of {} of {}, "
+                  "which {} columns cut: ranks have whole 128s",
+                  name, desc_.recipe.name, to_string(copies.q->granularity), name, cols);
     }
   }
   return {};

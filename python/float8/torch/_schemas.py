@@ -29,13 +29,13 @@ _FLEXIBLE = (
     (
         "experts_forward(Tensor x, Tensor weight, Tensor layout, int config, bool save, Tensor? "
         "scales=None, int scale_layout=0, Tensor? w_q=None, Tensor? w_scales=None, Tensor? x_amax=None, "
-        "Tensor? x_row_amax=None) -> (Tensor, Tensor)"
+        "Tensor? x_row_amax=None, Tensor? w_amax=None) -> (Tensor, Tensor)"
     ),
     (
         "experts_backward(Tensor dy, Tensor saved, Tensor layout, Tensor? weight, int experts, int n, "
         "int k, int grad_dtype, int config, int wanted, Tensor? x=None, Tensor? scales=None, int "
         "scale_layout=0, Tensor? w_qt=None, Tensor? w_scales=None, Tensor? dy_amax=None, Tensor? "
-        "dy_row_amax=None) -> (Tensor, Tensor)"
+        "dy_row_amax=None, Tensor? w_amax=None) -> (Tensor, Tensor)"
     ),
     (
         "moe_forward(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "

@@ -38,13 +38,11 @@ Tensor experts_layout(const Tensor& offsets, int64_t m, int64_t config) {
   return layout;
 }
 
-std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight,
-                                           const Tensor& layout, int64_t config, bool save,
-                                           const std::optional<Tensor>& scales,
-                                           int64_t scale_layout, const std::optional<Tensor>& w_q,
-                                           const std::optional<Tensor>& w_scales,
-                                           const std::optional<Tensor>& x_amax,
-                                           const std::optional<Tensor>& x_row_amax) {
+std::tuple<Tensor, Tensor> experts_forward(
+    const Tensor& x, const Tensor& weight, const Tensor& layout, int64_t config, bool save,
+    const std::optional<Tensor>& scales, int64_t scale_layout, const std::optional<Tensor>& w_q,
+    const std::optional<Tensor>& w_scales, const std::optional<Tensor>& x_amax,
+    const std::optional<Tensor>& x_row_amax, const std::optional<Tensor>& w_amax) {
   if (weight.dim() != 3) {
     throw std::invalid_argument("float8: the weights of experts have three dimensions");
   }
@@ -73,7 +71,8 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
   args.y.data = y.mutable_data_ptr();
   args.layout = call.layout_of(layout, rows.rows);
   if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
-  args.x_amax = call.maxima_of(x_amax, call.experts);
+  args.x_amax = call.maxima_of(x_amax, scales ? 1 : call.experts);
+  args.w_amax = call.maxima_of(w_amax, 1);
   args.x_row_amax = call.maxima_of(x_row_amax, rows.rows);
   args.zero_tail = 1;
   float8_step step{.evaluate = !save};
@@ -91,7 +90,7 @@ std::tuple<Tensor, Tensor> experts_backward(
     int64_t config, int64_t wanted, const std::optional<Tensor>& x,
     const std::optional<Tensor>& scales, int64_t scale_layout, const std::optional<Tensor>& w_qt,
     const std::optional<Tensor>& w_scales, const std::optional<Tensor>& dy_amax,
-    const std::optional<Tensor>& dy_row_amax) {
+    const std::optional<Tensor>& dy_row_amax, const std::optional<Tensor>& w_amax) {
   const ExpertsCall call(dy, config, experts, n, k);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -128,7 +127,8 @@ std::tuple<Tensor, Tensor> experts_backward(
     args.x.data = inputs->data;
     args.x.ld = inputs->stride;
   }
-  args.dy_amax = call.maxima_of(dy_amax, call.experts);
+  args.dy_amax = call.maxima_of(dy_amax, scales ? 1 : call.experts);
+  args.w_amax = call.maxima_of(w_amax, 1);
   args.dy_row_amax = call.maxima_of(dy_row_amax, rows.rows);
   args.zero_tail = 1;
   float8_step step{};

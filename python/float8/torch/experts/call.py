@@ -50,8 +50,6 @@ def moe(
         ops.check_weight(tokens, each)
     shared = tensor_parallel.name_of(tp_group)
     if shared is not None:
-        if own.scales.w13 is not None:
-            tensor_parallel.refuse_delayed()
         tensor_parallel.check(tokens, parts_of(w13, w2), config, tp_group, tp_group)
         tokens, scores = (tensor_parallel.enter(each, shared) for each in (tokens, scores))
     operands = (tokens, ids, scores, w13, w2, config)

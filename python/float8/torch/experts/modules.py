@@ -140,9 +140,10 @@ def of_torchtitan(module: Any, x: torch.Tensor, counts: torch.Tensor, config: in
     group = tensor_parallel.group_of(given, (1, 1, 2))
     if group is not None:
         _check_shared(module, rows, (w1, w3), w2, config, group)
-        if tensor_parallel.spans_ranks(config):
+        states = _first_states(module, names, w1)
+        if tensor_parallel.spans_ranks(config) or states:
             own = silu_and_mul if joins_pairs(config) else _silu_then_mul
-            shares = (offs, layout, config, group.group_name, own)
+            shares = (offs, layout, config, group.group_name, own, states)
             return swiglu_over_ranks(rows, (w1, w3), w2, *shares).type_as(x)
     gathered = any(isinstance(each, GatheredWeight) for each in (w1, w3, w2))
     if joins_weights(module, config) and not gathered:
@@ -162,9 +163,8 @@ def _silu_then_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def _check_shared(
     module: Any, x: torch.Tensor, w13: Weights, w2: torch.Tensor, config: int, group: Any
 ) -> None:
-    """Raises where ranks cannot share the hidden dimension of a module's experts."""
-    if any(each.recipe.delayed for each in getattr(module, "expert_linears", ())):
-        tensor_parallel.refuse_delayed()
+    """Raises where ranks cannot share the hidden dimension of a module's experts; else steps end over these ranks."""
+    tensor_parallel.share_state(getattr(module, "expert_linears", ()), group)
     tensor_parallel.check(x, parts_of(w13, w2), config, module, group)
 
 
@@ -237,8 +237,9 @@ def of_transformers(
     x = _ops.of_autocast(x)
     shape = x.shape
     x = x.reshape(-1, shape[-1])
-    first = _weight(module, "gate_up_proj" if module.has_gate else "up_proj")
-    last = _weight(module, "down_proj")
+    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    first, last = (_weight(module, name) for name in names)
+    weights = dict(zip(names, (first, last), strict=True))
     ops.check_weight(x, first)
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
     routing = route(ids, scores, first.shape[0], config)
@@ -251,12 +252,12 @@ def of_transformers(
 
     if (group := _group_in_transformers(module)) is not None:
         shares = (routing.offs, layout_of(routing), config, group)
-        part = _part_of_sum(module, dispatch(x, routing), (first, last), *shares, activation)
+        part = _part_of_sum(module, dispatch(x, routing), weights, *shares, activation)
         if part is not None:
             return combine(part, routing).reshape(shape)
     if is_swiglu and not config & recipes.READS_X:
-        own = own_of(module, {"gate_up_proj": first, "down_proj": last}, x.dtype)
-        return mlp(x, first, last, routing, *own).reshape(shape)
+        own = own_of(module, weights, x.dtype)
+        return mlp(x, first, last, routing, own.copies, own.scales).reshape(shape)
     layout = layout_of(routing)
     of_rows = experts_of_rows(routing) if module.has_bias else None
 
@@ -266,8 +267,8 @@ def of_transformers(
             y = y + getattr(module, f"{name}_bias")[of_rows].to(y.dtype)
         return y
 
-    h = linear(dispatch(x, routing), first, "gate_up_proj" if module.has_gate else "up_proj")
-    y = linear(activation(h), last, "down_proj")
+    h = linear(dispatch(x, routing), first, names[0])
+    y = linear(activation(h), last, names[1])
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return combine(y, routing).reshape(shape)
@@ -297,7 +298,7 @@ def _group_in_transformers(module: Any) -> Any:
 def _part_of_sum(
     module: Any,
     rows: torch.Tensor,
-    weights: tuple[torch.Tensor, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
     offs: torch.Tensor,
     layout: torch.Tensor,
     config: int,
@@ -305,24 +306,32 @@ def _part_of_sum(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor | None:
     """Computes this rank's part of the sum that y of the experts' rows is, where ranks share the hidden dimension of
-    transformers' experts; None where a rank computes it as if it was alone."""
+    transformers' experts; None where a rank computes it as if it was alone.
+
+    weights: w13 and w2, by their names in the module.
+    """
     if getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False):
         raise ValueError(
             "float8: ranks share the hidden dimension of experts with a bias or a norm behind, which are not parts of "
             "a sum: leave these experts in bf16, or share whole experts"
         )
-    _check_shared(module, rows, *weights, config, group)
-    if not tensor_parallel.spans_ranks(config):
+    w13, w2 = weights.values()
+    _check_shared(module, rows, w13, w2, config, group)
+    states = _first_states(module, weights, w13)
+    if not tensor_parallel.spans_ranks(config) and not states:
         return None
-    own = (offs, layout, config, group.group_name)
-    first, second = tensor_parallel.linears(parts_of(*weights), rows, *own)
+    own = (offs, layout, config, group.group_name, states)
+    first, second = tensor_parallel.linears(parts_of(w13, w2), rows, *own)
     return second(activation(first(rows)))
+
+
+_OF_LLAMA4 = ("gate_up_proj", "down_proj")
 
 
 def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
     """Computes the experts of Llama 4 in transformers, of which each has an equal part of the rows of x."""
     x = _ops.of_autocast(x)
-    first, last = (_weight(module, name) for name in ("gate_up_proj", "down_proj"))
+    first, last = (_weight(module, name) for name in _OF_LLAMA4)
     experts, dim = last.shape[:2]
     per_expert = x.view(experts, -1, dim).shape[1]
     rows = x.view(-1, dim)
@@ -338,18 +347,27 @@ def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
 
     if (group := _group_in_transformers(module)) is not None:
         shares = (ends, layout, config, group)
-        part = _part_of_sum(module, rows, (first, last), *shares, activation)
+        weights = dict(zip(_OF_LLAMA4, (first, last), strict=True))
+        part = _part_of_sum(module, rows, weights, *shares, activation)
         if part is not None:
             return part
     if _has_silu(module) and not config & recipes.READS_X:
         return mlp_of_rows(
-            rows, first, last, layout, config, scales=_scales_of(module, _OF_TRANSFORMERS, first)
+            rows, first, last, layout, config, scales=_scales_of(module, _OF_LLAMA4, first)
         )
     h = activation(linear_of(module, "gate_up_proj", rows, first, layout, config))
     return linear_of(module, "down_proj", h, last, layout, config)
 
 
-_OF_TRANSFORMERS = ("gate_up_proj", "down_proj")
+def _first_states(
+    module: Any, names: Iterable[str], like: torch.Tensor
+) -> list[tuple[torch.Tensor, int]]:
+    """Returns the parts of the scale state that the weights of these names have, where one has no scales yet."""
+    linears = {each.name: each for each in getattr(module, "expert_linears", ())}
+    if not any(each._first_step for each in linears.values()):
+        return []
+    parts = [linears[name].scales_on(like.device) for name in names]
+    return [(part, layout) for part, layout in parts if part is not None]
 
 
 def _scales_of(module: Any, names: Iterable[str], like: torch.Tensor) -> DelayedScales:
@@ -364,7 +382,8 @@ def _scales_of(module: Any, names: Iterable[str], like: torch.Tensor) -> Delayed
 def own_of(module: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Own:
     """Returns what a module has for its w13 and w2, which are given by their names."""
     like = next(iter(weights.values()))
-    return Own(_both(module, weights, dtype), _scales_of(module, weights, like))
+    first = bool(_first_states(module, weights, like))
+    return Own(_both(module, weights, dtype), _scales_of(module, weights, like), first)
 
 
 def _is_swiglu(module: Any) -> bool:

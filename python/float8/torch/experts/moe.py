@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from float8.torch import _ops
 from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import Routing, combine, dispatch, route
-from float8.torch.experts.tensor_parallel import COLUMNS, ROWS, Group, Part
+from float8.torch.experts.tensor_parallel import COLUMNS, ROWS, Group, Part, State
 from float8.torch.experts.weight_casts import Kept
 
 Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of gate and up: w13, or w1 and w3
@@ -35,6 +36,12 @@ class Own(NamedTuple):
 
     copies: tuple[Kept, Kept] | None = None
     scales: DelayedScales = _DYNAMIC
+    first: bool = False  # one of the parts has no scales yet
+
+    def states(self) -> list[State]:
+        """Returns what a first step over ranks reads of the state; nothing in other steps."""
+        w13, w2, layout = self.scales
+        return [(w13, layout), (w2, layout)] if self.first and None not in (w13, w2) else []  # type: ignore[list-item]
 
 
 NOTHING = Own()
@@ -56,13 +63,12 @@ def swiglu_experts(
     own: what a module has for its weights, of which w13 is one.
     """
     routing = route(topk_ids, topk_scores, w2.shape[0], config)
-    if shared is not None and tensor_parallel.spans_ranks(config):
-        rows = dispatch(x, routing)
-        layout = layout_of(routing)
-        y = swiglu_over_ranks(rows, w13, w2, routing.offs, layout, config, shared)
+    if shared is not None and (tensor_parallel.spans_ranks(config) or own.first):
+        places = (routing.offs, layout_of(routing), config, shared)
+        y = swiglu_over_ranks(dispatch(x, routing), w13, w2, *places, states=own.states())
         return combine(y, routing)
     if joins_pairs(config) if isinstance(w13, tuple) else not config & recipes.READS_X:
-        return mlp(x, w13, w2, routing, *own)
+        return mlp(x, w13, w2, routing, own.copies, own.scales)
     rows = dispatch(x, routing)
     layout = layout_of(routing)
     first, second = own.copies or (None, None)
@@ -96,15 +102,17 @@ def swiglu_over_ranks(
     config: int,
     group: str,
     activation: Any = silu_and_mul,
+    states: Sequence[State] = (),
 ) -> torch.Tensor:
     """Computes this rank's part of the sum that y of the experts' rows is, of weights whose F ranks share.
 
     activation: h of gate and up.
+    states: as in tensor_parallel.linears.
     """
     if isinstance(w13, tuple) and joins_pairs(config):
         w13 = torch.cat(w13, dim=1)
     parts = parts_of(w13, w2)
-    *first, second = tensor_parallel.linears(parts, rows, offs, layout, config, group)
+    *first, second = tensor_parallel.linears(parts, rows, offs, layout, config, group, states)
     results = [linear(rows) for linear in first]
     gate, up = results[0].chunk(2, dim=-1) if len(results) == 1 else results
     return second(activation(gate, up))

@@ -13,14 +13,14 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
 from float8 import recipes
-from float8.recipes import Granularity
+from float8.recipes import Granularity, Scaling
 from float8.torch import _ops, _schemas, traced
 from float8.torch.experts import ops
 from float8.torch.experts.weight_casts import kept_in
@@ -28,11 +28,15 @@ from float8.torch.parallel.sharded_operands import max_over_ranks, wait
 from float8.torch.ranks.agreement import agree_once
 from float8.torch.shard.copy_layout import BLOCK
 
+if TYPE_CHECKING:
+    from float8.torch.experts.delayed import ExpertLinear
+
 ROWS, COLUMNS = 1, 2  # the dimension of a weight [E, N, K] that ranks share
 _agreed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # What ranks know each other by, in graphs too; None: no ranks share a hidden dimension.
 Group = str | None
+State = tuple[Tensor, int]  # a weight's part of a scale state, and the state's layout
 
 
 class Part(NamedTuple):
@@ -119,12 +123,20 @@ def group_of(weights: Sequence[Any], dims: Sequence[int]) -> Any:
     return groups[0]
 
 
-def refuse_delayed() -> None:
-    """Raises ValueError for delayed scaling."""
-    raise ValueError(
-        "float8: ranks share the hidden dimension of experts with delayed scaling, whose first step takes the scales "
-        "of a rank's own part: take another recipe for these experts"
-    )
+def share_state(owners: Sequence[ExpertLinear], group: Any) -> None:
+    """Lets the ends of steps reduce the amaxes of expert linears over the ranks that share their weights.
+
+    Raises ValueError for a recipe with delayed scales beside others.
+    """
+    for each in owners:
+        casts = [cast for _, gemm in each.recipe.gemms() for cast in (gemm.a, gemm.b)]
+        if any(cast.scaling != Scaling.DELAYED for cast in casts):
+            raise ValueError(
+                "float8: experts whose hidden features ranks share have delayed scaling of all operands or of none; "
+                "take another recipe"
+            )
+        if each.tensor_group is not group:
+            each.tensor_group = group
 
 
 def check(x: Tensor, parts: Sequence[Part], config: int, owner: Any, group: Any) -> None:
@@ -155,14 +167,23 @@ def _compare(x: Tensor, parts: Sequence[Part], config: int, owner: Any, group: A
 
 
 def linears(
-    parts: Sequence[Part], like: Tensor, offs: Tensor, layout: Tensor, config: int, group: str
+    parts: Sequence[Part],
+    like: Tensor,
+    offs: Tensor,
+    layout: Tensor,
+    config: int,
+    group: str,
+    states: Sequence[State] = (),
 ) -> list[Callable[[Tensor], Tensor]]:
     """Returns the linears of all experts with these weights, whose maxima it reduces in one all-reduce.
 
     like: x, whose type the casts have.
     layout: that of the ends `offs` of the experts' rows.
+    states: of a first step with delayed scaling, which takes its scales from the whole tensors.
     Of COLUMNS the results are partial sums, and of ROWS the gradients of x.
     """
+    if states:
+        return _first_linears(parts, like, offs, layout, config, group, states)
     words = _words([(_operand(part.weight, like), part.dim) for part in parts], like, config, group)
     rows = (layout, offs, config)
 
@@ -172,6 +193,29 @@ def linears(
         return _apply(*given, *own, *rows, part.dim, group, save)  # type: ignore[no-any-return]
 
     return [functools.partial(linear, part, own) for part, own in zip(parts, words, strict=True)]
+
+
+def _first_linears(
+    parts: Sequence[Part],
+    like: Tensor,
+    offs: Tensor,
+    layout: Tensor,
+    config: int,
+    group: str,
+    states: Sequence[State],
+) -> list[Callable[[Tensor], Tensor]]:
+    own = [part.weight.detach().to(like.dtype) for part in parts]
+    amaxes = [torch.linalg.vector_norm(each, torch.inf, dtype=torch.float32) for each in own]
+    words = max_over_ranks([each.view(1).view(torch.int32) for each in amaxes], group)
+    rows = (layout, offs, config)
+
+    def linear(part: Part, amax: Tensor, state: State, x: Tensor) -> Tensor:
+        given = (x, part.weight)
+        save = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+        return _apply_first(*given, amax, *state, *rows, part.dim, group, save)  # type: ignore[no-any-return]
+
+    each = zip(parts, words, states, strict=True)
+    return [functools.partial(linear, *own) for own in each]
 
 
 def _operand(weight: Tensor, like: Tensor) -> Tensor:
@@ -320,6 +364,62 @@ class _Linear(torch.autograd.Function):
 
 
 _apply: Any = _Linear.apply
+
+
+def _amax(x: Tensor, offs: Tensor, group: str) -> Tensor:
+    """Returns the maximum of the rows of all experts, of a whole matrix of which this rank has columns."""
+    own = torch.linalg.vector_norm(x.detach(), torch.inf, dim=1, dtype=torch.float32)
+    places = torch.arange(x.shape[0], device=x.device)
+    words = torch.where(places < offs[-1], own.view(torch.int32), 0)
+    return max_over_ranks([torch.cat((words.new_zeros(1), words)).amax().view(1)], group)[0]
+
+
+class _FirstLinear(torch.autograd.Function):
+    """The linears of all experts with this rank's part of a weight, in a first step with delayed scaling."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        amax: Tensor,
+        state: Tensor,
+        state_layout: int,
+        layout: Tensor,
+        offs: Tensor,
+        config: int,
+        dim: int,
+        group: str,
+        save: bool,
+    ) -> Tensor:
+        x_amax = _amax(x, offs, group) if dim == COLUMNS else None
+        of_state = (state, state_layout, None, None)
+        y, saved = ops.experts_forward(
+            x, weight, layout, config, save, *of_state, x_amax, None, amax
+        )
+        again = weight if config & recipes.READS_WEIGHT else None
+        ctx.save_for_backward(saved, layout, offs, again, amax, state)
+        ctx.place = (config, dim, group, state_layout)
+        ctx.sizes = tuple(weight.shape)
+        ctx.grad_dtype = _ops.ELEMENT_TYPES[weight.dtype]
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        saved, layout, offs, weight, amax, state = ctx.saved_tensors
+        config, dim, group, state_layout = ctx.place
+        want_x, want_weight, *_ = ctx.needs_input_grad
+        dy_amax = _amax(dy, offs, group) if dim == ROWS else None
+        rest = (ctx.grad_dtype, config, want_x | want_weight << 1, None)
+        of_state = (state, state_layout, None, None)
+        dx, dw = ops.experts_backward(
+            dy, saved, layout, weight, *ctx.sizes, *rest, *of_state, dy_amax, None, amax
+        )
+        return dx if want_x else None, dw if want_weight else None, *[None] * 9
+
+
+_apply_first: Any = _FirstLinear.apply
 
 
 class _Enter(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import nn
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
+from float8.torch.experts import tensor_parallel
 from float8.torch.experts.call import Ranks, moe
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.modules import Float8Experts, own_of, weights_of
@@ -105,6 +106,8 @@ class Experts(Float8Experts):
                 "float8: Experts has delayed scaling, and its model no scale state: call float8.torch.attach_scales with "
                 "the model"
             )
+        if tensor_parallel.name_of(tp_group) is not None:
+            tensor_parallel.share_state(self.expert_linears, tp_group)
         operands = (x, topk_ids, topk_scores, self.w13, self.w2)
         ranks = Ranks(group, dispatch_dtype, tp_group)
         return moe(*operands, self.experts_config, self.experts_recipe, ranks, own)

@@ -308,12 +308,7 @@ TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
 
 // Where ranks have other columns of a tensor, a call is given the maxima of the whole.
 TEST_F(ExpertsAbi, OverRanksMaximaAreGiven) {
-  float8_experts_desc over = desc("delayed");
-  over.x_over_ranks = 1;
-  EXPECT_EQ(plan_experts(over), nullptr);
-  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("x_over_ranks is set, and recipe delayed has delayed scales of x"));
-  over = desc("blockwise");
+  float8_experts_desc over = desc("blockwise");
   over.dy_over_ranks = 1;
   EXPECT_EQ(plan_experts(over), nullptr);
   EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
