@@ -199,6 +199,14 @@ def _refusals(mesh: Any, rank: int, world: int) -> None:
             f8.functional.moe(x, ids, scores, w13, w2, recipe=recipe, **options)
     with pytest.raises(ValueError, match="tp_group is 2"):
         f8.functional.moe(x, ids, scores, w13, w2, **{**options, "tp_group": 2})
+    gathers = f8.LinearConfig(
+        "rowwise", emulate=options["emulate"], enable_fsdp_float8_all_gather=True
+    )
+    experts = f8.Experts(EXPERTS, D, 48, dtype=torch.bfloat16, device=ranks.device)
+    f8.convert_to_float8_training(experts, config=gathers, experts=True)
+    fully_shard(experts, mesh=mesh)
+    with pytest.raises(ValueError, match="gathers the weights of experts in fp8"):
+        experts(x, ids, scores, tp_group=group)
     # Ranks that give other rows would reduce the maxima of other rows.
     count = 8 - rank
     with pytest.raises(f8.DistributedError, match="experts"):

@@ -25,13 +25,18 @@ from float8.torch import _ops, _schemas, traced
 from float8.torch.experts import ops
 from float8.torch.experts.weight_casts import kept_in
 from float8.torch.parallel.sharded_operands import max_over_ranks, wait
+from float8.torch.ranks import collectives
 from float8.torch.ranks.agreement import agree_once
+from float8.torch.ranks.collectives import Operation
 from float8.torch.shard.copy_layout import BLOCK
+from float8.torch.shard.gathered_weight import GatheredWeight
 
 if TYPE_CHECKING:
     from float8.torch.experts.delayed import ExpertLinear
 
 ROWS, COLUMNS = 1, 2  # the dimension of a weight [E, N, K] that ranks share
+_FORWARD = Operation("the tensor parallel forward of experts")
+_BACKWARD = Operation("the tensor parallel backward of experts")
 _agreed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # What ranks know each other by, in graphs too; None: no ranks share a hidden dimension.
@@ -147,7 +152,13 @@ def check(x: Tensor, parts: Sequence[Part], config: int, owner: Any, group: Any)
     """
     if (why := _obstacle(config, parts[-1].weight.shape[-1])) is not None:
         raise ValueError(f"float8: {why}")
+    if any(isinstance(part.weight, GatheredWeight) for part in parts):
+        raise ValueError(
+            "float8: FSDP gathers the weights of experts in fp8, by the scales of a rank's part of their hidden "
+            "features: leave enable_fsdp_float8_all_gather out where ranks share these"
+        )
     if not torch.compiler.is_compiling():
+        collectives.progress.begin(_FORWARD)
         _compare(x, parts, config, owner, group)
 
 
@@ -246,8 +257,7 @@ def _maxima(
     x: Tensor, operand: int, offs: Tensor, config: int, group: str
 ) -> tuple[Tensor | None, Tensor | None]:
     """Returns the maxima of the groups and of the rows of a whole matrix of which this rank has columns."""
-    own = torch.linalg.vector_norm(x.detach(), torch.inf, dim=1, dtype=torch.float32)
-    words = own.view(torch.int32)
+    words = _row_maxima(x)
     experts = offs.shape[0]
     of_groups = words[:0]
     scales_groups, scales_rows = _scales_groups(config, operand), _scales_rows(config, operand)
@@ -258,6 +268,12 @@ def _maxima(
     of_rows = words if scales_rows else words[:0]
     of_groups, of_rows = max_over_ranks([of_groups[:experts], of_rows], group)
     return of_groups if scales_groups else None, of_rows if scales_rows else None
+
+
+def _row_maxima(x: Tensor) -> Tensor:
+    """Returns the largest |x| of each row, as the bits of its fp32."""
+    own: Tensor = torch.linalg.vector_norm(x.detach(), torch.inf, dim=1, dtype=torch.float32)
+    return own.view(torch.int32)
 
 
 def _cast(
@@ -345,6 +361,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
+        if not torch.compiler.is_compiling():
+            collectives.progress.begin(_BACKWARD)
         saved, layout, offs, inputs, weight, amax, row_amax, qt = ctx.saved_tensors
         config, dim, group = ctx.place
         want_x, want_weight, *_ = ctx.needs_input_grad
@@ -368,9 +386,8 @@ _apply: Any = _Linear.apply
 
 def _amax(x: Tensor, offs: Tensor, group: str) -> Tensor:
     """Returns the maximum of the rows of all experts, of a whole matrix of which this rank has columns."""
-    own = torch.linalg.vector_norm(x.detach(), torch.inf, dim=1, dtype=torch.float32)
     places = torch.arange(x.shape[0], device=x.device)
-    words = torch.where(places < offs[-1], own.view(torch.int32), 0)
+    words = torch.where(places < offs[-1], _row_maxima(x), 0)
     return max_over_ranks([torch.cat((words.new_zeros(1), words)).amax().view(1)], group)[0]
 
 
@@ -407,6 +424,8 @@ class _FirstLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
+        if not torch.compiler.is_compiling():
+            collectives.progress.begin(_BACKWARD)
         saved, layout, offs, weight, amax, state = ctx.saved_tensors
         config, dim, group, state_layout = ctx.place
         want_x, want_weight, *_ = ctx.needs_input_grad
