@@ -215,10 +215,38 @@ def pack(
 @functools.cache
 def granularities_of_weights(config: int) -> tuple[Granularity, Granularity]:
     """Returns the granularities of the weight's casts for output and grad_input, of what pack() has returned."""
+    output, grad_input = (Granularity(cast >> 2 & 3) for cast in _casts_of(config)[1])
+    return output, grad_input
+
+
+@functools.cache
+def dynamic_granularities(
+    config: int,
+) -> tuple[tuple[Granularity | None, Granularity | None], ...]:
+    """Returns the granularities of the rowwise and the columnwise cast of x, w and dy, of what pack() has
+    returned; None for a cast whose scale is delayed, and where there is no cast."""
+    q, qt = (
+        tuple(
+            Granularity(pair[i] >> 2 & 3) if pair[i] & 3 == Scaling.DYNAMIC else None
+            for pair in _casts_of(config)
+        )
+        for i in range(2)
+    )
+    return tuple(zip(q, qt, strict=True))
+
+
+def _casts_of(config: int) -> tuple[tuple[int, int], ...]:
+    """Returns the bits of the rowwise and the columnwise cast of x, w and dy."""
     number = config & 0xF
     bits = _custom_bits(Recipe.named(NAMES[number - 1])) if number else config
-    output, grad_input = (Granularity(bits >> (24 + 12 * i) & 3) for i in range(2))
-    return output, grad_input
+    output, grad_input, grad_weight = (
+        (bits >> 16 + 12 * i & 0x3F, bits >> 22 + 12 * i & 0x3F) for i in range(3)
+    )
+    return (
+        (output[0], grad_weight[1]),
+        (output[1], grad_input[1]),
+        (grad_input[0], grad_weight[0]),
+    )
 
 
 def _custom_bits(recipe: Recipe) -> int:

@@ -92,13 +92,16 @@
 //   experts_copies(experts, n, k, config, over_ranks) -> (q bytes, qt bytes, q's pitch, q's scales, whether
 //   these are in qt's buffer, qt's pitch, qt's scales)
 //     q is [E][N], qt [E][K], rows a pitch apart; scales are where they begin, in bytes.
-//   experts_forward(x, weight, layout, config, save, scales?, scale_layout, w_q?, w_scales?) -> (y, saved)
+//   experts_forward(x, weight, layout, config, save, scales?, scale_layout, w_q?, w_scales?, x_amax?,
+//                   x_row_amax?, w_amax?) -> (y, saved)
 //     y_e = x_e weight_e^T of each expert e; x is [M][K], weight [E][N][K] in any type. Rows that belong
 //     to no expert are 0 in y, and in dx. scales and scale_layout are those of linear_forward. With w_q,
 //     [E][N] rows in whole 128s, and its inverse scales no element of the weight is read; the config
-//     recomputes then.
+//     recomputes then. Where ranks have other columns of x, the maxima of the whole's groups [E] and rows [M]
+//     are given, as int32 words, as far as the recipe's scales come from them. With delayed scaling x_amax and
+//     w_amax are a word each, and are read in a first step.
 //   experts_backward(dy, saved, layout, weight?, experts, n, k, grad_dtype, config, wanted, x?, scales?,
-//                    scale_layout, w_qt?, w_scales?) -> (dx, dw)
+//                    scale_layout, w_qt?, w_scales?, dy_amax?, dy_row_amax?, w_amax?) -> (dx, dw)
 //     `wanted` has bit 0 for dx and 1 for dw, which has the float8_dtype of the number. A config that
 //     recomputes is given forward's weight, or its qt [E][K], where dx is wanted, and one whose grad_weight is in high
 //     precision forward's x where dw is wanted.

@@ -122,16 +122,16 @@ Status ExpertQuantizer::lay_out() {
 }
 
 Status ExpertQuantizer::plan_casts() {
+  const Maxima maxima = desc_.over_ranks ? Maxima::kApart : Maxima::kOwn;
   std::vector<codegen::KernelSpec> kernels;
   for (const codegen::CastSpec& spec : specs_) {
-    std::ranges::move(GroupCastPlan::specs(spec, desc_.rows, desc_.cols, desc_.over_ranks),
+    std::ranges::move(GroupCastPlan::specs(spec, desc_.rows, desc_.cols, maxima),
                       std::back_inserter(kernels));
   }
   F8_TRY(context_->compile(kernels));  // side by side
   size_t words = 0;
   for (const codegen::CastSpec& spec : specs_) {
-    casts_.push_back(
-        F8_TRY(GroupCastPlan::create(context_, spec, desc_.rows, desc_.cols, desc_.over_ranks)));
+    casts_.push_back(F8_TRY(GroupCastPlan::create(context_, spec, desc_.rows, desc_.cols, maxima)));
     words = std::max(words, casts_.back().words(rows(), desc_.experts));
   }
   workspace_bytes_ = words * sizeof(uint32_t);

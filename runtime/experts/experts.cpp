@@ -39,6 +39,10 @@ Status Experts::cast(runtime::Tensor which, unsigned made, const kernels::Groups
                        .rows = rows,
                        .ld = from.matrix.ld,
                        .source = from.source};
+    if (one.slot < 0 && is_over_ranks(which)) {
+      call.group_maxima = from.amax;
+      call.row_maxima = from.row_amax;
+    }
     call.words = to.at<uint32_t>(which, CopyBlock::kScratch, tensor.words);
     const codegen::CastSpec& spec = plan.spec();
     if (spec.q) {
@@ -57,7 +61,7 @@ Status Experts::cast(runtime::Tensor which, unsigned made, const kernels::Groups
       call.delayed = to.scales.scale + one.slot * kernels::kScaleStride;
       if (to.first_step) {
         auto* const words = to.at<uint32_t>(which, CopyBlock::kScratch, tensor.first);
-        call.delayed = F8_TRY(first_scale(one, call, words, to, stream));
+        call.delayed = F8_TRY(first_scale(one, call, words, to, from.amax, stream));
       }
       if (to.scales.amax != nullptr) call.amax = to.scales.amax + one.slot;
     }
@@ -67,12 +71,17 @@ Status Experts::cast(runtime::Tensor which, unsigned made, const kernels::Groups
 }
 
 Result<const float*> Experts::first_scale(const Cast& cast, GroupCastCall call, uint32_t* words,
-                                          const Buffers& to, Stream stream) const {
+                                          const Buffers& to, const uint32_t* over_ranks,
+                                          Stream stream) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
   auto* const scale = reinterpret_cast<float*>(words + kFirstWords);
   F8_TRY(set_words(state.driver, words, 0, kFirstWords, stream));
+  if (over_ranks != nullptr) {
+    constexpr size_t kWord = sizeof(uint32_t);
+    F8_TRY(copy_lines(state.driver, words, kWord, over_ranks, kWord, kWord, 1, stream));
+  }
   // The cast records the amax, by any scale; a scale of 1 stays where there is no other.
   F8_TRY(set_words(state.driver, words + kFirstWords, std::bit_cast<uint32_t>(1.0F),
                    kernels::kScaleStride, stream));
@@ -105,8 +114,11 @@ Experts::Operand Experts::itself(const float8_matrix& tensor) {
 }
 
 Experts::Elements Experts::elements_of_weight(const float8_matrix& w,
-                                              const ExpertsOperands& operands) const {
-  Elements out{.matrix = w, .source = {}};
+                                              const ExpertsOperands& operands,
+                                              const uint32_t* amax) const {
+  Elements out;
+  out.matrix = w;
+  out.amax = amax;
   if (desc_.weight_pair) {
     out.source.up = operands.second_w.data;
     out.source.ld_up = operands.second_w.ld == 0 ? desc_.shape.k : operands.second_w.ld;
@@ -148,11 +160,11 @@ Status Experts::run_forward(const ExpertsForwardCall& call, const ExpertsOperand
   };
   const unsigned of_input = made(kInput), of_weight = made(kWeight);
   if ((parts & kCastX) != 0) {
-    F8_TRY(cast(kInput, of_input, groups_of(call.layout), {call.x, operands.input}, call.m, buffers,
-                stream));
+    F8_TRY(cast(kInput, of_input, groups_of(call.layout),
+                {call.x, operands.input, call.x_amax, call.x_row_amax}, call.m, buffers, stream));
   }
   if ((parts & kCastW) != 0 && call.w.fp8 == nullptr) {
-    F8_TRY(cast(kWeight, of_weight, weights(), elements_of_weight(call.w, operands),
+    F8_TRY(cast(kWeight, of_weight, weights(), elements_of_weight(call.w, operands, call.w_amax),
                 at(kWeight).rows, buffers, stream));
   }
   if ((parts & part_of(Gemm::kOutput)) == 0) return {};
@@ -182,8 +194,8 @@ Status Experts::grad_input(const ExpertsBackwardCall& call, const ExpertsOperand
   constexpr auto kWeight = runtime::Tensor::kWeight;
   const bool given = recomputes(kWeight) && call.w.fp8 != nullptr;
   if (recomputes(kWeight) && !given) {
-    F8_TRY(cast(kWeight, kQt, weights(), elements_of_weight(call.w, operands), at(kWeight).rows,
-                buffers, stream));
+    F8_TRY(cast(kWeight, kQt, weights(), elements_of_weight(call.w, operands, call.w_amax),
+                at(kWeight).rows, buffers, stream));
   }
   const bool as_they_are = reads_tensors(Gemm::kGradInput);
   const Operand a =
@@ -222,8 +234,8 @@ Status Experts::grad_weight(const ExpertsBackwardCall& call, const ExpertsOperan
   }
   constexpr auto kInput = runtime::Tensor::kInput, kDy = runtime::Tensor::kGradOutput;
   if (recomputes(kInput)) {
-    F8_TRY(cast(kInput, kQt, groups_of(call.layout), {operands.x, operands.input}, call.m, buffers,
-                stream));
+    F8_TRY(cast(kInput, kQt, groups_of(call.layout),
+                {.matrix = operands.x, .source = operands.input}, call.m, buffers, stream));
   }
   const Operand a = qt_of(kDy, buffers);
   const Operand b = qt_of(kInput, buffers);
@@ -271,7 +283,8 @@ Status Experts::run_backward(const ExpertsBackwardCall& call, const ExpertsOpera
   const Buffers buffers = buffers_of(call, places, true);
   if ((parts & kCastDy) != 0) {
     F8_TRY(cast(runtime::Tensor::kGradOutput, made, groups_of(call.layout),
-                {call.dy, operands.grad_output}, call.m, buffers, stream));
+                {call.dy, operands.grad_output, call.dy_amax, call.dy_row_amax}, call.m, buffers,
+                stream));
   }
   if (call.dx.data != nullptr && (parts & part_of(Gemm::kGradInput)) != 0) {
     F8_TRY(grad_input(call, operands, buffers, made, stream));

@@ -31,6 +31,9 @@ struct ExpertsDesc {
   bool recompute_input = false;                            // and x
   kernels::RowSource input = kernels::RowSource::kMatrix;  // of x's rows
   kernels::RowSource grad_output = kernels::RowSource::kMatrix;  // of dy's
+  // Ranks have other columns of x, or of dy, and calls are given the maxima of the whole.
+  bool input_over_ranks = false;
+  bool grad_output_over_ranks = false;
   // Each expert's rows of w are the first half of them in one tensor, and the others in another one; so are
   // those of dw.
   bool weight_pair = false;
@@ -173,6 +176,10 @@ class Experts {
   struct Elements {
     float8_matrix matrix = {};
     kernels::RowOperands source = {};
+    // The maxima of groups and of rows over ranks, of a tensor whose columns they share; of delayed scales that
+    // of the whole tensor.
+    const uint32_t* amax = nullptr;
+    const uint32_t* row_amax = nullptr;
   };
   // What a GEMM reads of a tensor.
   struct Operand {
@@ -201,6 +208,8 @@ class Experts {
     return !is_recomputed(tensor) && at(tensor).copies.qt.has_value();
   }
   [[nodiscard]] bool is_recomputed(runtime::Tensor tensor) const;
+  [[nodiscard]] bool is_over_ranks(runtime::Tensor tensor) const;
+  [[nodiscard]] Status check_over_ranks() const;
   [[nodiscard]] Tensor& at(runtime::Tensor tensor) { return tensors_[static_cast<size_t>(tensor)]; }
   [[nodiscard]] const Tensor& at(runtime::Tensor tensor) const {
     return tensors_[static_cast<size_t>(tensor)];
@@ -213,10 +222,10 @@ class Experts {
   // Leaves in the workspace the scale that the tensors of a first step have by themselves.
   [[nodiscard]] Result<const float*> first_scale(const Cast& cast, GroupCastCall call,
                                                  uint32_t* words, const Buffers& to,
-                                                 Stream stream) const;
+                                                 const uint32_t* over_ranks, Stream stream) const;
   [[nodiscard]] Operand q_of(runtime::Tensor which, unsigned made, const Buffers& in) const;
-  [[nodiscard]] Elements elements_of_weight(const float8_matrix& w,
-                                            const ExpertsOperands& operands) const;
+  [[nodiscard]] Elements elements_of_weight(const float8_matrix& w, const ExpertsOperands& operands,
+                                            const uint32_t* amax) const;
   [[nodiscard]] static Operand itself(const float8_matrix& tensor);
   [[nodiscard]] Operand qt_of(runtime::Tensor which, const Buffers& in) const;
   template <class Call>
@@ -228,6 +237,10 @@ class Experts {
                                   const Buffers& buffers, unsigned made, Stream stream) const;
   [[nodiscard]] Status grad_weight(const ExpertsBackwardCall& call, const ExpertsOperands& operands,
                                    const Buffers& buffers, Stream stream) const;
+  // Check the maxima over ranks of a tensor, and list their memory.
+  [[nodiscard]] Status add_maxima(CallMemory& memory, const char* args, runtime::Tensor tensor,
+                                  const uint32_t* amax, const uint32_t* row_amax, int64_t m,
+                                  const float8_step& step) const;
   [[nodiscard]] Status check(const ExpertsForwardCall& call, Stream stream) const;
   [[nodiscard]] Status check(const ExpertsBackwardCall& call, Stream stream) const;
 

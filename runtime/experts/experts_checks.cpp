@@ -71,6 +71,29 @@ Status Experts::check_scales(const char* args, const char* name, const float8_sc
               "call's own tensors; leave it NULL");
 }
 
+Status Experts::add_maxima(CallMemory& memory, const char* args, runtime::Tensor tensor,
+                           const uint32_t* amax, const uint32_t* row_amax, int64_t m,
+                           const float8_step& step) const {
+  if (!is_over_ranks(tensor)) return {};
+  const bool is_x = tensor == runtime::Tensor::kInput;
+  size_t of_groups = 0, of_rows = 0;
+  for (const auto& casts : at(tensor).casts) {
+    for (const Cast& cast : casts) {
+      const codegen::CastSpec& spec = cast.plan.spec();
+      const size_t words = cast.slot >= 0 ? (step.first_step != 0 ? 1 : 0)
+                                          : GroupCastPlan::words_of_tensors(spec, desc_.experts);
+      of_groups = std::max(of_groups, words);
+      of_rows = std::max(of_rows, GroupCastPlan::words_of_rows(spec, m));
+    }
+  }
+  const char* const names[] = {is_x ? "x_amax" : "dy_amax", is_x ? "x_row_amax" : "dy_row_amax"};
+  if (of_groups > 0) F8_TRY(need(args, names[0], amax));
+  if (of_rows > 0) F8_TRY(need(args, names[1], row_amax));
+  memory.add(names[0], amax, of_groups * sizeof(uint32_t), Access::kRead, alignof(uint32_t));
+  memory.add(names[1], row_amax, of_rows * sizeof(uint32_t), Access::kRead, alignof(uint32_t));
+  return {};
+}
+
 Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
   F8_TRY(check_common(kForwardArgs, call));
   if (call.m == 0) return {};
@@ -92,6 +115,9 @@ Status Experts::check(const ExpertsForwardCall& call, Stream stream) const {
                     Access::kRead);
   }
   memory.add_rows("y", call.y.data, call.m, n, call.y.ld, desc_.tensor_dtype, Access::kWrite);
+  F8_TRY(add_maxima(memory, kForwardArgs, runtime::Tensor::kInput, call.x_amax, call.x_row_amax,
+                    call.m, step_of(call)));
+  memory.add("w_amax", call.w_amax, sizeof(uint32_t), Access::kRead, alignof(uint32_t));
   add_buffers(memory, *this, call, Access::kWrite);
   return memory.check(kForward, *context_, stream);
 }
@@ -147,6 +173,9 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
   if (reads_x) {
     memory.add_rows("x", call.x.data, call.m, k, call.x.ld, desc_.tensor_dtype, Access::kRead);
   }
+  F8_TRY(add_maxima(memory, kBackwardArgs, runtime::Tensor::kGradOutput, call.dy_amax,
+                    call.dy_row_amax, call.m, step_of(call)));
+  memory.add("w_amax", call.w_amax, sizeof(uint32_t), Access::kRead, alignof(uint32_t));
   add_buffers(memory, *this, call, Access::kRead);
   return memory.check(kBackward, *context_, stream);
 }

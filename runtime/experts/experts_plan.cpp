@@ -1,5 +1,6 @@
 // An expert linear is planned here: its casts, its GEMMs, and where a call's copies lie.
 #include <limits>
+#include <tuple>
 
 #include "recipes/fp8_layout.hpp"
 #include "runtime/experts/experts.hpp"
@@ -100,6 +101,9 @@ Status Experts::plan_casts(const LinearKernels& linear) {
   constexpr kernels::RowSource kMatrix = kernels::RowSource::kMatrix;
   const kernels::RowSource of_weight = desc_.weight_pair ? kernels::RowSource::kPair : kMatrix;
   const kernels::RowSource sources[] = {desc_.input, of_weight, desc_.grad_output};
+  const auto maxima_of = [this](size_t i) {
+    return is_over_ranks(static_cast<runtime::Tensor>(i)) ? Maxima::kRaised : Maxima::kOwn;
+  };
   std::vector<codegen::KernelSpec> specs;
   const auto each = [&](const auto& work) -> Status {
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -118,22 +122,25 @@ Status Experts::plan_casts(const LinearKernels& linear) {
     return {};
   };
   F8_TRY(each([&](size_t i, unsigned, const codegen::CastSpec& spec, int) -> Status {
-    std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i]),
+    std::ranges::move(GroupCastPlan::specs(spec, rows[i] / desc_.experts, cols[i], maxima_of(i)),
                       std::back_inserter(specs));
     return {};
   }));
-  F8_TRY(context_->compile(specs));  // side by side
   for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].copies = linear.copies[i];
     tensors_[i].rows = rows[i];
     tensors_[i].cols = cols[i];
   }
-  const Status planned = each([&](size_t i, unsigned made, const codegen::CastSpec& spec,
-                                  int slot) -> Status {
-    tensors_[i].casts[made].push_back(
-        {F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i])), slot});
-    return {};
-  });
+  F8_TRY(check_over_ranks());
+  F8_TRY(context_->compile(specs));  // side by side
+  const Status planned =
+      each([&](size_t i, unsigned made, const codegen::CastSpec& spec, int slot) -> Status {
+        tensors_[i].casts[made].push_back(
+            {F8_TRY(GroupCastPlan::create(context_, spec, rows[i] / desc_.experts, cols[i],
+                                          maxima_of(i))),
+             slot});
+        return {};
+      });
   F8_TRY(planned);
   return {};
 }
@@ -150,6 +157,37 @@ bool Experts::is_recomputed(runtime::Tensor tensor) const {
   return tensor == runtime::Tensor::kInput ? desc_.recompute_input
                                            : tensor == runtime::Tensor::kWeight &&
                                                  desc_.recompute_weight && desc_.needs_grad_input;
+}
+
+bool Experts::is_over_ranks(runtime::Tensor tensor) const {
+  return tensor == runtime::Tensor::kInput
+             ? desc_.input_over_ranks
+             : tensor == runtime::Tensor::kGradOutput && desc_.grad_output_over_ranks;
+}
+
+Status Experts::check_over_ranks() const {
+  for (const auto& [tensor, name, cols] : {std::tuple{runtime::Tensor::kInput, "x", desc_.shape.k},
+                                           {runtime::Tensor::kGradOutput, "dy", desc_.shape.n}}) {
+    if (!is_over_ranks(tensor)) continue;
+    const Copies& copies = at(tensor).copies;
+    const auto delayed = [](const std::optional<CastSetting>& copy) {
+      return copy && copy->scaling == Scaling::kDelayed;
+    };
+    if (copies.q && copies.qt && delayed(copies.q) != delayed(copies.qt)) {
+      return fail(
+          ErrorCode::kUnsupported,
+          "float8_experts_desc.{}_over_ranks is set, and recipe {} has delayed scales of {} "
+          "beside others",
+          name, desc_.recipe.name, name);
+    }
+    if (copies.q && is_block(copies.q->granularity) && cols % kernels::kCastTile != 0) {
+      return fail(ErrorCode::kUnsupported,
+                  "float8_experts_desc.{}_over_ranks is set, and recipe {} has scales of {} of {}, "
+                  "which {} columns cut: ranks have whole 128s",
+                  name, desc_.recipe.name, to_string(copies.q->granularity), name, cols);
+    }
+  }
+  return {};
 }
 
 Result<GemmConfig> Experts::choose(const GroupedDesc& desc) const {

@@ -1,6 +1,7 @@
 #include "runtime/experts/group_cast.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/context_state.hpp"
@@ -34,6 +35,15 @@ bool holds_groups(const codegen::CastSpec& spec, int64_t rows, int64_t cols) {
              kSms * codegen::quantize_tiles_per_sm(spec);
 }
 
+// True where a launch finds the scale of each row in its registers, without a word of memory.
+bool casts_rows(const codegen::CastSpec& spec, Maxima maxima) {
+  return maxima == Maxima::kOwn && codegen::scales_rows_alone(spec);
+}
+
+bool is_one_launch(const codegen::CastSpec& spec, int64_t rows, int64_t cols, Maxima maxima) {
+  return maxima != Maxima::kApart && holds_groups(spec, rows, cols);
+}
+
 // The maxima that a cast needs; of blocks none.
 codegen::AmaxSpec maxima_before(const codegen::CastSpec& spec) {
   return codegen::amax_before(spec).value_or(codegen::AmaxSpec{.tensor = false});
@@ -54,8 +64,8 @@ int64_t count_of(const kernels::GroupsOf& groups) {
 }  // namespace
 
 std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& spec, int64_t rows,
-                                                      int64_t cols, bool maxima_apart) {
-  if (!maxima_apart && (codegen::scales_rows_alone(spec) || holds_groups(spec, rows, cols))) {
+                                                      int64_t cols, Maxima maxima) {
+  if (casts_rows(spec, maxima) || is_one_launch(spec, rows, cols, maxima)) {
     return {in_one_launch(spec)};
   }
   std::vector<codegen::KernelSpec> all = {spec};
@@ -65,15 +75,15 @@ std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& s
 
 Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& context,
                                             const codegen::CastSpec& spec, int64_t rows,
-                                            int64_t cols, bool maxima_apart) {
+                                            int64_t cols, Maxima maxima) {
   GroupCastPlan plan(context, spec, cols);
   F8_TRY(spec.validate());
-  plan.maxima_apart_ = maxima_apart;
-  if (!maxima_apart && codegen::scales_rows_alone(spec)) {
+  plan.maxima_ = maxima;
+  if (casts_rows(spec, maxima)) {
     plan.rows_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
-  if (!maxima_apart && holds_groups(spec, rows, cols)) {
+  if (is_one_launch(spec, rows, cols, maxima)) {
     plan.one_launch_ = F8_TRY(context->kernel(in_one_launch(spec)));
     return plan;
   }
@@ -87,12 +97,16 @@ size_t GroupCastPlan::words_of_groups(const codegen::CastSpec& spec, int64_t gro
   return static_cast<size_t>((amax.tensor ? groups : 0) + (amax.col ? groups * cols : 0));
 }
 
+size_t GroupCastPlan::words_of_tensors(const codegen::CastSpec& spec, int64_t groups) {
+  return maxima_before(spec).tensor ? static_cast<size_t>(groups) : 0;
+}
+
 size_t GroupCastPlan::words_of_rows(const codegen::CastSpec& spec, int64_t rows) {
   return maxima_before(spec).row ? static_cast<size_t>(rows) : 0;
 }
 
 size_t GroupCastPlan::words(int64_t rows, int64_t groups) const {
-  if (rows_ != nullptr || maxima_apart_) return 0;
+  if (rows_ != nullptr || maxima_ == Maxima::kApart) return 0;
   return words_of_groups(spec_, groups, cols_) + words_of_rows(spec_, rows) +
          (one_launch_ != nullptr ? counters(groups) : 0);
 }
@@ -169,32 +183,47 @@ Status GroupCastPlan::find_maxima(const GroupCastCall& call, Stream stream) cons
                      state.options.programmatic_launch, stream);
 }
 
+Status GroupCastPlan::begin_words(const GroupCastCall& call, Stream stream) const {
+  const Driver& driver = context_->state().driver;
+  const int64_t groups = count_of(call.groups);
+  F8_TRY(set_words(driver, call.words, 0, words(call.rows, groups), stream));
+  uint32_t* const of_rows = call.words + words_of_groups(spec_, groups, cols_);
+  for (const auto& [to, from, count] :
+       {std::tuple{call.words, call.group_maxima, words_of_tensors(spec_, groups)},
+        {of_rows, call.row_maxima, words_of_rows(spec_, call.rows)}}) {
+    if (from == nullptr || count == 0) continue;
+    const size_t bytes = count * sizeof(uint32_t);
+    F8_TRY(copy_lines(driver, to, bytes, from, bytes, bytes, 1, stream));
+  }
+  return {};
+}
+
 Status GroupCastPlan::run(const GroupCastCall& call, Stream stream) const {
   if (call.rows == 0) return {};
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  const int64_t groups = count_of(call.groups);
   const kernels::GroupCastArgs cast = args_of(call);
   if (rows_ != nullptr) return quantize_rows(cast.tensor, call, stream);
   const int64_t tiles = tiles_of(call);
   const bool programmatic = state.options.programmatic_launch;
-  if (maxima_apart_) {
+  if (maxima_ == Maxima::kApart) {
     return launch_with(cast, state.driver, *cast_, tiles, programmatic, stream);
   }
-  const size_t words = words_of_groups(spec_, groups, cols_) + words_of_rows(spec_, call.rows);
   if (one_launch_ != nullptr) {
+    const size_t words =
+        words_of_groups(spec_, count_of(call.groups), cols_) + words_of_rows(spec_, call.rows);
     const int64_t sms = context_->device().sm_count;
     kernels::GroupQuantizeArgs args{};
     args.cast = cast;
     args.tickets = call.words + words;
     args.done = args.tickets + 1;
-    F8_TRY(set_words(state.driver, call.words, 0, words + counters(groups), stream));
+    F8_TRY(begin_words(call, stream));
     const int64_t blocks = std::min(tiles, sms * codegen::quantize_blocks_per_sm(spec_));
     return launch_with(args, state.driver, *one_launch_, blocks, programmatic, stream);
   }
   if (amax_ != nullptr) {
-    F8_TRY(set_words(state.driver, call.words, 0, words, stream));
+    F8_TRY(begin_words(call, stream));
     F8_TRY(
         launch_with(kernels::maxima_of(cast), state.driver, *amax_, tiles, programmatic, stream));
   }

@@ -20,6 +20,9 @@ struct GroupCastCall {
   // Where a plan has its maxima apart, `words` are those of groups and of their columns, words_of_groups(),
   // and these are those of rows, words_of_rows().
   uint32_t* row_words = nullptr;
+  // Where a plan's maxima are raised: what the words of groups, and of rows, are at least, as the plan has such.
+  const uint32_t* group_maxima = nullptr;
+  const uint32_t* row_maxima = nullptr;
   uint8_t* q = nullptr;  // [rows][row_pitch(cols)]
   // Of equal groups [groups][cols][row_pitch(group's rows)]; of a layout's [cols][ld_qt], each group from
   // its block of columns on.
@@ -41,21 +44,27 @@ struct GroupCastCall {
   return (m + 3 * std::min(m, groups)) / 4 * 4;
 }
 
+// Where the maxima of a cast come from: the call's x; x and what the call gives, of each the larger one; or
+// find_maxima(), and run() casts with them as they are then.
+enum class Maxima : uint8_t { kOwn, kRaised, kApart };
+
 class GroupCastPlan {
  public:
   // `spec` is a cast of groups, of `rows` rows on the average: the kernels that it takes follow from
-  // these. `maxima_apart`: find_maxima() finds the maxima, and run() casts with them as they are then.
+  // these.
   [[nodiscard]] static Result<GroupCastPlan> create(const std::shared_ptr<Context>& context,
                                                     const codegen::CastSpec& spec, int64_t rows,
-                                                    int64_t cols, bool maxima_apart = false);
+                                                    int64_t cols, Maxima maxima = Maxima::kOwn);
   // The kernels, to be compiled side by side.
   [[nodiscard]] static std::vector<codegen::KernelSpec> specs(const codegen::CastSpec& spec,
                                                               int64_t rows, int64_t cols,
-                                                              bool maxima_apart = false);
+                                                              Maxima maxima = Maxima::kOwn);
   [[nodiscard]] size_t words(int64_t rows, int64_t groups) const;
   [[nodiscard]] static size_t words_of_groups(const codegen::CastSpec& spec, int64_t groups,
                                               int64_t cols);
   [[nodiscard]] static size_t words_of_rows(const codegen::CastSpec& spec, int64_t rows);
+  // Those of groups themselves, without their columns'.
+  [[nodiscard]] static size_t words_of_tensors(const codegen::CastSpec& spec, int64_t groups);
   // A plan with maxima apart enqueues a memset and a launch here, or nothing where the scales need no
   // words.
   [[nodiscard]] Status find_maxima(const GroupCastCall& call, Stream stream) const;
@@ -69,6 +78,8 @@ class GroupCastPlan {
       : context_(std::move(context)), spec_(spec), cols_(cols) {}
   [[nodiscard]] kernels::GroupCastArgs args_of(const GroupCastCall& call) const;
   [[nodiscard]] int64_t tiles_of(const GroupCastCall& call) const;
+  // Sets the words that the call's x raises.
+  [[nodiscard]] Status begin_words(const GroupCastCall& call, Stream stream) const;
   // The words with which one launch counts tiles.
   [[nodiscard]] size_t counters(int64_t groups) const;
   [[nodiscard]] Status quantize_rows(const kernels::CastTensor& tensor, const GroupCastCall& call,
@@ -81,7 +92,7 @@ class GroupCastPlan {
   const Kernel* amax_ = nullptr;        // null: the cast finds its scales
   const Kernel* cast_ = nullptr;
   const Kernel* rows_ = nullptr;  // in their place, for rows alone
-  bool maxima_apart_ = false;
+  Maxima maxima_ = Maxima::kOwn;
 };
 
 }  // namespace f8::runtime

@@ -21,6 +21,7 @@ from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
 from float8.torch.layer.fuse import Fusion, fuse, register_mlp
 from float8.torch.layer.linear import Float8Linear, prepare
+from float8.torch.layer.own_experts import Experts
 from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
 from float8.torch.optim import AdamW
 from float8.torch.ranks.agreement import agree
@@ -42,6 +43,7 @@ __all__ = [
     "AdamW",
     "AttentionCounters",
     "DistributedError",
+    "Experts",
     "Float8ColwiseParallel",
     "Float8Linear",
     "Float8RowwiseParallel",

@@ -1,5 +1,5 @@
 """The schemas of torch.ops.float8, whose kernels python/shim/ops.cpp registers and describes; experts/ops.py has
-those of experts_forward_kept and moe_forward_kept.
+those of experts_forward_kept and moe_forward_kept, and experts/tensor_parallel.py that of experts_cast_over_ranks.
 
 They are here and not next to the kernels, since PyTorch's stable ABI cannot give an op tags.
 """
@@ -28,12 +28,14 @@ _FLEXIBLE = (
     ),
     (
         "experts_forward(Tensor x, Tensor weight, Tensor layout, int config, bool save, Tensor? "
-        "scales=None, int scale_layout=0, Tensor? w_q=None, Tensor? w_scales=None) -> (Tensor, Tensor)"
+        "scales=None, int scale_layout=0, Tensor? w_q=None, Tensor? w_scales=None, Tensor? x_amax=None, "
+        "Tensor? x_row_amax=None, Tensor? w_amax=None) -> (Tensor, Tensor)"
     ),
     (
         "experts_backward(Tensor dy, Tensor saved, Tensor layout, Tensor? weight, int experts, int n, "
         "int k, int grad_dtype, int config, int wanted, Tensor? x=None, Tensor? scales=None, int "
-        "scale_layout=0, Tensor? w_qt=None, Tensor? w_scales=None) -> (Tensor, Tensor)"
+        "scale_layout=0, Tensor? w_qt=None, Tensor? w_scales=None, Tensor? dy_amax=None, Tensor? "
+        "dy_row_amax=None, Tensor? w_amax=None) -> (Tensor, Tensor)"
     ),
     (
         "moe_forward(Tensor x, Tensor? index, Tensor w13, Tensor w2, Tensor layout, int config, bool "
@@ -164,6 +166,10 @@ _OTHERS = (
         "second_w=None) -> ()"
     ),
     "experts_amax(Tensor w, int config, int dtype) -> (Tensor, Tensor)",
+    (
+        "experts_cast_over_ranks(Tensor w, Tensor amax, Tensor row_amax, int config, int dtype) -> (Tensor, "
+        "Tensor)"
+    ),
     (
         "experts_copies(int experts, int n, int k, int config, bool over_ranks) -> (int, int, int, int, "
         "bool, int, int)"

@@ -15,12 +15,12 @@ class Made:
     """What a class that `subclass` makes has before its own class."""
 
     original: ClassVar[type[nn.Module]]
-    made_of: ClassVar[tuple[Any, ...]]
+    made_of: ClassVar[tuple[Any, ...]] = ()  # of a class with a name of its own
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.
         reduced: Any = super().__reduce_ex__(protocol)
-        return (_empty, self.made_of, *reduced[2:])
+        return (_empty, self.made_of, *reduced[2:]) if self.made_of else reduced
 
 
 def subclass(

@@ -10,10 +10,8 @@ import torch
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _linear, _ops, traced
-from float8.torch.experts import expert_parallel as _parallel
+from float8.torch.experts import call as _call
 from float8.torch.experts import modules as _modules
-from float8.torch.experts import moe as _moe
-from float8.torch.experts import ops as _experts
 from float8.torch.experts.recipe import config_of
 from float8.torch.layer.linear import check_switches, resolve_recipe
 
@@ -142,6 +140,7 @@ def moe(
     recipe: str | Recipe = "tensorwise",
     group: Any = None,
     dispatch_dtype: torch.dtype | None = None,
+    tp_group: Any = None,
     emulate: bool = False,
     recompute: bool | None = None,
     saturate: bool = False,
@@ -158,6 +157,10 @@ def moe(
         as often, also a rank without tokens.
     dispatch_dtype: with a group, torch.float8_e4m3fn rounds tokens to e4m3 with a scale for each token
         before they travel; None sends them in x's type. Results and gradients travel in x's type.
+    tp_group: a process group of R ranks for tensor parallelism. The weights are then this rank's F/R hidden
+        features of every expert, of gate and up each, and all ranks give the same x, topk_ids and topk_scores.
+        Scales are those of the whole weights, and results and gradients of x and scores are summed over the
+        ranks, in their types.
     recipe and the options: as for grouped_mm.
 
     The result is sum_k scores_k w2_e (silu(w1_e x) w3_e x), e = ids_k, in x's type: the sum is in fp32 and
@@ -165,24 +168,10 @@ def moe(
     one in forward. Raises ValueError for operands that do not fit, and DistributedError where the ranks of
     the group do not fit each other, or one of them ended.
     """
-    _parallel.check_dispatch(group, dispatch_dtype)
-    x = _ops.of_autocast(x)
-    tokens = x.reshape(-1, x.shape[-1])
-    if isinstance(w13, torch.Tensor):
-        w13 = w13.flatten(1, 2) if w13.dim() == 4 else w13
-    else:
-        w13 = tuple(w13)  # type: ignore[assignment] # check says where they are not two
-    _moe.check(x, topk_ids, topk_scores, w13, w2)
-    ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
-    for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
-        _experts.check_weight(tokens, each)
     config = pack_experts(recipe, emulate, saturate, recompute)
-    operands = (tokens, ids, scores, w13, w2, config)
-    if group is None:
-        return _moe.swiglu_experts(*operands).reshape(x.shape)
+    ranks = _call.Ranks(group, dispatch_dtype, tp_group)
     name = recipe if isinstance(recipe, str) else str(recipe)
-    y: torch.Tensor = _parallel.moe_over_ranks(*operands, name, group, dispatch_dtype is not None)
-    return y.reshape(x.shape)
+    return _call.moe(x, topk_ids, topk_scores, w13, w2, config, name, ranks)
 
 
 def pack_experts(

@@ -254,10 +254,11 @@ class ScaleState(nn.Module):
         """Returns the groups whose ranks share weights, in the same order on all ranks."""
         groups: list[Any] = []
         for linear in sorted(self._attached, key=lambda linear: linear._scale_index):
+            group = getattr(linear, "tensor_group", None)
             if linear._sharing is not None:
-                mesh = linear._sharing[0][0]
-                if (group := mesh.get_group()) not in groups:
-                    groups.append(group)
+                group = linear._sharing[0][0].get_group()
+            if group is not None and group not in groups:
+                groups.append(group)
         return groups
 
     def _plan_shared_linear(self) -> None:

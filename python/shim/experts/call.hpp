@@ -54,10 +54,6 @@ struct ExpertsCall {
             .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
             .grad_dtype = static_cast<int8_t>(grad_dtype)};
   }
-  [[nodiscard]] const ExpertsPlan& plan(int64_t m, float8_dtype grad_dtype) const {
-    return experts_for(key(m, grad_dtype), place);
-  }
-
   [[nodiscard]] const MoePlan& moe_plan(int64_t m, float8_dtype grad_dtype, bool in_place,
                                         bool w3_apart) const {
     return moe_for({.linear = key(m, grad_dtype), .rows_in_place = in_place, .w3_apart = w3_apart},
@@ -97,6 +93,15 @@ struct ExpertsCall {
           "float8: backward of this recipe reads the rows of experts: give it those of forward");
     }
     return rows_of(to_dtype(*x, dtype), k, "x");
+  }
+  // The maxima over ranks of so many groups or rows, NULL without.
+  [[nodiscard]] const uint32_t* maxima_of(const std::optional<Tensor>& words, int64_t count) const {
+    if (!words) return nullptr;
+    check_dense(*words, sizeof(uint32_t), place.device, "maxima over ranks");
+    if (words->numel() == count) return static_cast<const uint32_t*>(words->mutable_data_ptr());
+    throw std::invalid_argument("float8: there are " + std::to_string(words->numel()) +
+                                " maxima over ranks of " + std::to_string(count) +
+                                " groups or rows");
   }
   // Sets the part of a scale state that a call reads and raises; `plan` is one of the recipe.
   void set_scales(float8_scale_slots& slots, float8_step& step, const Tensor& tensor,

@@ -9,17 +9,18 @@
 namespace float8_torch {
 
 Tensor experts_layout(const Tensor& offsets, int64_t m, int64_t config);
-std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight,
-                                           const Tensor& layout, int64_t config, bool save,
-                                           const std::optional<Tensor>& scales,
-                                           int64_t scale_layout, const std::optional<Tensor>& w_q,
-                                           const std::optional<Tensor>& w_scales);
+std::tuple<Tensor, Tensor> experts_forward(
+    const Tensor& x, const Tensor& weight, const Tensor& layout, int64_t config, bool save,
+    const std::optional<Tensor>& scales, int64_t scale_layout, const std::optional<Tensor>& w_q,
+    const std::optional<Tensor>& w_scales, const std::optional<Tensor>& x_amax,
+    const std::optional<Tensor>& x_row_amax, const std::optional<Tensor>& w_amax);
 std::tuple<Tensor, Tensor> experts_backward(
     const Tensor& dy, const Tensor& saved, const Tensor& layout,
     const std::optional<Tensor>& weight, int64_t experts, int64_t n, int64_t k, int64_t grad_dtype,
     int64_t config, int64_t wanted, const std::optional<Tensor>& x,
     const std::optional<Tensor>& scales, int64_t scale_layout, const std::optional<Tensor>& w_qt,
-    const std::optional<Tensor>& w_scales);
+    const std::optional<Tensor>& w_scales, const std::optional<Tensor>& dy_amax,
+    const std::optional<Tensor>& dy_row_amax, const std::optional<Tensor>& w_amax);
 std::tuple<int64_t, int64_t> experts_bytes(int64_t m, int64_t experts, int64_t n, int64_t k,
                                            int64_t config);
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_forward(

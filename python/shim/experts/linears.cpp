@@ -38,11 +38,11 @@ Tensor experts_layout(const Tensor& offsets, int64_t m, int64_t config) {
   return layout;
 }
 
-std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight,
-                                           const Tensor& layout, int64_t config, bool save,
-                                           const std::optional<Tensor>& scales,
-                                           int64_t scale_layout, const std::optional<Tensor>& w_q,
-                                           const std::optional<Tensor>& w_scales) {
+std::tuple<Tensor, Tensor> experts_forward(
+    const Tensor& x, const Tensor& weight, const Tensor& layout, int64_t config, bool save,
+    const std::optional<Tensor>& scales, int64_t scale_layout, const std::optional<Tensor>& w_q,
+    const std::optional<Tensor>& w_scales, const std::optional<Tensor>& x_amax,
+    const std::optional<Tensor>& x_row_amax, const std::optional<Tensor>& w_amax) {
   if (weight.dim() != 3) {
     throw std::invalid_argument("float8: the weights of experts have three dimensions");
   }
@@ -58,8 +58,9 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
         save ? std::get<1>(experts_bytes(0, call.experts, call.n, call.k, config)) : 0;
     return {y, empty_bytes(bytes, device)};
   }
-  const ExpertsPlan& plan =
-      call.plan(rows.rows, call.grad_type(element_type(dtype_of(weight), "weight")));
+  ExpertsKey key = call.key(rows.rows, call.grad_type(element_type(dtype_of(weight), "weight")));
+  key.x_over_ranks = x_amax || x_row_amax;
+  const ExpertsPlan& plan = experts_for(key, call.place);
   Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, device);
   const ExpertWeight w = call.weight_of(weight, w_q, w_scales, call.n, call.k, true);
   float8_experts_forward_args args;
@@ -70,6 +71,9 @@ std::tuple<Tensor, Tensor> experts_forward(const Tensor& x, const Tensor& weight
   args.y.data = y.mutable_data_ptr();
   args.layout = call.layout_of(layout, rows.rows);
   if (save) args.saved = {saved.mutable_data_ptr(), plan.saved_bytes};
+  args.x_amax = call.maxima_of(x_amax, scales ? 1 : call.experts);
+  args.w_amax = call.maxima_of(w_amax, 1);
+  args.x_row_amax = call.maxima_of(x_row_amax, rows.rows);
   args.zero_tail = 1;
   float8_step step{.evaluate = !save};
   args.step = &step;
@@ -85,7 +89,8 @@ std::tuple<Tensor, Tensor> experts_backward(
     const std::optional<Tensor>& weight, int64_t experts, int64_t n, int64_t k, int64_t grad_dtype,
     int64_t config, int64_t wanted, const std::optional<Tensor>& x,
     const std::optional<Tensor>& scales, int64_t scale_layout, const std::optional<Tensor>& w_qt,
-    const std::optional<Tensor>& w_scales) {
+    const std::optional<Tensor>& w_scales, const std::optional<Tensor>& dy_amax,
+    const std::optional<Tensor>& dy_row_amax, const std::optional<Tensor>& w_amax) {
   const ExpertsCall call(dy, config, experts, n, k);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -99,7 +104,9 @@ std::tuple<Tensor, Tensor> experts_backward(
     torch::stable::zero_(dw);
     return {dx, to_dtype(dw, code_of(wanted_type))};
   }
-  const ExpertsPlan& plan = call.plan(rows.rows, grad_type);
+  ExpertsKey key = call.key(rows.rows, grad_type);
+  key.dy_over_ranks = dy_amax || dy_row_amax;
+  const ExpertsPlan& plan = experts_for(key, call.place);
   check_dense(saved, 1, device, "what forward saved");
   float8_experts_backward_args args;
   args.m = rows.rows;
@@ -120,6 +127,9 @@ std::tuple<Tensor, Tensor> experts_backward(
     args.x.data = inputs->data;
     args.x.ld = inputs->stride;
   }
+  args.dy_amax = call.maxima_of(dy_amax, scales ? 1 : call.experts);
+  args.w_amax = call.maxima_of(w_amax, 1);
+  args.dy_row_amax = call.maxima_of(dy_row_amax, rows.rows);
   args.zero_tail = 1;
   float8_step step{};
   args.step = &step;

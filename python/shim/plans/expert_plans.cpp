@@ -30,6 +30,8 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   auto desc = experts_desc<float8_experts_desc>(key, custom);
   desc.n = key.n;
   desc.k = key.k;
+  desc.x_over_ranks = key.x_over_ranks ? 1 : 0;
+  desc.dy_over_ranks = key.dy_over_ranks ? 1 : 0;
   auto made = std::make_unique<ExpertsPlan>();
   check(float8_experts_plan(context_of(key.device), &desc, &made->experts));
   made->workspace_bytes = float8_experts_workspace_bytes(made->experts);

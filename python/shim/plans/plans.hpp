@@ -131,6 +131,9 @@ struct ExpertsKey {
   int32_t device = 0;  // -1: emulated
   int8_t tensor_dtype = 0;
   int8_t grad_dtype = 0;  // of dw
+  // Ranks have other columns of x, or of dy.
+  bool x_over_ranks = false;
+  bool dy_over_ranks = false;
   bool operator==(const ExpertsKey&) const = default;
 };
 

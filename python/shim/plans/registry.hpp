@@ -61,8 +61,9 @@ struct Hash {
   size_t operator()(const ExpertsKey& key) const {
     const uint64_t shape =
         mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
-    return mix(shape,
-               pair_of(key.device, key.experts << 8 | key.tensor_dtype << 4 | key.grad_dtype));
+    return mix(shape, pair_of(key.device, (key.x_over_ranks ? 1 << 24 : 0) |
+                                              (key.dy_over_ranks ? 1 << 25 : 0) | key.experts << 8 |
+                                              key.tensor_dtype << 4 | key.grad_dtype));
   }
   size_t operator()(const ExpertQuantizerKey& key) const {
     const int flags = (key.two_tensors ? 8 : 0) | (key.noop_flag ? 4 : 0) |

@@ -467,3 +467,33 @@ def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
 
 def test_saves_and_loads(tmp_path: Any) -> None:
     ranks.spawn(_saved, 2, tmp_path, str(tmp_path / "checkpoint"))
+
+
+def _own(mesh: Any, rank: int, world: int) -> None:
+    """float8.torch.Experts are gathered in fp8 as converted ones are."""
+    single = f8.Experts(4, expert_shards.HIDDEN, 48, recipe="rowwise").to(ranks.device)
+    emulate = ranks.device == "cpu"
+    models = []
+    for gather in (True, False):
+        config = f8.LinearConfig("rowwise", emulate=emulate, enable_fsdp_float8_all_gather=gather)
+        model = f8.convert_to_float8_training(copy.deepcopy(single), config=config, experts=True)
+        models.append(fully_shard(model, mesh=mesh))
+    assert models[0].expert_weights.keys() == {"w13", "w2"}
+    x = torch.randn(2, 40, expert_shards.HIDDEN, device=ranks.device)[rank]
+    ids = torch.randint(4, (2, 40, 2), device=ranks.device)[rank]
+    scores = torch.rand(2, 40, 2, device=ranks.device)[rank]
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in models]
+    for _ in range(2):
+        results = [each(x, ids, scores) for each in models]
+        assert torch.equal(*results)
+        for y, optimizer in zip(results, optimizers, strict=True):
+            y.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other, old in zip(*(m.parameters() for m in (*models, single)), strict=True):
+        assert torch.equal(one.full_tensor(), other.full_tensor())
+        assert (one.full_tensor() != old).flatten(1).any(1).all()
+
+
+def test_own_experts(tmp_path: Any) -> None:
+    ranks.spawn(_own, 2, tmp_path)

@@ -321,3 +321,47 @@ def test_refuses_a_type_of_rows_without_a_group() -> None:
             emulate=True,
             dispatch_dtype=torch.float8_e4m3fn,
         )
+
+
+def _delayed(mesh: Any, rank: int, world: int) -> None:
+    """Own experts with delayed scaling end a step with all ranks' amaxes."""
+    own, counts = 2, (40, 33)
+    options: Any = {"recipe": "delayed", "emulate": ranks.device == "cpu", "device": ranks.device}
+    whole, mine = (f8.Experts(each, D, F, **options) for each in (own * world, own))
+    whole.bfloat16(), mine.bfloat16()
+    models = [torch.nn.ModuleList([each]) for each in (whole, mine)]
+    for model in models:
+        f8.attach_scales(model)
+    for p, part in zip(whole.parameters(), mine.parameters(), strict=True):
+        p.data.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.dim())) / 8)
+        part.data.copy_(p.data[own * rank : own * (rank + 1)])
+    for step in range(3):
+        every = [
+            _tokens(r + 10 * step, counts[r], own * world, torch.bfloat16) for r in range(world)
+        ]
+        together = [torch.cat(each) for each in zip(*every, strict=True)]
+        expected = _step(whole_of(whole), together, list(whole.parameters()))
+        call = whole_of(mine, group=mesh.get_group())
+        found = _step(call, every[rank], list(mine.parameters()))
+        for model in models:
+            f8.sync_float8_amax_and_scale_history(model)
+        if step == 0:  # each rank took the scales of its own tensors
+            models[1].load_state_dict(
+                {**models[1].state_dict(), "float8_scales.state": models[0].float8_scales.state}
+            )
+            for p, part in zip(whole.parameters(), mine.parameters(), strict=True):
+                part.data.copy_(p.data[own * rank : own * (rank + 1)])
+            continue
+        first = sum(counts[:rank])
+        for one, all_tokens in zip(found, expected, strict=True):
+            assert torch.equal(one, all_tokens[first : first + counts[rank]])
+        for one, all_experts in zip(mine.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(one, all_experts[own * rank : own * (rank + 1)])
+
+
+def whole_of(experts: Any, **more: Any) -> Any:
+    return lambda x, ids, scores, *_: experts(x, ids, scores, **more)
+
+
+def test_own_experts_with_delayed_scaling(tmp_path: Any) -> None:
+    ranks.spawn(_delayed, 2, tmp_path)

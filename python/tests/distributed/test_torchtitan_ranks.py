@@ -83,3 +83,26 @@ def test_columns_and_rows_compute_what_one_device_computes(recipe: str, tmp_path
 @ranks.needs_gpus(2)
 def test_columns_and_rows_on_gpus(recipe: str, tmp_path: Any) -> None:
     ranks.spawn(_columns_and_rows, 2, tmp_path, recipe, device="cuda")
+
+
+def _experts(mesh: Any, rank: int, world: int) -> None:
+    """The override's experts, whose hidden dimension a sharding config of 0.3.0 shares."""
+    sizes = {"dim": 64, "hidden_dim": 96, "num_experts": 3}
+    options = {"recipe": "tensorwise", "emulate": ranks.device == "cpu"}
+    single = torchtitan.Float8GroupedExperts.Config(**sizes, **options).build().to(ranks.device)
+    for p in single.parameters():
+        nn.init.normal_(p, std=0.1)
+    shared = copy.deepcopy(single)
+    for name, dim in (("w1_EFD", 1), ("w2_EDF", 2), ("w3_EFD", 1)):
+        part = distribute_tensor(getattr(shared, name).data, mesh, [Shard(dim)])
+        shared.register_parameter(name, nn.Parameter(part))
+    x, dy = (torch.randn(40, 64, device=ranks.device).bfloat16() for _ in range(2))
+    counts = torch.tensor([10, 0, 30], device=ranks.device)
+    for module in (single, shared):
+        module(x, counts).backward(dy)
+    for one, part in zip(single.parameters(), shared.parameters(), strict=True):
+        assert torch.equal(part.grad.full_tensor(), one.grad)
+
+
+def test_experts_share_the_hidden_dimension(tmp_path: Any) -> None:
+    ranks.spawn(_experts, 2, tmp_path)

@@ -89,6 +89,11 @@ typedef struct float8_experts_desc {
   /* Nonzero: `saved` has no fp8 copy of w, experts x n x k bytes, and a backward that computes dx is
    * given w and casts it again. The results are the same. */
   int32_t recompute_weight;
+  /* Nonzero: ranks have k columns each of x, or n columns each of dy, and a call is given the maxima of the
+   * whole. FLOAT8_UNSUPPORTED: delayed scales beside others of that tensor, and columns that cut its blocks
+   * of 128. */
+  int32_t x_over_ranks;
+  int32_t dy_over_ranks;
 } float8_experts_desc;
 
 /* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */
@@ -124,6 +129,14 @@ typedef struct float8_experts_forward_args {
    * then those of the call's own tensors. */
   const float8_step* step FLOAT8_DEFAULT(NULL);
   float8_scale_slots scales FLOAT8_DEFAULT({}); /* needed if the recipe has delayed scaling */
+  /* With desc.x_over_ranks, the maxima over ranks, each the bits of |x| as fp32: [experts], those of groups,
+   * where a copy of x has one scale for each, and [m], those of rows, where q has. Others are not read.
+   * Of delayed scales x_amax is [1], and is read in a first step alone. */
+  const uint32_t* x_amax FLOAT8_DEFAULT(NULL);
+  const uint32_t* x_row_amax FLOAT8_DEFAULT(NULL);
+  /* In a first step with delayed scales: [1], the maximum of w over the ranks that share it. NULL: the w of
+   * the call is whole. */
+  const uint32_t* w_amax FLOAT8_DEFAULT(NULL);
 } float8_experts_forward_args;
 
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
@@ -148,6 +161,10 @@ typedef struct float8_experts_backward_args {
   float8_scale_slots scales FLOAT8_DEFAULT({});
   /* Where grad_weight is in high precision, and dw is wanted: the forward's; else unread. */
   float8_matrix x FLOAT8_DEFAULT({});
+  /* With desc.dy_over_ranks, those of dy, as the forward's of x. */
+  const uint32_t* dy_amax FLOAT8_DEFAULT(NULL);
+  const uint32_t* dy_row_amax FLOAT8_DEFAULT(NULL);
+  const uint32_t* w_amax FLOAT8_DEFAULT(NULL); /* the forward's, where w is cast again */
 } float8_experts_backward_args;
 
 /* Enqueue the casts and a GEMM for each result. They read the layout on the device alone, allocate

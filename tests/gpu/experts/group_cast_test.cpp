@@ -2,6 +2,9 @@
 // and routing, and of equal groups, as the weights of experts.
 #include "runtime/experts/group_cast.hpp"
 
+#include <bit>
+#include <cmath>
+
 #include "recipes/fp8_layout.hpp"
 #include "recipes/reference/groups.hpp"
 #include "runtime/emulation/activations.hpp"
@@ -439,6 +442,83 @@ TEST_P(EqualGroupsTest, AreTheCastsOfEachWeight) {
       check(true, to.qt.download<uint8_t>(), to.inv_col.download<float>(), spec.scale_qt);
     }
     EXPECT_TRUE(to.guards_are_whole());
+  }
+}
+
+class RaisedMaximaTest : public GroupCastTest {
+ protected:
+  static constexpr int64_t kGroups = 3, kRows = 150, kCols = 272, kPart = 144;
+  static Matrix last_columns(const Matrix& x) {
+    Matrix out{x.rows, kPart, {}};
+    for (int64_t r = 0; r < x.rows; ++r) {
+      const auto end = x.values.begin() + (r + 1) * x.cols;
+      out.values.insert(out.values.end(), end - kPart, end);
+    }
+    return out;
+  }
+  static std::vector<uint32_t> maxima_of(const Matrix& x, int64_t rows) {
+    std::vector<uint32_t> words(static_cast<size_t>(x.rows / rows));
+    for (int64_t i = 0; i < x.rows * x.cols; ++i) {
+      uint32_t& word = words[static_cast<size_t>(i / x.cols / rows)];
+      word = std::max(word, std::bit_cast<uint32_t>(std::abs(x.values[static_cast<size_t>(i)])));
+    }
+    return words;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Specs, RaisedMaximaTest,
+                         ::testing::Values("cast/bf16.e4m3/axis/q/group",
+                                           "cast/bf16.e4m3/axis/q+qt/pow2/group",
+                                           "cast/bf16.e4m3/tensor/q+qt/group",
+                                           "cast/f32.e4m3/axis/q+qt/pow2/group",
+                                           "cast/f32.e5m2/tensor/q/hold/group"),
+                         spec_name);
+
+// What a rank has of a matrix whose columns ranks share, with the maxima of the whole.
+TEST_P(RaisedMaximaTest, GiveThePartOfTheWholesCast) {
+  const codegen::CastSpec spec = spec_of(GetParam());
+  const Matrix whole = reference::rounded_to(
+      reference::random_matrix(kGroups * kRows, kCols, 8, reference::Distribution::kOutliers),
+      spec.in);
+  const Matrix part = last_columns(whole);
+  const DeviceBuffer of_groups(context(), maxima_of(whole, kRows));
+  const DeviceBuffer of_rows(context(), maxima_of(whole, 1));
+  const kernels::GroupsOf groups{.words = nullptr, .layout = {}, .count = kGroups, .rows = kRows};
+  const DeviceBuffer all(context(), reference::to_bytes(whole, spec.in));
+  const DeviceBuffer some(context(), reference::to_bytes(part, spec.in));
+  for (const int64_t rows : {kSmallGroups, kLargeGroups}) {
+    const auto one = GroupCastPlan::create(context_, spec, rows, kCols);
+    const auto own = GroupCastPlan::create(context_, spec, rows, kPart, Maxima::kRaised);
+    F8_ASSERT_OK(one);
+    F8_ASSERT_OK(own);
+    const Copies expected(context(), *one, whole.rows, kCols, kGroups, kGroups * kCols, kRows);
+    const Copies found(context(), *own, part.rows, kPart, kGroups, kGroups * kPart, kRows);
+    GroupCastCall call = call_of(groups, whole.rows, expected);
+    call.x = all.as();
+    F8_ASSERT_OK(one->run(call, nullptr));
+    call = call_of(groups, part.rows, found);
+    call.x = some.as();
+    call.group_maxima = of_groups.as<uint32_t>();
+    call.row_maxima = of_rows.as<uint32_t>();
+    F8_ASSERT_OK(own->run(call, nullptr));
+    const auto same = [](const DeviceBuffer& of_whole, int64_t at, const DeviceBuffer& of_part,
+                         int64_t first, int64_t count) {
+      const auto a = of_whole.download<uint8_t>(), b = of_part.download<uint8_t>();
+      return std::equal(b.begin() + first, b.begin() + first + count, a.begin() + at);
+    };
+    for (int64_t r = 0; spec.q && r < whole.rows; r += 7) {
+      const int64_t at = r * row_pitch(kCols) + kCols - kPart;
+      ASSERT_TRUE(same(expected.q, at, found.q, r * row_pitch(kPart), kPart)) << "row " << r;
+    }
+    for (int64_t c = 0; spec.qt && c < kGroups * kPart; c += 7) {
+      const int64_t line = c / kPart * kCols + kCols - kPart + c % kPart;
+      ASSERT_TRUE(same(expected.qt, line * row_pitch(kRows), found.qt, c * row_pitch(kRows), kRows))
+          << "column " << c;
+    }
+    if (spec.q && spec.scale_q == codegen::ScaleMode::kAxis) {
+      const auto bytes = whole.rows * static_cast<int64_t>(sizeof(float));
+      EXPECT_TRUE(same(expected.inv_row, 0, found.inv_row, 0, bytes));
+    }
+    EXPECT_TRUE(found.guards_are_whole());
   }
 }
 

@@ -34,6 +34,7 @@ class ExpertLinear:
         self._scale_index = 0
         self._layout = 0
         self._first_step = False
+        self.tensor_group: Any = None  # of the ranks that share the weight's hidden dimension
 
     @property
     def weight(self) -> Any:
@@ -58,7 +59,8 @@ class ExpertLinear:
         return f"experts {list(self.weight.shape)} {self.recipe} in {dtype}, {options}, fp8 gathers"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weight_gather": None}  # a copy has a weight of its own
+        own = {"_weight_gather": None, "tensor_group": None}  # a copy has a weight of its own
+        return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

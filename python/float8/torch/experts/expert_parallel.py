@@ -14,15 +14,15 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
 from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, traced
 from float8.torch.experts import ops
-from float8.torch.experts.moe import Weights, swiglu_experts
+from float8.torch.experts.moe import Own, Weights, swiglu_experts
 from float8.torch.experts.routing import Routing, combine, route
+from float8.torch.experts.tensor_parallel import Group, check_group
 from float8.torch.ranks import collectives
 from float8.torch.ranks.agreement import Facts, agree_once, compare
 from float8.torch.ranks.collectives import Operation
@@ -48,16 +48,7 @@ def check_dispatch(group: Any, dispatch_dtype: torch.dtype | None) -> None:
             "float8: dispatch_dtype is the type in which rows travel to the experts of other ranks; give "
             "their process group as group"
         )
-    if isinstance(group, int) and group == distributed.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(
-            "float8: this rank is not in the group that it was given: a rank calls moe with the group over "
-            "whose ranks its own experts are spread"
-        )
-    if group is not None and not isinstance(group, distributed.ProcessGroup):
-        raise ValueError(
-            f"float8: group is {group!r}; it is the process group over whose ranks the experts are spread, as "
-            "DeviceMesh.get_group() returns it"
-        )
+    check_group("group", group, "whose ranks its own experts are spread")
 
 
 @traced.untraced  # the host waits for the numbers of rows
@@ -71,10 +62,13 @@ def moe_over_ranks(
     recipe: str,
     group: Any,
     in_fp8: bool,
+    shared: Group,
+    of_module: Own,
 ) -> torch.Tensor:
     """Computes functional.moe with a group, for operands that fit; the weights are the rank's own experts.
 
     recipe: its name, for messages.
+    shared, of_module: as in swiglu_experts.
     """
     own = int(w2.shape[0])
     experts = own * group.size()
@@ -88,7 +82,7 @@ def moe_over_ranks(
     rows: torch.Tensor = _Dispatch.apply(x, *places, exchange, config, in_fp8)  # type: ignore[no-untyped-call]
     ids = _experts_of(of_ranks, exchange, own)
     ones = torch.ones(ids.shape, dtype=torch.float32, device=x.device)
-    y = swiglu_experts(rows, ids, ones, w13, w2, config)
+    y = swiglu_experts(rows, ids, ones, w13, w2, config, shared, of_module)
     back: torch.Tensor = _Return.apply(y, exchange)  # type: ignore[no-untyped-call]
     return combine(back, routing)
 

@@ -5,7 +5,7 @@ Their parameters, the names and the state dict are those of the original class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -14,11 +14,21 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _ops, traced
 from float8.torch.classes import Made
-from float8.torch.experts import ops
+from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.delayed import ExpertLinear
-from float8.torch.experts.moe import DelayedScales, layout_of, mlp, mlp_of_rows
+from float8.torch.experts.moe import (
+    DelayedScales,
+    Own,
+    Weights,
+    layout_of,
+    mlp,
+    mlp_of_rows,
+    parts_of,
+    silu_and_mul,
+    swiglu_over_ranks,
+)
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import combine, dispatch, experts_of_rows, route
 from float8.torch.experts.weight_casts import ExpertCast, Kept, kept_copies
@@ -121,20 +131,41 @@ def of_torchtitan(module: Any, x: torch.Tensor, counts: torch.Tensor, config: in
     counts: the rows of each expert.
     """
     names = next(names for names in _TORCHTITAN if hasattr(module, names[0]))
-    w1, w3, w2 = (_local(getattr(module, name)) for name in names)
+    given = [getattr(module, name) for name in names]
+    w1, w3, w2 = (_local(each) for each in given)
     rows = x.bfloat16()
     ops.check_weight(rows, w1)
-    layout = ops.experts_layout(
-        torch.cumsum(counts, dim=0, dtype=torch.int32), rows.shape[0], config
-    )
+    offs = torch.cumsum(counts, dim=0, dtype=torch.int32)
+    layout = ops.experts_layout(offs, rows.shape[0], config)
+    group = tensor_parallel.group_of(given, (1, 1, 2))
+    if group is not None:
+        _check_shared(module, rows, (w1, w3), w2, config, group)
+        states = _first_states(module, names, w1)
+        if tensor_parallel.spans_ranks(config) or states:
+            own = silu_and_mul if joins_pairs(config) else _silu_then_mul
+            shares = (offs, layout, config, group.group_name, own, states)
+            return swiglu_over_ranks(rows, (w1, w3), w2, *shares).type_as(x)
     gathered = any(isinstance(each, GatheredWeight) for each in (w1, w3, w2))
     if joins_weights(module, config) and not gathered:
         copies = _both(module, {names[0]: w1, names[2]: w2}, rows.dtype, w3)
         return mlp_of_rows(rows, (w1, w3), w2, layout, config, copies).type_as(x)
     gate = linear_of(module, names[0], rows, w1, layout, config)
     up = linear_of(module, names[1], rows, w3, layout, config)
-    h = functional.silu(gate) * up
+    h = _silu_then_mul(gate, up)
     return linear_of(module, names[2], h, w2, layout, config).type_as(x)
+
+
+def _silu_then_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Returns h as torchtitan computes it."""
+    return functional.silu(gate) * up
+
+
+def _check_shared(
+    module: Any, x: torch.Tensor, w13: Weights, w2: torch.Tensor, config: int, group: Any
+) -> None:
+    """Raises where ranks cannot share the hidden dimension of a module's experts; else steps end over these ranks."""
+    tensor_parallel.share_state(getattr(module, "expert_linears", ()), group)
+    tensor_parallel.check(x, parts_of(w13, w2), config, module, group)
 
 
 def joins_weights(module: Any, config: int) -> bool:
@@ -206,15 +237,27 @@ def of_transformers(
     x = _ops.of_autocast(x)
     shape = x.shape
     x = x.reshape(-1, shape[-1])
-    first = _weight(module, "gate_up_proj" if module.has_gate else "up_proj")
-    last = _weight(module, "down_proj")
+    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    first, last = (_weight(module, name) for name in names)
+    weights = dict(zip(names, (first, last), strict=True))
     ops.check_weight(x, first)
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
     routing = route(ids, scores, first.shape[0], config)
-    if _is_swiglu(module) and not config & recipes.READS_X:
-        scales = _scales_of(module, first.device)
-        copies = _both(module, {"gate_up_proj": first, "down_proj": last}, x.dtype)
-        return mlp(x, first, last, routing, copies, scales).reshape(shape)
+    is_swiglu = _is_swiglu(module)
+
+    def activation(h: torch.Tensor) -> torch.Tensor:
+        if is_swiglu and not config & recipes.READS_X:
+            return silu_and_mul(*h.chunk(2, dim=-1))
+        return module._apply_gate(h) if module.has_gate else module.act_fn(h)  # type: ignore[no-any-return]
+
+    if (group := _group_in_transformers(module)) is not None:
+        shares = (routing.offs, layout_of(routing), config, group)
+        part = _part_of_sum(module, dispatch(x, routing), weights, *shares, activation)
+        if part is not None:
+            return combine(part, routing).reshape(shape)
+    if is_swiglu and not config & recipes.READS_X:
+        own = own_of(module, weights, x.dtype)
+        return mlp(x, first, last, routing, own.copies, own.scales).reshape(shape)
     layout = layout_of(routing)
     of_rows = experts_of_rows(routing) if module.has_bias else None
 
@@ -224,41 +267,123 @@ def of_transformers(
             y = y + getattr(module, f"{name}_bias")[of_rows].to(y.dtype)
         return y
 
-    h = linear(dispatch(x, routing), first, "gate_up_proj" if module.has_gate else "up_proj")
-    h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
-    y = linear(h, last, "down_proj")
+    h = linear(dispatch(x, routing), first, names[0])
+    y = linear(activation(h), last, names[1])
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return combine(y, routing).reshape(shape)
 
 
+# In graphs of torch.compile it is a constant.
+@traced.constant
+def _group_in_transformers(module: Any) -> Any:
+    """Returns the process group whose ranks share the hidden dimension of a module's experts by transformers' tensor
+    parallelism, None without.
+
+    It gives a forward local parts of the weights and sums the results up: "moe_tp_experts" of a plan.
+    """
+    forward = module.__dict__.get("forward")
+    names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+    cells = {
+        name: cell.cell_contents
+        for name, cell in zip(names, getattr(forward, "__closure__", ()) or (), strict=True)
+    }
+    style, mesh = cells.get("self"), cells.get("mesh")
+    if mesh is None or type(style).__name__ != "MoeExpertsParallel":
+        return None
+    group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
+    return group if group.size() > 1 else None
+
+
+def _part_of_sum(
+    module: Any,
+    rows: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
+    offs: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    group: Any,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor | None:
+    """Computes this rank's part of the sum that y of the experts' rows is, where ranks share the hidden dimension of
+    transformers' experts; None where a rank computes it as if it was alone.
+
+    weights: w13 and w2, by their names in the module.
+    """
+    if getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False):
+        raise ValueError(
+            "float8: ranks share the hidden dimension of experts with a bias or a norm behind, which are not parts of "
+            "a sum: leave these experts in bf16, or share whole experts"
+        )
+    w13, w2 = weights.values()
+    _check_shared(module, rows, w13, w2, config, group)
+    states = _first_states(module, weights, w13)
+    if not tensor_parallel.spans_ranks(config) and not states:
+        return None
+    own = (offs, layout, config, group.group_name, states)
+    first, second = tensor_parallel.linears(parts_of(w13, w2), rows, *own)
+    return second(activation(first(rows)))
+
+
+_OF_LLAMA4 = ("gate_up_proj", "down_proj")
+
+
 def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
     """Computes the experts of Llama 4 in transformers, of which each has an equal part of the rows of x."""
     x = _ops.of_autocast(x)
-    first, last = (_weight(module, name) for name in ("gate_up_proj", "down_proj"))
+    first, last = (_weight(module, name) for name in _OF_LLAMA4)
     experts, dim = last.shape[:2]
     per_expert = x.view(experts, -1, dim).shape[1]
     rows = x.view(-1, dim)
     ops.check_weight(rows, first)
     ends = torch.arange(1, experts + 1, dtype=torch.int32, device=x.device) * per_expert
     layout = ops.experts_layout(ends, rows.shape[0], config)
+
+    def activation(h: torch.Tensor) -> torch.Tensor:
+        gate, up = h.chunk(2, dim=-1)
+        if _has_silu(module) and not config & recipes.READS_X:
+            return silu_and_mul(gate, up)
+        return up * module.act_fn(gate)  # type: ignore[no-any-return]
+
+    if (group := _group_in_transformers(module)) is not None:
+        shares = (ends, layout, config, group)
+        weights = dict(zip(_OF_LLAMA4, (first, last), strict=True))
+        part = _part_of_sum(module, rows, weights, *shares, activation)
+        if part is not None:
+            return part
     if _has_silu(module) and not config & recipes.READS_X:
         return mlp_of_rows(
-            rows, first, last, layout, config, scales=_scales_of(module, first.device)
+            rows, first, last, layout, config, scales=_scales_of(module, _OF_LLAMA4, first)
         )
-    gate, up = linear_of(module, "gate_up_proj", rows, first, layout, config).chunk(2, dim=-1)
-    h = up * module.act_fn(gate)
+    h = activation(linear_of(module, "gate_up_proj", rows, first, layout, config))
     return linear_of(module, "down_proj", h, last, layout, config)
 
 
-def _scales_of(module: Any, device: torch.device) -> DelayedScales:
-    """Returns the parts of the scale state that gate_up_proj and down_proj have; none without delayed scaling."""
+def _first_states(
+    module: Any, names: Iterable[str], like: torch.Tensor
+) -> list[tuple[torch.Tensor, int]]:
+    """Returns the parts of the scale state that the weights of these names have, where one has no scales yet."""
+    linears = {each.name: each for each in getattr(module, "expert_linears", ())}
+    if not any(each._first_step for each in linears.values()):
+        return []
+    parts = [linears[name].scales_on(like.device) for name in names]
+    return [(part, layout) for part, layout in parts if part is not None]
+
+
+def _scales_of(module: Any, names: Iterable[str], like: torch.Tensor) -> DelayedScales:
+    """Returns the parts of the scale state that the weights of these names have; none without delayed scaling."""
     linears = {each.name: each for each in getattr(module, "expert_linears", ())}
     if not linears:
         return DelayedScales()
-    w13, layout = linears["gate_up_proj"].scales_on(device)
-    w2, _ = linears["down_proj"].scales_on(device)
+    (w13, layout), (w2, _) = (linears[name].scales_on(like.device) for name in names)
     return DelayedScales(w13, w2, layout)
+
+
+def own_of(module: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Own:
+    """Returns what a module has for its w13 and w2, which are given by their names."""
+    like = next(iter(weights.values()))
+    first = bool(_first_states(module, weights, like))
+    return Own(_both(module, weights, dtype), _scales_of(module, weights, like), first)
 
 
 def _is_swiglu(module: Any) -> bool:
@@ -282,7 +407,7 @@ def _weight(module: Any, name: str) -> torch.Tensor:
     weight: torch.Tensor = getattr(module, name)
     if hasattr(weight, "_local_tensor"):
         raise ValueError(
-            f"float8: the {name} of {type(module).__name__} is a DTensor in its forward, as with tensor "
-            "parallelism of experts; leave these experts in bf16, or share them by FSDP2"
+            f"float8: the {name} of {type(module).__name__} is a DTensor in its forward, where transformers' own "
+            'plans ("moe_tp_experts") give a rank its part: share these experts by such a plan, or by FSDP2'
         )
     return weight.transpose(-2, -1) if module.is_transposed else weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,10 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.experts import ops
+from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import Routing, combine, dispatch, route
+from float8.torch.experts.tensor_parallel import COLUMNS, ROWS, Group, Part, State
 from float8.torch.experts.weight_casts import Kept
 
 Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of gate and up: w13, or w1 and w3
@@ -29,6 +31,22 @@ class DelayedScales(NamedTuple):
 _DYNAMIC = DelayedScales()
 
 
+class Own(NamedTuple):
+    """What a module has for the expert linears of w13 and w2: fp8 copies that it keeps, and parts of a scale state."""
+
+    copies: tuple[Kept, Kept] | None = None
+    scales: DelayedScales = _DYNAMIC
+    first: bool = False  # one of the parts has no scales yet
+
+    def states(self) -> list[State]:
+        """Returns what a first step over ranks reads of the state; nothing in other steps."""
+        w13, w2, layout = self.scales
+        return [(w13, layout), (w2, layout)] if self.first and None not in (w13, w2) else []  # type: ignore[list-item]
+
+
+NOTHING = Own()
+
+
 def swiglu_experts(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
@@ -36,20 +54,68 @@ def swiglu_experts(
     w13: Weights,
     w2: torch.Tensor,
     config: int,
+    shared: Group = None,
+    own: Own = NOTHING,
 ) -> torch.Tensor:
-    """Computes functional.moe of a config, for x [T, D] and operands that fit (check)."""
+    """Computes functional.moe of a config, for x [T, D] and operands that fit (check).
+
+    shared: the ranks that share F, whose results are parts of a sum.
+    own: what a module has for its weights, of which w13 is one.
+    """
     routing = route(topk_ids, topk_scores, w2.shape[0], config)
+    if shared is not None and (tensor_parallel.spans_ranks(config) or own.first):
+        places = (routing.offs, layout_of(routing), config, shared)
+        y = swiglu_over_ranks(dispatch(x, routing), w13, w2, *places, states=own.states())
+        return combine(y, routing)
     if joins_pairs(config) if isinstance(w13, tuple) else not config & recipes.READS_X:
-        return mlp(x, w13, w2, routing)
+        return mlp(x, w13, w2, routing, own.copies, own.scales)
     rows = dispatch(x, routing)
     layout = layout_of(routing)
+    first, second = own.copies or (None, None)
+    state = own.scales
     if isinstance(w13, torch.Tensor):
-        gate, up = ops.linear(rows, w13, layout, config).chunk(2, dim=-1)
+        of_w13 = (config, state.w13, state.layout, first)
+        gate, up = ops.linear(rows, w13, layout, *of_w13).chunk(2, dim=-1)
     else:
         gate, up = (ops.linear(rows, each, layout, config) for each in w13)
-    h = (functional.silu(gate.float()) * up.float()).to(x.dtype)
-    y = ops.linear(h, w2, layout, config)
-    return combine(y, routing)
+    h = silu_and_mul(gate, up)
+    return combine(ops.linear(h, w2, layout, config, state.w2, state.layout, second), routing)
+
+
+def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Returns silu(gate) up, which is rounded once."""
+    return (functional.silu(gate.float()) * up.float()).to(gate.dtype)
+
+
+def parts_of(w13: Weights, w2: torch.Tensor) -> list[Part]:
+    """Returns the weights of a rank that has a part of F."""
+    firsts = (w13,) if isinstance(w13, torch.Tensor) else w13
+    return [*(Part(each, ROWS) for each in firsts), Part(w2, COLUMNS)]
+
+
+def swiglu_over_ranks(
+    rows: torch.Tensor,
+    w13: Weights,
+    w2: torch.Tensor,
+    offs: torch.Tensor,
+    layout: torch.Tensor,
+    config: int,
+    group: str,
+    activation: Any = silu_and_mul,
+    states: Sequence[State] = (),
+) -> torch.Tensor:
+    """Computes this rank's part of the sum that y of the experts' rows is, of weights whose F ranks share.
+
+    activation: h of gate and up.
+    states: as in tensor_parallel.linears.
+    """
+    if isinstance(w13, tuple) and joins_pairs(config):
+        w13 = torch.cat(w13, dim=1)
+    parts = parts_of(w13, w2)
+    *first, second = tensor_parallel.linears(parts, rows, offs, layout, config, group, states)
+    results = [linear(rows) for linear in first]
+    gate, up = results[0].chunk(2, dim=-1) if len(results) == 1 else results
+    return second(activation(gate, up))
 
 
 class Mlp(torch.autograd.Function):

@@ -16,6 +16,8 @@ experts_layout = torch.ops.float8.experts_layout.default
 experts_forward = torch.ops.float8.experts_forward.default
 experts_forward_kept = torch.ops.float8.experts_forward_kept.default
 experts_backward = torch.ops.float8.experts_backward.default
+experts_amax = torch.ops.float8.experts_amax.default
+experts_cast_over_ranks = torch.ops.float8.experts_cast_over_ranks.default
 moe_forward = torch.ops.float8.moe_forward.default
 moe_forward_kept = torch.ops.float8.moe_forward_kept.default
 moe_backward = torch.ops.float8.moe_backward.default
@@ -58,6 +60,7 @@ def _fake_forward(
     save: bool,
     scales: torch.Tensor | None = None,
     scale_layout: int = 0,
+    *_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     experts, n, k = map(int, weight.shape)
     _, (base, step) = _bytes(experts, n, k, config)
@@ -99,8 +102,7 @@ def _fake_backward(
     x: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     scale_layout: int = 0,
-    w_qt: torch.Tensor | None = None,
-    w_scales: torch.Tensor | None = None,
+    *_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dx = dy.new_empty((dy.shape[0] if wanted & 1 else 0, k))
     dw = dy.new_empty((experts if wanted & 2 else 0, n, k), dtype=_DTYPES[grad_dtype])

@@ -23,7 +23,7 @@ def check_recipe(recipe: Recipe, keeps_state: bool = False) -> None:
 def _obstacle(recipe: Recipe, keeps_state: bool) -> str | None:
     casts = [cast for _, gemm in recipe.gemms() for cast in (gemm.a, gemm.b)]
     if any(cast.scaling == Scaling.DELAYED for cast in casts) and not keeps_state:
-        return "has delayed scaling, whose state only experts that a conversion made have"
+        return "has delayed scaling, whose state converted experts and float8.torch.Experts have"
     in_fp8 = [gemm.a.fp8 for _, gemm in recipe.gemms()]
     if in_fp8 not in ([True, True, True], [True, True, False], [False, False, False]):
         return "has some GEMMs in high precision: experts have grad_weight alone, or all three"

@@ -173,12 +173,7 @@ def find_words(shares: Sequence[Share], to: Sharing) -> list[tuple[Tensor, Tenso
         if share.dim is not None:
             parts.append(amax[columns:])
             parts.append(amax[:columns] if share.dim == 0 else row_amax[: _rows_in_use(share, q)])
-    sizes = [part.numel() for part in parts]
-    if sum(sizes) > 0:
-        # A NaN is the largest word, so it wins on every rank.
-        reduced = wait(_c10d.all_reduce(torch.cat(parts), "max", to.group))
-        parts = list(torch.split(reduced, sizes))
-    result, whole = [], iter(parts)
+    result, whole = [], iter(max_over_ranks(parts, to.group))
     for share, (columns_amax, tensor_amax, row_amax) in zip(shares, own, strict=True):
         if share.dim is not None:
             tensor_amax = next(whole)
@@ -188,6 +183,16 @@ def find_words(shares: Sequence[Share], to: Sharing) -> list[tuple[Tensor, Tenso
                 row_amax = torch.cat((over_ranks := next(whole), row_amax[over_ranks.numel() :]))
         result.append((torch.cat((columns_amax, tensor_amax)), row_amax))
     return result
+
+
+def max_over_ranks(words: Sequence[Tensor], group: str) -> list[Tensor]:
+    """Returns the maxima over ranks of int32 words, in one all-reduce."""
+    sizes = [each.numel() for each in words]
+    if sum(sizes) == 0:
+        return list(words)
+    # A NaN is the largest word, so it wins on every rank.
+    reduced = wait(_c10d.all_reduce(torch.cat(list(words)), "max", group))
+    return list(torch.split(reduced, sizes))
 
 
 def _rows_in_use(share: Share, q: int) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops
+from float8.torch import _ops, traced
 from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s
 from float8.torch.shard.expert_casts import cast_experts
 from float8.torch.shard.gather import COPIES, Gather, GatheredCopy
@@ -48,6 +48,12 @@ def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
     return None
 
 
+# In graphs of torch.compile it is a constant.
+@traced.constant
+def _layout_of(experts: int, n: int, k: int, config: int) -> tuple[Any, ...]:
+    return tuple(torch.ops.float8.experts_copies(experts, n, k, config, False))
+
+
 def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
     """Casts a weight of all experts as one device does, apart from its calls."""
     sizes = torch.ops.float8.experts_copies(*weight.shape, config, False)[:2]
@@ -61,9 +67,8 @@ def copies_in(
 ) -> dict[str, GatheredCopy]:
     """Returns the copies of a weight of that shape which lie in the buffers of a cast."""
     q, qt = buffers
-    layout = torch.ops.float8.experts_copies(*shape, config, False)
-    _, _, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = layout
     experts, n, k = shape
+    _, _, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = _layout_of(experts, n, k, config)
     places = {
         "q": (q[: experts * n * q_pitch], (qt if in_qt else q)[q_scales:]),
         "qt": (qt[: experts * k * qt_pitch], qt[qt_scales:]),

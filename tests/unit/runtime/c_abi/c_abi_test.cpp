@@ -410,6 +410,9 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, experts_count, 56U);
   F8_ENDS(float8_scale_slots, opaque, 32U);
+  F8_ENDS(float8_experts_desc, dy_over_ranks, 88U);
+  F8_ENDS(float8_experts_forward_args, w_amax, 208U);
+  F8_ENDS(float8_experts_backward_args, w_amax, 256U);
   F8_ENDS(float8_expert_quantizer_desc, reserved, 72U);
   F8_ENDS(float8_expert_quantize_args, second_w, 128U);
   F8_ENDS(float8_moe_desc, reserved, 88U);

@@ -306,6 +306,61 @@ TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
   float8_group_layout_plan_destroy(layouts);
 }
 
+// Where ranks have other columns of a tensor, a call is given the maxima of the whole.
+TEST_F(ExpertsAbi, OverRanksMaximaAreGiven) {
+  float8_experts_desc over = desc("blockwise");
+  over.dy_over_ranks = 1;
+  EXPECT_EQ(plan_experts(over), nullptr);
+  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says("which 48 columns cut: ranks have whole 128s"));
+  over.n = 128;
+  float8_experts* const in_blocks = plan_experts(over);
+  EXPECT_NE(in_blocks, nullptr) << float8_last_error();
+  float8_experts_destroy(in_blocks);
+  const struct {
+    const char *recipe, *words;
+  } cases[] = {{"rowwise", "x_row_amax is NULL"}, {"tensorwise", "x_amax is NULL"}};
+  for (const auto& [recipe, words] : cases) {
+    over = desc(recipe);
+    over.x_over_ranks = over.dy_over_ranks = 1;
+    float8_experts* const experts = plan_experts(over);
+    ASSERT_NE(experts, nullptr) << float8_last_error();
+    float8_group_layout_plan* layouts = plan(kM, 2);
+    const Memory x = random_bf16(kM * kK, 1), w = random_bf16(2 * kN * kK, 2);
+    const Memory dy = random_bf16(kM * kN, 3), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
+    const Memory layout = memory(float8_group_layout_bytes(layouts));
+    const Memory saved = memory(float8_experts_saved_bytes(experts));
+    const Memory workspace = memory(float8_experts_workspace_bytes(experts));
+    const std::vector<int32_t> offsets = {40, 65};
+    const std::vector<uint32_t> maxima(kM, 0x41000000);
+    const float8_group_layout_args routing{
+        .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
+    ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
+    float8_experts_forward_args forward{.m = kM,
+                                        .x = {x.get()},
+                                        .w = {w.get()},
+                                        .y = {y.get()},
+                                        .layout = {layout.get()},
+                                        .saved = {saved.get()},
+                                        .workspace = {workspace.get()}};
+    EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_TRUE(says(words)) << float8_last_error();
+    forward.x_amax = forward.x_row_amax = maxima.data();
+    EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+    float8_experts_backward_args backward{.m = kM,
+                                          .dy = {dy.get()},
+                                          .dx = {dx.get()},
+                                          .layout = {layout.get()},
+                                          .saved = {saved.get()},
+                                          .workspace = {workspace.get()}};
+    EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
+    backward.dy_amax = backward.dy_row_amax = maxima.data();
+    EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK);
+    float8_experts_destroy(experts);
+    float8_group_layout_plan_destroy(layouts);
+  }
+}
+
 // A grad_weight in high precision reads x again.
 TEST_F(ExpertsAbi, GradWeightInHighPrecisionReadsX) {
   float8_experts_desc recipe = desc("rowwise_with_gw_hp");
