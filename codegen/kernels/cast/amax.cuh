@@ -33,9 +33,7 @@ struct Amax {
     static F8_DEVICE void read(const AmaxTensor& t, i64 row, i64 element, Read& to) {
       to.load(t.x, row * t.ld + element);
     }
-    static F8_DEVICE void raise(Read& from, i64, Values (&most)[kResults]) {
-      from.raise(most[0]);
-    }
+    static F8_DEVICE void raise(Read& from, i64, Values (&most)[kResults]) { from.raise(most[0]); }
     static F8_DEVICE void load(const AmaxTensor& t, i32 row0, i32 column0,
                                ThreadFragment<Config::kInput>& fragment) {
       fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
