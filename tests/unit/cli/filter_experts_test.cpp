@@ -218,9 +218,9 @@ TEST_F(FilterExperts, AreInTheTable) {
   const auto table = TuningTable::parse(text);
   ASSERT_TRUE(table) << table.error().message;
   // The others are built in.
-  EXPECT_EQ(std::ranges::count_if(table->experts(),
-                                  [](const auto& row) { return row.shape.m == 8192; }),
-            4);
+  EXPECT_EQ(
+      std::ranges::count_if(table->experts(), [](const auto& row) { return row.shape.m == 8192; }),
+      4);
   EXPECT_EQ(table->serialize(), text);
 }
 
