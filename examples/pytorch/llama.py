@@ -6,7 +6,6 @@ With experts, its MLPs are mixtures of them, as in Mixtral.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -67,20 +66,26 @@ class FeedForward(nn.Module):
         return y
 
 
-def experts_in_bf16(x: Tensor, ids: Tensor, scores: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-    """What float8.torch.functional.moe computes in fp8, in bfloat16."""
-    top_k = ids.shape[1]
-    order = ids.flatten().argsort(stable=True)
-    counts = torch.bincount(ids.flatten(), minlength=w2.shape[0])
-    offs = counts.cumsum(0, dtype=torch.int32)
-    w13, w2 = (each.bfloat16().transpose(-2, -1) for each in (w13, w2))
-    rows = x.bfloat16()[order // top_k]
-    gate, up = functional.grouped_mm(rows, w13, offs=offs).chunk(2, dim=-1)
-    y = functional.grouped_mm(functional.silu(gate) * up, w2, offs=offs)
-    weighted = y * scores.flatten()[order, None]
-    return (
-        torch.zeros_like(x, dtype=torch.float32).index_add(0, order // top_k, weighted).to(y.dtype)
-    )
+class Experts(nn.Module):
+    """What float8.torch.Experts computes in fp8, in bfloat16."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.w13 = nn.Parameter(torch.empty(shape.experts, 2 * shape.hidden, shape.dim))
+        self.w2 = nn.Parameter(torch.empty(shape.experts, shape.dim, shape.hidden))
+
+    def forward(self, x: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+        top_k = ids.shape[1]
+        order = ids.flatten().argsort(stable=True)
+        counts = torch.bincount(ids.flatten(), minlength=self.w2.shape[0])
+        offs = counts.cumsum(0, dtype=torch.int32)
+        w13, w2 = (each.bfloat16().transpose(-2, -1) for each in (self.w13, self.w2))
+        rows = x.bfloat16()[order // top_k]
+        gate, up = functional.grouped_mm(rows, w13, offs=offs).chunk(2, dim=-1)
+        y = functional.grouped_mm(functional.silu(gate) * up, w2, offs=offs)
+        weighted = y * scores.flatten()[order, None]
+        sums = torch.zeros_like(x, dtype=torch.float32)
+        return sums.index_add(0, order // top_k, weighted).to(y.dtype)
 
 
 class Mixture(nn.Module):
@@ -96,10 +101,8 @@ class Mixture(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.top_k = shape.top_k
-        self.compute: Callable[..., Tensor] = experts_in_bf16
         self.router = nn.Parameter(torch.empty(shape.experts, shape.dim))
-        self.gate_up = nn.Parameter(torch.empty(shape.experts, 2 * shape.hidden, shape.dim))
-        self.down = nn.Parameter(torch.empty(shape.experts, shape.dim, shape.hidden))
+        self.experts: nn.Module = Experts(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
@@ -110,7 +113,8 @@ class Mixture(nn.Module):
         self.balance = shares.shape[1] * (chosen / self.top_k * shares.mean(dim=0)).sum()
         self.load = chosen.detach().max() * shares.shape[1] / self.top_k
         scores = scores / scores.sum(dim=-1, keepdim=True)
-        return self.compute(tokens, ids, scores, self.gate_up, self.down).view(x.shape)
+        y: Tensor = self.experts(tokens, ids, scores)
+        return y.view(x.shape)
 
 
 class Attention(nn.Module):
@@ -196,7 +200,7 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(shape.dim, eps=1e-5)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
-                ends_branch = name.endswith(("o.weight", "down.weight", "down"))
+                ends_branch = name.endswith(("o.weight", "down.weight", "w2"))
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** (0.5 * ends_branch))
 
     def forward(self, tokens: Tensor) -> Tensor:

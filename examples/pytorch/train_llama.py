@@ -16,8 +16,7 @@ weights of another one, whose recipe and attention may be others. --compare draw
 plot, and prints a table of their final losses, means of the last 5 % of the steps, to the first's.
 Runs in folders NAME-seed1, NAME-seed2, ... are one row, with their mean and standard deviation.
 --experts N makes a mixture of N experts of each MLP, which compute in fp8 too, by the recipe or by
---expert-recipe: delayed scaling, whose state is a model's, is for the linears alone here. `load` is the
-busiest expert's tokens in relation to the mean, over all layers. --attention fp8_forward has attention with
+--expert-recipe. `load` is the busiest expert's tokens in relation to the mean, over all layers. --attention fp8_forward has attention with
 a forward in fp8, for heads of 64, 128 and 256 (--dim 1024 --heads 8 has 128), and fp8 with a backward in fp8 too.
 --emulate trains on a CPU: give it small sizes.
 """
@@ -25,7 +24,6 @@ a forward in fp8, for heads of 64, 128 and 256 (--dim 1024 --heads 8 has 128), a
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import os
 import pathlib
@@ -136,7 +134,7 @@ class Trainer:
             group["lr"] = self.learning_rate(index)
         loss = self.loss_of(*self.corpus.next(self.device))
         loss.backward()
-        if self.options.recipe == "delayed":
+        if "delayed" in (self.options.recipe, self.options.expert_recipe):
             f8.sync_float8_amax_and_scale_history(self.model)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -246,15 +244,14 @@ def convert(model: nn.Module, options: argparse.Namespace) -> nn.Module:
         f8.convert_attention_to_float8(model, options.attention, emulate=options.emulate)
     recipe = options.expert_recipe or options.recipe
     if options.experts and recipe != "bf16":
-        if recipe == "delayed":
-            raise ValueError(
-                "give the experts a recipe without a state, as --expert-recipe tensorwise"
+        for each in [each for each in model.modules() if isinstance(each, Mixture)]:
+            old = each.experts
+            experts, dim, hidden = old.w2.shape
+            own = f8.Experts(
+                experts, dim, hidden, recipe=recipe, emulate=options.emulate, device="meta"
             )
-        moe = functools.partial(f8.functional.moe, recipe=recipe, emulate=options.emulate)
-        f8.functional.pack_experts(recipe, options.emulate, False)  # before the first step
-        for each in model.modules():
-            if isinstance(each, Mixture):
-                each.compute = moe
+            own.w13, own.w2 = old.w13, old.w2
+            each.experts = own
     if options.torchao:
         import torchao.float8 as torchao
 
@@ -263,6 +260,8 @@ def convert(model: nn.Module, options: argparse.Namespace) -> nn.Module:
         converted: nn.Module = torchao.convert_to_float8_training(model, config=config)
         return converted
     if options.recipe == "bf16":
+        if recipe == "delayed":
+            f8.attach_scales(model)
         return model
     config = f8.LinearConfig(recipe=options.recipe, emulate=options.emulate)
     return f8.convert_to_float8_training(model, config=config)
