@@ -178,6 +178,19 @@ def test_with_fp8_linears_and_checkpointing(
     assert own == pytest.approx(expected, rel=0.05)
 
 
+def test_a_second_model_of_one_config_stays(device: str, options: dict[str, Any]) -> None:
+    model = model_of("Llama", device)
+    config = model.config
+    f8.convert_attention_to_float8(model, **options)
+    other = type(model)(config).to(device)
+    assert model.config._attn_implementation == "float8"
+    assert all(each.config is model.config for each in model.modules() if hasattr(each, "config"))
+    assert config._attn_implementation == other.config._attn_implementation == "sdpa"
+    with f8.attention_counters(model) as counters:
+        model(tokens(device))
+    assert len(counters.read()) == 2
+
+
 def test_the_name_of_an_implementation(device: str, options: dict[str, Any]) -> None:
     from float8.adapters import transformers as adapter
 

@@ -310,7 +310,7 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
         decide_attention({.model = options.model.model,
                           .tp = options.model.tp,
                           .step = {.tokens = options.model.tokens, .sequence = options.sequence},
-                          .device = device,
+                          .device = beside.rows.asked,  // that of the linears
                           .margin = options.margin},
                          databases));
   }

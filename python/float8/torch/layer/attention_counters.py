@@ -17,7 +17,7 @@ _OPERANDS = ("q", "k", "v", "p")
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCounters:
-    """What the calls of a layer's attention had together.
+    """What the calls of a layer's attention had together. Without a call in fp8 all but `calls` is NaN.
 
     largest_score: the largest |scale q k| of values as they were multiplied, k without its mean; NaN where one is.
     saturated: of "q", "k" and "v" the share of elements that are beyond e4m3's largest under the scale of their 128
@@ -45,7 +45,8 @@ class Counting:
 
 def _read(layer: Layer) -> AttentionCounters:
     if layer.counts is None or layer.largest is None:
-        return AttentionCounters(0, 0.0, dict.fromkeys("qkv", 0.0), dict.fromkeys(_OPERANDS, 0.0))
+        nan = float("nan")
+        return AttentionCounters(0, nan, dict.fromkeys("qkv", nan), dict.fromkeys(_OPERANDS, nan))
     shares = {
         name: (clipped / max(count, 1), lost / max(count, 1))
         for name, (count, clipped, lost) in zip(_OPERANDS, layer.counts.tolist(), strict=True)

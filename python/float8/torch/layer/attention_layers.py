@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import os
@@ -239,6 +240,11 @@ def _by_file(
             f"the model lacks {len(others)} of the attentions that {os.fspath(path)} has, such as {min(others)!r}; "
             "write it again, unless they are on other ranks of a pipeline",
         )
+    if layers and not any(each.convert for each in decided):
+        notices.warn_once(
+            f"convert_attention_to_float8 {os.fspath(path)} bf16",
+            f"attention stays in bf16: {os.fspath(path)} keeps all of it; explain=True prints why",
+        )
     return {each.name: each.recipe for each in decided if each.convert}
 
 
@@ -259,6 +265,22 @@ def _has_heads_of_fp8(layer: _Attention) -> bool:
     return False
 
 
+def _own_config(model: Any) -> None:
+    """Gives the model a config that no other model reads: transformers keep the attention's name in it."""
+    shared = model.config
+    of_parts = {id(shared): copy.deepcopy(shared)}
+    todo = [(shared, of_parts[id(shared)])]
+    while todo:
+        old, new = todo.pop()
+        for key in getattr(old, "sub_configs", {}):
+            if (part := getattr(old, key, None)) is not None:
+                of_parts[id(part)] = getattr(new, key)
+                todo.append((part, getattr(new, key)))
+    for module in model.modules():
+        if (own := of_parts.get(id(module.__dict__.get("config")))) is not None:
+            module.config = own
+
+
 def _convert_transformers(layers: list[_Attention], recipes: dict[str, str], emulate: bool) -> None:
     """Converts the layers that are transformers', where one of their model has a recipe."""
     models = {id(x.model): x.model for x in layers if x.model is not None and x.name in recipes}
@@ -267,6 +289,7 @@ def _convert_transformers(layers: list[_Attention], recipes: dict[str, str], emu
             transformers_attention.register(
                 transformers_attention.NAME, recipe="fp8_forward", emulate=False
             )
+        _own_config(each)
         each.set_attn_implementation(transformers_attention.NAME)
         for layer in layers:
             if layer.model is each:
