@@ -248,9 +248,10 @@ float8_status float8_attention_verdicts_find(const float8_attention_verdicts* ve
     F8_TRY(need(name, "name"));
     const f8::FilterFile::Attention* found = verdicts->index.find_attention(name);
     if (found == nullptr) {
-      return f8::fail(ErrorCode::kInvalidArgument,
-                      "{} has no attention {}; write it again for this model", verdicts->path,
-                      f8::quote(name));
+      return f8::fail(
+          ErrorCode::kInvalidArgument,
+          "{} has no attention {}, and has {}; write it again by this model's config.json",
+          verdicts->path, f8::quote(name), f8::quote(verdicts->file.attention.front().fqn));
     }
     return give(*verdicts, *found, verdict);
   });

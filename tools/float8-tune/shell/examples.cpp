@@ -44,7 +44,7 @@ constexpr Example kExamples[] = {
      "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise --attention --sequence "
      "8192\n"
      "float8-tune filter --model mixtral-8x7b --ep 4 --tokens 8192 --recipe tensorwise "
-     "--verdicts verdicts.json"},
+     "--verdicts model.filter"},
     {"thresholds", "float8-tune thresholds --recipe rowwise"},
     {"explain", "float8-tune explain 8192,1024,4096 --recipe rowwise"},
     {"compare",

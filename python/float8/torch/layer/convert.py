@@ -414,7 +414,7 @@ def convert_linears(
             why = "none of its linears can be in fp8"
         remedy = "with tokens, explain=True prints the verdicts"
         if names_of_experts(converted):
-            remedy = "experts=True converts its experts; " + remedy
+            remedy = "experts=True, where it is not given, converts its experts; " + remedy
         notices.warn_once(
             "convert",
             f"convert_to_float8_training converted nothing in {type(module).__name__}: {why}; {remedy}",
