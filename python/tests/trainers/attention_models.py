@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 transformers = pytest.importorskip("transformers")
 
@@ -36,15 +38,40 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+class Wrapper(nn.Module):
+    """PyTorch's attention as a module."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        is_causal: bool = True,
+    ) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, scale=scale, enable_gqa=enable_gqa, is_causal=is_causal
+        )
+
+
 def noted_windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns the windows of the forwards in fp8 that will have run, in order."""
+    return noted_forwards(monkeypatch, lambda args, more: args[5])
+
+
+def noted_forwards(
+    monkeypatch: pytest.MonkeyPatch, note: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+) -> list[Any]:
+    """Returns what `note` makes of the arguments of the forwards in fp8 that will have run, in order."""
     from float8.torch import attention
 
-    found: list[int] = []
+    found: list[Any] = []
     forward = attention.attention_forward
 
     def noted(*args: Any, **more: Any) -> Any:
-        found.append(args[5])
+        found.append(note(args, more))
         return forward(*args, **more)
 
     monkeypatch.setattr(attention, "attention_forward", noted)

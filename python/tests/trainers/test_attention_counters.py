@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention_models import copies, model_of, unchanged
+from attention_models import Wrapper, copies, model_of, noted_forwards, unchanged
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -18,40 +17,15 @@ from torch.utils.checkpoint import (
 )
 
 import float8.torch as f8
-from float8.torch import attention
 from float8.torch.layer import attention_statistics
 
 pytestmark = pytest.mark.usefixtures("untold")
 
 
-class Wrapper(nn.Module):
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        is_causal: bool = True,
-    ) -> Tensor:
-        return functional.scaled_dot_product_attention(
-            q, k, v, scale=scale, enable_gqa=enable_gqa, is_causal=is_causal
-        )
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of forwards in fp8, in order. A call that counts has two alike."""
-    found: list[Any] = []
-    forward = attention.attention_forward
-
-    def noted(*args: Any, **more: Any) -> Any:
-        found.append(args)
-        return forward(*args, **more)
-
-    monkeypatch.setattr(attention, "attention_forward", noted)
-    return found
+    return noted_forwards(monkeypatch, lambda args, more: args)
 
 
 def wrapper(options: dict[str, Any]) -> nn.Module:

@@ -15,7 +15,7 @@ import pytest
 import real_training as training
 import repository
 import torch
-from attention_models import copies, model_of, noted_windows, unchanged
+from attention_models import Wrapper, copies, model_of, noted_windows, unchanged
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -291,24 +291,6 @@ def test_the_trainer_of_transformers(
         arguments._n_gpu = 1
     transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
     assert not unchanged(model, before)
-
-
-class Wrapper(nn.Module):
-    """PyTorch's attention as a module."""
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        is_causal: bool = True,
-    ) -> Tensor:
-        return functional.scaled_dot_product_attention(
-            q, k, v, scale=scale, is_causal=is_causal, enable_gqa=enable_gqa
-        )
 
 
 class TokensFirst(Wrapper):

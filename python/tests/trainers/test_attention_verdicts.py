@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_models import copies, model_of, unchanged
+from attention_models import Wrapper, copies, model_of, noted_forwards, unchanged
 from repository import ROOT, float8_tune
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 import float8
 import float8.torch as f8
@@ -89,8 +88,6 @@ def test_a_model_is_converted_by_a_file(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from float8.torch import attention
-
     model = model_of("Llama", device, num_hidden_layers=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -98,34 +95,13 @@ def test_a_model_is_converted_by_a_file(
     assert names == [LAYERS[0], LAYERS[2]]
     told = capsys.readouterr().out
     assert "windows of 512" in told and "2 of 3 attentions to float8" in told
-    recipes = []
-    forward = attention.attention_forward
-
-    def noted(*args: Any, **more: Any) -> Any:
-        recipes.append("fp8" if more["fp8_backward"] else "fp8_forward")
-        return forward(*args, **more)
-
-    monkeypatch.setattr(attention, "attention_forward", noted)
+    recipes = noted_forwards(
+        monkeypatch, lambda args, more: "fp8" if more["fp8_backward"] else "fp8_forward"
+    )
     before = copies(model)
     step(model, device)
     assert recipes == ["fp8", "fp8_forward"], "each layer has its recipe"
     assert not [name for name in unchanged(model, before) if "norm" not in name]
-
-
-class Wrapper(nn.Module):
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        is_causal: bool = True,
-    ) -> Tensor:
-        return functional.scaled_dot_product_attention(
-            q, k, v, scale=scale, enable_gqa=enable_gqa, is_causal=is_causal
-        )
 
 
 class Titan(nn.Module):
