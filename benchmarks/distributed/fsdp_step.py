@@ -152,9 +152,7 @@ def main() -> int:
         traces = {}
         if options.profile:
             folder = pathlib.Path(options.profile, f"rank{distributed.get_rank()}")
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, step in steps.items():
-                traces[name] = kernel_times.trace(step, folder / f"{name}.json")
+            traces = kernel_times.trace_all(folder, steps)
     if distributed.get_rank() == 0:
         ranks = distributed.get_world_size()
         print(
@@ -171,9 +169,7 @@ def main() -> int:
         ]
         rows += [[name, text] for name, text in failures.items()]
         common.print_table(["variant", "ms", "over bf16"], rows)
-        kernel_times.print_kinds(traces)
-        for name, kernels in traces.items():
-            kernel_times.print_longest(name, kernels, 16)
+        kernel_times.print_traces(traces, 16)
         common.write_json(options.json, {"ms": times, "failures": failures, "ranks": ranks})
     return common.leave_ranks(device, common.status(failures))
 

@@ -17,7 +17,6 @@ experts, as on one of 32 ranks.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -191,15 +190,8 @@ def measure(name: str, model: Model, routing: str, options: common.Options) -> d
     rows += [[f"{name} {routing} {variant}", text] for variant, text in failures.items()]
     common.print_table(["layer", "ms", "over bf16", "GiB of a step"], rows)
     if options.profile:
-        folder = pathlib.Path(options.profile)
-        folder.mkdir(parents=True, exist_ok=True)
-        traces = {
-            variant: kernel_times.trace(step, folder / f"{name}-{routing}-{variant}.json")
-            for variant, step in steps.items()
-        }
-        kernel_times.print_kinds(traces)
-        for variant, kernels in traces.items():
-            kernel_times.print_longest(variant, kernels, 24)
+        traces = kernel_times.trace_all(options.profile, steps, f"{name}-{routing}-")
+        kernel_times.print_traces(traces, 24)
     return {"ms": times, "gib": memory, "failures": failures}
 
 

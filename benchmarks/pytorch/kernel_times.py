@@ -47,6 +47,22 @@ def trace(step: Callable[[], None], file: pathlib.Path) -> dict[str, tuple[float
     return {name: (sum(us) / 1e3 / STEPS, len(us) / STEPS) for name, us in found.items()}
 
 
+def trace_all(
+    folder: str | pathlib.Path, steps: Mapping[str, Callable[[], None]], title: str = ""
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Writes a trace of each variant's steps to `folder`; returns what trace does of each."""
+    to = pathlib.Path(folder)
+    to.mkdir(parents=True, exist_ok=True)
+    return {name: trace(step, to / f"{title}{name}.json") for name, step in steps.items()}
+
+
+def print_traces(traces: Mapping[str, Mapping[str, tuple[float, float]]], most: int) -> None:
+    """Prints the kinds of kernels of all variants, and the longest kernels of each."""
+    print_kinds(traces)
+    for name, kernels in traces.items():
+        print_longest(name, kernels, most)
+
+
 def profile(folder: str, name: str, call: Callable[[], None]) -> None:
     """Writes a trace of one call, of rank 0."""
     with torch.profiler.profile() as found:

@@ -15,7 +15,6 @@ prints where their time on the device goes.
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from collections.abc import Callable
 
@@ -85,12 +84,7 @@ def main() -> int:
         times = common.interleaved(steps, 0 if options.emulate else options.seconds, 120)
         traces = {}
         if options.profile:
-            folder = pathlib.Path(options.profile)
-            folder.mkdir(parents=True, exist_ok=True)
-            traces = {
-                name: kernel_times.trace(step, folder / f"{name}.json")
-                for name, step in steps.items()
-            }
+            traces = kernel_times.trace_all(options.profile, steps)
     base = times[variants[0].name]
     rows = []
     for name, samples in times.items():
@@ -102,9 +96,7 @@ def main() -> int:
     rows += [[name, text] for name, text in failures.items()]
     common.print_table(["variant", "ms", "25 %", "75 %", "over bf16", "first step s"], rows)
     print(f"rounds: {len(base)}")
-    kernel_times.print_kinds(traces)
-    for name, kernels in traces.items():
-        kernel_times.print_longest(name, kernels, 16)
+    kernel_times.print_traces(traces, 16)
     common.write_json(
         options.json, {"ms": times, "first_step_s": first, "failures": failures, "title": title}
     )

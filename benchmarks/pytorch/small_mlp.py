@@ -11,7 +11,6 @@ A size is the model's width and the MLP's. Every variant is compiled, and runs i
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import statistics
 import sys
 from collections.abc import Callable
@@ -79,18 +78,6 @@ def step_of(
     return graph.replay
 
 
-def profile(folder: pathlib.Path, title: str, steps: dict[str, Callable[[], None]]) -> None:
-    """Writes a trace of each variant, and prints its kernels."""
-    folder.mkdir(parents=True, exist_ok=True)
-    traces = {
-        name: kernel_times.trace(step, folder / f"{title}-{name}.json")
-        for name, step in steps.items()
-    }
-    kernel_times.print_kinds(traces)
-    for name, kernels in traces.items():
-        kernel_times.print_longest(name, kernels, 24)
-
-
 def main() -> int:
     known = {"bf16": common.Variant("bf16")}
     for recipe in ("tensorwise", "rowwise", "delayed", "blockwise"):
@@ -132,7 +119,8 @@ def main() -> int:
             common.print_table([f"{text}, {tokens} tokens", "us", "over bf16"], rows)
             figures[f"{text}-{tokens}"] = times
             if options.profile:
-                profile(pathlib.Path(options.profile), f"{text}-{tokens}", steps)
+                traces = kernel_times.trace_all(options.profile, steps, f"{text}-{tokens}-")
+                kernel_times.print_traces(traces, 24)
     common.write_json(options.json, figures)
     return 0
 
