@@ -42,7 +42,7 @@ Result<std::string_view> field_of(std::string_view line, std::string_view word) 
   return line.substr(word.size());
 }
 
-// What a decision on a linear and one on attention end with.
+// A decision on a linear and one on attention end with these fields.
 template <class Any>
 Status parse_why(std::string_view line, Any& d) {
   d.evidence = F8_TRY(parse_evidence(take_until(line, '\t')));

@@ -20,7 +20,7 @@ struct GroupCastCall {
   // Where a plan has its maxima apart, `words` are those of groups and of their columns, words_of_groups(),
   // and these are those of rows, words_of_rows().
   uint32_t* row_words = nullptr;
-  // Where a plan's maxima are raised: what the words of groups, and of rows, are at least, as the plan has such.
+  // The words of groups and of rows begin with these where a plan raises them (Maxima::kRaised) and has such.
   const uint32_t* group_maxima = nullptr;
   const uint32_t* row_maxima = nullptr;
   uint8_t* q = nullptr;  // [rows][row_pitch(cols)]
@@ -44,7 +44,7 @@ struct GroupCastCall {
   return (m + 3 * std::min(m, groups)) / 4 * 4;
 }
 
-// Where the maxima of a cast come from: the call's x; x and what the call gives, of each the larger one; or
+// The maxima of a cast come from the call's x; from x and the call, of each the larger one; or from
 // find_maxima(), and run() casts with them as they are then.
 enum class Maxima : uint8_t { kOwn, kRaised, kApart };
 

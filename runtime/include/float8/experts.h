@@ -90,7 +90,7 @@ typedef struct float8_experts_desc {
    * given w and casts it again. The results are the same. */
   int32_t recompute_weight;
   /* Nonzero: ranks have k columns each of x, or n columns each of dy, and a call is given the maxima of the
-   * whole. FLOAT8_UNSUPPORTED: delayed scales beside others of that tensor, and columns that cut its blocks
+   * whole. FLOAT8_UNSUPPORTED: delayed scales and others of that tensor, and columns that cut its blocks
    * of 128. */
   int32_t x_over_ranks;
   int32_t dy_over_ranks;

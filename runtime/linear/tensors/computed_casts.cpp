@@ -180,7 +180,7 @@ Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
   if (computed != nullptr) {
     return launch<kernels::ComputedCastArgs>(context, *pass.cast, args, call, stream);
   }
-  // What the maxima's launch left, each tensor by blocks of its own.
+  // The cast reads what the launch of the maxima left, each tensor by blocks of its own.
   int32_t blocks = 0;
   for (int32_t i = 0; i < args.count; ++i) {
     kernels::CastTensor& t = args.tensors[i];

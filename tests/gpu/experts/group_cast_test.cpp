@@ -473,7 +473,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, RaisedMaximaTest,
                                            "cast/f32.e5m2/tensor/q/hold/group"),
                          spec_name);
 
-// What a rank has of a matrix whose columns ranks share, with the maxima of the whole.
+// A rank has these columns of a matrix that ranks share, with the maxima of the whole.
 TEST_P(RaisedMaximaTest, GiveThePartOfTheWholesCast) {
   const codegen::CastSpec spec = spec_of(GetParam());
   const Matrix whole = reference::rounded_to(

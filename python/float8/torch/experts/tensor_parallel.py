@@ -39,7 +39,7 @@ _FORWARD = Operation("the tensor parallel forward of experts")
 _BACKWARD = Operation("the tensor parallel backward of experts")
 _agreed: weakref.WeakSet[Any] = weakref.WeakSet()
 
-# What ranks know each other by, in graphs too; None: no ranks share a hidden dimension.
+# Ranks know each other by this name, in graphs too; None: no ranks share a hidden dimension.
 Group = str | None
 State = tuple[Tensor, int]  # a weight's part of a scale state, and the state's layout
 
@@ -131,7 +131,7 @@ def group_of(weights: Sequence[Any], dims: Sequence[int]) -> Any:
 def share_state(owners: Sequence[ExpertLinear], group: Any) -> None:
     """Lets the ends of steps reduce the amaxes of expert linears over the ranks that share their weights.
 
-    Raises ValueError for a recipe with delayed scales beside others.
+    Raises ValueError for a recipe that has delayed scales and others.
     """
     for each in owners:
         casts = [cast for _, gemm in each.recipe.gemms() for cast in (gemm.a, gemm.b)]
@@ -199,9 +199,8 @@ def linears(
     rows = (layout, offs, config)
 
     def linear(part: Part, own: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
-        given = (x, part.weight)
-        save = torch.is_grad_enabled() and any(each.requires_grad for each in given)
-        return _apply(*given, *own, *rows, part.dim, group, save)  # type: ignore[no-any-return]
+        save = _wants_gradient(x, part.weight)
+        return _apply(x, part.weight, *own, *rows, part.dim, group, save)  # type: ignore[no-any-return]
 
     return [functools.partial(linear, part, own) for part, own in zip(parts, words, strict=True)]
 
@@ -221,12 +220,15 @@ def _first_linears(
     rows = (layout, offs, config)
 
     def linear(part: Part, amax: Tensor, state: State, x: Tensor) -> Tensor:
-        given = (x, part.weight)
-        save = torch.is_grad_enabled() and any(each.requires_grad for each in given)
-        return _apply_first(*given, amax, *state, *rows, part.dim, group, save)  # type: ignore[no-any-return]
+        save = _wants_gradient(x, part.weight)
+        return _apply_first(x, part.weight, amax, *state, *rows, part.dim, group, save)  # type: ignore[no-any-return]
 
     each = zip(parts, words, states, strict=True)
     return [functools.partial(linear, *own) for own in each]
+
+
+def _wants_gradient(*operands: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in operands)
 
 
 def _operand(weight: Tensor, like: Tensor) -> Tensor:
@@ -280,9 +282,14 @@ def _cast(
     weight: Tensor, amax: Tensor, row_amax: Tensor, config: int, dtype: int
 ) -> tuple[Tensor, Tensor]:
     """Returns the buffers of both copies of a weight, whose scales come from these maxima."""
-    sizes = _sizes(*weight.shape, config)
-    q, qt = (weight.new_empty((size,), dtype=torch.uint8) for size in sizes)
+    q, qt = _buffers(weight, config)
     torch.ops.float8.experts_cast(weight, q, qt, amax, row_amax, config, dtype)
+    return q, qt
+
+
+def _buffers(weight: Tensor, config: int) -> tuple[Tensor, Tensor]:
+    sizes = _sizes(*map(int, weight.shape), config)
+    q, qt = (weight.new_empty((size,), dtype=torch.uint8) for size in sizes)
     return q, qt
 
 
@@ -299,9 +306,7 @@ _schemas.LIBRARY.impl("experts_cast_over_ranks", _cast, "CompositeExplicitAutogr
 def _fake_cast(
     weight: Tensor, amax: Tensor, row_amax: Tensor, config: int, dtype: int
 ) -> tuple[Tensor, Tensor]:
-    sizes = _sizes(*map(int, weight.shape), config)
-    q, qt = (weight.new_empty((size,), dtype=torch.uint8) for size in sizes)
-    return q, qt
+    return _buffers(weight, config)
 
 
 @functools.cache

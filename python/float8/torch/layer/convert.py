@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import nn
 
 from float8.filter import (
@@ -24,6 +23,7 @@ from float8.recipes import Recipe
 from float8.torch import notices
 from float8.torch.layer import stale_optimizers
 from float8.torch.layer.convertible import (
+    device_of,
     is_convertible,
     is_linear,
     refuse_sharded,
@@ -355,19 +355,6 @@ def _kept(verdict: Verdict) -> Verdict:
     return dataclasses.replace(
         verdict, convert=False, reason="kept in bf16: module_filter_fn", evidence="rule"
     )
-
-
-def device_of(layers: Collection[nn.Module]) -> int | None:
-    """Returns the CUDA device of the first weight that is on one.
-
-    Where none is, as in a model on meta, it is PyTorch's current one; None without a Hopper GPU.
-    """
-    for layer in layers:
-        for weight in layer._parameters.values():
-            if weight is not None and weight.is_cuda:
-                return weight.get_device()
-    has_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    return torch.cuda.current_device() if has_hopper else None
 
 
 def convert_linears(

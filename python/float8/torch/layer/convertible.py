@@ -180,3 +180,16 @@ def listed(names: Collection[str]) -> str:
     )
     shown = ", ".join(repr(kind) for kind in kinds[:6]) + (", ..." if kinds[6:] else "")
     return f"layer {shown}" if len(names) == 1 else f"each of {len(names)} layers ({shown})"
+
+
+def device_of(layers: Collection[nn.Module]) -> int | None:
+    """Returns the CUDA device of the first weight that is on one.
+
+    Where none is, as in a model on meta, it is PyTorch's current one; None without a Hopper GPU.
+    """
+    for layer in layers:
+        for weight in layer._parameters.values():
+            if weight is not None and weight.is_cuda:
+                return weight.get_device()
+    has_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return torch.cuda.current_device() if has_hopper else None

@@ -12,11 +12,10 @@ from float8.torch.layer.convert import (
     Config,
     ModuleFilter,
     check_names,
-    device_of,
     layers_of,
     resolve_config,
 )
-from float8.torch.layer.convertible import is_convertible
+from float8.torch.layer.convertible import device_of, is_convertible
 from float8.torch.layer.expert_layers import expert_layers
 from float8.torch.layer.experts import Experts, choose_experts
 

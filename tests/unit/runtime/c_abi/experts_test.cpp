@@ -306,7 +306,7 @@ TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
   float8_group_layout_plan_destroy(layouts);
 }
 
-// Where ranks have other columns of a tensor, a call is given the maxima of the whole.
+// A call is given the maxima of the whole tensor if ranks have other columns of it.
 TEST_F(ExpertsAbi, OverRanksMaximaAreGiven) {
   float8_experts_desc over = desc("blockwise");
   over.dy_over_ranks = 1;
