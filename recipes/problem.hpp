@@ -3,7 +3,7 @@
 //   key      := op "/" settings "/" types "/" dims
 //   op       := "output" | "grad_input" | "grad_weight" | "linear"       what spec_of() registers
 //             | "grouped_output" | "grouped_grad_input" | "grouped_grad_weight" | "experts"
-//             | "attention" | "attention_forward" | "attention_backward"
+//             | "attention" | "attention_forward" | "attention_backward" | "mlp"
 //   settings := recipe [ "+bias" ] [ "+fast" ]                           fast accumulation
 //   recipe   := (a-z | 0-9 | "_")+
 //   types    := a "." b "." d                  dtypes of the GEMM's operands and result
@@ -83,7 +83,8 @@ enum class Op : uint8_t {
   kExperts,
   kAttention,
   kAttentionForward,
-  kAttentionBackward
+  kAttentionBackward,
+  kMlp
 };
 struct Problem;
 
@@ -113,7 +114,7 @@ inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
   return static_cast<size_t>(op) / kOpsOfLinears == 1;
 }
 [[nodiscard]] constexpr bool is_attention(Op op) {
-  return op >= Op::kAttention;
+  return op >= Op::kAttention && op <= Op::kAttentionBackward;
 }
 [[nodiscard]] constexpr Op grouped(Op op) {
   return is_grouped(op) ? op : static_cast<Op>(static_cast<size_t>(op) + kOpsOfLinears);
@@ -122,7 +123,7 @@ inline constexpr auto kOpsOfLinears = static_cast<size_t>(Op::kLinear) + 1;
   return static_cast<Op>(static_cast<size_t>(op) % kOpsOfLinears);
 }
 [[nodiscard]] constexpr bool is_gemm(Op op) {
-  return op != Op::kLinear && op != Op::kExperts && !is_attention(op);
+  return op < Op::kAttention && op != Op::kLinear && op != Op::kExperts;
 }
 [[nodiscard]] constexpr Op to_op(Gemm g) {
   return static_cast<Op>(g);
@@ -166,16 +167,17 @@ struct Problem {
   [[nodiscard]] static Result<Problem> parse(std::string_view key);
   // The dims m, n and k; 0 where the operation has no such dim.
   [[nodiscard]] Shape shape() const;
-  [[nodiscard]] Groups groups() const;  // no experts: it is not grouped
+  [[nodiscard]] Groups groups() const;  // no experts: it is not of any
   // The shape with the m of a group of average size, which is shape() where there are no groups.
   [[nodiscard]] Shape group_shape() const;
   // The operation `other` of the same settings and sizes, grouped as this one is.
   [[nodiscard]] Op sibling(Op other) const { return is_grouped(op) ? grouped(other) : other; }
-  // 2mnk, 6mnk for a linear; of attention two products forward and five backward, of the queries and
+  // 2mnk, 6mnk for a linear, and for each linear of an MLP; of attention two products forward and five backward, of the queries and
   // keys that its mask leaves.
   [[nodiscard]] double flops() const;
   // The fewest bytes that must be moved: a GEMM's operands and its result once; a linear's x, w, y,
-  // dy, dx and dw once each, in the type of d; of attention q, k, v and o, and their gradients.
+  // dy, dx and dw once each, in the type of d, and an MLP's likewise; of attention q, k, v and o, and their
+  // gradients.
   [[nodiscard]] double bytes() const;
   bool operator==(const Problem&) const = default;
 };
@@ -205,6 +207,18 @@ struct NamedLinear {
   [[nodiscard]] bool is_experts() const { return groups.experts > 0; }
   bool operator==(const NamedLinear&) const = default;
 };
+
+// An MLP: its hidden features are the shape's n.
+struct MlpShape : Shape {
+  bool gate = true;
+  Groups groups{};  // of experts, which have gates
+  auto operator<=>(const MlpShape&) const = default;
+};
+[[nodiscard]] Dims to_dims(const MlpShape& mlp);
+[[nodiscard]] MlpShape mlp_shape(const Problem& mlp);
+// The linears of an MLP, which are expert linears where it is of experts: gate, where there is one, and up, or of
+// experts both as one; then down.
+[[nodiscard]] std::vector<Shape> linears_of(const MlpShape& mlp);
 
 // The expert linears of a layer's experts, where they have so many rows.
 struct ExpertLinear {

@@ -208,7 +208,8 @@ class Database {
   [[nodiscard]] Result<std::vector<TrialRow>> trials(const Problem& problem) const;
   // The table's speedups come from these: for each linear of a recipe and each device class the
   // fastest ok, final row of `impl` under the toolchain and method measured last. They are ordered
-  // by n, k, m, device and uuid. Op::kExperts: likewise those of experts.
+  // by n, k, m, device and uuid. Op::kExperts and Op::kMlp: likewise
+  // those of experts and of MLPs.
   [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
                                                       Impl impl = Impl::kFloat8,
                                                       Op op = Op::kLinear) const;
@@ -219,8 +220,8 @@ class Database {
   [[nodiscard]] Result<std::map<std::string, Method>> methods() const;  // by key
   // Plain data for the estimator and the runtime: for every GEMM, on the first device that it was
   // measured on, the kernel that the fastest linear of its recipe and shape took where that was
-  // measured with it, else the fastest by itself; and the speedup of every linear, also of experts, on
-  // every device.
+  // measured with it, else the fastest by itself; and the speedup of every linear, also of experts, and of
+  // every MLP, on every device.
   // Linears alone are a fraction of the work.
   enum class TablePart { kAll, kLinears };
   [[nodiscard]] Result<TuningTable> table(TablePart part = TablePart::kAll,

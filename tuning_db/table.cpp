@@ -69,6 +69,7 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const Baselines& ba
                   .date = row.at.substr(0, 10),
                   .trial = row.uuid,
                   .groups = row.problem.groups()};
+  if (row.problem.op == Op::kMlp) s.gate = mlp_shape(row.problem).gate;
   if (row.result.ratio) {
     s.speedup = row.result.ratio->ratio;
     s.lo = row.result.ratio->lo;
@@ -245,7 +246,7 @@ Result<TuningTable> Database::table(TablePart part, const DeviceClass* asked) co
     if (std::ranges::none_of(table.devices, same)) table.devices.push_back(device);
   }
   std::vector<FoundLinear> linears;
-  for (const Op op : {Op::kLinear, Op::kExperts}) {
+  for (const Op op : {Op::kLinear, Op::kExperts, Op::kMlp}) {
     auto recipes = F8_TRY(state_->db->prepare("SELECT DISTINCT recipe FROM problem WHERE op = ?"));
     recipes.bind(to_string(op));
     for (size_t count = 0; F8_TRY(recipes.step()); ++count) {

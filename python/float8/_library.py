@@ -98,6 +98,8 @@ class ModelDesc(ctypes.Structure):
         ("tp", ctypes.c_int64),
         ("hosts", ctypes.c_int64),
         ("network_gbit", ctypes.c_double),
+        ("fused_mlps", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

@@ -150,6 +150,7 @@ def filter_layers(
     tp: int = 1,
     hosts: int | None = None,
     network_gbit: float | None = None,
+    fuse: bool = False,
 ) -> list[Verdict]:
     """Decides for each linear, and for the experts of each layer, whether fp8 pays.
 
@@ -166,6 +167,7 @@ def filter_layers(
         names (wq, o_proj, ...) say how; the layers are whole. Speedups then include the wire.
     hosts: of all fsdp * tp ranks; None: as few as have at most 8 each.
     network_gbit: Gbit/s of each GPU's network card; None: 400.
+    fuse: float8.torch.fuse will run the MLPs, whose linears then have one verdict where the table has MLPs.
 
     Raises ValueError that names the layer or the field.
     """
@@ -214,6 +216,7 @@ def filter_layers(
         tp=_ranks("tp", tp),
         hosts=0 if hosts is None else _ranks("hosts", hosts),
         network_gbit=0 if network_gbit is None else network_gbit,
+        fused_mlps=fuse,
     )
     loaded = _library.library()
     with _library.Context(os.fspath(table) if table is not None else None, device) as context:

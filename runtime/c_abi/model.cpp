@@ -149,6 +149,7 @@ float8_status float8_model_plan(float8_context* context, const float8_model_desc
     options.compile_threads = known.compile_threads;
     options.filter = F8_TRY(read_filter(known));
     options.parallel = parallelism_of(known);
+    options.fused_mlps = known.fused_mlps != 0;
     const auto layers = F8_TRY(read_layers(known));
     auto model = std::make_unique<float8_model>();
     model->plan = F8_TRY(f8::runtime::plan_model(context->context, layers, options));

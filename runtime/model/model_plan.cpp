@@ -182,7 +182,8 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
                                            .tokens = options.tokens,
                                            .filter_fqns = filter.names,
                                            .margin = filter.margin,
-                                           .parallel = options.parallel},
+                                           .parallel = options.parallel,
+                                           .fused_mlps = options.fused_mlps},
                                           estimator));
   const NameFilter names = F8_TRY(name_filter(filter.names));
   std::vector<ConvertedLinear> all;

@@ -61,6 +61,7 @@ struct ModelOptions {
   // The ranks that share the model. Its layers are given whole; with tensor parallelism verdicts
   // and plans are of one rank's part.
   tuning_db::Parallelism parallel = {};
+  bool fused_mlps = false;  // as in tuning_db::FilterOptions
 };
 
 struct ConvertedLinear {

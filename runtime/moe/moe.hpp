@@ -28,6 +28,7 @@ struct MoeDesc {
   bool w3_apart = false;          // w13 and dw13 are two tensors each
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
+  std::array<decltype(ExpertsDesc::configs), 2> configs = {};  // of w13 and of w2
 };
 
 using MoeForwardCall = float8_moe_forward_args;

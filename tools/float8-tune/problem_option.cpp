@@ -21,13 +21,15 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
   const auto parse = [options](const std::string& key) {
     const auto problem = parse_problem(key, options.fast != nullptr);
     if (!problem) throw CLI::ValidationError("--problem", problem.error().message);
-    if (is_attention(problem->op)) {
-      if (options.attention == nullptr) {
-        throw CLI::ValidationError("--problem",
-                                   "this command takes no attention; `float8-tune bench attention` "
-                                   "measures it");
+    if (is_attention(problem->op) || problem->op == Op::kMlp) {
+      if (options.whole == nullptr) {
+        throw CLI::ValidationError(
+            "--problem", is_attention(problem->op)
+                             ? "this command takes no attention; `float8-tune bench attention` "
+                               "measures it"
+                             : "this command takes no MLP; `float8-tune sweep --mlp` measures it");
       }
-      *options.attention = *problem;
+      *options.whole = *problem;
       return;
     }
     const Shape s = problem->shape();
@@ -61,6 +63,14 @@ Status require_problem(const std::string& mnk, const std::string& recipe) {
   return fail(ErrorCode::kInvalidArgument,
               "{} is required: give --mnk M,N,K and --recipe, or --problem KEY",
               mnk.empty() ? "--mnk" : "--recipe");
+}
+
+std::string mnk_of(const Problem& problem) {
+  if (is_grouped(problem.op) || problem.op == Op::kMlp) {
+    return to_string(problem.dims, spec_of(problem.op).dims);
+  }
+  const Shape s = problem.shape();
+  return f8::format("{},{},{}", s.m, s.n, s.k);
 }
 
 std::string database_to_write(const Global& global) {

@@ -19,8 +19,8 @@ struct ProblemOptions {
   std::string* op = nullptr;  // without it any operation stands for its linear
   bool* fast = nullptr;       // without both, the accumulation must be the recipe's
   bool* precise = nullptr;
-  GroupOptions* groups = nullptr;               // without them there are no experts
-  std::optional<Problem>* attention = nullptr;  // without it there is none
+  GroupOptions* groups = nullptr;           // without them there are no experts
+  std::optional<Problem>* whole = nullptr;  // without it there is no attention and no MLP
 };
 
 // --problem KEY, instead of --mnk, --recipe and --op, of which the command has some already.
@@ -31,6 +31,9 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options);
 
 // The user's database, for a command line that someone is told to run; without one a name for it.
 [[nodiscard]] std::string database_to_write(const Global& global);
+
+// A problem's dims as --mnk takes them: "8192,4096,4096", or those of expert linears and MLPs as their keys have them.
+[[nodiscard]] std::string mnk_of(const Problem& problem);
 
 // A key whose problem is the one that its recipe has at this shape.
 [[nodiscard]] Result<Problem> parse_problem(std::string_view key, bool any_accumulation = false);

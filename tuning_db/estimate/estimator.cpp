@@ -33,12 +33,13 @@ void Estimator::add_surfaces(const std::vector<LinearSpeedup>& all) {
   const std::string label = settings_label(recipe_);
   // A row that is labelled by the recipe's settings goes before one under the caller's own name.
   const auto is_wanted = [&](const LinearSpeedup& row) {
-    if (row.groups != groups_) return false;
+    if (row.groups != groups_ || row.gate != gate_) return false;
     if (row.recipe == label) return true;
     return row.recipe == recipe_.name && is_label_of(row.recipe, recipe_) &&
            std::ranges::none_of(all, [&](const LinearSpeedup& other) {
              return other.recipe == label && other.shape == row.shape &&
-                    other.groups == row.groups && other.device == row.device;
+                    other.groups == row.groups && other.gate == row.gate &&
+                    other.device == row.device;
            });
   };
   for (size_t i = 0; i < table_.devices.size(); ++i) {
@@ -56,13 +57,18 @@ void Estimator::add_surfaces(const std::vector<LinearSpeedup>& all) {
   }
 }
 
-Estimator::Estimator(const Estimator& linears, const Groups& groups)
+Estimator::Estimator(const Estimator& linears, const Groups& groups, std::optional<bool> gate)
     : table_(linears.table_),
       recipe_(linears.recipe_),
       wanted_(linears.wanted_),
       device_(linears.device_),
       here_(linears.here_),
-      groups_(groups) {
+      groups_(groups),
+      gate_(gate) {
+  if (gate) {
+    add_surfaces(table_.mlps());
+    return;
+  }
   if (!linears.surfaces_.empty()) {
     linears_ = linears.first().model();
     const DeviceClass& device = table_.devices[linears.first().points().front().device];

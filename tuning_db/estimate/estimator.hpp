@@ -8,7 +8,8 @@
 // count.
 //
 // Expert linears have surfaces of their own rows, those of as many experts and the same skew. Where
-// these say nothing, the model of linears does, with the weights of all experts in its bytes.
+// these say nothing, the model of linears does, with the weights of all experts in its bytes. MLPs have surfaces
+// of their own rows, those with or without a gate of as many experts and the same skew, and nothing else.
 #pragma once
 
 #include <map>
@@ -54,6 +55,10 @@ class Estimator {
   // The estimator of expert linears of these groups, for the same recipe, device and machine. The table
   // must outlive it.
   [[nodiscard]] Estimator of_experts(const Groups& groups) const { return {*this, groups}; }
+  // Likewise the estimator of MLPs, which has nothing to say without rows of them.
+  [[nodiscard]] Estimator of_mlps(bool gate, const Groups& groups) const {
+    return {*this, groups, gate};
+  }
   [[nodiscard]] bool empty() const { return surfaces_.empty() && !linears_; }
   [[nodiscard]] const Recipe& recipe() const { return recipe_; }
   // The name of the table's first device with rows of the recipe; without rows the one that was asked for.
@@ -77,7 +82,7 @@ class Estimator {
   }
 
  private:
-  Estimator(const Estimator& linears, const Groups& groups);
+  Estimator(const Estimator& linears, const Groups& groups, std::optional<bool> gate = {});
   void add_surfaces(const std::vector<LinearSpeedup>& rows);
   [[nodiscard]] std::optional<Estimate> estimate(const Slices& slices, Shape shape,
                                                  const ToolchainVersions& toolchain) const;
@@ -93,7 +98,8 @@ class Estimator {
   std::string device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
   Machine here_;
-  Groups groups_;                       // of expert linears
+  Groups groups_;                       // of expert linears and of MLPs
+  std::optional<bool> gate_;            // of MLPs
   std::optional<SpeedModel> linears_;   // beside them: fitted to the recipe's linears,
   bool linears_are_elsewhere_ = false;  // which were measured on another device
 };

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "base/text.hpp"
+#include "recipes/model/model_mlps.hpp"
 
 namespace f8::tuning_db {
 
@@ -28,20 +30,28 @@ std::string how_to_measure(const Recipe& recipe, std::span<const Shape> shapes,
       mnk, quotes, groups.experts, groups.skew, label);
 }
 
-std::string more_of_experts(const Estimate& e, const Recipe& recipe, std::span<const Shape> shapes,
-                            const Groups& groups) {
-  if (e.evidence == Evidence::kMeasured) return "";
-  return "; " + how_to_measure(recipe, shapes, groups);
+std::string how_to_measure(const Recipe& recipe, const MlpShape& mlp) {
+  const Shape shape = mlp;
+  std::string command = how_to_measure(recipe, std::span(&shape, 1), mlp.groups);
+  const std::string_view sweep = "sweep ";
+  const size_t at = command.find(sweep);
+  if (at != std::string::npos) {
+    command.insert(at + sweep.size(), mlp.gate ? "--mlp gated " : "--mlp plain ");
+  }
+  return command;
 }
 
 namespace {
 
-// What is asked of a layer: a linear's shape, or those of both expert linears.
-std::vector<Shape> shapes_of(const NamedLinear& layer, int64_t rows) {
-  if (!layer.is_experts()) return {{rows, layer.out_features, layer.in_features}};
-  std::vector<Shape> shapes;
-  for (const ExpertLinear& linear : expert_linears(layer, rows)) shapes.push_back(linear.shape);
-  return shapes;
+// The shape of a linear or, with the hidden features as n, of the MLP of experts.
+Shape shape_of(const NamedLinear& layer, int64_t rows) {
+  return {rows, layer.out_features, layer.in_features};
+}
+
+std::string how_to_measure_layer(const Recipe& recipe, const NamedLinear& layer, int64_t rows) {
+  const Shape shape = shape_of(layer, rows);
+  if (layer.is_experts()) return how_to_measure(recipe, MlpShape{shape, true, layer.groups});
+  return how_to_measure(recipe, std::span(&shape, 1), Groups());
 }
 
 std::string unknown_reason(const NamedLinear& layer, int64_t rows, const Estimator& estimator) {
@@ -51,7 +61,7 @@ std::string unknown_reason(const NamedLinear& layer, int64_t rows, const Estimat
           ? f8::format("there are no measurements of recipe {}{}{}", describe(estimator.recipe()),
                        estimator.device().empty() ? "" : " on ", estimator.device())
           : std::string("the measured shapes are too few to say anything of this one"),
-      how_to_measure(estimator.recipe(), shapes_of(layer, rows), layer.groups));
+      how_to_measure_layer(estimator.recipe(), layer, rows));
 }
 
 // What a verdict rests on: the rows, and the wire where there is one.
@@ -124,29 +134,67 @@ std::optional<Estimate> add_up(FilterDecision& d, int64_t rows, Estimates& estim
   return all;
 }
 
-// The estimators of the experts of a model, by how many and how skewed they are. It keeps few, as
-// Estimates do.
-class ExpertEstimates {
+// The estimators of the experts and MLPs of a model, by how many experts there are and how skewed they are. It keeps
+// few, as Estimates do.
+class GroupEstimates {
  public:
-  static constexpr size_t kMostGroups = 16;
-  explicit ExpertEstimates(const Estimator& linears) : linears_(linears) {}
-  [[nodiscard]] Estimates& of(const Groups& groups) {
-    const auto found = known_.find(groups);
-    if (found != known_.end()) return found->second.estimates;
-    if (known_.size() == kMostGroups) known_.clear();
-    return known_.try_emplace(groups, linears_, groups).first->second.estimates;
+  static constexpr size_t kMostKinds = 16;
+  explicit GroupEstimates(const Estimator& linears) : linears_(linears) {}
+  [[nodiscard]] Estimates& of_experts(const Groups& groups) {
+    return of(groups, {}, [&] { return linears_.of_experts(groups); });
+  }
+  [[nodiscard]] Estimates& of_mlps(bool gate, const Groups& groups) {
+    return of(groups, gate, [&] { return linears_.of_mlps(gate, groups); });
   }
 
  private:
   struct Known {
-    Known(const Estimator& linears, const Groups& groups)
-        : estimator(linears.of_experts(groups)), estimates(estimator) {}
+    explicit Known(Estimator own) : estimator(std::move(own)), estimates(estimator) {}
     Estimator estimator;
     Estimates estimates;
   };
+  template <class Make>
+  Estimates& of(const Groups& groups, std::optional<bool> gate, const Make& make) {
+    const std::pair kind(groups, gate);
+    const auto found = known_.find(kind);
+    if (found != known_.end()) return found->second->estimates;
+    if (known_.size() == kMostKinds) known_.clear();
+    return known_.emplace(kind, std::make_unique<Known>(make())).first->second->estimates;
+  }
+
   const Estimator& linears_;
-  std::map<Groups, Known> known_;
+  std::map<std::pair<Groups, std::optional<bool>>, std::unique_ptr<Known>> known_;
 };
+
+// What is measured of MLPs with this one's linears, or experts: nothing where there are no rows.
+std::optional<Estimate> of_mlp(const MlpShape& mlp, GroupEstimates& groups) {
+  std::optional<Estimate> e = groups.of_mlps(mlp.gate, mlp.groups)(mlp);
+  if (e) {
+    e->basis = f8::format("{} as a whole, {}",
+                          mlp.groups.experts > 0 ? "the experts' MLP" : "its MLP", e->basis);
+  }
+  return e;
+}
+
+// By layer: the estimate of the MLP that it is a linear of, with its share of the time.
+std::vector<std::optional<Estimate>> of_fused_mlps(std::span<const NamedLinear> layers,
+                                                   const FilterOptions& options,
+                                                   const NameFilter& names,
+                                                   GroupEstimates& groups) {
+  std::vector<std::optional<Estimate>> all(layers.size());
+  if (!options.fused_mlps) return all;
+  for (const ModelMlp& mlp : mlps_of(layers)) {
+    const bool is_whole = std::ranges::all_of(
+        mlp.linears, [&](size_t i) { return kept_by_name_or_size(names, layers[i]).empty(); });
+    if (!is_whole) continue;
+    const int64_t rows = tokens_of(layers[mlp.linears.front()], options.tokens);
+    std::optional<Estimate> e = of_mlp({{rows, mlp.hidden, mlp.features}, mlp.gate, {}}, groups);
+    if (!e) continue;
+    e->bf16_ns /= static_cast<double>(mlp.linears.size());  // all have as many products
+    for (const size_t i : mlp.linears) all[i] = e;
+  }
+  return all;
+}
 
 struct Question {
   const FilterOptions& options;
@@ -155,15 +203,19 @@ struct Question {
   const std::optional<WireCost>& wire;
 };
 
-FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked, Estimates& linears,
-                      ExpertEstimates& experts) {
+FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
+                      const std::optional<Estimate>& fused, Estimates& linears,
+                      GroupEstimates& groups) {
   const FilterOptions& options = asked.options;
   const int64_t rows = tokens_of(layer, options.tokens);
   FilterDecision d{.layer = layer, .reason = kept_by_name_or_size(asked.names, layer)};
-  std::optional<Estimate> both;
-  if (layer.is_experts()) both = add_up(d, rows, experts.of(layer.groups));
+  std::optional<Estimate> whole = fused;
+  if (layer.is_experts()) {
+    whole = of_mlp({shape_of(layer, rows), true, layer.groups}, groups);
+    if (!whole) whole = add_up(d, rows, groups.of_experts(layer.groups));
+  }
   const std::optional<Estimate>& e =
-      layer.is_experts() ? both : linears({rows, layer.out_features, layer.in_features});
+      whole || layer.is_experts() ? whole : linears(shape_of(layer, rows));
   estimate(d, i, e, asked.wire);
   if (d.reason.empty() && asked.wire) d.reason = asked.wire->kept(i);
   if (!d.reason.empty()) return d;
@@ -180,8 +232,8 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
   } else {
     d.evidence = d.wire ? Evidence::kModelled : e->evidence;
     std::string basis = basis_of(*e, d, asked.wire);
-    if (layer.is_experts()) {
-      basis += more_of_experts(*e, asked.estimator.recipe(), shapes_of(layer, rows), layer.groups);
+    if (!d.parts.empty() && e->evidence != Evidence::kMeasured) {
+      basis += "; " + how_to_measure_layer(asked.estimator.recipe(), layer, rows);
     }
     Verdict verdict = speedup_verdict({d.speedup, d.lo, d.hi}, options.margin, basis);
     d.convert = verdict.convert;
@@ -233,11 +285,12 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   }
   if (options.parallel.ranks() == 1) result.wire.reset();
   Estimates linears(estimator);
-  ExpertEstimates experts(estimator);
+  GroupEstimates groups(estimator);
+  const auto fused = of_fused_mlps(layers, options, names, groups);
   const Question asked{options, names, estimator, result.wire};
   result.decisions.reserve(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
-    result.decisions.push_back(decide(layers[i], i, asked, linears, experts));
+    result.decisions.push_back(decide(layers[i], i, asked, fused[i], linears, groups));
   }
   result.estimated_model_speedup = model_speedup(result.decisions);
   return result;

@@ -14,8 +14,10 @@
 // measurements, whatever decides. Where ranks share the model, what they send is in it
 // (wire_cost.hpp), and it is `modelled`.
 //
-// The experts of a layer have one verdict: the times of their two expert linears are added, in bf16 and
+// The experts of a layer have one verdict. Where there are rows of MLPs of such experts, it is theirs, since that is
+// what runs. Else the times of their two expert linears are added, in bf16 and
 // in fp8, and the ends of their intervals likewise. It rests on the weaker of both kinds of evidence.
+// With `fused_mlps` so have the linears of an MLP, where there are rows of MLPs to tell it by; else each its own.
 // What ranks send for experts has as many bytes in fp8 as in bf16, and is left out.
 #pragma once
 
@@ -39,6 +41,7 @@ struct FilterOptions {
   bool automatic = false;  // the rule is on without kAutoFlag too
   Parallelism parallel{};  // of the ranks that share the model
   WireModel wire = WireModel::fitted();
+  bool fused_mlps = false;  // MLPs of converted linears run as one (float8.torch.fuse)
 };
 
 // One of the two expert linears that a verdict on experts adds up.
@@ -60,7 +63,7 @@ struct FilterDecision {
   double bf16_ns = 0;     // with what is exposed of the wire; 0: unknown
   std::vector<std::string> trial_uuids{};
   std::optional<WireShare> wire{};  // where ranks share the model and the speedup is known
-  std::vector<ExpertPart> parts{};  // of experts whose speedup is known
+  std::vector<ExpertPart> parts{};  // of experts whose speedup is that of their expert linears
   // Something is known of its speedup, which with the wire may be 1 exactly.
   [[nodiscard]] bool has_estimate() const {
     return wire || SpeedupInterval{speedup, lo, hi} != SpeedupInterval{};
@@ -82,10 +85,7 @@ struct FilterResult {
 // How to measure shapes of linears, or of expert linears: the end of a sentence.
 [[nodiscard]] std::string how_to_measure(const Recipe& recipe, std::span<const Shape> shapes,
                                          const Groups& groups);
-// What the reason of a verdict on expert linears adds to the estimate's basis.
-[[nodiscard]] std::string more_of_experts(const Estimate& e, const Recipe& recipe,
-                                          std::span<const Shape> shapes, const Groups& groups);
-
+[[nodiscard]] std::string how_to_measure(const Recipe& recipe, const MlpShape& mlp);
 // The thresholds that the measurements imply for a token count: layers with n <= n_max and
 // k <= k_max stay bf16.
 struct Threshold {

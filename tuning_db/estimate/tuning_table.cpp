@@ -3,6 +3,7 @@
 #include "tuning_db/estimate/tuning_table.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -16,7 +17,7 @@ namespace f8 {
 namespace {
 
 constexpr SealedKind kKind = {.magic = "float8-table",
-                              .version = 4,
+                              .version = 5,
                               .oldest = 3,
                               .name = "tuning table",
                               .remedy = "export it again with this one",
@@ -24,13 +25,18 @@ constexpr SealedKind kKind = {.magic = "float8-table",
 
 constexpr std::string_view kNoWord = "-";
 
+constexpr std::array kSpeedupOps = {Op::kLinear, Op::kExperts, Op::kMlp};
+
 Op op_of(const LinearSpeedup& s) {
+  if (s.gate) return Op::kMlp;
   return s.groups.experts > 0 ? Op::kExperts : Op::kLinear;
 }
 
 std::string linear_key(const LinearSpeedup& s) {
   Dims dims(s.shape);
-  if (s.groups.experts > 0) {
+  if (s.gate) {
+    dims = to_dims({s.shape, *s.gate, s.groups});
+  } else if (s.groups.experts > 0) {
     dims = {s.groups.experts, s.shape.m, s.shape.n, s.shape.k, s.groups.skew};
   }
   return f8::format("{} {} {}", s.recipe, to_string(dims, spec_of(op_of(s)).dims), s.device);
@@ -69,6 +75,7 @@ std::string body(const TuningTable& table) {
   for (const LinearSpeedup& speedup : table.experts()) text += record(speedup);
   for (const KernelChoice& choice : table.choices()) text += record(choice);
   for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
+  for (const LinearSpeedup& speedup : table.mlps()) text += record(speedup);
   return text;
 }
 
@@ -148,6 +155,7 @@ Result<LinearSpeedup> parse_speedup(Op op, std::string_view line, const TuningTa
   problem.dims = F8_TRY(parse_dims(take_until(rest, ' '), spec_of(op).dims));
   s.shape = problem.shape();
   s.groups = problem.groups();
+  if (op == Op::kMlp) s.gate = mlp_shape(problem).gate;
   s.device = F8_TRY(index("device", table.devices.size()));
   s.speedup = F8_TRY(parse_positive("speedup", take_until(rest, ' ')));
   s.lo = F8_TRY(parse_positive("lo", take_until(rest, ' ')));
@@ -206,8 +214,8 @@ bool is_record_of(Op op, std::string_view line) {
 
 // Devices and sources come before the rows that count them.
 Status parse_record(std::string_view line, TuningTable& table) {
-  const bool has_rows =
-      !table.choices().empty() || !table.speedups().empty() || !table.experts().empty();
+  const bool has_rows = !table.choices().empty() || !table.speedups().empty() ||
+                        !table.experts().empty() || !table.mlps().empty();
   if (line.starts_with("device ") && table.sources.empty() && !has_rows) {
     table.devices.push_back(F8_TRY(parse_device(line)));
     return {};
@@ -220,14 +228,14 @@ Status parse_record(std::string_view line, TuningTable& table) {
     table.add(F8_TRY(parse_choice(line)));
     return {};
   }
-  for (const Op op : {Op::kLinear, Op::kExperts}) {
+  for (const Op op : kSpeedupOps) {
     if (!is_record_of(op, line)) continue;
     table.add(F8_TRY(parse_speedup(op, line, table)));
     return {};
   }
   return fail(
       ErrorCode::kCorrupt,
-      "it is no kernel, no linear and no experts, nor a device or a source before all of them");
+      "it is no kernel, linear, experts or mlp, nor a device or a source before all of them");
 }
 
 // A line of a table as this version writes it: version 3 spelled keys in another way.
@@ -325,7 +333,10 @@ void TuningTable::add(KernelChoice choice) {
 }
 
 void TuningTable::add(LinearSpeedup speedup) {
-  insert_sorted(speedup.groups.experts > 0 ? experts_ : speedups_, std::move(speedup), linear_key);
+  std::vector<LinearSpeedup>& rows = speedup.gate                 ? mlps_
+                                     : speedup.groups.experts > 0 ? experts_
+                                                                  : speedups_;
+  insert_sorted(rows, std::move(speedup), linear_key);
 }
 
 TuningTable TuningTable::linears(const std::function<bool(const LinearSpeedup&)>& is_wanted) const {
@@ -334,6 +345,7 @@ TuningTable TuningTable::linears(const std::function<bool(const LinearSpeedup&)>
   some.sources = sources;
   std::ranges::copy_if(speedups_, std::back_inserter(some.speedups_), is_wanted);
   std::ranges::copy_if(experts_, std::back_inserter(some.experts_), is_wanted);
+  std::ranges::copy_if(mlps_, std::back_inserter(some.mlps_), is_wanted);
   return some;
 }
 
@@ -364,6 +376,7 @@ void TuningTable::add_behind(const TuningTable& other) {
   };
   add_lacking(speedups_, with_own_indices(other.speedups_), linear_key);
   add_lacking(experts_, with_own_indices(other.experts_), linear_key);
+  add_lacking(mlps_, with_own_indices(other.mlps_), linear_key);
 }
 
 std::string_view TuningTable::device_name() const {
@@ -416,8 +429,9 @@ Result<TuningTable> TuningTable::parse(std::string_view text) {
       return fail(ErrorCode::kCorrupt, "tuning table, line {}: {}", line_number,
                   parsed.error().message);
     }
-    const bool is_row = line.starts_with("kernel ") || is_record_of(Op::kLinear, line) ||
-                        is_record_of(Op::kExperts, line);
+    const bool is_row = line.starts_with("kernel ") || std::ranges::any_of(kSpeedupOps, [&](Op op) {
+                          return is_record_of(op, line);
+                        });
     if (is_row && line <= previous) {
       return fail(ErrorCode::kCorrupt, "tuning table, line {}: not in sorted order", line_number);
     }

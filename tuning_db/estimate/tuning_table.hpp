@@ -2,8 +2,8 @@
 // reads without SQLite. A trainer's rank 0 loads and broadcasts it; all ranks compare one hash.
 //
 // File grammar (UTF-8, one record a line, sorted, so equal tables are equal bytes):
-//   table    := "float8-table 4" LF { device } { source } { row } "end " HASH LF
-//   row      := experts | kernel | linear
+//   table    := "float8-table 5" LF { device } { source } { row } "end " HASH LF
+//   row      := experts | kernel | linear | mlp
 //   device   := "device " CC " " SM_COUNT " " L2_BYTES " " MEM_BYTES " " MEM_CLOCK_MHZ " "
 //               SM_CLOCK_MAX_MHZ " " POWER_LIMIT_W " " MIG " " NAME LF
 //   source   := "source " GENERATOR " " NVRTC " " CUBLASLT " " NAME LF
@@ -13,12 +13,13 @@
 //   linear   := "linear " recipe " " dims " " DEVICE " " SPEEDUP " " LO " " HI " " BF16_NS " "
 //               SOURCE " " DATE " " TRIAL LF
 //   experts  := "experts " and the fields of a linear; the dims are those of an expert linear
+//   mlp      := "mlp " and the fields of a linear; the dims are those of an MLP
 //   problem-key, recipe and dims are those of recipes/problem.hpp; a kernel's problem is a GEMM
 //   HASH     := hash_hex of all bytes before the word "end"
 // DEVICE and SOURCE count the records of that kind from 0. The versions of a source are "0 - -" where
 // they are not known. DATE is year-month-day, TRIAL the trial's uuid. Times and speedups are
-// positive, finite and the shortest that read back the same. Version 3 had the keys of version 0.1, and is
-// read too.
+// positive, finite and the shortest that read back the same. Version 3 had the keys of version 0.1, and version
+// 4 no MLPs; both are read too.
 #pragma once
 
 #include <functional>
@@ -78,7 +79,7 @@ struct KernelChoice {
 };
 
 // A measured linear, forward and backward, and where the measurement comes from. One with groups is an
-// expert linear.
+// expert linear, and one that says whether it has a gate an MLP, whose hidden features are n.
 struct LinearSpeedup {
   std::string recipe;
   Shape shape;
@@ -91,6 +92,7 @@ struct LinearSpeedup {
   std::string date = "1970-01-01";
   std::string trial = "-";  // the uuid of the float8 trial
   Groups groups = {};
+  std::optional<bool> gate = {};
   bool operator==(const LinearSpeedup&) const = default;
 };
 
@@ -110,13 +112,14 @@ class TuningTable {
   // Adds what this table lacks: rows of the same problem, or of the same recipe, sizes and class,
   // stay, and other classes are asked after its own.
   void add_behind(const TuningTable& other);
-  // Its devices and sources, and the rows of linears and of experts that are wanted; no kernels.
+  // Its devices and sources, and the rows of linears, experts and MLPs that are wanted; no kernels.
   [[nodiscard]] TuningTable linears(
       const std::function<bool(const LinearSpeedup&)>& is_wanted) const;
   // Sorted by problem key; speedups by recipe, dims and device, as text.
   [[nodiscard]] const std::vector<KernelChoice>& choices() const { return choices_; }
   [[nodiscard]] const std::vector<LinearSpeedup>& speedups() const { return speedups_; }
   [[nodiscard]] const std::vector<LinearSpeedup>& experts() const { return experts_; }
+  [[nodiscard]] const std::vector<LinearSpeedup>& mlps() const { return mlps_; }
   // The name of the first device; empty where there is none.
   [[nodiscard]] std::string_view device_name() const;
 
@@ -132,7 +135,7 @@ class TuningTable {
   [[nodiscard]] std::vector<Neighbour> neighbours(const Problem& problem, size_t most) const;
 
   [[nodiscard]] std::string serialize() const;
-  // Accepts what serialize() writes, and wrote in version 3, and nothing else; kUnsupported for
+  // Accepts what serialize() writes, and wrote in versions 3 and 4, and nothing else; kUnsupported for
   // another version, kCorrupt for everything else, saying which line.
   [[nodiscard]] static Result<TuningTable> parse(std::string_view text);
   [[nodiscard]] std::string hash() const;  // the file's HASH
@@ -141,6 +144,7 @@ class TuningTable {
   std::vector<KernelChoice> choices_;
   std::vector<LinearSpeedup> speedups_;
   std::vector<LinearSpeedup> experts_;  // those with groups
+  std::vector<LinearSpeedup> mlps_;
 };
 
 // Those of this name first, then by how far away they are: the sum of |log2| of the ratios of SMs,

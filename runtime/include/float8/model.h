@@ -76,6 +76,10 @@ typedef struct float8_model_desc {
   int64_t tp;
   int64_t hosts;       /* of all fsdp * tp ranks; 0: as few as have at most 8 each */
   double network_gbit; /* Gbit/s of each device's network card; 0: 400 */
+  /* Nonzero: MLPs of converted linears run as one function, as float8.torch.fuse makes them. The linears of one
+   * then have one verdict, where the table has MLPs. */
+  int32_t fused_mlps;
+  int32_t reserved; /* 0 */
 } float8_model_desc;
 
 /* Decides, then compiles the kernels of all converted layers side by side, each once, and plans the

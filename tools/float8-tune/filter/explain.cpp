@@ -32,7 +32,8 @@ struct ExplainOptions {
   std::string recipe;
   std::string device;
   double margin = 0.02;
-  std::optional<Problem> experts, attention;  // where the subject is one
+  std::optional<Problem> whole;      // where the subject is an expert linear or an MLP
+  std::optional<Problem> attention;  // where it is one
 };
 
 struct Subject {
@@ -69,7 +70,7 @@ Result<ExplainOptions> resolved(ExplainOptions options) {
                   "--recipe is {}, and the problem is of recipe {}; leave --recipe out",
                   options.recipe, problem.recipe);
     }
-    if (problem.groups().experts > 0) options.experts = problem;
+    if (problem.groups().experts > 0 || problem.op == Op::kMlp) options.whole = problem;
     options.subject = to_string(problem.shape());
     options.recipe = problem.recipe;
   }
@@ -214,7 +215,7 @@ Result<std::vector<tuning_db::TrialRow>> evidence_of(const Databases& databases,
                                                      const Recipe& recipe) {
   std::vector<tuning_db::TrialRow> rows;
   for (const tuning_db::Database& database : databases.owned) {
-    for (const Op op : {Op::kLinear, Op::kExperts}) {
+    for (const Op op : {Op::kLinear, Op::kExperts, Op::kMlp}) {
       const auto linears = F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, op));
       for (const tuning_db::TrialRow& row : linears) {
         if (std::ranges::find(decision.trial_uuids, row.uuid) != decision.trial_uuids.end()) {
@@ -228,7 +229,7 @@ Result<std::vector<tuning_db::TrialRow>> evidence_of(const Databases& databases,
 
 // Everything that the two forms of the answer show.
 struct Explanation {
-  std::optional<Problem> experts;  // an expert linear: its problem
+  std::optional<Problem> whole;  // of an expert linear or an MLP
   int64_t tokens = 0;
   std::string recipe;
   double needed = 1;
@@ -248,7 +249,7 @@ Json to_json(const Explanation& e) {
                {"n", d.layer.out_features},
                {"k", d.layer.in_features},
                {"recipe", e.recipe}};
-  if (e.experts) add_groups(json, *e.experts);
+  if (e.whole) add_groups(json, *e.whole);
   add_experts(json, d);
   add_verdict(json, d);
   json["interval_terms"] = {{"rows", rounded(d.terms.rows, 4)},
@@ -357,22 +358,29 @@ Status decide_among_ranks(const Question& question, tuning_db::FilterOptions how
 
 constexpr const char* kNoRuleOfExperts = "torchao has no rule for experts";
 
-// An expert linear by itself, where the filter decides for both of a layer.
-Result<Explanation> of_experts(const Problem& asked, const Databases& databases,
-                               const TuningTable& table, const ExplainOptions& options) {
+// An expert linear by itself, where the filter decides for both of a layer; or an MLP, whose linears have verdicts of
+// their own without `--fuse`.
+Result<Explanation> of_whole(const Problem& asked, const Databases& databases,
+                             const TuningTable& table, const ExplainOptions& options) {
   const std::string device = F8_TRY(device_named(table.devices, options.device));
   const Recipe recipe = F8_TRY(find_recipe(asked.recipe));
   const Shape s = asked.shape();
   Explanation e;
-  e.experts = F8_TRY(Problem::make(Op::kLinear, recipe, s, asked.groups()));
+  const bool is_mlp = asked.op == Op::kMlp;
+  e.whole = F8_TRY(is_mlp ? Problem::make(Op::kMlp, recipe, asked.dims)
+                          : Problem::make(Op::kLinear, recipe, s, asked.groups()));
   e.tokens = s.m;
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;
-  e.torchao_reason = kNoRuleOfExperts;
+  e.torchao_reason = is_mlp ? "torchao has no rule for MLPs" : kNoRuleOfExperts;
   FilterDecision& d = e.decision;
-  d.layer = {to_string(e.experts->dims, spec_of(Op::kExperts).dims), s.k, s.n};
-  const auto estimator = estimator_of(table, recipe, device).of_experts(asked.groups());
-  const std::span shapes(&s, 1);
+  d.layer = {to_string(e.whole->dims, spec_of(e.whole->op).dims), s.k, s.n};
+  const auto linears = estimator_of(table, recipe, device);
+  const auto estimator = is_mlp ? linears.of_mlps(mlp_shape(asked).gate, asked.groups())
+                                : linears.of_experts(asked.groups());
+  const std::string how = is_mlp
+                              ? tuning_db::how_to_measure(recipe, mlp_shape(asked))
+                              : tuning_db::how_to_measure(recipe, std::span(&s, 1), asked.groups());
   if (const auto known = estimator.estimate(s)) {
     d.evidence = known->evidence;
     d.speedup = known->speedup;
@@ -380,16 +388,14 @@ Result<Explanation> of_experts(const Problem& asked, const Databases& databases,
     d.hi = known->hi;
     d.terms = known->terms;
     for (const LinearSpeedup* row : known->rows) d.trial_uuids.push_back(row->trial);
-    Verdict verdict = speedup_verdict(
-        {d.speedup, d.lo, d.hi}, options.margin,
-        known->basis + tuning_db::more_of_experts(*known, recipe, shapes, asked.groups()));
+    const std::string more = d.evidence == Evidence::kMeasured ? "" : "; " + how;
+    Verdict verdict = speedup_verdict({d.speedup, d.lo, d.hi}, options.margin, known->basis + more);
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
   } else {
-    d.reason = "kept in bf16: it was not measured; " +
-               tuning_db::how_to_measure(recipe, shapes, asked.groups());
+    d.reason = "kept in bf16: it was not measured; " + how;
   }
-  F8_TRY(add_grouped_kernels(recipe, s, asked.groups(), table, "", e.kernels));
+  if (!is_mlp) F8_TRY(add_grouped_kernels(recipe, s, asked.groups(), table, "", e.kernels));
   e.trials = F8_TRY(evidence_of(databases, d, recipe));
   return e;
 }
@@ -399,10 +405,10 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
   if (options.attention) {
     return explain_attention(*options.attention, options.device, options.margin, global);
   }
-  if (options.experts) {
+  if (options.whole) {
     const Databases databases = F8_TRY(open_databases(global));
     const TuningTable table = F8_TRY(merged_table(databases));
-    return show(F8_TRY(of_experts(*options.experts, databases, table, options)), global);
+    return show(F8_TRY(of_whole(*options.whole, databases, table, options)), global);
   }
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Question question = F8_TRY(find_question(options));

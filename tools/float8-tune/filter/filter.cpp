@@ -31,6 +31,7 @@ struct FilterCommandOptions {
   RankOptions ranks;
   std::filesystem::path output;
   std::filesystem::path verdicts;
+  bool fuse = false;
   bool attention = false;
   int64_t sequence = 0;  // of --attention; 0: not given
 };
@@ -296,6 +297,7 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   // The command asks for measured verdicts; torchao's rule has its switch.
   how.automatic = how.policy == FilterPolicy::kMeasured;
   how.parallel = parallelism_of(options.ranks, options.model.tp);
+  how.fused_mlps = options.fuse;
   how.wire = F8_TRY(wire_model_of(options.ranks.wire_rows));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
@@ -343,6 +345,10 @@ void add_filter(CLI::App& app, Program& program) {
           "automatic rule of torchao on")
       ->type_name("A,B,...");
   add_margin(*command, options->margin);
+  command->add_flag(
+      "--fuse", options->fuse,
+      "float8.torch.fuse will run the MLPs: the linears of one have one verdict, where MLPs "
+      "were measured");
   command->add_flag("--attention", options->attention,
                     "decide for each layer's attention too, causal, and its recipe, by measured "
                     "rows");

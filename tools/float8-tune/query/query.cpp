@@ -15,6 +15,7 @@
 #include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/query/query_map.hpp"
 #include "tools/float8-tune/trial_json.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
 namespace {
@@ -28,7 +29,7 @@ struct QueryOptions {
   std::string op;  // empty: the linear, and its three GEMMs
   GroupOptions groups;
   AttentionOptions attentions;
-  std::optional<Problem> attention;  // by its key
+  std::optional<Problem> whole;  // by its key
   std::string device;
   int64_t limit = 5;
   bool map = false;
@@ -252,8 +253,8 @@ Result<std::vector<Op>> ops_of(const std::string& text) {
 // its parts.
 Result<std::vector<std::vector<Problem>>> attentions_of(const QueryOptions& options) {
   std::vector<std::vector<Problem>> all;
-  if (options.attention) {
-    all.push_back({*options.attention});
+  if (options.whole) {
+    all.push_back({*options.whole});
     return all;
   }
   std::vector<Op> ops = {Op::kAttention, Op::kAttentionForward, Op::kAttentionBackward};
@@ -330,8 +331,28 @@ Result<int> query_attention(const QueryOptions& options, const Global& global) {
   return kExitOk;
 }
 
+Result<int> query_mlp(const Problem& problem, const QueryOptions& options, const Global& global) {
+  const Databases databases = F8_TRY(open_databases(global));
+  const TuningTable table = F8_TRY(merged_table(databases));
+  const std::string device = F8_TRY(device_named(table.devices, options.device));
+  const Answer answer = F8_TRY(ask(problem, databases, table, device));
+  const auto limit = static_cast<size_t>(options.limit);
+  if (global.json) {
+    print_json({{"results", Json::array({to_json(answer, limit)})}});
+  } else {
+    print_answer(answer, limit, stdout_color(global));
+  }
+  if (answer.ok.empty()) {
+    note(global, "it was not measured; on a GPU: {}",
+         tuning_db::how_to_measure(F8_TRY(find_recipe(problem.recipe)), mlp_shape(problem)));
+  }
+  return kExitOk;
+}
+
 Result<int> query(const QueryOptions& options, const Global& global) {
-  if (options.attention || !options.attentions.shapes.empty()) {
+  if (options.whole && options.whole->op == Op::kMlp)
+    return query_mlp(*options.whole, options, global);
+  if (options.whole || !options.attentions.shapes.empty()) {
     return query_attention(options, global);
   }
   F8_TRY(require_problem(options.mnk, options.recipe));
@@ -396,7 +417,7 @@ void add_query(CLI::App& app, Program& program) {
                          .recipe = &options->recipe,
                          .op = &options->op,
                          .groups = &options->groups,
-                         .attention = &options->attention});
+                         .whole = &options->whole});
   add_device(*command, options->device);
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
   CLI::Option* map =

@@ -30,9 +30,9 @@ Status check_user_database(const Global& global, const Databases& databases) {
   const TuningTable table = F8_TRY(database.table(tuning_db::Database::TablePart::kLinears));
   if (!table.speedups().empty()) return {};
   for (const Recipe& recipe : builtin_recipes()) {
-    const auto experts =
-        F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, Op::kExperts));
-    if (!experts.empty()) return {};
+    for (const Op op : {Op::kExperts, Op::kMlp}) {
+      if (!F8_TRY(database.linears(recipe.name, tuning_db::Impl::kFloat8, op)).empty()) return {};
+    }
   }
   for (const std::string_view recipe : kAttentionRecipeNames) {
     for (const Op op : {Op::kAttention, Op::kAttentionForward, Op::kAttentionBackward}) {

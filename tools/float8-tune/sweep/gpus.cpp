@@ -1,12 +1,14 @@
 #include "tools/float8-tune/sweep/gpus.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "base/environment.hpp"
 #include "base/number.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
 #include "tools/tuner/gpus/campaign.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
 namespace {
@@ -91,6 +93,20 @@ Result<Request> request_for(const Global& global, const SweepCommand& command) {
   return request;
 }
 
+// GPUs have files of their own, so that one does not see the kernels of linears that another one has measured.
+Status check_mlp_kernels(const tuner::SweepRequest& request) {
+  for (const Problem& problem : F8_TRY(tuner::problems_of(request))) {
+    if (problem.op != Op::kMlp || request.mlp_kernels.contains(problem.key())) continue;
+    const std::vector<Shape> linears = linears_of(mlp_shape(problem));
+    return fail(
+        ErrorCode::kUnsupported, "{}: on several GPUs MLPs are measured after their linears; {}",
+        problem.key(),
+        tuning_db::how_to_measure(F8_TRY(find_recipe(problem.recipe)),
+                                  std::array{linears.front(), linears.back()}, problem.groups()));
+  }
+  return {};
+}
+
 Result<tuner::Campaign> open_campaign(const Global& global, Request request, const Gpus& gpus,
                                       const tuner::SweepPlan& plan) {
   const tuner::SweepRequest& sweep = request.job.request;
@@ -160,6 +176,8 @@ Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
     if (request.shards.empty()) F8_TRY(merge_leftovers(*job.db, global));
   }
   if (request.shards.empty()) F8_TRY(leave_out_measured(job, command, global, first.device()));
+  F8_TRY(find_mlp_kernels(job, first.device()));
+  F8_TRY(check_mlp_kernels(job.request));
   const tuner::SweepPlan plan = F8_TRY(plan_with(first, job.request, global));
   if (command.dry_run) {
     print_dry_run(job.request, plan);

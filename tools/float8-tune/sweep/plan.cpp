@@ -2,6 +2,7 @@
 // databases hold already, and how long it would take. It launches nothing and needs no GPU.
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/sweep/sweep_args.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/search/sweep_plan.hpp"
@@ -87,13 +88,6 @@ Json linear_json(const tuner::PlannedLinear& linear, const Cached& known, bool c
   return row;
 }
 
-// As --mnk takes them.
-std::string dims_of(const Problem& problem) {
-  if (is_grouped(problem.op)) return to_string(problem.dims, spec_of(problem.op).dims);
-  const Shape s = problem.shape();
-  return f8::format("{},{},{}", s.m, s.n, s.k);
-}
-
 void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& known) {
   int64_t generated = 0;
   int64_t pruned = 0;
@@ -102,7 +96,7 @@ void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& kno
     for (const tuner::Generated& g : gemm.generated) ++(g.pruned.empty() ? generated : pruned);
     library += std::ssize(gemm.fp8_suggestions) + std::ssize(gemm.bf16_suggestions);
   }
-  table.add({dims_of(linear.problem), linear.problem.recipe, std::to_string(generated),
+  table.add({mnk_of(linear.problem), linear.problem.recipe, std::to_string(generated),
              std::to_string(pruned), std::to_string(library), std::to_string(known.ok),
              f8::format("{:.1f} s", linear.predicted_s)});
 }

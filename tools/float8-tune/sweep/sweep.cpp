@@ -48,6 +48,7 @@ Result<int> measure(const Global& global, const SweepCommand& options) {
   F8_TRY(want_casts(compiler, job.request));
   if (options.missing && job.db && !options.dry_run) F8_TRY(merge_leftovers(*job.db, global));
   if (job.run_uuid.empty()) F8_TRY(leave_out_measured(job, options, global, device));
+  F8_TRY(find_mlp_kernels(job, device));
   const tuner::SweepPlan plan = F8_TRY(plan_with(worker, job.request, global));
   if (options.dry_run) {
     print_dry_run(job.request, plan);

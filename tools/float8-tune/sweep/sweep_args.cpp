@@ -5,6 +5,7 @@
 
 #include "base/number.hpp"
 #include "base/text.hpp"
+#include "recipes/model/model_mlps.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
 #include "tuning_db/json/json_text.hpp"
@@ -72,6 +73,15 @@ void declare(CLI::App& command, SweepArgs& args) {
   mnk->description(mnk->get_description() +
                    "; and e128m65536n1536k2048skew0 of the linears of 128 experts");
   add_groups(command, args.groups);
+  command
+      .add_option(
+          "--mlp", args.mlp,
+          "measure MLPs as float8.torch.fuse runs them, of N hidden and K other features, and "
+          "their "
+          "linears where these were not measured: gated, as SwiGLU's, or plain. Of --model those "
+          "that it has, whatever is given here")
+      ->check(CLI::IsMember({"gated", "plain"}))
+      ->type_name("KIND");
   add_model(command, args.model);
   add_model_ranks(command, args.model);
   command
@@ -81,7 +91,7 @@ void declare(CLI::App& command, SweepArgs& args) {
       ->type_name("LIST");
   add_problem(
       command,
-      {.mnk = &args.mnk, .recipe = &args.recipes, .groups = &args.groups, .attention = &args.part});
+      {.mnk = &args.mnk, .recipe = &args.recipes, .groups = &args.groups, .whole = &args.part});
   command
       .add_option(
           "--max-ci", args.max_ci,
@@ -133,12 +143,21 @@ void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms
 
 namespace {
 
-// Those of --mnk. A shape that names its experts, as errors and plans print it, has these.
-Result<std::vector<tuner::SweptShape>> listed_shapes(const std::string& mnk, const Groups& groups) {
-  std::vector<tuner::SweptShape> all;
-  if (mnk.empty()) return all;
+// Adds those of --mnk. A shape that names its experts, as errors and plans print it, has these; one that names
+// its gate is an MLP.
+Status add_listed(const std::string& mnk, const Groups& groups, tuner::SweepRequest& request) {
+  std::vector<tuner::SweptShape>& all = request.shapes;
+  if (mnk.empty()) return {};
   std::vector<std::string> others;
   for (const std::string& item : items_of(mnk, ';')) {
+    if (item.starts_with('m')) {
+      const Dims dims = F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kMlp).dims)));
+      Problem mlp;
+      mlp.op = Op::kMlp;
+      mlp.dims = dims;
+      request.mlps.push_back(mlp_shape(mlp));
+      continue;
+    }
     if (!item.starts_with('e')) {
       others.push_back(item);
       continue;
@@ -147,21 +166,40 @@ Result<std::vector<tuner::SweptShape>> listed_shapes(const std::string& mnk, con
         F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kExperts).dims))).sizes;
     all.push_back({{m, n, k}, {.experts = e, .skew = skew}});
   }
-  if (others.empty()) return all;
+  if (others.empty()) return {};
   for (const Shape shape : F8_TRY(shapes_of(f8::format("{}", fmt::join(others, ";"))))) {
     all.push_back({shape, groups});
+  }
+  return {};
+}
+
+Result<tuner::Model> model_of(ModelOptions options, const GroupOptions& groups) {
+  if (options.tokens < 1) {
+    return fail(ErrorCode::kInvalidArgument, "--model needs --tokens: the M of its linears");
+  }
+  options.skew = groups.skew;
+  return load(options);
+}
+
+// The MLPs of a model that can be float8, also those of experts.
+std::vector<MlpShape> mlps_of_model(const tuner::Model& model, int64_t tokens) {
+  std::vector<MlpShape> all;
+  for (const NamedLinear& layer : model.layers) {
+    if (!layer.is_experts() || !layer.kept.empty()) continue;
+    all.push_back(
+        {{tokens_of(layer, tokens), layer.out_features, layer.in_features}, true, layer.groups});
+  }
+  for (const ModelMlp& mlp : mlps_of(model.layers)) {
+    const NamedLinear& first = model.layers[mlp.linears.front()];
+    if (!first.kept.empty()) continue;
+    all.push_back({{tokens_of(first, tokens), mlp.hidden, mlp.features}, mlp.gate, {}});
   }
   return all;
 }
 
 // The linears of a model that can be float8, and the two expert linears of each layer of experts.
-Result<std::vector<tuner::SweptShape>> shapes_of_model(ModelOptions options,
-                                                       const GroupOptions& groups) {
-  if (options.tokens < 1) {
-    return fail(ErrorCode::kInvalidArgument, "--model needs --tokens: the M of its linears");
-  }
-  options.skew = groups.skew;
-  const tuner::Model model = F8_TRY(load(options));
+Result<std::vector<tuner::SweptShape>> shapes_of_model(const tuner::Model& model,
+                                                       const ModelOptions& options) {
   std::vector<tuner::SweptShape> all;
   for (const NamedLinear& layer : model.layers) {
     if (!layer.kept.empty()) continue;  // it stays bf16 under every policy
@@ -185,6 +223,26 @@ Result<std::vector<tuner::SweptShape>> shapes_of_model(ModelOptions options,
   return all;
 }
 
+// Makes the shapes that are listed those of MLPs.
+Status take_mlps(const SweepArgs& args, tuner::SweepRequest& request) {
+  for (const tuner::SweptShape& shape : request.shapes) {
+    const MlpShape mlp{shape, args.mlp == "gated", shape.groups};
+    if (!mlp.gate && mlp.groups.experts > 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--mlp plain is not of experts, which have a gate: give --mlp gated");
+    }
+    request.mlps.push_back(mlp);
+  }
+  request.shapes.clear();
+  return {};
+}
+
+template <class T>
+void drop_repeated(std::vector<T>& items) {
+  std::set<T> seen;
+  std::erase_if(items, [&](const T& item) { return !seen.insert(item).second; });
+}
+
 }  // namespace
 
 Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
@@ -196,7 +254,7 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
     F8_TRY(tuner::apply_strategy("exhaustive", request.options));
     request.options.screen_ms = 1;
   }
-  if (args.attention || args.part) {
+  if (args.attention || (args.part && is_attention(args.part->op))) {
     request.attention = F8_TRY(attention_request_of(args));
     return request;
   }
@@ -207,7 +265,10 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
     return fail(ErrorCode::kInvalidArgument,
                 "--experts and --model are both given: the shapes of experts are those of --mnk");
   }
-  if (args.mnk.empty() && !of_model) {
+  if (args.part) {
+    request.mlps = {mlp_shape(*args.part)};
+    request.recipes = {args.part->recipe};
+  } else if (args.mnk.empty() && !of_model) {
     return fail(ErrorCode::kInvalidArgument,
                 "no shapes: give --mnk M,N,K[;...], or --model with --tokens");
   }
@@ -215,14 +276,18 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   request.prior = F8_TRY(builtin.table(tuning_db::Database::TablePart::kAll, &builtin_device()));
   // The skew of a model's experts is not one of --mnk.
   const Groups groups = of_model ? Groups() : F8_TRY(groups_of(args.groups));
-  request.shapes = F8_TRY(listed_shapes(args.mnk, groups));
+  F8_TRY(add_listed(args.mnk, groups, request));
+  if (!args.mlp.empty()) F8_TRY(take_mlps(args, request));
   if (of_model) {
-    std::ranges::move(F8_TRY(shapes_of_model(args.model, args.groups)),
+    const tuner::Model model = F8_TRY(model_of(args.model, args.groups));
+    std::ranges::move(F8_TRY(shapes_of_model(model, args.model)),
                       std::back_inserter(request.shapes));
+    if (!args.mlp.empty()) {
+      std::ranges::move(mlps_of_model(model, args.model.tokens), std::back_inserter(request.mlps));
+    }
   }
-  std::set<tuner::SweptShape> seen;
-  std::erase_if(request.shapes,
-                [&](const tuner::SweptShape& shape) { return !seen.insert(shape).second; });
+  drop_repeated(request.shapes);
+  drop_repeated(request.mlps);
   return request;
 }
 
@@ -247,6 +312,8 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
       shapes.push_back(e == 0 ? f8::format("{},{},{}", s.m, s.n, s.k)
                               : to_string({e, s.m, s.n, s.k, skew}, spec_of(Op::kExperts).dims));
     }
+    for (const MlpShape& s : request.mlps)
+      shapes.push_back(to_string(to_dims(s), spec_of(Op::kMlp).dims));
     add({"--mnk", f8::format("{}", fmt::join(shapes, ";")), "--recipe",
          f8::format("{}", fmt::join(request.recipes, ","))});
   }

@@ -20,6 +20,7 @@ struct SweepArgs {
   int64_t seed = 1;
   bool no_pruned_rows = false;
   bool exhaustive = false;
+  std::string mlp;  // "gated" or "plain"; empty: shapes are those of linears
   // These ask for attention, with the model and the recipes above.
   bool attention = false;
   AttentionOptions attentions;

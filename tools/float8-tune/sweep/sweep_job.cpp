@@ -85,6 +85,20 @@ tuning_db::Toolchain toolchain_of(const runtime::DeviceInfo& device) {
                                   FLOAT8_VERSION);
 }
 
+Status find_mlp_kernels(SweepJob& job, const DeviceClass& device) {
+  if (job.request.mlps.empty()) return {};
+  const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
+  std::vector<const tuning_db::Database*> databases = {&builtin};
+  if (job.db) databases.insert(databases.begin(), &*job.db);
+  for (const Problem& problem : F8_TRY(tuner::problems_of(job.request))) {
+    if (problem.op != Op::kMlp) continue;
+    if (const auto kernels = F8_TRY(tuner::mlp_kernels(problem, databases, device))) {
+      job.request.mlp_kernels[problem.key()] = *kernels;
+    }
+  }
+  return {};
+}
+
 Status leave_out_measured(SweepJob& job, const SweepCommand& command, const Global& global,
                           const runtime::DeviceInfo& device) {
   const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());

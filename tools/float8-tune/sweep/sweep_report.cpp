@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/clock.hpp"
 #include "tuning_db/json/json_text.hpp"
@@ -82,7 +83,10 @@ Json gpus_json(std::span<const tuner::GpuProgress> gpus) {
 Json result_json(const tuner::LinearResult& result) {
   const Shape shape = result.problem.shape();
   Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", result.problem.recipe}};
-  if (is_attention(result.problem.op)) row = problem_json(result.problem);
+  if (is_attention(result.problem.op) || result.problem.op == Op::kMlp) {
+    row = problem_json(result.problem);
+  }
+  add_groups(row, result.problem);
   row["state"] = tuning_db::to_string(result.float8.state);
   if (result.float8.timing) row["fp8_us"] = rounded(result.float8.timing->median_ns / 1e3);
   if (result.bf16.timing) row["bf16_us"] = rounded(result.bf16.timing->median_ns / 1e3);
@@ -146,9 +150,8 @@ std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
       return r.timing ? f8::format("{:.1f}", r.timing->median_ns / 1e3) : "-";
     };
     const auto& ratio = row->float8.ratio;
-    const Shape s = row->problem.shape();
-    table.add({f8::format("{},{},{}", s.m, s.n, s.k), row->problem.recipe, us(row->float8),
-               us(row->bf16), ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
+    table.add({mnk_of(row->problem), row->problem.recipe, us(row->float8), us(row->bf16),
+               ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
                ratio ? interval_text(ratio->lo, ratio->hi, 3) : "-",
                std::string(tuning_db::to_string(row->float8.state))});
   }

@@ -109,6 +109,21 @@ Result<LinearChoices> parse_choices(std::string_view text) {
   return choices;
 }
 
+std::string choices_text(const MlpChoices& choices) {
+  return choices_text(choices.up) + "," + choices_text(choices.down);
+}
+
+Result<MlpChoices> parse_mlp_choices(std::string_view text) {
+  size_t end = 0;  // of those of up
+  for (int i = 0; i < 3 && end != std::string_view::npos; ++i) {
+    end = text.find(',', i == 0 ? 0 : end + 1);
+  }
+  MlpChoices choices;
+  choices.up = F8_TRY(parse_choices(text.substr(0, end)));
+  choices.down = F8_TRY(parse_choices(end == std::string_view::npos ? "" : text.substr(end + 1)));
+  return choices;
+}
+
 Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epilogue& epilogue) {
   if (!is_gemm(problem.op)) {
     return fail(ErrorCode::kUnsupported, "{} is three GEMMs; name one of them with --op",
@@ -247,12 +262,25 @@ Result<Candidate> from_row(const tuning_db::Candidate& row) {
               impl, quote(row.config));
 }
 
-std::vector<tuning_db::PartKernel> part_kernels(const LinearChoices& choices) {
-  std::vector<tuning_db::PartKernel> kernels;
+static void add_part_kernels(const LinearChoices& choices, std::string_view before,
+                             std::vector<tuning_db::PartKernel>& kernels) {
   for (const Gemm g : kGemms) {
     const GemmKernel& choice = choices[static_cast<size_t>(g)];
-    kernels.push_back({std::string(to_string(g)), choice.provider, config_text(choice)});
+    kernels.push_back(
+        {f8::format("{}{}", before, to_string(g)), choice.provider, config_text(choice)});
   }
+}
+
+std::vector<tuning_db::PartKernel> part_kernels(const LinearChoices& choices) {
+  std::vector<tuning_db::PartKernel> kernels;
+  add_part_kernels(choices, "", kernels);
+  return kernels;
+}
+
+std::vector<tuning_db::PartKernel> part_kernels(const MlpChoices& choices) {
+  std::vector<tuning_db::PartKernel> kernels;
+  add_part_kernels(choices.up, "up_", kernels);
+  add_part_kernels(choices.down, "down_", kernels);
   return kernels;
 }
 

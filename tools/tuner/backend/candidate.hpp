@@ -7,16 +7,18 @@
 //         | "cublaslt"              cuBLASLt in the recipe's types and scales
 //         | "cublaslt_tensorwise"   cuBLASLt in the recipe's types with one scale for each operand
 //         | "bf16_cublaslt"         cuBLASLt in bf16; of a grouped GEMM, a call for each group
-//         | "float8"                a linear or an expert linear, forward and backward
+//         | "float8"                a linear, an expert linear or an MLP, forward and backward
 //         | "float8_reused"         the same with fp8 copies of the weight that exist already
 //         | "bf16"                  a linear of three bf16 GEMMs, the baseline; of experts each is a
-//                                   generated grouped GEMM or, by cuBLASLt, a call for each group
+//                                   generated grouped GEMM or, by cuBLASLt, a call for each group; an MLP
+//                                   of such linears, where copies move what its activation would
 //         | "cast_list"             all weights of a list cast in few launches
 //         | "cast_each"             the same weights cast one after the other
 //         | "copy"                  a copy on the device
 // config := GEMM config             a generated kernel's
 //         | "h" INT                 cuBLASLt's: the index of its suggestion
-//         | choice "," choice "," choice   a linear's: output, grad_input, grad_weight
+//         | choice "," choice "," choice   a linear's: output, grad_input, grad_weight; an MLP's: those of up,
+//                                   which gate has too, and of down
 //         | ""                      the others'
 // choice := "generated:" config | "cublaslt:" config
 // epilogue := part ("+" part)*      each part once
@@ -73,6 +75,12 @@ using LinearChoices = std::array<runtime::GemmChoice, 3>;  // indexed by Gemm
 [[nodiscard]] std::string choices_text(const LinearChoices& choices);
 [[nodiscard]] Result<LinearChoices> parse_choices(std::string_view text);
 
+struct MlpChoices {
+  LinearChoices up, down;  // gate has those of up
+};
+[[nodiscard]] std::string choices_text(const MlpChoices& choices);
+[[nodiscard]] Result<MlpChoices> parse_mlp_choices(std::string_view text);
+
 // The GEMM that a problem is, in its recipe's fp8 types or, as its baseline, in bf16. kUnsupported
 // where there is none: for a linear, and in fp8 for a GEMM that the recipe leaves in bf16 and for
 // scales that no kernel has.
@@ -100,6 +108,7 @@ using LinearChoices = std::array<runtime::GemmChoice, 3>;  // indexed by Gemm
 [[nodiscard]] Result<Candidate> from_row(const tuning_db::Candidate& row);
 // The kernels of a linear as its row keeps them.
 [[nodiscard]] std::vector<tuning_db::PartKernel> part_kernels(const LinearChoices& choices);
+[[nodiscard]] std::vector<tuning_db::PartKernel> part_kernels(const MlpChoices& choices);
 
 // The device that plans are made for where there is none: an H100 SXM with 80 GB.
 [[nodiscard]] runtime::DeviceInfo h100();

@@ -110,6 +110,7 @@ void GpuBackend::forget() {
   routing_.reset();
   weights_.reset();
   attention_.reset();
+  mlp_.reset();
   outputs_.clear();
   references_.clear();
   for (auto& [key, pool] : pools_) pool.rewind();
@@ -127,7 +128,10 @@ Status GpuBackend::open(const Problem& problem, L2State l2) {
   recipe_ = *recipe;
   l2_ = l2;
   const bool dense_gemm = is_gemm(problem.op) && !is_grouped(problem.op);
-  const Status opened = attention ? open_attention() : dense_gemm ? open_gemm() : open_linear();
+  const Status opened = attention                ? open_attention()
+                        : problem.op == Op::kMlp ? open_mlp()
+                        : dense_gemm             ? open_gemm()
+                                                 : open_linear();
   if (!opened) return triage(opened.error());
   return {};
 }

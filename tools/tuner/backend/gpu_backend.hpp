@@ -94,7 +94,7 @@ class GpuBackend final : public Backend {
     CUdeviceptr y = 0, dx = 0, dw = 0, saved = 0;
     CUdeviceptr workspace = 0;  // of experts, whose casts leave q there
   };
-  // How the rows of an open expert linear are shared.
+  // How the rows of open experts are shared.
   struct Routing {
     runtime::GroupLayoutPlan plan;
     DeviceBuffer offsets, layout;
@@ -117,6 +117,29 @@ class GpuBackend final : public Backend {
       float8_attention_backward_args backward;      // under kFp8
     };
     std::vector<Set> sets;
+  };
+  // An open MLP: what its calls read and write apart from copies in fp8.
+  struct OpenMlp {
+    MlpShape shape;
+    struct Set {
+      PoolTensor x, dy;
+      std::vector<PoolTensor> w;    // by linears_of()
+      std::vector<CUdeviceptr> dw;  // likewise
+      // dh, gate and up follow each other, and so do dx and its part by up. What bf16 computes of these is
+      // larger than what is read of it: it has as many bytes as a copy that moves what an activation moves.
+      CUdeviceptr dh = 0, hidden = 0, y = 0, dx = 0;
+      CUdeviceptr bf16_h = 0, bf16_d_hidden = 0, dx_sum = 0;
+    };
+    std::vector<Set> sets;
+  };
+  // A state of delayed scaling of the candidate's own.
+  struct DelayedState {
+    std::shared_ptr<const runtime::DelayedScales> scales;
+    void* bytes = nullptr;
+  };
+  struct MlpStates {
+    std::vector<DelayedState> all;  // none, or one of each linear
+    std::vector<float8_scale_slots> slots;
   };
   enum class Operands { kFp8, kFp8OneScale, kBf16 };  // a GEMM's
   struct Timed {
@@ -174,11 +197,37 @@ class GpuBackend final : public Backend {
     std::vector<runtime::ExpertsForwardCall> forward;
     std::vector<runtime::ExpertsBackwardCall> backward;
   };
-  [[nodiscard]] ExpertsCalls experts_calls(const float8_scale_slots& slots) const;
+  [[nodiscard]] ExpertsCalls experts_calls(std::span<const LinearSet> sets,
+                                           const float8_scale_slots& slots) const;
   [[nodiscard]] Result<Built> add_experts(const Candidate& candidate);
-  [[nodiscard]] Result<std::vector<std::vector<runtime::Step>>> grouped_bf16(
-      const LinearChoices& choices);
+  using GemmLaunches = std::array<Launch, 3>;  // indexed by Gemm
+  [[nodiscard]] Status add_grouped_bf16(const Problem& linear, std::span<const LinearSet> sets,
+                                        const LinearChoices& choices,
+                                        std::vector<GemmLaunches>& launches);
+  [[nodiscard]] Result<std::vector<GemmLaunches>> bf16_launches(const Problem& linear,
+                                                                std::span<const LinearSet> sets,
+                                                                const LinearChoices& choices);
   [[nodiscard]] Result<Built> add_bf16(const Candidate& candidate);
+  // An MLP: gpu_mlp.cpp.
+  [[nodiscard]] Status open_mlp();
+  [[nodiscard]] Result<Built> add_mlp(const Candidate& candidate);
+  [[nodiscard]] Result<std::vector<Launch>> mlp_in_bf16(const MlpChoices& choices);
+  struct FusedPlans;
+  struct FusedCalls;
+  [[nodiscard]] Result<FusedPlans> plan_fused(const MlpChoices& choices);
+  [[nodiscard]] Result<std::shared_ptr<FusedCalls>> fused_calls(
+      const FusedPlans& plans, const OpenMlp::Set& set, const MlpStates& states,
+      const float8_buffer& workspace, const std::function<void*(size_t)>& take) const;
+  [[nodiscard]] Result<MlpStates> add_mlp_states(
+      const std::vector<const std::vector<DelayedSlot>*>& linears);
+  [[nodiscard]] std::function<Status()> first_step_of(
+      const MlpStates& states, std::function<Status(const float8_step&)> run) const;
+  [[nodiscard]] Result<std::vector<Launch>> mlp_in_fp8(const MlpChoices& choices, Timed& timed);
+  [[nodiscard]] Result<std::vector<Launch>> experts_mlp_in_fp8(const MlpChoices& choices,
+                                                               Timed& timed);
+  [[nodiscard]] Launch copy_of(CUdeviceptr from, CUdeviceptr to, int64_t elements) const;
+  [[nodiscard]] Reference mlp_reference() const;
+  [[nodiscard]] Result<Check> verify_mlp(Timed& timed);
   [[nodiscard]] Result<Built> add_attention(const Candidate& candidate);
   [[nodiscard]] Reference attention_reference() const;
   [[nodiscard]] Result<Check> verify_attention();
@@ -188,11 +237,6 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status settle_weight_scales();
   [[nodiscard]] Result<Built> add_casts(const Candidate& candidate);
   [[nodiscard]] Result<Check> verify_casts(Timed& timed);
-  // A state of delayed scaling of the candidate's own.
-  struct DelayedState {
-    std::shared_ptr<const runtime::DelayedScales> scales;
-    void* bytes = nullptr;
-  };
   [[nodiscard]] Result<DelayedState> add_delayed_state(const std::vector<DelayedSlot>& slots);
   [[nodiscard]] Status add_delayed_scales(Timed& timed);
   [[nodiscard]] Status add_weights_in_fp8(Timed& timed);
@@ -232,11 +276,12 @@ class GpuBackend final : public Backend {
   std::vector<CUdeviceptr> outputs_;
   Scales scale_a_, scale_b_;
   std::vector<LinearSet> linear_sets_;
-  std::vector<int64_t> group_rows_;   // of each expert; of a linear all rows
+  std::vector<int64_t> group_rows_;   // of each expert; where there are none, all rows
   std::optional<Routing> routing_;    // none: there are no experts
   size_t saved_bytes_ = 0;            // the size of a linear set's saved buffer
   std::unique_ptr<Weights> weights_;  // null: a problem is open
   std::optional<OpenAttention> attention_;
+  std::optional<OpenMlp> mlp_;
   std::map<std::pair<Operands, int64_t>, Reference> references_;
   std::vector<Timed> timed_;
 };

@@ -45,6 +45,10 @@ Result<Built> GpuBackend::add(const Candidate& candidate) {
     built = add_casts(candidate);
   } else if (attention_) {
     if (candidate.impl == Impl::kFloat8) built = add_attention(candidate);
+  } else if (mlp_) {
+    if (candidate.impl == Impl::kFloat8 || candidate.impl == Impl::kBf16) {
+      built = add_mlp(candidate);
+    }
   } else if (candidate.impl == Impl::kBf16 ? whole
                                            : candidate.impl == Impl::kBf16CublasLt && experts) {
     built = add_bf16(candidate);
@@ -244,9 +248,10 @@ Status GpuBackend::add_weights_in_fp8(Timed& timed) {
   return {};
 }
 
-GpuBackend::ExpertsCalls GpuBackend::experts_calls(const float8_scale_slots& slots) const {
+GpuBackend::ExpertsCalls GpuBackend::experts_calls(std::span<const LinearSet> sets,
+                                                   const float8_scale_slots& slots) const {
   ExpertsCalls calls;
-  for (const LinearSet& set : linear_sets_) {
+  for (const LinearSet& set : sets) {
     calls.forward.push_back({.m = problem_.shape().m,
                              .x = {set.x.data},
                              .w = {set.w.data},
@@ -288,7 +293,7 @@ Result<Built> GpuBackend::add_experts(const Candidate& candidate) {
     delayed = F8_TRY(add_delayed_state(experts->scale_slots()));
     slots = delayed->scales->slots(delayed->bytes, 0);
   }
-  const auto [forward, backward] = experts_calls(slots);
+  const auto [forward, backward] = experts_calls(linear_sets_, slots);
   Timed timed;
   timed.candidate = candidate;
   timed.prime = [this, experts, forward = forward, backward = backward, delayed]() -> Status {
@@ -339,58 +344,56 @@ Result<Built> GpuBackend::add_experts(const Candidate& candidate) {
   return built;
 }
 
-// The launches of the grouped GEMMs of a baseline, which follow the layout of the routing, by operand set;
-// none of a GEMM that is a call for each group.
-Result<std::vector<std::vector<runtime::Step>>> GpuBackend::grouped_bf16(
-    const LinearChoices& choices) {
-  std::vector<std::vector<runtime::Step>> all(linear_sets_.size());
-  const auto is_grouped_gemm = [&](const runtime::Step& step) {
-    return std::ranges::any_of(kGemms, [&](Gemm gemm) {
-      return choices[static_cast<size_t>(gemm)].provider == Provider::kGenerated &&
-             step.name == f8::format("gemm {}", to_string(gemm));
-    });
-  };
-  runtime::ExpertsDesc desc = F8_TRY(experts_desc(problem_));
+// The grouped GEMMs among the choices for expert linears in bf16, by operand set.
+Status GpuBackend::add_grouped_bf16(const Problem& linear, std::span<const LinearSet> sets,
+                                    const LinearChoices& choices,
+                                    std::vector<GemmLaunches>& launches) {
+  runtime::ExpertsDesc desc = F8_TRY(experts_desc(linear));
   desc.recipe = bf16_recipe();
   for (size_t i = 0; i < choices.size(); ++i) {
     if (choices[i].provider == Provider::kGenerated) desc.configs[i] = choices[i].config;
   }
   const auto experts = F8_TRY(runtime::Experts::plan(context_, desc));
-  const auto [forward, backward] = experts_calls({});
-  for (size_t set = 0; set < all.size(); ++set) {
-    std::vector<runtime::Step> steps = steps_of(*experts, forward[set], backward[set]);
-    std::erase_if(steps, [&](const runtime::Step& step) { return !is_grouped_gemm(step); });
-    if (steps.empty()) continue;
-    all[set].push_back({"layout", [this, experts](runtime::Stream stream) {
-                          return routing_->plan.run(routing_->call, stream);
-                        }});
-    std::ranges::move(steps, std::back_inserter(all[set]));
+  F8_TRY(reserve_workspace(experts->workspace_bytes()));
+  auto [forward, backward] = experts_calls(sets, {});
+  for (size_t set = 0; set < sets.size(); ++set) {
+    forward[set].workspace.data = backward[set].workspace.data =
+        mutable_pointer(workspaces_.back().address());
+    for (runtime::Step& step : steps_of(*experts, forward[set], backward[set])) {
+      for (const Gemm gemm : kGemms) {
+        const auto i = static_cast<size_t>(gemm);
+        if (choices[i].provider != Provider::kGenerated ||
+            step.name != f8::format("gemm {}", to_string(gemm))) {
+          continue;
+        }
+        launches[set][i] = [experts, launch = std::move(step.launch)](runtime::Stream stream) {
+          return launch(stream);
+        };
+      }
+    }
   }
-  return all;
+  return {};
 }
 
-// The baseline: the GEMMs of a linear or, of experts, grouped ones and those of each group that has rows,
-// one after the other. Where a group has none, its gradient becomes zero.
-Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
-  const auto [m, n, k] = problem_.shape();
-  LinearChoices choices;
-  for (auto& choice : choices) choice.provider = Provider::kCublasLt;
-  if (!candidate.config.empty() && !is_gemm(problem_.op)) {
-    choices = F8_TRY(parse_choices(candidate.config));
-  }
-  const bool whole_experts = is_grouped(problem_.op) && !is_gemm(problem_.op);
-  std::vector<std::vector<runtime::Step>> grouped(linear_sets_.size());
-  if (whole_experts) grouped = F8_TRY(grouped_bf16(choices));
+// The GEMMs of a linear in bf16, by operand set: of experts, grouped ones, which follow the layout of the
+// routing, or those of each group that has rows, one after the other. Where a group has none, its gradient
+// becomes zero. Of a GEMM alone the other two are empty.
+Result<std::vector<GpuBackend::GemmLaunches>> GpuBackend::bf16_launches(
+    const Problem& linear, std::span<const LinearSet> sets, const LinearChoices& choices) {
+  const auto [m, n, k] = linear.shape();
+  std::vector<GemmLaunches> launches(sets.size());
+  const bool whole_experts = is_grouped(linear.op) && !is_gemm(linear.op);
+  if (whole_experts) F8_TRY(add_grouped_bf16(linear, sets, choices, launches));
   std::map<std::pair<Gemm, int64_t>, runtime::GemmPlanPtr> plans;  // by rows
   size_t workspace_bytes = 0;
   const auto plan_of = [&](Gemm gemm, int64_t rows) -> Result<runtime::GemmPlanPtr> {
     runtime::GemmPlanPtr& plan = plans[{gemm, rows}];
     if (plan != nullptr) return plan;
-    Problem problem = problem_;
+    Problem problem = linear;
     problem.op = to_op(gemm);
     problem.dims = Shape{rows, n, k};
     const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, true));
-    const runtime::GemmChoice choice = is_grouped(problem_.op)
+    const runtime::GemmChoice choice = is_grouped(linear.op)
                                            ? F8_TRY(runtime::GemmPlan::choose(*context_, desc))
                                            : choices[static_cast<size_t>(gemm)];
     plan = F8_TRY(runtime::GemmPlan::create(context_, desc, choice));
@@ -399,52 +402,75 @@ Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
   };
   struct One {
     runtime::GemmPlanPtr plan;
-    Gemm gemm;
     int64_t first, rows;  // of the group
     int64_t weight;       // the first row of its matrix
   };
-  std::vector<One> all;
+  std::array<std::vector<One>, 3> all;
   for (const Gemm gemm : kGemms) {
-    if (is_gemm(problem_.op) && to_gemm(problem_.op) != gemm) continue;
-    if (whole_experts && choices[static_cast<size_t>(gemm)].provider == Provider::kGenerated) {
-      continue;
-    }
+    if (is_gemm(linear.op) && to_gemm(linear.op) != gemm) continue;
+    const auto i = static_cast<size_t>(gemm);
+    if (whole_experts && choices[i].provider == Provider::kGenerated) continue;
     int64_t first = 0;
     for (size_t e = 0; e < group_rows_.size(); first += group_rows_[e++]) {
       const int64_t rows = group_rows_[e];
       if (rows == 0 && gemm != Gemm::kGradWeight) continue;
       const int64_t planned = rows > 0 ? rows : std::ranges::max(group_rows_);
-      all.push_back(
-          {F8_TRY(plan_of(gemm, planned)), gemm, first, rows, static_cast<int64_t>(e) * n});
+      all[i].push_back({F8_TRY(plan_of(gemm, planned)), first, rows, static_cast<int64_t>(e) * n});
     }
   }
   F8_TRY(reserve_workspace(workspace_bytes));
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  const auto row = [](auto at, int64_t first, int64_t cols) {
+    return at + bytes_of(first * cols, Dtype::kBf16);
+  };
+  for (size_t at = 0; at < sets.size(); ++at) {
+    const LinearSet& set = sets[at];
+    const auto* x = static_cast<const uint8_t*>(set.x.data);
+    const auto* w = static_cast<const uint8_t*>(set.w.data);
+    const auto* dy = static_cast<const uint8_t*>(set.dy.data);
+    for (const Gemm gemm : kGemms) {
+      const auto i = static_cast<size_t>(gemm);
+      if (all[i].empty()) continue;
+      std::vector<runtime::GemmCall> calls;
+      for (const One& one : all[i]) {
+        runtime::GemmCall call{.inv_scale_a = nullptr, .inv_scale_b = nullptr, .m = one.rows};
+        call.a = gemm == Gemm::kOutput ? row(x, one.first, k) : row(dy, one.first, n);
+        call.b = gemm == Gemm::kGradWeight ? row(x, one.first, k) : row(w, one.weight, k);
+        call.d = mutable_pointer(gemm == Gemm::kOutput      ? row(set.y, one.first, n)
+                                 : gemm == Gemm::kGradInput ? row(set.dx, one.first, k)
+                                                            : row(set.dw, one.weight, k));
+        calls.push_back(call);
+      }
+      launches[at][i] = [plans = all[i], calls = std::move(calls),
+                         workspace](runtime::Stream stream) -> Status {
+        for (size_t c = 0; c < plans.size(); ++c) {
+          F8_TRY(plans[c].plan->run(calls[c], workspace, stream));
+        }
+        return {};
+      };
+    }
+  }
+  return launches;
+}
+
+// The baseline, with the layout that grouped GEMMs read.
+Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
+  LinearChoices choices;
+  for (auto& choice : choices) choice.provider = Provider::kCublasLt;
+  if (!candidate.config.empty() && !is_gemm(problem_.op)) {
+    choices = F8_TRY(parse_choices(candidate.config));
+  }
+  const bool lays_out =
+      is_grouped(problem_.op) && !is_gemm(problem_.op) &&
+      std::ranges::count(choices, Provider::kGenerated, &runtime::GemmChoice::provider) > 0;
   Timed timed;
   timed.candidate = candidate;
-  void* workspace = mutable_pointer(workspaces_.back().address());
-  for (const LinearSet& set : linear_sets_) {
-    std::vector<runtime::GemmCall> calls;
-    for (const One& one : all) {
-      const auto row = [](auto at, int64_t first, int64_t cols) {
-        return at + bytes_of(first * cols, Dtype::kBf16);
-      };
-      const auto* x = static_cast<const uint8_t*>(set.x.data);
-      const auto* w = static_cast<const uint8_t*>(set.w.data);
-      const auto* dy = static_cast<const uint8_t*>(set.dy.data);
-      runtime::GemmCall call{.inv_scale_a = nullptr, .inv_scale_b = nullptr, .m = one.rows};
-      call.a = one.gemm == Gemm::kOutput ? row(x, one.first, k) : row(dy, one.first, n);
-      call.b = one.gemm == Gemm::kGradWeight ? row(x, one.first, k) : row(w, one.weight, k);
-      call.d = mutable_pointer(one.gemm == Gemm::kOutput      ? row(set.y, one.first, n)
-                               : one.gemm == Gemm::kGradInput ? row(set.dx, one.first, k)
-                                                              : row(set.dw, one.weight, k));
-      calls.push_back(call);
-    }
+  for (GemmLaunches& gemms : F8_TRY(bf16_launches(problem_, linear_sets_, choices))) {
     timed.launch.emplace_back(
-        [all, calls, workspace,
-         steps = std::move(grouped[timed.launch.size()])](runtime::Stream stream) -> Status {
-          for (const runtime::Step& step : steps) F8_TRY(step.launch(stream));
-          for (size_t i = 0; i < all.size(); ++i) {
-            F8_TRY(all[i].plan->run(calls[i], workspace, stream));
+        [this, lays_out, gemms = std::move(gemms)](runtime::Stream stream) -> Status {
+          if (lays_out) F8_TRY(routing_->plan.run(routing_->call, stream));
+          for (const Launch& gemm : gemms) {
+            if (gemm) F8_TRY(gemm(stream));
           }
           return {};
         });

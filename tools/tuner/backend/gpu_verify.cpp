@@ -211,6 +211,7 @@ Result<Check> GpuBackend::verify(int candidate) {
   if (timed.prime) {
     if (const Status primed = timed.prime(); !primed) return triage(primed.error());
   }
+  if (mlp_) return verify_mlp(timed);
   const bool dense_gemm = is_gemm(problem_.op) && !is_grouped(problem_.op);
   return dense_gemm ? verify_gemm(timed) : verify_linear(timed);
 }

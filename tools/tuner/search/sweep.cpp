@@ -221,7 +221,8 @@ Status Sweep::measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& 
       if (should_end()) return {};
       F8_TRY(is_attention(linear.problem.op)
                  ? measure_attention(linear, *found->second.front(), outcome)
-                 : measure_linear(linear, found->second, outcome));
+             : linear.problem.op == Op::kMlp ? measure_mlp(linear, found->second, outcome)
+                                             : measure_linear(linear, found->second, outcome));
       worked = true;
     }
     left_s -= linear.predicted_s;

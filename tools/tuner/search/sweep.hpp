@@ -30,7 +30,7 @@ struct SweepProgress {
   int worker_starts = 0;
 };
 
-// The result of a linear, or of a part of attention, which has nothing in bf16.
+// The result of a linear or an MLP, or of a part of attention, which has nothing in bf16.
 struct LinearResult {
   Problem problem;
   tuning_db::TrialResult float8, bf16;
@@ -145,6 +145,24 @@ class Sweep {
   [[nodiscard]] Result<LinearSearch> search(const PlannedLinear& linear,
                                             const LinearKernels& kernels);
   [[nodiscard]] Result<LinearChoices> search_baseline(const PlannedLinear& linear);
+  struct PairOfTrials {  // null where one is not missing
+    const tuning_db::PendingTrial* float8 = nullptr;
+    const tuning_db::PendingTrial* bf16 = nullptr;
+  };
+  [[nodiscard]] static PairOfTrials trials_of(const Pending& pending);
+  // Whole linears, or MLPs, in fp8 (none: `missing` says why) and in bf16, as their rows keep them.
+  struct Compared {
+    std::optional<std::string> float8;
+    std::string bf16;
+    std::string missing{};
+    std::function<void(LinearResult&)> describe{};  // adds to what was measured
+  };
+  // Measures trials that are started.
+  [[nodiscard]] Status compare_with_bf16(const PlannedLinear& linear, const Pending& pending,
+                                         const Compared& compared, SweepOutcome& outcome);
+  // It measures an MLP (sweep_mlp.cpp).
+  [[nodiscard]] Status measure_mlp(const PlannedLinear& mlp, const Pending& pending,
+                                   SweepOutcome& outcome);
   // It measures one part of attention (sweep_attention.cpp).
   [[nodiscard]] Status measure_attention(const PlannedLinear& part,
                                          const tuning_db::PendingTrial& trial,

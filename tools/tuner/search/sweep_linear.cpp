@@ -104,45 +104,39 @@ Result<std::vector<TrialResult>> Sweep::measure_again(InterleavedGroup group) {
   return results;
 }
 
-Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending,
-                             SweepOutcome& outcome) {
-  const tuning_db::PendingTrial* float8 = nullptr;
-  const tuning_db::PendingTrial* bf16 = nullptr;
+Sweep::PairOfTrials Sweep::trials_of(const Pending& pending) {
+  PairOfTrials pair;
   for (const tuning_db::PendingTrial* trial : pending) {
-    (trial->key.candidate.impl == tuning_db::Impl::kFloat8 ? float8 : bf16) = trial;
+    (trial->key.candidate.impl == tuning_db::Impl::kFloat8 ? pair.float8 : pair.bf16) = trial;
   }
-  LinearKernels kernels = F8_TRY(kernels_of(linear));
-  const bool complete = kernels.missing.empty();
-  progress_.doing = linear.problem.key();
-  (void)tick();
-  if (float8 != nullptr && complete) F8_TRY(db_.start_trial(*float8));
-  if (bf16 != nullptr) F8_TRY(db_.start_trial(*bf16));
+  return pair;
+}
 
+Status Sweep::compare_with_bf16(const PlannedLinear& linear, const Pending& pending,
+                                const Compared& compared, SweepOutcome& outcome) {
   const SweepOptions& options = request_.options;
-  if (linear.baseline) kernels.bf16 = F8_TRY(search_baseline(linear));
-  LinearSearch found;
   InterleavedGroup group = group_of(linear);
   group.stop = {.target = options.max_ci,
                 .min_s = options.linear_min_ms / 1e3,
                 .max_s = options.linear_max_ms / 1e3,
                 .min_blocks = kLinearBlocks};
-  if (complete) {
-    found = F8_TRY(search(linear, kernels));
-    group.candidates.push_back({.impl = Impl::kFloat8, .config = choices_text(found.choices)});
+  if (compared.float8) {
+    group.candidates.push_back({.impl = Impl::kFloat8, .config = *compared.float8});
     group.purpose = Ratios{.reference = 1};
   }
-  group.candidates.push_back({.impl = Impl::kBf16, .config = choices_text(kernels.bf16)});
+  group.candidates.push_back({.impl = Impl::kBf16, .config = compared.bf16});
   group.seed = next_seed();
   const std::vector<TrialResult> results = F8_TRY(measure_again(std::move(group)));
 
   LinearResult measured{.problem = linear.problem, .float8 = {}, .bf16 = results.back()};
-  if (complete) {
+  if (compared.float8) {
     measured.float8 = results.front();
   } else {
     measured.float8.state = TrialState::kLaunchError;
-    measured.float8.reason = f8::format("no kernel works for {}", kernels.missing);
+    measured.float8.reason = compared.missing;
   }
-  describe(measured, found, kernels.bf16);
+  compared.describe(measured);
+  const auto [float8, bf16] = trials_of(pending);
   if (measured.float8.ratio) {
     if (bf16 != nullptr) measured.float8.ratio->pair_uuid = bf16->uuid;
     if (measured.float8.ratio->ratio > progress_.best_speedup) {
@@ -154,6 +148,27 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
   if (float8 != nullptr) F8_TRY(finish(*float8, measured.float8));
   outcome.linears.push_back(std::move(measured));
   return {};
+}
+
+Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending,
+                             SweepOutcome& outcome) {
+  LinearKernels kernels = F8_TRY(kernels_of(linear));
+  progress_.doing = linear.problem.key();
+  (void)tick();
+  const auto [float8, bf16] = trials_of(pending);
+  if (float8 != nullptr && kernels.missing.empty()) F8_TRY(db_.start_trial(*float8));
+  if (bf16 != nullptr) F8_TRY(db_.start_trial(*bf16));
+  if (linear.baseline) kernels.bf16 = F8_TRY(search_baseline(linear));
+  LinearSearch found;
+  Compared compared{.float8 = {}, .bf16 = choices_text(kernels.bf16)};
+  if (kernels.missing.empty()) {
+    found = F8_TRY(search(linear, kernels));
+    compared.float8 = choices_text(found.choices);
+  } else {
+    compared.missing = f8::format("no kernel works for {}", kernels.missing);
+  }
+  compared.describe = [&](LinearResult& measured) { describe(measured, found, kernels.bf16); };
+  return compare_with_bf16(linear, pending, compared, outcome);
 }
 
 }  // namespace f8::tuner

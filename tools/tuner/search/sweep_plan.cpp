@@ -46,7 +46,8 @@ class Planner {
   Status add(const Recipe& recipe, const SweptShape& shape) {
     PlannedLinear linear;
     linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape, shape.groups));
-    if (request_.skipped.contains(linear.problem.key())) return {};
+    const std::string key = linear.problem.key();
+    if (request_.skipped.contains(key) || !planned_.insert(key).second) return {};
     for (const Gemm g : kGemms) {
       const PlannedGemm& gemm = linear.gemms.emplace_back(F8_TRY(plan_gemm(recipe, g, shape)));
       F8_TRY(add_trials(gemm));
@@ -58,6 +59,27 @@ class Planner {
     }
     linear.predicted_s += linear_s(shape, linear.baseline.has_value());
     take(std::move(linear));
+    return {};
+  }
+  // The MLP, and its linears where their kernels are not known.
+  Status add_mlp(const Recipe& recipe, const MlpShape& shape) {
+    PlannedLinear mlp;
+    mlp.problem = F8_TRY(Problem::make(Op::kMlp, recipe, to_dims(shape)));
+    const std::string key = mlp.problem.key();
+    if (request_.skipped.contains(key) || !planned_.insert(key).second) return {};
+    const std::vector<Shape> linears = f8::linears_of(shape);
+    if (const auto known = request_.mlp_kernels.find(key); known != request_.mlp_kernels.end()) {
+      mlp.mlp = known->second;
+      mlp.kernels = F8_TRY(gemm_kernels(mlp.problem, known->second));
+    } else {
+      for (const Shape& linear : {linears.front(), linears.back()}) {
+        F8_TRY(add(recipe, {linear, shape.groups}));
+      }
+    }
+    for (const Impl impl : {Impl::kFloat8, Impl::kBf16}) add_trial(mlp.problem, {impl}, "");
+    for (const Shape& linear : linears) mlp.predicted_s += pair_s(linear);
+    mlp.predicted_s = compared_s(mlp.predicted_s);
+    take(std::move(mlp));
     return {};
   }
   void add_attention(const Problem& part) {
@@ -143,14 +165,21 @@ class Planner {
                (std::max(options_.final_ms / 1e3, 10 * one_s) + kCandidateS);
   }
 
+  // A linear and its baseline once.
+  double pair_s(Shape shape) const {
+    return (profile_.linear_ns(shape, true) + profile_.linear_ns(shape, false)) / 1e9;
+  }
+  // Of comparing what takes so long, once, with its baseline.
+  double compared_s(double pair_s) const {
+    return std::max(2 * options_.linear_min_ms / 1e3, 12 * pair_s) + 3 * pair_s + 0.05;
+  }
+
   // `twice`: the baseline is looked for too.
   double linear_s(Shape shape, bool twice) const {
-    const double pair_s =
-        (profile_.linear_ns(shape, true) + profile_.linear_ns(shape, false)) / 1e9;
-    double all_s = std::max(2 * options_.linear_min_ms / 1e3, 12 * pair_s) + 3 * pair_s + 0.05;
+    double all_s = compared_s(pair_s(shape));
     if (options_.linears > 1) {  // the two rungs of whole linears
       all_s += (twice ? 2 : 1) * (options_.linears + 6) *
-               (std::max(options_.linear_ms / 1e3, 2 * pair_s) + kCandidateS);
+               (std::max(options_.linear_ms / 1e3, 2 * pair_s(shape)) + kCandidateS);
     }
     return all_s;
   }
@@ -162,6 +191,7 @@ class Planner {
   const AskSuggestions& ask_;
   SweepPlan plan_;
   SourceHashes hashes_;
+  std::set<std::string> planned_;   // linears and MLPs
   std::set<std::string> measured_;  // GEMM identities that an earlier linear measures
   std::map<std::string, Suggested> suggested_;
 };
@@ -248,6 +278,12 @@ Result<std::vector<Problem>> problems_of(const SweepRequest& request) {
       problems.push_back(F8_TRY(Problem::make(Op::kLinear, recipe, shape, shape.groups)));
     }
   }
+  for (const MlpShape& shape : request.mlps) {
+    for (const std::string& name : request.recipes) {
+      const Recipe recipe = F8_TRY(find_recipe(name));
+      problems.push_back(F8_TRY(Problem::make(Op::kMlp, recipe, to_dims(shape))));
+    }
+  }
   return problems;
 }
 
@@ -265,6 +301,14 @@ Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceI
     for (const std::string& name : request.recipes) {
       const Recipe recipe = F8_TRY(find_recipe(name));
       F8_TRY(planner.add(recipe, shape));
+    }
+  }
+  std::vector<MlpShape> mlps = request.mlps;
+  std::ranges::stable_sort(mlps, {}, [](const MlpShape& s) { return s.m * s.n * s.k; });
+  for (const MlpShape& shape : mlps) {
+    for (const std::string& name : request.recipes) {
+      const Recipe recipe = F8_TRY(find_recipe(name));
+      F8_TRY(planner.add_mlp(recipe, shape));
     }
   }
   return planner.plan();

@@ -1,11 +1,12 @@
 // The plan of a sweep: for each linear (recipe and shape; also of experts) its three GEMMs under all
 // candidates, fp8 and bf16, then whole linears of the best, and the fastest linear against its bf16 baseline;
-// or the parts of attention (attention_plan.hpp). The plan is made before anything is launched and depends on nothing but
+// then MLPs of such linears (mlp_plan.hpp); or the parts of attention (attention_plan.hpp). The plan is made before anything is launched and depends on nothing but
 // the request, the device's figures and cuBLASLt's counts, so that a resumed run finds the same trials.
 #pragma once
 
 #include <array>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "tools/tuner/search/attention_plan.hpp"
 #include "tools/tuner/search/expert_baseline.hpp"
+#include "tools/tuner/search/mlp_plan.hpp"
 
 namespace f8::tuner {
 
@@ -72,6 +74,7 @@ struct SweptShape : Shape {
 // A run has one method, so a request is of linears or of attention.
 struct SweepRequest {
   std::vector<SweptShape> shapes;
+  std::vector<MlpShape> mlps;
   std::vector<std::string> recipes;
   std::optional<AttentionRequest> attention{};  // instead of shapes and recipes
   SweepOptions options;
@@ -81,14 +84,17 @@ struct SweepRequest {
   // lose to none. It is not the one of the database that the sweep fills: a resumed run must find
   // the same choices.
   TuningTable prior;
-  std::set<std::string> skipped;  // the linears, by problem key, that are not to be measured
+  std::set<std::string>
+      skipped;  // the linears and MLPs, by problem key, that are not to be measured
+  // The kernels of MLPs whose linears were measured before, by problem key. The linears of others are planned too.
+  std::map<std::string, MlpKernels> mlp_kernels{};
 
   // The noun says what a sweep asks for: "linears".
   [[nodiscard]] std::string_view noun() const {
-    return attention ? "parts of attention" : "linears";
+    return attention ? "parts of attention" : mlps.empty() ? "linears" : "linears and MLPs";
   }
 };
-// Its linears, or the parts of its attentions.
+// Its linears and MLPs, or the parts of its attentions.
 [[nodiscard]] Result<std::vector<Problem>> problems_of(const SweepRequest& request);
 // How it measures attention.
 [[nodiscard]] AttentionMethod attention_method(const SweepRequest& request);
@@ -103,13 +109,14 @@ struct PlannedGemm {
   std::vector<runtime::GemmChoice> prior;  // what a plan takes without a search
 };
 
-// A linear, or a part of an attention, which has no GEMMs of its own.
+// A linear; or an MLP or a part of an attention, which have no GEMMs of their own.
 struct PlannedLinear {
   Problem problem;
   std::vector<PlannedGemm> gemms{};            // indexed by Gemm
   std::optional<ExpertBaseline> baseline;      // of experts
-  std::vector<codegen::KernelSpec> kernels{};  // of attention: what is compiled ahead
-  double predicted_s = 0;                      // of measuring all of it
+  std::vector<codegen::KernelSpec> kernels{};  // of attention and MLPs: what is compiled ahead
+  std::optional<MlpKernels> mlp{};  // none where the sweep is still to find those of an MLP
+  double predicted_s = 0;           // of measuring all of it
 };
 
 struct SweepPlan {

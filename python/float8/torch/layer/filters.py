@@ -37,12 +37,14 @@ def verdicts(
     hosts: int | None = None,
     network_gbit: float | None = None,
     experts: Experts = False,
+    fuse: bool = False,
 ) -> list[Verdict]:
     """Returns what float8.filter_layers says about the linears that a conversion would exchange.
 
     config: as for convert_to_float8_training; its recipe counts.
     tokens_of, experts: as there; verdicts on experts come behind those on linears.
     names: each is part of a name of a linear, or of experts (ValueError).
+    fuse: float8.torch.fuse will run the model's MLPs, as in float8.filter_layers.
     device: the CUDA device whose table answers; None: that of the weights, PyTorch's current one where
         they are on none, and the H100's without a Hopper GPU.
     """
@@ -77,6 +79,7 @@ def verdicts(
         tp=tp,
         hosts=hosts,
         network_gbit=network_gbit,
+        fuse=fuse,
     )
 
 

@@ -67,7 +67,8 @@ class Collector {
       if (const auto times = fastest(rows, key.second)) gemms_.try_emplace(key, *times);
     }
     F8_TRY(add_linears(database, index));
-    F8_TRY(add_experts(database));
+    F8_TRY(add_wholes(database, Op::kExperts, result_.experts));
+    F8_TRY(add_wholes(database, Op::kMlp, result_.mlps));
     F8_TRY(add_attentions(database));
     for (tuner::MeasuredGemm& gemm : F8_TRY(tuner::measured_gemms(database))) {
       result_.choices.push_back(std::move(gemm));
@@ -193,14 +194,14 @@ class Collector {
     return {};
   }
 
-  Status add_experts(const Database& database) {
+  Status add_wholes(const Database& database, Op op, std::vector<TrialRow>& all) {
     for (const Recipe& recipe : builtin_recipes()) {
-      for (TrialRow& row : F8_TRY(database.linears(recipe.name, Impl::kFloat8, Op::kExperts))) {
+      for (TrialRow& row : F8_TRY(database.linears(recipe.name, Impl::kFloat8, op))) {
         count(row);
         const auto same = [&](const TrialRow& known) {
           return known.problem == row.problem && known.device.is_same_class(row.device);
         };
-        if (std::ranges::none_of(result_.experts, same)) result_.experts.push_back(std::move(row));
+        if (std::ranges::none_of(all, same)) all.push_back(std::move(row));
       }
     }
     return {};

@@ -73,10 +73,10 @@ struct Campaign {
 
 struct Measurements {
   TuningTable table;
-  std::vector<GemmTimes> gemms;              // by operation, n, k, m, problem key and device
-  std::vector<LinearTimes> linears;          // by recipe, n, k, m and device
-  std::vector<tuning_db::TrialRow> experts;  // in float8, by recipe, n, k and m
-  std::vector<AttentionTimes> attentions;    // by heads, tokens, mask, device and recipe
+  std::vector<GemmTimes> gemms;                    // by operation, n, k, m, problem key and device
+  std::vector<LinearTimes> linears;                // by recipe, n, k, m and device
+  std::vector<tuning_db::TrialRow> experts, mlps;  // in float8, by recipe, n, k and m
+  std::vector<AttentionTimes> attentions;          // by heads, tokens, mask, device and recipe
   std::vector<tuner::MeasuredGemm> choices;
   std::vector<Run> runs;
   std::vector<tuning_db::Method> methods;

@@ -24,7 +24,7 @@ const Section kSections[] = {
      "Speedup of linears",
      "How many times faster a linear (forward and backward, casts included) is in float8 than in "
      "bf16. Blue is faster, orange slower, and the digits say the same.",
-     {"speedup", "experts"}},
+     {"speedup", "experts", "mlps"}},
     {"attention",
      "Attention in fp8",
      "Forward and backward of attention with their casts, and the results against fp64.",
@@ -93,6 +93,37 @@ std::optional<Figure> experts_table(const Measurements& measurements) {
                     "each expert. A skew of 0 "
                     "is an even routing, 1 is Zipf's law, and under 100 one expert has all "
                     "rows.",
+                .table = std::move(table)};
+}
+
+// The MLPs of all devices.
+std::optional<Figure> mlps_table(const Measurements& measurements) {
+  if (measurements.mlps.empty()) return std::nullopt;
+  DataTable table{.caption = "MLPs, forward and backward",
+                  .columns = {"recipe", "M", "hidden", "features", "gate", "experts", "skew",
+                              "float8 us", "speedup", "interval", "device"},
+                  .rows = {}};
+  for (const tuning_db::TrialRow& row : measurements.mlps) {
+    const MlpShape mlp = mlp_shape(row.problem);
+    const auto& ratio = row.result.ratio;
+    std::vector<std::string> cells = {row.problem.recipe};
+    for (const int64_t size : {mlp.m, mlp.n, mlp.k}) cells.push_back(f8::format("{}", size));
+    cells.emplace_back(mlp.gate ? "yes" : "no");
+    for (const int64_t size : {mlp.groups.experts, mlp.groups.skew}) {
+      cells.push_back(f8::format("{}", size));
+    }
+    cells.push_back(microseconds(row.result.timing->median_ns));
+    cells.push_back(ratio ? f8::format("{:.3f}", ratio->ratio) : "");
+    cells.push_back(ratio ? f8::format("{:.3f} to {:.3f}", ratio->lo, ratio->hi) : "");
+    cells.push_back(row.device_name);
+    table.rows.push_back(std::move(cells));
+  }
+  return Figure{.kind = "mlps",
+                .title = "Speedup of fused MLPs",
+                .description =
+                    "MLPs as one function, as float8.torch.fuse runs them, with the casts of all "
+                    "weights. The bf16 baseline has the linears' fastest GEMMs, and copies in "
+                    "the place of activations that move as many bytes.",
                 .table = std::move(table)};
 }
 
@@ -244,6 +275,7 @@ std::string summary(const Measurements& measurements) {
 std::vector<Figure> all_figures(const Measurements& measurements) {
   Collection all;
   all.add(experts_table(measurements));
+  all.add(mlps_table(measurements));
   all.add(attention_speeds(measurements));
   all.add(attention_accuracy(measurements));
   all.add(regret_curve(measurements));

@@ -1,0 +1,23 @@
+// The MLPs among the linears of a model: two or three that stand alone in one module, of which the last one takes
+// what the others give back to its features.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "recipes/problem.hpp"
+
+namespace f8 {
+
+struct ModelMlp {
+  std::vector<size_t> linears;  // indices: gate and up, or up alone; then down
+  int64_t features = 0;
+  int64_t hidden = 0;
+  bool gate = false;
+};
+// Where hidden and features are equal, sizes alone do not tell a gated MLP from other modules of three linears, such as
+// an attention's, so that names do (tensor_split).
+[[nodiscard]] std::vector<ModelMlp> mlps_of(std::span<const NamedLinear> layers);
+
+}  // namespace f8
