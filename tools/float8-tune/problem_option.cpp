@@ -65,14 +65,6 @@ Status require_problem(const std::string& mnk, const std::string& recipe) {
               mnk.empty() ? "--mnk" : "--recipe");
 }
 
-std::string mnk_of(const Problem& problem) {
-  if (is_grouped(problem.op) || problem.op == Op::kMlp) {
-    return to_string(problem.dims, spec_of(problem.op).dims);
-  }
-  const Shape s = problem.shape();
-  return f8::format("{},{},{}", s.m, s.n, s.k);
-}
-
 std::string database_to_write(const Global& global) {
   return global.db.empty() ? "tuned.f8db" : global.db.string();
 }

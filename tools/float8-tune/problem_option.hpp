@@ -32,9 +32,6 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options);
 // The user's database, for a command line that someone is told to run; without one a name for it.
 [[nodiscard]] std::string database_to_write(const Global& global);
 
-// A problem's dims as --mnk takes them: "8192,4096,4096", or those of expert linears and MLPs as their keys have them.
-[[nodiscard]] std::string mnk_of(const Problem& problem);
-
 // A key whose problem is the one that its recipe has at this shape.
 [[nodiscard]] Result<Problem> parse_problem(std::string_view key, bool any_accumulation = false);
 

@@ -87,6 +87,14 @@ void add_groups(Json& row, const Problem& problem) {
   row["skew"] = skew;
 }
 
+std::string mnk_of(const Problem& problem) {
+  if (is_grouped(problem.op) || problem.op == Op::kMlp) {
+    return to_string(problem.dims, spec_of(problem.op).dims);
+  }
+  const Shape s = problem.shape();
+  return f8::format("{},{},{}", s.m, s.n, s.k);
+}
+
 Json problem_json(const Problem& problem) {
   Json json = {
       {"problem", problem.key()}, {"op", to_string(problem.op)}, {"recipe", problem.recipe}};

@@ -10,6 +10,9 @@
 
 namespace f8::cli {
 
+// A problem's dims as --mnk takes them: "8192,4096,4096", or those of expert linears and MLPs as their keys have them.
+[[nodiscard]] std::string mnk_of(const Problem& problem);
+
 // "problem", "op", "recipe", and its dims by their names.
 [[nodiscard]] Json problem_json(const Problem& problem);
 // "experts" and "skew", where it is grouped.

@@ -176,10 +176,15 @@ std::optional<Estimate> of_mlp(const MlpShape& mlp, GroupEstimates& groups) {
   return e;
 }
 
+// Weaker evidence of the whole is no reason to leave stronger one of its parts.
+bool is_as_good(const Estimate& whole, const std::optional<Estimate>& parts) {
+  return !parts || whole.evidence <= parts->evidence;
+}
+
 // By layer: the estimate of the MLP that it is a linear of, with its share of the time.
 std::vector<std::optional<Estimate>> of_fused_mlps(std::span<const NamedLinear> layers,
                                                    const FilterOptions& options,
-                                                   const NameFilter& names,
+                                                   const NameFilter& names, Estimates& linears,
                                                    GroupEstimates& groups) {
   std::vector<std::optional<Estimate>> all(layers.size());
   if (!options.fused_mlps) return all;
@@ -189,7 +194,10 @@ std::vector<std::optional<Estimate>> of_fused_mlps(std::span<const NamedLinear> 
     if (!is_whole) continue;
     const int64_t rows = tokens_of(layers[mlp.linears.front()], options.tokens);
     std::optional<Estimate> e = of_mlp({{rows, mlp.hidden, mlp.features}, mlp.gate, {}}, groups);
-    if (!e) continue;
+    const auto is_better_than = [&](size_t i) {
+      return is_as_good(*e, linears(shape_of(layers[i], rows)));
+    };
+    if (!e || !std::ranges::all_of(mlp.linears, is_better_than)) continue;
     e->bf16_ns /= static_cast<double>(mlp.linears.size());  // all have as many products
     for (const size_t i : mlp.linears) all[i] = e;
   }
@@ -212,7 +220,12 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
   std::optional<Estimate> whole = fused;
   if (layer.is_experts()) {
     whole = of_mlp({shape_of(layer, rows), true, layer.groups}, groups);
-    if (!whole) whole = add_up(d, rows, groups.of_experts(layer.groups));
+    std::optional<Estimate> parts = add_up(d, rows, groups.of_experts(layer.groups));
+    if (whole && is_as_good(*whole, parts)) {
+      d.parts.clear();
+    } else {
+      whole = std::move(parts);
+    }
   }
   const std::optional<Estimate>& e =
       whole || layer.is_experts() ? whole : linears(shape_of(layer, rows));
@@ -286,7 +299,7 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   if (options.parallel.ranks() == 1) result.wire.reset();
   Estimates linears(estimator);
   GroupEstimates groups(estimator);
-  const auto fused = of_fused_mlps(layers, options, names, groups);
+  const auto fused = of_fused_mlps(layers, options, names, linears, groups);
   const Question asked{options, names, estimator, result.wire};
   result.decisions.reserve(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {

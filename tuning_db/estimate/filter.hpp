@@ -14,10 +14,10 @@
 // measurements, whatever decides. Where ranks share the model, what they send is in it
 // (wire_cost.hpp), and it is `modelled`.
 //
-// The experts of a layer have one verdict. Where there are rows of MLPs of such experts, it is theirs, since that is
-// what runs. Else the times of their two expert linears are added, in bf16 and
-// in fp8, and the ends of their intervals likewise. It rests on the weaker of both kinds of evidence.
-// With `fused_mlps` so have the linears of an MLP, where there are rows of MLPs to tell it by; else each its own.
+// The experts of a layer have one verdict. It is that of rows of MLPs of such experts, since an MLP is what runs, unless
+// rows of their two expert linears are stronger evidence. Then the times of these are added, in bf16 and in fp8, and
+// the ends of their intervals likewise, and it rests on the weaker evidence of both.
+// With `fused_mlps` the linears of an MLP have one verdict too, by rows of MLPs on the same condition; else each its own.
 // What ranks send for experts has as many bytes in fp8 as in bf16, and is left out.
 #pragma once
 

@@ -70,6 +70,8 @@ def _start(
 ) -> None:
     global device
     device = on
+    if on == "cpu":  # meshes that name no device are the GPUs' where there are some
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.freeze()  # what the server has imported is not walked again
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import pathlib
 import sys
 from typing import Any
@@ -346,7 +345,6 @@ def _under_transformers(
         own = pathlib.Path(folder, "model")
         single.save_pretrained(own)  # by the first rank alone
         torch.distributed.barrier()
-        os.environ["LOCAL_RANK"] = str(rank)  # as of torchrun
         load = functools.partial(AutoModelForCausalLM.from_pretrained, own, dtype=torch.float32)
         single = load(experts_implementation="float8")
         shared = load(experts_implementation="float8", distributed_config={"tp_size": world})

@@ -141,8 +141,7 @@ def train(
     scales = None
     try:
         # A run that nothing holds up may take its time, as on a machine with other work.
-        # One that hangs meets the groups' timeout before the watch ends it, on a busy machine too.
-        with f8.watch(model, timeout=3 * TIMEOUT if fault in ("kill", "hang", "raise") else 60):
+        with f8.watch(model, timeout=TIMEOUT if fault in ("kill", "hang", "raise") else 60):
             for step in range(_load(path, model, optimizer), STEPS):
                 if hasattr(model, "float8_scales"):
                     scales = model.float8_scales.state.clone()

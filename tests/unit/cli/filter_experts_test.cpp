@@ -74,6 +74,36 @@ TEST_F(FilterExperts, HaveOneVerdictOfBothExpertLinears) {
   EXPECT_TRUE(contains(table, "of 1 linears and 1 of 1 layers of experts to float8")) << table;
 }
 
+// What runs is an MLP, whose rows go before those of its linears.
+TEST_F(FilterExperts, AreJudgedByTheirMlpWhereItWasMeasured) {
+  namespace db = tuning_db;
+  {
+    auto database = db::Database::open(tool_.path() / "my.db", db::OpenMode::kReadWrite).value();
+    db::sweep_mlps(database, {{{8192, 1024, 4096}, true, {8, kZipf}}}, 1.25);
+  }
+  const Json d = decision({"--skew", "zipf"});
+  EXPECT_EQ(d["convert"], true) << "the linears by themselves are slower in fp8";
+  EXPECT_EQ(d["evidence"], "measured");
+  EXPECT_EQ(d["speedup"], 1.25);
+  EXPECT_EQ(d["trials"].size(), 1U);
+  EXPECT_TRUE(d["parts"].empty()) << d;
+  EXPECT_TRUE(contains(d["reason"].get<std::string>(), "the experts' MLP as a whole"));
+  // Rows of another skew are none of these, and one of another M is weaker evidence than both linears.
+  EXPECT_EQ(decision({})["parts"].size(), 2U);
+  {
+    auto database = db::Database::open(tool_.path() / "my.db", db::OpenMode::kReadWrite).value();
+    db::sweep_mlps(database, {{{1024, 1024, 4096}, true, {8, kEven}}}, 0.5);
+  }
+  EXPECT_EQ(decision({})["convert"], true);
+  const std::string key = "mlp/rowwise+fast/e4m3.e4m3.bf16/m8192n1024k4096gate1e8skew1";
+  const Json explained = tool_.json({"explain", key, "--db", "my.db"});
+  EXPECT_EQ(explained["convert"], true);
+  EXPECT_EQ(explained["speedup"], 1.25);
+  EXPECT_EQ(explained["trials"].size(), 1U);
+  const Json asked = tool_.json({"query", "--problem", key, "--db", "my.db"});
+  EXPECT_EQ(asked["results"][0]["op"], "mlp");
+}
+
 TEST_F(FilterExperts, AreJudgedByTheirSkew) {
   const Json d = decision({"--skew", "zipf"});
   EXPECT_EQ(d["skew"], 1);
@@ -89,7 +119,7 @@ TEST_F(FilterExperts, ThatNobodyMeasuredHaveAnEstimateThatSaysSo) {
   EXPECT_TRUE(d["trials"].empty());
   const auto reason = d["reason"].get<std::string>();
   for (const char* part : {"an estimate", "--experts 2 --skew 0 --recipe rowwise",
-                           R"(--mnk "8192,2048,4096;8192,4096,1024")"}) {
+                           "sweep --mlp gated --mnk 8192,1024,4096"}) {
     EXPECT_TRUE(contains(reason, part)) << part << ": " << reason;
   }
   EXPECT_EQ(d["convert"], d["speedup_lo"].get<double>() > 1.02);
@@ -155,6 +185,48 @@ TEST_F(FilterExperts, BadInputIsRefused) {
          {}, {"num_experts", "in_features"});
 }
 
+// With --fuse the linears of an MLP have one verdict.
+TEST(FilterMlps, HaveOneVerdictWhereTheyAreFused) {
+  namespace db = tuning_db;
+  const Tool tool;
+  (void)tool.write("model.json", R"([
+    {"fqn": "layers.0.mlp.gate_proj", "in_features": 1024, "out_features": 2816},
+    {"fqn": "layers.0.mlp.up_proj", "in_features": 1024, "out_features": 2816},
+    {"fqn": "layers.0.mlp.down_proj", "in_features": 2816, "out_features": 1024},
+    {"fqn": "layers.0.self_attn.o_proj", "in_features": 1024, "out_features": 1024}])");
+  {
+    auto database = db::Database::open(tool.path() / "my.db", db::OpenMode::kCreate).value();
+    db::sweep_linears(
+        database, "rowwise", {{8192, 2816, 1024}, {8192, 1024, 2816}, {8192, 1024, 1024}},
+        [](Shape) { return 1e6; }, [](Shape) { return 0.9; });
+    db::sweep_mlps(database, {{{8192, 2816, 1024}, true, {}}}, 1.2);
+  }
+  const Words words = {"filter", "--model", "model.json", "--tokens", "8192",
+                       "--recipe", "rowwise", "--db", "my.db"};
+  const auto decisions = [&](const Words& more) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return tool.json(all);
+  };
+  const Json apart = decisions({});
+  for (const Json& d : apart["decisions"]) EXPECT_EQ(d["convert"], false) << d;
+  const Json fused = decisions({"--fuse"});
+  for (size_t i = 0; i < 4; ++i) {
+    const Json& d = fused["decisions"][i];
+    EXPECT_EQ(d["convert"], i < 3) << d;
+    if (i < 3) {
+      EXPECT_EQ(d["speedup"], 1.2);
+      EXPECT_EQ(d["evidence"], "measured");
+      EXPECT_TRUE(contains(d["reason"].get<std::string>(), "its MLP as a whole"));
+    }
+  }
+  // 3 ms of an MLP become 2.5, and 1 ms of the linear stays.
+  EXPECT_NEAR(fused["estimated_model_speedup"].get<double>(), 4 / 3.5, 1e-3);
+  // An MLP of which a linear is kept by name is not fused.
+  const Json kept = decisions({"--fuse", "--filter-fqns", "up_proj"});
+  for (const Json& d : kept["decisions"]) EXPECT_EQ(d["convert"], false) << d;
+}
+
 TEST_F(FilterExperts, ASweepOfAModelMeasuresThem) {
   const auto problems = [&](const Words& more) {
     Words words = {"plan", "--model", "model.json", "--tokens", "4096", "--recipe", "rowwise"};
@@ -177,6 +249,23 @@ TEST_F(FilterExperts, ASweepOfAModelMeasuresThem) {
   EXPECT_TRUE(contains(text.out, mnk.substr(0, mnk.find(';')))) << text.out;
   const Json again = tool_.json({"plan", "--mnk", mnk, "--recipe", "rowwise"});
   EXPECT_EQ(again["linears"].size(), 3U);
+  // With --mlp the MLP of the experts too; a linear that stands alone is none of an MLP.
+  const std::string mlp = "mlp/rowwise+fast/e4m3.e4m3.bf16/m8192n1024k4096gate1e8skew0";
+  EXPECT_EQ(problems({"--mlp", "gated"}),
+            (Keys{dense, w13({8, kEven}).key(), w2({8, kEven}).key(), mlp}));
+  for (const Words& same :
+       {Words{"--mnk", "8192,1024,4096", "--experts", "8", "--mlp", "gated", "--recipe", "rowwise"},
+        Words{"--mnk", "m8192n1024k4096gate1e8skew0", "--recipe", "rowwise"},
+        Words{"--problem", mlp}}) {
+    Words plan = {"plan"};
+    plan.insert(plan.end(), same.begin(), same.end());
+    const Json planned = tool_.json(plan);
+    ASSERT_EQ(planned["linears"].size(), 3U) << same.front();
+    EXPECT_EQ(planned["linears"].back()["problem"], mlp);
+  }
+  tool_.expect_refused(
+      1, {"plan", "--mnk", "8192,1024,4096", "--experts", "8", "--mlp", "plain"}, {"gated"});
+  tool_.expect_refused(1, {"bench", "linear", "--problem", mlp}, {"--problem", "sweep --mlp"});
   tool_.expect_refused(1, {"plan", "--mnk", "e8m8192n2048k4096"}, {"--mnk", "skew"});
   tool_.expect_refused(1, {"plan", "--mnk", mnk + ";"}, {"--mnk", "not M,N,K"});
   tool_.expect_refused(1, {"plan", "--mnk", mnk, "--skew", "zipf"}, {"--skew", "--experts"});

@@ -195,6 +195,20 @@ inline void sweep_experts(Database& db, const std::vector<Problem>& problems, do
   });
 }
 
+// MLPs and their baselines.
+inline void sweep_mlps(Database& db, const std::vector<MlpShape>& mlps, double speedup,
+                       const char* recipe = "rowwise") {
+  std::vector<TrialKey> cells;
+  for (const MlpShape& mlp : mlps) {
+    const Problem problem = *Problem::make(Op::kMlp, *find_recipe(recipe), to_dims(mlp));
+    cells.push_back({problem, {Impl::kFloat8, "{}", "ff"}});
+    cells.push_back({problem, {Impl::kBf16, "{}", ""}});
+  }
+  sweep(db, cells, [&](const TrialKey& cell) {
+    return cell.candidate.impl == Impl::kFloat8 ? timed(3e6 / speedup, speedup) : timed(3e6);
+  });
+}
+
 inline std::string bytes_of(const fs::path& path) {
   return read_file(path).value();
 }

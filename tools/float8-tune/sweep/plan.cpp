@@ -2,7 +2,6 @@
 // databases hold already, and how long it would take. It launches nothing and needs no GPU.
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/sweep/sweep_args.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/search/sweep_plan.hpp"

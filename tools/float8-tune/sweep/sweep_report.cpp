@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/clock.hpp"
 #include "tuning_db/json/json_text.hpp"

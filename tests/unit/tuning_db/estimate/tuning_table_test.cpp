@@ -71,7 +71,7 @@ void expect_refused(std::string_view text, ErrorCode code, std::string_view reas
 
 TEST(TuningTable, GoldenText) {
   EXPECT_EQ(example().serialize(),
-            "float8-table 4\n"
+            "float8-table 5\n"
             "device 90 132 52428800 85017493504 2619 1980 700 0 NVIDIA H100 80GB HBM3\n"
             "device 90 132 52428800 85017493504 2619 1980 500 0 NVIDIA H100 80GB HBM3\n"
             "source 0 - - my sweep.f8db\n"
@@ -105,6 +105,39 @@ TEST(TuningTable, AFileOfVersion3Opens) {
       EXPECT_EQ(config_text(row->kernel), "128x256s4c2x1w2g8");
     }
   }
+}
+
+// Version 4 differs in having no MLPs.
+TEST(TuningTable, AFileOfVersion4Opens) {
+  const auto table = TuningTable::parse(resigned("float8-table 5", "float8-table 4"));
+  ASSERT_TRUE(table) << table.error().message;
+  EXPECT_EQ(table->speedups(), example().speedups());
+  EXPECT_EQ(table->serialize(), example().serialize());
+}
+
+// MLPs are records of their own kind, beside linears and experts of the same sizes.
+TEST(TuningTable, HasMlps) {
+  LinearSpeedup gated = {"rowwise", {8192, 1024, 4096}, 1.2, 1.1, 1.3, 1e6};
+  gated.gate = true;
+  LinearSpeedup plain = gated;
+  plain.gate = false;
+  LinearSpeedup experts = gated;
+  experts.groups = {.experts = 8, .skew = kZipf};
+  TuningTable table = example();
+  for (const LinearSpeedup& row : {gated, plain, experts}) table.add(row);
+  EXPECT_EQ(table.speedups(), example().speedups());
+  EXPECT_TRUE(table.experts().empty());
+  EXPECT_EQ(table.mlps(), (std::vector{plain, gated, experts}));
+  const auto parsed = TuningTable::parse(table.serialize());
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed->mlps(), table.mlps());
+  EXPECT_NE(table.serialize().find("\nmlp rowwise m8192n1024k4096gate1e8skew1 0 1.2 1.1 1.3 1000000 "),
+            std::string::npos);
+  TuningTable other = example();
+  other.add_behind(table);
+  EXPECT_EQ(other.mlps(), table.mlps());
+  EXPECT_EQ(table.linears([](const LinearSpeedup& row) { return row.gate.has_value(); }).mlps(),
+            table.mlps());
 }
 
 TEST(TuningTable, RoundTrips) {
@@ -306,11 +339,11 @@ TEST(TuningTable, EachKindOfDamageHasItsOwnMessage) {
   const std::string text = example().serialize();
   expect_refused("", ErrorCode::kCorrupt, "not a float8 tuning table");
   expect_refused("SQLite format 3", ErrorCode::kCorrupt, "not a float8 tuning table");
-  expect_refused(resigned("float8-table 4", "float8-table 2"), ErrorCode::kUnsupported,
+  expect_refused(resigned("float8-table 5", "float8-table 2"), ErrorCode::kUnsupported,
                  "export it again");
-  expect_refused(resigned("float8-table 4", "float8-table 5"), ErrorCode::kUnsupported,
+  expect_refused(resigned("float8-table 5", "float8-table 6"), ErrorCode::kUnsupported,
                  "use the newer float8");
-  expect_refused(resigned("float8-table 4", "float8-table 01"), ErrorCode::kUnsupported,
+  expect_refused(resigned("float8-table 5", "float8-table 01"), ErrorCode::kUnsupported,
                  "version '01'");
   std::string changed = text;
   changed.replace(changed.find("8 1000\n"), 6, "8 1001");
