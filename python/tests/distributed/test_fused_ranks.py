@@ -9,19 +9,28 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from activations import activated, glu
 from parallel_models import expect_trains_as
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 import float8.torch as f8
 
 
 class FeedForward(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.w1, self.w3 = (nn.Linear(64, 128, bias=False) for _ in range(2))
-        self.w2 = nn.Linear(128, 64, bias=False)
+        self.w1, self.w3 = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
@@ -29,9 +38,9 @@ class FeedForward(nn.Module):
 
 
 class Ungated(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(64, 128), nn.Linear(128, 64)
+        self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.fc2(functional.gelu(self.fc1(x)))
@@ -132,3 +141,108 @@ def _left_rank(mesh: Any, rank: int, world: int) -> None:
 @pytest.mark.filterwarnings("ignore:float8. fuse left")
 def test_units_of_fsdp_are_left(tmp_path: Any) -> None:
     ranks.spawn(_left_rank, 2, tmp_path)
+
+
+class OneByOne(FeedForward):
+    """The linears one by one, with an activation that is rounded once, as that of a fused MLP."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.w2(glu(self.w1(x), self.w3(x)))
+        return y
+
+
+class UngatedOneByOne(Ungated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc2(activated(self.fc1(x), "gelu"))
+        return y
+
+
+def _plan(kind: type[nn.Module], way: str) -> dict[str, Any]:
+    """Returns the plan of a block: float8's styles or PyTorch's, by tokens or not, or without one for the MLP."""
+    plain = way.startswith("plain")
+    column = ColwiseParallel if plain else f8.Float8ColwiseParallel
+    row = RowwiseParallel if plain else f8.Float8RowwiseParallel
+    prepare = PrepareModuleInput if plain else f8.PrepareFloat8ModuleInput
+    at: Any = Shard(1) if "tokens" in way else Replicate()
+    first = ("w1", "w3") if issubclass(kind, FeedForward) else ("fc1",)
+    down = "w2" if issubclass(kind, FeedForward) else "fc2"
+    plan: dict[str, Any] = {f"1.{name}": column() for name in first}
+    plan[f"1.{down}"] = row(output_layouts=at)
+    if "alone" not in way:
+        plan["1"] = prepare(input_layouts=at, desired_input_layouts=Replicate())
+    if "tokens" in way:
+        plan["0"] = SequenceParallel()
+    return plan
+
+
+def _tensor_model(
+    kind: type[nn.Module], recipe: str, width: int, options: dict[str, Any]
+) -> nn.Sequential:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.RMSNorm(width), kind(width)) for _ in range(2)]
+    config = f8.LinearConfig(recipe, emulate=ranks.device == "cpu", **options)
+    model = nn.Sequential(*blocks).to(ranks.device, torch.bfloat16)
+    return f8.convert_to_float8_training(model, config=config)  # type: ignore[return-value]
+
+
+def _tensor_rank(
+    mesh: Any, rank: int, world: int, recipe: str, way: str, gated: bool = True, **options: Any
+) -> None:
+    """Steps of fused MLPs and of their linears one by one have the same bits."""
+    warnings.filterwarnings("error", message=".*no longer fused.*")
+    kinds = (FeedForward, OneByOne) if gated else (Ungated, UngatedOneByOne)
+    width = 256 if recipe == "blockwise" else 64
+    results = []
+    for kind in kinds:
+        model = _tensor_model(kind, recipe, width, options)
+        for block in model:
+            parallelize_module(block, mesh, _plan(kind, way))  # type: ignore[arg-type]
+        if kind is kinds[0]:
+            done = f8.fuse(model)
+            assert [each.fused for each in done] == [True, True], done
+        results.append(_train(model, mesh, way, width))
+    own, expected = results
+    for one, other in zip(own, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def _every_way(mesh: Any, rank: int, world: int, recipe: str) -> None:
+    for way in ("float8", "float8 tokens", "plain tokens", "plain alone", "float8 alone"):
+        _tensor_rank(mesh, rank, world, recipe, way)
+    for way in ("float8 tokens", "plain"):
+        _tensor_rank(mesh, rank, world, recipe, way, gated=False)
+
+
+def _train(model: Any, mesh: Any, way: str, width: int) -> list[torch.Tensor]:
+    """Returns y and dx of steps, and the weights behind them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
+    before = [_whole(p) for p in model.parameters()]
+    found = []
+    torch.manual_seed(1)
+    for _ in range(3):
+        x = torch.randn(2, 128 * mesh.size() if width > 64 else 32, width).to(
+            ranks.device, torch.bfloat16
+        )
+        x = (
+            x.chunk(mesh.size(), 1)[mesh.get_local_rank()] if "tokens" in way else x
+        ).requires_grad_()
+        y = model(x)
+        y.float().square().mean().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert x.grad is not None
+        found += [y.detach(), x.grad]
+    after = [_whole(p) for p in model.parameters()]
+    assert not any(map(torch.equal, before, after))
+    return [*found, *after]
+
+
+def _whole(parameter: Any) -> torch.Tensor:
+    whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return whole.detach().clone()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "blockwise"])
+def test_tensor_parallel_mlps_are_fused(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_every_way, 2, tmp_path, recipe)
