@@ -12,6 +12,8 @@ import torch
 from activations import activated, glu
 from parallel_models import expect_trains_as
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -157,6 +159,16 @@ class UngatedOneByOne(Ungated):
         return y
 
 
+class Block(nn.Module):
+    def __init__(self, kind: type[nn.Module], width: int) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.RMSNorm(width), kind(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.mlp(self.norm(x))
+        return y
+
+
 def _plan(kind: type[nn.Module], way: str) -> dict[str, Any]:
     """Returns the plan of a block: float8's styles or PyTorch's, by tokens or not, or without one for the MLP."""
     plain = way.startswith("plain")
@@ -166,44 +178,67 @@ def _plan(kind: type[nn.Module], way: str) -> dict[str, Any]:
     at: Any = Shard(1) if "tokens" in way else Replicate()
     first = ("w1", "w3") if issubclass(kind, FeedForward) else ("fc1",)
     down = "w2" if issubclass(kind, FeedForward) else "fc2"
-    plan: dict[str, Any] = {f"1.{name}": column() for name in first}
-    plan[f"1.{down}"] = row(output_layouts=at)
+    plan: dict[str, Any] = {f"mlp.{name}": column() for name in first}
+    plan[f"mlp.{down}"] = row(output_layouts=at)
     if "alone" not in way:
-        plan["1"] = prepare(input_layouts=at, desired_input_layouts=Replicate())
+        plan["mlp"] = prepare(input_layouts=at, desired_input_layouts=Replicate())
     if "tokens" in way:
-        plan["0"] = SequenceParallel()
+        plan["norm"] = SequenceParallel()
     return plan
 
 
 def _tensor_model(
-    kind: type[nn.Module], recipe: str, width: int, options: dict[str, Any]
+    kind: type[nn.Module], recipe: str, width: int, blocks: int, options: dict[str, Any]
 ) -> nn.Sequential:
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.RMSNorm(width), kind(width)) for _ in range(2)]
     config = f8.LinearConfig(recipe, emulate=ranks.device == "cpu", **options)
-    model = nn.Sequential(*blocks).to(ranks.device, torch.bfloat16)
+    model = nn.Sequential(*(Block(kind, width) for _ in range(blocks))).to(
+        ranks.device, torch.bfloat16
+    )
     return f8.convert_to_float8_training(model, config=config)  # type: ignore[return-value]
 
 
 def _tensor_rank(
     mesh: Any, rank: int, world: int, recipe: str, way: str, gated: bool = True, **options: Any
 ) -> None:
-    """Steps of fused MLPs and of their linears one by one have the same bits."""
+    """Steps of fused MLPs and of their linears one by one have the same bits.
+
+    way: words that say how the model is parallelized, and what is done with it then.
+    """
     warnings.filterwarnings("error", message=".*no longer fused.*")
     kinds = (FeedForward, OneByOne) if gated else (Ungated, UngatedOneByOne)
     width = 256 if recipe == "blockwise" else 64
+    names = mesh.mesh_dim_names or ()
+    tensor = mesh["tensor"] if "tensor" in names else mesh
     results = []
     for kind in kinds:
-        model = _tensor_model(kind, recipe, width, options)
-        for block in model:
-            parallelize_module(block, mesh, _plan(kind, way))  # type: ignore[arg-type]
+        # Graphs take most of the time.
+        model = _tensor_model(kind, recipe, width, 1 if "compile" in way else 2, options)
+        blocks = [each for each in model if isinstance(each, Block)]
+        if "before" in way and kind is kinds[0]:
+            f8.fuse(model)
+        for block in blocks:
+            parallelize_module(block, tensor, _plan(kind, way))
         if kind is kinds[0]:
             done = f8.fuse(model)
-            assert [each.fused for each in done] == [True, True], done
-        results.append(_train(model, mesh, way, width))
-    own, expected = results
-    for one, other in zip(own, expected, strict=True):
-        assert torch.equal(one, other)
+            assert all(each.fused for each in done) and len(done) == len(blocks), done
+        if "checkpoint" in way:
+            for block in blocks:
+                checkpoint_wrapper.apply_activation_checkpointing(
+                    block, check_fn=lambda each: isinstance(each, kinds)
+                )
+        if "shard" in names:
+            for block in blocks:
+                fully_shard(block, mesh=mesh["shard"])
+            fully_shard(model, mesh=mesh["shard"])
+        if "compile" in way:
+            torch._dynamo.reset()
+            for block in blocks:
+                graph = "shard" not in names
+                block.compile(backend="aot_eager", fullgraph=graph, dynamic=False)
+        results.append(_train(model, tensor, way, width))
+    for own, expected in zip(*results, strict=True):
+        assert torch.equal(own, expected)
 
 
 def _every_way(mesh: Any, rank: int, world: int, recipe: str) -> None:
@@ -219,20 +254,23 @@ def _train(model: Any, mesh: Any, way: str, width: int) -> list[torch.Tensor]:
     before = [_whole(p) for p in model.parameters()]
     found = []
     torch.manual_seed(1)
-    for _ in range(3):
-        x = torch.randn(2, 128 * mesh.size() if width > 64 else 32, width).to(
-            ranks.device, torch.bfloat16
-        )
-        x = (
-            x.chunk(mesh.size(), 1)[mesh.get_local_rank()] if "tokens" in way else x
-        ).requires_grad_()
-        y = model(x)
+    for _ in range(2):
+        tokens = 128 * mesh.size() if width > 64 else 32
+        x = torch.randn(2, tokens, width).to(ranks.device, torch.bfloat16)
+        if "tokens" in way:
+            x = x.chunk(mesh.size(), 1)[mesh.get_local_rank()]
+        x = x.requires_grad_()
+        with torch.autocast(ranks.device, torch.bfloat16, enabled="autocast" in way):
+            y = model(x)
         y.float().square().mean().backward()
         f8.sync_float8_amax_and_scale_history(model)
         optimizer.step()
         optimizer.zero_grad()
         assert x.grad is not None
         found += [y.detach(), x.grad]
+    if "compile" not in way:
+        with torch.no_grad():
+            found.append(model(x))
     after = [_whole(p) for p in model.parameters()]
     assert not any(map(torch.equal, before, after))
     return [*found, *after]
@@ -246,3 +284,30 @@ def _whole(parameter: Any) -> torch.Tensor:
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "blockwise"])
 def test_tensor_parallel_mlps_are_fused(recipe: str, tmp_path: Any) -> None:
     ranks.spawn(_every_way, 2, tmp_path, recipe)
+
+
+def _composed(mesh: Any, rank: int, world: int, recipe: str, ways: tuple[str, ...]) -> None:
+    for way in ways:
+        _tensor_rank(mesh, rank, world, recipe, way)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed"])
+def test_tensor_parallel_mlps_are_fused_before_compiled_and_checkpointed(
+    recipe: str, tmp_path: Any
+) -> None:
+    ways = ("float8 before tokens compile", "float8 tokens checkpoint")
+    ranks.spawn(_composed, 2, tmp_path, recipe, ways)
+
+
+def _sharded(mesh: Any, rank: int, world: int, recipe: str, ways: tuple[str, ...]) -> None:
+    names = ("shard", "tensor")
+    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=names)
+    for way in ways:
+        gathers = {"enable_fsdp_float8_all_gather": "gather" in way}
+        _tensor_rank(mesh, rank, world, recipe, way, **gathers)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed"])
+def test_fsdp2_shards_tensor_parallel_mlps_that_are_fused(recipe: str, tmp_path: Any) -> None:
+    ways = ("float8 tokens", "float8 tokens gather", "float8 gather checkpoint")
+    ranks.spawn(_sharded, 4, tmp_path, recipe, ways)

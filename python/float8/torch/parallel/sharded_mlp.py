@@ -143,7 +143,7 @@ def _forward(
     for layer in before:
         call, copies, own = layer.part.call, layer.x_copies, x
         if call.x_dim is not None and not call.gathers:
-            if left is None or copies is not before[0].x_copies:
+            if left is None or layer.part.slots:
                 left = linears.gather_q(x, copies, call)
             copies = left
             own = x.new_empty((1,)).expand(grads.whole_shape(x.shape, call.x_dim, call.to.ranks))
@@ -182,8 +182,8 @@ class _MLP(torch.autograd.Function):
         kept: list[Tensor | None] = []
         for i, layer in enumerate(layers):
             x_qt = h_qt if layer.x_copies is None else layer.x_copies[1]
-            if 0 < i < len(layers) - 1 and layer.x_copies is layers[0].x_copies:
-                x_qt = None  # it is there once
+            if 0 < i < len(layers) - 1 and not layer.part.slots:
+                x_qt = None  # up's is gate's
             kept += [layer.part.weight, layer.part.scales]
             kept += linears.flat((x_qt, layer.w_copies[1]))
         ctx.save_for_backward(*read, *kept)

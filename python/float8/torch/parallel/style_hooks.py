@@ -10,39 +10,44 @@ from typing import Any
 
 from torch import nn
 
+from float8.torch import traced
+
 _STYLES = (
     ("torch.distributed.tensor.parallel.style", ""),
     ("float8.torch.layer.parallel_styles", "Float8"),
 )
 
 
+_COLUMNS = "Shard(-1)"
+
+
 def obstacle_of_hooks(name: str, linear: nn.Module, is_down: bool) -> str | None:
     """Returns why an MLP cannot do without what a linear's hooks do between its linears, None where it can."""
     style = "RowwiseParallel" if is_down else "ColwiseParallel"
-    hooks = []
+    layouts = []
     for kind, function in (("_forward_pre_hooks", "input"), ("_forward_hooks", "output")):
-        found = [
-            _layouts(each, f"{style}._prepare_{function}_fn")
-            for each in getattr(linear, kind).values()
-        ]
-        if len(found) != 1 or found[0] is None:
-            return f"its {name} has hooks other than those of one {style}"
-        hooks.append(found[0])
-    layouts = hooks[0 if is_down else 1]
-    if len(layouts) != 1 or not layouts[0].is_shard(-1):
+        hooks = list(getattr(linear, kind).values())
+        layout = _layout(hooks[0], f"{style}._prepare_{function}_fn") if len(hooks) == 1 else None
+        if layout is None:
+            return f"its {name}, whose weight ranks share, has not the hooks of one {style} alone"
+        layouts.append(layout)
+    between = layouts[0 if is_down else 1]
+    if between != _COLUMNS:
         end = "takes" if is_down else "gives"
-        return f"the {style} of its {name} {end} {layouts[0]}, and a rank has columns of what is between its linears"
+        return f"the {style} of its {name} {end} {between}; between linears that are fused it is {_COLUMNS}"
     return None
 
 
-def _layouts(hook: Any, function: str) -> Any:
-    """Returns the first layouts of a hook that calls that function of a style, None for another one."""
+@traced.constant
+def _layout(hook: Any, function: str) -> str | None:
+    """Returns the first layout of a hook that calls that function of a style, None for another one."""
     for cell in getattr(hook, "__closure__", None) or ():
         call = cell.cell_contents
         if isinstance(call, functools.partial):
             own = (call.func.__module__, call.func.__qualname__)
             if own in [(module, prefix + function) for module, prefix in _STYLES]:
-                return call.args[0]
+                layouts = call.args[0]
+                return _COLUMNS if len(layouts) == 1 and layouts[0].is_shard(-1) else str(layouts)
     return None
 
 
