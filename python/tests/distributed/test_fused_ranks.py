@@ -178,7 +178,8 @@ def _plan(kind: type[nn.Module], way: str) -> dict[str, Any]:
     at: Any = Shard(1) if "tokens" in way else Replicate()
     first = ("w1", "w3") if issubclass(kind, FeedForward) else ("fc1",)
     down = "w2" if issubclass(kind, FeedForward) else "fc2"
-    plan: dict[str, Any] = {f"mlp.{name}": column() for name in first}
+    own: Any = at if "alone" in way else None
+    plan: dict[str, Any] = {f"mlp.{name}": column(input_layouts=own) for name in first}
     plan[f"mlp.{down}"] = row(output_layouts=at)
     if "alone" not in way:
         plan["mlp"] = prepare(input_layouts=at, desired_input_layouts=Replicate())
@@ -188,13 +189,13 @@ def _plan(kind: type[nn.Module], way: str) -> dict[str, Any]:
 
 
 def _tensor_model(
-    kind: type[nn.Module], recipe: str, width: int, blocks: int, options: dict[str, Any]
+    kind: type[nn.Module], recipe: str, width: int, way: str, options: dict[str, Any]
 ) -> nn.Sequential:
     torch.manual_seed(0)
     config = f8.LinearConfig(recipe, emulate=ranks.device == "cpu", **options)
-    model = nn.Sequential(*(Block(kind, width) for _ in range(blocks))).to(
-        ranks.device, torch.bfloat16
-    )
+    count = 1 if "compile" in way else 2  # graphs take most of the time
+    model = nn.Sequential(*(Block(kind, width) for _ in range(count)))
+    model.to(ranks.device, torch.float32 if "autocast" in way else torch.bfloat16)
     return f8.convert_to_float8_training(model, config=config)  # type: ignore[return-value]
 
 
@@ -212,8 +213,7 @@ def _tensor_rank(
     tensor = mesh["tensor"] if "tensor" in names else mesh
     results = []
     for kind in kinds:
-        # Graphs take most of the time.
-        model = _tensor_model(kind, recipe, width, 1 if "compile" in way else 2, options)
+        model = _tensor_model(kind, recipe, width, way, options)
         blocks = [each for each in model if isinstance(each, Block)]
         if "before" in way and kind is kinds[0]:
             f8.fuse(model)
@@ -252,15 +252,16 @@ def _train(model: Any, mesh: Any, way: str, width: int) -> list[torch.Tensor]:
     """Returns y and dx of steps, and the weights behind them."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
     before = [_whole(p) for p in model.parameters()]
+    autocast = torch.autocast(ranks.device, torch.bfloat16, enabled="autocast" in way)
     found = []
     torch.manual_seed(1)
     for _ in range(2):
         tokens = 128 * mesh.size() if width > 64 else 32
-        x = torch.randn(2, tokens, width).to(ranks.device, torch.bfloat16)
+        x = torch.randn(2, tokens, width).to(ranks.device, before[0].dtype)
         if "tokens" in way:
             x = x.chunk(mesh.size(), 1)[mesh.get_local_rank()]
         x = x.requires_grad_()
-        with torch.autocast(ranks.device, torch.bfloat16, enabled="autocast" in way):
+        with autocast:
             y = model(x)
         y.float().square().mean().backward()
         f8.sync_float8_amax_and_scale_history(model)
@@ -269,7 +270,7 @@ def _train(model: Any, mesh: Any, way: str, width: int) -> list[torch.Tensor]:
         assert x.grad is not None
         found += [y.detach(), x.grad]
     if "compile" not in way:
-        with torch.no_grad():
+        with torch.no_grad(), autocast:
             found.append(model(x))
     after = [_whole(p) for p in model.parameters()]
     assert not any(map(torch.equal, before, after))

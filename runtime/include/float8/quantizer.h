@@ -61,9 +61,8 @@ typedef struct float8_quantizer_desc {
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride x.ld counts fp32 elements. */
   int32_t f32_source;
-  int32_t
-      source; /* a float8_source; gradients are for FLOAT8_GRAD_OUTPUT, others that are computed for
-                   * FLOAT8_INPUT; not in lists; norms not with over_ranks, nor others with whole_rows */
+  /* A float8_source, not in lists; with over_ranks one that has an activation, and no whole_rows. */
+  int32_t source;
   int32_t activation; /* a float8_activation, of sources that have one; else 0 */
   /* Nonzero: calls leave the sums of the gradient's columns in float8_quantize_args.column_sums. It is for
    * FLOAT8_ACTIVATION_BACKWARD. */

@@ -6,7 +6,8 @@
 extern "C" {
 #endif
 
-/* What a quantizer casts. What is computed is computed in fp32 and rounded once to dtype. Delayed scales and
+/* What a quantizer casts. Gradients are for FLOAT8_GRAD_OUTPUT, others that are computed for FLOAT8_INPUT.
+ * What is computed is computed in fp32 and rounded once to dtype. Delayed scales and
  * those of blocks need one launch, and it is never in memory. Scales of a tensor or of rows need two: the
  * first one finds maxima, and leaves an activation or its gradients in the workspace for the second one. That
  * computes what norms make, and the gradients of a GLU under scales of rows, once more.
