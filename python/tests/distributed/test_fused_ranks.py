@@ -219,9 +219,8 @@ def _tensor_rank(
             f8.fuse(model)
         for block in blocks:
             parallelize_module(block, tensor, _plan(kind, way))
-        if kind is kinds[0]:
-            done = f8.fuse(model)
-            assert all(each.fused for each in done) and len(done) == len(blocks), done
+        if "after" not in way and kind is kinds[0]:
+            f8.fuse(model)
         if "checkpoint" in way:
             for block in blocks:
                 checkpoint_wrapper.apply_activation_checkpointing(
@@ -231,6 +230,9 @@ def _tensor_rank(
             for block in blocks:
                 fully_shard(block, mesh=mesh["shard"])
             fully_shard(model, mesh=mesh["shard"])
+        if kind is kinds[0]:
+            done = f8.fuse(model)
+            assert all(each.fused for each in done) and len(done) == len(blocks), done
         if "compile" in way:
             torch._dynamo.reset()
             for block in blocks:
@@ -242,7 +244,11 @@ def _tensor_rank(
 
 
 def _every_way(mesh: Any, rank: int, world: int, recipe: str) -> None:
-    for way in ("float8", "float8 tokens", "plain tokens", "plain alone", "float8 alone"):
+    ways = ["float8 tokens"]
+    if recipe != "blockwise":  # its matrices are large
+        _tensor_rank(mesh, rank, world, recipe, "float8 tokens", async_tensor_parallel=True)
+        ways += ["float8 autocast", "float8 tokens alone", "plain tokens", "plain alone"]
+    for way in ways:
         _tensor_rank(mesh, rank, world, recipe, way)
     for way in ("float8 tokens", "plain"):
         _tensor_rank(mesh, rank, world, recipe, way, gated=False)
@@ -310,5 +316,45 @@ def _sharded(mesh: Any, rank: int, world: int, recipe: str, ways: tuple[str, ...
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed"])
 def test_fsdp2_shards_tensor_parallel_mlps_that_are_fused(recipe: str, tmp_path: Any) -> None:
-    ways = ("float8 tokens", "float8 tokens gather", "float8 gather checkpoint")
+    ways = ("float8 tokens after", "float8 tokens gather", "float8 gather checkpoint")
     ranks.spawn(_sharded, 4, tmp_path, recipe, ways)
+
+
+def _left_of_tensor_parallelism(mesh: Any, rank: int, world: int) -> None:
+    def why(style: str, name: str, change: Any = lambda block: None, **layouts: Any) -> str:
+        model = _tensor_model(FeedForward, "tensorwise", 64, "compile", {})
+        block: Any = model[0]
+        change(block)
+        plan = {**_plan(FeedForward, "float8"), f"mlp.{name}": getattr(f8, style)(**layouts)}
+        parallelize_module(block, mesh, plan)
+        forward, classes = type(block.mlp).forward, [type(each) for each in model.modules()]
+        (done,) = f8.fuse(model)
+        assert not done.fused and type(block.mlp).forward is forward
+        assert classes == [type(each) for each in model.modules()]
+        return done.why
+
+    column, row = "Float8ColwiseParallel", "Float8RowwiseParallel"
+    assert "its w1 gives (Replicate(),)" in why(column, "w1", output_layouts=Replicate())
+    assert "its w2 takes (Replicate(),)" in why(row, "w2", input_layouts=Replicate())
+    assert "has not the hooks of one RowwiseParallel alone" in why(column, "w2")
+
+    def hook(block: Any) -> None:
+        block.mlp.w3.register_forward_hook(lambda *args: None)
+
+    assert "its w3, whose weight ranks share, has not the hooks" in why(column, "w3", hook)
+
+    # A hook that comes later is called, and the linears compute one by one.
+    model: Any = _tensor_model(FeedForward, "tensorwise", 64, "compile", {})
+    parallelize_module(model[0], mesh, _plan(FeedForward, "float8"))
+    f8.fuse(model)
+    seen: list[Any] = []
+    model[0].mlp.w1.register_forward_hook(lambda *args: seen.append(args[2]))
+    x = torch.randn(2, 16, 64, dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match="no longer fused: its w1"):
+        model(x)
+    assert len(seen) == 1
+
+
+@pytest.mark.filterwarnings("ignore:float8. fuse left")
+def test_other_styles_are_left(tmp_path: Any) -> None:
+    ranks.spawn(_left_of_tensor_parallelism, 2, tmp_path)
