@@ -231,10 +231,10 @@ def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | 
 
 def _obstacle_of_children(module: nn.Module, names: Names) -> str | None:
     children = [module._modules.get(each) for each in names.given()]
-    return obstacle_of_children(names, children, [_shared_dim(each) for each in children])
+    return obstacle_of_children(names, children, [_tensor_dim(each) for each in children])
 
 
-def _shared_dim(child: Any) -> int | None:
+def _tensor_dim(child: Any) -> int | None:
     """Returns the dimension of a linear's weight that ranks of tensor parallelism share, None without."""
     weight = getattr(child, "weight", None)
     if not is_float8(child) or not hasattr(weight, "placements"):

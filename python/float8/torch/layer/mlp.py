@@ -194,6 +194,7 @@ class FusedMLP(Made, nn.Module):
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
         if dims[0] is None:
             return mlp(args[0], children, self.activation)  # type: ignore[arg-type]
+        # Without rows, and where some linears have scales already, they compute one by one.
         steps = {each._first_step for each in children}  # type: ignore[union-attr]
         if args[0].numel() == 0 or len(steps) > 1:
             return super().forward(args[0])  # type: ignore[no-any-return]

@@ -68,12 +68,10 @@ def mlp(
 def _gathering(x: Tensor, parts: Sequence[Part], shared: bool) -> list[Part]:
     """Says how the linears that read x gather it."""
     first, *others = parts
-    call = linears.gathering(x, first.call, shared)
-    result = [first._replace(call=call)]
-    for part in others[:-1]:
-        result.append(
-            part if shared else part._replace(call=linears.gathering(x, part.call, False))
-        )
+    result = [first._replace(call=linears.gathering(x, first.call, shared and len(others) == 2))]
+    for part in others[:-1]:  # up reads what gate leaves, or gathers x itself
+        call = part.call if shared else linears.gathering(x, part.call, False)
+        result.append(part._replace(call=call))
     return [*result, others[-1]]
 
 
