@@ -41,6 +41,12 @@
 //     quantize_shard takes, and those of the shard's own rows.
 //   quantize_shard(x, amax, row_amax, config, operand, rows_max) -> (q, qt)
 //     The shard's copies, with scales of the whole tensor.
+//   quantize_activation_amax(x, up?, grad?, activation, config) -> (left, amax, row_amax)
+//   quantize_activation_shard(x, up?, grad?, left, amax, row_amax, activation, config) -> (q, qt)[]
+//     The same of what an activation makes of x, or of x and up, and with grad of its gradients, of which ranks
+//     have other columns. `left` is for the second op, which gives what quantize_shard gives for the computed
+//     tensors. With up and grad these are two, and the words of both follow each other; of one, `left` begins
+//     with it, in x's type.
 //   quantize_amax_list, quantize_shard_list
 //     The same for the shards of many tensors in few launches. The words that are found follow each
 //     other; a cast takes those of each shard as tensors of their own. Where rows_max cuts 128x128 blocks, each also has the rows of the whole (whole_rows) and the one of
@@ -242,6 +248,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
   add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");
+  add<&quantize_activation_amax, Roles{.config = 4}>(library, "quantize_activation_amax");
+  add<&quantize_activation_shard, Roles{.config = 7}>(library, "quantize_activation_shard");
   add<&quantize_list, Roles{.config = 1, .written = 1U << 6, .scales = 3}>(library,
                                                                            "quantize_list");
   add<&quantize_amax_list, Roles{.config = 1}>(library, "quantize_amax_list");

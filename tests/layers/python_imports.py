@@ -12,6 +12,7 @@ GROUND = ("_schemas", "norm_casts", "shared_casts", "_ops", "_linear", "amaxes",
 ROOMS = ("ranks", "scales", "shard", "parallel", "experts", "layer", "optim", "checks", "functional", "__init__")
 LATE = {
     ("layer.linear", "parallel.tensor_parallel"),
+    ("layer.mlp", "parallel.tensor_parallel"),
     ("_ops", "shared_casts"),
     ("attention", "attention_dtensors"),
     ("varlen", "attention_dtensors"),

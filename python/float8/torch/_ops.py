@@ -39,6 +39,8 @@ cast_weight = torch.ops.float8.cast_weight.default
 quantize_list = torch.ops.float8.quantize_list.default
 quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
+quantize_activation_amax = torch.ops.float8.quantize_activation_amax.default
+quantize_activation_shard = torch.ops.float8.quantize_activation_shard.default
 quantize_amax_list = torch.ops.float8.quantize_amax_list.default
 quantize_shard_list = torch.ops.float8.quantize_shard_list.default
 adamw = torch.ops.float8.adamw.default
@@ -50,6 +52,7 @@ INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
 BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # float8_activation
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
+ALIGNMENT = 256  # kAlign of runtime/device/memory.hpp, of what a launch leaves for the next one
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts/casts.hpp
 NO_BYTES = torch.empty(0, dtype=torch.uint8)  # in the place of what an op is not given
 FLAG_OF_WEIGHT_STATE = 12  # behind FLOAT8_FINGERPRINT_BYTES, as an int32
@@ -241,6 +244,50 @@ def _fake_quantize_shard(
     rows = -(-rows_max // 16) * 16
     sizes = torch.ops.float8.quantized_bytes(rows, int(x.shape[-1]), config, operand, True)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_activation_amax")  # type: ignore[untyped-decorator]
+def _fake_quantize_activation_amax(
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    grad: torch.Tensor | None,
+    activation: int,
+    config: int,
+) -> tuple[torch.Tensor, ...]:
+    _check_shapes(x=x, up=up, grad=grad)
+    operand = INPUT if grad is None else GRAD_OUTPUT
+    rows, cols = x.numel() // x.shape[-1], int(x.shape[-1])
+    amax, row_amax = torch.ops.float8.amax_words(rows, cols, config, operand)
+    both = up is not None and grad is not None
+    # One that is not of both gradients is left, if maxima come before its cast.
+    left = 0 if both or amax + row_amax == 0 else x.numel() * x.element_size()
+    sizes = [-(-left // ALIGNMENT) * ALIGNMENT, amax * (1 + both), row_amax * (1 + both)]
+    dtypes = (torch.uint8, torch.int32, torch.int32)
+    return tuple(
+        x.new_empty((size,), dtype=dtype) for size, dtype in zip(sizes, dtypes, strict=True)
+    )
+
+
+@torch.library.register_fake("float8::quantize_activation_shard")  # type: ignore[untyped-decorator]
+def _fake_quantize_activation_shard(
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    grad: torch.Tensor | None,
+    left: torch.Tensor,
+    amax: torch.Tensor,
+    row_amax: torch.Tensor,
+    activation: int,
+    config: int,
+) -> list[torch.Tensor]:
+    operand = INPUT if grad is None else GRAD_OUTPUT
+    count = 2 if up is not None and grad is not None else 1
+    return [
+        each
+        for _ in range(count)
+        for each in _fake_quantize_shard(
+            x, amax, row_amax, config, operand, x.numel() // x.shape[-1]
+        )
+    ]
 
 
 @torch.library.register_fake("float8::quantize_amax_list")  # type: ignore[untyped-decorator]

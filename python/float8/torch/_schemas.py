@@ -127,6 +127,14 @@ _OTHERS = (
         "rows_max) -> (Tensor, Tensor)"
     ),
     (
+        "quantize_activation_amax(Tensor x, Tensor? up, Tensor? grad, int activation, int config) -> "
+        "(Tensor, Tensor, Tensor)"
+    ),
+    (
+        "quantize_activation_shard(Tensor x, Tensor? up, Tensor? grad, Tensor left, Tensor amax, Tensor "
+        "row_amax, int activation, int config) -> Tensor[]"
+    ),
+    (
         "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max, int[] "
         "whole_rows=[], int[] first_rows=[], int[] dtypes=[]) -> (Tensor, Tensor)"
     ),

@@ -1,5 +1,6 @@
 #include "python/shim/casts/cast.hpp"
 
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -15,6 +16,17 @@ void check_copy(const Tensor& copy, size_t bytes, const Device& device, const ch
   throw std::invalid_argument(std::string("float8: ") + name + " has " +
                               std::to_string(copy.numel()) + " bytes; it needs " +
                               std::to_string(bytes) + ", as float8 makes it for this shape");
+}
+
+void check_words(const Tensor& words, int64_t count, const Device& device) {
+  check_dense(words, sizeof(uint32_t), device, "maxima of a shard");
+  if (words.numel() == count && dtype_of(words) == aoti_torch_dtype_int32()) return;
+  throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
+                              " words that quantize_amax gives");
+}
+
+Tensor empty_words(int64_t count, const Device& device) {
+  return empty(std::span(&count, 1), aoti_torch_dtype_int32(), device);
 }
 
 void run_quantizer(const Quantizer& quantizer, const Place& place, const Tensor& q,

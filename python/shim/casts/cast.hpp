@@ -21,6 +21,11 @@ struct ShardRows {
 // Throws where `copy` has not as many bytes as a quantizer fills.
 void check_copy(const Tensor& copy, size_t bytes, const Device& device, const char* name);
 
+// Words of the maxima of a part of a tensor.
+[[nodiscard]] Tensor empty_words(int64_t count, const Device& device);
+// Throws where they are not so many.
+void check_words(const Tensor& words, int64_t count, const Device& device);
+
 void run_quantizer(const Quantizer& quantizer, const Place& place, const Tensor& q,
                    const Tensor& qt, float8_quantize_args args);
 

@@ -45,6 +45,15 @@ std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& gr
 std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
     const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t activation, int64_t config,
     std::vector<Tensor> scales, int64_t layout);
+// The casts of the same where ranks have other columns, in two calls.
+std::tuple<Tensor, Tensor, Tensor> quantize_activation_amax(const Tensor& x,
+                                                            const std::optional<Tensor>& up,
+                                                            const std::optional<Tensor>& grad,
+                                                            int64_t activation, int64_t config);
+std::vector<Tensor> quantize_activation_shard(const Tensor& x, const std::optional<Tensor>& up,
+                                              const std::optional<Tensor>& grad, const Tensor& left,
+                                              const Tensor& amax, const Tensor& row_amax,
+                                              int64_t activation, int64_t config);
 
 // A weight's kept copies come with their state: a fingerprint, and the flag that says whether the
 // copies are of the weight that it is of.

@@ -143,17 +143,6 @@ struct ShardList : CastList {
   }
 };
 
-void check_words(const Tensor& words, int64_t count, const Device& device) {
-  check_dense(words, sizeof(uint32_t), device, "maxima of a shard");
-  if (words.numel() == count && dtype_of(words) == aoti_torch_dtype_int32()) return;
-  throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
-                              " words that quantize_amax gives");
-}
-
-Tensor empty_words(int64_t count, const Device& device) {
-  return empty(std::span(&count, 1), aoti_torch_dtype_int32(), device);
-}
-
 uint32_t* words_of(const Tensor& words, int64_t count) {
   return count == 0 ? nullptr : static_cast<uint32_t*>(words.mutable_data_ptr());
 }

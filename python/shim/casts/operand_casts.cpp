@@ -1,6 +1,7 @@
 // The casts of an operand, and of an input or a gradient that is computed as it is cast.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -180,6 +181,65 @@ struct GradientCast {
   [[nodiscard]] Tensor qt() const { return empty_bytes(bytes.qt, cast.place.device); }
 };
 
+// The cast of what an activation makes of x, or of its gradients, of which ranks have other columns.
+struct CastOverRanks {
+  Cast cast;
+  bool both;  // of the gradients of gate and up
+  const Quantizer& quantizer;
+  float8_quantize_args args;
+
+  CastOverRanks(const Tensor& x, const std::optional<Tensor>& up, const std::optional<Tensor>& grad,
+                int64_t activation, int64_t config)
+      : cast(x, config, grad ? FLOAT8_GRAD_OUTPUT : FLOAT8_INPUT, FLOAT8_BOTH_COPIES,
+             {.most = std::max<int64_t>(as_matrix(x).rows, 1)}),
+        both(up && grad),
+        quantizer(planned(up, grad, activation)),
+        args(cast.args()) {
+    constexpr const char* kNames = "x, up and grad of an activation over ranks";
+    if (up) {
+      check_alike(x, *up, kNames);
+      args.up = rows_of(*up, of_up);
+    }
+    if (grad) {
+      check_alike(x, *grad, kNames);
+      args.grad = rows_of(*grad, of_grad);
+    }
+  }
+  [[nodiscard]] int64_t amax_words() const { return quantizer.amax_words * (both ? 2 : 1); }
+  [[nodiscard]] int64_t row_amax_words() const { return quantizer.row_amax_words * (both ? 2 : 1); }
+  // `left`: of both calls.
+  void set_words(const Tensor& left, const Tensor& amax, const Tensor& row_amax) {
+    args.workspace = {left.mutable_data_ptr(), quantizer.workspace_bytes};
+    const auto set = [](const Tensor& words, int64_t count, uint32_t*& first, uint32_t*& second) {
+      if (count == 0) return;
+      first = static_cast<uint32_t*>(words.mutable_data_ptr());
+      if (words.numel() > count) second = first + count;
+    };
+    set(amax, quantizer.amax_words, args.amax, args.up_amax);
+    set(row_amax, quantizer.row_amax_words, args.row_amax, args.up_row_amax);
+  }
+
+ private:
+  Matrix of_up, of_grad;  // they keep copies that are made of tensors
+
+  static float8_matrix rows_of(const Tensor& tensor, Matrix& keep) {
+    keep = as_matrix(tensor);
+    float8_matrix rows;
+    rows.data = keep.data;
+    rows.ld = keep.stride;
+    return rows;
+  }
+  const Quantizer& planned(const std::optional<Tensor>& up, const std::optional<Tensor>& grad,
+                           int64_t activation) {
+    constexpr int8_t kSources[] = {FLOAT8_ACTIVATION, FLOAT8_GLU, FLOAT8_ACTIVATION_BACKWARD,
+                                   FLOAT8_GLU_BACKWARD};
+    ComputedOf{.source = kSources[(up ? 1 : 0) + (grad ? 2 : 0)],
+               .activation = activation_of(activation)}
+        .set(cast.key);
+    return quantizer_for(cast.key, cast.place);
+  }
+};
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
@@ -293,6 +353,45 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
   }
   run_quantizer(*of.quantizer, of.cast.place, gate_q, gate_qt, args);
   return {gate_q, gate_qt, up_q, up_qt};
+}
+
+std::tuple<Tensor, Tensor, Tensor> quantize_activation_amax(const Tensor& x,
+                                                            const std::optional<Tensor>& up,
+                                                            const std::optional<Tensor>& grad,
+                                                            int64_t activation, int64_t config) {
+  CastOverRanks of(x, up, grad, activation, config);
+  const Device device = of.cast.place.device;
+  Tensor left = empty_bytes(static_cast<int64_t>(of.quantizer.workspace_bytes), device);
+  Tensor amax = empty_words(of.amax_words(), device);
+  Tensor row_amax = empty_words(of.row_amax_words(), device);
+  of.set_words(left, amax, row_amax);
+  check(float8_quantize_amax(of.quantizer.quantizer, &of.args, of.cast.place.stream));
+  return {left, amax, row_amax};
+}
+
+std::vector<Tensor> quantize_activation_shard(const Tensor& x, const std::optional<Tensor>& up,
+                                              const std::optional<Tensor>& grad, const Tensor& left,
+                                              const Tensor& amax, const Tensor& row_amax,
+                                              int64_t activation, int64_t config) {
+  CastOverRanks of(x, up, grad, activation, config);
+  const Device device = of.cast.place.device;
+  check_copy(left, of.quantizer.workspace_bytes, device, "what quantize_activation_amax left");
+  check_words(amax, of.amax_words(), device);
+  check_words(row_amax, of.row_amax_words(), device);
+  of.set_words(left, amax, row_amax);
+  std::vector<Tensor> copies;
+  for (int i = 0; i < (of.both ? 2 : 1); ++i) {
+    copies.push_back(empty_bytes(static_cast<int64_t>(of.quantizer.q_bytes), device));
+    copies.push_back(empty_bytes(static_cast<int64_t>(of.quantizer.qt_bytes), device));
+  }
+  of.args.tensor.data = copies[0].mutable_data_ptr();
+  of.args.transposed.data = copies[1].mutable_data_ptr();
+  if (of.both) {
+    of.args.up_tensor.data = copies[2].mutable_data_ptr();
+    of.args.up_transposed.data = copies[3].mutable_data_ptr();
+  }
+  check(float8_quantize(of.quantizer.quantizer, &of.args, of.cast.place.stream));
+  return copies;
 }
 
 }  // namespace float8_torch

@@ -9,19 +9,30 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from activations import activated, glu
 from parallel_models import expect_trains_as
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 import float8.torch as f8
 
 
 class FeedForward(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.w1, self.w3 = (nn.Linear(64, 128, bias=False) for _ in range(2))
-        self.w2 = nn.Linear(128, 64, bias=False)
+        self.w1, self.w3 = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
@@ -29,9 +40,9 @@ class FeedForward(nn.Module):
 
 
 class Ungated(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(64, 128), nn.Linear(128, 64)
+        self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.fc2(functional.gelu(self.fc1(x)))
@@ -132,3 +143,218 @@ def _left_rank(mesh: Any, rank: int, world: int) -> None:
 @pytest.mark.filterwarnings("ignore:float8. fuse left")
 def test_units_of_fsdp_are_left(tmp_path: Any) -> None:
     ranks.spawn(_left_rank, 2, tmp_path)
+
+
+class OneByOne(FeedForward):
+    """The linears one by one, with an activation that is rounded once, as that of a fused MLP."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.w2(glu(self.w1(x), self.w3(x)))
+        return y
+
+
+class UngatedOneByOne(Ungated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc2(activated(self.fc1(x), "gelu"))
+        return y
+
+
+class Block(nn.Module):
+    def __init__(self, kind: type[nn.Module], width: int) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.RMSNorm(width), kind(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.mlp(self.norm(x))
+        return y
+
+
+def _plan(kind: type[nn.Module], way: str) -> dict[str, Any]:
+    """Returns the plan of a block: float8's styles or PyTorch's, by tokens or not, or without one for the MLP."""
+    plain = way.startswith("plain")
+    column = ColwiseParallel if plain else f8.Float8ColwiseParallel
+    row = RowwiseParallel if plain else f8.Float8RowwiseParallel
+    prepare = PrepareModuleInput if plain else f8.PrepareFloat8ModuleInput
+    at: Any = Shard(1) if "tokens" in way else Replicate()
+    first = ("w1", "w3") if issubclass(kind, FeedForward) else ("fc1",)
+    down = "w2" if issubclass(kind, FeedForward) else "fc2"
+    own: Any = at if "alone" in way else None
+    plan: dict[str, Any] = {f"mlp.{name}": column(input_layouts=own) for name in first}
+    plan[f"mlp.{down}"] = row(output_layouts=at)
+    if "alone" not in way:
+        plan["mlp"] = prepare(input_layouts=at, desired_input_layouts=Replicate())
+    if "tokens" in way:
+        plan["norm"] = SequenceParallel()
+    return plan
+
+
+def _tensor_model(
+    kind: type[nn.Module], recipe: str, width: int, way: str, options: dict[str, Any]
+) -> nn.Sequential:
+    torch.manual_seed(0)
+    config = f8.LinearConfig(recipe, emulate=ranks.device == "cpu", **options)
+    count = 1 if "compile" in way else 2  # graphs take most of the time
+    model = nn.Sequential(*(Block(kind, width) for _ in range(count)))
+    model.to(ranks.device, torch.float32 if "autocast" in way else torch.bfloat16)
+    return f8.convert_to_float8_training(model, config=config)  # type: ignore[return-value]
+
+
+def _tensor_rank(
+    mesh: Any, rank: int, world: int, recipe: str, way: str, gated: bool = True, **options: Any
+) -> None:
+    """Steps of fused MLPs and of their linears one by one have the same bits.
+
+    way: words that say how the model is parallelized, and what is done with it then.
+    """
+    warnings.filterwarnings("error", message=".*no longer fused.*")
+    kinds = (FeedForward, OneByOne) if gated else (Ungated, UngatedOneByOne)
+    width = 256 if recipe == "blockwise" else 64
+    names = mesh.mesh_dim_names or ()
+    tensor = mesh["tensor"] if "tensor" in names else mesh
+    results = []
+    for kind in kinds:
+        model = _tensor_model(kind, recipe, width, way, options)
+        blocks = [each for each in model if isinstance(each, Block)]
+        if "before" in way and kind is kinds[0]:
+            f8.fuse(model)
+        for block in blocks:
+            parallelize_module(block, tensor, _plan(kind, way))
+        if "after" not in way and kind is kinds[0]:
+            f8.fuse(model)
+        if "checkpoint" in way:
+            for block in blocks:
+                checkpoint_wrapper.apply_activation_checkpointing(
+                    block, check_fn=lambda each: isinstance(each, kinds)
+                )
+        if "shard" in names:
+            for block in blocks:
+                fully_shard(block, mesh=mesh["shard"])
+            fully_shard(model, mesh=mesh["shard"])
+        if kind is kinds[0]:
+            done = f8.fuse(model)
+            assert all(each.fused for each in done) and len(done) == len(blocks), done
+        if "compile" in way:
+            torch._dynamo.reset()
+            for block in blocks:
+                graph = "shard" not in names
+                block.compile(backend="aot_eager", fullgraph=graph, dynamic=False)
+        results.append(_train(model, tensor, way, width))
+    for own, expected in zip(*results, strict=True):
+        assert torch.equal(own, expected)
+
+
+def _every_way(mesh: Any, rank: int, world: int, recipe: str) -> None:
+    ways = ["float8 tokens"]
+    if recipe != "blockwise":  # its matrices are large
+        _tensor_rank(mesh, rank, world, recipe, "float8 tokens", async_tensor_parallel=True)
+        ways += ["float8 autocast", "float8 tokens alone", "plain tokens", "plain alone"]
+    for way in ways:
+        _tensor_rank(mesh, rank, world, recipe, way)
+    for way in ("float8 tokens", "plain"):
+        _tensor_rank(mesh, rank, world, recipe, way, gated=False)
+
+
+def _train(model: Any, mesh: Any, way: str, width: int) -> list[torch.Tensor]:
+    """Returns y and dx of steps, and the weights behind them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
+    before = [_whole(p) for p in model.parameters()]
+    autocast = torch.autocast(ranks.device, torch.bfloat16, enabled="autocast" in way)
+    found = []
+    torch.manual_seed(1)
+    for _ in range(2):
+        tokens = 128 * mesh.size() if width > 64 else 32
+        x = torch.randn(2, tokens, width).to(ranks.device, before[0].dtype)
+        if "tokens" in way:
+            x = x.chunk(mesh.size(), 1)[mesh.get_local_rank()]
+        x = x.requires_grad_()
+        with autocast:
+            y = model(x)
+        y.float().square().mean().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert x.grad is not None
+        found += [y.detach(), x.grad]
+    if "compile" not in way:
+        with torch.no_grad(), autocast:
+            found.append(model(x))
+    after = [_whole(p) for p in model.parameters()]
+    assert not any(map(torch.equal, before, after))
+    return [*found, *after]
+
+
+def _whole(parameter: Any) -> torch.Tensor:
+    whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return whole.detach().clone()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "blockwise"])
+def test_tensor_parallel_mlps_are_fused(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_every_way, 2, tmp_path, recipe)
+
+
+def _composed(mesh: Any, rank: int, world: int, recipe: str, ways: tuple[str, ...]) -> None:
+    for way in ways:
+        _tensor_rank(mesh, rank, world, recipe, way)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed"])
+def test_tensor_parallel_mlps_are_fused_before_compiled_and_checkpointed(
+    recipe: str, tmp_path: Any
+) -> None:
+    ways = ("float8 before tokens compile", "float8 tokens checkpoint")
+    ranks.spawn(_composed, 2, tmp_path, recipe, ways)
+
+
+def _sharded(mesh: Any, rank: int, world: int, recipe: str, ways: tuple[str, ...]) -> None:
+    names = ("shard", "tensor")
+    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=names)
+    for way in ways:
+        gathers = {"enable_fsdp_float8_all_gather": "gather" in way}
+        _tensor_rank(mesh, rank, world, recipe, way, **gathers)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed"])
+def test_fsdp2_shards_tensor_parallel_mlps_that_are_fused(recipe: str, tmp_path: Any) -> None:
+    ways = ("float8 tokens after", "float8 tokens gather", "float8 gather checkpoint")
+    ranks.spawn(_sharded, 4, tmp_path, recipe, ways)
+
+
+def _left_of_tensor_parallelism(mesh: Any, rank: int, world: int) -> None:
+    def why(style: str, name: str, change: Any = lambda block: None, **layouts: Any) -> str:
+        model = _tensor_model(FeedForward, "tensorwise", 64, "compile", {})
+        block: Any = model[0]
+        change(block)
+        plan = {**_plan(FeedForward, "float8"), f"mlp.{name}": getattr(f8, style)(**layouts)}
+        parallelize_module(block, mesh, plan)
+        forward, classes = type(block.mlp).forward, [type(each) for each in model.modules()]
+        (done,) = f8.fuse(model)
+        assert not done.fused and type(block.mlp).forward is forward
+        assert classes == [type(each) for each in model.modules()]
+        return done.why
+
+    column, row = "Float8ColwiseParallel", "Float8RowwiseParallel"
+    assert "its w1 gives (Replicate(),)" in why(column, "w1", output_layouts=Replicate())
+    assert "its w2 takes (Replicate(),)" in why(row, "w2", input_layouts=Replicate())
+    assert "has not the hooks of one RowwiseParallel alone" in why(column, "w2")
+
+    def hook(block: Any) -> None:
+        block.mlp.w3.register_forward_hook(lambda *args: None)
+
+    assert "its w3, whose weight ranks share, has not the hooks" in why(column, "w3", hook)
+
+    # A hook that comes later is called, and the linears compute one by one.
+    model: Any = _tensor_model(FeedForward, "tensorwise", 64, "compile", {})
+    parallelize_module(model[0], mesh, _plan(FeedForward, "float8"))
+    f8.fuse(model)
+    seen: list[Any] = []
+    model[0].mlp.w1.register_forward_hook(lambda *args: seen.append(args[2]))
+    x = torch.randn(2, 16, 64, dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match="no longer fused: its w1"):
+        model(x)
+    assert len(seen) == 1
+
+
+@pytest.mark.filterwarnings("ignore:float8. fuse left")
+def test_other_styles_are_left(tmp_path: Any) -> None:
+    ranks.spawn(_left_of_tensor_parallelism, 2, tmp_path)

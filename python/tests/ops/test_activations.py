@@ -236,3 +236,47 @@ def test_refuses_other_activations_and_gradients_unlike_x() -> None:
         _ops.quantize_activation_backward(grad.half(), x, SILU, config, False)
     with pytest.raises(ValueError, match="grad_input and grad_weight read fp8"):
         _ops.quantize_activation_backward(grad, x, SILU, config_of("rowwise_with_gw_hp"), False)
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "blockwise"))
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("backward", [True, False])
+def test_casts_over_ranks_what_it_computes(backward: bool, gated: bool, recipe: str) -> None:
+    """The words and the copies are those of the computed tensors, also where another rank has larger maxima."""
+    rows, cols, config = 128, 64, config_of(recipe)
+    gate, up = (each.requires_grad_() for each in operands(rows, cols, torch.bfloat16))
+    grad = operands(rows, cols, torch.bfloat16, 3)[0]
+    h = glu(gate, up) if gated else activated(gate, "silu")
+    h.backward(grad)
+    operand, computed = _ops.INPUT, [h.detach()]
+    if backward:
+        operand, computed = _ops.GRAD_OUTPUT, [gate.grad, up.grad] if gated else [gate.grad]
+    x, up = gate.detach(), up.detach()
+    given = (x, up if gated else None, grad if backward else None)
+
+    def cast(larger: int) -> list[torch.Tensor]:
+        left, *found = _ops.quantize_activation_amax(*given, SILU, config)
+        words = [each + larger for each in found]
+        return [left, *words, *_ops.quantize_activation_shard(*given, left, *words, SILU, config)]
+
+    left, *words = cast(1 << 23)
+    of_each = [each.view(len(computed), -1) for each in words[:2]]
+    expected: list[torch.Tensor] = []
+    for i, tensor in enumerate(computed):
+        own = [each + (1 << 23) for each in _ops.quantize_amax(tensor, config, operand, rows)]
+        assert same([each[i] for each in of_each], own)
+        expected += _ops.quantize_shard(tensor, *own, config, operand, rows)
+    for i in range(0, len(expected), 2):
+        one, other = (
+            elements(tuple(each[i : i + 2]), rows, cols) for each in (words[2:], expected)
+        )
+        assert same(one, other)
+    torch._dynamo.reset()
+    compiled = torch.compile(cast, backend="aot_eager", fullgraph=True)(1 << 23)
+    assert [each.shape for each in compiled] == [each.shape for each in (left, *words)]
+    with pytest.raises((RuntimeError, ValueError), match="maxima of a shard are not the"):
+        more = torch.cat((words[0], words[0], words[0][:1], words[0].new_zeros(1)))
+        _ops.quantize_activation_shard(*given, left, more, words[1], SILU, config)
+    with pytest.raises((RuntimeError, ValueError), match="what quantize_activation_amax left has"):
+        more = torch.cat((left, left.new_zeros(16)))
+        _ops.quantize_activation_shard(*given, more, *words[:2], SILU, config)

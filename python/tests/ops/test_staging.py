@@ -158,6 +158,22 @@ def test_shards(recipe: str, place: str) -> None:
     assert len(y) == 1
 
 
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise"))
+def test_activations_over_ranks(recipe: str, place: str) -> None:
+    config, silu = _config(recipe), _ops.ACTIVATIONS["silu"]
+    gate, up, grad = (torch.randn(32, 64) for _ in range(3))
+    for given in ((gate, up, None), (gate, up, grad)):
+        (left, *words), (own, *own_words) = _same(
+            _ops.quantize_activation_amax, place, config, *given, silu, at=4
+        )
+        assert torch.equal(left, own.cpu()) and same(words, [each.cpu() for each in own_words])
+        args = (*given, left, *words, silu)
+        copies, staged = _same(_ops.quantize_activation_shard, place, config, *args, at=7)
+        for q, own_q in zip(copies[::2], staged[::2], strict=True):
+            rows = [each.cpu()[: 32 * 128].view(32, 128)[:, :64] for each in (q, own_q)]
+            assert torch.equal(*rows)
+
+
 @pytest.mark.parametrize("recipe", ("rowwise", "blockwise"))
 def test_an_update_of_weights(recipe: str, place: str) -> None:
     """The maxima of rows and columns, or the copies, and the fingerprint of what it leaves."""

@@ -61,8 +61,8 @@ typedef struct float8_quantizer_desc {
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride x.ld counts fp32 elements. */
   int32_t f32_source;
-  int32_t source; /* a float8_source; the gradients are for FLOAT8_GRAD_OUTPUT, the other ones that
-                       * are computed for FLOAT8_INPUT; not in lists */
+  /* A float8_source, not in lists; with over_ranks one that has an activation, and no whole_rows. */
+  int32_t source;
   int32_t activation; /* a float8_activation, of sources that have one; else 0 */
   /* Nonzero: calls leave the sums of the gradient's columns in float8_quantize_args.column_sums. It is for
    * FLOAT8_ACTIVATION_BACKWARD. */
@@ -167,6 +167,9 @@ typedef struct float8_quantize_args {
   /* FLOAT8_LAYER_NORM, read: fp32 [rows], the mean of each row of x, and [cols] in dtype, or NULL. */
   const float* mean FLOAT8_DEFAULT(NULL);
   const void* norm_bias FLOAT8_DEFAULT(NULL);
+  /* FLOAT8_GLU_BACKWARD with over_ranks: amax and row_amax of up's gradient, as many words each. */
+  uint32_t* up_amax FLOAT8_DEFAULT(NULL);
+  uint32_t* up_row_amax FLOAT8_DEFAULT(NULL);
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

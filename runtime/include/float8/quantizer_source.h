@@ -6,10 +6,15 @@
 extern "C" {
 #endif
 
-/* What a quantizer casts. What is computed is computed in fp32 and rounded once to dtype. Delayed scales and
+/* What a quantizer casts. Gradients are for FLOAT8_GRAD_OUTPUT, others that are computed for FLOAT8_INPUT.
+ * What is computed is computed in fp32 and rounded once to dtype. Delayed scales and
  * those of blocks need one launch, and it is never in memory. Scales of a tensor or of rows need two: the
  * first one finds maxima, and leaves an activation or its gradients in the workspace for the second one. That
- * computes what norms make, and the gradients of a GLU under scales of rows, once more. */
+ * computes what norms make, and the gradients of a GLU under scales of rows, once more.
+ *
+ * With float8_quantizer_desc.over_ranks float8_quantize_amax is the first launch, and reads all operands. It and
+ * float8_quantize are given one workspace, which nobody else writes to between them, and in which gradients of a GLU
+ * are never left. */
 typedef enum float8_source {
   FLOAT8_PLAIN = 0, /* x */
   FLOAT8_GLU = 1,   /* activation(x) * up, where x is a gate: SwiGLU, GeGLU */

@@ -44,7 +44,11 @@ std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet 
       codegen::CastSpec cast = fused.cast;
       cast.sums = source.sums && all.empty();
       ComputedPass& made = all.emplace_back();
-      if (pass.amax) made.amax = {*pass.amax, source.source, source.activation};
+      if (pass.amax) {
+        made.amax = {*pass.amax, source.source, source.activation};
+        // As in a list of casts with given maxima, the tensor's is a single word.
+        if (source.given_maxima && pass.amax->tensor && !pass.amax->col) made.amax->of.row = true;
+      }
       made.cast = is_left(made, source.source)
                       ? codegen::KernelSpec(cast)
                       : codegen::ComputedCastSpec{cast, source.source, source.activation};
@@ -63,7 +67,7 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
   int64_t partials = 0;
   bool raises = false;
   for (const auto& [amax, cast, fused] : passes) {
-    if (!amax) continue;
+    if (!amax || source_.given_maxima) continue;
     tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->of, rows, cols));
     raises = raises || raises_words(amax->of);
     if (amax->of.tensor) partials = amax_partials(rows, cols, sm_count);
@@ -72,16 +76,18 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
   const auto take = [&](size_t bytes) { return Ref(Slot::kWorkspace, arena.take(bytes)); };
   (void)take(reserved);
   AmaxWords words({Slot::kWorkspace, arena.size()});
-  for (TensorBuffers& at : tensors) {
-    at.col_amax = words.take(cols);
-    at.amax = words.take(AmaxWords::kTensor);
-  }
-  for (TensorBuffers& at : tensors) at.row_amax = words.take(rows);
-  clear_ = clear_amax(tensors.front().col_amax, tensors.back().row_amax, 0);
-  (void)take(raises ? words.bytes() : 0);
-  for (TensorBuffers& at : tensors) {
-    at.tile_amax = take(tile_bytes);
-    at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
+  if (!source_.given_maxima) {
+    for (TensorBuffers& at : tensors) {
+      at.col_amax = words.take(cols);
+      at.amax = words.take(AmaxWords::kTensor);
+    }
+    for (TensorBuffers& at : tensors) at.row_amax = words.take(rows);
+    clear_ = clear_amax(tensors.front().col_amax, tensors.back().row_amax, 0);
+    (void)take(raises ? words.bytes() : 0);
+    for (TensorBuffers& at : tensors) {
+      at.tile_amax = take(tile_bytes);
+      at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
+    }
   }
   if (source_.sums) tile_sums_ = take(column_sums_bytes(rows, cols));
   const bool leaves = std::ranges::any_of(
@@ -124,7 +130,7 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
               .operands = {}};
     for (size_t t = 0; t < used.size(); ++t) {
       made.operands[t] = cast_operand(fused, used[t], Slot::kAmax);
-      made.operands[t].tile_amax = used[t].tile_amax;
+      made.operands[t].tile_amax = source.given_maxima ? Ref{} : used[t].tile_amax;
     }
     (i < of_step ? all.casts_ : all.first_).push_back(made);
   }
@@ -177,6 +183,9 @@ Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
     return cast_args(spec, context.info.sm_count, one);
   });
   if (spec.sums) args.sums = call.first.at<float>(tile_sums_);
+  if (source_.given_maxima) {
+    for (kernels::CastTensor& t : args.tensors) t.partial_count = std::min(t.partial_count, 1);
+  }
   if (computed != nullptr) {
     return launch<kernels::ComputedCastArgs>(context, *pass.cast, args, call, stream);
   }
@@ -192,13 +201,29 @@ Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
   return launch_cast(context.driver, *pass.cast, args, context.options.programmatic_launch, stream);
 }
 
+std::array<QuantizeOperand, 2> ComputedCasts::operands_of(const Pass& pass,
+                                                          const ComputedCall& call) {
+  return {pass.operands[0].at(call.first), pass.operands[1].at(call.second)};
+}
+
+Status ComputedCasts::find(const Context::State& context, const ComputedCall& call,
+                           Stream stream) const {
+  for (const Pass& pass : casts_) {
+    if (pass.amax == nullptr) continue;
+    const std::array all = operands_of(pass, call);
+    F8_TRY(
+        find_maxima(context, pass, call, std::span(all).first(tensors_of(source_.source)), stream));
+  }
+  return {};
+}
+
 Status ComputedCasts::run(const Context::State& context, const ComputedCall& call,
                           Stream stream) const {
   bool cleared = false;
   for (const Pass& pass : call.first_step ? first_ : casts_) {
-    std::array all = {pass.operands[0].at(call.first), pass.operands[1].at(call.second)};
+    std::array all = operands_of(pass, call);
     const std::span operands = std::span(all).first(tensors_of(source_.source));
-    if (pass.amax != nullptr) {
+    if (pass.amax != nullptr && !source_.given_maxima) {
       const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).of;
       if (!fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
         for (QuantizeOperand& operand : operands) operand.tile_amax = nullptr;

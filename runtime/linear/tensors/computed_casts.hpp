@@ -2,7 +2,8 @@
 // x, for a linear that reads it, and the gradients of these for the backward of the linears before. It is
 // one launch, after another for the maxima where the scales come from these, as those of tensors and rows
 // do, and in a first step of delayed scaling; and before one for the sums of a gradient's columns. The launch
-// of the maxima leaves an activation or its gradients in the workspace, where the cast reads them.
+// of the maxima leaves an activation or its gradients in the workspace, where the cast reads them. Where ranks
+// have other columns, the maxima are a call of their own, and what it leaves stays in the workspace.
 #pragma once
 
 #include <array>
@@ -25,7 +26,8 @@ struct ComputedPass {
 struct ComputedSource {
   codegen::Computed source = codegen::Computed::kGlu;
   codegen::Activation activation = codegen::Activation::kSilu;
-  bool sums = false;  // of the columns of kActivationBackward's gradient
+  bool sums = false;          // of the columns of kActivationBackward's gradient
+  bool given_maxima = false;  // casts are given the maxima that a call of their own found
 };
 [[nodiscard]] std::vector<ComputedPass> computed_passes(const LinearKernels& kernels,
                                                         CopySet copies,
@@ -55,6 +57,9 @@ class ComputedCasts {
                                                   const ComputedSource& source);
   [[nodiscard]] Status run(const Context::State& context, const ComputedCall& call,
                            Stream stream) const;
+  // Finds the maxima that casts are given, in words that the caller cleared.
+  [[nodiscard]] Status find(const Context::State& context, const ComputedCall& call,
+                            Stream stream) const;
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
 
  private:
@@ -63,6 +68,9 @@ class ComputedCasts {
     const Kernel* cast;
     std::array<CastOperand, 2> operands;
   };
+  // The operands of a call's one tensor, or of its two.
+  [[nodiscard]] static std::array<QuantizeOperand, 2> operands_of(const Pass& pass,
+                                                                  const ComputedCall& call);
   // Finds where the maxima of one tensor, or of two, lie in the workspace.
   void lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved, int sm_count,
                std::span<TensorBuffers> tensors);

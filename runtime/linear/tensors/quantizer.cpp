@@ -119,9 +119,9 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
                                                          const QuantizerDesc& desc) {
   std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
   F8_TRY(quantizer->lay_out(context->device().sm_count));
-  F8_TRY(desc.over_ranks                     ? quantizer->plan_shards()
-         : desc.source != CastSource::kPlain ? quantizer->plan_computed()
-                                             : quantizer->plan_launches());
+  F8_TRY(desc.source != CastSource::kPlain ? quantizer->plan_computed()
+         : desc.over_ranks                 ? quantizer->plan_shards()
+                                           : quantizer->plan_launches());
   quantizer->set_single_pass();
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }
@@ -257,16 +257,20 @@ Status Quantizer::check_computed() const {
   }
   if (desc_.source == CastSource::kPlain) return {};
   const Tensor operand = casts_gradients() ? Tensor::kGradOutput : Tensor::kInput;
-  if (desc_.operand == operand && !desc_.over_ranks && !desc_.f32_source) return {};
+  const bool cut = activates ? desc_.whole_rows != 0 : desc_.over_ranks;
+  if (desc_.operand == operand && !cut && !desc_.f32_source) return {};
   return fail(ErrorCode::kInvalidArgument,
-              "float8_quantizer_desc.source is {}; it is for {} without over_ranks and f32_source",
-              name_of(desc_.source), casts_gradients() ? "FLOAT8_GRAD_OUTPUT" : "FLOAT8_INPUT");
+              "float8_quantizer_desc.source is {}; it is for {} without {} and f32_source",
+              name_of(desc_.source), casts_gradients() ? "FLOAT8_GRAD_OUTPUT" : "FLOAT8_INPUT",
+              activates ? "whole_rows" : "over_ranks");
 }
 
 Status Quantizer::plan_computed() {
+  const bool over_ranks = desc_.over_ranks;
   computed_ = F8_TRY(ComputedCasts::plan(
       *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), desc_.rows,
-      layout_.first.offset(), {computed_of(desc_.source), desc_.activation, desc_.column_sums}));
+      over_ranks ? 0 : layout_.first.offset(),
+      {computed_of(desc_.source), desc_.activation, desc_.column_sums, over_ranks}));
   layout_.workspace_bytes = computed_.workspace_bytes();
   return {};
 }
@@ -278,6 +282,8 @@ QuantizeCall Quantizer::of_up(const QuantizeCall& call) {
   up.transposed = call.up_transposed;
   up.scales = call.up_scales;
   up.counters = call.up_counters;
+  up.amax = call.up_amax;
+  up.row_amax = call.up_row_amax;
   return up;
 }
 
@@ -361,9 +367,7 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
   constexpr const char* kCall = "float8_quantize";
   F8_TRY(check_cast(kCall, call));
   if (call.rows == 0) return {};
-  if (call.workspace.data == nullptr && layout_.workspace_bytes > 0) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}.workspace.data is NULL", kArgs);
-  }
+  F8_TRY(check_workspace(call));
   CallMemory memory = cast_memory(call);
   memory.add("workspace", call.workspace.data, layout_.workspace_bytes, Access::kWrite);
   add_launch_counts(memory, call);
@@ -378,7 +382,9 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
     };
     return shards_->run(std::cref(bind_call), {.stream = stream});
   }
-  if (desc_.source != CastSource::kPlain) return run_computed(call, stream);
+  if (desc_.source != CastSource::kPlain) {
+    return computed_.run(state, computed_call(call), stream);
+  }
   CallArguments to;
   to.reduce = reduce;
   to.set(Slot::kWorkspace, call.workspace.data);
@@ -392,7 +398,7 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
   return call.noop_flag == nullptr ? Status() : set_noop_flag(call.noop_flag, stream);
 }
 
-Status Quantizer::run_computed(const QuantizeCall& call, Stream stream) const {
+ComputedCall Quantizer::computed_call(const QuantizeCall& call) const {
   const float8_matrix& factor = casts_gradients() ? call.grad : call.up;
   ComputedCall to{.factor = factor.data,
                   .ld_factor = factor.ld,
@@ -408,7 +414,22 @@ Status Quantizer::run_computed(const QuantizeCall& call, Stream stream) const {
     to.second.set(Slot::kWorkspace, call.workspace.data);
     bind(of_up(call), to.second);
   }
-  return computed_.run(context_->state(), to, stream);
+  return to;
+}
+
+// A call without rows has words too, all 0.
+Status Quantizer::find_computed(const QuantizeCall& call, Stream stream) const {
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  for (const auto& [words, count] : {std::pair{call.amax, amax_words()},
+                                     {call.row_amax, row_amax_words()},
+                                     {call.up_amax, amax_words()},
+                                     {call.up_row_amax, row_amax_words()}}) {
+    if (words == nullptr) continue;
+    F8_TRY(set_words(state.driver, words, 0, static_cast<size_t>(count), stream));
+  }
+  return call.rows == 0 ? Status() : computed_.find(state, computed_call(call), stream);
 }
 
 Status Quantizer::set_noop_flag(uint32_t* flag, Stream stream) const {
@@ -423,6 +444,7 @@ Status Quantizer::find_amax(const QuantizeCall& call, Stream stream) const {
   F8_TRY(check_find(kCall, call));
   const CallMemory memory = find_memory(call);
   F8_TRY(memory.check(kCall, *context_, stream));
+  if (desc_.source != CastSource::kPlain) return find_computed(call, stream);
   const auto bind_call = [&](size_t, CallArguments& to) {
     bind(call, to);
     return true;

@@ -41,7 +41,7 @@ struct QuantizerDesc {
   bool qt = true;
   bool scale_apart = false;  // of q alone: the tensor's scale lies in qt's place
   bool recast = false;       // of qt alone: by the tensor's scale, which such a q left
-  bool over_ranks = false;   // calls cast shards, of up to `rows` rows
+  bool over_ranks = false;   // calls cast shards, of up to `rows` rows, or of some columns
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   CastSource source = CastSource::kPlain;
@@ -78,7 +78,8 @@ class Quantizer {
   // The words that calls of a quantizer over ranks take (cast_list.hpp), else 0.
   [[nodiscard]] int64_t amax_words() const { return words_.over_ranks; }
   [[nodiscard]] int64_t row_amax_words() const { return words_.rows; }
-  // Finds the maxima of a shard: writes amax and row_amax of the call, and reads its x.
+  // Finds the maxima of a shard: writes amax and row_amax of the call, and reads its x. Of a computed source it
+  // reads all operands, and leaves in the workspace what run() reads there.
   [[nodiscard]] Status find_amax(const QuantizeCall& call, Stream stream) const;
 
   // The cast of a call of `name`, which is checked, apart from its launch. kUnsupported where that is not the
@@ -105,7 +106,8 @@ class Quantizer {
   [[nodiscard]] Status lay_out_shards();
   [[nodiscard]] Status plan_shards();
   [[nodiscard]] Status plan_computed();
-  [[nodiscard]] Status run_computed(const QuantizeCall& call, Stream stream) const;
+  [[nodiscard]] ComputedCall computed_call(const QuantizeCall& call) const;
+  [[nodiscard]] Status find_computed(const QuantizeCall& call, Stream stream) const;
   // The call that casts up's gradient, of one that casts both.
   [[nodiscard]] static QuantizeCall of_up(const QuantizeCall& call);
   // What a list's plan reads of the tensors that calls cast.
@@ -125,8 +127,9 @@ class Quantizer {
   [[nodiscard]] bool casts_gradients() const;  // that are computed
   // Tells whether a call takes its first scales from all ranks' tensors, and so writes them.
   [[nodiscard]] static bool over_ranks(const QuantizeCall& call);
-  // Check what of a call is of a computed source alone.
-  [[nodiscard]] Status check_factors(const QuantizeCall& call) const;
+  // Check what of a call is of a computed source alone: of one that casts, or that finds maxima.
+  [[nodiscard]] Status check_factors(const QuantizeCall& call, bool cast) const;
+  [[nodiscard]] Status check_workspace(const QuantizeCall& call) const;
   [[nodiscard]] Status check_slots(const QuantizeCall& call, const char* name,
                                    const float8_scale_slots& scales) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
@@ -144,7 +147,8 @@ class Quantizer {
   };
   void add_copies(CallMemory& memory, const CopyNames& names, const QuantizeCall& call) const;
   void add_launch_counts(CallMemory& memory, const QuantizeCall& call) const;
-  void add_x(CallMemory& memory, const QuantizeCall& call) const;
+  // Adds x, and what a computed source reads beside it.
+  void add_operands(CallMemory& memory, const QuantizeCall& call) const;
 
   std::shared_ptr<Context> context_;
   QuantizerDesc desc_;

@@ -25,7 +25,7 @@ Status Quantizer::check_kept_scale(const QuantizeCall& call) const {
               kArgs);
 }
 
-Status Quantizer::check_factors(const QuantizeCall& call) const {
+Status Quantizer::check_factors(const QuantizeCall& call, bool cast) const {
   const bool backward = desc_.source == CastSource::kGluBackward;
   const bool glu = desc_.source == CastSource::kGlu || backward;
   const bool layer_norm = desc_.source == CastSource::kLayerNorm;
@@ -33,12 +33,12 @@ Status Quantizer::check_factors(const QuantizeCall& call) const {
   for (const auto& [field, pointer, needed] :
        {std::tuple<const char*, const void*, bool>{"up.data", call.up.data, glu},
         {"grad.data", call.grad.data, casts_gradients()},
-        {"up_tensor.data", call.up_tensor.data, backward},
+        {"up_tensor.data", cast ? call.up_tensor.data : nullptr, cast && backward},
         {"norm_weight", call.norm_weight, norm},
         {"rstd", call.rstd, norm},
         {"mean", call.mean, layer_norm},
         {"norm_bias", call.norm_bias, layer_norm && call.norm_bias != nullptr},
-        {"column_sums", call.column_sums, desc_.column_sums}}) {
+        {"column_sums", cast ? call.column_sums : nullptr, cast && desc_.column_sums}}) {
     if ((pointer != nullptr) == needed) [[likely]] {
       continue;
     }
@@ -86,7 +86,8 @@ Status Quantizer::check_first_row(const QuantizeCall& call) const {
 // Checks the words of a call of `name`, which casts with them or finds them.
 Status Quantizer::check_amax(const char* name, const QuantizeCall& call, bool cast) const {
   if (!desc_.over_ranks) {
-    if (cast && call.amax == nullptr && call.row_amax == nullptr) [[likely]] {
+    if (cast && call.amax == nullptr && call.row_amax == nullptr && call.up_amax == nullptr &&
+        call.up_row_amax == nullptr) [[likely]] {
       return {};
     }
     return fail(ErrorCode::kInvalidArgument,
@@ -94,8 +95,12 @@ Status Quantizer::check_amax(const char* name, const QuantizeCall& call, bool ca
                 "to find, reduce and use them in several calls",
                 name);
   }
-  for (const auto& [field, words, count] : {std::tuple{"amax", call.amax, amax_words()},
-                                            {"row_amax", call.row_amax, row_amax_words()}}) {
+  const int64_t both = desc_.source == CastSource::kGluBackward ? 1 : 0;
+  for (const auto& [field, words, count] :
+       {std::tuple{"amax", call.amax, amax_words()},
+        {"row_amax", call.row_amax, row_amax_words()},
+        {"up_amax", call.up_amax, both * amax_words()},
+        {"up_row_amax", call.up_row_amax, both * row_amax_words()}}) {
     if ((words == nullptr) == (count == 0)) continue;
     return fail(ErrorCode::kInvalidArgument,
                 "{}.{} is {}; the quantizer is over ranks and has {} "
@@ -122,7 +127,7 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_amax(name, call, true));
   F8_TRY(check_first_row(call));
   if (call.rows == 0) return {};
-  F8_TRY(check_factors(call));
+  F8_TRY(check_factors(call, true));
   F8_TRY(check_kept_scale(call));
   for (const auto& [field, pointer] : {std::pair<const char*, const void*>{"x.data", call.x.data},
                                        {"tensor.data", call.tensor.data}}) {
@@ -151,13 +156,27 @@ Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
   F8_TRY(check_amax(name, call, false));
   F8_TRY(check_first_row(call));
-  if (call.x.data != nullptr || call.rows == 0) return {};
+  if (call.rows == 0) return {};
+  F8_TRY(check_factors(call, false));
+  if (desc_.source != CastSource::kPlain) F8_TRY(check_workspace(call));
+  if (call.x.data != nullptr) return {};
   return fail(ErrorCode::kInvalidArgument, "{}.x.data is NULL", kArgs);
 }
 
-void Quantizer::add_x(CallMemory& memory, const QuantizeCall& call) const {
+Status Quantizer::check_workspace(const QuantizeCall& call) const {
+  if (call.workspace.data != nullptr || layout_.workspace_bytes == 0) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}.workspace.data is NULL", kArgs);
+}
+
+void Quantizer::add_operands(CallMemory& memory, const QuantizeCall& call) const {
   memory.add_rows("x", call.x.data, call.rows, desc_.cols, call.x.ld,
                   desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
+  memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,
+                  Access::kRead);
+  memory.add_rows("grad", call.grad.data, call.rows, desc_.cols, call.grad.ld, desc_.dtype,
+                  Access::kRead);
 }
 
 void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const {
@@ -165,6 +184,10 @@ void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access ac
              alignof(uint32_t));
   memory.add("row_amax", call.row_amax, sizeof(uint32_t) * static_cast<size_t>(row_amax_words()),
              access, alignof(uint32_t));
+  memory.add("up_amax", call.up_amax, sizeof(uint32_t) * static_cast<size_t>(amax_words()), access,
+             alignof(uint32_t));
+  memory.add("up_row_amax", call.up_row_amax,
+             sizeof(uint32_t) * static_cast<size_t>(row_amax_words()), access, alignof(uint32_t));
 }
 
 void Quantizer::add_copies(CallMemory& memory, const CopyNames& names,
@@ -185,14 +208,10 @@ void Quantizer::add_copies(CallMemory& memory, const CopyNames& names,
 
 CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   CallMemory memory(kArgs);
-  add_x(memory, call);
+  add_operands(memory, call);
   if (kernels_.keeps_scale(desc_.operand)) {
     memory.add("x.fp8", call.x.fp8->q_inverse_scale, sizeof(float), Access::kRead, sizeof(float));
   }
-  memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,
-                  Access::kRead);
-  memory.add_rows("grad", call.grad.data, call.rows, desc_.cols, call.grad.ld, desc_.dtype,
-                  Access::kRead);
   memory.add("norm_weight", call.norm_weight,
              static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype), Access::kRead);
   memory.add("rstd", call.rstd, static_cast<size_t>(call.rows) * sizeof(float), Access::kRead,
@@ -214,8 +233,11 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
 
 CallMemory Quantizer::find_memory(const QuantizeCall& call) const {
   CallMemory memory(kArgs);
-  add_x(memory, call);
+  add_operands(memory, call);
   add_amax(memory, call, Access::kWrite);
+  if (desc_.source != CastSource::kPlain) {
+    memory.add("workspace", call.workspace.data, layout_.workspace_bytes, Access::kWrite);
+  }
   return memory;
 }
 

@@ -113,6 +113,20 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
     call.up_tensor.data = tensor[1].as();
     call.up_scales = ScaleSlots{amax[1].as<uint32_t>(), scale.as<float>(), nullptr};
   }
+  // The words of a quantizer over ranks, of which there is one.
+  const auto words_of = [&](int64_t count) {
+    return DeviceBuffer(*context, std::vector<uint32_t>(static_cast<size_t>(count) + 1));
+  };
+  const DeviceBuffer maxima[2] = {words_of(quantizer->amax_words()),
+                                  words_of(quantizer->amax_words())};
+  const DeviceBuffer of_rows[2] = {words_of(quantizer->row_amax_words()),
+                                   words_of(quantizer->row_amax_words())};
+  if (quantizer->amax_words() > 0) call.amax = maxima[0].as<uint32_t>();
+  if (quantizer->row_amax_words() > 0) call.row_amax = of_rows[0].as<uint32_t>();
+  if (call.amax != nullptr && backward) call.up_amax = maxima[1].as<uint32_t>();
+  if (call.row_amax != nullptr && backward) call.up_row_amax = of_rows[1].as<uint32_t>();
+  const Status found = desc.over_ranks ? quantizer->find_amax(call, nullptr) : Status();
+  EXPECT_TRUE(found) << found.error().message;
   const Status status = quantizer->run(call, nullptr);
   EXPECT_TRUE(status) << status.error().message;
   Left left;
@@ -162,8 +176,11 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
         desc.activation = activation;
         desc.column_sums = source == kActivationBackward && activation != kGelu;
         desc.operand = gradient ? Tensor::kGradOutput : Tensor::kInput;
-        for (const int first : {0, 1}) {
-          const float8_step step{.first_step = first};
+        for (const int first : {0, 1, 2}) {
+          // The last time it is a quantizer over ranks, which norms, delayed scales and cut blocks have none of.
+          desc.over_ranks = first == 2;
+          if (first == 2 && !Quantizer::plan(*emulated, desc)) continue;
+          const float8_step step{.first_step = first % 2};
           const bool bias = source == kLayerNorm && first == 1;
           EXPECT_EQ(cast(context_, desc, cols + gap, step, bias),
                     cast(*emulated, desc, cols + gap, step, bias))

@@ -13,7 +13,7 @@ from float8.torch.base_linear import is_float8
 from float8.torch.classes import check_class, known_of, subclass
 from float8.torch.layer import mlp_code
 from float8.torch.layer.linear import check_switches
-from float8.torch.layer.mlp import FusedMLP, Names, obstacle_between, obstacle_of_child
+from float8.torch.layer.mlp import FusedMLP, Names, obstacle_of_children
 from float8.torch.layer.mlp_code import Known
 from float8.torch.shard.weight_mesh import mesh_dims
 
@@ -70,8 +70,8 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
         (docs/fusing.md says where). x, the norm's weight and its bias, if it has one, are of one type,
         bfloat16 or float16; delayed scaling, and eager mode, stay as they are.
 
-    It is called after convert_to_float8_training, and before fully_shard of single MLPs and before
-    torch.compile. What the activation makes, activation(gate(x)) up(x) or activation(up(x)), and the
+    It is called after convert_to_float8_training, before or after parallelize_module, and before fully_shard of
+    single MLPs and before torch.compile. What the activation makes, activation(gate(x)) up(x) or activation(up(x)), and the
     gradients of what it reads are then cast to fp8 as they are computed, and are never in memory. It is for
     recipes whose three GEMMs read fp8: of the named ones all but "rowwise_with_gw_hp". The activation is
     SiLU, GELU, its tanh approximation or ReLU squared, rounded once.
@@ -82,7 +82,8 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     register_mlp names.
 
     Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias beside a
-    gate, or recipes and options unlike each other's; for another activation; for a recipe that reads
+    gate, weights that ranks share other than column-wise and row-wise, or recipes and options unlike each
+    other's; for another activation; for a recipe that reads
     high precision. With `norms` it also names the norms that no graph will cast so, and why: those without
     a weight or of several dimensions, and all of them where no linear shares its casts. Raises TypeError where `model` is no module; it warns where
     nothing is fused and norms is False.
@@ -229,13 +230,17 @@ def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | 
 
 
 def _obstacle_of_children(module: nn.Module, names: Names) -> str | None:
-    given = names.given()
-    children = [module._modules.get(each) for each in given]
-    for name, child in zip(given, children, strict=True):
-        why = obstacle_of_child(name, child) or _obstacle_of_options(name, child)
-        if why is not None:
-            return why
-    return obstacle_between(given, children)
+    children = [module._modules.get(each) for each in names.given()]
+    return obstacle_of_children(names, children, [_tensor_dim(each) for each in children])
+
+
+def _tensor_dim(child: Any) -> int | None:
+    """Returns the dimension of a linear's weight that ranks of tensor parallelism share, None without."""
+    weight = getattr(child, "weight", None)
+    if not is_float8(child) or not hasattr(weight, "placements"):
+        return None
+    at = mesh_dims(child).tensor
+    return None if at is None else weight.placements[at].dim  # type: ignore[union-attr]
 
 
 def _is_replaced(module: nn.Module) -> bool:
@@ -243,9 +248,3 @@ def _is_replaced(module: nn.Module) -> bool:
     home = next(each.__module__ for each in type(module).__mro__ if "forward" in each.__dict__)
     forward: Any = type(module).forward
     return "forward" in module.__dict__ or forward.__module__ != home
-
-
-def _obstacle_of_options(name: str, child: Any) -> str | None:
-    if hasattr(child.weight, "placements") and mesh_dims(child).tensor is not None:
-        return f"the weight of its {name} is shared by tensor parallelism"
-    return None

@@ -18,13 +18,10 @@ from float8.torch import _linear, _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import Made
 from float8.torch.layer.linear import Float8Linear, is_exporting
+from float8.torch.parallel import style_hooks
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
 class Names(NamedTuple):
@@ -188,15 +185,29 @@ class FusedMLP(Made, nn.Module):
         children = [self._modules.get(name) for name in names]
         alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
         why = None if alone else "it was called with other than an x"
-        for name, child in zip(names, children, strict=True):
-            why = why or obstacle_of_child(name, child) or _obstacle_of_weight(name, child)
-        why = why or obstacle_between(names, children)
+        dims = [_shared_dim(each) for each in children]
+        why = why or obstacle_of_children(self.names, children, dims)
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
                 kind = self.original.__name__
                 notices.warn_once(f"fuse {kind} {why}", f"a {kind} is no longer fused: {why}")
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
-        return mlp(args[0], children, self.activation)  # type: ignore[arg-type]
+        if dims[0] is None:
+            return mlp(args[0], children, self.activation)  # type: ignore[arg-type]
+        # Without rows, and where some linears have scales already, they compute one by one.
+        steps = {each._first_step for each in children}  # type: ignore[union-attr]
+        if args[0].numel() == 0 or len(steps) > 1:
+            return super().forward(args[0])  # type: ignore[no-any-return]
+        return _mlp_of_ranks(args[0], children, self.activation)
+
+
+def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:
+    """Computes an MLP whose weights ranks share, with the hooks of its linears' styles at its ends."""
+    from float8.torch.parallel import tensor_parallel  # it takes a while to load
+
+    inputs = [style_hooks.before(each, x) for each in layers[:-1]]
+    y = tensor_parallel.mlp(layers, inputs, _ops.ACTIVATIONS[activation])
+    return style_hooks.after(layers[-1], y)  # type: ignore[no-any-return]
 
 
 def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str) -> torch.Tensor:
@@ -235,8 +246,50 @@ def _of_layer(layer: Float8Linear, dtype: torch.dtype) -> _Layer:
     return _Layer(layer.weight, layer.bias, scales, *(kept or (None, None, None)))
 
 
-def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
-    """Returns why a child of an MLP is none that can be fused, None where it is one."""
+def _shared_dim(child: Any) -> int | None:
+    """Returns the dimension of a linear's weight that ranks share in its forward, where FSDP has gathered it."""
+    weight: Any = child._parameters.get("weight") if isinstance(child, nn.Module) else None
+    if not hasattr(weight, "_local_tensor"):
+        return None
+    placement: Any = weight.placements[0]
+    return placement.dim if len(weight.placements) == 1 and placement.is_shard() else NO_DIM
+
+
+NO_DIM = -1  # of a weight that is shared in a way that no linear knows
+
+
+def obstacle_of_children(names: Names, children: list[Any], dims: list[int | None]) -> str | None:
+    """Returns why the children of an MLP cannot be fused, None where they can.
+
+    dims: the dimension of each weight that ranks of tensor parallelism share, None where they do not.
+    """
+    given = names.given()
+    for name, child, dim in zip(given, children, dims, strict=True):
+        why = _obstacle_of_child(name, child, dim is not None)
+        if why is None and dim is not None:
+            why = style_hooks.obstacle_of_hooks(name, child, name == names.down)
+        if why is not None:
+            return why
+    return _obstacle_between(given, children) or _obstacle_of_dims(given, children, dims)
+
+
+def _obstacle_of_dims(
+    names: tuple[str, ...], children: list[Any], dims: list[int | None]
+) -> str | None:
+    if all(dim is None for dim in dims):
+        return None
+    if dims != [0] * (len(dims) - 1) + [1]:
+        return (
+            f"ranks of tensor parallelism do not share the rows of {' and '.join(names[:-1])} and the columns "
+            f"of {names[-1]} (ColwiseParallel and RowwiseParallel)"
+        )
+    mesh = children[0].weight.device_mesh
+    if any(each.weight.device_mesh != mesh for each in children):
+        return f"its {' and '.join(names)} are shared over different meshes"
+    return None
+
+
+def _obstacle_of_child(name: str, child: nn.Module | None, is_shared: bool) -> str | None:
     if child is None:
         return f"it has no {name!r}, which register_mlp names; its children are to be named as they are"
     kind: Any = type(child)
@@ -244,7 +297,8 @@ def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
         return f"its {name} is a {kind.__module__.partition('.')[0]} {kind.__name__}, not a Float8Linear"
     if kind.forward is not Float8Linear.forward or "forward" in child.__dict__:
         return f"its {name} has a forward of its own"
-    for hooks in _HOOKS:
+    # The hooks of a style are looked at apart.
+    for hooks in _BACKWARD_HOOKS if is_shared else (*_BACKWARD_HOOKS, *_FORWARD_HOOKS):
         if getattr(child, hooks):
             return (
                 f"its {name} has hooks, which would not be called (fully_shard of it adds some too)"
@@ -261,7 +315,7 @@ def obstacle_of_child(name: str, child: nn.Module | None) -> str | None:
     return None
 
 
-def obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None:
+def _obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None:
     """Returns why children that have no obstacle cannot be fused with each other."""
     if len({id(each) for each in children}) < len(children):
         return "one linear is two of its children"
@@ -275,12 +329,4 @@ def obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None:
     for name, child in zip(names, children, strict=True):
         if len(children) == 3 and child.bias is not None:
             return f"its {name} has a bias, which a gated MLP is fused without"
-    return None
-
-
-def _obstacle_of_weight(name: str, child: Any) -> str | None:
-    """Returns why the weight is none that a fused forward reads."""
-    weight = child._parameters.get("weight")
-    if weight is None or hasattr(weight, "_local_tensor"):
-        return f"the weight of its {name} is shared by tensor parallelism"
     return None

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def linear(
         x_copies, *of_weight = operands.cast([x_share, *shares], call.to, save, slot)
         whole = x
         if call.x_dim is not None:
-            x_copies = _trimmed(x_copies, x_share.tensor.shape[0])
+            x_copies = trimmed(x_copies, x_share.tensor.shape[0])
             call = _gathering(source, key, x, call)
             if not call.gathers:
                 whole, x_copies = _gather(x, x_copies, call)
@@ -67,8 +68,8 @@ def linear(
             _leave(source, key, whole, x_copies)
     shard = x.detach() if call.x_dim is not None and _keeps_x(call) else None
     w_copies = of_weight[0] if of_weight else (None, None)
-    tensors = (*_flat(x_copies), *_flat(w_copies))
-    run = _apply if save else _forward
+    tensors = (*flat(x_copies), *flat(w_copies))
+    run = _apply if save else forward
     outputs = run(whole, weight, bias, shard, scales, call, *tensors)
     if not isinstance(outputs, tuple):
         return outputs  # type: ignore[no-any-return]
@@ -110,11 +111,11 @@ def _keeps_x(call: Call) -> bool:
     return call.recompute or not call.to.rules.is_fp8(operands.GRAD_WEIGHT)
 
 
-def _flat(copies: operands.Copies) -> tuple[Tensor | None, ...]:
+def flat(copies: operands.Copies) -> tuple[Tensor | None, ...]:
     return tuple(part for copy in copies for part in (copy or (None, None)))
 
 
-def _pair(data: Tensor | None, scales: Tensor | None) -> Any:
+def pair(data: Tensor | None, scales: Tensor | None) -> Any:
     return None if data is None or scales is None else Copy(data, scales)
 
 
@@ -143,17 +144,22 @@ def _leave(source: Any, key: Any, *copies: Any) -> None:
 
 def _gathering(source: Any, key: Any, x: Tensor, call: Call) -> Call:
     """Says how a linear whose x is shared by tokens gathers it."""
+    leaves = key is not None
+    if leaves and torch.compiler.is_compiling():
+        leaves = getattr(source, LEFT, None) is not None
+    return gathering(x, call, leaves)
+
+
+def gathering(x: Tensor, call: Call, leaves: bool) -> Call:
+    """Says how a linear gathers its x, and whether it leaves it to others."""
     assert call.x_dim is not None
     shard = grads.shard_of_x(x, call)
     operands.check_runs(shard.rows // shard.outer, _ops.INPUT, call.to)
     gathers = grads.overlaps(shard.rows // shard.outer, x, call)
-    leaves = gathers and key is not None
-    if leaves and torch.compiler.is_compiling():
-        leaves = getattr(source, LEFT, None) is not None
-    return call._replace(gathers=gathers, leaves=leaves)
+    return call._replace(gathers=gathers, leaves=gathers and leaves)
 
 
-def _trimmed(copies: operands.Copies, rows: int) -> operands.Copies:
+def trimmed(copies: operands.Copies, rows: int) -> operands.Copies:
     """Returns copies whose qt, which is gathered in backward, has no padding."""
     q, qt = copies
     return q, qt and Copy(qt.data[:, :rows].contiguous(), qt.scales)
@@ -165,12 +171,17 @@ def _gather(x: Tensor, copies: operands.Copies, call: Call) -> tuple[Tensor, ope
     The first linear that reads an x leaves them there for the others (query, key and value), but for
     delayed scaling, where each linear records amaxes of its own.
     """
-    assert call.x_dim is not None and copies[0] is not None
+    assert call.x_dim is not None
+    whole = _whole_input(x, call.x_dim, call.to)
+    return whole, gather_q(x, copies, call)
+
+
+def gather_q(x: Tensor, copies: operands.Copies, call: Call) -> operands.Copies:
+    """Returns copies whose q is that of all tokens of x."""
+    assert copies[0] is not None
     shard = grads.shard_of_x(x, call)
     started = operands.start_gathers(operands.parts_of_q(copies[0], shard, call.to), call.to)
-    whole = _whole_input(x, call.x_dim, call.to)
-    q = operands.whole_q(operands.wait_all(started), copies[0], shard, call.to)
-    return whole, (q, copies[1])
+    return operands.whole_q(operands.wait_all(started), copies[0], shard, call.to), copies[1]
 
 
 def _sharing_key(source: Any, x: Tensor, save: bool, call: Call) -> tuple[Any, ...] | None:
@@ -203,7 +214,7 @@ class _WholeInput(torch.autograd.Function):
 _whole_input: Any = _WholeInput.apply
 
 
-def _forward(
+def forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -223,7 +234,7 @@ def _forward(
             grads.rows_of(x), None, None, weight, None, None, bias, None, config, 0, False
         )
         return _scattered(y, shape, call)
-    xq, wq = _pair(*tensors[0:2]), _pair(*tensors[4:6])
+    xq, wq = pair(*tensors[0:2]), pair(*tensors[4:6])
     bias = None if bias is None else bias.to(x.dtype)
     if call.gathered:
         if not call.overlap:
@@ -284,7 +295,7 @@ class _Linear(torch.autograd.Function):
         of_x = none if call.recompute else tensors[2:4]
         of_weight = none if call.recompute and not call.gathered else tensors[6:8]
         ctx.save_for_backward(weight, kept, scales, *of_x, *of_weight)
-        outputs = _forward(x, weight, bias, shard, scales, call, *tensors)
+        outputs = forward(x, weight, bias, shard, scales, call, *tensors)
         if call.leaves:
             if not torch.compiler.is_compiling():
                 ctx.set_materialize_grads(False)
@@ -297,82 +308,115 @@ class _Linear(torch.autograd.Function):
             grads.Latest.x = None
         if ctx.operation is not None:
             collectives.progress.begin(ctx.operation)
-        call, to = ctx.call, ctx.call.to
-        weight, x, scales, *saved = ctx.saved_tensors
-        want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
+        call = ctx.call
+        weight, x, scales, *copies = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
         if dy is None:  # only other linears of this x have a gradient
             others = dx_of_others
             scattered = None if others is None else grads.scatter_dx(others, ctx.x_shape, call)
             return scattered, *(None,) * 13
-        xqt, wqt = _pair(*saved[:2]), _pair(*saved[2:])
-        if call.recompute:
-            xqt, *cast = grads.cast_again(x, weight, scales, call)
-            wqt = cast[0] if cast else wqt
-        given = weight
-        if call.gathered:
-            if call.overlap and want_x:
-                wqt = grads.gathered_copy(operands.GRAD_INPUT, dy, weight, call)
-            # It has no values; what follows reads a shape and a type alone.
-            weight = dy.new_empty((1,), dtype=weight.dtype).expand(weight.shape)
-        fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
-        of_x = grads.GatheredX(x, xqt, ctx.x_shape, call) if want_weight else None
-        scatters = call.gathers and want_x and fp8[0]
-        beside = of_x is not None and of_x.beside and want_x and fp8[0]
-        if of_x is not None and not beside:
-            of_x.start()
-        by_tokens = call.y_dim is not None and all(fp8)
-        gemm = Gemm(operands.GRAD_INPUT, wqt, None, weight.shape[0], dy.dtype, to)
-        db = grads.bias_grad(dy, weight, True, to) if want_bias and by_tokens else None
-        dx: Any = None
-        dyq: Any = None
-        dyqt: Any = None
-        if (
-            want_x
-            and fp8[0]
-            and call.y_dim is not None
-            and grads.overlaps(grads.run_of_dy(dy, call), dy, call)
-        ):
-            dx, dyqt, dy = grads.dx_of_gathered(gemm, dy, scales, call)
-        else:
-            if call.y_dim is not None and not by_tokens:
-                dy = grads.whole_hp(dy, call.y_dim, to)
-            if any(fp8):
-                dyq, dyqt = grads.cast_grad(dy, scales, by_tokens, call)
-            own = of_x.own if of_x is not None and beside else []
-            gathered: list[Tensor] = []
-            if scatters:
-                outer = math.prod(ctx.x_shape[: call.x_dim])
-                dx, gathered = gemm.scattered(dyq, outer, dx_of_others, own)
-            elif own:
-                dx, gathered = gemm.beside(dyq, own)
-            elif want_x and fp8[0]:
-                if call.gathered and not call.overlap:
-                    config = to.rules.config
-                    dx = weight_gemm(operands.GRAD_INPUT, *dyq, given, None, dy.dtype, config)
-                else:
-                    dx = gemm.of(dyq, dy)
-            elif want_x:
-                dx = grads.hp_backward(dy, None, weight, recipes.READS_WEIGHT, 1, to)[0]
-                if call.gathers:
-                    dx = grads.rows_of(
-                        dx if dx_of_others is None else dx + dx_of_others.view(dx.shape)
-                    )
-                    dx = grads.scatter_dx(dx, ctx.x_shape, call)
-            if of_x is not None and beside:
-                of_x.gathered = gathered
-        if want_bias and not by_tokens:
-            db = grads.bias_grad(dy, weight, False, to)
-        dw = None
-        if of_x is not None:
-            xqt, x = of_x.finish()
-            if fp8[1]:
-                dw = operands.gemm(operands.GRAD_WEIGHT, dyqt, xqt, of_x.tokens, weight, to, None)
-            else:
-                dw = grads.hp_backward(dy, x, weight, recipes.READS_X, 2, to)[1]
-        if call.gathers and not torch.compiler.is_compiling():
-            grads.Latest.x_grad = None  # the other linears of this x came before
-        dx = None if dx is None else dx.view(ctx.x_shape)
+        saved = Saved(weight, x, scales, pair(*copies[:2]), pair(*copies[2:]))
+        dx, dw, db = backward(dy, saved, ctx.x_shape, call, wanted, dx_of_others)
         return dx, dw, db, *(None,) * 11
+
+
+class Saved(NamedTuple):
+    """What the backward of a linear reads: copies are qt."""
+
+    weight: Tensor
+    x: Any
+    scales: Tensor | None
+    x_copy: Any
+    w_copy: Any
+
+
+def backward(
+    dy: Tensor,
+    saved: Saved,
+    x_shape: Sequence[int],
+    call: Call,
+    wanted: Sequence[bool],
+    dx_of_others: Tensor | None = None,
+    dy_copies: operands.Copies | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Returns the gradients of x, the weight and the bias, as far as they are wanted.
+
+    x_shape: of the x that forward had. Where it gathered x itself, the linear gets the dx of those that read
+        what it left, and scatters the sum.
+    dy_copies: q and qt of this rank's columns of dy, where they are there; of dy the shape alone is read
+        then, and no bias is wanted.
+    """
+    to = call.to
+    weight, x, scales, xqt, wqt = saved
+    want_x, want_weight, want_bias = wanted
+    if call.recompute:
+        xqt, *cast = grads.cast_again(x, weight, scales, call)
+        wqt = cast[0] if cast else wqt
+    given = weight
+    if call.gathered:
+        if call.overlap and want_x:
+            wqt = grads.gathered_copy(operands.GRAD_INPUT, dy, weight, call)
+        # It has no values; what follows reads a shape and a type alone.
+        weight = dy.new_empty((1,), dtype=weight.dtype).expand(weight.shape)
+    fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
+    of_x = grads.GatheredX(x, xqt, x_shape, call) if want_weight else None
+    scatters = call.gathers and want_x and fp8[0]
+    beside = of_x is not None and of_x.beside and want_x and fp8[0]
+    if of_x is not None and not beside:
+        of_x.start()
+    by_tokens = call.y_dim is not None and all(fp8)
+    gemm = Gemm(operands.GRAD_INPUT, wqt, None, weight.shape[0], dy.dtype, to)
+    db = grads.bias_grad(dy, weight, True, to) if want_bias and by_tokens else None
+    dx: Any = None
+    dyq: Any = None
+    dyqt: Any = None
+    if (
+        want_x
+        and fp8[0]
+        and call.y_dim is not None
+        and grads.overlaps(grads.run_of_dy(dy, call), dy, call)
+    ):
+        dx, dyqt, dy = grads.dx_of_gathered(gemm, dy, scales, call)
+    else:
+        if call.y_dim is not None and not by_tokens:
+            dy = grads.whole_hp(dy, call.y_dim, to)
+        if dy_copies is not None:
+            dyq, dyqt = dy_copies
+        elif any(fp8):
+            dyq, dyqt = grads.cast_grad(dy, scales, by_tokens, call)
+        own = of_x.own if of_x is not None and beside else []
+        gathered: list[Tensor] = []
+        if scatters:
+            outer = math.prod(x_shape[: call.x_dim])
+            dx, gathered = gemm.scattered(dyq, outer, dx_of_others, own)
+        elif own:
+            dx, gathered = gemm.beside(dyq, own)
+        elif want_x and fp8[0]:
+            if call.gathered and not call.overlap:
+                config = to.rules.config
+                dx = weight_gemm(operands.GRAD_INPUT, *dyq, given, None, dy.dtype, config)
+            else:
+                dx = gemm.of(dyq, dy)
+        elif want_x:
+            dx = grads.hp_backward(dy, None, weight, recipes.READS_WEIGHT, 1, to)[0]
+            if call.gathers:
+                dx = grads.rows_of(dx if dx_of_others is None else dx + dx_of_others.view(dx.shape))
+                dx = grads.scatter_dx(dx, x_shape, call)
+        if of_x is not None and beside:
+            of_x.gathered = gathered
+    if want_bias and not by_tokens:
+        db = grads.bias_grad(dy, weight, False, to)
+    dw = None
+    if of_x is not None:
+        xqt, x = of_x.finish()
+        if fp8[1]:
+            dw = operands.gemm(operands.GRAD_WEIGHT, dyqt, xqt, of_x.tokens, weight, to, None)
+        else:
+            dw = grads.hp_backward(dy, x, weight, recipes.READS_X, 2, to)[1]
+    if call.gathers and not torch.compiler.is_compiling():
+        grads.Latest.x_grad = None  # the other linears of this x came before
+    dx = None if dx is None else dx.view(x_shape)
+    return dx, dw, db
 
 
 _apply: Any = _Linear.apply

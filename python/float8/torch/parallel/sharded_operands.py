@@ -142,10 +142,10 @@ def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) ->
             buffers = _ops.quantize(
                 share.tensor, config, share.operand, save, slot.scales, slot.layout, not save
             )
-            copies.append(_copies(buffers, share, config, save, False))
+            copies.append(copies_in(buffers, share, config, save, False))
         elif not first and not spans_ranks(share, to):
             buffers = _ops.quantize(share.tensor, to.rules.config, share.operand, save)
-            copies.append(_copies(buffers, share, to.rules.config, save, False))
+            copies.append(copies_in(buffers, share, to.rules.config, save, False))
         else:
             copies.append(_cast_with(next(found), share, to, slot if save else None))
     return copies
@@ -161,11 +161,19 @@ def spans_ranks(share: Share, to: Sharing) -> bool:
 
 def find_words(shares: Sequence[Share], to: Sharing) -> list[tuple[Tensor, Tensor]]:
     """Returns the maxima of the whole tensors, in one all-reduce: amax and row_amax of each."""
+    found = [
+        _ops.quantize_amax(share.tensor, to.rules.config, share.operand, share.tensor.shape[0])
+        for share in shares
+    ]
+    return whole_words(found, shares, to)
+
+
+def whole_words(
+    found: Sequence[tuple[Tensor, Tensor]], shares: Sequence[Share], to: Sharing
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the words of the whole tensors, from those that were found of each share."""
     own, parts = [], []
-    for share in shares:
-        amax, row_amax = _ops.quantize_amax(
-            share.tensor, to.rules.config, share.operand, share.tensor.shape[0]
-        )
+    for share, (amax, row_amax) in zip(shares, found, strict=True):
         q, qt = to.rules.granularities[share.operand]
         # The words of amax are the columns', then the tensor's.
         columns = amax.numel() - (Granularity.TENSOR in (q, qt))
@@ -203,16 +211,24 @@ def _rows_in_use(share: Share, q: int) -> int:
 def _cast_with(
     words: tuple[Tensor, Tensor], share: Share, to: Sharing, slot: Slot | None
 ) -> Copies:
-    amax, row_amax = words
-    if slot is not None:  # the result is the argument, so that the call stays in a compiled graph
-        amax = record_amax(amax, slot.scales, share.operand)
+    amax, row_amax = recorded(words, share.operand, slot)
     buffers = _ops.quantize_shard(
         share.tensor, amax, row_amax, to.rules.config, share.operand, share.tensor.shape[0]
     )
-    return _copies(buffers, share, to.rules.config, True, True)
+    return copies_in(buffers, share, to.rules.config, True, True)
 
 
-def _copies(
+def recorded(
+    words: tuple[Tensor, Tensor], operand: int, slot: Slot | None
+) -> tuple[Tensor, Tensor]:
+    """Records the amax of a first step with delayed scaling; returns the words."""
+    amax, row_amax = words
+    if slot is not None:  # the result is the argument, so that the call stays in a compiled graph
+        amax = record_amax(amax, slot.scales, operand)
+    return amax, row_amax
+
+
+def copies_in(
     buffers: tuple[Tensor, Tensor], share: Share, config: int, transposed: bool, over_ranks: bool
 ) -> Copies:
     """Returns the parts of the buffers that a cast filled."""

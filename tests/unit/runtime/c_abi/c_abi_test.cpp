@@ -388,7 +388,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_tensor, whole_rows, 120U);
   F8_ENDS(float8_quantizer_desc, reserved, 96U);
-  F8_ENDS(float8_quantize_args, norm_bias, 328U);
+  F8_ENDS(float8_quantize_args, up_row_amax, 344U);
   F8_ENDS(float8_fingerprint_args, noop_flag, 80U);
   F8_ENDS(float8_adamw_tensor, cast, 136U);
   F8_ENDS(float8_adamw_args, found_inf, 96U);

@@ -280,6 +280,8 @@ class RandomStructs : public ::testing::Test {
       if (rarely()) args.transposed.data = somewhere();
       args.amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
       args.row_amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
+      args.up_amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
+      args.up_row_amax = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
       args.noop_flag = rarely() ? static_cast<uint32_t*>(somewhere()) : nullptr;
     }
     expect_told("quantize",

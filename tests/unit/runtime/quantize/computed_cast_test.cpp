@@ -377,5 +377,96 @@ TEST_P(ComputedCastTest, IsTheCastOfTheGradientOfAnActivation) {
   }
 }
 
+// The words and the copies are those of a quantizer over ranks of what is computed, whose words others may
+// raise: where ranks have other columns, each computes its own.
+TEST_P(ComputedCastTest, IsTheCastOverRanks) {
+  const auto& [recipe, rows, cols, gap] = GetParam();
+  constexpr std::pair<CastSource, Activation> kSources[] = {
+      {CastSource::kGlu, Activation::kSilu},
+      {CastSource::kActivation, Activation::kGelu},
+      {CastSource::kActivationBackward, Activation::kRelu2},
+      {CastSource::kGluBackward, Activation::kSilu}};
+  for (const auto& [source, activation] : kSources) {
+    SCOPED_TRACE(name_of(source));
+    const bool both = source == CastSource::kGluBackward;
+    const bool backward = both || source == CastSource::kActivationBackward;
+    QuantizerDesc desc{.operand = backward ? Tensor::kGradOutput : Tensor::kInput,
+                       .rows = rows + 3,
+                       .cols = cols,
+                       .recipe = recipe_of(recipe)};
+    desc.over_ranks = true;
+    const auto planned = Quantizer::plan(context_, desc);
+    Source{source, activation}.set(desc);
+    if (!planned) {  // delayed scaling, and blocks of rows that shards cut
+      EXPECT_EQ(Quantizer::plan(context_, desc).error().code, planned.error().code);
+      continue;
+    }
+    const auto& plain = planned.value();
+    const auto fused = Quantizer::plan(context_, desc).value();
+    ASSERT_EQ(fused->amax_words(), plain->amax_words());
+    ASSERT_EQ(fused->row_amax_words(), plain->row_amax_words());
+    const Matrix x = random(rows, cols, 5, desc.dtype), up = random(rows, cols, 6, desc.dtype);
+    const Matrix grad = random(rows, cols, 7, desc.dtype);
+    Matrix of[2] = {x, x};
+    for (size_t i = 0; i < x.values.size(); ++i) {
+      const float a = x.values[i], b = up.values[i], g = grad.values[i];
+      const auto gradients = emulation::glu_backward(activation, a, b, g, desc.dtype);
+      of[0].values[i] = both       ? gradients.gate
+                        : backward ? emulation::activation_backward(activation, a, g, desc.dtype)
+                        : source == CastSource::kGlu
+                            ? emulation::glu(activation, a, b, desc.dtype)
+                            : emulation::activated(activation, a, desc.dtype).value;
+      of[1].values[i] = gradients.up;
+    }
+    Buffer of_x(x, desc.dtype, gap), of_up(up, desc.dtype, gap), of_grad(grad, desc.dtype, gap);
+    Buffer workspace(std::max<size_t>(fused->workspace_bytes(), 16));
+    const int64_t ld = gap == 0 ? 0 : cols + gap;
+    std::vector<uint32_t> amax[2], row_amax[2];
+    Buffer got[2] = {Buffer(plain->tensor_bytes()), Buffer(plain->tensor_bytes())};
+    const auto words_of = [](std::vector<uint32_t>& words) {
+      return words.empty() ? nullptr : words.data();
+    };
+    for (int i = 0; i < 2; ++i) {
+      amax[i].assign(static_cast<size_t>(plain->amax_words()), 7);
+      row_amax[i].assign(static_cast<size_t>(plain->row_amax_words()), 7);
+    }
+    QuantizeCall call{.rows = rows,
+                      .x = {of_x.data(), ld},
+                      .tensor = {got[0].data()},
+                      .amax = words_of(amax[0]),
+                      .row_amax = words_of(row_amax[0])};
+    if (both || source == CastSource::kGlu) call.up = {of_up.data(), ld};
+    if (backward) call.grad = {of_grad.data(), ld};
+    if (both) {
+      call.up_tensor.data = got[1].data();
+      call.up_amax = words_of(amax[1]);
+      call.up_row_amax = words_of(row_amax[1]);
+    }
+    call = with_workspace(call, workspace.data());
+    ASSERT_TRUE(fused->find_amax(call, nullptr));
+    for (int i = 0; i < (both ? 2 : 1); ++i) {
+      Buffer h(reference::rounded_to(of[i], desc.dtype), desc.dtype), want(plain->tensor_bytes());
+      auto own = amax[i], own_rows = row_amax[i];
+      QuantizeCall of_h{.rows = rows,
+                        .x = {h.data()},
+                        .tensor = {want.data()},
+                        .amax = words_of(own),
+                        .row_amax = words_of(own_rows)};
+      ASSERT_TRUE(plain->find_amax(of_h, nullptr));
+      EXPECT_EQ(own, amax[i]);
+      EXPECT_EQ(own_rows, row_amax[i]);
+      // Another rank has larger values.
+      for (auto* words : {&amax[i], &row_amax[i], &own, &own_rows}) {
+        for (size_t w = 0; w < words->size(); w += 2) (*words)[w] += 3U << 23;
+      }
+      run(*plain, of_h);
+      ASSERT_TRUE(fused->run(call, nullptr));
+      EXPECT_EQ(bytes(got[i]), bytes(want)) << i;
+    }
+    EXPECT_TRUE(cuda_.faults.empty());
+    EXPECT_TRUE(workspace.guard_is_whole());
+  }
+}
+
 }  // namespace
 }  // namespace f8::runtime

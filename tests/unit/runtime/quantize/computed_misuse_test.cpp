@@ -66,6 +66,13 @@ TEST_F(ComputedMisuse, PlansThatCannotBe) {
   QuantizerDesc rounded = desc("blockwise");
   rounded.f32_source = true;
   refused(rounded, ErrorCode::kInvalidArgument, "it is for FLOAT8_INPUT");
+  QuantizerDesc ranked = desc("blockwise");
+  ranked.over_ranks = true;
+  ranked.whole_rows = 64;
+  refused(ranked, ErrorCode::kInvalidArgument, "without whole_rows");
+  ranked.whole_rows = 0;
+  ranked.source = CastSource::kRmsNorm;
+  refused(ranked, ErrorCode::kInvalidArgument, "without over_ranks");
   const std::shared_ptr<const Quantizer> all[] = {
       Quantizer::plan(context_, desc("blockwise")).value()};
   const auto list = QuantizerList::plan(context_, all);
@@ -193,6 +200,43 @@ TEST_F(ComputedMisuse, CallsOfAnActivationThatCannotBe) {
   }
   EXPECT_TRUE(tensor.untouched() && sums.untouched());
   EXPECT_TRUE(cuda_.launches.empty());
+}
+
+TEST_F(ComputedMisuse, CallsOverRanksThatCannotBe) {
+  QuantizerDesc of_gradients = desc("tensorwise");
+  of_gradients.operand = Tensor::kGradOutput;
+  of_gradients.source = CastSource::kGluBackward;
+  of_gradients.over_ranks = true;
+  const auto fused = Quantizer::plan(context_, of_gradients).value();
+  Buffer x(32 * 64 * 2), up(32 * 64 * 2), grad(32 * 64 * 2);
+  Buffer tensors[2] = {Buffer(fused->tensor_bytes()), Buffer(fused->tensor_bytes())};
+  uint32_t amax[2] = {}, row_amax[2][32] = {};
+  const QuantizeCall good{.rows = 32,
+                          .x = {x.data()},
+                          .up = {up.data()},
+                          .tensor = {tensors[0].data()},
+                          .amax = &amax[0],
+                          .row_amax = row_amax[0],
+                          .grad = {grad.data()},
+                          .up_tensor = {tensors[1].data()},
+                          .up_amax = &amax[1],
+                          .up_row_amax = row_amax[1]};
+  const std::tuple<std::function<void(QuantizeCall&)>, std::string_view> cases[] = {
+      {[](QuantizeCall& c) { c.up_amax = nullptr; }, "float8_quantize_args.up_amax is NULL"},
+      {[](QuantizeCall& c) { c.up_row_amax = nullptr; },
+       "float8_quantize_args.up_row_amax is NULL"},
+      {[](QuantizeCall& c) { c.grad.data = nullptr; }, "float8_quantize_args.grad.data is NULL"},
+      {[](QuantizeCall& c) { c.up_amax = c.amax; }, "overlap"}};
+  for (const auto& [change, words] : cases) {
+    QuantizeCall call = good;
+    change(call);
+    for (const Status& status : {fused->find_amax(call, nullptr), fused->run(call, nullptr)}) {
+      if (status && words == "overlap") continue;  // what is read alone may overlap
+      ASSERT_FALSE(status) << words;
+      EXPECT_TRUE(says(status.error(), words)) << status.error().message;
+    }
+    cuda_.launches.clear();
+  }
 }
 
 TEST_F(ComputedMisuse, BackwardCallsThatCannotBe) {
