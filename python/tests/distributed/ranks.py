@@ -71,6 +71,7 @@ def _start(
     global device
     device = on
     gc.freeze()  # what the server has imported is not walked again
+    gc.set_threshold(50_000)
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)
     faulthandler.enable(stacks)
