@@ -58,7 +58,7 @@ def _cut_blocks(mesh: Any, rank: int, world: int) -> None:
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank].to(ranks.device)
-    for rows in (16,) if world == 5 else (112, 400, 1024):
+    for rows in (16,) if world == 5 else (112, 400, 512):
         for options in ({}, {"mp_policy": bf16, "reshard_after_forward": rows != 400}):
             models = [
                 shard(mlp("blockwise", rows, gather), mesh, **options) for gather in (True, False)
