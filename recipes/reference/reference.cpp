@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numbers>
+#include <utility>
 
 #include "recipes/scales/scale.hpp"
 
@@ -396,14 +398,29 @@ double sqnr_db(std::span<const double> reference, std::span<const double> x) {
   return -20.0 * std::log10(relative_error(reference, x));
 }
 
+// A test draws the same matrices for one case after the other, and a draw takes longer than what most
+// do with it: the values of the last seeds are kept.
 Matrix random_matrix(int64_t rows, int64_t cols, uint64_t seed, Distribution distribution) {
-  Matrix x{rows, cols, std::vector<float>(static_cast<size_t>(rows * cols))};
-  const uint64_t stream = mix(seed);
-  for (size_t i = 0; i < x.values.size(); ++i) {
-    const double value = draw(stream + i, distribution);
-    x.values[i] = decode_bf16(encode_bf16(static_cast<float>(value)));
+  constexpr size_t kMostKept = size_t{1} << 22;
+  thread_local std::map<std::pair<uint64_t, Distribution>, std::vector<float>> kept;
+  thread_local size_t total = 0;
+  const auto size = static_cast<size_t>(rows * cols);
+  if (total + size > kMostKept) {
+    kept.clear();
+    total = 0;
   }
-  return x;
+  std::vector<float>& values = kept[{seed, distribution}];
+  const uint64_t stream = mix(seed);
+  const size_t before = values.size();
+  if (before < size) {
+    values.resize(size);
+    total += size - before;
+  }
+  for (size_t i = before; i < size; ++i) {
+    const double value = draw(stream + i, distribution);
+    values[i] = decode_bf16(encode_bf16(static_cast<float>(value)));
+  }
+  return {rows, cols, {values.begin(), values.begin() + static_cast<ptrdiff_t>(size)}};
 }
 
 Matrix rounded_to(const Matrix& x, Dtype type) {

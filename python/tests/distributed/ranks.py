@@ -73,6 +73,7 @@ def _start(
     if on == "cpu":  # meshes that name no device are the GPUs' where there are some
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.freeze()  # what the server has imported is not walked again
+    gc.set_threshold(50_000)
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)
     faulthandler.enable(stacks)

@@ -71,8 +71,9 @@ def _equal(mesh: Any, rank: int, world: int, recipe: str) -> None:
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank].to(ranks.device)
     _expect_equal(mesh, x, recipe, uneven_rows(world), {})
-    others = {"mp_policy": _BF16, "reshard_after_forward": False}
-    _expect_equal(mesh, x, recipe, 128 * world, others)
+    if world == 2:
+        others = {"mp_policy": _BF16, "reshard_after_forward": False}
+        _expect_equal(mesh, x, recipe, 128 * world, others)
 
 
 def _expect_equal(mesh: Any, x: torch.Tensor, recipe: str, rows: int, options: Any) -> None:
@@ -132,7 +133,7 @@ def _tensor_parallel(_: Any, rank: int, world: int) -> None:
             fully_shard(model["mlp"], mesh=mesh["shard"])
             models.append(model)
             optimizers.append(f8.AdamW(model.parameters(), lr=1e-2))
-        x = torch.randn(2, 256, dim)
+        x = torch.randn(2, 256 if recipe == "blockwise" else 32, dim)
         for step in range(3):
             with Passes() as passes:
                 own = train_step(models[0]["mlp"], optimizers[0], x)

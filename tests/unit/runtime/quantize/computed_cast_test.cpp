@@ -144,6 +144,8 @@ TEST_P(ComputedCastTest, IsTheCastOfTheProduct) {
   for (const Source& source : kOfInputs) {
     cuda_.launches.clear();
     for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      const Matrix x = random(rows, cols, 5, type), by = other(source, rows, cols, type);
+      Buffer of_x(x, type, gap), of_by(by, type, gap), of_h(computed(source, x, by, type), type, 0);
       for (const int kind : {0, 1, 2, 3}) {
         SCOPED_TRACE(f8::format("{} {} {}", to_string(type), source.name(), kind));
         // In one of two steps there may be more rows than the call has.
@@ -158,9 +160,6 @@ TEST_P(ComputedCastTest, IsTheCastOfTheProduct) {
         ASSERT_EQ(fused->tensor_bytes(), plain->tensor_bytes());
         EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
 
-        const Matrix x = random(rows, cols, 5, type), by = other(source, rows, cols, type);
-        Buffer of_x(x, type, gap), of_by(by, type, gap),
-            of_h(computed(source, x, by, type), type, 0);
         Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
         Slots plain_slots, fused_slots;
         const int64_t ld = gap == 0 ? 0 : cols + gap;
