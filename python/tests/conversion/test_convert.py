@@ -212,6 +212,22 @@ def test_measured_verdicts() -> None:
     assert names(model) == ["big"]
 
 
+def test_verdicts_of_mlps_that_will_be_fused() -> None:
+    with torch.device("meta"):
+        linears = {"fc1": nn.Linear(2048, 8192), "fc2": nn.Linear(8192, 2048)}
+        model = nn.ModuleDict(
+            {"mlp": nn.ModuleDict(linears), "head": nn.ModuleDict({"out": nn.Linear(2048, 8192)})}
+        )
+    apart = f8.verdicts(model, "delayed", 32768)
+    fused = f8.verdicts(model, "delayed", 32768, fuse=True)
+    assert [verdict.layer.name for verdict in fused] == ["mlp.fc1", "mlp.fc2", "head.out"]
+    first, second, head = fused
+    assert first.speedup == second.speedup and first.convert and second.convert
+    assert "its MLP as a whole" in first.reason and first.reason == second.reason
+    assert not any("its MLP" in verdict.reason for verdict in (*apart, head))
+    assert head == apart[-1]
+
+
 def llama(layers: int = 32) -> nn.Module:
     sizes = {
         "attention": {

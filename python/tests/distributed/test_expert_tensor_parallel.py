@@ -388,9 +388,7 @@ def test_under_plans_of_transformers(model: str, recipe: str, tmp_path: Any) -> 
     pytest.importorskip("transformers.distributed.tensor_parallel")
     import transformers
 
-    if model != "implementation" and not hasattr(
-        transformers.PreTrainedModel, "_expand_parallel_plan"
-    ):
+    if not hasattr(transformers.PreTrainedModel, "_expand_parallel_plan"):
         pytest.skip("plans of parts of a model need transformers 5.23")
     ranks.spawn(_under_transformers, 2, tmp_path, model, recipe, str(tmp_path))
 

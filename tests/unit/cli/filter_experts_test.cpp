@@ -201,8 +201,8 @@ TEST(FilterMlps, HaveOneVerdictWhereTheyAreFused) {
         [](Shape) { return 1e6; }, [](Shape) { return 0.9; });
     db::sweep_mlps(database, {{{8192, 2816, 1024}, true, {}}}, 1.2);
   }
-  const Words words = {"filter", "--model", "model.json", "--tokens", "8192",
-                       "--recipe", "rowwise", "--db", "my.db"};
+  const Words words = {"filter",   "--model", "model.json", "--tokens", "8192",
+                       "--recipe", "rowwise", "--db",       "my.db"};
   const auto decisions = [&](const Words& more) {
     Words all = words;
     all.insert(all.end(), more.begin(), more.end());
@@ -263,8 +263,8 @@ TEST_F(FilterExperts, ASweepOfAModelMeasuresThem) {
     ASSERT_EQ(planned["linears"].size(), 3U) << same.front();
     EXPECT_EQ(planned["linears"].back()["problem"], mlp);
   }
-  tool_.expect_refused(
-      1, {"plan", "--mnk", "8192,1024,4096", "--experts", "8", "--mlp", "plain"}, {"gated"});
+  tool_.expect_refused(1, {"plan", "--mnk", "8192,1024,4096", "--experts", "8", "--mlp", "plain"},
+                       {"gated"});
   tool_.expect_refused(1, {"bench", "linear", "--problem", mlp}, {"--problem", "sweep --mlp"});
   tool_.expect_refused(1, {"plan", "--mnk", "e8m8192n2048k4096"}, {"--mnk", "skew"});
   tool_.expect_refused(1, {"plan", "--mnk", mnk + ";"}, {"--mnk", "not M,N,K"});

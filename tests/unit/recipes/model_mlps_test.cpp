@@ -10,16 +10,12 @@ using Layers = std::vector<NamedLinear>;
 using Indices = std::vector<size_t>;
 
 TEST(ModelMlps, AreFoundByModulesAndSizes) {
-  const Layers layers = {{"layers.0.attention.wq", 64, 64},
-                         {"layers.0.attention.wk", 64, 64},
-                         {"layers.0.attention.wv", 64, 64},
-                         {"layers.0.attention.wo", 64, 64},
-                         {"layers.0.feed_forward.w1", 64, 192},
-                         {"layers.0.feed_forward.w2", 192, 64},
-                         {"layers.0.feed_forward.w3", 64, 192},
-                         {"layers.1.mlp.fc1", 64, 128},
-                         {"layers.1.mlp.fc2", 128, 64},
-                         {"output", 64, 1024}};
+  const Layers layers = {
+      {"layers.0.attention.wq", 64, 64},     {"layers.0.attention.wk", 64, 64},
+      {"layers.0.attention.wv", 64, 64},     {"layers.0.attention.wo", 64, 64},
+      {"layers.0.feed_forward.w1", 64, 192}, {"layers.0.feed_forward.w2", 192, 64},
+      {"layers.0.feed_forward.w3", 64, 192}, {"layers.1.mlp.fc1", 64, 128},
+      {"layers.1.mlp.fc2", 128, 64},         {"output", 64, 1024}};
   const std::vector<ModelMlp> mlps = mlps_of(layers);
   ASSERT_EQ(mlps.size(), 2U);
   EXPECT_EQ(mlps[0].linears, (Indices{4, 6, 5})) << "down is last, whatever the names' order";

@@ -114,11 +114,10 @@ TEST(Op, EachIsRegisteredOnce) {
     EXPECT_EQ(&spec_of(spec.op), &spec);
     names.push_back(spec.name);
   }
-  EXPECT_EQ(names, (std::vector<std::string_view>{"output", "grad_input", "grad_weight", "linear",
-                                                  "grouped_output", "grouped_grad_input",
-                                                  "grouped_grad_weight", "experts", "attention",
-                                                  "attention_forward", "attention_backward",
-                                                  "mlp"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{
+                       "output", "grad_input", "grad_weight", "linear", "grouped_output",
+                       "grouped_grad_input", "grouped_grad_weight", "experts", "attention",
+                       "attention_forward", "attention_backward", "mlp"}));
 }
 
 TEST(Mlp, HasAKeyLinearsAndCounts) {

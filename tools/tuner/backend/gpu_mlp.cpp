@@ -176,8 +176,9 @@ Result<std::vector<GpuBackend::Launch>> GpuBackend::mlp_in_bf16(const MlpChoices
 
 // The plans of an MLP of linears.
 struct GpuBackend::FusedPlans {
-  std::shared_ptr<const runtime::Linear> up, down;           // gate has up's
-  std::shared_ptr<const runtime::Quantizer> x, h, d_hidden;  // x: none where linears cast it themselves
+  std::shared_ptr<const runtime::Linear> up, down;  // gate has up's
+  std::shared_ptr<const runtime::Quantizer> x, h,
+      d_hidden;  // x: none where linears cast it themselves
 
   [[nodiscard]] const runtime::Linear& linear(bool is_down) const { return is_down ? *down : *up; }
   [[nodiscard]] size_t saved_bytes(bool is_down) const {
@@ -291,8 +292,7 @@ Result<std::shared_ptr<GpuBackend::FusedCalls>> GpuBackend::fused_calls(
                                     : nullptr};
     const float8_matrix dy = is_down ? float8_matrix{set.dy.data}
                                      : float8_matrix{hidden(i), 0, &calls->d_hidden_views[i]};
-    const CUdeviceptr dx =
-        is_down ? set.dh : set.dx + i * bytes_of(mlp.m * mlp.k, Dtype::kBf16);
+    const CUdeviceptr dx = is_down ? set.dh : set.dx + i * bytes_of(mlp.m * mlp.k, Dtype::kBf16);
     calls->forward.push_back({.m = mlp.m,
                               .x = x,
                               .w = {set.w[i].data},
@@ -362,16 +362,15 @@ Result<std::vector<GpuBackend::Launch>> GpuBackend::mlp_in_fp8(const MlpChoices&
   for (const OpenMlp::Set& set : mlp_->sets) {
     const auto calls = F8_TRY(fused_calls(plans, set, states, workspace, take));
     if (launches.empty()) {
-      timed.prime = first_step_of(states, [this, calls](const float8_step& step) {
-        return calls->run(&step, stream_);
-      });
+      timed.prime = first_step_of(
+          states, [this, calls](const float8_step& step) { return calls->run(&step, stream_); });
     }
-    launches.emplace_back([calls, gate = mlp.gate,
-                           sum = copy_of(set.dx, set.dx_sum, mlp.m * mlp.k * 3 / 2)](
-                              runtime::Stream stream) -> Status {
-      F8_TRY(calls->run(nullptr, stream));
-      return gate ? sum(stream) : Status{};
-    });
+    launches.emplace_back(
+        [calls, gate = mlp.gate, sum = copy_of(set.dx, set.dx_sum, mlp.m * mlp.k * 3 / 2)](
+            runtime::Stream stream) -> Status {
+          F8_TRY(calls->run(nullptr, stream));
+          return gate ? sum(stream) : Status{};
+        });
   }
   return launches;
 }
