@@ -178,6 +178,8 @@ def filter_layers(
     fqns = list_of(names)
     if policy == "measured" and verdicts is None and AUTO_FILTER not in fqns:
         fqns.append(AUTO_FILTER)
+    if device is not None and not isinstance(device, int):
+        raise TypeError(f"float8: device is {device!r}; it is the number of a CUDA device, or None")
     custom, recipe_name = _recipe_fields(recipe)
     descs = [
         _library.sized(
@@ -216,7 +218,7 @@ def filter_layers(
         tp=_ranks("tp", tp),
         hosts=0 if hosts is None else _ranks("hosts", hosts),
         network_gbit=0 if network_gbit is None else network_gbit,
-        fused_mlps=fuse,
+        fused_mlps=bool(fuse),
     )
     loaded = _library.library()
     with _library.Context(os.fspath(table) if table is not None else None, device) as context:

@@ -1,6 +1,7 @@
 #include "recipes/model/model_mlps.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string_view>
 
@@ -8,6 +9,14 @@
 
 namespace f8 {
 namespace {
+
+constexpr std::array<std::string_view, 17> kNames = {
+    "gate_proj", "up_proj", "down_proj", "w1",      "w2",   "w3",   "fc1",  "fc2", "gate",
+    "up",        "down",    "linear1",   "linear2", "lin1", "lin2", "c_fc", "wi"};
+
+bool is_name_of_mlp(std::string_view fqn) {
+  return std::ranges::find(kNames, fqn.substr(fqn.rfind('.') + 1)) != kNames.end();
+}
 
 // The linears of one module as an MLP, if they are one.
 bool is_mlp(std::span<const NamedLinear> layers, ModelMlp& mlp) {
@@ -23,11 +32,8 @@ bool is_mlp(std::span<const NamedLinear> layers, ModelMlp& mlp) {
     return fits && !one.is_experts() && one.count == down.count &&
            one.tokens_share == down.tokens_share;
   });
-  if (!by_size || mlp.hidden != mlp.features || !mlp.gate) return by_size;
-  return std::ranges::all_of(mlp.linears, [&](size_t i) {
-    return tensor_split(layers[i].fqn) ==
-           (i == mlp.linears.back() ? TensorSplit::kRow : TensorSplit::kColumn);
-  });
+  if (!by_size || mlp.hidden != mlp.features) return by_size;
+  return std::ranges::all_of(mlp.linears, [&](size_t i) { return is_name_of_mlp(layers[i].fqn); });
 }
 
 }  // namespace

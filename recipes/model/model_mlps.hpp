@@ -16,8 +16,8 @@ struct ModelMlp {
   int64_t hidden = 0;
   bool gate = false;
 };
-// Where hidden and features are equal, sizes alone do not tell a gated MLP from other modules of three linears, such as
-// an attention's, so that names do (tensor_split).
+// Where hidden and features are equal, sizes alone do not tell an MLP from other modules, such as an attention's, so that
+// the last parts of names do: gate_proj, up_proj, down_proj, w1 to w3, fc1 and fc2, and others that only MLPs have.
 [[nodiscard]] std::vector<ModelMlp> mlps_of(std::span<const NamedLinear> layers);
 
 }  // namespace f8

@@ -52,7 +52,7 @@ CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
                                 "a problem as query, compare and bench print it, instead of --mnk")
                             ->type_name("KEY");
   for (const char* other :
-       {"--mnk", "--recipe", "--op", "--fast", "--precise", "--experts", "--skew"}) {
+       {"--mnk", "--mlp", "--recipe", "--op", "--fast", "--precise", "--experts", "--skew"}) {
     if (CLI::Option* own = command.get_option_no_throw(other)) option->excludes(own);
   }
   return option;

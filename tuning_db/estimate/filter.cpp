@@ -181,17 +181,25 @@ bool is_as_good(const Estimate& whole, const std::optional<Estimate>& parts) {
   return !parts || whole.evidence <= parts->evidence;
 }
 
+// The MLPs that will be fused: those of which no linear is kept by its name or its sizes.
+std::vector<ModelMlp> fused_mlps(std::span<const NamedLinear> layers, const FilterOptions& options,
+                                 const NameFilter& names) {
+  if (!options.fused_mlps) return {};
+  std::vector<ModelMlp> mlps = mlps_of(layers);
+  std::erase_if(mlps, [&](const ModelMlp& mlp) {
+    return !std::ranges::all_of(
+        mlp.linears, [&](size_t i) { return kept_by_name_or_size(names, layers[i]).empty(); });
+  });
+  return mlps;
+}
+
 // By layer: the estimate of the MLP that it is a linear of, with its share of the time.
 std::vector<std::optional<Estimate>> of_fused_mlps(std::span<const NamedLinear> layers,
-                                                   const FilterOptions& options,
-                                                   const NameFilter& names, Estimates& linears,
+                                                   std::span<const ModelMlp> mlps,
+                                                   const FilterOptions& options, Estimates& linears,
                                                    GroupEstimates& groups) {
   std::vector<std::optional<Estimate>> all(layers.size());
-  if (!options.fused_mlps) return all;
-  for (const ModelMlp& mlp : mlps_of(layers)) {
-    const bool is_whole = std::ranges::all_of(
-        mlp.linears, [&](size_t i) { return kept_by_name_or_size(names, layers[i]).empty(); });
-    if (!is_whole) continue;
+  for (const ModelMlp& mlp : mlps) {
     const int64_t rows = tokens_of(layers[mlp.linears.front()], options.tokens);
     std::optional<Estimate> e = of_mlp({{rows, mlp.hidden, mlp.features}, mlp.gate, {}}, groups);
     const auto is_better_than = [&](size_t i) {
@@ -255,6 +263,34 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
   return d;
 }
 
+// Gives the linears of a fused MLP one verdict where the rule gave them several: by their times together. A part of an
+// MLP in fp8 would not be fused.
+void settle(const ModelMlp& mlp, const FilterOptions& options,
+            std::vector<FilterDecision>& decisions) {
+  double bf16 = 0, fp8 = 0, most = 0, least = 0;
+  std::string each;
+  bool differ = false;
+  for (const size_t i : mlp.linears) {
+    const FilterDecision& d = decisions[i];
+    if (d.evidence == Evidence::kRule || d.bf16_ns <= 0) return;
+    bf16 += d.bf16_ns;
+    fp8 += d.bf16_ns / d.speedup;
+    most += d.bf16_ns / d.lo;
+    least += d.bf16_ns / d.hi;
+    each += f8::format("{}{} {:.3f}", each.empty() ? "" : ", ",
+                       d.layer.fqn.substr(d.layer.fqn.rfind('.') + 1), d.speedup);
+    differ = differ || d.convert != decisions[mlp.linears.front()].convert;
+  }
+  if (!differ) return;
+  const SpeedupInterval together{rounded(bf16 / fp8), rounded(bf16 / most), rounded(bf16 / least)};
+  const Verdict verdict = speedup_verdict(together, options.margin,
+                                          f8::format("the linears of its MLP together, {}", each));
+  for (const size_t i : mlp.linears) {
+    decisions[i].convert = verdict.convert;
+    decisions[i].reason = verdict.reason;
+  }
+}
+
 // All layers together. A layer without an estimate counts with its share of the work.
 double model_speedup(const std::vector<FilterDecision>& decisions) {
   const auto flops = [](const FilterDecision& d) {
@@ -299,12 +335,14 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   if (options.parallel.ranks() == 1) result.wire.reset();
   Estimates linears(estimator);
   GroupEstimates groups(estimator);
-  const auto fused = of_fused_mlps(layers, options, names, linears, groups);
+  const std::vector<ModelMlp> mlps = fused_mlps(layers, options, names);
+  const auto fused = of_fused_mlps(layers, mlps, options, linears, groups);
   const Question asked{options, names, estimator, result.wire};
   result.decisions.reserve(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     result.decisions.push_back(decide(layers[i], i, asked, fused[i], linears, groups));
   }
+  for (const ModelMlp& mlp : mlps) settle(mlp, options, result.decisions);
   result.estimated_model_speedup = model_speedup(result.decisions);
   return result;
 }

@@ -17,7 +17,8 @@
 // The experts of a layer have one verdict. It is that of rows of MLPs of such experts, since an MLP is what runs, unless
 // rows of their two expert linears are stronger evidence. Then the times of these are added, in bf16 and in fp8, and
 // the ends of their intervals likewise, and it rests on the weaker evidence of both.
-// With `fused_mlps` the linears of an MLP have one verdict too, by rows of MLPs on the same condition; else each its own.
+// With `fused_mlps` the linears of an MLP have one verdict too, by rows of MLPs on the same condition; else, where
+// their own verdicts are not the same, by their times together.
 // What ranks send for experts has as many bytes in fp8 as in bf16, and is left out.
 #pragma once
 

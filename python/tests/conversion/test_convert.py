@@ -226,6 +226,10 @@ def test_verdicts_of_mlps_that_will_be_fused() -> None:
     assert "its MLP as a whole" in first.reason and first.reason == second.reason
     assert not any("its MLP" in verdict.reason for verdict in (*apart, head))
     assert head == apart[-1]
+    convert_to_float8_training(model, config="delayed", tokens=32768, fuse=True)
+    assert set(names(model)) == {"mlp.fc1", "mlp.fc2", "head.out"}
+    with pytest.raises(TypeError, match="number of a CUDA device"):
+        f8.verdicts(model, "rowwise", 64, device="H200")  # type: ignore[arg-type]
 
 
 def llama(layers: int = 32) -> nn.Module:

@@ -222,6 +222,29 @@ TEST(FilterMlps, HaveOneVerdictWhereTheyAreFused) {
   }
   // 3 ms of an MLP become 2.5, and 1 ms of the linear stays.
   EXPECT_NEAR(fused["estimated_model_speedup"].get<double>(), 4 / 3.5, 1e-3);
+  // Without rows of MLPs the linears' times together decide: half of an MLP would not be fused.
+  {
+    auto database = db::Database::open(tool.path() / "half.db", db::OpenMode::kCreate).value();
+    db::sweep_linears(
+        database, "rowwise", {{8192, 2816, 1024}, {8192, 1024, 2816}, {8192, 1024, 1024}},
+        [](Shape) { return 1e6; }, [](Shape s) { return s.n == 2816 ? 1.2 : 0.9; });
+  }
+  Words of_half = words;
+  of_half.back() = "half.db";
+  const auto verdicts = [&](const Words& asked) {
+    std::string text;
+    const Json answer = tool.json(asked);
+    for (const Json& d : answer["decisions"]) text += d["convert"].get<bool>() ? "y" : "n";
+    return text;
+  };
+  EXPECT_EQ(verdicts(of_half), "yynn");
+  of_half.emplace_back("--fuse");
+  EXPECT_EQ(verdicts(of_half), "yyyn");
+  const Json down = tool.json(of_half)["decisions"][2];
+  EXPECT_TRUE(contains(down["reason"].get<std::string>(),
+                       "the linears of its MLP together, gate_proj 1.200, up_proj 1.200, "
+                       "down_proj 0.900"))
+      << down;
   // An MLP of which a linear is kept by name is not fused.
   const Json kept = decisions({"--fuse", "--filter-fqns", "up_proj"});
   for (const Json& d : kept["decisions"]) EXPECT_EQ(d["convert"], false) << d;
@@ -265,6 +288,10 @@ TEST_F(FilterExperts, ASweepOfAModelMeasuresThem) {
   }
   tool_.expect_refused(1, {"plan", "--mnk", "8192,1024,4096", "--experts", "8", "--mlp", "plain"},
                        {"gated"});
+  tool_.expect_refused(
+      1, {"plan", "--mnk", "64,64,64", "--mlp", "gated", "--recipe", "rowwise_with_gw_hp"},
+      {"rowwise_with_gw_hp", "--mlp"});
+  tool_.expect_refused(1, {"plan", "--problem", mlp, "--mlp", "plain"}, {"--mlp", "--problem"});
   tool_.expect_refused(1, {"bench", "linear", "--problem", mlp}, {"--problem", "sweep --mlp"});
   tool_.expect_refused(1, {"plan", "--mnk", "e8m8192n2048k4096"}, {"--mnk", "skew"});
   tool_.expect_refused(1, {"plan", "--mnk", mnk + ";"}, {"--mnk", "not M,N,K"});

@@ -34,6 +34,8 @@ TEST(ModelMlps, OfEqualSizesAreThoseOfKnownNames) {
   };
   EXPECT_EQ(three("a.mlp.gate_proj", "a.mlp.up_proj", "a.mlp.down_proj"), 1U);
   EXPECT_EQ(three("a.attention.q_proj", "a.attention.k_proj", "a.attention.v_proj"), 0U);
+  EXPECT_EQ(mlps_of(Layers{{"a.mlp.fc1", 64, 64}, {"a.mlp.fc2", 64, 64}}).size(), 1U);
+  EXPECT_EQ(mlps_of(Layers{{"a.attention.wq", 64, 64}, {"a.attention.wo", 64, 64}}).size(), 0U);
 }
 
 TEST(ModelMlps, OthersAreNone) {

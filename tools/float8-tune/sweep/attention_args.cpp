@@ -58,8 +58,8 @@ void declare_attention(CLI::App& command, SweepArgs& args) {
       command.add_flag("--attention", args.attention,
                        "measure the forward and the backward of attention in fp8 instead of "
                        "linears: of --shape, or of the layers of --model at --sequence");
-  for (const char* of_linears : {"--mnk", "--experts", "--skew", "--strategy", "--exhaustive",
-                                 "--no-pruned-rows", "--problem"}) {
+  for (const char* of_linears : {"--mnk", "--mlp", "--experts", "--skew", "--strategy",
+                                 "--exhaustive", "--no-pruned-rows", "--problem"}) {
     if (CLI::Option* option = command.get_option_no_throw(of_linears)) attention->excludes(option);
   }
   const AttentionFlags flags = add_attention(command, args.attentions);

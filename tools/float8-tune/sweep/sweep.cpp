@@ -117,10 +117,11 @@ void add_sweep(CLI::App& app, Program& program) {
                   });
   declare(*command, options->args);
   declare_running(*command, *options);
-  command->add_flag("--missing", options->missing,
-                    "leave out the linears, or parts of attention, that the database has of this "
-                    "method, code generator, NVRTC "
-                    "and cuBLASLt, whichever GPU of this class measured them");
+  command->add_flag(
+      "--missing", options->missing,
+      "leave out the linears, MLPs or parts of attention that the database has of this "
+      "method, code generator, NVRTC "
+      "and cuBLASLt, whichever GPU of this class measured them");
   command->add_flag("--dry-run", options->dry_run, "say what would be measured, measure nothing");
 
   // The command of the process that owns the device; see tools/tuner/worker/worker.hpp.

@@ -77,9 +77,8 @@ void declare(CLI::App& command, SweepArgs& args) {
       .add_option(
           "--mlp", args.mlp,
           "measure MLPs as float8.torch.fuse runs them, of N hidden and K other features, and "
-          "their "
-          "linears where these were not measured: gated, as SwiGLU's, or plain. Of --model those "
-          "that it has, whatever is given here")
+          "their linears where these were not measured: gated, as SwiGLU's, or plain. With "
+          "--model its MLPs are added to its linears, gated or plain as they are")
       ->check(CLI::IsMember({"gated", "plain"}))
       ->type_name("KIND");
   add_model(command, args.model);
@@ -237,6 +236,21 @@ Status take_mlps(const SweepArgs& args, tuner::SweepRequest& request) {
   return {};
 }
 
+Status check_recipes_of_mlps(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const Recipe recipe = F8_TRY(find_recipe(name));
+    for (const Gemm gemm : kGemms) {
+      if (recipe.at(gemm).is_fp8()) continue;
+      return fail(
+          ErrorCode::kUnsupported,
+          "recipe {}: MLPs are not fused under it, since its {} reads high precision; leave "
+          "--mlp out, or name other recipes",
+          name, to_string(gemm));
+    }
+  }
+  return {};
+}
+
 template <class T>
 void drop_repeated(std::vector<T>& items) {
   std::set<T> seen;
@@ -288,6 +302,7 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   }
   drop_repeated(request.shapes);
   drop_repeated(request.mlps);
+  if (!request.mlps.empty()) F8_TRY(check_recipes_of_mlps(request.recipes));
   return request;
 }
 

@@ -144,6 +144,7 @@ def convert_to_float8_training(
     tp: int = 1,
     hosts: int | None = None,
     experts: Experts = None,
+    fuse: bool = False,
 ) -> nn.Module:
     """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
 
@@ -163,6 +164,7 @@ def convert_to_float8_training(
     explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
     fsdp, tp, hosts: the ranks that will share the model, whose wire is then in the verdicts; they
         are arguments of `float8.filter_layers` too.
+    fuse: float8.torch.fuse will run the MLPs, as in `float8.filter_layers`; it needs tokens.
     experts: True lets the experts of transformers and torchtitan compute in fp8 too (docs/experts.md), or
         a function that is called with a module of experts and its name decides. They have config's
         recipe, and its emulate, saturate and enable_fsdp_float8_all_gather; module_filter_fn does not ask for them. With tokens, the measurements
@@ -205,6 +207,7 @@ def convert_to_float8_training(
             (fsdp, tp, hosts),
             tokens_of,
             chosen,
+            fuse,
         ),
         chosen,
     )
@@ -226,6 +229,7 @@ def measured_filter(
     ranks: tuple[int, int, int | None] = (1, 1, None),
     tokens_of: Mapping[str, int] | None = None,
     experts: list[Chosen] | None = None,
+    fuse: bool = False,
 ) -> Choose:
     """Returns the choice that these arguments of convert_to_float8_training mean.
 
@@ -241,10 +245,10 @@ def measured_filter(
     fsdp, tp, hosts = ranks
     if tokens is not None:
         check_tokens("tokens", tokens)
-    asks = names or verdicts is not None or show or policy is not None or tokens_of
+    asks = names or verdicts is not None or show or policy is not None or tokens_of or fuse
     if tokens is None and (asks or ranks != (1, 1, None)):
         raise ValueError(
-            "float8: names, policy, verdicts, explain, tokens_of, fsdp, tp and hosts ask what the "
+            "float8: names, policy, verdicts, explain, tokens_of, fsdp, tp, hosts and fuse ask what the "
             "measurements say, which depends on the rows of x in a call: give tokens too"
         )
     if policy is not None and verdicts is not None:
@@ -285,6 +289,7 @@ def measured_filter(
             fsdp=fsdp,
             tp=tp,
             hosts=hosts,
+            fuse=fuse,
         )
         found_of_experts = found[len(linears) :]
         experts[:] = [

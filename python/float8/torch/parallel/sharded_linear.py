@@ -406,17 +406,20 @@ def backward(
             of_x.gathered = gathered
     if want_bias and not by_tokens:
         db = grads.bias_grad(dy, weight, False, to)
-    dw = None
-    if of_x is not None:
-        xqt, x = of_x.finish()
-        if fp8[1]:
-            dw = operands.gemm(operands.GRAD_WEIGHT, dyqt, xqt, of_x.tokens, weight, to, None)
-        else:
-            dw = grads.hp_backward(dy, x, weight, recipes.READS_X, 2, to)[1]
+    dw = None if of_x is None else _weight_gradient(of_x, dy, dyqt, weight, to)
     if call.gathers and not torch.compiler.is_compiling():
         grads.Latest.x_grad = None  # the other linears of this x came before
     dx = None if dx is None else dx.view(x_shape)
     return dx, dw, db
+
+
+def _weight_gradient(
+    of_x: grads.GatheredX, dy: Tensor, dyqt: Any, weight: Tensor, to: operands.Sharing
+) -> Tensor | None:
+    xqt, x = of_x.finish()
+    if to.rules.is_fp8(operands.GRAD_WEIGHT):
+        return operands.gemm(operands.GRAD_WEIGHT, dyqt, xqt, of_x.tokens, weight, to, None)
+    return grads.hp_backward(dy, x, weight, recipes.READS_X, 2, to)[1]
 
 
 _apply: Any = _Linear.apply
