@@ -61,6 +61,11 @@ CLI::Option* add_margin(CLI::App& command, double& margin) {
   return add_share(command, "--margin", margin, "convert above a speedup of 1 + margin");
 }
 
+CLI::Option* add_fuse(CLI::App& command, bool& fuse) {
+  return command.add_flag(
+      "--fuse", fuse, "float8.torch.fuse will run the MLPs: the linears of one have one verdict");
+}
+
 CLI::Option* add_input(CLI::App& command, const std::string& name, std::filesystem::path& file,
                        const std::string& description) {
   return command.add_option(name, file, description + "; - is standard input")->type_name("FILE");

@@ -30,6 +30,7 @@ struct ShareLimits {
 CLI::Option* add_share(CLI::App& command, const std::string& name, double& value,
                        const std::string& description, ShareLimits limits = {});
 CLI::Option* add_margin(CLI::App& command, double& margin);  // --margin
+CLI::Option* add_fuse(CLI::App& command, bool& fuse);        // --fuse
 
 // Options that name a file: "-" is standard input, or standard output.
 CLI::Option* add_input(CLI::App& command, const std::string& name, std::filesystem::path& file,

@@ -245,6 +245,11 @@ TEST(FilterMlps, HaveOneVerdictWhereTheyAreFused) {
                        "the linears of its MLP together, gate_proj 1.200, up_proj 1.200, "
                        "down_proj 0.900"))
       << down;
+  const Json explained =
+      tool.json({"explain", "layers.0.mlp.down_proj", "--model", "model.json", "--tokens", "8192",
+                 "--recipe", "rowwise", "--db", "my.db", "--fuse"});
+  EXPECT_EQ(explained["convert"], true);
+  EXPECT_EQ(explained["speedup"], 1.2);
   // An MLP of which a linear is kept by name is not fused.
   const Json kept = decisions({"--fuse", "--filter-fqns", "up_proj"});
   for (const Json& d : kept["decisions"]) EXPECT_EQ(d["convert"], false) << d;

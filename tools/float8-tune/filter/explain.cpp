@@ -32,6 +32,7 @@ struct ExplainOptions {
   std::string recipe;
   std::string device;
   double margin = 0.02;
+  bool fuse = false;
   std::optional<Problem> whole;      // where the subject is an expert linear or an MLP
   std::optional<Problem> attention;  // where it is one
 };
@@ -346,9 +347,10 @@ int show(const Explanation& e, const Global& global) {
   return kExitOk;
 }
 
-// The decision where ranks share the model: what they send for one layer depends on the others.
-Status decide_among_ranks(const Question& question, tuning_db::FilterOptions how,
-                          const tuning_db::Estimator& estimator, Explanation& e) {
+// The decision where others than the layer count: what ranks send for it depends on the model, and with --fuse the
+// linears of its MLP have its verdict.
+Status decide_in_model(const Question& question, tuning_db::FilterOptions how,
+                       const tuning_db::Estimator& estimator, Explanation& e) {
   how.tokens = question.model_tokens;
   auto result = F8_TRY(tuning_db::filter(question.model, how, estimator));
   e.decision = std::move(result.decisions[question.place]);
@@ -426,9 +428,10 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;
   how.parallel = parallelism_of(options.ranks, options.model.tp);
-  if (how.parallel.is_given()) {
-    how.wire = F8_TRY(wire_model_of(options.ranks.wire_rows));
-    F8_TRY(decide_among_ranks(question, how, estimator, e));
+  how.fused_mlps = options.fuse;
+  if (how.parallel.is_given()) how.wire = F8_TRY(wire_model_of(options.ranks.wire_rows));
+  if (how.parallel.is_given() || how.fused_mlps) {
+    F8_TRY(decide_in_model(question, how, estimator, e));
   } else {
     e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured));
     e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
@@ -464,6 +467,7 @@ void add_explain(CLI::App& app, Program& program) {
   add_recipe(*command, options->recipe);
   add_device(*command, options->device);
   add_margin(*command, options->margin);
+  add_fuse(*command, options->fuse);
 }
 
 }  // namespace f8::cli

@@ -345,10 +345,7 @@ void add_filter(CLI::App& app, Program& program) {
           "automatic rule of torchao on")
       ->type_name("A,B,...");
   add_margin(*command, options->margin);
-  command->add_flag(
-      "--fuse", options->fuse,
-      "float8.torch.fuse will run the MLPs: the linears of one have one verdict, where MLPs "
-      "were measured");
+  add_fuse(*command, options->fuse);
   command->add_flag("--attention", options->attention,
                     "decide for each layer's attention too, causal, and its recipe, by measured "
                     "rows");

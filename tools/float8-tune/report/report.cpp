@@ -21,6 +21,7 @@ struct ReportOptions {
   std::string recipe;
   std::filesystem::path output = "report.html";
   std::filesystem::path svg;
+  bool fuse = false;
 };
 
 // A report of a database that has nothing to show would show the built-in measurements alone.
@@ -54,6 +55,7 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
   tuning_db::FilterOptions how;
   how.tokens = options.model.tokens;
   how.automatic = true;
+  how.fused_mlps = options.fuse;
   const tuning_db::Estimator estimator(table, recipe, {}, this_machine());
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   const std::string name =
@@ -196,6 +198,7 @@ void add_report(CLI::App& app, Program& program) {
   CLI::Option* recipe = add_recipe(*command, options->recipe);
   flags.model->needs(flags.tokens)->needs(recipe);
   for (CLI::Option* option : {flags.tokens, flags.tp, recipe}) option->needs(flags.model);
+  add_fuse(*command, options->fuse)->needs(flags.model);
   for (CLI::Option* option : add_model_experts(*command, options->model)) {
     option->needs(flags.model);
   }

@@ -182,10 +182,10 @@ Result<int> run(const PlanOptions& options, const Global& global) {
   }
   print_styled(table.text(stdout_color(global)));
   print(f8::format(
-      "\n{} linears, {} trials, about {:.0f} s on {}. {} configurations are pruned: the cost model "
+      "\n{} {}, {} trials, about {:.0f} s on {}. {} configurations are pruned: the cost model "
       "puts them behind the best {} of their GEMM.\n",
-      plan.linears.size(), plan.trials.size(), plan.predicted_s, device.name, plan.pruned,
-      request.options.keep));
+      plan.linears.size(), request.noun(), plan.trials.size(), plan.predicted_s, device.name,
+      plan.pruned, request.options.keep));
   if (options.candidates) print_candidates(plan);
   return kExitOk;
 }
