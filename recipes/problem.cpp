@@ -47,7 +47,7 @@ Status check_mlp(const Problem& problem) {
   return {};
 }
 
-// Of one product of each of its linears.
+// It counts one product of each of its linears.
 double mlp_product_flops(const Problem& problem) {
   const MlpShape mlp = mlp_shape(problem);
   return 2.0 * (mlp.gate ? 3 : 2) * static_cast<double>(mlp.m) * static_cast<double>(mlp.n) *

@@ -13,32 +13,33 @@
 
 namespace f8::tuning_db {
 
-std::string how_to_measure(const Recipe& recipe, std::span<const Shape> shapes,
-                           const Groups& groups) {
+// `kind`: the option that says what the shapes are of, with a space behind it; empty: of linears.
+static std::string how_to_measure(const Recipe& recipe, std::string_view kind,
+                                  std::span<const Shape> shapes, const Groups& groups) {
   const std::string label = settings_label(recipe);
   if (!find_recipe(label)) return "only named recipes are measured";
   std::string mnk;
   for (const Shape& s : shapes) {
     mnk += f8::format("{}{},{},{}", mnk.empty() ? "" : ";", s.m, s.n, s.k);
   }
-  if (groups.experts == 0) {
-    return f8::format("measure it with `float8-tune sweep --mnk {} --recipe {}`", mnk, label);
-  }
   const char* quotes = shapes.size() > 1 ? "\"" : "";  // a shell takes ; for its own
-  return f8::format(
-      "measure it with `float8-tune sweep --mnk {}{}{} --experts {} --skew {} --recipe {}`", quotes,
-      mnk, quotes, groups.experts, groups.skew, label);
+  std::string of_groups;
+  if (groups.experts > 0) {
+    of_groups = f8::format(" --experts {} --skew {}", groups.experts, groups.skew);
+  }
+  return f8::format("measure it with `float8-tune sweep {}--mnk {}{}{}{} --recipe {}`", kind,
+                    quotes, mnk, quotes, of_groups, label);
+}
+
+std::string how_to_measure(const Recipe& recipe, std::span<const Shape> shapes,
+                           const Groups& groups) {
+  return how_to_measure(recipe, "", shapes, groups);
 }
 
 std::string how_to_measure(const Recipe& recipe, const MlpShape& mlp) {
   const Shape shape = mlp;
-  std::string command = how_to_measure(recipe, std::span(&shape, 1), mlp.groups);
-  const std::string_view sweep = "sweep ";
-  const size_t at = command.find(sweep);
-  if (at != std::string::npos) {
-    command.insert(at + sweep.size(), mlp.gate ? "--mlp gated " : "--mlp plain ");
-  }
-  return command;
+  return how_to_measure(recipe, mlp.gate ? "--mlp gated " : "--mlp plain ", std::span(&shape, 1),
+                        mlp.groups);
 }
 
 namespace {
@@ -99,10 +100,29 @@ void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
   d.wire = wired.share;
 }
 
+// The speedup of what runs one after the other: times add up, and so do the ends of their intervals.
+class TimesTogether {
+ public:
+  void add(double bf16_ns, const SpeedupInterval& speedup) {
+    bf16_ns_ += bf16_ns;
+    fp8_ns_ += bf16_ns / speedup.speedup;
+    most_ns_ += bf16_ns / speedup.lo;
+    least_ns_ += bf16_ns / speedup.hi;
+  }
+  [[nodiscard]] double bf16_ns() const { return bf16_ns_; }
+  [[nodiscard]] SpeedupInterval speedup() const {
+    return {rounded(bf16_ns_ / fp8_ns_), rounded(bf16_ns_ / most_ns_),
+            rounded(bf16_ns_ / least_ns_)};
+  }
+
+ private:
+  double bf16_ns_ = 0, fp8_ns_ = 0, most_ns_ = 0, least_ns_ = 0;
+};
+
 // The layer's two expert linears as one: nothing where nothing is known of one of them.
 std::optional<Estimate> add_up(FilterDecision& d, int64_t rows, Estimates& estimates) {
   Estimate all;
-  all.speedup = all.lo = all.hi = 0;
+  TimesTogether times;
   for (const ExpertLinear& linear : expert_linears(d.layer, rows)) {
     const std::optional<Estimate>& e = estimates(linear.shape);
     if (!e) {
@@ -111,10 +131,7 @@ std::optional<Estimate> add_up(FilterDecision& d, int64_t rows, Estimates& estim
     }
     d.parts.push_back({linear, e->evidence, {e->speedup, e->lo, e->hi}, e->bf16_ns});
     all.evidence = std::max(all.evidence, e->evidence);
-    all.bf16_ns += e->bf16_ns;
-    all.speedup += e->bf16_ns / e->speedup;  // times in fp8, so far
-    all.lo += e->bf16_ns / e->lo;
-    all.hi += e->bf16_ns / e->hi;
+    times.add(e->bf16_ns, {e->speedup, e->lo, e->hi});
     for (double IntervalTerms::*term : {&IntervalTerms::rows, &IntervalTerms::shape,
                                         &IntervalTerms::device, &IntervalTerms::toolchain}) {
       all.terms.*term = std::max(all.terms.*term, e->terms.*term);
@@ -128,9 +145,11 @@ std::optional<Estimate> add_up(FilterDecision& d, int64_t rows, Estimates& estim
                            linear.name, e->speedup, e->basis);
     all.rows.insert(all.rows.end(), e->rows.begin(), e->rows.end());
   }
-  for (double Estimate::*speedup : {&Estimate::speedup, &Estimate::lo, &Estimate::hi}) {
-    all.*speedup = rounded(all.bf16_ns / (all.*speedup));
-  }
+  all.bf16_ns = times.bf16_ns();
+  const SpeedupInterval together = times.speedup();
+  all.speedup = together.speedup;
+  all.lo = together.lo;
+  all.hi = together.hi;
   return all;
 }
 
@@ -267,23 +286,19 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
 // MLP in fp8 would not be fused.
 void settle(const ModelMlp& mlp, const FilterOptions& options,
             std::vector<FilterDecision>& decisions) {
-  double bf16 = 0, fp8 = 0, most = 0, least = 0;
+  TimesTogether times;
   std::string each;
   bool differ = false;
   for (const size_t i : mlp.linears) {
     const FilterDecision& d = decisions[i];
     if (d.evidence == Evidence::kRule || d.bf16_ns <= 0) return;
-    bf16 += d.bf16_ns;
-    fp8 += d.bf16_ns / d.speedup;
-    most += d.bf16_ns / d.lo;
-    least += d.bf16_ns / d.hi;
+    times.add(d.bf16_ns, {d.speedup, d.lo, d.hi});
     each += f8::format("{}{} {:.3f}", each.empty() ? "" : ", ",
                        d.layer.fqn.substr(d.layer.fqn.rfind('.') + 1), d.speedup);
     differ = differ || d.convert != decisions[mlp.linears.front()].convert;
   }
   if (!differ) return;
-  const SpeedupInterval together{rounded(bf16 / fp8), rounded(bf16 / most), rounded(bf16 / least)};
-  const Verdict verdict = speedup_verdict(together, options.margin,
+  const Verdict verdict = speedup_verdict(times.speedup(), options.margin,
                                           f8::format("the linears of its MLP together, {}", each));
   for (const size_t i : mlp.linears) {
     decisions[i].convert = verdict.convert;

@@ -76,7 +76,7 @@ def _whole(tensor: Any) -> torch.Tensor:
 
 def _equal(_: Any, rank: int, world: int) -> None:
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    # Of two ranks, one of both parallelisms is of one.
+    # With two ranks FSDP or tensor parallelism has a single one.
     for tensor, recipes in ((1, RECIPES[3:]), (2, RECIPES[:2])) if world == 2 else ((2, RECIPES),):
         mesh = _mesh(world, tensor)
         for index, recipe in enumerate(recipes):

@@ -2,8 +2,6 @@
 // casts of what it makes, or as float8_moe; and in bf16, where copies move what an activation would. So the baseline
 // has the best activation that there can be, whatever a compiler makes of it.
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 #include <utility>
 
 #include "runtime/moe/moe.hpp"
@@ -442,86 +440,6 @@ Result<std::vector<GpuBackend::Launch>> GpuBackend::experts_mlp_in_fp8(const Mlp
     launches.emplace_back([run](runtime::Stream stream) { return run(nullptr, stream); });
   }
   return launches;
-}
-
-// A few elements of y, of the first and the last row.
-GpuBackend::Reference GpuBackend::mlp_reference() const {
-  constexpr int64_t kCols = 8;
-  const MlpShape& mlp = mlp_->shape;
-  const OpenMlp::Set& set = mlp_->sets.front();
-  Reference reference;
-  reference.rows = {0, mlp.m - 1};
-  for (int64_t c = 0; c < kCols; ++c) reference.cols.push_back(c * (mlp.k / kCols));
-  for (const int64_t row : reference.rows) {
-    int64_t expert = 0;
-    for (int64_t end = group_rows_[0]; end <= row;)
-      end += group_rows_[static_cast<size_t>(++expert)];
-    const auto dot = [&](size_t w, int64_t j) {
-      const int64_t first = (expert * linears_of(mlp)[w].n + j) * mlp.k;
-      double sum = 0;
-      for (int64_t c = 0; c < mlp.k; ++c) {
-        sum += static_cast<double>(set.x.value(row * mlp.k + c)) * set.w[w].value(first + c);
-      }
-      return sum;
-    };
-    std::vector<double> h;
-    for (int64_t j = 0; j < mlp.n; ++j) {
-      const double first = dot(0, j);
-      if (!mlp.gate) {
-        h.push_back(0.5 * first * std::erfc(-first / std::numbers::sqrt2));
-      } else {
-        const double up = mlp.groups.experts > 0 ? dot(0, mlp.n + j) : dot(1, j);
-        h.push_back(first / (1 + std::exp(-first)) * up);
-      }
-    }
-    for (const int64_t j : reference.cols) {
-      double sum = 0;
-      for (int64_t c = 0; c < mlp.n; ++c) {
-        sum += h[static_cast<size_t>(c)] * set.w.back().value((expert * mlp.k + j) * mlp.n + c);
-      }
-      reference.values.push_back(sum);
-    }
-  }
-  return reference;
-}
-
-// The baseline computes no activation, so that its numbers are nothing to check. The tolerance is that of linears.
-Result<Check> GpuBackend::verify_mlp(Timed& timed) {
-  Check check;
-  const OpenMlp::Set& set = mlp_->sets.front();
-  const auto elements = [&](size_t i) {
-    const Shape linear = linears_of(mlp_->shape)[i];
-    return std::ssize(group_rows_) * linear.n * linear.k;
-  };
-  const auto poison = [&](CUdeviceptr at, int64_t count) {
-    return driver_.check(driver_.memset_d8_async(at, 0xff, bytes_of(count, Dtype::kBf16), stream_),
-                         "cuMemsetD8Async");
-  };
-  const int64_t of_x = mlp_->shape.m * mlp_->shape.k;
-  F8_TRY(poison(set.y, of_x));
-  F8_TRY(poison(set.dx, of_x));
-  for (size_t i = 0; i < set.dw.size(); ++i) F8_TRY(poison(set.dw[i], elements(i)));
-  if (const Status ran = run_once(timed); !ran) return triage(ran.error());
-  if (timed.candidate.impl == Impl::kBf16) return check;
-  const auto key = std::pair{Operands::kBf16, int64_t{0}};
-  if (!references_.contains(key)) references_[key] = mlp_reference();
-  F8_TRY(check_output(set.y, Dtype::kBf16, mlp_->shape.k, references_[key], 0.2, "y", check));
-  const auto look = [&](CUdeviceptr at, int64_t count, const char* name) -> Status {
-    constexpr int64_t kMost = 4096;
-    for (const int64_t first : {int64_t{0}, std::max<int64_t>(count - kMost, 0)}) {
-      const auto values =
-          F8_TRY(read(at + bytes_of(first, Dtype::kBf16), Dtype::kBf16, std::min(count, kMost)));
-      if (!check.right || std::ranges::all_of(values, [](float v) { return std::isfinite(v); })) {
-        continue;
-      }
-      check.right = false;
-      check.what = f8::format("{} is not finite: not written, or overflowed", name);
-    }
-    return {};
-  };
-  F8_TRY(look(set.dx, of_x, "dx"));
-  for (size_t i = 0; i < set.dw.size(); ++i) F8_TRY(look(set.dw[i], elements(i), "dw"));
-  return check;
 }
 
 }  // namespace f8::tuner

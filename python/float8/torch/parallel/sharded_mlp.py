@@ -153,7 +153,7 @@ def _forward(
         read.append(y)
     of = _activation(activation, read)
     (h_copies,), _ = cast_activation(of, down.part.call.to, save, down.part.slots)
-    # Of an x whose copies are there the shape alone is read.
+    # A linear whose x has its copies reads the shape of x alone.
     return down.forward(read[0], h_copies), h_copies[1], read
 
 
@@ -276,9 +276,6 @@ def _first_gradients(
 
 
 _apply: Any = _MLP.apply
-
-
-# What the activation makes
 
 
 class Activation(NamedTuple):

@@ -61,6 +61,14 @@ DataTable policy_table(const std::vector<std::pair<std::string, EstimateScore>>&
   return table;
 }
 
+// Adds the time of a row in fp8, its speedup and the interval of that.
+void add_times(std::vector<std::string>& cells, const tuning_db::TrialResult& result) {
+  const auto& ratio = result.ratio;
+  cells.push_back(microseconds(result.timing->median_ns));
+  cells.push_back(ratio ? f8::format("{:.3f}", ratio->ratio) : "");
+  cells.push_back(ratio ? f8::format("{:.3f} to {:.3f}", ratio->lo, ratio->hi) : "");
+}
+
 // The expert linears of all devices.
 std::optional<Figure> experts_table(const Measurements& measurements) {
   if (measurements.experts.empty()) return std::nullopt;
@@ -71,13 +79,10 @@ std::optional<Figure> experts_table(const Measurements& measurements) {
   for (const tuning_db::TrialRow& row : measurements.experts) {
     const Shape s = row.problem.shape();
     const auto [experts, skew] = row.problem.groups();
-    const auto& ratio = row.result.ratio;
     std::vector<std::string> cells = {row.problem.recipe};
     for (const int64_t size : {s.m, s.n, s.k, experts, skew})
       cells.push_back(f8::format("{}", size));
-    cells.push_back(microseconds(row.result.timing->median_ns));
-    cells.push_back(ratio ? f8::format("{:.3f}", ratio->ratio) : "");
-    cells.push_back(ratio ? f8::format("{:.3f} to {:.3f}", ratio->lo, ratio->hi) : "");
+    add_times(cells, row.result);
     for (const std::string_view part : spec_of(row.problem.op).parts) {
       const auto* kernel = find_kernel(row.result.kernels, part);
       cells.push_back(kernel == nullptr ? "" : kernel->config);
@@ -105,16 +110,13 @@ std::optional<Figure> mlps_table(const Measurements& measurements) {
                   .rows = {}};
   for (const tuning_db::TrialRow& row : measurements.mlps) {
     const MlpShape mlp = mlp_shape(row.problem);
-    const auto& ratio = row.result.ratio;
     std::vector<std::string> cells = {row.problem.recipe};
     for (const int64_t size : {mlp.m, mlp.n, mlp.k}) cells.push_back(f8::format("{}", size));
     cells.emplace_back(mlp.gate ? "yes" : "no");
     for (const int64_t size : {mlp.groups.experts, mlp.groups.skew}) {
       cells.push_back(f8::format("{}", size));
     }
-    cells.push_back(microseconds(row.result.timing->median_ns));
-    cells.push_back(ratio ? f8::format("{:.3f}", ratio->ratio) : "");
-    cells.push_back(ratio ? f8::format("{:.3f} to {:.3f}", ratio->lo, ratio->hi) : "");
+    add_times(cells, row.result);
     cells.push_back(row.device_name);
     table.rows.push_back(std::move(cells));
   }
