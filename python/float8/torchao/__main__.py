@@ -1,7 +1,10 @@
 """Runs a Python program in which torchao.float8 is this package, without an edit of the program.
 
-python -m float8.torchao PROGRAM.py [ARGUMENT...]
-torchrun --nproc-per-node 8 -m float8.torchao -m MODULE [ARGUMENT...]
+python -m float8.torchao [OPTION...] PROGRAM.py [ARGUMENT...]
+torchrun --nproc-per-node 8 -m float8.torchao [OPTION...] -m MODULE [ARGUMENT...]
+
+--fuse                           fuse the MLPs of each model that the program converts (float8.torch.fuse)
+--enable-fsdp-float8-all-gather  let FSDP2 gather weights in fp8, under every recipe
 """
 
 from __future__ import annotations
@@ -12,14 +15,23 @@ import sys
 
 import float8.torchao
 
+OPTIONS = {
+    "--fuse": "fuse",
+    "--enable-fsdp-float8-all-gather": "enable_fsdp_float8_all_gather",
+}
+
 
 def main(arguments: list[str]) -> int:
+    options = set()
+    while arguments[:1] and arguments[0] in OPTIONS:
+        options.add(OPTIONS[arguments[0]])
+        arguments = arguments[1:]
     is_module = arguments[:1] == ["-m"]
     arguments = arguments[is_module:]
     if not arguments or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
-    float8.torchao.install()
+    float8.torchao.install(**dict.fromkeys(options, True))
     sys.argv = arguments
     if is_module:
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -9,7 +9,8 @@ import sys
 import types
 import warnings
 
-from float8.torchao import _asked, _stand_in
+from float8.torch.layer.linear import check_switches
+from float8.torchao import _asked, _options, _stand_in
 
 _MODULES = (
     "config",
@@ -50,8 +51,15 @@ def _find_elsewhere(name: str) -> object:
     raise AttributeError(f"float8: torchao.float8 has no {name!r} after float8.torchao.install()")
 
 
-def install() -> None:
+def install(*, fuse: bool = False, enable_fsdp_float8_all_gather: bool = False) -> None:
     """Makes `torchao.float8` mean this package, in this process.
+
+    fuse: conversions of the program end with float8.torch.fuse(model), so that MLPs cast what they compute.
+        Each conversion logs (INFO) how many were fused, and why others were left.
+    enable_fsdp_float8_all_gather: FSDP2 gathers the weights of the linears that the program converts in fp8,
+        under every recipe, also where its own option is for tensorwise alone, as torchtitan's.
+
+    The options are those of the last call, and are for conversions behind it. A value that is no bool is a TypeError.
 
     Call it before anything imports torchao.float8: names that were imported earlier keep their
     meaning, and a call that comes later warns. The rest of an installed torchao is as before, also
@@ -60,6 +68,8 @@ def install() -> None:
     find this package, accelerate finds a torchao 0.6.1 to train with, and to all others that look
     for torchao it is not there.
     """
+    check_switches(fuse=fuse, enable_fsdp_float8_all_gather=enable_fsdp_float8_all_gather)
+    _options.set_installed(_options.Options(fuse, enable_fsdp_float8_all_gather))
     ours = importlib.import_module("float8.torchao")
 
     before = sys.modules.get("torchao.float8")

@@ -16,7 +16,7 @@ import torch
 from float8.recipes import Cast, Format, Gemm, Granularity, Recipe, Scaling
 from float8.torch.layer.convert import LinearConfig
 from float8.torch.layer.linear import resolve_recipe
-from float8.torchao import _asked
+from float8.torchao import _asked, _options
 
 e4m3_dtype = torch.float8_e4m3fn
 e5m2_dtype = torch.float8_e5m2
@@ -243,7 +243,10 @@ class Float8LinearConfig:
             emulate=bool(self.emulate),
             recompute=bool(self.force_recompute_fp8_weight_in_bwd) or None,
             pad_inner_dim=bool(self.pad_inner_dim),
-            enable_fsdp_float8_all_gather=bool(self.enable_fsdp_float8_all_gather),
+            enable_fsdp_float8_all_gather=bool(
+                self.enable_fsdp_float8_all_gather
+                or _options.installed.enable_fsdp_float8_all_gather
+            ),
             # torchao allows a history without delayed scaling, which nothing reads.
             history=self.delayed_scaling_config.history_len if recipe.delayed else 16,
         )

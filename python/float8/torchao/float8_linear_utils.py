@@ -20,6 +20,7 @@ from float8.torch.layer.convert import (
     wrong_config,
 )
 from float8.torch.layer.convertible import refuse_lazy
+from float8.torchao import _options
 from float8.torchao.config import ConfigError, Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
 
@@ -55,7 +56,7 @@ def convert_to_float8_training(
         raise ConfigError(f"float8: Does not support a root nn.Linear with children: {module}")
     if "torchtitan" in sys.modules:
         selective.save_linears()
-    return convert_linears(
+    converted = convert_linears(
         module,
         Float8Linear,
         own_config.linear_config(),
@@ -71,6 +72,7 @@ def convert_to_float8_training(
             tokens_of=tokens_of,
         ),
     )
+    return _options.after_conversion(converted)
 
 
 def swap_linear_layers(

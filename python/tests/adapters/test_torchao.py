@@ -345,6 +345,53 @@ def test_a_module_that_is_run_by_its_name(tmp_path: Any) -> None:
     assert done.returncode == 42
 
 
+OPTIONS = """
+import sys
+assert sys.argv[1:] == ["--fuse"]
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+class SwiGLU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w2, self.w3 = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+class Model(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.mlp, self.head = SwiGLU(), nn.Linear(32, 16)
+        if not bias:
+            self.mlp.w1.bias = self.mlp.w3.bias = None
+
+config = Float8LinearConfig(emulate=True)
+model = convert_to_float8_training(Model(False), config=config)
+assert type(model.mlp).__name__ == "FusedSwiGLU"
+assert model.mlp.w1.enable_fsdp_float8_all_gather and not config.enable_fsdp_float8_all_gather
+single = convert_to_float8_training(nn.Linear(32, 32), config=config)
+assert type(single).__name__ == "Float8Linear"
+# A bias beside a gate is left, and that is said.
+import warnings
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    assert type(convert_to_float8_training(Model(True), config=config).mlp) is SwiGLU
+assert "fuse left Model as it was" in str(found[0].message) and "bias" in str(found[0].message)
+"""
+
+
+def test_options_of_install(tmp_path: Any) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(OPTIONS)
+    command = [sys.executable, "-m", "float8.torchao", "--fuse"]
+    command += ["--enable-fsdp-float8-all-gather", str(program), "--fuse"]
+    subprocess.run(command, check=True, timeout=300)
+    with pytest.raises(TypeError, match="fuse"):
+        torchao.install(fuse="yes")  # type: ignore[arg-type]
+
+
 def test_fp8_that_was_asked_for_and_not_taken_is_warned_of() -> None:
     """The first step of an optimizer tells, once, whether a model was converted since the asking."""
     run_python(

@@ -16,16 +16,18 @@ from torch.distributed.tensor import DTensor
 
 import float8.torch as f8
 import float8.torchao
+from float8.torchao import _options
 
 VOCABULARY, ROWS, TOKENS, LAYERS = 64, 4, 16, 2
 LEARNING_RATE = 5e-3
 
 
 @contextlib.contextmanager
-def installed(device: str) -> Iterator[None]:
+def installed(device: str, **options: bool) -> Iterator[None]:
     """float8.torchao.install(), undone at the end. accelerate's own configs compute on a CPU, too."""
+    before = _options.installed
     modules, finders, environment = dict(sys.modules), list(sys.meta_path), dict(os.environ)
-    float8.torchao.install()
+    float8.torchao.install(**options)
     facade: Any = sys.modules["torchao.float8"]
     if device == "cpu":
         facade.Float8LinearConfig = functools.partial(
@@ -34,6 +36,7 @@ def installed(device: str) -> Iterator[None]:
     try:
         yield
     finally:
+        _options.set_installed(before)
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchao"]:
             del sys.modules[name]
         sys.modules.update({n: m for n, m in modules.items() if n.partition(".")[0] == "torchao"})

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import float8.torchao
+from float8.torch.layer.mlp import FusedMLP
 
 STEPS = 6
 
@@ -44,6 +45,7 @@ class Case:
     checkpointing: bool = False  # selective, by its list of ops
     implementation: str = "fused"
     precompute: bool = True
+    options: dict[str, bool] = dataclasses.field(default_factory=dict)  # of float8.torchao.install()
 
 
 _LOADERS: dict[str, tuple[str, ...]] = {
@@ -80,6 +82,10 @@ def _job(case: Case, device: str) -> Any:
     return job
 
 
+def mlps_of(model: Any) -> list[Any]:
+    return [layer.feed_forward for layer in model.layers.values()]
+
+
 def _train(case: Case, mesh: Any, rank: int, world: int) -> list[float]:
     """Trains as torchtitan's Trainer does, checks all weights, and returns the losses."""
     from torchtitan.components.optimizer import build_optimizers
@@ -106,6 +112,8 @@ def _train(case: Case, mesh: Any, rank: int, world: int) -> list[float]:
         model = Transformer(sizes)
     converters = build_model_converters(job, dims)
     converters.convert(model)
+    fused = "fuse" in case.options and case.fp8
+    assert fused == all(isinstance(each, FusedMLP) for each in mlps_of(model))
     converted = 7 * sizes.n_layers if case.fp8 else 0
     if case.checkpointing:
         ops = parallelize._op_sac_save_list
@@ -147,24 +155,29 @@ CASES = {
     "checkpointing": Case(gathers=True, checkpointing=True),
     "rowwise": Case(recipe="rowwise"),
     "tensor parallel": Case(tensor_parallel=True),
+    "fused": Case(gathers=True, checkpointing=True, options={"fuse": True}),
+    "rowwise, fused, with gathers": Case(
+        recipe="rowwise", options={"fuse": True, "enable_fsdp_float8_all_gather": True}
+    ),
+    "tensor parallel, fused": Case(tensor_parallel=True, options={"fuse": True}),
 }
 
 
 def _train_all(mesh: Any, rank: int, world: int, folder: str) -> dict[str, Any]:
     training.environment_of(rank, world)
-    with training.installed(ranks.device):
-        _import_torchtitan(folder)
-        if ranks.device == "cpu":  # its recipes have no emulation
-            facade: Any = sys.modules["torchao.float8"]
-            facade.Float8LinearConfig = OnCpu
-        found = {}
-        for name, case in CASES.items():
+    _import_torchtitan(folder)
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        with training.installed(ranks.device, **case.options):
+            if ranks.device == "cpu":  # its recipes have no emulation
+                facade: Any = sys.modules["torchao.float8"]
+                facade.Float8LinearConfig = OnCpu
             bf16 = dataclasses.replace(case, fp8=False, gathers=False, recipe=None)
             try:
                 found[name] = (_train(case, mesh, rank, world), _train(bf16, mesh, rank, world))
             except AssertionError as error:
                 found[name] = str(error)
-        return found
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,14 @@ def test_training(environment: Any, arguments: Any, tmp_path: Any, device: str) 
     training.check_losses(found, train({}, tmp_path, device, **arguments))
 
 
+def test_fused_mlps(tmp_path: Any, device: str, caplog: Any) -> None:
+    caplog.set_level("INFO", logger="float8.torchao")
+    with training.installed(device, fuse=True):
+        found = train(ENVIRONMENT, tmp_path, device)
+    assert f"fused {training.LAYERS} MLPs of LlamaForCausalLM" in caplog.text
+    training.check_losses(found, train({}, tmp_path, device))
+
+
 def test_a_model_that_the_program_converts(tmp_path: Any, device: str) -> None:
     """For another recipe than accelerate's default; the Trainer itself trains in bf16."""
     training.reset_accelerate()
