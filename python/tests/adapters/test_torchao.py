@@ -373,7 +373,7 @@ assert type(model.mlp).__name__ == "FusedSwiGLU"
 assert model.mlp.w1.enable_fsdp_float8_all_gather and not config.enable_fsdp_float8_all_gather
 single = convert_to_float8_training(nn.Linear(32, 32), config=config)
 assert type(single).__name__ == "Float8Linear"
-# A bias beside a gate is left, and that is said.
+# A bias of gate and up is left, and that is said.
 import warnings
 with warnings.catch_warnings(record=True) as found:
     warnings.simplefilter("always")

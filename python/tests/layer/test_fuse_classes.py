@@ -16,6 +16,7 @@ from reference import same
 from torch import nn
 
 import float8.torch as f8
+from float8.torch import notices
 
 Config = Callable[..., f8.LinearConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:float8. fuse left")
@@ -57,9 +58,13 @@ def transformer(name: str, options: dict[str, Any]) -> nn.Module:
 def one_by_one(mlp: Any, x: torch.Tensor) -> Any:
     """Computes a fused MLP by its linears, with the rounding of the kernels between them."""
     gate, up, down = (None if each is None else mlp.get_submodule(each) for each in mlp.names)
-    if gate is None:
-        return down(activated(up(x), mlp.activation))
-    return down(glu(gate(x), up(x), mlp.activation))
+    for each in mlp.beside.before:
+        x = mlp.get_submodule(each)(x)
+    h = activated(up(x), mlp.activation) if gate is None else glu(gate(x), up(x), mlp.activation)
+    y = down(h)
+    for each in mlp.beside.behind:
+        y = mlp.get_submodule(each)(y)
+    return y
 
 
 @pytest.mark.parametrize(
@@ -148,9 +153,129 @@ def test_knows_children_by_their_parts(config: Config) -> None:
     ]
     for own, fused in zip(plain, model, strict=True):
         own.forward = functools.partial(one_by_one, own)
-        own.names, own.activation = fused.names, fused.activation
+        own.names, own.activation, own.beside = fused.names, fused.activation, fused.beside
     x = inputs(model)
     assert same(step(model, x), step(plain, x))
+
+
+class UpFirst(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        gate, up = self.w1(x), self.w3(x)
+        h = up * torch.nn.functional.gelu(gate, approximate="tanh")
+        return self.w2(h)
+
+
+class Residual(nn.Module):
+    """As nanoGPT's, with a dropout behind; and as timm's, with one between that drops nothing, and norms."""
+
+    def __init__(self, between: float = 0.0, behind: float = 0.0) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(64, 144), nn.Linear(144, 64)
+        self.drop1, self.drop2 = nn.Dropout(between), nn.Dropout(behind)
+        self.act, self.norm, self.ln = nn.GELU(), nn.Identity(), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.act(self.fc1(self.ln(x)))
+        x = self.norm(self.drop1(x))
+        return self.drop2(self.fc2(x))
+
+
+class WithBias(FeedForward):
+    """Of a gated MLP down alone may have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w2 = nn.Linear(144, 64)
+
+
+class Squared(Renamed):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.narrow(F.relu(self.wide(x)) ** 2)
+
+
+class SquaredByMethod(Renamed):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.narrow(F.relu(self.wide(x)).square())
+
+
+class SquaredByFunction(Renamed):
+    def forward(self, x: torch.Tensor) -> Any:
+        h = torch.relu(self.wide(x))
+        return self.narrow(torch.square(h))
+
+
+def sequential(*more: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 144), nn.SiLU(), *more, nn.Linear(144, 64))
+
+
+KNOWN: list[tuple[nn.Module, tuple[Any, ...]]] = [
+    (WithBias(), ("w1", "w3", "w2", "silu")),
+    (UpFirst(), ("w1", "w3", "w2", "gelu_tanh")),
+    (Residual(behind=0.3), (None, "fc1", "fc2", "gelu")),
+    (Squared(nn.Identity()), (None, "wide", "narrow", "relu2")),
+    (SquaredByMethod(nn.Identity()), (None, "wide", "narrow", "relu2")),
+    (SquaredByFunction(nn.Identity()), (None, "wide", "narrow", "relu2")),
+    (sequential(), (None, "1", "3", "silu")),
+    (sequential(nn.Dropout(0.0)), (None, "1", "4", "silu")),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"), KNOWN, ids=[type(module).__name__ for module, _ in KNOWN]
+)
+def test_knows_other_ways_to_write_it(config: Config, module: Any, expected: Any) -> None:
+    """What x and y go through is called, also a dropout of y."""
+    model = converted(nn.Sequential(copy.deepcopy(module)), config("rowwise"))
+    plain = copy.deepcopy(model)
+    assert [each.fused for each in f8.fuse(model)] == [True]
+    assert (*model[0].names, model[0].activation) == expected
+    plain[0].forward = functools.partial(one_by_one, plain[0])
+    of = model[0]
+    plain[0].names, plain[0].activation, plain[0].beside = of.names, of.activation, of.beside
+    x = inputs(model)
+    torch.manual_seed(1)
+    own = step(model, x)
+    torch.manual_seed(1)
+    assert same(own, step(plain, x))
+    assert type(copy.deepcopy(model)[0]) is type(of)
+
+
+def test_leaves_what_is_between(config: Config) -> None:
+    """A dropout and a norm of h, and hooks of what would not be called; a dropout that comes later is seen."""
+    hooked = Residual()
+    hooked.act.register_forward_hook(lambda *_: None)
+    made = (Residual(between=0.1), sequential(nn.LayerNorm(144)), hooked)
+    model = converted(nn.Sequential(*made), config("blockwise"))
+    assert [each.split(",")[0].split(" (")[0] for each in reasons(model)] == [
+        "its drop1 drops what is between its linears",
+        "its 3",
+        "its act has hooks",
+    ]
+
+
+CHANGES: list[tuple[str, int, Callable[[Any], Any]]] = [
+    ("its drop1 drops", 0, lambda of: setattr(of.drop1, "p", 0.5)),
+    ("its act is ReLU", 0, lambda of: setattr(of, "act", nn.ReLU())),
+    ("other children", 1, lambda of: of.append(nn.Sigmoid())),
+    ("its 2 is Tanh", 1, lambda of: of.__setitem__(2, nn.Tanh())),
+]
+
+
+@pytest.mark.parametrize(("why", "index", "change"), CHANGES, ids=[why for why, *_ in CHANGES])
+def test_sees_what_changes_later(config: Config, why: str, index: int, change: Any) -> None:
+    """Such an MLP computes as its own class does."""
+    notices._told.clear()
+    model: Any = converted(nn.Sequential(Residual(), sequential()), config("blockwise"))
+    assert [each.fused for each in f8.fuse(model)] == [True, True]
+    changed = model[index]
+    change(changed)
+    x = inputs(model)
+    torch.manual_seed(1)
+    with pytest.warns(UserWarning, match=why):
+        own = changed(x)
+    torch.manual_seed(1)
+    assert torch.equal(own, type(changed).original.forward(changed, x))
+    assert [why in each.why for each in f8.fuse(model)] == [index == 0, index == 1]
 
 
 class Cubed(FeedForward):
@@ -181,12 +306,64 @@ class SiLU(nn.Module):
     """It has the name of an activation."""
 
 
-@pytest.mark.parametrize("kind", [Cubed, Added, More, NotTheirs])
+class Counted(FeedForward):
+    """It calls what its result does not tell of."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        SEEN.append(x)
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Kept(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        self.h = F.silu(self.w1(x)) * self.w3(x)
+        return self.w2(self.h)
+
+
+class KeptOutside(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        global LATEST
+        LATEST = F.silu(self.w1(x)) * self.w3(x)
+        return self.w2(LATEST)
+
+
+class Chosen(FeedForward):
+    """Which one it is depends on what is None."""
+
+    scale = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.scale is None:
+            return self.w2(F.silu(self.w3(x)) * self.w1(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class OfTwo(FeedForward):
+    """gate and up read different tensors."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x * 2))
+
+
+class InPlace(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.silu(self.w1(x), inplace=True) * self.w3(x))
+
+
+SEEN: list[torch.Tensor] = []
+LATEST: Any = None
+OTHERS = [
+    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
 def test_leaves_and_names_other_code(config: Config, kind: type[nn.Module]) -> None:
     model = converted(nn.Sequential(kind()), config("blockwise"))
     (why,) = reasons(model)
     assert f"the forward of its class {kind.__name__} is none that is known" in why
     assert type(model[0]) is kind
+    assert not SEEN and LATEST is None
 
 
 def test_leaves_activations_of_others(config: Config) -> None:

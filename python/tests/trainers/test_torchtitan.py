@@ -45,7 +45,9 @@ class Case:
     checkpointing: bool = False  # selective, by its list of ops
     implementation: str = "fused"
     precompute: bool = True
-    options: dict[str, bool] = dataclasses.field(default_factory=dict)  # of float8.torchao.install()
+    options: dict[str, bool] = dataclasses.field(
+        default_factory=dict
+    )  # of float8.torchao.install()
 
 
 _LOADERS: dict[str, tuple[str, ...]] = {

@@ -13,20 +13,19 @@ from float8.torch.base_linear import is_float8
 from float8.torch.classes import check_class, known_of, subclass
 from float8.torch.layer import mlp_code
 from float8.torch.layer.linear import check_switches
-from float8.torch.layer.mlp import FusedMLP, Names, obstacle_of_children
+from float8.torch.layer.mlp import (
+    ACTIVATION_MODULES,
+    Beside,
+    FusedMLP,
+    Names,
+    activation_of,
+    obstacle_beside,
+    obstacle_of_children,
+)
 from float8.torch.layer.mlp_code import Known
 from float8.torch.shard.weight_mesh import mesh_dims
 
 _registered: dict[type[nn.Module], Known] = {}
-# The activations of PyTorch and transformers by their classes; those of "gelu_tanh" are one function.
-_OF_CLASS = {
-    "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh",
-    "FastGELUActivation": "gelu_tanh", "ReLUSquaredActivation": "relu2",
-}  # fmt: skip
-
-
-_WITH_ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 
 
 class Fusion(NamedTuple):
@@ -59,7 +58,7 @@ def register_mlp(
         raise ValueError(
             f"float8: activation is {activation!r}; it is one of {', '.join(_ops.ACTIVATIONS)}"
         )
-    _registered[cls] = Known(names, activation, False)
+    _registered[cls] = Known(names, activation)
 
 
 def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
@@ -97,7 +96,7 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     done: list[Fusion] = []
     for name, module in model.named_modules():
         if isinstance(module, FusedMLP):
-            why = _obstacle_of_children(module, module.names)
+            why = _obstacle_of_children(module, module.names, module.beside, module.activation)
             done.append(Fusion(name, why is None, why or ""))
             continue
         known = _known_of(module)
@@ -105,12 +104,14 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
             if (why := _resembles(module)) is not None:
                 done.append(Fusion(name, False, why))
             continue
-        activation = _activation_of(module, known)
+        of_child = known.beside.activation
+        activation = known.activation or activation_of(getattr(module, of_child or "", None))
         why = _obstacle(module, known, activation)
-        if why is None and activation is not None:
+        if why is None:
             module.__class__ = subclass(
-                FusedMLP, type(module), "Fused", names=known.names, activation=activation
-            )
+                FusedMLP, type(module), "Fused", names=known.names, activation=activation,
+                beside=known.beside,
+            )  # fmt: skip
         done.append(Fusion(name, why is None, why or ""))
     if norms:
         done += _norms_left(model)
@@ -146,19 +147,7 @@ def _norms_left(model: nn.Module) -> list[Fusion]:
 
 def _known_of(module: nn.Module) -> Known | None:
     """Returns what is known of a module's forward, None for other than an MLP."""
-    known = known_of(module, _registered, {})
-    if known is not None:
-        return known
-    known = mlp_code.known_of(type(module))
-    if known is None:
-        return None
-    # Other modules have such a forward too: one of a convolution, or of a linear, GELU and a LayerNorm.
-    children = [module._modules.get(each) for each in known.names.given()]
-    linear = all(
-        each is not None and any(isinstance(own, nn.Linear) for own in each.modules())
-        for each in children
-    )
-    return known if linear else None
+    return known_of(module, _registered, {}) or mlp_code.known_of(module)
 
 
 def _resembles(module: nn.Module) -> str | None:
@@ -192,26 +181,10 @@ def _has_activation(module: nn.Module) -> bool:
     """Tells whether a module has an activation, or its forward names a function that is one."""
     own = (*module._modules.values(), *module.__dict__.values())
     return mlp_code.calls_an_activation(type(module)) or any(
-        type(each).__module__ in _WITH_ACTIVATIONS
+        type(each).__module__ in ACTIVATION_MODULES
         or getattr(each, "__module__", None) == functional.__name__
         for each in own
     )
-
-
-def _activation_of(module: nn.Module, known: Known) -> str | None:
-    """Returns the key of an MLP's activation, None for one that is not fused."""
-    if not known.is_attribute:
-        return known.activation
-    activation = getattr(module, known.activation, None)
-    if activation is functional.silu:
-        return "silu"
-    if activation is functional.gelu:
-        return "gelu"
-    if isinstance(activation, nn.GELU):
-        return {"none": "gelu", "tanh": "gelu_tanh"}.get(activation.approximate)
-    if type(activation).__module__ not in _WITH_ACTIVATIONS:
-        return None
-    return _OF_CLASS.get(type(activation).__name__)
 
 
 def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | None:
@@ -220,18 +193,17 @@ def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | 
         return "its forward was replaced"
     if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
         return "fully_shard was called on it: call fuse before"
-    if activation is None:
-        kind = type(getattr(module, known.activation, None)).__name__
-        return (
-            f"its {known.activation} is {kind}; what is fused is SiLU, GELU, its tanh approximation and "
-            "ReLU squared"
-        )
-    return _obstacle_of_children(module, known.names)
+    return _obstacle_of_children(module, known.names, known.beside, activation)
 
 
-def _obstacle_of_children(module: nn.Module, names: Names) -> str | None:
+def _obstacle_of_children(
+    module: nn.Module, names: Names, beside: Beside, activation: str | None
+) -> str | None:
     children = [module._modules.get(each) for each in names.given()]
-    return obstacle_of_children(names, children, [_tensor_dim(each) for each in children])
+    dims = [_tensor_dim(each) for each in children]
+    return obstacle_beside(module, beside, activation) or obstacle_of_children(
+        names, children, dims
+    )
 
 
 def _tensor_dim(child: Any) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _linear, _ops, notices
@@ -22,6 +23,16 @@ from float8.torch.parallel import style_hooks
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+_HOOKS = (*_BACKWARD_HOOKS, *_FORWARD_HOOKS)
+
+
+# The activations of PyTorch and transformers by their classes; those of "gelu_tanh" are one function.
+_OF_CLASS = {
+    "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh", "ReLUSquaredActivation": "relu2",
+}  # fmt: skip
+ACTIVATION_MODULES = ("torch.nn.modules.activation", "transformers.activations")
 
 
 class Names(NamedTuple):
@@ -33,6 +44,23 @@ class Names(NamedTuple):
 
     def given(self) -> tuple[str, ...]:
         return tuple(each for each in self if each is not None)
+
+
+class Beside(NamedTuple):
+    """The other children of an MLP, by their names.
+
+    before, behind: those that x and y go through, in their order; they are called.
+    between: those that h goes through, or what the activation reads. They are not called: an MLP is fused
+        where they leave what they get as it is.
+    activation: the one that is the activation, None where that is a function.
+    of_sequential: all children, where the forward is that of nn.Sequential.
+    """
+
+    before: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    activation: str | None = None
+    of_sequential: tuple[str, ...] = ()
 
 
 class _Layer(NamedTuple):
@@ -179,6 +207,7 @@ class FusedMLP(Made, nn.Module):
 
     names: ClassVar[Names]
     activation: ClassVar[str]  # a key of _ops.ACTIVATIONS
+    beside: ClassVar[Beside] = Beside()
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         names = self.names.given()
@@ -186,19 +215,24 @@ class FusedMLP(Made, nn.Module):
         alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
         why = None if alone else "it was called with other than an x"
         dims = [_shared_dim(each) for each in children]
+        why = why or obstacle_beside(self, self.beside, self.activation)
         why = why or obstacle_of_children(self.names, children, dims)
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
                 kind = self.original.__name__
                 notices.warn_once(f"fuse {kind} {why}", f"a {kind} is no longer fused: {why}")
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
-        if dims[0] is None:
-            return mlp(args[0], children, self.activation)  # type: ignore[arg-type]
-        # Without rows, and where some linears have scales already, they compute one by one.
-        steps = {each._first_step for each in children}  # type: ignore[union-attr]
-        if args[0].numel() == 0 or len(steps) > 1:
+        # Without rows, and where some linears of ranks have scales already, they compute one by one.
+        of_ranks = dims[0] is not None
+        if of_ranks and (args[0].numel() == 0 or len({e._first_step for e in children}) > 1):  # type: ignore[union-attr]
             return super().forward(args[0])  # type: ignore[no-any-return]
-        return _mlp_of_ranks(args[0], children, self.activation)
+        x = args[0]
+        for name in self.beside.before:
+            x = self._modules[name](x)  # type: ignore[misc]
+        y = (_mlp_of_ranks if of_ranks else mlp)(x, children, self.activation)  # type: ignore[arg-type]
+        for name in self.beside.behind:
+            y = self._modules[name](y)  # type: ignore[misc]
+        return y
 
 
 def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:
@@ -273,6 +307,51 @@ def obstacle_of_children(names: Names, children: list[Any], dims: list[int | Non
     return _obstacle_between(given, children) or _obstacle_of_dims(given, children, dims)
 
 
+def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> str | None:
+    """Returns why the children of an MLP that are no linears are not those of one that is fused.
+
+    activation: that of the MLP, a key of _ops.ACTIVATIONS.
+    """
+    if of.of_sequential not in ((), tuple(module._modules)):
+        return "it has other children than it had"
+    for name in (*of.before, *of.behind):
+        if module._modules.get(name) is None:
+            return f"its {name} is no module"
+    for name in of.between:
+        child = module._modules.get(name)
+        if isinstance(child, nn.Dropout) and child.p > 0:
+            return (
+                f"its {name} drops what is between its linears (p={child.p}); with p=0 it is fused"
+            )
+        if not isinstance(child, (nn.Dropout, nn.Identity)):
+            return f"its {name}, a {type(child).__name__}, is between its linears"
+    if of.activation is not None:
+        own = getattr(module, of.activation, None)
+        if activation is None or activation_of(own) != activation:
+            return (
+                f"its {of.activation} is {type(own).__name__}; what is fused is SiLU, GELU, its tanh approximation "
+                "and ReLU squared"
+            )
+    for name in (*of.between, *((of.activation,) if of.activation else ())):
+        child = module._modules.get(name)
+        if child is not None and any(getattr(child, each) for each in _HOOKS):
+            return f"its {name} has hooks, which would not be called"
+    return None
+
+
+def activation_of(own: Any) -> str | None:
+    """Returns the key of an activation, None for one that is not fused."""
+    if own is functional.silu:
+        return "silu"
+    if own is functional.gelu:
+        return "gelu"
+    if isinstance(own, nn.GELU):
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(own.approximate)
+    if type(own).__module__ not in ACTIVATION_MODULES:
+        return None
+    return _OF_CLASS.get(type(own).__name__)
+
+
 def _obstacle_of_dims(
     names: tuple[str, ...], children: list[Any], dims: list[int | None]
 ) -> str | None:
@@ -298,7 +377,7 @@ def _obstacle_of_child(name: str, child: nn.Module | None, is_shared: bool) -> s
     if kind.forward is not Float8Linear.forward or "forward" in child.__dict__:
         return f"its {name} has a forward of its own"
     # The hooks of a style are looked at apart.
-    for hooks in _BACKWARD_HOOKS if is_shared else (*_BACKWARD_HOOKS, *_FORWARD_HOOKS):
+    for hooks in _BACKWARD_HOOKS if is_shared else _HOOKS:
         if getattr(child, hooks):
             return (
                 f"its {name} has hooks, which would not be called (fully_shard of it adds some too)"
@@ -326,7 +405,7 @@ def _obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None
         if child._scales is not first._scales or child._layout != first._layout:
             return f"its {names[0]} and {name} have not one scale state"
     # The gradients of two biases would be sums of columns of both tensors of one launch.
-    for name, child in zip(names, children, strict=True):
+    for name, child in zip(names[:-1], children[:-1], strict=True):
         if len(children) == 3 and child.bias is not None:
             return f"its {name} has a bias, which a gated MLP is fused without"
     return None

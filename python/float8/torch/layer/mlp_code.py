@@ -1,115 +1,96 @@
-"""What the forward of a class of MLPs computes, as its byte code says, whatever its children are called.
+"""What the forward of a module computes, as the code of its class says, whatever its children are called.
 
-A class is an MLP where its forward has the instructions of one of the functions below. They name their
-children by what these are for, and the places of names in both say which child is which.
+The code of a forward runs over symbols: of its own function alone, with symbols in the place of self, x and all
+globals, so that nothing of the module or of others is called. What it returns says which child reads what.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn import functional
 
-from float8.torch.layer.mlp import Names
+from float8.torch.layer.mlp import Beside, Names, activation_of
 
-_FUNCTIONS = {functional.silu: "silu", functional.gelu: "gelu"}
 _ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "mish", "selu", "elu", "leaky_relu"))
-_COUNTS = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount")
-# These flags of a function say how it is called.
-_CALL = (
+_SQUARES = {"square": (), "pow": (2,)}
+# A forward with one of these flags is called in another way than by x alone.
+_OTHER_CALLS = (
     inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     | inspect.CO_ASYNC_GENERATOR
 )  # fmt: skip
 
 
 class Known(NamedTuple):
-    """The children of an MLP, and its activation: a key of _ops.ACTIVATIONS, or an attribute that has it."""
+    """The linears of an MLP, its activation as a key of _ops.ACTIVATIONS, and its other children.
+
+    Where one of these is the activation, `beside` names it, and `activation` is None.
+    """
 
     names: Names
-    activation: str
-    is_attribute: bool
+    activation: str | None
+    beside: Beside = Beside()
 
 
-# These are never called.
-def _gated(self: Any, x: Any) -> Any:
-    return self.down(self.activation(self.gate(x)) * self.up(x))
+class _Symbol:
+    """A value of a forward that is not known: `how` it came to be, and of what.
+
+    It can be read, called, multiplied and raised to a power; whatever else is done with it is an error.
+    """
+
+    calls: list[_Symbol]
+    how: str
+    of: tuple[Any, ...]
+    __slots__ = ("calls", "how", "of")
+    __hash__ = object.__hash__
+
+    def __init__(self, calls: list[_Symbol], how: str, *of: Any) -> None:
+        for name, value in zip(_Symbol.__slots__, (calls, how, of), strict=True):
+            object.__setattr__(self, name, value)
+        if how == "call":
+            calls.append(self)  # all that the forward calls
+
+    def __getattr__(self, name: str) -> _Symbol:
+        return _Symbol(self.calls, "attribute", self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Symbol:
+        return _Symbol(self.calls, "call", self, args, kwargs)
+
+    def __mul__(self, other: Any) -> _Symbol:
+        return _Symbol(self.calls, "product", self, other)
+
+    def __pow__(self, other: Any) -> _Symbol:
+        return self.pow(other)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise TypeError("a symbol has no attributes to set")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a symbol is neither true nor false")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a symbol is equal to nothing that is known")
 
 
-def _gated_named(self: Any, x: Any) -> Any:
-    y = self.down(self.activation(self.gate(x)) * self.up(x))
-    return y
-
-
-def _gated_by_steps(self: Any, x: Any) -> Any:
-    h = self.activation(self.gate(x)) * self.up(x)
-    return self.down(h)
-
-
-def _gated_by_function(self: Any, x: Any) -> Any:
-    return self.down(functional.activation(self.gate(x)) * self.up(x))  # type: ignore[attr-defined]
-
-
-def _gated_by_function_named(self: Any, x: Any) -> Any:
-    y = self.down(functional.activation(self.gate(x)) * self.up(x))  # type: ignore[attr-defined]
-    return y
-
-
-def _plain(self: Any, x: Any) -> Any:
-    return self.down(self.activation(self.up(x)))
-
-
-def _plain_by_steps(self: Any, x: Any) -> Any:
-    x = self.up(x)
-    x = self.activation(x)
-    x = self.down(x)
-    return x
-
-
-def _plain_by_function(self: Any, x: Any) -> Any:
-    return self.down(functional.activation(self.up(x)))  # type: ignore[attr-defined]
-
-
-def _plain_by_function_named(self: Any, x: Any) -> Any:
-    y = self.down(functional.activation(self.up(x)))  # type: ignore[attr-defined]
-    return y
-
-
-_FORMS: list[types.CodeType] = [
-    each.__code__
-    for each in (
-        _gated,
-        _gated_named,
-        _gated_by_steps,
-        _gated_by_function,
-        _gated_by_function_named,
-        _plain,
-        _plain_by_steps,
-        _plain_by_function,
-        _plain_by_function_named,
-    )
-]
-
-
-def known_of(cls: type[nn.Module]) -> Known | None:
-    """Returns what the forward of a class computes, None for other than an MLP."""
-    forward = cls.forward
-    if not isinstance(forward, types.FunctionType):
-        return None
-    code = forward.__code__
-    for form in _FORMS:
-        if not _is_same(code, form):
-            continue
-        of = dict(zip(form.co_names, code.co_names, strict=True))
-        names = Names(of.get("gate"), of["up"], of["down"])
-        if "functional" not in of:
-            return Known(names, of["activation"], True)
-        if forward.__globals__.get(of["functional"]) is not functional:
+def known_of(module: nn.Module) -> Known | None:
+    """Returns what the forward of a module computes, None for other than an MLP."""
+    forward = type(module).forward
+    if forward is nn.Sequential.forward:
+        y = _of_children(module)
+        known = None if y is None else _known_of(module, y)
+        if known is None:
             return None
-        activation = _FUNCTIONS.get(getattr(functional, of["activation"], None))  # type: ignore[arg-type]
-        return None if activation is None else Known(names, activation, False)
+        return known._replace(beside=known.beside._replace(of_sequential=tuple(module._modules)))
+    if isinstance(forward, types.FunctionType):
+        y = _result_of(forward)
+        return None if y is None else _known_of(module, y)
     return None
 
 
@@ -119,11 +100,203 @@ def calls_an_activation(cls: type[nn.Module]) -> bool:
     return code is not None and not _ACTIVATIONS.isdisjoint(code.co_names)
 
 
-def _is_same(code: types.CodeType, form: types.CodeType) -> bool:
-    """Tells whether two functions have the same instructions; those of the forms read no constant."""
+def _of_children(module: nn.Module) -> _Symbol | None:
+    """Returns what a Sequential returns, None where a child is more than a linear and has some."""
+    deeper = (each for each in module.children() if not isinstance(each, nn.Linear))
+    if any(isinstance(each, nn.Linear) for child in deeper for each in child.modules()):
+        return None
+    calls: list[_Symbol] = []
+    own, y = _Symbol(calls, "self"), _Symbol(calls, "x")
+    for name in module._modules:
+        y = getattr(own, name)(y)
+    return y
+
+
+@functools.lru_cache(maxsize=256)
+def _result_of(forward: types.FunctionType) -> _Symbol | None:
+    """Returns what a forward of x alone returns, None for one that does more than compute it."""
+    code = forward.__code__
+    handlers: Any = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
+    if (
+        code.co_argcount != 2
+        or code.co_kwonlyargcount
+        or code.co_flags & _OTHER_CALLS
+        or code.co_freevars
+        or handlers
+        or any(_is_no_expression(each) for each in dis.get_instructions(code))
+    ):
+        return None
+    calls: list[_Symbol] = []
+    names = {
+        each: _Symbol(calls, "global", forward.__globals__[each])
+        for each in code.co_names
+        if each in forward.__globals__
+    }
+    run = types.FunctionType(code, {**names, "__builtins__": {}})
+    try:
+        y = run(_Symbol(calls, "self"), _Symbol(calls, "x"))
+    except Exception:
+        return None  # it does what symbols cannot
+    if not isinstance(y, _Symbol) or {id(each) for each in calls} != set(_calls_in(y)):
+        return None  # it calls something whose result it does not return
+    return y
+
+
+def _is_no_expression(instruction: dis.Instruction) -> bool:
+    """Tells whether an instruction jumps, or changes what others see."""
     return (
-        code.co_code == form.co_code
-        and len(code.co_names) == len(form.co_names)
-        and (code.co_flags ^ form.co_flags) & _CALL == 0
-        and all(getattr(code, each) == getattr(form, each) for each in _COUNTS)
+        instruction.opcode in dis.hasjrel
+        or instruction.opcode in dis.hasjabs
+        or instruction.opname.startswith(("STORE_GLOBAL", "DELETE_", "IMPORT_"))
     )
+
+
+def _calls_in(value: Any) -> Iterator[int]:
+    """Yields the ids of the calls that a value was made by."""
+    if isinstance(value, _Symbol):
+        if value.how == "call":
+            yield id(value)
+        if value.how != "global":
+            yield from (found for each in value.of for found in _calls_in(each))
+    elif isinstance(value, (tuple, list, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        yield from (found for each in parts for found in _calls_in(each))
+
+
+def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
+    behind, y = _through(module, y)
+    down = _called(y)
+    if down is None:
+        return None
+    between, h = _through(module, down.x)
+    if h.how == "product":
+        return _gated(module, h, down.name, between, behind)
+    function, child = _activation(h), None
+    if function is not None:
+        more, h = _through(module, function.x)
+        between += more
+    elif between:
+        child = max(between, key=lambda name: _likeness(getattr(module, name, None)))
+        between.remove(child)
+    else:
+        return None
+    up = _called(h)
+    if up is None:
+        return None
+    before, x = _through(module, up.x)
+    if x.how != "x":
+        return None
+    beside = _beside(before, between, behind, child)
+    return Known(Names(None, up.name, down.name), function.name if function else None, beside)
+
+
+def _gated(
+    module: nn.Module, h: _Symbol, down: str, between: list[str], behind: list[str]
+) -> Known | None:
+    """Returns what is known of an MLP whose h is a product."""
+    for activated, other in (h.of, h.of[::-1]):
+        if not (isinstance(activated, _Symbol) and isinstance(other, _Symbol)):
+            return None
+        function, child = _activation(activated), _called(activated)
+        made = function or child
+        gate, up = None if made is None else _called(made.x), _called(other)
+        if gate is None or up is None or gate.x is not up.x:
+            continue
+        if not (_is_linear(module, gate.name) and _is_linear(module, up.name)):
+            continue
+        before, x = _through(module, up.x)
+        if x.how == "x":
+            beside = _beside(before, between, behind, None if function else child.name)  # type: ignore[union-attr]
+            names = Names(gate.name, up.name, down)
+            return Known(names, function.name if function else None, beside)
+    return None
+
+
+def _beside(
+    before: list[str], between: list[str], behind: list[str], activation: str | None
+) -> Beside:
+    return Beside(tuple(before[::-1]), tuple(between), tuple(behind[::-1]), activation)
+
+
+class _Called(NamedTuple):
+    name: str  # an attribute of self, or a key of _ops.ACTIVATIONS
+    x: _Symbol
+
+
+def _called(y: _Symbol) -> _Called | None:
+    """Returns the attribute of self that returned y, and what it was called with."""
+    if y.how != "call":
+        return None
+    function, args, kwargs = y.of
+    if function.how != "attribute" or function.of[0].how != "self" or len(args) != 1 or kwargs:
+        return None
+    return _Called(function.of[1], args[0]) if isinstance(args[0], _Symbol) else None
+
+
+def _through(module: nn.Module, y: _Symbol) -> tuple[list[str], _Symbol]:
+    """Returns the attributes of self that y went through last, the last one first, and what they were given."""
+    names = []
+    while (call := _called(y)) is not None and not _is_linear(module, call.name):
+        names.append(call.name)
+        y = call.x
+    return names, y
+
+
+def _is_linear(module: nn.Module, name: str) -> bool:
+    """Tells whether a child is a linear, or something around one, such as LoRA's."""
+    child = module._modules.get(name)
+    return child is not None and any(isinstance(each, nn.Linear) for each in child.modules())
+
+
+def _likeness(child: Any) -> int:
+    """Returns how much a child is like an activation."""
+    if isinstance(child, (nn.Dropout, nn.Identity)):
+        return 0
+    return 1 if activation_of(child) is None else 2
+
+
+def _activation(y: _Symbol) -> _Called | None:
+    """Returns the key of the function of PyTorch that returned y, and what it was called with."""
+    if y.how != "call":
+        return None
+    function, args, kwargs = y.of
+    found = _object_of(function)
+    x = args[0] if args else None
+    if found is functional.silu and len(args) == 1 and not kwargs:
+        key = "silu"
+    elif found is functional.gelu and len(args) == 1 and set(kwargs) <= {"approximate"}:
+        key = {"none": "gelu", "tanh": "gelu_tanh"}.get(kwargs.get("approximate", "none"), "")
+    else:
+        key, x = "relu2", _relu_of(_squared(y))
+    return _Called(key, x) if key and isinstance(x, _Symbol) else None
+
+
+def _squared(y: _Symbol) -> Any:
+    """Returns what y is the square of, None for another y."""
+    function, args, kwargs = y.of
+    if _object_of(function) is torch.square and len(args) == 1 and not kwargs:
+        return args[0]
+    if function.how == "attribute" and not kwargs and _SQUARES.get(function.of[1]) == args:
+        return function.of[0]
+    return None
+
+
+def _relu_of(y: Any) -> Any:
+    """Returns what y is the ReLU of, None for another y."""
+    if not isinstance(y, _Symbol) or y.how != "call":
+        return None
+    function, args, kwargs = y.of
+    found = _object_of(function)
+    is_relu = found is functional.relu or found is torch.relu
+    return args[0] if is_relu and len(args) == 1 and not kwargs else None
+
+
+def _object_of(function: _Symbol) -> Any:
+    """Returns the global, or what a Python module has, that a symbol stands for; None for others."""
+    if function.how == "global":
+        return function.of[0]
+    if function.how == "attribute":
+        home = _object_of(function.of[0])
+        if isinstance(home, types.ModuleType):
+            return getattr(home, function.of[1], None)
+    return None
