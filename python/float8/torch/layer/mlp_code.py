@@ -70,13 +70,13 @@ class _Symbol:
         return self.pow(other)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise TypeError("a symbol has no attributes to set")
+        raise TypeError
 
     def __bool__(self) -> bool:
-        raise TypeError("a symbol is neither true nor false")
+        raise TypeError
 
     def __eq__(self, other: object) -> bool:
-        raise TypeError("a symbol is equal to nothing that is known")
+        raise TypeError
 
 
 def known_of(module: nn.Module) -> Known | None:
