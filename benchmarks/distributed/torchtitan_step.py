@@ -5,7 +5,7 @@
 
 A Llama 3 of dimension 4096 with 8 heads of keys. torchtitan, and torchao where it is compared, have to be importable, with what torchtitan needs but
 `datasets`: texts are those of this project's docs, by a tokenizer that is trained on them, so that nothing is downloaded. Each
-variant is a process for each GPU. A variant of float8 may end in -fused (float8.torchao.install(fuse=True)); rowwise-gather gathers weights in fp8, as
+variant is a process for each GPU. A variant of float8 may be delayed or blockwise too, which torchtitan does not offer (install(recipe=...)), and end in -fused (float8.torchao.install(fuse=True)); rowwise-gather gathers weights in fp8, as
 tensorwise and torchao do, which torchtitan's own option is not for. Tokens/s are those of a GPU, the mean of what torchtitan prints from step 20 on, each over ten steps.
 """
 
@@ -94,11 +94,13 @@ def train(variant: str, options: list[str], layers: int) -> None:
             arguments.append(f"{float8}.precompute_float8_dynamic_scale_for_fsdp")
     sys.argv = ["torchtitan.train", *arguments]  # torchtitan reads it when it is imported
     use_texts()
-    if kind in ("tensorwise", "rowwise"):
+    if kind not in ("bf16", "torchao"):
         import float8.torchao
 
         float8.torchao.install(
-            fuse="fused" in parts, enable_fsdp_float8_all_gather="gather" in parts
+            recipe=kind,
+            fuse="fused" in parts,
+            enable_fsdp_float8_all_gather="gather" in parts,
         )
     from torchtitan.models import llama3
 

@@ -29,6 +29,7 @@ from float8.torch.ranks.collectives import DistributedError
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
 from float8.torch.shard.fsdp import precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.shard.weight_changes import check_copies
+from float8.torch.step_sync import sync_at_optimizer_steps
 from float8.torch.tuning import tune_on_first_use
 from float8.torch.varlen import check_sequences, varlen_attention
 
@@ -70,6 +71,7 @@ __all__ = [
     "register_attention",
     "register_mlp",
     "scaled_dot_product_attention",
+    "sync_at_optimizer_steps",
     "sync_float8_amax_and_scale_history",
     "tune_on_first_use",
     "varlen_attention",

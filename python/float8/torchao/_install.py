@@ -51,15 +51,24 @@ def _find_elsewhere(name: str) -> object:
     raise AttributeError(f"float8: torchao.float8 has no {name!r} after float8.torchao.install()")
 
 
-def install(*, fuse: bool = False, enable_fsdp_float8_all_gather: bool = False) -> None:
+def install(
+    *,
+    recipe: str | None = None,
+    fuse: bool = False,
+    enable_fsdp_float8_all_gather: bool = False,
+) -> None:
     """Makes `torchao.float8` mean this package, in this process.
 
+    recipe: a name of float8.recipes.NAMES, which conversions have in the place of the program's own, as "delayed"
+        or "blockwise", which trainers do not offer. Under "delayed" the scales are synchronised at the steps of the model's
+        optimizer (float8.torch.sync_at_optimizer_steps), over all ranks: not with pipeline parallelism. None: the program's own.
     fuse: conversions of the program end with float8.torch.fuse(model), so that MLPs cast what they compute.
         Each conversion logs (INFO) how many were fused, and why others were left.
     enable_fsdp_float8_all_gather: FSDP2 gathers the weights of the linears that the program converts in fp8,
         under every recipe, also where its own option is for tensorwise alone, as torchtitan's.
 
-    The options are those of the last call, and are for conversions behind it. A value that is no bool is a TypeError.
+    The options are those of the last call, and are for conversions behind it. A switch that is no bool is a TypeError, and
+    another recipe a ConfigError, which is a ValueError.
 
     Call it before anything imports torchao.float8: names that were imported earlier keep their
     meaning, and a call that comes later warns. The rest of an installed torchao is as before, also
@@ -69,8 +78,10 @@ def install(*, fuse: bool = False, enable_fsdp_float8_all_gather: bool = False) 
     for torchao it is not there.
     """
     check_switches(fuse=fuse, enable_fsdp_float8_all_gather=enable_fsdp_float8_all_gather)
-    _options.set_installed(_options.Options(fuse, enable_fsdp_float8_all_gather))
     ours = importlib.import_module("float8.torchao")
+    if recipe is not None:
+        ours.Float8LinearConfig.from_recipe_name(recipe)
+    _options.set_installed(_options.Options(recipe, fuse, enable_fsdp_float8_all_gather))
 
     before = sys.modules.get("torchao.float8")
     if before is not None and getattr(before, "install", None) is not ours.install:

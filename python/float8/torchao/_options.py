@@ -7,16 +7,19 @@ import logging
 
 from torch import nn
 
+from float8.torch import notices
 from float8.torch.base_linear import is_float8
 from float8.torch.layer.fuse import fuse
+from float8.torch.step_sync import sync_at_optimizer_steps
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """fuse, enable_fsdp_float8_all_gather: as for install()."""
+    """recipe, fuse, enable_fsdp_float8_all_gather: as for install()."""
 
+    recipe: str | None = None
     fuse: bool = False
     enable_fsdp_float8_all_gather: bool = False
 
@@ -29,8 +32,25 @@ def set_installed(options: Options) -> None:
     installed = options
 
 
+def check_single_layer() -> None:
+    """Says what install() was told that is for models, where a program makes a layer in fp8 itself."""
+    if installed.recipe == "delayed":
+        raise NotImplementedError(
+            'float8: install(recipe="delayed") is for models that convert_to_float8_training converts, which have one '
+            "scale state; this program makes its Float8Linears itself: choose another recipe"
+        )
+    if installed.fuse:
+        notices.warn_once(
+            "fuse of single layers",
+            "install(fuse=True) fuses models that convert_to_float8_training converts, and this program makes its "
+            "Float8Linears itself: call float8.torch.fuse(model) behind that",
+        )
+
+
 def after_conversion(model: nn.Module) -> nn.Module:
-    """Fuses the MLPs of a converted model where install() was told to, and returns the model."""
+    """Does what install() was told to with a converted model, and returns the model."""
+    if installed.recipe == "delayed":
+        sync_at_optimizer_steps(model)
     if installed.fuse and not is_float8(model):
         done = fuse(model)
         left = [each for each in done if not each.fused]

@@ -7,6 +7,7 @@ NotImplementedError.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 from typing import Literal
@@ -236,6 +237,22 @@ class Float8LinearConfig:
             gemms[name] = Gemm(a, b, fast and a.fp8)
         return Recipe(**gemms)
 
+    def as_installed(self) -> Float8LinearConfig:
+        """Returns the config with what install() was told, which this class by itself may refuse."""
+        options = _options.installed
+        if options.recipe is None and not options.enable_fsdp_float8_all_gather:
+            return self
+        own = self
+        if options.recipe is not None:
+            kept = ("emulate", "pad_inner_dim", "force_recompute_fp8_weight_in_bwd")
+            fields = {each: getattr(self, each) for each in (*kept, "delayed_scaling_config")}
+            own = Float8LinearConfig.from_recipe_name(options.recipe)
+            own = dataclasses.replace(own, **fields)
+        made = copy.copy(own)
+        gathers = self.enable_fsdp_float8_all_gather or options.enable_fsdp_float8_all_gather
+        object.__setattr__(made, "enable_fsdp_float8_all_gather", gathers)  # the class is frozen
+        return made
+
     def linear_config(self) -> LinearConfig:
         recipe = self.recipe()
         return LinearConfig(
@@ -243,10 +260,7 @@ class Float8LinearConfig:
             emulate=bool(self.emulate),
             recompute=bool(self.force_recompute_fp8_weight_in_bwd) or None,
             pad_inner_dim=bool(self.pad_inner_dim),
-            enable_fsdp_float8_all_gather=bool(
-                self.enable_fsdp_float8_all_gather
-                or _options.installed.enable_fsdp_float8_all_gather
-            ),
+            enable_fsdp_float8_all_gather=bool(self.enable_fsdp_float8_all_gather),
             # torchao allows a history without delayed scaling, which nothing reads.
             history=self.delayed_scaling_config.history_len if recipe.delayed else 16,
         )

@@ -8,6 +8,7 @@ from torch import nn
 
 from float8.torch import notices
 from float8.torch.layer import linear as _linear
+from float8.torchao import _options
 from float8.torchao.config import Float8LinearConfig
 
 
@@ -17,7 +18,8 @@ class Float8Linear(_linear.Float8Linear):
     config: Float8LinearConfig
 
     def __init__(self, *args: Any, config: Float8LinearConfig | None = None, **kwargs: Any) -> None:
-        own_config = config or Float8LinearConfig()
+        own_config = (config or Float8LinearConfig()).as_installed()
+        _options.check_single_layer()
         fields: dict[str, Any] = {**kwargs, **own_config.linear_config().linear_fields()}
         super().__init__(*args, **fields)
         self.config = own_config

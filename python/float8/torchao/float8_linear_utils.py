@@ -52,6 +52,7 @@ def convert_to_float8_training(
             'Float8LinearConfig.from_recipe_name("rowwise") makes one, and '
             "float8.torch.convert_to_float8_training takes names and LinearConfigs"
         )
+    own_config = own_config.as_installed()
     if isinstance(module, nn.Linear) and any(True for _ in module.children()):
         raise ConfigError(f"float8: Does not support a root nn.Linear with children: {module}")
     if "torchtitan" in sys.modules:

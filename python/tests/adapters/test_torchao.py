@@ -390,6 +390,51 @@ def test_options_of_install(tmp_path: Any) -> None:
     subprocess.run(command, check=True, timeout=300)
     with pytest.raises(TypeError, match="fuse"):
         torchao.install(fuse="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="recipe_name is 'row'"):
+        torchao.install(recipe="row")
+
+
+RECIPES = """
+import warnings
+import torch
+from torch import nn
+import float8.torchao
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_linear import Float8Linear
+
+config = Float8LinearConfig(emulate=True, enable_fsdp_float8_all_gather=True)
+for recipe in ("delayed", "blockwise", "rowwise"):
+    float8.torchao.install(recipe=recipe)
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config=config)
+    assert str(model[0].recipe) == recipe and model[0].enable_fsdp_float8_all_gather, model
+    assert model[0].config.emulate and ("dyn_axs" in repr(model)) == (recipe == "rowwise"), repr(model)
+    assert config.as_installed().as_installed() == config.as_installed()
+
+# Layers that a program makes itself have the recipe too.
+assert str(Float8Linear(32, 32, config=config).recipe) == "rowwise"
+float8.torchao.install(fuse=True)
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    assert str(Float8Linear(32, 32, config=config).recipe) == "tensorwise"
+assert "call float8.torch.fuse(model) behind that" in str(found[0].message)
+float8.torchao.install(recipe="delayed")
+try:
+    Float8Linear(32, 32, config=config)
+except NotImplementedError as error:
+    assert "choose another recipe" in str(error)
+else:
+    raise AssertionError("a single layer with delayed scaling")
+"""
+
+
+def test_a_recipe_in_the_place_of_the_program_s_own(tmp_path: Any) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RECIPES)
+    command = [sys.executable, "-m", "float8.torchao", "--recipe", "delayed", str(program)]
+    subprocess.run(command, check=True, timeout=300)
+    wrong = [*command[:3], "--recipe", "row", str(program)]
+    done = subprocess.run(wrong, timeout=300, stderr=subprocess.PIPE, text=True)
+    assert done.returncode != 0 and "recipe_name is 'row'; it is one of" in done.stderr
 
 
 def test_fp8_that_was_asked_for_and_not_taken_is_warned_of() -> None:

@@ -23,7 +23,7 @@ LEARNING_RATE = 5e-3
 
 
 @contextlib.contextmanager
-def installed(device: str, **options: bool) -> Iterator[None]:
+def installed(device: str, **options: Any) -> Iterator[None]:
     """float8.torchao.install(), undone at the end. accelerate's own configs compute on a CPU, too."""
     before = _options.installed
     modules, finders, environment = dict(sys.modules), list(sys.meta_path), dict(os.environ)

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import float8.torchao
+from float8.torch import Float8Linear
 from float8.torch.layer.mlp import FusedMLP
 
 STEPS = 6
@@ -45,9 +46,7 @@ class Case:
     checkpointing: bool = False  # selective, by its list of ops
     implementation: str = "fused"
     precompute: bool = True
-    options: dict[str, bool] = dataclasses.field(
-        default_factory=dict
-    )  # of float8.torchao.install()
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of float8.torchao.install()
 
 
 _LOADERS: dict[str, tuple[str, ...]] = {
@@ -148,6 +147,10 @@ def _train(case: Case, mesh: Any, rank: int, world: int) -> list[float]:
         optimizers.zero_grad()
         losses.append(float(loss.detach()))
     weights.check(model, converted)
+    if case.fp8 and (recipe := case.options.get("recipe")):
+        layers = [each for each in model.modules() if isinstance(each, Float8Linear)]
+        assert {str(each.recipe) for each in layers} == {recipe}
+        assert not any(each._first_step for each in layers if recipe == "delayed")
     return losses
 
 
@@ -161,6 +164,8 @@ CASES = {
     "rowwise, fused, with gathers": Case(
         recipe="rowwise", options={"fuse": True, "enable_fsdp_float8_all_gather": True}
     ),
+    "delayed, fused, with gathers": Case(gathers=True, options={"recipe": "delayed", "fuse": True}),
+    "blockwise": Case(recipe="rowwise", options={"recipe": "blockwise"}),
     "tensor parallel, fused": Case(tensor_parallel=True, options={"fuse": True}),
 }
 

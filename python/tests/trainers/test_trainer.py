@@ -99,9 +99,11 @@ def test_training(environment: Any, arguments: Any, tmp_path: Any, device: str) 
     training.check_losses(found, train({}, tmp_path, device, **arguments))
 
 
-def test_fused_mlps(tmp_path: Any, device: str, caplog: Any) -> None:
+@pytest.mark.parametrize("recipe", (None, "delayed"))
+def test_fused_mlps(recipe: str | None, tmp_path: Any, device: str, caplog: Any) -> None:
+    """Also of delayed scaling, whose sync the Trainer knows nothing of."""
     caplog.set_level("INFO", logger="float8.torchao")
-    with training.installed(device, fuse=True):
+    with training.installed(device, recipe=recipe, fuse=True):
         found = train(ENVIRONMENT, tmp_path, device)
     assert f"fused {training.LAYERS} MLPs of LlamaForCausalLM" in caplog.text
     training.check_losses(found, train({}, tmp_path, device))

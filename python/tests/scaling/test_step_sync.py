@@ -1,0 +1,175 @@
+"""sync_at_optimizer_steps: a loop without a sync trains as one with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import float8.torch as f8
+from float8.torch import notices, step_sync
+
+Config = Callable[..., f8.LinearConfig]
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    step_sync._active.clear()
+
+
+def model_of(config: Config) -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    options = config("delayed")
+    device = "cpu" if options.emulate else "cuda"
+    return f8.convert_to_float8_training(made.to(device, torch.bfloat16), config=options)
+
+
+def batches(model: Any) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    like = next(model.parameters())
+    return [torch.randn(16, 32, device=like.device).to(like.dtype) * (i + 1) for i in range(STEPS)]
+
+
+def losses(
+    model: Any, optimizers: list[Any], sync: bool, closure: bool = False, micro: int = 1
+) -> list[float]:
+    """Trains, with a sync of the loop's own or without one."""
+    found = []
+    for x in batches(model):
+
+        def backward(x: torch.Tensor = x) -> torch.Tensor:
+            for part in x.chunk(micro):
+                loss = model(part).float().square().mean()
+                loss.backward()
+            return loss
+
+        if closure:
+            (optimizer,) = optimizers
+            found.append(float(optimizer.step(backward)))
+        else:
+            found.append(float(backward().detach()))
+            if sync:
+                f8.sync_float8_amax_and_scale_history(model)
+            for each in optimizers:
+                each.step()
+        if closure and sync:
+            f8.sync_float8_amax_and_scale_history(model)
+        model.zero_grad()
+    return found
+
+
+def halves(model: nn.Module) -> list[Any]:
+    return [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (2, 0)]  # type: ignore[index]
+
+
+class Outer(torch.optim.Optimizer):
+    """Holds the parameters of others, whose steps are its own, as torchtitan's container does."""
+
+    def __init__(self, inner: list[Any]) -> None:
+        self.inner = inner
+        every = [p for each in inner for group in each.param_groups for p in group["params"]]
+        super().__init__(every, {})
+
+    def step(self, closure: Any = None) -> Any:
+        for each in self.inner:
+            each.step()
+
+
+KINDS: dict[str, Callable[[nn.Module], list[Any]]] = {
+    "fused": lambda model: [torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)],
+    "two": halves,
+    "container": lambda model: [Outer(halves(model))],
+    "float8's": lambda model: [f8.AdamW(model.parameters(), lr=1e-2)],
+}
+
+
+@pytest.mark.parametrize("micro", (1, 2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_is_a_sync_in_the_loop(config: Config, kind: str, micro: int, monkeypatch: Any) -> None:
+    own, plain = model_of(config), model_of(config)
+    calls = []
+    real = step_sync.sync_float8_amax_and_scale_history
+    monkeypatch.setattr(
+        step_sync,
+        "sync_float8_amax_and_scale_history",
+        lambda *a, **k: (calls.append(1), real(*a, **k)),
+    )
+    handle = f8.sync_at_optimizer_steps(own)
+    found = losses(own, KINDS[kind](own), False, micro=micro)
+    assert found == losses(plain, KINDS[kind](plain), True, micro=micro)
+    assert torch.equal(own.float8_scales.state, plain.float8_scales.state)  # type: ignore[union-attr, arg-type]
+    assert len(calls) == STEPS
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), plain.parameters(), strict=True))
+    assert not any(each._first_step for each in own.modules() if isinstance(each, f8.Float8Linear))
+    handle.remove()
+    losses(own, KINDS[kind](own), False)
+    assert len(calls) == STEPS
+
+
+def test_a_closure_has_the_sync_of_the_step_before(config: Config) -> None:
+    own, plain = model_of(config), model_of(config)
+    f8.sync_at_optimizer_steps(own)
+    found, expected = (
+        losses(each, [torch.optim.SGD(each.parameters(), lr=0.1)], each is plain, closure=True)
+        for each in (own, plain)
+    )
+    assert found == expected
+
+
+def test_a_frozen_base(config: Config) -> None:
+    """The optimizer has other parameters than those of the linears in fp8."""
+    model = model_of(config).requires_grad_(False)
+    whole = nn.Sequential(nn.Linear(32, 32).to(next(model.parameters())), model)
+    f8.sync_at_optimizer_steps(whole)
+    losses(whole, [torch.optim.SGD(whole[0].parameters(), lr=0.1)], False)
+    assert not any(each._first_step for each in (model[0], model[2]))  # type: ignore[index]
+
+
+def test_found_inf_of_a_fused_optimizer_drops_the_step(config: Config) -> None:
+    """As GradScaler gives it to optimizers that leave out a step by themselves."""
+    model = model_of(config)
+    f8.sync_at_optimizer_steps(model)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    losses(model, [optimizer], False)
+    before = copy.deepcopy(model.float8_scales.state_dict())
+    device = next(model.parameters()).device
+    optimizer.found_inf = torch.ones((), device=device)
+    losses(model, [optimizer], False)
+    after = model.float8_scales.state_dict()
+    assert torch.equal(before["state"], after["state"])
+    del optimizer.found_inf
+    losses(model, [optimizer], False)
+    assert not torch.equal(before["state"], model.float8_scales.state_dict()["state"])
+
+
+def test_a_compiled_step_is_warned_of(config: Config) -> None:
+    notices._told.discard("a compiled step")
+    model = model_of(config)
+    f8.sync_at_optimizer_steps(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses(model, [], False)
+    model(batches(model)[0]).float().sum().backward()
+    with pytest.warns(UserWarning, match="in the loop, before the step"):
+        torch.compile(optimizer.step, backend="eager")()
+
+
+def test_what_has_nothing_to_do(config: Config) -> None:
+    notices._told.clear()
+    with pytest.warns(UserWarning, match="sync_at_optimizer_steps did nothing"):
+        f8.sync_at_optimizer_steps(nn.Linear(16, 16))
+    with pytest.raises(TypeError, match=r"takes an nn\.Module"):
+        f8.sync_at_optimizer_steps(3)  # type: ignore[arg-type]
+    model = model_of(config)
+    f8.sync_at_optimizer_steps(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    del model
+    other = nn.Linear(16, 16)
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    del optimizer
