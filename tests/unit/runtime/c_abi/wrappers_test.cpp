@@ -263,6 +263,7 @@ TEST_F(ExpertsWrapper, RefusesInTheWordsOfC) {
 
 // A cast of the weights apart, which an expert linear takes in their place.
 TEST_F(ExpertsWrapper, ACastOfTheWeightsIsThatOfCAndOfACall) {
+  static_cast<uint16_t*>(w_.get())[9] = 0x7f80;  // an infinity
   for (const auto& recipe : {Recipe::tensorwise(), Recipe::rowwise(), Recipe::blockwise()}) {
     SCOPED_TRACE(recipe.name());
     float8_expert_quantizer_desc of_c{};
@@ -271,13 +272,14 @@ TEST_F(ExpertsWrapper, ACastOfTheWeightsIsThatOfCAndOfACall) {
     of_c.k = kK;
     of_c.experts = kExperts;
     of_c.recipe = recipe.name().c_str();
+    of_c.non_finite = FLOAT8_SATURATE;
     of_c.noop_flag = 1;
     float8_expert_quantizer* plan = nullptr;
     ASSERT_EQ(float8_expert_quantizer_plan(context_.get(), &of_c, &plan), FLOAT8_OK);
-    const auto quantizer =
-        ExpertQuantizer::plan(
-            context_, {.n = kN, .k = kK, .experts = kExperts, .recipe = recipe, .noop_flag = true})
-            .value();
+    ExpertQuantizerDesc desc{.n = kN, .k = kK, .experts = kExperts, .recipe = recipe};
+    desc.non_finite = FLOAT8_SATURATE;
+    desc.noop_flag = true;
+    const auto quantizer = ExpertQuantizer::plan(context_, desc).value();
     ASSERT_EQ(quantizer.workspace_bytes(), float8_expert_quantizer_workspace_bytes(plan));
     const size_t q_bytes = quantizer.tensor_bytes(), qt_bytes = quantizer.transposed_bytes();
     const Memory tensors[] = {memory(q_bytes), memory(q_bytes)};
@@ -301,10 +303,11 @@ TEST_F(ExpertsWrapper, ACastOfTheWeightsIsThatOfCAndOfACall) {
                            ExpertQuantizeArgs());
     float8_expert_quantizer_destroy(plan);
 
-    ExpertsDesc desc = of_experts();
-    desc.recipe = recipe;
-    desc.recompute_weight = true;
-    const auto experts = Experts::plan(context_, desc).value();
+    ExpertsDesc of_calls = of_experts();
+    of_calls.recipe = recipe;
+    of_calls.non_finite = FLOAT8_SATURATE;
+    of_calls.recompute_weight = true;
+    const auto experts = Experts::plan(context_, of_calls).value();
     const Memory workspace = memory(experts.workspace_bytes());
     const Tensor view = quantizer.view(tensors[0].get(), transposed[0].get());
     std::string results[2];
@@ -422,7 +425,10 @@ TEST_P(MoeWrapper, AStepHasTheBitsOfC) {
   MoeForwardArgs forward = forward_args(expected.y);
   ASSERT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_OK) << float8_last_error();
   MoeBackwardArgs backward = backward_args(expected.dx, expected.dw13, expected.dw2);
-  ASSERT_EQ(float8_moe_backward(moe_, &backward, nullptr), FLOAT8_OK) << float8_last_error();
+  for (const int32_t accumulate : {0, 1}) {
+    backward.dw13.accumulate = backward.dw2.accumulate = backward.dw3.accumulate = accumulate;
+    ASSERT_EQ(float8_moe_backward(moe_, &backward, nullptr), FLOAT8_OK) << float8_last_error();
+  }
 
   forward = forward_args(got.y);
   backward = backward_args(got.dx, got.dw13, got.dw2);
@@ -431,7 +437,10 @@ TEST_P(MoeWrapper, AStepHasTheBitsOfC) {
   forward.w13_scales = backward.w13_scales = slots[0];
   forward.w2_scales = backward.w2_scales = slots[1];
   ASSERT_TRUE(moe.forward(forward, nullptr)) << float8_last_error();
-  ASSERT_TRUE(moe.backward(backward, nullptr)) << float8_last_error();
+  for (const int32_t accumulate : {0, 1}) {
+    backward.dw13.accumulate = backward.dw2.accumulate = backward.dw3.accumulate = accumulate;
+    ASSERT_TRUE(moe.backward(backward, nullptr)) << float8_last_error();
+  }
   expect_same(got.y, expected.y, kRouted * kDim, "y");
   expect_same(got.dx, expected.dx, kRouted * kDim, "dx");
   expect_same(got.dw13, expected.dw13, kRowsOfW13 * kDim, "dw13");
