@@ -162,8 +162,8 @@ class Linears {
       amax_words_ += shard->amax_words();
       const float8::Tensor view = layer.cast_whole->view(layer.shard, weight.n).value();
       whole_bytes = std::max(whole_bytes, layer.cast_whole->tensor_bytes());
-      gather_bytes = std::max(
-          gather_bytes, float8_gather_workspace_bytes(&view, weight.shard_rows, device_.ranks));
+      gather_bytes = std::max(gather_bytes, float8::Communicator::gather_workspace_bytes(
+                                                view, weight.shard_rows, device_.ranks));
     }
     if (plans.empty()) return;
     casts_ = float8::QuantizerList::plan(device_.context(), plans).value();

@@ -1,6 +1,7 @@
 // A C++17 trainer reduced to its first calls: a context where there is a Hopper GPU, else a status
-// that says what is missing; and two layers on the emulated device, with all that the header
-// offers.
+// that says what is missing; and on the emulated device two layers, a mixture of experts and an
+// attention, with all that the header offers.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -153,6 +154,107 @@ void train(const float8::Context& context) {
   check(!checked(context.info(), "info").empty(), "info");
 }
 
+// Two experts, whose tokens take both, and an attention over the same tokens.
+void mix(const float8::Context& context) {
+  constexpr std::int32_t kExperts = 2;
+  constexpr std::int64_t kRows = kExperts * kM;
+  float8::MoeRouteDesc route_desc;
+  route_desc.tokens_max = kM;
+  route_desc.top_k = route_desc.experts = kExperts;
+  float8::MoeCombineDesc combine_desc;
+  combine_desc.tokens_max = kM;
+  combine_desc.cols = kWidth;
+  combine_desc.top_k = combine_desc.experts = kExperts;
+  float8::GroupLayoutDesc layout_desc;
+  layout_desc.m_max = kRows;
+  layout_desc.experts = kExperts;
+  float8::MoeDesc desc;
+  desc.m_max = kRows;
+  desc.dim = desc.hidden = kWidth;
+  desc.experts = kExperts;
+  desc.recipe = float8::Recipe::rowwise();
+  const auto route = checked(float8::MoeRoute::plan(context, route_desc), "route");
+  const auto combine = checked(float8::MoeCombine::plan(context, combine_desc), "combine");
+  const auto layout = checked(float8::GroupLayout::plan(context, layout_desc), "layout");
+  const auto moe = checked(float8::Moe::plan(context, desc), "moe");
+  Bytes scratch = buffer(route.workspace_bytes()), groups = buffer(layout.bytes());
+  Bytes saved = buffer(moe.saved_bytes()), workspace = buffer(moe.workspace_bytes());
+  std::vector<std::int32_t> ids, index(kRows), position(kRows), offsets(kExperts);
+  for (std::int64_t token = 0; token < kM; ++token) ids.insert(ids.end(), {0, 1});
+  const std::vector<float> scores(kRows, 0.5F);
+  std::vector<float> row_scores(kRows);
+  const auto x = ones(kM * kWidth), w13 = ones(kExperts * 2 * kWidth * kWidth);
+  std::vector<std::uint16_t> w2(static_cast<std::size_t>(kExperts * kWidth * kWidth), 0x3880);
+  auto rows = ones(kRows * kWidth), y = ones(kM * kWidth), dx = rows, dw2 = w2;
+
+  float8::MoeRouteArgs routing;
+  routing.topk_ids = ids.data();
+  routing.index = index.data();
+  routing.position = position.data();
+  routing.offsets = offsets.data();
+  routing.scores = scores.data();
+  routing.row_scores = row_scores.data();
+  routing.workspace.data = scratch.data();
+  check(route.run(routing, nullptr), "route");
+  float8::GroupLayoutArgs grouping;
+  grouping.offsets = offsets.data();
+  grouping.layout.data = groups.data();
+  check(layout.run(grouping, nullptr), "layout");
+  check(checked(layout.error(groups.data(), nullptr), "error").code == FLOAT8_NO_GROUP_ERROR,
+        "offsets");
+  float8::MoeForwardArgs forward;
+  forward.tokens = kM;
+  forward.x.data = x.data();
+  forward.index = index.data();
+  forward.w13.data = w13.data();
+  forward.w2.data = w2.data();
+  forward.y.data = rows.data();
+  forward.layout.data = groups.data();
+  forward.saved.data = saved.data();
+  forward.workspace.data = workspace.data();
+  check(moe.forward(forward, nullptr), "forward");
+  float8::MoeCombineArgs sums;
+  sums.y = rows.data();
+  sums.scores = scores.data();
+  sums.position = position.data();
+  sums.offsets = offsets.data();
+  sums.out = y.data();
+  check(combine.run(sums, nullptr), "combine");
+  check(y.front() == 0x4000 && y.back() == 0x4000, "32 products of silu(32) 32 and 2^-14");
+  float8::MoeBackwardArgs backward;
+  backward.tokens = kM;
+  backward.x.data = x.data();
+  backward.index = index.data();
+  backward.dy.data = x.data();
+  backward.score = row_scores.data();
+  backward.dx.data = dx.data();
+  backward.dw2.data = dw2.data();
+  backward.layout.data = groups.data();
+  backward.saved.data = saved.data();
+  backward.workspace.data = workspace.data();
+  check(moe.backward(backward, nullptr), "backward");
+  check(dw2.back() == 0x4600, "16 products of 0.5 and silu(32) 32");
+
+  float8::AttentionDesc attention_desc;
+  attention_desc.heads_q = attention_desc.heads_kv = 1;
+  attention_desc.head_dim = 64;
+  const auto attention = checked(float8::Attention::plan(context, attention_desc), "attention");
+  auto q = ones(kM * 64), o = q;
+  std::vector<float> lse(kM);
+  float8::AttentionForwardArgs args;
+  args.sizes.tokens_q = args.sizes.tokens_kv = kM;
+  args.q = args.k = args.v = float8::Heads{q.data(), kM * 64, 64, 64};
+  std::fill(o.begin(), o.end(), std::uint16_t{0});
+  args.o = o.data();
+  args.lse = lse.data();
+  Bytes of_heads = buffer(attention.saved_bytes(args.sizes));
+  Bytes of_sums = buffer(attention.workspace_bytes(args.sizes));
+  args.saved.data = of_heads.data();
+  args.workspace.data = of_sums.data();
+  check(attention.forward(args, nullptr), "attention");
+  check(o.front() == 0x3f80 && o.back() == 0x3f80, "a mean of ones");
+}
+
 }  // namespace
 
 int main() {
@@ -173,6 +275,8 @@ int main() {
   }
   float8::ContextOptions options;
   options.emulate = true;
-  train(checked(float8::Context::create(0, options), "emulate"));
+  const auto emulated = checked(float8::Context::create(0, options), "emulate");
+  train(emulated);
+  mix(emulated);
   return failures == 0 ? 0 : 1;
 }

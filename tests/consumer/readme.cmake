@@ -1,5 +1,5 @@
-# The public headers and the documents' first C++ examples compile without a warning: the README's as C++20, that of docs/build.md as C++17. Each is its includes, then
-# its statements as the body of a function that has the names which the text takes for granted.
+# The public headers, each C++ one also alone as C++17, and the documents' first C++ examples compile without a warning: that of docs/build.md as C++17, others as
+# C++20. Each is its includes, then its statements as the body of a function that has the names which the text takes for granted.
 # A designated initializer names some of a struct's fields; the others have default values.
 file(WRITE ${OUTPUT} "#include <float8/float8.h>
 #include <float8/float8.hpp>
@@ -15,15 +15,32 @@ void example() {
   [[maybe_unused]] const float8::Error error{.code = FLOAT8_OK};
   [[maybe_unused]] const float8::ForwardArgs forward{.x = {nullptr}};
   [[maybe_unused]] const float8::BackwardArgs backward{.dy = {nullptr}};
+  [[maybe_unused]] const float8::GroupLayoutDesc layout{.experts = 2};
+  [[maybe_unused]] const float8::ExpertsDesc experts{.n = 16};
+  [[maybe_unused]] const float8::ExpertQuantizerDesc casts{.n = 16};
+  [[maybe_unused]] const float8::MoeDesc moe{.dim = 16};
+  [[maybe_unused]] const float8::MoeRouteDesc route{.top_k = 2};
+  [[maybe_unused]] const float8::MoeCombineDesc combine{.cols = 16};
+  [[maybe_unused]] const float8::AttentionDesc attention{.causal = true};
+  [[maybe_unused]] const float8::AdamwTensor weight{.rows = 16};
+  [[maybe_unused]] const float8::AdamwArgs adamw{.lr = 1};
 }
 ")
 execute_process(COMMAND ${CXX} -std=c++20 -pedantic -Wall -Wextra -Werror -I${INCLUDE} -fsyntax-only
                         ${OUTPUT} COMMAND_ERROR_IS_FATAL ANY)
 
-foreach(standard 20 17)
-  set(document README.md)
-  if(standard EQUAL 17)
-    set(document docs/build.md)
+file(GLOB headers ${INCLUDE}/float8/*.hpp)
+foreach(header ${headers})
+  cmake_path(GET header FILENAME name)
+  file(WRITE ${OUTPUT} "#include <float8/${name}>\n")
+  execute_process(COMMAND ${CXX} -std=c++17 -pedantic -Wall -Wextra -Werror -I${INCLUDE} -fsyntax-only
+                          ${OUTPUT} COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
+
+foreach(document README.md docs/experts.md docs/attention.md docs/build.md)
+  set(standard 20)
+  if(document STREQUAL "docs/build.md")
+    set(standard 17)
   endif()
   file(READ ${ROOT}/${document} text)
   string(FIND "${text}" "```cpp\n" begin)
@@ -41,7 +58,13 @@ foreach(standard 20 17)
   file(WRITE ${OUTPUT} "${includes}
 void example([[maybe_unused]] const void* x, [[maybe_unused]] const void* w, [[maybe_unused]] void* y,
              [[maybe_unused]] void* saved, [[maybe_unused]] const void* dy, [[maybe_unused]] void* dx,
-             [[maybe_unused]] void* dw, void* workspace, float8_stream stream) {
+             [[maybe_unused]] void* dw, void* workspace, float8_stream stream,
+             [[maybe_unused]] const void* ids, [[maybe_unused]] int32_t* index, [[maybe_unused]] int32_t* position,
+             [[maybe_unused]] int32_t* offsets, [[maybe_unused]] const float* scores, [[maybe_unused]] float* row_scores,
+             [[maybe_unused]] void* groups, [[maybe_unused]] const void* w13, [[maybe_unused]] const void* w2,
+             [[maybe_unused]] void* rows, [[maybe_unused]] void* q, [[maybe_unused]] void* k, [[maybe_unused]] void* v,
+             [[maybe_unused]] void* o, [[maybe_unused]] float* lse, [[maybe_unused]] void* dout, [[maybe_unused]] void* dq,
+             [[maybe_unused]] void* dk, [[maybe_unused]] void* dv) {
 ${statements}}
 ")
   execute_process(COMMAND ${CXX} -std=c++${standard} -pedantic -Wall -Wextra -Werror -I${INCLUDE}

@@ -1,6 +1,6 @@
 /* What the arguments of calls have in common: what a call reads, what it writes, its buffers, and what
- * is the same for all calls of a training step. Zeros are the default; m and rows are the exception, since a
- * call of 0 rows is legal and does nothing: set them in C. */
+ * is the same for all calls of a training step. Zeros are the default; m, rows and tokens are the
+ * exception, since a call of 0 rows is legal and does nothing: set them in C. */
 #ifndef FLOAT8_CALL_H_
 #define FLOAT8_CALL_H_
 

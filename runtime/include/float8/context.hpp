@@ -14,6 +14,8 @@
 namespace float8 {
 
 using FingerprintArgs = float8_fingerprint_args;
+using AdamwTensor = float8_adamw_tensor;
+using AdamwArgs = float8_adamw_args;
 
 struct ContextOptions {
   std::string cache_dir = {};  // empty: the default
@@ -70,12 +72,12 @@ class Context {
     return hash;
   }
   // Sets noop flags to 0 where weights changed since the call before.
-  Status compare_weights(const float8_fingerprint_args* args, std::size_t count,
+  Status compare_weights(const FingerprintArgs* args, std::size_t count,
                          float8_stream stream) const {
     return Status(float8_weights_compare(handle_.get(), args, count, stream));
   }
   // A step of AdamW of the weights of `args`.
-  Status adamw(const float8_adamw_args& args, float8_stream stream) const {
+  Status adamw(const AdamwArgs& args, float8_stream stream) const {
     return Status(float8_adamw(handle_.get(), &args, stream));
   }
   Status clear_counters(float8_cast_counters* counters, std::size_t count,

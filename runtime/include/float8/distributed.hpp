@@ -43,6 +43,12 @@ class Communicator {
     args.communicator = get();
     return Status(float8_gather_tensor(context.get(), &args, stream));
   }
+  // The bytes of GatherArgs::workspace with this view of the whole tensor.
+  [[nodiscard]] static std::size_t gather_workspace_bytes(const float8_tensor& whole,
+                                                          std::int64_t shard_rows,
+                                                          std::int32_t ranks) {
+    return float8_gather_workspace_bytes(&whole, shard_rows, ranks);
+  }
   Status all_gather(const void* from, void* to, std::size_t count, float8_dtype dtype,
                     float8_stream stream) const {
     return Status(float8_all_gather(from, to, count, dtype, get(), stream));

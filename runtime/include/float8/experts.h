@@ -35,7 +35,7 @@ typedef struct float8_group_layout_args {
   /* int32[experts] on the device, aligned to 4 bytes: the rows of expert e are offsets[e - 1] (0 for
    * the first) to offsets[e], without it. Rows from the last offset to m belong to no expert. */
   const int32_t* offsets FLOAT8_DEFAULT(NULL);
-  int64_t m FLOAT8_DEFAULT(0); /* the rows of x, 0 to m_max */
+  int64_t m FLOAT8_DEFAULT(-1); /* the rows of x, 0 to m_max; float8.hpp: -1 is m_max */
   /* float8_group_layout_bytes(), written: zeros before the first call, and written by these calls
    * alone. */
   float8_buffer layout FLOAT8_DEFAULT({});
@@ -107,7 +107,8 @@ FLOAT8_API size_t float8_experts_saved_bytes(const float8_experts* experts);
 
 typedef struct float8_experts_forward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_experts_forward_args));
-  int64_t m FLOAT8_DEFAULT(0); /* that of the layout, 0 to m_max; 0: no expert has a row */
+  /* that of the layout, 0 to m_max; 0: no expert has a row; float8.hpp: -1 is m_max */
+  int64_t m FLOAT8_DEFAULT(-1);
   /* [m][k], read up to the last group's end. Here and below fp8 is NULL, but for w. */
   float8_matrix x FLOAT8_DEFAULT({});
   /* [experts][n][k], without a gap between matrices; ld is the stride of each one's rows. With fp8
@@ -142,7 +143,7 @@ typedef struct float8_experts_forward_args {
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
 typedef struct float8_experts_backward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_experts_backward_args));
-  int64_t m FLOAT8_DEFAULT(0);         /* the forward's */
+  int64_t m FLOAT8_DEFAULT(-1);        /* the forward's */
   float8_matrix dy FLOAT8_DEFAULT({}); /* [m][n], read up to the last group's end */
   float8_result dx FLOAT8_DEFAULT({}); /* [m][k]; accumulate is 0 */
   /* [experts][n][k] in grad_weight_dtype, without a gap between matrices; that of an expert without rows

@@ -60,8 +60,9 @@ struct LinearDesc {
 using ScaleSlots = float8_scale_slots;
 
 // The arguments of calls are float8.h's structs. In C++ their fields have default values: the sizes
-// are set, pointers are null, and m and rows are -1, which stands for m_max and rows_max. A matrix is
-// {data}, {data, ld} or {.fp8 = &tensor}, a result {data} or {data, ld, accumulate}.
+// are set, pointers are null, and m, rows and tokens are -1, which stands for m_max, rows_max and
+// tokens_max. A matrix is {data}, {data, ld} or {.fp8 = &tensor}, a result {data} or
+// {data, ld, accumulate}.
 using Matrix = float8_matrix;
 using Buffer = float8_buffer;
 using Step = float8_step;

@@ -37,6 +37,7 @@ struct ModelOptions {
   std::int64_t fsdp = 1, tp = 1;
   std::int64_t hosts = 0;   // 0: as few as have at most 8 each
   double network_gbit = 0;  // 0: 400
+  bool fused_mlps = false;  // MLPs run as one function each
 };
 
 // The decision about a layer.
@@ -90,6 +91,7 @@ class Model {
     c.tp = options.tp;
     c.hosts = options.hosts;
     c.network_gbit = options.network_gbit;
+    c.fused_mlps = options.fused_mlps ? 1 : 0;
     float8_model* handle = nullptr;
     const float8_status status = float8_model_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

@@ -110,8 +110,9 @@ FLOAT8_API const float8_experts* float8_moe_linear(const float8_moe* moe, int32_
  * and float8_experts_backward_args. */
 typedef struct float8_moe_forward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_forward_args));
-  int64_t m FLOAT8_DEFAULT(0);        /* the rows of experts, that of the layout; 0 to m_max */
-  int64_t tokens FLOAT8_DEFAULT(0);   /* the rows of x */
+  /* the rows of experts, that of the layout; 0 to m_max; float8.hpp: -1 is m_max */
+  int64_t m FLOAT8_DEFAULT(-1);
+  int64_t tokens FLOAT8_DEFAULT(-1);  /* the rows of x; float8.hpp: -1 is m with rows_in_place */
   float8_matrix x FLOAT8_DEFAULT({}); /* [tokens][dim] */
   /* int32[m] on the device: the row of x that is each row, 0 to tokens - 1; read up to the last group's
    * end. No call checks the numbers. */
@@ -139,8 +140,8 @@ typedef struct float8_moe_forward_args {
 /* A gradient whose data is NULL is not wanted, and its work is skipped. */
 typedef struct float8_moe_backward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_backward_args));
-  int64_t m FLOAT8_DEFAULT(0); /* m, tokens, x and index are the forward's */
-  int64_t tokens FLOAT8_DEFAULT(0);
+  int64_t m FLOAT8_DEFAULT(-1); /* m, tokens, x and index are the forward's */
+  int64_t tokens FLOAT8_DEFAULT(-1);
   float8_matrix x FLOAT8_DEFAULT({});
   const int32_t* index FLOAT8_DEFAULT(NULL);
   float8_matrix dy

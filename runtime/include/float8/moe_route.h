@@ -28,7 +28,8 @@ FLOAT8_API size_t float8_moe_route_workspace_bytes(const float8_moe_route_plan* 
 /* All arrays are dense and on the device; M is tokens x top_k. */
 typedef struct float8_moe_route_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_route_args));
-  int64_t tokens FLOAT8_DEFAULT(0); /* 0 to tokens_max; 0: only offsets is written, with zeros */
+  /* 0 to tokens_max; 0: only offsets is written, with zeros; float8.hpp: -1 is tokens_max */
+  int64_t tokens FLOAT8_DEFAULT(-1);
   /* [tokens][top_k]; an id outside [0, experts) drops its pair. */
   const void* topk_ids FLOAT8_DEFAULT(NULL);
   /* [M], written: the token of each row, of a dropped pair's too */
@@ -65,7 +66,7 @@ FLOAT8_API void float8_moe_combine_plan_destroy(float8_moe_combine_plan* plan);
 
 typedef struct float8_moe_combine_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_combine_args));
-  int64_t tokens FLOAT8_DEFAULT(0);             /* 0 to tokens_max */
+  int64_t tokens FLOAT8_DEFAULT(-1);            /* 0 to tokens_max; float8.hpp: -1 is tokens_max */
   const void* y FLOAT8_DEFAULT(NULL);           /* [M][cols]; rows of dropped pairs are not read */
   const float* scores FLOAT8_DEFAULT(NULL);     /* [tokens][top_k]; NULL: all are 1 */
   const int32_t* position FLOAT8_DEFAULT(NULL); /* float8_moe_route's, as offsets */
@@ -81,7 +82,7 @@ FLOAT8_API float8_status float8_moe_combine(const float8_moe_combine_plan* plan,
 
 typedef struct float8_moe_score_gradient_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_moe_score_gradient_args));
-  int64_t tokens FLOAT8_DEFAULT(0);      /* as in float8_moe_combine_args, to offsets */
+  int64_t tokens FLOAT8_DEFAULT(-1);     /* as in float8_moe_combine_args, to offsets */
   const void* dout FLOAT8_DEFAULT(NULL); /* [tokens][cols] in out_dtype */
   const void* y FLOAT8_DEFAULT(NULL);
   const int32_t* position FLOAT8_DEFAULT(NULL);

@@ -16,6 +16,8 @@ struct ScalesOptions {
   float8_scale_from scale_from = FLOAT8_SCALE_FROM_MAX;
   int margin = 0;
   float8_non_finite non_finite = FLOAT8_PROPAGATE;
+  // The model's expert linears (Experts::get, Moe::linear), whose indices follow those of `linears`.
+  std::vector<const float8_experts*> experts = {};
 };
 
 // How the state of delayed scaling of a model's linears is laid out. The state itself is device
@@ -33,16 +35,19 @@ class Scales {
     c.scale_from = options.scale_from;
     c.margin = options.margin;
     c.non_finite = options.non_finite;
+    c.experts = options.experts.data();
+    c.experts_count = options.experts.size();
     float8_scales* handle = nullptr;
     const float8_status status = float8_scales_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return Scales(handle, linears.size());
+    return Scales(handle, linears.size() + options.experts.size());
   }
   [[nodiscard]] std::size_t bytes() const { return float8_scales_bytes(handle_.get()); }
   Status init(void* state, float8_stream stream) const {
     return Status(float8_scales_init(handle_.get(), state, stream));
   }
-  // Returns the slots of the linear that was the index-th of the list.
+  // Returns the slots of the linear that was the index-th of the list, expert linears behind the
+  // others.
   [[nodiscard]] Result<ScaleSlots> slots(void* state, std::size_t index) const {
     ScaleSlots slots{};
     const float8_status status = float8_scales_slots(handle_.get(), state, index, &slots);
@@ -103,7 +108,7 @@ class Scales {
  private:
   Scales(float8_scales* handle, std::size_t count) : handle_(handle), count_(count) {}
   detail::Handle<float8_scales, float8_scales_destroy> handle_;
-  std::size_t count_;  // of the list of linears
+  std::size_t count_;  // of all linears
 };
 
 }  // namespace float8

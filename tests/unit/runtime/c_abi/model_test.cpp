@@ -1,6 +1,7 @@
 // Models through the C interface, on the emulated device.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <float8/float8.hpp>
 #include <fstream>
 
@@ -8,6 +9,7 @@
 #include "recipes/reference/reference.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -110,6 +112,29 @@ TEST_F(CAbiModel, VerdictsOfAFile) {
   refused(o, "verdicts: not a float8 filter file");
   o.verdicts += ".none";
   refused(o, "verdicts.none");
+}
+
+TEST_F(CAbiModel, LinearsOfAFusedMlpHaveOneVerdict) {
+  LinearSpeedup mlp{"rowwise", {32, 128, 64}, 1.5, 1.4, 1.6, 1e6};
+  mlp.gate = true;
+  TuningTable table;
+  table.devices = {{.name = "a device"}};
+  table.sources = {{"made"}};
+  table.add(mlp);
+  ASSERT_TRUE(context_.set_table(table.serialize()));
+  std::vector<float8::ModelLayer> layers(3);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].name = std::array{"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}[i];
+    layers[i].desc.n = i < 2 ? 128 : 64;
+    layers[i].desc.k = i < 2 ? 64 : 128;
+  }
+  float8::ModelOptions o = options();
+  o.filter_fqns = {"auto_filter_small_kn"};
+  EXPECT_EQ(float8::Model::plan(context_, layers, o).value().converted(), 0U);
+  o.fused_mlps = true;
+  const auto model = float8::Model::plan(context_, layers, o).value();
+  EXPECT_EQ(model.converted(), 3U);
+  EXPECT_EQ(model.verdict(2).value().speedup, 1.5);
 }
 
 TEST_F(CAbiModel, VerdictsOnAttention) {

@@ -75,6 +75,7 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
     out.experts = kExperts;
     out.recipe = GetParam().recipe;
     out.accumulate_grad_weight = 1;
+    out.non_finite = non_finite_;
     out.recompute_weight = GetParam().recompute_weight ? 1 : 0;
     out.rows_in_place = in_place() ? 1 : 0;
     out.w3_apart = GetParam().w3_apart ? 1 : 0;
@@ -212,6 +213,7 @@ class MoeAbi : public ::testing::TestWithParam<MoeCase> {
   Memory w13_weight_of_moe_, w3_weight_;  // with w3 apart
   Memory layout_, saved_, workspace_;
   float8_step step_;
+  float8_non_finite non_finite_ = FLOAT8_PROPAGATE;  // of the MLP
   State scales_of_moe_, scales_of_linears_;
   float8_group_layout_plan* layouts_ = nullptr;
   float8_moe* moe_ = nullptr;

@@ -151,7 +151,8 @@ TEST(Ranks, WithAShardOfAWrongSizeAreNamed) {
     const auto whole_memory = float8::testing::memory(whole_plan.tensor_bytes());
     const float8::Tensor shard = shard_plan.view(memory.get(), rank == 1 ? 16 : 32).value();
     const float8::Tensor whole = whole_plan.view(whole_memory.get(), 96).value();
-    const auto workspace = float8::testing::memory(float8_gather_workspace_bytes(&whole, 32, 3));
+    const auto workspace =
+        float8::testing::memory(float8::Communicator::gather_workspace_bytes(whole, 32, 3));
     float8::GatherArgs args;
     args.shard = &shard;
     args.whole = &whole;

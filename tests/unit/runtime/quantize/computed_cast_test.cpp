@@ -2,6 +2,7 @@
 // device: the bits of casts of these, which are close to fp64.
 #include <cstring>
 
+#include "runtime/emulation/activations.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
