@@ -44,6 +44,7 @@ MODELS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("Lfm2", {"layer_types": ["full_attention", "conv"], "block_multiple_of": 16}, {"Lfm2MLP"}),
     ("Nemotron", {}, {"NemotronMLP"}),
     ("GPTNeoX", {}, {"GPTNeoXMLP"}),
+    ("SeedOss", {"residual_dropout": 0.0}, {"SeedOssMLP"}),
 ]  # fmt: skip
 
 
@@ -64,7 +65,11 @@ def one_by_one(mlp: Any, x: torch.Tensor) -> Any:
     y = down(h)
     for each in mlp.beside.behind:
         y = mlp.get_submodule(each)(y)
-    return y
+    return (
+        y
+        if mlp.beside.dropout is None
+        else F.dropout(y, getattr(mlp, mlp.beside.dropout), mlp.training)
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,6 +185,16 @@ class Residual(nn.Module):
         return self.drop2(self.fc2(x))
 
 
+class WithFunction(FeedForward):
+    """As Starcoder2's and Seed-OSS's."""
+
+    p = 0.3
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return nn.functional.dropout(x, p=self.p, training=self.training)
+
+
 class WithBias(FeedForward):
     """Of a gated MLP down alone may have one."""
 
@@ -209,6 +224,7 @@ def sequential(*more: nn.Module) -> nn.Module:
 
 
 KNOWN: list[tuple[nn.Module, tuple[Any, ...]]] = [
+    (WithFunction(), ("w1", "w3", "w2", "silu")),
     (WithBias(), ("w1", "w3", "w2", "silu")),
     (UpFirst(), ("w1", "w3", "w2", "gelu_tanh")),
     (Residual(behind=0.3), (None, "fc1", "fc2", "gelu")),
@@ -345,6 +361,13 @@ class OfTwo(FeedForward):
         return self.w2(F.silu(self.w1(x)) * self.w3(x * 2))
 
 
+class AlwaysDropped(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        return F.dropout(self.w2(F.silu(self.w1(x)) * self.w3(x)), p=self.p, training=True)
+
+    p = 0.3
+
+
 class InPlace(FeedForward):
     def forward(self, x: torch.Tensor) -> Any:
         return self.w2(F.silu(self.w1(x), inplace=True) * self.w3(x))
@@ -353,7 +376,7 @@ class InPlace(FeedForward):
 SEEN: list[torch.Tensor] = []
 LATEST: Any = None
 OTHERS = [
-    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace,
+    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace, AlwaysDropped,
 ]  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class Beside(NamedTuple):
     between: those that h goes through, or what the activation reads. They are not called: an MLP is fused
         where they leave what they get as it is.
     activation: the one that is the activation, None where that is a function.
+    dropout: the attribute with the p of a functional.dropout of y behind these, None where there is none.
     of_sequential: all children, where the forward is that of nn.Sequential.
     """
 
@@ -60,6 +61,7 @@ class Beside(NamedTuple):
     between: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
     activation: str | None = None
+    dropout: str | None = None
     of_sequential: tuple[str, ...] = ()
 
 
@@ -232,6 +234,8 @@ class FusedMLP(Made, nn.Module):
         y = (_mlp_of_ranks if of_ranks else mlp)(x, children, self.activation)  # type: ignore[arg-type]
         for name in self.beside.behind:
             y = self._modules[name](y)  # type: ignore[misc]
+        if self.beside.dropout is not None:
+            y = functional.dropout(y, getattr(self, self.beside.dropout), self.training)
         return y
 
 

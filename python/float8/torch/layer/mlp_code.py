@@ -164,6 +164,14 @@ def _calls_in(value: Any) -> Iterator[int]:
 
 
 def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
+    dropout = _dropout_of(y)
+    if dropout is None:
+        return _known_without_dropout(module, y)
+    known = _known_without_dropout(module, dropout.x)
+    return known and known._replace(beside=known.beside._replace(dropout=dropout.name))
+
+
+def _known_without_dropout(module: nn.Module, y: _Symbol) -> Known | None:
     behind, y = _through(module, y)
     down = _called(y)
     if down is None:
@@ -228,9 +236,10 @@ def _called(y: _Symbol) -> _Called | None:
     if y.how != "call":
         return None
     function, args, kwargs = y.of
-    if function.how != "attribute" or function.of[0].how != "self" or len(args) != 1 or kwargs:
+    name = _attribute_of_self(function)
+    if name is None or len(args) != 1 or kwargs or not isinstance(args[0], _Symbol):
         return None
-    return _Called(function.of[1], args[0]) if isinstance(args[0], _Symbol) else None
+    return _Called(name, args[0])
 
 
 def _through(module: nn.Module, y: _Symbol) -> tuple[list[str], _Symbol]:
@@ -269,6 +278,24 @@ def _activation(y: _Symbol) -> _Called | None:
     else:
         key, x = "relu2", _relu_of(_squared(y))
     return _Called(key, x) if key and isinstance(x, _Symbol) else None
+
+
+def _dropout_of(y: _Symbol) -> _Called | None:
+    """Returns the attribute of self with the p of the functional.dropout that returned y, None for another y."""
+    if y.how != "call" or _object_of(y.of[0]) is not functional.dropout:
+        return None
+    _, args, kwargs = y.of
+    names = {name: _attribute_of_self(value) for name, value in kwargs.items()}
+    if len(args) != 1 or set(names) != {"p", "training"} or names["training"] != "training":
+        return None
+    p = names["p"]
+    return _Called(p, args[0]) if p and isinstance(args[0], _Symbol) else None
+
+
+def _attribute_of_self(value: Any) -> str | None:
+    if isinstance(value, _Symbol) and value.how == "attribute" and value.of[0].how == "self":
+        return str(value.of[1])
+    return None
 
 
 def _squared(y: _Symbol) -> Any:
