@@ -44,7 +44,7 @@ MODELS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("Lfm2", {"layer_types": ["full_attention", "conv"], "block_multiple_of": 16}, {"Lfm2MLP"}),
     ("Nemotron", {}, {"NemotronMLP"}),
     ("GPTNeoX", {}, {"GPTNeoXMLP"}),
-    ("SeedOss", {"residual_dropout": 0.0}, {"SeedOssMLP"}),
+    ("SeedOss", {"residual_dropout": 0.0, "attention_dropout": 0.0}, {"SeedOssMLP"}),
 ]  # fmt: skip
 
 
