@@ -5,6 +5,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "recipes/mlp.hpp"
 #include "tuning_db/state.hpp"
 #include "tuning_db/trial_rows.hpp"
 

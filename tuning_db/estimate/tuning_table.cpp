@@ -11,6 +11,7 @@
 #include "base/hash.hpp"
 #include "base/number.hpp"
 #include "base/text.hpp"
+#include "recipes/mlp.hpp"
 #include "recipes/sealed_text.hpp"
 
 namespace f8 {

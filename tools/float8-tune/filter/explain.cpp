@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/text.hpp"
+#include "recipes/mlp.hpp"
 #include "recipes/model/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"

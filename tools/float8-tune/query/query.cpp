@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 
+#include "recipes/mlp.hpp"
 #include "tools/float8-tune/attention_option.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"

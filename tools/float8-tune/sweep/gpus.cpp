@@ -6,6 +6,7 @@
 
 #include "base/environment.hpp"
 #include "base/number.hpp"
+#include "recipes/mlp.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
 #include "tools/tuner/gpus/campaign.hpp"
 #include "tuning_db/estimate/filter.hpp"

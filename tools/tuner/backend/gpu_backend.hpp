@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "recipes/mlp.hpp"
 #include "runtime/attention/attention.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/lists/quantizer_list.hpp"

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "recipes/mlp.hpp"
+#include "runtime/gemm/choose.hpp"
+
 namespace f8::tuner {
 namespace {
 

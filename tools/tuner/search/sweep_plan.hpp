@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "recipes/mlp.hpp"
 #include "tools/tuner/search/attention_plan.hpp"
 #include "tools/tuner/search/expert_baseline.hpp"
 #include "tools/tuner/search/mlp_plan.hpp"

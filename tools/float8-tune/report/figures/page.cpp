@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "recipes/mlp.hpp"
 #include "recipes/model/filter_rule.hpp"
 #include "tools/float8-tune/report/figures/attention.hpp"
 #include "tools/float8-tune/report/figures/kernels.hpp"
