@@ -1,4 +1,4 @@
-#include "tools/tuner/search/mlp_plan.hpp"
+#include "tools/tuner/search/plan/mlp_plan.hpp"
 
 #include <algorithm>
 
