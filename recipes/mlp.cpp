@@ -9,8 +9,8 @@ Dims to_dims(const MlpShape& mlp) {
   return {mlp.m, mlp.n, mlp.k, mlp.gate ? 1 : 0, mlp.groups.experts, mlp.groups.skew};
 }
 
-MlpShape mlp_shape(const Problem& mlp) {
-  const auto [m, n, k, gate, experts, skew] = mlp.dims.sizes;
+MlpShape mlp_shape(const Dims& dims) {
+  const auto [m, n, k, gate, experts, skew] = dims.sizes;
   return {{m, n, k}, gate == 1, {.experts = experts, .skew = skew}};
 }
 
@@ -22,7 +22,7 @@ std::vector<Shape> linears_of(const MlpShape& mlp) {
 }
 
 Status check_mlp(const Problem& problem) {
-  const MlpShape mlp = mlp_shape(problem);
+  const MlpShape mlp = mlp_shape(problem.dims);
   if (mlp.groups.experts == 0 && mlp.groups.skew != kEven) {
     return fail(ErrorCode::kInvalidArgument, "skew {} of an MLP without experts; it is 0",
                 mlp.groups.skew);
@@ -35,14 +35,14 @@ Status check_mlp(const Problem& problem) {
 
 // It counts one product of each of its linears.
 double mlp_product_flops(const Problem& problem) {
-  const MlpShape mlp = mlp_shape(problem);
+  const MlpShape mlp = mlp_shape(problem.dims);
   return 2.0 * (mlp.gate ? 3 : 2) * static_cast<double>(mlp.m) * static_cast<double>(mlp.n) *
          static_cast<double>(mlp.k);
 }
 
 // x, y, dy, dx, the hidden features and weights and their gradients once each.
 double mlp_bytes(const Problem& problem) {
-  const MlpShape mlp = mlp_shape(problem);
+  const MlpShape mlp = mlp_shape(problem.dims);
   const auto experts = static_cast<double>(std::max<int64_t>(mlp.groups.experts, 1));
   const double hidden = mlp.gate ? 3 : 2;
   const auto m = static_cast<double>(mlp.m), n = static_cast<double>(mlp.n),

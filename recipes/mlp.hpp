@@ -21,7 +21,7 @@ struct MlpShape : Shape {
   auto operator<=>(const MlpShape&) const = default;
 };
 [[nodiscard]] Dims to_dims(const MlpShape& mlp);
-[[nodiscard]] MlpShape mlp_shape(const Problem& mlp);
+[[nodiscard]] MlpShape mlp_shape(const Dims& dims);  // the reverse
 // The linears of an MLP, which are expert linears where it is of experts: gate, where there is one, and up, or of
 // experts both as one; then down.
 [[nodiscard]] std::vector<Shape> linears_of(const MlpShape& mlp);

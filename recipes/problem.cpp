@@ -407,7 +407,7 @@ Shape Problem::shape() const {
 }
 
 Groups Problem::groups() const {
-  if (op == Op::kMlp) return mlp_shape(*this).groups;
+  if (op == Op::kMlp) return mlp_shape(dims).groups;
   if (!is_grouped(op)) return {};
   return {.experts = dims.sizes.front(), .skew = dims.sizes[std::size(kExpertsDims) - 1]};
 }

@@ -70,7 +70,7 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const Baselines& ba
                   .date = row.at.substr(0, 10),
                   .trial = row.uuid,
                   .groups = row.problem.groups()};
-  if (row.problem.op == Op::kMlp) s.gate = mlp_shape(row.problem).gate;
+  if (row.problem.op == Op::kMlp) s.gate = mlp_shape(row.problem.dims).gate;
   if (row.result.ratio) {
     s.speedup = row.result.ratio->ratio;
     s.lo = row.result.ratio->lo;

@@ -12,7 +12,7 @@ TEST(Mlp, HasAKeyLinearsAndCounts) {
   const Problem dense = Problem::make(Op::kMlp, rowwise, to_dims(gated)).value();
   EXPECT_EQ(dense.key(), "mlp/rowwise+fast/e4m3.e4m3.bf16/m8192n1408k2048gate1e0skew0");
   EXPECT_EQ(Problem::parse(dense.key()).value(), dense);
-  EXPECT_EQ(mlp_shape(dense), gated);
+  EXPECT_EQ(mlp_shape(dense.dims), gated);
   EXPECT_EQ(dense.shape(), (Shape{8192, 1408, 2048}));
   EXPECT_EQ(dense.groups(), Groups());
   EXPECT_EQ(linears_of(gated),

@@ -98,7 +98,7 @@ Result<Request> request_for(const Global& global, const SweepCommand& command) {
 Status check_mlp_kernels(const tuner::SweepRequest& request) {
   for (const Problem& problem : F8_TRY(tuner::problems_of(request))) {
     if (problem.op != Op::kMlp || request.mlp_kernels.contains(problem.key())) continue;
-    const std::vector<Shape> linears = linears_of(mlp_shape(problem));
+    const std::vector<Shape> linears = linears_of(mlp_shape(problem.dims));
     return fail(
         ErrorCode::kUnsupported, "{}: on several GPUs MLPs are measured after their linears; {}",
         problem.key(),
