@@ -10,6 +10,7 @@
 
 #include "base/text.hpp"
 #include "recipes/attention.hpp"
+#include "recipes/mlp.hpp"
 
 namespace f8 {
 namespace {
@@ -23,47 +24,7 @@ constexpr DimSpec kExpertsDims[] = {
     kLinearDims[1],
     kLinearDims[2],
     {.name = "skew", .meaning = "of the routing", .least = kEven, .most = kOneExpert}};
-constexpr DimSpec kMlpDims[] = {
-    kLinearDims[0],
-    {.name = "n", .meaning = "hidden features", .multiple = 16},
-    {.name = "k", .meaning = "features", .multiple = 16},
-    {.name = "gate", .meaning = "0 or 1", .least = 0, .most = 1},
-    {.name = "e", .meaning = "experts, or 0", .least = 0, .most = kMaxExperts},
-    kExpertsDims[4]};
-// Gate and up have the kernels of one linear.
-constexpr std::string_view kMlpParts[] = {"up_output",   "up_grad_input",   "up_grad_weight",
-                                          "down_output", "down_grad_input", "down_grad_weight"};
 constexpr std::string_view kLinearParts[] = {"output", "grad_input", "grad_weight"};
-
-Status check_mlp(const Problem& problem) {
-  const MlpShape mlp = mlp_shape(problem);
-  if (mlp.groups.experts == 0 && mlp.groups.skew != kEven) {
-    return fail(ErrorCode::kInvalidArgument, "skew {} of an MLP without experts; it is 0",
-                mlp.groups.skew);
-  }
-  if (mlp.groups.experts > 0 && !mlp.gate) {
-    return fail(ErrorCode::kInvalidArgument, "an MLP of experts without a gate; gate is 1");
-  }
-  return {};
-}
-
-// It counts one product of each of its linears.
-double mlp_product_flops(const Problem& problem) {
-  const MlpShape mlp = mlp_shape(problem);
-  return 2.0 * (mlp.gate ? 3 : 2) * static_cast<double>(mlp.m) * static_cast<double>(mlp.n) *
-         static_cast<double>(mlp.k);
-}
-
-// x, y, dy, dx, the hidden features and weights and their gradients once each.
-double mlp_bytes(const Problem& problem) {
-  const MlpShape mlp = mlp_shape(problem);
-  const auto experts = static_cast<double>(std::max<int64_t>(mlp.groups.experts, 1));
-  const double hidden = mlp.gate ? 3 : 2;
-  const auto m = static_cast<double>(mlp.m), n = static_cast<double>(mlp.n),
-             k = static_cast<double>(mlp.k);
-  return static_cast<double>(size_bytes(problem.d)) *
-         (4 * m * k + 2 * hidden * m * n + 2 * hidden * experts * n * k);
-}
 
 // The operations. Another one is an entry here and its enumerator.
 constexpr std::array kOps = {
@@ -446,25 +407,9 @@ Shape Problem::shape() const {
 }
 
 Groups Problem::groups() const {
-  if (op == Op::kMlp) return mlp_shape(*this).groups;
+  if (op == Op::kMlp) return mlp_shape(dims).groups;
   if (!is_grouped(op)) return {};
   return {.experts = dims.sizes.front(), .skew = dims.sizes[std::size(kExpertsDims) - 1]};
-}
-
-Dims to_dims(const MlpShape& mlp) {
-  return {mlp.m, mlp.n, mlp.k, mlp.gate ? 1 : 0, mlp.groups.experts, mlp.groups.skew};
-}
-
-MlpShape mlp_shape(const Problem& mlp) {
-  const auto [m, n, k, gate, experts, skew] = mlp.dims.sizes;
-  return {{m, n, k}, gate == 1, {.experts = experts, .skew = skew}};
-}
-
-std::vector<Shape> linears_of(const MlpShape& mlp) {
-  const auto [m, n, k] = static_cast<const Shape&>(mlp);
-  if (mlp.groups.experts > 0) return {{m, 2 * n, k}, {m, k, n}};
-  if (!mlp.gate) return {{m, n, k}, {m, k, n}};
-  return {{m, n, k}, {m, n, k}, {m, k, n}};
 }
 
 Shape Problem::group_shape() const {

@@ -12,7 +12,7 @@
 // out_features and in_features. Those of an expert linear and of its grouped GEMMs are "e" INT before and
 // "skew" INT behind: e experts share m rows by a routing of that skew, see rows_of_experts(). For ops
 // "linear" and "experts", types and settings are those of the output GEMM. recipes/attention.hpp has the
-// dims of attention.
+// dims of attention, recipes/mlp.hpp those of MLPs.
 // INT has no sign and no leading zero, so a problem has one key: parse(key).key() == key.
 //
 // Example: output/tensorwise+fast/e4m3.e4m3.bf16/m8192n4096k4096
@@ -207,18 +207,6 @@ struct NamedLinear {
   [[nodiscard]] bool is_experts() const { return groups.experts > 0; }
   bool operator==(const NamedLinear&) const = default;
 };
-
-// An MLP: its hidden features are the shape's n.
-struct MlpShape : Shape {
-  bool gate = true;
-  Groups groups{};  // of experts, which have gates
-  auto operator<=>(const MlpShape&) const = default;
-};
-[[nodiscard]] Dims to_dims(const MlpShape& mlp);
-[[nodiscard]] MlpShape mlp_shape(const Problem& mlp);
-// The linears of an MLP, which are expert linears where it is of experts: gate, where there is one, and up, or of
-// experts both as one; then down.
-[[nodiscard]] std::vector<Shape> linears_of(const MlpShape& mlp);
 
 // The expert linears of a layer's experts, where they have so many rows.
 struct ExpertLinear {

@@ -5,6 +5,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "recipes/mlp.hpp"
 #include "tuning_db/state.hpp"
 #include "tuning_db/trial_rows.hpp"
 
@@ -69,7 +70,7 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const Baselines& ba
                   .date = row.at.substr(0, 10),
                   .trial = row.uuid,
                   .groups = row.problem.groups()};
-  if (row.problem.op == Op::kMlp) s.gate = mlp_shape(row.problem).gate;
+  if (row.problem.op == Op::kMlp) s.gate = mlp_shape(row.problem.dims).gate;
   if (row.result.ratio) {
     s.speedup = row.result.ratio->ratio;
     s.lo = row.result.ratio->lo;

@@ -17,10 +17,11 @@ Inside runtime/ the rooms have one direction too:
 
 and so have the rooms of these folders, where `.` stands for the files that lie in the folder itself:
 
-    recipes           . <- scales <- reference      . <- model
-    runtime/linear    plan <- tensors <- .
-    tools/tuner       . <- model_files      . <- backend <- measure <- worker <- search <- fit, gpus
-    python/shim       base <- plans <- scales <- casts <- linear <- experts <- .
+    recipes             . <- scales <- reference      . <- model
+    runtime/linear      plan <- tensors <- .
+    tools/tuner         . <- model_files      . <- backend <- measure <- worker <- search <- fit, gpus
+    tools/tuner/search  . <- plan <- sweep, bench
+    python/shim         base <- plans <- scales <- casts <- linear <- experts <- .
 
 python_imports.py has those of the Python package.
 
@@ -80,6 +81,9 @@ ROOMS = {
     "tools/tuner/measure": {"tuner", "backend", "measure"},
     "tools/tuner/worker": {"tuner", "backend", "measure", "worker"},
     "tools/tuner/search": {"tuner", "backend", "measure", "worker", "search"},
+    "tools/tuner/search/plan": {"search", "plan"},
+    "tools/tuner/search/sweep": {"search", "plan", "sweep"},
+    "tools/tuner/search/bench": {"search", "plan", "bench"},
     "tools/tuner/fit": {"tuner", "backend", "measure", "worker", "search", "fit"},
     "tools/tuner/gpus": {"tuner", "backend", "measure", "worker", "search", "gpus"},
     "python/shim/base": {"base"},
@@ -90,7 +94,7 @@ ROOMS = {
     "python/shim/experts": {"base", "plans", "scales", "casts", "linear", "experts"},
     "python/shim": {"base", "plans", "scales", "casts", "linear", "experts", "shim"},
 }
-HAS_ROOMS = {"recipes", "runtime", "runtime/linear", "tools/tuner", "python/shim"}
+HAS_ROOMS = {"recipes", "runtime", "runtime/linear", "tools/tuner", "tools/tuner/search", "python/shim"}
 CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|crt/)")
 SYSTEM_WALLS = [
     # folders, the headers they may not include, why
@@ -242,6 +246,8 @@ def self_test():
         "tuning_db/estimate/a.cpp": '#include "recipes/recipe.hpp"\n',
         "tools/a/b.cpp": '#include <CLI/CLI.hpp>\n#include "tuning_db/database.hpp"\n',
         "tools/tuner/search/a.cpp": '#include "tools/tuner/worker/a.hpp"\n',
+        "tools/tuner/search/sweep/a.cpp": '#include "tools/tuner/search/plan/a.hpp"\n'
+                                          '#include "tools/tuner/worker/a.hpp"\n',
         "tools/tuner/backend/a.cpp": '#include "tools/tuner/statistics.hpp"\n',
         "tests/unit/a.cpp": '#include "a_sample.hpp"\n#include "tools/a/b.hpp"\n',
         "examples/a/b.cpp": '#include <vector>\n#include <float8/float8.hpp>\n#include "b.hpp"\n'
@@ -300,6 +306,9 @@ def self_test():
         ("tools/tuner/measure/x.cpp", '#include "tools/tuner/worker/x.hpp"\n'),
         ("tools/tuner/worker/x.cpp", '#include "tools/tuner/search/x.hpp"\n'),
         ("tools/tuner/search/x.cpp", '#include "tools/tuner/fit/x.hpp"\n'),
+        ("tools/tuner/search/x.cpp", '#include "tools/tuner/search/plan/x.hpp"\n'),
+        ("tools/tuner/search/plan/x.cpp", '#include "tools/tuner/search/sweep/x.hpp"\n'),
+        ("tools/tuner/search/bench/x.cpp", '#include "tools/tuner/search/sweep/x.hpp"\n'),
         ("tools/tuner/model_files/x.cpp", '#include "tools/tuner/backend/x.hpp"\n'),
         ("tools/tuner/model_files/x.cpp", '#include "runtime/gemm/gemm.hpp"\n'),
         ("tools/tuner/model_files/x.cpp", "#include <cuda.h>\n"),

@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "recipes/mlp.hpp"
 #include "recipes/model/filter_rule.hpp"
 #include "recipes/recipe.hpp"
 #include "tuning_db/estimate/estimator.hpp"

@@ -11,6 +11,7 @@
 #include "base/hash.hpp"
 #include "base/number.hpp"
 #include "base/text.hpp"
+#include "recipes/mlp.hpp"
 #include "recipes/sealed_text.hpp"
 
 namespace f8 {
@@ -155,7 +156,7 @@ Result<LinearSpeedup> parse_speedup(Op op, std::string_view line, const TuningTa
   problem.dims = F8_TRY(parse_dims(take_until(rest, ' '), spec_of(op).dims));
   s.shape = problem.shape();
   s.groups = problem.groups();
-  if (op == Op::kMlp) s.gate = mlp_shape(problem).gate;
+  if (op == Op::kMlp) s.gate = mlp_shape(problem.dims).gate;
   s.device = F8_TRY(index("device", table.devices.size()));
   s.speedup = F8_TRY(parse_positive("speedup", take_until(rest, ' ')));
   s.lo = F8_TRY(parse_positive("lo", take_until(rest, ' ')));

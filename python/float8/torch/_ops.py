@@ -10,8 +10,8 @@ import ctypes
 import functools
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -96,11 +96,20 @@ def _quantized_bytes(
     return tuple((2 * a - b, b - a) for a, b in zip(one, two, strict=True))
 
 
+_Kernel = TypeVar("_Kernel", bound=Callable[..., object])
+
+
+def fake_kernel(op: str) -> Callable[[_Kernel], _Kernel]:
+    """Registers what an op of float8 returns for tensors without values."""
+    decorator: Callable[[_Kernel], _Kernel] = torch.library.register_fake(f"float8::{op}")
+    return decorator
+
+
 def _blocks(x: torch.Tensor) -> int:
     return (x.numel() // x.shape[-1] + ROWS - 1) // ROWS
 
 
-@torch.library.register_fake("float8::quantize")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize")
 def _fake_quantize(
     x: torch.Tensor,
     config: int,
@@ -120,7 +129,7 @@ def _fake_quantize(
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
 
 
-@torch.library.register_fake("float8::quantize_again")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_again")
 def _fake_quantize_again(x: torch.Tensor, x_qt: torch.Tensor, config: int) -> torch.Tensor:
     _, (base, step) = _quantized_bytes(
         int(x.shape[-1]), config & ~recipes.RECOMPUTE & ~recipes.READS_X, INPUT, True
@@ -128,7 +137,7 @@ def _fake_quantize_again(x: torch.Tensor, x_qt: torch.Tensor, config: int) -> to
     return x.new_empty((base + step * _blocks(x),), dtype=torch.uint8)
 
 
-@torch.library.register_fake("float8::quantize_rms_norm")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_rms_norm")
 def _fake_quantize_rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -136,20 +145,18 @@ def _fake_quantize_rms_norm(
     config: int,
     backward: bool,
     *_: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    copies: tuple[torch.Tensor, torch.Tensor] = _fake_quantize(x, config, INPUT, backward)
-    return copies
+) -> tuple[torch.Tensor, ...]:
+    return _fake_quantize(x, config, INPUT, backward)
 
 
-@torch.library.register_fake("float8::quantize_rms_norm_again")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_rms_norm_again")
 def _fake_quantize_rms_norm_again(
     x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, x_qt: torch.Tensor, config: int
 ) -> torch.Tensor:
-    copy: torch.Tensor = _fake_quantize_again(x, x_qt, config)
-    return copy
+    return _fake_quantize_again(x, x_qt, config)
 
 
-@torch.library.register_fake("float8::quantize_layer_norm")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_layer_norm")
 def _fake_quantize_layer_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -159,12 +166,11 @@ def _fake_quantize_layer_norm(
     config: int,
     backward: bool,
     *_: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    copies: tuple[torch.Tensor, torch.Tensor] = _fake_quantize(x, config, INPUT, backward)
-    return copies
+) -> tuple[torch.Tensor, ...]:
+    return _fake_quantize(x, config, INPUT, backward)
 
 
-@torch.library.register_fake("float8::quantize_layer_norm_again")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_layer_norm_again")
 def _fake_quantize_layer_norm_again(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -174,8 +180,7 @@ def _fake_quantize_layer_norm_again(
     x_qt: torch.Tensor,
     config: int,
 ) -> torch.Tensor:
-    copy: torch.Tensor = _fake_quantize_again(x, x_qt, config)
-    return copy
+    return _fake_quantize_again(x, x_qt, config)
 
 
 def _check_shapes(**operands: torch.Tensor | None) -> None:
@@ -186,7 +191,7 @@ def _check_shapes(**operands: torch.Tensor | None) -> None:
         raise ValueError(f"float8: the operands of an activation have one shape, not {shapes}")
 
 
-@torch.library.register_fake("float8::quantize_activation")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_activation")
 def _fake_quantize_activation(
     x: torch.Tensor,
     up: torch.Tensor | None,
@@ -197,34 +202,33 @@ def _fake_quantize_activation(
     **__: Any,
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(x=x, up=up)
-    copies: tuple[torch.Tensor, ...] = _fake_quantize(x, config, INPUT, backward)
-    return copies
+    return _fake_quantize(x, config, INPUT, backward)
 
 
-@torch.library.register_fake("float8::quantize_activation_backward")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_activation_backward")
 def _fake_quantize_activation_backward(
     grad: torch.Tensor, x: torch.Tensor, activation: int, config: int, sums: bool, *_: Any
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(grad=grad, x=x)
-    copies: tuple[torch.Tensor, ...] = _fake_quantize(x, config, GRAD_OUTPUT, True)
+    copies = _fake_quantize(x, config, GRAD_OUTPUT, True)
     return (*copies, x.new_empty((int(x.shape[-1]) if sums else 0,), dtype=torch.float32))
 
 
-@torch.library.register_fake("float8::quantize_glu_backward")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_glu_backward")
 def _fake_quantize_glu_backward(
     grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: int, config: int, *_: Any
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(grad=grad, gate=gate, up=up)
-    copies: tuple[torch.Tensor, ...] = _fake_quantize(gate, config, GRAD_OUTPUT, True)
+    copies = _fake_quantize(gate, config, GRAD_OUTPUT, True)
     return (*copies, *(torch.empty_like(copy) for copy in copies))
 
 
-@torch.library.register_fake("float8::cast_weight")  # type: ignore[untyped-decorator]
+@fake_kernel("cast_weight")
 def _fake_cast_weight(*_: Any) -> None:
     pass
 
 
-@torch.library.register_fake("float8::quantize_amax")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_amax")
 def _fake_quantize_amax(
     x: torch.Tensor, config: int, operand: int, rows_max: int
 ) -> tuple[torch.Tensor, ...]:
@@ -232,7 +236,7 @@ def _fake_quantize_amax(
     return tuple(x.new_empty((size,), dtype=torch.int32) for size in sizes)
 
 
-@torch.library.register_fake("float8::quantize_shard")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_shard")
 def _fake_quantize_shard(
     x: torch.Tensor,
     amax: torch.Tensor,
@@ -246,7 +250,7 @@ def _fake_quantize_shard(
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
 
 
-@torch.library.register_fake("float8::quantize_activation_amax")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_activation_amax")
 def _fake_quantize_activation_amax(
     x: torch.Tensor,
     up: torch.Tensor | None,
@@ -268,7 +272,7 @@ def _fake_quantize_activation_amax(
     )
 
 
-@torch.library.register_fake("float8::quantize_activation_shard")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_activation_shard")
 def _fake_quantize_activation_shard(
     x: torch.Tensor,
     up: torch.Tensor | None,
@@ -290,7 +294,7 @@ def _fake_quantize_activation_shard(
     ]
 
 
-@torch.library.register_fake("float8::quantize_amax_list")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_amax_list")
 def _fake_quantize_amax_list(
     x: list[torch.Tensor],
     config: list[int],
@@ -310,7 +314,7 @@ def _fake_quantize_amax_list(
     )
 
 
-@torch.library.register_fake("float8::quantize_shard_list")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_shard_list")
 def _fake_quantize_shard_list(
     x: list[torch.Tensor],
     amax: list[torch.Tensor],
@@ -340,7 +344,7 @@ def _fake_quantize_shard_list(
     return made
 
 
-@torch.library.register_fake("float8::quantize_list")  # type: ignore[untyped-decorator]
+@fake_kernel("quantize_list")
 def _fake_quantize_list(
     x: list[torch.Tensor],
     config: int,
@@ -355,17 +359,17 @@ def _fake_quantize_list(
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
 
 
-@torch.library.register_fake("float8::adamw")  # type: ignore[untyped-decorator]
+@fake_kernel("adamw")
 def _fake_adamw(*_: Any) -> None:
     pass
 
 
-@torch.library.register_fake("float8::gemm_into")  # type: ignore[untyped-decorator]
+@fake_kernel("gemm_into")
 def _fake_gemm_into(*_: Any) -> None:
     pass
 
 
-@torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]
+@fake_kernel("linear_forward")
 def _fake_forward(
     x: torch.Tensor,
     x_q: torch.Tensor | None,
@@ -404,7 +408,7 @@ def _install_pass() -> None:
         shared_casts.install()
 
 
-@torch.library.register_fake("float8::linear_backward")  # type: ignore[untyped-decorator]
+@fake_kernel("linear_backward")
 def _fake_backward(
     dy: torch.Tensor,
     saved: torch.Tensor,

@@ -25,7 +25,7 @@ def _blocks(tokens: Any) -> Any:
     return (tokens + _BLOCK - 1) // _BLOCK
 
 
-@torch.library.register_fake("float8::attention_forward")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("attention_forward")
 def _fake_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -55,7 +55,7 @@ def _fake_forward(
     )
 
 
-@torch.library.register_fake("float8::attention_dequantize")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("attention_dequantize")
 def _fake_dequantize(
     saved: torch.Tensor,
     o: torch.Tensor,
@@ -75,7 +75,7 @@ def _fake_dequantize(
     )
 
 
-@torch.library.register_fake("float8::attention_backward")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("attention_backward")
 def _fake_backward(
     dout: torch.Tensor,
     o: torch.Tensor,
@@ -84,7 +84,7 @@ def _fake_backward(
     *options: Any,
     **more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _fake_dequantize(saved, o, *options, **more)  # type: ignore[no-any-return]
+    return _fake_dequantize(saved, o, *options, **more)
 
 
 def backward_by_formula(

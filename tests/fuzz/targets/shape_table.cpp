@@ -1,6 +1,6 @@
 // Tables of shapes in CSV.
 #include "tests/fuzz/fuzz.hpp"
-#include "tools/tuner/search/shape_sweep.hpp"
+#include "tools/tuner/search/bench/shape_sweep.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace f8;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/file.hpp"
+#include "recipes/mlp.hpp"
 #include "tests/unit/tuning_db/measured_shapes.hpp"
 #include "tuning_db/database.hpp"
 

@@ -12,8 +12,8 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/tuner/search/bench.hpp"
-#include "tools/tuner/search/shape_sweep.hpp"
+#include "tools/tuner/search/bench/bench.hpp"
+#include "tools/tuner/search/bench/shape_sweep.hpp"
 
 namespace f8::cli {
 

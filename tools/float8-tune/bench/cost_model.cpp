@@ -9,7 +9,7 @@
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/refuse_db.hpp"
 #include "tools/tuner/backend/candidate.hpp"
-#include "tools/tuner/search/shape_sweep.hpp"
+#include "tools/tuner/search/bench/shape_sweep.hpp"
 
 namespace f8::cli {
 namespace {

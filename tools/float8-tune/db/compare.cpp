@@ -13,7 +13,7 @@
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/refuse_db.hpp"
 #include "tools/float8-tune/trial_json.hpp"
-#include "tools/tuner/search/shape_sweep.hpp"
+#include "tools/tuner/search/bench/shape_sweep.hpp"
 
 namespace f8::cli {
 namespace {

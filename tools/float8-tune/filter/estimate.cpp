@@ -8,7 +8,7 @@
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/source.hpp"
-#include "tools/tuner/search/shape_sweep.hpp"
+#include "tools/tuner/search/bench/shape_sweep.hpp"
 #include "tuning_db/estimate/estimate_score.hpp"
 
 namespace f8::cli {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/text.hpp"
+#include "recipes/mlp.hpp"
 #include "recipes/model/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
@@ -378,10 +379,10 @@ Result<Explanation> of_whole(const Problem& asked, const Databases& databases,
   FilterDecision& d = e.decision;
   d.layer = {to_string(e.whole->dims, spec_of(e.whole->op).dims), s.k, s.n};
   const auto linears = estimator_of(table, recipe, device);
-  const auto estimator = is_mlp ? linears.of_mlps(mlp_shape(asked).gate, asked.groups())
+  const auto estimator = is_mlp ? linears.of_mlps(mlp_shape(asked.dims).gate, asked.groups())
                                 : linears.of_experts(asked.groups());
   const std::string how = is_mlp
-                              ? tuning_db::how_to_measure(recipe, mlp_shape(asked))
+                              ? tuning_db::how_to_measure(recipe, mlp_shape(asked.dims))
                               : tuning_db::how_to_measure(recipe, std::span(&s, 1), asked.groups());
   if (const auto known = estimator.estimate(s)) {
     d.evidence = known->evidence;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 
+#include "recipes/mlp.hpp"
 #include "tools/float8-tune/attention_option.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
@@ -249,9 +250,9 @@ Result<std::vector<Op>> ops_of(const std::string& text) {
   return ops;
 }
 
-// Returns the problems of each attention that is asked for: an answer is about the first one, and the others are
-// its parts.
-Result<std::vector<std::vector<Problem>>> attentions_of(const QueryOptions& options) {
+// Returns the problem that a key names, or those of each attention that is asked for: an answer is about the first
+// one, and the others are its parts.
+Result<std::vector<std::vector<Problem>>> asked_problems(const QueryOptions& options) {
   std::vector<std::vector<Problem>> all;
   if (options.whole) {
     all.push_back({*options.whole});
@@ -287,8 +288,13 @@ Result<std::vector<std::vector<Problem>>> attentions_of(const QueryOptions& opti
 }
 
 // Says what measures the problems that were not.
-void note_missing(const std::vector<Problem>& missing, const Global& global) {
-  if (missing.empty()) return;
+Status note_missing(const std::vector<Problem>& missing, const Global& global) {
+  if (missing.empty()) return {};
+  if (const Problem& mlp = missing.front(); mlp.op == Op::kMlp) {
+    note(global, "it was not measured; on a GPU: {}",
+         tuning_db::how_to_measure(F8_TRY(find_recipe(mlp.recipe)), mlp_shape(mlp.dims)));
+    return {};
+  }
   std::vector<AttentionShape> whole, all;
   for (const Problem& problem : missing) {
     all.push_back(attention_shape(problem));
@@ -301,11 +307,12 @@ void note_missing(const std::vector<Problem>& missing, const Global& global) {
                                   "{} --db {}",
                                   shapes, masks, database)
                      : how_to_measure(whole, database));
+  return {};
 }
 
-// Of attention there is no estimate: its rows are all that is known.
-Result<int> query_attention(const QueryOptions& options, const Global& global) {
-  const auto asked = F8_TRY(attentions_of(options));
+// Says what rows there are of attention, of which there is no estimate, or of the MLP that a key names.
+Result<int> query_rows(const QueryOptions& options, const Global& global) {
+  const auto asked = F8_TRY(asked_problems(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
@@ -327,34 +334,12 @@ Result<int> query_attention(const QueryOptions& options, const Global& global) {
     }
   }
   if (global.json) print_json({{"results", results}});
-  note_missing(missing, global);
-  return kExitOk;
-}
-
-Result<int> query_mlp(const Problem& problem, const QueryOptions& options, const Global& global) {
-  const Databases databases = F8_TRY(open_databases(global));
-  const TuningTable table = F8_TRY(merged_table(databases));
-  const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const Answer answer = F8_TRY(ask(problem, databases, table, device));
-  const auto limit = static_cast<size_t>(options.limit);
-  if (global.json) {
-    print_json({{"results", Json::array({to_json(answer, limit)})}});
-  } else {
-    print_answer(answer, limit, stdout_color(global));
-  }
-  if (answer.ok.empty()) {
-    note(global, "it was not measured; on a GPU: {}",
-         tuning_db::how_to_measure(F8_TRY(find_recipe(problem.recipe)), mlp_shape(problem)));
-  }
+  F8_TRY(note_missing(missing, global));
   return kExitOk;
 }
 
 Result<int> query(const QueryOptions& options, const Global& global) {
-  if (options.whole && options.whole->op == Op::kMlp)
-    return query_mlp(*options.whole, options, global);
-  if (options.whole || !options.attentions.shapes.empty()) {
-    return query_attention(options, global);
-  }
+  if (options.whole || !options.attentions.shapes.empty()) return query_rows(options, global);
   F8_TRY(require_problem(options.mnk, options.recipe));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const std::vector<Op> ops = F8_TRY(ops_of(options.op));

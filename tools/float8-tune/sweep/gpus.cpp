@@ -6,6 +6,7 @@
 
 #include "base/environment.hpp"
 #include "base/number.hpp"
+#include "recipes/mlp.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
 #include "tools/tuner/gpus/campaign.hpp"
 #include "tuning_db/estimate/filter.hpp"
@@ -97,7 +98,7 @@ Result<Request> request_for(const Global& global, const SweepCommand& command) {
 Status check_mlp_kernels(const tuner::SweepRequest& request) {
   for (const Problem& problem : F8_TRY(tuner::problems_of(request))) {
     if (problem.op != Op::kMlp || request.mlp_kernels.contains(problem.key())) continue;
-    const std::vector<Shape> linears = linears_of(mlp_shape(problem));
+    const std::vector<Shape> linears = linears_of(mlp_shape(problem.dims));
     return fail(
         ErrorCode::kUnsupported, "{}: on several GPUs MLPs are measured after their linears; {}",
         problem.key(),

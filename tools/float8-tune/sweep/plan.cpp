@@ -4,7 +4,7 @@
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/sweep/sweep_args.hpp"
 #include "tools/float8-tune/trial_json.hpp"
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 namespace f8::cli {
 namespace {

@@ -1,6 +1,6 @@
 // sweep and resume: measure what a plan says and keep each outcome at once. Both are safe to
 // interrupt.
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 #include <unistd.h>
 

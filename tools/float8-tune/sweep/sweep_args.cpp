@@ -5,6 +5,7 @@
 
 #include "base/number.hpp"
 #include "base/text.hpp"
+#include "recipes/mlp.hpp"
 #include "recipes/model/model_mlps.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -150,11 +151,8 @@ Status add_listed(const std::string& mnk, const Groups& groups, tuner::SweepRequ
   std::vector<std::string> others;
   for (const std::string& item : items_of(mnk, ';')) {
     if (item.starts_with('m')) {
-      const Dims dims = F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kMlp).dims)));
-      Problem mlp;
-      mlp.op = Op::kMlp;
-      mlp.dims = dims;
-      request.mlps.push_back(mlp_shape(mlp));
+      request.mlps.push_back(
+          mlp_shape(F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kMlp).dims)))));
       continue;
     }
     if (!item.starts_with('e')) {
@@ -280,7 +278,7 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
                 "--experts and --model are both given: the shapes of experts are those of --mnk");
   }
   if (args.part) {
-    request.mlps = {mlp_shape(*args.part)};
+    request.mlps = {mlp_shape(args.part->dims)};
     request.recipes = {args.part->recipe};
   } else if (args.mnk.empty() && !of_model) {
     return fail(ErrorCode::kInvalidArgument,

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/float8-tune/attention_option.hpp"
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 namespace f8::cli {
 

@@ -9,7 +9,7 @@
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
 #include "tools/tuner/search/kernel_set.hpp"
-#include "tools/tuner/search/measured.hpp"
+#include "tools/tuner/search/sweep/measured.hpp"
 
 namespace f8::cli {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/sweep/sweep_args.hpp"
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::cli {
 

@@ -165,11 +165,9 @@ Result<Built> GpuBackend::add_attention(const Candidate& candidate) {
     }
   }
   timed.steps = [plan = plan, recipe = recipe, sets = sets](size_t i) {
-    std::vector<runtime::Step> steps = plan->forward_steps(sets[i].forward);
-    std::ranges::move(recipe == AttentionRecipe::kFp8 ? plan->backward_steps(sets[i].backward)
-                                                      : plan->backward_steps(sets[i].dequantize),
-                      std::back_inserter(steps));
-    return steps;
+    const OpenAttention::Set& set = sets[i];
+    return recipe == AttentionRecipe::kFp8 ? steps_of(*plan, set.forward, set.backward)
+                                           : steps_of(*plan, set.forward, set.dequantize);
   };
   timed_.push_back(std::move(timed));
   return Built{.id = static_cast<int>(timed_.size()) - 1};

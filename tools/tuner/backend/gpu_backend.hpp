@@ -6,11 +6,14 @@
 // which run back to back, so the device never idles inside a block.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 
+#include "recipes/mlp.hpp"
 #include "runtime/attention/attention.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/lists/quantizer_list.hpp"
@@ -171,6 +174,14 @@ class GpuBackend final : public Backend {
       : context_(std::move(context)), driver_(driver), options_(options) {}
 
   [[nodiscard]] std::unexpected<Error> triage(Error error);
+  // The launches of a plan's forward and backward, in order.
+  template <class Plan, class Forward, class Backward>
+  [[nodiscard]] static std::vector<runtime::Step> steps_of(const Plan& plan, const Forward& forward,
+                                                           const Backward& backward) {
+    std::vector<runtime::Step> steps = plan.forward_steps(forward);
+    std::ranges::move(plan.backward_steps(backward), std::back_inserter(steps));
+    return steps;
+  }
   [[nodiscard]] Pool& pool(const CastSetting* cast);
   [[nodiscard]] Result<int> fit_sets(double footprint, double set_bytes);
   [[nodiscard]] Status make_room(size_t bytes);
@@ -200,6 +211,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] ExpertsCalls experts_calls(std::span<const LinearSet> sets,
                                            const float8_scale_slots& slots) const;
   [[nodiscard]] Result<Built> add_experts(const Candidate& candidate);
+  // The baselines in bf16: gpu_bf16.cpp.
   using GemmLaunches = std::array<Launch, 3>;  // indexed by Gemm
   [[nodiscard]] Status add_grouped_bf16(const Problem& linear, std::span<const LinearSet> sets,
                                         const LinearChoices& choices,

@@ -60,7 +60,7 @@ struct MlpBytes {
 }  // namespace
 
 Status GpuBackend::open_mlp() {
-  OpenMlp open{.shape = mlp_shape(problem_), .sets = {}};
+  OpenMlp open{.shape = mlp_shape(problem_.dims), .sets = {}};
   const MlpShape& mlp = open.shape;
   const MlpBytes bytes(mlp);
   group_rows_ = {mlp.m};

@@ -7,8 +7,8 @@
 #include <numbers>
 
 #include "tools/tuner/measure/measurer.hpp"
-#include "tools/tuner/search/gemm_search.hpp"
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/gemm_search.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tools/tuner/fit/regret.hpp"
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 namespace f8::tuner {
 

@@ -10,7 +10,7 @@
 #include "base/file.hpp"
 #include "base/number.hpp"
 #include "base/text.hpp"
-#include "tools/tuner/search/shape_sweep.hpp"
+#include "tools/tuner/search/bench/shape_sweep.hpp"
 #include "tuning_db/estimate/least_squares.hpp"
 #include "tuning_db/estimate/wire_cost.hpp"
 

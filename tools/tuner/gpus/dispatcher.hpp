@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 namespace f8::tuner {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tools/tuner/gpus/dispatcher.hpp"
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::tuner {
 

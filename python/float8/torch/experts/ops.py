@@ -45,13 +45,13 @@ def _blocks(m: Any) -> Any:
     return (m + ROWS - 1) // ROWS
 
 
-@torch.library.register_fake("float8::experts_layout")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("experts_layout")
 def _fake_layout(offs: torch.Tensor, m: int, config: int) -> torch.Tensor:
     (base, step), _ = _bytes(int(offs.shape[0]), *_OF_LAYOUT)
     return offs.new_empty((base + step * _blocks(m),), dtype=torch.uint8)
 
 
-@torch.library.register_fake("float8::experts_forward")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("experts_forward")
 def _fake_forward(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -87,7 +87,7 @@ _schemas.LIBRARY.impl("experts_forward_kept", _forward_kept, "CompositeExplicitA
 torch.library.register_fake("float8::experts_forward_kept", _fake_forward)
 
 
-@torch.library.register_fake("float8::experts_backward")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("experts_backward")
 def _fake_backward(
     dy: torch.Tensor,
     saved: torch.Tensor,
@@ -134,7 +134,7 @@ def _moe_buffers(
     ]
 
 
-@torch.library.register_fake("float8::moe_forward")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("moe_forward")
 def _fake_moe_forward(
     x: torch.Tensor,
     index: torch.Tensor | None,
@@ -174,7 +174,7 @@ _schemas.LIBRARY.impl("moe_forward_kept", _moe_forward_kept, "CompositeExplicitA
 torch.library.register_fake("float8::moe_forward_kept", _fake_moe_forward)
 
 
-@torch.library.register_fake("float8::moe_backward")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("moe_backward")
 def _fake_moe_backward(
     x: torch.Tensor,
     dy: torch.Tensor | None,
@@ -209,7 +209,7 @@ def _fake_moe_backward(
     return grad(one, rows, dim), grad(two, rows, dim)
 
 
-@torch.library.register_fake("float8::moe_route")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("moe_route")
 def _fake_route(
     ids: torch.Tensor, scores: torch.Tensor | None, experts: int, config: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -220,7 +220,7 @@ def _fake_route(
     return index, position, offsets, row_scores
 
 
-@torch.library.register_fake("float8::moe_combine")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("moe_combine")
 def _fake_combine(
     y: torch.Tensor,
     scores: torch.Tensor | None,
@@ -231,7 +231,7 @@ def _fake_combine(
     return y.new_empty((position.shape[0], y.shape[1]))
 
 
-@torch.library.register_fake("float8::moe_score_gradient")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("moe_score_gradient")
 def _fake_score_gradient(
     dout: torch.Tensor,
     y: torch.Tensor,

@@ -302,7 +302,7 @@ def _sizes(experts: int, n: int, k: int, config: int) -> tuple[int, int]:
 _schemas.LIBRARY.impl("experts_cast_over_ranks", _cast, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
-@torch.library.register_fake("float8::experts_cast_over_ranks")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("experts_cast_over_ranks")
 def _fake_cast(
     weight: Tensor, amax: Tensor, row_amax: Tensor, config: int, dtype: int
 ) -> tuple[Tensor, Tensor]:
@@ -319,7 +319,7 @@ def _words_of(experts: int, n: int, k: int, config: int) -> tuple[int, int]:
     return experts * (tensors + columns), experts * n if q == Granularity.AXIS else 0
 
 
-@torch.library.register_fake("float8::experts_amax")  # type: ignore[untyped-decorator]
+@_ops.fake_kernel("experts_amax")
 def _fake_amax(weight: Tensor, config: int, dtype: int) -> tuple[Tensor, Tensor]:
     sizes = _words_of(*map(int, weight.shape), config)
     amax, row_amax = (weight.new_empty((size,), dtype=torch.int32) for size in sizes)

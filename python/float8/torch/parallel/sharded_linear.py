@@ -398,10 +398,7 @@ def backward(
             else:
                 dx = gemm.of(dyq, dy)
         elif want_x:
-            dx = grads.hp_backward(dy, None, weight, recipes.READS_WEIGHT, 1, to)[0]
-            if call.gathers:
-                dx = grads.rows_of(dx if dx_of_others is None else dx + dx_of_others.view(dx.shape))
-                dx = grads.scatter_dx(dx, x_shape, call)
+            dx = _hp_input_gradient(dy, weight, x_shape, dx_of_others, call)
         if of_x is not None and beside:
             of_x.gathered = gathered
     if want_bias and not by_tokens:
@@ -411,6 +408,16 @@ def backward(
         grads.Latest.x_grad = None  # the other linears of this x came before
     dx = None if dx is None else dx.view(x_shape)
     return dx, dw, db
+
+
+def _hp_input_gradient(
+    dy: Tensor, weight: Tensor, x_shape: Sequence[int], dx_of_others: Tensor | None, call: Call
+) -> Tensor:
+    dx: Tensor = grads.hp_backward(dy, None, weight, recipes.READS_WEIGHT, 1, call.to)[0]
+    if not call.gathers:
+        return dx
+    dx = grads.rows_of(dx if dx_of_others is None else dx + dx_of_others.view(dx.shape))
+    return grads.scatter_dx(dx, x_shape, call)
 
 
 def _weight_gradient(

@@ -101,6 +101,39 @@ class ExpertsAbi : public GroupLayoutAbi {
     status_ = float8_experts_plan(context_.get(), &of, &out);
     return out;
   }
+  // The tensors of a step, whose first expert has 40 rows and whose second has 25, and its calls.
+  struct Operands {
+    Memory x = random_bf16(kM * kK, 1), w = random_bf16(2 * kN * kK, 2);
+    Memory dy = random_bf16(kM * kN, 3), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
+    Memory layout, saved, workspace;
+    float8_experts_forward_args forward{};
+    float8_experts_backward_args backward{};
+  };
+  Operands operands_of(const float8_experts* experts) {
+    float8_group_layout_plan* layouts = plan(kM, 2);
+    Operands of{.layout = memory(float8_group_layout_bytes(layouts)),
+                .saved = memory(float8_experts_saved_bytes(experts)),
+                .workspace = memory(float8_experts_workspace_bytes(experts))};
+    const std::vector<int32_t> offsets = {40, 65};
+    const float8_group_layout_args routing{
+        .offsets = offsets.data(), .m = kM, .layout = {of.layout.get()}};
+    EXPECT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
+    float8_group_layout_plan_destroy(layouts);
+    of.forward = {.m = kM,
+                  .x = {of.x.get()},
+                  .w = {of.w.get()},
+                  .y = {of.y.get()},
+                  .layout = {of.layout.get()},
+                  .saved = {of.saved.get()},
+                  .workspace = {of.workspace.get()}};
+    of.backward = {.m = kM,
+                   .dy = {of.dy.get()},
+                   .dx = {of.dx.get()},
+                   .layout = {of.layout.get()},
+                   .saved = {of.saved.get()},
+                   .workspace = {of.workspace.get()}};
+    return of;
+  }
 };
 
 TEST_F(ExpertsAbi, RefusesDescriptions) {
@@ -124,30 +157,10 @@ TEST_F(ExpertsAbi, RefusesDescriptions) {
 TEST_F(ExpertsAbi, RefusesCalls) {
   float8_experts* experts = plan_experts(desc("rowwise"));
   ASSERT_NE(experts, nullptr);
-  float8_group_layout_plan* layouts = plan(kM, 2);
-  const Memory x = random_bf16(kM * kK, 1), w = random_bf16(2 * kN * kK, 2);
-  const Memory dy = random_bf16(kM * kN, 3), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
-  const Memory layout = memory(float8_group_layout_bytes(layouts));
-  const Memory saved = memory(float8_experts_saved_bytes(experts));
-  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
-  const std::vector<int32_t> offsets = {40, 65};
-  const float8_group_layout_args routing{
-      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
-  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
-  const float8_experts_forward_args forward{.m = kM,
-                                            .x = {x.get()},
-                                            .w = {w.get()},
-                                            .y = {y.get()},
-                                            .layout = {layout.get()},
-                                            .saved = {saved.get()},
-                                            .workspace = {workspace.get()}};
+  const Operands operands = operands_of(experts);
+  const float8_experts_forward_args& forward = operands.forward;
+  const float8_experts_backward_args& backward = operands.backward;
   EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
-  const float8_experts_backward_args backward{.m = kM,
-                                              .dy = {dy.get()},
-                                              .dx = {dx.get()},
-                                              .layout = {layout.get()},
-                                              .saved = {saved.get()},
-                                              .workspace = {workspace.get()}};
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK);
   const auto refuses = [&](const auto& args, const auto& change, std::string_view words) {
     auto changed = args;
@@ -178,7 +191,7 @@ TEST_F(ExpertsAbi, RefusesCalls) {
   refuses(
       backward,
       [&](auto& a) {
-        a.dw = {w.get(), 0, 1};
+        a.dw = {operands.w.get(), 0, 1};
       },
       "set float8_experts_desc.accumulate_grad_weight");
   refuses(
@@ -186,7 +199,6 @@ TEST_F(ExpertsAbi, RefusesCalls) {
   refuses(
       backward, [](auto& a) { a.saved = {}; }, "saved.data is NULL");
   float8_experts_destroy(experts);
-  float8_group_layout_plan_destroy(layouts);
 }
 
 // Without a copy of the weights between the calls, backward has to be given them.
@@ -197,22 +209,11 @@ TEST_F(ExpertsAbi, ARecomputedWeightIsNotSaved) {
   float8_experts* const experts = plan_experts(again);
   ASSERT_NE(experts, nullptr);
   EXPECT_LE(float8_experts_saved_bytes(experts) + 2 * kN * kK, float8_experts_saved_bytes(keeps));
-  float8_group_layout_plan* layouts = plan(kM, 2);
-  const Memory dy = random_bf16(kM * kN, 3), dx = memory(kM * kK * 2);
-  const Memory layout = memory(float8_group_layout_bytes(layouts));
-  const Memory saved = memory(float8_experts_saved_bytes(experts));
-  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
-  const float8_experts_backward_args backward{.m = kM,
-                                              .dy = {dy.get()},
-                                              .dx = {dx.get()},
-                                              .layout = {layout.get()},
-                                              .saved = {saved.get()},
-                                              .workspace = {workspace.get()}};
-  EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
+  const Operands operands = operands_of(experts);
+  EXPECT_EQ(float8_experts_backward(experts, &operands.backward, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("w.data is NULL, the plan was made with float8_experts_desc.recompute_weight"));
   float8_experts_destroy(experts);
   float8_experts_destroy(keeps);
-  float8_group_layout_plan_destroy(layouts);
 }
 
 // A scale state has the slots of linears and behind them those of expert linears, and ends their steps.
@@ -252,33 +253,12 @@ TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
   EXPECT_EQ(slots.opaque[0], static_cast<uint32_t*>(state.get()) + 3);
   EXPECT_EQ(float8_scales_slots(scales, state.get(), 2, &beyond), FLOAT8_INVALID_ARGUMENT);
 
-  float8_group_layout_plan* layouts = plan(kM, 2);
-  const Memory x = random_bf16(kM * kK, 1), w = random_bf16(2 * kN * kK, 2);
-  const Memory dy = random_bf16(kM * kN, 3), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
-  const Memory layout = memory(float8_group_layout_bytes(layouts));
-  const Memory saved = memory(float8_experts_saved_bytes(experts));
-  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
-  const std::vector<int32_t> offsets = {40, 65};
-  const float8_group_layout_args routing{
-      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
-  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
   float8_step step{.first_step = 1};
-  float8_experts_forward_args forward{.m = kM,
-                                      .x = {x.get()},
-                                      .w = {w.get()},
-                                      .y = {y.get()},
-                                      .layout = {layout.get()},
-                                      .saved = {saved.get()},
-                                      .workspace = {workspace.get()},
-                                      .step = &step};
-  float8_experts_backward_args backward{.m = kM,
-                                        .dy = {dy.get()},
-                                        .dx = {dx.get()},
-                                        .layout = {layout.get()},
-                                        .saved = {saved.get()},
-                                        .workspace = {workspace.get()},
-                                        .step = &step,
-                                        .scales = slots};
+  Operands operands = operands_of(experts);
+  float8_experts_forward_args& forward = operands.forward;
+  float8_experts_backward_args& backward = operands.backward;
+  forward.step = backward.step = &step;
+  backward.scales = slots;
   EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("float8_experts_forward_args.scales is empty; recipe delayed has delayed"));
   forward.scales = slots;
@@ -303,7 +283,6 @@ TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
   float8_scales_destroy(scales);
   float8_linear_destroy(linear);
   float8_experts_destroy(experts);
-  float8_group_layout_plan_destroy(layouts);
 }
 
 // A call is given the maxima of the whole tensor if ranks have other columns of it.
@@ -325,39 +304,18 @@ TEST_F(ExpertsAbi, OverRanksMaximaAreGiven) {
     over.x_over_ranks = over.dy_over_ranks = 1;
     float8_experts* const experts = plan_experts(over);
     ASSERT_NE(experts, nullptr) << float8_last_error();
-    float8_group_layout_plan* layouts = plan(kM, 2);
-    const Memory x = random_bf16(kM * kK, 1), w = random_bf16(2 * kN * kK, 2);
-    const Memory dy = random_bf16(kM * kN, 3), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
-    const Memory layout = memory(float8_group_layout_bytes(layouts));
-    const Memory saved = memory(float8_experts_saved_bytes(experts));
-    const Memory workspace = memory(float8_experts_workspace_bytes(experts));
-    const std::vector<int32_t> offsets = {40, 65};
     const std::vector<uint32_t> maxima(kM, 0x41000000);
-    const float8_group_layout_args routing{
-        .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
-    ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
-    float8_experts_forward_args forward{.m = kM,
-                                        .x = {x.get()},
-                                        .w = {w.get()},
-                                        .y = {y.get()},
-                                        .layout = {layout.get()},
-                                        .saved = {saved.get()},
-                                        .workspace = {workspace.get()}};
+    Operands operands = operands_of(experts);
+    float8_experts_forward_args& forward = operands.forward;
+    float8_experts_backward_args& backward = operands.backward;
     EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
     EXPECT_TRUE(says(words)) << float8_last_error();
     forward.x_amax = forward.x_row_amax = maxima.data();
     EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
-    float8_experts_backward_args backward{.m = kM,
-                                          .dy = {dy.get()},
-                                          .dx = {dx.get()},
-                                          .layout = {layout.get()},
-                                          .saved = {saved.get()},
-                                          .workspace = {workspace.get()}};
     EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
     backward.dy_amax = backward.dy_row_amax = maxima.data();
     EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK);
     float8_experts_destroy(experts);
-    float8_group_layout_plan_destroy(layouts);
   }
 }
 
@@ -368,25 +326,17 @@ TEST_F(ExpertsAbi, GradWeightInHighPrecisionReadsX) {
   float8_experts* const experts = plan_experts(recipe);
   ASSERT_NE(experts, nullptr) << float8_last_error();
   EXPECT_EQ(float8_experts_saved_bytes(experts), 0U);
-  float8_group_layout_plan* layouts = plan(kM, 2);
-  const Memory dy = random_bf16(kM * kN, 3), x = random_bf16(kM * kK, 1);
-  const Memory dw = memory(2 * kN * kK * 2), layout = memory(float8_group_layout_bytes(layouts));
-  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
-  const std::vector<int32_t> offsets = {40, 65};
-  const float8_group_layout_args routing{
-      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
-  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
-  float8_experts_backward_args backward{.m = kM,
-                                        .dy = {dy.get()},
-                                        .dw = {dw.get()},
-                                        .layout = {layout.get()},
-                                        .workspace = {workspace.get()}};
+  const Operands operands = operands_of(experts);
+  const Memory dw = memory(2 * kN * kK * 2);
+  float8_experts_backward_args backward = operands.backward;
+  backward.saved = {};
+  backward.dx = {};
+  backward.dw = {dw.get()};
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("x.data is NULL, and recipe rowwise_with_gw_hp has grad_weight in high"));
-  backward.x.data = x.get();
+  backward.x.data = operands.x.get();
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK) << float8_last_error();
   float8_experts_destroy(experts);
-  float8_group_layout_plan_destroy(layouts);
 }
 
 // GEMMs in high precision read x and w again, and save nothing; there is no weight in fp8.
@@ -394,37 +344,20 @@ TEST_F(ExpertsAbi, HighPrecisionReadsTheTensors) {
   float8_experts* const experts = plan_experts(desc("bf16"));
   ASSERT_NE(experts, nullptr) << float8_last_error();
   EXPECT_EQ(float8_experts_saved_bytes(experts), 0U);
-  float8_group_layout_plan* layouts = plan(kM, 2);
-  const Memory dy = random_bf16(kM * kN, 3), x = random_bf16(kM * kK, 1);
-  const Memory w = random_bf16(2 * kN * kK, 2), y = memory(kM * kN * 2), dx = memory(kM * kK * 2);
-  const Memory layout = memory(float8_group_layout_bytes(layouts));
-  const Memory workspace = memory(float8_experts_workspace_bytes(experts));
-  const std::vector<int32_t> offsets = {40, 65};
-  const float8_group_layout_args routing{
-      .offsets = offsets.data(), .m = kM, .layout = {layout.get()}};
-  ASSERT_EQ(float8_group_layout(layouts, &routing, nullptr), FLOAT8_OK);
-  float8_experts_forward_args forward{.m = kM,
-                                      .x = {x.get()},
-                                      .w = {w.get()},
-                                      .y = {y.get()},
-                                      .layout = {layout.get()},
-                                      .workspace = {workspace.get()}};
+  Operands operands = operands_of(experts);
+  float8_experts_forward_args& forward = operands.forward;
+  float8_experts_backward_args& backward = operands.backward;
+  forward.saved = backward.saved = {};
   EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_OK) << float8_last_error();
   float8_tensor in_fp8{};
   forward.w.fp8 = &in_fp8;
   EXPECT_EQ(float8_experts_forward(experts, &forward, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("w.fp8 is given, and recipe bf16 multiplies w as it is; give data"));
-  float8_experts_backward_args backward{.m = kM,
-                                        .dy = {dy.get()},
-                                        .dx = {dx.get()},
-                                        .layout = {layout.get()},
-                                        .workspace = {workspace.get()}};
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("w.data is NULL, and recipe bf16 has grad_input in high precision"));
-  backward.w.data = w.get();
+  backward.w.data = operands.w.get();
   EXPECT_EQ(float8_experts_backward(experts, &backward, nullptr), FLOAT8_OK) << float8_last_error();
   float8_experts_destroy(experts);
-  float8_group_layout_plan_destroy(layouts);
 }
 
 TEST_F(ExpertsAbi, NullHasNoBytes) {

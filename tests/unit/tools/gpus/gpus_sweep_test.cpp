@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "tests/unit/tools/gpus/gpus_fixture.hpp"
-#include "tools/tuner/search/measured.hpp"
+#include "tools/tuner/search/sweep/measured.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -1,5 +1,5 @@
 // Benchmarks from end to end on a fake device: what they compare, and what they say about it.
-#include "tools/tuner/search/bench.hpp"
+#include "tools/tuner/search/bench/bench.hpp"
 
 #include "base/file.hpp"
 #include "tests/unit/tools/backend/gpu_backend_fixture.hpp"

@@ -6,7 +6,7 @@
 
 #include "runtime/gemm/choose.hpp"
 #include "runtime/gemm/cost_model.hpp"
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/tuner/search/shape_sweep.hpp"
+#include "tools/tuner/search/bench/shape_sweep.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

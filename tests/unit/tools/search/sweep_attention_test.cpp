@@ -1,7 +1,7 @@
 // A sweep of attention on a fake machine: what it plans, keeps, resumes and leaves out.
 #include "tests/unit/tools/backend/gpu_backend_fixture.hpp"
 #include "tests/unit/tools/search/sweep_fixture.hpp"
-#include "tools/tuner/search/measured.hpp"
+#include "tools/tuner/search/sweep/measured.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/file.hpp"
 #include "tests/unit/tools/fake_backend.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::tuner {
 

@@ -1,6 +1,7 @@
 // MLPs in a sweep: they are measured behind their linears, with the kernels of these.
+#include "recipes/mlp.hpp"
 #include "tests/unit/tools/search/sweep_fixture.hpp"
-#include "tools/tuner/search/measured.hpp"
+#include "tools/tuner/search/sweep/measured.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "recipes/mlp.hpp"
 #include "recipes/model/filter_rule.hpp"
 #include "tools/float8-tune/report/figures/attention.hpp"
 #include "tools/float8-tune/report/figures/kernels.hpp"
@@ -109,7 +110,7 @@ std::optional<Figure> mlps_table(const Measurements& measurements) {
                               "float8 us", "speedup", "interval", "device"},
                   .rows = {}};
   for (const tuning_db::TrialRow& row : measurements.mlps) {
-    const MlpShape mlp = mlp_shape(row.problem);
+    const MlpShape mlp = mlp_shape(row.problem.dims);
     std::vector<std::string> cells = {row.problem.recipe};
     for (const int64_t size : {mlp.m, mlp.n, mlp.k}) cells.push_back(f8::format("{}", size));
     cells.emplace_back(mlp.gate ? "yes" : "no");

@@ -2,7 +2,7 @@
 // compared with its bf16 baseline.
 #include <algorithm>
 
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::tuner {
 namespace {

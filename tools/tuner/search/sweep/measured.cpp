@@ -1,4 +1,4 @@
-#include "tools/tuner/search/measured.hpp"
+#include "tools/tuner/search/sweep/measured.hpp"
 
 #include <map>
 

@@ -1,6 +1,6 @@
 // The measurement of a part of attention, and the accuracy of its tensors.
 #include "tools/tuner/backend/attention_accuracy.hpp"
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::tuner {
 

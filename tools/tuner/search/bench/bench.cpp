@@ -1,4 +1,4 @@
-#include "tools/tuner/search/bench.hpp"
+#include "tools/tuner/search/bench/bench.hpp"
 
 #include <algorithm>
 

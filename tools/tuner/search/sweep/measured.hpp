@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 namespace f8::tuner {
 

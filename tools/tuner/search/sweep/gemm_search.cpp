@@ -1,4 +1,4 @@
-#include "tools/tuner/search/gemm_search.hpp"
+#include "tools/tuner/search/sweep/gemm_search.hpp"
 
 #include <algorithm>
 #include <set>

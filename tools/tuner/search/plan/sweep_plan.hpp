@@ -13,9 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/tuner/search/attention_plan.hpp"
-#include "tools/tuner/search/expert_baseline.hpp"
-#include "tools/tuner/search/mlp_plan.hpp"
+#include "recipes/mlp.hpp"
+#include "tools/tuner/search/plan/attention_plan.hpp"
+#include "tools/tuner/search/plan/expert_baseline.hpp"
+#include "tools/tuner/search/plan/mlp_plan.hpp"
 
 namespace f8::tuner {
 

@@ -1,6 +1,6 @@
 // The benchmark of attention: see bench.hpp.
 #include "tools/tuner/backend/attention_accuracy.hpp"
-#include "tools/tuner/search/bench.hpp"
+#include "tools/tuner/search/bench/bench.hpp"
 
 namespace f8::tuner {
 

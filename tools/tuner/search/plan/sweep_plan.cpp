@@ -1,4 +1,4 @@
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 #include <algorithm>
 #include <map>

@@ -1,5 +1,5 @@
 // Running a sweep: what is measured when, interruptions, failures of the worker.
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "tools/tuner/search/attention_plan.hpp"
+#include "tools/tuner/search/plan/attention_plan.hpp"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -10,7 +10,7 @@
 #include "tools/tuner/backend/gpu_backend.hpp"
 #include "tools/tuner/backend/weight_list.hpp"
 #include "tools/tuner/measure/measurer.hpp"
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 #include "tools/tuner/worker/compile_ahead.hpp"
 
 namespace f8::tuner {

@@ -1,4 +1,4 @@
-#include "tools/tuner/search/expert_baseline.hpp"
+#include "tools/tuner/search/plan/expert_baseline.hpp"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // The measurement of one MLP, with the kernels that its linears took.
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::tuner {
 

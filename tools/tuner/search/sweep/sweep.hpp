@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 #include "tools/tuner/worker/compile_ahead.hpp"
 #include "tools/tuner/worker/worker.hpp"
 

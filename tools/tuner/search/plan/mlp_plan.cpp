@@ -1,6 +1,9 @@
-#include "tools/tuner/search/mlp_plan.hpp"
+#include "tools/tuner/search/plan/mlp_plan.hpp"
 
 #include <algorithm>
+
+#include "recipes/mlp.hpp"
+#include "runtime/gemm/choose.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -48,7 +51,7 @@ Status add_gemm_kernels(const Problem& linear, const LinearChoices& choices, boo
 }  // namespace
 
 Result<MlpLinears> linears_of(const Problem& problem) {
-  const MlpShape mlp = mlp_shape(problem);
+  const MlpShape mlp = mlp_shape(problem.dims);
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   const std::vector<Shape> shapes = f8::linears_of(mlp);
   return MlpLinears{F8_TRY(Problem::make(Op::kLinear, recipe, shapes.front(), mlp.groups)),

@@ -3,8 +3,8 @@
 #include <numeric>
 #include <optional>
 
-#include "tools/tuner/search/gemm_search.hpp"
-#include "tools/tuner/search/sweep.hpp"
+#include "tools/tuner/search/sweep/gemm_search.hpp"
+#include "tools/tuner/search/sweep/sweep.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "tools/tuner/search/sweep_plan.hpp"
+#include "tools/tuner/search/plan/sweep_plan.hpp"
 
 namespace f8::tuner {
 
