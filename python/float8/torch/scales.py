@@ -83,7 +83,12 @@ class ScaleState(nn.Module):
         self._forget: weakref.finalize[..., ScaleState] | None = None  # what the shim knows
         self.in_graph = False  # a captured CUDA graph synchronises it, unseen
         self._agreed = False  # the ranks have compared it
-        self._steps_before_sync: int | None = 0  # None: it has been synchronised
+        self._is_synced = False
+        self._told: set[int] = set()  # which warnings about it were given
+        # Of optimizers: whether they have its weights, and their steps in an epoch.
+        self._steps: weakref.WeakKeyDictionary[Any, tuple[bool, int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
         _watch(self)
         for index, linear in enumerate(linears):
             self.attach(linear, index)
@@ -188,7 +193,7 @@ class ScaleState(nn.Module):
         torch.ops.float8.scales_sync(self._live, self.config, self.layout, found_inf)
         self.generation += 1
         self.epoch += 1
-        self._steps_before_sync = None
+        self._is_synced = True
         if self._first and self._looks():
             self._find_first()
             self._tell_first()
@@ -280,20 +285,26 @@ class ScaleState(nn.Module):
                 return
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warns where the weights are updated for the second time, and the scales never were."""
-        weights = {id(linear._parameters.get("weight")) for linear in self._attached}
-        stepped = (id(p) for group in optimizer.param_groups for p in group["params"])
-        if self._steps_before_sync is None or not any(p in weights for p in stepped):
+        """Warns where an optimizer updates the weights again and again, and no sync comes between."""
+        has_weights, epoch, steps = self._steps.get(optimizer) or (self._is_for(optimizer), 0, 0)
+        steps = steps + 1 if epoch == self.epoch else 1
+        self._steps[optimizer] = has_weights, self.epoch, steps
+        most = 4 if self._is_synced else 2
+        if not has_weights or steps != most or self.in_graph or most in self._told:
             return
-        self._steps_before_sync += 1
-        if self._steps_before_sync == 2:
-            self._steps_before_sync = None
-            warnings.warn(
-                "float8: the optimizer has stepped twice, and no scales of delayed scaling were "
-                "updated: call float8.torch.sync_float8_amax_and_scale_history(model) after "
-                "backward, before optimizer.step(). Until then all steps scale dynamically",
-                stacklevel=4,
-            )
+        self._told.add(most)
+        since = "no more scales" if self._is_synced else "no scales"
+        warnings.warn(
+            f"float8: the optimizer has stepped {'twice' if most == 2 else f'{most} times'}, and {since} of delayed scaling "
+            "were updated: call float8.torch.sync_float8_amax_and_scale_history(model) after backward, before "
+            "optimizer.step(), or float8.torch.sync_at_optimizer_steps(model) once. Until then "
+            f"{'the scales stay as they are' if self._is_synced else 'all steps scale dynamically'}",
+            stacklevel=4,
+        )
+
+    def _is_for(self, optimizer: torch.optim.Optimizer) -> bool:
+        weights = {id(linear._parameters.get("weight")) for linear in self._attached}
+        return any(id(p) in weights for group in optimizer.param_groups for p in group["params"])
 
     def _apply(self, fn: Any, recurse: bool = True) -> ScaleState:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -360,11 +371,12 @@ class ScaleState(nn.Module):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_attached": None, "_forget": None}
+        return {**self.__dict__, "_attached": None, "_forget": None, "_steps": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._attached = weakref.WeakSet()
+        self._steps = weakref.WeakKeyDictionary()
         _watch(self)
         self._refresh()
 
@@ -378,19 +390,14 @@ def _hook() -> None:
 
 
 def _watch(state: ScaleState) -> None:
-    """Looks at the optimizers' steps until the state is synchronised."""
-    if state._steps_before_sync is not None:
-        _hook()
-        _watched.add(state)
+    """Looks at the optimizers' steps."""
+    _hook()
+    _watched.add(state)
 
 
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for state in list(_watched):
-        if state._steps_before_sync is None:
-            _watched.discard(state)
-        else:
+    if not torch.compiler.is_compiling():
+        for state in list(_watched):
             state.count_step(optimizer)
 
 

@@ -213,6 +213,11 @@ class SquaredByMethod(Renamed):
         return self.narrow(F.relu(self.wide(x)).square())
 
 
+class SquaredByPow(Renamed):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.narrow(torch.pow(F.relu(self.wide(x)), 2))
+
+
 class SquaredByFunction(Renamed):
     def forward(self, x: torch.Tensor) -> Any:
         h = torch.relu(self.wide(x))
@@ -230,6 +235,7 @@ KNOWN: list[tuple[nn.Module, tuple[Any, ...]]] = [
     (Residual(behind=0.3), (None, "fc1", "fc2", "gelu")),
     (Squared(nn.Identity()), (None, "wide", "narrow", "relu2")),
     (SquaredByMethod(nn.Identity()), (None, "wide", "narrow", "relu2")),
+    (SquaredByPow(nn.Identity()), (None, "wide", "narrow", "relu2")),
     (SquaredByFunction(nn.Identity()), (None, "wide", "narrow", "relu2")),
     (sequential(), (None, "1", "3", "silu")),
     (sequential(nn.Dropout(0.0)), (None, "1", "4", "silu")),
@@ -256,6 +262,60 @@ def test_knows_other_ways_to_write_it(config: Config, module: Any, expected: Any
     assert type(copy.deepcopy(model)[0]) is type(of)
 
 
+class Tripled(nn.Identity):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 3 * x
+
+
+class QuickGELU(nn.GELU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class Chosen2(Residual):
+    @property
+    def act(self) -> Any:  # type: ignore[override]
+        return nn.GELU()
+
+    @act.setter
+    def act(self, value: Any) -> None:
+        pass
+
+
+class Backwards(nn.Sequential):
+    def __iter__(self) -> Any:
+        return reversed(list(self._modules.values()))
+
+
+def test_leaves_children_that_are_more_than_they_seem(config: Config) -> None:
+    """Subclasses with a forward of their own, and one that is a property."""
+    quick, own_forward = Residual(), Residual()
+    quick.act = QuickGELU()
+    own_forward.act.forward = torch.tanh  # type: ignore[method-assign]
+    made = (sequential(Tripled()), quick, own_forward, Chosen2(), Backwards(*sequential()[1:]))
+    model = converted(nn.Sequential(*made), config("blockwise"))
+    assert [(each.name, each.why.split(";")[0], each.fused) for each in f8.fuse(model)][:4] == [
+        ("0", "its 3, a Tripled, is between its linears", False),
+        ("1", "its act is QuickGELU", False),
+        ("2", "its act has a forward of its own", False),
+        ("3", "its act is a property, which may be another one in each call", False),
+    ]
+    assert not any(type(each).__name__.startswith("Fused") for each in model)
+
+
+def test_a_forward_of_the_class_that_is_replaced_later(config: Config, monkeypatch: Any) -> None:
+    notices._told.clear()
+    model: Any = converted(nn.Sequential(Residual()), config("blockwise"))
+    assert [each.fused for each in f8.fuse(model)] == [True]
+    monkeypatch.setattr(Residual, "forward", lambda self, x: self.fc2(self.fc1(x)))
+    x = inputs(model)
+    with pytest.warns(
+        UserWarning, match=r"0 \(Residual\) is no longer fused: the forward of its class"
+    ):
+        y = model(x)
+    assert torch.equal(y, model[0].fc2(model[0].fc1(x)))
+
+
 def test_leaves_what_is_between(config: Config) -> None:
     """A dropout and a norm of h, and hooks of what would not be called; a dropout that comes later is seen."""
     hooked = Residual()
@@ -272,6 +332,8 @@ def test_leaves_what_is_between(config: Config) -> None:
 CHANGES: list[tuple[str, int, Callable[[Any], Any]]] = [
     ("its drop1 drops", 0, lambda of: setattr(of.drop1, "p", 0.5)),
     ("its act is ReLU", 0, lambda of: setattr(of, "act", nn.ReLU())),
+    ("its act is gelu_tanh now", 0, lambda of: setattr(of, "act", nn.GELU("tanh"))),
+    ("its act has a forward", 0, lambda of: setattr(of.act, "forward", torch.tanh)),
     ("other children", 1, lambda of: of.append(nn.Sigmoid())),
     ("its 2 is Tanh", 1, lambda of: of.__setitem__(2, nn.Tanh())),
 ]
@@ -368,6 +430,21 @@ class AlwaysDropped(FeedForward):
     p = 0.3
 
 
+class ThroughAnotherName(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        up = self.w3(x)
+        h = gate = F.silu(self.w1(x))
+        gate *= up
+        return self.w2(h * up)
+
+
+class OfSomePower(FeedForward):
+    power = 2
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.relu(self.w1(x)) ** self.power)
+
+
 class InPlace(FeedForward):
     def forward(self, x: torch.Tensor) -> Any:
         return self.w2(F.silu(self.w1(x), inplace=True) * self.w3(x))
@@ -376,7 +453,7 @@ class InPlace(FeedForward):
 SEEN: list[torch.Tensor] = []
 LATEST: Any = None
 OTHERS = [
-    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace, AlwaysDropped,
+    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace, AlwaysDropped, ThroughAnotherName, OfSomePower,
 ]  # fmt: skip
 
 

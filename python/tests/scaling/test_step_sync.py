@@ -149,6 +149,20 @@ def test_found_inf_of_a_fused_optimizer_drops_the_step(config: Config) -> None:
     assert not torch.equal(before["state"], model.float8_scales.state_dict()["state"])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_syncs_that_end_are_warned_of(config: Config, kind: str, recwarn: Any) -> None:
+    model = model_of(config)
+    handle = f8.sync_at_optimizer_steps(model)
+    optimizers = KINDS[kind](model)
+    losses(model, optimizers, False)
+    losses(model, optimizers, False)
+    assert not [each for each in recwarn if "of delayed scaling were updated" in str(each.message)]
+    handle.remove()
+    losses(model, optimizers, False)
+    (found,) = [each for each in recwarn if "of delayed scaling were updated" in str(each.message)]
+    assert "stepped 4 times, and no more scales" in str(found.message)
+
+
 def test_a_compiled_step_is_warned_of(config: Config) -> None:
     notices._told.discard("a compiled step")
     model = model_of(config)

@@ -19,6 +19,7 @@ from float8.torch.layer.mlp import (
     FusedMLP,
     Names,
     activation_of,
+    note_forward,
     obstacle_beside,
     obstacle_of_children,
 )
@@ -108,6 +109,7 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
         activation = known.activation or activation_of(getattr(module, of_child or "", None))
         why = _obstacle(module, known, activation)
         if why is None:
+            note_forward(type(module))
             module.__class__ = subclass(
                 FusedMLP, type(module), "Fused", names=known.names, activation=activation,
                 beside=known.beside,

@@ -200,6 +200,23 @@ def _forward(
 _apply: Any = MLPFunction.apply
 
 
+# Those that MLPs had when they were fused, or first called in a process that loaded them.
+_forwards: dict[type[nn.Module], Any] = {}
+
+
+def note_forward(original: type[nn.Module]) -> None:
+    """Remembers the forward of a class whose MLPs are fused."""
+    _forwards[original] = original.forward
+
+
+def _name_of(module: nn.Module) -> str:
+    """Returns an MLP's name in its model as far as its linears know theirs, and its class."""
+    kind: Any = type(module)
+    names = [getattr(each, "_layer_name", "") for each in module.children()]
+    name = next((each.rpartition(".")[0] for each in names if each), "")
+    return f"{name or 'an MLP'} ({kind.original.__name__})"
+
+
 class FusedMLP(Made, nn.Module):
     """The forward of an MLP whose class `fuse` changes; its children are the linears that it had.
 
@@ -219,10 +236,17 @@ class FusedMLP(Made, nn.Module):
         dims = [_shared_dim(each) for each in children]
         why = why or obstacle_beside(self, self.beside, self.activation)
         why = why or obstacle_of_children(self.names, children, dims)
+        if not torch.compiler.is_compiling():
+            before = _forwards.setdefault(self.original, self.original.forward)
+            if before is not self.original.forward:
+                why = "the forward of its class was replaced"
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
-                kind = self.original.__name__
-                notices.warn_once(f"fuse {kind} {why}", f"a {kind} is no longer fused: {why}")
+                kind, name = self.original.__name__, _name_of(self)
+                notices.warn_once(
+                    f"fuse {kind} {why}",
+                    f"{name} is no longer fused: {why}. Other {kind}s for which the same is true are not named",
+                )
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
         # Without rows, and where some linears of ranks have scales already, they compute one by one.
         of_ranks = dims[0] is not None
@@ -323,23 +347,30 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
             return f"its {name} is no module"
     for name in of.between:
         child = module._modules.get(name)
-        if isinstance(child, nn.Dropout) and child.p > 0:
+        if type(child) is nn.Dropout and child.p > 0:
             return (
                 f"its {name} drops what is between its linears (p={child.p}); with p=0 it is fused"
             )
-        if not isinstance(child, (nn.Dropout, nn.Identity)):
+        if type(child) not in (nn.Dropout, nn.Identity):
             return f"its {name}, a {type(child).__name__}, is between its linears"
     if of.activation is not None:
         own = getattr(module, of.activation, None)
-        if activation is None or activation_of(own) != activation:
+        found = activation_of(own)
+        if isinstance(getattr(type(module), of.activation, None), property):
+            return f"its {of.activation} is a property, which may be another one in each call"
+        if found is None:
             return (
                 f"its {of.activation} is {type(own).__name__}; what is fused is SiLU, GELU, its tanh approximation "
                 "and ReLU squared"
             )
+        if found != activation:
+            return f"its {of.activation} is {found} now, and it was fused with {activation}"
     for name in (*of.between, *((of.activation,) if of.activation else ())):
         child = module._modules.get(name)
         if child is not None and any(getattr(child, each) for each in _HOOKS):
             return f"its {name} has hooks, which would not be called"
+        if child is not None and "forward" in child.__dict__:
+            return f"its {name} has a forward of its own"
     return None
 
 
@@ -349,7 +380,7 @@ def activation_of(own: Any) -> str | None:
         return "silu"
     if own is functional.gelu:
         return "gelu"
-    if isinstance(own, nn.GELU):
+    if type(own) is nn.GELU:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(own.approximate)
     if type(own).__module__ not in ACTIVATION_MODULES:
         return None

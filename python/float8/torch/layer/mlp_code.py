@@ -20,7 +20,6 @@ from torch.nn import functional
 from float8.torch.layer.mlp import Beside, Names, activation_of
 
 _ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "mish", "selu", "elu", "leaky_relu"))
-_SQUARES = {"square": (), "pow": (2,)}
 # A forward with one of these flags is called in another way than by x alone.
 _OTHER_CALLS = (
     inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
@@ -69,6 +68,11 @@ class _Symbol:
     def __pow__(self, other: Any) -> _Symbol:
         return self.pow(other)
 
+    def __imul__(self, other: Any) -> _Symbol:  # it changes what other names stand for, too
+        raise TypeError
+
+    __ipow__ = __imul__
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise TypeError
 
@@ -81,8 +85,13 @@ class _Symbol:
 
 def known_of(module: nn.Module) -> Known | None:
     """Returns what the forward of a module computes, None for other than an MLP."""
-    forward = type(module).forward
+    kind = type(module)
+    forward = kind.forward
+    if kind.__getattribute__ is not object.__getattribute__:
+        return None  # its children may be others than they seem
     if forward is nn.Sequential.forward:
+        if kind.__iter__ is not nn.Sequential.__iter__:  # type: ignore[attr-defined]
+            return None
         y = _of_children(module)
         known = None if y is None else _known_of(module, y)
         if known is None:
@@ -259,7 +268,7 @@ def _is_linear(module: nn.Module, name: str) -> bool:
 
 def _likeness(child: Any) -> int:
     """Returns how much a child is like an activation."""
-    if isinstance(child, (nn.Dropout, nn.Identity)):
+    if type(child) in (nn.Dropout, nn.Identity):
         return 0
     return 1 if activation_of(child) is None else 2
 
@@ -301,11 +310,17 @@ def _attribute_of_self(value: Any) -> str | None:
 def _squared(y: _Symbol) -> Any:
     """Returns what y is the square of, None for another y."""
     function, args, kwargs = y.of
-    if _object_of(function) is torch.square and len(args) == 1 and not kwargs:
-        return args[0]
-    if function.how == "attribute" and not kwargs and _SQUARES.get(function.of[1]) == args:
-        return function.of[0]
-    return None
+    if kwargs:
+        return None
+    name, found = function.of[1] if function.how == "attribute" else "", _object_of(function)
+    if found is None:
+        args = (function.of[0], *args)  # of a method
+    elif found is not torch.square and found is not torch.pow:
+        return None
+    by = args[1] if len(args) == 2 else None
+    is_two = isinstance(by, (int, float)) and by == 2
+    squares = (name == "square" and len(args) == 1) or (name == "pow" and is_two)
+    return args[0] if squares else None
 
 
 def _relu_of(y: Any) -> Any:
