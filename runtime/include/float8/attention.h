@@ -66,7 +66,8 @@ FLOAT8_API size_t float8_attention_backward_workspace_bytes(const float8_attenti
 
 /* A tensor [batch][heads][tokens][head_dim] whose heads are dense: an element's index is the sum of its
  * coordinates times the strides, in elements. data is aligned to 16 bytes, and strides are multiples of 8; those of
- * a tensor that is written give each element a place of its own. Packed sequences are a batch of 1 in all tensors. */
+ * a tensor that is written give each element a place of its own. A stride of 0 repeats what lies there: it does not
+ * stand for a dense tensor. Packed sequences are a batch of 1 in all tensors. */
 typedef struct float8_heads {
   void* data FLOAT8_DEFAULT(NULL);
   int64_t batch_stride FLOAT8_DEFAULT(0);
