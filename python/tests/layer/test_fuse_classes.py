@@ -405,6 +405,37 @@ class KeptOutside(FeedForward):
         return self.w2(LATEST)
 
 
+class KeptInItsClass(FeedForward):
+    latest: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.__class__.latest = x
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class KeptByAFunction(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        def keep(h: Any) -> Any:
+            global LATEST
+            LATEST = h
+            return h
+
+        return self.w2(keep(F.silu(self.w1(x)) * self.w3(x)))
+
+
+class Powers(FeedForward):
+    """Its product has more factors than can be followed one by one."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        a = F.silu(self.w1(x)) * self.w3(x)
+        b = a * a
+        c = b * b
+        d = c * c
+        e = d * d
+        f = e * e
+        return self.w2(f * f)
+
+
 class Chosen(FeedForward):
     """Which one it is depends on what is None."""
 
@@ -453,7 +484,7 @@ class InPlace(FeedForward):
 SEEN: list[torch.Tensor] = []
 LATEST: Any = None
 OTHERS = [
-    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace, AlwaysDropped, ThroughAnotherName, OfSomePower,
+    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace, AlwaysDropped, ThroughAnotherName, OfSomePower, KeptInItsClass, KeptByAFunction, Powers,
 ]  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +24,9 @@ _OTHER_CALLS = (
     inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     | inspect.CO_ASYNC_GENERATOR
 )  # fmt: skip
+
+
+_STATEMENTS = ("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "DELETE_", "IMPORT_", "MAKE_FUNCTION")
 
 
 class Known(NamedTuple):
@@ -44,10 +46,10 @@ class _Symbol:
     It can be read, called, multiplied and raised to a power; whatever else is done with it is an error.
     """
 
-    calls: list[_Symbol]
-    how: str
-    of: tuple[Any, ...]
-    __slots__ = ("calls", "how", "of")
+    _calls: list[_Symbol]
+    _how: str
+    _of: tuple[Any, ...]
+    __slots__ = ("_calls", "_how", "_of")
     __hash__ = object.__hash__
 
     def __init__(self, calls: list[_Symbol], how: str, *of: Any) -> None:
@@ -57,13 +59,13 @@ class _Symbol:
             calls.append(self)  # all that the forward calls
 
     def __getattr__(self, name: str) -> _Symbol:
-        return _Symbol(self.calls, "attribute", self, name)
+        return _Symbol(self._calls, "attribute", self, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> _Symbol:
-        return _Symbol(self.calls, "call", self, args, kwargs)
+        return _Symbol(self._calls, "call", self, args, kwargs)
 
     def __mul__(self, other: Any) -> _Symbol:
-        return _Symbol(self.calls, "product", self, other)
+        return _Symbol(self._calls, "product", self, other)
 
     def __pow__(self, other: Any) -> _Symbol:
         return self.pow(other)
@@ -132,6 +134,7 @@ def _result_of(forward: types.FunctionType) -> _Symbol | None:
         or code.co_flags & _OTHER_CALLS
         or code.co_freevars
         or handlers
+        or any(each.startswith("__") for each in code.co_names)
         or any(_is_no_expression(each) for each in dis.get_instructions(code))
     ):
         return None
@@ -146,30 +149,35 @@ def _result_of(forward: types.FunctionType) -> _Symbol | None:
         y = run(_Symbol(calls, "self"), _Symbol(calls, "x"))
     except Exception:
         return None  # it does what symbols cannot
-    if not isinstance(y, _Symbol) or {id(each) for each in calls} != set(_calls_in(y)):
+    if not isinstance(y, _Symbol) or {id(each) for each in calls} != _calls_in(y):
         return None  # it calls something whose result it does not return
     return y
 
 
 def _is_no_expression(instruction: dis.Instruction) -> bool:
-    """Tells whether an instruction jumps, or changes what others see."""
+    """Tells whether an instruction jumps, changes what others see, or makes a function."""
     return (
         instruction.opcode in dis.hasjrel
         or instruction.opcode in dis.hasjabs
-        or instruction.opname.startswith(("STORE_GLOBAL", "DELETE_", "IMPORT_"))
+        or instruction.opname.startswith(_STATEMENTS)
     )
 
 
-def _calls_in(value: Any) -> Iterator[int]:
-    """Yields the ids of the calls that a value was made by."""
-    if isinstance(value, _Symbol):
-        if value.how == "call":
-            yield id(value)
-        if value.how != "global":
-            yield from (found for each in value.of for found in _calls_in(each))
-    elif isinstance(value, (tuple, list, dict)):
-        parts = value.values() if isinstance(value, dict) else value
-        yield from (found for each in parts for found in _calls_in(each))
+def _calls_in(y: _Symbol) -> set[int]:
+    """Returns the ids of the calls that a value was made by."""
+    found: dict[int, _Symbol] = {}
+    rest: list[Any] = [y]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, _Symbol):
+            if id(each) not in found and each._how != "global":
+                found[id(each)] = each
+                rest += each._of
+        elif isinstance(each, (tuple, list)):
+            rest += each
+        elif isinstance(each, dict):
+            rest += each.values()
+    return {key for key, each in found.items() if each._how == "call"}
 
 
 def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
@@ -186,7 +194,7 @@ def _known_without_dropout(module: nn.Module, y: _Symbol) -> Known | None:
     if down is None:
         return None
     between, h = _through(module, down.x)
-    if h.how == "product":
+    if h._how == "product":
         return _gated(module, h, down.name, between, behind)
     function, child = _activation(h), None
     if function is not None:
@@ -201,7 +209,7 @@ def _known_without_dropout(module: nn.Module, y: _Symbol) -> Known | None:
     if up is None:
         return None
     before, x = _through(module, up.x)
-    if x.how != "x":
+    if x._how != "x":
         return None
     beside = _beside(before, between, behind, child)
     return Known(Names(None, up.name, down.name), function.name if function else None, beside)
@@ -211,7 +219,7 @@ def _gated(
     module: nn.Module, h: _Symbol, down: str, between: list[str], behind: list[str]
 ) -> Known | None:
     """Returns what is known of an MLP whose h is a product."""
-    for activated, other in (h.of, h.of[::-1]):
+    for activated, other in (h._of, h._of[::-1]):
         if not (isinstance(activated, _Symbol) and isinstance(other, _Symbol)):
             return None
         function, child = _activation(activated), _called(activated)
@@ -222,7 +230,7 @@ def _gated(
         if not (_is_linear(module, gate.name) and _is_linear(module, up.name)):
             continue
         before, x = _through(module, up.x)
-        if x.how == "x":
+        if x._how == "x":
             beside = _beside(before, between, behind, None if function else child.name)  # type: ignore[union-attr]
             names = Names(gate.name, up.name, down)
             return Known(names, function.name if function else None, beside)
@@ -242,9 +250,9 @@ class _Called(NamedTuple):
 
 def _called(y: _Symbol) -> _Called | None:
     """Returns the attribute of self that returned y, and what it was called with."""
-    if y.how != "call":
+    if y._how != "call":
         return None
-    function, args, kwargs = y.of
+    function, args, kwargs = y._of
     name = _attribute_of_self(function)
     if name is None or len(args) != 1 or kwargs or not isinstance(args[0], _Symbol):
         return None
@@ -275,9 +283,9 @@ def _likeness(child: Any) -> int:
 
 def _activation(y: _Symbol) -> _Called | None:
     """Returns the key of the function of PyTorch that returned y, and what it was called with."""
-    if y.how != "call":
+    if y._how != "call":
         return None
-    function, args, kwargs = y.of
+    function, args, kwargs = y._of
     found = _object_of(function)
     x = args[0] if args else None
     if found is functional.silu and len(args) == 1 and not kwargs:
@@ -291,9 +299,9 @@ def _activation(y: _Symbol) -> _Called | None:
 
 def _dropout_of(y: _Symbol) -> _Called | None:
     """Returns the attribute of self with the p of the functional.dropout that returned y, None for another y."""
-    if y.how != "call" or _object_of(y.of[0]) is not functional.dropout:
+    if y._how != "call" or _object_of(y._of[0]) is not functional.dropout:
         return None
-    _, args, kwargs = y.of
+    _, args, kwargs = y._of
     names = {name: _attribute_of_self(value) for name, value in kwargs.items()}
     if len(args) != 1 or set(names) != {"p", "training"} or names["training"] != "training":
         return None
@@ -302,19 +310,19 @@ def _dropout_of(y: _Symbol) -> _Called | None:
 
 
 def _attribute_of_self(value: Any) -> str | None:
-    if isinstance(value, _Symbol) and value.how == "attribute" and value.of[0].how == "self":
-        return str(value.of[1])
+    if isinstance(value, _Symbol) and value._how == "attribute" and value._of[0]._how == "self":
+        return str(value._of[1])
     return None
 
 
 def _squared(y: _Symbol) -> Any:
     """Returns what y is the square of, None for another y."""
-    function, args, kwargs = y.of
+    function, args, kwargs = y._of
     if kwargs:
         return None
-    name, found = function.of[1] if function.how == "attribute" else "", _object_of(function)
+    name, found = function._of[1] if function._how == "attribute" else "", _object_of(function)
     if found is None:
-        args = (function.of[0], *args)  # of a method
+        args = (function._of[0], *args)  # of a method
     elif found is not torch.square and found is not torch.pow:
         return None
     by = args[1] if len(args) == 2 else None
@@ -325,9 +333,9 @@ def _squared(y: _Symbol) -> Any:
 
 def _relu_of(y: Any) -> Any:
     """Returns what y is the ReLU of, None for another y."""
-    if not isinstance(y, _Symbol) or y.how != "call":
+    if not isinstance(y, _Symbol) or y._how != "call":
         return None
-    function, args, kwargs = y.of
+    function, args, kwargs = y._of
     found = _object_of(function)
     is_relu = found is functional.relu or found is torch.relu
     return args[0] if is_relu and len(args) == 1 and not kwargs else None
@@ -335,10 +343,10 @@ def _relu_of(y: Any) -> Any:
 
 def _object_of(function: _Symbol) -> Any:
     """Returns the global, or what a Python module has, that a symbol stands for; None for others."""
-    if function.how == "global":
-        return function.of[0]
-    if function.how == "attribute":
-        home = _object_of(function.of[0])
+    if function._how == "global":
+        return function._of[0]
+    if function._how == "attribute":
+        home = _object_of(function._of[0])
         if isinstance(home, types.ModuleType):
-            return getattr(home, function.of[1], None)
+            return getattr(home, function._of[1], None)
     return None
