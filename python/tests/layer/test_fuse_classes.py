@@ -483,9 +483,24 @@ class InPlace(FeedForward):
 
 SEEN: list[torch.Tensor] = []
 LATEST: Any = None
-OTHERS = [
-    Cubed, Added, More, NotTheirs, Counted, Kept, KeptOutside, Chosen, OfTwo, InPlace, AlwaysDropped, ThroughAnotherName, OfSomePower, KeptInItsClass, KeptByAFunction, Powers,
-]  # fmt: skip
+OTHERS: dict[type[nn.Module], str] = {
+    Cubed: "computes something else",
+    Added: "does more than to call, multiply and square",
+    More: "takes other arguments than x",
+    NotTheirs: "computes something else",
+    Counted: "calls something that its result is not made of",
+    Kept: "keeps something",
+    KeptOutside: "keeps something",
+    KeptInItsClass: "keeps something",
+    KeptByAFunction: "keeps something",
+    Chosen: "has a branch",
+    OfTwo: "computes something else",
+    InPlace: "computes something else",
+    AlwaysDropped: "computes something else",
+    ThroughAnotherName: "does more than",
+    OfSomePower: "computes something else",
+    Powers: "computes something else",
+}
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -493,6 +508,7 @@ def test_leaves_and_names_other_code(config: Config, kind: type[nn.Module]) -> N
     model = converted(nn.Sequential(kind()), config("blockwise"))
     (why,) = reasons(model)
     assert f"the forward of its class {kind.__name__} is none that is known" in why
+    assert f"since it {OTHERS[kind]}" in why
     assert type(model[0]) is kind
     assert not SEEN and LATEST is None
 

@@ -173,9 +173,9 @@ def _resembles(module: nn.Module) -> str | None:
             "for each"
         )
     return (
-        f"the forward of its class {type(module).__name__} is none that is known, as where it has dropout: name "
-        "it by float8.torch.register_mlp if it is down(activation(gate(x)) * up(x)), or "
-        "down(activation(up(x)))"
+        f"the forward of its class {type(module).__name__} is none that is known, since it "
+        f"{mlp_code.why_unknown(type(module))}: name it by float8.torch.register_mlp if it is "
+        "down(activation(gate(x)) * up(x)), or down(activation(up(x))), and nothing else"
     )
 
 

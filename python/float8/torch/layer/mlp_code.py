@@ -94,15 +94,19 @@ def known_of(module: nn.Module) -> Known | None:
     if forward is nn.Sequential.forward:
         if kind.__iter__ is not nn.Sequential.__iter__:  # type: ignore[attr-defined]
             return None
-        y = _of_children(module)
-        known = None if y is None else _known_of(module, y)
+        chain = _of_children(module)
+        known = None if chain is None else _known_of(module, chain)
         if known is None:
             return None
         return known._replace(beside=known.beside._replace(of_sequential=tuple(module._modules)))
-    if isinstance(forward, types.FunctionType):
-        y = _result_of(forward)
-        return None if y is None else _known_of(module, y)
-    return None
+    y = _result_of(forward)
+    return _known_of(module, y) if isinstance(y, _Symbol) else None
+
+
+def why_unknown(cls: type[nn.Module]) -> str:
+    """Returns what the forward of a class does, of which known_of knows nothing."""
+    y = _result_of(cls.forward)
+    return y if isinstance(y, str) else "computes something else"
 
 
 def calls_an_activation(cls: type[nn.Module]) -> bool:
@@ -124,20 +128,23 @@ def _of_children(module: nn.Module) -> _Symbol | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _result_of(forward: types.FunctionType) -> _Symbol | None:
-    """Returns what a forward of x alone returns, None for one that does more than compute it."""
+def _result_of(forward: Any) -> _Symbol | str:
+    """Returns what a forward of x alone returns, or what one does that does more than compute it."""
+    if not isinstance(forward, types.FunctionType):
+        return "is no function"
     code = forward.__code__
     handlers: Any = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
-    if (
-        code.co_argcount != 2
-        or code.co_kwonlyargcount
-        or code.co_flags & _OTHER_CALLS
-        or code.co_freevars
-        or handlers
-        or any(each.startswith("__") for each in code.co_names)
-        or any(_is_no_expression(each) for each in dis.get_instructions(code))
+    steps = list(dis.get_instructions(code))
+    if code.co_argcount != 2 or code.co_kwonlyargcount or code.co_flags & _OTHER_CALLS:
+        return "takes other arguments than x, or is decorated"
+    if code.co_freevars:
+        return "calls super(), or reads variables of a function around it"
+    if handlers or any(each.opcode in (*dis.hasjrel, *dis.hasjabs) for each in steps):
+        return "has a branch, a loop, a with or a try"
+    if any(each.opname.startswith(_STATEMENTS) for each in steps) or any(
+        each.startswith("__") for each in code.co_names
     ):
-        return None
+        return "keeps something, imports, or makes a function"
     calls: list[_Symbol] = []
     names = {
         each: _Symbol(calls, "global", forward.__globals__[each])
@@ -148,19 +155,10 @@ def _result_of(forward: types.FunctionType) -> _Symbol | None:
     try:
         y = run(_Symbol(calls, "self"), _Symbol(calls, "x"))
     except Exception:
-        return None  # it does what symbols cannot
+        return "does more than to call, multiply and square"
     if not isinstance(y, _Symbol) or {id(each) for each in calls} != _calls_in(y):
-        return None  # it calls something whose result it does not return
+        return "calls something that its result is not made of"
     return y
-
-
-def _is_no_expression(instruction: dis.Instruction) -> bool:
-    """Tells whether an instruction jumps, changes what others see, or makes a function."""
-    return (
-        instruction.opcode in dis.hasjrel
-        or instruction.opcode in dis.hasjabs
-        or instruction.opname.startswith(_STATEMENTS)
-    )
 
 
 def _calls_in(y: _Symbol) -> set[int]:
