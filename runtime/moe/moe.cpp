@@ -16,6 +16,14 @@ constexpr unsigned kPartsOfW13[] = {Experts::kAllParts, 0, Experts::kCastDy,
                                     Experts::part_of(Gemm::kGradInput),
                                     Experts::part_of(Gemm::kGradWeight)};
 
+// The linears would name a size n and k, which a description of the MLP does not have.
+Status check_size(const char* name, int64_t size) {
+  if (size >= 16 && size % 16 == 0 && size <= kMaxDim / 2) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "float8_moe_desc.{} is {}; it is a multiple of 16, from 16 to {}", name, size,
+              kMaxDim / 2);
+}
+
 // What both linears have in common.
 ExpertsDesc of_linear(const MoeDesc& desc, int64_t n, int64_t k) {
   ExpertsDesc out;
@@ -156,6 +164,8 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
           desc.recipe.name, to_string(gemm));
     }
   }
+  F8_TRY(check_size("dim", desc.dim));
+  F8_TRY(check_size("hidden", desc.hidden));
   ExpertsDesc first = of_linear(desc, 2 * desc.hidden, desc.dim);
   first.recompute_input = true;  // x is there still
   first.input = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGather;

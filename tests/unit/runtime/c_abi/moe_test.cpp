@@ -75,10 +75,16 @@ TEST_P(MoeRefusals, Descriptions) {
   bad.recipe = "rowwise_with_gw_hp";
   EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_UNSUPPORTED);
   EXPECT_TRUE(says("two float8_experts have it")) << float8_last_error();
-  bad = desc();
-  bad.hidden = 40;
-  EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_EQ(moe_, nullptr);
+  for (const int64_t size : {int64_t{0}, int64_t{-16}, int64_t{40}, int64_t{1} << 30}) {
+    for (int64_t float8_moe_desc::*field : {&float8_moe_desc::dim, &float8_moe_desc::hidden}) {
+      bad = desc();
+      bad.*field = size;
+      EXPECT_EQ(float8_moe_plan(context_.get(), &bad, &moe_), FLOAT8_INVALID_ARGUMENT);
+      const std::string name = field == &float8_moe_desc::dim ? "dim" : "hidden";
+      EXPECT_TRUE(says(name + " is " + std::to_string(size))) << float8_last_error();
+      EXPECT_EQ(moe_, nullptr);
+    }
+  }
 }
 
 TEST_P(MoeRefusals, Calls) {
