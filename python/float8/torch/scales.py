@@ -85,7 +85,7 @@ class ScaleState(nn.Module):
         self._agreed = False  # the ranks have compared it
         self._is_synced = False
         self._told: set[int] = set()  # which warnings about it were given
-        # Of optimizers: whether they have its weights, and their steps in an epoch.
+        # This says of an optimizer whether it has weights of these linears, and how often it stepped in an epoch.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[bool, int, int]] = (
             weakref.WeakKeyDictionary()
         )

@@ -195,6 +195,9 @@ def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | 
         return "its forward was replaced"
     if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
         return "fully_shard was called on it: call fuse before"
+    name = known.beside.activation or ""
+    if isinstance(getattr(type(module), name, None), property):
+        return f"its {name} is a property, which may be another one in each call"
     return _obstacle_of_children(module, known.names, known.beside, activation)
 
 

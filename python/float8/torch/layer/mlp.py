@@ -24,8 +24,6 @@ from float8.torch.parallel import style_hooks
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _HOOKS = (*_BACKWARD_HOOKS, *_FORWARD_HOOKS)
-
-
 # The activations of PyTorch and transformers by their classes; those of "gelu_tanh" are one function.
 _OF_CLASS = {
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
@@ -356,8 +354,6 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
     if of.activation is not None:
         own = getattr(module, of.activation, None)
         found = activation_of(own)
-        if isinstance(getattr(type(module), of.activation, None), property):
-            return f"its {of.activation} is a property, which may be another one in each call"
         if found is None:
             return (
                 f"its {of.activation} is {type(own).__name__}; what is fused is SiLU, GELU, its tanh approximation "
@@ -365,7 +361,7 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
             )
         if found != activation:
             return f"its {of.activation} is {found} now, and it was fused with {activation}"
-    for name in (*of.between, *((of.activation,) if of.activation else ())):
+    for name in (*of.between, of.activation or ""):
         child = module._modules.get(name)
         if child is not None and any(getattr(child, each) for each in _HOOKS):
             return f"its {name} has hooks, which would not be called"

@@ -24,8 +24,7 @@ _OTHER_CALLS = (
     inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     | inspect.CO_ASYNC_GENERATOR
 )  # fmt: skip
-
-
+# A forward with an instruction that begins so changes what others see, or makes a function.
 _STATEMENTS = ("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "DELETE_", "IMPORT_", "MAKE_FUNCTION")
 
 
@@ -133,12 +132,12 @@ def _result_of(forward: Any) -> _Symbol | str:
     if not isinstance(forward, types.FunctionType):
         return "is no function"
     code = forward.__code__
-    handlers: Any = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
-    steps = list(dis.get_instructions(code))
     if code.co_argcount != 2 or code.co_kwonlyargcount or code.co_flags & _OTHER_CALLS:
         return "takes other arguments than x, or is decorated"
     if code.co_freevars:
         return "calls super(), or reads variables of a function around it"
+    handlers: Any = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
+    steps = list(dis.get_instructions(code))
     if handlers or any(each.opcode in (*dis.hasjrel, *dis.hasjabs) for each in steps):
         return "has a branch, a loop, a with or a try"
     if any(each.opname.startswith(_STATEMENTS) for each in steps) or any(
@@ -180,20 +179,41 @@ def _calls_in(y: _Symbol) -> set[int]:
 
 def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
     dropout = _dropout_of(y)
-    if dropout is None:
-        return _known_without_dropout(module, y)
-    known = _known_without_dropout(module, dropout.x)
-    return known and known._replace(beside=known.beside._replace(dropout=dropout.name))
-
-
-def _known_without_dropout(module: nn.Module, y: _Symbol) -> Known | None:
-    behind, y = _through(module, y)
+    behind, y = _through(module, y if dropout is None else dropout.x)
     down = _called(y)
     if down is None:
         return None
     between, h = _through(module, down.x)
-    if h._how == "product":
-        return _gated(module, h, down.name, between, behind)
+    made = _gated(module, h) if h._how == "product" else _plain(module, h, between)
+    if made is None:
+        return None
+    before, x = _through(module, made.up.x)
+    if x._how != "x":
+        return None
+    names = Names(made.gate, made.up.name, down.name)
+    beside = Beside(
+        tuple(before[::-1]), tuple(between), tuple(behind[::-1]), made.child,
+        dropout.name if dropout else None,
+    )  # fmt: skip
+    return Known(names, made.function, beside)
+
+
+class _Called(NamedTuple):
+    name: str  # an attribute of self, or a key of _ops.ACTIVATIONS
+    x: _Symbol
+
+
+class _Made(NamedTuple):
+    """How h is made: by a function, a key of _ops.ACTIVATIONS, or by a child that is the activation."""
+
+    function: str | None
+    child: str | None
+    gate: str | None
+    up: _Called
+
+
+def _plain(module: nn.Module, h: _Symbol, between: list[str]) -> _Made | None:
+    """Returns how h is made without a gate; it moves the activation out of `between`, and adds what it reads through."""
     function, child = _activation(h), None
     if function is not None:
         more, h = _through(module, function.x)
@@ -201,22 +221,14 @@ def _known_without_dropout(module: nn.Module, y: _Symbol) -> Known | None:
     elif between:
         child = max(between, key=lambda name: _likeness(getattr(module, name, None)))
         between.remove(child)
-    else:
-        return None
     up = _called(h)
-    if up is None:
+    if up is None or (function is None and child is None):
         return None
-    before, x = _through(module, up.x)
-    if x._how != "x":
-        return None
-    beside = _beside(before, between, behind, child)
-    return Known(Names(None, up.name, down.name), function.name if function else None, beside)
+    return _Made(function.name if function else None, child, None, up)
 
 
-def _gated(
-    module: nn.Module, h: _Symbol, down: str, between: list[str], behind: list[str]
-) -> Known | None:
-    """Returns what is known of an MLP whose h is a product."""
+def _gated(module: nn.Module, h: _Symbol) -> _Made | None:
+    """Returns how a product is made with a gate."""
     for activated, other in (h._of, h._of[::-1]):
         if not (isinstance(activated, _Symbol) and isinstance(other, _Symbol)):
             return None
@@ -227,23 +239,10 @@ def _gated(
             continue
         if not (_is_linear(module, gate.name) and _is_linear(module, up.name)):
             continue
-        before, x = _through(module, up.x)
-        if x._how == "x":
-            beside = _beside(before, between, behind, None if function else child.name)  # type: ignore[union-attr]
-            names = Names(gate.name, up.name, down)
-            return Known(names, function.name if function else None, beside)
+        if function is not None:
+            return _Made(function.name, None, gate.name, up)
+        return _Made(None, child.name if child else None, gate.name, up)
     return None
-
-
-def _beside(
-    before: list[str], between: list[str], behind: list[str], activation: str | None
-) -> Beside:
-    return Beside(tuple(before[::-1]), tuple(between), tuple(behind[::-1]), activation)
-
-
-class _Called(NamedTuple):
-    name: str  # an attribute of self, or a key of _ops.ACTIVATIONS
-    x: _Symbol
 
 
 def _called(y: _Symbol) -> _Called | None:
