@@ -1,13 +1,26 @@
-"""A converted model, its steps, and what `fuse` leaves of it."""
+"""An MLP, a converted model, its steps, and what `fuse` leaves of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import float8.torch as f8
+
+
+class FeedForward(nn.Module):
+    """As torchtitan's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(64, 144, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(144, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 def converted(
