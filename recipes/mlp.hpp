@@ -26,7 +26,7 @@ struct MlpShape : Shape {
 // experts both as one; then down.
 [[nodiscard]] std::vector<Shape> linears_of(const MlpShape& mlp);
 
-// What an OpSpec of MLPs has. Gate and up have the kernels of one linear.
+// An OpSpec of MLPs has these. Gate and up have the kernels of one linear.
 inline constexpr DimSpec kMlpDims[] = {
     {.name = "m", .meaning = "tokens"},
     {.name = "n", .meaning = "hidden features", .multiple = 16},

@@ -24,7 +24,7 @@ class GroupCasts : public GpuTestWith<const char*> {
  protected:
   using Matrix = reference::Matrix;
   using AmaxOver = reference::AmaxOver;
-  // By average groups of so many rows the casts of 16-bit elements are one launch, or two.
+  // The casts of 16-bit elements are one launch with average groups of so few rows, and two with so many.
   static constexpr int64_t kSmallGroups = 128, kLargeGroups = int64_t{1} << 20;
 
   static codegen::CastSpec spec_of(const char* key) {
