@@ -20,6 +20,8 @@ class DynamicLibrary {
     out = reinterpret_cast<Function*>(F8_TRY(find(symbol)));
     return {};
   }
+  // What dlopen gave.
+  [[nodiscard]] void* handle() const { return handle_; }
 
  private:
   DynamicLibrary(void* handle, std::string soname) : handle_(handle), soname_(std::move(soname)) {}

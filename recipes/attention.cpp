@@ -14,6 +14,7 @@ constexpr std::string_view kMasks[] = {"full", "causal"};  // by whether they ar
 }  // namespace
 
 std::string_view to_string(AttentionRecipe recipe) {
+  if (recipe == AttentionRecipe::kBf16) return "bf16";
   return kAttentionRecipeNames[static_cast<size_t>(recipe)];
 }
 

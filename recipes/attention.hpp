@@ -29,11 +29,14 @@ struct AttentionShape {
 
 enum class AttentionRecipe : uint8_t {
   kFp8Forward,  // its backward is one in bf16, of the values that the forward multiplied
-  kFp8          // forward and backward
+  kFp8,         // forward and backward
+  kBf16         // a library's; no problem has it
 };
+// Those of problems.
 inline constexpr std::array kAttentionRecipes = {AttentionRecipe::kFp8Forward,
                                                  AttentionRecipe::kFp8};
 inline constexpr std::array<std::string_view, 2> kAttentionRecipeNames = {"fp8_forward", "fp8"};
+// "bf16", or the name of a problem's recipe.
 [[nodiscard]] std::string_view to_string(AttentionRecipe recipe);
 [[nodiscard]] Result<AttentionRecipe> parse_attention_recipe(std::string_view name);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "codegen/kernels/attention/attention_args.cuh"
+#include "recipes/attention.hpp"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {
@@ -15,7 +16,7 @@ struct AttentionDesc {
   int64_t window = 0;   // the keys that a causal query has at most; 0: all
   float scale = 0;      // of the scores
   bool packed = false;  // sequences behind each other, from offsets on the device
-  bool fp8_backward = false;
+  AttentionRecipe recipe = AttentionRecipe::kFp8Forward;
 
   [[nodiscard]] codegen::AttentionMask mask() const;
   // The blocks of a head in all sequences of a batch, or in a pack of so many.

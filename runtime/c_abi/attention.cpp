@@ -1,4 +1,5 @@
 // Attention.
+#include "runtime/attention/provider.hpp"
 #include "runtime/c_abi/common.hpp"
 
 using namespace f8::c_abi;
@@ -11,6 +12,21 @@ size_t bytes_of(const float8_attention* attention, const float8_attention_sizes*
                 Bytes bytes) {
   if (attention == nullptr || sizes == nullptr || !attention->attention->check(*sizes)) return 0;
   return (attention->attention.get()->*bytes)(*sizes);
+}
+
+f8::Result<f8::AttentionRecipe> recipe_of(int32_t recipe) {
+  switch (recipe) {
+    case FLOAT8_ATTENTION_FP8_FORWARD:
+      return f8::AttentionRecipe::kFp8Forward;
+    case FLOAT8_ATTENTION_FP8:
+      return f8::AttentionRecipe::kFp8;
+    case FLOAT8_ATTENTION_BF16:
+      return f8::AttentionRecipe::kBf16;
+    default:
+      return f8::fail(f8::ErrorCode::kInvalidArgument,
+                      "float8_attention_desc.recipe is {}; it is a float8_attention_recipe",
+                      recipe);
+  }
 }
 
 }  // namespace
@@ -27,9 +43,10 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
     const f8::Dtype dtype = F8_TRY(dtype_of("float8_attention_desc.dtype", known.dtype));
     if (dtype != f8::Dtype::kBf16) {
       return f8::fail(f8::ErrorCode::kUnsupported,
-                      "float8_attention_desc.dtype is {}; attention in fp8 takes FLOAT8_BF16",
+                      "float8_attention_desc.dtype is {}; attention takes FLOAT8_BF16",
                       to_string(dtype));
     }
+    const f8::AttentionRecipe recipe = F8_TRY(recipe_of(known.recipe));
     auto plan = F8_TRY(
         f8::runtime::Attention::plan(context->context, {.heads_q = known.heads_q,
                                                         .heads_kv = known.heads_kv,
@@ -38,8 +55,17 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
                                                         .window = known.window,
                                                         .scale = known.scale,
                                                         .packed = known.packed != 0,
-                                                        .fp8_backward = known.fp8_backward != 0}));
+                                                        .recipe = recipe}));
     *out = new float8_attention{std::move(plan)};
+    return {};
+  });
+}
+
+float8_status float8_cudnn_version(int32_t* out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = 0;
+    *out = F8_TRY(f8::runtime::cudnn_version());
     return {};
   });
 }

@@ -143,6 +143,7 @@ Context::~Context() {
       // At the end of a process that has kept the context the library may be gone.
       if (const auto library = cublaslt()) (*library)->destroy(state_->cublaslt);
     }
+    state_->cudnn.reset();
     for (CUmodule module : state_->modules) cuda.module_unload(module);
   }
   cuda.device_primary_ctx_release(state_->device);

@@ -29,6 +29,8 @@ struct FirstUse {
   std::string failure;  // the latest
 };
 
+struct CudnnHandle;  // runtime/attention/cudnn.cpp
+
 struct Context::State {
   explicit State(const Driver& cuda) : driver(cuda) {}
 
@@ -60,6 +62,8 @@ struct Context::State {
 
   std::mutex cublaslt_mutex;
   cublasLtHandle_t cublaslt = nullptr;  // made when a plan first asks for it
+  std::mutex cudnn_mutex;
+  std::shared_ptr<CudnnHandle> cudnn;  // likewise
 };
 
 }  // namespace f8::runtime

@@ -1,11 +1,12 @@
-/* Attention in fp8, O = softmax(scale Q K^T) V: its forward, what a backward in bf16 needs to differentiate it, and a
- * backward in fp8. q, k and v are cast to e4m3 with a scale for each 128 tokens of a head, a power of two; k is
- * cast without its mean over the tokens of its head, which changes no softmax and no gradient. Both products are
- * fp8 MMAs; S, its softmax, and sums beyond 128 keys are fp32, and O is rounded once.
+/* Attention, O = softmax(scale Q K^T) V, and its gradients, in fp8 or in bf16. In fp8 q, k and v are cast to e4m3 with a
+ * scale for each 128 tokens of a head, a power of two; k is cast without its mean over the tokens of its head, which
+ * changes no softmax and no gradient. Both products are fp8 MMAs; S, its softmax, and sums beyond 128 keys are fp32, and O
+ * is rounded once.
  *
- * A backward takes q, k and v from float8_attention_dequantize, which are the values that the forward
- * multiplied, and the forward's o and lse. Any attention in bf16 serves, such as cuDNN's. Do not give it the
- * caller's own q, k and v: beside an lse of other values their gradients are wrong where data has outliers.
+ * What is in bf16 runs by cuDNN 9, which is opened when it is first needed and may be absent: libcudnn.so.9, of version
+ * 9.5.1 or newer. A call of it with sizes or strides that its plan has not seen builds a graph, within some 50 ms, or a
+ * second where cuDNN compiles a kernel: call it once before a capture. It takes a lock and allocates on the host, and its
+ * backward adds with atomics, so that gradients may differ in their last bits from run to run.
  * The conventions of all calls are in float8.h. */
 #ifndef FLOAT8_ATTENTION_H_
 #define FLOAT8_ATTENTION_H_
@@ -17,6 +18,12 @@
 extern "C" {
 #endif
 
+typedef enum float8_attention_recipe {
+  FLOAT8_ATTENTION_FP8_FORWARD = 0, /* the forward in fp8, the backward in bf16 */
+  FLOAT8_ATTENTION_FP8 = 1,         /* both in fp8 */
+  FLOAT8_ATTENTION_BF16 = 2         /* both in bf16 */
+} float8_attention_recipe;
+
 typedef struct float8_attention_desc {
   size_t struct_size;
   int64_t
@@ -27,18 +34,18 @@ typedef struct float8_attention_desc {
   int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
   int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
   int32_t
-      packed; /* nonzero: a call's sequences lie one behind the other (float8_attention_sizes) */
+      packed; /* nonzero: a call's sequences lie one behind the other (float8_attention_sizes). What is in
+                 bf16 takes none */
   int64_t
       window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
                        each query has a key */
-  int32_t
-      fp8_backward; /* nonzero: float8_attention_backward can be called; `saved` has 4 bytes more of
-                       each query of a head */
+  int32_t recipe;  /* a float8_attention_recipe */
   int32_t reserved; /* 0 */
 } float8_attention_desc;
 
-/* It compiles and loads kernels, as float8_linear_plan does. On failure *out is NULL. */
+/* It compiles and loads kernels, as float8_linear_plan does, or opens cuDNN for FLOAT8_ATTENTION_BF16 (FLOAT8_ENVIRONMENT
+ * where that cannot be). On failure *out is NULL. */
 FLOAT8_API float8_status float8_attention_plan(float8_context* context,
                                                const float8_attention_desc* desc,
                                                float8_attention** out);
@@ -52,15 +59,20 @@ typedef struct float8_attention_sizes {
   int64_t tokens_kv FLOAT8_DEFAULT(0); /* of each sequence, at least 1 */
 } float8_attention_sizes;
 
+/* The version of the cuDNN that is opened, as 91900 for 9.19.0; FLOAT8_ENVIRONMENT where there is none, and *out is 0. */
+FLOAT8_API float8_status float8_cudnn_version(int32_t* out);
+
 /* Returns the bytes that forward keeps for a backward: e4m3 copies and their scales, about half of what q, k and
- * v have; 0 for NULL, and for sizes that a call refuses. */
+ * v have, and 4 more of each query of a head under FLOAT8_ATTENTION_FP8; 0 for FLOAT8_ATTENTION_BF16, for NULL, and for
+ * sizes that a call refuses. */
 FLOAT8_API size_t float8_attention_saved_bytes(const float8_attention* attention,
                                                const float8_attention_sizes* sizes);
 /* Returns the bytes of scratch that forward needs, which are free between calls; 0 likewise. */
 FLOAT8_API size_t float8_attention_workspace_bytes(const float8_attention* attention,
                                                    const float8_attention_sizes* sizes);
 
-/* Returns the bytes of scratch of float8_attention_backward; 0 likewise, and for a plan without fp8_backward. */
+/* Returns the bytes of scratch of float8_attention_backward; 0 likewise, and where cuDNN is needed and cannot do it, which
+ * the call tells. In bf16 it may build a graph, as the call. */
 FLOAT8_API size_t float8_attention_backward_workspace_bytes(const float8_attention* attention,
                                                             const float8_attention_sizes* sizes);
 
@@ -99,7 +111,8 @@ typedef struct float8_attention_forward_args {
   void* o FLOAT8_DEFAULT(NULL); /* [batch][tokens_q][heads_q][head_dim], written */
   float* lse FLOAT8_DEFAULT(
       NULL); /* [batch][heads_q][tokens_q], written: ln of each softmax's sum, of scores with k
-                             less its mean: it is not to be merged with that of other keys */
+                             less its mean, which is not to be merged with that of other keys. In bf16
+                             k is whole */
   float8_buffer saved FLOAT8_DEFAULT({});     /* float8_attention_saved_bytes(), written */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_attention_workspace_bytes() */
   /* Of packed sequences: [batch + 1] on the device. Sequence i has the tokens from the i-th offset on, up to the one
@@ -114,8 +127,8 @@ typedef struct float8_attention_forward_args {
   float8_sequence_error* sequence_error FLOAT8_DEFAULT(NULL); /* on the device, or NULL */
 } float8_attention_forward_args;
 
-/* Enqueues three launches: the sums of k, the casts, and the attention, and of packed sequences their layout before
- * these. A NaN or an infinity shows in o of its head, in every query that has a key of its 128 tokens, and with a window
+/* In fp8 it enqueues three launches: the sums of k, the casts, and the attention, and of packed sequences their layout
+ * before these. A NaN or an infinity shows in o of its head, in every query that has a key of its 128 tokens, and with a window
  * in others of the same 128 queries.
  *
  * Packed sequences are read from the device in each call, also where a CUDA graph replays it. Each has the bits of o and
@@ -137,8 +150,9 @@ typedef struct float8_attention_dequantize_args {
   float8_heads v FLOAT8_DEFAULT({});
 } float8_attention_dequantize_args;
 
-/* Enqueues one launch that writes q, k and v as the forward's products had them: exact in bf16, and k without
- * its mean. */
+/* Enqueues one launch that writes q, k and v as the forward's products in fp8 had them: exact in bf16, and k without its
+ * mean. A backward of your own takes these, with the forward's o and lse; beside an lse of other values the gradients of the
+ * caller's q, k and v are wrong where data has outliers. */
 FLOAT8_API float8_status float8_attention_dequantize(const float8_attention* attention,
                                                      const float8_attention_dequantize_args* args,
                                                      float8_stream stream);
@@ -154,13 +168,17 @@ typedef struct float8_attention_backward_args {
   float8_heads dq FLOAT8_DEFAULT({});         /* written, as dk and dv */
   float8_heads dk FLOAT8_DEFAULT({});
   float8_heads dv FLOAT8_DEFAULT({});
+  float8_heads q FLOAT8_DEFAULT({}); /* the forward's, as k and v, of FLOAT8_ATTENTION_BF16 alone: read */
+  float8_heads k FLOAT8_DEFAULT({});
+  float8_heads v FLOAT8_DEFAULT({});
 } float8_attention_backward_args;
 
-/* Enqueues three launches: the casts of dout, of which the transposed copies of q and k are part, dq, and dk with dv. All
- * products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and dS have scales that are
- * found beside their products. The gradients have the same bits from run to run, and are those of the values that the
- * forward multiplied: the gradient of k's mean is 0. A dout that is not finite shows in the gradients of its head.
- * A call without queries writes nothing, where dk and dv would be 0. */
+/* Under FLOAT8_ATTENTION_FP8 it enqueues three launches: the casts of dout, of which the transposed copies of q and k are
+ * part, dq, and dk with dv. All products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and
+ * dS have scales that are found beside their products, and the gradients have the same bits from run to run. Under
+ * FLOAT8_ATTENTION_FP8_FORWARD it enqueues float8_attention_dequantize into its workspace, and cuDNN's backward of these.
+ * In fp8 the gradients are those of the values that the forward multiplied: the gradient of k's mean is 0. A dout that is
+ * not finite shows in the gradients of its head. A call without queries writes nothing, where dk and dv would be 0. */
 FLOAT8_API float8_status float8_attention_backward(const float8_attention* attention,
                                                    const float8_attention_backward_args* args,
                                                    float8_stream stream);

@@ -1,4 +1,4 @@
-// Attention with a forward in fp8.
+// Attention in fp8 or in bf16.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct AttentionDesc {
   float8_dtype dtype = FLOAT8_BF16;
   bool packed = false;
   std::int64_t window = 0;  // 0: all keys
-  bool fp8_backward = false;
+  float8_attention_recipe recipe = FLOAT8_ATTENTION_FP8_FORWARD;
 };
 
 // Attention. Copies are the same plan. The bytes of buffers are 0 for sizes that a call refuses.
@@ -43,7 +43,7 @@ class Attention {
     c.dtype = desc.dtype;
     c.packed = desc.packed ? 1 : 0;
     c.window = desc.window;
-    c.fp8_backward = desc.fp8_backward ? 1 : 0;
+    c.recipe = desc.recipe;
     float8_attention* handle = nullptr;
     const float8_status status = float8_attention_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -61,7 +61,7 @@ class Attention {
   Status forward(const AttentionForwardArgs& args, float8_stream stream) const {
     return Status(float8_attention_forward(handle_.get(), &args, stream));
   }
-  // Writes q, k and v as the forward multiplied them, for a backward in bf16.
+  // Writes q, k and v as the forward multiplied them, for a backward of your own.
   Status dequantize(const AttentionDequantizeArgs& args, float8_stream stream) const {
     return Status(float8_attention_dequantize(handle_.get(), &args, stream));
   }

@@ -55,7 +55,7 @@ class AttentionGradients : public GpuTest {
            const std::vector<int32_t>& offsets_k, Gradients& out) {
     desc.packed = !offsets_q.empty();
     desc.head_dim = of.d();
-    desc.fp8_backward = true;
+    desc.recipe = AttentionRecipe::kFp8;
     const auto plan = Attention::plan(context_, desc);
     F8_ASSERT_OK(plan);
     const int64_t batch = desc.packed ? std::ssize(offsets_q) - 1 : of.q.batch;
@@ -413,12 +413,14 @@ TEST_P(PackedGradients, EachSequenceHasTheBitsThatItHasAlone) {
 class AttentionBackwardMisuse : public AttentionGradients {};
 
 TEST_F(AttentionBackwardMisuse, OfACallIsRefused) {
-  const auto plan = Attention::plan(context_, {.fp8_backward = true});
+  const auto plan = Attention::plan(context_, {.recipe = AttentionRecipe::kFp8});
   const auto without = Attention::plan(context_, {});
+  const auto packed = Attention::plan(context_, {.packed = true});
   F8_ASSERT_OK(plan);
   F8_ASSERT_OK(without);
+  F8_ASSERT_OK(packed);
   const AttentionSizes sizes{1, 2, 2};
-  EXPECT_EQ((*without)->backward_workspace_bytes(sizes), 0U);
+  EXPECT_EQ((*packed)->backward_workspace_bytes(sizes), 0U);
   EXPECT_EQ((*plan)->saved_bytes(sizes), (*without)->saved_bytes(sizes) + 2 * sizeof(float));
   constexpr int64_t kD = 128;
   const std::vector<uint16_t> elements(2 * kD);
@@ -446,7 +448,7 @@ TEST_F(AttentionBackwardMisuse, OfACallIsRefused) {
     EXPECT_NE(status.error().message.find(word), std::string::npos) << status.error().message;
   };
   refuses(
-      **without, [](auto&) {}, "fp8_backward");
+      **packed, [](auto&) {}, "no packed sequences");
   refuses(
       **plan, [](auto& args) { args.dout.data = nullptr; }, "dout is NULL");
   refuses(

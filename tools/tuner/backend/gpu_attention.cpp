@@ -17,7 +17,7 @@ runtime::AttentionDesc desc_of(AttentionRecipe recipe, const AttentionShape& sha
           .heads_kv = shape.heads_kv,
           .head_dim = shape.head_dim,
           .causal = shape.causal,
-          .fp8_backward = recipe == AttentionRecipe::kFp8};
+          .recipe = recipe};
 }
 
 float8_attention_sizes sizes_of(const AttentionShape& shape) {

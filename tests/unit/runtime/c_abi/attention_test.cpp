@@ -37,7 +37,7 @@ class AttentionAbi : public ::testing::Test {
             .dtype = FLOAT8_BF16,
             .packed = 0,
             .window = 0,
-            .fp8_backward = 0,
+            .recipe = FLOAT8_ATTENTION_FP8_FORWARD,
             .reserved = 0};
   }
   static float8_heads heads(const Memory& of, int64_t count) {
@@ -107,7 +107,7 @@ TEST_F(AttentionAbi, ForwardIsOfTheValuesThatDequantizeGives) {
 // A query with one key has no gradient, and its own is that of the key's value.
 TEST_F(AttentionAbi, ABackwardInFp8IsThatOfTheForward) {
   float8_attention_desc desc = good();
-  desc.fp8_backward = 1;
+  desc.recipe = FLOAT8_ATTENTION_FP8;
   float8_attention* attention = plan(desc);
   ASSERT_NE(attention, nullptr) << float8_last_error();
   const float8_attention_sizes sizes{.batch = 1, .tokens_q = 1, .tokens_kv = 1};
@@ -149,11 +149,6 @@ TEST_F(AttentionAbi, ABackwardInFp8IsThatOfTheForward) {
   EXPECT_EQ(float8_attention_backward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("workspace.bytes is 16"));
   float8_attention_destroy(attention);
-  attention = plan(good());
-  EXPECT_EQ(float8_attention_backward_workspace_bytes(attention, &sizes), 0U);
-  EXPECT_EQ(float8_attention_backward(attention, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("planned without float8_attention_desc.fp8_backward"));
-  float8_attention_destroy(attention);
 }
 
 TEST_F(AttentionAbi, RefusesPlans) {
@@ -172,7 +167,11 @@ TEST_F(AttentionAbi, RefusesPlans) {
   refuses([](auto& d) { d.dtype = 9; }, FLOAT8_INVALID_ARGUMENT, "dtype is 9");
   refuses([](auto& d) { d.window = -1; }, FLOAT8_INVALID_ARGUMENT, "window is -1");
   refuses([](auto& d) { d.window = 4, d.causal = 0; }, FLOAT8_INVALID_ARGUMENT, "window is 4");
-  refuses([](auto& d) { d.head_dim = 96, d.fp8_backward = 1; }, FLOAT8_UNSUPPORTED, "heads of 96");
+  refuses([](auto& d) { d.head_dim = 96, d.recipe = FLOAT8_ATTENTION_FP8; }, FLOAT8_UNSUPPORTED,
+          "heads of 96");
+  refuses([](auto& d) { d.recipe = 3; }, FLOAT8_INVALID_ARGUMENT, "recipe is 3");
+  refuses([](auto& d) { d.packed = 1, d.recipe = FLOAT8_ATTENTION_BF16; }, FLOAT8_UNSUPPORTED,
+          "no packed sequences");
   refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
   refuses([](auto& d) { d.reserved = 1; }, FLOAT8_INVALID_ARGUMENT, "reserved is 1");
 }

@@ -18,12 +18,13 @@ class AttentionWrapper : public ::testing::TestWithParam<bool> {
     out.causal = 1;
     out.packed = packed() ? 1 : 0;
     out.window = 3;
-    out.fp8_backward = 1;
+    out.recipe = FLOAT8_ATTENTION_FP8;
     return out;
   }
   static AttentionDesc in_cpp() {
     AttentionDesc out{.heads_q = 2, .heads_kv = 1, .head_dim = kHeadDim, .scale = 0.25F};
-    out.causal = out.fp8_backward = true;
+    out.causal = true;
+    out.recipe = FLOAT8_ATTENTION_FP8;
     out.packed = packed();
     out.window = 3;
     return out;

@@ -1,0 +1,172 @@
+#include "runtime/attention/emulated.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "recipes/dtype.hpp"
+#include "runtime/device/context_state.hpp"
+#include "runtime/emulation/stream.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// A head of a sequence as numbers, [tokens][d].
+struct Rows {
+  int64_t d;
+  std::vector<float> values;
+
+  Rows(int64_t tokens, int64_t dim) : d(dim), values(static_cast<size_t>(tokens * dim)) {}
+  [[nodiscard]] std::span<float> operator[](int64_t token) {
+    return std::span(values).subspan(static_cast<size_t>(token * d), static_cast<size_t>(d));
+  }
+};
+
+int64_t first_of(const float8_heads& heads, int64_t sequence, int64_t head) {
+  return sequence * heads.batch_stride + head * heads.head_stride;
+}
+
+Rows load(const float8_heads& heads, int64_t sequence, int64_t head, int64_t tokens, int64_t d) {
+  Rows rows(tokens, d);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t at = first_of(heads, sequence, head) + t * heads.token_stride;
+    for (int64_t c = 0; c < d; ++c) {
+      rows[t][static_cast<size_t>(c)] = load_element(heads.data, at + c, Dtype::kBf16);
+    }
+  }
+  return rows;
+}
+
+void store(const float8_heads& heads, int64_t sequence, int64_t head, int64_t token,
+           std::span<const float> row) {
+  const int64_t at = first_of(heads, sequence, head) + token * heads.token_stride;
+  for (size_t c = 0; c < row.size(); ++c) {
+    store_element(heads.data, at + static_cast<int64_t>(c), row[c], Dtype::kBf16);
+  }
+}
+
+float dot(std::span<const float> a, std::span<const float> b) {
+  float sum = 0;
+  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+void add(float factor, std::span<const float> x, std::span<float> to) {
+  for (size_t c = 0; c < x.size(); ++c) to[c] += factor * x[c];
+}
+
+struct Emulation {
+  AttentionDesc desc;
+  ProviderCall call;
+
+  // The keys that a query has: the first one, and one behind the last.
+  [[nodiscard]] std::pair<int64_t, int64_t> keys_of(int64_t query) const {
+    const int64_t keys = call.sizes.tokens_kv;
+    if (!desc.causal) return {0, keys};
+    const int64_t first = desc.window > 0 ? std::max<int64_t>(0, query + 1 - desc.window) : 0;
+    return {first, std::min(query + 1, keys)};
+  }
+  [[nodiscard]] float& lse(int64_t sequence, int64_t head, int64_t query) const {
+    return call.lse[(sequence * desc.heads_q + head) * call.sizes.tokens_q + query];
+  }
+  [[nodiscard]] Rows queries(const float8_heads& of, int64_t sequence, int64_t head) const {
+    return load(of, sequence, head, call.sizes.tokens_q, desc.head_dim);
+  }
+  [[nodiscard]] Rows keys(const float8_heads& of, int64_t sequence, int64_t head) const {
+    return load(of, sequence, head, call.sizes.tokens_kv, desc.head_dim);
+  }
+
+  void forward(int64_t sequence, int64_t head_kv) const {
+    Rows k = keys(call.k, sequence, head_kv), v = keys(call.v, sequence, head_kv);
+    const int64_t group = desc.heads_q / desc.heads_kv;
+    std::vector<float> p(static_cast<size_t>(call.sizes.tokens_kv));
+    std::vector<float> o(static_cast<size_t>(desc.head_dim));
+    for (int64_t head = head_kv * group; head < (head_kv + 1) * group; ++head) {
+      Rows q = queries(call.q, sequence, head);
+      for (int64_t i = 0; i < call.sizes.tokens_q; ++i) {
+        const auto [first, last] = keys_of(i);
+        float most = -std::numeric_limits<float>::infinity(), sum = 0;
+        for (int64_t j = first; j < last; ++j) {
+          const float score = dot(q[i], k[j]) * desc.scale;
+          p[static_cast<size_t>(j)] = score;
+          most = std::max(most, score);
+        }
+        std::ranges::fill(o, 0.0F);
+        for (int64_t j = first; j < last; ++j) {
+          const float weight = std::exp(p[static_cast<size_t>(j)] - most);
+          sum += weight;
+          add(weight, v[j], o);
+        }
+        for (float& x : o) x /= sum;
+        lse(sequence, head, i) = most + std::log(sum);
+        store(call.o, sequence, head, i, o);
+      }
+    }
+  }
+
+  void backward(int64_t sequence, int64_t head_kv) const {
+    Rows k = keys(call.k, sequence, head_kv), v = keys(call.v, sequence, head_kv);
+    Rows dk(call.sizes.tokens_kv, desc.head_dim), dv(call.sizes.tokens_kv, desc.head_dim);
+    const int64_t group = desc.heads_q / desc.heads_kv;
+    std::vector<float> dq(static_cast<size_t>(desc.head_dim));
+    for (int64_t head = head_kv * group; head < (head_kv + 1) * group; ++head) {
+      Rows q = queries(call.q, sequence, head), o = queries(call.o, sequence, head);
+      Rows dout = queries(call.dout, sequence, head);
+      for (int64_t i = 0; i < call.sizes.tokens_q; ++i) {
+        const auto [first, last] = keys_of(i);
+        const float delta = dot(dout[i], o[i]);
+        std::ranges::fill(dq, 0.0F);
+        for (int64_t j = first; j < last; ++j) {
+          const float p = std::exp(dot(q[i], k[j]) * desc.scale - lse(sequence, head, i));
+          const float ds = p * (dot(dout[i], v[j]) - delta) * desc.scale;
+          add(ds, k[j], dq);
+          add(ds, q[i], dk[j]);
+          add(p, dout[i], dv[j]);
+        }
+        store(call.dq, sequence, head, i, dq);
+      }
+    }
+    for (int64_t j = 0; j < call.sizes.tokens_kv; ++j) {
+      store(call.dk, sequence, head_kv, j, dk[j]);
+      store(call.dv, sequence, head_kv, j, dv[j]);
+    }
+  }
+};
+
+class EmulatedAttention final : public AttentionProvider {
+ public:
+  EmulatedAttention(std::shared_ptr<Context> context, const AttentionDesc& desc)
+      : context_(std::move(context)), desc_(desc) {}
+
+  Result<size_t> workspace_bytes(AttentionPass, const ProviderCall&) const override { return 0; }
+
+  Status run(AttentionPass pass, const ProviderCall& call, Stream stream) const override {
+    return context_->state().driver.check(
+        emulation::enqueue(stream,
+                           [pass, of = Emulation{desc_, call}] {
+                             for (int64_t b = 0; b < of.call.sizes.batch; ++b) {
+                               for (int64_t g = 0; g < of.desc.heads_kv; ++g) {
+                                 pass == AttentionPass::kForward ? of.forward(b, g)
+                                                                 : of.backward(b, g);
+                               }
+                             }
+                             return CUDA_SUCCESS;
+                           }),
+        "emulated cuDNN attention");
+  }
+
+ private:
+  std::shared_ptr<Context> context_;
+  AttentionDesc desc_;
+};
+
+}  // namespace
+
+Result<AttentionProviderPtr> create_emulated_attention(const std::shared_ptr<Context>& context,
+                                             const AttentionDesc& desc) {
+  return std::make_unique<const EmulatedAttention>(context, desc);
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,73 @@
+#include "runtime/attention/operands.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace f8::runtime {
+namespace {
+
+constexpr int64_t kStrideStep = 8;  // of bf16: 16 bytes
+constexpr int64_t kMostElements =
+    int64_t{1} << 48;  // from a tensor's first one to its last: no memory has them
+
+}  // namespace
+
+Status add_heads(const char* args, const char* name, const float8_heads& heads,
+                 const AttentionDesc& desc, const AttentionSizes& sizes, OfKeys of_keys,
+                 Access access, CallMemory& memory) {
+  F8_TRY(need(args, name, heads.data));
+  struct Axis {
+    const char* field;
+    int64_t stride, last;  // the last coordinate
+  };
+  const bool keys = of_keys == OfKeys::kYes;
+  std::array axes = {
+      Axis{"head_stride", heads.head_stride, (keys ? desc.heads_kv : desc.heads_q) - 1},
+      Axis{"token_stride", heads.token_stride, (keys ? sizes.tokens_kv : sizes.tokens_q) - 1},
+      Axis{"batch_stride", heads.batch_stride, desc.packed ? 0 : sizes.batch - 1}};
+  for (const auto& [field, stride, last] : axes) {
+    if (stride < 0 || stride % kStrideStep != 0 || (last > 0 && stride > kMostElements / last)) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "{}.{}.{} is {}; strides are multiples of {} elements, not negative, and all of a "
+          "tensor lies within 2^48 elements",
+          args, name, field, stride, kStrideStep);
+    }
+  }
+  std::ranges::sort(axes, {}, &Axis::stride);
+  int64_t last = desc.head_dim;  // one behind the last element of the axes so far
+  for (const Axis& axis : axes) {
+    if (axis.last == 0) continue;
+    if (access == Access::kWrite && axis.stride < last) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{}.{} is {}; the tensor is written and its elements do not overlap: it is at "
+                  "least {}",
+                  args, name, axis.field, axis.stride, last);
+    }
+    last += axis.last * axis.stride;
+  }
+  memory.add(name, heads.data, static_cast<size_t>(last) * size_bytes(Dtype::kBf16), access);
+  return {};
+}
+
+Status add_gradients(const float8_attention_backward_args& args, const AttentionDesc& desc,
+                     CallMemory& memory) {
+  const auto add = [&](const char* name, const float8_heads& heads, OfKeys of_keys, Access access) {
+    return add_heads(kAttentionBackwardArgs, name, heads, desc, args.sizes, of_keys, access,
+                     memory);
+  };
+  F8_TRY(add("dout", args.dout, OfKeys::kNo, Access::kRead));
+  F8_TRY(add("dq", args.dq, OfKeys::kNo, Access::kWrite));
+  F8_TRY(add("dk", args.dk, OfKeys::kYes, Access::kWrite));
+  return add("dv", args.dv, OfKeys::kYes, Access::kWrite);
+}
+
+float8_heads dense_heads(const void* data, const AttentionDesc& desc, const AttentionSizes& sizes,
+                         OfKeys of_keys) {
+  const bool keys = of_keys == OfKeys::kYes;
+  const int64_t of_token = (keys ? desc.heads_kv : desc.heads_q) * desc.head_dim;
+  return {const_cast<void*>(data), (keys ? sizes.tokens_kv : sizes.tokens_q) * of_token,
+          desc.head_dim, of_token};
+}
+
+}  // namespace f8::runtime

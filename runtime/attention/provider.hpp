@@ -1,0 +1,39 @@
+// Attention in bf16 by a library: cuDNN on a GPU, and its stand-in on an emulated device.
+#pragma once
+
+#include <memory>
+
+#include "runtime/attention/attention.hpp"
+
+namespace f8::runtime {
+
+// The tensors of a call, dense heads by strides. Pointers may be null where only bytes are asked for.
+struct ProviderCall {
+  AttentionSizes sizes;
+  float8_heads q, k, v, o;
+  float* lse = nullptr;  // [batch][heads_q][tokens_q]: written by forward, read by backward
+  float8_heads dout{}, dq{}, dk{}, dv{};
+  float8_buffer workspace{};
+};
+
+enum class AttentionPass : uint8_t { kForward, kBackward };
+
+class AttentionProvider {
+ public:
+  virtual ~AttentionProvider() = default;
+  [[nodiscard]] virtual Result<size_t> workspace_bytes(AttentionPass pass,
+                                                       const ProviderCall& call) const = 0;
+  // There are queries, and the caller has checked the pointers.
+  [[nodiscard]] virtual Status run(AttentionPass pass, const ProviderCall& call,
+                                   Stream stream) const = 0;
+};
+using AttentionProviderPtr = std::unique_ptr<const AttentionProvider>;
+
+// Opens the context's library. It refuses packed sequences.
+[[nodiscard]] Result<AttentionProviderPtr> open_attention_provider(
+    const std::shared_ptr<Context>& context, const AttentionDesc& desc);
+
+// The version of cuDNN, as 91900, or why there is none.
+[[nodiscard]] Result<int> cudnn_version();
+
+}  // namespace f8::runtime
