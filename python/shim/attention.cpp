@@ -1,4 +1,4 @@
-// Attention in fp8: its forward, the values that a backward in bf16 reads, and the backward in fp8.
+// Attention: its forward, its backward, and the values that a forward in fp8 multiplied.
 #include "python/shim/attention.hpp"
 
 #include <torch/csrc/stable/ops.h>
@@ -55,7 +55,7 @@ Heads empty_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t dim, con
 }
 
 const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_dim, double scale,
-                                bool causal, int64_t window, bool packed, bool fp8_backward,
+                                bool causal, int64_t window, bool packed, int64_t recipe,
                                 const Place& place) {
   return attention_plan_for({.heads_q = heads_q,
                              .heads_kv = heads_kv,
@@ -65,7 +65,7 @@ const float8_attention* plan_of(int64_t heads_q, int64_t heads_kv, int64_t head_
                              .causal = causal,
                              .window = window,
                              .packed = packed,
-                             .fp8_backward = fp8_backward},
+                             .recipe = static_cast<int32_t>(recipe)},
                             place)
       .attention;
 }
@@ -132,13 +132,18 @@ std::vector<int64_t> sequence_errors() {
   return found;
 }
 
+int64_t cudnn_version() {
+  int32_t version = 0;
+  return float8_cudnn_version(&version) == FLOAT8_OK ? version : 0;
+}
+
 std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k,
                                                      const Tensor& v, double scale, bool causal,
                                                      int64_t window, int64_t config,
                                                      const std::optional<Tensor>& cu_seqlens_q,
                                                      const std::optional<Tensor>& cu_seqlens_k,
                                                      int64_t max_seqlen_q, int64_t max_seqlen_k,
-                                                     bool fp8_backward) {
+                                                     int64_t recipe) {
   const Place place = place_of(q, Config(config));
   const Heads operands[] = {as_heads(q, place, "query"), as_heads(k, place, "key"),
                             as_heads(v, place, "value")};
@@ -152,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
     refuse("packed sequences are a batch of 1, with as many offsets of keys as of queries");
   }
   const float8_attention* const plan =
-      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, window, packed, fp8_backward, place);
+      plan_of(q.size(1), k.size(1), q.size(3), scale, causal, window, packed, recipe, place);
   float8_attention_forward_args args;
   args.sizes = {packed ? cu_seqlens_q->numel() - 1 : q.size(0), q.size(2), k.size(2)};
   args.cu_seqlens_q = offsets_of(cu_seqlens_q, place, "cu_seqlens_q");
@@ -187,7 +192,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, con
   if (o.dim() != 4) refuse("o is not what attention_forward gave");
   const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
   const float8_attention* const plan =
-      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, false, place);
+      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0,
+              FLOAT8_ATTENTION_FP8_FORWARD, place);
   const Heads q = empty_heads(batch, tokens_q, heads_q, dim, place);
   const Heads k = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   const Heads v = empty_heads(batch, tokens_kv, heads_kv, dim, place);
@@ -205,7 +211,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
                                                       const Tensor& lse, const Tensor& saved,
                                                       int64_t heads_kv, int64_t tokens_kv,
                                                       double scale, bool causal, int64_t window,
-                                                      int64_t config, int64_t sequences) {
+                                                      int64_t config, int64_t sequences,
+                                                      int64_t recipe,
+                                                      const std::optional<Tensor>& q,
+                                                      const std::optional<Tensor>& k,
+                                                      const std::optional<Tensor>& v) {
   const Place place = place_of(o, Config(config));
   check_dense(saved, 1, place.device, "saved");
   check_dense(o, sizeof(uint16_t), place.device, "o");
@@ -218,7 +228,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
     refuse("the gradient of the output is not [batch, heads, tokens, head_dim] of the output");
   }
   const float8_attention* const plan =
-      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, true, place);
+      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0, recipe, place);
   const Heads dq = empty_heads(batch, tokens_q, heads_q, dim, place);
   Heads dk = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   Heads dv = empty_heads(batch, tokens_kv, heads_kv, dim, place);
@@ -234,6 +244,15 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
   args.dq = dq.heads;
   args.dk = dk.heads;
   args.dv = dv.heads;
+  std::vector<Heads> operands;  // whose copies, where there are any, the call reads
+  if (recipe == FLOAT8_ATTENTION_BF16) {
+    if (!q || !k || !v) refuse("a backward in bf16 has the forward's query, key and value");
+    operands = {as_heads(*q, place, "query"), as_heads(*k, place, "key"),
+                as_heads(*v, place, "value")};
+    args.q = operands[0].heads;
+    args.k = operands[1].heads;
+    args.v = operands[2].heads;
+  }
   if (tokens_q == 0) {  // a call without queries writes nothing
     torch::stable::zero_(dk.keep);
     torch::stable::zero_(dv.keep);

@@ -15,7 +15,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
                                                      const std::optional<Tensor>& cu_seqlens_q,
                                                      const std::optional<Tensor>& cu_seqlens_k,
                                                      int64_t max_seqlen_q, int64_t max_seqlen_k,
-                                                     bool fp8_backward);
+                                                     int64_t recipe);
 std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, const Tensor& o,
                                                         int64_t heads_kv, int64_t tokens_kv,
                                                         double scale, bool causal, int64_t window,
@@ -24,7 +24,12 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
                                                       const Tensor& lse, const Tensor& saved,
                                                       int64_t heads_kv, int64_t tokens_kv,
                                                       double scale, bool causal, int64_t window,
-                                                      int64_t config, int64_t sequences);
+                                                      int64_t config, int64_t sequences,
+                                                      int64_t recipe,
+                                                      const std::optional<Tensor>& q,
+                                                      const std::optional<Tensor>& k,
+                                                      const std::optional<Tensor>& v);
 std::vector<int64_t> sequence_errors();
+int64_t cudnn_version();
 
 }  // namespace float8_torch

@@ -142,16 +142,20 @@
 //   moe_score_gradient(dout, y, position, offsets, config) -> dscores
 //     The fp32 gradient of these scores. Neither of them reads the last rows, whose pairs add nothing.
 //   attention_forward(q, k, v, scale, causal, window, config, cu_seqlens_q?, cu_seqlens_k?, max_seqlen_q,
-//       max_seqlen_k, fp8_backward) -> (o, lse, saved)
-//     softmax(scale q k^T) v in fp8. q is [B, H, S, D], k and v are [B, G, T, D], all in bf16; a scale of 0 is
-//     1 / sqrt(D), a window of 0 none. o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8.
+//       max_seqlen_k, recipe) -> (o, lse, saved)
+//     softmax(scale q k^T) v under a float8_attention_recipe. q is [B, H, S, D], k and v are [B, G, T, D], all in bf16; a scale of 0 is
+//     1 / sqrt(D), a window of 0 none. o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8; in bf16 it is empty.
 //     With offsets in int32, [sequences + 1], S and T are the tokens of packed sequences, and B is 1; bad ones are
 //     replaced, and the first of them, or a longer sequence than max_seqlen, is kept for sequence_errors. `saved` ends with those that were taken, both.
 //   attention_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config, sequences) -> (q, k, v)
 //     The values that this forward multiplied, [B][S][H][D] and [B][T][G][D], k without its mean over T.
 //     `sequences` of a pack; 0: it is none.
-//   attention_backward(dout, o, lse, saved, heads_kv, tokens_kv, scale, causal, window, config, sequences) -> (dq, dk, dv)
-//     The gradients in fp8 of a forward that was given fp8_backward, [B][S][H][D] and [B][T][G][D]; dout is [B, H, S, D].
+//   attention_backward(dout, o, lse, saved, heads_kv, tokens_kv, scale, causal, window, config, sequences, recipe, q?, k?,
+//       v?) -> (dq, dk, dv)
+//     The gradients of a forward of this recipe, [B][S][H][D] and [B][T][G][D]; dout is [B, H, S, D]. q, k and v are the
+//     forward's, in bf16 alone.
+//   cudnn_version() -> version
+//     That of the cuDNN which attention in bf16 runs by, as 91900; 0 where there is none.
 //   sequence_errors() -> [device, code, index, ...]
 //     The first bad offset on each device since the last call, for which the host waits: a
 //     float8_sequence_error_code, and which it is. The device -1 is the emulated one.
@@ -302,6 +306,7 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   float8_torch::add<&float8_torch::moe_bytes>(library, "moe_bytes");
   float8_torch::add<&float8_torch::routing_errors>(library, "routing_errors");
   float8_torch::add<&float8_torch::sequence_errors>(library, "sequence_errors");
+  float8_torch::add<&float8_torch::cudnn_version>(library, "cudnn_version");
   float8_torch::add<&float8_torch::amax_words>(library, "amax_words");
   float8_torch::add<&float8_torch::tune_on_first_use>(library, "tune_on_first_use");
   float8_torch::add<&float8_torch::copy_layout_of>(library, "copy_layout");

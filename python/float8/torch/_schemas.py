@@ -66,7 +66,7 @@ _FLEXIBLE = (
     (
         "attention_forward(Tensor q, Tensor k, Tensor v, float scale, bool causal, int window, int config, "
         "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt "
-        "max_seqlen_k=0, bool fp8_backward=False) -> (Tensor, Tensor, Tensor)"
+        "max_seqlen_k=0, int recipe=0) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "attention_dequantize(Tensor saved, Tensor o, int heads_kv, SymInt tokens_kv, float scale, bool "
@@ -74,8 +74,8 @@ _FLEXIBLE = (
     ),
     (
         "attention_backward(Tensor dout, Tensor o, Tensor lse, Tensor saved, int heads_kv, SymInt "
-        "tokens_kv, float scale, bool causal, int window, int config, SymInt sequences=0) -> (Tensor, "
-        "Tensor, Tensor)"
+        "tokens_kv, float scale, bool causal, int window, int config, SymInt sequences=0, int recipe=1, "
+        "Tensor? q=None, Tensor? k=None, Tensor? v=None) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "
@@ -188,6 +188,7 @@ _OTHERS = (
     ),
     "routing_errors() -> int[]",
     "sequence_errors() -> int[]",
+    "cudnn_version() -> int",
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     (
         "quantized_bytes(int rows, int cols, int config, int operand, bool backward, int "

@@ -1,4 +1,4 @@
-"""Attention in fp8: scaled_dot_product_attention, its ops, their fake kernels and its gradients."""
+"""Attention under a recipe: scaled_dot_product_attention, its ops, their fake kernels and its gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from float8.torch import _ops, notices, traced
 attention_forward = torch.ops.float8.attention_forward.default
 attention_dequantize = torch.ops.float8.attention_dequantize.default
 attention_backward = torch.ops.float8.attention_backward.default
-RECIPES = ("fp8_forward", "fp8", "bf16")
+RECIPES = ("fp8_forward", "fp8", "bf16")  # by the numbers that the ops have for them
+FP8_FORWARD, FP8, BF16 = range(3)
 HEAD_DIMS = (64, 128, 256)
 _BLOCK = 128  # tokens of a head that share a scale
 
@@ -38,20 +39,21 @@ def _fake_forward(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
-    fp8_backward: bool = False,
+    recipe: int = FP8_FORWARD,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b, h, s, d = q.shape
     of_q, of_k = _blocks(s), _blocks(k.shape[2])
-    more = 4 * b * h * s if fp8_backward else 0
+    more = 4 * b * h * s if recipe == FP8 else 0
     if cu_seqlens_q is not None:
         offsets = cu_seqlens_q.shape[0]
         of_q, of_k = (x // _BLOCK + offsets - 1 for x in (s, k.shape[2]))
         more += 32 * (of_q + of_k) + 8 * offsets
     blocks = b * (h * of_q + 2 * k.shape[1] * of_k)
+    kept = 0 if recipe == BF16 else blocks * (_BLOCK * d + 4) + more
     return (
         q.new_empty((b, s, h, d)),
         q.new_empty((b, h, s), dtype=torch.float32),
-        q.new_empty((blocks * (_BLOCK * d + 4) + more,), dtype=torch.uint8),
+        q.new_empty((kept,), dtype=torch.uint8),
     )
 
 
@@ -81,39 +83,12 @@ def _fake_backward(
     o: torch.Tensor,
     lse: torch.Tensor,
     saved: torch.Tensor,
-    *options: Any,
-    **more: Any,
+    heads_kv: int,
+    tokens_kv: int,
+    *_: Any,
+    **__: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _fake_dequantize(saved, o, *options, **more)
-
-
-def backward_by_formula(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    scale: float,
-    causal: bool,
-    window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients in fp32 with whole score matrices, for tensors on a CPU."""
-    dtype, groups = q.dtype, q.shape[1] // k.shape[1]
-    grad, q, o = grad.float(), q.float(), o.float()
-    k, v = (x.float().repeat_interleave(groups, 1) for x in (k, v))
-    p = torch.exp(q @ k.transpose(-1, -2) * scale - lse[..., None])
-    if causal:
-        p = p.tril()
-    if window:
-        p = p.triu(1 - window)
-    ds = p * (grad @ v.transpose(-1, -2) - (grad * o).sum(-1, keepdim=True)) * scale
-    dq = ds @ k
-    dk, dv = (
-        x.reshape(x.shape[0], q.shape[1] // groups, groups, *x.shape[2:]).sum(2)
-        for x in (ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ grad)
-    )
-    return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+    return _fake_dequantize(saved, o, heads_kv, tokens_kv, 0, False, 0, 0)
 
 
 def no_seed(grad: torch.Tensor) -> torch.Tensor:
@@ -165,9 +140,8 @@ def _backward(
     causal: bool,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients in bf16: cuDNN's where PyTorch has it and there is no window, else those of its flash attention."""
-    if not grad.is_cuda:
-        return backward_by_formula(grad, q, k, v, o, lse, scale, causal, window)
+    """The gradients in bf16 on a GPU, of PyTorch: its cuDNN's where it has it and there is no window, else those of its flash
+    attention."""
     sizes = (q.shape[2], k.shape[2])
     if window:
         grad, q, k, v, o = (x.transpose(1, 2) for x in (grad, q, k, v, o))
@@ -208,6 +182,14 @@ def _largest_head_of_cudnn() -> int:
     return 256 if backends.cudnn.version() >= 90501 else 128
 
 
+@traced.constant
+def _has_cudnn() -> bool:
+    """Tells whether float8 has cuDNN by itself, which takes windows, and may add with atomics."""
+    return (
+        torch.ops.float8.cudnn_version() > 0 and not torch.are_deterministic_algorithms_enabled()
+    )
+
+
 def mean_of_keys(key: torch.Tensor) -> torch.Tensor:
     """Returns what the cast takes from the keys of each head, [B, G, 1, D] in fp32, but for the order of its sums."""
     return key.float().mean(2, keepdim=True)
@@ -224,8 +206,8 @@ def lse_with_mean(
 
 
 class AttentionFunction(torch.autograd.Function):
-    """Between forward and backward it keeps q, k and v in fp8, o and lse. Backward differentiates the forward that
-    ran: it takes the values that were multiplied, and the o and lse that they gave."""
+    """Between forward and backward it keeps q, k and v, in fp8 but for recipe bf16, o and lse. Backward differentiates the
+    forward that ran: it takes the values that were multiplied, and the o and lse that they gave."""
 
     @staticmethod
     def forward(
@@ -237,16 +219,17 @@ class AttentionFunction(torch.autograd.Function):
         causal: bool,
         window: int,
         config: int,
-        fp8_backward: bool,
+        recipe: int,
         return_lse: bool,
     ) -> Any:
         options = (scale, causal, window)
-        o, lse, saved = attention_forward(q, k, v, *options, config, fp8_backward=fp8_backward)
-        ctx.save_for_backward(o, lse, saved)
+        o, lse, saved = attention_forward(q, k, v, *options, config, recipe=recipe)
+        operands = (q, k, v) if recipe == BF16 else ()
+        ctx.save_for_backward(o, lse, saved, *operands)
         ctx.key_sizes = (k.shape[1], k.shape[2])
         ctx.options = options
         ctx.config = config
-        ctx.fp8_backward = fp8_backward
+        ctx.recipe = recipe
         if not return_lse:
             return o.transpose(1, 2)
         whole = lse_with_mean(lse, q, mean_of_keys(k), scale)
@@ -256,14 +239,16 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
-        o, lse, saved = ctx.saved_tensors
+        o, lse, saved, *operands = ctx.saved_tensors
         options = (*ctx.key_sizes, *ctx.options, ctx.config)
         nothing = (None,) * 6
-        if ctx.fp8_backward:
-            grads = attention_backward(grad, o, lse, saved, *options)
+        window = ctx.options[2]
+        of_torch = grad.is_cuda and not (window and _has_cudnn())
+        if ctx.recipe != FP8_FORWARD or not of_torch:
+            own = (ctx.recipe, *operands)
+            grads = attention_backward(grad, o, lse, saved, *options, 0, *own)
             return *(x.transpose(1, 2) for x in grads), *nothing
-        operands = attention_dequantize(saved, o, *options)
-        q, k, v = (x.transpose(1, 2) for x in operands)
+        q, k, v = (x.transpose(1, 2) for x in attention_dequantize(saved, o, *options))
         grads = _backward(grad, q, k, v, o.transpose(1, 2), lse, *ctx.options)
         return *grads, *nothing
 
@@ -293,7 +278,7 @@ def scaled_dot_product_attention(
     window: with is_causal, query i has the last `window` of its keys alone: its own and window - 1 before it. It takes no
         more queries than keys.
     recipe: "fp8_forward" multiplies in fp8 in forward, and in bfloat16 in backward; "fp8" multiplies in fp8 in both; "bf16"
-        is PyTorch's own attention.
+        is PyTorch's own attention, but for windows on a GPU, which cuDNN computes, where it is there, and PyTorch by a mask.
     emulate: for tests, also without a GPU; slow.
     return_lse: return (result, lse), lse [B, H, S] in float32: the natural logarithm of each softmax's sum. It merges the
         results of parts of the keys, and has no gradient. "bf16" has none.
@@ -326,6 +311,11 @@ def scaled_dot_product_attention(
         return attention_dtensors.on_local(of_rank, query, key, value)
     if recipe == "bf16":
         window = checked_window(window, is_causal, query, key)
+        if window is not None:
+            tensors = tuple(_ops.of_autocast(x) for x in (query, key, value))
+            options = (attn_mask, dropout_p, enable_gqa, scale)
+            if (emulate or query.is_cuda and _has_cudnn()) and refusal(*tensors, *options) is None:
+                return _apply(*tensors, is_causal, window, scale, recipe, emulate, False)
         mask = attn_mask if window is None else window_mask(window, query, key)
         is_causal = is_causal and window is None
         return functional.scaled_dot_product_attention(
@@ -336,13 +326,29 @@ def scaled_dot_product_attention(
     if reason is not None:
         raise ValueError(f'float8: attention in fp8: {reason}, or use recipe="bf16"')
     window = checked_window(window, is_causal, query, key)
+    return _apply(query, key, value, is_causal, window, scale, recipe, emulate, return_lse)
+
+
+def _apply(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    is_causal: bool,
+    window: int | None,
+    scale: float | None,
+    recipe: str,
+    emulate: bool,
+    return_lse: bool,
+) -> Any:
+    """Runs float8's own attention, of tensors that are checked."""
     if window is not None:  # the keys behind the last query's own are nobody's
         key, value = (x[:, :, : query.shape[2]] for x in (key, value))
     # torch.compile takes no tensor twice.
     key = key.view_as(key) if key is query else key
     value = value.view_as(value) if value is key or value is query else value
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    options = (factor, is_causal, window or 0, recipes.EMULATE if emulate else 0, recipe == "fp8")
+    config = recipes.EMULATE if emulate else 0
+    options = (factor, is_causal, window or 0, config, RECIPES.index(recipe))
     return AttentionFunction.apply(query, key, value, *options, return_lse)  # type: ignore[no-untyped-call]
 
 

@@ -23,8 +23,8 @@ _ERRORS = {
 }
 
 
-@torch.library.custom_op("float8::varlen_backward_by_formula", mutates_args=())
-def _backward_by_formula(
+@torch.library.custom_op("float8::varlen_backward_on_cpu", mutates_args=())
+def _backward_on_cpu(
     grad: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -36,22 +36,28 @@ def _backward_by_formula(
     causal: bool,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients in fp32 of each sequence by itself, for tensors on a CPU."""
+    """The gradients in bf16 of each sequence by itself, for tensors on a CPU."""
     grads = (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
     of_q, of_k = ([slice(*x) for x in itertools.pairwise(each)] for each in offsets.tolist())
+    nothing_saved = torch.empty(0, dtype=torch.uint8)
     for rows, keys in zip(of_q, of_k, strict=True):
-        each = [(grad, rows), (q, rows), (k, keys), (v, keys), (o, rows)]
-        dy, q_, k_, v_, o_ = (x[i].transpose(0, 1)[None] for x, i in each)
-        parts = attention.backward_by_formula(
-            dy, q_, k_, v_, o_, lse[None, :, rows], scale, causal, window
+        if rows.start == rows.stop or keys.start == keys.stop:
+            continue
+        each = [(grad, rows), (q, rows), (k, keys), (v, keys)]
+        dy, *operands = (x[i].transpose(0, 1)[None] for x, i in each)
+        results = (o[rows][None], lse[None, :, rows].contiguous(), nothing_saved)
+        sizes = (k.shape[1], keys.stop - keys.start)
+        mask = (scale, causal, window, recipes.EMULATE)
+        parts = attention.attention_backward(
+            dy, *results, *sizes, *mask, 0, attention.BF16, *operands
         )
         for whole, part, i in zip(grads, parts, (rows, keys, keys), strict=True):
-            whole[i] = part[0].transpose(0, 1)
+            whole[i] = part[0]
     return grads
 
 
-@_backward_by_formula.register_fake
-def _fake_backward_by_formula(
+@_backward_on_cpu.register_fake
+def _fake_backward_on_cpu(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -70,7 +76,7 @@ def _backward(
     """The gradients of q, k and v, [T, H, D] in bf16: those of PyTorch's flash attention on a GPU. cuDNN's takes no
     offsets through PyTorch."""
     if not grad.is_cuda:
-        return _backward_by_formula(grad, *operands, lse, offsets, scale, causal, window)  # type: ignore[no-any-return]
+        return _backward_on_cpu(grad, *operands, lse, offsets, scale, causal, window)  # type: ignore[no-any-return]
     q, k, v, o = operands
     bounds = (offsets[0], offsets[1])
     return attention.flash_backward(
@@ -112,7 +118,7 @@ class VarlenAttentionFunction(torch.autograd.Function):
         causal: bool,
         window: int,
         config: int,
-        fp8_backward: bool,
+        recipe: int,
         return_lse: bool,
     ) -> Any:
         options = (scale, causal, window)
@@ -120,7 +126,7 @@ class VarlenAttentionFunction(torch.autograd.Function):
             cu_seqlens_k = cu_seqlens_q
         batch = (x.transpose(0, 1)[None] for x in (q, k, v))
         o, lse, saved = attention.attention_forward(
-            *batch, *options, config, cu_seqlens_q, cu_seqlens_k, *longest, fp8_backward
+            *batch, *options, config, cu_seqlens_q, cu_seqlens_k, *longest, recipe
         )
         ctx.save_for_backward(o, lse, saved)
         ctx.key_sizes = (k.shape[1], k.shape[0])
@@ -128,7 +134,7 @@ class VarlenAttentionFunction(torch.autograd.Function):
         ctx.longest = longest
         ctx.config = config
         ctx.sequences = cu_seqlens_q.shape[0] - 1
-        ctx.fp8_backward = fp8_backward
+        ctx.recipe = recipe
         if not return_lse:
             return o[0]
         of_q, of_k = offsets_of(saved, ctx.sequences)
@@ -144,7 +150,7 @@ class VarlenAttentionFunction(torch.autograd.Function):
         o, lse, saved = ctx.saved_tensors
         options = (*ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences)
         nothing = (None,) * 9
-        if ctx.fp8_backward:
+        if ctx.recipe == attention.FP8:
             dout = grad.transpose(0, 1)[None]
             grads = attention.attention_backward(dout, o, lse, saved, *options)
             return *(x[0] for x in grads), *nothing
@@ -231,7 +237,8 @@ def varlen_attention(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
     of_keys = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
-    options = (factor, is_causal, window or 0, config, recipe == "fp8", return_lse)
+    number = attention.RECIPES.index(recipe)
+    options = (factor, is_causal, window or 0, config, number, return_lse)
     return VarlenAttentionFunction.apply(  # type: ignore[no-untyped-call]
         query, key, value, cu_seqlens_q, of_keys, longest, *options
     )

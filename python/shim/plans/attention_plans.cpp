@@ -19,7 +19,7 @@ std::unique_ptr<AttentionPlan> make_attention(const AttentionKey& key) {
   desc.dtype = FLOAT8_BF16;
   desc.packed = key.packed ? 1 : 0;
   desc.window = key.window;
-  desc.fp8_backward = key.fp8_backward ? 1 : 0;
+  desc.recipe = key.recipe;
   auto made = std::make_unique<AttentionPlan>();
   check(float8_attention_plan(context_of(key.device), &desc, &made->attention));
   return made;

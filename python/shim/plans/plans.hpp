@@ -226,7 +226,7 @@ struct AttentionKey {
   bool causal = false;
   int64_t window = 0;  // 0: none
   bool packed = false;
-  bool fp8_backward = false;
+  int32_t recipe = FLOAT8_ATTENTION_FP8_FORWARD;
   bool operator==(const AttentionKey&) const = default;
 };
 

@@ -166,8 +166,12 @@ Result<Built> GpuBackend::add_attention(const Candidate& candidate) {
   }
   timed.steps = [plan = plan, recipe = recipe, sets = sets](size_t i) {
     const OpenAttention::Set& set = sets[i];
-    return recipe == AttentionRecipe::kFp8 ? steps_of(*plan, set.forward, set.backward)
-                                           : steps_of(*plan, set.forward, set.dequantize);
+    std::vector<runtime::Step> steps = plan->forward_steps(set.forward);
+    if (recipe == AttentionRecipe::kFp8) return steps_of(*plan, set.forward, set.backward);
+    steps.push_back({"dequantize q,k,v", [plan, call = set.dequantize](runtime::Stream stream) {
+                       return plan->dequantize(call, stream);
+                     }});
+    return steps;
   };
   timed_.push_back(std::move(timed));
   return Built{.id = static_cast<int>(timed_.size()) - 1};
