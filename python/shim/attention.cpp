@@ -191,9 +191,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, con
   check_dense(saved, 1, place.device, "saved");
   if (o.dim() != 4) refuse("o is not what attention_forward gave");
   const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
-  const float8_attention* const plan =
-      plan_of(heads_q, heads_kv, dim, scale, causal, window, sequences > 0,
-              FLOAT8_ATTENTION_FP8_FORWARD, place);
+  const float8_attention* const plan = plan_of(heads_q, heads_kv, dim, scale, causal, window,
+                                               sequences > 0, FLOAT8_ATTENTION_FP8_FORWARD, place);
   const Heads q = empty_heads(batch, tokens_q, heads_q, dim, place);
   const Heads k = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   const Heads v = empty_heads(batch, tokens_kv, heads_kv, dim, place);
@@ -207,15 +206,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_dequantize(const Tensor& saved, con
   return {q.keep, k.keep, v.keep};
 }
 
-std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& o,
-                                                      const Tensor& lse, const Tensor& saved,
-                                                      int64_t heads_kv, int64_t tokens_kv,
-                                                      double scale, bool causal, int64_t window,
-                                                      int64_t config, int64_t sequences,
-                                                      int64_t recipe,
-                                                      const std::optional<Tensor>& q,
-                                                      const std::optional<Tensor>& k,
-                                                      const std::optional<Tensor>& v) {
+std::tuple<Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& dout, const Tensor& o, const Tensor& lse, const Tensor& saved, int64_t heads_kv,
+    int64_t tokens_kv, double scale, bool causal, int64_t window, int64_t config, int64_t sequences,
+    int64_t recipe, const std::optional<Tensor>& q, const std::optional<Tensor>& k,
+    const std::optional<Tensor>& v) {
   const Place place = place_of(o, Config(config));
   check_dense(saved, 1, place.device, "saved");
   check_dense(o, sizeof(uint16_t), place.device, "o");

@@ -165,7 +165,7 @@ class EmulatedAttention final : public AttentionProvider {
 }  // namespace
 
 Result<AttentionProviderPtr> create_emulated_attention(const std::shared_ptr<Context>& context,
-                                             const AttentionDesc& desc) {
+                                                       const AttentionDesc& desc) {
   return std::make_unique<const EmulatedAttention>(context, desc);
 }
 

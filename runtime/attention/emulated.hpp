@@ -5,7 +5,7 @@
 
 namespace f8::runtime {
 
-[[nodiscard]] Result<AttentionProviderPtr> create_emulated_attention(const std::shared_ptr<Context>& context,
-    const AttentionDesc& desc);
+[[nodiscard]] Result<AttentionProviderPtr> create_emulated_attention(
+    const std::shared_ptr<Context>& context, const AttentionDesc& desc);
 
 }  // namespace f8::runtime

@@ -209,9 +209,8 @@ std::vector<Step> Fp8Attention::backward_steps(const float8_attention_backward_a
   const auto q = static_cast<double>(elements_of(desc_, args.sizes, OfKeys::kNo));
   const auto k = static_cast<double>(elements_of(desc_, args.sizes, OfKeys::kYes));
   if (!backward_) {
-    PartSteps steps([this, args](Stream stream, unsigned parts) {
-      return run_library(args, stream, parts);
-    });
+    PartSteps steps(
+        [this, args](Stream stream, unsigned parts) { return run_library(args, stream, parts); });
     steps.add("dequantize q,k,v", kDequantize, 3 * (q + 2 * k));
     steps.add("backward in bf16", kDifferentiate, 0, kAttentionBackwardProducts);
     return steps.take();
@@ -229,7 +228,7 @@ std::vector<Step> Fp8Attention::backward_steps(const float8_attention_backward_a
 }
 
 Status Fp8Attention::run(const float8_attention_forward_args& args, Stream stream,
-                      unsigned parts) const {
+                         unsigned parts) const {
   F8_TRY(check(args.sizes));
   if (is_nothing(args.sizes)) return {};
   CallMemory memory(kAttentionForwardArgs);
@@ -256,32 +255,30 @@ Status Fp8Attention::run(const float8_attention_forward_args& args, Stream strea
     F8_TRY(launch_with(casts, state.driver, *kernels_.layout, 1, overlap, stream));
   }
   if ((parts & kSumKeys) != 0) {
-    F8_TRY(launch_with(casts, state.driver, *kernels_.sum_keys, blocks_of_sums(desc_, args.sizes), overlap,
-                       stream));
+    F8_TRY(launch_with(casts, state.driver, *kernels_.sum_keys, blocks_of_sums(desc_, args.sizes),
+                       overlap, stream));
   }
   if ((parts & kCast) != 0) {
     F8_TRY(launch_with(casts, state.driver, *kernels_.cast, saved.blocks(), overlap, stream));
   }
   if ((parts & kAttend) == 0) return {};
-  return forward_.run(
-      {.batch = args.sizes.batch,
-       .queries = args.sizes.tokens_q,
-       .keys = args.sizes.tokens_kv,
-       .q = casts.q.copy,
-       .k = casts.k.copy,
-       .v_t = casts.v.copy,
-       .inv_scale_q = casts.q.inv_scale,
-       .inv_scale_k = casts.k.inv_scale,
-       .inv_scale_v = casts.v.inv_scale,
-       .packed = {casts.blocks_q, casts.blocks_k, casts.sequences},
-       .o = args.o,
-       .lse = args.lse,
-       .largest_p = backward_ ? largest_p(args.saved.data, saved) : nullptr},
-      stream);
+  return forward_.run({.batch = args.sizes.batch,
+                       .queries = args.sizes.tokens_q,
+                       .keys = args.sizes.tokens_kv,
+                       .q = casts.q.copy,
+                       .k = casts.k.copy,
+                       .v_t = casts.v.copy,
+                       .inv_scale_q = casts.q.inv_scale,
+                       .inv_scale_k = casts.k.inv_scale,
+                       .inv_scale_v = casts.v.inv_scale,
+                       .packed = {casts.blocks_q, casts.blocks_k, casts.sequences},
+                       .o = args.o,
+                       .lse = args.lse,
+                       .largest_p = backward_ ? largest_p(args.saved.data, saved) : nullptr},
+                      stream);
 }
 
-Status Fp8Attention::dequantize(const float8_attention_dequantize_args& args,
-                                Stream stream) const {
+Status Fp8Attention::dequantize(const float8_attention_dequantize_args& args, Stream stream) const {
   F8_TRY(check(args.sizes));
   if (is_nothing(args.sizes)) return {};
   CallMemory memory(kAttentionDequantizeArgs);
@@ -311,10 +308,11 @@ Status Fp8Attention::run_library(const float8_attention_backward_args& args, Str
   const AttentionSizes& sizes = args.sizes;
   F8_TRY(check(sizes));
   if (!provider_) {
-    return fail(provider_.error().code,
-                "{} of recipe fp8_forward is in bf16: {}; or take float8_attention_dequantize and a "
-                "backward of your own",
-                kAttentionBackward, provider_.error().message);
+    return fail(
+        provider_.error().code,
+        "{} of recipe fp8_forward is in bf16: {}; or take float8_attention_dequantize and a "
+        "backward of your own",
+        kAttentionBackward, provider_.error().message);
   }
   if (is_nothing(sizes)) return {};
   CallMemory memory(kAttentionBackwardArgs);

@@ -37,9 +37,9 @@ class Fp8Attention final : public Attention {
     const Kernel* layout = nullptr;  // of packed sequences, or null
   };
 
-  Fp8Attention(std::shared_ptr<Context> context, const AttentionDesc& desc, AttentionForward forward,
-               std::optional<AttentionBackward> backward, Result<AttentionProviderPtr> provider,
-               const Kernels& kernels)
+  Fp8Attention(std::shared_ptr<Context> context, const AttentionDesc& desc,
+               AttentionForward forward, std::optional<AttentionBackward> backward,
+               Result<AttentionProviderPtr> provider, const Kernels& kernels)
       : Attention(std::move(context), desc),
         forward_(std::move(forward)),
         backward_(std::move(backward)),

@@ -47,15 +47,14 @@ float8_status float8_attention_plan(float8_context* context, const float8_attent
                       to_string(dtype));
     }
     const f8::AttentionRecipe recipe = F8_TRY(recipe_of(known.recipe));
-    auto plan = F8_TRY(
-        f8::runtime::Attention::plan(context->context, {.heads_q = known.heads_q,
-                                                        .heads_kv = known.heads_kv,
-                                                        .head_dim = known.head_dim,
-                                                        .causal = known.causal != 0,
-                                                        .window = known.window,
-                                                        .scale = known.scale,
-                                                        .packed = known.packed != 0,
-                                                        .recipe = recipe}));
+    auto plan = F8_TRY(f8::runtime::Attention::plan(context->context, {.heads_q = known.heads_q,
+                                                                       .heads_kv = known.heads_kv,
+                                                                       .head_dim = known.head_dim,
+                                                                       .causal = known.causal != 0,
+                                                                       .window = known.window,
+                                                                       .scale = known.scale,
+                                                                       .packed = known.packed != 0,
+                                                                       .recipe = recipe}));
     *out = new float8_attention{std::move(plan)};
     return {};
   });

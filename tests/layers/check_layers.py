@@ -64,7 +64,7 @@ ROOMS = {
     "runtime/linear": {"device", "gemm", "quantize", "linear", "plan", "tensors"},
     "runtime/linear/plan": {"plan"},
     "runtime/linear/tensors": {"plan", "tensors"},
-    "runtime/attention": {"device", "attention"},
+    "runtime/attention": {"device", "emulation", "attention"},
     "runtime/optimizer": {"device", "gemm", "quantize", "linear", "optimizer"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},

@@ -185,9 +185,7 @@ def _largest_head_of_cudnn() -> int:
 @traced.constant
 def _has_cudnn() -> bool:
     """Tells whether float8 has cuDNN by itself, which takes windows, and may add with atomics."""
-    return (
-        torch.ops.float8.cudnn_version() > 0 and not torch.are_deterministic_algorithms_enabled()
-    )
+    return torch.ops.float8.cudnn_version() > 0 and not torch.are_deterministic_algorithms_enabled()
 
 
 def mean_of_keys(key: torch.Tensor) -> torch.Tensor:
@@ -311,11 +309,10 @@ def scaled_dot_product_attention(
         return attention_dtensors.on_local(of_rank, query, key, value)
     if recipe == "bf16":
         window = checked_window(window, is_causal, query, key)
-        if window is not None:
-            tensors = tuple(_ops.of_autocast(x) for x in (query, key, value))
-            options = (attn_mask, dropout_p, enable_gqa, scale)
-            if (emulate or query.is_cuda and _has_cudnn()) and refusal(*tensors, *options) is None:
-                return _apply(*tensors, is_causal, window, scale, recipe, emulate, False)
+        if window is not None and (emulate or (query.is_cuda and _has_cudnn())):
+            q, k, v = (_ops.of_autocast(x) for x in (query, key, value))
+            if refusal(q, k, v, attn_mask, dropout_p, enable_gqa, scale) is None:
+                return _apply(q, k, v, is_causal, window, scale, recipe, emulate, False)
         mask = attn_mask if window is None else window_mask(window, query, key)
         is_causal = is_causal and window is None
         return functional.scaled_dot_product_attention(

@@ -184,19 +184,22 @@ def test_checkpointing_has_the_same_bits(device: str, mode: dict[str, Any]) -> N
     assert same(step(checkpointed, tensors, is_causal=True, **mode), expected)
 
 
-def test_ops_have_honest_schemas_and_fakes(device: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("recipe", range(3), ids=attention.RECIPES)
+def test_ops_have_honest_schemas_and_fakes(
+    device: str, options: dict[str, Any], recipe: int
+) -> None:
     q, k, v, grad = operands(device)
     choice = (0.1, True, 64, 16 if options["emulate"] else 0)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(
-        attention.attention_forward,
-        (q, k, v, *choice),
-        {"fp8_backward": True},
-        test_utils=tests,
+        attention.attention_forward, (q, k, v, *choice), {"recipe": recipe}, test_utils=tests
     )
-    o, lse, saved = attention.attention_forward(q, k, v, *choice, fp8_backward=True)
+    kept = attention.attention_forward(q, k, v, *choice, recipe=recipe)
+    of_bf16 = (q, k, v) if recipe == attention.BF16 else ()
     torch.library.opcheck(
-        attention.attention_backward, (grad, o, lse, saved, 2, 200, *choice), test_utils=tests
+        attention.attention_backward,
+        (grad, *kept, 2, 200, *choice, 0, recipe, *of_bf16),
+        test_utils=tests,
     )
 
 

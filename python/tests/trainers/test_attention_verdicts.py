@@ -14,6 +14,7 @@ from torch import nn
 
 import float8
 import float8.torch as f8
+from float8.torch import attention
 
 transformers = pytest.importorskip("transformers")
 
@@ -95,9 +96,7 @@ def test_a_model_is_converted_by_a_file(
     assert names == [LAYERS[0], LAYERS[2]]
     told = capsys.readouterr().out
     assert "windows of 512" in told and "2 of 3 attentions to float8" in told
-    recipes = noted_forwards(
-        monkeypatch, lambda args, more: "fp8" if more["fp8_backward"] else "fp8_forward"
-    )
+    recipes = noted_forwards(monkeypatch, lambda args, more: attention.RECIPES[more["recipe"]])
     before = copies(model)
     step(model, device)
     assert recipes == ["fp8", "fp8_forward"], "each layer has its recipe"

@@ -33,9 +33,8 @@ std::string version_text(int version) {
 }
 
 Result<int> load() {
-  const DynamicLibrary library =
-      F8_TRY(DynamicLibrary::open("libcudnn.so.9",
-                                  "install cuDNN 9 for CUDA 13, or the wheel nvidia-cudnn-cu13"));
+  const DynamicLibrary library = F8_TRY(DynamicLibrary::open(
+      "libcudnn.so.9", "install cuDNN 9 for CUDA 13, or the wheel nvidia-cudnn-cu13"));
   fe::cudnn_dlhandle = library.handle();
   const auto version = static_cast<int>(fe::detail::get_backend_version());
   if (version < kLeastVersion || version == kBadVersion) {
@@ -117,9 +116,8 @@ class CudnnAttention final : public AttentionProvider {
       : context_(std::move(context)), desc_(desc), handle_(std::move(handle)) {}
 
   Result<size_t> workspace_bytes(AttentionPass pass, const ProviderCall& call) const override {
-    return with_graph(pass, call, [](const Graph& graph) -> Result<size_t> {
-      return graph.workspace;
-    });
+    return with_graph(pass, call,
+                      [](const Graph& graph) -> Result<size_t> { return graph.workspace; });
   }
 
   Status run(AttentionPass pass, const ProviderCall& call, Stream stream) const override {
@@ -135,11 +133,15 @@ class CudnnAttention final : public AttentionProvider {
           status != CUDNN_STATUS_SUCCESS) {
         return fail(ErrorCode::kCuda, "cudnnSetStream: {}", fe::detail::get_error_string(status));
       }
-      std::unordered_map<int64_t, void*> tensors = {
-          {kQ, call.q.data}, {kK, call.k.data}, {kV, call.v.data}, {kO, call.o.data},
-          {kLse, call.lse}};
+      std::unordered_map<int64_t, void*> tensors = {{kQ, call.q.data},
+                                                    {kK, call.k.data},
+                                                    {kV, call.v.data},
+                                                    {kO, call.o.data},
+                                                    {kLse, call.lse}};
       if (pass == AttentionPass::kBackward) {
-        tensors.insert({{kDout, call.dout.data}, {kDq, call.dq.data}, {kDk, call.dk.data},
+        tensors.insert({{kDout, call.dout.data},
+                        {kDq, call.dq.data},
+                        {kDk, call.dk.data},
                         {kDv, call.dv.data}});
       }
       return check(graph.graph.execute(handle_->handle, tensors, call.workspace.data), "execute");
@@ -174,8 +176,8 @@ class CudnnAttention final : public AttentionProvider {
     auto made = std::make_unique<Graph>();
     F8_TRY(build(key, *made));
     if (graphs_.size() >= kMostGraphs) {
-      graphs_.erase(std::ranges::min_element(
-          graphs_, {}, [](const auto& each) { return each.second->used; }));
+      graphs_.erase(std::ranges::min_element(graphs_, {},
+                                             [](const auto& each) { return each.second->used; }));
     }
     return graphs_.emplace(key, std::move(made)).first->second.get();
   }
@@ -221,8 +223,8 @@ class CudnnAttention final : public AttentionProvider {
           .set_diagonal_band_right_bound(0);
     }
     if (desc_.window > 0) {
-      attributes.set_diagonal_band_left_bound(static_cast<int>(
-          std::min<int64_t>(desc_.window, std::numeric_limits<int32_t>::max())));
+      attributes.set_diagonal_band_left_bound(
+          static_cast<int>(std::min<int64_t>(desc_.window, std::numeric_limits<int32_t>::max())));
     }
     return attributes;
   }

@@ -40,7 +40,7 @@ typedef struct float8_attention_desc {
       window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
                        each query has a key */
-  int32_t recipe;  /* a float8_attention_recipe */
+  int32_t recipe;   /* a float8_attention_recipe */
   int32_t reserved; /* 0 */
 } float8_attention_desc;
 
@@ -168,7 +168,8 @@ typedef struct float8_attention_backward_args {
   float8_heads dq FLOAT8_DEFAULT({});         /* written, as dk and dv */
   float8_heads dk FLOAT8_DEFAULT({});
   float8_heads dv FLOAT8_DEFAULT({});
-  float8_heads q FLOAT8_DEFAULT({}); /* the forward's, as k and v, of FLOAT8_ATTENTION_BF16 alone: read */
+  float8_heads q
+      FLOAT8_DEFAULT({}); /* the forward's, as k and v, of FLOAT8_ATTENTION_BF16 alone: read */
   float8_heads k FLOAT8_DEFAULT({});
   float8_heads v FLOAT8_DEFAULT({});
 } float8_attention_backward_args;

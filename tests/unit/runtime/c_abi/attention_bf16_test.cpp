@@ -108,8 +108,7 @@ class AttentionInBf16 : public ::testing::TestWithParam<Case> {
     desc.dtype = FLOAT8_BF16;
     desc.recipe = recipe;
     float8_attention* out = nullptr;
-    EXPECT_EQ(float8_attention_plan(context_.get(), &desc, &out), FLOAT8_OK)
-        << float8_last_error();
+    EXPECT_EQ(float8_attention_plan(context_.get(), &desc, &out), FLOAT8_OK) << float8_last_error();
     return out;
   }
   [[nodiscard]] static bool has_key(int64_t query, int64_t key) {
