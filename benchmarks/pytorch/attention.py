@@ -9,7 +9,8 @@ variants are float8's attention with its casts, whose backward is in bf16 (float
 FlexAttention, and FlashAttention 3 where flash_attn_interface is installed, in bf16 and in fp8 (forward alone,
 with a scale for each head of a sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
 and five in backward, of the queries and keys that a mask leaves: half of them under a causal one, and in a sliding window
-of 1,024 keys (window1024) those of the window, which some variants have not. packed8 is the sequence cut into 8 of unequal
+of 1,024 keys (window1024) those of the window, which some variants have not: cuDNN has them through float8 (float8-bf16) and not through
+torch. packed8 is the sequence cut into 8 of unequal
 lengths, 1 to 8 parts of 36, causal each: float8's varlen_attention, and PyTorch's varlen_attn as sdpa-flash.
 
 The second table has the signal to noise ratio in dB of O, dQ, dK and dV against fp64, at --length tokens of 4
@@ -35,6 +36,7 @@ import attention_rows
 import common
 import kernel_times
 import torch
+import torch._functorch.config
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -50,7 +52,8 @@ BACKENDS = {
     "sdpa-math": SDPBackend.MATH,
 }
 RECIPES = {"float8": "fp8_forward", "float8-fp8": "fp8"}
-TIMED = (*RECIPES, "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
+WINDOWS = "float8-bf16"  # those of cuDNN
+TIMED = (*RECIPES, WINDOWS, "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
 ACCURATE = (*RECIPES, "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
 BF16 = (*BACKENDS, "flex", "fa3")
@@ -237,7 +240,7 @@ def call_of(name: str, mask: Mask, emulate: bool) -> Call:
         return backend(name, mask)
     if name == "flex":
         return flex(mask, emulate)
-    if name in RECIPES:
+    if name in RECIPES or name == WINDOWS:
         return lambda q, k, v: f8.scaled_dot_product_attention(
             q,
             k,
@@ -245,7 +248,7 @@ def call_of(name: str, mask: Mask, emulate: bool) -> Call:
             is_causal=mask.causal,
             enable_gqa=True,
             window=mask.window,
-            recipe=RECIPES[name],
+            recipe=RECIPES.get(name, "bf16"),
             emulate=emulate,
         )
     try:
@@ -378,6 +381,8 @@ def measure(shape: Shape, mask: Mask, names: Sequence[str], options: Any, device
     for name in names:
         if mask.window is not None and name in WITHOUT_WINDOWS:
             continue
+        if mask.window is None and name == WINDOWS:
+            continue
         if mask.packed is not None and name not in PACKED:
             continue
         try:
@@ -456,7 +461,7 @@ def main() -> int:
     found = {f"{shape} {mask}": each for (shape, mask), each in measured.items()}
     if rows is not None:
         write_rows(rows, measured, options, device)
-    compared = [name for name in wanted or ACCURATE if name != "flex"]
+    compared = [name for name in wanted or ACCURATE if name not in ("flex", WINDOWS)]
     figures = {"speed": found, "accuracy": accuracy(compared, options, device)}
     common.write_json(options.json, figures)
     failures = {key: text for each in found.values() for key, text in each["failures"].items()}
