@@ -62,9 +62,9 @@ TEST_P(AttentionByCudnnTest, IsNearFp64) {
   if (HasFatalFailure()) return;
   const ExactGradients exact(desc, operands, actual);
   const double least = of.recipe == kBf16 ? 45 : 22;
-  // A window of one key has P of 1, and no gradient of a score.
+  // A window of one key has P of 1, and no gradient of a score. The keys have a mean, which dQ has the rounding of dS times.
   if (of.window != 1) {
-    EXPECT_GT(exact.of_q(), least);
+    EXPECT_GT(exact.of_q(), of.recipe == kBf16 ? 28 : least);
     EXPECT_GT(exact.of_k(), least);
   }
   EXPECT_GT(exact.of_v(), least);
