@@ -147,7 +147,7 @@ class LayerCheck:
                     self._parallel(gathered, whole, dtype)
                 return
             if gathered is None:
-                gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
+                gathered = GatheredWeight.of(gather, whole.dtype)
             self._run_both(gathered.detach().requires_grad_(), whole, dtype)
 
     def _type_of_x(self, whole: Tensor) -> torch.dtype:
@@ -194,6 +194,8 @@ class LayerCheck:
             return torch.randn(size, generator=random, device=device).to(dtype)
 
         rows, columns = layer.weight.shape[-2:]
+        if getattr(layer, "is_transposed", False):
+            rows, columns = columns, rows
         x = normal(columns).requires_grad_()
         bias: Any = getattr(layer, "bias", None)
         if bias is not None:
@@ -245,12 +247,16 @@ class ExpertCheck(LayerCheck):
             dtype = gather.dtype
             whole = _whole(weight).to(gather.param_dtype or weight.dtype)
             self.digest = _digest(whole)
+            if gather.is_transposed:
+                whole = whole.transpose(1, 2).contiguous()
             copies = copies_of(whole.to(dtype), gather.config)
             for name in COPIES:
                 own = getattr(gather, name)(dtype)
                 self._compare_parts(name, gather.parts(name, own), gather.parts(name, copies[name]))
             if gathered is None:
-                gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
+                gathered = GatheredWeight.of(gather, whole.dtype)
+            if gather.is_transposed:
+                gathered = gathered.transpose(1, 2)
             self._run_both(gathered.detach().requires_grad_(), whole, dtype)
 
     def _linear(

@@ -41,6 +41,11 @@ class ExpertLinear:
         return getattr(self.module, self.name)
 
     @property
+    def is_transposed(self) -> bool:
+        """Tells whether the weight is stored as [experts, in_features, out_features]."""
+        return getattr(self.module, "is_transposed", False)
+
+    @property
     def _parameters(self) -> dict[str, Any]:
         return {"weight": self.weight}
 

@@ -8,6 +8,7 @@ with a gather: ranks exchange them where they cast. Both copies are kept, and ea
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from float8.recipes import Granularity
 from float8.torch import _ops, traced
 from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s
 from float8.torch.shard.expert_casts import cast_experts
-from float8.torch.shard.gather import COPIES, Gather, GatheredCopy
+from float8.torch.shard.gather import Gather, GatheredCopy, turned
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -38,6 +39,8 @@ def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
         return f"it is shared as {weight.placements}, and fp8 gathers are for Shard(0) and Shard(1)"
     if sharded[0].dim == 0:
         return None
+    if layer.is_transposed:
+        return "it is stored as [experts, in_features, out_features], of which ranks have parts of in_features"
     ranks = weight.device_mesh.size(weight.placements.index(sharded[0]))
     rows, rest = divmod(weight.shape[1], ranks)
     if rest:
@@ -79,6 +82,22 @@ def copies_in(
     }
 
 
+def _turned_config(layer: ExpertLinear) -> int:
+    """Returns the config of casts whose q and qt are qt and q of a layer's."""
+    recipe, config = layer.recipe, layer._config
+    output, grad_input = recipe.output, recipe.grad_input
+    turned_recipe = dataclasses.replace(
+        recipe,
+        output=dataclasses.replace(output, b=grad_input.b),
+        grad_input=dataclasses.replace(grad_input, b=output.b),
+    )
+    return recipes.pack(
+        turned_recipe,
+        emulate=bool(config & recipes.EMULATE),
+        saturate=bool(config & recipes.HOLD),
+    )
+
+
 class ExpertGather(Gather):
     """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed."""
 
@@ -87,8 +106,13 @@ class ExpertGather(Gather):
         at = next(i for i, each in enumerate(weight.placements) if not each.is_replicate())
         self.dim: int = weight.placements[at].dim
         local = weight._local_tensor
-        super().__init__(layer, dtype, weight.shape, weight.device_mesh.get_group(at), local.device)
+        self.is_transposed = layer.is_transposed
+        size = turned(weight.shape) if self.is_transposed else weight.shape
+        super().__init__(layer, dtype, size, weight.device_mesh.get_group(at), local.device)
         self.config = layer._config & ~recipes.BIAS
+        # What the cast of a weight as it is stored calls q and qt, and its config.
+        self._of_cast = ("qt", "q") if self.is_transposed else ("q", "qt")
+        self._cast_config = _turned_config(layer) if self.is_transposed else self.config
         experts, n, k = map(int, self.size)
         self._own_shape = tuple(map(int, local.shape))
         if self.dim == 0:
@@ -109,7 +133,7 @@ class ExpertGather(Gather):
         most = self._part[0]
         own = max(0, min(most, experts - rank * most)) if self.dim == 0 else experts
         wrong = ""
-        if self._own_shape != (expected := (own, *self._part[1:])):
+        if self._own_shape != (expected := self._as_stored((own, *self._part[1:]))):
             wrong = f", and a shard of {list(self._own_shape)} in the place of {list(expected)}"
         return f"{self._what}, Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}{wrong}"
 
@@ -131,7 +155,7 @@ class ExpertGather(Gather):
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the maxima of a part of each expert: those that span ranks, and those of its own rows."""
         words: tuple[Tensor, Tensor] = torch.ops.float8.experts_amax(
-            operand, self.config, self._code(operand)
+            operand, self._cast_config, self._code(operand)
         )
         return words
 
@@ -144,21 +168,22 @@ class ExpertGather(Gather):
         _, _, *at = self._layout()
         if experts > 0:
             code = self._code(operand)
-            torch.ops.float8.experts_cast(operand, q, qt, *words, self.config, code)
+            torch.ops.float8.experts_cast(operand, q, qt, *words, self._cast_config, code)
         q_pitch, q_scales, in_qt, qt_pitch, qt_scales = at
         own: list[Tensor] = []
-        places = {
-            "q": (q, q_pitch, qt if in_qt else q, q_scales),
-            "qt": (qt, qt_pitch, qt, qt_scales),
-        }
-        for name, (buffer, pitch, with_scales, begin) in places.items():
+        places = (
+            (q, q_pitch, qt if in_qt else q, q_scales),
+            (qt, qt_pitch, qt, qt_scales),
+        )
+        for name, place in zip(self._of_cast, places, strict=True):
+            buffer, pitch, with_scales, begin = place
             lines, length = self._extents(name, self._part)
             shard = self._shards[name]
             if shard.data_ptr() != buffer.data_ptr() and experts > 0:
                 copy = buffer[: experts * lines * pitch].view(experts, lines, pitch)
                 shard.view(-1, lines, length)[:experts].copy_(copy[..., :length])
-            if name == "q" and in_qt:
-                continue  # they are those of qt
+            if name == self._of_cast[0] and in_qt:
+                continue  # they are those of the other copy
             scales = self._own_scales(name, with_scales, begin)
             if self._travels(name):
                 own.append(scales.reshape(-1))
@@ -171,8 +196,12 @@ class ExpertGather(Gather):
         return _ops.ELEMENT_TYPES.get(self.cast_type(operand.dtype), -1)
 
     def _layout(self) -> tuple[Any, ...]:
-        shape = (max(self._own, 1), *self._part[1:])
-        return tuple(torch.ops.float8.experts_copies(*shape, self.config, self.is_cut))
+        shape = self._as_stored((max(self._own, 1), *self._part[1:]))
+        return tuple(torch.ops.float8.experts_copies(*shape, self._cast_config, self.is_cut))
+
+    def _as_stored(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns a shape [experts][N][K] as that of the weight as it is stored."""
+        return tuple(turned(torch.Size(shape)) if self.is_transposed else shape)
 
     @torch.inference_mode(False)  # or nothing else could write them
     def _allocate(self) -> None:
@@ -183,19 +212,21 @@ class ExpertGather(Gather):
 
         q_bytes, qt_bytes, q_pitch, _, in_qt, qt_pitch, _ = self._layout()
         self._buffers = tuple(map(zeros, (q_bytes, qt_bytes)))
-        for name, buffer, pitch in zip(COPIES, self._buffers, (q_pitch, qt_pitch), strict=True):
+        pitches = (q_pitch, qt_pitch)
+        for name, buffer, pitch in zip(self._of_cast, self._buffers, pitches, strict=True):
             lines, length = self._extents(name, self._part)
             size = self._part[0] * lines * length
             lies_there = pitch == length and self._own == self._part[0]
             shard = buffer[:size] if lies_there else zeros(size)
-            self._shards[name] = shard.view(self._part)
-            if not (name == "q" and in_qt):
+            self._shards[name] = shard.view(self._as_stored(self._part))
+            if not (name == self._of_cast[0] and in_qt):
                 inner = self._scale_shape(name, self.size)
                 self._scales[name] = torch.ones(
                     (self.size[0], *inner), device=self.device, dtype=torch.float32
                 )
         if in_qt:
-            self._scales["q"] = self._scales["qt"]
+            one, other = self._of_cast
+            self._scales[one] = self._scales[other]
 
     # The inverse scales
 
@@ -236,12 +267,12 @@ class ExpertGather(Gather):
         return padded
 
     def _is_apart(self, name: str) -> bool:
-        return name == "qt" or self._scales["q"] is not self._scales["qt"]
+        return name == self._of_cast[1] or self._scales["q"] is not self._scales["qt"]
 
     def set_scales(self, gathered: Tensor) -> None:
         """Takes what cast_into_shards returned on every rank, a row each."""
         begin = 0
-        for name in COPIES:
+        for name in self._of_cast:
             if not (self._is_apart(name) and self._travels(name)):
                 continue
             inner = self._scale_shape(name, self._part)

@@ -144,7 +144,7 @@ class ShardedWeight(torch.Tensor):
         gather.set_copies(dict(zip(names, all_gather_outputs, strict=True)))
         if out is not None:
             return None
-        return GatheredWeight(gather.key, gather.size, param_dtype, gather.device), []
+        return GatheredWeight.of(gather, param_dtype), []
 
 
 # A gather is of these copies of a Gather or, in high precision, of a whole weight of this size.

@@ -33,6 +33,11 @@ class GatheredCopy(NamedTuple):
     shards: int = 1
 
 
+def turned(size: torch.Size) -> torch.Size:
+    """Returns a size with its last two dimensions in the other order."""
+    return torch.Size((*size[:-2], size[-1], size[-2]))
+
+
 class Gather:
     """The shard of one layer's weight in fp8, and what ranks gathered of it while it is needed.
 
@@ -41,6 +46,9 @@ class Gather:
 
     late: bool = False  # qt is cast where it is gathered, and is not kept
     tensor_group: Any = None  # that of tensor parallelism
+    is_transposed: bool = (
+        False  # the weight is stored with the dimensions of its `size` in the other order
+    )
 
     def __init__(
         self, layer: Any, dtype: torch.dtype, size: torch.Size, group: Any, device: torch.device
