@@ -33,6 +33,8 @@ class ExpertLinear:
         self._scale_view: torch.Tensor | None = None
         self._scale_index = 0
         self._layout = 0
+        # Two that are computed as one weight, with the rows of the first one in front.
+        self.pair: tuple[ExpertLinear, ExpertLinear] | None = None
         self._first_step = False
         self.tensor_group: Any = None  # of the ranks that share the weight's hidden dimension
 

@@ -20,6 +20,7 @@ from float8.torch.experts.modules import (
     TorchtitanExperts,
     TorchtitanGemms,
     TransformersExperts,
+    cast_together,
     names_in_torchtitan,
     weights_of,
 )
@@ -167,8 +168,12 @@ def convert_experts(chosen: list[Chosen]) -> None:
         if not isinstance(own, Float8Experts):
             own.__class__ = subclass(each.kind, type(own), kind=each.kind)
         own.expert_weights = each.weights
-        own.weight_casts = {}
         own.experts_config = each.config
+        for names in cast_together(own) if each.weights else ():
+            if len(names) == 2:
+                first, second = (each.weights[name] for name in names)
+                first.pair = second.pair = (first, second)
+        own.weight_casts = {}
         own.experts_recipe = each.recipe.name or "custom"
         own.in_fp8 = each.recipe.output.b.fp8
 

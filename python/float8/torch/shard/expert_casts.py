@@ -7,7 +7,7 @@ expert, one all-reduce has the maxima of all weights. One all-gather has the sca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,40 +19,51 @@ from float8.torch.shard.shard_casts import compare, gather_scales, names_of
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-    from float8.torch.shard.expert_gather import ExpertGather
+    from float8.torch.shard.expert_gather import ExpertGather, SecondGather
 
 
 @torch.no_grad()
-def cast_experts(weights: Sequence[tuple[ExpertGather, DTensor]]) -> None:
+def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]]) -> None:
     """Casts the shards of weights on all ranks of their group, which is the same for all weights.
 
-    All ranks call it with the same weights in the same order, which the first call with a weight checks.
+    All ranks call it with the same weights in the same order, which the first call with a weight checks. Where
+    two weights have their copies together, both are cast.
     """
     if not weights:
         return
-    gathers = [gather for gather, _ in weights]
-    compare(gathers)
-    operands = [gather.operand(weight) for gather, weight in weights]
+    of = _in_pairs(dict(weights))
+    compare(list(of))
+    gathers: list[ExpertGather] = [gather for gather in of if gather is gather.pair[0]]
+    operands = [[gather.operand(of[each]) for each in gather.pair] for gather in gathers]
     words = _find_words(gathers, operands)
     own = [
-        torch.cat(parts) if parts else operand.new_empty(0, dtype=torch.float32)
-        for operand, parts in (
-            (operand, gather.cast_into_shards(operand, of_weight))
-            for gather, operand, of_weight in zip(gathers, operands, words, strict=True)
+        torch.cat(parts) if parts else own[0].new_empty(0, dtype=torch.float32)
+        for own, parts in (
+            (own, gather.cast_into_shards(own, of_weight))
+            for gather, own, of_weight in zip(gathers, operands, words, strict=True)
         )
     ]
-    for gather, weight in weights:
+    for gather, weight in of.items():
         gather.set_cast(weight)
     gather_scales(gathers, own)
 
 
+def _in_pairs(weights: dict[Any, DTensor]) -> dict[Any, DTensor]:
+    """Returns weights by their gathers, each beside the one that has its copies together with it."""
+    return {
+        each: weights[each] if each in weights else each.latest()
+        for gather in weights
+        for each in gather.pair
+    }
+
+
 def _find_words(
-    gathers: Sequence[ExpertGather], operands: Sequence[Tensor]
+    gathers: Sequence[ExpertGather], operands: Sequence[Sequence[Tensor]]
 ) -> Sequence[tuple[Tensor | None, Tensor | None]]:
     """Returns the maxima of each weight of which ranks have parts of the experts."""
     found = [
-        gather.find_words(operand) if gather.is_cut else (None, None)
-        for gather, operand in zip(gathers, operands, strict=True)
+        gather.find_words(*own) if gather.is_cut else (None, None)
+        for gather, own in zip(gathers, operands, strict=True)
     ]
     spanning = [amax for amax, _ in found if amax is not None and amax.numel() > 0]
     if spanning:

@@ -82,6 +82,13 @@ def copies_in(
     }
 
 
+def _wrong(shard: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Says what is wrong with the shape of a shard."""
+    if shard == expected:
+        return ""
+    return f", and a shard of {list(shard)} in the place of {list(expected)}"
+
+
 def _turned_config(layer: ExpertLinear) -> int:
     """Returns the config of casts whose q and qt are qt and q of a layer's."""
     recipe, config = layer.recipe, layer._config
@@ -99,21 +106,28 @@ def _turned_config(layer: ExpertLinear) -> int:
 
 
 class ExpertGather(Gather):
-    """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed."""
+    """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed.
 
-    def __init__(self, layer: ExpertLinear, dtype: torch.dtype) -> None:
+    with_second: the copies have each expert's rows of a second weight too, which a SecondGather has.
+    """
+
+    second: SecondGather | None = None
+
+    def __init__(self, layer: ExpertLinear, dtype: torch.dtype, with_second: bool = False) -> None:
         weight: Any = layer.weight
         at = next(i for i, each in enumerate(weight.placements) if not each.is_replicate())
         self.dim: int = weight.placements[at].dim
         local = weight._local_tensor
         self.is_transposed = layer.is_transposed
-        size = turned(weight.shape) if self.is_transposed else weight.shape
+        experts, n, k = map(int, turned(weight.shape) if self.is_transposed else weight.shape)
+        n *= 1 + with_second
+        size = torch.Size((experts, n, k))
         super().__init__(layer, dtype, size, weight.device_mesh.get_group(at), local.device)
         self.config = layer._config & ~recipes.BIAS
         # What the cast of a weight as it is stored calls q and qt, and its config.
         self._of_cast = ("qt", "q") if self.is_transposed else ("q", "qt")
         self._cast_config = _turned_config(layer) if self.is_transposed else self.config
-        experts, n, k = map(int, self.size)
+        self.stored_size = weight.shape
         self._own_shape = tuple(map(int, local.shape))
         if self.dim == 0:
             self._own, self._part = self._own_shape[0], (-(-experts // self.ranks), n, k)
@@ -132,10 +146,17 @@ class ExpertGather(Gather):
         experts, rank = int(self.size[0]), self.group.rank()
         most = self._part[0]
         own = max(0, min(most, experts - rank * most)) if self.dim == 0 else experts
-        wrong = ""
-        if self._own_shape != (expected := self._as_stored((own, *self._part[1:]))):
-            wrong = f", and a shard of {list(self._own_shape)} in the place of {list(expected)}"
-        return f"{self._what}, Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}{wrong}"
+        _, n, k = self._part
+        expected = self._as_stored((own, n // len(self.pair), k))
+        wrong = _wrong(self._own_shape, expected)
+        alone = "" if self.second is None else ", as one weight with the next one"
+        how = f"Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}"
+        return f"{self._what}, {how}{alone}{wrong}"
+
+    @property
+    def pair(self) -> tuple[Gather, ...]:
+        """Returns the gathers of the weights whose rows the copies have."""
+        return (self,) if self.second is None else (self, self.second)
 
     # The cast of the shard
 
@@ -159,16 +180,19 @@ class ExpertGather(Gather):
         )
         return words
 
-    def cast_into_shards(self, operand: Tensor, words: Sequence[Tensor | None]) -> list[Tensor]:
-        """Casts the shard; returns the inverse scales that other ranks lack, for set_scales."""
+    def cast_into_shards(
+        self, operands: Sequence[Tensor], words: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Casts the shards of the weights; returns the inverse scales that other ranks lack, for set_scales."""
         experts = self._own
         if not self._buffers:
             self._allocate()
         q, qt = self._buffers
         _, _, *at = self._layout()
         if experts > 0:
-            code = self._code(operand)
-            torch.ops.float8.experts_cast(operand, q, qt, *words, self._cast_config, code)
+            first, *second = operands
+            how = (*words, self._cast_config, self._code(first))
+            torch.ops.float8.experts_cast(first, q, qt, *how, *second)
         q_pitch, q_scales, in_qt, qt_pitch, qt_scales = at
         own: list[Tensor] = []
         places = (
@@ -345,3 +369,39 @@ class ExpertGather(Gather):
             data = data.view(self.ranks, self.size[0], -1).transpose(0, 1).reshape(-1)
             self._copies[name] = data
         return data
+
+
+class SecondGather(Gather):
+    """The shard of a weight whose rows are in the copies of another one's gather (w3 in those of w1).
+
+    It is watched as others are, and a change of it makes both be cast again; ranks give nothing else for it.
+    """
+
+    def __init__(self, layer: ExpertLinear, dtype: torch.dtype, first: ExpertGather) -> None:
+        super().__init__(layer, dtype, layer.weight.shape, first.group, first.device)
+        self._own_shape = tuple(map(int, layer.weight._local_tensor.shape))
+        self._expected = (first._own, *map(int, self.size[1:]))
+        self.first = first
+        first.second = self
+        self._nothing = torch.empty((0, *self.size[1:]), device=self.device, dtype=torch.uint8)
+
+    @property
+    def pair(self) -> tuple[Gather, ...]:
+        return self.first.pair
+
+    def facts(self) -> str:
+        wrong = _wrong(self._own_shape, self._expected)
+        return f"{self._what}, as one weight with the one before{wrong}"
+
+    def shard(self, name: str) -> Tensor:
+        return self._nothing
+
+    def cast(self, weight: DTensor) -> None:
+        cast_experts([(self, weight)])
+
+    def q(self, _: torch.dtype) -> GatheredCopy:
+        raise NotImplementedError(
+            f"float8: {self.name} is gathered as one weight with {self.first.name}, and only their experts can read it"
+        )
+
+    qt = q

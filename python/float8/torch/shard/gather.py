@@ -46,14 +46,13 @@ class Gather:
 
     late: bool = False  # qt is cast where it is gathered, and is not kept
     tensor_group: Any = None  # that of tensor parallelism
-    is_transposed: bool = (
-        False  # the weight is stored with the dimensions of its `size` in the other order
-    )
+    is_transposed: bool = False  # the weight is stored with its last two dimensions turned
 
     def __init__(
         self, layer: Any, dtype: torch.dtype, size: torch.Size, group: Any, device: torch.device
     ) -> None:
-        self.size = size
+        self.size = size  # of the copies
+        self.stored_size = size  # of the weight
         self.group = group
         self.device = device
         self.ranks: int = group.size()
@@ -171,6 +170,12 @@ class Gather:
     def weight(self) -> DTensor:
         """Returns the weight that was cast, or whose maxima are known."""
         return self._weight
+
+    def latest(self) -> DTensor:
+        """Returns the weight as it is sharded now; while FSDP has it gathered, the one that was cast."""
+        layer = self._layer()
+        weight: Any = None if layer is None else layer.weight
+        return weight if hasattr(weight, "_local_tensor") else self._weight
 
     def source(self, weight: DTensor) -> Tensor:
         """Returns the shard in high precision."""

@@ -30,11 +30,12 @@ torch.library.define(
     "int wanted, Tensor? x) -> (Tensor, Tensor)",
 )
 # An op is given a gather of each weight, or the weight itself where ranks gathered it in high precision.
-# `shape`: that of w2.
+# A gather of w13 may be that of w1 with the rows of w3. `w3_apart`: gradients are those of w1 and w3. `shape`:
+# that of w2.
 torch.library.define(
     "float8::gathered_moe_forward",
     "(Tensor x, Tensor? w13_gather, Tensor? w2_gather, Tensor? index, Tensor? w13, Tensor? w2, "
-    "int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> "
+    "Tensor? w3, bool w3_apart, int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
@@ -91,6 +92,8 @@ def _forward_of_moe(
     index: Tensor | None,
     w13: Tensor | None,
     w2: Tensor | None,
+    w3: Tensor | None,
+    w3_apart: bool,
     shape: Sequence[int],
     dtype: torch.dtype,
     layout: Tensor,
@@ -99,11 +102,14 @@ def _forward_of_moe(
 ) -> Any:
     copies = (*_copy("q", w13_gather, x), *_copy("q", w2_gather, x))
     experts, dim, hidden = shape
+    first = (experts, hidden if w3_apart else 2 * hidden, dim)
+    if w3_apart and w3 is None:
+        w3 = shape_of_weight(x, first, dtype, is_fake(x))
     w13, w2 = (
         shape_of_weight(x, size, dtype, is_fake(x)) if weight is None else weight
-        for weight, size in ((w13, (experts, 2 * hidden, dim)), (w2, shape))
+        for weight, size in ((w13, first), (w2, shape))
     )
-    return _moe_forward(x, index, w13, w2, layout, config, save, *copies)
+    return _moe_forward(x, index, w13, w2, layout, config, save, *copies, w3)
 
 
 def _backward_of_moe(
@@ -158,7 +164,8 @@ def _of_backward(
     return _gathered_backward(dy, weight.key, saved, layout, shape, grad_dtype, config, wanted, x)
 
 
-# Neither has a w3, nor copies or scales of other origin, behind these arguments.
+# Neither has copies or scales of other origin behind these arguments. A gather of w1 has the copies of w3, and
+# what backward reads has no w3 that was gathered in another way.
 def _of_moe_forward(
     _: Any,
     x: Tensor,
@@ -168,11 +175,13 @@ def _of_moe_forward(
     layout: Tensor,
     config: int,
     save: bool,
-    *__: Any,
+    *rest: Any,
 ) -> Any:
     keys, plain = _parts(w13, w2)
-    rest = (list(w2.shape), w13.dtype, layout, config, save)
-    return _gathered_moe_forward(x, *keys, index, *plain, *rest)
+    w3 = rest[_COPIES] if len(rest) > _COPIES else None
+    of_w3 = (w3 if keys[0] is None else None, w3 is not None)
+    shape = (list(w2.shape), w13.dtype, layout, config, save)
+    return _gathered_moe_forward(x, *keys, index, *plain, *of_w3, *shape)
 
 
 def _of_moe_backward(
@@ -182,6 +191,7 @@ def _of_moe_backward(
     return _gathered_moe_backward(x, *keys, dy, index, score, *plain, *rest[:_OF_MOE_BACKWARD])
 
 
+_COPIES = 4  # of w13 and w2, with their scales
 _OF_MOE_BACKWARD = 8  # read, layout, experts, hidden, grad_dtype, config, part and wanted
 
 

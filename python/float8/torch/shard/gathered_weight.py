@@ -60,7 +60,7 @@ class GatheredWeight(torch.Tensor):
     @classmethod
     def of(cls, gather: Gather, dtype: torch.dtype) -> GatheredWeight:
         """Returns the weight of a gather in that type, as it is stored."""
-        size = turned(gather.size) if gather.is_transposed else gather.size
+        size = gather.stored_size
         return cls(gather.key, size, dtype, gather.device, gather.is_transposed)
 
     def __tensor_flatten__(self) -> tuple[list[str], _Context]:
