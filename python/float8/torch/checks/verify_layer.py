@@ -225,31 +225,38 @@ class LayerCheck:
 
 
 class ExpertCheck(LayerCheck):
-    """The comparisons of one weight of all experts, which FSDP gathers in fp8."""
+    """The comparisons of one weight of all experts, which FSDP gathers in fp8, or of two that are computed as one."""
 
     _layer: Any  # an ExpertLinear
+
+    @property
+    def is_with_another(self) -> bool:
+        """Tells whether the check of another weight is that of this one too."""
+        if not fsdp.gathers_in_fp8(self._layer):
+            return False
+        gather = fsdp.gather_of(self._layer)
+        return gather is not gather.pair[0]
 
     def run(self) -> Layer:
         shape = str(list(self._layer.weight.shape))
         if not fsdp.gathers_in_fp8(self._layer):
             return Layer(self._name, shape, "gathers", {}, "experts in high precision")
-        first, *_ = fsdp.gather_of(self._layer).pair
-        if first is not fsdp.gather_of(self._layer):
-            self.digest = _digest(_whole(self._layer.weight))
-            return Layer(self._name, shape, "fp8 gathers", {}, f"one weight with {first.name}")
         with torch.enable_grad():
             self._gathered(self._layer.weight)
+        if len(fsdp.gather_of(self._layer).pair) > 1:
+            self._name += f" and {self._layer.pair[1].name}"
         return Layer(self._name, shape, "fp8 gathers", self._found)
 
     def _gathered(self, weight: Any) -> None:
         gather = fsdp.gather_of(self._layer)
-        if not gather.is_current(weight):
-            gather.cast(weight)
+        for each in gather.pair:
+            if not each.is_current(each.latest()):
+                each.cast(each.latest())
         with fsdp.unsharded(self._layer):
             dtype = gather.dtype
-            wholes = [_whole(weight), *(_whole(each.latest()) for each in gather.pair[1:])]
-            self.digest = _digest(wholes[0])
-            whole = torch.cat(wholes, 1).to(gather.param_dtype or weight.dtype)
+            whole = torch.cat([_whole(each.latest()) for each in gather.pair], 1)
+            self.digest = _digest(whole)
+            whole = whole.to(gather.param_dtype or weight.dtype)
             if gather.is_transposed:
                 whole = whole.transpose(1, 2).contiguous()
             copies = copies_of(whole.to(dtype), gather.config)
@@ -257,7 +264,7 @@ class ExpertCheck(LayerCheck):
                 own = getattr(gather, name)(dtype)
                 self._compare_parts(name, gather.parts(name, own), gather.parts(name, copies[name]))
             # In the shape of the copies, whether FSDP has gathered the weight before or not.
-            gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
+            gathered = GatheredWeight(gather.key, gather.whole_size, whole.dtype, gather.device)
             self._run_both(gathered.requires_grad_(), whole, dtype)
 
     def _linear(

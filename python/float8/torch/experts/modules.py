@@ -178,7 +178,7 @@ def joins_weights(module: Any, config: int) -> bool:
 def _is_apart(module: Any, name: str) -> bool:
     """Tells whether FSDP gathers w1 of a module, which has this name, in fp8 or not, apart from w3."""
     gather = module.expert_weights[name]._weight_gather
-    return gather is None or gather.second is None
+    return gather is None or len(gather.pair) == 1
 
 
 def cast_together(module: Float8Experts) -> list[tuple[str, ...]]:

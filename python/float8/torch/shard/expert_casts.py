@@ -27,14 +27,14 @@ def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]])
     """Casts the shards of weights on all ranks of their group, which is the same for all weights.
 
     All ranks call it with the same weights in the same order, which the first call with a weight checks. Where
-    two weights have their copies together, both are cast.
+    two weights are computed as one, both are cast.
     """
     if not weights:
         return
     of = _in_pairs(dict(weights))
     compare(list(of))
-    gathers: list[ExpertGather] = [gather for gather in of if gather is gather.pair[0]]
-    operands = [[gather.operand(of[each]) for each in gather.pair] for gather in gathers]
+    gathers: list[ExpertGather] = [gather for gather in of if gather.casts]
+    operands = [[gather.operand(of[each]) for each in gather.casts] for gather in gathers]
     words = _find_words(gathers, operands)
     own = [
         torch.cat(parts) if parts else own[0].new_empty(0, dtype=torch.float32)
@@ -49,7 +49,7 @@ def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]])
 
 
 def _in_pairs(weights: dict[Any, DTensor]) -> dict[Any, DTensor]:
-    """Returns weights by their gathers, each beside the one that has its copies together with it."""
+    """Returns weights by their gathers, each beside the one that is computed as one weight with it."""
     return {
         each: weights[each] if each in weights else each.latest()
         for gather in weights
@@ -60,17 +60,24 @@ def _in_pairs(weights: dict[Any, DTensor]) -> dict[Any, DTensor]:
 def _find_words(
     gathers: Sequence[ExpertGather], operands: Sequence[Sequence[Tensor]]
 ) -> Sequence[tuple[Tensor | None, Tensor | None]]:
-    """Returns the maxima of each weight of which ranks have parts of the experts."""
-    found = [
-        gather.find_words(*own) if gather.is_cut else (None, None)
+    """Returns the maxima of each weight that has scales of more than this rank's rows of it."""
+    found: dict[ExpertGather, tuple[Tensor | None, Tensor | None]] = {
+        gather: gather.find_words(*own) if gather.takes_maxima else (None, None)
         for gather, own in zip(gathers, operands, strict=True)
-    ]
-    spanning = [amax for amax, _ in found if amax is not None and amax.numel() > 0]
-    if spanning:
-        cut = [gather for gather in gathers if gather.is_cut]
-        reduced = torch.cat(spanning)
-        # A NaN is the largest word, so it wins on every rank.
+    }
+    for gather in gathers:
+        pair: Any = gather.pair
+        if gather is pair[0] and len(pair) > len(gather.casts):
+            # A NaN is the largest word.
+            amaxes, row_amaxes = zip(*(found[each] for each in pair), strict=True)
+            of_both = torch.maximum(*amaxes)
+            found.update(zip(pair, ((of_both, rows) for rows in row_amaxes), strict=True))
+    cut = [gather for gather in gathers if gather.is_cut]
+    spanning = {id(amax): amax for amax, _ in map(found.__getitem__, cut) if amax is not None}
+    words = [amax for amax in spanning.values() if amax.numel() > 0]
+    if words:
+        reduced = torch.cat(words)
         operation = Operation("the amax all-reduce of experts", names_of(cut))
         collectives.all_reduce_max(reduced, gathers[0].group, operation)
-        torch._foreach_copy_(spanning, torch.split(reduced, [each.numel() for each in spanning]))
-    return found
+        torch._foreach_copy_(words, torch.split(reduced, [each.numel() for each in words]))
+    return list(found.values())

@@ -19,7 +19,7 @@ from torch import Tensor
 from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops, traced
-from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s
+from float8.torch.shard.copy_layout import BLOCK, blocks, copy_bytes, in_4s
 from float8.torch.shard.expert_casts import cast_experts
 from float8.torch.shard.gather import Gather, GatheredCopy, turned
 
@@ -108,19 +108,24 @@ def _turned_config(layer: ExpertLinear) -> int:
 class ExpertGather(Gather):
     """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed.
 
-    with_second: the copies have each expert's rows of a second weight too, which a SecondGather has.
+    Two weights that are computed as one (w1 and w3) are a `pair`, whose copies have each expert's rows of both:
+    those of the first one's gather. It casts and gathers both at once where it has_second: where all ranks have
+    as many whole experts, since FSDP wants the size of the parameter from ranks that pad, and from those with parts.
+    Else each is cast and gathered by itself, with the scales of both, and they are put together behind the gathers.
     """
 
-    second: SecondGather | None = None
-
-    def __init__(self, layer: ExpertLinear, dtype: torch.dtype, with_second: bool = False) -> None:
+    def __init__(
+        self, layer: ExpertLinear, dtype: torch.dtype, may_have_second: bool = False
+    ) -> None:
         weight: Any = layer.weight
         at = next(i for i, each in enumerate(weight.placements) if not each.is_replicate())
         self.dim: int = weight.placements[at].dim
         local = weight._local_tensor
         self.is_transposed = layer.is_transposed
         experts, n, k = map(int, turned(weight.shape) if self.is_transposed else weight.shape)
-        n *= 1 + with_second
+        is_even = self.dim == 0 and experts % weight.device_mesh.size(at) == 0
+        self.has_second = may_have_second and is_even
+        n *= 1 + self.has_second
         size = torch.Size((experts, n, k))
         super().__init__(layer, dtype, size, weight.device_mesh.get_group(at), local.device)
         self.config = layer._config & ~recipes.BIAS
@@ -147,16 +152,18 @@ class ExpertGather(Gather):
         most = self._part[0]
         own = max(0, min(most, experts - rank * most)) if self.dim == 0 else experts
         _, n, k = self._part
-        expected = self._as_stored((own, n // len(self.pair), k))
+        expected = self._as_stored((own, n // len(self.casts), k))
         wrong = _wrong(self._own_shape, expected)
-        alone = "" if self.second is None else ", as one weight with the next one"
+        alone = "" if len(self.pair) == 1 else f", {len(self.casts)} of a pair"
         how = f"Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}"
         return f"{self._what}, {how}{alone}{wrong}"
 
     @property
-    def pair(self) -> tuple[Gather, ...]:
-        """Returns the gathers of the weights whose rows the copies have."""
-        return (self,) if self.second is None else (self, self.second)
+    def whole_size(self) -> torch.Size:
+        """Returns the experts, N and K of the copies that q and qt return."""
+        experts, n, k = self.size
+        is_joined = self is self.pair[0] and len(self.pair) > len(self.casts)
+        return torch.Size((experts, 2 * n, k)) if is_joined else self.size
 
     # The cast of the shard
 
@@ -164,6 +171,11 @@ class ExpertGather(Gather):
     def is_cut(self) -> bool:
         """Tells whether ranks have parts of each expert, whose maxima they reduce."""
         return self.dim == 1
+
+    @property
+    def takes_maxima(self) -> bool:
+        """Tells whether the scales are of more than this rank's rows of the weight."""
+        return self.is_cut or len(self.pair) > len(self.casts)
 
     def operand(self, weight: DTensor) -> Tensor:
         """Returns what a cast reads: the shard, where need be in another type."""
@@ -174,7 +186,9 @@ class ExpertGather(Gather):
         return source if source.dtype in (torch.float32, dtype) else source.to(dtype)
 
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the maxima of a part of each expert: those that span ranks, and those of its own rows."""
+        """Returns the maxima of a part of each expert: those that span the parts, and those of its own rows."""
+        if self._own == 0:
+            return operand.new_empty(0, dtype=torch.int32), operand.new_empty(0, dtype=torch.int32)
         words: tuple[Tensor, Tensor] = torch.ops.float8.experts_amax(
             operand, self._cast_config, self._code(operand)
         )
@@ -221,7 +235,7 @@ class ExpertGather(Gather):
 
     def _layout(self) -> tuple[Any, ...]:
         shape = self._as_stored((max(self._own, 1), *self._part[1:]))
-        return tuple(torch.ops.float8.experts_copies(*shape, self._cast_config, self.is_cut))
+        return tuple(torch.ops.float8.experts_copies(*shape, self._cast_config, self.takes_maxima))
 
     def _as_stored(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Returns a shape [experts][N][K] as that of the weight as it is stored."""
@@ -323,24 +337,16 @@ class ExpertGather(Gather):
 
     def q(self, dtype: torch.dtype) -> GatheredCopy:
         """Returns q for an x of that type: [experts][N], rows in whole 128s."""
-        experts, n, k = self.size
-        data = self._whole("q", dtype)[: self.size.numel()]
-        return self._copy("q", data.view(experts * n, k))
+        return self._copy("q", dtype)
 
     def qt(self, dtype: torch.dtype) -> GatheredCopy:
         """Returns qt for a dy of that type: [experts][K], rows in whole 128s."""
-        experts, n, k = self.size
-        data = self._whole("qt", dtype)[: self.size.numel()]
-        if self.is_cut:
-            parts = data.view(experts, self.ranks, k, self._part[1])
-            lines = parts.permute(0, 2, 1, 3)
-            return self._copy("qt", lines.reshape(experts * k, n))
-        return self._copy("qt", data.view(experts * k, n))
+        return self._copy("qt", dtype)
 
     def parts(self, name: str, copy: GatheredCopy) -> tuple[Tensor, Tensor]:
         """Returns the elements and the inverse scales of a copy of the whole, without what pads them."""
-        lines, length = self._extents(name, self.size)
-        experts, inner = self.size[0], self._scale_shape(name, self.size)
+        lines, length = self._extents(name, self.whole_size)
+        experts, inner = self.size[0], self._scale_shape(name, self.whole_size)
         data = copy.data.view(experts, lines, -1)[..., :length]
         assert copy.scales is not None
         if self._granularity[name] is Granularity.TENSOR:
@@ -348,17 +354,48 @@ class ExpertGather(Gather):
         scales = copy.scales[: experts * math.prod(inner)].view(experts, *inner)
         return data, scales if len(inner) == 1 else scales[..., : blocks(length)]
 
-    def _copy(self, name: str, lines: Tensor) -> GatheredCopy:
-        length = lines.shape[1]
+    def _copy(self, name: str, dtype: torch.dtype) -> GatheredCopy:
+        # A gather of a pair that is cast together has both already.
+        own: Any = self.pair if self.whole_size != self.size else (self,)
+        parts = [each._lines(name, dtype) for each in own]
+        lines, length = self._extents(name, self.whole_size)
         pitch = BLOCK * blocks(length)
-        if pitch != length:
-            padded = lines.new_zeros((lines.shape[0], pitch))
-            padded[:, :length] = lines
-            lines = padded
-        scales = self._scales[name].view(-1)
+        if len(parts) == 1 and pitch == length:
+            data = parts[0].flatten()
+        else:
+            size = (self.size[0], lines, pitch)
+            data = parts[0].new_empty(size) if pitch == length else parts[0].new_zeros(size)
+            # The lines of q are below each other, those of qt side by side.
+            into = data[..., :length].chunk(len(parts), 1 if name == "q" else 2)
+            for to, part in zip(into, parts, strict=True):
+                copy_bytes(to.unflatten(2, part.shape[2:]), part)
+        scales = own[0]._scales[name] if len(own) == 1 else self._scales_of_pair(name, own)
+        scales = scales.view(-1)
         if self._granularity[name] is Granularity.TENSOR:
             scales = scales[_INVERSE:]
-        return GatheredCopy(lines.view(-1), scales)
+        return GatheredCopy(data.view(-1), scales)
+
+    def _lines(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns the elements of a copy [experts][lines][length], with lengths in parts of ranks for a qt in parts."""
+        experts, n, k = self.size
+        data = self._whole(name, dtype)[: self.size.numel()]
+        if name == "q":
+            return data.view(experts, n, k)
+        if self.is_cut:
+            return data.view(experts, self.ranks, k, self._part[1]).transpose(1, 2)
+        return data.view(experts, k, n)
+
+    def _scales_of_pair(self, name: str, own: Sequence[ExpertGather]) -> Tensor:
+        """Returns the inverse scales of the copies of two weights together; one of 128x128 has rows of one of them."""
+        first, second = (each._scales[name] for each in own)
+        if self._granularity[name] is Granularity.AXIS:
+            return torch.cat((first, second), 1) if name == "q" else first
+        if name == "q":
+            return torch.cat((first, second), 1)
+        columns = blocks(self.size[1])
+        whole = first.new_ones((self.size[0], *self._scale_shape(name, self.whole_size)))
+        whole[..., : 2 * columns] = torch.cat((first[..., :columns], second[..., :columns]), 2)
+        return whole
 
     def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
         """Returns the gathered bytes, of an expert all that ranks have of it, one rank after the other."""
@@ -381,13 +418,10 @@ class SecondGather(Gather):
         super().__init__(layer, dtype, layer.weight.shape, first.group, first.device)
         self._own_shape = tuple(map(int, layer.weight._local_tensor.shape))
         self._expected = (first._own, *map(int, self.size[1:]))
-        self.first = first
-        first.second = self
+        self.casts = ()
+        self.pair = first.pair = first.casts = (first, self)
         self._nothing = torch.empty((0, *self.size[1:]), device=self.device, dtype=torch.uint8)
-
-    @property
-    def pair(self) -> tuple[Gather, ...]:
-        return self.first.pair
+        self.whole_size = self._nothing.shape
 
     def facts(self) -> str:
         wrong = _wrong(self._own_shape, self._expected)
@@ -399,9 +433,14 @@ class SecondGather(Gather):
     def cast(self, weight: DTensor) -> None:
         cast_experts([(self, weight)])
 
-    def q(self, _: torch.dtype) -> GatheredCopy:
-        raise NotImplementedError(
-            f"float8: {self.name} is gathered as one weight with {self.first.name}, and only their experts can read it"
-        )
 
-    qt = q
+def make_pair(first: ExpertLinear, second: ExpertLinear) -> tuple[ExpertGather, Gather]:
+    """Returns the gathers of w1 and w3, which ranks share in one way."""
+    one = ExpertGather(first, first.weight.dtype, may_have_second=True)
+    if one.has_second:
+        return one, SecondGather(second, second.weight.dtype, one)
+    other = ExpertGather(second, second.weight.dtype)
+    cuts_blocks = Granularity.BLOCK_128X128 in one._granularity.values() and one.size[1] % BLOCK
+    if not cuts_blocks:  # of 128x128, which would have rows of both
+        one.pair = other.pair = (one, other)
+    return one, other

@@ -27,7 +27,7 @@ from float8.torch import notices
 from float8.torch.ranks import collectives
 from float8.torch.shard import weight_changes
 from float8.torch.shard.expert_casts import cast_experts
-from float8.torch.shard.expert_gather import ExpertGather, SecondGather, obstacle
+from float8.torch.shard.expert_gather import ExpertGather, make_pair, obstacle
 from float8.torch.shard.gather import COPIES, Gather
 from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_late, cast_shards
@@ -287,31 +287,23 @@ def _shards_more(before: Any, weight: Any) -> bool:
 def gather_of(layer: Any) -> Any:
     """Returns the gather of a layer whose weight is a shard now."""
     if layer._weight_gather is None:
-        dtype = layer.weight.dtype
-        if isinstance(layer, nn.Module):
-            layer._weight_gather = WeightGather(layer, dtype)
-        elif layer.pair is not None and _are_one(layer.pair):
-            first, second = layer.pair
-            first._weight_gather = ExpertGather(first, dtype, with_second=True)
-            second._weight_gather = SecondGather(second, dtype, first._weight_gather)
+        pair = getattr(layer, "pair", None)
+        if pair is not None and _are_alike(pair):
+            for each, gather in zip(pair, make_pair(*pair), strict=True):
+                each._weight_gather = gather
         else:
-            layer._weight_gather = ExpertGather(layer, dtype)
+            kind = WeightGather if isinstance(layer, nn.Module) else ExpertGather
+            layer._weight_gather = kind(layer, layer.weight.dtype)
     return layer._weight_gather
 
 
-def _are_one(pair: Sequence[Any]) -> bool:
-    """Tells whether FSDP gathers w1 and w3 as one weight: a gather of w1 then has the copies of both.
-
-    FSDP wants each weight's own size of what ranks pad, and of Shard(1).
-    """
+def _are_alike(pair: Sequence[Any]) -> bool:
+    """Tells whether FSDP shards w1 and w3 in one way, and gathers both in fp8."""
     (group, first), (other, second) = map(group_of_layer, pair)
-    weights = [each.weight for each in pair]
-    one, two = ((*w.placements, w.dtype, *w.shape) for w in weights)
-    if group is not other or one != two or not (_may_gather(first) and _may_gather(second)):
+    if group is not other or not (_may_gather(first) and _may_gather(second)):
         return False
-    at = next(at for at in weights[0].placements if not at.is_replicate())
-    ranks = weights[0].device_mesh.size(weights[0].placements.index(at))
-    return at.dim == 0 and weights[0].shape[0] % ranks == 0
+    one, two = ((*w.placements, w.dtype, *w.shape) for w in (each.weight for each in pair))
+    return one == two
 
 
 def _layer_of(param: Any) -> Any:

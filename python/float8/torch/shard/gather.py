@@ -77,6 +77,8 @@ class Gather:
         self.key = torch.tensor(number)
         self.key.of_gather = weakref.ref(self)  # type: ignore[attr-defined]
         _gathers[number] = self
+        self.casts: tuple[Gather, ...] = (self,)  # of the weights that its cast reads
+        self.pair: tuple[Gather, ...] = (self,)  # of the weights that are computed as one
 
     # The shard
 
@@ -218,7 +220,8 @@ class Gather:
         if dtype != self.dtype:
             own = self._weight.dtype
             before = self.cast_type(own)
-            self.dtype = dtype
+            for each in self.pair:
+                each.dtype = dtype
             if self.cast_type(own) != before:
                 self.cast(self._weight)
         found = self._copies.get(name)

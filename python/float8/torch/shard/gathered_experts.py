@@ -46,11 +46,18 @@ torch.library.define(
 )
 
 
-def _copy(name: str, gather: Any, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Returns a copy and its scales; none where there is no gather, or torch.compile traces the op."""
+def _copy(
+    name: str, gather: Any, like: Tensor, size: Sequence[int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns a copy of that size and its scales; none where there is no gather, or torch.compile traces the op."""
     known = None if gather is None else gather_of_op(gather)
     if known is None:
         return None, None
+    if tuple(size) != known.whole_size:
+        names = " and ".join(each.name for each in known.pair)
+        raise NotImplementedError(
+            f"float8: {names} are gathered in fp8 as one weight, and only the experts they belong to can use it"
+        )
     data, scales, _ = known.q(like.dtype) if name == "q" else known.qt(like.dtype)
     return data, scales
 
@@ -64,7 +71,7 @@ def _forward(
     config: int,
     save: bool,
 ) -> Any:
-    copy = _copy("q", gather, x)
+    copy = _copy("q", gather, x, shape)
     weight = shape_of_weight(x, shape, dtype, copy[0] is None)
     return _experts_forward(x, weight, layout, config, save, None, 0, *copy)
 
@@ -80,7 +87,7 @@ def _backward(
     wanted: int,
     x: Tensor | None,
 ) -> Any:
-    copy = _copy("qt", gather, dy) if wanted & 1 else (None, None)
+    copy = _copy("qt", gather, dy, shape) if wanted & 1 else (None, None)
     rest = (grad_dtype, config, wanted, x, None, 0)
     return _experts_backward(dy, saved, layout, None, *shape, *rest, *copy)
 
@@ -100,9 +107,10 @@ def _forward_of_moe(
     config: int,
     save: bool,
 ) -> Any:
-    copies = (*_copy("q", w13_gather, x), *_copy("q", w2_gather, x))
     experts, dim, hidden = shape
-    first = (experts, hidden if w3_apart else 2 * hidden, dim)
+    both = (experts, 2 * hidden, dim)
+    copies = (*_copy("q", w13_gather, x, both), *_copy("q", w2_gather, x, shape))
+    first = (experts, hidden, dim) if w3_apart else both
     if w3_apart and w3 is None:
         w3 = shape_of_weight(x, first, dtype, is_fake(x))
     w13, w2 = (
@@ -121,10 +129,18 @@ def _backward_of_moe(
     score: Tensor | None,
     w13: Tensor | None,
     w2: Tensor | None,
+    read: Sequence[Tensor],
+    layout: Tensor,
+    experts: int,
+    hidden: int,
     *rest: Any,
 ) -> Any:
-    copies = (*_copy("qt", w13_gather, x), *_copy("qt", w2_gather, x))
-    return _moe_backward(x, dy, index, score, w13, w2, *rest, *copies)
+    dim = x.shape[1]
+    first = _copy("qt", w13_gather, x, (experts, 2 * hidden, dim))
+    copies = (*first, *_copy("qt", w2_gather, x, (experts, dim, hidden)))
+    return _moe_backward(
+        x, dy, index, score, w13, w2, read, layout, experts, hidden, *rest, *copies
+    )
 
 
 register(

@@ -77,7 +77,6 @@ def test_parts_of_each_expert(recipe: str, tmp_path: Any) -> None:
 
 def _pair(mesh: Any, recipe: str, experts: int, dim: int = 0, **options: Any) -> list[Any]:
     """Returns the layers of torchtitan with fp8 gathers and with gathers in high precision."""
-    expert_shards.keep_pairs_apart()
     kind, n = options.pop("kind", expert_shards.GroupedExperts), options.pop("n", 48)
     plain = expert_shards.layers(experts, kind, n)
     return [
@@ -144,27 +143,28 @@ class _Checkpointed(nn.Module):
 
 def _options(mesh: Any, rank: int, world: int) -> None:
     x = expert_shards.rows(world)[rank]
-    for dim in (0, 1):
+    for dim, experts in ((0, 4), (0, 3), (1, 3)):
         expert_shards.expect_equal_steps(
-            _pair(mesh, "rowwise", 3, dim, reshard_after_forward=False), x
+            _pair(mesh, "rowwise", experts, dim, reshard_after_forward=False), x
         )
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    expert_shards.expect_equal_steps(_pair(mesh, "tensorwise", 3, mp_policy=policy), x)
-    plain = expert_shards.layers(3)
+    for recipe, experts in (("tensorwise", 3), ("rowwise", 4)):
+        expert_shards.expect_equal_steps(_pair(mesh, recipe, experts, mp_policy=policy), x)
+    plain = expert_shards.layers(4)
     for i, layer in enumerate(plain):
         plain[i] = _Checkpointed(layer)
-    models = [
-        expert_shards.shard(
-            expert_shards.convert(copy.deepcopy(plain), "rowwise", gather), mesh, dim
-        )
-        for gather in (True, False)
-        for dim in (1,)
-    ]
-    expert_shards.expect_equal_steps(models, x)
+    for dim in (0, 1):
+        models = [
+            expert_shards.shard(
+                expert_shards.convert(copy.deepcopy(plain), "rowwise", gather), mesh, dim
+            )
+            for gather in (True, False)
+        ]
+        expert_shards.expect_equal_steps(models, x)
     with torch.autocast(ranks.device, torch.bfloat16):
-        expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 3), x, 1)
+        expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 4), x, 1)
     with torch.no_grad():  # no backward reads the copies
-        fp8, high = _pair(mesh, "rowwise", 3)
+        fp8, high = _pair(mesh, "rowwise", 4)
         assert torch.equal(fp8(x), high(x))
 
 
@@ -174,7 +174,7 @@ def test_options_of_fully_shard(tmp_path: Any) -> None:
 
 def _hybrid(_: Any, rank: int, world: int) -> None:
     mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("replicate", "shard"))
-    expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 3), expert_shards.rows(world)[rank])
+    expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 4), expert_shards.rows(world)[rank])
 
 
 def test_hybrid_sharding(tmp_path: Any) -> None:
@@ -182,11 +182,10 @@ def test_hybrid_sharding(tmp_path: Any) -> None:
 
 
 def _compiled(mesh: Any, rank: int, world: int) -> None:
-    expert_shards.keep_pairs_apart()
     x = expert_shards.rows(world)[rank]
     models = []
     for gather in (True, False):
-        model = expert_shards.convert(expert_shards.layers(3), "rowwise", gather)
+        model = expert_shards.convert(expert_shards.layers(4), "rowwise", gather)
         for layer in model:
             layer.compile(fullgraph=True, backend="aot_eager")
         models.append(expert_shards.shard(model, mesh))
@@ -210,7 +209,7 @@ def _traffic(mesh: Any, rank: int, world: int, dim: int) -> None:
     gathered, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))
     scales = 2 * (2 * n + expert_shards.HIDDEN) * experts // world  # of q, which ranks have rows of
     if dim == 0:
-        scales += 2 * (2 * expert_shards.HIDDEN + n) * experts // world  # of qt
+        scales += 2 * (expert_shards.HIDDEN + n) * experts // world  # of qt: w1 and w3 share theirs
     assert gathered == {torch.float32: 4 * scales}
     assert reduced == dim
     with torch.no_grad():
@@ -368,11 +367,13 @@ def test_a_change_that_nobody_saw(tmp_path: Any) -> None:
 def _verified(mesh: Any, rank: int, world: int) -> None:
     """verify_distributed compares each weight, also before a step, and finds what was changed unseen."""
     x = expert_shards.rows(world)[rank]
-    for recipe, dim in (("tensorwise", 0), ("rowwise", 1), ("blockwise", 0)):
-        model, _ = _pair(mesh, recipe, 3, dim)
+    for recipe, dim in (("tensorwise", 0), ("rowwise", 1), ("rowwise", 0), ("blockwise", 0)):
+        model, _ = _pair(mesh, recipe, 4 if recipe == "blockwise" else 3, dim)
         for _ in range(2):
             report = f8.verify_distributed(model)
-            assert report.ok and len(report.layers) == 6
+            names = ["w1", "w2", "w3"] if recipe == "tensorwise" else ["w1 and w3", "w2"]
+            expected = [f"{i}.experts.{name}" for i in range(2) for name in names]
+            assert report.ok and [each.name for each in report.layers] == expected
             assert all(
                 list(each.tensors) == ["w", "q", "qt", "y", "dx", "dw"][1:]
                 for each in report.layers
@@ -393,12 +394,12 @@ def test_verify_distributed(tmp_path: Any) -> None:
 def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
     """A checkpoint has plain tensors, which a model without fp8 loads, and a new one has their steps."""
     x = expert_shards.rows(world)[rank]
-    model, high = _pair(mesh, "rowwise", 3)
+    model, high = _pair(mesh, "rowwise", 4)
     assert all(isinstance(p._local_tensor, ShardedWeight) for p in model.parameters())
     expert_shards.expect_equal_steps([model, high], x, 1)
-    assert list(model.state_dict()) == list(expert_shards.layers(3).state_dict())
+    assert list(model.state_dict()) == list(expert_shards.layers(4).state_dict())
     dcp.save(get_model_state_dict(model), checkpoint_id=folder)
-    others = _pair(mesh, "rowwise", 3)
+    others = _pair(mesh, "rowwise", 4)
     for other in others:
         state = get_model_state_dict(other)
         dcp.load(state, checkpoint_id=folder)
