@@ -36,13 +36,10 @@ def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]])
     gathers: list[ExpertGather] = [gather for gather in of if gather.casts]
     operands = [[gather.operand(of[each]) for each in gather.casts] for gather in gathers]
     words = _find_words(gathers, operands)
-    own = [
-        torch.cat(parts) if parts else own[0].new_empty(0, dtype=torch.float32)
-        for own, parts in (
-            (own, gather.cast_into_shards(own, of_weight))
-            for gather, own, of_weight in zip(gathers, operands, words, strict=True)
-        )
-    ]
+    own = []
+    for gather, shards, of_weight in zip(gathers, operands, words, strict=True):
+        parts = gather.cast_into_shards(shards, of_weight)
+        own.append(torch.cat(parts) if parts else shards[0].new_empty(0, dtype=torch.float32))
     for gather, weight in of.items():
         gather.set_cast(weight)
     gather_scales(gathers, own)
@@ -67,8 +64,7 @@ def _find_words(
     }
     for gather in gathers:
         pair: Any = gather.pair
-        if gather is pair[0] and len(pair) > len(gather.casts):
-            # A NaN is the largest word.
+        if gather.second is not None and gather.takes_maxima:  # a NaN is the largest word
             amaxes, row_amaxes = zip(*(found[each] for each in pair), strict=True)
             of_both = torch.maximum(*amaxes)
             found.update(zip(pair, ((of_both, rows) for rows in row_amaxes), strict=True))

@@ -154,16 +154,22 @@ class ExpertGather(Gather):
         _, n, k = self._part
         expected = self._as_stored((own, n // len(self.casts), k))
         wrong = _wrong(self._own_shape, expected)
-        alone = "" if len(self.pair) == 1 else f", {len(self.casts)} of a pair"
         how = f"Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}"
-        return f"{self._what}, {how}{alone}{wrong}"
+        pair = "" if len(self.pair) == 1 else ", as one weight with another"
+        return f"{self._what}, {how}{pair}{wrong}"
+
+    @property
+    def casts(self) -> tuple[Gather, ...]:
+        """Returns the gathers of the weights that its cast reads."""
+        return self.pair if self.has_second else (self,)
 
     @property
     def whole_size(self) -> torch.Size:
         """Returns the experts, N and K of the copies that q and qt return."""
         experts, n, k = self.size
-        is_joined = self is self.pair[0] and len(self.pair) > len(self.casts)
-        return torch.Size((experts, 2 * n, k)) if is_joined else self.size
+        if self.second is None or self.has_second:
+            return self.size
+        return torch.Size((experts, 2 * n, k))
 
     # The cast of the shard
 
@@ -175,7 +181,7 @@ class ExpertGather(Gather):
     @property
     def takes_maxima(self) -> bool:
         """Tells whether the scales are of more than this rank's rows of the weight."""
-        return self.is_cut or len(self.pair) > len(self.casts)
+        return self.is_cut or (len(self.pair) > 1 and not self.has_second)
 
     def operand(self, weight: DTensor) -> Tensor:
         """Returns what a cast reads: the shard, where need be in another type."""
@@ -360,8 +366,8 @@ class ExpertGather(Gather):
         parts = [each._lines(name, dtype) for each in own]
         lines, length = self._extents(name, self.whole_size)
         pitch = BLOCK * blocks(length)
-        if len(parts) == 1 and pitch == length:
-            data = parts[0].flatten()
+        if len(parts) == 1 and pitch == length and parts[0].is_contiguous():
+            data = parts[0]
         else:
             size = (self.size[0], lines, pitch)
             data = parts[0].new_empty(size) if pitch == length else parts[0].new_zeros(size)
@@ -418,14 +424,17 @@ class SecondGather(Gather):
         super().__init__(layer, dtype, layer.weight.shape, first.group, first.device)
         self._own_shape = tuple(map(int, layer.weight._local_tensor.shape))
         self._expected = (first._own, *map(int, self.size[1:]))
-        self.casts = ()
-        self.pair = first.pair = first.casts = (first, self)
+        first.make_pair_with(self)
         self._nothing = torch.empty((0, *self.size[1:]), device=self.device, dtype=torch.uint8)
         self.whole_size = self._nothing.shape
 
+    @property
+    def casts(self) -> tuple[Gather, ...]:
+        return ()
+
     def facts(self) -> str:
         wrong = _wrong(self._own_shape, self._expected)
-        return f"{self._what}, as one weight with the one before{wrong}"
+        return f"{self._what}, as one weight with another{wrong}"
 
     def shard(self, name: str) -> Tensor:
         return self._nothing
@@ -442,5 +451,5 @@ def make_pair(first: ExpertLinear, second: ExpertLinear) -> tuple[ExpertGather, 
     other = ExpertGather(second, second.weight.dtype)
     cuts_blocks = Granularity.BLOCK_128X128 in one._granularity.values() and one.size[1] % BLOCK
     if not cuts_blocks:  # of 128x128, which would have rows of both
-        one.pair = other.pair = (one, other)
+        one.make_pair_with(other)
     return one, other

@@ -46,6 +46,8 @@ class Gather:
 
     late: bool = False  # qt is cast where it is gathered, and is not kept
     tensor_group: Any = None  # that of tensor parallelism
+    second: Gather | None = None  # of a pair that this is the first one of
+    _first: weakref.ref[Gather] | None = None  # of a pair that this is the second one of
     is_transposed: bool = False  # the weight is stored with its last two dimensions turned
 
     def __init__(
@@ -77,8 +79,17 @@ class Gather:
         self.key = torch.tensor(number)
         self.key.of_gather = weakref.ref(self)  # type: ignore[attr-defined]
         _gathers[number] = self
-        self.casts: tuple[Gather, ...] = (self,)  # of the weights that its cast reads
-        self.pair: tuple[Gather, ...] = (self,)  # of the weights that are computed as one
+
+    @property
+    def pair(self) -> tuple[Gather, ...]:
+        """Returns the gathers of the weights that are computed as one with this one, in the order of their rows."""
+        first = None if self._first is None else self._first()
+        first = self if first is None else first
+        return (first,) if first.second is None else (first, first.second)
+
+    def make_pair_with(self, second: Gather) -> None:
+        """Lets the weight of another gather be computed as one with this one."""
+        self.second, second._first = second, weakref.ref(self)
 
     # The shard
 

@@ -43,6 +43,7 @@ def _equal_steps(
     mesh: Any, rank: int, world: int, recipe: str, experts: int, n: int, dim: int
 ) -> None:
     fp8, high, single = models = _models(mesh, recipe, experts, n, dim)
+    as_single = ranks.device == "cpu"  # sums of gradients have one order
     x = expert_shards.rows(world)
     seen, mlps = expert_shards.watch(fp8), _watch_mlps()
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2, fused=True) for each in models]
@@ -53,14 +54,15 @@ def _equal_steps(
         mlps.clear()
         ys = [model(x[rank]) for model in models[:2]]
         assert len(mlps) == 4, "two layers of each model are an MLP in one op"
-        assert torch.equal(*ys) and torch.equal(ys[0], single(x[rank]))
+        assert torch.equal(*ys)
+        assert torch.equal(ys[0], single(x[rank])) or not as_single
         for y in ys:
             y.square().mean().backward()
         for (name, own), other, one in zip(
             fp8.named_parameters(), high.parameters(), single.parameters(), strict=True
         ):
             assert torch.equal(own.grad.to_local(), other.grad.to_local()), (step, name)
-            assert torch.equal(own.grad.full_tensor(), one.grad), (step, name)
+            assert torch.equal(own.grad.full_tensor(), one.grad) or not as_single, (step, name)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -85,6 +87,12 @@ def _equal_steps(
 def test_equal_steps(recipe: str, experts: int, n: int, dim: int, tmp_path: Any) -> None:
     """Steps are those of one rank without gathers, also where blocks of 128x128 have rows of w1 and of w3."""
     ranks.spawn(_equal_steps, 2, tmp_path, recipe, experts, n, dim)
+
+
+@ranks.needs_gpus(2)
+@pytest.mark.parametrize(("experts", "dim"), [(4, 0), (3, 0), (3, 1)])
+def test_on_gpus(experts: int, dim: int, tmp_path: Any) -> None:
+    ranks.spawn(_equal_steps, 2, tmp_path, "rowwise", experts, 48, dim, device="cuda")
 
 
 def _apart(mesh: Any, rank: int, world: int) -> None:

@@ -36,6 +36,12 @@ def test_equal_steps(name: str, recipe: str, experts: int, tmp_path: Any) -> Non
     ranks.spawn(_equal_steps, 2, tmp_path, name, recipe, experts)
 
 
+@ranks.needs_gpus(2)
+@pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
+def test_on_gpus(name: str, tmp_path: Any) -> None:
+    ranks.spawn(_equal_steps, 2, tmp_path, name, "rowwise", 3, device="cuda")
+
+
 def _options(mesh: Any, rank: int, world: int) -> None:
     """Such weights are verified, compiled, gathered once a step, and not gathered in fp8 in parts of in_features."""
     x = torch.randn(4, 24, expert_shards.HIDDEN, device=ranks.device)
