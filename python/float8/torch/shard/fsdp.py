@@ -288,7 +288,7 @@ def gather_of(layer: Any) -> Any:
     """Returns the gather of a layer whose weight is a shard now."""
     if layer._weight_gather is None:
         pair = getattr(layer, "pair", None)
-        if pair is not None and _are_alike(pair):
+        if pair is not None and not any(each._weight_gather for each in pair) and _are_alike(pair):
             for each, gather in zip(pair, make_pair(*pair), strict=True):
                 each._weight_gather = gather
         else:

@@ -46,7 +46,9 @@ def _equal_steps(
     as_single = ranks.device == "cpu"  # sums of gradients have one order
     x = expert_shards.rows(world)
     seen, mlps = expert_shards.watch(fp8), _watch_mlps()
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2, fused=True) for each in models]
+    options: Any = {"lr": 1e-2, "fused": True}
+    kind = torch.optim.AdamW if dim == 0 else f8.AdamW
+    optimizers = [kind(each.parameters(), **options) for each in models]
     before = expert_shards.copies_of(fp8)
     for step in range(3):
         for part in x:
