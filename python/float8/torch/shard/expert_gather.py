@@ -110,8 +110,10 @@ class ExpertGather(Gather):
 
     Two weights that are computed as one (w1 and w3) are a `pair`, whose copies have each expert's rows of both:
     those of the first one's gather. It casts and gathers both at once where it has_second: where all ranks have
-    as many whole experts, since FSDP wants the size of the parameter from ranks that pad, and from those with parts.
-    Else each is cast and gathered by itself, with the scales of both, and they are put together behind the gathers.
+    as many whole experts, since FSDP wants the size of the parameter itself where ranks pad or have parts of each
+    expert. There each is cast with the scales of both and gathered by itself, and they are put together behind it.
+
+    A weight that is stored as [experts][K][N] is cast as it lies: what such a cast calls q is qt here.
     """
 
     def __init__(
@@ -361,7 +363,7 @@ class ExpertGather(Gather):
         return data, scales if len(inner) == 1 else scales[..., : blocks(length)]
 
     def _copy(self, name: str, dtype: torch.dtype) -> GatheredCopy:
-        # A gather of a pair that is cast together has both already.
+        """Returns a copy of the weight, or of the pair, which lies in two gathers where they were not cast at once."""
         own: Any = self.pair if self.whole_size != self.size else (self,)
         parts = [each._lines(name, dtype) for each in own]
         lines, length = self._extents(name, self.whole_size)
@@ -382,7 +384,7 @@ class ExpertGather(Gather):
         return GatheredCopy(data.view(-1), scales)
 
     def _lines(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns the elements of a copy [experts][lines][length], with lengths in parts of ranks for a qt in parts."""
+        """Returns the gathered elements [experts][lines][length]; of a qt in parts [experts][lines][ranks][length]."""
         experts, n, k = self.size
         data = self._whole(name, dtype)[: self.size.numel()]
         if name == "q":
@@ -392,12 +394,12 @@ class ExpertGather(Gather):
         return data.view(experts, k, n)
 
     def _scales_of_pair(self, name: str, own: Sequence[ExpertGather]) -> Tensor:
-        """Returns the inverse scales of the copies of two weights together; one of 128x128 has rows of one of them."""
+        """Returns the inverse scales of the copies of two weights together."""
         first, second = (each._scales[name] for each in own)
-        if self._granularity[name] is Granularity.AXIS:
-            return torch.cat((first, second), 1) if name == "q" else first
         if name == "q":
             return torch.cat((first, second), 1)
+        if self._granularity[name] is Granularity.AXIS:
+            return first  # a column has one for both
         columns = blocks(self.size[1])
         whole = first.new_ones((self.size[0], *self._scale_shape(name, self.whole_size)))
         whole[..., : 2 * columns] = torch.cat((first[..., :columns], second[..., :columns]), 2)

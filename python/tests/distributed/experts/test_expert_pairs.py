@@ -180,3 +180,15 @@ def _use_alone(model: Any, x: torch.Tensor) -> None:
 
 def test_changes_of_one_weight(tmp_path: Any) -> None:
     ranks.spawn(_changes, 2, tmp_path)
+
+
+def _uneven(mesh: Any, rank: int, world: int) -> None:
+    """Of three ranks with four experts, the last has none."""
+    fp8, high, _ = _models(mesh, "rowwise", 4, 48, 0)
+    mlps = _watch_mlps()
+    expert_shards.expect_equal_steps([fp8, high], expert_shards.rows(world)[rank])
+    assert len(mlps) == 8
+
+
+def test_ranks_without_experts(tmp_path: Any) -> None:
+    ranks.spawn(_uneven, 3, tmp_path)
