@@ -87,10 +87,11 @@
 //   experts_layout(offs, m, config) -> layout
 //     What the calls of expert linears of m rows read in place of the ends of the experts' rows (int32).
 //     Bad ends are clamped, and the first of them is kept for routing_errors.
-//   experts_cast(w, q!, qt!, amax?, row_amax?, config, dtype)
+//   experts_cast(w, q!, qt!, amax?, row_amax?, config, dtype, second_w?)
 //     Casts the weights [E][N][K] of all experts into q and qt with their inverse scales (experts_copies).
 //     `dtype`: the float8_dtype that an fp32 w is rounded to; -1: w is cast as it is. With the maxima of
 //     experts_amax, reduced over ranks that have other rows of each expert, q and qt are parts of the whole's.
+//     With second_w, without maxima, they are of each expert's rows of both.
 //   experts_refresh(w, q!, qt!, state!, like, config, second_w?)
 //     Casts w for rows of like's type into these copies where they are not of its bytes, as cast_weight.
 //   experts_amax(w, config, dtype) -> (amax, row_amax)

@@ -167,7 +167,7 @@ _OTHERS = (
     "experts_bytes(int m, int experts, int n, int k, int config) -> (int, int)",
     (
         "experts_cast(Tensor w, Tensor(a!) q, Tensor(b!) qt, Tensor? amax, Tensor? row_amax, int config, "
-        "int dtype) -> ()"
+        "int dtype, Tensor? second_w=None) -> ()"
     ),
     (
         "experts_refresh(Tensor w, Tensor q, Tensor qt, Tensor state, Tensor like, int config, Tensor? "

@@ -69,11 +69,6 @@ class PairOfWeights {
   std::optional<ExpertWeight> second_;
 };
 
-void set(float8_matrix& field, const Matrix& matrix) {
-  field.data = matrix.data;
-  field.ld = matrix.stride;
-}
-
 // A buffer of an MLP; nothing without a plan.
 Tensor buffer(const MoePlan* plan, int32_t which, const Device& device) {
   const size_t bytes = plan == nullptr ? 0 : float8_moe_buffer_bytes(plan->moe, which);

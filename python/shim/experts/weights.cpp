@@ -27,8 +27,9 @@ int64_t scales_of_experts(int32_t granularity, int64_t experts, int64_t lines, i
   return experts * scale_count(granularity, lines, length);
 }
 
+// `tensors`: those that the rows of each expert are in.
 ExpertQuantizerKey key_of(const Tensor& w, const Place& place, int64_t config, int64_t dtype,
-                          bool over_ranks) {
+                          bool over_ranks, int64_t tensors = 1) {
   if (w.dim() != 3)
     throw std::invalid_argument("float8: the weights of experts have three dimensions");
   const float8_dtype own = element_type(dtype_of(w), "the weight");
@@ -39,13 +40,14 @@ ExpertQuantizerKey key_of(const Tensor& w, const Place& place, int64_t config, i
         "(float16); cast others to their type first");
   }
   return {.config = Config(config).of_casts(),
-          .n = w.size(1),
+          .n = tensors * w.size(1),
           .k = w.size(2),
           .experts = static_cast<int32_t>(w.size(0)),
           .device = place.key(),
           .dtype = static_cast<int8_t>(dtype == kWeightsOwnType ? int64_t{own} : dtype),
           .f32_source = dtype != kWeightsOwnType && dtype != own,
-          .over_ranks = over_ranks};
+          .over_ranks = over_ranks,
+          .two_tensors = tensors == 2};
 }
 
 void check_size(const Tensor& tensor, size_t count, size_t element, const Device& device,
@@ -74,8 +76,7 @@ void check_alike(const Tensor& w, const Tensor& second) {
 
 float8_expert_quantize_args args_of(const Matrix& rows) {
   float8_expert_quantize_args args;
-  args.w.data = rows.data;
-  args.w.ld = rows.stride;
+  set(args.w, rows);
   return args;
 }
 
@@ -145,13 +146,16 @@ static void cast_into(const ExpertQuantizer& quantizer, const Place& place, cons
 
 void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
                   const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
-                  int64_t config, int64_t dtype) {
+                  int64_t config, int64_t dtype, const std::optional<Tensor>& second_w) {
   const Place place = place_of(w, Config(config));
-  const ExpertQuantizer& quantizer =
-      expert_quantizer_for(key_of(w, place, config, dtype, amax.has_value()), place);
+  if (second_w) check_alike(w, *second_w);
+  const ExpertQuantizer& quantizer = expert_quantizer_for(
+      key_of(w, place, config, dtype, amax.has_value(), second_w ? 2 : 1), place);
   check_buffers(quantizer, place, q, qt);
   const Matrix rows = as_matrix(w);
   float8_expert_quantize_args args = args_of(rows);
+  std::optional<Matrix> second;  // until the call has read it
+  if (second_w) set(args.second_w, second.emplace(as_matrix(*second_w)));
   if (amax) {
     args.amax = words_of(amax, quantizer.layout.amax_words, place.device);
     args.row_amax = words_of(row_amax, quantizer.layout.row_amax_words, place.device);
@@ -166,14 +170,10 @@ void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const T
   const float8_dtype wanted = element_type(dtype_of(like), "x");
   const bool rounds = own == FLOAT8_F32 && wanted != FLOAT8_F32;
   const Tensor typed = rounds ? w : to_dtype(w, dtype_of(like));
-  ExpertQuantizerKey key =
-      key_of(typed, place, config, rounds ? int64_t{wanted} : kWeightsOwnType, false);
+  if (second_w) check_alike(w, *second_w);
+  ExpertQuantizerKey key = key_of(typed, place, config, rounds ? int64_t{wanted} : kWeightsOwnType,
+                                  false, second_w ? 2 : 1);
   key.noop_flag = true;
-  if (second_w) {
-    key.two_tensors = true;
-    key.n *= 2;
-    check_alike(w, *second_w);
-  }
   const ExpertQuantizer& quantizer = expert_quantizer_for(key, place);
   check_buffers(quantizer, place, q, qt);
   check_size(state, (second_w ? 2 : 1) * kWeightStateBytes, 1, place.device,
@@ -188,8 +188,7 @@ void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const T
                                                      kWeightStateBytes, kWeightStateBytes);
       compare_weight(quantizer.context, as_matrix(*second_w), own, wanted, of_second, place, flag);
       second = as_matrix(rounds ? *second_w : to_dtype(*second_w, dtype_of(like)));
-      args.second_w.data = second->data;
-      args.second_w.ld = second->stride;
+      set(args.second_w, *second);
     }
     cast_into(quantizer, place, q, qt, args);
   });

@@ -9,6 +9,11 @@
 
 namespace float8_torch {
 
+inline void set(float8_matrix& field, const Matrix& matrix) {
+  field.data = matrix.data;
+  field.ld = matrix.stride;
+}
+
 // A weight [experts][n][k] that a call is given: its elements, or a copy in fp8 with its inverse scales.
 class ExpertWeight {
  public:
@@ -30,10 +35,11 @@ class ExpertWeight {
 };
 
 // Casts w into q and qt, which experts_copies() gave the sizes of; with the maxima of all ranks' rows where
-// they are given.
+// they are given. With a second weight of its size the copies are of each expert's rows of both, for which no
+// maxima are given.
 void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
                   const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
-                  int64_t config, int64_t dtype);
+                  int64_t config, int64_t dtype, const std::optional<Tensor>& second_w);
 // Casts w for rows of like's type into its kept copies, where they are not of its bytes; `state` is as that of
 // refresh_weight (casts.hpp). With a second weight [experts][n][k] the copies are of each expert's rows of both,
 // and `state` has two.

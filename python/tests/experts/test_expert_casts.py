@@ -72,6 +72,21 @@ def test_parts_of_each_expert(recipe: str) -> None:
         assert torch.equal(own_q, q[:, rows]) and torch.equal(own_qt, qt[..., rows])
 
 
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_rows_of_two_weights(recipe: str) -> None:
+    """A cast of two weights, float32 that is rounded, is that of their rows in one tensor."""
+    config, code = _config(recipe), _ops.ELEMENT_TYPES[torch.bfloat16]
+    first, second = torch.randn(EXPERTS, N, K), 3 * torch.randn(EXPERTS, N, K)
+    sizes = torch.ops.float8.experts_copies(EXPERTS, 2 * N, K, config, False)[:2]
+    one, two = ([torch.zeros(size, dtype=torch.uint8) for size in sizes] for _ in range(2))
+    cast = torch.ops.float8.experts_cast
+    cast(torch.cat((first, second), 1), *one, None, None, config, code)
+    cast(first, *two, None, None, config, code, second)
+    assert all(torch.equal(a, b) and a.any() for a, b in zip(one, two, strict=True))
+    with pytest.raises(ValueError, match="cast together have one size, type and device"):
+        cast(first, *two, None, None, config, code, second[:2])
+
+
 def test_refuses_what_it_cannot_cast() -> None:
     config = _config("rowwise")
     weight = torch.randn(EXPERTS, N, K)

@@ -113,6 +113,8 @@ def verify_distributed(
             digests[name] = check.digest
         for own_name, linear in getattr(module, "expert_weights", {}).items():
             expert_check = ExpertCheck(f"{name}.{own_name}", linear, tokens, dtype)
+            if expert_check.is_with_another:
+                continue
             layers.append(expert_check.run())
             digests[f"{name}.{own_name}"] = expert_check.digest
     own = [f"layer {each.name!r}: {_words(each)}" for each in layers if _differs(each)]

@@ -147,7 +147,7 @@ class LayerCheck:
                     self._parallel(gathered, whole, dtype)
                 return
             if gathered is None:
-                gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
+                gathered = GatheredWeight.of(gather, whole.dtype)
             self._run_both(gathered.detach().requires_grad_(), whole, dtype)
 
     def _type_of_x(self, whole: Tensor) -> torch.dtype:
@@ -161,7 +161,7 @@ class LayerCheck:
         """Compares forward and backward with the weight of the ranks, and with the whole one."""
         results = []
         for each in (weight, whole):
-            x, dy, bias = self._operands(dtype, own_batch=True)
+            x, dy, bias = self._operands(whole, dtype, own_batch=True)
             each = each.detach().requires_grad_()
             with _cloned_scales(self._layer) as scales:
                 y = self._linear(x, each, bias, scales)
@@ -181,7 +181,7 @@ class LayerCheck:
         return _linear.linear(x, weight, bias, layer._config, scales, layer._layout)
 
     def _operands(
-        self, dtype: torch.dtype, own_batch: bool
+        self, whole: Tensor, dtype: torch.dtype, own_batch: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns x, dy and the bias; x and dy are of this rank alone, or the same on all."""
         layer = self._layer
@@ -193,7 +193,7 @@ class LayerCheck:
             size = (self._tokens, columns)
             return torch.randn(size, generator=random, device=device).to(dtype)
 
-        rows, columns = layer.weight.shape[-2:]
+        rows, columns = whole.shape[-2:]
         x = normal(columns).requires_grad_()
         bias: Any = getattr(layer, "bias", None)
         if bias is not None:
@@ -206,7 +206,7 @@ class LayerCheck:
 
         layer = self._layer
         self.digest = _digest(whole)
-        x, dy, bias = self._operands(dtype or self._type_of_x(whole), own_batch=False)
+        x, dy, bias = self._operands(whole, dtype or self._type_of_x(whole), own_batch=False)
         with _cloned_scales(layer) as scales:
             y = self._linear(x, whole.requires_grad_(), bias, scales)
             wanted = [x, whole] + ([] if bias is None else [bias])
@@ -225,9 +225,17 @@ class LayerCheck:
 
 
 class ExpertCheck(LayerCheck):
-    """The comparisons of one weight of all experts, which FSDP gathers in fp8."""
+    """The comparisons of one weight of all experts, which FSDP gathers in fp8, or of two that are computed as one."""
 
     _layer: Any  # an ExpertLinear
+
+    @property
+    def is_with_another(self) -> bool:
+        """Tells whether the check of another weight is that of this one too."""
+        if not fsdp.gathers_in_fp8(self._layer):
+            return False
+        gather = fsdp.gather_of(self._layer)
+        return gather is not gather.pair[0]
 
     def run(self) -> Layer:
         shape = str(list(self._layer.weight.shape))
@@ -235,23 +243,29 @@ class ExpertCheck(LayerCheck):
             return Layer(self._name, shape, "gathers", {}, "experts in high precision")
         with torch.enable_grad():
             self._gathered(self._layer.weight)
+        if len(fsdp.gather_of(self._layer).pair) > 1:
+            self._name += f" and {self._layer.pair[1].name}"
         return Layer(self._name, shape, "fp8 gathers", self._found)
 
     def _gathered(self, weight: Any) -> None:
         gather = fsdp.gather_of(self._layer)
-        if not gather.is_current(weight):
-            gather.cast(weight)
-        with fsdp.unsharded(self._layer) as gathered:
+        for each in gather.pair:
+            if not each.is_current(each.latest()):
+                each.cast(each.latest())
+        with fsdp.unsharded(self._layer):
             dtype = gather.dtype
-            whole = _whole(weight).to(gather.param_dtype or weight.dtype)
+            whole = torch.cat([_whole(each.latest()) for each in gather.pair], 1)
             self.digest = _digest(whole)
+            whole = whole.to(gather.param_dtype or weight.dtype)
+            if gather.is_transposed:
+                whole = whole.transpose(1, 2).contiguous()
             copies = copies_of(whole.to(dtype), gather.config)
             for name in COPIES:
                 own = getattr(gather, name)(dtype)
                 self._compare_parts(name, gather.parts(name, own), gather.parts(name, copies[name]))
-            if gathered is None:
-                gathered = GatheredWeight(gather.key, gather.size, whole.dtype, gather.device)
-            self._run_both(gathered.detach().requires_grad_(), whole, dtype)
+            # In the shape of the copies, whether FSDP has gathered the weight before or not.
+            gathered = GatheredWeight(gather.key, gather.whole_size, whole.dtype, gather.device)
+            self._run_both(gathered.requires_grad_(), whole, dtype)
 
     def _linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None

@@ -33,12 +33,19 @@ class ExpertLinear:
         self._scale_view: torch.Tensor | None = None
         self._scale_index = 0
         self._layout = 0
+        # Two that are computed as one weight, with the rows of the first one in front.
+        self.pair: tuple[ExpertLinear, ExpertLinear] | None = None
         self._first_step = False
         self.tensor_group: Any = None  # of the ranks that share the weight's hidden dimension
 
     @property
     def weight(self) -> Any:
         return getattr(self.module, self.name)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Tells whether the weight is stored as [experts, in_features, out_features]."""
+        return getattr(self.module, "is_transposed", False)
 
     @property
     def _parameters(self) -> dict[str, Any]:

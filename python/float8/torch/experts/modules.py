@@ -145,8 +145,8 @@ def of_torchtitan(module: Any, x: torch.Tensor, counts: torch.Tensor, config: in
             own = silu_and_mul if joins_pairs(config) else _silu_then_mul
             shares = (offs, layout, config, group.group_name, own, states)
             return swiglu_over_ranks(rows, (w1, w3), w2, *shares).type_as(x)
-    gathered = any(isinstance(each, GatheredWeight) for each in (w1, w3, w2))
-    if joins_weights(module, config) and not gathered:
+    gathered = any(isinstance(each, GatheredWeight) for each in (w1, w3))
+    if joins_weights(module, config) and not (gathered and _is_apart(module, names[0])):
         copies = _both(module, {names[0]: w1, names[2]: w2}, rows.dtype, w3)
         return mlp_of_rows(rows, (w1, w3), w2, layout, config, copies).type_as(x)
     gate = linear_of(module, names[0], rows, w1, layout, config)
@@ -169,8 +169,16 @@ def _check_shared(
 
 
 def joins_weights(module: Any, config: int) -> bool:
-    """Tells whether w1 and w3 of a module are computed as one weight, where FSDP does not gather each in fp8."""
+    """Tells whether w1 and w3 of a module are computed as one weight, where FSDP does not gather them apart in fp8."""
     return joins_pairs(config) and not getattr(module, "expert_linears", ())
+
+
+# In graphs of torch.compile it is a constant.
+@traced.constant
+def _is_apart(module: Any, name: str) -> bool:
+    """Tells whether FSDP gathers w1 of a module, which has this name, in fp8 or not, apart from w3."""
+    gather = module.expert_weights[name]._weight_gather
+    return gather is None or len(gather.pair) == 1
 
 
 def cast_together(module: Float8Experts) -> list[tuple[str, ...]]:

@@ -20,6 +20,7 @@ from float8.torch.experts.modules import (
     TorchtitanExperts,
     TorchtitanGemms,
     TransformersExperts,
+    cast_together,
     names_in_torchtitan,
     weights_of,
 )
@@ -82,7 +83,7 @@ def choose_experts(
     )
     chosen = []
     left_out: dict[str, list[str]] = {}
-    in_high_precision: dict[str, list[str]] = {}
+    in_high_precision: list[str] = []
     for name, module in model.named_modules():
         kind = _kind_of(module)
         if kind is None and not _resembles(module):
@@ -107,8 +108,8 @@ def choose_experts(
                 each: ExpertLinear(module, each, resolved, config, name)
                 for each in (weights_of(module) if gather else ())
             }
-            if weights and (why_not := _obstacle_to_gathers(module, kind, resolved)):
-                in_high_precision.setdefault(why_not, []).append(name or "root")
+            if weights and resolved.delayed:
+                in_high_precision.append(name or "root")
                 weights = {}
             chosen.append(Chosen(name, module, kind, config, resolved, own, weights, kept))
         elif why is not None:
@@ -116,8 +117,11 @@ def choose_experts(
     for why, names in left_out.items():
         text = f"{listed(names)} stays as it is, and its experts are not in fp8: {why}"
         notices.warn_once(text, text)
-    for why, names in in_high_precision.items():
-        text = f"FSDP gathers the weights of {listed(names)} in high precision: {why}"
+    if in_high_precision:
+        text = (
+            f"FSDP gathers the weights of {listed(in_high_precision)} in high precision: fp8 gathers of experts are "
+            "for dynamic scaling"
+        )
         notices.warn_once(text, text)
     return chosen
 
@@ -125,17 +129,6 @@ def choose_experts(
 def is_transposed(module: nn.Module, kind: type[Float8Experts]) -> bool:
     """Tells whether the weights of a module, also of one before its conversion, are [E, K, N]."""
     return issubclass(kind, Llama4Experts) or getattr(module, "is_transposed", False)
-
-
-def _obstacle_to_gathers(
-    module: nn.Module, kind: type[Float8Experts], recipe: Recipe
-) -> str | None:
-    """Returns why FSDP cannot gather the weights of experts in fp8, None where it can."""
-    if recipe.delayed:
-        return "fp8 gathers of experts are for dynamic scaling"
-    if is_transposed(module, kind):
-        return "they are stored as [experts, in_features, out_features]"
-    return None
 
 
 def names_of_experts(model: nn.Module) -> list[str]:
@@ -175,8 +168,12 @@ def convert_experts(chosen: list[Chosen]) -> None:
         if not isinstance(own, Float8Experts):
             own.__class__ = subclass(each.kind, type(own), kind=each.kind)
         own.expert_weights = each.weights
-        own.weight_casts = {}
         own.experts_config = each.config
+        for names in cast_together(own) if each.weights else ():
+            if len(names) == 2:
+                first, second = (each.weights[name] for name in names)
+                first.pair = second.pair = (first, second)
+        own.weight_casts = {}
         own.experts_recipe = each.recipe.name or "custom"
         own.in_fp8 = each.recipe.output.b.fp8
 

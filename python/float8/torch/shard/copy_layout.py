@@ -41,6 +41,15 @@ def in_4s(scales: int) -> int:
     return -(-scales // 4) * 4
 
 
+def copy_bytes(to: Tensor, of: Tensor) -> None:
+    """Copies bytes; 16 at once where rows are whole 16s, which takes a quarter of the time."""
+    if to.shape[-1] % 16 == 0 and all(
+        stride % 16 == 0 for x in (to, of) for stride in x.stride()[:-1]
+    ):
+        to, of = to.view(torch.complex128), of.view(torch.complex128)
+    to.copy_(of)
+
+
 class Layout(NamedTuple):
     """Pitches, and where scales begin, in bytes; a copy that is not made has a pitch of 0."""
 

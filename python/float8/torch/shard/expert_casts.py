@@ -7,7 +7,7 @@ expert, one all-reduce has the maxima of all weights. One all-gather has the sca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,47 +19,61 @@ from float8.torch.shard.shard_casts import compare, gather_scales, names_of
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-    from float8.torch.shard.expert_gather import ExpertGather
+    from float8.torch.shard.expert_gather import ExpertGather, SecondGather
 
 
 @torch.no_grad()
-def cast_experts(weights: Sequence[tuple[ExpertGather, DTensor]]) -> None:
+def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]]) -> None:
     """Casts the shards of weights on all ranks of their group, which is the same for all weights.
 
-    All ranks call it with the same weights in the same order, which the first call with a weight checks.
+    All ranks call it with the same weights in the same order, which the first call with a weight checks. Where
+    two weights are computed as one, both are cast.
     """
     if not weights:
         return
-    gathers = [gather for gather, _ in weights]
-    compare(gathers)
-    operands = [gather.operand(weight) for gather, weight in weights]
+    of = _in_pairs(dict(weights))
+    compare(list(of))
+    gathers: list[ExpertGather] = [gather for gather in of if gather.casts]
+    operands = [[gather.operand(of[each]) for each in gather.casts] for gather in gathers]
     words = _find_words(gathers, operands)
-    own = [
-        torch.cat(parts) if parts else operand.new_empty(0, dtype=torch.float32)
-        for operand, parts in (
-            (operand, gather.cast_into_shards(operand, of_weight))
-            for gather, operand, of_weight in zip(gathers, operands, words, strict=True)
-        )
-    ]
-    for gather, weight in weights:
+    own = []
+    for gather, shards, of_weight in zip(gathers, operands, words, strict=True):
+        parts = gather.cast_into_shards(shards, of_weight)
+        own.append(torch.cat(parts) if parts else shards[0].new_empty(0, dtype=torch.float32))
+    for gather, weight in of.items():
         gather.set_cast(weight)
     gather_scales(gathers, own)
 
 
+def _in_pairs(weights: dict[Any, DTensor]) -> dict[Any, DTensor]:
+    """Returns weights by their gathers, each beside the one that is computed as one weight with it."""
+    return {
+        each: weights[each] if each in weights else each.latest()
+        for gather in weights
+        for each in gather.pair
+    }
+
+
 def _find_words(
-    gathers: Sequence[ExpertGather], operands: Sequence[Tensor]
+    gathers: Sequence[ExpertGather], operands: Sequence[Sequence[Tensor]]
 ) -> Sequence[tuple[Tensor | None, Tensor | None]]:
-    """Returns the maxima of each weight of which ranks have parts of the experts."""
-    found = [
-        gather.find_words(operand) if gather.is_cut else (None, None)
-        for gather, operand in zip(gathers, operands, strict=True)
-    ]
-    spanning = [amax for amax, _ in found if amax is not None and amax.numel() > 0]
-    if spanning:
-        cut = [gather for gather in gathers if gather.is_cut]
-        reduced = torch.cat(spanning)
-        # A NaN is the largest word, so it wins on every rank.
+    """Returns the maxima of each weight that has scales of more than this rank's rows of it."""
+    found: dict[ExpertGather, tuple[Tensor | None, Tensor | None]] = {
+        gather: gather.find_words(*own) if gather.takes_maxima else (None, None)
+        for gather, own in zip(gathers, operands, strict=True)
+    }
+    for gather in gathers:
+        pair: Any = gather.pair
+        if gather.second is not None and gather.takes_maxima:  # a NaN is the largest word
+            amaxes, row_amaxes = zip(*(found[each] for each in pair), strict=True)
+            of_both = torch.maximum(*amaxes)
+            found.update(zip(pair, ((of_both, rows) for rows in row_amaxes), strict=True))
+    cut = [gather for gather in gathers if gather.is_cut]
+    spanning = {id(amax): amax for amax, _ in map(found.__getitem__, cut) if amax is not None}
+    words = [amax for amax in spanning.values() if amax.numel() > 0]
+    if words:
+        reduced = torch.cat(words)
         operation = Operation("the amax all-reduce of experts", names_of(cut))
         collectives.all_reduce_max(reduced, gathers[0].group, operation)
-        torch._foreach_copy_(spanning, torch.split(reduced, [each.numel() for each in spanning]))
-    return found
+        torch._foreach_copy_(words, torch.split(reduced, [each.numel() for each in words]))
+    return list(found.values())

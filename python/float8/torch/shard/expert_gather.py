@@ -8,6 +8,7 @@ with a gather: ranks exchange them where they cast. Both copies are kept, and ea
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,9 @@ from torch import Tensor
 from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops, traced
-from float8.torch.shard.copy_layout import BLOCK, blocks, in_4s
+from float8.torch.shard.copy_layout import BLOCK, blocks, copy_bytes, in_4s
 from float8.torch.shard.expert_casts import cast_experts
-from float8.torch.shard.gather import COPIES, Gather, GatheredCopy
+from float8.torch.shard.gather import Gather, GatheredCopy, turned
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -38,6 +39,8 @@ def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
         return f"it is shared as {weight.placements}, and fp8 gathers are for Shard(0) and Shard(1)"
     if sharded[0].dim == 0:
         return None
+    if layer.is_transposed:
+        return "it is stored as [experts, in_features, out_features], of which ranks have parts of in_features"
     ranks = weight.device_mesh.size(weight.placements.index(sharded[0]))
     rows, rest = divmod(weight.shape[1], ranks)
     if rest:
@@ -79,17 +82,59 @@ def copies_in(
     }
 
 
-class ExpertGather(Gather):
-    """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed."""
+def _wrong(shard: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Says what is wrong with the shape of a shard."""
+    if shard == expected:
+        return ""
+    return f", and a shard of {list(shard)} in the place of {list(expected)}"
 
-    def __init__(self, layer: ExpertLinear, dtype: torch.dtype) -> None:
+
+def _turned_config(layer: ExpertLinear) -> int:
+    """Returns the config of casts whose q and qt are qt and q of a layer's."""
+    recipe, config = layer.recipe, layer._config
+    output, grad_input = recipe.output, recipe.grad_input
+    turned_recipe = dataclasses.replace(
+        recipe,
+        output=dataclasses.replace(output, b=grad_input.b),
+        grad_input=dataclasses.replace(grad_input, b=output.b),
+    )
+    return recipes.pack(
+        turned_recipe,
+        emulate=bool(config & recipes.EMULATE),
+        saturate=bool(config & recipes.HOLD),
+    )
+
+
+class ExpertGather(Gather):
+    """The shard of one weight of all experts in fp8, and the copies of the whole while they are needed.
+
+    Two weights that are computed as one (w1 and w3) are a `pair`, whose copies have each expert's rows of both:
+    those of the first one's gather. It casts and gathers both at once where it has_second: where all ranks have
+    as many whole experts, since FSDP wants the size of the parameter itself where ranks pad or have parts of each
+    expert. There each is cast with the scales of both and gathered by itself, and they are put together behind it.
+
+    A weight that is stored as [experts][K][N] is cast as it lies: what such a cast calls q is qt here.
+    """
+
+    def __init__(
+        self, layer: ExpertLinear, dtype: torch.dtype, may_have_second: bool = False
+    ) -> None:
         weight: Any = layer.weight
         at = next(i for i, each in enumerate(weight.placements) if not each.is_replicate())
         self.dim: int = weight.placements[at].dim
         local = weight._local_tensor
-        super().__init__(layer, dtype, weight.shape, weight.device_mesh.get_group(at), local.device)
+        self.is_transposed = layer.is_transposed
+        experts, n, k = map(int, turned(weight.shape) if self.is_transposed else weight.shape)
+        is_even = self.dim == 0 and experts % weight.device_mesh.size(at) == 0
+        self.has_second = may_have_second and is_even
+        n *= 1 + self.has_second
+        size = torch.Size((experts, n, k))
+        super().__init__(layer, dtype, size, weight.device_mesh.get_group(at), local.device)
         self.config = layer._config & ~recipes.BIAS
-        experts, n, k = map(int, self.size)
+        # What the cast of a weight as it is stored calls q and qt, and its config.
+        self._of_cast = ("qt", "q") if self.is_transposed else ("q", "qt")
+        self._cast_config = _turned_config(layer) if self.is_transposed else self.config
+        self.stored_size = weight.shape
         self._own_shape = tuple(map(int, local.shape))
         if self.dim == 0:
             self._own, self._part = self._own_shape[0], (-(-experts // self.ranks), n, k)
@@ -108,10 +153,25 @@ class ExpertGather(Gather):
         experts, rank = int(self.size[0]), self.group.rank()
         most = self._part[0]
         own = max(0, min(most, experts - rank * most)) if self.dim == 0 else experts
-        wrong = ""
-        if self._own_shape != (expected := (own, *self._part[1:])):
-            wrong = f", and a shard of {list(self._own_shape)} in the place of {list(expected)}"
-        return f"{self._what}, Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}{wrong}"
+        _, n, k = self._part
+        expected = self._as_stored((own, n // len(self.casts), k))
+        wrong = _wrong(self._own_shape, expected)
+        how = f"Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}"
+        pair = "" if len(self.pair) == 1 else ", as one weight with another"
+        return f"{self._what}, {how}{pair}{wrong}"
+
+    @property
+    def casts(self) -> tuple[Gather, ...]:
+        """Returns the gathers of the weights that its cast reads."""
+        return self.pair if self.has_second else (self,)
+
+    @property
+    def whole_size(self) -> torch.Size:
+        """Returns the experts, N and K of the copies that q and qt return."""
+        experts, n, k = self.size
+        if self.second is None or self.has_second:
+            return self.size
+        return torch.Size((experts, 2 * n, k))
 
     # The cast of the shard
 
@@ -119,6 +179,11 @@ class ExpertGather(Gather):
     def is_cut(self) -> bool:
         """Tells whether ranks have parts of each expert, whose maxima they reduce."""
         return self.dim == 1
+
+    @property
+    def takes_maxima(self) -> bool:
+        """Tells whether the scales are of more than this rank's rows of the weight."""
+        return self.is_cut or (len(self.pair) > 1 and not self.has_second)
 
     def operand(self, weight: DTensor) -> Tensor:
         """Returns what a cast reads: the shard, where need be in another type."""
@@ -129,36 +194,42 @@ class ExpertGather(Gather):
         return source if source.dtype in (torch.float32, dtype) else source.to(dtype)
 
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the maxima of a part of each expert: those that span ranks, and those of its own rows."""
+        """Returns the maxima of a part of each expert: those that span the parts, and those of its own rows."""
+        if self._own == 0:
+            return operand.new_empty(0, dtype=torch.int32), operand.new_empty(0, dtype=torch.int32)
         words: tuple[Tensor, Tensor] = torch.ops.float8.experts_amax(
-            operand, self.config, self._code(operand)
+            operand, self._cast_config, self._code(operand)
         )
         return words
 
-    def cast_into_shards(self, operand: Tensor, words: Sequence[Tensor | None]) -> list[Tensor]:
-        """Casts the shard; returns the inverse scales that other ranks lack, for set_scales."""
+    def cast_into_shards(
+        self, operands: Sequence[Tensor], words: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Casts the shards of the weights; returns the inverse scales that other ranks lack, for set_scales."""
         experts = self._own
         if not self._buffers:
             self._allocate()
         q, qt = self._buffers
         _, _, *at = self._layout()
         if experts > 0:
-            code = self._code(operand)
-            torch.ops.float8.experts_cast(operand, q, qt, *words, self.config, code)
+            first, *second = operands
+            how = (*words, self._cast_config, self._code(first))
+            torch.ops.float8.experts_cast(first, q, qt, *how, *second)
         q_pitch, q_scales, in_qt, qt_pitch, qt_scales = at
         own: list[Tensor] = []
-        places = {
-            "q": (q, q_pitch, qt if in_qt else q, q_scales),
-            "qt": (qt, qt_pitch, qt, qt_scales),
-        }
-        for name, (buffer, pitch, with_scales, begin) in places.items():
+        places = (
+            (q, q_pitch, qt if in_qt else q, q_scales),
+            (qt, qt_pitch, qt, qt_scales),
+        )
+        for name, place in zip(self._of_cast, places, strict=True):
+            buffer, pitch, with_scales, begin = place
             lines, length = self._extents(name, self._part)
             shard = self._shards[name]
             if shard.data_ptr() != buffer.data_ptr() and experts > 0:
                 copy = buffer[: experts * lines * pitch].view(experts, lines, pitch)
                 shard.view(-1, lines, length)[:experts].copy_(copy[..., :length])
-            if name == "q" and in_qt:
-                continue  # they are those of qt
+            if name == self._of_cast[0] and in_qt:
+                continue  # they are those of the other copy
             scales = self._own_scales(name, with_scales, begin)
             if self._travels(name):
                 own.append(scales.reshape(-1))
@@ -171,8 +242,12 @@ class ExpertGather(Gather):
         return _ops.ELEMENT_TYPES.get(self.cast_type(operand.dtype), -1)
 
     def _layout(self) -> tuple[Any, ...]:
-        shape = (max(self._own, 1), *self._part[1:])
-        return tuple(torch.ops.float8.experts_copies(*shape, self.config, self.is_cut))
+        shape = self._as_stored((max(self._own, 1), *self._part[1:]))
+        return tuple(torch.ops.float8.experts_copies(*shape, self._cast_config, self.takes_maxima))
+
+    def _as_stored(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns a shape [experts][N][K] as that of the weight as it is stored."""
+        return tuple(turned(torch.Size(shape)) if self.is_transposed else shape)
 
     @torch.inference_mode(False)  # or nothing else could write them
     def _allocate(self) -> None:
@@ -183,19 +258,21 @@ class ExpertGather(Gather):
 
         q_bytes, qt_bytes, q_pitch, _, in_qt, qt_pitch, _ = self._layout()
         self._buffers = tuple(map(zeros, (q_bytes, qt_bytes)))
-        for name, buffer, pitch in zip(COPIES, self._buffers, (q_pitch, qt_pitch), strict=True):
+        pitches = (q_pitch, qt_pitch)
+        for name, buffer, pitch in zip(self._of_cast, self._buffers, pitches, strict=True):
             lines, length = self._extents(name, self._part)
             size = self._part[0] * lines * length
             lies_there = pitch == length and self._own == self._part[0]
             shard = buffer[:size] if lies_there else zeros(size)
-            self._shards[name] = shard.view(self._part)
-            if not (name == "q" and in_qt):
+            self._shards[name] = shard.view(self._as_stored(self._part))
+            if not (name == self._of_cast[0] and in_qt):
                 inner = self._scale_shape(name, self.size)
                 self._scales[name] = torch.ones(
                     (self.size[0], *inner), device=self.device, dtype=torch.float32
                 )
         if in_qt:
-            self._scales["q"] = self._scales["qt"]
+            one, other = self._of_cast
+            self._scales[one] = self._scales[other]
 
     # The inverse scales
 
@@ -236,12 +313,12 @@ class ExpertGather(Gather):
         return padded
 
     def _is_apart(self, name: str) -> bool:
-        return name == "qt" or self._scales["q"] is not self._scales["qt"]
+        return name == self._of_cast[1] or self._scales["q"] is not self._scales["qt"]
 
     def set_scales(self, gathered: Tensor) -> None:
         """Takes what cast_into_shards returned on every rank, a row each."""
         begin = 0
-        for name in COPIES:
+        for name in self._of_cast:
             if not (self._is_apart(name) and self._travels(name)):
                 continue
             inner = self._scale_shape(name, self._part)
@@ -268,24 +345,16 @@ class ExpertGather(Gather):
 
     def q(self, dtype: torch.dtype) -> GatheredCopy:
         """Returns q for an x of that type: [experts][N], rows in whole 128s."""
-        experts, n, k = self.size
-        data = self._whole("q", dtype)[: self.size.numel()]
-        return self._copy("q", data.view(experts * n, k))
+        return self._copy("q", dtype)
 
     def qt(self, dtype: torch.dtype) -> GatheredCopy:
         """Returns qt for a dy of that type: [experts][K], rows in whole 128s."""
-        experts, n, k = self.size
-        data = self._whole("qt", dtype)[: self.size.numel()]
-        if self.is_cut:
-            parts = data.view(experts, self.ranks, k, self._part[1])
-            lines = parts.permute(0, 2, 1, 3)
-            return self._copy("qt", lines.reshape(experts * k, n))
-        return self._copy("qt", data.view(experts * k, n))
+        return self._copy("qt", dtype)
 
     def parts(self, name: str, copy: GatheredCopy) -> tuple[Tensor, Tensor]:
         """Returns the elements and the inverse scales of a copy of the whole, without what pads them."""
-        lines, length = self._extents(name, self.size)
-        experts, inner = self.size[0], self._scale_shape(name, self.size)
+        lines, length = self._extents(name, self.whole_size)
+        experts, inner = self.size[0], self._scale_shape(name, self.whole_size)
         data = copy.data.view(experts, lines, -1)[..., :length]
         assert copy.scales is not None
         if self._granularity[name] is Granularity.TENSOR:
@@ -293,17 +362,48 @@ class ExpertGather(Gather):
         scales = copy.scales[: experts * math.prod(inner)].view(experts, *inner)
         return data, scales if len(inner) == 1 else scales[..., : blocks(length)]
 
-    def _copy(self, name: str, lines: Tensor) -> GatheredCopy:
-        length = lines.shape[1]
+    def _copy(self, name: str, dtype: torch.dtype) -> GatheredCopy:
+        """Returns a copy of the weight, or of the pair, which lies in two gathers where they were not cast at once."""
+        own: Any = self.pair if self.whole_size != self.size else (self,)
+        parts = [each._lines(name, dtype) for each in own]
+        lines, length = self._extents(name, self.whole_size)
         pitch = BLOCK * blocks(length)
-        if pitch != length:
-            padded = lines.new_zeros((lines.shape[0], pitch))
-            padded[:, :length] = lines
-            lines = padded
-        scales = self._scales[name].view(-1)
+        if len(parts) == 1 and pitch == length and parts[0].is_contiguous():
+            data = parts[0]
+        else:
+            size = (self.size[0], lines, pitch)
+            data = parts[0].new_empty(size) if pitch == length else parts[0].new_zeros(size)
+            # The lines of q are below each other, those of qt side by side.
+            into = data[..., :length].chunk(len(parts), 1 if name == "q" else 2)
+            for to, part in zip(into, parts, strict=True):
+                copy_bytes(to.unflatten(2, part.shape[2:]), part)
+        scales = own[0]._scales[name] if len(own) == 1 else self._scales_of_pair(name, own)
+        scales = scales.view(-1)
         if self._granularity[name] is Granularity.TENSOR:
             scales = scales[_INVERSE:]
-        return GatheredCopy(lines.view(-1), scales)
+        return GatheredCopy(data.view(-1), scales)
+
+    def _lines(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns the gathered elements [experts][lines][length]; of a qt in parts [experts][lines][ranks][length]."""
+        experts, n, k = self.size
+        data = self._whole(name, dtype)[: self.size.numel()]
+        if name == "q":
+            return data.view(experts, n, k)
+        if self.is_cut:
+            return data.view(experts, self.ranks, k, self._part[1]).transpose(1, 2)
+        return data.view(experts, k, n)
+
+    def _scales_of_pair(self, name: str, own: Sequence[ExpertGather]) -> Tensor:
+        """Returns the inverse scales of the copies of two weights together."""
+        first, second = (each._scales[name] for each in own)
+        if name == "q":
+            return torch.cat((first, second), 1)
+        if self._granularity[name] is Granularity.AXIS:
+            return first  # a column has one for both
+        columns = blocks(self.size[1])
+        whole = first.new_ones((self.size[0], *self._scale_shape(name, self.whole_size)))
+        whole[..., : 2 * columns] = torch.cat((first[..., :columns], second[..., :columns]), 2)
+        return whole
 
     def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
         """Returns the gathered bytes, of an expert all that ranks have of it, one rank after the other."""
@@ -314,3 +414,44 @@ class ExpertGather(Gather):
             data = data.view(self.ranks, self.size[0], -1).transpose(0, 1).reshape(-1)
             self._copies[name] = data
         return data
+
+
+class SecondGather(Gather):
+    """The shard of a weight whose rows are in the copies of another one's gather (w3 in those of w1).
+
+    It is watched as others are, and a change of it makes both be cast again; ranks give nothing else for it.
+    """
+
+    def __init__(self, layer: ExpertLinear, dtype: torch.dtype, first: ExpertGather) -> None:
+        super().__init__(layer, dtype, layer.weight.shape, first.group, first.device)
+        self._own_shape = tuple(map(int, layer.weight._local_tensor.shape))
+        self._expected = (first._own, *map(int, self.size[1:]))
+        first.make_pair_with(self)
+        self._nothing = torch.empty((0, *self.size[1:]), device=self.device, dtype=torch.uint8)
+        self.whole_size = self._nothing.shape
+
+    @property
+    def casts(self) -> tuple[Gather, ...]:
+        return ()
+
+    def facts(self) -> str:
+        wrong = _wrong(self._own_shape, self._expected)
+        return f"{self._what}, as one weight with another{wrong}"
+
+    def shard(self, name: str) -> Tensor:
+        return self._nothing
+
+    def cast(self, weight: DTensor) -> None:
+        cast_experts([(self, weight)])
+
+
+def make_pair(first: ExpertLinear, second: ExpertLinear) -> tuple[ExpertGather, Gather]:
+    """Returns the gathers of w1 and w3, which ranks share in one way."""
+    one = ExpertGather(first, first.weight.dtype, may_have_second=True)
+    if one.has_second:
+        return one, SecondGather(second, second.weight.dtype, one)
+    other = ExpertGather(second, second.weight.dtype)
+    cuts_blocks = Granularity.BLOCK_128X128 in one._granularity.values() and one.size[1] % BLOCK
+    if not cuts_blocks:  # of 128x128, which would have rows of both
+        one.make_pair_with(other)
+    return one, other

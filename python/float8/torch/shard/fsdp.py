@@ -27,7 +27,7 @@ from float8.torch import notices
 from float8.torch.ranks import collectives
 from float8.torch.shard import weight_changes
 from float8.torch.shard.expert_casts import cast_experts
-from float8.torch.shard.expert_gather import ExpertGather, obstacle
+from float8.torch.shard.expert_gather import ExpertGather, make_pair, obstacle
 from float8.torch.shard.gather import COPIES, Gather
 from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_late, cast_shards
@@ -144,7 +144,7 @@ class ShardedWeight(torch.Tensor):
         gather.set_copies(dict(zip(names, all_gather_outputs, strict=True)))
         if out is not None:
             return None
-        return GatheredWeight(gather.key, gather.size, param_dtype, gather.device), []
+        return GatheredWeight.of(gather, param_dtype), []
 
 
 # A gather is of these copies of a Gather or, in high precision, of a whole weight of this size.
@@ -287,9 +287,23 @@ def _shards_more(before: Any, weight: Any) -> bool:
 def gather_of(layer: Any) -> Any:
     """Returns the gather of a layer whose weight is a shard now."""
     if layer._weight_gather is None:
-        kind = WeightGather if isinstance(layer, nn.Module) else ExpertGather
-        layer._weight_gather = kind(layer, layer.weight.dtype)
+        pair = getattr(layer, "pair", None)
+        if pair is not None and not any(each._weight_gather for each in pair) and _are_alike(pair):
+            for each, gather in zip(pair, make_pair(*pair), strict=True):
+                each._weight_gather = gather
+        else:
+            kind = WeightGather if isinstance(layer, nn.Module) else ExpertGather
+            layer._weight_gather = kind(layer, layer.weight.dtype)
     return layer._weight_gather
+
+
+def _are_alike(pair: Sequence[Any]) -> bool:
+    """Tells whether FSDP shards w1 and w3 in one way, and gathers both in fp8."""
+    (group, first), (other, second) = map(group_of_layer, pair)
+    if group is not other or not (_may_gather(first) and _may_gather(second)):
+        return False
+    one, two = ((*w.placements, w.dtype, *w.shape) for w in (each.weight for each in pair))
+    return one == two
 
 
 def _layer_of(param: Any) -> Any:
@@ -363,12 +377,10 @@ def _cast_by_groups(weights: Sequence[tuple[Any, DTensor]]) -> None:
     """Casts the shards of weights, those of one kind that one group of ranks shares in one call."""
     groups: dict[Any, list[tuple[Any, DTensor]]] = {}
     for gather, weight in weights:
-        groups.setdefault((type(gather), gather.group), []).append((gather, weight))
-    for (kind, _), own in groups.items():
-        if kind is ExpertGather:
-            cast_experts(own)
-        else:
-            cast_shards(own)
+        cast = cast_shards if isinstance(gather, WeightGather) else cast_experts
+        groups.setdefault((cast, gather.group), []).append((gather, weight))
+    for (cast, _), own in groups.items():
+        cast(own)
 
 
 @contextlib.contextmanager

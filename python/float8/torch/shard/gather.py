@@ -33,6 +33,11 @@ class GatheredCopy(NamedTuple):
     shards: int = 1
 
 
+def turned(size: torch.Size) -> torch.Size:
+    """Returns a size with its last two dimensions in the other order."""
+    return torch.Size((*size[:-2], size[-1], size[-2]))
+
+
 class Gather:
     """The shard of one layer's weight in fp8, and what ranks gathered of it while it is needed.
 
@@ -41,11 +46,15 @@ class Gather:
 
     late: bool = False  # qt is cast where it is gathered, and is not kept
     tensor_group: Any = None  # that of tensor parallelism
+    second: Gather | None = None  # of a pair that this is the first one of
+    _first: weakref.ref[Gather] | None = None  # of a pair that this is the second one of
+    is_transposed: bool = False  # the weight is stored with its last two dimensions turned
 
     def __init__(
         self, layer: Any, dtype: torch.dtype, size: torch.Size, group: Any, device: torch.device
     ) -> None:
-        self.size = size
+        self.size = size  # of the copies
+        self.stored_size = size  # of the weight
         self.group = group
         self.device = device
         self.ranks: int = group.size()
@@ -70,6 +79,17 @@ class Gather:
         self.key = torch.tensor(number)
         self.key.of_gather = weakref.ref(self)  # type: ignore[attr-defined]
         _gathers[number] = self
+
+    @property
+    def pair(self) -> tuple[Gather, ...]:
+        """Returns the gathers of the weights that are computed as one with this one, in the order of their rows."""
+        first = None if self._first is None else self._first()
+        first = self if first is None else first
+        return (first,) if first.second is None else (first, first.second)
+
+    def make_pair_with(self, second: Gather) -> None:
+        """Lets the weight of another gather be computed as one with this one."""
+        self.second, second._first = second, weakref.ref(self)
 
     # The shard
 
@@ -164,6 +184,12 @@ class Gather:
         """Returns the weight that was cast, or whose maxima are known."""
         return self._weight
 
+    def latest(self) -> DTensor:
+        """Returns the weight as it is sharded now; while FSDP has it gathered, the one that was cast."""
+        layer = self._layer()
+        weight: Any = None if layer is None else layer.weight
+        return weight if hasattr(weight, "_local_tensor") else self._weight
+
     def source(self, weight: DTensor) -> Tensor:
         """Returns the shard in high precision."""
         local: Any = weight._local_tensor
@@ -205,7 +231,8 @@ class Gather:
         if dtype != self.dtype:
             own = self._weight.dtype
             before = self.cast_type(own)
-            self.dtype = dtype
+            for each in self.pair:
+                each.dtype = dtype
             if self.cast_type(own) != before:
                 self.cast(self._weight)
         found = self._copies.get(name)

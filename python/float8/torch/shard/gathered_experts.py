@@ -30,11 +30,12 @@ torch.library.define(
     "int wanted, Tensor? x) -> (Tensor, Tensor)",
 )
 # An op is given a gather of each weight, or the weight itself where ranks gathered it in high precision.
-# `shape`: that of w2.
+# A gather of w13 may be that of w1 with the rows of w3. `w3_apart`: gradients are those of w1 and w3. `shape`:
+# that of w2.
 torch.library.define(
     "float8::gathered_moe_forward",
     "(Tensor x, Tensor? w13_gather, Tensor? w2_gather, Tensor? index, Tensor? w13, Tensor? w2, "
-    "int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> "
+    "Tensor? w3, bool w3_apart, int[] shape, ScalarType dtype, Tensor layout, int config, bool save) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
@@ -45,11 +46,18 @@ torch.library.define(
 )
 
 
-def _copy(name: str, gather: Any, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Returns a copy and its scales; none where there is no gather, or torch.compile traces the op."""
+def _copy(
+    name: str, gather: Any, like: Tensor, size: Sequence[int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns a copy of that size and its scales; none where there is no gather, or torch.compile traces the op."""
     known = None if gather is None else gather_of_op(gather)
     if known is None:
         return None, None
+    if tuple(size) != known.whole_size:
+        names = " and ".join(each.name for each in known.pair)
+        raise NotImplementedError(
+            f"float8: {names} are gathered in fp8 as one weight, and only the experts they belong to can use it"
+        )
     data, scales, _ = known.q(like.dtype) if name == "q" else known.qt(like.dtype)
     return data, scales
 
@@ -63,7 +71,7 @@ def _forward(
     config: int,
     save: bool,
 ) -> Any:
-    copy = _copy("q", gather, x)
+    copy = _copy("q", gather, x, shape)
     weight = shape_of_weight(x, shape, dtype, copy[0] is None)
     return _experts_forward(x, weight, layout, config, save, None, 0, *copy)
 
@@ -79,7 +87,7 @@ def _backward(
     wanted: int,
     x: Tensor | None,
 ) -> Any:
-    copy = _copy("qt", gather, dy) if wanted & 1 else (None, None)
+    copy = _copy("qt", gather, dy, shape) if wanted & 1 else (None, None)
     rest = (grad_dtype, config, wanted, x, None, 0)
     return _experts_backward(dy, saved, layout, None, *shape, *rest, *copy)
 
@@ -91,19 +99,25 @@ def _forward_of_moe(
     index: Tensor | None,
     w13: Tensor | None,
     w2: Tensor | None,
+    w3: Tensor | None,
+    w3_apart: bool,
     shape: Sequence[int],
     dtype: torch.dtype,
     layout: Tensor,
     config: int,
     save: bool,
 ) -> Any:
-    copies = (*_copy("q", w13_gather, x), *_copy("q", w2_gather, x))
     experts, dim, hidden = shape
+    both = (experts, 2 * hidden, dim)
+    copies = (*_copy("q", w13_gather, x, both), *_copy("q", w2_gather, x, shape))
+    first = (experts, hidden, dim) if w3_apart else both
+    if w3_apart and w3 is None:
+        w3 = shape_of_weight(x, first, dtype, is_fake(x))
     w13, w2 = (
         shape_of_weight(x, size, dtype, is_fake(x)) if weight is None else weight
-        for weight, size in ((w13, (experts, 2 * hidden, dim)), (w2, shape))
+        for weight, size in ((w13, first), (w2, shape))
     )
-    return _moe_forward(x, index, w13, w2, layout, config, save, *copies)
+    return _moe_forward(x, index, w13, w2, layout, config, save, *copies, w3)
 
 
 def _backward_of_moe(
@@ -115,10 +129,18 @@ def _backward_of_moe(
     score: Tensor | None,
     w13: Tensor | None,
     w2: Tensor | None,
+    read: Sequence[Tensor],
+    layout: Tensor,
+    experts: int,
+    hidden: int,
     *rest: Any,
 ) -> Any:
-    copies = (*_copy("qt", w13_gather, x), *_copy("qt", w2_gather, x))
-    return _moe_backward(x, dy, index, score, w13, w2, *rest, *copies)
+    dim = x.shape[1]
+    first = _copy("qt", w13_gather, x, (experts, 2 * hidden, dim))
+    copies = (*first, *_copy("qt", w2_gather, x, (experts, dim, hidden)))
+    return _moe_backward(
+        x, dy, index, score, w13, w2, read, layout, experts, hidden, *rest, *copies
+    )
 
 
 register(
@@ -158,7 +180,8 @@ def _of_backward(
     return _gathered_backward(dy, weight.key, saved, layout, shape, grad_dtype, config, wanted, x)
 
 
-# Neither has a w3, nor copies or scales of other origin, behind these arguments.
+# Neither has copies or scales of other origin behind these arguments. A gather of w1 has the copies of w3, and
+# what backward reads has no w3 that was gathered in another way.
 def _of_moe_forward(
     _: Any,
     x: Tensor,
@@ -168,11 +191,13 @@ def _of_moe_forward(
     layout: Tensor,
     config: int,
     save: bool,
-    *__: Any,
+    *rest: Any,
 ) -> Any:
     keys, plain = _parts(w13, w2)
-    rest = (list(w2.shape), w13.dtype, layout, config, save)
-    return _gathered_moe_forward(x, *keys, index, *plain, *rest)
+    w3 = rest[_COPIES] if len(rest) > _COPIES else None
+    of_w3 = (w3 if keys[0] is None else None, w3 is not None)
+    shape = (list(w2.shape), w13.dtype, layout, config, save)
+    return _gathered_moe_forward(x, *keys, index, *plain, *of_w3, *shape)
 
 
 def _of_moe_backward(
@@ -182,6 +207,7 @@ def _of_moe_backward(
     return _gathered_moe_backward(x, *keys, dy, index, score, *plain, *rest[:_OF_MOE_BACKWARD])
 
 
+_COPIES = 4  # of w13 and w2, with their scales
 _OF_MOE_BACKWARD = 8  # read, layout, experts, hidden, grad_dtype, config, part and wanted
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.torch import _ops
 from float8.torch.shard import gathered_experts
+from float8.torch.shard.gather import Gather, turned
 from float8.torch.shard.gathered_ops import (
     gathered_backward,
     gathered_copy,
@@ -21,7 +22,7 @@ from float8.torch.shard.gathered_ops import (
     weight_gemm,
 )
 
-_Context = tuple[torch.dtype, torch.device, bool]
+_Context = tuple[torch.dtype, torch.device, bool, bool]
 
 
 class GatheredWeight(torch.Tensor):
@@ -32,7 +33,8 @@ class GatheredWeight(torch.Tensor):
     """
 
     key: Tensor
-    is_transposed: bool  # its last two dimensions are those of the weight in the other order
+    is_transposed: bool  # its last two dimensions are not in the order in which experts compute
+    is_turned: bool  # nor in that in which they are stored
 
     @staticmethod
     def __new__(
@@ -42,19 +44,27 @@ class GatheredWeight(torch.Tensor):
         dtype: torch.dtype,
         device: torch.device,
         is_transposed: bool = False,
+        is_turned: bool = False,
     ) -> GatheredWeight:
         strides = None
-        if is_transposed:
+        if is_turned:
             strides = (size[-1] * size[-2],) * (len(size) - 2) + (1, size[-2])
         weight: GatheredWeight = torch.Tensor._make_wrapper_subclass(
             cls, size, strides=strides, dtype=dtype, device=device
         )
         weight.key = key
         weight.is_transposed = is_transposed
+        weight.is_turned = is_turned
         return weight
 
+    @classmethod
+    def of(cls, gather: Gather, dtype: torch.dtype) -> GatheredWeight:
+        """Returns the weight of a gather in that type, as it is stored."""
+        size = gather.stored_size
+        return cls(gather.key, size, dtype, gather.device, gather.is_transposed)
+
     def __tensor_flatten__(self) -> tuple[list[str], _Context]:
-        return ["key"], (self.dtype, self.device, self.is_transposed)
+        return ["key"], (self.dtype, self.device, self.is_transposed, self.is_turned)
 
     @staticmethod
     def __tensor_unflatten__(
@@ -89,11 +99,9 @@ class GatheredWeight(torch.Tensor):
 
     def _like(self, dtype: torch.dtype | None = None, turn: bool = False) -> GatheredWeight:
         """Returns the same weight, of another type or with its last two dimensions in the other order."""
-        size = self.shape
-        if turn:
-            size = torch.Size((*size[:-2], size[-1], size[-2]))
-        is_transposed = self.is_transposed != turn
-        return GatheredWeight(self.key, size, dtype or self.dtype, self.device, is_transposed)
+        size = turned(self.shape) if turn else self.shape
+        turns = (self.is_transposed != turn, self.is_turned != turn)
+        return GatheredWeight(self.key, size, dtype or self.dtype, self.device, *turns)
 
     def _turns(self, one: int, other: int) -> bool:
         """Tells whether these are the last two dimensions of a weight of experts."""

@@ -40,6 +40,36 @@ def qwen(experts: int, expert_size: int = 48) -> Any:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **moe)).to(ranks.device)
 
 
+_SMALL = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "vocab_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts_per_tok": 1,
+}
+
+
+def gpt_oss(experts: int) -> Any:
+    """Returns a model whose experts have biases, and weights that are stored as [E, K, N]."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    torch.manual_seed(0)
+    return GptOssForCausalLM(GptOssConfig(**_SMALL, num_local_experts=experts)).to(ranks.device)
+
+
+def llama4(experts: int) -> Any:
+    """Returns a model whose experts are one MLP, of weights that are stored as [E, K, N]."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    torch.manual_seed(0)
+    own = {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 1, "pad_token_id": 0}
+    config = Llama4TextConfig(**_SMALL, **own, num_local_experts=experts)
+    return Llama4ForCausalLM(config).to(ranks.device)
+
+
 class _Weights(nn.Module):
     def __init__(self, experts: int, n: int = 48, k: int = HIDDEN) -> None:
         super().__init__()
@@ -193,4 +223,66 @@ def weights_in_forward(model: nn.Module, x: torch.Tensor) -> list[Any]:
         model(x)
     for hook in hooks:
         hook.remove()
+    return seen
+
+
+def equal_steps_of(
+    plain: Any, mesh: Any, rank: int, world: int, recipe: str, dim: int, fused: bool
+) -> None:
+    """Trains with fp8 gathers, with gathers in high precision and on one rank."""
+    single = convert(plain, recipe, False)
+    in_f32 = recipe != "rowwise_with_gw_hp"
+    if not in_f32:
+        single.bfloat16()
+    high = shard(single, mesh, dim)
+    fp8 = shard(convert(copy.deepcopy(single), recipe, True), mesh, dim)
+    seen = watch(fp8)
+    kind = {"fused": True} if fused else {"foreach": True}
+    # On two CPUs sums of gradients have one order, and one rounding.
+    with_single = world == 2 and in_f32 and ranks.device == "cpu"
+    trained = [fp8, high, single] if with_single else [fp8, high]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, **kind) for m in trained]
+    before = copies_of(single)
+    batch = batches(world)
+    for step in range(3):
+        losses = [loss(model, batch[rank]) for model in (fp8, high)]
+        losses.append(loss(trained[-1], batch[rank]))
+        assert all(torch.equal(each, losses[0]) for each in losses), step
+        for each in losses[:2]:
+            each.backward()
+        if with_single:
+            for part in batch:
+                (loss(single, part) / world).backward()
+        for (name, a), b in zip(fp8.named_parameters(), high.parameters(), strict=True):
+            assert torch.equal(a.grad.to_local(), b.grad.to_local()), (step, name)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 0:
+            f8.precompute_float8_dynamic_scale_for_fsdp(fp8)
+        weights = [copies_of(model) for model in trained]
+        for name, own in weights[0].items():
+            assert all(torch.equal(own, other[name]) for other in weights[1:]), (step, name)
+    cut = recipe == "blockwise" and dim == 1
+    assert seen == 3 * 2 * [True, not cut]
+    expect_changes(before, fp8)
+
+
+def expect_equal_steps(
+    models: list[Any], x: torch.Tensor, steps: int = 2, all_in_fp8: bool = True
+) -> list[bool]:
+    seen = watch(models[0])
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in models]
+    before = copies_of(models[0])
+    for _ in range(steps):
+        ys = [model(x) for model in models]
+        assert torch.equal(*ys)
+        for y, optimizer in zip(ys, optimizers, strict=True):
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for own, other in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(own.to_local(), other.to_local())
+    assert seen and all(seen) >= all_in_fp8
+    expect_changes(before, models[0])
     return seen

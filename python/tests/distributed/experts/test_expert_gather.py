@@ -31,43 +31,9 @@ DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 def _equal_steps(
     mesh: Any, rank: int, world: int, recipe: str, experts: int, size: int, dim: int, fused: bool
 ) -> None:
-    """Trains with fp8 gathers, with gathers in high precision and on one rank."""
-    single = expert_shards.convert(expert_shards.qwen(experts, size), recipe, False)
-    in_f32 = recipe != "rowwise_with_gw_hp"
-    if not in_f32:
-        single.bfloat16()
-    high = expert_shards.shard(single, mesh, dim)
-    fp8 = expert_shards.shard(expert_shards.convert(copy.deepcopy(single), recipe, True), mesh, dim)
-    seen = expert_shards.watch(fp8)
-    kind = {"fused": True} if fused else {"foreach": True}
-    # On two CPUs sums of gradients have one order, and one rounding.
-    with_single = world == 2 and in_f32 and ranks.device == "cpu"
-    trained = [fp8, high, single] if with_single else [fp8, high]
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, **kind) for m in trained]
-    before = expert_shards.copies_of(single)
-    batch = expert_shards.batches(world)
-    for step in range(3):
-        losses = [expert_shards.loss(model, batch[rank]) for model in (fp8, high)]
-        losses.append(expert_shards.loss(trained[-1], batch[rank]))
-        assert all(torch.equal(each, losses[0]) for each in losses), step
-        for each in losses[:2]:
-            each.backward()
-        if with_single:
-            for part in batch:
-                (expert_shards.loss(single, part) / world).backward()
-        for (name, a), b in zip(fp8.named_parameters(), high.parameters(), strict=True):
-            assert torch.equal(a.grad.to_local(), b.grad.to_local()), (step, name)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        if step == 0:
-            f8.precompute_float8_dynamic_scale_for_fsdp(fp8)
-        weights = [expert_shards.copies_of(model) for model in trained]
-        for name, own in weights[0].items():
-            assert all(torch.equal(own, other[name]) for other in weights[1:]), (step, name)
-    cut = recipe == "blockwise" and dim == 1
-    assert seen == 3 * 2 * [True, not cut]
-    expert_shards.expect_changes(before, fp8)
+    expert_shards.equal_steps_of(
+        expert_shards.qwen(experts, size), mesh, rank, world, recipe, dim, fused
+    )
 
 
 # Without transformers the layers of torchtitan are tested alone.
@@ -111,7 +77,6 @@ def test_parts_of_each_expert(recipe: str, tmp_path: Any) -> None:
 
 def _pair(mesh: Any, recipe: str, experts: int, dim: int = 0, **options: Any) -> list[Any]:
     """Returns the layers of torchtitan with fp8 gathers and with gathers in high precision."""
-    expert_shards.keep_pairs_apart()
     kind, n = options.pop("kind", expert_shards.GroupedExperts), options.pop("n", 48)
     plain = expert_shards.layers(experts, kind, n)
     return [
@@ -122,34 +87,16 @@ def _pair(mesh: Any, recipe: str, experts: int, dim: int = 0, **options: Any) ->
     ]
 
 
-def _expect_equal_steps(
-    models: list[Any], x: torch.Tensor, steps: int = 2, all_in_fp8: bool = True
-) -> list[bool]:
-    seen = expert_shards.watch(models[0])
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in models]
-    before = expert_shards.copies_of(models[0])
-    for _ in range(steps):
-        ys = [model(x) for model in models]
-        assert torch.equal(*ys)
-        for y, optimizer in zip(ys, optimizers, strict=True):
-            y.square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        for own, other in zip(*(model.parameters() for model in models), strict=True):
-            assert torch.equal(own.to_local(), other.to_local())
-    assert seen and all(seen) >= all_in_fp8
-    expert_shards.expect_changes(before, models[0])
-    return seen
-
-
 def _classes(mesh: Any, rank: int, world: int) -> None:
     x = expert_shards.rows(world)[rank]
     for kind in (expert_shards.GroupedExperts, expert_shards.FirstGroupedExperts):
-        _expect_equal_steps(_pair(mesh, "rowwise", 3, kind=kind), x)
+        expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 3, kind=kind), x)
     # Rows in whole 128s are read as they are gathered.
-    _expect_equal_steps(_pair(mesh, "blockwise", 2, n=256), x)
+    expert_shards.expect_equal_steps(_pair(mesh, "blockwise", 2, n=256), x)
     # Blocks of w1 and w3 are whole on each rank, and those of w2 are not.
-    seen = _expect_equal_steps(_pair(mesh, "blockwise", 2, 1, n=256), x, 1, all_in_fp8=False)
+    seen = expert_shards.expect_equal_steps(
+        _pair(mesh, "blockwise", 2, 1, n=256), x, 1, all_in_fp8=False
+    )
     assert seen == 2 * [True, False, True]
 
 
@@ -196,25 +143,28 @@ class _Checkpointed(nn.Module):
 
 def _options(mesh: Any, rank: int, world: int) -> None:
     x = expert_shards.rows(world)[rank]
-    for dim in (0, 1):
-        _expect_equal_steps(_pair(mesh, "rowwise", 3, dim, reshard_after_forward=False), x)
+    for dim, experts in ((0, 4), (0, 3), (1, 3)):
+        expert_shards.expect_equal_steps(
+            _pair(mesh, "rowwise", experts, dim, reshard_after_forward=False), x
+        )
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    _expect_equal_steps(_pair(mesh, "tensorwise", 3, mp_policy=policy), x)
-    plain = expert_shards.layers(3)
+    for recipe, experts in (("tensorwise", 3), ("rowwise", 4)):
+        expert_shards.expect_equal_steps(_pair(mesh, recipe, experts, mp_policy=policy), x)
+    plain = expert_shards.layers(4)
     for i, layer in enumerate(plain):
         plain[i] = _Checkpointed(layer)
-    models = [
-        expert_shards.shard(
-            expert_shards.convert(copy.deepcopy(plain), "rowwise", gather), mesh, dim
-        )
-        for gather in (True, False)
-        for dim in (1,)
-    ]
-    _expect_equal_steps(models, x)
+    for dim in (0, 1):
+        models = [
+            expert_shards.shard(
+                expert_shards.convert(copy.deepcopy(plain), "rowwise", gather), mesh, dim
+            )
+            for gather in (True, False)
+        ]
+        expert_shards.expect_equal_steps(models, x)
     with torch.autocast(ranks.device, torch.bfloat16):
-        _expect_equal_steps(_pair(mesh, "rowwise", 3), x, 1)
+        expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 4), x, 1)
     with torch.no_grad():  # no backward reads the copies
-        fp8, high = _pair(mesh, "rowwise", 3)
+        fp8, high = _pair(mesh, "rowwise", 4)
         assert torch.equal(fp8(x), high(x))
 
 
@@ -224,7 +174,7 @@ def test_options_of_fully_shard(tmp_path: Any) -> None:
 
 def _hybrid(_: Any, rank: int, world: int) -> None:
     mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("replicate", "shard"))
-    _expect_equal_steps(_pair(mesh, "rowwise", 3), expert_shards.rows(world)[rank])
+    expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 4), expert_shards.rows(world)[rank])
 
 
 def test_hybrid_sharding(tmp_path: Any) -> None:
@@ -232,15 +182,14 @@ def test_hybrid_sharding(tmp_path: Any) -> None:
 
 
 def _compiled(mesh: Any, rank: int, world: int) -> None:
-    expert_shards.keep_pairs_apart()
     x = expert_shards.rows(world)[rank]
     models = []
     for gather in (True, False):
-        model = expert_shards.convert(expert_shards.layers(3), "rowwise", gather)
+        model = expert_shards.convert(expert_shards.layers(4), "rowwise", gather)
         for layer in model:
             layer.compile(fullgraph=True, backend="aot_eager")
         models.append(expert_shards.shard(model, mesh))
-    _expect_equal_steps(models, x)
+    expert_shards.expect_equal_steps(models, x)
 
 
 def test_compiled_layers(tmp_path: Any) -> None:
@@ -260,7 +209,7 @@ def _traffic(mesh: Any, rank: int, world: int, dim: int) -> None:
     gathered, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))
     scales = 2 * (2 * n + expert_shards.HIDDEN) * experts // world  # of q, which ranks have rows of
     if dim == 0:
-        scales += 2 * (2 * expert_shards.HIDDEN + n) * experts // world  # of qt
+        scales += 2 * (expert_shards.HIDDEN + n) * experts // world  # of qt: w1 and w3 share theirs
     assert gathered == {torch.float32: 4 * scales}
     assert reduced == dim
     with torch.no_grad():
@@ -320,7 +269,7 @@ def _parallel(_: Any, rank: int, world: int) -> None:
     x = expert_shards.rows(world)[rank]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        seen = _expect_equal_steps(models, x, 2, all_in_fp8=False)
+        seen = expert_shards.expect_equal_steps(models, x, 2, all_in_fp8=False)
     assert not any(seen)
     words = " ".join(str(each.message) for each in caught)
     assert "0.experts.w1 in high precision: it is shared as" in words
@@ -418,11 +367,13 @@ def test_a_change_that_nobody_saw(tmp_path: Any) -> None:
 def _verified(mesh: Any, rank: int, world: int) -> None:
     """verify_distributed compares each weight, also before a step, and finds what was changed unseen."""
     x = expert_shards.rows(world)[rank]
-    for recipe, dim in (("tensorwise", 0), ("rowwise", 1), ("blockwise", 0)):
-        model, _ = _pair(mesh, recipe, 3, dim)
+    for recipe, dim in (("tensorwise", 0), ("rowwise", 1), ("rowwise", 0), ("blockwise", 0)):
+        model, _ = _pair(mesh, recipe, 4 if recipe == "blockwise" else 3, dim)
         for _ in range(2):
             report = f8.verify_distributed(model)
-            assert report.ok and len(report.layers) == 6
+            names = ["w1", "w2", "w3"] if recipe == "tensorwise" else ["w1 and w3", "w2"]
+            expected = [f"{i}.experts.{name}" for i in range(2) for name in names]
+            assert report.ok and [each.name for each in report.layers] == expected
             assert all(
                 list(each.tensors) == ["w", "q", "qt", "y", "dx", "dw"][1:]
                 for each in report.layers
@@ -443,12 +394,12 @@ def test_verify_distributed(tmp_path: Any) -> None:
 def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
     """A checkpoint has plain tensors, which a model without fp8 loads, and a new one has their steps."""
     x = expert_shards.rows(world)[rank]
-    model, high = _pair(mesh, "rowwise", 3)
+    model, high = _pair(mesh, "rowwise", 4)
     assert all(isinstance(p._local_tensor, ShardedWeight) for p in model.parameters())
-    _expect_equal_steps([model, high], x, 1)
-    assert list(model.state_dict()) == list(expert_shards.layers(3).state_dict())
+    expert_shards.expect_equal_steps([model, high], x, 1)
+    assert list(model.state_dict()) == list(expert_shards.layers(4).state_dict())
     dcp.save(get_model_state_dict(model), checkpoint_id=folder)
-    others = _pair(mesh, "rowwise", 3)
+    others = _pair(mesh, "rowwise", 4)
     for other in others:
         state = get_model_state_dict(other)
         dcp.load(state, checkpoint_id=folder)
@@ -456,7 +407,7 @@ def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
     with torch.no_grad():
         ys = [each(x) for each in (model, high, *others)]
     assert all(torch.equal(y, ys[0]) for y in ys)
-    _expect_equal_steps(others, x, 1)
+    expert_shards.expect_equal_steps(others, x, 1)
     again = copy.deepcopy(others[0][0].experts.w1._local_tensor)
     assert torch.equal(again, others[1][0].experts.w1._local_tensor)
     bytes_of = io.BytesIO()
