@@ -66,7 +66,7 @@ def test_lse_is_that_of_whole_keys(
     mean = k.double().mean(2, keepdim=True).repeat_interleave(2, 1)
     shift = (q.double() * mean).sum(-1) * 0.1
     exact = scores(q8, k8, causal, window, 0.1).logsumexp(-1) + shift
-    assert (lse - exact).abs().max() < 2e-3
+    assert (lse - exact).abs().max() < (2e-3 if device == "cpu" else 3e-3)
 
 
 def merged(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
