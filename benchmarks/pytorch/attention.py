@@ -7,7 +7,8 @@
 A shape has a sequence of s tokens, b of them, h heads of queries, g of keys and values, of d elements. The
 variants are float8's attention with its casts, whose backward is in bf16 (float8) or in fp8 (float8-fp8), the backends of torch's scaled_dot_product_attention,
 FlexAttention, and FlashAttention 3 where flash_attn_interface is installed, in bf16 and in fp8 (forward alone,
-with a scale for each head of a sequence, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
+with a scale for each head of a sequence, and casts by torch in its time), and cuDNN's own in fp8 where nvidia-cudnn-frontend is
+installed (cudnn-fp8: a scale for each tensor, and casts by torch in its time). They are timed in rounds. TFLOP/s count two products in forward
 and five in backward, of the queries and keys that a mask leaves: half of them under a causal one, and in a sliding window
 of 1,024 keys (window1024) those of the window, which some variants have not: cuDNN has them through float8 (float8-bf16) and not through
 torch. packed8 is the sequence cut into 8 of unequal
@@ -34,6 +35,7 @@ from typing import Any
 
 import attention_rows
 import common
+import cudnn_fp8
 import kernel_times
 import torch
 import torch._functorch.config
@@ -53,11 +55,11 @@ BACKENDS = {
 }
 RECIPES = {"float8": "fp8_forward", "float8-fp8": "fp8"}
 WINDOWS = "float8-bf16"  # those of cuDNN
-TIMED = (*RECIPES, WINDOWS, "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8")
-ACCURATE = (*RECIPES, "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8")
+TIMED = (*RECIPES, WINDOWS, "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8", "cudnn-fp8")
+ACCURATE = (*RECIPES, "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8", "cudnn-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
 BF16 = (*BACKENDS, "flex", "fa3")
-WITHOUT_WINDOWS = set(BACKENDS) - {"sdpa-flash"}
+WITHOUT_WINDOWS = {*BACKENDS, "cudnn-fp8"} - {"sdpa-flash"}
 PACKED = {**RECIPES, "sdpa-flash": "bf16"}  # recipes of varlen_attention
 DATA = ("normal", "outlier", "bias", "sharp")
 E4M3 = torch.float8_e4m3fn
@@ -251,10 +253,13 @@ def call_of(name: str, mask: Mask, emulate: bool) -> Call:
             recipe=RECIPES.get(name, "bf16"),
             emulate=emulate,
         )
+    library = "nvidia-cudnn-frontend" if name == "cudnn-fp8" else "FlashAttention 3"
     try:
-        return flash_3(mask, name == "fa3-fp8")
+        return (
+            cudnn_fp8.call(mask.causal) if name == "cudnn-fp8" else flash_3(mask, name == "fa3-fp8")
+        )
     except ModuleNotFoundError:
-        raise RuntimeError("FlashAttention 3 is not installed") from None
+        raise RuntimeError(f"{library} is not installed") from None
 
 
 # Accuracy
