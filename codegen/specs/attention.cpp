@@ -235,11 +235,21 @@ std::string AttentionCastSpec::key() const {
 
 Status AttentionCastSpec::validate() const {
   F8_TRY(check_head_dim(head_dim));
-  if (packed || step != AttentionStep::kLayout) return {};
-  return fail(ErrorCode::kInvalidArgument, "a layout is that of packed sequences");
+  const bool of_packs = step == AttentionStep::kLayout || step == AttentionStep::kSpans;
+  if (packed || !of_packs) return {};
+  return fail(ErrorCode::kInvalidArgument, "a layout and spans are those of packed sequences");
 }
 
 Stub AttentionCastSpec::stub() const {
+  if (step == AttentionStep::kSpans) {
+    return {"attention_spans.cuh", "float8_attention_spans",
+            check("sizeof(AttentionSpanArgs)", parameters().first, "kernel_args.cuh") +
+                check_threads("kTileThreads", launch()) +
+                "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                "float8_attention_spans(const __grid_constant__ AttentionSpanArgs args) {\n"
+                "  write_attention_spans(args);\n"
+                "}\n"};
+  }
   constexpr std::string_view kFunctions[] = {"sum_keys", "cast", "dequantize", "layout", "run"};
   const auto index = static_cast<size_t>(step);
   const bool backward = step == AttentionStep::kBackwardCast;
@@ -267,6 +277,7 @@ LaunchTraits AttentionCastSpec::launch() const {
 ParameterBytes AttentionCastSpec::parameters() const {
   using kernels::AttentionBackwardCastArgs, kernels::AttentionCastArgs,
       kernels::AttentionPackedCastArgs;
+  if (step == AttentionStep::kSpans) return {.first = sizeof(kernels::AttentionSpanArgs)};
   if (step == AttentionStep::kBackwardCast) {
     return {.first = packed ? sizeof(AttentionBackwardCastArgs<AttentionPackedCastArgs>)
                             : sizeof(AttentionBackwardCastArgs<AttentionCastArgs>)};

@@ -79,17 +79,17 @@ struct AttentionBackwardSpec {
   bool operator==(const AttentionBackwardSpec&) const = default;
 };
 
-// The layout is that of packed sequences.
-enum class AttentionStep { kSumKeys, kCast, kDequantize, kLayout, kBackwardCast };
+// The layout and the spans are those of packed sequences.
+enum class AttentionStep { kSumKeys, kCast, kDequantize, kLayout, kBackwardCast, kSpans };
 
 struct AttentionCastSpec {
   int head_dim = 128;
   AttentionStep step = AttentionStep::kCast;
   bool packed = false;
 
-  static constexpr std::string_view kKinds[] = {"attention_sum_keys", "attention_cast",
-                                                "attention_dequantize", "attention_layout",
-                                                "attention_backward_cast"};  // by step
+  static constexpr std::string_view kKinds[] = {
+      "attention_sum_keys", "attention_cast",          "attention_dequantize",
+      "attention_layout",   "attention_backward_cast", "attention_spans"};  // by step
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<AttentionCastSpec> parse(std::string_view kind,
                                                        std::string_view rest);

@@ -162,8 +162,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
   args.sizes = {packed ? cu_seqlens_q->numel() - 1 : q.size(0), q.size(2), k.size(2)};
   args.cu_seqlens_q = offsets_of(cu_seqlens_q, place, "cu_seqlens_q");
   args.cu_seqlens_kv = offsets_of(cu_seqlens_k, place, "cu_seqlens_k");
-  args.longest_q = max_seqlen_q;
-  args.longest_kv = max_seqlen_k;
+  args.sizes.longest_q = max_seqlen_q;
+  args.sizes.longest_kv = max_seqlen_k;
   if (packed) args.sequence_error = kept_sequence_error(place);
   const size_t saved_bytes = float8_attention_saved_bytes(plan, &args.sizes);
   const size_t workspace_bytes = float8_attention_workspace_bytes(plan, &args.sizes);
@@ -228,7 +228,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
   Heads dk = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   Heads dv = empty_heads(batch, tokens_kv, heads_kv, dim, place);
   float8_attention_backward_args args;
-  args.sizes = {sequences > 0 ? sequences : batch, tokens_q, tokens_kv};
+  args.sizes = {sequences > 0 ? sequences : batch, tokens_q, tokens_kv, max_seqlen_q, max_seqlen_k};
   const size_t workspace_bytes = float8_attention_backward_workspace_bytes(plan, &args.sizes);
   const Workspace workspace(place, workspace_bytes, Counts::kNone);
   args.dout = of_dout.heads;

@@ -152,7 +152,7 @@
 //     The values that this forward multiplied, [B][S][H][D] and [B][T][G][D], k without its mean over T.
 //     `sequences` of a pack; 0: it is none.
 //   attention_backward(dout, o, lse, saved, heads_kv, tokens_kv, scale, causal, window, config, sequences, recipe, q?, k?,
-//       v?) -> (dq, dk, dv)
+//       v?, max_seqlen_q, max_seqlen_k) -> (dq, dk, dv)
 //     The gradients of a forward of this recipe, [B][S][H][D] and [B][T][G][D]; dout is [B, H, S, D]. q, k and v are the
 //     forward's, in bf16 alone.
 //   cudnn_version() -> version

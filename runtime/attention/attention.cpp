@@ -51,6 +51,11 @@ Status Attention::check(const AttentionSizes& sizes) const {
         "a key",
         sizes.batch, sizes.tokens_q, sizes.tokens_kv);
   }
+  if (sizes.longest_q < 0 || sizes.longest_kv < 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "longest_q is {}, longest_kv {}; they are tokens of a sequence, or 0 for any",
+                sizes.longest_q, sizes.longest_kv);
+  }
   if (desc_.packed && sizes.batch == 0 && sizes.tokens_q > 0) {
     return fail(ErrorCode::kInvalidArgument,
                 "packed attention of {} queries in no sequence: batch is the number of sequences",

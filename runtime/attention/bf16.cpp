@@ -17,6 +17,10 @@ size_t dense_workspace_bytes(const AttentionProvider& provider, AttentionPass pa
 
 Result<std::shared_ptr<const Attention>> Bf16Attention::create(
     const std::shared_ptr<Context>& context, const AttentionDesc& desc) {
+  if (desc.packed) {
+    return fail(ErrorCode::kUnsupported,
+                "attention of recipe bf16 takes no packed sequences; give it batches");
+  }
   AttentionProviderPtr provider = F8_TRY(open_attention_provider(context, desc));
   return std::shared_ptr<const Attention>(new Bf16Attention(context, desc, std::move(provider)));
 }

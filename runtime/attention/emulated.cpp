@@ -24,14 +24,15 @@ struct Rows {
   }
 };
 
-int64_t first_of(const float8_heads& heads, int64_t sequence, int64_t head) {
-  return sequence * heads.batch_stride + head * heads.head_stride;
+int64_t first_of(const float8_heads& heads, int64_t batch, int64_t head) {
+  return batch * heads.batch_stride + head * heads.head_stride;
 }
 
-Rows load(const float8_heads& heads, int64_t sequence, int64_t head, int64_t tokens, int64_t d) {
+Rows load(const float8_heads& heads, int64_t batch, int64_t head, int64_t first, int64_t tokens,
+          int64_t d) {
   Rows rows(tokens, d);
   for (int64_t t = 0; t < tokens; ++t) {
-    const int64_t at = first_of(heads, sequence, head) + t * heads.token_stride;
+    const int64_t at = first_of(heads, batch, head) + (first + t) * heads.token_stride;
     for (int64_t c = 0; c < d; ++c) {
       rows[t][static_cast<size_t>(c)] = load_element(heads.data, at + c, Dtype::kBf16);
     }
@@ -39,9 +40,9 @@ Rows load(const float8_heads& heads, int64_t sequence, int64_t head, int64_t tok
   return rows;
 }
 
-void store(const float8_heads& heads, int64_t sequence, int64_t head, int64_t token,
+void store(const float8_heads& heads, int64_t batch, int64_t head, int64_t token,
            std::span<const float> row) {
-  const int64_t at = first_of(heads, sequence, head) + token * heads.token_stride;
+  const int64_t at = first_of(heads, batch, head) + token * heads.token_stride;
   for (size_t c = 0; c < row.size(); ++c) {
     store_element(heads.data, at + static_cast<int64_t>(c), row[c], Dtype::kBf16);
   }
@@ -61,32 +62,43 @@ struct Emulation {
   AttentionDesc desc;
   ProviderCall call;
 
+  // The tokens of a sequence in the tensors of a batch, or of a pack.
+  struct Sequence {
+    int64_t batch = 0, first_q = 0, queries = 0, first_k = 0, keys = 0;
+  };
+  [[nodiscard]] Sequence sequence(int64_t index) const {
+    if (call.offsets == nullptr) {
+      return {index, 0, call.sizes.tokens_q, 0, call.sizes.tokens_kv};
+    }
+    const int32_t* of_q = call.offsets + index;
+    const int32_t* of_k = of_q + call.sizes.batch + 1;
+    return {0, of_q[0], of_q[1] - of_q[0], of_k[0], of_k[1] - of_k[0]};
+  }
   // The keys that a query has: the first one, and one behind the last.
-  [[nodiscard]] std::pair<int64_t, int64_t> keys_of(int64_t query) const {
-    const int64_t keys = call.sizes.tokens_kv;
+  [[nodiscard]] std::pair<int64_t, int64_t> keys_of(int64_t query, int64_t keys) const {
     if (!desc.causal) return {0, keys};
     const int64_t first = desc.window > 0 ? std::max<int64_t>(0, query + 1 - desc.window) : 0;
     return {first, std::min(query + 1, keys)};
   }
-  [[nodiscard]] float& lse(int64_t sequence, int64_t head, int64_t query) const {
-    return call.lse[(sequence * desc.heads_q + head) * call.sizes.tokens_q + query];
+  [[nodiscard]] float& lse(const Sequence& of, int64_t head, int64_t query) const {
+    return call.lse[(of.batch * desc.heads_q + head) * call.sizes.tokens_q + of.first_q + query];
   }
-  [[nodiscard]] Rows queries(const float8_heads& of, int64_t sequence, int64_t head) const {
-    return load(of, sequence, head, call.sizes.tokens_q, desc.head_dim);
+  [[nodiscard]] Rows queries(const float8_heads& x, const Sequence& of, int64_t head) const {
+    return load(x, of.batch, head, of.first_q, of.queries, desc.head_dim);
   }
-  [[nodiscard]] Rows keys(const float8_heads& of, int64_t sequence, int64_t head) const {
-    return load(of, sequence, head, call.sizes.tokens_kv, desc.head_dim);
+  [[nodiscard]] Rows keys(const float8_heads& x, const Sequence& of, int64_t head) const {
+    return load(x, of.batch, head, of.first_k, of.keys, desc.head_dim);
   }
 
-  void forward(int64_t sequence, int64_t head_kv) const {
-    Rows k = keys(call.k, sequence, head_kv), v = keys(call.v, sequence, head_kv);
+  void forward(const Sequence& of, int64_t head_kv) const {
+    Rows k = keys(call.k, of, head_kv), v = keys(call.v, of, head_kv);
     const int64_t group = desc.heads_q / desc.heads_kv;
-    std::vector<float> p(static_cast<size_t>(call.sizes.tokens_kv));
+    std::vector<float> p(static_cast<size_t>(of.keys));
     std::vector<float> o(static_cast<size_t>(desc.head_dim));
     for (int64_t head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-      Rows q = queries(call.q, sequence, head);
-      for (int64_t i = 0; i < call.sizes.tokens_q; ++i) {
-        const auto [first, last] = keys_of(i);
+      Rows q = queries(call.q, of, head);
+      for (int64_t i = 0; i < of.queries; ++i) {
+        const auto [first, last] = keys_of(i, of.keys);
         float most = -std::numeric_limits<float>::infinity(), sum = 0;
         for (int64_t j = first; j < last; ++j) {
           const float score = dot(q[i], k[j]) * desc.scale;
@@ -100,37 +112,37 @@ struct Emulation {
           add(weight, v[j], o);
         }
         for (float& x : o) x /= sum;
-        lse(sequence, head, i) = most + std::log(sum);
-        store(call.o, sequence, head, i, o);
+        lse(of, head, i) = most + std::log(sum);
+        store(call.o, of.batch, head, of.first_q + i, o);
       }
     }
   }
 
-  void backward(int64_t sequence, int64_t head_kv) const {
-    Rows k = keys(call.k, sequence, head_kv), v = keys(call.v, sequence, head_kv);
-    Rows dk(call.sizes.tokens_kv, desc.head_dim), dv(call.sizes.tokens_kv, desc.head_dim);
+  void backward(const Sequence& of, int64_t head_kv) const {
+    Rows k = keys(call.k, of, head_kv), v = keys(call.v, of, head_kv);
+    Rows dk(of.keys, desc.head_dim), dv(of.keys, desc.head_dim);
     const int64_t group = desc.heads_q / desc.heads_kv;
     std::vector<float> dq(static_cast<size_t>(desc.head_dim));
     for (int64_t head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-      Rows q = queries(call.q, sequence, head), o = queries(call.o, sequence, head);
-      Rows dout = queries(call.dout, sequence, head);
-      for (int64_t i = 0; i < call.sizes.tokens_q; ++i) {
-        const auto [first, last] = keys_of(i);
+      Rows q = queries(call.q, of, head), o = queries(call.o, of, head);
+      Rows dout = queries(call.dout, of, head);
+      for (int64_t i = 0; i < of.queries; ++i) {
+        const auto [first, last] = keys_of(i, of.keys);
         const float delta = dot(dout[i], o[i]);
         std::ranges::fill(dq, 0.0F);
         for (int64_t j = first; j < last; ++j) {
-          const float p = std::exp(dot(q[i], k[j]) * desc.scale - lse(sequence, head, i));
+          const float p = std::exp(dot(q[i], k[j]) * desc.scale - lse(of, head, i));
           const float ds = p * (dot(dout[i], v[j]) - delta) * desc.scale;
           add(ds, k[j], dq);
           add(ds, q[i], dk[j]);
           add(p, dout[i], dv[j]);
         }
-        store(call.dq, sequence, head, i, dq);
+        store(call.dq, of.batch, head, of.first_q + i, dq);
       }
     }
-    for (int64_t j = 0; j < call.sizes.tokens_kv; ++j) {
-      store(call.dk, sequence, head_kv, j, dk[j]);
-      store(call.dv, sequence, head_kv, j, dv[j]);
+    for (int64_t j = 0; j < of.keys; ++j) {
+      store(call.dk, of.batch, head_kv, of.first_k + j, dk[j]);
+      store(call.dv, of.batch, head_kv, of.first_k + j, dv[j]);
     }
   }
 };
@@ -147,9 +159,10 @@ class EmulatedAttention final : public AttentionProvider {
         emulation::enqueue(stream,
                            [pass, of = Emulation{desc_, call}] {
                              for (int64_t b = 0; b < of.call.sizes.batch; ++b) {
+                               const auto sequence = of.sequence(b);
                                for (int64_t g = 0; g < of.desc.heads_kv; ++g) {
-                                 pass == AttentionPass::kForward ? of.forward(b, g)
-                                                                 : of.backward(b, g);
+                                 pass == AttentionPass::kForward ? of.forward(sequence, g)
+                                                                 : of.backward(sequence, g);
                                }
                              }
                              return CUDA_SUCCESS;

@@ -128,11 +128,6 @@ Status add_offsets(const float8_attention_forward_args& args, const AttentionDes
     memory.add(name, given, static_cast<size_t>(args.sizes.batch + 1) * sizeof(int32_t),
                Access::kRead, sizeof(int32_t));
   }
-  if (args.longest_q < 0 || args.longest_kv < 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.longest_q is {}, longest_kv {}; they are tokens of a sequence, or 0 for any",
-                kAttentionForwardArgs, args.longest_q, args.longest_kv);
-  }
   memory.add("sequence_error", args.sequence_error, 2 * sizeof(int32_t), Access::kWrite,
              sizeof(int32_t));
   return {};
@@ -243,8 +238,8 @@ Status Fp8Attention::run(const float8_attention_forward_args& args, Stream strea
   casts.sums = static_cast<float*>(args.workspace.data);
   casts.offsets_q = args.cu_seqlens_q;
   casts.offsets_k = args.cu_seqlens_kv;
-  casts.longest_q = static_cast<int32_t>(std::min(args.longest_q, args.sizes.tokens_q));
-  casts.longest_k = static_cast<int32_t>(std::min(args.longest_kv, args.sizes.tokens_kv));
+  casts.longest_q = static_cast<int32_t>(std::min(args.sizes.longest_q, args.sizes.tokens_q));
+  casts.longest_k = static_cast<int32_t>(std::min(args.sizes.longest_kv, args.sizes.tokens_kv));
   casts.error = reinterpret_cast<int32_t*>(args.sequence_error);
   const Saved saved(desc_, args.sizes);
   const Context::State& state = context_->state();
@@ -342,6 +337,10 @@ Status Fp8Attention::run_library(const float8_attention_backward_args& args, Str
              .dq = args.dq,
              .dk = args.dk,
              .dv = args.dv,
+             .offsets = desc_.packed ? reinterpret_cast<const int32_t*>(
+                                           static_cast<const char*>(args.saved.data) +
+                                           Saved(desc_, sizes).offsets)
+                                     : nullptr,
              .workspace = {data + at.bytes, bytes - at.bytes}},
             stream);
 }

@@ -7,10 +7,6 @@ namespace f8::runtime {
 
 Result<AttentionProviderPtr> open_attention_provider(const std::shared_ptr<Context>& context,
                                                      const AttentionDesc& desc) {
-  if (desc.packed) {
-    return fail(ErrorCode::kUnsupported,
-                "attention in bf16 takes no packed sequences; give it batches");
-  }
   return context->device().emulated ? create_emulated_attention(context, desc)
                                     : create_cudnn_attention(context, desc);
 }

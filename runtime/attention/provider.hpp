@@ -13,6 +13,7 @@ struct ProviderCall {
   float8_heads q, k, v, o;
   float* lse = nullptr;  // [batch][heads_q][tokens_q]: written by forward, read by backward
   float8_heads dout{}, dq{}, dk{}, dv{};
+  const int32_t* offsets = nullptr;  // [2][sequences + 1] of a pack, clean ones
   float8_buffer workspace{};
 };
 
@@ -29,7 +30,7 @@ class AttentionProvider {
 };
 using AttentionProviderPtr = std::unique_ptr<const AttentionProvider>;
 
-// Opens the context's library. It refuses packed sequences.
+// Opens the context's library. Of packed sequences it has the backward alone.
 [[nodiscard]] Result<AttentionProviderPtr> open_attention_provider(
     const std::shared_ptr<Context>& context, const AttentionDesc& desc);
 

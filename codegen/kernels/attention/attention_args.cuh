@@ -143,4 +143,38 @@ struct AttentionPackedCastArgs : AttentionCastArgs {
   i32 padding_of_sequences;
 };
 
+// The tensors of a backward in bf16 by a library, in the order of AttentionSpanArgs.
+enum AttentionSpan : i32 {
+  kSpanQ,
+  kSpanK,
+  kSpanV,
+  kSpanO,
+  kSpanDout,
+  kSpanDq,
+  kSpanDk,
+  kSpanDv,
+  kSpanLse,
+  kAttentionSpans
+};
+F8_BOTH constexpr bool is_of_keys(i32 span) {
+  return span == kSpanK || span == kSpanV || span == kSpanDk || span == kSpanDv;
+}
+
+// Where the sequences of a pack lie, as a library takes it: tokens of each, and the element of each tensor that it begins
+// with. The arrays, and the rows of lse, are longer than the pack needs, so that few sizes stand for all; sequences that are
+// not there have no tokens.
+struct AttentionSpanArgs {
+  const i32* offsets;            // [2][sequences + 1], of queries and of keys
+  const float* lse;              // [h][queries]
+  i32* tokens;                   // [2][padded]
+  i64* starts;                   // [kAttentionSpans][padded + 1]
+  float* padded_lse;             // [h][padded_queries]
+  i64 strides[kAttentionSpans];  // of a token
+  i32 longest[2];  // tokens that a sequence has at most, of queries and of keys: more are left out
+  i32 sequences;
+  i32 padded;
+  i32 queries;
+  i32 padded_queries;
+};
+
 }  // namespace f8::kernels

@@ -75,7 +75,8 @@ _FLEXIBLE = (
     (
         "attention_backward(Tensor dout, Tensor o, Tensor lse, Tensor saved, int heads_kv, SymInt "
         "tokens_kv, float scale, bool causal, int window, int config, SymInt sequences=0, int recipe=1, "
-        "Tensor? q=None, Tensor? k=None, Tensor? v=None) -> (Tensor, Tensor, Tensor)"
+        "Tensor? q=None, Tensor? k=None, Tensor? v=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0) -> "
+        "(Tensor, Tensor, Tensor)"
     ),
     (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "

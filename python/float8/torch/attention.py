@@ -183,8 +183,8 @@ def _largest_head_of_cudnn() -> int:
 
 
 @traced.constant
-def _has_cudnn() -> bool:
-    """Tells whether float8 has cuDNN by itself, which takes windows, and may add with atomics."""
+def has_cudnn() -> bool:
+    """Tells whether float8 has cuDNN by itself, which takes windows and packs, and may add with atomics."""
     return torch.ops.float8.cudnn_version() > 0 and not torch.are_deterministic_algorithms_enabled()
 
 
@@ -241,7 +241,7 @@ class AttentionFunction(torch.autograd.Function):
         options = (*ctx.key_sizes, *ctx.options, ctx.config)
         nothing = (None,) * 6
         window = ctx.options[2]
-        of_torch = grad.is_cuda and not (window and _has_cudnn())
+        of_torch = grad.is_cuda and not (window and has_cudnn())
         if ctx.recipe != FP8_FORWARD or not of_torch:
             own = (ctx.recipe, *operands)
             grads = attention_backward(grad, o, lse, saved, *options, 0, *own)
@@ -309,7 +309,7 @@ def scaled_dot_product_attention(
         return attention_dtensors.on_local(of_rank, query, key, value)
     if recipe == "bf16":
         window = checked_window(window, is_causal, query, key)
-        if window is not None and (emulate or (query.is_cuda and _has_cudnn())):
+        if window is not None and (emulate or (query.is_cuda and has_cudnn())):
             q, k, v = (_ops.of_autocast(x) for x in (query, key, value))
             if refusal(q, k, v, attn_mask, dropout_p, enable_gqa, scale) is None:
                 return _apply(q, k, v, is_causal, window, scale, recipe, emulate, False)

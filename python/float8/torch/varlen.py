@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from typing import Any
 
@@ -21,67 +20,6 @@ _ERRORS = {
     3: "sequence {} has more queries than max_seqlen_q",
     4: "sequence {} has more keys than max_seqlen_k",
 }
-
-
-@torch.library.custom_op("float8::varlen_backward_on_cpu", mutates_args=())
-def _backward_on_cpu(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    offsets: torch.Tensor,
-    scale: float,
-    causal: bool,
-    window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients in bf16 of each sequence by itself, for tensors on a CPU."""
-    grads = (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
-    of_q, of_k = ([slice(*x) for x in itertools.pairwise(each)] for each in offsets.tolist())
-    nothing_saved = torch.empty(0, dtype=torch.uint8)
-    for rows, keys in zip(of_q, of_k, strict=True):
-        if rows.start == rows.stop or keys.start == keys.stop:
-            continue
-        each = [(grad, rows), (q, rows), (k, keys), (v, keys)]
-        dy, *operands = (x[i].transpose(0, 1)[None] for x, i in each)
-        results = (o[rows][None], lse[None, :, rows].contiguous(), nothing_saved)
-        sizes = (k.shape[1], keys.stop - keys.start)
-        mask = (scale, causal, window, recipes.EMULATE)
-        parts = attention.attention_backward(
-            dy, *results, *sizes, *mask, 0, attention.BF16, *operands
-        )
-        for whole, part, i in zip(grads, parts, (rows, keys, keys), strict=True):
-            whole[i] = part[0]
-    return grads
-
-
-@_backward_on_cpu.register_fake
-def _fake_backward_on_cpu(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _backward(
-    grad: torch.Tensor,
-    operands: tuple[torch.Tensor, ...],
-    lse: torch.Tensor,
-    offsets: torch.Tensor,
-    longest: tuple[int, int],
-    scale: float,
-    causal: bool,
-    window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of q, k and v, [T, H, D] in bf16: those of PyTorch's flash attention on a GPU. cuDNN's takes no
-    offsets through PyTorch."""
-    if not grad.is_cuda:
-        return _backward_on_cpu(grad, *operands, lse, offsets, scale, causal, window)  # type: ignore[no-any-return]
-    q, k, v, o = operands
-    bounds = (offsets[0], offsets[1])
-    return attention.flash_backward(
-        grad.contiguous(), q, k, v, o, lse, bounds, longest, scale, causal, window
-    )
 
 
 def offsets_of(saved: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -150,14 +88,15 @@ class VarlenAttentionFunction(torch.autograd.Function):
         o, lse, saved = ctx.saved_tensors
         options = (*ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences)
         nothing = (None,) * 9
-        if ctx.recipe == attention.FP8:
-            dout = grad.transpose(0, 1)[None]
-            grads = attention.attention_backward(dout, o, lse, saved, *options)
+        if ctx.recipe == attention.FP8 or not grad.is_cuda or attention.has_cudnn():
+            dout, no_operands = grad.transpose(0, 1)[None], (None,) * 3
+            how = (ctx.recipe, *no_operands, *ctx.longest)
+            grads = attention.attention_backward(dout, o, lse, saved, *options, *how)
             return *(x[0] for x in grads), *nothing
-        operands = attention.attention_dequantize(saved, o, *options)
-        offsets = offsets_of(saved, ctx.sequences)
-        own = tuple(x[0] for x in (*operands, o))
-        grads = _backward(grad, own, lse[0], offsets, ctx.longest, *ctx.options)
+        q, k, v = (x[0] for x in attention.attention_dequantize(saved, o, *options))
+        of_q, of_k = offsets_of(saved, ctx.sequences)
+        own = (grad.contiguous(), q, k, v, o[0], lse[0], (of_q, of_k))
+        grads = attention.flash_backward(*own, ctx.longest, *ctx.options)
         return *grads, *nothing
 
 

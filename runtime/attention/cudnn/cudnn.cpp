@@ -1,20 +1,29 @@
 // Attention as graphs of cuDNN's frontend, whose headers are compiled in here and nowhere else. A graph is of the sizes
 // and strides of a call. The first call that has them builds it, within some 50 ms, or a second where cuDNN compiles a
 // kernel; later ones find it. Calls of a plan take a lock and allocate on the host.
+//
+// Graphs of packed sequences are of rounded sizes, so that packs of other numbers of sequences and tokens share one: there
+// are more sequences, without tokens, and a launch before cuDNN's (attention_spans) tells where each lies.
 #include "runtime/attention/cudnn/cudnn.hpp"
 
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #define NV_CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
+#include <algorithm>
 #include <array>
+#include <bit>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <unordered_map>
 
 #include "base/dynlib.hpp"
 #include "base/without_exceptions.hpp"
+#include "codegen/kernels/attention/attention_args.cuh"
+#include "recipes/fp8_layout.hpp"
 #include "runtime/device/context_state.hpp"
+#include "runtime/device/launch.hpp"
 
 // The frontend finds cuDNN's functions through it.
 void* cudnn_frontend::cudnn_dlhandle = nullptr;
@@ -91,16 +100,76 @@ Result<std::shared_ptr<CudnnHandle>> handle_of(Context::State& state) {
   return state.cudnn;
 }
 
-enum Tensor : int64_t { kQ = 1, kK, kV, kO, kLse, kDout, kDq, kDk, kDv };
+// In the order of kernels::AttentionSpan; lse is the last one. Of a pack each has a tensor of starts too.
+enum Tensor : int64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kO,
+  kDout,
+  kDq,
+  kDk,
+  kDv,
+  kLse,
+  kTokensQ,
+  kTokensKv,
+  kStarts = 100
+};
 
 using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+// The sizes that a graph is built for. Of a pack, tokens are the longest sequence's, and `packed_q` and `packed_kv` all of
+// them, each rounded up.
+struct GraphSizes {
+  int64_t batch, tokens_q, tokens_kv, packed_q = 0, packed_kv = 0;
+  auto operator<=>(const GraphSizes&) const = default;
+};
+
+// Rounds up by at most an eighth.
+int64_t rounded(int64_t tokens) {
+  constexpr int64_t kLeast = 128;
+  const auto step = std::max(
+      kLeast,
+      static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(tokens, 1)))) /
+          8);
+  return ceil_div(tokens, step) * step;
+}
+
+GraphSizes sizes_of(const AttentionDesc& desc, const AttentionSizes& sizes) {
+  if (!desc.packed) return {sizes.batch, sizes.tokens_q, sizes.tokens_kv};
+  constexpr int64_t kLeastSequences = 8;
+  const auto longest = [](int64_t of, int64_t tokens) {
+    return rounded(of == 0 ? tokens : std::min(of, tokens));
+  };
+  return {static_cast<int64_t>(
+              std::bit_ceil(static_cast<uint64_t>(std::max(sizes.batch, kLeastSequences)))),
+          longest(sizes.longest_q, sizes.tokens_q), longest(sizes.longest_kv, sizes.tokens_kv),
+          rounded(sizes.tokens_q), rounded(sizes.tokens_kv)};
+}
 
 // A call's sizes and strides, which a graph is built for.
 struct GraphKey {
   AttentionPass pass;
-  std::array<int64_t, 3> sizes;
+  GraphSizes sizes;
   std::array<std::array<int64_t, 3>, 8> strides;  // by Tensor, without lse
   auto operator<=>(const GraphKey&) const = default;
+};
+
+// What a pack's graph reads beside the tensors, at the beginning of the workspace.
+struct Spans {
+  size_t tokens = 0, starts = 0, lse = 0, bytes = 0;  // where they begin, and all of them end
+
+  Spans(const AttentionDesc& desc, const GraphSizes& sizes) {
+    if (!desc.packed) return;
+    constexpr int64_t kAlignment = 256;
+    const auto take = [this](int64_t size) {
+      return std::exchange(bytes,
+                           bytes + static_cast<size_t>(ceil_div(size, kAlignment) * kAlignment));
+    };
+    tokens = take(2 * sizes.batch * int64_t{sizeof(int32_t)});
+    starts = take(kernels::kAttentionSpans * (sizes.batch + 1) * int64_t{sizeof(int64_t)});
+    lse = take(desc.heads_q * sizes.packed_q * int64_t{sizeof(float)});
+  }
 };
 
 struct Graph {
@@ -111,9 +180,10 @@ struct Graph {
 
 class CudnnAttention final : public AttentionProvider {
  public:
+  // `spans` is the kernel of packs, or null.
   CudnnAttention(std::shared_ptr<Context> context, const AttentionDesc& desc,
-                 std::shared_ptr<CudnnHandle> handle)
-      : context_(std::move(context)), desc_(desc), handle_(std::move(handle)) {}
+                 std::shared_ptr<CudnnHandle> handle, const Kernel* spans)
+      : context_(std::move(context)), desc_(desc), handle_(std::move(handle)), spans_(spans) {}
 
   Result<size_t> workspace_bytes(AttentionPass pass, const ProviderCall& call) const override {
     return with_graph(pass, call,
@@ -144,18 +214,56 @@ class CudnnAttention final : public AttentionProvider {
                         {kDk, call.dk.data},
                         {kDv, call.dv.data}});
       }
-      return check(graph.graph.execute(handle_->handle, tensors, call.workspace.data), "execute");
+      const GraphSizes sizes = sizes_of(desc_, call.sizes);
+      if (desc_.packed) F8_TRY(write_spans(call, sizes, stream, tensors));
+      return check(
+          graph.graph.execute(handle_->handle, tensors,
+                              static_cast<char*>(call.workspace.data) + Spans(desc_, sizes).bytes),
+          "execute");
     });
   }
 
  private:
+  // Enqueues what tells a pack's graph where its sequences lie, and adds it to the tensors.
+  Status write_spans(const ProviderCall& call, const GraphSizes& sizes, Stream stream,
+                     std::unordered_map<int64_t, void*>& tensors) const {
+    const Spans spans(desc_, sizes);
+    char* const data = static_cast<char*>(call.workspace.data);
+    auto* const tokens = reinterpret_cast<int32_t*>(data + spans.tokens);
+    auto* const starts = reinterpret_cast<int64_t*>(data + spans.starts);
+    kernels::AttentionSpanArgs args{
+        .offsets = call.offsets,
+        .lse = call.lse,
+        .tokens = tokens,
+        .starts = reinterpret_cast<kernels::i64*>(starts),
+        .padded_lse = reinterpret_cast<float*>(data + spans.lse),
+        .strides = {call.q.token_stride, call.k.token_stride, call.v.token_stride,
+                    call.o.token_stride, call.dout.token_stride, call.dq.token_stride,
+                    call.dk.token_stride, call.dv.token_stride, 1},
+        .longest = {static_cast<int32_t>(sizes.tokens_q), static_cast<int32_t>(sizes.tokens_kv)},
+        .sequences = static_cast<int32_t>(call.sizes.batch),
+        .padded = static_cast<int32_t>(sizes.batch),
+        .queries = static_cast<int32_t>(call.sizes.tokens_q),
+        .padded_queries = static_cast<int32_t>(sizes.packed_q)};
+    const Context::State& state = context_->state();
+    F8_TRY(launch_with(args, state.driver, *spans_, desc_.heads_q,
+                       state.options.programmatic_launch, stream));
+    tensors[kLse] = args.padded_lse;
+    tensors[kTokensQ] = tokens;
+    tensors[kTokensKv] = tokens + sizes.batch;
+    for (int64_t span = 0; span < kernels::kAttentionSpans; ++span) {
+      tensors[kStarts + kQ + span] = starts + span * (sizes.batch + 1);
+    }
+    return {};
+  }
+
   // Calls `use` with the graph of a call, which it builds where there is none.
   template <class Use>
   auto with_graph(AttentionPass pass, const ProviderCall& call, const Use& use) const
       -> decltype(use(std::declval<const Graph&>())) {
     return without_exceptions([&]() -> decltype(use(std::declval<const Graph&>())) {
       // cuDNN's backward of one query is refused, or gives NaN.
-      if (pass == AttentionPass::kBackward && call.sizes.tokens_q == 1) {
+      if (pass == AttentionPass::kBackward && !desc_.packed && call.sizes.tokens_q == 1) {
         return fail(ErrorCode::kUnsupported,
                     "cuDNN has no backward of one query; take two queries or more, or recipe fp8");
       }
@@ -183,36 +291,57 @@ class CudnnAttention final : public AttentionProvider {
   }
 
   GraphKey key_of(AttentionPass pass, const ProviderCall& call) const {
-    GraphKey key{pass, {call.sizes.batch, call.sizes.tokens_q, call.sizes.tokens_kv}, {}};
+    GraphKey key{pass, sizes_of(desc_, call.sizes), {}};
     const float8_heads* const tensors[] = {&call.q,    &call.k,  &call.v,  &call.o,
                                            &call.dout, &call.dq, &call.dk, &call.dv};
     const size_t count = pass == AttentionPass::kForward ? 4 : 8;
     for (size_t i = 0; i < count; ++i) {
-      key.strides[i] = {tensors[i]->batch_stride, tensors[i]->head_stride,
+      key.strides[i] = {desc_.packed ? 0 : tensors[i]->batch_stride, tensors[i]->head_stride,
                         tensors[i]->token_stride};
     }
     return key;
   }
 
-  // The attributes of a tensor [batch, heads, tokens, head_dim].
-  fe::graph::Tensor_attributes heads(const GraphKey& key, Tensor which) const {
-    const bool of_keys = which == kK || which == kV || which == kDk || which == kDv;
-    const auto [b, h, t] = key.strides[static_cast<size_t>(which > kLse ? which - 2 : which - 1)];
-    return fe::graph::Tensor_attributes()
-        .set_uid(which)
-        .set_data_type(fe::DataType_t::BFLOAT16)
-        .set_dim({key.sizes[0], of_keys ? desc_.heads_kv : desc_.heads_q,
-                  key.sizes[of_keys ? 2 : 1], desc_.head_dim})
-        .set_stride({b, h, t, 1});
+  // A pack's tensor of starts, which the graph has once.
+  TensorPtr starts(fe::graph::Graph& graph, const GraphKey& key, Tensor which) const {
+    if (!desc_.packed) return nullptr;
+    return graph.tensor(words(kStarts + which, key.sizes.batch + 1, fe::DataType_t::INT64));
   }
 
-  fe::graph::Tensor_attributes lse(const GraphKey& key) const {
-    const int64_t queries = key.sizes[1];
+  static fe::graph::Tensor_attributes words(int64_t uid, int64_t count, fe::DataType_t type) {
     return fe::graph::Tensor_attributes()
-        .set_uid(kLse)
-        .set_data_type(fe::DataType_t::FLOAT)
-        .set_dim({key.sizes[0], desc_.heads_q, queries, 1})
-        .set_stride({desc_.heads_q * queries, queries, 1, 1});
+        .set_uid(uid)
+        .set_data_type(type)
+        .set_dim({count, 1, 1, 1})
+        .set_stride({1, 1, 1, 1});
+  }
+
+  // The attributes of a tensor [batch, heads, tokens, head_dim].
+  fe::graph::Tensor_attributes heads(fe::graph::Graph& graph, const GraphKey& key,
+                                     Tensor which) const {
+    const bool of_keys = which == kK || which == kV || which == kDk || which == kDv;
+    const auto [b, h, t] = key.strides[static_cast<size_t>(which - kQ)];
+    const int64_t tokens = of_keys ? key.sizes.tokens_kv : key.sizes.tokens_q;
+    auto attributes = fe::graph::Tensor_attributes()
+                          .set_uid(which)
+                          .set_data_type(fe::DataType_t::BFLOAT16)
+                          .set_dim({key.sizes.batch, of_keys ? desc_.heads_kv : desc_.heads_q,
+                                    tokens, desc_.head_dim})
+                          .set_stride({desc_.packed ? tokens * t : b, h, t, 1});
+    if (desc_.packed) attributes.set_ragged_offset(starts(graph, key, which));
+    return attributes;
+  }
+
+  fe::graph::Tensor_attributes lse(fe::graph::Graph& graph, const GraphKey& key) const {
+    const int64_t queries = key.sizes.tokens_q;
+    const int64_t row = desc_.packed ? key.sizes.packed_q : queries;
+    auto attributes = fe::graph::Tensor_attributes()
+                          .set_uid(kLse)
+                          .set_data_type(fe::DataType_t::FLOAT)
+                          .set_dim({key.sizes.batch, desc_.heads_q, queries, 1})
+                          .set_stride({desc_.heads_q * row, row, 1, 1});
+    if (desc_.packed) attributes.set_ragged_offset(starts(graph, key, kLse));
+    return attributes;
   }
 
   template <class Attributes>
@@ -229,12 +358,13 @@ class CudnnAttention final : public AttentionProvider {
     return attributes;
   }
 
-  static void write_as(const TensorPtr& output, const fe::graph::Tensor_attributes& as) {
+  static void write_as(const TensorPtr& output, fe::graph::Tensor_attributes as) {
     output->set_output(true)
         .set_uid(as.get_uid())
         .set_data_type(as.get_data_type())
         .set_dim(as.get_dim())
         .set_stride(as.get_stride());
+    if (const TensorPtr starts = as.get_ragged_offset()) output->set_ragged_offset(starts);
   }
 
   Status build(const GraphKey& key, Graph& out) const {
@@ -242,32 +372,45 @@ class CudnnAttention final : public AttentionProvider {
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    const TensorPtr q = graph.tensor(heads(key, kQ)), k = graph.tensor(heads(key, kK));
-    const TensorPtr v = graph.tensor(heads(key, kV));
+    const auto read = [&](Tensor which) { return graph.tensor(heads(graph, key, which)); };
+    const auto write = [&](const TensorPtr& output, Tensor which) {
+      write_as(output, heads(graph, key, which));
+    };
+    const TensorPtr q = read(kQ), k = read(kK), v = read(kV);
     if (key.pass == AttentionPass::kForward) {
       const auto [o, stats] =
           graph.sdpa(q, k, v, with_mask(fe::graph::SDPA_attributes().set_generate_stats(true)));
-      write_as(o, heads(key, kO));
-      write_as(stats, lse(key));
+      write(o, kO);
+      write_as(stats, lse(graph, key));
     } else {
-      const TensorPtr o = graph.tensor(heads(key, kO)), dout = graph.tensor(heads(key, kDout));
-      const auto [dq, dk, dv] =
-          graph.sdpa_backward(q, k, v, o, dout, graph.tensor(lse(key)),
-                              with_mask(fe::graph::SDPA_backward_attributes()));
-      write_as(dq, heads(key, kDq));
-      write_as(dk, heads(key, kDk));
-      write_as(dv, heads(key, kDv));
+      const TensorPtr o = read(kO), dout = read(kDout), stats = graph.tensor(lse(graph, key));
+      auto attributes = with_mask(fe::graph::SDPA_backward_attributes());
+      if (desc_.packed) {
+        const auto tokens = [&](Tensor which) {
+          return graph.tensor(words(which, key.sizes.batch, fe::DataType_t::INT32));
+        };
+        attributes.set_padding_mask(true)
+            .set_seq_len_q(tokens(kTokensQ))
+            .set_seq_len_kv(tokens(kTokensKv))
+            .set_max_total_seq_len_q(key.sizes.packed_q)
+            .set_max_total_seq_len_kv(key.sizes.packed_kv);
+      }
+      const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, dout, stats, attributes);
+      write(dq, kDq);
+      write(dk, kDk);
+      write(dv, kDv);
     }
     F8_TRY(check(graph.build(handle_->handle, {fe::HeurMode_t::A}), "build"));
     int64_t bytes = 0;
     F8_TRY(check(graph.get_workspace_size(bytes), "workspace"));
-    out.workspace = static_cast<size_t>(bytes);
+    out.workspace = Spans(desc_, key.sizes).bytes + static_cast<size_t>(bytes);
     return {};
   }
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;
   std::shared_ptr<CudnnHandle> handle_;
+  const Kernel* spans_;
   // Under the handle's lock.
   mutable std::map<GraphKey, std::unique_ptr<Graph>> graphs_;
   mutable uint64_t clock_ = 0;
@@ -281,7 +424,15 @@ Result<AttentionProviderPtr> create_cudnn_attention(const std::shared_ptr<Contex
     Context::State& state = context->state();
     const ScopedContext current(state.driver, state.primary);
     F8_TRY(current.status());
-    return std::make_unique<const CudnnAttention>(context, desc, F8_TRY(handle_of(state)));
+    const Kernel* spans = nullptr;
+    if (desc.packed) {
+      spans = F8_TRY(
+          context->kernel(codegen::AttentionCastSpec{.head_dim = static_cast<int>(desc.head_dim),
+                                                     .step = codegen::AttentionStep::kSpans,
+                                                     .packed = true}));
+    }
+    auto handle = F8_TRY(handle_of(state));
+    return std::make_unique<const CudnnAttention>(context, desc, std::move(handle), spans);
   });
 }
 

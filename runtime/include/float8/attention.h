@@ -57,6 +57,10 @@ typedef struct float8_attention_sizes {
   int64_t batch FLOAT8_DEFAULT(1);     /* sequences; 0: the call does nothing */
   int64_t tokens_q FLOAT8_DEFAULT(0);  /* of each sequence; 0: the call does nothing */
   int64_t tokens_kv FLOAT8_DEFAULT(0); /* of each sequence, at least 1 */
+  /* Of packed sequences: the tokens that one has at most, 0: any. A longer one is kept as an error, and its gradients in
+   * bf16 are wrong. */
+  int64_t longest_q FLOAT8_DEFAULT(0);
+  int64_t longest_kv FLOAT8_DEFAULT(0);
 } float8_attention_sizes;
 
 /* The version of the cuDNN that is opened, as 91900 for 9.19.0; FLOAT8_ENVIRONMENT where there is none, and *out is 0. */
@@ -119,11 +123,6 @@ typedef struct float8_attention_forward_args {
    * behind it; the first is 0, and the last tokens_q or tokens_kv. */
   const int32_t* cu_seqlens_q FLOAT8_DEFAULT(NULL);
   const int32_t* cu_seqlens_kv FLOAT8_DEFAULT(NULL);
-  int64_t longest_q
-      FLOAT8_DEFAULT(0); /* tokens that a sequence has at most, as the caller's backward takes it;
-                                           a longer one is kept as an error, and changes
-                                           nothing else. 0: any */
-  int64_t longest_kv FLOAT8_DEFAULT(0);
   float8_sequence_error* sequence_error FLOAT8_DEFAULT(NULL); /* on the device, or NULL */
 } float8_attention_forward_args;
 

@@ -343,8 +343,8 @@ TEST_F(PackedCalls, LongSequencesAreKept) {
   Operands operands(context(), **plan, {0, 3, 30, 40});
   const auto error_of = [&](int64_t longest_q, int64_t longest_kv) {
     const DeviceBuffer error(context(), std::vector<int32_t>(2));
-    operands.args.longest_q = longest_q;
-    operands.args.longest_kv = longest_kv;
+    operands.args.sizes.longest_q = longest_q;
+    operands.args.sizes.longest_kv = longest_kv;
     operands.args.sequence_error = error.as<float8_sequence_error>();
     EXPECT_TRUE((*plan)->forward(operands.args, nullptr));
     return error.download<int32_t>();
