@@ -1,7 +1,7 @@
-// bench attention times the fp8 forward of attention with its casts, the backward of recipe fp8 with its own, and each of
-// their launches, or the dequantisation that a backward in bf16 needs, and compares the results with fp64. Its rows are
-// those of attention_forward and attention_backward; a decision takes both together, beside bf16, which
-// benchmarks/pytorch/attention.py measures.
+// bench attention times the fp8 forward of attention with its casts, the backward of recipe fp8 with its own, and forward
+// and backward together, each beside cuDNN's in bf16, and each launch; and it compares the results with fp64. Where there
+// is no cuDNN it times float8's alone, without both together, and the dequantisation that a backward in bf16 needs. It
+// keeps its rows as a sweep does, and those of both together decide.
 #include <map>
 #include <set>
 
@@ -62,10 +62,25 @@ double tflops(const Problem& problem, const tuner::KernelShare& kernel) {
   return tflops(problem, kernel.products, kernel.ns);
 }
 
-void add_result(Json& row, const Problem& problem, int products,
-                const tuning_db::TrialResult& result) {
+// The products of an operation, as its flops count them.
+int products_of(Op op) {
+  return op == Op::kAttentionForward    ? kAttentionForwardProducts
+         : op == Op::kAttentionBackward ? kAttentionBackwardProducts
+                                        : kAttentionForwardProducts + kAttentionBackwardProducts;
+}
+
+void add_times(Json& row, const Problem& problem, Op op, const tuner::AttentionTimes& times) {
+  const tuning_db::TrialResult& result = times.float8;
   add_us(row, result);
-  row["tflops"] = rounded(tflops(problem, products, result.timing->median_ns));
+  row["tflops"] = rounded(tflops(problem, products_of(op), result.timing->median_ns));
+  if (times.bf16) {
+    const double bf16_ns = times.bf16->timing->median_ns;
+    row["bf16_us"] = rounded(bf16_ns / 1e3);
+    row["bf16_tflops"] = rounded(tflops(problem, products_of(op), bf16_ns));
+  }
+  if (const auto& ratio = result.ratio) {
+    add_interval(row, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
+  }
   row["state"] = tuning_db::to_string(result.state);
   if (!result.reason.empty()) row["reason"] = result.reason;
   if (result.sm_mhz_mean) row["sm_mhz"] = rounded(*result.sm_mhz_mean, 4);
@@ -74,10 +89,12 @@ void add_result(Json& row, const Problem& problem, int products,
 
 Json to_json(const tuner::AttentionBench& bench, const Accuracies& accuracy) {
   Json row = problem_json(bench.problem);
-  add_result(row, bench.problem, kAttentionForwardProducts, bench.forward);
+  add_times(row, bench.problem, Op::kAttentionForward, bench.forward);
   if (bench.backward) {
-    add_result(row["backward"], bench.problem, kAttentionBackwardProducts, *bench.backward);
+    add_times(row["backward"], bench.problem, Op::kAttentionBackward, *bench.backward);
   }
+  if (bench.both) add_times(row["both"], bench.problem, Op::kAttention, *bench.both);
+  if (!bench.no_bf16.empty()) row["bf16_reason"] = bench.no_bf16;
   row["saved_bytes"] = bench.saved_bytes;
   row["bf16_saved_bytes"] = static_cast<int64_t>(bf16_saved_bytes(bench.problem));
   row["kernels"] = Json::array();
@@ -91,6 +108,23 @@ Json to_json(const tuner::AttentionBench& bench, const Accuracies& accuracy) {
   return row;
 }
 
+std::string line_of(const Problem& problem, Op op, const tuner::AttentionTimes& times) {
+  const bool fp8 = attention_recipe(problem) == AttentionRecipe::kFp8;
+  const char* const name = op == Op::kAttentionForward    ? "fp8 forward"
+                           : op == Op::kAttentionBackward ? "fp8 backward"
+                           : fp8                          ? "fp8 forward and backward"
+                                                          : "fp8 forward and bf16 backward";
+  const tuning_db::Timing& t = *times.float8.timing;
+  const auto& ratio = times.float8.ratio;
+  return f8::format("{} with casts {} {} · {:.0f} TFLOP/s{}{}\n", name, microseconds(t.median_ns),
+                    interval_text(t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3, 1),
+                    tflops(problem, products_of(op), t.median_ns),
+                    ratio ? f8::format(" · over cuDNN's bf16: {:.3f} {}", ratio->ratio,
+                                       interval_text(ratio->lo, ratio->hi, 3))
+                          : "",
+                    times.float8.state == tuning_db::TrialState::kNoisy ? " (noisy)" : "");
+}
+
 std::string text_of(const tuner::AttentionBench& bench, bool color) {
   Table table({{"kernel", Table::Align::kLeft}, {"us"}, {"TFLOP/s"}, {"GB/s"}});
   for (const tuner::KernelShare& kernel : bench.kernels) {
@@ -98,20 +132,14 @@ std::string text_of(const tuner::AttentionBench& bench, bool color) {
                kernel.products > 0 ? f8::format("{:.0f}", tflops(bench.problem, kernel)) : "",
                kernel.bytes > 0 ? f8::format("{:.0f}", kernel.bytes / kernel.ns) : ""});
   }
-  const auto line = [&](const char* part, int products, const tuning_db::TrialResult& result) {
-    const tuning_db::Timing& t = *result.timing;
-    return f8::format("fp8 {} with casts {} {} · {:.0f} TFLOP/s{}\n", part,
-                      microseconds(t.median_ns),
-                      interval_text(t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3, 1),
-                      tflops(bench.problem, products, t.median_ns),
-                      result.state == tuning_db::TrialState::kNoisy ? " (noisy)" : "");
-  };
-  return f8::format(
-      "{}\n{}{}kept for a backward: {:.1f} MB, in bf16 {:.1f} MB\n{}", bench.problem.key(),
-      line("forward", kAttentionForwardProducts, bench.forward),
-      bench.backward ? line("backward", kAttentionBackwardProducts, *bench.backward) : "",
-      static_cast<double>(bench.saved_bytes) / 1e6, bf16_saved_bytes(bench.problem) / 1e6,
-      table.text(color));
+  const Problem& problem = bench.problem;
+  std::string text = problem.key() + "\n" + line_of(problem, Op::kAttentionForward, bench.forward);
+  if (bench.backward) text += line_of(problem, Op::kAttentionBackward, *bench.backward);
+  if (bench.both) text += line_of(problem, Op::kAttention, *bench.both);
+  if (!bench.no_bf16.empty()) text += f8::format("bf16 not measured: {}\n", bench.no_bf16);
+  return text + f8::format("kept for a backward: {:.1f} MB, in bf16 {:.1f} MB\n{}",
+                           static_cast<double>(bench.saved_bytes) / 1e6,
+                           bf16_saved_bytes(problem) / 1e6, table.text(color));
 }
 
 std::string text_of(const AttentionShape& shape, const Accuracies& accuracy, bool color) {
@@ -146,43 +174,47 @@ class KnownAccuracy {
 };
 
 struct Measured {
-  Problem problem;
+  tuning_db::TrialKey trial;
   tuning_db::TrialResult result;
 };
 
+// A ratio's reference is before it.
 void add_measured(const tuner::AttentionBench& bench, const Accuracies& accuracy,
                   std::vector<Measured>& all) {
-  const auto add = [&](Op op, tuning_db::TrialResult result) {
-    Problem part = bench.problem;
-    part.op = op;
-    result.accuracy = tuner::accuracy_of_part(op, accuracy);
-    all.push_back({part, std::move(result)});
+  const auto add = [&](Op op, const tuner::AttentionTimes& times) {
+    Problem operation = bench.problem;
+    operation.op = op;
+    if (times.bf16) all.push_back({tuner::bf16_attention_trial(operation), *times.bf16});
+    all.push_back({tuner::attention_trial(operation), times.float8});
+    all.back().result.accuracy = tuner::accuracy_of_part(op, accuracy);
   };
   add(Op::kAttentionForward, bench.forward);
   if (bench.backward) add(Op::kAttentionBackward, *bench.backward);
+  if (bench.both) add(Op::kAttention, *bench.both);
 }
 
 // All of them are measured by then, so that no run is left that `resume` could not go on with.
-Status store(tuning_db::Database& db, const std::vector<Measured>& all,
+Status store(tuning_db::Database& db, std::vector<Measured> all,
              const AttentionBenchOptions& options, const Global& global,
              const BenchMachine& machine) {
   if (all.empty()) return {};
   std::vector<tuning_db::TrialKey> keys;
-  for (const Measured& one : all) keys.push_back(tuner::attention_trial(one.problem));
+  for (const Measured& one : all) keys.push_back(one.trial);
   const runtime::DeviceInfo& device = machine.backend->device();
   const tuning_db::RunInfo run =
       F8_TRY(db.begin_run({"bench", "attention", "--shape", options.attention.shapes, "--recipe",
-                           all.front().problem.recipe},
+                           keys.front().problem.recipe},
                           options.measuring.seed, device, device.uuid, toolchain_of(device),
                           to_method(machine.bench->attention_method(options.length)), keys));
   const auto pending = F8_TRY(db.resume_run(run.uuid));
   for (size_t i = 0; i < pending.size(); ++i) {
+    if (all[i].result.ratio) all[i].result.ratio->pair_uuid = pending[i - 1].uuid;
     F8_TRY(db.start_trial(pending[i]));
     F8_TRY(db.finish_trial(pending[i], all[i].result));
   }
   F8_TRY(db.end_run(run.uuid, "done"));
   std::set<std::string_view> ops;
-  for (const Measured& one : all) ops.insert(to_string(one.problem.op));
+  for (const Measured& one : all) ops.insert(to_string(one.trial.problem.op));
   note(global, "{}: {} rows of {}", global.db.string(), all.size(), fmt::join(ops, " and "));
   return {};
 }
@@ -227,7 +259,7 @@ Result<int> bench_attention(const AttentionBenchOptions& options, const Global& 
                  {"accuracy_shape", {{"tokens", options.length}, {"heads", tuner::kAccuracyHeads}}},
                  {"results", results}},
                 text + compared);
-  if (db) F8_TRY(store(*db, measured, options, global, machine));
+  if (db) F8_TRY(store(*db, std::move(measured), options, global, machine));
   return failed > 0 ? kExitRegression : kExitOk;
 }
 
@@ -237,14 +269,14 @@ void add_bench_attention(CLI::App& group, Program& program) {
   auto options = std::make_shared<AttentionBenchOptions>();
   CLI::App* command = add_command(
       group, program, "attention",
-      "the fp8 forward and backward with their casts, and the accuracy of the results", Needs::kGpu,
-      [options, &program] { return bench_attention(*options, program.global); });
+      "the fp8 forward and backward with their casts beside bf16, and the accuracy of the results",
+      Needs::kGpu, [options, &program] { return bench_attention(*options, program.global); });
   const AttentionFlags flags = add_attention(*command, options->attention);
   CLI::Option* recipe =
       command
           ->add_option("--recipe", options->recipe,
-                       "fp8_forward: the forward, and the dequantisation for a backward in bf16; "
-                       "fp8: forward and backward")
+                       "fp8_forward: the forward, and a backward in bf16; fp8: forward and "
+                       "backward")
           ->type_name(f8::format("RECIPE:{{{}}}", attention_recipes_text()));
   CLI::Option* problem =
       command->add_option("--problem", options->problem, "a problem as query prints it")
