@@ -1,7 +1,9 @@
-// What a sweep of attention on a fake machine leaves, and what the tool makes of it.
+// What a sweep of attention on a fake machine leaves, and what the tool makes of it; and what a benchmark prints.
 #include "recipes/attention.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tools/search/sweep_fixture.hpp"
+#include "tests/unit/tuning_db/sample.hpp"
+#include "tools/float8-tune/bench/attention_report.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
 
 namespace f8::cli {
@@ -112,6 +114,61 @@ TEST_F(SweptAttention, WithoutBf16DecidesNothingAndNamesPyTorch) {
   for (const char* part :
        {"not on this device", "attention.py --shapes s8192b1h32g4d128 --masks causal"}) {
     EXPECT_TRUE(contains(notes, part)) << part << notes;
+  }
+}
+
+// 0.5 ms of 2 products, 1 ms of 5 and 1.4 ms of all, under a mask that is full.
+tuner::AttentionBench benched(AttentionRecipe recipe, bool with_bf16) {
+  const AttentionShape shape{.tokens = 8192, .heads_q = 32, .heads_kv = 4, .causal = false};
+  tuner::AttentionBench bench{.problem =
+                                  attention_problem(Op::kAttentionForward, recipe, shape).value()};
+  const auto times = [&](double ns) {
+    if (!with_bf16) return tuner::AttentionTimes{.float8 = tuning_db::timed(ns)};
+    return tuner::AttentionTimes{.float8 = tuning_db::timed(ns, 1.31, 0.01),
+                                 .bf16 = tuning_db::timed(1.31 * ns)};
+  };
+  bench.forward = times(0.5e6);
+  if (recipe == AttentionRecipe::kFp8) bench.backward = times(1e6);
+  if (with_bf16) bench.both = times(1.4e6);
+  if (!with_bf16) bench.no_bf16 = "there is no cuDNN";
+  bench.kernels = {{.name = "cast q,k,v", .ns = 1e4, .bytes = 1e7},
+                   {.name = "forward", .ns = 4e5, .products = 2}};
+  return bench;
+}
+
+TEST(AttentionReport, HasEachOperationBesideBf16) {
+  const tuner::AttentionBench fp8 = benched(AttentionRecipe::kFp8, true);
+  const std::string text = text_of(fp8, false);
+  for (const char* part :
+       {"fp8 forward with casts 500.0 us", "fp8 backward with casts 1000.0 us",
+        "fp8 forward and backward with casts 1400.0 us", " · over cuDNN's bf16: 1.310 [1.3"}) {
+    EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
+  }
+  EXPECT_FALSE(contains(text, "not measured")) << text;
+  const Json json = to_json(fp8, {});
+  for (const Json& of : {json, json["backward"], json["both"]}) {
+    EXPECT_EQ(of["speedup"], 1.31);
+    EXPECT_LT(of["speedup_lo"], of["speedup_hi"]);
+    EXPECT_NEAR(of["bf16_us"].get<double>(), 1.31 * of["us"].get<double>(), 1);
+    EXPECT_NEAR(of["tflops"].get<double>(), 1.31 * of["bf16_tflops"].get<double>(), 1);
+  }
+  // Seven products take 2.8 times as long as two here.
+  EXPECT_NEAR(json["both"]["tflops"].get<double>() / json["tflops"].get<double>(), 3.5 / 2.8, 0.01);
+  const tuner::AttentionBench forward = benched(AttentionRecipe::kFp8Forward, true);
+  EXPECT_TRUE(
+      contains(text_of(forward, false), "fp8 forward and bf16 backward with casts 1400.0 us"));
+  EXPECT_FALSE(to_json(forward, {}).contains("backward"));
+}
+
+TEST(AttentionReport, SaysWhyThereIsNoBf16) {
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    const tuner::AttentionBench alone = benched(recipe, false);
+    const std::string text = text_of(alone, false);
+    EXPECT_TRUE(contains(text, "bf16 not measured: there is no cuDNN\n")) << text;
+    EXPECT_FALSE(contains(text, "over cuDNN's")) << text;
+    const Json json = to_json(alone, {});
+    EXPECT_EQ(json["bf16_reason"], "there is no cuDNN");
+    EXPECT_FALSE(json.contains("both") || json.contains("speedup") || json.contains("bf16_us"));
   }
 }
 

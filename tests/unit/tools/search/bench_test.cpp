@@ -3,6 +3,7 @@
 
 #include "base/file.hpp"
 #include "tests/unit/tools/backend/gpu_backend_fixture.hpp"
+#include "tools/tuner/backend/toolchain.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -227,6 +228,46 @@ TEST_F(BenchTest, AttentionWithoutBf16IsTimedAlone) {
     const auto accuracy = bench_->attention_accuracy(recipe, shape);
     ASSERT_TRUE(accuracy) << accuracy.error().message;
     EXPECT_EQ(accuracy->size(), kAttentionData.size() * (recipe == kFp8 ? 4 : 1));
+  }
+}
+
+// What decides about attention is the row of both together.
+TEST_F(BenchTest, AttentionsRowsAreKeptWithTheirPairs) {
+  testing::give_cudnn(*backend_->context());
+  const Problem problem =
+      attention_problem(Op::kAttentionForward, kFp8, {.tokens = 40, .head_dim = 64}).value();
+  const auto bench = bench_->attention(problem);
+  ASSERT_TRUE(bench) << bench.error().message;
+  std::vector<tuning_db::Accuracy> accuracy;
+  for (const char* tensor : {"O", "dQ", "dK", "dV"}) {
+    accuracy.push_back({"normal", tensor, 25, 0.999, 0.01});
+  }
+  const std::vector<MeasuredTrial> trials = trials_of(*bench, accuracy);
+  ASSERT_EQ(trials.size(), 6U);
+  auto db = tuning_db::Database::open(folder_ / "rows.f8db", tuning_db::OpenMode::kCreate).value();
+  std::vector<tuning_db::TrialKey> keys;
+  for (const MeasuredTrial& trial : trials) keys.push_back(trial.key);
+  const auto run =
+      db.begin_run({"bench"}, 1, h100(), std::string(32, '0'), current_toolchain("580", 13000, "0"),
+                   to_method(bench_->attention_method(1024)), keys);
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_TRUE(keep(db, run->uuid, trials));
+  EXPECT_EQ(db.runs().value().front().state, "done");
+  const std::pair<Op, size_t> tensors[] = {
+      {Op::kAttentionForward, 1}, {Op::kAttentionBackward, 3}, {Op::kAttention, 4}};
+  for (const auto& [op, count] : tensors) {
+    Problem operation = problem;
+    operation.op = op;
+    const auto rows = db.trials(operation).value();
+    ASSERT_EQ(rows.size(), 2U) << operation.key();
+    const bool first = rows[0].candidate.impl == tuning_db::Impl::kFloat8;
+    const tuning_db::TrialRow& float8 = rows[first ? 0 : 1];
+    const tuning_db::TrialRow& bf16 = rows[first ? 1 : 0];
+    EXPECT_EQ(float8.fidelity, "final");
+    EXPECT_EQ(float8.result.accuracy.size(), count);
+    ASSERT_TRUE(float8.result.ratio);
+    EXPECT_EQ(float8.result.ratio->pair_uuid, bf16.uuid);
+    EXPECT_EQ(bf16.candidate.config, R"({"backend":"cudnn"})");
   }
 }
 

@@ -119,6 +119,17 @@ struct AttentionBench {
   size_t saved_bytes = 0;  // kept for a backward, o and lse among them
 };
 
+struct MeasuredTrial {
+  tuning_db::TrialKey key;
+  tuning_db::TrialResult result;
+};
+// What was timed, as rows; the row in bf16 is before the one that has a ratio to it. Each has its part of the accuracy.
+[[nodiscard]] std::vector<MeasuredTrial> trials_of(
+    const AttentionBench& bench, const std::vector<tuning_db::Accuracy>& accuracy);
+// Keeps such rows as the trials of a run, which was begun with their keys, and ends it.
+[[nodiscard]] Status keep(tuning_db::Database& db, std::string_view run_uuid,
+                          std::span<const MeasuredTrial> trials);
+
 // Weights cast one by one and in few launches, and a copy, in this order.
 struct CastRow {
   Impl impl = Impl::kCopy;

@@ -61,6 +61,35 @@ Result<AttentionBench> Bench::attention(const Problem& problem) {
   return bench;
 }
 
+std::vector<MeasuredTrial> trials_of(const AttentionBench& bench,
+                                     const std::vector<tuning_db::Accuracy>& accuracy) {
+  std::vector<MeasuredTrial> trials;
+  const auto add = [&](Op op, const std::optional<AttentionTimes>& times) {
+    if (!times) return;
+    Problem operation = bench.problem;
+    operation.op = op;
+    if (times->bf16) trials.push_back({bf16_attention_trial(operation), *times->bf16});
+    trials.push_back({attention_trial(operation), times->float8});
+    trials.back().result.accuracy = accuracy_of_part(op, accuracy);
+  };
+  add(Op::kAttentionForward, bench.forward);
+  add(Op::kAttentionBackward, bench.backward);
+  add(Op::kAttention, bench.both);
+  return trials;
+}
+
+Status keep(tuning_db::Database& db, std::string_view run_uuid,
+            std::span<const MeasuredTrial> trials) {
+  const auto pending = F8_TRY(db.resume_run(run_uuid));
+  for (size_t i = 0; i < pending.size(); ++i) {
+    tuning_db::TrialResult result = trials[i].result;
+    if (result.ratio) result.ratio->pair_uuid = pending[i - 1].uuid;
+    F8_TRY(db.start_trial(pending[i]));
+    F8_TRY(db.finish_trial(pending[i], result));
+  }
+  return db.end_run(run_uuid, "done");
+}
+
 Result<std::vector<tuning_db::Accuracy>> Bench::attention_accuracy(AttentionRecipe recipe,
                                                                    const AttentionShape& shape) {
   std::vector<tuning_db::Accuracy> accuracy;
