@@ -100,6 +100,13 @@ Result<std::vector<LayerAttention>> attention_of(const std::string& model, int64
 
 std::string how_to_measure(const std::vector<AttentionShape>& shapes, const std::string& database) {
   const auto [texts, masks] = options_of(shapes);
+  return f8::format("on a GPU: float8-tune sweep --attention --shape \"{}\" --masks {} --db {}",
+                    texts, masks, database);
+}
+
+std::string how_to_measure_in_pytorch(const std::vector<AttentionShape>& shapes,
+                                      const std::string& database) {
+  const auto [texts, masks] = options_of(shapes);
   return f8::format(
       "on a GPU: benchmarks/pytorch/attention.py --shapes {} --masks {} --jsonl rows.jsonl, then "
       "float8-tune db import rows.jsonl --db {}",

@@ -46,5 +46,8 @@ struct LayerAttention {
 // The command that measures attention beside bf16, whose rows decide.
 [[nodiscard]] std::string how_to_measure(const std::vector<AttentionShape>& shapes,
                                          const std::string& database = "FILE");
+// The same beside PyTorch's attention in bf16, where there is no cuDNN for float8.
+[[nodiscard]] std::string how_to_measure_in_pytorch(const std::vector<AttentionShape>& shapes,
+                                                    const std::string& database);
 
 }  // namespace f8::cli

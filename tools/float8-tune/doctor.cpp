@@ -244,6 +244,10 @@ Result<int> run(const Global& global, int ordinal) {
   look_at_library(report, "NVRTC", "nvrtc", nvrtc, "kernels can be emitted but not compiled");
   look_at_library(report, "cuBLASLt", "cublaslt", runtime::cublaslt_version(),
                   "generated kernels are the only provider, and nothing can be compared with bf16");
+  look_at_library(
+      report, "cuDNN", "cudnn", tuner::cudnn_version(),
+      "attention in bf16, and a backward of it under fp8_forward, are the caller's own, "
+      "and sweep --attention compares with none");
   look_at_library(report, "NCCL", "nccl", tuner::nccl_version(), "training on one GPU alone works");
   look_at_cache(report);
   look_at_databases(report, global);

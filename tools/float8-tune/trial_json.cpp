@@ -138,6 +138,12 @@ std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy, bool
   return table.text(color);
 }
 
+void add_us(Json& json, const tuning_db::TrialResult& result) {
+  if (!result.timing) return;
+  const tuning_db::Timing& t = *result.timing;
+  add_interval(json, "us", t.median_ns / 1e3, t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3);
+}
+
 Json trial_json(const tuning_db::TrialRow& row) {
   const tuning_db::TrialResult& result = row.result;
   const Json config = config_json(row.candidate);

@@ -23,6 +23,8 @@ void add_experts(Json& json, const tuning_db::FilterDecision& decision);
 // The same as a table: a row for each kind of data, a column for each tensor.
 [[nodiscard]] std::string accuracy_text(const std::vector<tuning_db::Accuracy>& accuracy,
                                         bool color);
+// A result's median and interval, where it was timed.
+void add_us(Json& json, const tuning_db::TrialResult& result);
 [[nodiscard]] Json trial_json(const tuning_db::TrialRow& row);
 // "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds. Where
 // nothing is known, "speedup_known" is false and the numbers, which scripts expect, are 1.

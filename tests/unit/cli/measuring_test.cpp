@@ -32,6 +32,9 @@ TEST(Doctor, SaysWhatIsThereAndWhatWorks) {
     const auto missing = report["does_not_work"].get<std::vector<std::string>>();
     EXPECT_NE(std::ranges::find(missing, "sweep"), missing.end());
   }
+  for (const char* library : {"nvrtc", "cublaslt", "cudnn", "nccl"}) {
+    EXPECT_TRUE(report["libraries"].contains(library)) << library;
+  }
   const Outcome text = tool({"doctor"});
   EXPECT_EQ(text.code, 0);
   EXPECT_TRUE(contains(text.out, "works here:"));

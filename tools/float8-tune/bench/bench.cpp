@@ -136,12 +136,6 @@ Status not_measured(const Problem& problem, const Error& error, size_t problems,
   return {};
 }
 
-void add_us(Json& json, const tuning_db::TrialResult& result) {
-  if (!result.timing) return;
-  const tuning_db::Timing& t = *result.timing;
-  add_interval(json, "us", t.median_ns / 1e3, t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3);
-}
-
 std::string failed_text(std::span<const tuner::BenchRow> failed) {
   std::string text;
   for (const tuner::BenchRow& kernel : failed) {

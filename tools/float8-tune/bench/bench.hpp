@@ -12,6 +12,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/search/bench/bench.hpp"
 #include "tools/tuner/search/bench/shape_sweep.hpp"
 
@@ -71,8 +72,6 @@ void print_results(const BenchOptions& options, const Global& global, const Json
 [[nodiscard]] Status not_measured(const Problem& problem, const Error& error, size_t problems,
                                   Json& json, std::string& text);
 
-// A result's median and interval, where it was timed.
-void add_us(Json& json, const tuning_db::TrialResult& result);
 // The candidates that could not be measured.
 [[nodiscard]] std::string failed_text(std::span<const tuner::BenchRow> failed);
 [[nodiscard]] Json failed_json(std::span<const tuner::BenchRow> failed);

@@ -1,14 +1,16 @@
-// bench attention times the fp8 forward of attention with its casts, the backward of recipe fp8 with its own, and each of
-// their launches, or the dequantisation that a backward in bf16 needs, and compares the results with fp64. Its rows are
-// those of attention_forward and attention_backward; a decision takes both together, beside bf16, which
-// benchmarks/pytorch/attention.py measures.
+// bench attention times the fp8 forward of attention with its casts, the backward of recipe fp8 with its own, and forward
+// and backward together, each beside cuDNN's in bf16, and each launch; and it compares the results with fp64. Where there
+// is no cuDNN it times float8's alone, without both together, and the dequantisation that a backward in bf16 needs. It
+// keeps its rows as a sweep does, and those of both together decide.
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 
 #include "tools/float8-tune/attention_option.hpp"
+#include "tools/float8-tune/bench/attention_report.hpp"
 #include "tools/float8-tune/bench/bench.hpp"
 #include "tools/float8-tune/sweep/sweep_job.hpp"
-#include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/backend/attention_accuracy.hpp"
 
 namespace f8::cli {
@@ -46,85 +48,6 @@ Result<std::vector<Problem>> problems_of(const AttentionBenchOptions& options) {
   return problems;
 }
 
-using Accuracies = std::vector<tuning_db::Accuracy>;
-
-// What bf16 keeps for a backward: q, k, v, o and lse.
-double bf16_saved_bytes(const Problem& problem) {
-  const AttentionShape s = attention_shape(problem);
-  return problem.bytes() + 4.0 * static_cast<double>(s.batch * s.heads_q * s.tokens);
-}
-
-double tflops(const Problem& problem, int products, double ns) {
-  return products * attention_product_flops(problem) / ns / 1e3;
-}
-
-double tflops(const Problem& problem, const tuner::KernelShare& kernel) {
-  return tflops(problem, kernel.products, kernel.ns);
-}
-
-void add_result(Json& row, const Problem& problem, int products,
-                const tuning_db::TrialResult& result) {
-  add_us(row, result);
-  row["tflops"] = rounded(tflops(problem, products, result.timing->median_ns));
-  row["state"] = tuning_db::to_string(result.state);
-  if (!result.reason.empty()) row["reason"] = result.reason;
-  if (result.sm_mhz_mean) row["sm_mhz"] = rounded(*result.sm_mhz_mean, 4);
-  if (result.power_w) row["power_w"] = rounded(*result.power_w, 4);
-}
-
-Json to_json(const tuner::AttentionBench& bench, const Accuracies& accuracy) {
-  Json row = problem_json(bench.problem);
-  add_result(row, bench.problem, kAttentionForwardProducts, bench.forward);
-  if (bench.backward) {
-    add_result(row["backward"], bench.problem, kAttentionBackwardProducts, *bench.backward);
-  }
-  row["saved_bytes"] = bench.saved_bytes;
-  row["bf16_saved_bytes"] = static_cast<int64_t>(bf16_saved_bytes(bench.problem));
-  row["kernels"] = Json::array();
-  for (const tuner::KernelShare& kernel : bench.kernels) {
-    Json json = {{"name", kernel.name}, {"us", rounded(kernel.ns / 1e3)}};
-    if (kernel.bytes > 0) json["gb_per_s"] = rounded(kernel.bytes / kernel.ns, 4);
-    if (kernel.products > 0) json["tflops"] = rounded(tflops(bench.problem, kernel));
-    row["kernels"].push_back(json);
-  }
-  row["accuracy"] = accuracy_json(accuracy);
-  return row;
-}
-
-std::string text_of(const tuner::AttentionBench& bench, bool color) {
-  Table table({{"kernel", Table::Align::kLeft}, {"us"}, {"TFLOP/s"}, {"GB/s"}});
-  for (const tuner::KernelShare& kernel : bench.kernels) {
-    table.add({kernel.name, f8::format("{:.1f}", kernel.ns / 1e3),
-               kernel.products > 0 ? f8::format("{:.0f}", tflops(bench.problem, kernel)) : "",
-               kernel.bytes > 0 ? f8::format("{:.0f}", kernel.bytes / kernel.ns) : ""});
-  }
-  const auto line = [&](const char* part, int products, const tuning_db::TrialResult& result) {
-    const tuning_db::Timing& t = *result.timing;
-    return f8::format("fp8 {} with casts {} {} · {:.0f} TFLOP/s{}\n", part,
-                      microseconds(t.median_ns),
-                      interval_text(t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3, 1),
-                      tflops(bench.problem, products, t.median_ns),
-                      result.state == tuning_db::TrialState::kNoisy ? " (noisy)" : "");
-  };
-  return f8::format(
-      "{}\n{}{}kept for a backward: {:.1f} MB, in bf16 {:.1f} MB\n{}", bench.problem.key(),
-      line("forward", kAttentionForwardProducts, bench.forward),
-      bench.backward ? line("backward", kAttentionBackwardProducts, *bench.backward) : "",
-      static_cast<double>(bench.saved_bytes) / 1e6, bf16_saved_bytes(bench.problem) / 1e6,
-      table.text(color));
-}
-
-std::string text_of(const AttentionShape& shape, const Accuracies& accuracy, bool color) {
-  using enum Table::Align;
-  Table table({{"data", kLeft}, {"tensor", kLeft}, {"SQNR dB"}, {"cosine"}, {"RMSE"}});
-  for (const tuning_db::Accuracy& a : accuracy) {
-    table.add({a.data, a.tensor, f8::format("{:.1f}", a.sqnr_db), f8::format("{:.6f}", a.cosine),
-               f8::format("{:.3g}", a.rmse)});
-  }
-  return f8::format("against fp64: {} tokens, {} heads of {}, {}\n{}", shape.tokens, shape.heads_q,
-                    shape.head_dim, mask_name(shape.causal), table.text(color));
-}
-
 // The accuracy of the results, once for each head size and mask of the problems, which are of one recipe.
 class KnownAccuracy {
  public:
@@ -145,44 +68,22 @@ class KnownAccuracy {
   std::map<std::pair<int64_t, bool>, Accuracies> known_;
 };
 
-struct Measured {
-  Problem problem;
-  tuning_db::TrialResult result;
-};
-
-void add_measured(const tuner::AttentionBench& bench, const Accuracies& accuracy,
-                  std::vector<Measured>& all) {
-  const auto add = [&](Op op, tuning_db::TrialResult result) {
-    Problem part = bench.problem;
-    part.op = op;
-    result.accuracy = tuner::accuracy_of_part(op, accuracy);
-    all.push_back({part, std::move(result)});
-  };
-  add(Op::kAttentionForward, bench.forward);
-  if (bench.backward) add(Op::kAttentionBackward, *bench.backward);
-}
-
 // All of them are measured by then, so that no run is left that `resume` could not go on with.
-Status store(tuning_db::Database& db, const std::vector<Measured>& all,
+Status store(tuning_db::Database& db, const std::vector<tuner::MeasuredTrial>& all,
              const AttentionBenchOptions& options, const Global& global,
              const BenchMachine& machine) {
   if (all.empty()) return {};
   std::vector<tuning_db::TrialKey> keys;
-  for (const Measured& one : all) keys.push_back(tuner::attention_trial(one.problem));
+  for (const tuner::MeasuredTrial& one : all) keys.push_back(one.key);
   const runtime::DeviceInfo& device = machine.backend->device();
   const tuning_db::RunInfo run =
       F8_TRY(db.begin_run({"bench", "attention", "--shape", options.attention.shapes, "--recipe",
-                           all.front().problem.recipe},
+                           keys.front().problem.recipe},
                           options.measuring.seed, device, device.uuid, toolchain_of(device),
                           to_method(machine.bench->attention_method(options.length)), keys));
-  const auto pending = F8_TRY(db.resume_run(run.uuid));
-  for (size_t i = 0; i < pending.size(); ++i) {
-    F8_TRY(db.start_trial(pending[i]));
-    F8_TRY(db.finish_trial(pending[i], all[i].result));
-  }
-  F8_TRY(db.end_run(run.uuid, "done"));
+  F8_TRY(tuner::keep(db, run.uuid, all));
   std::set<std::string_view> ops;
-  for (const Measured& one : all) ops.insert(to_string(one.problem.op));
+  for (const tuner::MeasuredTrial& one : all) ops.insert(to_string(one.key.problem.op));
   note(global, "{}: {} rows of {}", global.db.string(), all.size(), fmt::join(ops, " and "));
   return {};
 }
@@ -198,7 +99,7 @@ Result<int> bench_attention(const AttentionBenchOptions& options, const Global& 
   const bool color = stdout_color(global);
   Json results = Json::array();
   std::string text, compared;
-  std::vector<Measured> measured;
+  std::vector<tuner::MeasuredTrial> measured;
   int failed = 0;
   for (const Problem& problem : problems) {
     const auto bench = machine.bench->attention(problem);
@@ -220,7 +121,7 @@ Result<int> bench_attention(const AttentionBenchOptions& options, const Global& 
             ? ""
             : text_of(tuner::accuracy_shape(problem, options.length), *accuracy, color);
     if (!compared.contains(table)) compared += "\n" + table;
-    add_measured(*bench, *accuracy, measured);
+    std::ranges::move(tuner::trials_of(*bench, *accuracy), std::back_inserter(measured));
   }
   print_results(options, global,
                 {{"device", machine.backend->device().name},
@@ -237,14 +138,14 @@ void add_bench_attention(CLI::App& group, Program& program) {
   auto options = std::make_shared<AttentionBenchOptions>();
   CLI::App* command = add_command(
       group, program, "attention",
-      "the fp8 forward and backward with their casts, and the accuracy of the results", Needs::kGpu,
-      [options, &program] { return bench_attention(*options, program.global); });
+      "the fp8 forward and backward with their casts beside bf16, and the accuracy of the results",
+      Needs::kGpu, [options, &program] { return bench_attention(*options, program.global); });
   const AttentionFlags flags = add_attention(*command, options->attention);
   CLI::Option* recipe =
       command
           ->add_option("--recipe", options->recipe,
-                       "fp8_forward: the forward, and the dequantisation for a backward in bf16; "
-                       "fp8: forward and backward")
+                       "fp8_forward: the forward, and a backward in bf16; fp8: forward and "
+                       "backward")
           ->type_name(f8::format("RECIPE:{{{}}}", attention_recipes_text()));
   CLI::Option* problem =
       command->add_option("--problem", options->problem, "a problem as query prints it")

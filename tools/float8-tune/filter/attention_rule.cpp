@@ -161,8 +161,9 @@ static Result<std::vector<TrialRow>> parts_of(const Problem& attention, const Da
         attention_problem(op, attention_recipe(attention), attention_shape(attention));
     if (!part) continue;  // a backward in bf16 is not float8's
     const auto counts = [&](const TrialRow& row) {
-      return row.fidelity == "final" && row.result.state == tuning_db::TrialState::kOk &&
-             row.result.timing && (device.empty() || row.device.name == device);
+      return row.candidate.impl == tuning_db::Impl::kFloat8 && row.fidelity == "final" &&
+             row.result.state == tuning_db::TrialState::kOk && row.result.timing &&
+             (device.empty() || row.device.name == device);
     };
     for (const tuning_db::Database& database : databases.owned) {
       std::vector<TrialRow> rows = F8_TRY(database.trials(*part));  // best first

@@ -295,18 +295,10 @@ Status note_missing(const std::vector<Problem>& missing, const Global& global) {
          tuning_db::how_to_measure(F8_TRY(find_recipe(mlp.recipe)), mlp_shape(mlp.dims)));
     return {};
   }
-  std::vector<AttentionShape> whole, all;
-  for (const Problem& problem : missing) {
-    all.push_back(attention_shape(problem));
-    if (problem.op == Op::kAttention) whole.push_back(all.back());
-  }
-  const std::string database = database_to_write(global);
-  const auto [shapes, masks] = options_of(all);
+  std::vector<AttentionShape> shapes;
+  for (const Problem& problem : missing) shapes.push_back(attention_shape(problem));
   note(global, "not everything here was measured; {}",
-       whole.empty() ? f8::format("on a GPU: float8-tune sweep --attention --shape \"{}\" --masks "
-                                  "{} --db {}",
-                                  shapes, masks, database)
-                     : how_to_measure(whole, database));
+       how_to_measure(shapes, database_to_write(global)));
   return {};
 }
 

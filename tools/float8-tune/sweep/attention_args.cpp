@@ -56,8 +56,9 @@ Result<std::vector<AttentionShape>> shapes_of_model(const SweepArgs& args) {
 void declare_attention(CLI::App& command, SweepArgs& args) {
   CLI::Option* attention =
       command.add_flag("--attention", args.attention,
-                       "measure the forward and the backward of attention in fp8 instead of "
-                       "linears: of --shape, or of the layers of --model at --sequence");
+                       "measure the forward and the backward of attention in fp8, and both "
+                       "together beside cuDNN's in bf16, instead of linears: of --shape, or of the "
+                       "layers of --model at --sequence");
   for (const char* of_linears : {"--mnk", "--mlp", "--experts", "--skew", "--strategy",
                                  "--exhaustive", "--no-pruned-rows", "--problem"}) {
     if (CLI::Option* option = command.get_option_no_throw(of_linears)) attention->excludes(option);

@@ -206,7 +206,6 @@ Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
   reporter.clear();
   F8_TRY(campaign.end(gpus, database, outcome.total.end == tuner::SweepEnd::kDone));
   print_outcome(global, run_uuid, first.device(), outcome.total, outcome.gpus);
-  note_attention(sweep_request, global);
   return exit_code(outcome.total.end);
 }
 

@@ -139,7 +139,7 @@ Result<int> print_attention(const tuner::SweepPlan& plan, const Databases& datab
     return kExitOk;
   }
   print_styled(table.text(stdout_color(global)));
-  print(f8::format("\n{} parts of attention, about {:.0f} s on {}\n", plan.linears.size(),
+  print(f8::format("\n{} operations of attention, about {:.0f} s on {}\n", plan.linears.size(),
                    plan.predicted_s, device.name));
   return kExitOk;
 }

@@ -75,7 +75,6 @@ Result<int> measure(const Global& global, const SweepCommand& options) {
   reporter.clear();
   if (!outcome) return std::unexpected(outcome.error());
   print_outcome(global, job.run_uuid, device, *outcome);
-  note_attention(job.request, global);
   return exit_code(outcome->end);
 }
 
@@ -119,7 +118,7 @@ void add_sweep(CLI::App& app, Program& program) {
   declare_running(*command, *options);
   command->add_flag(
       "--missing", options->missing,
-      "leave out the linears, MLPs or parts of attention that the database has of this "
+      "leave out the linears, MLPs or operations of attention that the database has of this "
       "method, code generator, NVRTC "
       "and cuBLASLt, whichever GPU of this class measured them");
   command->add_flag("--dry-run", options->dry_run, "say what would be measured, measure nothing");

@@ -45,9 +45,10 @@ constexpr Number kNumbers[] = {
     {"--gemm-max-ci", &tuner::SweepOptions::gemm_max_ci,
      "a finalist whose interval has a wider half is noisy", true, true},
     {"--linear-min-ms", &tuner::SweepOptions::linear_min_ms,
-     "at least so long for a linear and its bf16 baseline, or for a part of attention", false},
+     "at least so long for a linear and its bf16 baseline, or for an operation of attention",
+     false},
     {"--linear-max-ms", &tuner::SweepOptions::linear_max_ms,
-     "at most so long for a linear and its bf16 baseline, or for a part of attention", false},
+     "at most so long for a linear and its bf16 baseline, or for an operation of attention", false},
     {"--linear-ms", &tuner::SweepOptions::linear_ms,
      "the share of each combination of kernels that is timed as a whole linear", false},
     {"--linear-within", &tuner::SweepOptions::linear_within,
@@ -64,7 +65,7 @@ constexpr Count kCounts[] = {
     {"--linears", &tuner::SweepOptions::linears,
      "combinations of kernels that are timed as whole linears", false},
     {"--retry-noisy", &tuner::SweepOptions::retry_noisy,
-     "more attempts at a noisy linear, or part of attention", false},
+     "more attempts at a noisy linear, or operation of attention", false},
 };
 
 }  // namespace

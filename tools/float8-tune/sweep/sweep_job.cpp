@@ -123,12 +123,6 @@ void print_dry_run(const tuner::SweepRequest& request, const tuner::SweepPlan& p
                    clock_text(plan.predicted_s)));
 }
 
-void note_attention(const tuner::SweepRequest& request, const Global& global) {
-  if (!request.attention) return;
-  note(global, "these rows decide nothing, since bf16 is not in them; with bf16, {}",
-       how_to_measure(request.attention->shapes, database_to_write(global)));
-}
-
 Status want_casts(tuner::CompileAhead& compiler, const tuner::SweepRequest& request) {
   // Those of groups depend on their size.
   const auto grouped = [](const tuner::SweptShape& s) { return s.groups.experts > 0; };

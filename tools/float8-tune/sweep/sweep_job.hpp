@@ -47,8 +47,6 @@ struct SweepJob {
                                                  const tuner::SweepRequest& request,
                                                  const Global& global);
 [[nodiscard]] tuning_db::Toolchain toolchain_of(const runtime::DeviceInfo& device);
-// Says which command measures what decides, which rows of attention alone do not.
-void note_attention(const tuner::SweepRequest& request, const Global& global);
 // Looks in the databases for the kernels of the MLPs that a new run measures.
 [[nodiscard]] Status find_mlp_kernels(SweepJob& job, const DeviceClass& device);
 // Under --missing, leaves out what the databases hold; else says how much they hold.

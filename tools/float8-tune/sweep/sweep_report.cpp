@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "tools/float8-tune/attention_option.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/clock.hpp"
 #include "tuning_db/json/json_text.hpp"
@@ -101,11 +102,15 @@ bool is_of_attention(const tuner::SweepOutcome& outcome) {
   return !outcome.linears.empty() && is_attention(outcome.linears.front().problem.op);
 }
 
-// The least accuracy of a part's tensors on any data.
+// The least accuracy of an operation's tensors on any data.
 std::string least_sqnr(const std::vector<tuning_db::Accuracy>& accuracy) {
   if (accuracy.empty()) return "-";
   const auto& least = *std::ranges::min_element(accuracy, {}, &tuning_db::Accuracy::sqnr_db);
   return f8::format("{:.1f} ({} on {})", least.sqnr_db, least.tensor, least.data);
+}
+
+std::string us_of(const tuning_db::TrialResult& result) {
+  return result.timing ? f8::format("{:.1f}", result.timing->median_ns / 1e3) : "-";
 }
 
 std::string attention_table(const tuner::SweepOutcome& outcome, bool color) {
@@ -116,18 +121,42 @@ std::string attention_table(const tuner::SweepOutcome& outcome, bool color) {
                {"us"},
                {"interval"},
                {"TFLOP/s"},
+               {"bf16 us"},
+               {"speedup"},
+               {"interval"},
                {"least SQNR dB", kLeft},
                {"state", kLeft}});
   for (const auto& [problem, result, bf16] : outcome.linears) {
     const auto& t = result.timing;
+    const auto& ratio = result.ratio;
     table.add({to_string(problem.dims, spec_of(problem.op).dims),
-               problem.op == Op::kAttentionForward ? "forward" : "backward", problem.recipe,
-               t ? f8::format("{:.1f}", t->median_ns / 1e3) : "-",
+               problem.op == Op::kAttention          ? "both"
+               : problem.op == Op::kAttentionForward ? "forward"
+                                                     : "backward",
+               problem.recipe, us_of(result),
                t ? interval_text(t->ci_lo_ns / 1e3, t->ci_hi_ns / 1e3, 1) : "-",
-               t ? f8::format("{:.0f}", tflops_of(problem, *t)) : "-", least_sqnr(result.accuracy),
+               t ? f8::format("{:.0f}", tflops_of(problem, *t)) : "-", us_of(bf16),
+               ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
+               ratio ? interval_text(ratio->lo, ratio->hi, 3) : "-", least_sqnr(result.accuracy),
                std::string(tuning_db::to_string(result.state))});
   }
   return table.text(color);
+}
+
+// Says which attention had no bf16 beside it, and what compares it with PyTorch's.
+void note_without_bf16(const tuner::SweepOutcome& outcome, const Global& global) {
+  std::vector<AttentionShape> shapes;
+  std::string reason;
+  for (const auto& [problem, float8, bf16] : outcome.linears) {
+    const bool refused = bf16.state == TrialState::kPruned;
+    if (problem.op != Op::kAttention || !refused) continue;
+    reason = bf16.reason;
+    const AttentionShape shape = attention_shape(problem);
+    if (std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
+  }
+  if (shapes.empty()) return;
+  note(global, "{}. The other rows decide nothing. Beside PyTorch's bf16 it is measured {}", reason,
+       how_to_measure_in_pytorch(shapes, global.db.string()));
 }
 
 std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
@@ -145,11 +174,8 @@ std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
     return r->float8.ratio ? r->float8.ratio->ratio : 0;
   });
   for (const tuner::LinearResult* row : rows) {
-    const auto us = [](const tuning_db::TrialResult& r) {
-      return r.timing ? f8::format("{:.1f}", r.timing->median_ns / 1e3) : "-";
-    };
     const auto& ratio = row->float8.ratio;
-    table.add({mnk_of(row->problem), row->problem.recipe, us(row->float8), us(row->bf16),
+    table.add({mnk_of(row->problem), row->problem.recipe, us_of(row->float8), us_of(row->bf16),
                ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
                ratio ? interval_text(ratio->lo, ratio->hi, 3) : "-",
                std::string(tuning_db::to_string(row->float8.state))});
@@ -292,6 +318,7 @@ void print_outcome(const Global& global, const std::string& run_uuid,
   if (const int64_t noisy = count_of(progress, {TrialState::kNoisy}); noisy > 0) {
     note(global, "{} trials are noisy; sweep them again with a larger --linear-max-ms", noisy);
   }
+  note_without_bf16(outcome, global);
   for (const tuner::GpuProgress& gpu : gpus) {
     if (gpu.lost.empty()) continue;
     note(global,

@@ -18,7 +18,7 @@ Result<std::vector<Accuracy>> attention_accuracy(Backend& backend, AttentionReci
                                                  uint64_t seed) {
   const AttentionData data = attention_data(kind, shape, seed);
   const auto own = F8_TRY(backend.attention_results(recipe, shape, data));
-  const bool backward = recipe == AttentionRecipe::kFp8;
+  const bool backward = !own.dq.empty();
   const auto exact = exact_attention(shape, data, backward);
   std::vector<Accuracy> accuracy = {accuracy_of(kind, "O", own.o, exact.o)};
   if (!backward) return accuracy;
@@ -31,7 +31,7 @@ Result<std::vector<Accuracy>> attention_accuracy(Backend& backend, AttentionReci
 std::vector<Accuracy> accuracy_of_part(Op part, const std::vector<Accuracy>& accuracy) {
   std::vector<Accuracy> own;
   std::ranges::copy_if(accuracy, std::back_inserter(own), [&](const Accuracy& a) {
-    return (a.tensor == "O") == (part == Op::kAttentionForward);
+    return part == Op::kAttention || (a.tensor == "O") == (part == Op::kAttentionForward);
   });
   return own;
 }

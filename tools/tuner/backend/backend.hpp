@@ -88,8 +88,8 @@ class Backend {
   // Times one batch of each candidate in this order, back to back; nanoseconds of one launch.
   [[nodiscard]] virtual Result<std::vector<double>> time(std::span<const int> order) = 0;
 
-  // Runs attention's forward, and the backward of kFp8, on these operands, in memory of its own.
-  // A backend that only times has none.
+  // Runs attention's forward, and its backward where there is one, on these operands, in memory of its own. The backward
+  // of kFp8Forward is a library's. A backend that only times has none of both.
   [[nodiscard]] virtual Result<AttentionResults<float>> attention_results(
       AttentionRecipe recipe, const AttentionShape& shape, const AttentionData& data);
 

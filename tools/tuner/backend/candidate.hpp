@@ -7,11 +7,12 @@
 //         | "cublaslt"              cuBLASLt in the recipe's types and scales
 //         | "cublaslt_tensorwise"   cuBLASLt in the recipe's types with one scale for each operand
 //         | "bf16_cublaslt"         cuBLASLt in bf16; of a grouped GEMM, a call for each group
-//         | "float8"                a linear, an expert linear or an MLP, forward and backward
+//         | "float8"                a linear, an expert linear or an MLP, forward and backward; attention, or one of both
 //         | "float8_reused"         the same with fp8 copies of the weight that exist already
 //         | "bf16"                  a linear of three bf16 GEMMs, the baseline; of experts each is a
 //                                   generated grouped GEMM or, by cuBLASLt, a call for each group; an MLP
-//                                   of such linears, where copies move what its activation would
+//                                   of such linears, where copies move what its activation would; attention is
+//                                   cuDNN's
 //         | "cast_list"             all weights of a list cast in few launches
 //         | "cast_each"             the same weights cast one after the other
 //         | "copy"                  a copy on the device

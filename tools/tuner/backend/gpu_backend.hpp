@@ -72,7 +72,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] double copy_traffic() const {  // bytes that it reads and writes together
     return 2.0 * static_cast<double>(options_.copy_bytes);
   }
-  // The bytes that the open attention keeps for a backward: copies in fp8, o and lse.
+  // The bytes that float8 keeps of the open attention for a backward: copies in fp8, o and lse.
   [[nodiscard]] size_t attention_saved_bytes() const;
   [[nodiscard]] const std::shared_ptr<runtime::Context>& context() const { return context_; }
   [[nodiscard]] int sets() const { return sets_; }
@@ -111,13 +111,19 @@ class GpuBackend final : public Backend {
   // An open attention: its operands are [b][h][s][d].
   struct OpenAttention {
     AttentionShape shape;
-    AttentionRecipe recipe;
+    std::shared_ptr<const runtime::Attention> plan;  // float8's
+    struct Set {
+      PoolTensor q, k, v, dout;  // dout, but of an attention_forward
+    };
+    std::vector<Set> sets;
+  };
+  // The calls of a candidate of attention, which has the memory that they write for itself.
+  struct AttentionCalls {
     std::shared_ptr<const runtime::Attention> plan;
     struct Set {
-      PoolTensor q, k, v, dout;
       float8_attention_forward_args forward;
-      float8_attention_dequantize_args dequantize;  // under kFp8Forward
-      float8_attention_backward_args backward;      // under kFp8
+      std::optional<float8_attention_backward_args> backward;      // but of an attention_forward
+      std::optional<float8_attention_dequantize_args> dequantize;  // of one under kFp8Forward
     };
     std::vector<Set> sets;
   };
@@ -162,6 +168,7 @@ class GpuBackend final : public Backend {
     std::function<Status()> prime;       // runs once, before the first launch
     int64_t k = 0;                       // how far a GEMM's provider reads K: it may pad it
     CUdeviceptr amax = 0;                // where a GEMM leaves its result's amax; 0: nowhere
+    std::shared_ptr<const AttentionCalls> attention;
   };
   // Sampled elements of a result, computed in fp64 from the host's copy of the operands.
   struct Reference {
@@ -241,8 +248,10 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Reference mlp_reference() const;
   [[nodiscard]] Result<Check> verify_mlp(Timed& timed);
   [[nodiscard]] Result<Built> add_attention(const Candidate& candidate);
-  [[nodiscard]] Reference attention_reference() const;
-  [[nodiscard]] Result<Check> verify_attention();
+  [[nodiscard]] Result<AttentionCalls> lay_out_attention(
+      std::shared_ptr<const runtime::Attention> plan, bool is_bf16);
+  [[nodiscard]] Reference attention_reference(bool of_dq) const;
+  [[nodiscard]] Result<Check> verify_attention(const Timed& timed);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
   [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
                                        std::span<const runtime::MatrixSize> weights);

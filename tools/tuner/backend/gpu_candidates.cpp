@@ -31,11 +31,9 @@ Result<Built> GpuBackend::add(const Candidate& candidate) {
   const bool experts = is_grouped(problem_.op);
   if (weights_ != nullptr) {
     built = add_casts(candidate);
-  } else if (attention_) {
-    if (candidate.impl == Impl::kFloat8) built = add_attention(candidate);
-  } else if (mlp_) {
+  } else if (attention_ || mlp_) {
     if (candidate.impl == Impl::kFloat8 || candidate.impl == Impl::kBf16) {
-      built = add_mlp(candidate);
+      built = attention_ ? add_attention(candidate) : add_mlp(candidate);
     }
   } else if (candidate.impl == Impl::kBf16 ? whole
                                            : candidate.impl == Impl::kBf16CublasLt && experts) {

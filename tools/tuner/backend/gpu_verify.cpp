@@ -208,7 +208,7 @@ Status GpuBackend::run_once(Timed& timed) {
 Result<Check> GpuBackend::verify(int candidate) {
   Timed& timed = timed_[static_cast<size_t>(candidate)];
   if (weights_ != nullptr) return verify_casts(timed);
-  if (attention_) return verify_attention();
+  if (attention_) return verify_attention(timed);
   if (timed.prime) {
     if (const Status primed = timed.prime(); !primed) return triage(primed.error());
   }

@@ -1,9 +1,15 @@
 #include "tools/tuner/backend/toolchain.hpp"
 
 #include "base/dynlib.hpp"
+#include "runtime/attention/provider.hpp"
 #include "runtime/gemm/gemm.hpp"
 
 namespace f8::tuner {
+
+// NCCL's and cuDNN's: 91900 is "9.19.0".
+static std::string version_text(int version) {
+  return f8::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
 
 std::string cuda_version_text(int version) {
   return f8::format("{}.{}", version / 1000, version % 1000 / 10);
@@ -18,7 +24,11 @@ Result<std::string> nccl_version() {
   if (const int status = get_version(&version); status != 0) {
     return fail(ErrorCode::kEnvironment, "ncclGetVersion: error {}; install NCCL again", status);
   }
-  return f8::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return version_text(version);
+}
+
+Result<std::string> cudnn_version() {
+  return version_text(F8_TRY(runtime::cudnn_version()));
 }
 
 tuning_db::Toolchain current_toolchain(std::string driver, int driver_cuda_version,

@@ -15,6 +15,7 @@ namespace f8::tuner {
                                                      std::string tool_version);
 [[nodiscard]] std::string cuda_version_text(int version);  // 13000: "13.0"
 [[nodiscard]] Result<std::string> nccl_version();
+[[nodiscard]] Result<std::string> cudnn_version();
 
 // The revision of the sources that this was built from (cmake/git_revision.cmake), 12 digits or
 // "unknown", and whether the sources differed from it.

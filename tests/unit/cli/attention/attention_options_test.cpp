@@ -52,33 +52,34 @@ TEST(AttentionSweep, PlanTakesTheHeadsOfAModel) {
   const Tool tool;
   const Json plan = tool.json({"plan", "--model", "llama3-8b", "--attention", "--sequence",
                                "8192,32768", "--masks", "causal,full"});
-  ASSERT_EQ(plan["attentions"].size(), 2U * 2U * 3U) << "layers are alike";
+  ASSERT_EQ(plan["attentions"].size(), 2U * 2U * 5U) << "layers are alike";
   std::set<std::string> keys;
   for (const Json& part : plan["attentions"]) keys.insert(part["problem"].get<std::string>());
   for (const char* key : {"attention_forward/fp8_forward/e4m3.e4m3.bf16/s8192b1h32g8d128causal1",
                           "attention_forward/fp8/e4m3.e4m3.bf16/s32768b1h32g8d128causal0",
+                          "attention/fp8_forward/e4m3.e4m3.bf16/s8192b1h32g8d128causal0",
                           "attention_backward/fp8/e4m3.e4m3.bf16/s32768b1h32g8d128causal1"}) {
     EXPECT_TRUE(keys.contains(key)) << key;
   }
   EXPECT_GT(plan["predicted_s"].get<double>(), 1);
   EXPECT_LT(plan["predicted_s"].get<double>(), 60);
-  EXPECT_EQ(plan["cells"], 12);
+  EXPECT_EQ(plan["cells"], 2 * 2 * (5 + 2)) << "bf16 stands beside both together";
   // A step has whole sequences, and ranks share the heads.
   const Json step = tool.json({"plan", "--model", "llama3-70b", "--tp", "8", "--attention",
                                "--sequence", "2048", "--tokens", "8192", "--recipe", "fp8"});
-  ASSERT_EQ(step["attentions"].size(), 2U);
+  ASSERT_EQ(step["attentions"].size(), 3U);
   EXPECT_EQ(step["attentions"][0]["problem"],
             "attention_forward/fp8/e4m3.e4m3.bf16/s2048b4h8g1d128causal1");
   const Outcome text = tool({"plan", "--attention", "--shape", "s128b1h4g2d64", "--full"});
   EXPECT_TRUE(contains(text.out, "s128b1h4g2d64causal0  attention_backward")) << text.out;
-  EXPECT_TRUE(contains(text.out, "3 parts of attention")) << text.out;
+  EXPECT_TRUE(contains(text.out, "5 operations of attention")) << text.out;
 }
 
 TEST(AttentionSweep, PlanTakesAPartByItsKey) {
   const Tool tool;
   const Json plan = tool.json(
       {"plan", "--problem", "attention_backward/fp8/e4m3.e4m3.bf16/s128b1h4g2d128causal1"});
-  ASSERT_EQ(plan["attentions"].size(), 2U) << "a backward's forward too";
+  ASSERT_EQ(plan["attentions"].size(), 3U) << "its forward, and both together, too";
 }
 
 TEST(AttentionSweep, IsCheckedBeforeItLooksForADevice) {

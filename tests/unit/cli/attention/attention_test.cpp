@@ -81,7 +81,8 @@ TEST_F(AttentionAsked, ConvertsWhatIsFasterAndNearEnough) {
   const Json other = filter("16384", "8192");
   EXPECT_EQ(other["convert"], false);
   const auto reason = other["reason"].get<std::string>();
-  EXPECT_NE(reason.find("attention.py --shapes s8192b2h32g4d128 --masks causal"), std::string::npos)
+  EXPECT_NE(reason.find("sweep --attention --shape \"s8192b2h32g4d128\" --masks causal"),
+            std::string::npos)
       << reason;
 }
 
@@ -249,7 +250,7 @@ TEST_F(AttentionAsked, ExplainAndQueryShowBothNumbers) {
     EXPECT_TRUE(contains(rows.out, part)) << part << rows.out;
   }
   const Outcome none = tool_(with({"query", "--problem", attention(4096).key()}));
-  EXPECT_TRUE(contains(none.err, "--shapes s4096b1h32g4d128")) << none.err;
+  EXPECT_TRUE(contains(none.err, "--shape \"s4096b1h32g4d128\"")) << none.err;
 }
 
 TEST_F(AttentionAsked, RefusesBadQuestions) {
@@ -291,7 +292,7 @@ TEST(AttentionSweep, LeavesOutLayersThatAreNotMeasured) {
     all.push_back(sequence);
     return all;
   };
-  EXPECT_EQ(tool.json(with("512,8192"))["attentions"].size(), 3U) << "the window holds 512 tokens";
+  EXPECT_EQ(tool.json(with("512,8192"))["attentions"].size(), 5U) << "the window holds 512 tokens";
   tool.expect_refused(1, with("8192"),
                       {"--model config.json", "windows of 512 keys", "--sequence"});
 }
@@ -347,7 +348,7 @@ TEST_F(AttentionAsked, QueryHasTheRowsOfAShape) {
   EXPECT_EQ(tool_.json(with({"--recipe", "fp8", "--masks", "causal,full"})).at("results").size(),
             2U);
   const Outcome text = tool_(base);
-  EXPECT_TRUE(contains(text.err, "attention.py --shapes s8192b1h32g4d128")) << text.err;
+  EXPECT_TRUE(contains(text.err, "sweep --attention --shape \"s8192b1h32g4d128\"")) << text.err;
   const Outcome part = tool_(with({"--op", "attention_backward", "--full"}));
   EXPECT_TRUE(contains(part.err, "sweep --attention --shape \"s8192b1h32g4d128\" --masks full "))
       << part.err;

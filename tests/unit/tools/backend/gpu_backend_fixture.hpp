@@ -1,5 +1,5 @@
 // A GpuBackend on a driver of plain loops. It computes what the backend launches, and its clock is
-// the number of launches.
+// the number of launches. The work of libraries' stand-ins, which is not launched, counts in graphs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,6 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/device/emulated_driver.hpp"
+#include "runtime/emulation/stream.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 #include "tools/tuner/backend/gpu_backend.hpp"
@@ -82,19 +84,25 @@ inline runtime::Driver complete(const runtime::Driver& table) {
     std::memset(reinterpret_cast<void*>(to), value, bytes);
     return CUDA_SUCCESS;
   };
-  d.stream_create = [](CUstream* out, unsigned) {
-    *out = reinterpret_cast<CUstream>(uintptr_t{0x2000});
-    return CUDA_SUCCESS;
-  };
-  d.stream_destroy = [](CUstream) { return CUDA_SUCCESS; };
+  static const runtime::Driver& streams = runtime::emulation::driver();
+  d.stream_create = streams.stream_create;
+  d.stream_destroy = streams.stream_destroy;
   d.stream_synchronize = [](CUstream) { return g_fakes.sync_result; };
-  d.stream_begin_capture = [](CUstream, CUstreamCaptureMode) {
+  d.stream_begin_capture = [](CUstream stream, CUstreamCaptureMode mode) {
     ++g_fakes.captures;
     g_fakes.launches_before = launched();
-    return CUDA_SUCCESS;
+    return streams.stream_begin_capture(stream, mode);
   };
-  d.stream_end_capture = [](CUstream, CUgraph* out) {
-    g_fakes.launches_of_graph.push_back(launched() - g_fakes.launches_before);
+  d.stream_end_capture = [](CUstream stream, CUgraph* out) {
+    CUgraph of_libraries = nullptr;
+    if (const CUresult ended = streams.stream_end_capture(stream, &of_libraries);
+        ended != CUDA_SUCCESS) {
+      return ended;
+    }
+    g_fakes.launches_of_graph.push_back(
+        launched() - g_fakes.launches_before +
+        reinterpret_cast<const runtime::emulation::Graph*>(of_libraries)->operations.size());
+    streams.graph_destroy(of_libraries);
     *out = reinterpret_cast<CUgraph>(g_fakes.launches_of_graph.size());
     return g_fakes.capture_result;
   };
@@ -131,6 +139,11 @@ inline runtime::Driver complete(const runtime::Driver& table) {
     return CUDA_SUCCESS;
   };
   return d;
+}
+
+// Puts the stand-in of cuDNN into plans that are made from now on.
+inline void give_cudnn(runtime::Context& context) {
+  context.state().info.emulated = true;
 }
 
 class GpuBackendTest : public ::testing::Test {

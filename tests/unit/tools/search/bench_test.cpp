@@ -3,6 +3,7 @@
 
 #include "base/file.hpp"
 #include "tests/unit/tools/backend/gpu_backend_fixture.hpp"
+#include "tools/tuner/backend/toolchain.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -152,8 +153,22 @@ TEST_F(BenchTest, ExpertsAreSearchedOrChosen) {
 }
 
 // On the fake device the emulated kernels compute, so that the check before the timing is real.
-TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
-  constexpr AttentionRecipe kForward = AttentionRecipe::kFp8Forward, kFp8 = AttentionRecipe::kFp8;
+constexpr AttentionRecipe kForward = AttentionRecipe::kFp8Forward, kFp8 = AttentionRecipe::kFp8;
+using Names = std::vector<std::string>;
+
+Names names_of(const std::vector<KernelShare>& kernels) {
+  Names names;
+  for (const KernelShare& kernel : kernels) {
+    names.push_back(kernel.name);
+    EXPECT_GT(kernel.ns, 0) << kernel.name;
+    EXPECT_NE(kernel.bytes > 0, kernel.products > 0) << kernel.name;
+  }
+  return names;
+}
+
+// Launches of the fake device take the same time each, and so do calls of the library.
+TEST_F(BenchTest, AttentionIsTimedBesideBf16AndByLaunch) {
+  testing::give_cudnn(*backend_->context());
   const std::pair<AttentionRecipe, AttentionShape> cases[] = {
       {kForward, {.tokens = 130, .batch = 2, .heads_q = 2, .heads_kv = 1, .head_dim = 64}},
       {kForward, {.tokens = 40, .heads_q = 1, .heads_kv = 1, .causal = false}},
@@ -161,32 +176,99 @@ TEST_F(BenchTest, AttentionIsTimedWholeAndByLaunch) {
       {kFp8, {.tokens = 40, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = false}}};
   for (const auto& [recipe, shape] : cases) {
     const bool fp8 = recipe == kFp8;
-    const Problem p = attention_problem(Op::kAttentionForward, recipe, shape).value();
-    const auto bench = bench_->attention(p);
+    const auto bench =
+        bench_->attention(attention_problem(Op::kAttentionForward, recipe, shape).value());
     ASSERT_TRUE(bench) << bench.error().message;
-    ASSERT_TRUE(bench->forward.sqnr_db);
-    EXPECT_GT(*bench->forward.sqnr_db, 20);
-    std::vector<std::string> names;
-    for (const KernelShare& kernel : bench->kernels) {
-      names.push_back(kernel.name);
-      EXPECT_GT(kernel.ns, 0) << kernel.name;
-      EXPECT_NE(kernel.bytes > 0, kernel.products > 0) << kernel.name;
-    }
-    std::vector<std::string> own = {"sum k", "cast q,k,v", "forward", "dequantize q,k,v"};
+    EXPECT_EQ(bench->no_bf16, "");
+    Names own = {"sum k", "cast q,k,v", "forward", "dequantize q,k,v", "backward in bf16"};
     if (fp8) own = {"sum k", "cast q,k,v", "forward", "cast dO", "dQ", "dK,dV"};
     const bool apart = fp8 && shape.head_dim == 256;
     if (apart) own = {"sum k", "cast q,k,v", "forward", "cast dO", "dQ", "dK", "dV"};
-    EXPECT_EQ(names, own);
-    // Three launches of the fake device take three times what one does.
-    EXPECT_NEAR(bench->forward.timing->median_ns, 3 * bench->kernels[2].ns, 1);
+    EXPECT_EQ(names_of(bench->kernels), own);
+    const double launch_ns = bench->kernels[2].ns;
+    const auto expect = [&](const AttentionTimes& times, int launches, int of_bf16) {
+      EXPECT_GT(times.float8.sqnr_db.value_or(0), 18);
+      EXPECT_LT(times.float8.sqnr_db.value_or(0), 40);
+      EXPECT_NEAR(times.float8.timing->median_ns, launches * launch_ns, 1);
+      ASSERT_TRUE(times.bf16 && times.float8.ratio);
+      EXPECT_GT(times.bf16->sqnr_db.value_or(0), 40) << "it is in bf16";
+      EXPECT_NEAR(times.bf16->timing->median_ns, of_bf16 * launch_ns, 1);
+      EXPECT_NEAR(times.float8.ratio->ratio, 1.0 * of_bf16 / launches, 1e-6);
+    };
+    expect(bench->forward, 3, 1);
+    ASSERT_TRUE(bench->both);
+    expect(*bench->both, static_cast<int>(own.size()), 2);
     const int64_t rows = shape.batch * shape.heads_q * shape.tokens;
     EXPECT_GT(bench->saved_bytes, static_cast<size_t>(rows * shape.head_dim * 2 + rows * 4));
     ASSERT_EQ(bench->backward.has_value(), fp8);
-    if (!fp8) continue;
-    EXPECT_GT(bench->backward->sqnr_db.value_or(0), 18);
-    EXPECT_NEAR(bench->backward->timing->median_ns, (apart ? 4 : 3) * bench->kernels[4].ns, 1);
+    if (fp8) expect(*bench->backward, apart ? 4 : 3, 1);
   }
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(BenchTest, AttentionWithoutBf16IsTimedAlone) {
+  if (runtime::Attention::plan(
+          backend_->context(),
+          {.heads_q = 1, .heads_kv = 1, .head_dim = 64, .recipe = AttentionRecipe::kBf16})) {
+    GTEST_SKIP() << "this machine has cuDNN and a GPU";
+  }
+  const AttentionShape shape{.tokens = 40, .heads_q = 1, .heads_kv = 1, .head_dim = 64};
+  for (const AttentionRecipe recipe : kAttentionRecipes) {
+    const auto bench =
+        bench_->attention(attention_problem(Op::kAttentionForward, recipe, shape).value());
+    ASSERT_TRUE(bench) << bench.error().message;
+    EXPECT_FALSE(bench->both);
+    EXPECT_NE(bench->no_bf16.find("no attention in bf16"), std::string::npos) << bench->no_bf16;
+    EXPECT_TRUE(bench->forward.float8.is_timed());
+    EXPECT_FALSE(bench->forward.bf16 || bench->forward.float8.ratio);
+    ASSERT_EQ(bench->backward.has_value(), recipe == kFp8);
+    EXPECT_EQ(names_of(bench->kernels),
+              recipe == kFp8 ? Names({"sum k", "cast q,k,v", "forward", "cast dO", "dQ", "dK,dV"})
+                             : Names({"sum k", "cast q,k,v", "forward", "dequantize q,k,v"}));
+    const auto accuracy = bench_->attention_accuracy(recipe, shape);
+    ASSERT_TRUE(accuracy) << accuracy.error().message;
+    EXPECT_EQ(accuracy->size(), kAttentionData.size() * (recipe == kFp8 ? 4 : 1));
+  }
+}
+
+// What decides about attention is the row of both together.
+TEST_F(BenchTest, AttentionsRowsAreKeptWithTheirPairs) {
+  testing::give_cudnn(*backend_->context());
+  const Problem problem =
+      attention_problem(Op::kAttentionForward, kFp8, {.tokens = 40, .head_dim = 64}).value();
+  const auto bench = bench_->attention(problem);
+  ASSERT_TRUE(bench) << bench.error().message;
+  std::vector<tuning_db::Accuracy> accuracy;
+  for (const char* tensor : {"O", "dQ", "dK", "dV"}) {
+    accuracy.push_back({"normal", tensor, 25, 0.999, 0.01});
+  }
+  const std::vector<MeasuredTrial> trials = trials_of(*bench, accuracy);
+  ASSERT_EQ(trials.size(), 6U);
+  auto db = tuning_db::Database::open(folder_ / "rows.f8db", tuning_db::OpenMode::kCreate).value();
+  std::vector<tuning_db::TrialKey> keys;
+  for (const MeasuredTrial& trial : trials) keys.push_back(trial.key);
+  const auto run =
+      db.begin_run({"bench"}, 1, h100(), std::string(32, '0'), current_toolchain("580", 13000, "0"),
+                   to_method(bench_->attention_method(1024)), keys);
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_TRUE(keep(db, run->uuid, trials));
+  EXPECT_EQ(db.runs().value().front().state, "done");
+  const std::pair<Op, size_t> tensors[] = {
+      {Op::kAttentionForward, 1}, {Op::kAttentionBackward, 3}, {Op::kAttention, 4}};
+  for (const auto& [op, count] : tensors) {
+    Problem operation = problem;
+    operation.op = op;
+    const auto rows = db.trials(operation).value();
+    ASSERT_EQ(rows.size(), 2U) << operation.key();
+    const bool first = rows[0].candidate.impl == tuning_db::Impl::kFloat8;
+    const tuning_db::TrialRow& float8 = rows[first ? 0 : 1];
+    const tuning_db::TrialRow& bf16 = rows[first ? 1 : 0];
+    EXPECT_EQ(float8.fidelity, "final");
+    EXPECT_EQ(float8.result.accuracy.size(), count);
+    ASSERT_TRUE(float8.result.ratio);
+    EXPECT_EQ(float8.result.ratio->pair_uuid, bf16.uuid);
+    EXPECT_EQ(bf16.candidate.config, R"({"backend":"cudnn"})");
+  }
 }
 
 // A sweep compiles the kernels ahead that a plan loads.
@@ -208,10 +290,9 @@ TEST_F(BenchTest, AttentionsKernelsAreThoseThatItsPlanLoads) {
 }
 
 TEST_F(BenchTest, AttentionsAccuracyIsInItsBudgetOnAllData) {
+  testing::give_cudnn(*backend_->context());
+  const Names tensors = {"O", "dQ", "dK", "dV"};
   for (const AttentionRecipe recipe : kAttentionRecipes) {
-    const std::vector<std::string> tensors = recipe == AttentionRecipe::kFp8
-                                                 ? std::vector<std::string>{"O", "dQ", "dK", "dV"}
-                                                 : std::vector<std::string>{"O"};
     for (const bool causal : {true, false}) {
       const AttentionShape shape{.tokens = 256, .heads_q = 2, .heads_kv = 2, .causal = causal};
       const auto accuracy = bench_->attention_accuracy(recipe, shape);
@@ -279,10 +360,12 @@ TEST_F(GpuBackendTest, AttentionThatWritesNothingOrDoesNotFitSaysWhy) {
   const auto problem = [](Op op, AttentionRecipe recipe, const AttentionShape& of) {
     return attention_problem(op, recipe, of).value();
   };
+  testing::give_cudnn(*backend_->context());
   for (const Problem& each : {problem(Op::kAttentionForward, AttentionRecipe::kFp8Forward, shape),
-                              problem(Op::kAttentionBackward, AttentionRecipe::kFp8, shape)}) {
+                              problem(Op::kAttentionBackward, AttentionRecipe::kFp8, shape),
+                              problem(Op::kAttention, AttentionRecipe::kFp8, shape)}) {
     ASSERT_TRUE(backend_->open(each));
-    EXPECT_FALSE(backend_->add({.impl = Impl::kBf16})) << "bf16 has no implementation here";
+    EXPECT_FALSE(backend_->add({.impl = Impl::kFloat8Reused}));
     ASSERT_TRUE(backend_->add({.impl = Impl::kFloat8}));
     cuda_.emulate = false;
     const auto nothing = backend_->verify(0);

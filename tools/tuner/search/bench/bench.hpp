@@ -102,15 +102,33 @@ struct LinearBench {
   std::optional<double> copy_gb_per_s{};  // the ceiling, measured interleaved with the casts
 };
 
-// Attention's forward in fp8 with its casts, and the backward of recipe fp8, or the launch that one in bf16 needs.
+// An operation of attention in fp8 with its casts, whose ratio is to bf16's, and this beside it in one group.
+struct AttentionTimes {
+  tuning_db::TrialResult float8{};
+  std::optional<tuning_db::TrialResult> bf16{};  // none: it was not timed
+};
 struct AttentionBench {
   Problem problem;  // the forward
-  tuning_db::TrialResult forward{};
-  std::optional<tuning_db::TrialResult> backward{};  // under kFp8
-  // The launches of both by themselves, or "dequantize q,k,v" behind those of forward.
+  AttentionTimes forward{};
+  std::optional<AttentionTimes> backward{};  // under kFp8
+  std::optional<AttentionTimes> both{};      // together; none: `no_bf16` says why
+  std::string no_bf16{};                     // why bf16 was not timed; empty: it was
+  // The launches of forward and backward by themselves; where there is no backward, "dequantize q,k,v" behind those of
+  // forward.
   std::vector<KernelShare> kernels{};
   size_t saved_bytes = 0;  // kept for a backward, o and lse among them
 };
+
+struct MeasuredTrial {
+  tuning_db::TrialKey key;
+  tuning_db::TrialResult result;
+};
+// What was timed, as rows; the row in bf16 is before the one that has a ratio to it. Each has its part of the accuracy.
+[[nodiscard]] std::vector<MeasuredTrial> trials_of(
+    const AttentionBench& bench, const std::vector<tuning_db::Accuracy>& accuracy);
+// Keeps such rows as the trials of a run, which was begun with their keys, and ends it.
+[[nodiscard]] Status keep(tuning_db::Database& db, std::string_view run_uuid,
+                          std::span<const MeasuredTrial> trials);
 
 // Weights cast one by one and in few launches, and a copy, in this order.
 struct CastRow {
@@ -147,9 +165,9 @@ class Bench {
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
   [[nodiscard]] Result<AttentionBench> attention(const Problem& problem);
-  // How it measures both parts; the data of their accuracy has so many tokens.
+  // How it measures the operations; the data of their accuracy has so many tokens.
   [[nodiscard]] AttentionMethod attention_method(int64_t accuracy_tokens) const;
-  // The accuracy is that of O and of the gradients that the recipe computes, on data of each kind, in the order of
+  // The accuracy is that of O and of the gradients, where there is a backward, on data of each kind, in the order of
   // kAttentionData.
   [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> attention_accuracy(
       AttentionRecipe recipe, const AttentionShape& shape);
@@ -193,7 +211,8 @@ class Bench {
   [[nodiscard]] Result<LinearChoices> baseline_of(const Problem& problem);
   [[nodiscard]] Status search_kernels(LinearBench& bench);
   [[nodiscard]] Result<std::vector<KernelShare>> shares(int candidate);
-  [[nodiscard]] Result<tuning_db::TrialResult> attention_part(const Problem& problem);
+  [[nodiscard]] Result<AttentionTimes> attention_times(const Problem& operation,
+                                                       std::string& no_bf16);
   [[nodiscard]] Result<double> copy_gb_per_s();
 
   GpuBackend& backend_;

@@ -1,7 +1,6 @@
-// Attention in a sweep, and its method there and in `bench attention`. Of each recipe and shape the parts are measured,
-// with all their casts, each by itself: attention_forward, and under kFp8 attention_backward. There is nothing to choose,
-// since the kernels follow from the shape, and no baseline: bf16 has no implementation in float8 (docs/attention.md says
-// what measures both).
+// Attention in a sweep, and its method there and in `bench attention`. Of each recipe and shape these are measured, with
+// all casts: attention_forward and under kFp8 attention_backward, each by itself, and attention, which is both together,
+// beside cuDNN's in bf16. There is nothing to choose, since the kernels follow from the shape.
 #pragma once
 
 #include <vector>
@@ -19,7 +18,7 @@ struct AttentionRequest {
   std::vector<AttentionRecipe> recipes;
   int64_t accuracy_tokens = kAccuracyTokens;  // of the data that is compared with fp64; 0: none is
 };
-// The parts, small shapes first.
+// The operations, small shapes first.
 [[nodiscard]] Result<std::vector<Problem>> problems_of(const AttentionRequest& request);
 
 struct AttentionMethod {
@@ -34,9 +33,12 @@ struct AttentionMethod {
 // The kernels that a plan of attention loads.
 [[nodiscard]] std::vector<codegen::KernelSpec> attention_kernels(AttentionRecipe recipe,
                                                                  const AttentionShape& shape);
-// float8's trial of a part.
-[[nodiscard]] tuning_db::TrialKey attention_trial(const Problem& part);
-// The seconds that measuring a part takes on an H100 or an H200, its accuracy included.
-[[nodiscard]] double predicted_s(const Problem& part, const AttentionMethod& method);
+// float8's trial of an operation, and bf16's beside it.
+[[nodiscard]] tuning_db::TrialKey attention_trial(const Problem& operation);
+[[nodiscard]] tuning_db::TrialKey bf16_attention_trial(const Problem& operation);
+// Adds to a time in bf16 of which version cuDNN is, which no toolchain says.
+void name_library(tuning_db::TrialResult& bf16);
+// The seconds that measuring an operation takes on an H100 or an H200, its accuracy included.
+[[nodiscard]] double predicted_s(const Problem& operation, const AttentionMethod& method);
 
 }  // namespace f8::tuner

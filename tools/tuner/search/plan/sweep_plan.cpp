@@ -82,13 +82,14 @@ class Planner {
     take(std::move(mlp));
     return {};
   }
-  void add_attention(const Problem& part) {
-    if (request_.skipped.contains(part.key())) return;
-    plan_.trials.push_back(attention_trial(part));
-    take({.problem = part,
+  void add_attention(const Problem& operation) {
+    if (request_.skipped.contains(operation.key())) return;
+    plan_.trials.push_back(attention_trial(operation));
+    if (operation.op == Op::kAttention) plan_.trials.push_back(bf16_attention_trial(operation));
+    take({.problem = operation,
           .baseline = {},
-          .kernels = attention_kernels(attention_recipe(part), attention_shape(part)),
-          .predicted_s = tuner::predicted_s(part, attention_method(request_))});
+          .kernels = attention_kernels(attention_recipe(operation), attention_shape(operation)),
+          .predicted_s = tuner::predicted_s(operation, attention_method(request_))});
   }
   SweepPlan plan() { return std::move(plan_); }
 
@@ -291,7 +292,9 @@ Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceI
                              const AskSuggestions& ask) {
   Planner planner(request, device, ask);
   if (request.attention) {
-    for (const Problem& part : F8_TRY(problems_of(*request.attention))) planner.add_attention(part);
+    for (const Problem& operation : F8_TRY(problems_of(*request.attention))) {
+      planner.add_attention(operation);
+    }
     return planner.plan();
   }
   // Small before large: the first results come soon, and memory grows in few steps.

@@ -1,7 +1,8 @@
 // The plan of a sweep: for each linear (recipe and shape; also of experts) its three GEMMs under all
 // candidates, fp8 and bf16, then whole linears of the best, and the fastest linear against its bf16 baseline;
-// then MLPs of such linears (mlp_plan.hpp); or the parts of attention (attention_plan.hpp). The plan is made before anything is launched and depends on nothing but
-// the request, the device's figures and cuBLASLt's counts, so that a resumed run finds the same trials.
+// then MLPs of such linears (mlp_plan.hpp); or the operations of attention (attention_plan.hpp). The plan is made before
+// anything is launched and depends on nothing but the request, the device's figures and cuBLASLt's counts, so that a
+// resumed run finds the same trials.
 #pragma once
 
 #include <array>
@@ -60,7 +61,7 @@ struct SweepOptions {
 inline constexpr std::array<std::string_view, 5> kStrategies = {"auto", "halving", "topk", "race",
                                                                 "exhaustive"};
 
-// The fewest blocks of a linear and its baseline, or of a part of attention.
+// The fewest blocks of a linear and its baseline, or of an operation of attention.
 inline constexpr int kLinearBlocks = 6;
 
 // Planning, loading, checking and capturing one candidate, which comes on top of timing it.
@@ -92,10 +93,10 @@ struct SweepRequest {
 
   // The noun says what a sweep asks for: "linears".
   [[nodiscard]] std::string_view noun() const {
-    return attention ? "parts of attention" : mlps.empty() ? "linears" : "linears and MLPs";
+    return attention ? "operations of attention" : mlps.empty() ? "linears" : "linears and MLPs";
   }
 };
-// Its linears and MLPs, or the parts of its attentions.
+// Its linears and MLPs, or the operations of its attentions.
 [[nodiscard]] Result<std::vector<Problem>> problems_of(const SweepRequest& request);
 // How it measures attention.
 [[nodiscard]] AttentionMethod attention_method(const SweepRequest& request);
@@ -110,7 +111,7 @@ struct PlannedGemm {
   std::vector<runtime::GemmChoice> prior;  // what a plan takes without a search
 };
 
-// A linear; or an MLP or a part of an attention, which have no GEMMs of their own.
+// A linear; or an MLP or an operation of attention, which have no GEMMs of their own.
 struct PlannedLinear {
   Problem problem;
   std::vector<PlannedGemm> gemms{};            // indexed by Gemm

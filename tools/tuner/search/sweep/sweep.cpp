@@ -219,8 +219,7 @@ Status Sweep::measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& 
     if (outcome.end != SweepEnd::kDone) return {};
     if (const auto found = pending_.find(linear.problem.key()); found != pending_.end()) {
       if (should_end()) return {};
-      F8_TRY(is_attention(linear.problem.op)
-                 ? measure_attention(linear, *found->second.front(), outcome)
+      F8_TRY(is_attention(linear.problem.op) ? measure_attention(linear, found->second, outcome)
              : linear.problem.op == Op::kMlp ? measure_mlp(linear, found->second, outcome)
                                              : measure_linear(linear, found->second, outcome));
       worked = true;

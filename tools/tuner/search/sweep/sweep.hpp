@@ -30,7 +30,8 @@ struct SweepProgress {
   int worker_starts = 0;
 };
 
-// The result of a linear or an MLP, or of a part of attention, which has nothing in bf16.
+// The result of a linear, of an MLP, or of an operation of attention: its forward or backward by itself has nothing in
+// bf16.
 struct LinearResult {
   Problem problem;
   tuning_db::TrialResult float8, bf16;
@@ -150,12 +151,12 @@ class Sweep {
     const tuning_db::PendingTrial* bf16 = nullptr;
   };
   [[nodiscard]] static PairOfTrials trials_of(const Pending& pending);
-  // Whole linears, or MLPs, in fp8 (none: `missing` says why) and in bf16, as their rows keep them.
+  // The configurations of what is compared, in fp8 (none: `missing` says why) and in bf16 (none: fp8 is timed alone).
   struct Compared {
     std::optional<std::string> float8;
-    std::string bf16;
+    std::optional<std::string> bf16;
     std::string missing{};
-    std::function<void(LinearResult&)> describe{};  // adds to what was measured
+    std::function<Status(LinearResult&)> describe{};  // adds to what was measured
   };
   // Measures trials that are started.
   [[nodiscard]] Status compare_with_bf16(const PlannedLinear& linear, const Pending& pending,
@@ -163,12 +164,12 @@ class Sweep {
   // It measures an MLP (sweep_mlp.cpp).
   [[nodiscard]] Status measure_mlp(const PlannedLinear& mlp, const Pending& pending,
                                    SweepOutcome& outcome);
-  // It measures one part of attention (sweep_attention.cpp).
-  [[nodiscard]] Status measure_attention(const PlannedLinear& part,
-                                         const tuning_db::PendingTrial& trial,
+  // It measures one operation of attention (sweep_attention.cpp).
+  [[nodiscard]] Status measure_attention(const PlannedLinear& operation, const Pending& pending,
                                          SweepOutcome& outcome);
-  // The accuracy of the part's tensors on data of all kinds.
-  [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> accuracy_of(const Problem& part);
+  [[nodiscard]] Status add_accuracy(const Problem& operation, tuning_db::TrialResult& result);
+  // The accuracy of the operation's tensors on data of all kinds.
+  [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> accuracy_of(const Problem& operation);
 
   // A group of linears; its candidates and when it stops are to be set.
   [[nodiscard]] InterleavedGroup group_of(const PlannedLinear& linear);

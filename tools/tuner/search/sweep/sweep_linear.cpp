@@ -122,20 +122,21 @@ Status Sweep::compare_with_bf16(const PlannedLinear& linear, const Pending& pend
                 .min_blocks = kLinearBlocks};
   if (compared.float8) {
     group.candidates.push_back({.impl = Impl::kFloat8, .config = *compared.float8});
-    group.purpose = Ratios{.reference = 1};
+    if (compared.bf16) group.purpose = Ratios{.reference = 1};
   }
-  group.candidates.push_back({.impl = Impl::kBf16, .config = compared.bf16});
+  if (compared.bf16) group.candidates.push_back({.impl = Impl::kBf16, .config = *compared.bf16});
   group.seed = next_seed();
   const std::vector<TrialResult> results = F8_TRY(measure_again(std::move(group)));
 
-  LinearResult measured{.problem = linear.problem, .float8 = {}, .bf16 = results.back()};
+  LinearResult measured{.problem = linear.problem, .float8 = {}, .bf16 = {}};
+  if (compared.bf16) measured.bf16 = results.back();
   if (compared.float8) {
     measured.float8 = results.front();
   } else {
     measured.float8.state = TrialState::kLaunchError;
     measured.float8.reason = compared.missing;
   }
-  compared.describe(measured);
+  F8_TRY(compared.describe(measured));
   const auto [float8, bf16] = trials_of(pending);
   if (measured.float8.ratio) {
     if (bf16 != nullptr) measured.float8.ratio->pair_uuid = bf16->uuid;
@@ -160,14 +161,17 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
   if (bf16 != nullptr) F8_TRY(db_.start_trial(*bf16));
   if (linear.baseline) kernels.bf16 = F8_TRY(search_baseline(linear));
   LinearSearch found;
-  Compared compared{.float8 = {}, .bf16 = choices_text(kernels.bf16)};
+  Compared compared{.float8 = {}, .bf16 = choices_text(kernels.bf16), .describe = {}};
   if (kernels.missing.empty()) {
     found = F8_TRY(search(linear, kernels));
     compared.float8 = choices_text(found.choices);
   } else {
     compared.missing = f8::format("no kernel works for {}", kernels.missing);
   }
-  compared.describe = [&](LinearResult& measured) { describe(measured, found, kernels.bf16); };
+  compared.describe = [&](LinearResult& measured) {
+    describe(measured, found, kernels.bf16);
+    return Status();
+  };
   return compare_with_bf16(linear, pending, compared, outcome);
 }
 

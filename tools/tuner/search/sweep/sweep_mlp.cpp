@@ -27,6 +27,7 @@ Status Sweep::measure_mlp(const PlannedLinear& mlp, const Pending& pending, Swee
   const auto describe = [&](LinearResult& measured) {
     if (measured.float8.is_timed()) measured.float8.kernels = part_kernels(kernels->float8);
     if (measured.bf16.is_timed()) measured.bf16.kernels = part_kernels(kernels->bf16);
+    return Status();
   };
   return compare_with_bf16(mlp, pending,
                            {.float8 = choices_text(kernels->float8),
