@@ -210,7 +210,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     const Tensor& dout, const Tensor& o, const Tensor& lse, const Tensor& saved, int64_t heads_kv,
     int64_t tokens_kv, double scale, bool causal, int64_t window, int64_t config, int64_t sequences,
     int64_t recipe, const std::optional<Tensor>& q, const std::optional<Tensor>& k,
-    const std::optional<Tensor>& v) {
+    const std::optional<Tensor>& v, int64_t max_seqlen_q, int64_t max_seqlen_k) {
   const Place place = place_of(o, Config(config));
   check_dense(saved, 1, place.device, "saved");
   check_dense(o, sizeof(uint16_t), place.device, "o");
