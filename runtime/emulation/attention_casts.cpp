@@ -219,30 +219,9 @@ Heads attention_heads(const codegen::AttentionCastSpec& spec, const Call& call,
   return heads;
 }
 
-void write_spans(const kernels::AttentionSpanArgs& args, int64_t heads) {
-  for (int64_t h = 0; h < heads; ++h) {
-    std::copy_n(args.lse + h * args.queries, args.queries,
-                args.padded_lse + h * args.padded_queries);
-  }
-  const auto offset = [&](bool of_keys, int32_t sequence) {
-    return args.offsets[(of_keys ? args.sequences + 1 : 0) + std::min(sequence, args.sequences)];
-  };
-  for (int32_t s = 0; s <= args.padded; ++s) {
-    for (int32_t span = 0; span < kernels::kAttentionSpans; ++span) {
-      args.starts[span * (args.padded + 1) + s] =
-          offset(kernels::is_of_keys(span), s) * args.strides[span];
-    }
-    if (s == args.padded) continue;
-    for (const bool of_keys : {false, true}) {
-      args.tokens[(of_keys ? args.padded : 0) + s] =
-          std::min(offset(of_keys, s + 1) - offset(of_keys, s), args.longest[of_keys ? 1 : 0]);
-    }
-  }
-}
-
 void emulate(const codegen::AttentionCastSpec& spec, const Call& call) {
   if (spec.step == AttentionStep::kSpans) {
-    return write_spans(call.args<kernels::AttentionSpanArgs>(), call.launch.grid);
+    return call.fault("{}: it is for a library of a GPU", call.module.key);
   }
   const auto& args = call.args<kernels::AttentionCastArgs>();
   if (!is_fit(args, spec, call)) return;

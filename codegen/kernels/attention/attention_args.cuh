@@ -164,17 +164,22 @@ F8_BOTH constexpr bool is_of_keys(i32 span) {
 // with. The arrays, and the rows of lse, are longer than the pack needs, so that few sizes stand for all; sequences that are
 // not there have no tokens.
 struct AttentionSpanArgs {
-  const i32* offsets;            // [2][sequences + 1], of queries and of keys
-  const float* lse;              // [h][queries]
-  i32* tokens;                   // [2][padded]
-  i64* starts;                   // [kAttentionSpans][padded + 1]
-  float* padded_lse;             // [h][padded_queries]
+  const i32* offsets;  // [2][sequences + 1], of queries and of keys
+  const float* lse;    // [h][queries]
+  i32* tokens;         // [2][padded]
+  i64* starts;         // [kAttentionSpans][padded + 1]
+  float* padded_lse;   // [h][padded_queries]
+  // bf16, by span - kSpanDq. The library leaves what has no queries, or no keys, and it becomes 0.
+  u16* gradients[3];
+  i64 head_strides[3];
   i64 strides[kAttentionSpans];  // of a token
   i32 longest[2];  // tokens that a sequence has at most, of queries and of keys: more are left out
   i32 sequences;
   i32 padded;
   i32 queries;
   i32 padded_queries;
+  i32 heads_kv;
+  i32 head_dim;
 };
 
 }  // namespace f8::kernels

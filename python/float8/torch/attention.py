@@ -183,9 +183,16 @@ def _largest_head_of_cudnn() -> int:
 
 
 @traced.constant
-def has_cudnn() -> bool:
-    """Tells whether float8 has cuDNN by itself, which takes windows and packs, and may add with atomics."""
-    return torch.ops.float8.cudnn_version() > 0 and not torch.are_deterministic_algorithms_enabled()
+def _cudnn_version() -> int:
+    """Returns the version of the cuDNN that float8 has by itself, which takes windows and packs, or 0. It may add with
+    atomics, so that a deterministic program has none."""
+    version: int = torch.ops.float8.cudnn_version()
+    return 0 if torch.are_deterministic_algorithms_enabled() else version
+
+
+def has_cudnn(packed_head: int = 0) -> bool:
+    """Tells whether it can compute windows, or packs of heads of this size."""
+    return _cudnn_version() >= (91900 if packed_head == 256 else 1)
 
 
 def mean_of_keys(key: torch.Tensor) -> torch.Tensor:

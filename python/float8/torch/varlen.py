@@ -88,8 +88,10 @@ class VarlenAttentionFunction(torch.autograd.Function):
         o, lse, saved = ctx.saved_tensors
         options = (*ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences)
         nothing = (None,) * 9
-        if ctx.recipe == attention.FP8 or not grad.is_cuda or attention.has_cudnn():
-            dout, no_operands = grad.transpose(0, 1)[None], (None,) * 3
+        of_library = not grad.is_cuda or attention.has_cudnn(packed_head=o.shape[-1])
+        if ctx.recipe == attention.FP8 or of_library:
+            # A library takes packed tokens that lie side by side.
+            dout, no_operands = grad.contiguous().transpose(0, 1)[None], (None,) * 3
             how = (ctx.recipe, *no_operands, *ctx.longest)
             grads = attention.attention_backward(dout, o, lse, saved, *options, *how)
             return *(x[0] for x in grads), *nothing

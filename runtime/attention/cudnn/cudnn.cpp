@@ -33,9 +33,10 @@ namespace fe = cudnn_frontend;
 
 namespace {
 
-constexpr int kLeastVersion = 90501;  // the first with a backward of heads of 256
-constexpr int kBadVersion = 91000;    // whose attention NVIDIA's own frontend refuses in part
-constexpr size_t kMostGraphs = 128;   // of a plan
+constexpr int kLeastVersion = 90501;       // the first with a backward of heads of 256
+constexpr int kBadVersion = 91000;         // whose attention NVIDIA's own frontend refuses in part
+constexpr int kLeastOfLargePacks = 91900;  // 9.14 has wrong gradients of packed heads of 256
+constexpr size_t kMostGraphs = 128;        // of a plan
 
 std::string version_text(int version) {
   return f8::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
@@ -237,6 +238,10 @@ class CudnnAttention final : public AttentionProvider {
         .tokens = tokens,
         .starts = reinterpret_cast<kernels::i64*>(starts),
         .padded_lse = reinterpret_cast<float*>(data + spans.lse),
+        .gradients = {static_cast<kernels::u16*>(call.dq.data),
+                      static_cast<kernels::u16*>(call.dk.data),
+                      static_cast<kernels::u16*>(call.dv.data)},
+        .head_strides = {call.dq.head_stride, call.dk.head_stride, call.dv.head_stride},
         .strides = {call.q.token_stride, call.k.token_stride, call.v.token_stride,
                     call.o.token_stride, call.dout.token_stride, call.dq.token_stride,
                     call.dk.token_stride, call.dv.token_stride, 1},
@@ -244,7 +249,9 @@ class CudnnAttention final : public AttentionProvider {
         .sequences = static_cast<int32_t>(call.sizes.batch),
         .padded = static_cast<int32_t>(sizes.batch),
         .queries = static_cast<int32_t>(call.sizes.tokens_q),
-        .padded_queries = static_cast<int32_t>(sizes.packed_q)};
+        .padded_queries = static_cast<int32_t>(sizes.packed_q),
+        .heads_kv = static_cast<int32_t>(desc_.heads_kv),
+        .head_dim = static_cast<int32_t>(desc_.head_dim)};
     const Context::State& state = context_->state();
     F8_TRY(launch_with(args, state.driver, *spans_, desc_.heads_q,
                        state.options.programmatic_launch, stream));
@@ -424,8 +431,14 @@ Result<AttentionProviderPtr> create_cudnn_attention(const std::shared_ptr<Contex
     Context::State& state = context->state();
     const ScopedContext current(state.driver, state.primary);
     F8_TRY(current.status());
+    const int version = F8_TRY(cudnn_version());
     const Kernel* spans = nullptr;
     if (desc.packed) {
+      if (desc.head_dim == 256 && version < kLeastOfLargePacks) {
+        return fail(ErrorCode::kUnsupported,
+                    "cuDNN {} has wrong gradients of packed heads of 256; {} and newer are right",
+                    version_text(version), version_text(kLeastOfLargePacks));
+      }
       spans = F8_TRY(
           context->kernel(codegen::AttentionCastSpec{.head_dim = static_cast<int>(desc.head_dim),
                                                      .step = codegen::AttentionStep::kSpans,

@@ -34,8 +34,8 @@ typedef struct float8_attention_desc {
   int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
   int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
   int32_t
-      packed; /* nonzero: a call's sequences lie one behind the other (float8_attention_sizes). What is in
-                 bf16 takes none */
+      packed; /* nonzero: a call's sequences lie one behind the other (float8_attention_sizes). Recipe
+                 FLOAT8_ATTENTION_BF16 takes none */
   int64_t
       window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
@@ -176,7 +176,8 @@ typedef struct float8_attention_backward_args {
 /* Under FLOAT8_ATTENTION_FP8 it enqueues three launches: the casts of dout, of which the transposed copies of q and k are
  * part, dq, and dk with dv. All products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and
  * dS have scales that are found beside their products, and the gradients have the same bits from run to run. Under
- * FLOAT8_ATTENTION_FP8_FORWARD it enqueues float8_attention_dequantize into its workspace, and cuDNN's backward of these.
+ * FLOAT8_ATTENTION_FP8_FORWARD it enqueues float8_attention_dequantize into its workspace, and cuDNN's backward of these,
+ * whose dout, dq, dk and dv of packed sequences are dense [tokens][heads][head_dim].
  * In fp8 the gradients are those of the values that the forward multiplied: the gradient of k's mean is 0. A dout that is
  * not finite shows in the gradients of its head. A call without queries writes nothing, where dk and dv would be 0. */
 FLOAT8_API float8_status float8_attention_backward(const float8_attention* attention,

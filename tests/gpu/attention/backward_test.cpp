@@ -230,12 +230,14 @@ TEST_P(PackedGradients, EachSequenceHasTheBitsThatItHasAlone) {
 // The backward in bf16 of the values that each was multiplied with, which on a GPU may add in another order.
 TEST_P(PackedGradients, InBf16EachSequenceIsWhatItIsAlone) {
   if (!kEmulated) {
-    if (const auto version = cudnn_version(); !version) GTEST_SKIP() << version.error().message;
+    const auto version = cudnn_version();
+    if (!version) GTEST_SKIP() << version.error().message;
+    if (GetParam().d == 256 && *version < 91900) GTEST_SKIP() << "refused with cuDNN " << *version;
   }
   recipe_ = AttentionRecipe::kFp8Forward;
   const PackCase& of = GetParam();
   const std::vector<int32_t> cu_q = offsets_of(of.queries), cu_k = offsets_of(of.keys);
-  const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d);
+  const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d, 0);
   Gradients packed(all);
   run(desc(), all, cu_q, cu_k, packed);
   if (HasFatalFailure()) return;

@@ -14,12 +14,13 @@ namespace f8::runtime::gpu {
 struct Operands {
   Elements q, k, v, dout;
 
+  // `gap` elements lie between tokens.
   Operands(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t queries, int64_t keys,
-           int64_t d)
-      : q(batch, heads_q, queries, 8, 1, 0, d),
-        k(batch, heads_kv, keys, 8, 2, 5, d),
-        v(batch, heads_kv, keys, 8, 3, 0, d),
-        dout(batch, heads_q, queries, 16, 4, 0, d) {}
+           int64_t d, int64_t gap = 8)
+      : q(batch, heads_q, queries, gap, 1, 0, d),
+        k(batch, heads_kv, keys, gap, 2, 5, d),
+        v(batch, heads_kv, keys, gap, 3, 0, d),
+        dout(batch, heads_q, queries, 2 * gap, 4, 0, d) {}
   [[nodiscard]] int64_t d() const { return q.d; }
 };
 
