@@ -90,9 +90,10 @@ class VarlenAttentionFunction(torch.autograd.Function):
         nothing = (None,) * 9
         of_library = not grad.is_cuda or attention.has_cudnn(packed_head=o.shape[-1])
         if ctx.recipe == attention.FP8 or of_library:
-            # A library takes packed tokens that lie side by side.
-            dout, no_operands = grad.contiguous().transpose(0, 1)[None], (None,) * 3
-            how = (ctx.recipe, *no_operands, *ctx.longest)
+            if ctx.recipe != attention.FP8:  # a library takes packed tokens that lie side by side
+                grad = grad.contiguous()
+            dout = grad.transpose(0, 1)[None]
+            how = (ctx.recipe, None, None, None, *ctx.longest)
             grads = attention.attention_backward(dout, o, lse, saved, *options, *how)
             return *(x[0] for x in grads), *nothing
         q, k, v = (x[0] for x in attention.attention_dequantize(saved, o, *options))

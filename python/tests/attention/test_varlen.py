@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import float8.torch as f8
-from float8.torch import attention, varlen
+from float8.torch import attention
 
 D = 128
 LENGTHS = (100, 0, 1, 260, 40)
