@@ -40,6 +40,7 @@ Status Bf16Attention::forward(const float8_attention_forward_args& args, Stream 
   CallMemory memory(kAttentionForwardArgs);
   F8_TRY(add_operands(kAttentionForwardArgs, args, desc_, Access::kRead, memory));
   F8_TRY(add_results(kAttentionForwardArgs, args, desc_, Access::kWrite, bytes, memory));
+  F8_TRY(add_offsets(args, desc_, memory));
   F8_TRY(memory.check(kAttentionForward, *context_, stream));
   return provider_->run(AttentionPass::kForward,
                         {.sizes = args.sizes,

@@ -112,27 +112,6 @@ struct Dequantized {
   }
 };
 
-// The offsets of packed sequences, which others do not have, and where an error of theirs is kept.
-Status add_offsets(const float8_attention_forward_args& args, const AttentionDesc& desc,
-                   CallMemory& memory) {
-  const std::pair<const char*, const int32_t*> offsets[] = {{"cu_seqlens_q", args.cu_seqlens_q},
-                                                            {"cu_seqlens_kv", args.cu_seqlens_kv}};
-  for (const auto& [name, given] : offsets) {
-    if (desc.packed) F8_TRY(need(kAttentionForwardArgs, name, given));
-    if (!desc.packed && given != nullptr) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{}.{} is given to attention that is not packed; plan it with "
-                  "float8_attention_desc.packed",
-                  kAttentionForwardArgs, name);
-    }
-    memory.add(name, given, static_cast<size_t>(args.sizes.batch + 1) * sizeof(int32_t),
-               Access::kRead, sizeof(int32_t));
-  }
-  memory.add("sequence_error", args.sequence_error, 2 * sizeof(int32_t), Access::kWrite,
-             sizeof(int32_t));
-  return {};
-}
-
 float* largest_p(void* kept, const Saved& saved) {
   return reinterpret_cast<float*>(static_cast<char*>(kept) + saved.largest_p);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace f8::runtime {
 namespace {
@@ -60,6 +61,26 @@ Status add_gradients(const float8_attention_backward_args& args, const Attention
   F8_TRY(add("dq", args.dq, OfKeys::kNo, Access::kWrite));
   F8_TRY(add("dk", args.dk, OfKeys::kYes, Access::kWrite));
   return add("dv", args.dv, OfKeys::kYes, Access::kWrite);
+}
+
+Status add_offsets(const float8_attention_forward_args& args, const AttentionDesc& desc,
+                   CallMemory& memory) {
+  const std::pair<const char*, const int32_t*> offsets[] = {{"cu_seqlens_q", args.cu_seqlens_q},
+                                                            {"cu_seqlens_kv", args.cu_seqlens_kv}};
+  for (const auto& [name, given] : offsets) {
+    if (desc.packed) F8_TRY(need(kAttentionForwardArgs, name, given));
+    if (!desc.packed && given != nullptr) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{} is given to attention that is not packed; plan it with "
+                  "float8_attention_desc.packed",
+                  kAttentionForwardArgs, name);
+    }
+    memory.add(name, given, static_cast<size_t>(args.sizes.batch + 1) * sizeof(int32_t),
+               Access::kRead, sizeof(int32_t));
+  }
+  memory.add("sequence_error", args.sequence_error, 2 * sizeof(int32_t), Access::kWrite,
+             sizeof(int32_t));
+  return {};
 }
 
 float8_heads dense_heads(const void* data, const AttentionDesc& desc, const AttentionSizes& sizes,

@@ -55,6 +55,10 @@ template <class Args>
 [[nodiscard]] Status add_gradients(const float8_attention_backward_args& args,
                                    const AttentionDesc& desc, CallMemory& memory);
 
+// The offsets of packed sequences, which others do not have, and where an error of theirs is kept.
+[[nodiscard]] Status add_offsets(const float8_attention_forward_args& args,
+                                 const AttentionDesc& desc, CallMemory& memory);
+
 // A dense [batch][tokens][heads][head_dim].
 [[nodiscard]] float8_heads dense_heads(const void* data, const AttentionDesc& desc,
                                        const AttentionSizes& sizes, OfKeys of_keys);

@@ -315,6 +315,10 @@ def scaled_dot_product_attention(
         )
         return attention_dtensors.on_local(of_rank, query, key, value)
     if recipe == "bf16":
+        if window is not None and attn_mask is not None:
+            raise ValueError(
+                f"float8: attn_mask is a tensor and window is {window!r}; a window is a mask: give one of both"
+            )
         window = checked_window(window, is_causal, query, key)
         if window is not None and (emulate or (query.is_cuda and has_cudnn())):
             q, k, v = (_ops.of_autocast(x) for x in (query, key, value))

@@ -468,6 +468,7 @@ def test_a_window_in_bf16_takes_what_pytorch_does(device: str, options: dict[str
         ({"window": -3}, "window is -3"),
         ({"window": 2.5}, "window is 2.5"),
         ({"is_causal": False}, "is_causal"),
+        ({"attn_mask": torch.ones(200, 200, dtype=torch.bool)}, "attn_mask is a tensor"),
         ({"query": torch.zeros(2, 4, 201, D).bfloat16()}, "201 queries and 200 keys"),
     ],
 )

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <limits>
 #include <map>
@@ -55,6 +56,17 @@ Result<int> load() {
   return version;
 }
 
+// This object is made after cuDNN's own static objects, so it is destroyed before them. What lives longer, such as a
+// context in static memory, must leave cuDNN alone, and ends with the process.
+std::atomic<bool> g_cudnn_is_gone{false};
+struct LoadedCudnn {
+  Result<int> version = without_exceptions(load);
+  LoadedCudnn() = default;
+  ~LoadedCudnn() { g_cudnn_is_gone.store(true, std::memory_order_release); }
+  LoadedCudnn(const LoadedCudnn&) = delete;
+  LoadedCudnn& operator=(const LoadedCudnn&) = delete;
+};
+
 Status check(fe::error_t error, const char* what) {
   if (error.is_good()) return {};
   const bool unsupported = error.get_code() == fe::error_code_t::GRAPH_NOT_SUPPORTED;
@@ -65,8 +77,11 @@ Status check(fe::error_t error, const char* what) {
 }  // namespace
 
 Result<int> cudnn_version() {
-  static const Result<int> version = without_exceptions(load);
-  return version;
+  if (g_cudnn_is_gone.load(std::memory_order_acquire)) {
+    return fail(ErrorCode::kEnvironment, "cuDNN has gone: the process is ending");
+  }
+  static const LoadedCudnn loaded;
+  return loaded.version;
 }
 
 // A handle has one stream at a time, so that calls of a context take turns.
@@ -74,10 +89,8 @@ struct CudnnHandle {
   CudnnHandle() = default;
   CudnnHandle(const CudnnHandle&) = delete;
   CudnnHandle& operator=(const CudnnHandle&) = delete;
-  // At the end of a process cuDNN may be gone, as it is where a context lies in static memory; what is left of the handle
-  // ends with the process.
   ~CudnnHandle() {
-    if (handle != nullptr) (void)fe::detail::destroy_handle(handle);
+    if (handle != nullptr && !g_cudnn_is_gone) (void)fe::detail::destroy_handle(handle);
   }
 
   std::mutex mutex;
@@ -185,6 +198,12 @@ class CudnnAttention final : public AttentionProvider {
   CudnnAttention(std::shared_ptr<Context> context, const AttentionDesc& desc,
                  std::shared_ptr<CudnnHandle> handle, const Kernel* spans)
       : context_(std::move(context)), desc_(desc), handle_(std::move(handle)), spans_(spans) {}
+  ~CudnnAttention() override {
+    if (!g_cudnn_is_gone) return;
+    for (auto& [key, graph] : graphs_) (void)graph.release();
+  }
+  CudnnAttention(const CudnnAttention&) = delete;
+  CudnnAttention& operator=(const CudnnAttention&) = delete;
 
   Result<size_t> workspace_bytes(AttentionPass pass, const ProviderCall& call) const override {
     return with_graph(pass, call,

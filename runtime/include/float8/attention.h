@@ -76,7 +76,7 @@ FLOAT8_API size_t float8_attention_workspace_bytes(const float8_attention* atten
                                                    const float8_attention_sizes* sizes);
 
 /* Returns the bytes of scratch of float8_attention_backward; 0 likewise, and where cuDNN is needed and cannot do it, which
- * the call tells. In bf16 it may build a graph, as the call. */
+ * the call tells. In bf16 it may build a graph, as the call, and on an emulated device there is no scratch. */
 FLOAT8_API size_t float8_attention_backward_workspace_bytes(const float8_attention* attention,
                                                             const float8_attention_sizes* sizes);
 
@@ -177,7 +177,8 @@ typedef struct float8_attention_backward_args {
  * part, dq, and dk with dv. All products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and
  * dS have scales that are found beside their products, and the gradients have the same bits from run to run. Under
  * FLOAT8_ATTENTION_FP8_FORWARD it enqueues float8_attention_dequantize into its workspace, and cuDNN's backward of these,
- * whose dout, dq, dk and dv of packed sequences are dense [tokens][heads][head_dim].
+ * whose dout, dq, dk and dv of packed sequences are dense [tokens][heads][head_dim] (FLOAT8_UNSUPPORTED where it would need
+ * more scratch). In bf16 a batch of one query has no backward on a GPU (FLOAT8_UNSUPPORTED).
  * In fp8 the gradients are those of the values that the forward multiplied: the gradient of k's mean is 0. A dout that is
  * not finite shows in the gradients of its head. A call without queries writes nothing, where dk and dv would be 0. */
 FLOAT8_API float8_status float8_attention_backward(const float8_attention* attention,

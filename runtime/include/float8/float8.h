@@ -23,7 +23,7 @@
  *     expert_quantizer.h  casts of experts' weights apart from these
  *     moe.h             the MLP of experts
  *     moe_route.h       which rows experts have, and the sums over each token's
- *     attention.h       attention with a forward in fp8
+ *     attention.h       attention in fp8 or in bf16
  *     optimizer.h       AdamW, with the maxima of the weights that it leaves
  *     distributed.h     several devices
  *
@@ -55,7 +55,8 @@
  *     that needs them after somebody else wrote to them.
  *  7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a
  *     weight gradient is set to zero.
- *  8. Results are the same bits from run to run on one machine.
+ *  8. Results are the same bits from run to run on one machine, but for gradients by cuDNN (attention.h), whose calls
+ *     also allocate and lock on the host.
  *  9. Memory that a call writes overlaps nothing else that the call reads or writes, else the call
  *     is refused. Columns of one buffer do not overlap. backward reads x only where its comment
  *     says so; where it does not, dx may take the place of x.

@@ -261,6 +261,11 @@ TEST_P(AttentionInBf16, RefusesCalls) {
   older.struct_size = offsetof(float8_attention_backward_args, q);
   EXPECT_EQ(float8_attention_backward(attention, &older, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("q is NULL")) << float8_last_error();
+  float8_attention_forward_args packed = t.forward();
+  const int32_t offsets[] = {0, 1, 2};
+  packed.cu_seqlens_q = offsets;
+  EXPECT_EQ(float8_attention_forward(attention, &packed, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("cu_seqlens_q is given to attention that is not packed"));
   const float8_attention_dequantize_args dequantize{.sizes = kSizes};
   EXPECT_EQ(float8_attention_dequantize(attention, &dequantize, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("recipe bf16, which has no copies"));
