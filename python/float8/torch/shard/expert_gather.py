@@ -131,7 +131,7 @@ class ExpertGather(Gather):
         size = torch.Size((experts, n, k))
         super().__init__(layer, dtype, size, weight.device_mesh.get_group(at), local.device)
         self.config = layer._config & ~recipes.BIAS
-        # What the cast of a weight as it is stored calls q and qt, and its config.
+        # The cast of a weight as it is stored has other names for q and qt, and another config.
         self._of_cast = ("qt", "q") if self.is_transposed else ("q", "qt")
         self._cast_config = _turned_config(layer) if self.is_transposed else self.config
         self.stored_size = weight.shape
