@@ -20,7 +20,7 @@ class DynamicLibrary {
     out = reinterpret_cast<Function*>(F8_TRY(find(symbol)));
     return {};
   }
-  // What dlopen gave.
+  // Returns what dlopen gave.
   [[nodiscard]] void* handle() const { return handle_; }
 
  private:

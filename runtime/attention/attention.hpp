@@ -22,7 +22,7 @@ class Attention {
 
   // Refuses sizes that a call cannot have.
   [[nodiscard]] Status check(const AttentionSizes& sizes) const;
-  // Of sizes that check() lets pass. Bytes of what a library does are its own to say, or 0 where it cannot do it.
+  // These are of sizes that check() lets pass. What a library needs it says itself, and 0 where it cannot do it.
   [[nodiscard]] virtual size_t saved_bytes(const AttentionSizes& sizes) const = 0;
   [[nodiscard]] virtual size_t workspace_bytes(const AttentionSizes& sizes) const = 0;
   [[nodiscard]] virtual size_t backward_workspace_bytes(const AttentionSizes& sizes) const = 0;

@@ -4,17 +4,6 @@
 
 namespace f8::runtime {
 
-size_t dense_workspace_bytes(const AttentionProvider& provider, AttentionPass pass,
-                             const AttentionDesc& desc, const AttentionSizes& sizes) {
-  if (is_nothing(sizes)) return 0;
-  const float8_heads q = dense_heads(nullptr, desc, sizes, OfKeys::kNo);
-  const float8_heads k = dense_heads(nullptr, desc, sizes, OfKeys::kYes);
-  ProviderCall call{.sizes = sizes, .q = q, .k = k, .v = k, .o = q};
-  call.dout = call.dq = q;
-  call.dk = call.dv = k;
-  return provider.workspace_bytes(pass, call).value_or(0);
-}
-
 Result<std::shared_ptr<const Attention>> Bf16Attention::create(
     const std::shared_ptr<Context>& context, const AttentionDesc& desc) {
   if (desc.packed) {
@@ -69,19 +58,12 @@ Status Bf16Attention::backward(const float8_attention_backward_args& args, Strea
   F8_TRY(add_gradients(args, desc_, memory));
   F8_TRY(add_results(kAttentionBackwardArgs, args, desc_, Access::kRead, bytes, memory));
   F8_TRY(memory.check(kAttentionBackward, *context_, stream));
-  return provider_->run(AttentionPass::kBackward,
-                        {.sizes = args.sizes,
-                         .q = args.q,
-                         .k = args.k,
-                         .v = args.v,
-                         .o = dense_heads(args.o, desc_, args.sizes, OfKeys::kNo),
-                         .lse = const_cast<float*>(args.lse),
-                         .dout = args.dout,
-                         .dq = args.dq,
-                         .dk = args.dk,
-                         .dv = args.dv,
-                         .workspace = {args.workspace.data, bytes}},
-                        stream);
+  ProviderCall call = backward_call(args, desc_);
+  call.q = args.q;
+  call.k = args.k;
+  call.v = args.v;
+  call.workspace = {args.workspace.data, bytes};
+  return provider_->run(AttentionPass::kBackward, call, stream);
 }
 
 std::vector<Step> Bf16Attention::forward_steps(const float8_attention_forward_args& args) const {

@@ -34,9 +34,4 @@ class Bf16Attention final : public Attention {
   AttentionProviderPtr provider_;
 };
 
-// What a provider needs for tensors that are all dense [batch][tokens][heads][head_dim]; 0 where it refuses them, which
-// the call tells.
-[[nodiscard]] size_t dense_workspace_bytes(const AttentionProvider& provider, AttentionPass pass,
-                                           const AttentionDesc& desc, const AttentionSizes& sizes);
-
 }  // namespace f8::runtime

@@ -8,6 +8,7 @@
 
 #include "recipes/dtype.hpp"
 #include "runtime/device/context_state.hpp"
+#include "runtime/emulation/attention_heads.hpp"
 #include "runtime/emulation/stream.hpp"
 
 namespace f8::runtime {
@@ -52,10 +53,6 @@ float dot(std::span<const float> a, std::span<const float> b) {
   float sum = 0;
   for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
   return sum;
-}
-
-void add(float factor, std::span<const float> x, std::span<float> to) {
-  for (size_t c = 0; c < x.size(); ++c) to[c] += factor * x[c];
 }
 
 struct Emulation {
@@ -109,7 +106,7 @@ struct Emulation {
         for (int64_t j = first; j < last; ++j) {
           const float weight = std::exp(p[static_cast<size_t>(j)] - most);
           sum += weight;
-          add(weight, v[j], o);
+          emulation::add_multiple(weight, v[j], o.data());
         }
         for (float& x : o) x /= sum;
         lse(of, head, i) = most + std::log(sum);
@@ -133,9 +130,9 @@ struct Emulation {
         for (int64_t j = first; j < last; ++j) {
           const float p = std::exp(dot(q[i], k[j]) * desc.scale - lse(of, head, i));
           const float ds = p * (dot(dout[i], v[j]) - delta) * desc.scale;
-          add(ds, k[j], dq);
-          add(ds, q[i], dk[j]);
-          add(p, dout[i], dv[j]);
+          emulation::add_multiple(ds, k[j], dq.data());
+          emulation::add_multiple(ds, q[i], dk[j].data());
+          emulation::add_multiple(p, dout[i], dv[j].data());
         }
         store(call.dq, of.batch, head, of.first_q + i, dq);
       }

@@ -5,7 +5,6 @@
 
 #include "codegen/kernels/attention/attention_args.cuh"
 #include "recipes/fp8_layout.hpp"
-#include "runtime/attention/bf16.hpp"
 #include "runtime/attention/operands.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
@@ -277,6 +276,15 @@ Status Fp8Attention::backward(const float8_attention_backward_args& args, Stream
   return run_library(args, stream, kWholeLibrary);
 }
 
+Status Fp8Attention::check_memory(const float8_attention_backward_args& args,
+                                  size_t workspace_bytes, Stream stream) const {
+  CallMemory memory(kAttentionBackwardArgs);
+  F8_TRY(add_gradients(args, desc_, memory));
+  F8_TRY(add_results(kAttentionBackwardArgs, args, desc_, Access::kRead, workspace_bytes, memory));
+  F8_TRY(add_saved(kAttentionBackwardArgs, args, desc_, Access::kRead, memory));
+  return memory.check(kAttentionBackward, *context_, stream);
+}
+
 Status Fp8Attention::run_library(const float8_attention_backward_args& args, Stream stream,
                                  unsigned parts) const {
   const AttentionSizes& sizes = args.sizes;
@@ -289,39 +297,24 @@ Status Fp8Attention::run_library(const float8_attention_backward_args& args, Str
         kAttentionBackward, provider_.error().message);
   }
   if (is_nothing(sizes)) return {};
-  CallMemory memory(kAttentionBackwardArgs);
   const size_t bytes = backward_workspace_bytes(sizes);
-  F8_TRY(add_gradients(args, desc_, memory));
-  F8_TRY(add_results(kAttentionBackwardArgs, args, desc_, Access::kRead, bytes, memory));
-  F8_TRY(add_saved(kAttentionBackwardArgs, args, desc_, Access::kRead, memory));
-  F8_TRY(memory.check(kAttentionBackward, *context_, stream));
+  F8_TRY(check_memory(args, bytes, stream));
   const Dequantized at(desc_, sizes);
   char* const data = static_cast<char*>(args.workspace.data);
-  const float8_heads q = dense_heads(data, desc_, sizes, OfKeys::kNo);
-  const float8_heads k = dense_heads(data + at.k, desc_, sizes, OfKeys::kYes);
-  const float8_heads v = dense_heads(data + at.v, desc_, sizes, OfKeys::kYes);
+  ProviderCall call = backward_call(args, desc_);
+  call.q = dense_heads(data, desc_, sizes, OfKeys::kNo);
+  call.k = dense_heads(data + at.k, desc_, sizes, OfKeys::kYes);
+  call.v = dense_heads(data + at.v, desc_, sizes, OfKeys::kYes);
+  call.workspace = {data + at.bytes, bytes - at.bytes};
+  if (desc_.packed) {
+    const char* const saved = static_cast<const char*>(args.saved.data);
+    call.offsets = reinterpret_cast<const int32_t*>(saved + Saved(desc_, sizes).offsets);
+  }
   if ((parts & kDequantize) != 0) {
-    F8_TRY(launch_dequantize(sizes, args.saved.data, q, k, v, stream));
+    F8_TRY(launch_dequantize(sizes, args.saved.data, call.q, call.k, call.v, stream));
   }
   if ((parts & kDifferentiate) == 0) return {};
-  return (*provider_)
-      ->run(AttentionPass::kBackward,
-            {.sizes = sizes,
-             .q = q,
-             .k = k,
-             .v = v,
-             .o = dense_heads(args.o, desc_, sizes, OfKeys::kNo),
-             .lse = const_cast<float*>(args.lse),
-             .dout = args.dout,
-             .dq = args.dq,
-             .dk = args.dk,
-             .dv = args.dv,
-             .offsets = desc_.packed ? reinterpret_cast<const int32_t*>(
-                                           static_cast<const char*>(args.saved.data) +
-                                           Saved(desc_, sizes).offsets)
-                                     : nullptr,
-             .workspace = {data + at.bytes, bytes - at.bytes}},
-            stream);
+  return (*provider_)->run(AttentionPass::kBackward, call, stream);
 }
 
 Status Fp8Attention::run(const float8_attention_backward_args& args, Stream stream,
@@ -329,12 +322,7 @@ Status Fp8Attention::run(const float8_attention_backward_args& args, Stream stre
   F8_TRY(check(args.sizes));
   if (is_nothing(args.sizes)) return {};
   const AttentionSizes& sizes = args.sizes;
-  CallMemory memory(kAttentionBackwardArgs);
-  F8_TRY(add_gradients(args, desc_, memory));
-  F8_TRY(add_results(kAttentionBackwardArgs, args, desc_, Access::kRead,
-                     backward_workspace_bytes(sizes), memory));
-  F8_TRY(add_saved(kAttentionBackwardArgs, args, desc_, Access::kRead, memory));
-  F8_TRY(memory.check(kAttentionBackward, *context_, stream));
+  F8_TRY(check_memory(args, backward_workspace_bytes(sizes), stream));
   const Saved saved(desc_, sizes);
   const float8_heads o = dense_heads(args.o, desc_, sizes, OfKeys::kNo);
   return backward_->run(

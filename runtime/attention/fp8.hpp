@@ -56,6 +56,8 @@ class Fp8Attention final : public Attention {
   enum LibraryPart : unsigned { kDequantize = 1, kDifferentiate = 2, kWholeLibrary = 3 };
   [[nodiscard]] Status run_library(const float8_attention_backward_args& args, Stream stream,
                                    unsigned parts) const;
+  [[nodiscard]] Status check_memory(const float8_attention_backward_args& args,
+                                    size_t workspace_bytes, Stream stream) const;
   [[nodiscard]] Status launch_dequantize(const AttentionSizes& sizes, void* saved,
                                          const float8_heads& q, const float8_heads& k,
                                          const float8_heads& v, Stream stream) const;

@@ -30,6 +30,15 @@ class AttentionProvider {
 };
 using AttentionProviderPtr = std::unique_ptr<const AttentionProvider>;
 
+// A backward with all that its arguments say whatever the recipe is: q, k, v, offsets and the workspace are the caller's.
+[[nodiscard]] ProviderCall backward_call(const float8_attention_backward_args& args,
+                                         const AttentionDesc& desc);
+
+// What a provider needs for tensors that are all dense [batch][tokens][heads][head_dim]; 0 where it refuses them, which
+// the call tells.
+[[nodiscard]] size_t dense_workspace_bytes(const AttentionProvider& provider, AttentionPass pass,
+                                           const AttentionDesc& desc, const AttentionSizes& sizes);
+
 // Opens the context's library. Of packed sequences it has the backward alone.
 [[nodiscard]] Result<AttentionProviderPtr> open_attention_provider(
     const std::shared_ptr<Context>& context, const AttentionDesc& desc);

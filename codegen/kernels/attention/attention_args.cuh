@@ -160,7 +160,7 @@ F8_BOTH constexpr bool is_of_keys(i32 span) {
   return span == kSpanK || span == kSpanV || span == kSpanDk || span == kSpanDv;
 }
 
-// Where the sequences of a pack lie, as a library takes it: tokens of each, and the element of each tensor that it begins
+// This says where the sequences of a pack lie, as a library takes it: tokens of each, and the element of each tensor that it begins
 // with. The arrays, and the rows of lse, are longer than the pack needs, so that few sizes stand for all; sequences that are
 // not there have no tokens.
 struct AttentionSpanArgs {

@@ -1,4 +1,4 @@
-// Where the sequences of a pack lie, for a backward by a library (AttentionSpanArgs). A CTA has a head, whose row of lse it
+// This tells a library where the sequences of a pack lie (AttentionSpanArgs), for its backward. A CTA has a head, whose row of lse it
 // copies, and whose gradients it clears where the library computes none; the first one has the spans.
 #pragma once
 

@@ -195,9 +195,8 @@ struct Graph {
 class CudnnAttention final : public AttentionProvider {
  public:
   // `spans` is the kernel of packs, or null.
-  CudnnAttention(std::shared_ptr<Context> context, const AttentionDesc& desc,
-                 std::shared_ptr<CudnnHandle> handle, const Kernel* spans)
-      : context_(std::move(context)), desc_(desc), handle_(std::move(handle)), spans_(spans) {}
+  CudnnAttention(std::shared_ptr<Context> context, const AttentionDesc& desc, const Kernel* spans)
+      : context_(std::move(context)), desc_(desc), spans_(spans) {}
   ~CudnnAttention() override {
     if (!g_cudnn_is_gone) return;
     for (auto& [key, graph] : graphs_) (void)graph.release();
@@ -206,12 +205,13 @@ class CudnnAttention final : public AttentionProvider {
   CudnnAttention& operator=(const CudnnAttention&) = delete;
 
   Result<size_t> workspace_bytes(AttentionPass pass, const ProviderCall& call) const override {
-    return with_graph(pass, call,
-                      [](const Graph& graph) -> Result<size_t> { return graph.workspace; });
+    return with_graph(pass, call, [](cudnnHandle_t, const Graph& graph) -> Result<size_t> {
+      return graph.workspace;
+    });
   }
 
   Status run(AttentionPass pass, const ProviderCall& call, Stream stream) const override {
-    return with_graph(pass, call, [&](const Graph& graph) -> Status {
+    return with_graph(pass, call, [&](cudnnHandle_t handle, const Graph& graph) -> Status {
       if (graph.workspace > call.workspace.bytes) {
         return fail(ErrorCode::kUnsupported,
                     "cuDNN needs {} bytes of workspace for tensors with these strides, and {} for "
@@ -219,7 +219,7 @@ class CudnnAttention final : public AttentionProvider {
                     "have; give it dense tensors",
                     graph.workspace, call.workspace.bytes);
       }
-      if (const cudnnStatus_t status = fe::detail::set_stream(handle_->handle, stream);
+      if (const cudnnStatus_t status = fe::detail::set_stream(handle, stream);
           status != CUDNN_STATUS_SUCCESS) {
         return fail(ErrorCode::kCuda, "cudnnSetStream: {}", fe::detail::get_error_string(status));
       }
@@ -237,7 +237,7 @@ class CudnnAttention final : public AttentionProvider {
       const GraphSizes sizes = sizes_of(desc_, call.sizes);
       if (desc_.packed) F8_TRY(write_spans(call, sizes, stream, tensors));
       return check(
-          graph.graph.execute(handle_->handle, tensors,
+          graph.graph.execute(handle, tensors,
                               static_cast<char*>(call.workspace.data) + Spans(desc_, sizes).bytes),
           "execute");
     });
@@ -283,32 +283,35 @@ class CudnnAttention final : public AttentionProvider {
     return {};
   }
 
-  // Calls `use` with the graph of a call, which it builds where there is none.
+  // Calls `use` with the context's handle and the graph of a call, which it makes where there are none: a plan that is
+  // never asked for a backward in bf16 costs neither.
   template <class Use>
   auto with_graph(AttentionPass pass, const ProviderCall& call, const Use& use) const
-      -> decltype(use(std::declval<const Graph&>())) {
-    return without_exceptions([&]() -> decltype(use(std::declval<const Graph&>())) {
+      -> decltype(use(nullptr, std::declval<const Graph&>())) {
+    return without_exceptions([&]() -> decltype(use(nullptr, std::declval<const Graph&>())) {
       // cuDNN's backward of one query is refused, or gives NaN.
       if (pass == AttentionPass::kBackward && !desc_.packed && call.sizes.tokens_q == 1) {
         return fail(ErrorCode::kUnsupported,
                     "cuDNN has no backward of one query; take two queries or more, or recipe fp8");
       }
-      const Context::State& state = context_->state();
+      Context::State& state = context_->state();
       const ScopedContext current(state.driver, state.primary);
       F8_TRY(current.status());
-      const std::lock_guard lock(handle_->mutex);
-      Graph* const graph = F8_TRY(find_or_build(pass, call));
+      const auto handle = F8_TRY(handle_of(state));
+      const std::lock_guard lock(handle->mutex);
+      Graph* const graph = F8_TRY(find_or_build(pass, call, handle->handle));
       graph->used = ++clock_;
-      return use(*graph);
+      return use(handle->handle, *graph);
     });
   }
 
-  Result<Graph*> find_or_build(AttentionPass pass, const ProviderCall& call) const {
+  Result<Graph*> find_or_build(AttentionPass pass, const ProviderCall& call,
+                               cudnnHandle_t handle) const {
     const GraphKey key = key_of(pass, call);
     const auto found = graphs_.find(key);
     if (found != graphs_.end()) return found->second.get();
     auto made = std::make_unique<Graph>();
-    F8_TRY(build(key, *made));
+    F8_TRY(build(key, handle, *made));
     if (graphs_.size() >= kMostGraphs) {
       graphs_.erase(std::ranges::min_element(graphs_, {},
                                              [](const auto& each) { return each.second->used; }));
@@ -393,7 +396,7 @@ class CudnnAttention final : public AttentionProvider {
     if (const TensorPtr starts = as.get_ragged_offset()) output->set_ragged_offset(starts);
   }
 
-  Status build(const GraphKey& key, Graph& out) const {
+  Status build(const GraphKey& key, cudnnHandle_t handle, Graph& out) const {
     fe::graph::Graph& graph = out.graph;
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -426,7 +429,7 @@ class CudnnAttention final : public AttentionProvider {
       write(dk, kDk);
       write(dv, kDv);
     }
-    F8_TRY(check(graph.build(handle_->handle, {fe::HeurMode_t::A}), "build"));
+    F8_TRY(check(graph.build(handle, {fe::HeurMode_t::A}), "build"));
     int64_t bytes = 0;
     F8_TRY(check(graph.get_workspace_size(bytes), "workspace"));
     out.workspace = Spans(desc_, key.sizes).bytes + static_cast<size_t>(bytes);
@@ -435,7 +438,6 @@ class CudnnAttention final : public AttentionProvider {
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;
-  std::shared_ptr<CudnnHandle> handle_;
   const Kernel* spans_;
   // Under the handle's lock.
   mutable std::map<GraphKey, std::unique_ptr<Graph>> graphs_;
@@ -447,9 +449,6 @@ class CudnnAttention final : public AttentionProvider {
 Result<AttentionProviderPtr> create_cudnn_attention(const std::shared_ptr<Context>& context,
                                                     const AttentionDesc& desc) {
   return without_exceptions([&]() -> Result<AttentionProviderPtr> {
-    Context::State& state = context->state();
-    const ScopedContext current(state.driver, state.primary);
-    F8_TRY(current.status());
     const int version = F8_TRY(cudnn_version());
     const Kernel* spans = nullptr;
     if (desc.packed) {
@@ -463,8 +462,7 @@ Result<AttentionProviderPtr> create_cudnn_attention(const std::shared_ptr<Contex
                                                      .step = codegen::AttentionStep::kSpans,
                                                      .packed = true}));
     }
-    auto handle = F8_TRY(handle_of(state));
-    return std::make_unique<const CudnnAttention>(context, desc, std::move(handle), spans);
+    return std::make_unique<const CudnnAttention>(context, desc, spans);
   });
 }
 

@@ -181,6 +181,19 @@ class PackedGradients : public AttentionGradients, public testing::WithParamInte
     r.bits.resize(static_cast<size_t>(tokens) * stride);
     return r;
   }
+  // Those of sequence i as a batch of one.
+  Gradients gradients_alone(const Operands& all, const std::vector<int32_t>& cu_q,
+                            const std::vector<int32_t>& cu_k, size_t i) {
+    const int64_t queries = cu_q[i + 1] - cu_q[i], keys = cu_k[i + 1] - cu_k[i];
+    Operands own = all;
+    own.q = part(all.q, cu_q[i], queries);
+    own.k = part(all.k, cu_k[i], keys);
+    own.v = part(all.v, cu_k[i], keys);
+    own.dout = part(all.dout, cu_q[i], queries);
+    Gradients alone(own);
+    run(desc(), own, alone);
+    return alone;
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -214,13 +227,7 @@ TEST_P(PackedGradients, EachSequenceHasTheBitsThatItHasAlone) {
       }
       continue;
     }
-    Operands own = all;
-    own.q = part(all.q, cu_q[i], queries);
-    own.k = part(all.k, cu_k[i], keys);
-    own.v = part(all.v, cu_k[i], keys);
-    own.dout = part(all.dout, cu_q[i], queries);
-    Gradients alone(own);
-    run(desc(), own, alone);
+    const Gradients alone = gradients_alone(all, cu_q, cu_k, i);
     EXPECT_EQ(part(packed.dq, cu_q[i], queries).bits, alone.dq.bits) << "sequence " << i;
     EXPECT_EQ(part(packed.dk, cu_k[i], keys).bits, alone.dk.bits) << "sequence " << i;
     EXPECT_EQ(part(packed.dv, cu_k[i], keys).bits, alone.dv.bits) << "sequence " << i;
@@ -257,13 +264,7 @@ TEST_P(PackedGradients, InBf16EachSequenceIsWhatItIsAlone) {
       }
       continue;
     }
-    Operands own = all;
-    own.q = part(all.q, cu_q[i], queries);
-    own.k = part(all.k, cu_k[i], keys);
-    own.v = part(all.v, cu_k[i], keys);
-    own.dout = part(all.dout, cu_q[i], queries);
-    Gradients alone(own);
-    run(desc(), own, alone);
+    const Gradients alone = gradients_alone(all, cu_q, cu_k, i);
     for (const auto& [name, got, expected] :
          {std::tuple{"dq", &dq, &alone.dq}, std::tuple{"dk", &dk, &alone.dk},
           std::tuple{"dv", &dv, &alone.dv}}) {
