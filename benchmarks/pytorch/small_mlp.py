@@ -75,7 +75,11 @@ def step_of(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_kept: Callable[[], None] = step) -> None:  # the graph does not keep what it reads
+        graph.replay()
+
+    return replay
 
 
 def main() -> int:
