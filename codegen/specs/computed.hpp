@@ -1,8 +1,10 @@
 // The cast to fp8, or the maxima, of a tensor that is computed as it is read: an activation, the product of one
-// with up, their gradients, or what a norm makes of x. Both gradients of a GLU are cast in one launch.
+// with up, their gradients, or what a norm makes of x. Both gradients of a GLU are cast in one launch,
+// as two tensors or, merged, as the halves of one.
 // Scales that need maxima have them from a kernel of the same source.
 //   computed   := source ("_cast/" | "_amax/") [activation "/"] rest
 //   source     := "glu" | "glu_backward" | "rms_norm" | "activation" | "activation_backward" | "layer_norm"
+//                 | "merged_glu_backward"
 //   activation := "silu" | "gelu" | "gelu_tanh" | "relu2"       but for norms
 //   rest       := what follows "cast/" in a cast's key, with the options /pow2, /hold and /count, and /sums for
 //                 activation_backward; or "amax/" in an amax's, but for "block"
@@ -23,11 +25,16 @@ enum class Computed : uint8_t {
   kRmsNorm,
   kActivation,
   kActivationBackward,
-  kLayerNorm
+  kLayerNorm,
+  kMergedGluBackward
 };
-inline constexpr size_t kComputed = 6;
+inline constexpr size_t kComputed = 7;
 [[nodiscard]] constexpr bool is_norm(Computed source) {
   return source == Computed::kRmsNorm || source == Computed::kLayerNorm;
+}
+// Tells whether each block of a launch has two tiles, of gate and of up, of a tensor that has both side by side.
+[[nodiscard]] constexpr bool is_merged(Computed source) {
+  return source == Computed::kMergedGluBackward;
 }
 [[nodiscard]] constexpr bool has_activation(Computed source) {
   return !is_norm(source);
@@ -39,7 +46,8 @@ inline constexpr size_t kComputed = 6;
 // Tells whether the kernel of maxima also writes what it computes, for the cast to read. Norms are cheap to
 // compute again, and a block that has both gradients of a GLU in its registers has few others beside it.
 [[nodiscard]] constexpr bool writes_results(Computed source, const AmaxSpec& amax) {
-  return has_activation(source) && (source != Computed::kGluBackward || !(amax.row || amax.col));
+  return has_activation(source) && !is_merged(source) &&
+         (source != Computed::kGluBackward || !(amax.row || amax.col));
 }
 // Blocks an SM of a launch that finds the maxima of tensors. With more, one that writes what it computes spills.
 [[nodiscard]] constexpr int tensor_blocks_per_sm(Computed source) {
@@ -66,11 +74,21 @@ using ComputedCastSpec = ComputedSpec<CastSpec>;
 
 template <>
 inline constexpr std::array<std::string_view, kComputed> ComputedAmaxSpec::kKinds = {
-    "glu_amax",        "glu_backward_amax",        "rms_norm_amax",
-    "activation_amax", "activation_backward_amax", "layer_norm_amax"};
+    "glu_amax",
+    "glu_backward_amax",
+    "rms_norm_amax",
+    "activation_amax",
+    "activation_backward_amax",
+    "layer_norm_amax",
+    "merged_glu_backward_amax"};
 template <>
 inline constexpr std::array<std::string_view, kComputed> ComputedCastSpec::kKinds = {
-    "glu_cast",        "glu_backward_cast",        "rms_norm_cast",
-    "activation_cast", "activation_backward_cast", "layer_norm_cast"};
+    "glu_cast",
+    "glu_backward_cast",
+    "rms_norm_cast",
+    "activation_cast",
+    "activation_backward_cast",
+    "layer_norm_cast",
+    "merged_glu_backward_cast"};
 
 }  // namespace f8::codegen

@@ -13,23 +13,25 @@ struct Rows {
   const char* name;
   const void* data;
   int64_t ld;
+  int64_t cols = 0;  // 0: the tensor's
 };
 
 template <class Tensor>
 void check(const Call& call, const Tensor& t, Dtype type, std::span<const Rows> all) {
-  for (const auto& [name, from, ld] : all) {
+  for (const auto& [name, from, ld, own_cols] : all) {
+    const int64_t cols = own_cols == 0 ? t.cols : own_cols;
     if (from == nullptr || !is_aligned(from)) call.fault("cast: {} misaligned or null", name);
-    if (ld < t.cols || !is_row_stride(ld, t.cols, type)) {
-      call.fault("cast: {} has rows of {}, {} apart", name, t.cols, ld);
+    if (ld < cols || !is_row_stride(ld, cols, type)) {
+      call.fault("cast: {} has rows of {}, {} apart", name, cols, ld);
     }
   }
 }
 
 // Does what `spec` says to one of the tensors of a launch, whose elements are value(row, column) and go to
-// `result` where it is not null.
+// `result` where it is not null. Each block has so many tiles of it.
 template <class Spec, class Args, class Value>
 void run_one(const Spec& spec, const Call& call, const Args& args, size_t index, void* result,
-             Value&& value) {
+             int32_t tiles_of_block, Value&& value) {
   const auto& t = args.tensors[index];
   // operator new aligns it to 16 bytes, as the kernels need.
   static_assert(__STDCPP_DEFAULT_NEW_ALIGNMENT__ >= 16);
@@ -45,10 +47,13 @@ void run_one(const Spec& spec, const Call& call, const Args& args, size_t index,
   one.tensors[0] = t;
   one.tensors[0].x = x.data();
   one.tensors[0].ld = t.cols;
+  one.tensors[0].blocks *= tiles_of_block;
   if (result != nullptr) std::memcpy(result, x.data(), x.size());
   if constexpr (requires { one.counters; }) one.counters[0] = args.counters[index];
   void* const parameters[] = {&one};
-  emulate(spec, Call{call.module, call.launch, parameters, call.sm_count, call.faults});
+  Launch launch = call.launch;
+  launch.grid *= static_cast<unsigned>(tiles_of_block);
+  emulate(spec, Call{call.module, launch, parameters, call.sm_count, call.faults});
 }
 
 // Finds what is wrong with a launch of `name`, which has as many tensors of one shape, and with what it reads.
@@ -96,7 +101,8 @@ void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const
       call.fault("{}: the results of tensor {} misaligned, null, or not asked for", spec.key(),
                  index);
     }
-    if (call.faults.empty()) run_one(of, call, args.of, index, result, value);
+    const int32_t tiles = is_merged(spec.source) ? 2 : 1;
+    if (call.faults.empty()) run_one(of, call, args.of, index, result, tiles, value);
   };
   switch (spec.source) {
     case codegen::Computed::kGlu:
@@ -110,6 +116,16 @@ void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const
       run_one_of({of_x, {"up", up.x, up.ld}, of_factor}, 0,
                  [&](int64_t r, int64_t c) { return both(r, c).gate; });
       return run_one_of({}, 1, [&](int64_t r, int64_t c) { return both(r, c).up; });
+    }
+    case codegen::Computed::kMergedGluBackward: {
+      const int64_t half = x.cols / 2;
+      return run_one_of(
+          {of_x, {"grad", args.factor, args.ld_factor, half}}, 0, [&](int64_t r, int64_t c) {
+            const int64_t at_gate = c % half;
+            const auto both = glu_backward(activation, x_at(r, at_gate), x_at(r, half + at_gate),
+                                           factor_at(r, at_gate), of.in);
+            return c < half ? both.gate : both.up;
+          });
     }
     case codegen::Computed::kRmsNorm:
       if (args.rstd == nullptr) call.fault("rms_norm: no rstd");

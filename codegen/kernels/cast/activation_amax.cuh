@@ -23,6 +23,8 @@ struct AmaxOfFunction : LoadFunction<kInput, Function> {
   using Read = OperandsOf<Values, Function::kPair>;
   void* result;
   static constexpr int kInFlight = Function::kPair ? 2 : 8;  // more spill
+  // Gate and up that one linear made are rows apart; what has one operand is mostly dense.
+  static constexpr int kStrided = Function::kPair && kInput != Input::kF32 ? 2 : 1;
   static constexpr int kResults = 1;
 
   F8_DEVICE bool is_dense(const AmaxTensor& t) const {
@@ -56,6 +58,7 @@ struct AmaxOfGradients {
     Values gate, up, grad;
   };
   static constexpr int kInFlight = 2;  // more spill
+  static constexpr int kStrided = 1;
   static constexpr int kResults = 2;
   const AmaxTensor& up;
   const void* grad;
@@ -117,6 +120,23 @@ F8_DEVICE void glu_backward_amax(const ComputedAmaxArgs& args) {
                          AmaxOfGradients<kInput, kActivation>{tensors[1], args.factor,
                                                               args.ld_factor, args.results});
   }
+}
+
+// Both are side by side in one tensor, whose maxima are found by tiles even where it alone has one.
+template <class Config>
+F8_DEVICE void merged_glu_backward_amax(const ComputedAmaxArgs& args) {
+  constexpr Input kInput = Config::kInput;
+  const AmaxTensor& t = args.of.tensors[0];
+  grid_dependency_wait();
+  launch_dependents();
+  const MergedTiles tiles(t.cols, static_cast<i32>(blockIdx.x));
+  const UpOfMerged up = up_of_merged<kInput>(t);
+  ThreadFragment<kInput> of_up;
+  Amax<Config>::rows_and_columns(t, tiles.of_gate,
+                                 LoadGateGradient<kInput, Config::kActivation, UpOfMerged>{
+                                     up, args.factor, args.ld_factor, of_up});
+  __syncthreads();  // before the shared memory of the first maxima is written again
+  Amax<Config>::rows_and_columns(t, tiles.of_up, LoadNothing<kInput>{of_up});
 }
 
 }  // namespace f8::kernels

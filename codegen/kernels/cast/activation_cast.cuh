@@ -50,4 +50,22 @@ F8_DEVICE void glu_backward_cast(const ComputedCastArgs& args) {
                     LoadNothing<kInput>{of_up});
 }
 
+// Both are side by side in one tensor, as gate and up are in x.
+template <class Config>
+F8_DEVICE void merged_glu_backward_cast(const ComputedCastArgs& args) {
+  constexpr Input kInput = Config::kInput;
+  const CastTensor& t = args.of.tensors[0];
+  const i32 index = t.blocks - 1 - static_cast<i32>(blockIdx.x);
+  const MergedTiles tiles(t.cols, index);
+  const UpOfMerged up = up_of_merged<kInput>(t);
+  ThreadFragment<kInput> of_up;
+  Cast<Config>::of_tile(args.of, 0, TileCoord(t.rows, t.cols, tiles.of_gate), index == 0,
+                        LoadGateGradient<kInput, Config::kActivation, UpOfMerged>{
+                            up, args.factor, args.ld_factor, of_up});
+  of_up.column += tiles.half;
+  __syncthreads();  // before the shared memory of the first cast is written again
+  Cast<Config>::of_tile(args.of, 0, TileCoord(t.rows, t.cols, tiles.of_up), false,
+                        LoadNothing<kInput>{of_up});
+}
+
 }  // namespace f8::kernels

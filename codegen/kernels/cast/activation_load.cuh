@@ -98,18 +98,20 @@ F8_DEVICE void to_gradients(Vec8<kInput>& gate, Vec8<kInput>& up, const Vec8<kIn
 
 // x of a tensor is gate. Its own fragment becomes dgate, and dup is left in `of_up`, both in the visit of
 // gate, up and grad.
-template <Input kInput, Activation kActivation, class Tensor>
+template <Input kInput, Activation kActivation, class Up>
 struct LoadGateGradient {
-  const Tensor& up;
+  const Up& up;  // its x and ld
   const void* grad;
   i64 ld_grad;
   ThreadFragment<kInput>& of_up;
 
+  template <class Tensor>
   F8_DEVICE void prefetch(const Tensor& t, i32 row0, i32 column0) const {
     prefetch_tile<kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
     prefetch_tile<kInput>(up.x, up.ld, t.rows, t.cols, row0, column0);
     prefetch_tile<kInput>(grad, ld_grad, t.rows, t.cols, row0, column0);
   }
+  template <class Tensor>
   F8_DEVICE void load(const Tensor& t, i32 row0, i32 column0,
                       ThreadFragment<kInput>& fragment) const {
     ThreadFragment<kInput> of_grad;
@@ -135,5 +137,26 @@ struct LoadNothing {
     fragment = from;
   }
 };
+
+// The tiles of a tensor whose columns are gate's and then as many of up's, both whole tiles: each block has two,
+// the one of `index` in gate and the one as far in up.
+struct MergedTiles {
+  i32 of_gate, of_up;  // in the tensor
+  i32 half;            // gate's columns
+
+  F8_DEVICE MergedTiles(i32 cols, i32 index) : half(cols / 2) {
+    const i32 across = half / kCastTile;
+    of_gate = index + index / across * across;
+    of_up = of_gate + across;
+  }
+};
+struct UpOfMerged {
+  const void* x;
+  i64 ld;
+};
+template <Input kInput, class Tensor>
+F8_DEVICE UpOfMerged up_of_merged(const Tensor& t) {
+  return {static_cast<const u8*>(t.x) + i64{t.cols / 2} * Vec8<kInput>::kElementBytes, t.ld};
+}
 
 }  // namespace f8::kernels

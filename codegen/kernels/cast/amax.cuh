@@ -21,12 +21,13 @@ struct Amax {
   static constexpr bool kTilePartials = !Config::kTensor && Config::kInput != Input::kF32;
 
   // A loader gives the elements whose maxima are found: those of the tensor's x. `read` and `raise` are
-  // for eight of them, of which a thread reads kInFlight times as many at once; of `element`, where rows
-  // follow each other, row is 0. `raise` is given the element where rows follow each other in any case. A
+  // for eight of them, of which a thread reads kInFlight times as many at once, or kStrided of rows apart; of
+  // `element`, where rows follow each other, row is 0. `raise` is given the element where rows follow each other in any case. A
   // loader with two results has those of two tensors.
   struct Load {
     using Read = Values;
     static constexpr int kInFlight = 8;
+    static constexpr int kStrided = 8;
     static constexpr int kResults = 1;
 
     static F8_DEVICE bool is_dense(const AmaxTensor& t) { return t.ld == t.cols; }
@@ -61,6 +62,28 @@ struct Amax {
         for (int i = 0; i < kInFlight; ++i) loader.read(t, 0, (chunk + i * step) * 8, read[i]);
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) loader.raise(read[i], (chunk + i * step) * 8, most);
+      }
+    } else if constexpr (Loader::kStrided > 1) {
+      // A step is so many rows and chunks, since a division for each chunk would take longer than its read.
+      const i64 step_rows = step / chunks_per_row;
+      const i64 step_in_row = step - step_rows * chunks_per_row;
+      i64 row = chunk / chunks_per_row;
+      i64 in_row = chunk - row * chunks_per_row;
+      for (; chunk + (Loader::kStrided - 1) * step < chunks; chunk += Loader::kStrided * step) {
+        typename Loader::Read read[Loader::kStrided];
+#pragma unroll
+        for (int i = 0; i < Loader::kStrided; ++i) {
+          loader.read(t, row, in_row * 8, read[i]);
+          row += step_rows;
+          in_row += step_in_row;
+          if (in_row >= chunks_per_row) {
+            in_row -= chunks_per_row;
+            ++row;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < Loader::kStrided; ++i)
+          loader.raise(read[i], (chunk + i * step) * 8, most);
       }
     }
     for (; chunk < chunks; chunk += step) {

@@ -383,7 +383,13 @@ struct Cast {
     const CastTensor& t = args.tensors[index_of_tensor];
     const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
     const i32 index = t.blocks - 1 - block;
-    const TileCoord tile(t.rows, t.cols, index);
+    of_tile(args, index_of_tensor, TileCoord(t.rows, t.cols, index), index == 0, loader);
+  }
+  // Casts a tile of a tensor; the `first` one publishes the tensor's scale.
+  template <class Args, class Loader>
+  static F8_DEVICE void of_tile(const Args& args, int index_of_tensor, const TileCoord& tile,
+                                bool first, const Loader& loader) {
+    const CastTensor& t = args.tensors[index_of_tensor];
     const i32 row0 = tile.row * kCastTile;
     const i32 column0 = tile.column * kCastTile;
     if constexpr (!kAfterAmax && !Config::kNoopFlag) {
@@ -395,7 +401,6 @@ struct Cast {
     loader.load(t, row0, column0, fragment);
     __shared__ Scales scales;
     __shared__ TileAmax<Config::kInput> tile_amax;
-    const bool first = index == 0;
     if (Config::kSums && args.sums != nullptr) {
       store_column_sums(fragment, column0, t.cols, args.sums + i64{tile.row} * t.cols);
     }

@@ -111,6 +111,7 @@ struct AmaxOfNorm : LoadNorm<kInput, kLayer> {
   };
   u32 eights_of_row;
   static constexpr int kInFlight = kInput == Input::kF32 ? 2 : kLayer ? 3 : 4;  // more spill
+  static constexpr int kStrided = 1;
   static constexpr int kResults = 1;
 
   // Numbers of eights fit in 32 bits, whose division is cheap.

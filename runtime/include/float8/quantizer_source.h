@@ -31,7 +31,12 @@ typedef enum float8_source {
    * each row: the difference and the first product are rounded, the second one and the sum are one fma, as in
    * PyTorch's own kernel of the norm and in those of its compiler on GPUs. Without norm_bias it is the
    * products. */
-  FLOAT8_LAYER_NORM = 6
+  FLOAT8_LAYER_NORM = 6,
+  /* FLOAT8_GLU_BACKWARD of a linear that makes gate and up in one: x is [rows][cols], whose first half of columns is
+   * gate and whose second half up, each of whole 128s, and the one tensor that is filled has the gradients of both in
+   * their places, with the scales of both. `grad` is [rows][cols / 2], and there is no `up`. Scales of a tensor or of rows
+   * need two launches, which both compute the gradients. Not with over_ranks. */
+  FLOAT8_MERGED_GLU_BACKWARD = 7
 } float8_source;
 
 /* The activation of an MLP, of which the last step alone is rounded; the same bits on every device. */

@@ -47,7 +47,9 @@ std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet 
       if (pass.amax) {
         made.amax = {*pass.amax, source.source, source.activation};
         // As in a list of casts with given maxima, the tensor's is a single word.
-        if (source.given_maxima && pass.amax->tensor && !pass.amax->col) made.amax->of.row = true;
+        if (source.raises_tensors() && pass.amax->tensor && !pass.amax->col) {
+          made.amax->of.row = true;
+        }
       }
       made.cast = is_left(made, source.source)
                       ? codegen::KernelSpec(cast)
@@ -86,7 +88,9 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
     (void)take(raises ? words.bytes() : 0);
     for (TensorBuffers& at : tensors) {
       at.tile_amax = take(tile_bytes);
-      at.partials = take(sizeof(uint32_t) * static_cast<size_t>(partials));
+      at.partials = source_.raises_tensors()
+                        ? at.amax
+                        : take(sizeof(uint32_t) * static_cast<size_t>(partials));
     }
   }
   if (source_.sums) tile_sums_ = take(column_sums_bytes(rows, cols));
@@ -141,9 +145,11 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
 template <class Computed, class Args>
 Status ComputedCasts::launch(const Context::State& context, const Kernel& kernel, const Args& args,
                              const ComputedCall& call, Stream stream) const {
+  const int32_t merged = is_merged(source_.source) ? 2 : 1;  // a block has as many tiles
   const auto& t = args.tensors[0];
-  const int64_t ld = call.ld_factor == 0 ? t.cols : call.ld_factor;
+  const int64_t ld = call.ld_factor == 0 ? t.cols / merged : call.ld_factor;
   Computed computed = {args, call.factor, ld, call.rstd, call.mean, call.bias, {}};
+  computed.of.tensors[0].blocks /= merged;
   if constexpr (std::is_same_v<Args, kernels::AmaxArgs>) {
     const auto& spec = std::get<codegen::ComputedAmaxSpec>(kernel.spec).of;
     if (codegen::writes_results(source_.source, spec)) {
@@ -152,7 +158,7 @@ Status ComputedCasts::launch(const Context::State& context, const Kernel& kernel
       }
     }
   }
-  return launch_with(computed, context.driver, kernel, t.blocks,
+  return launch_with(computed, context.driver, kernel, t.blocks / merged,
                      context.options.programmatic_launch, stream);
 }
 
@@ -183,7 +189,7 @@ Status ComputedCasts::cast(const Context::State& context, const Pass& pass,
     return cast_args(spec, context.info.sm_count, one);
   });
   if (spec.sums) args.sums = call.first.at<float>(tile_sums_);
-  if (source_.given_maxima) {
+  if (source_.raises_tensors()) {
     for (kernels::CastTensor& t : args.tensors) t.partial_count = std::min(t.partial_count, 1);
   }
   if (computed != nullptr) {

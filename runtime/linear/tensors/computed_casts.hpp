@@ -28,6 +28,9 @@ struct ComputedSource {
   codegen::Activation activation = codegen::Activation::kSilu;
   bool sums = false;          // of the columns of kActivationBackward's gradient
   bool given_maxima = false;  // casts are given the maxima that a call of their own found
+
+  // A tensor's maximum is one word, which each tile raises.
+  [[nodiscard]] bool raises_tensors() const { return given_maxima || is_merged(source); }
 };
 [[nodiscard]] std::vector<ComputedPass> computed_passes(const LinearKernels& kernels,
                                                         CopySet copies,

@@ -15,8 +15,8 @@ namespace {
 codegen::Computed computed_of(CastSource source) {
   return static_cast<codegen::Computed>(static_cast<int>(source) - 1);
 }
-static_assert(static_cast<int>(CastSource::kLayerNorm) - 1 ==
-              static_cast<int>(codegen::Computed::kLayerNorm));
+static_assert(static_cast<int>(CastSource::kMergedGluBackward) - 1 ==
+              static_cast<int>(codegen::Computed::kMergedGluBackward));
 
 // A linear that has the operand, with a second dimension of its weight that does not matter.
 LinearDesc linear_of(const QuantizerDesc& desc) {
@@ -82,6 +82,8 @@ const char* name_of(CastSource source) {
       return "FLOAT8_ACTIVATION_BACKWARD";
     case CastSource::kLayerNorm:
       return "FLOAT8_LAYER_NORM";
+    case CastSource::kMergedGluBackward:
+      return "FLOAT8_MERGED_GLU_BACKWARD";
     case CastSource::kPlain:
       break;
   }
@@ -237,6 +239,7 @@ Status Quantizer::plan_shards() {
 
 bool Quantizer::casts_gradients() const {
   return desc_.source == CastSource::kGluBackward ||
+         desc_.source == CastSource::kMergedGluBackward ||
          desc_.source == CastSource::kActivationBackward;
 }
 
@@ -256,6 +259,14 @@ Status Quantizer::check_computed() const {
                 name_of(desc_.source));
   }
   if (desc_.source == CastSource::kPlain) return {};
+  const bool merged = desc_.source == CastSource::kMergedGluBackward;
+  if (merged && (desc_.cols % (2 * kernels::kCastTile) != 0 || desc_.over_ranks)) {
+    return fail(
+        ErrorCode::kUnsupported,
+        "float8_quantizer_desc.source is FLOAT8_MERGED_GLU_BACKWARD with cols {}{}; gate and "
+        "up have whole {} columns each, of one rank: cast others with FLOAT8_GLU_BACKWARD",
+        desc_.cols, desc_.over_ranks ? " and over_ranks" : "", kernels::kCastTile);
+  }
   const Tensor operand = casts_gradients() ? Tensor::kGradOutput : Tensor::kInput;
   const bool cut = activates ? desc_.whole_rows != 0 : desc_.over_ranks;
   if (desc_.operand == operand && !cut && !desc_.f32_source) return {};

@@ -24,7 +24,8 @@ enum class CastSource : uint8_t {
   kRmsNorm,
   kActivation,
   kActivationBackward,
-  kLayerNorm
+  kLayerNorm,
+  kMergedGluBackward
 };
 [[nodiscard]] const char* name_of(CastSource source);  // in the C interface
 

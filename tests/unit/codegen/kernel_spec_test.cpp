@@ -63,6 +63,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "layer_norm_amax/bf16/col",
            "glu_amax/silu/bf16/tensor",
            "glu_backward_amax/silu/f16/rowcol+tensor",
+           "merged_glu_backward_cast/gelu/bf16.e5m2/delayed/q+qt",
+           "merged_glu_backward_amax/silu/bf16/row+tensor",
            "group_layout",
            "route/count/i64",
            "route/place/i32",

@@ -117,6 +117,8 @@ void add_activations(const runtime::LinearKernels& kernels, Keys& keys) {
         add_computed(kernels, runtime::kDyq | runtime::kDyqt,
                      {gated ? kGluBackward : kActivationBackward, activation, sums}, keys);
       }
+      if (!gated) continue;
+      add_computed(kernels, runtime::kDyq | runtime::kDyqt, {kMergedGluBackward, activation}, keys);
     }
   }
 }

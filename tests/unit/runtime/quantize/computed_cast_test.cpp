@@ -320,6 +320,66 @@ TEST_P(ComputedCastTest, IsTheCastOfTheGradients) {
   }
 }
 
+// The gradients of gate and up side by side are one tensor, with the scales of both.
+class MergedCastTest : public ComputedCastTest {};
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MergedCastTest,
+    ::testing::Values(Case{"delayed", 130, 512, 8}, Case{"delayed", 256, 256, 0},
+                      Case{"blockwise", 300, 768, 16}, Case{"blockwise", 1, 256, 0},
+                      Case{"tensorwise", 300, 512, 0}, Case{"tensorwise", 1, 256, 8},
+                      Case{"rowwise", 130, 512, 8}, Case{"rowwise", 2, 10'240, 0},
+                      Case{"mixed", 130, 512, 8}, Case{"apart", 130, 256, 0}));
+TEST_P(MergedCastTest, IsTheCastOfBothGradients) {
+  const auto& [recipe, rows, cols, gap] = GetParam();
+  const int64_t half = cols / 2;
+  for (const auto& [type, activation] : {std::pair{Dtype::kBf16, Activation::kSilu},
+                                         {Dtype::kF16, Activation::kGelu},
+                                         {Dtype::kF32, Activation::kGeluTanh}}) {
+    for (const bool first : {false, true}) {
+      SCOPED_TRACE(f8::format("{} {}", to_string(type), first));
+      QuantizerDesc desc{.operand = Tensor::kGradOutput,
+                         .rows = first ? rows : rows + 150,
+                         .cols = cols,
+                         .recipe = recipe_of(recipe)};
+      desc.dtype = type;
+      const float8_step& step = first ? kFirstOfSteps : kOrdinaryStep;
+      const auto plain = Quantizer::plan(context_, desc).value();
+      Source{CastSource::kMergedGluBackward, activation}.set(desc);
+      const auto fused = Quantizer::plan(context_, desc).value();
+      const Matrix x = random(rows, cols, 5, type), grad = random(rows, half, 7, type);
+      Matrix of = x;
+      for (int64_t i = 0; i < rows * half; ++i) {
+        const auto gate = static_cast<size_t>(i + i / half * half);
+        const size_t up = gate + static_cast<size_t>(half);
+        const auto both = emulation::glu_backward(activation, x.values[gate], x.values[up],
+                                                  grad.values[static_cast<size_t>(i)], type);
+        of.values[gate] = both.gate;
+        of.values[up] = both.up;
+      }
+      Buffer x_in(x, type, gap), grad_in(grad, type, gap),
+          of_in(reference::rounded_to(of, type), type);
+      Buffer expected(plain->tensor_bytes()), got(plain->tensor_bytes());
+      Slots plain_slots, fused_slots;
+      run(*plain, {.rows = rows,
+                   .x = {of_in.data()},
+                   .tensor = {expected.data()},
+                   .step = &step,
+                   .scales = plain_slots});
+      const size_t before = cuda_.launches.size();
+      run(*fused, {.rows = rows,
+                   .x = {x_in.data(), gap == 0 ? 0 : cols + gap},
+                   .tensor = {got.data()},
+                   .step = &step,
+                   .scales = fused_slots,
+                   .grad = {grad_in.data(), gap == 0 ? 0 : half + gap}});
+      EXPECT_EQ(cuda_.launches.size() - before, launches(*fused, step));
+      EXPECT_EQ(bytes(got), bytes(expected));
+      EXPECT_EQ(plain_slots.most(), fused_slots.most());
+      EXPECT_TRUE(got.guard_is_whole());
+    }
+  }
+}
+
 // With the sums of its columns and without them, which are those of a linear's dy.
 TEST_P(ComputedCastTest, IsTheCastOfTheGradientOfAnActivation) {
   const auto& [recipe, rows, cols, gap] = GetParam();

@@ -53,6 +53,16 @@ TEST_F(ComputedMisuse, PlansThatCannotBe) {
     weight.source = source;
     refused(weight, ErrorCode::kInvalidArgument, "it is for FLOAT8_GRAD_OUTPUT");
   }
+  QuantizerDesc merged = desc("blockwise");
+  merged.source = CastSource::kMergedGluBackward;
+  merged.cols = 256;
+  refused(merged, ErrorCode::kInvalidArgument, "it is for FLOAT8_GRAD_OUTPUT");
+  merged.operand = Tensor::kGradOutput;
+  merged.over_ranks = true;
+  refused(merged, ErrorCode::kUnsupported, "and over_ranks");
+  merged.over_ranks = false;
+  merged.cols = 128;
+  refused(merged, ErrorCode::kUnsupported, "FLOAT8_MERGED_GLU_BACKWARD with cols 128");
   QuantizerDesc sums = desc("blockwise");
   sums.column_sums = true;
   refused(sums, ErrorCode::kInvalidArgument, "it is for FLOAT8_ACTIVATION_BACKWARD");
