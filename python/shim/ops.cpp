@@ -29,6 +29,9 @@
 //     -> (gate_q, gate_qt, up_q, up_qt)
 //     Likewise the copies of the gradients of gate and up, where `grad` is the product's. `scales` are
 //     the parts of the linears that made gate and up, or none.
+//   quantize_merged_glu_backward(grad, gate_up, activation, config, scales?, layout) -> (q, qt)
+//     Likewise the copies of the gradient of gate_up [..., 2 H], which has the H columns of gate and then those
+//     of up, each whole 128s. `scales` is the part of the linear that made it.
 //   cast_weight(weight, q!, qt!, state!, like, config)
 //     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
 //     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
@@ -250,6 +253,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize_activation_backward, Roles{.config = 3, .scales = 5}>(
       library, "quantize_activation_backward");
   add<&quantize_glu_backward, Roles{.config = 4, .scales = 5}>(library, "quantize_glu_backward");
+  add<&quantize_merged_glu_backward, Roles{.config = 3, .scales = 4}>(
+      library, "quantize_merged_glu_backward");
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
   add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");

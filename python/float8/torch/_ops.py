@@ -35,6 +35,7 @@ quantize_layer_norm_again = torch.ops.float8.quantize_layer_norm_again.default
 quantize_activation = torch.ops.float8.quantize_activation.default
 quantize_activation_backward = torch.ops.float8.quantize_activation_backward.default
 quantize_glu_backward = torch.ops.float8.quantize_glu_backward.default
+quantize_merged_glu_backward = torch.ops.float8.quantize_merged_glu_backward.default
 cast_weight = torch.ops.float8.cast_weight.default
 quantize_list = torch.ops.float8.quantize_list.default
 quantize_amax = torch.ops.float8.quantize_amax.default
@@ -221,6 +222,14 @@ def _fake_quantize_glu_backward(
     _check_shapes(grad=grad, gate=gate, up=up)
     copies = _fake_quantize(gate, config, GRAD_OUTPUT, True)
     return (*copies, *(torch.empty_like(copy) for copy in copies))
+
+
+@fake_kernel("quantize_merged_glu_backward")
+def _fake_quantize_merged_glu_backward(
+    grad: torch.Tensor, gate_up: torch.Tensor, activation: int, config: int, *_: Any
+) -> tuple[torch.Tensor, ...]:
+    _check_shapes(grad=grad, gate=gate_up.chunk(2, dim=-1)[0])
+    return _fake_quantize(gate_up, config, GRAD_OUTPUT, True)
 
 
 @fake_kernel("cast_weight")

@@ -115,6 +115,10 @@ _OTHERS = (
         "Tensor[] scales, int layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
     (
+        "quantize_merged_glu_backward(Tensor grad, Tensor gate_up, int activation, int config, Tensor? "
+        "scales=None, int layout=0) -> (Tensor, Tensor)"
+    ),
+    (
         "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "
         "-> ()"
     ),

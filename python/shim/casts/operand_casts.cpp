@@ -323,6 +323,32 @@ std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& gr
   return {q, qt, of_columns};
 }
 
+std::tuple<Tensor, Tensor> quantize_merged_glu_backward(const Tensor& grad, const Tensor& gate_up,
+                                                        int64_t activation, int64_t config,
+                                                        const std::optional<Tensor>& scales,
+                                                        int64_t layout) {
+  const Matrix of_grad = as_matrix(grad);
+  const Matrix both = as_matrix(gate_up);
+  if (both.rows != of_grad.rows || both.cols != 2 * of_grad.cols ||
+      dtype_of(gate_up) != dtype_of(grad) || device_of(gate_up) != device_of(grad)) {
+    throw std::invalid_argument(
+        "float8: gate_up of quantize_merged_glu_backward has twice grad's columns, and its rows, "
+        "type and device");
+  }
+  const GradientCast of(
+      gate_up, config,
+      {.source = FLOAT8_MERGED_GLU_BACKWARD, .activation = activation_of(activation)}, false);
+  const Tensor q = of.q(), qt = of.qt();
+  if (of.quantizer == nullptr) return {q, qt};
+  float8_quantize_args args = of.cast.args();
+  args.grad = {of_grad.data, of_grad.stride};
+  float8_step step;
+  args.step = &step;
+  if (scales) of.cast.set_scales(args.scales, step, *scales, layout, false);
+  run_quantizer(*of.quantizer, of.cast.place, q, qt, args);
+  return {q, qt};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
     const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t activation, int64_t config,
     std::vector<Tensor> scales, int64_t layout) {

@@ -44,6 +44,9 @@ MODELS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("Lfm2", {"layer_types": ["full_attention", "conv"], "block_multiple_of": 16}, {"Lfm2MLP"}),
     ("Nemotron", {}, {"NemotronMLP"}),
     ("GPTNeoX", {}, {"GPTNeoXMLP"}),
+    ("Phi3", {}, {"Phi3MLP"}),
+    ("Glm", {}, {"GlmMLP"}),
+    ("Glm4", {}, {"Glm4MLP"}),
     ("SeedOss", {"residual_dropout": 0.0, "attention_dropout": 0.0}, {"SeedOssMLP"}),
 ]  # fmt: skip
 
@@ -58,11 +61,13 @@ def transformer(name: str, options: dict[str, Any]) -> nn.Module:
 
 def one_by_one(mlp: Any, x: torch.Tensor) -> Any:
     """Computes a fused MLP by its linears, with the rounding of the kernels between them."""
-    gate, up, down = (None if each is None else mlp.get_submodule(each) for each in mlp.names)
     for each in mlp.beside.before:
         x = mlp.get_submodule(each)(x)
-    h = activated(up(x), mlp.activation) if gate is None else glu(gate(x), up(x), mlp.activation)
-    y = down(h)
+    *read, down = (mlp.get_submodule(each) for each in mlp.names.given())
+    made = [each(x) for each in read]
+    if mlp.names.merged:
+        made = made[0].chunk(2, dim=-1)
+    y = down((glu if len(made) == 2 else activated)(*made, mlp.activation))
     for each in mlp.beside.behind:
         y = mlp.get_submodule(each)(y)
     return (
@@ -107,14 +112,6 @@ def test_knows_the_mlps_of_transformers(
     assert [each for each, m in linears.items() if torch.equal(m.weight, before[each])] == []
 
 
-def test_names_a_merged_gate_and_up(config: Config) -> None:
-    model = converted(transformer("Phi3", {}), config("rowwise"))
-    with pytest.warns(UserWarning, match="Phi3ForCausalLM as it was: its gate_up_proj makes gate"):
-        done = f8.fuse(model)
-    assert [each.name for each in done] == ["model.layers.0.mlp", "model.layers.1.mlp"]
-    assert not any(each.fused for each in done)
-
-
 class Renamed(nn.Module):
     def __init__(self, act: nn.Module) -> None:
         super().__init__()
@@ -139,7 +136,7 @@ def test_knows_children_by_their_parts(config: Config) -> None:
     model = converted(nn.Sequential(*made), config("blockwise"))
     plain = copy.deepcopy(model)
     assert all(each.fused for each in f8.fuse(model))
-    assert [(*each.names, each.activation) for each in model] == [
+    assert [(*each.names[:3], each.activation) for each in model] == [
         ("w1", "w3", "w2", "silu"),
         ("w3", "w1", "w2", "gelu"),
         (None, "wide", "narrow", "gelu_tanh"),
@@ -238,7 +235,7 @@ def test_knows_other_ways_to_write_it(config: Config, module: Any, expected: Any
     model = converted(nn.Sequential(copy.deepcopy(module)), config("rowwise"))
     plain = copy.deepcopy(model)
     assert [each.fused for each in f8.fuse(model)] == [True]
-    assert (*model[0].names, model[0].activation) == expected
+    assert (*model[0].names[:3], model[0].activation) == expected
     plain[0].forward = functools.partial(one_by_one, plain[0])
     of = model[0]
     plain[0].names, plain[0].activation, plain[0].beside = of.names, of.activation, of.beside

@@ -212,6 +212,18 @@ def test_takes_rows_apart_and_no_rows() -> None:
     assert same([sums], [torch.zeros(64, device=DEVICE)])
 
 
+def test_refuses_a_gate_and_up_unlike_the_gradient() -> None:
+    config = config_of("blockwise")
+    both, grad = operands(32, 512, torch.bfloat16)
+    for own in (grad, grad[:16, :256], grad[:, :256].half()):
+        with pytest.raises(ValueError, match="twice grad's columns"):
+            _ops.quantize_merged_glu_backward(own, both, SILU, config)
+    with pytest.raises(RuntimeError, match="cols 384; gate and up have whole 128 columns each"):
+        _ops.quantize_merged_glu_backward(grad[:, :192], both[:, :384], SILU, config)
+    q, qt = _ops.quantize_merged_glu_backward(grad[:0, :256], both[:0], SILU, config)
+    assert q.numel() == 0 and qt.dtype == torch.uint8
+
+
 def test_refuses_gradients_in_high_precision() -> None:
     gate, up = operands(32, 64, torch.bfloat16)
     config = config_of("rowwise_with_gw_hp")

@@ -57,11 +57,12 @@ def checkpointing_name(of: Any) -> str:
     return new if hasattr(of, new) or hasattr(of, f"{new}_enable") else "gradient_checkpointing"
 
 
-def llama(device: str, seed: int = 0) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def llama(device: str, seed: int = 0, kind: str = "Llama") -> Any:
+    """Returns a small Llama, or one of another kind with its sizes."""
+    import transformers
 
     torch.manual_seed(seed)
-    sizes = LlamaConfig(
+    sizes = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=128,
@@ -70,8 +71,9 @@ def llama(device: str, seed: int = 0) -> Any:
         num_key_value_heads=2,
         max_position_embeddings=TOKENS,
         use_cache=False,
+        pad_token_id=None,
     )
-    return LlamaForCausalLM(sizes).to(device)
+    return getattr(transformers, f"{kind}ForCausalLM")(sizes).to(device)
 
 
 def rows(count: int, seed: int = 0) -> torch.Tensor:

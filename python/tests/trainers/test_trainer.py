@@ -65,12 +65,13 @@ def train(
     folder: Any,
     device: str,
     converted: int = LINEARS,
+    kind: str = "Llama",
     **arguments: Any,
 ) -> list[float]:
     """Trains, checks all weights, and returns the losses."""
     training.reset_accelerate()
     os.environ.update(environment)
-    model = training.llama(device)
+    model = training.llama(device, kind=kind)
     own = trainer(model, folder, device, **arguments)
     weights = training.Weights(model)
     own.train()
@@ -107,6 +108,16 @@ def test_fused_mlps(recipe: str | None, tmp_path: Any, device: str, caplog: Any)
         found = train(ENVIRONMENT, tmp_path, device)
     assert f"fused {training.LAYERS} MLPs of LlamaForCausalLM" in caplog.text
     training.check_losses(found, train({}, tmp_path, device))
+
+
+def test_fused_mlps_in_which_one_linear_makes_gate_and_up(
+    tmp_path: Any, device: str, caplog: Any
+) -> None:
+    caplog.set_level("INFO", logger="float8.torchao")
+    with training.installed(device, recipe="rowwise", fuse=True):
+        found = train(ENVIRONMENT, tmp_path, device, 4 * training.LAYERS - 1, "Phi3", max_steps=9)
+    assert f"fused {training.LAYERS} MLPs of Phi3ForCausalLM" in caplog.text
+    training.check_losses(found, train({}, tmp_path, device, kind="Phi3", max_steps=9))
 
 
 def test_a_model_that_the_program_converts(tmp_path: Any, device: str) -> None:

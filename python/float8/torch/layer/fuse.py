@@ -38,22 +38,33 @@ class Fusion(NamedTuple):
 
 
 def register_mlp(
-    cls: type[nn.Module], *, up: str, down: str, gate: str | None = None, activation: str
+    cls: type[nn.Module],
+    *,
+    up: str | None = None,
+    down: str,
+    gate: str | None = None,
+    gate_up: str | None = None,
+    activation: str,
 ) -> None:
     """Tells `fuse` of a class of MLPs whose forward is down(activation(up(x))).
 
-    With `gate` it is down(activation(gate(x)) * up(x)), such as SwiGLU.
+    With `gate` it is down(activation(gate(x)) * up(x)), such as SwiGLU. With `gate_up` in the place of both it is
+    that too, of one linear whose first half of features is gate and whose second half is up.
 
-    up, down, gate: the names of its children. Its forward takes x alone. Subclasses with a forward of
+    up, down, gate, gate_up: the names of its children. Its forward takes x alone. Subclasses with a forward of
         their own are not meant.
     activation: "silu", "gelu", "gelu_tanh" (GELU's approximation) or "relu2" (ReLU squared).
     """
     check_class("register_mlp", cls)
-    names = Names(gate, up, down)
+    if (up is None) == (gate_up is None) or (gate is not None and gate_up is not None):
+        raise ValueError(
+            "float8: register_mlp takes up, maybe with gate, or gate_up, the linear that makes both"
+        )
+    names = Names(gate, up or gate_up or "", down, merged=gate_up is not None)
     given = names.given()
     if len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
         raise ValueError(
-            f"float8: up, down and gate are the names of different children, not {given}"
+            f"float8: up, down, gate and gate_up are the names of different children, not {given}"
         )
     if activation not in _ops.ACTIVATIONS:
         raise ValueError(
@@ -162,16 +173,11 @@ def _resembles(module: nn.Module) -> str | None:
         for (name, up), (_, down) in itertools.permutations(linears.items(), 2)
         if up.in_features == down.out_features
     ]
-    merged = [name for name, ratio in pairs if ratio == 2 and len(linears) == 2]
-    if not merged and all(ratio != 1 for _, ratio in pairs):
+    is_merged = len(linears) == 2 and any(ratio == 2 for _, ratio in pairs)
+    if not is_merged and all(ratio != 1 for _, ratio in pairs):
         return None
     if _is_replaced(module):
         return "its forward was replaced"
-    if merged:
-        return (
-            f"its {merged[0]} makes gate and up in one GEMM, with scales of both, and a fused MLP has a linear "
-            "for each"
-        )
     return (
         f"the forward of its class {type(module).__name__} is none that is known, since it "
         f"{mlp_code.why_unknown(type(module))}: name it by float8.torch.register_mlp if it is "

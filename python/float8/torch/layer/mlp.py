@@ -34,14 +34,18 @@ ACTIVATION_MODULES = ("torch.nn.modules.activation", "transformers.activations")
 
 
 class Names(NamedTuple):
-    """The children of an MLP; gate is None where there is none."""
+    """The children of an MLP; gate is None where there is none.
+
+    merged: up makes gate and up, in this order, in one linear of twice as many features.
+    """
 
     gate: str | None
     up: str
     down: str
+    merged: bool = False
 
     def given(self) -> tuple[str, ...]:
-        return tuple(each for each in self if each is not None)
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
 
 class Beside(NamedTuple):
@@ -98,11 +102,12 @@ class MLPFunction(torch.autograd.Function):
         activation: int,
         config: int,
         layout: int,
+        merged: bool,
         *flat: torch.Tensor | None,
     ) -> torch.Tensor:
         layers = _layers(flat)
         ctx.dtype = x.dtype
-        ctx.of = (activation, config, layout)
+        ctx.of = (activation, config, layout, merged)
         ctx.configs = [each.config(config) for each in layers]
         x = x if x_of_autocast is None else x_of_autocast
         y, h_qt, read, saved = _forward(x, x_q, x_qt, ctx.of, layers, True)
@@ -115,14 +120,14 @@ class MLPFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
             _linear.SharedInput.latest = None
-        activation, config, layout = ctx.of
+        activation, config, layout, merged = ctx.of
         count = len(ctx.configs)
         kept = ctx.saved_tensors
         x_qt, h_qt, read = kept[0], kept[1], kept[2 : count + 1]
         saved, of_layers = kept[count + 1 : 2 * count + 1], kept[2 * count + 1 :]
         fields = len(_Layer._fields)
         want_x = ctx.needs_input_grad[0]
-        wanted = [ctx.needs_input_grad[7 + i * fields : 9 + i * fields] for i in range(count)]
+        wanted = [ctx.needs_input_grad[8 + i * fields : 10 + i * fields] for i in range(count)]
 
         def linear(index: int, dy: torch.Tensor, qt: Any, want: int, *dy_copies: Any) -> Any:
             weight, w_qt, scales = of_layers[3 * index : 3 * index + 3]
@@ -140,7 +145,11 @@ class MLPFunction(torch.autograd.Function):
         dx: Any = None
         if want_h:
             scales = [each for each in of_layers[2:-1:3] if each is not None]
-            if count == 2:
+            if merged:
+                copies = _ops.quantize_merged_glu_backward(
+                    dh, *read, activation, config, scales[0] if scales else None, layout
+                )
+            elif count == 2:
                 want_bias = wanted[0][1]
                 *copies, sums = _ops.quantize_activation_backward(
                     dh, *read, activation, config, want_bias, scales[0] if scales else None, layout
@@ -160,19 +169,19 @@ class MLPFunction(torch.autograd.Function):
                     # The sum is autograd's: each linear casts x for autocast itself.
                     dx_of_one = dx_of_one.to(ctx.dtype)
                     dx = dx_of_one if dx is None else dx + dx_of_one
-        return (dx, *(None,) * 6, *grads)
+        return (dx, *(None,) * 7, *grads)
 
 
 def _forward(
     x: torch.Tensor,
     x_q: torch.Tensor | None,
     x_qt: torch.Tensor | None,
-    of: tuple[int, int, int],
+    of: tuple[int, int, int, bool],
     layers: list[_Layer],
     save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """Returns y, qt of h, what the activation reads, and what each linear saves."""
-    activation, config, layout = of
+    activation, config, layout, merged = of
 
     def linear(
         layer: _Layer, x: torch.Tensor, q: torch.Tensor | None, qt: torch.Tensor | None
@@ -186,12 +195,12 @@ def _forward(
     *before, down = layers
     made = [linear(each, x, x_q, x_qt) for each in before]
     read = [each for each, _ in made]
+    first, *up = read[0].chunk(2, dim=-1) if merged else read
     h_q, h_qt = _ops.quantize_activation(
-        read[0], read[1] if len(read) == 2 else None, activation, config, save, down.scales, layout,
-        not save,
-    )  # fmt: skip
+        first, up[0] if up else None, activation, config, save, down.scales, layout, not save
+    )
     # Of an x that is given in fp8 the shape alone is read.
-    y, of_down = linear(down, read[0], h_q, h_qt if save else None)
+    y, of_down = linear(down, first, h_q, h_qt if save else None)
     return y, h_qt, read, [*(each for _, each in made), of_down]
 
 
@@ -253,7 +262,10 @@ class FusedMLP(Made, nn.Module):
         x = args[0]
         for name in self.beside.before:
             x = self._modules[name](x)  # type: ignore[misc]
-        y = (_mlp_of_ranks if of_ranks else mlp)(x, children, self.activation)  # type: ignore[arg-type]
+        if of_ranks:
+            y = _mlp_of_ranks(x, children, self.activation)
+        else:
+            y = mlp(x, children, self.activation, self.names.merged)  # type: ignore[arg-type]
         for name in self.beside.behind:
             y = self._modules[name](y)  # type: ignore[misc]
         if self.beside.dropout is not None:
@@ -270,8 +282,11 @@ def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:
     return style_hooks.after(layers[-1], y)  # type: ignore[no-any-return]
 
 
-def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str) -> torch.Tensor:
-    """Computes an MLP of linears that have no obstacle: gate, up and down, or up and down."""
+def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, merged: bool) -> torch.Tensor:
+    """Computes an MLP of linears that have no obstacle: gate, up and down, or up and down.
+
+    merged: up makes gate and up.
+    """
     source, of_autocast = x, None
     device = "cuda" if x.is_cuda else x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device):
@@ -289,7 +304,7 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str) -> torch.T
             x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, save)
             x_qt = x_qt if save else None
         all_of = [_of_layer(each, x.dtype) for each in layers]
-        of = (_ops.ACTIVATIONS[activation], config, first._layout)
+        of = (_ops.ACTIVATIONS[activation], config, first._layout, merged)
         if not save:
             return _forward(x, x_q, x_qt, of, all_of, False)[0]
         flat = (each for of_one in all_of for each in of_one)
@@ -330,7 +345,11 @@ def obstacle_of_children(names: Names, children: list[Any], dims: list[int | Non
             why = style_hooks.obstacle_of_hooks(name, child, name == names.down)
         if why is not None:
             return why
-    return _obstacle_between(given, children) or _obstacle_of_dims(given, children, dims)
+    return (
+        _obstacle_between(given, children)
+        or _obstacle_of_gate(names, children, dims)
+        or _obstacle_of_dims(given, children, dims)
+    )
 
 
 def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> str | None:
@@ -435,8 +454,25 @@ def _obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None
             return f"its {names[0]} and {name} differ in recipe, emulate or saturate"
         if child._scales is not first._scales or child._layout != first._layout:
             return f"its {names[0]} and {name} have not one scale state"
-    # The gradients of two biases would be sums of columns of both tensors of one launch.
-    for name, child in zip(names[:-1], children[:-1], strict=True):
-        if len(children) == 3 and child.bias is not None:
+    return None
+
+
+def _obstacle_of_gate(names: Names, children: list[Any], dims: list[int | None]) -> str | None:
+    """Returns why an MLP cannot be fused for its gate."""
+    if names.gate is None and not names.merged:
+        return None
+    # The gradients of biases would be sums of columns of all that one launch casts.
+    for name, child in zip(names.given()[:-1], children[:-1], strict=True):
+        if child.bias is not None:
             return f"its {name} has a bias, which a gated MLP is fused without"
+    if not names.merged:
+        return None
+    both, down = children
+    if any(dim is not None for dim in dims):
+        return f"its {names.up} makes gate and up in one, and ranks of tensor parallelism share it"
+    if both.out_features != 2 * down.in_features or down.in_features % 128:
+        return (
+            f"its {names.up} makes {both.out_features} features and its {names.down} reads {down.in_features}; where "
+            "one linear makes gate and up, they have a multiple of 128 features each"
+        )
     return None

@@ -10,6 +10,7 @@ import dis
 import functools
 import inspect
 import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +43,8 @@ class Known(NamedTuple):
 class _Symbol:
     """A value of a forward that is not known: `how` it came to be, and of what.
 
-    It can be read, called, multiplied and raised to a power; whatever else is done with it is an error.
+    It can be read, called, multiplied and raised to a power, and be taken apart where it is two halves; whatever
+    else is done with it is an error.
     """
 
     _calls: list[_Symbol]
@@ -68,6 +70,14 @@ class _Symbol:
 
     def __pow__(self, other: Any) -> _Symbol:
         return self.pow(other)
+
+    def __iter__(self) -> Iterator[_Symbol]:
+        if _halved(self) is None:
+            raise TypeError
+        return (_Symbol(self._calls, "half", self, i) for i in range(2))
+
+    def __getitem__(self, index: Any) -> _Symbol:
+        return tuple(self)[index]  # type: ignore[no-any-return]
 
     def __imul__(self, other: Any) -> _Symbol:  # it changes what other names stand for, too
         raise TypeError
@@ -190,7 +200,7 @@ def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
     before, x = _through(module, made.up.x)
     if x._how != "x":
         return None
-    names = Names(made.gate, made.up.name, down.name)
+    names = Names(made.gate, made.up.name, down.name, made.merged)
     beside = Beside(
         tuple(before[::-1]), tuple(between), tuple(behind[::-1]), made.child,
         dropout.name if dropout else None,
@@ -210,6 +220,7 @@ class _Made(NamedTuple):
     child: str | None
     gate: str | None
     up: _Called
+    merged: bool = False  # up makes gate and up
 
 
 def _plain(module: nn.Module, h: _Symbol, between: list[str]) -> _Made | None:
@@ -234,15 +245,45 @@ def _gated(module: nn.Module, h: _Symbol) -> _Made | None:
             return None
         function, child = _activation(activated), _called(activated)
         made = function or child
+        key, own = (
+            function.name if function else None,
+            None if function or not child else child.name,
+        )
+        both = None if made is None else _merged(made.x, other)
+        if both is not None and _is_linear(module, both.name):
+            return _Made(key, own, None, both, merged=True)
         gate, up = None if made is None else _called(made.x), _called(other)
         if gate is None or up is None or gate.x is not up.x:
             continue
         if not (_is_linear(module, gate.name) and _is_linear(module, up.name)):
             continue
-        if function is not None:
-            return _Made(function.name, None, gate.name, up)
-        return _Made(None, child.name if child else None, gate.name, up)
+        return _Made(key, own, gate.name, up)
     return None
+
+
+def _merged(gate: _Symbol, up: _Symbol) -> _Called | None:
+    """Returns the attribute of self that returned both, gate as the first half and up as the second one."""
+    if gate._how != "half" or up._how != "half" or gate._of[0] is not up._of[0]:
+        return None
+    if (gate._of[1], up._of[1]) != (0, 1):
+        return None
+    both = _halved(gate._of[0])
+    return None if both is None else _called(both)
+
+
+def _halved(y: _Symbol) -> _Symbol | None:
+    """Returns what y is two halves of, of its last dimension; None for another y."""
+    if y._how != "call":
+        return None
+    function, args, kwargs = y._of
+    if _object_of(function) is not torch.chunk:
+        if function._how != "attribute" or function._of[1] != "chunk" or _object_of(function):
+            return None
+        args = (function._of[0], *args)  # of a method
+    x, *rest = args or (None,)
+    given = dict(zip(("chunks", "dim"), rest, strict=False)) | kwargs
+    is_half = len(rest) <= 2 and given == {"chunks": 2, "dim": -1}
+    return x if is_half and isinstance(x, _Symbol) else None
 
 
 def _called(y: _Symbol) -> _Called | None:
