@@ -337,7 +337,8 @@ def _may_gather(param: Any) -> bool:
             "read its copies in fp8",
         )
         return False
-    if not isinstance(layer, nn.Module) and (why := obstacle(layer, param.sharded_param)):
+    is_new_expert = not isinstance(layer, nn.Module) and layer._weight_gather is None
+    if is_new_expert and (why := obstacle(layer, param)):
         text = f"FSDP gathers {layer._layer_name} in high precision: {why}"
         notices.warn_once(text, text)
         return False

@@ -187,8 +187,8 @@ class Gather:
     def latest(self) -> DTensor:
         """Returns the weight as it is sharded now; while FSDP has it gathered, the one that was cast."""
         layer = self._layer()
-        weight: Any = None if layer is None else layer.weight
-        return weight if hasattr(weight, "_local_tensor") else self._weight
+        local = None if layer is None else getattr(layer.weight, "_local_tensor", None)
+        return layer.weight if hasattr(local, "changes") else self._weight  # type: ignore[union-attr]
 
     def source(self, weight: DTensor) -> Tensor:
         """Returns the shard in high precision."""
