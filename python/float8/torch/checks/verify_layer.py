@@ -19,7 +19,7 @@ from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import fsdp
-from float8.torch.shard.expert_gather import copies_of
+from float8.torch.shard.expert_copies import copies_of
 from float8.torch.shard.gather import COPIES
 from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_shards

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops, traced
+from float8.torch import _ops
 from float8.torch.shard.copy_layout import BLOCK, blocks, copy_bytes, in_4s
 from float8.torch.shard.expert_casts import cast_experts
+from float8.torch.shard.expert_copies import maxima_of_update
 from float8.torch.shard.gather import Gather, GatheredCopy, turned
 from float8.torch.shard.weight_mesh import (
     dims_of_others,
@@ -64,37 +65,6 @@ def obstacle(layer: ExpertLinear, param: Any) -> str | None:
     if Granularity.BLOCK_128X128 in granularities and rows % BLOCK != 0:
         return f"{ranks} ranks have {rows} rows of each expert, which cuts its blocks of 128x128"
     return None
-
-
-# In graphs of torch.compile it is a constant.
-@traced.constant
-def _layout_of(experts: int, n: int, k: int, config: int) -> tuple[Any, ...]:
-    return tuple(torch.ops.float8.experts_copies(experts, n, k, config, False))
-
-
-def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
-    """Casts a weight of all experts as one device does, apart from its calls."""
-    sizes = torch.ops.float8.experts_copies(*weight.shape, config, False)[:2]
-    buffers = tuple(weight.new_zeros(size, dtype=torch.uint8) for size in sizes)
-    torch.ops.float8.experts_cast(weight, *buffers, None, None, config, -1)
-    return copies_in(buffers, weight.shape, config)
-
-
-def copies_in(
-    buffers: Sequence[Tensor], shape: Sequence[int], config: int
-) -> dict[str, GatheredCopy]:
-    """Returns the copies of a weight of that shape which lie in the buffers of a cast."""
-    q, qt = buffers
-    experts, n, k = shape
-    _, _, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = _layout_of(experts, n, k, config)
-    places = {
-        "q": (q[: experts * n * q_pitch], (qt if in_qt else q)[q_scales:]),
-        "qt": (qt[: experts * k * qt_pitch], qt[qt_scales:]),
-    }
-    return {
-        name: GatheredCopy(data, scales.view(torch.float32))
-        for name, (data, scales) in places.items()
-    }
 
 
 def _wrong(shard: tuple[int, ...], expected: tuple[int, ...]) -> str:
@@ -210,6 +180,22 @@ class ExpertGather(Gather):
         if gathered not in (source.dtype, dtype):
             source = source.to(gathered)
         return source if source.dtype in (torch.float32, dtype) else source.to(dtype)
+
+    def maxima_of_update(self) -> tuple[int, int] | None:
+        """Returns how many maxima an optimizer finds for the cast of the shard, None where it finds none."""
+        if self.has_second or self._own == 0:
+            return None  # a cast with given maxima reads one weight
+        words = maxima_of_update(self._own_shape, self._cast_config)
+        return None if words == (0, 0) else words
+
+    def words_of(
+        self, weight: DTensor, operands: Sequence[Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the maxima of the shard as a cast takes them, which an optimizer of float8 may have found."""
+        kept = self.take_maxima(weight)
+        if kept is not None:
+            return kept
+        return self.find_words(*operands) if self.takes_maxima else (None, None)
 
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the maxima of a part of each expert: those that span the parts, and those of its own rows."""
