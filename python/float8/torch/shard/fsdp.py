@@ -281,7 +281,9 @@ def _shards_more(before: Any, weight: Any) -> bool:
         return True
     if isinstance(before._local_tensor, ShardedWeight):
         return bool(weight.placements == before.placements)
-    return bool(weight.device_mesh.ndim > before.device_mesh.ndim)  # with tensor parallelism
+    # Beside FSDP: over a mesh of its own, or over some dimensions of one that is FSDP's too.
+    own, other = (sum(not at.is_replicate() for at in each.placements) for each in (weight, before))
+    return own > other
 
 
 def gather_of(layer: Any) -> Any:

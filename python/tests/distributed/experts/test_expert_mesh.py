@@ -18,7 +18,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import float8.torch as f8
 
@@ -35,11 +35,11 @@ class _Meshes:
         self.all: Any = init_device_mesh(ranks.device, (mesh.size(),), mesh_dim_names=("fsdp",))
 
 
-def _give_experts(experts: Any, mesh: Any, at: Shard) -> None:
+def _give_experts(experts: Any, mesh: Any, *at: Any) -> None:
     """Shares weights as the styles of torchtitan do."""
     for name, weight in list(experts.named_parameters()):
-        placement = Shard(2) if at.dim == 1 and name == "w2" else at  # the hidden features
-        own = nn.Parameter(distribute_tensor(weight.detach(), mesh, [placement]))
+        placements = [Shard(2)] if name == "w2" and at == (Shard(1),) else at  # the hidden features
+        own = nn.Parameter(distribute_tensor(weight.detach(), mesh, placements))
         experts.register_parameter(name, own)
 
 
@@ -150,9 +150,8 @@ class _Routed(nn.Module):
 
 def _of_one_unit(_: Any, rank: int, world: int) -> None:
     """A unit of FSDP has another mesh for experts, as in torchtitan 0.3."""
-    common = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_common")
-    if not hasattr(common, "ShardPlacementResult"):  # before PyTorch 2.12
-        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+
     meshes = _Meshes(2, 2)
     of_experts, of_others = (common.FSDPMeshInfo(m, 0) for m in (meshes.fsdp, meshes.all))
 
@@ -176,7 +175,31 @@ def _of_one_unit(_: Any, rank: int, world: int) -> None:
 
 
 def test_one_unit_of_two_meshes(tmp_path: Any) -> None:
+    common = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_common")
+    if not hasattr(common, "ShardPlacementResult"):
+        pytest.skip("FSDP has one mesh for a unit before PyTorch 2.12")
     ranks.spawn(_of_one_unit, 4, tmp_path)
+
+
+def _of_one_mesh(_: Any, rank: int, world: int) -> None:
+    """Weights are DTensors over FSDP's dimension too, which has copies of them before."""
+    mesh: Any = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("efsdp", "ep"))
+    models = []
+    for gather in (True, False):
+        model = expert_shards.convert(expert_shards.layers(4), "rowwise", gather)
+        for layer in model:
+            _give_experts(layer.experts, mesh, Replicate(), Shard(0))
+            layer.count = 2
+            dims = torch.distributed.fsdp.DataParallelMeshDims(shard="efsdp")
+            fully_shard(layer.experts, mesh=mesh, dp_mesh_dims=dims)
+        models.append(model)
+    expert_shards.expect_equal_steps(models, expert_shards.rows(world)[rank])
+
+
+def test_one_mesh_of_both(tmp_path: Any) -> None:
+    if not hasattr(torch.distributed.fsdp, "DataParallelMeshDims"):
+        pytest.skip("this PyTorch's FSDP has a mesh of its own")
+    ranks.spawn(_of_one_mesh, 4, tmp_path)
 
 
 def _torchtitan(_: Any, rank: int, world: int, folder: str) -> None:
@@ -313,3 +336,43 @@ def _unlike(_: Any, rank: int, world: int) -> None:
 
 def test_ranks_with_other_recipes(tmp_path: Any) -> None:
     ranks.spawn(_unlike, 2, tmp_path)
+
+
+class _Own(nn.Module):
+    """float8's experts, which send rows to their ranks themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = f8.Experts(4, expert_shards.HIDDEN, 48).to(ranks.device)
+        self.group: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids = torch.arange(2 * len(x), device=x.device).view(-1, 2) % 4
+        scores = torch.ones(ids.shape, device=x.device)
+        y: torch.Tensor = self.experts(x, ids, scores, group=self.group)
+        return y
+
+
+def _own_experts(_: Any, rank: int, world: int) -> None:
+    """Results and gradients are those of one rank with all experts and tokens."""
+    meshes = _Meshes(1, 2)
+    single = expert_shards.convert(_Own(), "rowwise", False)
+    models = []
+    for gather in (True, False):
+        model = expert_shards.convert(_Own(), "rowwise", gather)
+        _give_experts(model.experts, meshes.ep, Shard(0))
+        with pytest.raises(ValueError, match=r"placements \(Shard\(dim=0\),\).*as group"):
+            model(expert_shards.rows(world)[rank])
+        model.group = meshes.ep.get_group()
+        fully_shard(model.experts, mesh=meshes.fsdp)
+        models.append(model)
+    x = expert_shards.rows(world)
+    y = single(x.flatten(0, 1))
+    assert torch.equal(models[0](x[rank]), y.view(world, -1, y.shape[-1])[rank])
+    models[0].experts.reshard()
+    expert_shards.expect_equal_steps(models, x[rank])
+
+
+def test_own_experts(tmp_path: Any) -> None:
+    ranks.spawn(_own_experts, 2, tmp_path)
