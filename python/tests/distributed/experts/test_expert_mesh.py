@@ -36,11 +36,14 @@ class _Meshes:
 
 
 def _give_experts(experts: Any, mesh: Any, *at: Any) -> None:
-    """Shares weights as the styles of torchtitan do."""
+    """Shares weights as the styles of torchtitan do, and the second one by an assignment."""
     for name, weight in list(experts.named_parameters()):
         placements = [Shard(2)] if name == "w2" and at == (Shard(1),) else at  # the hidden features
         own = nn.Parameter(distribute_tensor(weight.detach(), mesh, placements))
-        experts.register_parameter(name, own)
+        if name == "w2":
+            experts.w2 = own
+        else:
+            experts.register_parameter(name, own)
 
 
 def _share(model: nn.Sequential, meshes: _Meshes, dim: int, at: Shard, **options: Any) -> Any:
