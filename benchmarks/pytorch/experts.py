@@ -29,7 +29,7 @@ import float8.torch as f8
 from float8.torch.experts.moe import mlp
 from float8.torch.experts.routing import route
 from float8.torch.experts.weight_casts import Kept
-from float8.torch.shard.expert_gather import copies_of
+from float8.torch.shard.expert_copies import copies_of
 
 RECIPES = ("tensorwise", "rowwise", "blockwise")
 VARIANTS = (

@@ -54,9 +54,10 @@ class AdamW(torch.optim.AdamW):
     found in the pass that updates them: those of a model that `cache_weight_casts` was called with,
     whose steps then end with the casts of all such weights, and the shards that FSDP gathers in fp8,
     whose next cast takes them. Where scales are of 128x128 blocks, or delayed, that pass makes the
-    copies. The weight of all experts is one of each, whose copies are cast behind the update, also where their
-    scales are of blocks; pairs that are cast as one (w1 and w3), and what FSDP gathers of experts, are torch's.
-    All other parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
+    copies. The weight of all experts is one of each: copies that are kept are cast behind the update, also
+    where their scales are of blocks, and the next cast of a shard that FSDP gathers takes the maxima. Pairs
+    that one cast reads (w1 and w3), and shards of experts with scales of blocks, are torch's. All other
+    parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
     float32, or in bfloat16 or float16 with states of the same type.
 
     Options, states and state dicts are those of torch.optim.AdamW(fused=True), in both directions;
@@ -243,7 +244,7 @@ def _alike(updates: Sequence[_Update]) -> Iterable[list[_Update]]:
     groups: dict[Any, list[_Update]] = {}
     for update in updates:
         emulated = update.weight.config & recipes.EMULATE
-        own = update.place if isinstance(update.weight, CachedExperts) else None
+        own = update.place if update.tensors[0].dim() == 3 else None
         key = (update.tensors[0].device, emulated, id(update.weight.scale_state), own)
         groups.setdefault(key, []).append(update)
     return groups.values()

@@ -19,7 +19,7 @@ from float8.torch import _ops
 from float8.torch.layer.linear import resolve_recipe
 from float8.torch.shard import weight_changes
 from float8.torch.shard.copy_layout import layout
-from float8.torch.shard.expert_gather import copies_of
+from float8.torch.shard.expert_copies import copies_of
 
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 EXPERTS, N, K = 3, 144, 80

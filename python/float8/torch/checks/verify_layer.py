@@ -19,12 +19,12 @@ from float8.torch.layer.linear import Float8Linear
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import fsdp
-from float8.torch.shard.expert_gather import copies_of
+from float8.torch.shard.expert_copies import copies_of
 from float8.torch.shard.gather import COPIES
 from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_shards
 from float8.torch.shard.weight_gather import WeightGather, plain_parts
-from float8.torch.shard.weight_mesh import is_sharded_by_fsdp
+from float8.torch.shard.weight_mesh import dims_of_others, is_sharded_by_fsdp
 
 # Sums in another order differ by rounding, 50 dB and more in bfloat16. One operand that was cast
 # with another scale costs more: two such casts agree to about 30 dB.
@@ -254,8 +254,10 @@ class ExpertCheck(LayerCheck):
                 each.cast(each.latest())
         with fsdp.unsharded(self._layer):
             dtype = gather.dtype
-            whole = torch.cat([_whole(each.latest()) for each in gather.pair], 1)
-            self.digest = _digest(whole)
+            # Of other ranks of expert parallelism, which have other experts, the digests are enough.
+            mesh, others = weight.device_mesh, dims_of_others(weight, gather.fsdp_dim)
+            whole = torch.cat([_whole(each.latest(), others) for each in gather.pair], 1)
+            self.digest = _digest(whole, [mesh.get_group(i) for i in others])
             whole = whole.to(gather.param_dtype or weight.dtype)
             if gather.is_transposed:
                 whole = whole.transpose(1, 2).contiguous()
@@ -276,15 +278,18 @@ class ExpertCheck(LayerCheck):
         return ops.linear(x, weight, ops.experts_layout(offs, x.shape[0], config), config)
 
 
-def _whole(tensor: Any) -> Tensor:
-    """Gathers a parameter in high precision, without the code that is under test."""
+def _whole(tensor: Any, without: Sequence[int] = ()) -> Tensor:
+    """Gathers a parameter in high precision, without the code that is under test.
+
+    without: dimensions of its mesh whose ranks keep their parts.
+    """
     local = getattr(tensor, "_local_tensor", None)
     if local is None:
         return tensor.detach()  # type: ignore[no-any-return]
     plain = local.plain() if isinstance(local, fsdp.ShardedWeight) else local.detach()
     # FSDP's dimensions come first, and it shards what a rank of tensor parallelism has.
     for dim, at in enumerate(tensor.placements):
-        if not at.is_replicate():
+        if not at.is_replicate() and dim not in without:
             plain = _concatenated(plain, at.dim, tensor.device_mesh.get_group(dim))
     return plain.clone() if plain is local else plain
 
@@ -369,11 +374,15 @@ def _comparison(own: Tensor, expected: Tensor, exact: bool) -> Comparison:
     return Comparison(False, db, f" at {index}", not exact and db >= THRESHOLD_DB)
 
 
-def _digest(tensor: Tensor) -> str:
-    """Returns a hash of a tensor's bits, which is computed where it is."""
+def _digest(tensor: Tensor, groups: Sequence[Any] = ()) -> str:
+    """Returns a hash of a tensor's bits, which is computed where it is, or of all of that ranks of the groups have."""
     words = tensor.detach().contiguous().view(torch.uint8).view(-1)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for index, part in enumerate(torch.split(words, 1 << 22)):
         weights = torch.arange(part.numel(), device=part.device) * 0x9E3779B1 + 2 * index + 1
         total += ((part.long() + 1) * (weights ^ (weights >> 15))).sum() * (2 * index + 1)
-    return f"{int(total) & (1 << 64) - 1:016x}"
+    totals = total.view(1)
+    for group in groups:
+        own, totals = totals, totals.new_empty(group.size() * totals.numel())
+        collectives.all_gather(totals, own, group, Operation("the gather of hashes"))
+    return " ".join(f"{each & (1 << 64) - 1:016x}" for each in totals.tolist())

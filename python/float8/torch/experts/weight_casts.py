@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from float8 import recipes
-from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.shard import weight_changes
-from float8.torch.shard.expert_gather import copies_in, copies_of
+from float8.torch.shard.expert_copies import copies_in, copies_of, maxima_of_update
 from float8.torch.shard.gathered_weight import GatheredWeight
 
 
@@ -141,21 +139,10 @@ class ExpertCast:
         )
 
     def maxima(self) -> tuple[int, int] | None:
-        """Returns how many words a cast with given maxima reads: those of experts or of their columns, and
-        of rows; none where a cast needs no maxima, and None where it takes none.
-        """
+        """Returns what maxima_of_update does, None where a cast takes no maxima."""
         if len(self.names) > 1:
             return None  # a cast with given maxima reads one tensor
-        experts, n, k = self._shape
-        q, qt = recipes.granularities_of_weights(self._config)
-        if q == qt == Granularity.BLOCK_128X128:
-            return 0, 0
-        copies = torch.ops.float8.experts_copies(experts, n, k, self._config, False)
-        return {
-            (Granularity.TENSOR, Granularity.TENSOR): (experts, 0) if copies[4] else None,
-            (Granularity.AXIS, Granularity.TENSOR): (experts, experts * n),
-            (Granularity.AXIS, Granularity.AXIS): (experts * k, experts * n),
-        }.get((q, qt))
+        return maxima_of_update(self._shape, self._config)
 
     def _check(self, weights: Sequence[Tensor]) -> None:
         """Raises where check_copies is on and the copies are of another weight."""

@@ -25,7 +25,8 @@ class Experts(Float8Experts):
     w13: [num_experts, 2 hidden_dim, dim], the gates first; w2: [num_experts, dim, hidden_dim]. They begin like
         the weights of num_experts nn.Linear.
 
-    num_experts: 1 to 1024; with a `group` in forward those of this rank.
+    num_experts: 1 to 1024; with a `group` in forward those of this rank, or those of all ranks where the weights
+        are made DTensors with Shard(0) over that group.
     dim, hidden_dim: multiples of 16; with a `tp_group` in forward hidden_dim is this rank's part.
     recipe: as for functional.moe, and "delayed". With delayed scaling, give the model's layers their scale state by
         `attach_scales`; a conversion of the model does it. The recipe, emulate, saturate and recompute are then those of all
@@ -98,9 +99,13 @@ class Experts(Float8Experts):
         dispatch_dtype: torch.dtype | None = None,
         tp_group: Any = None,
     ) -> torch.Tensor:
-        """Returns functional.moe of these arguments."""
+        """Returns functional.moe of these arguments.
+
+        Raises ValueError for weights that are DTensors, but with Shard(0) over `group`.
+        """
         x = _ops.of_autocast(x)
-        own = own_of(self, {"w13": self.w13, "w2": self.w2}, x.dtype)
+        w13, w2 = (_of_rank(name, getattr(self, name), group) for name in ("w13", "w2"))
+        own = own_of(self, {"w13": w13, "w2": w2}, x.dtype)
         if self.expert_linears and own.scales.w13 is None:
             raise ValueError(
                 "float8: Experts has delayed scaling, and its model no scale state: call float8.torch.attach_scales with "
@@ -108,9 +113,25 @@ class Experts(Float8Experts):
             )
         if tensor_parallel.name_of(tp_group) is not None:
             tensor_parallel.share_state(self.expert_linears, tp_group)
-        operands = (x, topk_ids, topk_scores, self.w13, self.w2)
+        operands = (x, topk_ids, topk_scores, w13, w2)
         ranks = Ranks(group, dispatch_dtype, tp_group)
         return moe(*operands, self.experts_config, self.experts_recipe, ranks, own)
 
 
 Experts.kind = Experts
+
+
+def _of_rank(name: str, weight: Any, group: Any) -> torch.Tensor:
+    """Returns a rank's own experts of a weight that ranks of the group share."""
+    if not hasattr(weight, "_local_tensor"):
+        return weight  # type: ignore[no-any-return]
+    mesh, placements = weight.device_mesh, weight.placements
+    for i, at in enumerate(placements):
+        whole = at.is_replicate() or mesh.size(i) == 1
+        if not whole and (getattr(at, "dim", None) != 0 or mesh.get_group(i) is not group):
+            raise ValueError(
+                f"float8: {name} of Experts is a DTensor with placements {placements}; share whole experts (Shard(0)) over "
+                "one dimension of a mesh, and give forward its process group as group. Parts of the hidden features are "
+                "plain tensors, with tp_group"
+            )
+    return weight.to_local()  # type: ignore[no-any-return]

@@ -35,7 +35,7 @@ def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]])
     compare(list(of))
     gathers: list[ExpertGather] = [gather for gather in of if gather.casts]
     operands = [[gather.operand(of[each]) for each in gather.casts] for gather in gathers]
-    words = _find_words(gathers, operands)
+    words = _find_words([(gather, of[gather]) for gather in gathers], operands)
     own = []
     for gather, shards, of_weight in zip(gathers, operands, words, strict=True):
         parts = gather.cast_into_shards(shards, of_weight)
@@ -55,13 +55,14 @@ def _in_pairs(weights: dict[Any, DTensor]) -> dict[Any, DTensor]:
 
 
 def _find_words(
-    gathers: Sequence[ExpertGather], operands: Sequence[Sequence[Tensor]]
+    weights: Sequence[tuple[ExpertGather, DTensor]], operands: Sequence[Sequence[Tensor]]
 ) -> Sequence[tuple[Tensor | None, Tensor | None]]:
-    """Returns the maxima of each weight that has scales of more than this rank's rows of it."""
+    """Returns the maxima of each weight that an optimizer found, or that has scales of more than this rank's rows."""
     found: dict[ExpertGather, tuple[Tensor | None, Tensor | None]] = {
-        gather: gather.find_words(*own) if gather.takes_maxima else (None, None)
-        for gather, own in zip(gathers, operands, strict=True)
+        gather: gather.words_of(weight, own)
+        for (gather, weight), own in zip(weights, operands, strict=True)
     }
+    gathers = [gather for gather, _ in weights]
     for gather in gathers:
         pair: Any = gather.pair
         if gather.second is not None and gather.takes_maxima:  # a NaN is the largest word

@@ -1,7 +1,8 @@
 """The weight of all experts of a module that FSDP shards, in fp8: its shards, and the copies of the whole.
 
 Ranks hold whole experts (Shard(0)), or a part of the rows of each (Shard(1)). Every rank casts its part with
-the scales of the experts, which are their own (expert_casts.py). What ranks gather is bytes without gaps: of
+the scales of the experts, which are their own (expert_casts.py). Where expert parallelism shares the weight too,
+"all experts" are those of a rank of it: FSDP's shards are of these, and no rank has scales of others. What ranks gather is bytes without gaps: of
 q [experts][N][K], and of qt [experts][K][N], with as many experts as the first rank has. Scales do not travel
 with a gather: ranks exchange them where they cast. Both copies are kept, and each cast overwrites them.
 """
@@ -18,10 +19,17 @@ from torch import Tensor
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops, traced
+from float8.torch import _ops
 from float8.torch.shard.copy_layout import BLOCK, blocks, copy_bytes, in_4s
 from float8.torch.shard.expert_casts import cast_experts
+from float8.torch.shard.expert_copies import maxima_of_update
 from float8.torch.shard.gather import Gather, GatheredCopy, turned
+from float8.torch.shard.weight_mesh import (
+    dims_of_others,
+    fsdp_dim,
+    group_of_layer,
+    size_without_fsdp,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -32,16 +40,24 @@ _STRIDE = 8  # FLOAT8_EXPERT_SCALE_STRIDE of float8/expert_quantizer.h
 _INVERSE = 4  # where a matrix's inverse scale is behind its scale
 
 
-def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
-    """Returns why FSDP gathers a DTensor weight of experts in high precision, None where in fp8."""
-    sharded = [at for at in weight.placements if not at.is_replicate()]
-    if len(sharded) != 1 or getattr(sharded[0], "dim", None) not in (0, 1):
-        return f"it is shared as {weight.placements}, and fp8 gathers are for Shard(0) and Shard(1)"
-    if sharded[0].dim == 0:
+def obstacle(layer: ExpertLinear, param: Any) -> str | None:
+    """Returns why FSDP gathers its parameter, a weight of experts, in high precision, None where in fp8."""
+    weight, fsdp = param.sharded_param, fsdp_dim(param)
+    placements = weight.placements
+    if fsdp is None or getattr(placements[fsdp], "dim", None) not in (0, 1):
+        return (
+            f"it is shared as {placements}, and fp8 gathers are for Shard(0) and Shard(1) of FSDP"
+        )
+    if any(getattr(placements[i], "dim", None) != 0 for i in dims_of_others(weight, fsdp)):
+        return (
+            f"it is shared as {placements}, and beside FSDP only expert parallelism may share it, which gives whole "
+            "experts to each rank (Shard(0))"
+        )
+    if placements[fsdp].dim == 0:
         return None
     if layer.is_transposed:
         return "it is stored as [experts, in_features, out_features], of which ranks have parts of in_features"
-    ranks = weight.device_mesh.size(weight.placements.index(sharded[0]))
+    ranks = weight.device_mesh.size(fsdp)
     rows, rest = divmod(weight.shape[1], ranks)
     if rest:
         return f"{ranks} ranks have other numbers of its {weight.shape[1]} rows of each expert"
@@ -49,37 +65,6 @@ def obstacle(layer: ExpertLinear, weight: Any) -> str | None:
     if Granularity.BLOCK_128X128 in granularities and rows % BLOCK != 0:
         return f"{ranks} ranks have {rows} rows of each expert, which cuts its blocks of 128x128"
     return None
-
-
-# In graphs of torch.compile it is a constant.
-@traced.constant
-def _layout_of(experts: int, n: int, k: int, config: int) -> tuple[Any, ...]:
-    return tuple(torch.ops.float8.experts_copies(experts, n, k, config, False))
-
-
-def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
-    """Casts a weight of all experts as one device does, apart from its calls."""
-    sizes = torch.ops.float8.experts_copies(*weight.shape, config, False)[:2]
-    buffers = tuple(weight.new_zeros(size, dtype=torch.uint8) for size in sizes)
-    torch.ops.float8.experts_cast(weight, *buffers, None, None, config, -1)
-    return copies_in(buffers, weight.shape, config)
-
-
-def copies_in(
-    buffers: Sequence[Tensor], shape: Sequence[int], config: int
-) -> dict[str, GatheredCopy]:
-    """Returns the copies of a weight of that shape which lie in the buffers of a cast."""
-    q, qt = buffers
-    experts, n, k = shape
-    _, _, q_pitch, q_scales, in_qt, qt_pitch, qt_scales = _layout_of(experts, n, k, config)
-    places = {
-        "q": (q[: experts * n * q_pitch], (qt if in_qt else q)[q_scales:]),
-        "qt": (qt[: experts * k * qt_pitch], qt[qt_scales:]),
-    }
-    return {
-        name: GatheredCopy(data, scales.view(torch.float32))
-        for name, (data, scales) in places.items()
-    }
 
 
 def _wrong(shard: tuple[int, ...], expected: tuple[int, ...]) -> str:
@@ -120,11 +105,14 @@ class ExpertGather(Gather):
         self, layer: ExpertLinear, dtype: torch.dtype, may_have_second: bool = False
     ) -> None:
         weight: Any = layer.weight
-        at = next(i for i, each in enumerate(weight.placements) if not each.is_replicate())
+        at = fsdp_dim(group_of_layer(layer)[1])
+        assert at is not None  # or the weight has an obstacle
+        self.fsdp_dim = at
         self.dim: int = weight.placements[at].dim
         local = weight._local_tensor
+        stored_size = size_without_fsdp(weight, at)
         self.is_transposed = layer.is_transposed
-        experts, n, k = map(int, turned(weight.shape) if self.is_transposed else weight.shape)
+        experts, n, k = turned(stored_size) if self.is_transposed else stored_size
         is_even = self.dim == 0 and experts % weight.device_mesh.size(at) == 0
         self.has_second = may_have_second and is_even
         n *= 1 + self.has_second
@@ -134,7 +122,7 @@ class ExpertGather(Gather):
         # The cast of a weight as it is stored has other names for q and qt, and another config.
         self._of_cast = ("qt", "q") if self.is_transposed else ("q", "qt")
         self._cast_config = _turned_config(layer) if self.is_transposed else self.config
-        self.stored_size = weight.shape
+        self.stored_size = stored_size
         self._own_shape = tuple(map(int, local.shape))
         if self.dim == 0:
             self._own, self._part = self._own_shape[0], (-(-experts // self.ranks), n, k)
@@ -192,6 +180,22 @@ class ExpertGather(Gather):
         if gathered not in (source.dtype, dtype):
             source = source.to(gathered)
         return source if source.dtype in (torch.float32, dtype) else source.to(dtype)
+
+    def maxima_of_update(self) -> tuple[int, int] | None:
+        """Returns how many maxima an optimizer finds for the cast of the shard, None where it finds none."""
+        if self.has_second or self._own == 0:
+            return None  # a cast with given maxima reads one weight
+        words = maxima_of_update(self._own_shape, self._cast_config)
+        return None if words == (0, 0) else words
+
+    def words_of(
+        self, weight: DTensor, operands: Sequence[Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the maxima of the shard as a cast takes them, which an optimizer of float8 may have found."""
+        kept = self.take_maxima(weight)
+        if kept is not None:
+            return kept
+        return self.find_words(*operands) if self.takes_maxima else (None, None)
 
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the maxima of a part of each expert: those that span the parts, and those of its own rows."""
@@ -423,7 +427,7 @@ class SecondGather(Gather):
     """
 
     def __init__(self, layer: ExpertLinear, dtype: torch.dtype, first: ExpertGather) -> None:
-        super().__init__(layer, dtype, layer.weight.shape, first.group, first.device)
+        super().__init__(layer, dtype, first.stored_size, first.group, first.device)
         self._own_shape = tuple(map(int, layer.weight._local_tensor.shape))
         self._expected = (first._own, *map(int, self.size[1:]))
         first.make_pair_with(self)

@@ -281,7 +281,9 @@ def _shards_more(before: Any, weight: Any) -> bool:
         return True
     if isinstance(before._local_tensor, ShardedWeight):
         return bool(weight.placements == before.placements)
-    return bool(weight.device_mesh.ndim > before.device_mesh.ndim)  # with tensor parallelism
+    # Beside FSDP: over a mesh of its own, or over some dimensions of one that is FSDP's too.
+    own, other = (sum(not at.is_replicate() for at in each.placements) for each in (weight, before))
+    return own > other
 
 
 def gather_of(layer: Any) -> Any:
@@ -337,7 +339,8 @@ def _may_gather(param: Any) -> bool:
             "read its copies in fp8",
         )
         return False
-    if not isinstance(layer, nn.Module) and (why := obstacle(layer, param.sharded_param)):
+    is_new_expert = not isinstance(layer, nn.Module) and layer._weight_gather is None
+    if is_new_expert and (why := obstacle(layer, param)):
         text = f"FSDP gathers {layer._layer_name} in high precision: {why}"
         notices.warn_once(text, text)
         return False

@@ -75,6 +75,8 @@ class Gather:
         self._checked: Tensor | None = None  # what was cast, where copies are checked
         self._seen: tuple[Any, ...] | None = None  # the state of the weight that was cast
         self._weight: DTensor
+        # What an optimizer found, and of what.
+        self._maxima: tuple[Any, Tensor, Tensor] | None = None
         number = next(_numbers)
         self.key = torch.tensor(number)
         self.key.of_gather = weakref.ref(self)  # type: ignore[attr-defined]
@@ -187,8 +189,8 @@ class Gather:
     def latest(self) -> DTensor:
         """Returns the weight as it is sharded now; while FSDP has it gathered, the one that was cast."""
         layer = self._layer()
-        weight: Any = None if layer is None else layer.weight
-        return weight if hasattr(weight, "_local_tensor") else self._weight
+        local = None if layer is None else getattr(layer.weight, "_local_tensor", None)
+        return layer.weight if hasattr(local, "changes") else self._weight  # type: ignore[union-attr]
 
     def source(self, weight: DTensor) -> Tensor:
         """Returns the shard in high precision."""
@@ -203,6 +205,20 @@ class Gather:
         self._seen = self._version(weight)
         self._copies = {}
         self._checked = self.source(weight).clone() if weight_changes.checks_copies else None
+
+    def keep_maxima(self, weight: DTensor, amax: Tensor, row_amax: Tensor) -> None:
+        """Takes the maxima of the shard as it is, which an optimizer found as it wrote it."""
+        self._maxima = self._state_of(weight), amax, row_amax
+
+    def take_maxima(self, weight: DTensor) -> tuple[Tensor, Tensor] | None:
+        """Returns these once, None where they are not those of this shard for this cast."""
+        kept, self._maxima = self._maxima, None
+        if kept is None or self.is_unknowable(weight) or kept[0] != self._state_of(weight):
+            return None
+        return kept[1:]
+
+    def _state_of(self, weight: DTensor) -> tuple[Any, ...]:
+        return (*self._version(weight), self.cast_type(weight._local_tensor.dtype))
 
     def facts(self) -> str:
         """Returns what all ranks of the group have in common, and what is wrong on this one."""

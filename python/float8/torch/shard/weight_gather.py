@@ -65,8 +65,7 @@ class WeightGather(ShardCopies, Gather):
         Gather.__init__(self, layer, dtype, torch.Size(size), group, device)
         ShardCopies.__init__(self, layer, self._own_shape[0])
         self.amax = WeightAmax()
-        # What an optimizer found or made, and of what.
-        self._maxima: tuple[Any, Tensor, Tensor] | None = None
+        # What an optimizer made, and of what.
         self._made: tuple[Any, tuple[Tensor, ...]] | None = None
 
     @property
@@ -119,17 +118,6 @@ class WeightGather(ShardCopies, Gather):
         # A rank without rows has the scales too.
         return plain if self.own_rows > 0 else plain.new_zeros((1, self.cols))
 
-    def keep_maxima(self, weight: DTensor, amax: Tensor, row_amax: Tensor) -> None:
-        """Takes the maxima of the shard as it is, which an optimizer found as it wrote it."""
-        self._maxima = self._state_of(weight), amax, row_amax
-
-    def take_maxima(self, weight: DTensor) -> tuple[Tensor, Tensor] | None:
-        """Returns these once, None where they are not those of this shard for this cast."""
-        kept, self._maxima = self._maxima, None
-        if kept is None or self.is_unknowable(weight) or kept[0] != self._state_of(weight):
-            return None
-        return kept[1:]
-
     def keep_copies(self, weight: DTensor, copies: tuple[Tensor, ...]) -> None:
         """Takes the copies of the shard as it is, which an optimizer made as it wrote it."""
         self._made = self._state_of(weight), copies
@@ -140,9 +128,6 @@ class WeightGather(ShardCopies, Gather):
         if kept is None or self.is_unknowable(weight) or kept[0] != self._state_of(weight):
             return None
         return kept[1]
-
-    def _state_of(self, weight: DTensor) -> tuple[Any, ...]:
-        return (*self._version(weight), self.cast_type(weight._local_tensor.dtype))
 
     def words_of_tensor_ranks(self, amax: Tensor, row_amax: Tensor) -> list[Tensor]:
         """Returns the words of the shard's maxima that span the ranks of tensor parallelism."""

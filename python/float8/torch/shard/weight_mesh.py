@@ -1,10 +1,11 @@
-"""Who shares a layer's weight over which ranks: FSDP, tensor parallelism, or both."""
+"""Who shares a layer's weight over which ranks: FSDP, tensor or expert parallelism, or FSDP and one of these."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from float8.torch.shard.copy_layout import BLOCK
@@ -53,6 +54,33 @@ def dtype_of_rank(layer: Any) -> Any:
     """Returns the type of the weight that a rank's linear has, which FSDP's policy may name."""
     _, param = param_group(layer) if hasattr(layer.weight, "placements") else (None, None)
     return (param is not None and param.mp_policy.param_dtype) or layer.weight.dtype
+
+
+def fsdp_dim(param: Any) -> int | None:
+    """Returns the dimension of its weight's mesh that FSDP shards a parameter over, None for a replicated one."""
+    mesh = param.sharded_param.device_mesh
+    group = getattr(param.mesh_info, "shard_process_group", None)
+    return next((i for i in range(mesh.ndim) if mesh.get_group(i) is group), None)
+
+
+def dims_of_others(weight: Any, fsdp: int) -> list[int]:
+    """Returns the other dimensions of a weight's mesh over which ranks have parts of it."""
+    mesh, placements = weight.device_mesh, weight.placements
+    return [
+        i
+        for i, each in enumerate(placements)
+        if i != fsdp and not each.is_replicate() and mesh.size(i) > 1
+    ]
+
+
+def size_without_fsdp(weight: Any, fsdp: int) -> torch.Size:
+    """Returns the size of what FSDP gathers of experts: those that expert parallelism gave to this rank."""
+    size = list(map(int, weight.shape))
+    mesh = weight.device_mesh
+    for i in dims_of_others(weight, fsdp):
+        most = -(-size[0] // mesh.size(i))
+        size[0] = max(0, min(most, size[0] - mesh.get_local_rank(i) * most))
+    return torch.Size(size)
 
 
 def is_sharded_by_fsdp(layer: nn.Module) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import ranks
@@ -185,7 +188,7 @@ def watch(model: nn.Module) -> list[bool]:
 
     def look(module: Any, *_: Any) -> None:
         seen.extend(
-            isinstance(weight, GatheredWeight)
+            isinstance(getattr(weight, "_local_tensor", weight), GatheredWeight)
             for weight in module._parameters.values()
             if weight is not None and weight.dim() == 3
         )
@@ -269,16 +272,26 @@ def equal_steps_of(
 
 
 def expect_equal_steps(
-    models: list[Any], x: torch.Tensor, steps: int = 2, all_in_fp8: bool = True
+    models: list[Any],
+    x: torch.Tensor,
+    steps: int = 2,
+    all_in_fp8: bool = True,
+    micro_batches: int = 1,
+    of: Callable[[Any, torch.Tensor], torch.Tensor] = lambda model, x: model(x),
 ) -> list[bool]:
+    """Trains models, which have fp8 gathers and none; returns what `watch` found in the first one."""
     seen = watch(models[0])
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in models]
+    # An op on several parameters is for those of one mesh.
+    one_mesh = len({each.device_mesh for each in models[0].parameters()}) == 1
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, foreach=one_mesh) for m in models]
     before = copies_of(models[0])
     for _ in range(steps):
-        ys = [model(x) for model in models]
-        assert torch.equal(*ys)
-        for y, optimizer in zip(ys, optimizers, strict=True):
-            y.square().mean().backward()
+        for _ in range(micro_batches):
+            ys = [of(model, x) for model in models]
+            assert torch.equal(*ys)
+            for y in ys:
+                y.square().mean().backward()
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         for own, other in zip(*(model.parameters() for model in models), strict=True):
@@ -286,3 +299,15 @@ def expect_equal_steps(
     assert seen and all(seen) >= all_in_fp8
     expect_changes(before, models[0])
     return seen
+
+
+def import_torchtitan(folder: str) -> Any:
+    """Returns torchtitan's styles, whose permutation of rows has no kernel for a CPU."""
+    sys.path.insert(0, folder)
+    from torchtitan.distributed import expert_parallel
+    from torchtitan.models.moe import utils
+
+    if ranks.device == "cpu":
+        on_cpu = functools.partial(utils.generate_permute_indices, use_cpu=True)
+        utils.generate_permute_indices = on_cpu
+    return expert_parallel

@@ -19,7 +19,6 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
@@ -186,10 +185,12 @@ def _compiled(mesh: Any, rank: int, world: int) -> None:
     models = []
     for gather in (True, False):
         model = expert_shards.convert(expert_shards.layers(4), "rowwise", gather)
-        for layer in model:
+        models.append(expert_shards.shard(model, mesh))  # copies have no compiled layers
+        for layer in models[-1]:
             layer.compile(fullgraph=True, backend="aot_eager")
-        models.append(expert_shards.shard(model, mesh))
+    torch._dynamo.utils.counters.clear()
     expert_shards.expect_equal_steps(models, x)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
 
 
 def test_compiled_layers(tmp_path: Any) -> None:
@@ -249,34 +250,6 @@ def _left(mesh: Any, rank: int, world: int) -> None:
 
 def test_what_gathers_in_high_precision(tmp_path: Any) -> None:
     ranks.spawn(_left, 2, tmp_path)
-
-
-def _parallel(_: Any, rank: int, world: int) -> None:
-    """Expert parallelism shares the experts, and FSDP what a rank has of them, in high precision."""
-    mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("fsdp", "ep"))
-    plain = expert_shards.layers(4, expert_shards.FirstGroupedExperts)
-    models = []
-    for gather in (True, False):
-        model = expert_shards.convert(copy.deepcopy(plain), "rowwise", gather)
-        for layer in model:
-            experts: Any = layer.experts
-            for name, weight in list(experts.named_parameters()):
-                own = distribute_tensor(weight.detach(), mesh["ep"], [Shard(0)])
-                setattr(experts, name, nn.Parameter(own))
-            layer.count = 2
-            fully_shard(layer, mesh=mesh["fsdp"])
-        models.append(model)
-    x = expert_shards.rows(world)[rank]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        seen = expert_shards.expect_equal_steps(models, x, 2, all_in_fp8=False)
-    assert not any(seen)
-    words = " ".join(str(each.message) for each in caught)
-    assert "0.experts.w1 in high precision: it is shared as" in words
-
-
-def test_expert_parallelism(tmp_path: Any) -> None:
-    ranks.spawn(_parallel, 4, tmp_path)
 
 
 def _other_recipe(mesh: Any, rank: int, world: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import pathlib
-import sys
 from typing import Any
 
 import expert_shards
@@ -217,18 +216,6 @@ def test_refuses_what_ranks_cannot_share(tmp_path: Any) -> None:
     ranks.spawn(_refusals, 2, tmp_path)
 
 
-def _import_torchtitan(folder: str) -> Any:
-    """Returns torchtitan's styles, whose permutation of rows has no kernel for a CPU."""
-    sys.path.insert(0, folder)
-    from torchtitan.distributed import expert_parallel
-    from torchtitan.models.moe import utils
-
-    if ranks.device == "cpu":
-        on_cpu = functools.partial(utils.generate_permute_indices, use_cpu=True)
-        utils.generate_permute_indices = on_cpu
-    return expert_parallel
-
-
 def _rows(counts: list[int], seed: int) -> list[list[Tensor]]:
     """Returns the rows of each expert, and the gradients of their results."""
     random = torch.Generator().manual_seed(seed)
@@ -242,7 +229,7 @@ def _torchtitan(
     mesh = init_device_mesh(
         ranks.device, (experts_over, world // experts_over), mesh_dim_names=("ep", "etp")
     )
-    styles = _import_torchtitan(folder)
+    styles = expert_shards.import_torchtitan(folder)
     for recipe in recipes:
         hidden = 256 if recipe == "blockwise" else 96
         _check_torchtitan(mesh, styles, recipe, hidden, experts_over)
