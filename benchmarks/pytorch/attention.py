@@ -12,7 +12,7 @@ installed (cudnn-fp8: a scale for each tensor, and casts by torch in its time). 
 and five in backward, of the queries and keys that a mask leaves: half of them under a causal one, and in a sliding window
 of 1,024 keys (window1024) those of the window, which some variants have not: cuDNN has them through float8 (float8-bf16) and not through
 torch. packed8 is the sequence cut into 8 of unequal
-lengths, 1 to 8 parts of 36, causal each: float8's varlen_attention, and PyTorch's varlen_attn as sdpa-flash.
+lengths, 1 to 8 parts of 36, causal each: float8's varlen_attention, float8-bf16 by cuDNN, and PyTorch's varlen_attn as sdpa-flash.
 
 The second table has the signal to noise ratio in dB of O, dQ, dK and dV against fp64, at --length tokens of 4
 heads: of normal data, of data with outliers (0.1 % of the elements are 10 times as large), of keys whose
@@ -54,13 +54,13 @@ BACKENDS = {
     "sdpa-math": SDPBackend.MATH,
 }
 RECIPES = {"float8": "fp8_forward", "float8-fp8": "fp8"}
-WINDOWS = "float8-bf16"  # those of cuDNN
-TIMED = (*RECIPES, WINDOWS, "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8", "cudnn-fp8")
+BY_CUDNN = "float8-bf16"  # windows and packs
+TIMED = (*RECIPES, BY_CUDNN, "sdpa-cudnn", "sdpa-flash", "flex", "fa3", "fa3-fp8", "cudnn-fp8")
 ACCURATE = (*RECIPES, "sdpa-cudnn", "sdpa-flash", "fa3", "fa3-fp8", "cudnn-fp8")
 FORWARD_ALONE = ("fa3-fp8",)
 BF16 = (*BACKENDS, "flex", "fa3")
 WITHOUT_WINDOWS = {*BACKENDS, "cudnn-fp8"} - {"sdpa-flash"}
-PACKED = {**RECIPES, "sdpa-flash": "bf16"}  # recipes of varlen_attention
+PACKED = {**RECIPES, BY_CUDNN: "bf16", "sdpa-flash": "bf16"}  # recipes of varlen_attention
 DATA = ("normal", "outlier", "bias", "sharp")
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
@@ -169,17 +169,13 @@ def packed(name: str, mask: Mask, emulate: bool) -> Call:
         if cu is None:
             sums = torch.tensor([0, *lengths]).cumsum(0)
             cu = offsets[q.device] = sums.to(q.device, torch.int32)
-        y = f8.varlen_attention(
-            *(x[0].transpose(0, 1) for x in (q, k, v)),
-            cu,
-            cu,
-            max(lengths),
-            max(lengths),
-            is_causal=True,
-            enable_gqa=True,
-            recipe=PACKED[name],
-            emulate=emulate,
-        )
+        args = (*(x[0].transpose(0, 1) for x in (q, k, v)), cu, cu, max(lengths), max(lengths))
+        of_torch = name == "sdpa-flash"
+        if of_torch and not emulate:
+            y = torch.ops.aten._flash_attention_forward(*args, 0.0, True, False)[0]
+        else:
+            mode = {"recipe": PACKED[name], "emulate": emulate and not of_torch}
+            y = f8.varlen_attention(*args, is_causal=True, enable_gqa=True, **mode)
         return y.transpose(0, 1)[None]
 
     return call
@@ -242,7 +238,7 @@ def call_of(name: str, mask: Mask, emulate: bool) -> Call:
         return backend(name, mask)
     if name == "flex":
         return flex(mask, emulate)
-    if name in RECIPES or name == WINDOWS:
+    if name in RECIPES or name == BY_CUDNN:
         return lambda q, k, v: f8.scaled_dot_product_attention(
             q,
             k,
@@ -386,7 +382,7 @@ def measure(shape: Shape, mask: Mask, names: Sequence[str], options: Any, device
     for name in names:
         if mask.window is not None and name in WITHOUT_WINDOWS:
             continue
-        if mask.window is None and name == WINDOWS:
+        if mask.window is None and mask.packed is None and name == BY_CUDNN:
             continue
         if mask.packed is not None and name not in PACKED:
             continue
@@ -466,7 +462,7 @@ def main() -> int:
     found = {f"{shape} {mask}": each for (shape, mask), each in measured.items()}
     if rows is not None:
         write_rows(rows, measured, options, device)
-    compared = [name for name in wanted or ACCURATE if name not in ("flex", WINDOWS)]
+    compared = [name for name in wanted or ACCURATE if name not in ("flex", BY_CUDNN)]
     figures = {"speed": found, "accuracy": accuracy(compared, options, device)}
     common.write_json(options.json, figures)
     failures = {key: text for each in found.values() for key, text in each["failures"].items()}

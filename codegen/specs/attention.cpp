@@ -235,20 +235,26 @@ std::string AttentionCastSpec::key() const {
 
 Status AttentionCastSpec::validate() const {
   F8_TRY(check_head_dim(head_dim));
-  const bool of_packs = step == AttentionStep::kLayout || step == AttentionStep::kSpans;
+  const bool of_packs = step == AttentionStep::kLayout || is_beside_library();
   if (packed || !of_packs) return {};
-  return fail(ErrorCode::kInvalidArgument, "a layout and spans are those of packed sequences");
+  return fail(ErrorCode::kInvalidArgument,
+              "{} is a step of packed sequences: its heads are followed by /packed",
+              kKinds[static_cast<size_t>(step)]);
 }
 
 Stub AttentionCastSpec::stub() const {
-  if (step == AttentionStep::kSpans) {
-    return {"attention_spans.cuh", "float8_attention_spans",
-            check("sizeof(AttentionSpanArgs)", parameters().first, "kernel_args.cuh") +
+  if (is_beside_library()) {
+    const bool spans = step == AttentionStep::kSpans;
+    const std::string_view args = spans ? "AttentionSpanArgs" : "AttentionFinishArgs";
+    const std::string entry = f8::format("float8_{}", kKinds[static_cast<size_t>(step)]);
+    return {"attention_spans.cuh", entry,
+            check(f8::format("sizeof({})", args), parameters().first, "kernel_args.cuh") +
                 check_threads("kTileThreads", launch()) +
-                "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                "float8_attention_spans(const __grid_constant__ AttentionSpanArgs args) {\n"
-                "  write_attention_spans(args);\n"
-                "}\n"};
+                f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                           "{}(const __grid_constant__ {} args) {{\n"
+                           "  {}(args);\n"
+                           "}}\n",
+                           entry, args, spans ? "write_attention_spans" : "finish_attention")};
   }
   constexpr std::string_view kFunctions[] = {"sum_keys", "cast", "dequantize", "layout", "run"};
   const auto index = static_cast<size_t>(step);
@@ -278,6 +284,7 @@ ParameterBytes AttentionCastSpec::parameters() const {
   using kernels::AttentionBackwardCastArgs, kernels::AttentionCastArgs,
       kernels::AttentionPackedCastArgs;
   if (step == AttentionStep::kSpans) return {.first = sizeof(kernels::AttentionSpanArgs)};
+  if (step == AttentionStep::kFinish) return {.first = sizeof(kernels::AttentionFinishArgs)};
   if (step == AttentionStep::kBackwardCast) {
     return {.first = packed ? sizeof(AttentionBackwardCastArgs<AttentionPackedCastArgs>)
                             : sizeof(AttentionBackwardCastArgs<AttentionCastArgs>)};

@@ -6,7 +6,7 @@
 //              | "attention_backward_dkv/" ("d64" | "d128") "/" mask ["/packed"]
 //              | ("attention_backward_dk/" | "attention_backward_dv/") "d256/" mask ["/packed"]
 //   casts     := ("attention_sum_keys" | "attention_cast" | "attention_dequantize" | "attention_backward_cast") "/" head
-//                ["/packed"] | "attention_layout/" head "/packed"
+//                ["/packed"] | ("attention_layout/" | "attention_spans/" | "attention_finish/") head "/packed"
 //   mask      := "full" | "causal" | "window"
 //   head      := "d64" | "d128" | "d256"
 #pragma once
@@ -79,17 +79,20 @@ struct AttentionBackwardSpec {
   bool operator==(const AttentionBackwardSpec&) const = default;
 };
 
-// The layout and the spans are those of packed sequences.
-enum class AttentionStep { kSumKeys, kCast, kDequantize, kLayout, kBackwardCast, kSpans };
+// The last two are of packed sequences, as the layout: before a library's attention (attention_spans.cuh), and after its forward.
+enum class AttentionStep { kSumKeys, kCast, kDequantize, kLayout, kBackwardCast, kSpans, kFinish };
 
 struct AttentionCastSpec {
   int head_dim = 128;
   AttentionStep step = AttentionStep::kCast;
   bool packed = false;
 
+  [[nodiscard]] constexpr bool is_beside_library() const {
+    return step == AttentionStep::kSpans || step == AttentionStep::kFinish;
+  }
   static constexpr std::string_view kKinds[] = {
-      "attention_sum_keys", "attention_cast",          "attention_dequantize",
-      "attention_layout",   "attention_backward_cast", "attention_spans"};  // by step
+      "attention_sum_keys",      "attention_cast",  "attention_dequantize", "attention_layout",
+      "attention_backward_cast", "attention_spans", "attention_finish"};  // by step
   [[nodiscard]] std::string key() const;
   [[nodiscard]] static Result<AttentionCastSpec> parse(std::string_view kind,
                                                        std::string_view rest);

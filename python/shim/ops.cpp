@@ -148,7 +148,7 @@
 //   attention_forward(q, k, v, scale, causal, window, config, cu_seqlens_q?, cu_seqlens_k?, max_seqlen_q,
 //       max_seqlen_k, recipe) -> (o, lse, saved)
 //     softmax(scale q k^T) v under a float8_attention_recipe. q is [B, H, S, D], k and v are [B, G, T, D], all in bf16; a scale of 0 is
-//     1 / sqrt(D), a window of 0 none. o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8; in bf16 it is empty.
+//     1 / sqrt(D), a window of 0 none. o is [B][S][H][D], lse [B][H][S], and `saved` has the copies in fp8; in bf16 it has none.
 //     With offsets in int32, [sequences + 1], S and T are the tokens of packed sequences, and B is 1; bad ones are
 //     replaced, and the first of them, or a longer sequence than max_seqlen, is kept for sequence_errors. `saved` ends with those that were taken, both.
 //   attention_dequantize(saved, o, heads_kv, tokens_kv, scale, causal, window, config, sequences) -> (q, k, v)

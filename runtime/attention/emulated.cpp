@@ -96,7 +96,8 @@ struct Emulation {
       Rows q = queries(call.q, of, head);
       for (int64_t i = 0; i < of.queries; ++i) {
         const auto [first, last] = keys_of(i, of.keys);
-        float most = -std::numeric_limits<float>::infinity(), sum = 0;
+        constexpr float kInfinity = std::numeric_limits<float>::infinity();
+        float most = -kInfinity, sum = 0;
         for (int64_t j = first; j < last; ++j) {
           const float score = dot(q[i], k[j]) * desc.scale;
           p[static_cast<size_t>(j)] = score;
@@ -108,8 +109,10 @@ struct Emulation {
           sum += weight;
           emulation::add_multiple(weight, v[j], o.data());
         }
-        for (float& x : o) x /= sum;
-        lse(of, head, i) = most + std::log(sum);
+        if (first < last) {
+          for (float& x : o) x /= sum;
+        }
+        lse(of, head, i) = first < last ? most + std::log(sum) : -kInfinity;
         store(call.o, of.batch, head, of.first_q + i, o);
       }
     }

@@ -86,15 +86,6 @@ kernels::AttentionPackedCastArgs cast_args(const AttentionDesc& desc, const Atte
           0};
 }
 
-// `saved`, which a dequantisation and a backward read.
-template <class Args>
-Status add_saved(const char* type, const Args& args, const AttentionDesc& desc, Access access,
-                 CallMemory& memory) {
-  F8_TRY(need(type, "saved.data", args.saved.data));
-  memory.add("saved", args.saved.data, Saved(desc, args.sizes).bytes, access);
-  return {};
-}
-
 // Where a backward in bf16 has q, k and v in its workspace: the provider's is behind them.
 struct Dequantized {
   size_t k, v, bytes;
@@ -206,7 +197,8 @@ Status Fp8Attention::run(const float8_attention_forward_args& args, Stream strea
   if (is_nothing(args.sizes)) return {};
   CallMemory memory(kAttentionForwardArgs);
   F8_TRY(add_operands(kAttentionForwardArgs, args, desc_, Access::kRead, memory));
-  F8_TRY(add_saved(kAttentionForwardArgs, args, desc_, Access::kWrite, memory));
+  const Saved saved(desc_, args.sizes);
+  F8_TRY(add_saved(kAttentionForwardArgs, args, saved.bytes, Access::kWrite, memory));
   F8_TRY(add_results(kAttentionForwardArgs, args, desc_, Access::kWrite,
                      workspace_bytes(args.sizes), memory));
   F8_TRY(add_offsets(args, desc_, memory));
@@ -214,12 +206,7 @@ Status Fp8Attention::run(const float8_attention_forward_args& args, Stream strea
   kernels::AttentionPackedCastArgs casts =
       cast_args(desc_, args.sizes, args.saved.data, args.q, args.k, args.v);
   casts.sums = static_cast<float*>(args.workspace.data);
-  casts.offsets_q = args.cu_seqlens_q;
-  casts.offsets_k = args.cu_seqlens_kv;
-  casts.longest_q = static_cast<int32_t>(std::min(args.sizes.longest_q, args.sizes.tokens_q));
-  casts.longest_k = static_cast<int32_t>(std::min(args.sizes.longest_kv, args.sizes.tokens_kv));
-  casts.error = reinterpret_cast<int32_t*>(args.sequence_error);
-  const Saved saved(desc_, args.sizes);
+  set_offsets(args, casts);
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
@@ -256,7 +243,7 @@ Status Fp8Attention::dequantize(const float8_attention_dequantize_args& args, St
   if (is_nothing(args.sizes)) return {};
   CallMemory memory(kAttentionDequantizeArgs);
   F8_TRY(add_operands(kAttentionDequantizeArgs, args, desc_, Access::kWrite, memory));
-  F8_TRY(add_saved(kAttentionDequantizeArgs, args, desc_, Access::kRead, memory));
+  F8_TRY(add_saved(kAttentionDequantizeArgs, args, saved_bytes(args.sizes), Access::kRead, memory));
   F8_TRY(memory.check(kAttentionDequantize, *context_, stream));
   return launch_dequantize(args.sizes, args.saved.data, args.q, args.k, args.v, stream);
 }
@@ -281,7 +268,7 @@ Status Fp8Attention::check_memory(const float8_attention_backward_args& args,
   CallMemory memory(kAttentionBackwardArgs);
   F8_TRY(add_gradients(args, desc_, memory));
   F8_TRY(add_results(kAttentionBackwardArgs, args, desc_, Access::kRead, workspace_bytes, memory));
-  F8_TRY(add_saved(kAttentionBackwardArgs, args, desc_, Access::kRead, memory));
+  F8_TRY(add_saved(kAttentionBackwardArgs, args, saved_bytes(args.sizes), Access::kRead, memory));
   return memory.check(kAttentionBackward, *context_, stream);
 }
 

@@ -83,6 +83,15 @@ Status add_offsets(const float8_attention_forward_args& args, const AttentionDes
   return {};
 }
 
+void set_offsets(const float8_attention_forward_args& args, kernels::AttentionPackedCastArgs& to) {
+  const AttentionSizes& sizes = args.sizes;
+  to.offsets_q = args.cu_seqlens_q;
+  to.offsets_k = args.cu_seqlens_kv;
+  to.longest_q = static_cast<int32_t>(std::min(sizes.longest_q, sizes.tokens_q));
+  to.longest_k = static_cast<int32_t>(std::min(sizes.longest_kv, sizes.tokens_kv));
+  to.error = reinterpret_cast<int32_t*>(args.sequence_error);
+}
+
 float8_heads dense_heads(const void* data, const AttentionDesc& desc, const AttentionSizes& sizes,
                          OfKeys of_keys) {
   const bool keys = of_keys == OfKeys::kYes;

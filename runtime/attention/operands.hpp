@@ -1,6 +1,7 @@
 // The tensors of a call of attention: what they refuse, and their sizes.
 #pragma once
 
+#include "codegen/kernels/attention/attention_args.cuh"
 #include "runtime/attention/attention.hpp"
 #include "runtime/device/call_memory.hpp"
 
@@ -51,6 +52,14 @@ template <class Args>
   memory.add("workspace", args.workspace.data, workspace_bytes, Access::kWrite);
   return {};
 }
+// `saved`, where a call has it.
+template <class Args>
+[[nodiscard]] Status add_saved(const char* type, const Args& args, size_t bytes, Access access,
+                               CallMemory& memory) {
+  if (bytes > 0) F8_TRY(need(type, "saved.data", args.saved.data));
+  memory.add("saved", args.saved.data, bytes, access);
+  return {};
+}
 // dout, dq, dk and dv of a call.
 [[nodiscard]] Status add_gradients(const float8_attention_backward_args& args,
                                    const AttentionDesc& desc, CallMemory& memory);
@@ -58,6 +67,9 @@ template <class Args>
 // The offsets of packed sequences, which others do not have, and where an error of theirs is kept.
 [[nodiscard]] Status add_offsets(const float8_attention_forward_args& args,
                                  const AttentionDesc& desc, CallMemory& memory);
+
+// Gives the layout of packed sequences what a call says of them.
+void set_offsets(const float8_attention_forward_args& args, kernels::AttentionPackedCastArgs& to);
 
 // A dense [batch][tokens][heads][head_dim].
 [[nodiscard]] float8_heads dense_heads(const void* data, const AttentionDesc& desc,

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "codegen/kernels/attention/attention_args.cuh"
 #include "runtime/attention/attention.hpp"
 
 namespace f8::runtime {
@@ -13,7 +14,8 @@ struct ProviderCall {
   float8_heads q, k, v, o;
   float* lse = nullptr;  // [batch][heads_q][tokens_q]: written by forward, read by backward
   float8_heads dout{}, dq{}, dk{}, dv{};
-  const int32_t* offsets = nullptr;  // [2][sequences + 1] of a pack, clean ones
+  const int32_t* offsets = nullptr;                 // [2][sequences + 1] of a pack, clean ones
+  const kernels::AttentionBlock* blocks = nullptr;  // of a pack's queries, which forward reads
   float8_buffer workspace{};
 };
 
@@ -39,7 +41,7 @@ using AttentionProviderPtr = std::unique_ptr<const AttentionProvider>;
 [[nodiscard]] size_t dense_workspace_bytes(const AttentionProvider& provider, AttentionPass pass,
                                            const AttentionDesc& desc, const AttentionSizes& sizes);
 
-// Opens the context's library. Of packed sequences it has the backward alone.
+// Opens the context's library.
 [[nodiscard]] Result<AttentionProviderPtr> open_attention_provider(
     const std::shared_ptr<Context>& context, const AttentionDesc& desc);
 

@@ -163,23 +163,24 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
   const std::pair<const char*, const kernels::AttentionOperand*> operands[] = {
       {"q", &args.q}, {"k", &args.k}, {"v", &args.v}};
   const bool backward = spec.step == AttentionStep::kBackwardCast;
+  const bool layout = spec.step == AttentionStep::kLayout;  // which reads how many tokens there are
   for (const auto& [name, operand] : operands) {
-    if ((operand->x == nullptr && !backward) || operand->copy == nullptr ||
-        operand->inv_scale == nullptr || operand->tokens < 1 || operand->heads < 1 ||
-        args.batch < 1) {
+    if (layout && operand == &args.v) continue;
+    const bool has_arrays = (operand->x != nullptr || backward) && operand->copy != nullptr &&
+                            operand->inv_scale != nullptr && operand->heads >= 1;
+    if ((!has_arrays && !layout) || operand->tokens < 1 || args.batch < 1) {
       call.fault("{}: {} has {} tokens, {} heads, a batch of {}, or a null array", call.module.key,
                  name, operand->tokens, operand->heads, args.batch);
     }
   }
-  if (spec.step != AttentionStep::kDequantize && !backward && args.sums == nullptr) {
+  if (spec.step != AttentionStep::kDequantize && !backward && !layout && args.sums == nullptr) {
     call.fault("{}: the sums are null", call.module.key);
   }
   const auto* const packed = packed_of(spec, call);
   if (packed != nullptr &&
       (packed->blocks_q == nullptr || packed->blocks_k == nullptr || packed->offsets == nullptr ||
        packed->sequences < 1 || args.batch != 1 ||
-       (spec.step == AttentionStep::kLayout &&
-        (packed->offsets_q == nullptr || packed->offsets_k == nullptr)))) {
+       (layout && (packed->offsets_q == nullptr || packed->offsets_k == nullptr)))) {
     call.fault("{}: {} sequences in a batch of {}, or a null array", call.module.key,
                packed->sequences, args.batch);
   }
@@ -191,7 +192,7 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
   const int64_t slabs = packed != nullptr ? blocks(args.k)
                                           : int64_t{kernels::attention_slabs(args.k.tokens)} *
                                                 args.k.heads * args.batch;
-  const int64_t expected = spec.step == AttentionStep::kLayout ? 1
+  const int64_t expected = layout ? 1
                            : spec.step == AttentionStep::kSumKeys
                                ? slabs
                                : (backward ? 2 : 1) * blocks(args.q) + 2 * blocks(args.k);
@@ -220,7 +221,7 @@ Heads attention_heads(const codegen::AttentionCastSpec& spec, const Call& call,
 }
 
 void emulate(const codegen::AttentionCastSpec& spec, const Call& call) {
-  if (spec.step == AttentionStep::kSpans) {
+  if (spec.is_beside_library()) {
     return call.fault("{}: it is for a library of a GPU", call.module.key);
   }
   const auto& args = call.args<kernels::AttentionCastArgs>();

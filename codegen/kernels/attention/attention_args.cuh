@@ -143,7 +143,7 @@ struct AttentionPackedCastArgs : AttentionCastArgs {
   i32 padding_of_sequences;
 };
 
-// The tensors of a backward in bf16 by a library, in the order of AttentionSpanArgs.
+// The tensors of a forward or a backward in bf16 by a library, in the order of AttentionSpanArgs.
 enum AttentionSpan : i32 {
   kSpanQ,
   kSpanK,
@@ -162,10 +162,10 @@ F8_BOTH constexpr bool is_of_keys(i32 span) {
 
 // This says where the sequences of a pack lie, as a library takes it: tokens of each, and the element of each tensor that it begins
 // with. The arrays, and the rows of lse, are longer than the pack needs, so that few sizes stand for all; sequences that are
-// not there have no tokens.
+// not there have no tokens. A forward has neither lse nor gradients.
 struct AttentionSpanArgs {
   const i32* offsets;  // [2][sequences + 1], of queries and of keys
-  const float* lse;    // [h][queries]
+  const float* lse;    // [h][queries], or null: of a backward, as all that has gradients
   i32* tokens;         // [2][padded]
   i64* starts;         // [kAttentionSpans][padded + 1]
   float* padded_lse;   // [h][padded_queries]
@@ -180,6 +180,20 @@ struct AttentionSpanArgs {
   i32 padded_queries;
   i32 heads_kv;
   i32 head_dim;
+};
+
+// What a library's forward of a pack leaves to do. It writes the lse of each token's heads side by side, and what it has for a
+// query without a key is its own.
+struct AttentionFinishArgs {
+  const AttentionBlock* blocks;  // of queries
+  const float* library_lse;      // [queries][h]
+  float* lse;                    // [h][queries]
+  u16* o;                        // bf16 [queries][h][d]
+  i32 queries;
+  i32 heads;
+  i32 head_dim;
+  i32 longest[2];  // tokens that the library took of a sequence at most, of queries and of keys
+  i32 window;      // the keys that a causal query has at most; 0: all
 };
 
 }  // namespace f8::kernels

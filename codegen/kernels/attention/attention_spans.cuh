@@ -1,5 +1,6 @@
-// This tells a library where the sequences of a pack lie (AttentionSpanArgs), for its backward. A CTA has a head, whose row of lse it
-// copies, and whose gradients it clears where the library computes none; the first one has the spans.
+// What packed sequences need beside a library's attention. Before it attention_spans says where they lie: the first CTA has the spans.
+// For a backward a CTA has a head, whose row of lse it copies, and whose gradients it clears where the library computes none. After a
+// forward attention_finish writes lse as float8 has it, and clears queries without keys: a CTA has a block of 128 queries.
 #pragma once
 
 #include "codegen/kernels/attention/attention_args.cuh"
@@ -21,13 +22,16 @@ F8_DEVICE void clear_gradient(const AttentionSpanArgs& args, i32 span, i32 head,
   }
 }
 
-F8_DEVICE void write_attention_spans(const AttentionSpanArgs& args) {
-  grid_dependency_wait();
-  launch_dependents();
-  const i32 head = static_cast<i32>(blockIdx.x), thread = static_cast<i32>(threadIdx.x);
+// Gives the library's backward a head's row of lse. A query without a key has -inf there, whose exp(score - lse) is NaN even where
+// the score is -inf; beside +inf it is 0.
+F8_DEVICE void prepare_backward(const AttentionSpanArgs& args, i32 head) {
+  constexpr u32 kInfinity = 0x7F800000U;
   const float* from = args.lse + static_cast<i64>(head) * args.queries;
   float* to = args.padded_lse + static_cast<i64>(head) * args.padded_queries;
-  for (i32 t = thread; t < args.queries; t += kTileThreads) to[t] = from[t];
+  for (i32 t = static_cast<i32>(threadIdx.x); t < args.queries; t += kTileThreads) {
+    const float lse = from[t];
+    to[t] = lse == -__uint_as_float(kInfinity) ? __uint_as_float(kInfinity) : lse;
+  }
   for (i32 s = 0; s < args.sequences; ++s) {
     const bool queries = offset_of(args, false, s + 1) > offset_of(args, false, s);
     const bool keys = offset_of(args, true, s + 1) > offset_of(args, true, s);
@@ -38,6 +42,13 @@ F8_DEVICE void write_attention_spans(const AttentionSpanArgs& args) {
       clear_gradient(args, kSpanDv, head, s);
     }
   }
+}
+
+F8_DEVICE void write_attention_spans(const AttentionSpanArgs& args) {
+  grid_dependency_wait();
+  launch_dependents();
+  const i32 head = static_cast<i32>(blockIdx.x), thread = static_cast<i32>(threadIdx.x);
+  if (args.lse != nullptr) prepare_backward(args, head);
   if (head != 0) return;
   for (i32 i = thread; i < 2 * args.padded; i += kTileThreads) {
     const bool of_keys = i >= args.padded;
@@ -49,6 +60,29 @@ F8_DEVICE void write_attention_spans(const AttentionSpanArgs& args) {
     const i32 span = i / (args.padded + 1), s = i % (args.padded + 1);
     args.starts[i] = offset_of(args, is_of_keys(span), s) * args.strides[span];
   }
+}
+
+F8_DEVICE void finish_attention(const AttentionFinishArgs& args) {
+  grid_dependency_wait();
+  launch_dependents();
+  const i32 thread = static_cast<i32>(threadIdx.x);
+  const AttentionBlock block = args.blocks[blockIdx.x];
+  // The queries of a sequence that have a key are its first ones.
+  const i32 keys = min(block.keys, args.longest[1]);
+  i64 has_key = keys > 0 ? args.longest[0] : 0;
+  if (keys > 0 && args.window > 0) has_key = min(has_key, i64{keys} + args.window - 1);
+  const i64 left = has_key - block.index * kAttentionTile;
+  const i32 count = left <= 0 ? 0 : static_cast<i32>(min(left, i64{block.tokens}));
+  for (i32 i = thread; i < kAttentionTile * args.heads; i += kTileThreads) {
+    const i32 token = i % kAttentionTile, head = i / kAttentionTile;
+    if (token >= block.tokens) continue;
+    const i64 query = block.token + token;
+    args.lse[i64{head} * args.queries + query] =
+        token < count ? args.library_lse[query * args.heads + head] : __uint_as_float(0xFF800000U);
+  }
+  const i64 row = i64{args.heads} * args.head_dim;
+  u16* o = args.o + (i64{block.token} + count) * row;
+  for (i64 i = thread; i < (block.tokens - count) * row; i += kTileThreads) o[i] = 0;
 }
 
 }  // namespace f8::kernels

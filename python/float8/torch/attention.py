@@ -43,13 +43,15 @@ def _fake_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b, h, s, d = q.shape
     of_q, of_k = _blocks(s), _blocks(k.shape[2])
-    more = 4 * b * h * s if recipe == FP8 else 0
+    kept: Any = 0
     if cu_seqlens_q is not None:
         offsets = cu_seqlens_q.shape[0]
         of_q, of_k = (x // _BLOCK + offsets - 1 for x in (s, k.shape[2]))
-        more += 32 * (of_q + of_k) + 8 * offsets
-    blocks = b * (h * of_q + 2 * k.shape[1] * of_k)
-    kept = 0 if recipe == BF16 else blocks * (_BLOCK * d + 4) + more
+        kept = 8 * offsets + (0 if recipe == BF16 else 32 * (of_q + of_k))
+    if recipe == FP8:
+        kept += 4 * b * h * s
+    if recipe != BF16:
+        kept += b * (h * of_q + 2 * k.shape[1] * of_k) * (_BLOCK * d + 4)
     return (
         q.new_empty((b, s, h, d)),
         q.new_empty((b, h, s), dtype=torch.float32),
@@ -192,7 +194,8 @@ def _cudnn_version() -> int:
 
 def has_cudnn(packed_head: int = 0) -> bool:
     """Tells whether it can compute windows, or packs of heads of this size."""
-    return _cudnn_version() >= (91900 if packed_head == 256 else 1)
+    least = {0: 1, 256: 91900}.get(packed_head, 90600)
+    return _cudnn_version() >= least
 
 
 def mean_of_keys(key: torch.Tensor) -> torch.Tensor:
@@ -365,7 +368,7 @@ def are_shared(*tensors: torch.Tensor) -> bool:
     return any(type(x) is not torch.Tensor and hasattr(x, "_local_tensor") for x in tensors)
 
 
-def check_recipe(recipe: str, return_lse: bool) -> None:
+def check_recipe(recipe: str, return_lse: bool = False) -> None:
     """Raises ValueError for a recipe that there is not, or that has no LSE."""
     if recipe not in RECIPES:
         raise ValueError(f"float8: recipe is {recipe!r}; it is one of {', '.join(RECIPES)}")

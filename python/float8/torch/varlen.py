@@ -1,4 +1,4 @@
-"""Attention of packed sequences in fp8: varlen_attention, its gradient, and the check of its offsets."""
+"""Attention of packed sequences under a recipe: varlen_attention, its gradient, and the check of its offsets."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class VarlenAttentionFunction(torch.autograd.Function):
         o, lse, saved = attention.attention_forward(
             *batch, *options, config, cu_seqlens_q, cu_seqlens_k, *longest, recipe
         )
-        ctx.save_for_backward(o, lse, saved)
+        operands = (q, k, v) if recipe == attention.BF16 else ()
+        ctx.save_for_backward(o, lse, saved, *operands)
         ctx.key_sizes = (k.shape[1], k.shape[0])
         ctx.options = options
         ctx.longest = longest
@@ -75,17 +76,19 @@ class VarlenAttentionFunction(torch.autograd.Function):
         ctx.recipe = recipe
         if not return_lse:
             return o[0]
-        of_q, of_k = offsets_of(saved, ctx.sequences)
-        mean = mean_of_keys(k, of_k)[sequence_of_tokens(of_q, q.shape[0])]
-        queries, mean = (x.transpose(0, 1)[None] for x in (q, mean))
-        whole = attention.lse_with_mean(lse, queries, mean, scale)[0]
+        whole = lse[0]
+        if recipe != attention.BF16:  # whose keys are whole
+            of_q, of_k = offsets_of(saved, ctx.sequences)
+            mean = mean_of_keys(k, of_k)[sequence_of_tokens(of_q, q.shape[0])]
+            queries, mean = (x.transpose(0, 1)[None] for x in (q, mean))
+            whole = attention.lse_with_mean(lse, queries, mean, scale)[0]
         ctx.mark_non_differentiable(whole)
         return o[0], whole
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
-        o, lse, saved = ctx.saved_tensors
+        o, lse, saved, *operands = ctx.saved_tensors
         options = (*ctx.key_sizes, *ctx.options, ctx.config, ctx.sequences)
         nothing = (None,) * 9
         of_library = not grad.is_cuda or attention.has_cudnn(packed_head=o.shape[-1])
@@ -93,10 +96,13 @@ class VarlenAttentionFunction(torch.autograd.Function):
             if ctx.recipe != attention.FP8:  # a library takes packed tokens that lie side by side
                 grad = grad.contiguous()
             dout = grad.transpose(0, 1)[None]
-            how = (ctx.recipe, None, None, None, *ctx.longest)
+            own_qkv = [x.transpose(0, 1)[None] for x in operands] or [None] * 3
+            how = (ctx.recipe, *own_qkv, *ctx.longest)
             grads = attention.attention_backward(dout, o, lse, saved, *options, *how)
             return *(x[0] for x in grads), *nothing
-        q, k, v = (x[0] for x in attention.attention_dequantize(saved, o, *options))
+        if not operands:
+            operands = [x[0] for x in attention.attention_dequantize(saved, o, *options)]
+        q, k, v = operands
         of_q, of_k = offsets_of(saved, ctx.sequences)
         own = (grad.contiguous(), q, k, v, o[0], lse[0], (of_q, of_k))
         grads = attention.flash_backward(*own, ctx.longest, *ctx.options)
@@ -128,19 +134,22 @@ def varlen_attention(
     cu_seqlens_q, cu_seqlens_k: int32 on the device of query, [sequences + 1]: where each sequence's queries and keys begin,
         from 0 to T and to T'. A sequence may be empty, and one without keys has a result of 0. The host reads none of
         them, and a CUDA graph may be replayed with others; check_sequences tells of bad ones.
-    max_seqlen_q, max_seqlen_k: at least the longest sequence's queries and keys, which backward takes on a GPU.
+    max_seqlen_q, max_seqlen_k: at least the longest sequence's queries and keys, which backward takes on a GPU, and forward too
+        under "bf16".
     is_causal: query i of a sequence has its keys up to the i-th one. Each sequence has as many keys as queries then:
         cu_seqlens_k is None, or cu_seqlens_q itself.
     window, scale, recipe, emulate: as in scaled_dot_product_attention.
     return_lse: return (result, lse), lse [H, T] as there. It is -inf where a query has no key.
 
-    Each sequence has the bits that scaled_dot_product_attention gives it alone, and a NaN stays in its own. "bf16" is
-    varlen_attn, and on a CPU PyTorch's attention of one sequence after the other. The result is [T, H, D]. query, key and
-    value may be DTensors that ranks share by heads; the offsets are plain tensors, the same on all of them.
+    In fp8 each sequence has the bits that scaled_dot_product_attention gives it alone, and a NaN stays in its own. "bf16" is
+    cuDNN's attention on a GPU, where it is there and algorithms need not be deterministic, and with emulate its emulation;
+    else, and for other types and heads, it is PyTorch's varlen_attn, whose offsets nothing checks, or on a CPU PyTorch's
+    attention with a mask, which has no LSE. The result is [T, H, D]. query, key and value may be DTensors that ranks share by heads; the
+    offsets are plain tensors, the same on all of them.
 
     Raises ValueError for what is not there, before anything is launched.
     """
-    attention.check_recipe(recipe, return_lse)
+    attention.check_recipe(recipe)
     if attention.are_shared(query, key, value):
         from float8.torch import attention_dtensors  # it takes a while to load
 
@@ -171,10 +180,13 @@ def varlen_attention(
         window = attention.checked_window(
             window, is_causal, query.transpose(0, 1), key.transpose(0, 1)
         )
-    if recipe == "bf16":
-        return _in_bf16(query, key, value, offsets, longest, is_causal, window, scale, enable_gqa)
     reason = refusal(query, key, value, enable_gqa, scale)
-    if reason is not None:
+    if recipe == "bf16":
+        by_cudnn = query.is_cuda and attention.has_cudnn(packed_head=query.shape[-1])
+        if reason is not None or not (emulate or by_cudnn):
+            mode = (is_causal, window, scale, enable_gqa, return_lse)
+            return _by_pytorch(query, key, value, offsets, longest, *mode)
+    elif reason is not None:
         raise ValueError(f'float8: packed attention in fp8: {reason}, or use recipe="bf16"')
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
@@ -236,18 +248,21 @@ def refusal(
 
 
 def mask_of_pack(
-    offsets: torch.Tensor, tokens: int, is_causal: bool, window: int | None
+    offsets: tuple[torch.Tensor, torch.Tensor],
+    tokens: tuple[int, int],
+    is_causal: bool,
+    window: int | None,
 ) -> torch.Tensor:
-    """Returns packed sequences, whose queries and keys are the same tokens, as a mask of PyTorch's attention."""
-    at = torch.arange(tokens, dtype=offsets.dtype, device=offsets.device)
-    sequence = torch.searchsorted(offsets, at, right=True)
-    mask = sequence[:, None] == sequence
+    """Returns packed sequences, of queries and of keys, as a mask of PyTorch's attention. They are the same tokens under a causal
+    mask."""
+    of_q, of_k = (sequence_of_tokens(*x) for x in zip(offsets, tokens, strict=True))
+    mask = of_q[:, None] == of_k
     if is_causal:
         mask = mask.tril()
     return mask.triu(1 - window) if window else mask
 
 
-def _in_bf16(
+def _by_pytorch(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -257,10 +272,11 @@ def _in_bf16(
     window: int | None,
     scale: float | None,
     enable_gqa: bool,
-) -> torch.Tensor:
+    return_lse: bool,
+) -> Any:
     if query.is_cuda:
         # varlen_attn's options differ between PyTorch's versions; this is what it calls.
-        o: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        o, lse, *_ = torch.ops.aten._flash_attention_forward(
             query,
             key,
             value,
@@ -271,21 +287,18 @@ def _in_bf16(
             False,
             scale=scale,
             **attention.sides(window),
-        )[0]
-        return o
-    parts = [
-        [x.tensor_split(cu[1:-1].tolist()) for x in tensors]
-        for tensors, cu in zip(((query,), (key, value)), offsets, strict=True)
-    ]
-    results = []
-    for q, k, v in zip(*parts[0], *parts[1], strict=True):
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        mask = attention.window_mask(window, q, k) if window else None
-        o = functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=enable_gqa
         )
-        results.append(o[0].transpose(0, 1))
-    return torch.cat(results)
+        # A query without a key has inf there.
+        return (o, lse.masked_fill(lse.isposinf(), -math.inf)) if return_lse else o
+    if return_lse:
+        raise ValueError(
+            'float8: return_lse of packed sequences with recipe="bf16" on a CPU; set emulate, and give heads of 64, 128 or 256 '
+            "in torch.bfloat16"
+        )
+    mask = mask_of_pack(offsets, (query.shape[0], key.shape[0]), is_causal, window)
+    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    y = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=enable_gqa)
+    return y[0].transpose(0, 1)
 
 
 def check_sequences() -> None:
@@ -293,7 +306,7 @@ def check_sequences() -> None:
 
     An offset that falls, is negative, or lies beyond the tokens is replaced by the largest one before it, or by the
     tokens, so that no call leaves its tensors; the results are then those of other sequences. Where a sequence is longer
-    than max_seqlen, gradients are wrong on a GPU. The device alone sees that, so a trainer asks as often as it likes, as
+    than max_seqlen, gradients are wrong on a GPU, and under "bf16" results are too. The device alone sees that, so a trainer asks as often as it likes, as
     after each hundredth step. The host waits for the current device.
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -156,28 +156,115 @@ def test_any_strides_give_the_same_bits(device: str, options: dict[str, Any]) ->
     assert same(own, expected) if device == "cpu" else same(own[:1], expected[:1])
 
 
-def test_bf16_is_pytorchs_own(device: str) -> None:
-    tensors = operands(device, sum(LENGTHS), sum(LENGTHS))
+MODES = ({"is_causal": True}, {}, {"is_causal": True, "window": 70})
+
+
+def names_of(call: Any, *args: Any, **options: Any) -> tuple[Any, set[str]]:
+    """Returns the result of a call, and the names of the ops that ran."""
+    with torch.profiler.profile() as profile:
+        result = call(*args, **options)
+    return result, {event.key for event in profile.key_averages()}
+
+
+# By cuDNN or its emulation, or where there is none, and for other heads, by PyTorch.
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("size", "is_own"), [(64, True), (D, True), (256, True), (96, False)])
+def test_bf16_is_near_fp64(
+    device: str, options: dict[str, Any], mode: dict[str, Any], size: int, is_own: bool
+) -> None:
+    tensors = operands(device, sum(LENGTHS), sum(LENGTHS), size)
     cu = offsets_of(LENGTHS, device)
-    for mode in ({"is_causal": True}, {}, {"is_causal": True, "window": 70}):
-        own = step(f8.varlen_attention, tensors, cu, cu, 260, 260, recipe="bf16", **mode)
-        exact = alone(tensors, LENGTHS, LENGTHS, recipe="bf16", **mode)
-        assert all(sqnr(a, e.double()) > 40 for a, e in zip(own, exact, strict=True))
+    mode = {"recipe": "bf16", **mode}
+    exact = alone(tensors, LENGTHS, LENGTHS, torch.float64, **mode)
+    args = (tensors, cu, cu, 260, 260)
+    own, names = names_of(step, f8.varlen_attention, *args, **mode, **options)
+    if device == "cuda":
+        is_own = is_own and attention.has_cudnn(packed_head=size)
+    assert ("float8::attention_backward" in names) == is_own
+    for each in (own, step(f8.varlen_attention, *args, **mode)):
+        assert all(sqnr(a, e) > 40 for a, e in zip(each, exact, strict=True))
+    f8.check_sequences()
 
 
-def test_ops_have_honest_schemas_and_fakes(device: str, options: dict[str, Any]) -> None:
-    q, k, v, _ = (x.transpose(0, 1)[None] for x in operands(device, 130, 130))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bf16_with_keys_of_their_own(device: str, options: dict[str, Any], compiled: bool) -> None:
+    torch._dynamo.reset()
+    of_q, of_k = (130, 3, 20, 0), (40, 200, 0, 9)
+    tensors = operands(device, sum(of_q), sum(of_k))
+    cu = (offsets_of(of_q, device), offsets_of(of_k, device))
+    call = f8.varlen_attention
+    if compiled:
+        call = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    exact = alone(tensors, of_q, of_k, torch.float64, recipe="bf16")
+    own = step(call, tensors, *cu, 130, 200, recipe="bf16", **options)
+    by_pytorch = step(f8.varlen_attention, tensors, *cu, 130, 200, recipe="bf16")
+    for each in (own, by_pytorch):
+        assert not each[0][133:153].any()  # without keys
+        assert all(sqnr(a, e) > 40 for a, e in zip(each, exact, strict=True))
+    no_queries, no_keys = slice(240, 249), slice(133, 153)
+    assert not own[1][no_keys].any() and not own[2][no_queries].any()
+    assert not own[3][no_queries].any()
+
+
+def test_bf16_takes_what_pytorch_does(device: str, options: dict[str, Any]) -> None:
+    q, k, v, _ = operands(device, sum(LENGTHS), sum(LENGTHS))
+    cu = offsets_of(LENGTHS, device)
+    args = (cu, cu, 260, 260)
+    mode = {"recipe": "bf16", "is_causal": True, "enable_gqa": True, **options}
+    expected = f8.varlen_attention(q, k, v, *args, **mode)
+    halves = [x.half() for x in (q, k, v)]
+    other, names = names_of(f8.varlen_attention, *halves, *args, **mode)
+    assert other.dtype == torch.float16 and "float8::attention_forward" not in names
+    assert sqnr(other, expected.double()) > 40
+    with torch.autocast(device, torch.bfloat16):
+        own = f8.varlen_attention(q.float(), k.float(), v.float(), *args, **mode)
+    assert same([own], [expected])
+
+
+@pytest.mark.gpu
+def test_a_deterministic_pack_in_bf16_is_pytorchs() -> None:
+    """cuDNN adds with atomics. A forward of it has PyTorch's backward where algorithms become deterministic behind it."""
+    tensors = operands("cuda", sum(LENGTHS), sum(LENGTHS))
+    cu = offsets_of(LENGTHS, "cuda")
+    args = (tensors, cu, cu, 260, 260)
+    mode = {"recipe": "bf16", "is_causal": True}
+    expected = step(f8.varlen_attention, *args, **mode)
+    *leaves, grad = [x.detach().requires_grad_() for x in tensors]
+    o = f8.varlen_attention(*leaves, *args[1:], enable_gqa=True, **mode)
+    torch.use_deterministic_algorithms(True)
+    try:
+        o.backward(grad.detach())
+        own, names = names_of(step, f8.varlen_attention, *args, **mode)
+        again = step(f8.varlen_attention, *args, **mode)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "float8::attention_forward" not in names
+    assert same(own, again)
+    for each in (own, [o.detach(), *(x.grad for x in leaves)]):
+        assert all(sqnr(a, e.double()) > 40 for a, e in zip(each, expected, strict=True))
+
+
+@pytest.mark.parametrize("recipe", range(3))
+def test_ops_have_honest_schemas_and_fakes(
+    device: str, options: dict[str, Any], recipe: int
+) -> None:
+    q, k, v, grad = (x.transpose(0, 1)[None] for x in operands(device, 130, 130))
     cu = offsets_of((100, 30), device)
     mode = (0.1, True, 64, 16 if options["emulate"] else 0)
     tests = ("test_schema", "test_faketensor")
-    args = (q, k, v, *mode, cu, cu, 100, 100)
+    args = (q, k, v, *mode, cu, cu, 100, 100, recipe)
     torch.library.opcheck(attention.attention_forward, args, test_utils=tests)
-    o, _, saved = attention.attention_forward(*args)
-    torch.library.opcheck(
-        attention.attention_dequantize, (saved, o, 1, 130, *mode, 2), test_utils=tests
-    )
+    o, lse, saved = attention.attention_forward(*args)
+    own = (q, k, v) if recipe == attention.BF16 else (None, None, None)
+    backward = (grad, o, lse, saved, 1, 130, *mode, 2, recipe, *own, 100, 100)
+    torch.library.opcheck(attention.attention_backward, backward, test_utils=tests)
+    if recipe != attention.BF16:
+        torch.library.opcheck(
+            attention.attention_dequantize, (saved, o, 1, 130, *mode, 2), test_utils=tests
+        )
 
 
+@pytest.mark.parametrize("recipe", ["fp8_forward", "bf16"])
 @pytest.mark.parametrize(
     ("offsets", "longest", "words"),
     [
@@ -190,8 +277,16 @@ def test_ops_have_honest_schemas_and_fakes(device: str, options: dict[str, Any])
     ],
 )
 def test_bad_offsets_are_told_of_later(
-    device: str, options: dict[str, Any], offsets: list[int], longest: int, words: str
+    device: str,
+    options: dict[str, Any],
+    recipe: str,
+    offsets: list[int],
+    longest: int,
+    words: str,
 ) -> None:
+    if recipe == "bf16" and device == "cuda" and not attention.has_cudnn(packed_head=D):
+        pytest.skip("PyTorch's attention checks no offsets")
+    options = {"recipe": recipe, **options}
     tensors = operands(device, 130, 130)
     bad = torch.tensor(offsets, dtype=torch.int32, device=device)
     longest = longest if device == "cpu" else 130

@@ -238,10 +238,11 @@ def test_rows_of_attention_are_those_that_an_import_takes(
 
 
 def test_attention_of_packed_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--variants", "float8,sdpa-flash,sdpa-math", "--length", "64", "--masks", "packed8")
+    variants = "float8,float8-bf16,sdpa-flash,sdpa-math"
+    options = ("--variants", variants, "--length", "64", "--masks", "packed8")
     assert not run("attention", *options)
     times = table(capsys.readouterr().out, "attention")
-    for name in ("float8", "sdpa-flash"):
+    for name in ("float8", "float8-bf16", "sdpa-flash"):
         assert positive(times[f"{name}-forward"][:1] + times[f"{name}-backward"][:1])
     assert "sdpa-math-forward" not in times
 

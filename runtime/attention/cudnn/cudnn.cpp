@@ -3,7 +3,8 @@
 // kernel; later ones find it. Calls of a plan take a lock and allocate on the host.
 //
 // Graphs of packed sequences are of rounded sizes, so that packs of other numbers of sequences and tokens share one: there
-// are more sequences, without tokens, and a launch before cuDNN's (attention_spans) tells where each lies.
+// are more sequences, without tokens, and a launch before cuDNN's (attention_spans) tells where each lies. A forward has one behind it
+// too (attention_finish).
 #include "runtime/attention/cudnn/cudnn.hpp"
 
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -21,8 +21,7 @@
 
 #include "base/dynlib.hpp"
 #include "base/without_exceptions.hpp"
-#include "codegen/kernels/attention/attention_args.cuh"
-#include "recipes/fp8_layout.hpp"
+#include "runtime/attention/cudnn/graph_sizes.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
 
@@ -36,6 +35,7 @@ namespace {
 
 constexpr int kLeastVersion = 90501;       // the first with a backward of heads of 256
 constexpr int kBadVersion = 91000;         // whose attention NVIDIA's own frontend refuses in part
+constexpr int kLeastOfPacks = 90600;       // has no packs of shared heads before
 constexpr int kLeastOfLargePacks = 91900;  // 9.14 has wrong gradients of packed heads of 256
 constexpr size_t kMostGraphs = 128;        // of a plan
 
@@ -132,58 +132,12 @@ enum Tensor : int64_t {
 
 using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-// The sizes that a graph is built for. Of a pack, tokens are the longest sequence's, and `packed_q` and `packed_kv` all of
-// them, each rounded up.
-struct GraphSizes {
-  int64_t batch, tokens_q, tokens_kv, packed_q = 0, packed_kv = 0;
-  auto operator<=>(const GraphSizes&) const = default;
-};
-
-// Rounds up by at most an eighth.
-int64_t rounded(int64_t tokens) {
-  constexpr int64_t kLeast = 128;
-  const auto step = std::max(
-      kLeast,
-      static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(tokens, 1)))) /
-          8);
-  return ceil_div(tokens, step) * step;
-}
-
-GraphSizes sizes_of(const AttentionDesc& desc, const AttentionSizes& sizes) {
-  if (!desc.packed) return {sizes.batch, sizes.tokens_q, sizes.tokens_kv};
-  constexpr int64_t kLeastSequences = 8;
-  const auto longest = [](int64_t of, int64_t tokens) {
-    return rounded(of == 0 ? tokens : std::min(of, tokens));
-  };
-  return {static_cast<int64_t>(
-              std::bit_ceil(static_cast<uint64_t>(std::max(sizes.batch, kLeastSequences)))),
-          longest(sizes.longest_q, sizes.tokens_q), longest(sizes.longest_kv, sizes.tokens_kv),
-          rounded(sizes.tokens_q), rounded(sizes.tokens_kv)};
-}
-
 // A call's sizes and strides, which a graph is built for.
 struct GraphKey {
   AttentionPass pass;
   GraphSizes sizes;
   std::array<std::array<int64_t, 3>, 8> strides;  // by Tensor, without lse
   auto operator<=>(const GraphKey&) const = default;
-};
-
-// What a pack's graph reads beside the tensors, at the beginning of the workspace.
-struct Spans {
-  size_t tokens = 0, starts = 0, lse = 0, bytes = 0;  // where they begin, and all of them end
-
-  Spans(const AttentionDesc& desc, const GraphSizes& sizes) {
-    if (!desc.packed) return;
-    constexpr int64_t kAlignment = 256;
-    const auto take = [this](int64_t size) {
-      return std::exchange(bytes,
-                           bytes + static_cast<size_t>(ceil_div(size, kAlignment) * kAlignment));
-    };
-    tokens = take(2 * sizes.batch * int64_t{sizeof(int32_t)});
-    starts = take(kernels::kAttentionSpans * (sizes.batch + 1) * int64_t{sizeof(int64_t)});
-    lse = take(desc.heads_q * sizes.packed_q * int64_t{sizeof(float)});
-  }
 };
 
 struct Graph {
@@ -194,9 +148,10 @@ struct Graph {
 
 class CudnnAttention final : public AttentionProvider {
  public:
-  // `spans` is the kernel of packs, or null.
-  CudnnAttention(std::shared_ptr<Context> context, const AttentionDesc& desc, const Kernel* spans)
-      : context_(std::move(context)), desc_(desc), spans_(spans) {}
+  // The kernels before cuDNN's and behind its forward are those of packs, or null.
+  CudnnAttention(std::shared_ptr<Context> context, const AttentionDesc& desc, const Kernel* spans,
+                 const Kernel* finish)
+      : context_(std::move(context)), desc_(desc), spans_(spans), finish_(finish) {}
   ~CudnnAttention() override {
     if (!g_cudnn_is_gone) return;
     for (auto& [key, graph] : graphs_) (void)graph.release();
@@ -234,26 +189,29 @@ class CudnnAttention final : public AttentionProvider {
                         {kDk, call.dk.data},
                         {kDv, call.dv.data}});
       }
-      const GraphSizes sizes = sizes_of(desc_, call.sizes);
-      if (desc_.packed) F8_TRY(write_spans(call, sizes, stream, tensors));
-      return check(
-          graph.graph.execute(handle, tensors,
-                              static_cast<char*>(call.workspace.data) + Spans(desc_, sizes).bytes),
-          "execute");
+      const GraphSizes sizes = graph_sizes(desc_, call.sizes);
+      if (desc_.packed) F8_TRY(write_spans(pass, call, sizes, stream, tensors));
+      F8_TRY(check(graph.graph.execute(
+                       handle, tensors,
+                       static_cast<char*>(call.workspace.data) + PackSpans(desc_, sizes).bytes),
+                   "execute"));
+      if (!desc_.packed || pass == AttentionPass::kBackward) return {};
+      return finish(call, sizes, stream);
     });
   }
 
  private:
   // Enqueues what tells a pack's graph where its sequences lie, and adds it to the tensors.
-  Status write_spans(const ProviderCall& call, const GraphSizes& sizes, Stream stream,
-                     std::unordered_map<int64_t, void*>& tensors) const {
-    const Spans spans(desc_, sizes);
+  Status write_spans(AttentionPass pass, const ProviderCall& call, const GraphSizes& sizes,
+                     Stream stream, std::unordered_map<int64_t, void*>& tensors) const {
+    const PackSpans spans(desc_, sizes);
+    const bool backward = pass == AttentionPass::kBackward;
     char* const data = static_cast<char*>(call.workspace.data);
     auto* const tokens = reinterpret_cast<int32_t*>(data + spans.tokens);
     auto* const starts = reinterpret_cast<int64_t*>(data + spans.starts);
     kernels::AttentionSpanArgs args{
         .offsets = call.offsets,
-        .lse = call.lse,
+        .lse = backward ? call.lse : nullptr,
         .tokens = tokens,
         .starts = reinterpret_cast<kernels::i64*>(starts),
         .padded_lse = reinterpret_cast<float*>(data + spans.lse),
@@ -263,7 +221,7 @@ class CudnnAttention final : public AttentionProvider {
         .head_strides = {call.dq.head_stride, call.dk.head_stride, call.dv.head_stride},
         .strides = {call.q.token_stride, call.k.token_stride, call.v.token_stride,
                     call.o.token_stride, call.dout.token_stride, call.dq.token_stride,
-                    call.dk.token_stride, call.dv.token_stride, 1},
+                    call.dk.token_stride, call.dv.token_stride, backward ? 1 : desc_.heads_q},
         .longest = {static_cast<int32_t>(sizes.tokens_q), static_cast<int32_t>(sizes.tokens_kv)},
         .sequences = static_cast<int32_t>(call.sizes.batch),
         .padded = static_cast<int32_t>(sizes.batch),
@@ -272,7 +230,7 @@ class CudnnAttention final : public AttentionProvider {
         .heads_kv = static_cast<int32_t>(desc_.heads_kv),
         .head_dim = static_cast<int32_t>(desc_.head_dim)};
     const Context::State& state = context_->state();
-    F8_TRY(launch_with(args, state.driver, *spans_, desc_.heads_q,
+    F8_TRY(launch_with(args, state.driver, *spans_, backward ? desc_.heads_q : 1,
                        state.options.programmatic_launch, stream));
     tensors[kLse] = args.padded_lse;
     tensors[kTokensQ] = tokens;
@@ -281,6 +239,30 @@ class CudnnAttention final : public AttentionProvider {
       tensors[kStarts + kQ + span] = starts + span * (sizes.batch + 1);
     }
     return {};
+  }
+
+  // Enqueues what cuDNN's forward of a pack leaves to do.
+  Status finish(const ProviderCall& call, const GraphSizes& sizes, Stream stream) const {
+    const char* const data = static_cast<const char*>(call.workspace.data);
+    const kernels::AttentionFinishArgs args{
+        .blocks = call.blocks,
+        .library_lse = reinterpret_cast<const float*>(data + PackSpans(desc_, sizes).lse),
+        .lse = call.lse,
+        .o = static_cast<kernels::u16*>(call.o.data),
+        .queries = static_cast<int32_t>(call.sizes.tokens_q),
+        .heads = static_cast<int32_t>(desc_.heads_q),
+        .head_dim = static_cast<int32_t>(desc_.head_dim),
+        .longest = {static_cast<int32_t>(sizes.tokens_q), static_cast<int32_t>(sizes.tokens_kv)},
+        .window = window()};
+    const Context::State& state = context_->state();
+    return launch_with(args, state.driver, *finish_,
+                       desc_.blocks(call.sizes.batch, call.sizes.tokens_q),
+                       state.options.programmatic_launch, stream);
+  }
+
+  [[nodiscard]] int32_t window() const {
+    return static_cast<int32_t>(
+        std::min<int64_t>(desc_.window, std::numeric_limits<int32_t>::max()));
   }
 
   // Calls `use` with the context's handle and the graph of a call, which it makes where there are none: a plan that is
@@ -320,7 +302,7 @@ class CudnnAttention final : public AttentionProvider {
   }
 
   GraphKey key_of(AttentionPass pass, const ProviderCall& call) const {
-    GraphKey key{pass, sizes_of(desc_, call.sizes), {}};
+    GraphKey key{pass, graph_sizes(desc_, call.sizes), {}};
     const float8_heads* const tensors[] = {&call.q,    &call.k,  &call.v,  &call.o,
                                            &call.dout, &call.dq, &call.dk, &call.dv};
     const size_t count = pass == AttentionPass::kForward ? 4 : 8;
@@ -361,14 +343,17 @@ class CudnnAttention final : public AttentionProvider {
     return attributes;
   }
 
+  // cuDNN's forward of a pack writes [tokens][heads], and its backward reads [heads][tokens], as the caller has it.
   fe::graph::Tensor_attributes lse(fe::graph::Graph& graph, const GraphKey& key) const {
-    const int64_t queries = key.sizes.tokens_q;
+    const int64_t queries = key.sizes.tokens_q, heads = desc_.heads_q;
     const int64_t row = desc_.packed ? key.sizes.packed_q : queries;
+    const bool by_tokens = desc_.packed && key.pass == AttentionPass::kForward;
     auto attributes = fe::graph::Tensor_attributes()
                           .set_uid(kLse)
                           .set_data_type(fe::DataType_t::FLOAT)
-                          .set_dim({key.sizes.batch, desc_.heads_q, queries, 1})
-                          .set_stride({desc_.heads_q * row, row, 1, 1});
+                          .set_dim({key.sizes.batch, heads, queries, 1})
+                          .set_stride(by_tokens ? std::vector<int64_t>{heads * queries, 1, heads, 1}
+                                                : std::vector<int64_t>{heads * row, row, 1, 1});
     if (desc_.packed) attributes.set_ragged_offset(starts(graph, key, kLse));
     return attributes;
   }
@@ -380,11 +365,21 @@ class CudnnAttention final : public AttentionProvider {
       attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
           .set_diagonal_band_right_bound(0);
     }
-    if (desc_.window > 0) {
-      attributes.set_diagonal_band_left_bound(
-          static_cast<int>(std::min<int64_t>(desc_.window, std::numeric_limits<int32_t>::max())));
-    }
+    if (desc_.window > 0) attributes.set_diagonal_band_left_bound(window());
     return attributes;
+  }
+
+  // Says how many tokens each sequence of a pack has.
+  template <class Attributes>
+  Attributes with_tokens(fe::graph::Graph& graph, const GraphKey& key,
+                         Attributes attributes) const {
+    if (!desc_.packed) return attributes;
+    const auto tokens = [&](Tensor which) {
+      return graph.tensor(words(which, key.sizes.batch, fe::DataType_t::INT32));
+    };
+    return attributes.set_padding_mask(true)
+        .set_seq_len_q(tokens(kTokensQ))
+        .set_seq_len_kv(tokens(kTokensKv));
   }
 
   static void write_as(const TensorPtr& output, fe::graph::Tensor_attributes as) {
@@ -407,21 +402,15 @@ class CudnnAttention final : public AttentionProvider {
     };
     const TensorPtr q = read(kQ), k = read(kK), v = read(kV);
     if (key.pass == AttentionPass::kForward) {
-      const auto [o, stats] =
-          graph.sdpa(q, k, v, with_mask(fe::graph::SDPA_attributes().set_generate_stats(true)));
+      auto attributes = with_mask(fe::graph::SDPA_attributes().set_generate_stats(true));
+      const auto [o, stats] = graph.sdpa(q, k, v, with_tokens(graph, key, std::move(attributes)));
       write(o, kO);
       write_as(stats, lse(graph, key));
     } else {
       const TensorPtr o = read(kO), dout = read(kDout), stats = graph.tensor(lse(graph, key));
-      auto attributes = with_mask(fe::graph::SDPA_backward_attributes());
+      auto attributes = with_tokens(graph, key, with_mask(fe::graph::SDPA_backward_attributes()));
       if (desc_.packed) {
-        const auto tokens = [&](Tensor which) {
-          return graph.tensor(words(which, key.sizes.batch, fe::DataType_t::INT32));
-        };
-        attributes.set_padding_mask(true)
-            .set_seq_len_q(tokens(kTokensQ))
-            .set_seq_len_kv(tokens(kTokensKv))
-            .set_max_total_seq_len_q(key.sizes.packed_q)
+        attributes.set_max_total_seq_len_q(key.sizes.packed_q)
             .set_max_total_seq_len_kv(key.sizes.packed_kv);
       }
       const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, dout, stats, attributes);
@@ -432,13 +421,14 @@ class CudnnAttention final : public AttentionProvider {
     F8_TRY(check(graph.build(handle, {fe::HeurMode_t::A}), "build"));
     int64_t bytes = 0;
     F8_TRY(check(graph.get_workspace_size(bytes), "workspace"));
-    out.workspace = Spans(desc_, key.sizes).bytes + static_cast<size_t>(bytes);
+    out.workspace = PackSpans(desc_, key.sizes).bytes + static_cast<size_t>(bytes);
     return {};
   }
 
   std::shared_ptr<Context> context_;
   AttentionDesc desc_;
   const Kernel* spans_;
+  const Kernel* finish_;
   // Under the handle's lock.
   mutable std::map<GraphKey, std::unique_ptr<Graph>> graphs_;
   mutable uint64_t clock_ = 0;
@@ -450,19 +440,28 @@ Result<AttentionProviderPtr> create_cudnn_attention(const std::shared_ptr<Contex
                                                     const AttentionDesc& desc) {
   return without_exceptions([&]() -> Result<AttentionProviderPtr> {
     const int version = F8_TRY(cudnn_version());
-    const Kernel* spans = nullptr;
+    if (desc.packed && version < kLeastOfPacks) {
+      return fail(ErrorCode::kUnsupported,
+                  "cuDNN {} has no packed sequences of shared heads; {} and newer have them",
+                  version_text(version), version_text(kLeastOfPacks));
+    }
+    const Kernel *spans = nullptr, *finish = nullptr;
     if (desc.packed) {
       if (desc.head_dim == 256 && version < kLeastOfLargePacks) {
         return fail(ErrorCode::kUnsupported,
                     "cuDNN {} has wrong gradients of packed heads of 256; {} and newer are right",
                     version_text(version), version_text(kLeastOfLargePacks));
       }
-      spans = F8_TRY(
-          context->kernel(codegen::AttentionCastSpec{.head_dim = static_cast<int>(desc.head_dim),
-                                                     .step = codegen::AttentionStep::kSpans,
-                                                     .packed = true}));
+      const auto kernel = [&](codegen::AttentionStep step) {
+        return context->kernel(codegen::AttentionCastSpec{
+            .head_dim = static_cast<int>(desc.head_dim), .step = step, .packed = true});
+      };
+      spans = F8_TRY(kernel(codegen::AttentionStep::kSpans));
+      if (desc.recipe == AttentionRecipe::kBf16) {
+        finish = F8_TRY(kernel(codegen::AttentionStep::kFinish));
+      }
     }
-    return std::make_unique<const CudnnAttention>(context, desc, spans);
+    return std::make_unique<const CudnnAttention>(context, desc, spans, finish);
   });
 }
 

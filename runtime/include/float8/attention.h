@@ -34,8 +34,8 @@ typedef struct float8_attention_desc {
   int32_t causal;   /* nonzero: query i has the keys up to the i-th one */
   int32_t dtype;    /* of q, k, v and o: FLOAT8_BF16 */
   int32_t
-      packed; /* nonzero: a call's sequences lie one behind the other (float8_attention_sizes). Recipe
-                 FLOAT8_ATTENTION_BF16 takes none */
+      packed; /* nonzero: a call's sequences lie one behind the other (float8_attention_sizes). In bf16 it needs cuDNN
+                 9.6, and 9.19 for heads of 256 */
   int64_t
       window; /* with causal, the keys of query i are the last `window` ones of those up to the i-th: its own
                        and window - 1 before it; 0: all of them. A call's tokens_q - tokens_kv is below it, so that
@@ -57,8 +57,8 @@ typedef struct float8_attention_sizes {
   int64_t batch FLOAT8_DEFAULT(1);     /* sequences; 0: the call does nothing */
   int64_t tokens_q FLOAT8_DEFAULT(0);  /* of each sequence; 0: the call does nothing */
   int64_t tokens_kv FLOAT8_DEFAULT(0); /* of each sequence, at least 1 */
-  /* Of packed sequences: the tokens that one has at most, 0: any. A longer one is kept as an error, and its gradients in
-   * bf16 are wrong. */
+  /* Of packed sequences: the tokens that one has at most, 0: any. A longer one is kept as an error, and what is in bf16
+   * of it is wrong: its gradients, and under FLOAT8_ATTENTION_BF16 o and lse. */
   int64_t longest_q FLOAT8_DEFAULT(0);
   int64_t longest_kv FLOAT8_DEFAULT(0);
 } float8_attention_sizes;
@@ -67,8 +67,8 @@ typedef struct float8_attention_sizes {
 FLOAT8_API float8_status float8_cudnn_version(int32_t* out);
 
 /* Returns the bytes that forward keeps for a backward: e4m3 copies and their scales, about half of what q, k and
- * v have, and 4 more of each query of a head under FLOAT8_ATTENTION_FP8; 0 for FLOAT8_ATTENTION_BF16, for NULL, and for
- * sizes that a call refuses. */
+ * v have, and 4 more of each query of a head under FLOAT8_ATTENTION_FP8; 8 (batch + 1) of packed sequences of
+ * FLOAT8_ATTENTION_BF16, and 0 of others; 0 for NULL, and for sizes that a call refuses. */
 FLOAT8_API size_t float8_attention_saved_bytes(const float8_attention* attention,
                                                const float8_attention_sizes* sizes);
 /* Returns the bytes of scratch that forward needs, which are free between calls; 0 likewise. */
@@ -127,15 +127,16 @@ typedef struct float8_attention_forward_args {
 } float8_attention_forward_args;
 
 /* In fp8 it enqueues three launches: the sums of k, the casts, and the attention, and of packed sequences their layout
- * before these. A NaN or an infinity shows in o of its head, in every query that has a key of its 128 tokens, and with a window
- * in others of the same 128 queries.
+ * before these. In bf16 packed sequences have that layout too, and a launch right before and behind cuDNN's. A NaN or an
+ * infinity shows in o of its head, in fp8 in every query that has a key of its 128 tokens, and with a window in others of
+ * the same 128 queries.
  *
- * Packed sequences are read from the device in each call, also where a CUDA graph replays it. Each has the bits of o and
- * lse that a batch of it alone gives it, wherever it lies, and nothing of the others; it may be empty. A query without a
+ * Packed sequences are read from the device in each call, also where a CUDA graph replays it. In fp8 each has the bits of o
+ * and lse that a batch of it alone gives it, wherever it lies; it has nothing of the others, and may be empty. A query without a
  * key has an o of 0 and an lse of -inf. An offset that falls, is negative, or lies beyond the tokens is replaced by the
  * largest one before it, or by the tokens, so that no call leaves its memory, and sequence_error has its index.
- * float8_attention_dequantize knows the sequences from `saved`, whose last 8 (batch + 1) bytes are the offsets so
- * replaced, of queries and of keys. */
+ * float8_attention_dequantize and a backward know the sequences from `saved`, whose last 8 (batch + 1) bytes are the offsets
+ * so replaced, of queries and of keys. */
 FLOAT8_API float8_status float8_attention_forward(const float8_attention* attention,
                                                   const float8_attention_forward_args* args,
                                                   float8_stream stream);
@@ -176,9 +177,9 @@ typedef struct float8_attention_backward_args {
 /* Under FLOAT8_ATTENTION_FP8 it enqueues three launches: the casts of dout, of which the transposed copies of q and k are
  * part, dq, and dk with dv. All products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and
  * dS have scales that are found beside their products, and the gradients have the same bits from run to run. Under
- * FLOAT8_ATTENTION_FP8_FORWARD it enqueues float8_attention_dequantize into its workspace, and cuDNN's backward of these,
- * whose dout, dq, dk and dv of packed sequences are dense [tokens][heads][head_dim] (FLOAT8_UNSUPPORTED where it would need
- * more scratch). In bf16 a batch of one query has no backward on a GPU (FLOAT8_UNSUPPORTED).
+ * FLOAT8_ATTENTION_FP8_FORWARD it enqueues float8_attention_dequantize into its workspace, and cuDNN's backward of these. In
+ * bf16 dout, dq, dk and dv of packed sequences are dense [tokens][heads][head_dim] (FLOAT8_UNSUPPORTED where cuDNN would need
+ * more scratch), and a batch of one query has no backward on a GPU (FLOAT8_UNSUPPORTED).
  * In fp8 the gradients are those of the values that the forward multiplied: the gradient of k's mean is 0. A dout that is
  * not finite shows in the gradients of its head. A call without queries writes nothing, where dk and dv would be 0. */
 FLOAT8_API float8_status float8_attention_backward(const float8_attention* attention,

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <numeric>
 #include <tuple>
 
 #include "runtime/attention/provider.hpp"
-#include "tests/gpu/attention/gradients.hpp"
+#include "tests/gpu/attention/packs.hpp"
 
 namespace f8::runtime::gpu {
 namespace {
@@ -150,48 +149,14 @@ TEST_P(AttentionBackwardTest, ANanIsThatHeadsAlone) {
   expect_others(clean.dv, dirty.dv, 1);
 }
 
-struct PackCase {
-  const char* name;
-  int64_t heads_q, heads_kv;
-  std::vector<int32_t> queries, keys;  // of each sequence
-  bool causal = true;
-  int64_t window = 0;
-  int64_t d = 128;
-};
-
 class PackedGradients : public AttentionGradients, public testing::WithParamInterface<PackCase> {
  protected:
-  static AttentionDesc desc() {
-    const PackCase& of = GetParam();
-    return {
-        .heads_q = of.heads_q, .heads_kv = of.heads_kv, .causal = of.causal, .window = of.window};
-  }
-  static std::vector<int32_t> offsets_of(const std::vector<int32_t>& tokens) {
-    std::vector<int32_t> offsets(tokens.size() + 1);
-    std::partial_sum(tokens.begin(), tokens.end(), offsets.begin() + 1);
-    return offsets;
-  }
-  // The tokens of a sequence.
-  static Elements part(const Elements& of, int64_t first, int64_t tokens) {
-    Elements r = of;
-    r.tokens = tokens;
-    const auto stride = static_cast<size_t>(of.token_stride());
-    r.bits.assign(of.bits.begin() + first * of.token_stride(),
-                  of.bits.begin() + (first + tokens) * of.token_stride());
-    r.bits.resize(static_cast<size_t>(tokens) * stride);
-    return r;
-  }
   // Those of sequence i as a batch of one.
   Gradients gradients_alone(const Operands& all, const std::vector<int32_t>& cu_q,
                             const std::vector<int32_t>& cu_k, size_t i) {
-    const int64_t queries = cu_q[i + 1] - cu_q[i], keys = cu_k[i + 1] - cu_k[i];
-    Operands own = all;
-    own.q = part(all.q, cu_q[i], queries);
-    own.k = part(all.k, cu_k[i], keys);
-    own.v = part(all.v, cu_k[i], keys);
-    own.dout = part(all.dout, cu_q[i], queries);
+    const Operands own = part(all, cu_q, cu_k, i);
     Gradients alone(own);
-    run(desc(), own, alone);
+    run(GetParam().desc(), own, alone);
     return alone;
   }
 };
@@ -211,10 +176,10 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(PackedGradients, EachSequenceHasTheBitsThatItHasAlone) {
   const PackCase& of = GetParam();
-  const std::vector<int32_t> cu_q = offsets_of(of.queries), cu_k = offsets_of(of.keys);
+  const std::vector<int32_t> cu_q = pack_offsets(of.queries), cu_k = pack_offsets(of.keys);
   const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d);
   Gradients packed(all);
-  run(desc(), all, cu_q, cu_k, packed);
+  run(of.desc(), all, cu_q, cu_k, packed);
   for (size_t i = 0; i < of.queries.size(); ++i) {
     const int64_t queries = of.queries[i], keys = of.keys[i];
     if (queries == 0 || keys == 0) {
@@ -243,10 +208,10 @@ TEST_P(PackedGradients, InBf16EachSequenceIsWhatItIsAlone) {
   }
   recipe_ = AttentionRecipe::kFp8Forward;
   const PackCase& of = GetParam();
-  const std::vector<int32_t> cu_q = offsets_of(of.queries), cu_k = offsets_of(of.keys);
+  const std::vector<int32_t> cu_q = pack_offsets(of.queries), cu_k = pack_offsets(of.keys);
   const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d, 0);
   Gradients packed(all);
-  run(desc(), all, cu_q, cu_k, packed);
+  run(of.desc(), all, cu_q, cu_k, packed);
   if (HasFatalFailure()) return;
   for (size_t i = 0; i < of.queries.size(); ++i) {
     const int64_t queries = of.queries[i], keys = of.keys[i];

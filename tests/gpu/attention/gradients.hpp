@@ -32,6 +32,14 @@ struct Gradients {
 
   explicit Gradients(const Operands& of)
       : q(of.q), k(of.k), v(of.v), dq(of.q), dk(of.k), dv(of.v) {}
+  // Dense ones, whatever the strides of the operands.
+  static Gradients dense(const Operands& of) {
+    Gradients r(of);
+    for (Elements* each : {&r.dq, &r.dk, &r.dv}) {
+      *each = Elements(each->batch, each->heads, each->tokens, 0, 9, 0, each->d);
+    }
+    return r;
+  }
 };
 
 class AttentionGradients : public GpuTest {
@@ -91,9 +99,9 @@ class AttentionGradients : public GpuTest {
                                     .lse = lse.as<float>(),
                                     .saved = {saved.as()},
                                     .workspace = {workspace.as()},
-                                    .dq = of.q.on(dq),
-                                    .dk = of.k.on(dk),
-                                    .dv = of.v.on(dv),
+                                    .dq = out.dq.on(dq),
+                                    .dk = out.dk.on(dk),
+                                    .dv = out.dv.on(dv),
                                     .q = of.q.on(q),
                                     .k = of.k.on(k),
                                     .v = of.v.on(v)},
@@ -120,7 +128,7 @@ inline double db(double signal, double noise) {
   return 10 * std::log10(signal / std::max(noise, 1e-300));
 }
 
-// Compares gradients with those in fp64 of the values that were multiplied and of dO as it was given.
+// Compares O, LSE and gradients with those in fp64 of the values that were multiplied and of dO as it was given.
 class ExactGradients {
  public:
   ExactGradients(const AttentionDesc& desc, const Operands& of, const Gradients& actual)
@@ -140,6 +148,8 @@ class ExactGradients {
       compare(dv_[static_cast<size_t>(i)], actual.dv.value(row, token, i % d_), v_);
     }
   }
+  [[nodiscard]] double of_o() const { return db(o_.signal, o_.noise); }
+  [[nodiscard]] double error_of_lse() const { return error_of_lse_; }
   [[nodiscard]] double of_q() const { return db(q_.signal, q_.noise); }
   [[nodiscard]] double of_k() const { return db(k_.signal, k_.noise); }
   [[nodiscard]] double of_v() const { return db(v_.signal, v_.noise); }
@@ -179,19 +189,28 @@ class ExactGradients {
       each /= sum;
       delta += each * dp[static_cast<size_t>(j)];
     }
-    std::vector<double> dq(static_cast<size_t>(d_));
+    const int64_t tokens = of_.q.tokens, heads = of_.q.heads;
+    const auto o_at =
+        static_cast<size_t>(((row / heads * tokens + query) * heads + row % heads) * d_);
+    if (first < end) {
+      const double lse = actual_.lse[static_cast<size_t>(row * tokens + query)];
+      error_of_lse_ = std::max(error_of_lse_, std::abs(most + std::log(sum) - lse));
+    }
+    std::vector<double> dq(static_cast<size_t>(d_)), o(dq.size());
     for (int64_t j = first; j < end; ++j) {
       const double of_key = p[static_cast<size_t>(j)];
       const double ds = of_key * (dp[static_cast<size_t>(j)] - delta) * scale;
       for (int64_t c = 0; c < d_; ++c) {
         const auto at = static_cast<size_t>((kv * of_.k.tokens + j) * d_ + c);
         dq[static_cast<size_t>(c)] += ds * actual_.k.value(kv, j, c);
+        o[static_cast<size_t>(c)] += of_key * actual_.v.value(kv, j, c);
         dk_[at] += ds * actual_.q.value(row, query, c);
         dv_[at] += of_key * of_.dout.value(row, query, c);
       }
     }
     for (int64_t c = 0; c < d_; ++c) {
       compare(dq[static_cast<size_t>(c)], actual_.dq.value(row, query, c), q_);
+      compare(o[static_cast<size_t>(c)], decode_bf16(actual_.o[o_at + static_cast<size_t>(c)]), o_);
     }
   }
 
@@ -200,7 +219,8 @@ class ExactGradients {
   const Gradients& actual_;
   int64_t d_;
   std::vector<double> dk_, dv_;
-  Power q_, k_, v_;
+  Power o_, q_, k_, v_;
+  double error_of_lse_ = 0;
 };
 
 }  // namespace f8::runtime::gpu

@@ -69,6 +69,7 @@ TEST(Emit, GoldenStubs) {
            "attention_cast/d256",
            "attention_layout/d128/packed",
            "attention_spans/d128/packed",
+           "attention_finish/d128/packed",
            "attention_backward_cast/d128",
            "attention_backward_dq/d128/causal",
            "attention_backward_dkv/d128/causal",

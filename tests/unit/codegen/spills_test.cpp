@@ -228,7 +228,8 @@ std::set<std::string> tunable_kernels() {
       }
       for (const AttentionStep step :
            {AttentionStep::kSumKeys, AttentionStep::kCast, AttentionStep::kDequantize,
-            AttentionStep::kLayout, AttentionStep::kBackwardCast}) {
+            AttentionStep::kLayout, AttentionStep::kBackwardCast, AttentionStep::kSpans,
+            AttentionStep::kFinish}) {
         const AttentionCastSpec spec{head_dim, step, packed};
         if (spec.validate()) keys.insert(spec.key());
       }

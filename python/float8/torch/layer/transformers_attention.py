@@ -78,7 +78,8 @@ def register(name: str, recipe: str, emulate: bool) -> None:
             if reason:
                 warn_of(reason)
             if pack is not None and attention_mask is None:  # "sdpa" reads no offsets
-                attention_mask = varlen.mask_of_pack(pack.offsets, query.shape[2], causal, window)
+                offsets, tokens = (pack.offsets, pack.offsets), (query.shape[2], key.shape[2])
+                attention_mask = varlen.mask_of_pack(offsets, tokens, causal, window)
             elif window is not None:
                 attention_mask = window_mask(window, query, key)
             out: tuple[torch.Tensor, None] = sdpa_attention_forward(

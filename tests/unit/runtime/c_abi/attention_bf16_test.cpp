@@ -96,7 +96,7 @@ struct Case {
 
 class AttentionInBf16 : public ::testing::TestWithParam<Case> {
  protected:
-  float8_attention* plan(float8_attention_recipe recipe) {
+  float8_attention* plan(float8_attention_recipe recipe, bool packed = false) {
     float8_attention_desc desc{};
     desc.struct_size = sizeof desc;
     desc.heads_q = kHeads;
@@ -106,6 +106,7 @@ class AttentionInBf16 : public ::testing::TestWithParam<Case> {
     desc.causal = GetParam().causal ? 1 : 0;
     desc.window = GetParam().window;
     desc.dtype = FLOAT8_BF16;
+    desc.packed = packed ? 1 : 0;
     desc.recipe = recipe;
     float8_attention* out = nullptr;
     EXPECT_EQ(float8_attention_plan(context_.get(), &desc, &out), FLOAT8_OK) << float8_last_error();
@@ -241,6 +242,49 @@ TEST_P(AttentionInBf16, DifferentiatesTheForwardInFp8) {
   EXPECT_NE(gradients, Tensors(true).gradients());
   float8_attention_destroy(attention);
   float8_attention_destroy(in_bf16);
+}
+
+// With tokens first the sequences of a batch lie as those of a pack.
+TEST_P(AttentionInBf16, APackHasTheBitsOfItsBatch) {
+  float8_attention* of_batch = plan(FLOAT8_ATTENTION_BF16);
+  float8_attention* of_pack = plan(FLOAT8_ATTENTION_BF16, true);
+  Tensors batch(true), pack(true);
+  batch.allocate(of_batch);
+  const float8_attention_forward_args forward = batch.forward();
+  const float8_attention_backward_args backward = batch.backward();
+  ASSERT_EQ(float8_attention_forward(of_batch, &forward, nullptr), FLOAT8_OK);
+  ASSERT_EQ(float8_attention_backward(of_batch, &backward, nullptr), FLOAT8_OK);
+
+  const float8_attention_sizes sizes{
+      .batch = kBatch, .tokens_q = kBatch * kQueries, .tokens_kv = kBatch * kKeys};
+  const int32_t of_queries[] = {0, kQueries, 2 * kQueries}, of_keys[] = {0, kKeys, 2 * kKeys};
+  EXPECT_EQ(float8_attention_saved_bytes(of_pack, &sizes), sizeof of_queries + sizeof of_keys);
+  pack.saved_ = memory(float8_attention_saved_bytes(of_pack, &sizes));
+  pack.workspace_ = memory(std::max(float8_attention_workspace_bytes(of_pack, &sizes),
+                                    float8_attention_backward_workspace_bytes(of_pack, &sizes)));
+  float8_sequence_error error{};
+  float8_attention_forward_args own = pack.forward();
+  own.sizes = sizes;
+  own.cu_seqlens_q = of_queries;
+  own.cu_seqlens_kv = of_keys;
+  own.sequence_error = &error;
+  ASSERT_EQ(float8_attention_forward(of_pack, &own, nullptr), FLOAT8_OK) << float8_last_error();
+  float8_attention_backward_args own_backward = pack.backward();
+  own_backward.sizes = sizes;
+  ASSERT_EQ(float8_attention_backward(of_pack, &own_backward, nullptr), FLOAT8_OK)
+      << float8_last_error();
+  EXPECT_EQ(bytes_of(pack.o_, Tensors::kQ * 2), bytes_of(batch.o_, Tensors::kQ * 2));
+  EXPECT_EQ(pack.gradients(), batch.gradients());
+  EXPECT_EQ(error.code, FLOAT8_NO_SEQUENCE_ERROR);
+  for (int64_t b = 0; b < kBatch; ++b) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const float* of_head = pack.lse() + h * kBatch * kQueries + b * kQueries;
+      EXPECT_TRUE(
+          std::equal(of_head, of_head + kQueries, batch.lse() + (b * kHeads + h) * kQueries));
+    }
+  }
+  float8_attention_destroy(of_batch);
+  float8_attention_destroy(of_pack);
 }
 
 TEST_P(AttentionInBf16, RefusesCalls) {

@@ -170,8 +170,6 @@ TEST_F(AttentionAbi, RefusesPlans) {
   refuses([](auto& d) { d.head_dim = 96, d.recipe = FLOAT8_ATTENTION_FP8; }, FLOAT8_UNSUPPORTED,
           "heads of 96");
   refuses([](auto& d) { d.recipe = 3; }, FLOAT8_INVALID_ARGUMENT, "recipe is 3");
-  refuses([](auto& d) { d.packed = 1, d.recipe = FLOAT8_ATTENTION_BF16; }, FLOAT8_UNSUPPORTED,
-          "no packed sequences");
   refuses([](auto& d) { d.struct_size = 3; }, FLOAT8_INVALID_ARGUMENT, "struct_size is 3");
   refuses([](auto& d) { d.reserved = 1; }, FLOAT8_INVALID_ARGUMENT, "reserved is 1");
 }
