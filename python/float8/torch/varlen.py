@@ -76,7 +76,7 @@ class VarlenAttentionFunction(torch.autograd.Function):
         ctx.recipe = recipe
         if not return_lse:
             return o[0]
-        whole = lse[0]
+        whole = lse[0].clone()  # PyTorch 2.11 compiles no view of what is kept that has no gradient
         if recipe != attention.BF16:  # whose keys are whole
             of_q, of_k = offsets_of(saved, ctx.sequences)
             mean = mean_of_keys(k, of_k)[sequence_of_tokens(of_q, q.shape[0])]
@@ -95,6 +95,7 @@ class VarlenAttentionFunction(torch.autograd.Function):
         if ctx.recipe == attention.FP8 or of_library:
             if ctx.recipe != attention.FP8:  # a library takes packed tokens that lie side by side
                 grad = grad.contiguous()
+                operands[:1] = [x.contiguous() for x in operands[:1]]  # dq lies as q does
             dout = grad.transpose(0, 1)[None]
             own_qkv = [x.transpose(0, 1)[None] for x in operands] or [None] * 3
             how = (ctx.recipe, *own_qkv, *ctx.longest)

@@ -166,6 +166,7 @@ class CudnnAttention final : public AttentionProvider {
   }
 
   Status run(AttentionPass pass, const ProviderCall& call, Stream stream) const override {
+    if (pass == AttentionPass::kBackward) F8_TRY(check_dq(call));
     return with_graph(pass, call, [&](cudnnHandle_t handle, const Graph& graph) -> Status {
       if (graph.workspace > call.workspace.bytes) {
         return fail(ErrorCode::kUnsupported,
@@ -201,6 +202,19 @@ class CudnnAttention final : public AttentionProvider {
   }
 
  private:
+  // cuDNN writes dq of a pack where q would lie, whatever the strides of dq are (9.19).
+  [[nodiscard]] Status check_dq(const ProviderCall& call) const {
+    const bool alike =
+        call.dq.token_stride == call.q.token_stride && call.dq.head_stride == call.q.head_stride;
+    if (!desc_.packed || alike) return {};
+    return fail(
+        ErrorCode::kUnsupported,
+        "cuDNN has dq of packed sequences with the strides of q, which are {} between tokens and "
+        "{} between heads, and dq's are {} and {}; give it {}",
+        call.q.token_stride, call.q.head_stride, call.dq.token_stride, call.dq.head_stride,
+        desc_.recipe == AttentionRecipe::kBf16 ? "q and dq with the same strides" : "a dense dq");
+  }
+
   // Enqueues what tells a pack's graph where its sequences lie, and adds it to the tensors.
   Status write_spans(AttentionPass pass, const ProviderCall& call, const GraphSizes& sizes,
                      Stream stream, std::unordered_map<int64_t, void*>& tensors) const {

@@ -92,11 +92,12 @@ INSTANTIATE_TEST_SUITE_P(
                     PackCase{"large_heads_window", 1, 1, {150, 3}, {150, 3}, true, 70, 256}),
     [](const auto& test) { return std::string(test.param.name); });
 
-// The operands have gaps between their tokens, as those of a fused projection; gradients are dense.
+// k, v and dout have gaps between their tokens, as those of a fused projection; q and the gradients are dense.
 TEST_P(PacksInBf16, EachSequenceIsNearFp64) {
   const PackCase& of = GetParam();
   const std::vector<int32_t> cu_q = pack_offsets(of.queries), cu_k = pack_offsets(of.keys);
-  const Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d);
+  Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d);
+  all.q = Elements(1, of.heads_q, cu_q.back(), 0, 1, 0, of.d);
   Gradients packed = Gradients::dense(all);
   run(of.desc(), all, cu_q, cu_k, packed);
   if (HasFatalFailure()) return;
@@ -330,6 +331,13 @@ TEST_F(PackCallsInBf16, AreRefused) {
   refuses(
       call.backward, backward, [](auto& args) { args.k = {}; }, "k is NULL");
   F8_ASSERT_OK(step(**plan, call, nullptr));
+  if (kEmulated) return;
+  refuses(
+      call.backward, backward,
+      [](auto& args) {
+        args.sizes.tokens_q = args.sizes.tokens_kv = 200, args.q.token_stride = 264;
+      },
+      "the strides of q");
 }
 
 }  // namespace
