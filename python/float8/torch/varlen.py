@@ -95,9 +95,12 @@ class VarlenAttentionFunction(torch.autograd.Function):
         if ctx.recipe == attention.FP8 or of_library:
             if ctx.recipe != attention.FP8:  # a library takes packed tokens that lie side by side
                 grad = grad.contiguous()
-                operands[:1] = [x.contiguous() for x in operands[:1]]  # dq lies as q does
             dout = grad.transpose(0, 1)[None]
-            own_qkv = [x.transpose(0, 1)[None] for x in operands] or [None] * 3
+            own_qkv: Any = (None, None, None)
+            if operands:
+                q, k, v = operands
+                # The library has dq where q would lie.
+                own_qkv = [x.transpose(0, 1)[None] for x in (q.contiguous(), k, v)]
             how = (ctx.recipe, *own_qkv, *ctx.longest)
             grads = attention.attention_backward(dout, o, lse, saved, *options, *how)
             return *(x[0] for x in grads), *nothing

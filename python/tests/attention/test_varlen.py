@@ -206,6 +206,20 @@ def test_bf16_with_keys_of_their_own(device: str, options: dict[str, Any], compi
     assert not own[3][no_queries].any()
 
 
+def test_bf16_with_a_fused_projection(device: str, options: dict[str, Any]) -> None:
+    """Where q, k and v lie beside each other there are gaps between their tokens."""
+    torch.manual_seed(0)
+    fused = torch.randn(sum(LENGTHS), 8, 128, device=device).bfloat16().requires_grad_()
+    cu = offsets_of(LENGTHS, device)
+    mode = {"recipe": "bf16", "is_causal": True, "enable_gqa": True, **options}
+    grads = []
+    for of_part in (Tensor.contiguous, lambda x: x):
+        parts = [of_part(x) for x in fused.split((4, 2, 2), 1)]  # type: ignore[no-untyped-call]
+        y = f8.varlen_attention(*parts, cu, cu, 260, 260, **mode)
+        grads += torch.autograd.grad(y.float().square().sum(), fused)
+    assert sqnr(*grads) > 40
+
+
 def test_bf16_takes_what_pytorch_does(device: str, options: dict[str, Any]) -> None:
     q, k, v, _ = operands(device, sum(LENGTHS), sum(LENGTHS))
     cu = offsets_of(LENGTHS, device)
