@@ -1,5 +1,5 @@
 // The MLPs among the linears of a model: two or three that stand alone in one module, of which the last one takes
-// what the others give back to its features.
+// what the others give back to its features. One linear may make gate and up.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace f8 {
 
 struct ModelMlp {
-  std::vector<size_t> linears;  // indices: gate and up, or up alone; then down
+  std::vector<size_t> linears;  // indices: gate and up, what makes both, or up alone; then down
   int64_t features = 0;
   int64_t hidden = 0;
   bool gate = false;

@@ -225,8 +225,14 @@ std::vector<std::optional<Estimate>> of_fused_mlps(std::span<const NamedLinear> 
       return is_as_good(*e, linears(shape_of(layers[i], rows)));
     };
     if (!e || !std::ranges::all_of(mlp.linears, is_better_than)) continue;
-    e->bf16_ns /= static_cast<double>(mlp.linears.size());  // all have as many products
-    for (const size_t i : mlp.linears) all[i] = e;
+    // A linear has its share of the products.
+    const double of_product = e->bf16_ns / (mlp.gate ? 3 : 2);
+    for (const size_t i : mlp.linears) {
+      const NamedLinear& one = layers[i];
+      e->bf16_ns = of_product * static_cast<double>(one.in_features * one.out_features) /
+                   static_cast<double>(mlp.hidden * mlp.features);
+      all[i] = e;
+    }
   }
   return all;
 }

@@ -38,6 +38,19 @@ TEST(ModelMlps, OfEqualSizesAreThoseOfKnownNames) {
   EXPECT_EQ(mlps_of(Layers{{"a.attention.wq", 64, 64}, {"a.attention.wo", 64, 64}}).size(), 0U);
 }
 
+TEST(ModelMlps, OneLinearMayMakeGateAndUp) {
+  for (const char* name : {"a.mlp.gate_up_proj", "a.mlp.Wi"}) {
+    const auto mlps = mlps_of(Layers{{name, 64, 512}, {"a.mlp.down", 256, 64}});
+    ASSERT_EQ(mlps.size(), 1U) << name;
+    EXPECT_EQ(mlps[0].linears, (Indices{0, 1}));
+    EXPECT_TRUE(mlps[0].gate);
+    EXPECT_EQ(mlps[0].features, 64);
+    EXPECT_EQ(mlps[0].hidden, 256);
+  }
+  EXPECT_TRUE(mlps_of(Layers{{"a.qkv_proj", 256, 512}, {"a.o_proj", 256, 256}}).empty())
+      << "it may be an attention with half as many heads of keys";
+}
+
 TEST(ModelMlps, OthersAreNone) {
   const auto count = [](const Layers& layers) { return mlps_of(layers).size(); };
   EXPECT_EQ(count({}), 0U);

@@ -49,6 +49,18 @@ class Ungated(nn.Module):
         return y
 
 
+class Merged(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(width, 4 * width, bias=False)
+        self.w3 = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.w12(x).chunk(2, dim=-1)
+        y: torch.Tensor = self.w3(functional.silu(gate) * up)
+        return y
+
+
 f8.register_mlp(FeedForward, gate="w1", up="w3", down="w2", activation="silu")
 f8.register_mlp(Ungated, up="fc1", down="fc2", activation="gelu")
 
@@ -122,6 +134,11 @@ def test_fsdp2_gathers_a_fused_model_in_fp8(
 
 def test_fsdp2_gathers_an_mlp_with_biases_in_fp8(tmp_path: Any) -> None:
     ranks.spawn(_rank, 2, tmp_path, "block", "rowwise", Ungated, True)
+
+
+@pytest.mark.parametrize(("recipe", "gather"), [("delayed", True), ("rowwise", False)])
+def test_fsdp2_shards_an_mlp_with_one_gate_and_up(recipe: str, gather: bool, tmp_path: Any) -> None:
+    ranks.spawn(_rank, 2, tmp_path, "block", recipe, Merged, gather)
 
 
 def test_fsdp2_shards_an_mlp_with_biases(tmp_path: Any) -> None:

@@ -135,6 +135,13 @@ TEST_F(CAbiModel, LinearsOfAFusedMlpHaveOneVerdict) {
   const auto model = float8::Model::plan(context_, layers, o).value();
   EXPECT_EQ(model.converted(), 3U);
   EXPECT_EQ(model.verdict(2).value().speedup, 1.5);
+  // One linear may make gate and up.
+  layers.erase(layers.begin());
+  layers[0].name = "mlp.gate_up_proj";
+  layers[0].desc.n = 256;
+  const auto merged = float8::Model::plan(context_, layers, o).value();
+  EXPECT_EQ(merged.converted(), 2U);
+  EXPECT_EQ(merged.verdict(0).value().speedup, 1.5);
 }
 
 TEST_F(CAbiModel, VerdictsOnAttention) {
