@@ -102,7 +102,8 @@ def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dic
     if fused:
         every += [Variant("float8", name, kind, fuse=True) for kind in kinds for name in FUSED]
         every += [
-            Variant("float8", name, fuse=True, attention=recipe)
+            Variant("float8", name, kind, fuse=True, attention=recipe)
+            for kind in kinds
             for recipe in ("fp8_forward", "fp8")
             for name in FUSED
         ]
