@@ -1,8 +1,11 @@
 // The commands that measure, on a machine without a GPU: doctor and plan work, sweep, resume and
 // bench say in one line what is missing.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <link.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
 #include "tests/unit/cli/run_tool.hpp"
@@ -38,6 +41,34 @@ TEST(Doctor, SaysWhatIsThereAndWhatWorks) {
   const Outcome text = tool({"doctor"});
   EXPECT_EQ(text.code, 0);
   EXPECT_TRUE(contains(text.out, "works here:"));
+}
+
+std::string path_of_libm() {
+  void* const handle = ::dlopen("libm.so.6", RTLD_NOW);
+  link_map* map = nullptr;
+  return handle != nullptr && ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+}
+
+// Each of these libraries is another one, without its functions.
+TEST(Doctor, ALibraryWithoutASymbolIsNamedWithTheVersionThatHasIt) {
+  Tool tool;
+  const auto libraries = tool.path() / "libraries";
+  std::filesystem::create_directory(libraries);
+  const std::vector<std::array<std::string, 3>> known = {
+      {"libnvrtc.so.13", "nvrtcVersion", "NVRTC of CUDA 13.0"},
+      {"libcublasLt.so.13", "cublasLtCreate", "cuBLASLt of CUDA 13.0"},
+      {"libcudnn.so.9", "cudnnGetVersion", "cuDNN 9.5.1"},
+      {"libnccl.so.2", "ncclGetVersion", "NCCL 2.4"}};
+  for (const auto& [soname, symbol, version] : known) {
+    std::filesystem::create_symlink(path_of_libm(), libraries / soname);
+  }
+  tool.set("LD_LIBRARY_PATH", libraries.string());
+  const Outcome text = tool({"doctor"});
+  for (const auto& [soname, symbol, version] : known) {
+    EXPECT_TRUE(contains(
+        text.out, soname + " has no symbol " + symbol + ", which " + version + " has; install "))
+        << text.out;
+  }
 }
 
 TEST(Doctor, ABrokenDatabaseIsAFinding) {
