@@ -125,6 +125,42 @@ TEST(Plan, NamesWhatASweepWouldMeasure) {
             plan);
 }
 
+// What a dry run lists is what a plan has; without a GPU it is for the device that answers elsewhere too.
+TEST(Sweep, ADryRunListsItsOperationsWithoutAGpu) {
+  const Tool tool;
+  if (has_gpu(tool)) GTEST_SKIP() << "there is a GPU here";
+  const std::vector<std::pair<std::vector<std::string>, const char*>> asked = {
+      {{"--attention", "--shape", "s8192b1h32g8d128"}, "attentions"},
+      {{"--attention", "--model", "llama3-8b", "--sequence", "8192"}, "attentions"},
+      {{"--mnk", "8192,4096,4096", "--recipe", "rowwise"}, "linears"},
+      {{"--mnk", "8192,4096,4096", "--gpus", "all"}, "linears"}};
+  for (const auto& [words, list] : asked) {
+    std::vector<std::string> sweep = {"sweep", "--dry-run"};
+    std::vector<std::string> plan = {"plan"};
+    for (const std::string& word : words) {
+      sweep.push_back(word);
+      if (word != "--gpus" && word != "all") plan.push_back(word);
+    }
+    const Outcome text = tool(sweep);
+    EXPECT_EQ(text.code, 0) << text.err;
+    EXPECT_TRUE(contains(text.out, " on NVIDIA H100 80GB HBM3\n")) << text.out;
+    const Json dry = tool.json(sweep);
+    const Json planned = tool.json(plan);
+    EXPECT_EQ(dry["device"], planned["device"]);
+    EXPECT_EQ(dry["cells"], planned["cells"]);
+    ASSERT_GT(dry["problems"].size(), 0U);
+    ASSERT_EQ(dry["problems"].size(), planned[list].size());
+    for (size_t i = 0; i < dry["problems"].size(); ++i) {
+      const auto key = dry["problems"][i]["problem"].get<std::string>();
+      EXPECT_EQ(key, planned[list][i]["problem"]);
+      EXPECT_TRUE(contains(text.out, key + "\n")) << text.out;
+    }
+  }
+  tool.expect_refused(1, {"sweep", "--dry-run", "--attention"}, {"--shape"});
+  tool.expect_refused(2, {"sweep", "--attention", "--shape", "s8192b1h32g8d128", "--db", "my.db"},
+                      {"libcuda.so.1"});
+}
+
 TEST(Plan, TakesTheLinearsOfAModelOnce) {
   const Tool tool;
   const Json plan =
