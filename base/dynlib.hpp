@@ -12,8 +12,10 @@ namespace f8 {
 
 class DynamicLibrary {
  public:
-  // `remedy` ends the error message; it says what to install where the library is missing.
-  [[nodiscard]] static Result<DynamicLibrary> open(const char* soname, const char* remedy);
+  // `remedy` ends the error messages; it says what to install where the library is missing or lacks a symbol.
+  // `version` is one that has all symbols that the caller resolves, as "NCCL 2.4". Both outlive the library.
+  [[nodiscard]] static Result<DynamicLibrary> open(const char* soname, const char* version,
+                                                   const char* remedy);
 
   template <class Function>
   [[nodiscard]] Status resolve(const char* symbol, Function*& out) const {
@@ -24,11 +26,14 @@ class DynamicLibrary {
   [[nodiscard]] void* handle() const { return handle_; }
 
  private:
-  DynamicLibrary(void* handle, std::string soname) : handle_(handle), soname_(std::move(soname)) {}
+  DynamicLibrary(void* handle, std::string soname, const char* version, const char* remedy)
+      : handle_(handle), soname_(std::move(soname)), version_(version), remedy_(remedy) {}
   [[nodiscard]] Result<void*> find(const char* symbol) const;
 
   void* handle_;  // It is never closed, because CUDA libraries do not survive that.
   std::string soname_;
+  const char* version_;
+  const char* remedy_;
 };
 
 }  // namespace f8

@@ -11,6 +11,7 @@
 namespace f8::codegen {
 namespace {
 
+constexpr const char* kVersion = "NVRTC of CUDA 13.0";
 constexpr const char* kRemedy =
     "install NVRTC of CUDA 13 (scripts/setup does), or add its folder to LD_LIBRARY_PATH";
 
@@ -29,7 +30,7 @@ struct Api {
 };
 
 Result<Api> load_api() {
-  const DynamicLibrary library = F8_TRY(DynamicLibrary::open("libnvrtc.so.13", kRemedy));
+  const DynamicLibrary library = F8_TRY(DynamicLibrary::open("libnvrtc.so.13", kVersion, kRemedy));
   Api api{};
   F8_TRY(library.resolve("nvrtcVersion", api.version));
   F8_TRY(library.resolve("nvrtcGetErrorString", api.error_string));
@@ -48,7 +49,7 @@ Result<Api> load_api() {
   int minor = 0;
   if (api.version(&major, &minor) == NVRTC_SUCCESS) {
     const std::string builtins = f8::format("libnvrtc-builtins.so.{}.{}", major, minor);
-    static_cast<void>(DynamicLibrary::open(builtins.c_str(), kRemedy));
+    static_cast<void>(DynamicLibrary::open(builtins.c_str(), kVersion, kRemedy));
   }
   return api;
 }

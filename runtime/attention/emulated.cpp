@@ -71,6 +71,12 @@ struct Emulation {
     const int32_t* of_k = of_q + call.sizes.batch + 1;
     return {0, of_q[0], of_q[1] - of_q[0], of_k[0], of_k[1] - of_k[0]};
   }
+  [[nodiscard]] bool has_its_sequences() const {
+    const AttentionSizes& sizes = call.sizes;
+    return call.offsets == nullptr ||
+           (emulation::are_offsets(call.offsets, sizes.batch, sizes.tokens_q) &&
+            emulation::are_offsets(call.offsets + sizes.batch + 1, sizes.batch, sizes.tokens_kv));
+  }
   // The keys that a query has: the first one, and one behind the last.
   [[nodiscard]] std::pair<int64_t, int64_t> keys_of(int64_t query, int64_t keys) const {
     if (!desc.causal) return {0, keys};
@@ -158,6 +164,12 @@ class EmulatedAttention final : public AttentionProvider {
     return context_->state().driver.check(
         emulation::enqueue(stream,
                            [pass, of = Emulation{desc_, call}] {
+                             if (!of.has_its_sequences()) {
+                               return emulation::refuse(
+                                   CUDA_ERROR_INVALID_VALUE,
+                                   "saved does not have the sequences of these sizes, which are "
+                                   "those of the forward that filled it");
+                             }
                              for (int64_t b = 0; b < of.call.sizes.batch; ++b) {
                                const auto sequence = of.sequence(b);
                                for (int64_t g = 0; g < of.desc.heads_kv; ++g) {

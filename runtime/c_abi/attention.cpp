@@ -14,6 +14,15 @@ size_t bytes_of(const float8_attention* attention, const float8_attention_sizes*
   return (attention->attention.get()->*bytes)(*sizes);
 }
 
+// What a forward left has the bytes of its sizes, which tell them from most others.
+f8::Status check_kept(const char* args, const float8_buffer& saved, size_t kept) {
+  if (saved.data == nullptr || saved.bytes == 0 || kept == 0 || saved.bytes == kept) return {};
+  return f8::fail(f8::ErrorCode::kInvalidArgument,
+                  "{}.saved.bytes is {}, and a forward of these sizes leaves {}; give the sizes of "
+                  "the forward, and the bytes that it had",
+                  args, saved.bytes, kept);
+}
+
 f8::Result<f8::AttentionRecipe> recipe_of(int32_t recipe) {
   switch (recipe) {
     case FLOAT8_ATTENTION_FP8_FORWARD:
@@ -114,7 +123,7 @@ float8_status float8_attention_dequantize(const float8_attention* attention,
     F8_TRY(read_struct(args, kType, known));
     const f8::runtime::Attention& plan = *attention->attention;
     F8_TRY(plan.check(known.sizes));
-    F8_TRY(check_bytes(kType, "saved", known.saved, plan.saved_bytes(known.sizes)));
+    F8_TRY(check_kept(kType, known.saved, plan.saved_bytes(known.sizes)));
     return plan.dequantize(known, stream);
   });
 }
@@ -129,7 +138,7 @@ float8_status float8_attention_backward(const float8_attention* attention,
     F8_TRY(read_struct(args, kType, known));
     const f8::runtime::Attention& plan = *attention->attention;
     F8_TRY(plan.check(known.sizes));
-    F8_TRY(check_bytes(kType, "saved", known.saved, plan.saved_bytes(known.sizes)));
+    F8_TRY(check_kept(kType, known.saved, plan.saved_bytes(known.sizes)));
     F8_TRY(check_bytes(kType, "workspace", known.workspace,
                        plan.backward_workspace_bytes(known.sizes)));
     return plan.backward(known, stream);

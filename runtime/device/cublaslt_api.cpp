@@ -11,8 +11,9 @@ std::atomic<const CublasLt*> g_injected_cublaslt{nullptr};
 std::atomic<bool> g_gone{false};
 
 Result<CublasLt> load_cublaslt() {
-  const DynamicLibrary library = F8_TRY(DynamicLibrary::open(
-      "libcublasLt.so.13", "install the CUDA 13 toolkit, or the wheel nvidia-cublas"));
+  const DynamicLibrary library =
+      F8_TRY(DynamicLibrary::open("libcublasLt.so.13", "cuBLASLt of CUDA 13.0",
+                                  "install the CUDA 13 toolkit, or the wheel nvidia-cublas"));
   CublasLt table;
 #define F8_CUBLASLT_RESOLVE(field, function) F8_TRY(library.resolve(#function, table.field));
   F8_CUBLASLT_FUNCTIONS(F8_CUBLASLT_RESOLVE)

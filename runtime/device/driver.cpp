@@ -35,7 +35,7 @@ Result<const Driver*> real_driver() {
 }  // namespace
 
 Result<Driver> load_driver(const char* soname) {
-  const DynamicLibrary library = F8_TRY(DynamicLibrary::open(soname, kRemedy));
+  const DynamicLibrary library = F8_TRY(DynamicLibrary::open(soname, "branch 580", kRemedy));
   Driver table;
   const char* missing = nullptr;
 #define F8_NAME_OF(symbol) #symbol

@@ -8,7 +8,8 @@ namespace {
 
 Result<Nvml> load() {
   const DynamicLibrary library =
-      F8_TRY(DynamicLibrary::open("libnvidia-ml.so.1", "it comes with the NVIDIA driver"));
+      F8_TRY(DynamicLibrary::open("libnvidia-ml.so.1", "that of an NVIDIA driver of branch 580",
+                                  "it comes with the NVIDIA driver"));
   Nvml nvml;
   F8_TRY(library.resolve("nvmlInit_v2", nvml.init));
   F8_TRY(library.resolve("nvmlDeviceGetHandleByPciBusId_v2", nvml.by_pci_bus_id));

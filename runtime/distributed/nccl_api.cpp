@@ -12,7 +12,8 @@ std::atomic<const Nccl*> g_injected_nccl{nullptr};
 
 Result<Nccl> load() {
   const DynamicLibrary library = F8_TRY(DynamicLibrary::open(
-      "libnccl.so.2", "install NCCL for CUDA 13: package libnccl2, or the wheel nvidia-nccl-cu13"));
+      "libnccl.so.2", "NCCL 2.4",
+      "install NCCL for CUDA 13: package libnccl2, or the wheel nvidia-nccl-cu13"));
   Nccl table;
 #define F8_NCCL_RESOLVE(field, function) F8_TRY(library.resolve(#function, table.field));
   F8_NCCL_FUNCTIONS(F8_NCCL_RESOLVE)

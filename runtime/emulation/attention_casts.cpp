@@ -184,6 +184,14 @@ bool is_fit(const kernels::AttentionCastArgs& args, const codegen::AttentionCast
     call.fault("{}: {} sequences in a batch of {}, or a null array", call.module.key,
                packed->sequences, args.batch);
   }
+  if (call.faults.empty() && packed != nullptr && !layout &&
+      !(are_offsets(packed->offsets, packed->sequences, args.q.tokens) &&
+        are_offsets(packed->offsets + packed->sequences + 1, packed->sequences, args.k.tokens))) {
+    call.fault(
+        "{}: saved does not have {} sequences of {} queries and {} keys; its sizes are those of "
+        "the forward that filled it",
+        call.module.key, packed->sequences, args.q.tokens, args.k.tokens);
+  }
   const auto blocks = [&](const kernels::AttentionOperand& of) {
     return (packed != nullptr ? kernels::attention_packed_blocks(of.tokens, packed->sequences)
                               : kernels::attention_blocks(of.tokens)) *

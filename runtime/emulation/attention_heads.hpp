@@ -42,6 +42,12 @@ inline void add_multiple(float factor, std::span<const float> x, float* to) {
       0};
 }
 
+// Whether these are the offsets of sequences of all tokens, as a forward leaves them. A call of other sizes than the
+// forward's looks for them elsewhere, and most likely finds none.
+[[nodiscard]] inline bool are_offsets(const int32_t* of, int64_t sequences, int64_t tokens) {
+  return of[0] == 0 && of[sequences] == tokens && std::is_sorted(of, of + sequences + 1);
+}
+
 // The heads of a batch of an operand, each of which has the same blocks.
 struct AttentionHeads {
   const kernels::AttentionOperand& of;

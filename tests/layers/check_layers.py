@@ -123,7 +123,7 @@ PUBLIC_LINES = 200
 # An example is what the author of a trainer copies: it has no header of the project but the public
 # ones, and no library but those that every trainer has.
 EXAMPLE = {
-    "<": re.compile(r"(float8/[a-z0-9_]+\.h(pp)?|[a-z_]+|dlfcn\.h|(cuda|nvrtc|nccl|mpi)[a-z_]*\.h|CLI/.*)$"),
+    "<": re.compile(r"(float8/[a-z0-9_]+\.h(pp)?|[a-z_]+|(dlfcn|math|stdio|stdlib|string)\.h|(cuda|nvrtc|nccl|mpi)[a-z_]*\.h|CLI/.*)$"),
     '"': re.compile(r"(float8/[a-z0-9_]+\.h(pp)?|(?!float8/)([a-z0-9_]+/){0,2}[a-z0-9_]+\.[a-z]+)$"),
 }
 SOURCE = {".cpp", ".hpp", ".c", ".h", ".cuh"}

@@ -1,6 +1,7 @@
 #include "tools/float8-tune/command.hpp"
 
 #include "base/environment.hpp"
+#include "base/format.hpp"
 
 namespace f8::cli {
 
@@ -56,6 +57,8 @@ CLI::App* add_command(CLI::App& parent, Program& program, const std::string& nam
 CLI::App* add_group(CLI::App& parent, const std::string& name, const std::string& description) {
   CLI::App* group = parent.add_subcommand(name, description);
   group->require_subcommand(1);
+  group->footer(f8::format("float8-tune {} SUBCOMMAND --help has the options of each.\n\n{}", name,
+                           parent.get_footer()));
   return group;
 }
 

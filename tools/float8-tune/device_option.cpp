@@ -1,10 +1,10 @@
 #include "tools/float8-tune/device_option.hpp"
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/format.hpp"
 #include "base/text.hpp"
-#include "tools/float8-tune/options.hpp"
 
 namespace f8::cli {
 
@@ -14,12 +14,19 @@ static std::string quoted(const std::vector<std::string>& names) {
   return f8::format("{}", fmt::join(all, ", "));
 }
 
+// The same letters, all small.
+static std::string folded(std::string_view name) {
+  std::string small(name);
+  std::ranges::transform(small, small.begin(), [](unsigned char c) { return std::tolower(c); });
+  return small;
+}
+
 CLI::Option* add_device(CLI::App& command, std::string& device) {
   return command
       .add_option(
           "--device", device,
           "only measurements of the device of this name, or part of one, as H200 (default: of "
-          "this machine's GPU first)")
+          "this machine's GPU first; without one the answer says for which device it is)")
       ->type_name("NAME");
 }
 
@@ -27,10 +34,10 @@ Result<std::string> device_named(std::span<const DeviceClass> devices, std::stri
   std::vector<std::string> known;
   std::vector<std::string> matching;
   for (const DeviceClass& device : devices) {
-    if (device.name == part) return device.name;
+    if (folded(device.name) == folded(part)) return device.name;
     if (std::ranges::find(known, device.name) != known.end()) continue;
     known.push_back(device.name);
-    if (device.name.contains(part)) matching.push_back(device.name);
+    if (folded(device.name).contains(folded(part))) matching.push_back(device.name);
   }
   if (part.empty()) return std::string();
   if (matching.size() == 1) return matching.front();
@@ -44,12 +51,38 @@ Result<std::string> device_named(std::span<const DeviceClass> devices, std::stri
 
 tuning_db::Estimator estimator_of(const TuningTable& table, const Recipe& recipe,
                                   const std::string& name) {
-  return tuning_db::Estimator(table, recipe, name, name.empty() ? this_machine() : nullptr);
+  if (!name.empty() || table.devices.empty()) return {table, recipe, name};
+  const tuning_db::Machine first = {.device = table.devices.front()};
+  return {table, recipe, name, this_machine() != nullptr ? this_machine() : &first};
 }
 
-std::string asked_device(const std::string& name, std::string_view first) {
-  if (!name.empty()) return name;
-  return this_gpu() != nullptr ? this_gpu()->name : std::string(first);
+Result<AskedDevice> asked_device(std::span<const DeviceClass> devices, std::string_view part) {
+  AskedDevice asked = {.named = F8_TRY(device_named(devices, part)), .name = {}, .others = {}};
+  if (!asked.named.empty()) {
+    asked.name = asked.named;
+  } else if (this_gpu() != nullptr) {
+    asked.name = this_gpu()->name;
+  } else if (!devices.empty()) {
+    asked.name = devices.front().name;
+  }
+  for (const DeviceClass& device : devices) {
+    const bool known = std::ranges::find(asked.others, device.name) != asked.others.end();
+    if (!known && device.name != asked.name) asked.others.push_back(device.name);
+  }
+  return asked;
+}
+
+std::string device_text(const AskedDevice& asked) {
+  if (!asked.is_assumed() || asked.name.empty()) return asked.name;
+  std::string text = asked.name + ", since this machine has no GPU and --device is not given";
+  if (asked.others.empty()) return text;
+  return f8::format("{}; there are measurements on {} too: --device {}", text, quoted(asked.others),
+                    quote(asked.others.front()));
+}
+
+void add_asked_device(Json& json, const AskedDevice& asked) {
+  json["device"] = asked.name;
+  json["other_devices"] = asked.others;
 }
 
 std::string elsewhere_text(const std::vector<std::string>& others, std::string_view asked) {

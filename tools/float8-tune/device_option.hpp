@@ -7,21 +7,34 @@
 #include <vector>
 
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
 #include "tuning_db/estimate/estimator.hpp"
 
 namespace f8::cli {
 
 CLI::Option* add_device(CLI::App& command, std::string& device);
-// The name of the one device among these whose name holds `part`, as H200, or is it; empty stays empty.
+// The name of the one device among these whose name holds `part`, as H200, or is it, in any case of letters; empty stays
+// empty.
 // A device that nobody measured is an error of --device, which names those that there are.
 [[nodiscard]] Result<std::string> device_named(std::span<const DeviceClass> devices,
                                                std::string_view part);
-// Answers of the device of this name by its own toolchain; without one, of this machine. The table
-// must outlive it.
+// Answers of the device of this name by its own toolchain; without one, of this machine, or of the
+// table's first device where there is no GPU. The table must outlive it.
 [[nodiscard]] tuning_db::Estimator estimator_of(const TuningTable& table, const Recipe& recipe,
                                                 const std::string& name);
-// The device that an answer is about: the one that is named, else this machine's GPU, else `first`.
-[[nodiscard]] std::string asked_device(const std::string& name, std::string_view first);
+// The device that an answer is about. One rule chooses it for all commands.
+struct AskedDevice {
+  std::string named;                // by --device: only its rows count; empty: those of all devices
+  std::string name;                 // that one, else this machine's GPU, else the first with rows
+  std::vector<std::string> others;  // the other devices with rows
+  [[nodiscard]] bool is_assumed() const { return named.empty() && this_gpu() == nullptr; }
+};
+[[nodiscard]] Result<AskedDevice> asked_device(std::span<const DeviceClass> devices,
+                                               std::string_view part);
+// Its name and, where it is assumed, why, and the others with the option that shows them.
+[[nodiscard]] std::string device_text(const AskedDevice& asked);
+void add_asked_device(Json& json, const AskedDevice& asked);  // "device" and "other_devices"
 // "measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'".
 [[nodiscard]] std::string elsewhere_text(const std::vector<std::string>& others,
                                          std::string_view asked);

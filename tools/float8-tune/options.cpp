@@ -333,10 +333,12 @@ const DeviceClass& builtin_device() {
   return this_gpu() != nullptr ? *this_gpu() : first;
 }
 
-Result<TuningTable> merged_table(const Databases& databases, tuning_db::Database::TablePart part) {
+Result<TuningTable> merged_table(const Databases& databases, tuning_db::Database::TablePart part,
+                                 const DeviceClass* device) {
   TuningTable merged;
   for (const tuning_db::Database& database : databases.owned) {
-    merged.add_behind(F8_TRY(database.table(part, databases.asked(database))));
+    merged.add_behind(
+        F8_TRY(database.table(part, device != nullptr ? device : databases.asked(database))));
   }
   return merged;
 }

@@ -129,9 +129,11 @@ struct Databases {
 // that the library takes for an emulated one.
 [[nodiscard]] const DeviceClass& builtin_device();
 // One table of all of them: the user's rows, and behind them the built-in ones. Of each, the rows of
-// the device nearest to this machine's GPU come first; where there is none, those measured last.
+// the device nearest to this one come first, or without it to this machine's GPU; where there is none, those
+// measured last.
 [[nodiscard]] Result<TuningTable> merged_table(
     const Databases& databases,
-    tuning_db::Database::TablePart part = tuning_db::Database::TablePart::kAll);
+    tuning_db::Database::TablePart part = tuning_db::Database::TablePart::kAll,
+    const DeviceClass* device = nullptr);
 
 }  // namespace f8::cli

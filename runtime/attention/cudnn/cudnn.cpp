@@ -44,10 +44,13 @@ std::string version_text(int version) {
 }
 
 Result<int> load() {
-  const DynamicLibrary library = F8_TRY(DynamicLibrary::open(
-      "libcudnn.so.9", "install cuDNN 9 for CUDA 13, or the wheel nvidia-cudnn-cu13"));
+  const DynamicLibrary library =
+      F8_TRY(DynamicLibrary::open("libcudnn.so.9", "cuDNN 9.5.1",
+                                  "install cuDNN 9 for CUDA 13, or the wheel nvidia-cudnn-cu13"));
   fe::cudnn_dlhandle = library.handle();
-  const auto version = static_cast<int>(fe::detail::get_backend_version());
+  size_t (*get_version)() = nullptr;
+  F8_TRY(library.resolve("cudnnGetVersion", get_version));
+  const auto version = static_cast<int>(get_version());
   if (version < kLeastVersion || version == kBadVersion) {
     return fail(ErrorCode::kEnvironment,
                 "libcudnn.so.9 is cuDNN {}; attention needs {} or newer, and not {}",

@@ -136,7 +136,11 @@ typedef struct float8_attention_forward_args {
  * key has an o of 0 and an lse of -inf. An offset that falls, is negative, or lies beyond the tokens is replaced by the
  * largest one before it, or by the tokens, so that no call leaves its memory, and sequence_error has its index.
  * float8_attention_dequantize and a backward know the sequences from `saved`, whose last 8 (batch + 1) bytes are the offsets
- * so replaced, of queries and of keys. */
+ * so replaced, of queries and of keys.
+ *
+ * What reads `saved` looks for its parts by its own sizes, which the caller guarantees to be the forward's: a device does not
+ * tell. The bytes of `saved`, where they are given, are compared with those that a forward of these sizes leaves
+ * (FLOAT8_INVALID_ARGUMENT), and an emulated device refuses offsets that are not those of the sizes (FLOAT8_CUDA). */
 FLOAT8_API float8_status float8_attention_forward(const float8_attention* attention,
                                                   const float8_attention_forward_args* args,
                                                   float8_stream stream);
@@ -144,7 +148,7 @@ FLOAT8_API float8_status float8_attention_forward(const float8_attention* attent
 typedef struct float8_attention_dequantize_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_attention_dequantize_args));
   float8_attention_sizes sizes FLOAT8_DEFAULT({}); /* the forward's */
-  float8_buffer saved FLOAT8_DEFAULT({});          /* what it filled */
+  float8_buffer saved FLOAT8_DEFAULT({});          /* what it filled, of just its bytes */
   float8_heads q FLOAT8_DEFAULT({});               /* written, as k and v; memory of their own */
   float8_heads k FLOAT8_DEFAULT({});
   float8_heads v FLOAT8_DEFAULT({});
@@ -163,7 +167,7 @@ typedef struct float8_attention_backward_args {
   float8_heads dout FLOAT8_DEFAULT({});            /* the gradient of o, read */
   const void* o FLOAT8_DEFAULT(NULL);
   const float* lse FLOAT8_DEFAULT(NULL);
-  float8_buffer saved FLOAT8_DEFAULT({});     /* read */
+  float8_buffer saved FLOAT8_DEFAULT({});     /* what it filled, of just its bytes */
   float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_attention_backward_workspace_bytes() */
   float8_heads dq FLOAT8_DEFAULT({});         /* written, as dk and dv */
   float8_heads dk FLOAT8_DEFAULT({});

@@ -34,8 +34,9 @@ TEST_F(BuiltInDevices, ThresholdsNameTheirDeviceAndTheShapesBehindThem) {
                            "where a rule keeps 1, its limits are that one shape's"}) {
     EXPECT_TRUE(contains(text, part)) << part << text;
   }
-  EXPECT_EQ(tool_.json({"thresholds", "--recipe", "rowwise", "--device", "H200"}), result)
-      << "a part of the name";
+  for (const char* part : {"H200", "h200", "nvidia h200"}) {
+    EXPECT_EQ(tool_.json({"thresholds", "--recipe", "rowwise", "--device", part}), result) << part;
+  }
   tool_.expect_refused(1, {"thresholds", "--recipe", "rowwise", "--device", "A100"},
                        {"--device", "'NVIDIA H200'"});
 }
@@ -49,6 +50,16 @@ TEST_F(BuiltInDevices, ExplainOfADeviceByItsName) {
   EXPECT_EQ(here["trials"][0]["provenance"]["device"], "NVIDIA H100 80GB HBM3");
   EXPECT_EQ(other["interval_terms"]["device"], 0);
   EXPECT_NE(other["speedup"], here["speedup"]);
+  // The kernels are those that query has of the device.
+  for (const char* device : {"H100", "H200"}) {
+    const Json kernel = tool_.json(
+        {"explain", "8192,4096,4096", "--recipe", "rowwise", "--device", device})["kernels"][0];
+    const Json best = tool_.json({"query", "--mnk", "8192,4096,4096", "--recipe", "rowwise", "--op",
+                                  "output", "--device", device})["results"][0]["best"];
+    EXPECT_EQ(kernel["choice"], "generated " + best["config"]["config"].get<std::string>())
+        << device;
+    EXPECT_EQ(kernel["chosen_by"], "measured") << device;
+  }
   tool_.expect_refused(1, {"explain", "8192,4096,14336", "--recipe", "rowwise", "--device", "A100"},
                        {"--device", "'NVIDIA H200'"});
 }
@@ -115,14 +126,56 @@ TEST_F(BuiltInDevices, RowsOfAnotherDeviceAreNamedWithTheOptionThatShowsThem) {
   };
   for (const Words& more : {Words{}, {"--device", kH100}}) {
     const Outcome outcome = tool_(filter(more));
-    EXPECT_EQ(outcome.err,
-              "1 of the 2 shapes are measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'; "
-              "--device 'NVIDIA H200' shows that\n");
+    EXPECT_TRUE(outcome.err.ends_with(
+        "1 of the 2 shapes are measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'; "
+        "--device 'NVIDIA H200' shows that\n"))
+        << outcome.err;
+    EXPECT_EQ(contains(outcome.err, "the answers are for"), more.empty()) << outcome.err;
     const Json decisions = tool_.json(filter(more))["decisions"];
     EXPECT_EQ(decisions[0]["other_devices"], Json::array({kH200}));
     EXPECT_EQ(decisions[1]["other_devices"], Json::array());
   }
   EXPECT_EQ(tool_(filter({"--device", kH200})).err, "");
+}
+
+// Of linears both devices have rows, of attention the H200 alone.
+TEST_F(BuiltInDevices, WithoutAGpuAllCommandsAnswerForOneDeviceAndSaySo) {
+  if (!tool_.json({"doctor"}).at("records").at("device").is_null()) {
+    GTEST_SKIP() << "this machine's GPU is asked about";
+  }
+  const std::string kH100 = "NVIDIA H100 80GB HBM3";
+  const std::string kH200 = "NVIDIA H200";
+  const std::string assumed = kH100 +
+                              ", since this machine has no GPU and --device is not given; there "
+                              "are measurements on 'NVIDIA H200' too: "
+                              "--device 'NVIDIA H200'\n";
+  const std::string attention = "attention/fp8/e4m3.e4m3.bf16/s8192b1h32g8d128causal1";
+  const Words filter = {"filter", "--model",  "llama3-8b", "--tokens",
+                        "8192",   "--recipe", "rowwise"};
+  const std::vector<Words> questions = {
+      {"explain", attention},
+      {"explain", "linear/rowwise+fast/e4m3.e4m3.bf16/m8192n4096k4096"},
+      {"explain", "mlp/rowwise+fast/e4m3.e4m3.bf16/m8192n2816k1024gate1e0skew0"},
+      {"explain", "8192,4096,4096", "--recipe", "rowwise"},
+      filter};
+  for (const Words& words : questions) {
+    const Outcome text = tool_(words);
+    EXPECT_TRUE(contains(words == filter ? text.err : text.out, assumed)) << text.out << text.err;
+    EXPECT_EQ(tool_.json(words)["device"], kH100) << words[1];
+    EXPECT_EQ(tool_.json(words)["other_devices"], Json::array({kH200})) << words[1];
+    Words there = words;
+    there.insert(there.end(), {"--device", "h200"});
+    const Outcome named = tool_(there);
+    EXPECT_TRUE(contains(named.out, kH200)) << named.out;
+    EXPECT_FALSE(contains(named.out + named.err, "has no GPU")) << named.out << named.err;
+    EXPECT_EQ(tool_.json(there)["device"], kH200) << words[1];
+    EXPECT_EQ(tool_.json(there)["other_devices"], Json::array({kH100})) << words[1];
+  }
+  const Json kept = tool_.json({"explain", attention});
+  EXPECT_EQ(kept["convert"], false);
+  EXPECT_TRUE(contains(kept["reason"].get<std::string>(), "--device 'NVIDIA H200' shows that"))
+      << kept;
+  EXPECT_TRUE(tool_.json({"explain", attention, "--device", "H200"})["speedup_known"]);
 }
 
 TEST_F(BuiltInDevices, ARecipeThatIsNoneNamesThoseThatAre) {

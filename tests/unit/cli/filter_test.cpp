@@ -207,7 +207,8 @@ TEST_F(Asking, FilterByNamesAndByThePeersRule) {
 TEST_F(Asking, FilterNamesTheFilterFqnsThatKeepNothing) {
   const Words words = {"filter",   "--model",       "llama3-8b",
                        "--tokens", "8192",          "--recipe",
-                       "rowwise",  "--filter-fqns", "output,attn.wq,Output,auto_filter_small_kn"};
+                       "rowwise",  "--filter-fqns", "output,attn.wq,Output,auto_filter_small_kn",
+                       "--device", "H100"};
   const Outcome outcome = tool_(words);
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 2) << outcome.err;

@@ -52,6 +52,27 @@ TEST(Frame, EveryCommandTakesTheCommonOptions) {
   }
 }
 
+TEST(Frame, EachBenchHasItsOwnOptionsInItsHelp) {
+  const Tool tool;
+  const std::vector<std::pair<std::string, Words>> own = {
+      {"matmul", {"--mnk M,N,K", "--op"}},
+      {"epilogue", {"--mnk M,N,K", "--epilogue"}},
+      {"suggestions", {"--mnk M,N,K"}},
+      {"linear", {"--mnk M,N,K", "--recipe"}},
+      {"experts", {"--experts", "--skew"}},
+      {"cast", {"--list"}},
+      {"attention", {"--shape", "--masks", "--recipe RECIPE", "--length INT", "--seconds"}}};
+  for (const auto& [name, options] : own) {
+    const Outcome help = tool({"bench", name, "--help"});
+    EXPECT_TRUE(contains(help.out, "Usage: float8-tune bench " + name + " [OPTIONS]")) << help.out;
+    for (const std::string& option : options) {
+      EXPECT_TRUE(contains(help.out, "  " + option)) << name << option << help.out;
+    }
+    EXPECT_TRUE(contains(tool({"bench", "--help"}).out, "  " + name + " ")) << name;
+  }
+  EXPECT_TRUE(contains(tool({"bench", "--help"}).out, "bench SUBCOMMAND --help has the options"));
+}
+
 // An option that is accepted and has no effect would let someone believe in the answer.
 TEST(Frame, DbIsRefusedWhereNoDatabaseIsAsked) {
   Tool tool;

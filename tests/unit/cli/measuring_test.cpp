@@ -1,8 +1,11 @@
 // The commands that measure, on a machine without a GPU: doctor and plan work, sweep, resume and
 // bench say in one line what is missing.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <link.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
 #include "tests/unit/cli/run_tool.hpp"
@@ -38,6 +41,34 @@ TEST(Doctor, SaysWhatIsThereAndWhatWorks) {
   const Outcome text = tool({"doctor"});
   EXPECT_EQ(text.code, 0);
   EXPECT_TRUE(contains(text.out, "works here:"));
+}
+
+std::string path_of_libm() {
+  void* const handle = ::dlopen("libm.so.6", RTLD_NOW);
+  link_map* map = nullptr;
+  return handle != nullptr && ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+}
+
+// Each of these libraries is another one, without its functions.
+TEST(Doctor, ALibraryWithoutASymbolIsNamedWithTheVersionThatHasIt) {
+  Tool tool;
+  const auto libraries = tool.path() / "libraries";
+  std::filesystem::create_directory(libraries);
+  const std::vector<std::array<std::string, 3>> known = {
+      {"libnvrtc.so.13", "nvrtcVersion", "NVRTC of CUDA 13.0"},
+      {"libcublasLt.so.13", "cublasLtCreate", "cuBLASLt of CUDA 13.0"},
+      {"libcudnn.so.9", "cudnnGetVersion", "cuDNN 9.5.1"},
+      {"libnccl.so.2", "ncclGetVersion", "NCCL 2.4"}};
+  for (const auto& [soname, symbol, version] : known) {
+    std::filesystem::create_symlink(path_of_libm(), libraries / soname);
+  }
+  tool.set("LD_LIBRARY_PATH", libraries.string());
+  const Outcome text = tool({"doctor"});
+  for (const auto& [soname, symbol, version] : known) {
+    EXPECT_TRUE(contains(
+        text.out, soname + " has no symbol " + symbol + ", which " + version + " has; install "))
+        << text.out;
+  }
 }
 
 TEST(Doctor, ABrokenDatabaseIsAFinding) {
@@ -92,6 +123,42 @@ TEST(Plan, NamesWhatASweepWouldMeasure) {
   EXPECT_EQ(tool.json({"plan", "--mnk", "8192,4096,4096;2048,1024,4096", "--recipe",
                        "tensorwise,rowwise", "--keep", "6", "--candidates"}),
             plan);
+}
+
+// What a dry run lists is what a plan has; without a GPU it is for the device that answers elsewhere too.
+TEST(Sweep, ADryRunListsItsOperationsWithoutAGpu) {
+  const Tool tool;
+  if (has_gpu(tool)) GTEST_SKIP() << "there is a GPU here";
+  const std::vector<std::pair<std::vector<std::string>, const char*>> asked = {
+      {{"--attention", "--shape", "s8192b1h32g8d128"}, "attentions"},
+      {{"--attention", "--model", "llama3-8b", "--sequence", "8192"}, "attentions"},
+      {{"--mnk", "8192,4096,4096", "--recipe", "rowwise"}, "linears"},
+      {{"--mnk", "8192,4096,4096", "--gpus", "all"}, "linears"}};
+  for (const auto& [words, list] : asked) {
+    std::vector<std::string> sweep = {"sweep", "--dry-run"};
+    std::vector<std::string> plan = {"plan"};
+    for (const std::string& word : words) {
+      sweep.push_back(word);
+      if (word != "--gpus" && word != "all") plan.push_back(word);
+    }
+    const Outcome text = tool(sweep);
+    EXPECT_EQ(text.code, 0) << text.err;
+    EXPECT_TRUE(contains(text.out, " on NVIDIA H100 80GB HBM3\n")) << text.out;
+    const Json dry = tool.json(sweep);
+    const Json planned = tool.json(plan);
+    EXPECT_EQ(dry["device"], planned["device"]);
+    EXPECT_EQ(dry["cells"], planned["cells"]);
+    ASSERT_GT(dry["problems"].size(), 0U);
+    ASSERT_EQ(dry["problems"].size(), planned[list].size());
+    for (size_t i = 0; i < dry["problems"].size(); ++i) {
+      const auto key = dry["problems"][i]["problem"].get<std::string>();
+      EXPECT_EQ(key, planned[list][i]["problem"]);
+      EXPECT_TRUE(contains(text.out, key + "\n")) << text.out;
+    }
+  }
+  tool.expect_refused(1, {"sweep", "--dry-run", "--attention"}, {"--shape"});
+  tool.expect_refused(2, {"sweep", "--attention", "--shape", "s8192b1h32g8d128", "--db", "my.db"},
+                      {"libcuda.so.1"});
 }
 
 TEST(Plan, TakesTheLinearsOfAModelOnce) {

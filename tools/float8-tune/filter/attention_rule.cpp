@@ -58,12 +58,12 @@ Result<DecidingRows> deciding_rows(const Problem& problem, const Databases& data
   return rows;
 }
 
-// The newest row of the first database that has one of the device, or of any where none is named; null: there is none.
+// The newest row of the first database that has one of the device; null: there is none.
 const TrialRow* newest_row(const DecidingRows& rows, const std::string& device) {
   const TrialRow* newest = nullptr;
   for (const std::vector<TrialRow>& of_database : rows) {
     for (const TrialRow& row : of_database) {
-      if (!device.empty() && row.device.name != device) continue;
+      if (row.device.name != device) continue;
       if (newest == nullptr || row.at > newest->at) newest = &row;
     }
     if (newest != nullptr) break;
@@ -128,23 +128,14 @@ void add_recipe_verdicts(Json& json, const AttentionVerdicts& recipes) {
 Result<AttentionVerdicts> attention_verdicts(const AttentionShape& shape,
                                              const Databases& databases, const std::string& device,
                                              double margin) {
-  std::string asked = asked_device(device, "");
   AttentionVerdicts recipes;
-  std::vector<DecidingRows> rows;
-  const TrialRow* newest = nullptr;
   for (const AttentionRecipe recipe : kAttentionRecipes) {
     const Problem problem = F8_TRY(attention_problem(Op::kAttention, recipe, shape));
-    recipes.push_back({.problem = problem, .verdict = {}, .row = {}});
-    rows.push_back(F8_TRY(deciding_rows(problem, databases)));
-    const TrialRow* own = newest_row(rows.back(), asked);
-    if (own != nullptr && (newest == nullptr || own->at > newest->at)) newest = own;
-  }
-  if (asked.empty() && newest != nullptr) asked = newest->device.name;
-  for (size_t i = 0; i < recipes.size(); ++i) {
-    AttentionVerdict& each = recipes[i];
-    const TrialRow* own = newest_row(rows[i], asked);
-    each.verdict = verdict_of(each.problem, rows[i], own, asked, margin);
-    if (own != nullptr) each.row = *own;
+    const DecidingRows rows = F8_TRY(deciding_rows(problem, databases));
+    const TrialRow* own = newest_row(rows, device);
+    recipes.push_back(
+        {.problem = problem, .verdict = verdict_of(problem, rows, own, device, margin), .row = {}});
+    if (own != nullptr) recipes.back().row = *own;
   }
   std::ranges::stable_sort(recipes, std::greater<>(), [](const AttentionVerdict& each) {
     return std::pair(each.verdict.convert, each.row ? each.row->result.ratio->lo : 0);
@@ -152,7 +143,7 @@ Result<AttentionVerdicts> attention_verdicts(const AttentionShape& shape,
   return recipes;
 }
 
-// The recipe's forward and its backward by themselves on a device (any where it is empty), where they were measured.
+// The recipe's forward and its backward by themselves on a device, where they were measured.
 static Result<std::vector<TrialRow>> parts_of(const Problem& attention, const Databases& databases,
                                               const std::string& device) {
   std::vector<TrialRow> parts;
@@ -163,7 +154,7 @@ static Result<std::vector<TrialRow>> parts_of(const Problem& attention, const Da
     const auto counts = [&](const TrialRow& row) {
       return row.candidate.impl == tuning_db::Impl::kFloat8 && row.fidelity == "final" &&
              row.result.state == tuning_db::TrialState::kOk && row.result.timing &&
-             (device.empty() || row.device.name == device);
+             row.device.name == device;
     };
     for (const tuning_db::Database& database : databases.owned) {
       std::vector<TrialRow> rows = F8_TRY(database.trials(*part));  // best first
@@ -181,19 +172,19 @@ Result<int> explain_attention(const Problem& problem, const std::string& device,
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  const std::string asked = F8_TRY(device_named(table.devices, device));
+  const AskedDevice asked = F8_TRY(asked_device(table.devices, device));
   // A forward or a backward by itself decides nothing.
   const AttentionVerdicts recipes =
-      F8_TRY(attention_verdicts(attention_shape(problem), databases, asked, margin));
+      F8_TRY(attention_verdicts(attention_shape(problem), databases, asked.name, margin));
   const AttentionVerdict& best = recipes.front();
   std::vector<std::vector<TrialRow>> parts;
   for (const AttentionVerdict& each : recipes) {
-    parts.push_back(F8_TRY(parts_of(each.problem, databases,
-                                    asked_device(asked, best.row ? best.row->device.name : ""))));
+    parts.push_back(F8_TRY(parts_of(each.problem, databases, asked.name)));
   }
   if (global.json) {
     Json json = problem_json(best.problem);
     add_recipe_verdicts(json, recipes);
+    add_asked_device(json, asked);
     json["needed"] = rounded(1 + margin);
     json["trials"] = Json::array();
     for (const AttentionVerdict& each : recipes) {
@@ -210,11 +201,12 @@ Result<int> explain_attention(const Problem& problem, const std::string& device,
   }
   print(f8::format(
       "attention {}  ->  {}\n"
+      "  device       {}\n"
       "  needs        a speedup of more than {:.3f}, and SQNR of {:.0f} dB of O and dV, {:.0f} dB "
       "of dQ and dK, on all data\n",
       to_string(problem.dims, kAttentionDims),
-      best.verdict.convert ? "FLOAT8, recipe " + best.problem.recipe : "KEEP BF16", 1 + margin,
-      kLeastOfValues, kLeastOfScores));
+      best.verdict.convert ? "FLOAT8, recipe " + best.problem.recipe : "KEEP BF16",
+      device_text(asked), 1 + margin, kLeastOfValues, kLeastOfScores));
   for (size_t i = 0; i < recipes.size(); ++i) {
     const AttentionVerdict& each = recipes[i];
     print(f8::format("  {:<11}  {}\n", each.problem.recipe, each.verdict.reason));

@@ -25,8 +25,7 @@ struct AttentionVerdict {
 // its speedup.
 using AttentionVerdicts = std::vector<AttentionVerdict>;
 
-// float8's rows of the device that answers: of the one that is named, else of this machine's GPU; without one, of that of
-// the newest row.
+// The rows that decide are float8's on this device.
 [[nodiscard]] Result<AttentionVerdicts> attention_verdicts(const AttentionShape& shape,
                                                            const Databases& databases,
                                                            const std::string& device,

@@ -234,6 +234,7 @@ struct Explanation {
   std::optional<Problem> whole;  // of an expert linear or an MLP
   int64_t tokens = 0;
   std::string recipe;
+  AskedDevice device;
   double needed = 1;
   FilterDecision decision;
   std::optional<tuning_db::WireCost> wire;  // of ranks that share the model
@@ -251,6 +252,7 @@ Json to_json(const Explanation& e) {
                {"n", d.layer.out_features},
                {"k", d.layer.in_features},
                {"recipe", e.recipe}};
+  add_asked_device(json, e.device);
   if (e.whole) add_groups(json, *e.whole);
   add_experts(json, d);
   add_verdict(json, d);
@@ -320,6 +322,7 @@ void print_text(const Explanation& e) {
   const FilterDecision& d = e.decision;
   print(f8::format("{}  {}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, sizes_text(e), e.recipe,
                    d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
+  print_line("device", device_text(e.device));
   print_line("why", d.reason);
   if (d.has_estimate()) {
     print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
@@ -359,16 +362,26 @@ Status decide_in_model(const Question& question, tuning_db::FilterOptions how,
   return {};
 }
 
+// The measurements, first those of the device that is asked about: a table's kernels are of its first device.
+Result<TuningTable> table_of(const Databases& databases, const std::string& part,
+                             AskedDevice& asked) {
+  TuningTable table = F8_TRY(merged_table(databases));
+  asked = F8_TRY(asked_device(table.devices, part));
+  const auto named = std::ranges::find(table.devices, asked.named, &DeviceClass::name);
+  if (named == table.devices.end()) return table;
+  return merged_table(databases, tuning_db::Database::TablePart::kAll, &*named);
+}
+
 constexpr const char* kNoRuleOfExperts = "torchao has no rule for experts";
 
 // An expert linear by itself, where the filter decides for both of a layer; or an MLP, whose linears have verdicts of
 // their own without `--fuse`.
 Result<Explanation> of_whole(const Problem& asked, const Databases& databases,
-                             const TuningTable& table, const ExplainOptions& options) {
-  const std::string device = F8_TRY(device_named(table.devices, options.device));
+                             const ExplainOptions& options) {
   const Recipe recipe = F8_TRY(find_recipe(asked.recipe));
   const Shape s = asked.shape();
   Explanation e;
+  const TuningTable table = F8_TRY(table_of(databases, options.device, e.device));
   const bool is_mlp = asked.op == Op::kMlp;
   e.whole = F8_TRY(is_mlp ? Problem::make(Op::kMlp, recipe, asked.dims)
                           : Problem::make(Op::kLinear, recipe, s, asked.groups()));
@@ -378,7 +391,7 @@ Result<Explanation> of_whole(const Problem& asked, const Databases& databases,
   e.torchao_reason = is_mlp ? "torchao has no rule for MLPs" : kNoRuleOfExperts;
   FilterDecision& d = e.decision;
   d.layer = {to_string(e.whole->dims, spec_of(e.whole->op).dims), s.k, s.n};
-  const auto linears = estimator_of(table, recipe, device);
+  const auto linears = estimator_of(table, recipe, e.device.named);
   const auto estimator = is_mlp ? linears.of_mlps(mlp_shape(asked.dims).gate, asked.groups())
                                 : linears.of_experts(asked.groups());
   const std::string how = is_mlp
@@ -410,21 +423,19 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
   }
   if (options.whole) {
     const Databases databases = F8_TRY(open_databases(global));
-    const TuningTable table = F8_TRY(merged_table(databases));
-    return show(F8_TRY(of_whole(*options.whole, databases, table, options)), global);
+    return show(F8_TRY(of_whole(*options.whole, databases, options)), global);
   }
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Question question = F8_TRY(find_question(options));
   const Subject& subject = question.subject;
   const Databases databases = F8_TRY(open_databases(global));
-  const TuningTable table = F8_TRY(merged_table(databases));
-  const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const auto estimator = estimator_of(table, recipe, device);
+  Explanation e;
+  const TuningTable table = F8_TRY(table_of(databases, options.device, e.device));
+  const auto estimator = estimator_of(table, recipe, e.device.named);
   tuning_db::FilterOptions how;
   how.margin = options.margin;
   how.automatic = true;
   const Asker asker = {estimator, how};
-  Explanation e;
   e.tokens = subject.tokens;
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;

@@ -79,6 +79,7 @@ struct RowsByDevice {
 
 // What is decided besides the linears.
 struct Beside {
+  AskedDevice device;
   RowsByDevice rows;
   std::optional<std::vector<AttentionDecision>> attention;  // none: it is not asked for
 };
@@ -148,7 +149,8 @@ std::string report_text(const FilterCommandOptions& options, const tuning_db::Fi
   Json report = {{"recipe", options.recipe},
                  {"policy", options.policy},
                  {"tokens", options.model.tokens},
-                 {"device", result.device},
+                 {"device", beside.device.name},
+                 {"other_devices", beside.device.others},
                  {"model", options.model.model},
                  {"tp", options.model.tp},
                  {"ep", options.model.ep},
@@ -200,7 +202,7 @@ Result<std::string> verdicts_text(const FilterCommandOptions& options,
 }
 
 void print_table(const FilterCommandOptions& options, const tuning_db::FilterResult& result,
-                 bool color) {
+                 const std::string& device, bool color) {
   using enum Table::Align;
   std::vector<Table::Column> columns = {{"layer", kLeft},   {"count"},   {"N"},       {"K"},
                                         {"verdict", kLeft}, {"speedup"}, {"interval"}};
@@ -240,8 +242,7 @@ void print_table(const FilterCommandOptions& options, const tuning_db::FilterRes
   print_styled(table.text(color));
   print(f8::format("\n{} to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n",
                    count_text(result), options.recipe, options.policy, options.model.tokens,
-                   result.device.empty() ? "" : ", " + result.device,
-                   result.estimated_model_speedup));
+                   device.empty() ? "" : ", " + device, result.estimated_model_speedup));
   if (!result.wire) return;
   print(f8::format("from bf16 to fp8 on the wire: {} ({})\n", result.wire->describe(),
                    result.wire->model().origin()));
@@ -274,7 +275,7 @@ Status show(const FilterCommandOptions& options, const tuning_db::FilterResult& 
   if (global.json) {
     print_styled(json);
   } else {
-    print_table(options, result, stdout_color(global));
+    print_table(options, result, beside.device.name, stdout_color(global));
     if (beside.attention) print_styled("\n" + text_of(*beside.attention, stdout_color(global)));
   }
   return {};
@@ -302,21 +303,22 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const auto estimator = estimator_of(table, recipe, device);
+  const AskedDevice device = F8_TRY(asked_device(table.devices, options.device));
+  const auto estimator = estimator_of(table, recipe, device.named);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
-  Beside beside{.rows = rows_by_device(table, recipe.name, asked_device(device, result.device)),
-                .attention = {}};
+  Beside beside{
+      .device = device, .rows = rows_by_device(table, recipe.name, device.name), .attention = {}};
   if (options.attention) {
     beside.attention = F8_TRY(
         decide_attention({.model = options.model.model,
                           .tp = options.model.tp,
                           .step = {.tokens = options.model.tokens, .sequence = options.sequence},
-                          .device = beside.rows.asked,  // that of the linears
+                          .device = device.name,  // that of the linears
                           .margin = options.margin},
                          databases));
   }
   F8_TRY(show(options, result, beside, global));
+  if (device.is_assumed()) note(global, "the answers are for {}", device_text(device));
   note_other_devices(beside.rows, result, how.tokens, global);
   note_idle_names(how.filter_fqns, result, global);
   return kExitOk;

@@ -111,10 +111,11 @@ Result<std::vector<std::string>> other_devices(const Problem& problem, const Dat
 }
 
 Result<Answer> ask(const Problem& problem, const Databases& databases, const TuningTable& table,
-                   const std::string& name) {
+                   const AskedDevice& asked) {
+  const std::string& name = asked.named;
   Answer answer;
   answer.problem = problem;
-  answer.asked = asked_device(name, table.device_name());
+  answer.asked = asked.name;
   for (const tuning_db::Database& database : databases.owned) {
     std::vector<TrialRow> rows = F8_TRY(database.trials(problem));
     const std::string device =
@@ -308,7 +309,7 @@ Result<int> query_rows(const QueryOptions& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  const std::string device = F8_TRY(device_named(table.devices, options.device));
+  const AskedDevice device = F8_TRY(asked_device(table.devices, options.device));
   const auto limit = static_cast<size_t>(options.limit);
   Json results = Json::array();
   std::vector<Problem> missing;
@@ -342,8 +343,8 @@ Result<int> query(const QueryOptions& options, const Global& global) {
   }
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  const std::string device = F8_TRY(device_named(table.devices, options.device));
-  if (options.map) return print_map(shapes, recipe, table, device, global);
+  const AskedDevice device = F8_TRY(asked_device(table.devices, options.device));
+  if (options.map) return print_map(shapes, recipe, table, device.named, global);
   const auto limit = static_cast<size_t>(options.limit);
   Json results = Json::array();
   bool missing = false;

@@ -4,6 +4,7 @@
 
 #include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/filter/decision_rows.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -56,7 +57,7 @@ Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe&
   how.tokens = options.model.tokens;
   how.automatic = true;
   how.fused_mlps = options.fuse;
-  const tuning_db::Estimator estimator(table, recipe, {}, this_machine());
+  const auto estimator = estimator_of(table, recipe, "");
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   const std::string name =
       is_standard_stream(options.model.model) ? "a model from standard input" : options.model.model;

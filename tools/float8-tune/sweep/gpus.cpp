@@ -181,7 +181,7 @@ Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
   F8_TRY(check_mlp_kernels(job.request));
   const tuner::SweepPlan plan = F8_TRY(plan_with(first, job.request, global));
   if (command.dry_run) {
-    print_dry_run(job.request, plan);
+    print_dry_run(global, job.request, first.device(), plan);
     return kExitOk;
   }
   if (plan.linears.empty()) {

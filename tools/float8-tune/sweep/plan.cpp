@@ -2,7 +2,7 @@
 // databases hold already, and how long it would take. It launches nothing and needs no GPU.
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/float8-tune/sweep/sweep_args.hpp"
+#include "tools/float8-tune/sweep/sweep_job.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/search/plan/sweep_plan.hpp"
 
@@ -147,14 +147,8 @@ Result<int> print_attention(const tuner::SweepPlan& plan, const Databases& datab
 Result<int> run(const PlanOptions& options, const Global& global) {
   const tuner::SweepRequest request = F8_TRY(request_of(options.args));
   const Databases databases = F8_TRY(open_databases(global));
-  runtime::DeviceInfo device = tuner::h100();
-  static_cast<DeviceClass&>(device) = builtin_device();
-  // Only the device knows how many suggestions cuBLASLt has, so the plan takes all that are asked
-  // for.
-  const tuner::SweepPlan plan = F8_TRY(
-      tuner::plan_sweep(request, device, [&](const Problem&, bool) -> Result<tuner::Suggested> {
-        return tuner::Suggested{.count = request.options.heuristics};
-      }));
+  const runtime::DeviceInfo device = planned_device();
+  const tuner::SweepPlan plan = F8_TRY(plan_without_device(request, device));
   if (request.attention) return print_attention(plan, databases, device, global);
   Json linears = Json::array();
   Table table({{"m,n,k", Table::Align::kLeft},

@@ -51,7 +51,7 @@ Result<int> measure(const Global& global, const SweepCommand& options) {
   F8_TRY(find_mlp_kernels(job, device));
   const tuner::SweepPlan plan = F8_TRY(plan_with(worker, job.request, global));
   if (options.dry_run) {
-    print_dry_run(job.request, plan);
+    print_dry_run(global, job.request, device, plan);
     return kExitOk;
   }
   if (plan.linears.empty()) {
@@ -111,6 +111,9 @@ void add_sweep(CLI::App& app, Program& program) {
       add_command(app, program, "sweep", "measure shapes and keep the results in the database",
                   Needs::kGpu, [options, &program]() -> Result<int> {
                     F8_TRY(request_of(options->args));
+                    if (options->dry_run && this_gpu() == nullptr) {
+                      return dry_run_without_gpu(program.global, *options);
+                    }
                     if (!options->gpus.empty()) return measure_on_gpus(program.global, *options);
                     return measure(program.global, *options);
                   });
@@ -121,7 +124,8 @@ void add_sweep(CLI::App& app, Program& program) {
       "leave out the linears, MLPs or operations of attention that the database has of this "
       "method, code generator, NVRTC "
       "and cuBLASLt, whichever GPU of this class measured them");
-  command->add_flag("--dry-run", options->dry_run, "say what would be measured, measure nothing");
+  command->add_flag("--dry-run", options->dry_run,
+                    "list what would be measured, and measure nothing; needs no GPU");
 
   // The command of the process that owns the device; see tools/tuner/worker/worker.hpp.
   auto device = std::make_shared<int>(0);

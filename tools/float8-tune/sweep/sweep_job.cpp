@@ -117,10 +117,50 @@ Status leave_out_measured(SweepJob& job, const SweepCommand& command, const Glob
   return {};
 }
 
-void print_dry_run(const tuner::SweepRequest& request, const tuner::SweepPlan& plan) {
-  print(f8::format("{} {}, {} trials, {} configurations pruned by the model, about {}\n",
+runtime::DeviceInfo planned_device() {
+  runtime::DeviceInfo device = tuner::h100();
+  static_cast<DeviceClass&>(device) = builtin_device();
+  return device;
+}
+
+Result<tuner::SweepPlan> plan_without_device(const tuner::SweepRequest& request,
+                                             const runtime::DeviceInfo& device) {
+  return tuner::plan_sweep(request, device, [&](const Problem&, bool) -> Result<tuner::Suggested> {
+    return tuner::Suggested{.count = request.options.heuristics};
+  });
+}
+
+void print_dry_run(const Global& global, const tuner::SweepRequest& request,
+                   const DeviceClass& device, const tuner::SweepPlan& plan) {
+  Json problems = Json::array();
+  for (const tuner::PlannedLinear& linear : plan.linears) {
+    problems.push_back(
+        {{"problem", linear.problem.key()}, {"predicted_s", rounded(linear.predicted_s, 3)}});
+    if (!global.json) print(linear.problem.key() + "\n");
+  }
+  if (global.json) {
+    print_json({{"device", device.name},
+                {"problems", problems},
+                {"cells", plan.trials.size()},
+                {"pruned", plan.pruned},
+                {"predicted_s", rounded(plan.predicted_s, 3)}});
+    return;
+  }
+  print(f8::format("{} {}, {} trials, {} configurations pruned by the model, about {} on {}\n",
                    plan.linears.size(), request.noun(), plan.trials.size(), plan.pruned,
-                   clock_text(plan.predicted_s)));
+                   clock_text(plan.predicted_s), device.name));
+}
+
+Result<int> dry_run_without_gpu(const Global& global, const SweepCommand& command) {
+  SweepJob job = F8_TRY(job_of(global, command));
+  const runtime::DeviceInfo device = planned_device();
+  F8_TRY(leave_out_measured(job, command, global, device));
+  F8_TRY(find_mlp_kernels(job, device));
+  print_dry_run(global, job.request, device, F8_TRY(plan_without_device(job.request, device)));
+  if (!job.request.attention) {
+    note(global, "this machine has no GPU: on one cuBLASLt may suggest fewer kernels");
+  }
+  return kExitOk;
 }
 
 Status want_casts(tuner::CompileAhead& compiler, const tuner::SweepRequest& request) {

@@ -46,13 +46,23 @@ struct SweepJob {
 [[nodiscard]] Result<tuner::SweepPlan> plan_with(tuner::Worker& worker,
                                                  const tuner::SweepRequest& request,
                                                  const Global& global);
+// The device of a plan where none is at hand: of the class of this machine's GPU, else of that whose built-in measurements
+// are asked first. Such a plan takes all suggestions of cuBLASLt that are asked for, since only the device knows how many
+// there are.
+[[nodiscard]] runtime::DeviceInfo planned_device();
+[[nodiscard]] Result<tuner::SweepPlan> plan_without_device(const tuner::SweepRequest& request,
+                                                           const runtime::DeviceInfo& device);
 [[nodiscard]] tuning_db::Toolchain toolchain_of(const runtime::DeviceInfo& device);
 // Looks in the databases for the kernels of the MLPs that a new run measures.
 [[nodiscard]] Status find_mlp_kernels(SweepJob& job, const DeviceClass& device);
 // Under --missing, leaves out what the databases hold; else says how much they hold.
 [[nodiscard]] Status leave_out_measured(SweepJob& job, const SweepCommand& command,
                                         const Global& global, const runtime::DeviceInfo& device);
-void print_dry_run(const tuner::SweepRequest& request, const tuner::SweepPlan& plan);
+// Lists what the plan would measure on the device.
+void print_dry_run(const Global& global, const tuner::SweepRequest& request,
+                   const DeviceClass& device, const tuner::SweepPlan& plan);
+// The same on a machine without a GPU.
+[[nodiscard]] Result<int> dry_run_without_gpu(const Global& global, const SweepCommand& command);
 
 [[nodiscard]] Status want_casts(tuner::CompileAhead& compiler, const tuner::SweepRequest& request);
 [[nodiscard]] int exit_code(tuner::SweepEnd end);

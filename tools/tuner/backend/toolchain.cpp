@@ -16,8 +16,8 @@ std::string cuda_version_text(int version) {
 }
 
 Result<std::string> nccl_version() {
-  const DynamicLibrary library =
-      F8_TRY(DynamicLibrary::open("libnccl.so.2", "install NCCL for distributed training"));
+  const DynamicLibrary library = F8_TRY(
+      DynamicLibrary::open("libnccl.so.2", "NCCL 2.4", "install NCCL for distributed training"));
   int (*get_version)(int*) = nullptr;
   F8_TRY(library.resolve("ncclGetVersion", get_version));
   int version = 0;

@@ -172,7 +172,7 @@ TEST_F(AttentionAsked, RecipesOfTwoDevicesAreNotCompared) {
   add(attention(8192), 1.4, accuracy(25));
   add(attention(8192, 1, AttentionRecipe::kFp8), 1.3, accuracy(25), 0.005, h200);
   const Json why = tool_.json({"explain", attention(8192).key(), "--db", "my.db"});
-  EXPECT_EQ(why["recipe"], "fp8") << "its row is the newest";
+  EXPECT_EQ(why["recipe"], "fp8") << "the H200 was measured last";
   EXPECT_EQ(why["device"], "NVIDIA H200");
   const auto reason = why["recipes"][1]["reason"].get<std::string>();
   EXPECT_NE(reason.find("H100"), std::string::npos) << reason;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -218,6 +219,66 @@ TEST_F(AttentionAbi, SavedEndsWithThePacksOffsets) {
                                                        saved_bytes - 2 * sizeof offsets);
   EXPECT_EQ(std::vector<int32_t>(taken, taken + 6), (std::vector<int32_t>{0, 1, 3, 0, 1, 3}));
   float8_attention_destroy(attention);
+}
+
+// The bytes tell some sizes from the forward's, and of a pack the offsets that it left tell the others.
+TEST_F(AttentionAbi, ABackwardOfOtherSizesThanTheForwardsIsRefused) {
+  for (const float8_attention_recipe recipe :
+       {FLOAT8_ATTENTION_FP8_FORWARD, FLOAT8_ATTENTION_FP8, FLOAT8_ATTENTION_BF16}) {
+    float8_attention_desc desc = good();
+    desc.packed = 1;
+    desc.recipe = recipe;
+    float8_attention* attention = plan(desc);
+    ASSERT_NE(attention, nullptr) << float8_last_error();
+    const float8_attention_sizes sizes{.batch = 2, .tokens_q = 3, .tokens_kv = 3};
+    const size_t kept = float8_attention_saved_bytes(attention, &sizes);
+    const Memory saved = memory(kept), workspace = memory(size_t{1} << 22);
+    const Memory q = random_bf16(8 * kHeadDim, 1), k = random_bf16(4 * kHeadDim, 2);
+    const Memory v = random_bf16(4 * kHeadDim, 3), dout = random_bf16(8 * kHeadDim, 4);
+    const Memory o = random_bf16(8 * kHeadDim, 5), lse = memory(2 * 4 * 4);
+    const Memory dq = memory(8 * kHeadDim * 2), dk = memory(4 * kHeadDim * 2);
+    const Memory dv = memory(4 * kHeadDim * 2);
+    const int32_t offsets[] = {0, 1, 3};
+    const float8_attention_forward_args forward{.sizes = sizes,
+                                                .q = heads(q, 2),
+                                                .k = heads(k, 1),
+                                                .v = heads(v, 1),
+                                                .o = o.get(),
+                                                .lse = static_cast<float*>(lse.get()),
+                                                .saved = {saved.get(), kept},
+                                                .workspace = {workspace.get()},
+                                                .cu_seqlens_q = offsets,
+                                                .cu_seqlens_kv = offsets};
+    ASSERT_EQ(float8_attention_forward(attention, &forward, nullptr), FLOAT8_OK)
+        << float8_last_error();
+    const auto backward = [&](const float8_attention_sizes& of, size_t bytes) {
+      const float8_attention_backward_args args{.sizes = of,
+                                                .dout = heads(dout, 2),
+                                                .o = o.get(),
+                                                .lse = static_cast<const float*>(lse.get()),
+                                                .saved = {saved.get(), bytes},
+                                                .workspace = {workspace.get()},
+                                                .dq = heads(dq, 2),
+                                                .dk = heads(dk, 1),
+                                                .dv = heads(dv, 1),
+                                                .q = heads(q, 2),
+                                                .k = heads(k, 1),
+                                                .v = heads(v, 1)};
+      return float8_attention_backward(attention, &args, nullptr);
+    };
+    EXPECT_EQ(backward(sizes, kept), FLOAT8_OK) << float8_last_error();
+    EXPECT_EQ(backward(sizes, 0), FLOAT8_OK) << float8_last_error();
+    const float8_attention_sizes one{.batch = 1, .tokens_q = 3, .tokens_kv = 3};
+    EXPECT_EQ(backward(one, kept), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("backward_args.saved.bytes is " + std::to_string(kept))) << recipe;
+    for (const float8_attention_sizes& other : {one,
+                                                {.batch = 2, .tokens_q = 2, .tokens_kv = 3},
+                                                {.batch = 2, .tokens_q = 3, .tokens_kv = 4}}) {
+      EXPECT_EQ(backward(other, 0), FLOAT8_CUDA) << recipe;
+      EXPECT_TRUE(says("saved does not have")) << float8_last_error();
+    }
+    float8_attention_destroy(attention);
+  }
 }
 
 TEST_F(AttentionAbi, RefusesCallsOfQueriesWithoutKeys) {
