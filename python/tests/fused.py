@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from reference import same
 from torch import nn
 
 import float8.torch as f8
@@ -55,3 +56,36 @@ def step(model: nn.Module, x: torch.Tensor, call: Any = None) -> list[torch.Tens
 
 def reasons(model: nn.Module) -> list[str]:
     return [each.why for each in f8.fuse(model) if not each.fused]
+
+
+def expect_equal_steps(fused: Any, plain: Any) -> None:
+    """Steps of two models have the same bits: the first one, later ones with scales of their own, and a call without backward."""
+    for seed in range(3):
+        x = inputs(fused, seed=seed)
+        assert same(step(fused, x), step(plain, x)), f"step {seed}"
+        for model in (fused, plain):
+            f8.sync_float8_amax_and_scale_history(model)
+    with torch.no_grad():
+        x = inputs(fused, seed=9)
+        assert torch.equal(fused(x), plain(x))
+    states = [dict(model.named_buffers()) for model in (fused, plain)]
+    assert states[0].keys() == states[1].keys()
+    assert fused.state_dict().keys() == plain.state_dict().keys()
+    assert all(map(torch.equal, fused.state_dict().values(), plain.state_dict().values()))
+
+
+def expect_trains(model: nn.Module) -> None:
+    """Every weight changes, and the loss becomes less."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    x, target = inputs(model, 24), inputs(model, 24, seed=7)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), target)
+        loss.backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []

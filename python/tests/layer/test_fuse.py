@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from activations import glu
-from fused import converted, inputs, reasons, step
+from fused import converted, expect_equal_steps, expect_trains, inputs, reasons, step
 from reference import same
 from torch import nn
 from torch.nn import functional
@@ -75,20 +75,7 @@ def pair(
 def test_has_the_bits_of_linears_one_by_one(
     config: Config, recipe: str, dtype: torch.dtype
 ) -> None:
-    """In the first step, in later ones, with scales of their own, and without backward."""
-    fused, plain = pair(config, recipe, dtype)
-    for seed in range(3):
-        x = inputs(fused, seed=seed)
-        assert same(step(fused, x), step(plain, x)), f"step {seed}"
-        for model in (fused, plain):
-            f8.sync_float8_amax_and_scale_history(model)
-    with torch.no_grad():
-        x = inputs(fused, seed=9)
-        assert torch.equal(fused(x), plain(x))
-    states = [dict(model.named_buffers()) for model in (fused, plain)]
-    assert states[0].keys() == states[1].keys()
-    assert fused.state_dict().keys() == plain.state_dict().keys()
-    assert all(map(torch.equal, fused.state_dict().values(), plain.state_dict().values()))
+    expect_equal_steps(*pair(config, recipe, dtype))
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
@@ -126,24 +113,10 @@ def test_gradients_are_close_to_fp64(config: Config, recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", FUSED)
 def test_trains(config: Config, recipe: str) -> None:
-    """Every weight changes, and the loss becomes less."""
     torch.manual_seed(0)
     model = converted(nn.Sequential(Block(), Block()), config(recipe), torch.float32)
     f8.fuse(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    x, target = inputs(model, 24), inputs(model, 24, seed=7)
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), target)
-        loss.backward()
-        f8.sync_float8_amax_and_scale_history(model)
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
-    for name, p in model.named_parameters():
-        assert not torch.equal(p, before[name]), name
+    expect_trains(model)
 
 
 def test_keeps_the_state_dict_copies_and_pickles(config: Config) -> None:

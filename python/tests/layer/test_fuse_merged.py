@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from activations import glu
-from fused import converted, inputs, reasons, step
+from fused import converted, expect_equal_steps, expect_trains, inputs, reasons, step
 from reference import same
 from torch import nn
 from torch.nn import functional
@@ -78,18 +78,7 @@ def pair(
 def test_has_the_bits_of_linears_one_by_one(
     config: Config, recipe: str, dtype: torch.dtype
 ) -> None:
-    """In the first step, in later ones, with scales of their own, and without backward."""
-    fused, plain = pair(config, recipe, dtype)
-    for seed in range(3):
-        x = inputs(fused, seed=seed)
-        assert same(step(fused, x), step(plain, x)), f"step {seed}"
-        for model in (fused, plain):
-            f8.sync_float8_amax_and_scale_history(model)
-    with torch.no_grad():
-        x = inputs(fused, seed=9)
-        assert torch.equal(fused(x), plain(x))
-    assert fused.state_dict().keys() == plain.state_dict().keys()
-    assert all(map(torch.equal, fused.state_dict().values(), plain.state_dict().values()))
+    expect_equal_steps(*pair(config, recipe, dtype))
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
@@ -130,18 +119,7 @@ def test_trains(config: Config) -> None:
     torch.manual_seed(0)
     model = converted(nn.Sequential(Block(), Block()), config("rowwise"), torch.float32)
     f8.fuse(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    x, target = inputs(model, 24), inputs(model, 24, seed=7)
-    losses = []
-    for _ in range(6):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0]
-    assert [n for n, p in model.named_parameters() if torch.equal(p, before[n])] == []
+    expect_trains(model)
 
 
 class UpFirst(Merged):
