@@ -82,10 +82,11 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
         bfloat16 or float16; delayed scaling, and eager mode, stay as they are.
 
     It is called after convert_to_float8_training, before or after parallelize_module, and before fully_shard of
-    single MLPs and before torch.compile. What the activation makes, activation(gate(x)) up(x) or activation(up(x)), where one
-    linear may make gate and up, and the gradients of what it reads are then cast to fp8 as they are computed, and are never in memory. It is for
-    recipes whose three GEMMs read fp8: of the named ones all but "rowwise_with_gw_hp". The activation is
-    SiLU, GELU, its tanh approximation or ReLU squared, rounded once.
+    single MLPs and before torch.compile. What the activation makes, activation(gate(x)) up(x) or
+    activation(up(x)), where one linear may make gate and up, and the gradients of what it reads are then cast
+    to fp8 as they are computed, and are never in memory. It is for recipes whose three GEMMs read fp8: of the
+    named ones all but "rowwise_with_gw_hp". The activation is SiLU, GELU, its tanh approximation or ReLU
+    squared, rounded once.
 
     The MLP's class becomes a subclass of its own one; its children, parameters, their names, state dicts
     and the MLP's hooks stay. Known is each class whose forward computes that and nothing else, by its code
@@ -93,11 +94,11 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     register_mlp names.
 
     Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias beside a
-    gate, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise and row-wise, or recipes and options unlike each
-    other's; for another activation; for a recipe that reads
-    high precision. With `norms` it also names the norms that no graph will cast so, and why: those without
-    a weight or of several dimensions, and all of them where no linear shares its casts. Raises TypeError where `model` is no module; it warns where
-    nothing is fused and norms is False.
+    gate, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
+    and row-wise, or recipes and options unlike each other's; for another activation; for a recipe that reads
+    high precision. With `norms` it also names the norms that no graph will cast so, and why: those without a
+    weight or of several dimensions, and all of them where no linear shares its casts. Raises TypeError where
+    `model` is no module; it warns where nothing is fused and norms is False.
     """
     notices.warn_without_linears("fuse", model)
     check_switches(norms=norms)
