@@ -149,9 +149,9 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_DEFAULT(0);
-  /* FLOAT8_GLU_BACKWARD and FLOAT8_ACTIVATION_BACKWARD: the gradient of what forward made, [rows][cols] like
-   * x. `tensor`, `transposed`, `scales` and `counters` are those of x's gradient, and the following ones of
-   * up's likewise, of the same sizes. qt of both lies apart, or of neither. */
+  /* Sources of gradients: that of what forward made, [rows][cols] like x, or [rows][cols / 2] with
+   * FLOAT8_MERGED_GLU_BACKWARD. With FLOAT8_GLU_BACKWARD `tensor`, `transposed`, `scales` and `counters` are
+   * those of x's gradient, and the following ones of up's, of the same sizes; qt of both lies apart, or of neither. */
   float8_matrix grad FLOAT8_DEFAULT({});
   float8_buffer up_tensor FLOAT8_DEFAULT({});
   float8_buffer up_transposed FLOAT8_DEFAULT({});
