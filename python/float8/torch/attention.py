@@ -430,8 +430,8 @@ def refusal(
         return "attn_mask is a tensor; leave it out, and set is_causal"
     if dropout_p != 0:
         return f"dropout_p is {dropout_p}; set it to 0"
-    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-        return f"scale is {scale!r}; it is a positive number"
+    if (reason := refusal_of_scale(scale)) is not None:
+        return reason
     tensors = {"query": query, "key": key, "value": value}
     for name, x in tensors.items():
         if x.dim() != 4:
@@ -447,15 +447,28 @@ def refusal(
         return f"the shapes do not match: {shapes}"
     if key.shape[2] < 1:
         return "there is no key"
-    heads, of_keys = query.shape[1], key.shape[1]
-    if of_keys < 1 or heads % of_keys != 0:
-        return f"query has {heads} heads, key {of_keys}; the first are a multiple of the second"
-    if heads != of_keys and not enable_gqa:
-        return f"query has {heads} heads, key {of_keys}; set enable_gqa"
+    if (reason := refusal_of_heads(query.shape[1], key.shape[1], enable_gqa)) is not None:
+        return reason
     if are_shared(query, key, value):
         from float8.torch import attention_dtensors  # it takes a while to load
 
         return attention_dtensors.refusal(**tensors)
+    return None
+
+
+def refusal_of_scale(scale: Any) -> str | None:
+    """Returns why this is no scale, or None where it is one, or PyTorch's."""
+    if scale is None or (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        return None
+    return f"scale is {scale!r}; it is a positive number"
+
+
+def refusal_of_heads(heads: int, of_keys: int, enable_gqa: bool) -> str | None:
+    """Returns why heads of queries cannot read so many of keys, or None where they can."""
+    if of_keys < 1 or heads % of_keys != 0:
+        return f"query has {heads} heads, key {of_keys}; the first are a multiple of the second"
+    if heads != of_keys and not enable_gqa:
+        return f"query has {heads} heads, key {of_keys}; set enable_gqa"
     return None
 
 

@@ -178,6 +178,7 @@ def varlen_attention(
     offsets = (cu_seqlens_q, cu_seqlens_k)
     longest = (max_seqlen_q, max_seqlen_k)
     reason = refusal_of_pack(query, key, offsets, longest, is_causal)
+    reason = reason or mismatch(query, key, value, enable_gqa, scale)
     if reason is not None:
         raise ValueError(f"float8: packed attention: {reason}")
     if window is not None:
@@ -235,6 +236,21 @@ def refusal_of_pack(
     if is_causal and query.shape[0] != key.shape[0]:
         return f"is_causal with {query.shape[0]} queries and {key.shape[0]} keys; they are as many"
     return None
+
+
+def mismatch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    enable_gqa: bool,
+    scale: float | None,
+) -> str | None:
+    """Returns why no recipe computes these tensors [tokens, heads, head_dim], or None where one may."""
+    if value.dim() != 3 or value.shape[:2] != key.shape[:2] or query.shape[2] != key.shape[2]:
+        shapes = (f"{n} {tuple(x.shape)}" for n, x in zip("qkv", (query, key, value), strict=True))
+        return f"the shapes do not match: {', '.join(shapes)}"
+    of_heads = attention.refusal_of_heads(query.shape[1], key.shape[1], enable_gqa)
+    return attention.refusal_of_scale(scale) or of_heads
 
 
 def refusal(

@@ -209,4 +209,5 @@ def test_bf16_has_none(device: str) -> None:
     pack = [x[0].transpose(0, 1) for x in (q, k, v)]
     cu = offsets((8,), device)
     with pytest.raises(ValueError, match='recipe="bf16" on a CPU; set emulate'):
-        f8.varlen_attention(*pack, cu, None, 8, 8, recipe="bf16", return_lse=True)
+        mode = {"recipe": "bf16", "enable_gqa": True, "return_lse": True}
+        f8.varlen_attention(*pack, cu, None, 8, 8, **mode)

@@ -220,6 +220,26 @@ def test_bf16_with_a_fused_projection(device: str, options: dict[str, Any]) -> N
     assert sqnr(*grads) > 40
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("heads", "mode", "words"),
+    [
+        ((4, 3, 3), {"enable_gqa": True}, "query has 4 heads, key 3; the first are a multiple"),
+        ((4, 2, 2), {}, "query has 4 heads, key 2; set enable_gqa$"),
+        ((4, 2, 4), {"enable_gqa": True}, "the shapes do not match: q .*, v"),
+        ((2, 2, 2), {"scale": 0.0}, "scale is 0.0; it is a positive number$"),
+        ((2, 2, 2), {"scale": "a"}, "scale is 'a'; it is a positive number$"),
+    ],
+)
+def test_refuses_what_no_recipe_has(
+    device: str, options: dict[str, Any], heads: Any, mode: Any, words: str, recipe: str
+) -> None:
+    q, k, v = (torch.randn(20, each, 64, device=device).bfloat16() for each in heads)
+    cu = offsets_of((12, 8), device)
+    with pytest.raises(ValueError, match=words):
+        f8.varlen_attention(q, k, v, cu, cu, 12, 12, recipe=recipe, **mode, **options)
+
+
 def test_bf16_takes_what_pytorch_does(device: str, options: dict[str, Any]) -> None:
     q, k, v, _ = operands(device, sum(LENGTHS), sum(LENGTHS))
     cu = offsets_of(LENGTHS, device)
