@@ -152,10 +152,16 @@ class Same(Merged):
         return self.down(functional.silu(gate) * gate)
 
 
-@pytest.mark.parametrize("kind", [UpFirst, Sliced, Thirds, OfRows, Same])
+@pytest.mark.parametrize("kind", [Sliced, Thirds, OfRows, Same])
 def test_leaves_forwards_that_compute_something_else(config: Config, kind: type[Merged]) -> None:
     (why,) = reasons(converted(nn.Sequential(kind()), config("rowwise")))
     assert "is none that is known" in why
+    assert "with gate_up= where one linear makes gate, in its first half" in why
+
+
+def test_names_an_up_that_comes_first(config: Config) -> None:
+    (why,) = reasons(converted(nn.Sequential(UpFirst()), config("rowwise")))
+    assert "its gate_up makes up in its first half" in why
 
 
 @pytest.mark.parametrize(

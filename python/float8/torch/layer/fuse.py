@@ -182,7 +182,12 @@ def _resembles(module: nn.Module) -> str | None:
     return (
         f"the forward of its class {type(module).__name__} is none that is known, since it "
         f"{mlp_code.why_unknown(type(module))}: name it by float8.torch.register_mlp if it is "
-        "down(activation(gate(x)) * up(x)), or down(activation(up(x))), and nothing else"
+        "down(activation(gate(x)) * up(x)), or down(activation(up(x))), and nothing else, not even a dropout of h"
+        + (
+            "; with gate_up= where one linear makes gate, in its first half, and up"
+            if is_merged
+            else ""
+        )
     )
 
 

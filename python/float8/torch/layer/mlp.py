@@ -36,13 +36,15 @@ ACTIVATION_MODULES = ("torch.nn.modules.activation", "transformers.activations")
 class Names(NamedTuple):
     """The children of an MLP; gate is None where there is none.
 
-    merged: up makes gate and up, in this order, in one linear of twice as many features.
+    merged: up makes gate and up in one linear of twice as many features.
+    up_first: in the other order, which is not fused.
     """
 
     gate: str | None
     up: str
     down: str
     merged: bool = False
+    up_first: bool = False
 
     def given(self) -> tuple[str, ...]:
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
@@ -467,6 +469,11 @@ def _obstacle_of_gate(names: Names, children: list[Any], dims: list[int | None])
             return f"its {name} has a bias, which a gated MLP is fused without"
     if not names.merged:
         return None
+    if names.up_first:
+        return (
+            f"its {names.up} makes up in its first half and gate in its second one; a fused MLP has gate first, so "
+            "exchange the halves of the weight, and of the forward, to have it fused"
+        )
     both, down = children
     if any(dim is not None for dim in dims):
         return f"its {names.up} makes gate and up in one, and ranks of tensor parallelism share it"

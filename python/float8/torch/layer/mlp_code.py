@@ -200,7 +200,7 @@ def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
     before, x = _through(module, made.up.x)
     if x._how != "x":
         return None
-    names = Names(made.gate, made.up.name, down.name, made.merged)
+    names = Names(made.gate, made.up.name, down.name, made.merged, made.up_first)
     beside = Beside(
         tuple(before[::-1]), tuple(between), tuple(behind[::-1]), made.child,
         dropout.name if dropout else None,
@@ -221,6 +221,12 @@ class _Made(NamedTuple):
     gate: str | None
     up: _Called
     merged: bool = False  # up makes gate and up
+    up_first: bool = False  # in that order
+
+
+class _Both(NamedTuple):
+    linear: _Called
+    up_first: bool
 
 
 def _plain(module: nn.Module, h: _Symbol, between: list[str]) -> _Made | None:
@@ -250,8 +256,8 @@ def _gated(module: nn.Module, h: _Symbol) -> _Made | None:
             None if function or not child else child.name,
         )
         both = None if made is None else _merged(made.x, other)
-        if both is not None and _is_linear(module, both.name):
-            return _Made(key, own, None, both, merged=True)
+        if both is not None and _is_linear(module, both.linear.name):
+            return _Made(key, own, None, both.linear, True, both.up_first)
         gate, up = None if made is None else _called(made.x), _called(other)
         if gate is None or up is None or gate.x is not up.x:
             continue
@@ -261,14 +267,15 @@ def _gated(module: nn.Module, h: _Symbol) -> _Made | None:
     return None
 
 
-def _merged(gate: _Symbol, up: _Symbol) -> _Called | None:
-    """Returns the attribute of self that returned both, gate as the first half and up as the second one."""
+def _merged(gate: _Symbol, up: _Symbol) -> _Both | None:
+    """Returns the attribute of self that returned both, each as a half, and which is the first one."""
     if gate._how != "half" or up._how != "half" or gate._of[0] is not up._of[0]:
         return None
-    if (gate._of[1], up._of[1]) != (0, 1):
-        return None
     both = _halved(gate._of[0])
-    return None if both is None else _called(both)
+    linear = None if both is None else _called(both)
+    if linear is None or gate._of[1] == up._of[1]:
+        return None
+    return _Both(linear, gate._of[1] == 1)
 
 
 def _halved(y: _Symbol) -> _Symbol | None:
