@@ -83,9 +83,6 @@ Result<std::vector<LayerAttention>> attention_of(const std::string& model, int64
   std::vector<LayerAttention> all;
   for (tuner::AttentionLayer& layer :
        F8_TRY(of_option("--attention", tuner::load_attention(model, tp)))) {
-    if (layer.kept.empty() && layer.window > 0 && layer.window < sequence) {
-      layer.kept = f8::format("windows of {} keys are not measured", layer.window);
-    }
     const AttentionShape shape{.tokens = sequence,
                                .batch = std::max<int64_t>(tokens / sequence, 1),
                                .heads_q = layer.heads_q,
@@ -93,6 +90,9 @@ Result<std::vector<LayerAttention>> attention_of(const std::string& model, int64
                                .head_dim = layer.head_dim};
     const auto problem = attention_problem(Op::kAttention, kAttentionRecipes.front(), shape);
     if (layer.kept.empty() && !problem) layer.kept = problem.error().message;
+    if (layer.kept.empty() && layer.window > 0 && layer.window < sequence) {
+      layer.kept = f8::format("windows of {} keys are not measured", layer.window);
+    }
     all.push_back({std::move(layer), shape});
   }
   return all;
