@@ -76,8 +76,9 @@ class VarlenAttentionFunction(torch.autograd.Function):
         ctx.recipe = recipe
         if not return_lse:
             return o[0]
-        whole = lse[0].clone()  # PyTorch 2.11 compiles no view of what is kept that has no gradient
-        if recipe != attention.BF16:  # whose keys are whole
+        if recipe == attention.BF16:  # whose keys are whole
+            whole = lse[0].clone()  # PyTorch 2.11 compiles no view of what is kept that has no gradient
+        else:
             of_q, of_k = offsets_of(saved, ctx.sequences)
             mean = mean_of_keys(k, of_k)[sequence_of_tokens(of_q, q.shape[0])]
             queries, mean = (x.transpose(0, 1)[None] for x in (q, mean))
@@ -177,15 +178,16 @@ def varlen_attention(
     query, key, value = (_ops.of_autocast(x) for x in (query, key, value))
     offsets = (cu_seqlens_q, cu_seqlens_k)
     longest = (max_seqlen_q, max_seqlen_k)
-    reason = refusal_of_pack(query, key, offsets, longest, is_causal)
-    reason = reason or mismatch(query, key, value, enable_gqa, scale)
-    if reason is not None:
-        raise ValueError(f"float8: packed attention: {reason}")
+    wrong = refusal_of_pack(query, key, offsets, longest, is_causal)
+    reason = None if wrong else refusal(query, key, value, enable_gqa, scale)
+    if reason is not None:  # another recipe may have it
+        wrong = mismatch(query, key, value, enable_gqa, scale)
+    if wrong is not None:
+        raise ValueError(f"float8: packed attention: {wrong}")
     if window is not None:
         window = attention.checked_window(
             window, is_causal, query.transpose(0, 1), key.transpose(0, 1)
         )
-    reason = refusal(query, key, value, enable_gqa, scale)
     if recipe == "bf16":
         by_cudnn = query.is_cuda and attention.has_cudnn(packed_head=query.shape[-1])
         if reason is not None or not (emulate or by_cudnn):
