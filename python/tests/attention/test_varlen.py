@@ -166,7 +166,7 @@ def names_of(call: Any, *args: Any, **options: Any) -> tuple[Any, set[str]]:
     return result, {event.key for event in profile.key_averages()}
 
 
-# By cuDNN or its emulation, or where there is none, and for other heads, by PyTorch.
+# cuDNN or its emulation computes these, and PyTorch where there is none, and for other heads.
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("size", "is_own"), [(64, True), (D, True), (256, True), (96, False)])
 def test_bf16_is_near_fp64(

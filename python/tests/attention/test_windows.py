@@ -99,7 +99,7 @@ def test_checkpointing_a_window_has_the_same_bits(device: str, options: dict[str
     assert_same_but_for_atomics(step(checkpointed, tensors, **mode), expected, device)
 
 
-# By cuDNN or its stand-in, or where there is none by PyTorch with a mask; heads of other sizes are PyTorch's everywhere.
+# cuDNN or its stand-in computes these, or where there is none PyTorch with a mask; heads of other sizes are PyTorch's everywhere.
 @pytest.mark.parametrize(("size", "by_cudnn"), [(64, True), (256, True), (96, False)])
 @pytest.mark.parametrize("window", [1, 50, 128])
 def test_a_window_in_bf16(

@@ -254,7 +254,7 @@ class ExpertCheck(LayerCheck):
                 each.cast(each.latest())
         with fsdp.unsharded(self._layer):
             dtype = gather.dtype
-            # Of other ranks of expert parallelism, which have other experts, the digests are enough.
+            # Other ranks of expert parallelism have other experts, of which the digests are enough.
             mesh, others = weight.device_mesh, dims_of_others(weight, gather.fsdp_dim)
             whole = torch.cat([_whole(each.latest(), others) for each in gather.pair], 1)
             self.digest = _digest(whole, [mesh.get_group(i) for i in others])

@@ -75,7 +75,7 @@ class Gather:
         self._checked: Tensor | None = None  # what was cast, where copies are checked
         self._seen: tuple[Any, ...] | None = None  # the state of the weight that was cast
         self._weight: DTensor
-        # What an optimizer found, and of what.
+        # An optimizer found these maxima of the shard in this state.
         self._maxima: tuple[Any, Tensor, Tensor] | None = None
         number = next(_numbers)
         self.key = torch.tensor(number)

@@ -65,7 +65,7 @@ class WeightGather(ShardCopies, Gather):
         Gather.__init__(self, layer, dtype, torch.Size(size), group, device)
         ShardCopies.__init__(self, layer, self._own_shape[0])
         self.amax = WeightAmax()
-        # What an optimizer made, and of what.
+        # An optimizer made these copies of the shard in this state.
         self._made: tuple[Any, tuple[Tensor, ...]] | None = None
 
     @property

@@ -11,6 +11,8 @@ from typing import Any
 import ranks
 import torch
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
@@ -311,3 +313,20 @@ def import_torchtitan(folder: str) -> Any:
         on_cpu = functools.partial(utils.generate_permute_indices, use_cpu=True)
         utils.generate_permute_indices = on_cpu
     return expert_parallel
+
+
+def _by_checkpoint(model: nn.Module, folder: str) -> None:
+    state = {name: 2 * p.detach() for name, p in get_model_state_dict(model).items()}
+    dcp.save(state, checkpoint_id=folder)
+    loaded = get_model_state_dict(model)
+    dcp.load(loaded, checkpoint_id=folder)
+    set_model_state_dict(model, loaded)
+
+
+# Each doubles all parameters of a model, with a folder of its own.
+WAYS_TO_DOUBLE: dict[str, Callable[[Any, str], object]] = {
+    "in place": lambda model, _: [p.mul_(2) for p in model.parameters()],
+    "data": lambda model, _: [p.data.mul_(2) for p in model.parameters()],
+    "foreach": lambda model, _: torch._foreach_mul_(list(model.parameters()), 2),
+    "a checkpoint": _by_checkpoint,
+}

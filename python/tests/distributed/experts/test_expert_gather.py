@@ -279,20 +279,9 @@ def _by_load(model: nn.Module, folder: str) -> None:
     model.load_state_dict(state)
 
 
-def _by_checkpoint(model: nn.Module, folder: str) -> None:
-    state = {name: 2 * p.detach() for name, p in get_model_state_dict(model).items()}
-    dcp.save(state, checkpoint_id=folder)
-    loaded = get_model_state_dict(model)
-    dcp.load(loaded, checkpoint_id=folder)
-    set_model_state_dict(model, loaded)
-
-
 _WAYS: dict[str, Callable[[Any, str], object]] = {
-    "in place": lambda model, _: [p.mul_(2) for p in model.parameters()],
-    "data": lambda model, _: [p.data.mul_(2) for p in model.parameters()],
-    "foreach": lambda model, _: torch._foreach_mul_(list(model.parameters()), 2),
+    **expert_shards.WAYS_TO_DOUBLE,
     "load_state_dict": _by_load,
-    "a checkpoint": _by_checkpoint,
     "a pointer": lambda model, _: [_double(p) for p in model.parameters()],
 }
 

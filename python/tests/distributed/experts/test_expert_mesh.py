@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import expert_shards
@@ -14,8 +13,6 @@ import ranks
 import repository
 import torch
 from torch import nn
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -263,22 +260,6 @@ def test_under_transformers_expert_parallelism(kind: str, tmp_path: Any) -> None
     ranks.spawn(_transformers, 4, tmp_path, kind)
 
 
-def _by_checkpoint(model: nn.Module, folder: str) -> None:
-    state = {name: 2 * p.detach() for name, p in get_model_state_dict(model).items()}
-    dcp.save(state, checkpoint_id=folder)
-    loaded = get_model_state_dict(model)
-    dcp.load(loaded, checkpoint_id=folder)
-    set_model_state_dict(model, loaded)
-
-
-_WAYS: dict[str, Callable[[Any, str], object]] = {
-    "in place": lambda model, _: [p.mul_(2) for p in model.parameters()],
-    "data": lambda model, _: [p.data.mul_(2) for p in model.parameters()],
-    "foreach": lambda model, _: torch._foreach_mul_(list(model.parameters()), 2),
-    "a checkpoint": _by_checkpoint,
-}
-
-
 def _changed(_: Any, rank: int, world: int, folder: str) -> None:
     """Each change is seen by the next forward, and verify_distributed finds what nobody saw."""
     x = expert_shards.rows(world)[rank]
@@ -286,7 +267,7 @@ def _changed(_: Any, rank: int, world: int, folder: str) -> None:
     names = list(expert_shards.layers(4).state_dict())
     with torch.no_grad():
         before = models[0](x)
-        for number, (way, change) in enumerate(_WAYS.items()):
+        for number, (way, change) in enumerate(expert_shards.WAYS_TO_DOUBLE.items()):
             for i, model in enumerate(models):
                 change(model, f"{folder}/{number}_{i}")
                 assert list(model.state_dict()) == names
