@@ -179,6 +179,18 @@ struct GradientCast {
   }
   [[nodiscard]] Tensor q() const { return empty_bytes(bytes.q, cast.place.device); }
   [[nodiscard]] Tensor qt() const { return empty_bytes(bytes.qt, cast.place.device); }
+  // Fills the copies of the one tensor of a call, and the sums of its columns where there are any.
+  void run(const Tensor& q, const Tensor& qt, const Matrix& grad,
+           const std::optional<Tensor>& scales, int64_t layout, float* sums) const {
+    if (quantizer == nullptr) return;
+    float8_quantize_args args = cast.args();
+    args.grad = {grad.data, grad.stride};
+    args.column_sums = sums;
+    float8_step step;
+    args.step = &step;
+    if (scales) cast.set_scales(args.scales, step, *scales, layout, false);
+    run_quantizer(*quantizer, cast.place, q, qt, args);
+  }
 };
 
 // The cast of what an activation makes of x, or of its gradients, of which ranks have other columns.
@@ -308,18 +320,9 @@ std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& gr
   const int64_t columns = sums ? of.cast.rows.cols : 0;
   Tensor of_columns =
       empty(std::span(&columns, 1), aoti_torch_dtype_float32(), of.cast.place.device);
-  if (of.quantizer == nullptr) {
-    torch::stable::zero_(of_columns);
-    return {q, qt, of_columns};
-  }
-  const Matrix of_grad = as_matrix(grad);
-  float8_quantize_args args = of.cast.args();
-  args.grad = {of_grad.data, of_grad.stride};
-  if (sums) args.column_sums = static_cast<float*>(of_columns.mutable_data_ptr());
-  float8_step step;
-  args.step = &step;
-  if (scales) of.cast.set_scales(args.scales, step, *scales, layout, false);
-  run_quantizer(*of.quantizer, of.cast.place, q, qt, args);
+  if (of.quantizer == nullptr) torch::stable::zero_(of_columns);
+  of.run(q, qt, as_matrix(grad), scales, layout,
+         sums ? static_cast<float*>(of_columns.mutable_data_ptr()) : nullptr);
   return {q, qt, of_columns};
 }
 
@@ -339,13 +342,7 @@ std::tuple<Tensor, Tensor> quantize_merged_glu_backward(const Tensor& grad, cons
       gate_up, config,
       {.source = FLOAT8_MERGED_GLU_BACKWARD, .activation = activation_of(activation)}, false);
   const Tensor q = of.q(), qt = of.qt();
-  if (of.quantizer == nullptr) return {q, qt};
-  float8_quantize_args args = of.cast.args();
-  args.grad = {of_grad.data, of_grad.stride};
-  float8_step step;
-  args.step = &step;
-  if (scales) of.cast.set_scales(args.scales, step, *scales, layout, false);
-  run_quantizer(*of.quantizer, of.cast.place, q, qt, args);
+  of.run(q, qt, of_grad, scales, layout, nullptr);
   return {q, qt};
 }
 
