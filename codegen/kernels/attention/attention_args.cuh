@@ -182,8 +182,8 @@ struct AttentionSpanArgs {
   i32 head_dim;
 };
 
-// What a library's forward of a pack leaves to do. It writes the lse of each token's heads side by side, and what it has for a
-// query without a key is its own.
+// A library's forward of a pack leaves this to do: it writes the lse of each token's heads side by side, and results of its own
+// for queries without a key.
 struct AttentionFinishArgs {
   const AttentionBlock* blocks;  // of queries
   const float* library_lse;      // [queries][h]

@@ -1,6 +1,7 @@
-// What packed sequences need beside a library's attention. Before it attention_spans says where they lie: the first CTA has the spans.
-// For a backward a CTA has a head, whose row of lse it copies, and whose gradients it clears where the library computes none. After a
-// forward attention_finish writes lse as float8 has it, and clears queries without keys: a CTA has a block of 128 queries.
+// Two kernels surround a library's attention of packed sequences. attention_spans runs first and says where the sequences lie; its
+// first CTA writes the spans. For a backward each CTA takes a head, whose row of lse it copies, and whose gradients it clears where the
+// library computes none. attention_finish runs behind a forward: each CTA takes a block of 128 queries, writes their lse as float8 has
+// it, and clears those without keys.
 #pragma once
 
 #include "codegen/kernels/attention/attention_args.cuh"
