@@ -1,5 +1,5 @@
-// What the tests of casts of what is computed share: a case, a source, and a fixture that compares them with plain casts on
-// an emulated device.
+// The tests of casts of what is computed share a case, a source, and a fixture that compares them with plain casts on an
+// emulated device.
 #pragma once
 
 #include <cstring>
@@ -37,6 +37,7 @@ struct CastCaseSource {
     return source == CastSource::kRmsNorm || source == CastSource::kLayerNorm;
   }
 };
+
 // The recipe of a case: "mixed" has a tensor's scale for q and those of columns for qt, and "apart" makes
 // such copies by kernels of their own.
 inline Recipe recipe_of(std::string_view name) {
