@@ -7,25 +7,22 @@
 namespace f8::runtime {
 namespace {
 
-constexpr int64_t kStrideStep = 8;  // of bf16: 16 bytes
+constexpr int64_t kStrideStep = 8;  // 16 bytes of bf16, and more of wider types
 constexpr int64_t kMostElements =
     int64_t{1} << 48;  // from a tensor's first one to its last: no memory has them
 
 }  // namespace
 
 Status add_heads(const char* args, const char* name, const float8_heads& heads,
-                 const AttentionDesc& desc, const AttentionSizes& sizes, OfKeys of_keys,
-                 Access access, CallMemory& memory) {
+                 const HeadSizes& sizes, Access access, CallMemory& memory) {
   F8_TRY(need(args, name, heads.data));
   struct Axis {
     const char* field;
     int64_t stride, last;  // the last coordinate
   };
-  const bool keys = of_keys == OfKeys::kYes;
-  std::array axes = {
-      Axis{"head_stride", heads.head_stride, (keys ? desc.heads_kv : desc.heads_q) - 1},
-      Axis{"token_stride", heads.token_stride, (keys ? sizes.tokens_kv : sizes.tokens_q) - 1},
-      Axis{"batch_stride", heads.batch_stride, desc.packed ? 0 : sizes.batch - 1}};
+  std::array axes = {Axis{"head_stride", heads.head_stride, sizes.heads - 1},
+                     Axis{"token_stride", heads.token_stride, sizes.tokens - 1},
+                     Axis{"batch_stride", heads.batch_stride, sizes.batch - 1}};
   for (const auto& [field, stride, last] : axes) {
     if (stride < 0 || stride % kStrideStep != 0 || (last > 0 && stride > kMostElements / last)) {
       return fail(
@@ -36,7 +33,7 @@ Status add_heads(const char* args, const char* name, const float8_heads& heads,
     }
   }
   std::ranges::sort(axes, {}, &Axis::stride);
-  int64_t last = desc.head_dim;  // one behind the last element of the axes so far
+  int64_t last = sizes.head_dim;  // one behind the last element of the axes so far
   for (const Axis& axis : axes) {
     if (axis.last == 0) continue;
     if (access == Access::kWrite && axis.stride < last) {
@@ -47,8 +44,20 @@ Status add_heads(const char* args, const char* name, const float8_heads& heads,
     }
     last += axis.last * axis.stride;
   }
-  memory.add(name, heads.data, static_cast<size_t>(last) * size_bytes(Dtype::kBf16), access);
+  memory.add(name, heads.data, static_cast<size_t>(last) * size_bytes(sizes.type), access);
   return {};
+}
+
+Status add_heads(const char* args, const char* name, const float8_heads& heads,
+                 const AttentionDesc& desc, const AttentionSizes& sizes, OfKeys of_keys,
+                 Access access, CallMemory& memory) {
+  const bool keys = of_keys == OfKeys::kYes;
+  return add_heads(args, name, heads,
+                   HeadSizes{.batch = desc.packed ? 1 : sizes.batch,
+                             .heads = keys ? desc.heads_kv : desc.heads_q,
+                             .tokens = keys ? sizes.tokens_kv : sizes.tokens_q,
+                             .head_dim = desc.head_dim},
+                   access, memory);
 }
 
 Status add_gradients(const float8_attention_backward_args& args, const AttentionDesc& desc,

@@ -26,7 +26,17 @@ inline constexpr const char* kAttentionBackwardArgs = "float8_attention_backward
 // Of q and its gradient, or of k, v and theirs.
 enum class OfKeys : bool { kNo, kYes };
 
+struct HeadSizes {
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t tokens = 0;
+  int64_t head_dim = 0;
+  Dtype type = Dtype::kBf16;
+};
+
 // Checks a tensor of heads and adds it to the memory of the call.
+[[nodiscard]] Status add_heads(const char* args, const char* name, const float8_heads& heads,
+                               const HeadSizes& sizes, Access access, CallMemory& memory);
 [[nodiscard]] Status add_heads(const char* args, const char* name, const float8_heads& heads,
                                const AttentionDesc& desc, const AttentionSizes& sizes,
                                OfKeys of_keys, Access access, CallMemory& memory);

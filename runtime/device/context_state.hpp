@@ -47,6 +47,8 @@ struct Context::State {
   std::atomic<const Kernel*> fingerprint_kernel =
       nullptr;  // one of them, which calls need no lock for
   std::array<std::atomic<const Kernel*>, 40> adamw_kernels = {};  // likewise; by adamw.cpp's index
+  std::array<std::atomic<const Kernel*>, 54> rotary_kernels =
+      {};  // likewise; by rotary.cpp's index
   // The remap of clusters of two in a grid that takes the whole device; probed when the first such
   // kernel is loaded.
   std::optional<ClusterRemap> cluster_remap;

@@ -7,6 +7,7 @@
 
 #include "float8/attention.h"
 #include "float8/context.hpp"
+#include "float8/rotary.h"
 
 namespace float8 {
 
@@ -16,6 +17,7 @@ using SequenceError = float8_sequence_error;
 using AttentionForwardArgs = float8_attention_forward_args;
 using AttentionDequantizeArgs = float8_attention_dequantize_args;
 using AttentionBackwardArgs = float8_attention_backward_args;
+using RotaryArgs = float8_rotary_args;
 
 struct AttentionDesc {
   std::int64_t heads_q = 0;
@@ -74,5 +76,10 @@ class Attention {
   explicit Attention(float8_attention* handle) : handle_(handle, float8_attention_destroy) {}
   std::shared_ptr<const float8_attention> handle_;
 };
+
+// Gives queries and keys their rotary positions, or turns their gradients back.
+inline Status rotary(const Context& context, const RotaryArgs& args, float8_stream stream) {
+  return Status(float8_rotary(context.get(), &args, stream));
+}
 
 }  // namespace float8

@@ -24,6 +24,7 @@
  *     moe.h             the MLP of experts
  *     moe_route.h       which rows experts have, and the sums over each token's
  *     attention.h       attention in fp8 or in bf16
+ *     rotary.h          rotary positions of queries and keys
  *     optimizer.h       AdamW, with the maxima of the weights that it leaves
  *     distributed.h     several devices
  *
@@ -87,6 +88,7 @@
 #include "float8/quantizer_list.h"
 #include "float8/quantizer_source.h"
 #include "float8/recipe.h"
+#include "float8/rotary.h"
 #include "float8/scales.h"
 #include "float8/tensor.h"
 #include "float8/weights.h"

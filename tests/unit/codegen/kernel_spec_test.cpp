@@ -43,6 +43,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "scale_update",
            "found_inf",
            "fingerprint",
+           "rotary/bf16/bf16/bf16",
+           "rotary/f32/f32/f16/inverse",
            "adamw/bf16/rowcol+tensor/from_f32",
            "adamw_cast/bf16.e4m3/block128x128/q+qt/from_f32/pow2",
            "column_sums/f16",
