@@ -11,40 +11,22 @@
 #include <string>
 
 #include "python/shim/base/errors.hpp"
+#include "python/shim/heads.hpp"
 #include "python/shim/plans/plans.hpp"
 #include "python/shim/plans/workspace.hpp"
 
 namespace float8_torch {
 namespace {
 
-// A tensor [batch, heads, tokens, head_dim]. `keep` owns the data.
-struct Heads {
-  Tensor keep;
-  float8_heads heads;
-};
-
 [[noreturn]] void refuse(const std::string& what) {
-  throw std::invalid_argument("float8: attention: " + what);
+  refuse_heads("attention", what);
 }
 
-// Copies only where the elements of a head do not lie side by side, or are not aligned to 16 bytes.
-Heads as_heads(const Tensor& tensor, const Place& place, const char* name) {
-  constexpr int64_t kStep = 8;  // elements of 16 bytes
-  if (tensor.dim() != 4) refuse(std::string(name) + " is not [batch, heads, tokens, head_dim]");
+Heads as_bf16(const Tensor& tensor, const Place& place, const char* name) {
   if (dtype_of(tensor) != aoti_torch_dtype_bfloat16()) {
     refuse(std::string(name) + " is not in bfloat16");
   }
-  if (device_of(tensor) != place.device) refuse(std::string(name) + " is on another device");
-  check_memory(tensor, name);
-  const auto is_fit = [](const Tensor& of) {
-    return of.stride(3) == 1 && of.stride(0) % kStep == 0 && of.stride(1) % kStep == 0 &&
-           of.stride(2) % kStep == 0 &&
-           reinterpret_cast<uintptr_t>(of.mutable_data_ptr()) % 16 == 0;
-  };
-  Tensor keep = tensor;
-  if (!is_fit(keep)) keep = torch::stable::contiguous(keep);
-  if (!is_fit(keep)) keep = torch::stable::clone(keep);
-  return {keep, {keep.mutable_data_ptr(), keep.stride(0), keep.stride(1), keep.stride(2)}};
+  return as_heads(tensor, place, "attention", name);
 }
 
 // A dense tensor [batch][tokens][heads][head_dim].
@@ -145,8 +127,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tens
                                                      int64_t max_seqlen_q, int64_t max_seqlen_k,
                                                      int64_t recipe) {
   const Place place = place_of(q, Config(config));
-  const Heads operands[] = {as_heads(q, place, "query"), as_heads(k, place, "key"),
-                            as_heads(v, place, "value")};
+  const Heads operands[] = {as_bf16(q, place, "query"), as_bf16(k, place, "key"),
+                            as_bf16(v, place, "value")};
   if (k.size(0) != q.size(0) || k.size(3) != q.size(3) || v.size(0) != k.size(0) ||
       v.size(1) != k.size(1) || v.size(2) != k.size(2) || v.size(3) != k.size(3)) {
     refuse("query, key and value are of unlike sizes");
@@ -217,7 +199,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
   check_dense(lse, sizeof(float), place.device, "lse");
   if (o.dim() != 4) refuse("o is not what attention_forward gave");
   const int64_t batch = o.size(0), tokens_q = o.size(1), heads_q = o.size(2), dim = o.size(3);
-  const Heads of_dout = as_heads(dout, place, "the gradient of the output");
+  const Heads of_dout = as_bf16(dout, place, "the gradient of the output");
   if (dout.size(0) != batch || dout.size(1) != heads_q || dout.size(2) != tokens_q ||
       dout.size(3) != dim || lse.numel() != batch * heads_q * tokens_q) {
     refuse("the gradient of the output is not [batch, heads, tokens, head_dim] of the output");
@@ -242,8 +224,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
   std::vector<Heads> operands;  // whose copies, where there are any, the call reads
   if (recipe == FLOAT8_ATTENTION_BF16) {
     if (!q || !k || !v) refuse("a backward in bf16 has the forward's query, key and value");
-    operands = {as_heads(*q, place, "query"), as_heads(*k, place, "key"),
-                as_heads(*v, place, "value")};
+    operands = {as_bf16(*q, place, "query"), as_bf16(*k, place, "key"),
+                as_bf16(*v, place, "value")};
     args.q = operands[0].heads;
     args.k = operands[1].heads;
     args.v = operands[2].heads;

@@ -158,6 +158,9 @@
 //       v?, max_seqlen_q, max_seqlen_k) -> (dq, dk, dv)
 //     The gradients of a forward of this recipe, [B][S][H][D] and [B][T][G][D]; dout is [B, H, S, D]. q, k and v are the
 //     forward's, in bf16 alone.
+//   rotary(q, k, cos, sin, dtype, inverse, config) -> (q, k)
+//     x cos + rotate_half(x) sin of q [B, H, S, D] and k [B, G, S, D] in a float8_dtype, or with `inverse` the gradient
+//     of it; cos and sin are [B or 1, S, D]. Heads and tokens lie in memory as those that are given.
 //   cudnn_version() -> version
 //     That of the cuDNN which attention in bf16 runs by, as 91900; 0 where there is none.
 //   sequence_errors() -> [device, code, index, ...]
@@ -208,6 +211,7 @@
 #include "python/shim/linear/linear.hpp"
 #include "python/shim/optimizer.hpp"
 #include "python/shim/plans/plans.hpp"
+#include "python/shim/rotary.hpp"
 #include "python/shim/scales/scales.hpp"
 #include "python/shim/staging.hpp"
 
@@ -285,6 +289,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&attention_forward, Roles{.config = 6}>(library, "attention_forward");
   add<&attention_dequantize, Roles{.config = 7}>(library, "attention_dequantize");
   add<&attention_backward, Roles{.config = 9}>(library, "attention_backward");
+  add<&rotary, Roles{.config = 6}>(library, "rotary");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");

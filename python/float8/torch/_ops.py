@@ -45,6 +45,7 @@ quantize_activation_shard = torch.ops.float8.quantize_activation_shard.default
 quantize_amax_list = torch.ops.float8.quantize_amax_list.default
 quantize_shard_list = torch.ops.float8.quantize_shard_list.default
 adamw = torch.ops.float8.adamw.default
+rotary = torch.ops.float8.rotary.default
 gemm_into = torch.ops.float8.gemm_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
@@ -366,6 +367,20 @@ def _fake_quantize_list(
     if into is not None:
         return []
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
+
+
+@fake_kernel("rotary")
+def _fake_rotary(
+    q: torch.Tensor, k: torch.Tensor, *positions: Any, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = next(each for each, number in ELEMENT_TYPES.items() if number == positions[2])
+    first, second = (
+        x.transpose(1, 2).new_empty(x.transpose(1, 2).shape, dtype=dtype).transpose(1, 2)
+        if x.stride(1) < x.stride(2)
+        else x.new_empty(x.shape, dtype=dtype)
+        for x in (q, k)
+    )
+    return first, second
 
 
 @fake_kernel("adamw")

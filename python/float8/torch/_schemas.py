@@ -78,6 +78,7 @@ _FLEXIBLE = (
         "Tensor? q=None, Tensor? k=None, Tensor? v=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0) -> "
         "(Tensor, Tensor, Tensor)"
     ),
+    "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, int dtype, bool inverse, int config) -> (Tensor, Tensor)",
     (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "
         "-> Tensor"

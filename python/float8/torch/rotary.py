@@ -1,0 +1,129 @@
+"""Rotary positions of queries and keys, in one launch for both.
+
+A call by PyTorch's operations takes some ten launches, and backward twice as many, each of which reads and writes
+whole tensors: a tenth of an eager Llama block in fp8 (docs/lab/rotary.md).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from float8 import recipes
+from float8.torch import _ops
+
+MAX_HEAD_DIM = 1024
+
+
+class _Rotary(torch.autograd.Function):
+    """Turns queries and keys, or their gradients back: each is the gradient of the other."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        dtype: torch.dtype,
+        inverse: bool,
+        config: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(cos, sin)
+        ctx.options = (q.dtype, not inverse, config)
+        of_result = _ops.ELEMENT_TYPES[dtype]
+        return _ops.rotary(q, k, cos, sin, of_result, inverse, config)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[Any, ...]:
+        turned = _Rotary.apply(dq, dk, *ctx.saved_tensors, *ctx.options)  # type: ignore[no-untyped-call]
+        return (*turned, None, None, None, None, None)
+
+
+def apply_rotary_pos_emb(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    unsqueeze_dim: int = 1,
+    *,
+    emulate: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns q cos + rotate_half(q) sin and the same of k: the function of this name in transformers.
+
+    q: [B, H, S, D] in bfloat16, float16 or float32; any strides, without a copy where a head's elements lie side by side,
+        as in the transpose of [B, S, H, D]. With unsqueeze_dim=2 it is [B, S, H, D].
+    k: [B, G, S, D] in q's type.
+    cos, sin: [B or 1, S, D] in q's type or in float32.
+    emulate: as for Float8Linear.
+
+    The bits, forward and backward, are those of PyTorch's operations: both products and their sum are rounded, each for
+    itself, to q's type, or to float32 where that is cos's. On a Hopper GPU it is one launch each, in eager mode; what
+    that cannot compute, as with another D than a multiple of 16, positions that have a gradient, or elsewhere,
+    PyTorch's operations do, also under torch.compile, whose own kernels read and write as little.
+    """
+    if unsqueeze_dim == 2:
+        heads_first = q.transpose(1, 2), k.transpose(1, 2)
+        if fits(heads_first[0], heads_first[1], cos, sin, emulate):
+            y = turn(heads_first[0], heads_first[1], cos, sin, emulate)
+            return y[0].transpose(1, 2), y[1].transpose(1, 2)
+    elif unsqueeze_dim == 1 and fits(q, k, cos, sin, emulate):
+        return turn(q, k, cos, sin, emulate)
+    return by_operations(q, k, cos, sin, unsqueeze_dim)
+
+
+def by_operations(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes it by PyTorch's operations."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+
+def _rotate_half(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def fits(q: Any, k: Any, cos: Any, sin: Any, emulate: bool) -> bool:
+    """Tells whether the kernel can compute it here, of heads [B, H, S, D]."""
+    if torch.compiler.is_compiling() or any(type(x) is not torch.Tensor for x in (q, k, cos, sin)):
+        return False
+    return (
+        q.dim() == 4
+        and k.dim() == 4
+        and cos.dim() == 3
+        and q.shape[0] == k.shape[0]
+        and q.shape[2:] == k.shape[2:] == cos.shape[1:]
+        and cos.shape == sin.shape
+        and cos.shape[0] in (1, q.shape[0])
+        and q.shape[3] % 16 == 0
+        and 0 < q.shape[3] <= MAX_HEAD_DIM
+        and q.dtype == k.dtype
+        and q.dtype in _ops.ELEMENT_TYPES
+        and cos.dtype == sin.dtype
+        and cos.dtype in (q.dtype, torch.float32)
+        and cos.stride() == sin.stride()
+        and cos.stride(2) == 1
+        and all(x % 8 == 0 for x in cos.stride()[:2])
+        and q.numel() > 0
+        and k.numel() > 0
+        and not (cos.requires_grad or sin.requires_grad)
+        and q.device == k.device == cos.device == sin.device
+        and (emulate or (q.is_cuda and _is_hopper(q.get_device())))
+    )
+
+
+@functools.cache
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def turn(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, emulate: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes it by the kernel, of tensors that fit."""
+    config = recipes.EMULATE if emulate else 0
+    return _Rotary.apply(q, k, cos, sin, cos.dtype, False, config)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,88 @@
+// Rotary positions of queries and keys.
+#include "python/shim/rotary.hpp"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <string>
+
+#include "python/shim/base/errors.hpp"
+#include "python/shim/heads.hpp"
+#include "python/shim/plans/plans.hpp"
+
+namespace float8_torch {
+namespace {
+
+constexpr const char* kOp = "rotary";
+
+// A tensor without values, dense, whose heads and tokens lie in the order that they have in `like`.
+Heads empty_like_heads(const Tensor& like, int32_t dtype, const Device& device) {
+  const bool tokens_first = like.stride(1) < like.stride(2);
+  const std::array<int64_t, 4> sizes = {like.size(0), like.size(tokens_first ? 2 : 1),
+                                        like.size(tokens_first ? 1 : 2), like.size(3)};
+  Tensor keep = empty(sizes, dtype, device);
+  if (tokens_first) keep = torch::stable::transpose(keep, 1, 2);
+  return {keep, {keep.mutable_data_ptr(), keep.stride(0), keep.stride(1), keep.stride(2)}};
+}
+
+int32_t torch_dtype(int64_t dtype) {
+  return dtype == FLOAT8_F32   ? aoti_torch_dtype_float32()
+         : dtype == FLOAT8_F16 ? aoti_torch_dtype_float16()
+                               : aoti_torch_dtype_bfloat16();
+}
+
+// Cosines or sines [batch or 1, tokens, head_dim] of these heads.
+void check_positions(const Tensor& positions, const Tensor& q, const Place& place,
+                     const char* name) {
+  if (positions.dim() == 3 && (positions.size(0) == 1 || positions.size(0) == q.size(0)) &&
+      positions.size(1) == q.size(2) && positions.size(2) == q.size(3) &&
+      positions.stride(2) == 1 && device_of(positions) == place.device) {
+    return check_memory(positions, name);
+  }
+  refuse_heads(kOp, std::string(name) +
+                        " is not [batch or 1, tokens, head_dim] beside the queries, with the "
+                        "elements of a position side by side");
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor& cos,
+                                  const Tensor& sin, int64_t dtype, bool inverse, int64_t config) {
+  const Place place = place_of(q, Config(config));
+  const Heads queries = as_heads(q, place, kOp, "q");
+  const Heads keys = as_heads(k, place, kOp, "k");
+  if (k.size(0) != q.size(0) || k.size(2) != q.size(2) || k.size(3) != q.size(3) ||
+      dtype_of(k) != dtype_of(q)) {
+    refuse_heads(kOp, "q and k differ in other things than the number of heads");
+  }
+  check_positions(cos, q, place, "cos");
+  check_positions(sin, q, place, "sin");
+  if (dtype_of(sin) != dtype_of(cos) || sin.size(0) != cos.size(0) ||
+      sin.stride(0) != cos.stride(0) || sin.stride(1) != cos.stride(1)) {
+    refuse_heads(kOp, "cos and sin are of unlike types or strides");
+  }
+  const Heads q_out = empty_like_heads(q, torch_dtype(dtype), place.device);
+  const Heads k_out = empty_like_heads(k, torch_dtype(dtype), place.device);
+  float8_rotary_args args;
+  args.q = queries.heads;
+  args.k = keys.heads;
+  args.q_out = q_out.heads;
+  args.k_out = k_out.heads;
+  args.cos = cos.mutable_data_ptr();
+  args.sin = sin.mutable_data_ptr();
+  args.cos_batch_stride = cos.size(0) == 1 ? 0 : cos.stride(0);
+  args.cos_token_stride = cos.stride(1);
+  args.batch = q.size(0);
+  args.tokens = q.size(2);
+  args.heads_q = static_cast<int32_t>(q.size(1));
+  args.heads_k = static_cast<int32_t>(k.size(1));
+  args.head_dim = static_cast<int32_t>(q.size(3));
+  args.dtype = element_type(dtype_of(q), "q");
+  args.cos_dtype = element_type(dtype_of(cos), "cos");
+  args.out_dtype = static_cast<int32_t>(dtype);
+  args.inverse = inverse ? 1 : 0;
+  check(float8_rotary(context_of(place.key()), &args, place.stream));
+  return {q_out.keep, k_out.keep};
+}
+
+}  // namespace float8_torch

@@ -1,0 +1,13 @@
+// The op of rotary positions (ops.cpp says what it does).
+#pragma once
+
+#include <tuple>
+
+#include "python/shim/base/tensors.hpp"
+
+namespace float8_torch {
+
+std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor& cos,
+                                  const Tensor& sin, int64_t dtype, bool inverse, int64_t config);
+
+}  // namespace float8_torch
