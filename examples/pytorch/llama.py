@@ -45,10 +45,14 @@ def rotary(tokens: int, head: int, base: float = 500000.0) -> tuple[Tensor, Tens
     return angles.cos().float(), angles.sin().float()
 
 
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys [batch, heads, tokens, head] with their positions. float8.torch.fuse knows it by its code."""
+    return rotated(q, cos, sin), rotated(k, cos, sin)
+
+
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x[batch, heads, tokens, head] with its positions."""
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
 
 
@@ -154,18 +158,15 @@ class Block(nn.Module):
         self.mlp = Mixture(shape) if shape.experts else FeedForward(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
-
-    def attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        h = self.attention_norm(x)
         q, k, v = (
-            projection(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
+            projection(h).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for projection in (self.q, self.k, self.v)
         )
-        q, k = rotated(self.q_norm(q), cos, sin), rotated(self.k_norm(k), cos, sin)
+        q, k = apply_rotary(self.q_norm(q), self.k_norm(k), cos, sin)
         y = self.attend(q, k, v, enable_gqa=True)
-        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
 

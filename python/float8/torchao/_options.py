@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 
@@ -53,11 +54,12 @@ def after_conversion(model: nn.Module) -> nn.Module:
         sync_at_optimizer_steps(model)
     if installed.fuse and not is_float8(model):
         done = fuse(model)
-        left = [each for each in done if not each.fused]
+        fused = collections.Counter(each.what for each in done if each.fused)
         _log.info(
-            "float8: fused %d MLPs of %s%s",
-            len(done) - len(left),
+            "float8: fused %d MLPs of %s, and rotary positions in %d modules%s",
+            fused["mlp"],
             type(model).__name__,
-            "".join(f"; left {each.name}: {each.why}" for each in left),
+            fused["rotary"],
+            "".join(f"; left {each.name}: {each.why}" for each in done if not each.fused),
         )
     return model

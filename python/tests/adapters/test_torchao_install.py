@@ -125,7 +125,7 @@ import warnings
 with warnings.catch_warnings(record=True) as found:
     warnings.simplefilter("always")
     assert type(convert_to_float8_training(Model(True), config=config).mlp) is SwiGLU
-assert "fuse left Model as it was" in str(found[0].message) and "bias" in str(found[0].message)
+assert "fuse left the MLPs of Model as they were" in str(found[0].message) and "bias" in str(found[0].message)
 """
 
 

@@ -66,7 +66,7 @@ def pair(
     plain = converted(
         nn.Sequential(Block(OneByOne), Block(OneByOne)), config(recipe, **options), dtype
     )
-    assert f8.fuse(fused) == [("0.mlp", True, ""), ("1.mlp", True, "")]
+    assert f8.fuse(fused) == [("0.mlp", True, "", "mlp"), ("1.mlp", True, "", "mlp")]
     return fused, plain
 
 
@@ -291,7 +291,8 @@ def test_fuses_a_llama_of_transformers(config: Config) -> None:
         config("delayed"),
     )
     keys = list(llama.state_dict())
-    assert [each.fused for each in f8.fuse(llama)] == [True, True]
+    done = f8.fuse(llama)
+    assert [each.what for each in done if each.fused] == ["mlp"] * 2 + ["rotary"] * 2
     assert list(llama.state_dict()) == keys
     tokens = torch.arange(48, device=llama.device).view(2, 24) % 64
     optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-2)

@@ -69,7 +69,7 @@ def pair(
         torch.manual_seed(1)
         models.append(converted(nn.Sequential(Block(each), Block(each)), config(recipe), dtype))
     fused, plain = models
-    assert f8.fuse(fused) == [("0.mlp", True, ""), ("1.mlp", True, "")]
+    assert f8.fuse(fused) == [("0.mlp", True, "", "mlp"), ("1.mlp", True, "", "mlp")]
     return fused, plain
 
 

@@ -1,4 +1,4 @@
-"""fuse: the MLPs of a converted model, each as one function, and its norms in compiled graphs."""
+"""fuse: the MLPs of a converted model, each as one function, its rotary positions, and its norms in compiled graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import check_class, known_of, subclass
-from float8.torch.layer import mlp_code
+from float8.torch.layer import mlp_code, norm_layers, rotary_layers
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
     ACTIVATION_MODULES,
@@ -30,11 +30,12 @@ _registered: dict[type[nn.Module], Known] = {}
 
 
 class Fusion(NamedTuple):
-    """What `fuse` did with an MLP, or why it leaves a norm."""
+    """What `fuse` did with an MLP, the rotary positions of a module or a norm, or why it leaves it."""
 
     name: str  # in the model
     fused: bool
     why: str  # it was not fused; empty where it was
+    what: str = "mlp"  # or "rotary", or "norm"
 
 
 def register_mlp(
@@ -73,13 +74,18 @@ def register_mlp(
     _registered[cls] = Known(names, activation)
 
 
-def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
-    """Makes one function of each MLP of a model that was converted.
+def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[Fusion]:
+    """Makes one function of each MLP of a model that was converted, and of its rotary positions in eager mode.
 
     norms: graphs that torch.compile makes of the model from now on cast what an RMSNorm or a LayerNorm makes
         of x as they compute it, for linears that read it: that is not in memory, and its bits are the same
         (docs/fusing.md says where). x, the norm's weight and its bias, if it has one, are of one type,
-        bfloat16 or float16; delayed scaling, and eager mode, stay as they are.
+        bfloat16 or float16; delayed scaling stays as it is. In eager mode RMSNorms that are written as several
+        operations, as in transformers, are computed by torch.nn.functional.rms_norm, whose sums over features may
+        be in another order; what they round is the same.
+    rotary: modules with linears in fp8 whose forward calls a function of (q, k, cos, sin, ...), by its name, that
+        computes x cos + rotate_half(x) sin, as most models of transformers do, have it in one launch on a Hopper GPU
+        (functional.apply_rotary_pos_emb). The bits are the same; compiled graphs stay as they are.
 
     It is called after convert_to_float8_training, before or after parallelize_module, and before fully_shard of
     single MLPs and before torch.compile. What the activation makes, activation(gate(x)) up(x) or
@@ -88,12 +94,12 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     named ones all but "rowwise_with_gw_hp". The activation is SiLU, GELU, its tanh approximation or ReLU
     squared, rounded once.
 
-    The MLP's class becomes a subclass of its own one; its children, parameters, their names, state dicts
-    and the MLP's hooks stay. Known is each class whose forward computes that and nothing else, by its code
+    The class of what is fused becomes a subclass of its own one; children, parameters, their names, state dicts
+    and hooks stay. Known is each class whose forward computes that and nothing else, by its code
     (mlp_code.py), such as those of most models of transformers and the FeedForward of torchtitan, and what
     register_mlp names.
 
-    Returns what was done with each MLP, and why it was left: for children with hooks, LoRA, a bias beside a
+    Returns what was done with each MLP, then with the others (`what`), and why one was left: for children with hooks, LoRA, a bias beside a
     gate, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
     and row-wise, or recipes and options unlike each other's; for another activation; for a recipe that reads
     high precision. With `norms` it also names the norms that no graph will cast so, and why: those without a
@@ -101,11 +107,27 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
     `model` is no module; it warns where nothing is fused and norms is False.
     """
     notices.warn_without_linears("fuse", model)
-    check_switches(norms=norms)
+    check_switches(norms=norms, rotary=rotary)
     if norms:
         for layer in model.modules():
             if is_float8(layer):
                 layer.fuse_norms()
+    done = _fuse_mlps(model)
+    if not norms and notices.has_linears(model) and not any(each.fused for each in done):
+        reasons = "; ".join(dict.fromkeys(each.why for each in done))
+        notices.warn_once(
+            f"fuse {reasons}",
+            f"fuse left the MLPs of {type(model).__name__} as they were: "
+            + (reasons or "it has none that is known; see register_mlp"),
+        )
+    if rotary:
+        done += _fuse_rotary(model)
+    if norms:
+        done += _fuse_norms(model) + _norms_left(model)
+    return done
+
+
+def _fuse_mlps(model: nn.Module) -> list[Fusion]:
     done: list[Fusion] = []
     for name, module in model.named_modules():
         if isinstance(module, FusedMLP):
@@ -127,15 +149,49 @@ def fuse(model: nn.Module, *, norms: bool = False) -> list[Fusion]:
                 beside=known.beside,
             )  # fmt: skip
         done.append(Fusion(name, why is None, why or ""))
-    if norms:
-        done += _norms_left(model)
-    elif notices.has_linears(model) and not any(each.fused for each in done):
-        reasons = "; ".join(dict.fromkeys(each.why for each in done))
-        notices.warn_once(
-            f"fuse {reasons}",
-            f"fuse left {type(model).__name__} as it was: "
-            + (reasons or "it has no MLP that is known; see register_mlp"),
-        )
+    return done
+
+
+def _fuse_rotary(model: nn.Module) -> list[Fusion]:
+    """Gives modules that have linears in fp8 rotary positions in one launch."""
+    done = []
+    for name, module in model.named_modules():
+        linears: list[Any] = [each for each in module.children() if is_float8(each)]
+        if isinstance(module, FusedMLP) or not linears:
+            continue
+        if isinstance(module, rotary_layers.FusedRotary):
+            done.append(Fusion(name, True, "", "rotary"))
+            continue
+        found = rotary_layers.found_in(type(module))
+        if found is None:
+            continue
+        why = _obstacle_of_forward(module) or found.why
+        if not why:
+            module.__class__ = subclass(
+                rotary_layers.FusedRotary, type(module), "Fused", rotary_name=found.name,
+                rotary_form=found.form, rotary_emulate=any(each.emulate for each in linears),
+            )  # fmt: skip
+        done.append(Fusion(name, not why, why, "rotary"))
+    return done
+
+
+def _fuse_norms(model: nn.Module) -> list[Fusion]:
+    """Gives RMSNorms that are written as several operations one function, for eager mode."""
+    done = []
+    for name, module in model.named_modules():
+        if isinstance(module, norm_layers.FusedRMSNorm):
+            done.append(Fusion(name, True, "", "norm"))
+            continue
+        eps = norm_layers.eps_of(module)
+        if eps is None:
+            continue
+        why = _obstacle_of_forward(module)
+        if why is None:
+            module.__class__ = subclass(
+                norm_layers.FusedRMSNorm, type(module), "Fused", eps_name=eps,
+                norm_forward=type(module).forward,
+            )  # fmt: skip
+        done.append(Fusion(name, why is None, why or "", "norm"))
     return done
 
 
@@ -147,15 +203,17 @@ def _norms_left(model: nn.Module) -> list[Fusion]:
         if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             continue
         if module.weight is None:
-            left.append(Fusion(name, False, "it has no weight (elementwise_affine=False)"))
+            left.append(Fusion(name, False, "it has no weight (elementwise_affine=False)", "norm"))
         elif len(module.normalized_shape) != 1:
             shape = tuple(module.normalized_shape)
-            left.append(Fusion(name, False, f"its normalized_shape is {shape}, not one dimension"))
+            left.append(
+                Fusion(name, False, f"its normalized_shape is {shape}, not one dimension", "norm")
+            )
         elif not shares:
             why = (
                 "no linear's cast of x is apart: under delayed scaling each has a scale of its own"
             )
-            left.append(Fusion(name, False, why))
+            left.append(Fusion(name, False, why, "norm"))
     return left
 
 
@@ -203,14 +261,21 @@ def _has_activation(module: nn.Module) -> bool:
 
 def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | None:
     """Returns why an MLP of a known class is not fused."""
-    if _is_replaced(module):
-        return "its forward was replaced"
-    if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
-        return "fully_shard was called on it: call fuse before"
+    if (why := _obstacle_of_forward(module)) is not None:
+        return why
     name = known.beside.activation or ""
     if isinstance(getattr(type(module), name, None), property):
         return f"its {name} is a property, which may be another one in each call"
     return _obstacle_of_children(module, known.names, known.beside, activation)
+
+
+def _obstacle_of_forward(module: nn.Module) -> str | None:
+    """Returns why a module is not given another forward."""
+    if _is_replaced(module):
+        return "its forward was replaced"
+    if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+        return "fully_shard was called on it: call fuse before"
+    return None
 
 
 def _obstacle_of_children(

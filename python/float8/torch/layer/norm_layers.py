@@ -1,0 +1,103 @@
+"""RMSNorms that are written as several operations, as in transformers, which `fuse` gives PyTorch's own one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from float8.torch import notices
+from float8.torch.classes import Made
+from float8.torch.layer.known_code import is_plain
+from float8.torch.layer.linear import is_exporting
+
+_TYPES = (
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.float32),
+)
+
+
+def eps_of(module: nn.Module) -> str | None:
+    """Returns the name of a norm's epsilon where its forward computes weight * (x / rms(x)) and nothing else.
+
+    x / rms(x) is computed in float32, and rounded to x's type before it is multiplied. None for other modules.
+    """
+    names = [name for name, value in module.__dict__.items() if type(value) is float]
+    is_alike = (
+        list(module._parameters) == ["weight"]
+        and isinstance(module.weight, torch.Tensor)
+        and module.weight.dim() == 1
+        and not module._modules
+        and not module._buffers
+        and len(names) == 1
+        and not isinstance(module, nn.RMSNorm)
+    )
+    kind: Any = type(module)
+    return names[0] if is_alike and _computes_it(kind, names[0]) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _computes_it(cls: type[nn.Module], eps: str) -> bool:
+    """Tells whether the forward of a class has the bits of weight * (x / rms(x)), where sums are exact.
+
+    What it does does not depend on values (known_code.py).
+    """
+    random = torch.Generator().manual_seed(0)
+    for dtype, of_weight in _TYPES:
+        x = torch.randint(-3, 4, (2, 3, 64), generator=random).to(dtype)
+        weight = torch.randn(64, generator=random).to(of_weight)
+        for epsilon in (0.5, 1e-5):
+            module = cls.__new__(cls)
+            nn.Module.__init__(module)
+            module.weight = nn.Parameter(weight)
+            setattr(module, eps, epsilon)
+            if not is_plain(module):
+                return False
+            x32 = x.float()
+            inverse = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + epsilon)
+            expected = weight * (x32 * inverse).to(dtype)
+            try:
+                with torch.no_grad():
+                    y = module(x)
+            except Exception:  # it has more than a weight and an epsilon, or takes more than x
+                return False
+            if (
+                not isinstance(y, torch.Tensor)
+                or y.dtype != expected.dtype
+                or not torch.equal(y, expected)
+            ):
+                return False
+    return True
+
+
+class FusedRMSNorm(Made, nn.Module):
+    """The forward of such a norm by torch.nn.functional.rms_norm, outside of graphs of torch.compile."""
+
+    eps_name: ClassVar[str]
+    norm_forward: ClassVar[Any]  # that the class had
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or is_exporting():
+            return super().forward(*args, **kwargs)
+        weight = self._parameters.get("weight")
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if (
+            type(x) is not torch.Tensor
+            or weight is None
+            or type(weight) not in (nn.Parameter, torch.Tensor)
+            or x.shape[-1:] != weight.shape
+        ):
+            return super().forward(*args, **kwargs)
+        if self.original.forward is not type(self).norm_forward:
+            kind = self.original.__name__
+            notices.warn_once(
+                f"fuse {kind}", f"{kind} is no longer fused: the forward of its class was replaced"
+            )
+            return super().forward(*args, **kwargs)
+        eps: float = getattr(self, self.eps_name)
+        return weight * functional.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)

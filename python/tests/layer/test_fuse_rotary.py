@@ -1,0 +1,437 @@
+"""float8.torch.fuse: rotary positions in one launch, and RMSNorms of several operations in eager mode."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fused import converted
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import float8.torch as f8
+from float8.torch import rotary
+from float8.torch.layer import rotary_layers
+
+Config = Callable[..., f8.LinearConfig]
+pytestmark = [
+    pytest.mark.usefixtures("untold"),
+    pytest.mark.filterwarnings("ignore:float8. fuse left"),
+]
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def apply_promoting(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def apply_in_the_type_of_q(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    cos, sin = cos.to(q.dtype), sin.type_as(q)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def apply_interleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    def turned(x: Tensor) -> Tensor:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + turned(q) * sin, k * cos + turned(k) * sin
+
+
+def apply_in_float32(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    y = apply_promoting(q.float(), k.float(), cos, sin)
+    return y[0].to(q.dtype), y[1].to(k.dtype)
+
+
+def apply_by_size(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    y = apply_promoting(q, k, cos, sin)
+    return (y[0] * 2, y[1]) if q.shape[2] > 5 else y
+
+
+def apply_by_values(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    y = apply_promoting(q, k, cos, sin)
+    return (y[0] * 2, y[1]) if bool(q.max() > 100) else y
+
+
+def apply_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    y = apply_promoting(q, k, cos, sin)
+    cos.zero_()
+    return y
+
+
+def apply_to_q_alone(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    return apply_promoting(q, k, cos, sin)[0], k
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(64, n, bias=False) for n in (64, 32, 32))
+        self.o = nn.Linear(64, 64, bias=False)
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        angles = torch.outer(
+            torch.arange(x.shape[1], device=x.device), 0.5 ** torch.arange(8, device=x.device)
+        )
+        angles = angles.repeat(1, 2)[None]
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        return [
+            each(x).unflatten(-1, (-1, 16)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        ]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Promoting(Attention):
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.project(x)
+        q, k = apply_promoting(q, k, *self.positions(x))
+        return self.attend(q, k, v)
+
+
+class OfFloat32(Attention):
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.project(x)
+        cos, sin = (each.float() for each in self.positions(x))
+        q, k = apply_promoting(q, k, cos, sin)
+        return (
+            self.attend(q, k, v.to(q.dtype))
+            if q.dtype == self.o.weight.dtype
+            else self.attend(*(e.to(x.dtype) for e in (q, k, v)))
+        )
+
+
+class InTheTypeOfQ(Attention):
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.project(x)
+        q, k = apply_in_the_type_of_q(q, k, *(each[0].float() for each in self.positions(x)))
+        return self.attend(q, k, v)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    turn = rotary.turn
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return turn(*arguments)
+
+    monkeypatch.setattr(rotary, "turn", counted)
+    return calls
+
+
+def pair(config: Config, kind: type[nn.Module], recipe: str = "rowwise") -> tuple[Any, Any]:
+    """Returns a fused module and one with the same weights that is not."""
+    torch.manual_seed(1)
+    plain = converted(kind(), config(recipe))
+    fused = copy.deepcopy(plain)
+    assert f8.fuse(fused) == [("", True, "", "rotary")]
+    return fused, plain
+
+
+def step(model: Any, call: Any = None) -> list[Tensor]:
+    weight = model.q.weight
+    x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(2))
+    x = x.to(weight.device, weight.dtype).requires_grad_()
+    model.zero_grad()
+    y = (model if call is None else call)(x)
+    y.float().square().sum().backward()
+    f8.sync_float8_amax_and_scale_history(model)
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+def expect_equal(fused: Any, plain: Any, call: Any = None) -> None:
+    for _ in range(2):
+        assert all(map(torch.equal, step(fused, call), step(plain)))
+
+
+@pytest.mark.parametrize(
+    "recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"]
+)
+def test_has_the_bits_of_the_function(config: Config, recipe: str, launches: list[int]) -> None:
+    fused, plain = pair(config, Promoting, recipe)
+    expect_equal(fused, plain)
+    assert len(launches) == 2 and isinstance(fused, Promoting)
+    assert fused.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", [OfFloat32, InTheTypeOfQ])
+def test_positions_in_float32(config: Config, kind: Any, launches: list[int]) -> None:
+    expect_equal(*pair(config, kind))
+    assert len(launches) == 2
+
+
+def test_checkpoints_and_copies(config: Config, launches: list[int]) -> None:
+    fused, plain = pair(config, Promoting)
+    expect_equal(fused, plain, functools.partial(checkpoint, fused, use_reentrant=False))
+    assert len(launches) == 4
+    expect_equal(copy.deepcopy(fused), plain)
+    buffer = io.BytesIO()
+    torch.save(fused, buffer)
+    buffer.seek(0)
+    expect_equal(torch.load(buffer, weights_only=False), plain)
+    assert len(launches) == 8
+
+
+def test_compiled_graphs_have_the_operations(config: Config, launches: list[int]) -> None:
+    fused, plain = pair(config, Promoting)
+    expect_equal(fused, plain, torch.compile(fused, backend="aot_eager", fullgraph=True))
+    assert not launches
+
+
+def forward_of(function: Any) -> Any:
+    def forward(self: Any, x: Tensor) -> Any:
+        q, k, v = self.project(x)
+        q, k = apply_other(q, k, *self.positions(x))  # noqa: F821 (it is in `own`)
+        return self.attend(q, k, v)
+
+    own = {**globals(), "apply_other": function}
+    return type(forward)(forward.__code__, own, "forward")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        apply_interleaved,
+        apply_in_float32,
+        apply_by_size,
+        apply_by_values,
+        apply_in_place,
+        apply_to_q_alone,
+    ],
+)
+def test_other_functions_stay(config: Config, function: Any, launches: list[int]) -> None:
+    kind: Any = type("Other", (Attention,), {"forward": forward_of(function)})
+    model = converted(kind(), config("rowwise"))
+    (left,) = f8.fuse(model)
+    assert (
+        not left.fused and "apply_other computes other than x cos + rotate_half(x) sin" in left.why
+    )
+    with torch.no_grad():
+        model(torch.randn(2, 24, 64).to(model.q.weight))
+    assert type(model) is kind and not launches
+
+
+def test_what_is_no_attention_in_fp8_stays(config: Config) -> None:
+    class Decorated(Attention):
+        @functools.wraps(Promoting.forward)
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return Promoting.forward(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    assert f8.fuse(converted(Decorated(), config("rowwise"))) == [
+        ("", False, "its forward has a decorator", "rotary")
+    ]
+    replaced = converted(Promoting(), config("rowwise"))
+    replaced.forward = lambda x: x
+    assert f8.fuse(replaced) == [("", False, "its forward was replaced", "rotary")]
+    assert f8.fuse(converted(Promoting(), config("rowwise")), rotary=False) == []
+    keeps = f8.convert_to_float8_training(
+        nn.Sequential(Promoting(), nn.Linear(64, 64)),
+        config=config("rowwise"),
+        module_filter_fn=lambda _, name: name == "1",
+    )
+    assert f8.fuse(keeps) == [] and type(keeps[0]) is Promoting
+
+
+def test_what_changes_later_is_seen(
+    config: Config, monkeypatch: pytest.MonkeyPatch, launches: list[int]
+) -> None:
+    fused, plain = pair(config, Promoting)
+    assert f8.fuse(fused) == [("", True, "", "rotary")]  # once more
+
+    def doubled(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return q * 2, k * 2
+
+    monkeypatch.setitem(globals(), "apply_promoting", doubled)
+    with pytest.warns(
+        UserWarning, match="Promoting no longer has its rotary positions in one launch"
+    ):
+        own = step(fused)
+    assert all(map(torch.equal, own, step(plain))) and not launches
+
+
+def test_arguments_of_other_calls_go_to_the_function(config: Config, launches: list[int]) -> None:
+    class Explicit(Attention):
+        def forward(self, x: Tensor) -> Any:
+            q, k, v = self.project(x)
+            turned = apply_promoting(
+                q.transpose(1, 2), k.transpose(1, 2), *self.positions(x), unsqueeze_dim=2
+            )
+            return self.attend(*(each.transpose(1, 2) for each in turned), v)
+
+    expect_equal(*pair(config, Explicit))
+    assert not launches
+
+
+def expect_changed(model: nn.Module, before: dict[str, Tensor]) -> None:
+    assert [n for n, p in model.named_parameters() if torch.equal(p, before[n])] == []
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "autocast"])
+def test_models_of_transformers(
+    config: Config, device: str, kind: str, dtype: torch.dtype, launches: list[int]
+) -> None:
+    """In bf16, and in float32 under autocast, where positions are in float32 and queries are not."""
+    import transformers
+
+    options = {
+        "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    made: Any = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**options)
+    )
+    plain: Any = f8.convert_to_float8_training(
+        made.to(device, dtype),
+        config=config("rowwise"),
+        module_filter_fn=lambda _, n: "head" not in n,
+    )
+    fused = copy.deepcopy(plain)
+    f8.fuse(plain, rotary=False)
+    names = [each.name for each in f8.fuse(fused) if each.fused and "mlp" not in each.name]
+    assert names == [f"model.layers.{i}.self_attn" for i in range(2)]
+    before = {name: p.detach().clone() for name, p in fused.named_parameters()}
+    losses: list[list[float]] = [[], []]
+    ids = torch.randint(3, 64, (2, 12), device=device)
+    for model, own in zip((fused, plain), losses, strict=True):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(3):
+            with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.float32):
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            own.append(loss.item())
+    assert losses[0] == losses[1] and len(launches) == 2 * 3
+    expect_changed(fused, before)
+
+
+def test_a_model_that_rounds_once_stays(config: Config) -> None:
+    """OLMo 2 has positions in float32, and rounds the sum of the products alone."""
+    from transformers.models.olmo2 import modeling_olmo2
+
+    form = rotary_layers.found_in(modeling_olmo2.Olmo2Attention)
+    assert form is not None and form.form is None
+
+
+class Norm(nn.Module):
+    def __init__(self, features: int = 64) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features))
+        self.eps = 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class NormOfGemma(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * (1.0 + self.weight.float())).type_as(x)
+
+
+class NormOfRoundedWeight(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return (self.weight * wide).to(x.dtype)
+
+
+class NormByValues(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if bool(x.max() < 100) else x
+
+
+@pytest.fixture
+def norm_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    rms_norm = functional.rms_norm
+
+    def counted(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(1)
+        return rms_norm(*arguments, **options)
+
+    monkeypatch.setattr(functional, "rms_norm", counted)
+    return calls
+
+
+def normed(
+    config: Config, kind: type[nn.Module], dtype: torch.dtype = torch.bfloat16
+) -> tuple[Any, Any]:
+    torch.manual_seed(2)
+    plain = converted(nn.Sequential(kind(), nn.Linear(64, 64)), config("rowwise"), dtype)
+    return copy.deepcopy(plain), plain
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_norms_of_operations(config: Config, dtype: torch.dtype, norm_calls: list[int]) -> None:
+    """The sums over features may be in another order, and all that is rounded is rounded where it was."""
+    fused, plain = normed(config, Norm, dtype)
+    assert f8.fuse(fused, norms=True)[0] == ("0", True, "", "norm") and isinstance(fused[0], Norm)
+    assert f8.fuse(fused, norms=True)[0] == ("0", True, "", "norm")
+    ends = []
+    for model in (fused[0], plain[0]):
+        x = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(3))
+        x = x.to(model.weight.device, dtype).requires_grad_()
+        y = model(x)
+        (y.float().sin().sum() / 8).backward()
+        ends.append([y.detach(), x.grad, model.weight.grad])
+    for own, expected in zip(*ends, strict=True):
+        assert own.dtype == expected.dtype
+        torch.testing.assert_close(
+            own, expected, rtol=2**-7 if dtype != torch.float32 else 1e-5, atol=1e-3
+        )
+    assert len(norm_calls) == 1 and fused.state_dict().keys() == plain.state_dict().keys()
+    fused[0].eps = plain[0].eps = 4.0  # it is read in each call
+    torch.testing.assert_close(fused[0](x), plain[0](x))
+
+
+@pytest.mark.parametrize("kind", [NormOfGemma, NormOfRoundedWeight, NormByValues])
+def test_other_norms_stay(config: Config, kind: type[nn.Module], norm_calls: list[int]) -> None:
+    fused, _ = normed(config, kind)
+    assert "0" not in [each.name for each in f8.fuse(fused, norms=True)] and type(fused[0]) is kind
+
+
+def test_norms_stay_without_the_option_and_in_compiled_graphs(
+    config: Config, norm_calls: list[int]
+) -> None:
+    fused, _ = normed(config, Norm)
+    f8.fuse(fused)
+    assert type(fused[0]) is Norm
+    f8.fuse(fused, norms=True)
+    x = torch.randn(2, 9, 64).to(fused[0].weight)
+    torch.compile(fused, backend="aot_eager", fullgraph=True)(x)
+    assert not norm_calls
+    fused(x)
+    assert len(norm_calls) == 1
+
+
+def test_a_norm_whose_forward_is_replaced_later(
+    config: Config, monkeypatch: pytest.MonkeyPatch, norm_calls: list[int]
+) -> None:
+    fused, _ = normed(config, Norm)
+    f8.fuse(fused, norms=True)
+    monkeypatch.setattr(Norm, "forward", lambda _, x: x * 2)
+    x = torch.randn(2, 9, 64).to(fused[0].weight)
+    with pytest.warns(UserWarning, match="Norm is no longer fused"):
+        assert torch.equal(fused[0](x), x * 2) and not norm_calls
