@@ -4,7 +4,7 @@
 // ---- instantiation
 namespace f8::kernels {
 static_assert(sizeof(RotaryArgs) == 176, "kernel_args.cuh on the host");
-static_assert(kRotaryThreads == 128, "threads_per_block() on the host");
+static_assert(kRotaryThreads == 64, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kRotaryThreads)
 float8_rotary(const __grid_constant__ RotaryArgs args) {
   rotary<Input::kBf16, Input::kBf16, Input::kBf16, true>(args);

@@ -51,7 +51,7 @@ template <Input kX, Input kCos, Input kOut, bool kInverse>
 F8_DEVICE void rotary(const RotaryArgs& args) {
   launch_dependents();
   grid_dependency_wait();
-  constexpr int kInFlight = 2;  // heads
+  constexpr int kInFlight = 4;  // heads
   const i32 half = args.head_dim / 2;
   const i32 parts = half / 8;
   const i32 column = static_cast<i32>(threadIdx.x) % parts * 8;

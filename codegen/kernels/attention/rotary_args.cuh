@@ -6,7 +6,7 @@
 
 namespace f8::kernels {
 
-inline constexpr i32 kRotaryThreads = 128;
+inline constexpr i32 kRotaryThreads = 64;
 
 // Heads [batch][heads][tokens][head_dim] as they come and as they leave. Strides are in elements.
 struct RotaryHeads {

@@ -56,6 +56,14 @@ def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
             assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
 
 
+def test_eager_llama(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["rowwise-eager", "delayed-fused-norms-eager"]
+    assert not run("eager_llama", "--variants", ",".join(names))
+    rows = table(capsys.readouterr().out, "variant")
+    assert list(rows) == ["bf16-eager", *names]
+    assert all(positive(row[:4]) for row in rows.values()) and float(rows["bf16-eager"][3]) == 1
+
+
 def test_activation_casts(capsys: pytest.CaptureFixture[str]) -> None:
     assert not run("activation_casts", "--variants", "gelu-rowwise,relu2-blockwise")
     rows = table(capsys.readouterr().out, "us")
