@@ -20,11 +20,22 @@ def _layout_of(experts: int, n: int, k: int, config: int) -> tuple[Any, ...]:
     return tuple(torch.ops.float8.experts_copies(experts, n, k, config, False))
 
 
-def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
-    """Casts a weight of all experts as one device does, apart from its calls."""
+def copies_of(
+    weight: Tensor,
+    config: int,
+    scales: Tensor | None = None,
+    scale_layout: int = 0,
+    first_step: bool = False,
+) -> dict[str, GatheredCopy]:
+    """Casts a weight of all experts as one device does, apart from its calls.
+
+    scales: the part of a scale state of scale_layout (scales.py), for delayed scaling.
+    """
     sizes = torch.ops.float8.experts_copies(*weight.shape, config, False)[:2]
     buffers = tuple(weight.new_zeros(size, dtype=torch.uint8) for size in sizes)
-    torch.ops.float8.experts_cast(weight, *buffers, None, None, config, -1)
+    words = torch.ops.float8.experts_amax(weight, config, -1) if first_step else (None, None)
+    how = (*words, config, -1, None, scales, scale_layout)
+    torch.ops.float8.experts_cast(weight, *buffers, *how)
     return copies_in(buffers, weight.shape, config)
 
 
