@@ -153,6 +153,11 @@ def convert(model: Any, recipe: Any, gather: bool, **options: Any) -> Any:
     return f8.convert_to_float8_training(model, config=config, experts=True)
 
 
+def own_layers(model: nn.Module) -> list[Any]:
+    """Returns the layers of a sequence, without the scale state that delayed scaling adds to it."""
+    return [each for name, each in model.named_children() if name != "float8_scales"]
+
+
 def shard(model: Any, mesh: Any, dim: int = 0, **options: Any) -> Any:
     """Shards the layers of a copy of a model, the experts over that dimension."""
 
@@ -160,7 +165,7 @@ def shard(model: Any, mesh: Any, dim: int = 0, **options: Any) -> Any:
         return Shard(dim) if weight.dim() == 3 else None
 
     sharded = copy.deepcopy(model)
-    for layer in sharded.model.layers if hasattr(sharded, "model") else sharded:
+    for layer in sharded.model.layers if hasattr(sharded, "model") else own_layers(sharded):
         fully_shard(layer, mesh=mesh, shard_placement_fn=placement, **options)
     return fully_shard(sharded, mesh=mesh, **options)
 
