@@ -98,8 +98,10 @@ def test_refuses_what_it_cannot_cast() -> None:
         cast(weight[0], q, qt, None, None, config, 0)
     with pytest.raises(ValueError, match="float32 alone are rounded"):
         cast(weight.half(), q, qt, None, None, config, 0)
-    with pytest.raises(RuntimeError, match="dynamic scales"):
-        torch.ops.float8.experts_copies(EXPERTS, N, K, _config("delayed"), False)
+    with pytest.raises(RuntimeError, match="have scales of a matrix, of its rows"):
+        torch.ops.float8.experts_copies(EXPERTS, N, K, _config("bf16"), False)
+    with pytest.raises(ValueError, match="scales is empty; recipe delayed"):
+        copies_of(weight, _config("delayed"))
     copies = copies_of(weight.bfloat16(), config)["q"]
     x, offs = torch.randn(8, K, dtype=torch.bfloat16), torch.tensor([2, 4, 8], dtype=torch.int32)
     at = torch.ops.float8.experts_layout(offs, 8, config)
