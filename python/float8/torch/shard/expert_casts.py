@@ -41,7 +41,9 @@ def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]])
         if gather.scales is not None:
             gather.amax = gather.amax.after_cast(gather)
     operands = [[gather.operand(of[each]) for each in gather.casts] for gather in gathers]
-    words = _find_words([(gather, of[gather]) for gather in gathers], operands)
+    words = _find_words(
+        [(gather, [of[each] for each in gather.casts]) for gather in gathers], operands
+    )
     own = []
     for gather, shards, of_weight in zip(gathers, operands, words, strict=True):
         parts = gather.cast_into_shards(shards, of_weight)
@@ -61,12 +63,12 @@ def _in_pairs(weights: dict[Any, DTensor]) -> dict[Any, DTensor]:
 
 
 def _find_words(
-    weights: Sequence[tuple[ExpertGather, DTensor]], operands: Sequence[Sequence[Tensor]]
+    weights: Sequence[tuple[ExpertGather, Sequence[DTensor]]], operands: Sequence[Sequence[Tensor]]
 ) -> Sequence[tuple[Tensor | None, Tensor | None]]:
     """Returns the maxima of each weight that an optimizer found, or that has scales of more than this rank's rows."""
     found: dict[ExpertGather, tuple[Tensor | None, Tensor | None]] = {
-        gather: gather.words_of(weight, own)
-        for (gather, weight), own in zip(weights, operands, strict=True)
+        gather: gather.words_of(of_cast, own)
+        for (gather, of_cast), own in zip(weights, operands, strict=True)
     }
     gathers = [gather for gather, _ in weights]
     for gather in gathers:

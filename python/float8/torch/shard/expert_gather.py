@@ -201,19 +201,24 @@ class ExpertGather(Gather):
 
     def maxima_of_update(self) -> tuple[int, int] | None:
         """Returns how many maxima an optimizer finds for the cast of the shard, None where it finds none."""
-        if self.has_second or self.is_delayed or self._own == 0:
-            return None  # a cast with given maxima reads one weight, and delayed scales need none
+        if self.is_delayed or self._own == 0:
+            return None  # delayed scales need none
         words = maxima_of_update(self._own_shape, self._cast_config)
         return None if words == (0, 0) else words
 
     def words_of(
-        self, weight: DTensor, operands: Sequence[Tensor]
+        self, weights: Sequence[DTensor], operands: Sequence[Tensor]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the maxima of the shard as a cast takes them, which an optimizer of float8 may have found."""
-        kept = self.take_maxima(weight)
-        if kept is not None:
-            return kept
-        return self.find_words(*operands) if self.takes_maxima else (None, None)
+        """Returns the maxima of the shards as a cast takes them, which an optimizer of float8 may have found."""
+        casts = zip(self.casts, weights, strict=True)
+        kept = [words for gather, weight in casts if (words := gather.take_maxima(weight))]
+        if len(kept) < len(operands):
+            return self.find_words(*operands) if self.takes_maxima else (None, None)
+        if len(kept) == 1:
+            return kept[0]
+        amaxes, row_amaxes = zip(*kept, strict=True)  # of both weights' rows of an expert
+        rows = [each.view(self._own, -1) for each in row_amaxes]
+        return torch.maximum(*amaxes), torch.cat(rows, 1).view(-1)
 
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the maxima of a part of each expert: those that span the parts, and those of its own rows."""
@@ -472,6 +477,18 @@ class SecondGather(Gather):
     @property
     def casts(self) -> tuple[Gather, ...]:
         return ()
+
+    @property
+    def config(self) -> int:
+        first: Any = self.pair[0]
+        config: int = first.config
+        return config
+
+    def maxima_of_update(self) -> tuple[int, int] | None:
+        """Returns what that of the other weight does, which has as many rows."""
+        first: Any = self.pair[0]
+        words: tuple[int, int] | None = first.maxima_of_update()
+        return words
 
     def facts(self) -> str:
         wrong = _wrong(self._own_shape, self._expected)
