@@ -56,6 +56,15 @@ def copies_in(
     }
 
 
+def maxima_of_both(words: Sequence[tuple[Tensor, Tensor]], experts: int) -> tuple[Tensor, Tensor]:
+    """Returns the maxima of a cast that reads one weight, or two as one, from those of each weight."""
+    if len(words) == 1:
+        return words[0]
+    amaxes, row_amaxes = zip(*words, strict=True)
+    rows = [each.view(experts, -1) for each in row_amaxes]  # of an expert those of both weights
+    return torch.maximum(*amaxes), torch.cat(rows, 1).view(-1)
+
+
 def maxima_of_update(shape: Sequence[int], config: int) -> tuple[int, int] | None:
     """Returns how many words an optimizer leaves for a cast with given maxima: those of experts or of their columns,
     and of rows; none where the cast needs no maxima, and None where it takes others.

@@ -26,7 +26,7 @@ from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.shard.copy_layout import BLOCK, blocks, copy_bytes, in_4s
 from float8.torch.shard.expert_casts import cast_experts
-from float8.torch.shard.expert_copies import maxima_of_update
+from float8.torch.shard.expert_copies import maxima_of_both, maxima_of_update
 from float8.torch.shard.gather import Gather, GatheredCopy, turned
 from float8.torch.shard.weight_mesh import (
     dims_of_others,
@@ -214,11 +214,7 @@ class ExpertGather(Gather):
         kept = [words for gather, weight in casts if (words := gather.take_maxima(weight))]
         if len(kept) < len(operands):
             return self.find_words(*operands) if self.takes_maxima else (None, None)
-        if len(kept) == 1:
-            return kept[0]
-        amaxes, row_amaxes = zip(*kept, strict=True)  # of both weights' rows of an expert
-        rows = [each.view(self._own, -1) for each in row_amaxes]
-        return torch.maximum(*amaxes), torch.cat(rows, 1).view(-1)
+        return maxima_of_both(kept, self._own)
 
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the maxima of a part of each expert: those that span the parts, and those of its own rows."""
