@@ -21,7 +21,8 @@ from float8.torch.shard.shard_casts import compare, gather_scales, names_of
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-    from float8.torch.shard.expert_gather import ExpertGather, SecondGather
+    from float8.torch.shard.expert_gather import ExpertGather
+    from float8.torch.shard.expert_pair import SecondGather
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.amaxes import take_back
 from float8.torch.shard import fsdp
-from float8.torch.shard.expert_gather import ExpertGather, SecondGather
+from float8.torch.shard.expert_gather import ExpertGather
+from float8.torch.shard.expert_pair import SecondGather
 from float8.torch.shard.weight_gather import WeightGather
 
 
