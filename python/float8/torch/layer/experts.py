@@ -95,7 +95,9 @@ def choose_experts(
             why = "its forward does not say of which weight a GEMM is, which delayed scaling has to know"
         if why is None and kind is not None:
             own = list(getattr(module, _LINEARS, ())) if resolved.delayed else []
-            kept = bool(own) and all(
+            gathers = bool(getattr(module, "expert_weights", ()))  # linears are made anew likewise
+            kept = bool(own) and gathers == gather
+            kept = kept and all(
                 each._config == of_state
                 and (each._scales is None or each._layout >> 32 == options_of_scales)
                 for each in own
