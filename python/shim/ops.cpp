@@ -90,15 +90,16 @@
 //   experts_layout(offs, m, config) -> layout
 //     What the calls of expert linears of m rows read in place of the ends of the experts' rows (int32).
 //     Bad ends are clamped, and the first of them is kept for routing_errors.
-//   experts_cast(w, q!, qt!, amax?, row_amax?, config, dtype, second_w?)
+//   experts_cast(w, q!, qt!, amax?, row_amax?, config, dtype, second_w?, scales?, scale_layout)
 //     Casts the weights [E][N][K] of all experts into q and qt with their inverse scales (experts_copies).
 //     `dtype`: the float8_dtype that an fp32 w is rounded to; -1: w is cast as it is. With the maxima of
 //     experts_amax, reduced over ranks that have other rows of each expert, q and qt are parts of the whole's.
-//     With second_w, without maxima, they are of each expert's rows of both.
+//     With second_w they are of each expert's rows of both. With delayed scaling the scale is that of `scales`, a
+//     part of a scale state, where the amax is recorded; in its first step that of the maxima.
 //   experts_refresh(w, q!, qt!, state!, like, config, second_w?)
 //     Casts w for rows of like's type into these copies where they are not of its bytes, as cast_weight.
-//   experts_amax(w, config, dtype) -> (amax, row_amax)
-//     The maxima of each expert and its columns, which span ranks, and of rows.
+//   experts_amax(w, config, dtype, second_w?) -> (amax, row_amax)
+//     The maxima of each expert and its columns, which span ranks, and of rows; with delayed scaling that of all.
 //   experts_copies(experts, n, k, config, over_ranks) -> (q bytes, qt bytes, q's pitch, q's scales, whether
 //   these are in qt's buffer, qt's pitch, qt's scales)
 //     q is [E][N], qt [E][K], rows a pitch apart; scales are where they begin, in bytes.
@@ -278,7 +279,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&experts_layout, Roles{.config = 2}>(library, "experts_layout");
   add<&experts_forward, Roles{.config = 3, .scales = 5}>(library, "experts_forward");
   add<&experts_backward, Roles{.config = 8, .scales = 11}>(library, "experts_backward");
-  add<&experts_cast, Roles{.config = 5, .written = 0b110}>(library, "experts_cast");
+  add<&experts_cast, Roles{.config = 5, .written = 0b110, .scales = 8}>(library, "experts_cast");
   add<&experts_refresh, Roles{.config = 5, .written = 0b1110}>(library, "experts_refresh");
   add<&experts_amax, Roles{.config = 1}>(library, "experts_amax");
   add<&moe_forward, Roles{.config = 5, .scales = 12, .more_scales = 13}>(library, "moe_forward");

@@ -50,10 +50,12 @@ f8::Result<f8::runtime::ExpertQuantizerDesc> quantizer_desc(
 }
 
 f8::Status read_call(const float8_expert_quantizer* quantizer,
-                     const float8_expert_quantize_args* args, float8_expert_quantize_args& known) {
+                     const float8_expert_quantize_args* args, float8_expert_quantize_args& known,
+                     float8_step& step) {
   constexpr const char* kType = "float8_expert_quantize_args";
   F8_TRY(need(quantizer, "quantizer"));
   F8_TRY(read_struct(args, kType, known));
+  F8_TRY(read_step(known.step, step));
   F8_TRY(need_plain(kType, "w", known.w));
   F8_TRY(need_plain(kType, "second_w", known.second_w));
   const f8::runtime::ExpertQuantizer& plan = *quantizer->quantizer;
@@ -222,7 +224,8 @@ float8_status float8_expert_quantize(const float8_expert_quantizer* quantizer,
                                      float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_expert_quantize_args known;
-    F8_TRY(read_call(quantizer, args, known));
+    float8_step step;
+    F8_TRY(read_call(quantizer, args, known, step));
     return quantizer->quantizer->run(known, stream);
   });
 }
@@ -232,7 +235,8 @@ float8_status float8_expert_quantize_amax(const float8_expert_quantizer* quantiz
                                           float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_expert_quantize_args known;
-    F8_TRY(read_call(quantizer, args, known));
+    float8_step step;
+    F8_TRY(read_call(quantizer, args, known, step));
     return quantizer->quantizer->find_amax(known, stream);
   });
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "float8/expert_quantizer.h"
@@ -38,11 +39,21 @@ class ExpertQuantizer {
 
   [[nodiscard]] const float8_layout& layout() const { return layout_; }
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
-  // Over ranks: writes amax and row_amax of the call.
+  // Over ranks: writes amax and row_amax of the call. The last word of amax is that of delayed scales.
   [[nodiscard]] Status find_amax(const ExpertQuantizeCall& call, Stream stream) const;
   [[nodiscard]] Status run(const ExpertQuantizeCall& call, Stream stream) const;
 
  private:
+  struct CastDesc {
+    codegen::CastSpec spec;
+    int slot;  // of the delayed scales, or -1
+  };
+  struct Cast {
+    GroupCastPlan plan;
+    int slot;
+    size_t first;  // the place of a first step's scale in the workspace
+  };
+
   ExpertQuantizer(std::shared_ptr<Context> context, ExpertQuantizerDesc desc)
       : context_(std::move(context)), desc_(std::move(desc)) {}
   [[nodiscard]] int64_t rows() const { return desc_.experts * desc_.rows; }
@@ -50,7 +61,22 @@ class ExpertQuantizer {
   [[nodiscard]] int64_t rows_of_tensor() const { return desc_.rows / (desc_.two_tensors ? 2 : 1); }
   // All of a plan that needs no device.
   [[nodiscard]] Status lay_out();
+  [[nodiscard]] Status check_sizes() const;
+  [[nodiscard]] Status check_copies() const;
+  void place_copies();
+  void count_words();
   [[nodiscard]] Status plan_casts();
+  // A cast whose maximum is that of the weights of all experts; none without delayed scales.
+  [[nodiscard]] std::optional<codegen::CastSpec> with_one_maximum() const;
+  [[nodiscard]] bool is_delayed() const { return with_one_maximum().has_value(); }
+  // Writes that maximum.
+  [[nodiscard]] Status find_maximum(const ExpertQuantizeCall& call, uint32_t* amax,
+                                    Stream stream) const;
+  // Leaves in the workspace the scale of a first step.
+  [[nodiscard]] Result<const float*> first_scale(const Cast& cast, const ExpertQuantizeCall& call,
+                                                 Stream stream) const;
+  // What casts read of a call, whose weights are that many groups of rows.
+  [[nodiscard]] GroupCastCall rows_of(const ExpertQuantizeCall& call, int64_t groups) const;
   // Calls `work` with each cast and its part of a call.
   template <class Work>
   [[nodiscard]] Status each(const ExpertQuantizeCall& call, const Work& work) const;
@@ -60,8 +86,11 @@ class ExpertQuantizer {
   std::shared_ptr<Context> context_;
   ExpertQuantizerDesc desc_;
   Copies copies_;
-  std::vector<codegen::CastSpec> specs_;
-  std::vector<GroupCastPlan> casts_;
+  std::vector<DelayedSlot> slots_;
+  std::vector<CastDesc> descs_;
+  std::vector<Cast> casts_;
+  std::optional<GroupCastPlan> maximum_;  // with delayed scales
+  const Kernel* scale_update_ = nullptr;
   float8_layout layout_ = {};
   size_t q_scales_ = 0, qt_scales_ = 0;  // places in `tensor` and `transposed`
   size_t workspace_bytes_ = 0;

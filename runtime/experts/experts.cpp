@@ -1,10 +1,10 @@
 #include "runtime/experts/experts.hpp"
 
 #include <algorithm>
-#include <bit>
 
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
+#include "runtime/experts/first_scale.hpp"
 #include "runtime/linear/plan/call_arguments.hpp"
 
 namespace f8::runtime {
@@ -76,23 +76,15 @@ Result<const float*> Experts::first_scale(const Cast& cast, GroupCastCall call, 
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  auto* const scale = reinterpret_cast<float*>(words + kFirstWords);
-  F8_TRY(set_words(state.driver, words, 0, kFirstWords, stream));
-  if (over_ranks != nullptr) {
-    constexpr size_t kWord = sizeof(uint32_t);
-    F8_TRY(copy_lines(state.driver, words, kWord, over_ranks, kWord, kWord, 1, stream));
-  }
-  // The cast records the amax, by any scale; a scale of 1 stays where there is no other.
-  F8_TRY(set_words(state.driver, words + kFirstWords, std::bit_cast<uint32_t>(1.0F),
-                   kernels::kScaleStride, stream));
-  call.delayed = scale;
-  call.amax = words;
+  const FirstScale first(words);
+  F8_TRY(first.begin(state.driver, over_ranks, stream));
+  // The cast records the amax, by any scale.
+  call.delayed = first.scale();
+  call.amax = first.amax();
   F8_TRY(cast.plan.run(call, stream));
-  const ScaleSlots slot{.amax = nullptr, .scale = scale, .format = to.scales.format + cast.slot};
-  const auto args =
-      first_scale_args(words, words + 1, 1, slot, desc_.non_finite == NonFinite::kSaturate);
-  F8_TRY(launch_scale_update(state, *scale_update_, args, stream));
-  return scale;
+  F8_TRY(first.update(state, *scale_update_, to.scales.format + cast.slot,
+                      desc_.non_finite == NonFinite::kSaturate, stream));
+  return first.scale();
 }
 
 // A scale that q has in common with qt lies with qt, where a cast made both.

@@ -2,6 +2,7 @@
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/experts/experts.hpp"
+#include "runtime/experts/first_scale.hpp"
 #include "runtime/linear/plan/call_arguments.hpp"
 
 namespace f8::runtime {
@@ -43,32 +44,14 @@ Status Experts::check_common(const char* args, const Call& call) const {
   return workspace_bytes() == 0 ? Status() : need(args, "workspace.data", call.workspace.data);
 }
 
-// The part of a scale state that a call reads and raises.
 void Experts::add_scales(CallMemory& memory, const float8_scale_slots& scales) const {
-  const size_t count = slots_.size();
-  const auto [amax, scale, format] = ScaleSlots::of(scales);
-  memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
-                    alignof(uint32_t));
-  memory.add_beside("float8_scale_slots (scale)", scale,
-                    count * kernels::kScaleStride * sizeof(float), Access::kRead, alignof(float));
-  memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead,
-                    alignof(uint32_t));
+  add_scale_slots(memory, slots_.size(), scales);
 }
 
 Status Experts::check_scales(const char* args, const char* name, const float8_scale_slots& scales,
                              const float8_step& step) const {
   if (slots_.empty()) return {};
-  const auto [amax, scale, format] = ScaleSlots::of(scales);
-  if (amax == nullptr || scale == nullptr || format == nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.{} is empty; recipe {} has delayed scaling, see float8_scales_slots", args,
-                name, desc_.recipe.name);
-  }
-  if (step.first_step == 0) return check_not_fresh(*context_, scales);
-  if (step.ranks == nullptr || step.evaluate != 0) return {};
-  return fail(ErrorCode::kUnsupported,
-              "float8_step.ranks is given in a first step: expert linears take its scales from the "
-              "call's own tensors; leave it NULL");
+  return check_scale_slots(*context_, desc_.recipe.name, args, name, scales, step);
 }
 
 Status Experts::add_maxima(CallMemory& memory, const char* args, runtime::Tensor tensor,

@@ -4,6 +4,7 @@
 
 #include "recipes/fp8_layout.hpp"
 #include "runtime/experts/experts.hpp"
+#include "runtime/experts/first_scale.hpp"
 #include "runtime/experts/group_layout.hpp"
 #include "runtime/gemm/choose.hpp"
 
@@ -54,9 +55,6 @@ Status check_size(const ExpertsDesc& desc) {
 constexpr runtime::Tensor kTensors[] = {runtime::Tensor::kInput, runtime::Tensor::kWeight,
                                         runtime::Tensor::kGradOutput};
 constexpr CopyBlock kCopyBlocks[] = {CopyBlock::kScratch, CopyBlock::kQ, CopyBlock::kQt};
-
-// The words of a scale of a first step, and that scale.
-constexpr size_t kFirstBytes = (kFirstWords + kernels::kScaleStride) * sizeof(uint32_t);
 
 }  // namespace
 
@@ -251,7 +249,7 @@ void Experts::lay_out() {
     }
     Arena scratch, q, qt;
     t.words = scratch.take(words * sizeof(uint32_t));
-    t.first = scratch.take(slots_.empty() ? 0 : kFirstBytes);
+    t.first = scratch.take(slots_.empty() ? 0 : FirstScale::kBytes);
     if (t.copies.q) {
       t.q = q.take(fp8_copy_bytes(t.rows, t.cols));
       t.q_scale = q.take(scales);

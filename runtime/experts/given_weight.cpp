@@ -17,13 +17,6 @@ float8_tensor of_one_expert(const float8_tensor& weight, int64_t n) {
 Status Experts::check_given(const char* args, const char* name, const float8_tensor& weight,
                             bool forward, bool saves) const {
   const auto [m, n, k] = desc_.shape;
-  if (!slots_.empty()) {
-    return fail(
-        ErrorCode::kUnsupported,
-        "{}.{} is given, and recipe {} has delayed scaling, whose amaxes the call's own cast "
-        "records; give data",
-        args, name, desc_.recipe.name);
-  }
   if (reads_tensors(forward ? Gemm::kOutput : Gemm::kGradInput)) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}.{} is given, and recipe {} multiplies w as it is; give data", args, name,
@@ -40,27 +33,36 @@ Status Experts::check_given(const char* args, const char* name, const float8_ten
                 args, name);
   }
   const Copies& copies = at(runtime::Tensor::kWeight).copies;
-  return check_tensor(args, name, of_one_expert(weight, n), n, k, copies, forward);
+  F8_TRY(check_tensor(args, name, of_one_expert(weight, n), n, k, copies, forward));
+  const bool delayed = (forward ? copies.q : copies.qt)->scaling == Scaling::kDelayed;
+  const float8_cast_setting& given = forward ? weight.q_setting : weight.qt_setting;
+  if (given.granularity != FLOAT8_TENSOR || delayed == (given.scaling == FLOAT8_DELAYED)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}.{}.{}_setting has {} scaling; recipe {} has {}: all experts have one scale under "
+              "delayed scaling, else one each. Quantize it under the linear's recipe",
+              args, name, forward ? "q" : "qt", delayed ? "dynamic" : "delayed", desc_.recipe.name,
+              delayed ? "delayed" : "dynamic");
 }
 
 void Experts::add_given(CallMemory& memory, const char* name, const float8_tensor& weight,
                         bool forward) const {
   const auto [m, n, k] = desc_.shape;
   const auto add = [&](const void* data, const float* inverse, int64_t lines, int64_t length,
-                       int64_t scales, Granularity granularity) {
+                       int64_t scales, const CastSetting& copy) {
     memory.add(name, data, fp8_copy_bytes(desc_.experts * lines, length), Access::kRead);
     // The last scale of a matrix alone has nothing behind it.
-    const int64_t count = granularity == Granularity::kTensor
-                              ? (desc_.experts - 1) * kernels::kScaleStride + 1
+    const int64_t matrices = copy.scaling == Scaling::kDelayed ? 1 : desc_.experts;
+    const int64_t count = copy.granularity == Granularity::kTensor
+                              ? (matrices - 1) * kernels::kScaleStride + 1
                               : scales;
     memory.add(name, inverse, static_cast<size_t>(count) * sizeof(float), Access::kRead,
-               is_block(granularity) ? 16 : sizeof(float));
+               is_block(copy.granularity) ? 16 : sizeof(float));
   };
   const Tensor& w = at(runtime::Tensor::kWeight);
   if (forward) {
-    add(weight.q, weight.q_inverse_scale, n, k, row_scales(w), w.copies.q->granularity);
+    add(weight.q, weight.q_inverse_scale, n, k, row_scales(w), *w.copies.q);
   } else {
-    add(weight.qt, weight.qt_inverse_scale, k, n, column_scales(w), w.copies.qt->granularity);
+    add(weight.qt, weight.qt_inverse_scale, k, n, column_scales(w), *w.copies.qt);
   }
 }
 

@@ -41,7 +41,7 @@ bool casts_rows(const codegen::CastSpec& spec, Maxima maxima) {
 }
 
 bool is_one_launch(const codegen::CastSpec& spec, int64_t rows, int64_t cols, Maxima maxima) {
-  return maxima != Maxima::kApart && holds_groups(spec, rows, cols);
+  return maxima != Maxima::kApart && maxima != Maxima::kAlone && holds_groups(spec, rows, cols);
 }
 
 // The maxima that a cast needs; of blocks none.
@@ -68,7 +68,8 @@ std::vector<codegen::KernelSpec> GroupCastPlan::specs(const codegen::CastSpec& s
   if (casts_rows(spec, maxima) || is_one_launch(spec, rows, cols, maxima)) {
     return {in_one_launch(spec)};
   }
-  std::vector<codegen::KernelSpec> all = {spec};
+  std::vector<codegen::KernelSpec> all;
+  if (maxima != Maxima::kAlone) all.emplace_back(spec);
   if (const auto amax = codegen::amax_before(spec)) all.emplace_back(*amax);
   return all;
 }
@@ -88,7 +89,7 @@ Result<GroupCastPlan> GroupCastPlan::create(const std::shared_ptr<Context>& cont
     return plan;
   }
   if (const auto amax = codegen::amax_before(spec)) plan.amax_ = F8_TRY(context->kernel(*amax));
-  plan.cast_ = F8_TRY(context->kernel(spec));
+  if (maxima != Maxima::kAlone) plan.cast_ = F8_TRY(context->kernel(spec));
   return plan;
 }
 

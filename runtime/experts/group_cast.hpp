@@ -45,8 +45,8 @@ struct GroupCastCall {
 }
 
 // The maxima of a cast come from the call's x; from x and the call, of each the larger one; or from
-// find_maxima(), and run() casts with them as they are then.
-enum class Maxima : uint8_t { kOwn, kRaised, kApart };
+// find_maxima(), and run() casts with them as they are then. kAlone: there is find_maxima(), and no cast.
+enum class Maxima : uint8_t { kOwn, kRaised, kApart, kAlone };
 
 class GroupCastPlan {
  public:

@@ -173,13 +173,13 @@ _OTHERS = (
     "experts_bytes(int m, int experts, int n, int k, int config) -> (int, int)",
     (
         "experts_cast(Tensor w, Tensor(a!) q, Tensor(b!) qt, Tensor? amax, Tensor? row_amax, int config, "
-        "int dtype, Tensor? second_w=None) -> ()"
+        "int dtype, Tensor? second_w=None, Tensor? scales=None, int scale_layout=0) -> ()"
     ),
     (
         "experts_refresh(Tensor w, Tensor q, Tensor qt, Tensor state, Tensor like, int config, Tensor? "
         "second_w=None) -> ()"
     ),
-    "experts_amax(Tensor w, int config, int dtype) -> (Tensor, Tensor)",
+    "experts_amax(Tensor w, int config, int dtype, Tensor? second_w=None) -> (Tensor, Tensor)",
     (
         "experts_cast_over_ranks(Tensor w, Tensor amax, Tensor row_amax, int config, int dtype) -> (Tensor, "
         "Tensor)"

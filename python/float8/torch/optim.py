@@ -55,9 +55,8 @@ class AdamW(torch.optim.AdamW):
     whose steps then end with the casts of all such weights, and the shards that FSDP gathers in fp8,
     whose next cast takes them. Where scales are of 128x128 blocks, or delayed, that pass makes the
     copies. The weight of all experts is one of each: copies that are kept are cast behind the update, also
-    where their scales are of blocks, and the next cast of a shard that FSDP gathers takes the maxima. Pairs
-    that one cast reads (w1 and w3), and shards of experts with scales of blocks, are torch's. All other
-    parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
+    where their scales are of blocks, and the next cast of a shard that FSDP gathers takes the maxima. Shards
+    of experts with scales of blocks, or delayed ones, and all other parameters are torch's. Updates have the bits of torch's fused CUDA kernel: in
     float32, or in bfloat16 or float16 with states of the same type.
 
     Options, states and state dicts are those of torch.optim.AdamW(fused=True), in both directions;

@@ -10,6 +10,7 @@
 #include "python/shim/linear/gemm.hpp"
 #include "python/shim/plans/plans.hpp"
 #include "python/shim/plans/workspace.hpp"
+#include "python/shim/scales/scales.hpp"
 
 namespace float8_torch {
 namespace {
@@ -22,9 +23,11 @@ int64_t pitch_of(int64_t length) {
 }
 
 // The floats of the inverse scales of all experts' copies [lines][length], from the first one on.
-int64_t scales_of_experts(int32_t granularity, int64_t experts, int64_t lines, int64_t length) {
-  if (granularity == FLOAT8_TENSOR) return (experts - 1) * FLOAT8_EXPERT_SCALE_STRIDE + 1;
-  return experts * scale_count(granularity, lines, length);
+int64_t scales_of_experts(const float8_cast_setting& setting, int64_t experts, int64_t lines,
+                          int64_t length) {
+  if (setting.scaling == FLOAT8_DELAYED) return 1;
+  if (setting.granularity == FLOAT8_TENSOR) return (experts - 1) * FLOAT8_EXPERT_SCALE_STRIDE + 1;
+  return experts * scale_count(setting.granularity, lines, length);
 }
 
 // `tensors`: those that the rows of each expert are in.
@@ -109,8 +112,8 @@ ExpertWeight::ExpertWeight(const std::optional<Tensor>& weight, const std::optio
   check_size(*copy, static_cast<size_t>(experts * lines * pitch_of(length)), 1, device,
              "the experts' weights in fp8");
   check_dense(*scales, sizeof(float), device, "the scales of experts' weights in fp8");
-  const int32_t granularity = (q ? view.q_setting : view.qt_setting).granularity;
-  if (scales->numel() < scales_of_experts(granularity, experts, lines, length) ||
+  const float8_cast_setting& setting = q ? view.q_setting : view.qt_setting;
+  if (scales->numel() < scales_of_experts(setting, experts, lines, length) ||
       dtype_of(*scales) != aoti_torch_dtype_float32()) {
     throw std::invalid_argument(
         "float8: the experts' weights in fp8 have not their scales in float32");
@@ -144,13 +147,40 @@ static void cast_into(const ExpertQuantizer& quantizer, const Place& place, cons
   check(float8_expert_quantize(quantizer.quantizer, &args, place.stream));
 }
 
+// Sets the part of a scale state that a cast reads and raises, whose slots are those of any linear of the recipe.
+static void set_scales(float8_expert_quantize_args& args, float8_step& step,
+                       const ExpertQuantizerKey& key, const Place& place, const Tensor& state,
+                       int64_t layout) {
+  if (device_of(state) != place.device) {
+    throw std::invalid_argument("float8: a scale state is on another device than the weight");
+  }
+  AnyPlan plan = any_plan(key.config, key.device);
+  if (!plan.is_there()) {
+    constexpr uint64_t kRecompute = 1U << 5;  // as calls with weights in fp8 have it
+    const ExpertsKey linear{.config = key.config | kRecompute,
+                            .m_max = kExpertRows,
+                            .n = (key.n + 15) / 16 * 16,
+                            .k = key.k,
+                            .experts = key.experts,
+                            .device = key.device,
+                            .tensor_dtype = key.dtype,
+                            .grad_dtype = key.dtype};
+    plan.experts = experts_for(linear, place).experts;
+  }
+  const Scales scales(state, layout, Config(key.config), place);
+  args.scales = scales.slots(plan);
+  if (scales.first_step()) step.first_step = 1;
+}
+
 void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
                   const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
-                  int64_t config, int64_t dtype, const std::optional<Tensor>& second_w) {
+                  int64_t config, int64_t dtype, const std::optional<Tensor>& second_w,
+                  const std::optional<Tensor>& scales, int64_t scale_layout) {
   const Place place = place_of(w, Config(config));
   if (second_w) check_alike(w, *second_w);
-  const ExpertQuantizer& quantizer = expert_quantizer_for(
-      key_of(w, place, config, dtype, amax.has_value(), second_w ? 2 : 1), place);
+  const bool over_ranks = amax.has_value() || scales.has_value();
+  const ExpertQuantizerKey key = key_of(w, place, config, dtype, over_ranks, second_w ? 2 : 1);
+  const ExpertQuantizer& quantizer = expert_quantizer_for(key, place);
   check_buffers(quantizer, place, q, qt);
   const Matrix rows = as_matrix(w);
   float8_expert_quantize_args args = args_of(rows);
@@ -160,6 +190,9 @@ void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
     args.amax = words_of(amax, quantizer.layout.amax_words, place.device);
     args.row_amax = words_of(row_amax, quantizer.layout.row_amax_words, place.device);
   }
+  float8_step step{.first_step = scales && amax ? 1 : 0};
+  args.step = &step;
+  if (scales) set_scales(args, step, key, place, *scales, scale_layout);
   cast_into(quantizer, place, q, qt, args);
 }
 
@@ -194,10 +227,12 @@ void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const T
   });
 }
 
-std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype) {
+std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype,
+                                        const std::optional<Tensor>& second_w) {
   const Place place = place_of(w, Config(config));
+  if (second_w) check_alike(w, *second_w);
   const ExpertQuantizer& quantizer =
-      expert_quantizer_for(key_of(w, place, config, dtype, true), place);
+      expert_quantizer_for(key_of(w, place, config, dtype, true, second_w ? 2 : 1), place);
   const auto words = [&](size_t count) {
     const auto size = static_cast<int64_t>(count);
     return empty(std::span(&size, 1), aoti_torch_dtype_int32(), place.device);
@@ -206,6 +241,8 @@ std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t
   Tensor amax = words(at.amax_words), row_amax = words(at.row_amax_words);
   const Matrix rows = as_matrix(w);
   float8_expert_quantize_args args = args_of(rows);
+  std::optional<Matrix> second;  // until the call has read it
+  if (second_w) set(args.second_w, second.emplace(as_matrix(*second_w)));
   args.amax = words_of(amax, at.amax_words, place.device);
   args.row_amax = words_of(row_amax, at.row_amax_words, place.device);
   check(float8_expert_quantize_amax(quantizer.quantizer, &args, place.stream));

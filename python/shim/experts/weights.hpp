@@ -35,17 +35,19 @@ class ExpertWeight {
 };
 
 // Casts w into q and qt, which experts_copies() gave the sizes of; with the maxima of all ranks' rows where
-// they are given. With a second weight of its size the copies are of each expert's rows of both, for which no
-// maxima are given.
+// they are given. With a second weight of its size the copies are of each expert's rows of both. `scales` is the part
+// of a scale state, whose recipe has delayed scaling; then amax is given in a first step alone.
 void experts_cast(const Tensor& w, const Tensor& q, const Tensor& qt,
                   const std::optional<Tensor>& amax, const std::optional<Tensor>& row_amax,
-                  int64_t config, int64_t dtype, const std::optional<Tensor>& second_w);
+                  int64_t config, int64_t dtype, const std::optional<Tensor>& second_w,
+                  const std::optional<Tensor>& scales, int64_t scale_layout);
 // Casts w for rows of like's type into its kept copies, where they are not of its bytes; `state` is as that of
 // refresh_weight (casts.hpp). With a second weight [experts][n][k] the copies are of each expert's rows of both,
 // and `state` has two.
 void experts_refresh(const Tensor& w, const Tensor& q, const Tensor& qt, const Tensor& state,
                      const Tensor& like, int64_t config, const std::optional<Tensor>& second_w);
-std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype);
+std::tuple<Tensor, Tensor> experts_amax(const Tensor& w, int64_t config, int64_t dtype,
+                                        const std::optional<Tensor>& second_w);
 // Bytes of q and of qt with their scales; pitch and scales of q, whether these lie in qt's buffer; pitch and
 // scales of qt.
 std::tuple<int64_t, int64_t, int64_t, int64_t, bool, int64_t, int64_t> experts_copies(

@@ -98,8 +98,10 @@ def test_refuses_what_it_cannot_cast() -> None:
         cast(weight[0], q, qt, None, None, config, 0)
     with pytest.raises(ValueError, match="float32 alone are rounded"):
         cast(weight.half(), q, qt, None, None, config, 0)
-    with pytest.raises(RuntimeError, match="dynamic scales"):
-        torch.ops.float8.experts_copies(EXPERTS, N, K, _config("delayed"), False)
+    with pytest.raises(RuntimeError, match="have scales of a matrix, of its rows"):
+        torch.ops.float8.experts_copies(EXPERTS, N, K, _config("bf16"), False)
+    with pytest.raises(ValueError, match="scales is empty; recipe delayed"):
+        copies_of(weight, _config("delayed"))
     copies = copies_of(weight.bfloat16(), config)["q"]
     x, offs = torch.randn(8, K, dtype=torch.bfloat16), torch.tensor([2, 4, 8], dtype=torch.int32)
     at = torch.ops.float8.experts_layout(offs, 8, config)
@@ -263,6 +265,66 @@ def test_adamw_leaves_the_casts_of_experts(recipe: str, dtype: torch.dtype) -> N
     with torch.no_grad():  # a change behind the step is seen
         for p in experts.parameters():
             p.mul_(1.5)
+    assert torch.equal(backward(experts, 9), backward(copy.deepcopy(experts), 9))
+    f8.check_copies()
+
+
+class _GroupedExperts(nn.Module):
+    """Those of torchtitan's first releases, whose w1 and w3 have one copy."""
+
+    __module__ = "torchtitan.models.moe"
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, size in {"w1": (48, 64), "w2": (64, 48), "w3": (48, 64)}.items():
+            setattr(self, name, nn.Parameter(torch.randn(3, *size) / 8))
+
+    def forward(self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+_GroupedExperts.__name__ = "GroupedExperts"
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_adamw_leaves_the_cast_of_two_weights(recipe: str) -> None:
+    """One cast reads w1 and w3 behind a step that updated both, and the next forward casts nothing."""
+    torch.manual_seed(0)
+    options = f8.LinearConfig(recipe, emulate=True)
+    model = nn.Sequential(_GroupedExperts())
+    experts: Any = f8.convert_to_float8_training(model, config=options, experts=True)[0]
+    f8.cache_weight_casts(model, dtype=torch.bfloat16)
+    assert list(experts.weight_casts) == ["w1", "w2"]
+    optimizer = f8.AdamW(experts.parameters(), lr=1e-2)
+    of_w3 = f8.AdamW([experts.w3], lr=1e-2)
+    before = [p.detach().clone() for p in experts.parameters()]
+
+    def backward(module: Any, step: int) -> torch.Tensor:
+        module.zero_grad()
+        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).bfloat16()
+        y = module(x, torch.tensor([4, 5, 7]))
+        y.float().square().mean().backward()
+        return y.detach()  # type: ignore[no-any-return]
+
+    f8.check_copies()
+    for step in range(2):
+        backward(experts, step)
+        with Calls() as calls:
+            optimizer.step()
+        assert calls.count(_ops.adamw) == 3
+        assert calls.count(torch.ops.float8.experts_cast.default) == 2
+        assert torch.equal(backward(experts, step), backward(copy.deepcopy(experts), step))
+    of_w3.step()  # it leaves both to the next forward
+    assert torch.equal(backward(experts, 5), backward(copy.deepcopy(experts), 5))
+    for old, p in zip(before, experts.parameters(), strict=True):
+        assert (p != old).flatten(1).any(1).all()
+    f8.check_copies(False)  # which would find the garbage
+    optimizer.step()
+    expected = backward(copy.deepcopy(experts), 9)
+    experts.weight_casts["w1"]._kept.q.bitwise_xor_(0x11)
+    assert not torch.equal(backward(experts, 9), expected)
+    with torch.no_grad():  # a change of one of them is seen
+        experts.w3.mul_(1.5)
     assert torch.equal(backward(experts, 9), backward(copy.deepcopy(experts), 9))
     f8.check_copies()
 

@@ -254,6 +254,12 @@ def test_a_second_conversion_keeps_or_drops_the_state(device: str, config: Confi
     converted(model, config("delayed"))
     assert state_of(model) is state
     assert not state.first
+    converted(model, config("delayed", enable_fsdp_float8_all_gather=True))
+    experts = [each for each in model.modules() if getattr(each, "expert_linears", ())]
+    assert state_of(model) is not state and len(experts) == 2
+    for each in experts:
+        assert list(each.expert_weights.values()) == each.expert_linears
+    step(model)
     converted(model, config("rowwise"))
     assert not any(isinstance(each, ScaleState) for each in model.modules())
     assert all(not getattr(each, "expert_linears", ()) for each in model.modules())

@@ -143,6 +143,31 @@ def reset_accelerate() -> None:
             del os.environ[name]
 
 
+def fsdp2_plugin(layer: str, checkpointing: bool = False) -> Any:
+    """Returns accelerate's FSDP2 with a unit for each layer of that class."""
+    from accelerate import FullyShardedDataParallelPlugin
+
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[layer],
+        activation_checkpointing=checkpointing,
+        cpu_ram_efficient_loading=False,
+        state_dict_type="FULL_STATE_DICT",
+    )
+
+
+def give_fsdp2(accelerator: Any, plugin: Any) -> None:
+    """Gives accelerate FSDP2 on a CPU, where it has none."""
+    from accelerate.state import AcceleratorState, DistributedType
+
+    if accelerator.device.type == "cpu":
+        plugin.set_mixed_precision(accelerator.mixed_precision)
+        AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
+        AcceleratorState._shared_state["fsdp_plugin"] = plugin
+    assert accelerator.is_fsdp2
+
+
 def environment_of(rank: int, world: int) -> None:
     """Sets what torchrun sets, for a rank whose process group is there already."""
     os.environ.update(

@@ -17,8 +17,7 @@ from float8.torch import notices
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from accelerate.state import AcceleratorState, DistributedType
+from accelerate import Accelerator
 from accelerate.utils import AORecipeKwargs
 
 STEPS = 6
@@ -221,19 +220,10 @@ class Result:
     wrong: str  # what Weights.check has to say
 
 
-def fsdp2(accelerator: Accelerator, plugin: Any) -> None:
-    """Gives accelerate FSDP2 on a CPU, where it has none."""
-    if accelerator.device.type == "cpu":
-        plugin.set_mixed_precision(accelerator.mixed_precision)
-        AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
-        AcceleratorState._shared_state["fsdp_plugin"] = plugin
-    assert accelerator.is_fsdp2
-
-
 def train_rank(case: Case, rank: int) -> tuple[list[float], list[str], str]:
     accelerator = accelerator_of(case, ranks.device)
     if case.plugin is not None:
-        fsdp2(accelerator, case.plugin)
+        training.give_fsdp2(accelerator, case.plugin)
     model, optimizer = prepared(accelerator, case, ranks.device)
     weights = training.Weights(model)
     batches = training.batches(STEPS, ranks.device, seed=rank)
@@ -262,14 +252,7 @@ def rank_results(two_devices: str, tmp_path_factory: Any) -> Any:
     sharded = [
         dataclasses.replace(
             case,
-            plugin=FullyShardedDataParallelPlugin(
-                fsdp_version=2,
-                auto_wrap_policy="transformer_based_wrap",
-                transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
-                activation_checkpointing=case.checkpointing,
-                cpu_ram_efficient_loading=False,
-                state_dict_type="FULL_STATE_DICT",
-            ),
+            plugin=training.fsdp2_plugin("LlamaDecoderLayer", case.checkpointing),
             checkpointing=False,
         )
         for case in FSDP2

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+import ranks
 import real_training as training
 import torch
 from torch import nn
@@ -39,10 +40,12 @@ def mixture(device: str) -> Any:
     return MixtralForCausalLM(sizes).to(device)
 
 
-def convert(model: Any, device: str) -> Any:
+def convert(model: Any, device: str, recipe: str = "rowwise", gather: bool = False) -> Any:
     return f8.convert_to_float8_training(
         model,
-        config=f8.LinearConfig("rowwise", emulate=device == "cpu"),
+        config=f8.LinearConfig(
+            recipe, emulate=device == "cpu", enable_fsdp_float8_all_gather=gather
+        ),
         module_filter_fn=lambda _, name: "lm_head" not in name and "lora_" not in name,
         experts=True,
     )
@@ -158,6 +161,50 @@ def test_lightning(device: str, monkeypatch: Any) -> None:
     rows = torch.cat(list(training.batches(STEPS, "cpu")))
     trainer.fit(Mixture(), torch.utils.data.DataLoader(rows, batch_size=training.ROWS))
     run.check(losses)
+
+
+def _sharded(mesh: Any, rank: int, world: int) -> None:
+    """accelerate's loop with FSDP2: fp8 gathers of linears and experts have the bits of others."""
+    import accelerate
+
+    training.environment_of(rank, world)
+    found, after = [], []
+    for gather in (True, False):
+        training.reset_accelerate()
+        plugin = training.fsdp2_plugin("MixtralDecoderLayer")
+        on_cpu = ranks.device == "cpu"
+        accelerator = accelerate.Accelerator(mixed_precision="bf16", fsdp_plugin=plugin, cpu=on_cpu)
+        training.give_fsdp2(accelerator, plugin)
+        model = convert(mixture(ranks.device), ranks.device, "delayed", gather)
+        f8.sync_at_optimizer_steps(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        weights = training.Weights(model)
+        losses = []
+        for x in training.batches(STEPS, ranks.device, seed=rank):
+            loss = model(input_ids=x, labels=x).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        weights.check(model, LINEARS)
+        own = dict(model.named_parameters())
+        experts = {name: training.whole(p) for name, p in own.items() if p.dim() == 3}
+        assert len(experts) == WEIGHTS
+        for name, p in experts.items():
+            assert (p != weights.before[name]).flatten(1).any(1).all(), name
+        of_experts = [m for m in model.modules() if getattr(m, "expert_linears", ())]
+        gathers = [each._weight_gather for m in of_experts for each in m.expert_linears]
+        assert len(gathers) == WEIGHTS and all((each is not None) == gather for each in gathers)
+        found.append(losses)
+        after.append({name: training.whole(p) for name, p in own.items()})
+    assert found[0] == found[1] and found[0][-1] < found[0][0], found
+    assert all(torch.equal(p, after[1][name]) for name, p in after[0].items())
+
+
+def test_accelerate_with_fsdp2(two_devices: str, tmp_path: Any) -> None:
+    pytest.importorskip("accelerate")
+    ranks.spawn(_sharded, 2, tmp_path, device=two_devices)
 
 
 @pytest.mark.parametrize("order", ("converted first", "adapted first"))

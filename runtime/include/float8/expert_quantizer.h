@@ -16,7 +16,8 @@ extern "C" {
  *   q                  [experts][n][k], rows ld_q bytes apart
  *   qt                 [experts][k][n], rows ld_qt bytes apart
  *   inverse scales     those of each expert's matrix (tensor.h), one expert behind the other; with
- *                      FLOAT8_TENSOR FLOAT8_EXPERT_SCALE_STRIDE floats apart
+ *                      FLOAT8_TENSOR FLOAT8_EXPERT_SCALE_STRIDE floats apart. With delayed scaling one, which
+ *                      is that of all experts
  *   q_setting and qt_setting   the recipe's for b of output and of grad_input */
 #define FLOAT8_EXPERT_SCALE_STRIDE 8
 typedef struct float8_expert_quantizer_desc {
@@ -25,18 +26,19 @@ typedef struct float8_expert_quantizer_desc {
   int64_t k; /* a multiple of 16 */
   int32_t experts; /* 1 to FLOAT8_MAX_EXPERTS */
   int32_t dtype;   /* a float8_dtype, the type of the weights; see f32_source */
-  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: delayed scales of w, and w in high precision. */
+  /* As in float8_linear_desc. FLOAT8_UNSUPPORTED: w in high precision. */
   const char* recipe;
   const float8_recipe* custom_recipe;
   int32_t non_finite; /* a float8_non_finite */
   int32_t f32_source; /* as in float8_quantizer_desc */
   /* Nonzero: ranks have n rows each of each expert's matrix, and cast them to the bits of the whole in
-   * two calls: see float8_expert_quantize_amax. FLOAT8_UNSUPPORTED where that cuts 128x128 blocks. */
+   * two calls: see float8_expert_quantize_amax. FLOAT8_UNSUPPORTED where that cuts 128x128 blocks. With
+   * delayed scaling ranks may also have other experts, and one call is enough behind the first step. */
   int32_t over_ranks;
   int32_t
       noop_flag; /* nonzero: casts look at float8_expert_quantize_args.noop_flag; not over ranks */
   /* Nonzero: the rows of each expert's matrix are in two tensors [experts][n / 2][k], those of args.w before
-   * those of args.second_w, as w13 and w3 of an MLP with float8_moe_desc.w3_apart; not over ranks. */
+   * those of args.second_w, as w13 and w3 of an MLP with float8_moe_desc.w3_apart. n is whole 32s. */
   int32_t two_tensors;
   int32_t reserved; /* 0 */
 } float8_expert_quantizer_desc;
@@ -62,20 +64,24 @@ typedef struct float8_expert_quantize_args {
   float8_buffer tensor FLOAT8_DEFAULT({});
   /* float8_layout.transposed_bytes, written: qt and its inverse scales */
   float8_buffer transposed FLOAT8_DEFAULT({});
-  float8_buffer workspace
-      FLOAT8_DEFAULT({}); /* float8_expert_quantizer_workspace_bytes(); not read over ranks */
+  float8_buffer workspace FLOAT8_DEFAULT({}); /* float8_expert_quantizer_workspace_bytes() */
   /* With over_ranks: float8_layout.amax_words, the maxima that span ranks, and row_amax_words, those of
-   * this rank's rows; float8_expert_quantize_amax writes them and float8_expert_quantize reads them. */
+   * this rank's rows; float8_expert_quantize_amax writes them and float8_expert_quantize reads them. The last
+   * word of amax is that of delayed scales, which a cast reads in a first step alone. */
   uint32_t* amax FLOAT8_DEFAULT(NULL);
   uint32_t* row_amax FLOAT8_DEFAULT(NULL);
   /* With desc.noop_flag, as in float8_quantize_args; float8_weights_compare clears it for a weight of
    * experts x n rows. NULL: the weights are always cast. */
   uint32_t* noop_flag FLOAT8_DEFAULT(NULL);
   float8_matrix second_w FLOAT8_DEFAULT({}); /* with desc.two_tensors, as w */
+  /* As in float8_quantize_args: casts with delayed scaling take the scale of a linear's slots, and record the
+   * amax of w there. FLOAT8_UNSUPPORTED: ranks in a first step, whose amax over_ranks reduces. */
+  const float8_step* step FLOAT8_DEFAULT(NULL);
+  float8_scale_slots scales FLOAT8_DEFAULT({}); /* needed if w has delayed scaling */
 } float8_expert_quantize_args;
 
 /* Enqueues the casts: a memset and a launch for all experts, or two where their maxima are found
- * before. Nothing waits or allocates; it may be captured in a CUDA graph. */
+ * before; with delayed scaling one launch alone, but in a first step. Nothing waits or allocates; it may be captured in a CUDA graph. */
 FLOAT8_API float8_status float8_expert_quantize(const float8_expert_quantizer* quantizer,
                                                 const float8_expert_quantize_args* args,
                                                 float8_stream stream);

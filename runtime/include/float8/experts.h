@@ -113,8 +113,8 @@ typedef struct float8_experts_forward_args {
   float8_matrix x FLOAT8_DEFAULT({});
   /* [experts][n][k], without a gap between matrices; ld is the stride of each one's rows. With fp8
    * (expert_quantizer.h) its q is read and data is not; a forward that saves then takes
-   * desc.recompute_weight or desc.no_grad_input. fp8 is not for delayed scaling, nor for a GEMM in high
-   * precision. */
+   * desc.recompute_weight or desc.no_grad_input. With delayed scaling the quantizer has recorded the amax
+   * of w, and the call does not. fp8 is not for a GEMM in high precision. */
   float8_matrix w FLOAT8_DEFAULT({});
   float8_result y FLOAT8_DEFAULT({}); /* [m][n]; accumulate is 0 */
   /* As float8_group_layout left it for this m; read. Its plan has the same m_max and experts. */

@@ -20,10 +20,9 @@ from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import fsdp
 from float8.torch.shard.expert_copies import copies_of
-from float8.torch.shard.gather import COPIES
+from float8.torch.shard.gather import COPIES, Gather
 from float8.torch.shard.gathered_weight import GatheredWeight
-from float8.torch.shard.shard_casts import cast_shards
-from float8.torch.shard.weight_gather import WeightGather, plain_parts
+from float8.torch.shard.weight_gather import plain_parts
 from float8.torch.shard.weight_mesh import dims_of_others, is_sharded_by_fsdp
 
 # Sums in another order differ by rounding, 50 dB and more in bfloat16. One operand that was cast
@@ -248,11 +247,12 @@ class ExpertCheck(LayerCheck):
         return Layer(self._name, shape, "fp8 gathers", self._found)
 
     def _gathered(self, weight: Any) -> None:
-        gather = fsdp.gather_of(self._layer)
-        for each in gather.pair:
-            if not each.is_current(each.latest()):
-                each.cast(each.latest())
-        with fsdp.unsharded(self._layer):
+        layer = self._layer
+        gather = fsdp.gather_of(layer)
+        with contextlib.ExitStack() as stack:
+            for each in gather.pair:
+                stack.enter_context(_cast(each, each.latest()))
+            stack.enter_context(fsdp.unsharded(layer))
             dtype = gather.dtype
             # Other ranks of expert parallelism have other experts, of which the digests are enough.
             mesh, others = weight.device_mesh, dims_of_others(weight, gather.fsdp_dim)
@@ -261,7 +261,9 @@ class ExpertCheck(LayerCheck):
             whole = whole.to(gather.param_dtype or weight.dtype)
             if gather.is_transposed:
                 whole = whole.transpose(1, 2).contiguous()
-            copies = copies_of(whole.to(dtype), gather.config)
+            with _cloned_scales(layer) as scales:
+                state = (scales, layer._layout, layer.in_first_step)
+                copies = copies_of(whole.to(dtype), gather.config, *state)
             for name in COPIES:
                 own = getattr(gather, name)(dtype)
                 self._compare_parts(name, gather.parts(name, own), gather.parts(name, copies[name]))
@@ -274,8 +276,9 @@ class ExpertCheck(LayerCheck):
     ) -> Tensor:
         experts = torch.arange(1, weight.shape[0] + 1, device=x.device)
         offs = (experts * x.shape[0] // weight.shape[0]).int()
-        config = self._layer._config
-        return ops.linear(x, weight, ops.experts_layout(offs, x.shape[0], config), config)
+        config = self._layer.module.experts_config
+        layout = ops.experts_layout(offs, x.shape[0], config)
+        return ops.linear(x, weight, layout, config, scales, self._layer._layout)
 
 
 def _whole(tensor: Any, without: Sequence[int] = ()) -> Tensor:
@@ -312,7 +315,7 @@ def _concatenated(shard: Tensor, dim: int, group: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def _cast(gather: WeightGather, weight: Any) -> Iterator[None]:
+def _cast(gather: Gather, weight: Any) -> Iterator[None]:
     """Casts a weight where no step has. Delayed scaling forgets it, with the amax of the cast."""
     of_weight = gather.amax
     if gather.is_current(weight):
@@ -323,7 +326,7 @@ def _cast(gather: WeightGather, weight: Any) -> Iterator[None]:
         return
     amaxes = None if gather.scales is None else gather.scales.amaxes()
     before = None if amaxes is None else amaxes.clone()
-    cast_shards([(gather, weight)])
+    gather.cast(weight)
     try:
         yield
     finally:
@@ -342,7 +345,8 @@ def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor
         return
     clone = state.state.clone()
     config, layout = state.config, state.layout
-    torch.ops.float8.scales_set_first(clone, config, layout, state.first)
+    first = {*state.first, *[layer._scale_index] * getattr(layer, "in_first_step", False)}
+    torch.ops.float8.scales_set_first(clone, config, layout, sorted(first))
     begin = layer._scale_index * PART_BYTES
     own = clone[begin : begin + PART_BYTES]
     before = layer._scale_view

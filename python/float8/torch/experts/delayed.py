@@ -20,12 +20,10 @@ class ExpertLinear:
 
     _sharing = None  # of what a Float8Linear may have
 
-    def __init__(
-        self, module: nn.Module, name: str, recipe: Recipe, config: int, layer_name: str = ""
-    ) -> None:
+    def __init__(self, module: nn.Module, name: str, recipe: Recipe, config: int) -> None:
         self.module = module
         self.name = name
-        self._layer_name = ".".join(filter(None, (layer_name, name)))
+        self._layer_name = name  # in the model, once it is converted
         self._weight_gather: ExpertGather | None = None
         self.recipe = recipe
         self._config = config
@@ -36,11 +34,17 @@ class ExpertLinear:
         # Two that are computed as one weight, with the rows of the first one in front.
         self.pair: tuple[ExpertLinear, ExpertLinear] | None = None
         self._first_step = False
+        self.together: list[ExpertLinear] = []  # those that one call computes, with this one
         self.tensor_group: Any = None  # of the ranks that share the weight's hidden dimension
 
     @property
     def weight(self) -> Any:
         return getattr(self.module, self.name)
+
+    @property
+    def in_first_step(self) -> bool:
+        """Tells whether calls with the weight take their scales from its own values."""
+        return self._first_step or any(each._first_step for each in self.together)
 
     @property
     def is_transposed(self) -> bool:

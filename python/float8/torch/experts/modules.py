@@ -173,6 +173,15 @@ def joins_weights(module: Any, config: int) -> bool:
     return joins_pairs(config) and not getattr(module, "expert_linears", ())
 
 
+def is_one_call(module: Float8Experts) -> bool:
+    """Tells whether one call computes with all weights of a module, which then all are in a first step or none is."""
+    if module.experts_config & recipes.READS_X or issubclass(module.kind, TorchtitanExperts):
+        return False
+    if issubclass(module.kind, TransformersExperts):
+        return _is_swiglu(module)
+    return not issubclass(module.kind, Llama4Experts) or _has_silu(module)
+
+
 # In graphs of torch.compile it is a constant.
 @traced.constant
 def _is_apart(module: Any, name: str) -> bool:

@@ -320,7 +320,7 @@ def _words_of(experts: int, n: int, k: int, config: int) -> tuple[int, int]:
 
 
 @_ops.fake_kernel("experts_amax")
-def _fake_amax(weight: Tensor, config: int, dtype: int) -> tuple[Tensor, Tensor]:
+def _fake_amax(weight: Tensor, config: int, dtype: int, *_: Any) -> tuple[Tensor, Tensor]:
     sizes = _words_of(*map(int, weight.shape), config)
     amax, row_amax = (weight.new_empty((size,), dtype=torch.int32) for size in sizes)
     return amax, row_amax

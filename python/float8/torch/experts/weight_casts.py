@@ -10,7 +10,12 @@ from torch import Tensor
 
 from float8.torch import _ops
 from float8.torch.shard import weight_changes
-from float8.torch.shard.expert_copies import copies_in, copies_of, maxima_of_update
+from float8.torch.shard.expert_copies import (
+    copies_in,
+    copies_of,
+    maxima_of_both,
+    maxima_of_update,
+)
 from float8.torch.shard.gathered_weight import GatheredWeight
 
 
@@ -109,24 +114,35 @@ class ExpertCast:
         for tensor in (*self._kept[:4], *memory):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
-    def cast_with(self, weight: Tensor, words: Sequence[Tensor | None], states: Tensor) -> None:
-        """Casts the weight that an optimizer updated, with the maxima that it found.
+    def cast_with(self, updated: Sequence[CachedExperts]) -> None:
+        """Casts the weights that a step of an optimizer updated, with the maxima that it found.
 
-        states: of each expert, whose fingerprints add up to the weight's.
+        Where it updated one of two, the next forward casts both, as behind any other change.
         """
-        dtype = _ops.ELEMENT_TYPES[self._latest]
-        torch.ops.float8.experts_cast(weight, *self._buffers, *words, self._config, dtype)
-        # Where the casts fail, the state is of the copies before, and forwards cast again.
-        value = states.view(torch.int64).view(weight.shape[0], -1)[:, :2].sum(0)
-        self._state.view(torch.int64)[:2].copy_(value)
+        if len(updated) < len(self.names):
+            return
+        first, *second = updated = sorted(updated, key=lambda each: each.index)
+        experts = self._shape[0]
+        words: tuple[Tensor | None, Tensor | None] = (None, None)
+        if first.words != (0, 0):
+            words = maxima_of_both([each.maxima for each in updated], experts)
+        how = (*words, self._config, _ops.ELEMENT_TYPES[self._latest])
+        rest = [each.memory for each in second]
+        torch.ops.float8.experts_cast(first.memory, *self._buffers, *how, *rest)
+        # Where the casts fail, the states are of the copies before, and forwards cast again. The fingerprints of
+        # experts add up to that of their weight.
+        values = [each.state.view(torch.int64).view(experts, -1)[:, :2].sum(0) for each in updated]
+        states = self._state.view(torch.int64).view(len(values), -1)
+        states[:, :2].copy_(torch.stack(values))
         self._state.view(torch.int32)[_ops.FLAG_OF_WEIGHT_STATE] = 1
 
-    def states(self) -> Tensor:
-        """Returns the memory in which an optimizer leaves the states of the experts."""
+    def states(self, index: int) -> Tensor:
+        """Returns the memory in which an optimizer leaves the states of the experts of one of the weights."""
+        size = self._shape[0] * _ops.WEIGHT_STATE_BYTES
         if self._states is None:
-            size = self._shape[0] * _ops.WEIGHT_STATE_BYTES
-            self._states = torch.zeros(size, dtype=torch.uint8, device=self._device)
-        return self._states
+            whole = size * len(self.names)
+            self._states = torch.zeros(whole, dtype=torch.uint8, device=self._device)
+        return self._states[index * size : (index + 1) * size]
 
     def serves(self, weight: Tensor) -> bool:
         """Tells whether an optimizer may leave what casts of this weight need."""
@@ -139,9 +155,7 @@ class ExpertCast:
         )
 
     def maxima(self) -> tuple[int, int] | None:
-        """Returns what maxima_of_update does, None where a cast takes no maxima."""
-        if len(self.names) > 1:
-            return None  # a cast with given maxima reads one tensor
+        """Returns what maxima_of_update does, of each of the weights."""
         return maxima_of_update(self._shape, self._config)
 
     def _check(self, weights: Sequence[Tensor]) -> None:
@@ -159,6 +173,7 @@ class CachedExperts:
     """The weight of all experts with kept copies while an optimizer updates it (optim.py).
 
     words: how many maxima the update finds, of the experts or their columns, and of the rows.
+    index: its place among the weights that one cast reads.
     """
 
     rows_max = 0  # it is no shard
@@ -166,14 +181,19 @@ class CachedExperts:
     scales = _ops.NO_BYTES
     copies = _ops.NO_BYTES, _ops.NO_BYTES  # the casts come behind the update
 
-    def __init__(self, parameter: Tensor, cast: ExpertCast, words: tuple[int, int]) -> None:
+    maxima: tuple[Tensor, Tensor]
+
+    def __init__(
+        self, parameter: Tensor, cast: ExpertCast, index: int, words: tuple[int, int]
+    ) -> None:
         self.parameter = parameter
+        self.index = index
         self.memory = parameter.detach()
         self.config = cast._config
         self.dtype = _ops.ELEMENT_TYPES[cast._latest]
         self.words = words
-        self.state = cast.states()
-        self._cast = cast
+        self.state = cast.states(index)
+        self.kept_by = cast
 
     def rows_of(self, row_amax: Tensor) -> Tensor:
         """Returns the words of the weight's rows."""
@@ -184,23 +204,19 @@ class CachedExperts:
 
     def after(self, amax: Tensor, row_amax: Tensor) -> None:
         """Takes the maxima of the weight as it is now."""
-        self._maxima = (amax, row_amax) if self.words != (0, 0) else (None, None)
-
-    def cast(self) -> None:
-        """Casts the weight as it is now."""
-        self._cast.cast_with(self.memory, self._maxima, self.state)
+        self.maxima = amax, row_amax
 
 
 def cached_experts(module: Any, parameter: Tensor) -> CachedExperts | None:
     """Returns a weight of a module with kept copies whose update may find the maxima for their casts, or None."""
-    casts = getattr(module, "weight_casts", {})
-    own: list[ExpertCast] = [
-        cast
-        for name, cast in casts.items()
-        if getattr(module, name) is parameter and cast.serves(parameter)
-    ]
-    words = own[0].maxima() if own else None
-    return None if words is None else CachedExperts(parameter, own[0], words)
+    casts: dict[str, ExpertCast] = getattr(module, "weight_casts", {})
+    for cast in casts.values():
+        for index, name in enumerate(cast.names):
+            if getattr(module, name) is not parameter or not cast.serves(parameter):
+                continue
+            if (words := cast.maxima()) is not None:
+                return CachedExperts(parameter, cast, index, words)
+    return None
 
 
 def kept_copies(module: Any, name: str, dtype: torch.dtype, *weights: Tensor) -> Kept | None:

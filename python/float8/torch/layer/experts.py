@@ -21,6 +21,7 @@ from float8.torch.experts.modules import (
     TorchtitanGemms,
     TransformersExperts,
     cast_together,
+    is_one_call,
     names_in_torchtitan,
     weights_of,
 )
@@ -83,7 +84,6 @@ def choose_experts(
     )
     chosen = []
     left_out: dict[str, list[str]] = {}
-    in_high_precision: list[str] = []
     for name, module in model.named_modules():
         kind = _kind_of(module)
         if kind is None and not _resembles(module):
@@ -95,7 +95,9 @@ def choose_experts(
             why = "its forward does not say of which weight a GEMM is, which delayed scaling has to know"
         if why is None and kind is not None:
             own = list(getattr(module, _LINEARS, ())) if resolved.delayed else []
-            kept = bool(own) and all(
+            gathers = bool(getattr(module, "expert_weights", ()))  # linears are made anew likewise
+            kept = bool(own) and gathers == gather
+            kept = kept and all(
                 each._config == of_state
                 and (each._scales is None or each._layout >> 32 == options_of_scales)
                 for each in own
@@ -104,24 +106,15 @@ def choose_experts(
                 own = [
                     ExpertLinear(module, each, resolved, of_state) for each in weights_of(module)
                 ]
-            weights = {
-                each: ExpertLinear(module, each, resolved, config, name)
-                for each in (weights_of(module) if gather else ())
-            }
-            if weights and resolved.delayed:
-                in_high_precision.append(name or "root")
-                weights = {}
+            linears = own or [
+                ExpertLinear(module, each, resolved, config) for each in weights_of(module)
+            ]
+            weights = {each.name: each for each in linears} if gather else {}
             chosen.append(Chosen(name, module, kind, config, resolved, own, weights, kept))
         elif why is not None:
             left_out.setdefault(why, []).append(name or "root")
     for why, names in left_out.items():
         text = f"{listed(names)} stays as it is, and its experts are not in fp8: {why}"
-        notices.warn_once(text, text)
-    if in_high_precision:
-        text = (
-            f"FSDP gathers the weights of {listed(in_high_precision)} in high precision: fp8 gathers of experts are "
-            "for dynamic scaling"
-        )
         notices.warn_once(text, text)
     return chosen
 
@@ -173,6 +166,10 @@ def convert_experts(chosen: list[Chosen]) -> None:
             if len(names) == 2:
                 first, second = (each.weights[name] for name in names)
                 first.pair = second.pair = (first, second)
+        for linear in each.linears:
+            linear.together = each.linears if is_one_call(own) else []
+        for linear in each.weights.values():
+            linear._layer_name = ".".join(filter(None, (each.name, linear.name)))
         own.weight_casts = {}
         own.experts_recipe = each.recipe.name or "custom"
         own.in_fp8 = each.recipe.output.b.fp8

@@ -235,11 +235,14 @@ def _cast_alike(weights: Sequence[CachedWeight]) -> None:
 def cast_updated(weights: Sequence[CachedWeight | CachedExperts]) -> None:
     """Casts weights that an optimizer has updated and not cast, with the maxima that it found."""
     groups: dict[Any, list[CachedWeight]] = {}
+    of_experts: dict[Any, list[CachedExperts]] = {}
     for weight in weights:
         if isinstance(weight, CachedExperts):
-            weight.cast()
+            of_experts.setdefault(weight.kept_by, []).append(weight)
             continue
         groups.setdefault((weight.cast._device, weight.config & recipes.EMULATE), []).append(weight)
+    for cast, experts in of_experts.items():
+        cast.cast_with(experts)
     for own in groups.values():
         _cast_alike([weight for weight in own if not weight.cast.is_one_pass])
         # Where the casts fail, the states are of the copies before, and forwards cast again.

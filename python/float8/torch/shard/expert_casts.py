@@ -2,6 +2,7 @@
 
 An expert has scales of its own, so that ranks with whole experts reduce nothing. Where they have parts of each
 expert, one all-reduce has the maxima of all weights. One all-gather has the scales. Nothing waits for the device.
+Delayed scaling has one scale for all experts, which is known behind a first step: there one all-reduce has the maxima.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from float8.torch.amaxes import take_back
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard.shard_casts import compare, gather_scales, names_of
@@ -19,7 +21,8 @@ from float8.torch.shard.shard_casts import compare, gather_scales, names_of
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-    from float8.torch.shard.expert_gather import ExpertGather, SecondGather
+    from float8.torch.shard.expert_gather import ExpertGather
+    from float8.torch.shard.expert_pair import SecondGather
 
 
 @torch.no_grad()
@@ -34,14 +37,20 @@ def cast_experts(weights: Sequence[tuple[ExpertGather | SecondGather, DTensor]])
     of = _in_pairs(dict(weights))
     compare(list(of))
     gathers: list[ExpertGather] = [gather for gather in of if gather.casts]
+    take_back(gathers)
+    for gather in gathers:
+        if gather.scales is not None:
+            gather.amax = gather.amax.after_cast(gather)
     operands = [[gather.operand(of[each]) for each in gather.casts] for gather in gathers]
-    words = _find_words([(gather, of[gather]) for gather in gathers], operands)
+    words = _find_words(
+        [(gather, [of[each] for each in gather.casts]) for gather in gathers], operands
+    )
     own = []
     for gather, shards, of_weight in zip(gathers, operands, words, strict=True):
         parts = gather.cast_into_shards(shards, of_weight)
         own.append(torch.cat(parts) if parts else shards[0].new_empty(0, dtype=torch.float32))
-    for gather, weight in of.items():
-        gather.set_cast(weight)
+    for each, weight in of.items():
+        each.set_cast(weight)
     gather_scales(gathers, own)
 
 
@@ -55,12 +64,12 @@ def _in_pairs(weights: dict[Any, DTensor]) -> dict[Any, DTensor]:
 
 
 def _find_words(
-    weights: Sequence[tuple[ExpertGather, DTensor]], operands: Sequence[Sequence[Tensor]]
+    weights: Sequence[tuple[ExpertGather, Sequence[DTensor]]], operands: Sequence[Sequence[Tensor]]
 ) -> Sequence[tuple[Tensor | None, Tensor | None]]:
     """Returns the maxima of each weight that an optimizer found, or that has scales of more than this rank's rows."""
     found: dict[ExpertGather, tuple[Tensor | None, Tensor | None]] = {
-        gather: gather.words_of(weight, own)
-        for (gather, weight), own in zip(weights, operands, strict=True)
+        gather: gather.words_of(of_cast, own)
+        for (gather, of_cast), own in zip(weights, operands, strict=True)
     }
     gathers = [gather for gather, _ in weights]
     for gather in gathers:
@@ -69,7 +78,7 @@ def _find_words(
             amaxes, row_amaxes = zip(*(found[each] for each in pair), strict=True)
             of_both = torch.maximum(*amaxes)
             found.update(zip(pair, ((of_both, rows) for rows in row_amaxes), strict=True))
-    cut = [gather for gather in gathers if gather.is_cut]
+    cut = [gather for gather in gathers if gather.spans_ranks]
     spanning = {id(amax): amax for amax, _ in map(found.__getitem__, cut) if amax is not None}
     words = [amax for amax in spanning.values() if amax.numel() > 0]
     if words:

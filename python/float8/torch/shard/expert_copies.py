@@ -20,11 +20,22 @@ def _layout_of(experts: int, n: int, k: int, config: int) -> tuple[Any, ...]:
     return tuple(torch.ops.float8.experts_copies(experts, n, k, config, False))
 
 
-def copies_of(weight: Tensor, config: int) -> dict[str, GatheredCopy]:
-    """Casts a weight of all experts as one device does, apart from its calls."""
+def copies_of(
+    weight: Tensor,
+    config: int,
+    scales: Tensor | None = None,
+    scale_layout: int = 0,
+    first_step: bool = False,
+) -> dict[str, GatheredCopy]:
+    """Casts a weight of all experts as one device does, apart from its calls.
+
+    scales: the part of a scale state of scale_layout (scales.py), for delayed scaling.
+    """
     sizes = torch.ops.float8.experts_copies(*weight.shape, config, False)[:2]
     buffers = tuple(weight.new_zeros(size, dtype=torch.uint8) for size in sizes)
-    torch.ops.float8.experts_cast(weight, *buffers, None, None, config, -1)
+    words = torch.ops.float8.experts_amax(weight, config, -1) if first_step else (None, None)
+    how = (*words, config, -1, None, scales, scale_layout)
+    torch.ops.float8.experts_cast(weight, *buffers, *how)
     return copies_in(buffers, weight.shape, config)
 
 
@@ -43,6 +54,15 @@ def copies_in(
         name: GatheredCopy(data, scales.view(torch.float32))
         for name, (data, scales) in places.items()
     }
+
+
+def maxima_of_both(words: Sequence[tuple[Tensor, Tensor]], experts: int) -> tuple[Tensor, Tensor]:
+    """Returns the maxima of a cast that reads one weight, or two as one, from those of each weight."""
+    if len(words) == 1:
+        return words[0]
+    amaxes, row_amaxes = zip(*words, strict=True)
+    rows = [each.view(experts, -1) for each in row_amaxes]  # of an expert those of both weights
+    return torch.maximum(*amaxes), torch.cat(rows, 1).view(-1)
 
 
 def maxima_of_update(shape: Sequence[int], config: int) -> tuple[int, int] | None:

@@ -5,6 +5,10 @@ the scales of the experts, which are their own (expert_casts.py). Where expert p
 "all experts" are those of a rank of it: FSDP's shards are of these, and no rank has scales of others. What ranks gather is bytes without gaps: of
 q [experts][N][K], and of qt [experts][K][N], with as many experts as the first rank has. Scales do not travel
 with a gather: ranks exchange them where they cast. Both copies are kept, and each cast overwrites them.
+
+With delayed scaling all experts have one scale, that of the scale state, and a cast records the amax of this rank's
+part there. In a first step ranks reduce the maximum of the weight, and a rank without experts casts zeros, since it
+has the scale too.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from float8.recipes import Granularity
 from float8.torch import _ops
 from float8.torch.shard.copy_layout import BLOCK, blocks, copy_bytes, in_4s
 from float8.torch.shard.expert_casts import cast_experts
-from float8.torch.shard.expert_copies import maxima_of_update
+from float8.torch.shard.expert_copies import maxima_of_both, maxima_of_update
 from float8.torch.shard.gather import Gather, GatheredCopy, turned
 from float8.torch.shard.weight_mesh import (
     dims_of_others,
@@ -67,7 +71,7 @@ def obstacle(layer: ExpertLinear, param: Any) -> str | None:
     return None
 
 
-def _wrong(shard: tuple[int, ...], expected: tuple[int, ...]) -> str:
+def wrong_shape(shard: tuple[int, ...], expected: tuple[int, ...]) -> str:
     """Says what is wrong with the shape of a shard."""
     if shard == expected:
         return ""
@@ -132,6 +136,7 @@ class ExpertGather(Gather):
             "q": layer.recipe.output.b.granularity,
             "qt": layer.recipe.grad_input.b.granularity,
         }
+        self.is_delayed = layer.recipe.delayed
         self._buffers: tuple[Tensor, ...] = ()  # q and qt of a cast, with their scales
         self._shards: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
@@ -143,7 +148,7 @@ class ExpertGather(Gather):
         own = max(0, min(most, experts - rank * most)) if self.dim == 0 else experts
         _, n, k = self._part
         expected = self._as_stored((own, n // len(self.casts), k))
-        wrong = _wrong(self._own_shape, expected)
+        wrong = wrong_shape(self._own_shape, expected)
         how = f"Shard({self.dim}) of {self.ranks} ranks, x in {self.dtype}"
         pair = "" if len(self.pair) == 1 else ", as one weight with another"
         return f"{self._what}, {how}{pair}{wrong}"
@@ -169,13 +174,26 @@ class ExpertGather(Gather):
         return self.dim == 1
 
     @property
+    def first_step(self) -> bool:
+        """Tells whether delayed scaling has no scales for the weight yet."""
+        layer = self._layer()
+        return layer is not None and layer.in_first_step
+
+    @property
+    def spans_ranks(self) -> bool:
+        """Tells whether the scales are of maxima that ranks reduce."""
+        return self.first_step if self.is_delayed else self.is_cut
+
+    @property
     def takes_maxima(self) -> bool:
         """Tells whether the scales are of more than this rank's rows of the weight."""
-        return self.is_cut or (len(self.pair) > 1 and not self.has_second)
+        return self.spans_ranks or (len(self.pair) > 1 and not self.has_second)
 
     def operand(self, weight: DTensor) -> Tensor:
         """Returns what a cast reads: the shard, where need be in another type."""
         source = self.source(weight)
+        if self.is_delayed and self._own == 0:
+            source = source.new_zeros(self._as_stored((1, *self._part[1:])))
         gathered, dtype = self.gathered_type(source.dtype), self.cast_type(source.dtype)
         if gathered not in (source.dtype, dtype):
             source = source.to(gathered)
@@ -183,23 +201,24 @@ class ExpertGather(Gather):
 
     def maxima_of_update(self) -> tuple[int, int] | None:
         """Returns how many maxima an optimizer finds for the cast of the shard, None where it finds none."""
-        if self.has_second or self._own == 0:
-            return None  # a cast with given maxima reads one weight
+        if self.is_delayed or self._own == 0:
+            return None  # delayed scales need none
         words = maxima_of_update(self._own_shape, self._cast_config)
         return None if words == (0, 0) else words
 
     def words_of(
-        self, weight: DTensor, operands: Sequence[Tensor]
+        self, weights: Sequence[DTensor], operands: Sequence[Tensor]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the maxima of the shard as a cast takes them, which an optimizer of float8 may have found."""
-        kept = self.take_maxima(weight)
-        if kept is not None:
-            return kept
-        return self.find_words(*operands) if self.takes_maxima else (None, None)
+        """Returns the maxima of the shards as a cast takes them, which an optimizer of float8 may have found."""
+        casts = zip(self.casts, weights, strict=True)
+        kept = [words for gather, weight in casts if (words := gather.take_maxima(weight))]
+        if len(kept) < len(operands):
+            return self.find_words(*operands) if self.takes_maxima else (None, None)
+        return maxima_of_both(kept, self._own)
 
     def find_words(self, operand: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the maxima of a part of each expert: those that span the parts, and those of its own rows."""
-        if self._own == 0:
+        if operand.shape[0] == 0:
             return operand.new_empty(0, dtype=torch.int32), operand.new_empty(0, dtype=torch.int32)
         words: tuple[Tensor, Tensor] = torch.ops.float8.experts_amax(
             operand, self._cast_config, self._code(operand)
@@ -215,10 +234,10 @@ class ExpertGather(Gather):
             self._allocate()
         q, qt = self._buffers
         _, _, *at = self._layout()
-        if experts > 0:
-            first, *second = operands
-            how = (*words, self._cast_config, self._code(first))
-            torch.ops.float8.experts_cast(first, q, qt, *how, *second)
+        first, *second = operands
+        if first.shape[0] > 0:
+            how = (*words, self._cast_config, self._code(first), second[0] if second else None)
+            torch.ops.float8.experts_cast(first, q, qt, *how, *self._part_of_state())
         q_pitch, q_scales, in_qt, qt_pitch, qt_scales = at
         own: list[Tensor] = []
         places = (
@@ -241,13 +260,20 @@ class ExpertGather(Gather):
                 self._scales[name].copy_(scales)
         return own
 
+    def _part_of_state(self) -> tuple[Tensor | None, int]:
+        """Returns the part of the scale state that casts read and raise, and its layout; none without delayed scaling."""
+        layer = self._layer()
+        assert layer is not None
+        return layer.scales_on(self.device) if self.is_delayed else (None, 0)
+
     def _code(self, operand: Tensor) -> int:
         """Returns the type that a cast rounds to, -1 for one that no cast has and the op refuses."""
         return _ops.ELEMENT_TYPES.get(self.cast_type(operand.dtype), -1)
 
     def _layout(self) -> tuple[Any, ...]:
         shape = self._as_stored((max(self._own, 1), *self._part[1:]))
-        return tuple(torch.ops.float8.experts_copies(*shape, self._cast_config, self.takes_maxima))
+        over_ranks = self.takes_maxima or self.is_delayed
+        return tuple(torch.ops.float8.experts_copies(*shape, self._cast_config, over_ranks))
 
     def _as_stored(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Returns a shape [experts][N][K] as that of the weight as it is stored."""
@@ -270,10 +296,8 @@ class ExpertGather(Gather):
             shard = buffer[:size] if lies_there else zeros(size)
             self._shards[name] = shard.view(self._as_stored(self._part))
             if not (name == self._of_cast[0] and in_qt):
-                inner = self._scale_shape(name, self.size)
-                self._scales[name] = torch.ones(
-                    (self.size[0], *inner), device=self.device, dtype=torch.float32
-                )
+                shape = (self._matrices(self.size[0]), *self._scale_shape(name, self.size))
+                self._scales[name] = torch.ones(shape, device=self.device, dtype=torch.float32)
         if in_qt:
             one, other = self._of_cast
             self._scales[one] = self._scales[other]
@@ -283,6 +307,10 @@ class ExpertGather(Gather):
     def _extents(self, name: str, shape: Sequence[int]) -> tuple[int, int]:
         """Returns the lines of each expert's copy, and their length."""
         return (shape[1], shape[2]) if name == "q" else (shape[2], shape[1])
+
+    def _matrices(self, experts: int) -> int:
+        """Returns how many matrices have scales of their own."""
+        return 1 if self.is_delayed else experts
 
     def _scale_shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of the scales of one expert's copy."""
@@ -296,6 +324,8 @@ class ExpertGather(Gather):
 
     def _travels(self, name: str) -> bool:
         """Tells whether other ranks have some of the scales."""
+        if self.is_delayed:
+            return False
         if not self.is_cut:
             return self.ranks > 1
         granularity = self._granularity[name]
@@ -308,9 +338,9 @@ class ExpertGather(Gather):
         if self._granularity[name] is Granularity.TENSOR:
             begin -= 4 * _INVERSE
         floats = buffer[begin:].view(torch.float32)
-        count = self._own * math.prod(inner)
-        own = floats[:count].view(self._own, *inner)
-        if self._own == self._part[0]:
+        matrices = self._matrices(self._own)
+        own = floats[: matrices * math.prod(inner)].view(matrices, *inner)
+        if matrices == self._matrices(self._part[0]):
             return own
         padded = own.new_ones((self._part[0], *inner))
         padded[: self._own] = own
@@ -343,13 +373,17 @@ class ExpertGather(Gather):
         cast_experts([(self, weight)])
 
     def shard(self, name: str) -> Tensor:
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.in_graph = True
         return self._shards[name]
 
     # The copies of the whole weight
 
-    def q(self, dtype: torch.dtype) -> GatheredCopy:
-        """Returns q for an x of that type: [experts][N], rows in whole 128s."""
-        return self._copy("q", dtype)
+    def q(self, dtype: torch.dtype, records: bool = False) -> GatheredCopy:
+        """Returns q for an x of that type: [experts][N], rows in whole 128s. `records`: as in note_read."""
+        copy = self._copy("q", dtype)
+        self.note_read(records)
+        return copy
 
     def qt(self, dtype: torch.dtype) -> GatheredCopy:
         """Returns qt for a dy of that type: [experts][K], rows in whole 128s."""
@@ -361,6 +395,8 @@ class ExpertGather(Gather):
         experts, inner = self.size[0], self._scale_shape(name, self.whole_size)
         data = copy.data.view(experts, lines, -1)[..., :length]
         assert copy.scales is not None
+        if self.is_delayed:
+            return data, copy.scales[:1]
         if self._granularity[name] is Granularity.TENSOR:
             return data, copy.scales[: _STRIDE * (experts - 1) + 1 : _STRIDE]
         scales = copy.scales[: experts * math.prod(inner)].view(experts, *inner)
@@ -418,44 +454,3 @@ class ExpertGather(Gather):
             data = data.view(self.ranks, self.size[0], -1).transpose(0, 1).reshape(-1)
             self._copies[name] = data
         return data
-
-
-class SecondGather(Gather):
-    """The shard of a weight whose rows are in the copies of another one's gather (w3 in those of w1).
-
-    It is watched as others are, and a change of it makes both be cast again; ranks give nothing else for it.
-    """
-
-    def __init__(self, layer: ExpertLinear, dtype: torch.dtype, first: ExpertGather) -> None:
-        super().__init__(layer, dtype, first.stored_size, first.group, first.device)
-        self._own_shape = tuple(map(int, layer.weight._local_tensor.shape))
-        self._expected = (first._own, *map(int, self.size[1:]))
-        first.make_pair_with(self)
-        self._nothing = torch.empty((0, *self.size[1:]), device=self.device, dtype=torch.uint8)
-        self.whole_size = self._nothing.shape
-
-    @property
-    def casts(self) -> tuple[Gather, ...]:
-        return ()
-
-    def facts(self) -> str:
-        wrong = _wrong(self._own_shape, self._expected)
-        return f"{self._what}, as one weight with another{wrong}"
-
-    def shard(self, name: str) -> Tensor:
-        return self._nothing
-
-    def cast(self, weight: DTensor) -> None:
-        cast_experts([(self, weight)])
-
-
-def make_pair(first: ExpertLinear, second: ExpertLinear) -> tuple[ExpertGather, Gather]:
-    """Returns the gathers of w1 and w3, which ranks share in one way."""
-    one = ExpertGather(first, first.weight.dtype, may_have_second=True)
-    if one.has_second:
-        return one, SecondGather(second, second.weight.dtype, one)
-    other = ExpertGather(second, second.weight.dtype)
-    cuts_blocks = Granularity.BLOCK_128X128 in one._granularity.values() and one.size[1] % BLOCK
-    if not cuts_blocks:  # of 128x128, which would have rows of both
-        one.make_pair_with(other)
-    return one, other

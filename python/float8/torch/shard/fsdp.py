@@ -27,7 +27,8 @@ from float8.torch import notices
 from float8.torch.ranks import collectives
 from float8.torch.shard import weight_changes
 from float8.torch.shard.expert_casts import cast_experts
-from float8.torch.shard.expert_gather import ExpertGather, make_pair, obstacle
+from float8.torch.shard.expert_gather import ExpertGather, obstacle
+from float8.torch.shard.expert_pair import make_pair
 from float8.torch.shard.gather import COPIES, Gather
 from float8.torch.shard.gathered_weight import GatheredWeight
 from float8.torch.shard.shard_casts import cast_late, cast_shards

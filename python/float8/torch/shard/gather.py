@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from float8.torch import _ops
+from float8.torch.amaxes import WeightAmax
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.shard import weight_changes
@@ -71,6 +72,8 @@ class Gather:
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
         self._layer = weakref.ref(layer)
         self._copies: dict[str, Tensor] = {}
+        self.amax = WeightAmax()
+        self.in_graph = False  # a captured CUDA graph reads the shard and the scales where they are
         self.is_fresh = False  # it was cast for the gather that comes next
         self._checked: Tensor | None = None  # what was cast, where copies are checked
         self._seen: tuple[Any, ...] | None = None  # the state of the weight that was cast
@@ -161,7 +164,21 @@ class Gather:
     @property
     def scales(self) -> ScaleState | None:
         """Returns the scale state of delayed scaling."""
-        return None
+        layer = self._layer()
+        return None if layer is None else layer._scales
+
+    @property
+    def amax_word(self) -> Tensor:
+        """Returns the word of the scale state in which casts record the weight's amax."""
+        layer = self._layer()
+        assert layer is not None and layer._scales is not None
+        word: Tensor = layer._scales.amax_of_weight(layer._scale_index)
+        return word
+
+    def note_read(self, records: bool) -> None:
+        """Notes that a forward reads the copies. `records`: whether delayed scaling records this forward."""
+        if records and self.amax.unread is not None:
+            self.amax = WeightAmax(read=self.amax.unread)
 
     def gathered_type(self, own: torch.dtype) -> torch.dtype:
         """Returns the type in which FSDP would gather a weight of its own type, in as few bits as do.

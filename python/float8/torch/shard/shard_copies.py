@@ -31,6 +31,7 @@ class ShardCopies:
     ranks: int
     _seen: tuple[Any, ...] | None
     late: bool
+    in_graph: bool
 
     def __init__(self, layer: Float8Linear, own_rows: int) -> None:
         n, self.cols = self.size
@@ -69,7 +70,6 @@ class ShardCopies:
         ] = ()  # what the layout of the last cast's copies follows from
         self._cast_scales: tuple[Tensor, ...] = ()  # in these buffers
         self._scales: dict[str, Tensor] = {}
-        self.in_graph = False  # a captured CUDA graph reads the shard and the scales where they are
 
     @property
     def is_one_pass(self) -> bool:

@@ -13,6 +13,7 @@ from float8.torch import _ops
 from float8.torch.amaxes import take_back
 from float8.torch.shard import fsdp
 from float8.torch.shard.expert_gather import ExpertGather
+from float8.torch.shard.expert_pair import SecondGather
 from float8.torch.shard.weight_gather import WeightGather
 
 
@@ -85,7 +86,11 @@ class _LinearUpdate(ShardUpdate):
 
 class _ExpertUpdate(ShardUpdate):
     def __init__(
-        self, parameter: Any, gather: ExpertGather, dtype: int, words: tuple[int, int]
+        self,
+        parameter: Any,
+        gather: ExpertGather | SecondGather,
+        dtype: int,
+        words: tuple[int, int],
     ) -> None:
         super().__init__(parameter, dtype)
         self.config, self.words = gather.config, words
@@ -101,13 +106,13 @@ def shard_update(parameter: Any) -> ShardUpdate | None:
     if isinstance(gather, WeightGather) and _has_use(gather):
         dtype = _dtype_of_cast(gather, parameter)
         return None if dtype is None else _LinearUpdate(parameter, gather, dtype)
-    if isinstance(gather, ExpertGather) and (words := gather.maxima_of_update()) is not None:
+    if isinstance(gather, ExpertGather | SecondGather) and (words := gather.maxima_of_update()):
         dtype = _dtype_of_cast(gather, parameter)
         return None if dtype is None else _ExpertUpdate(parameter, gather, dtype, words)
     return None
 
 
-def _dtype_of_cast(gather: WeightGather | ExpertGather, parameter: Any) -> int | None:
+def _dtype_of_cast(gather: Any, parameter: Any) -> int | None:
     """Returns the type that the next cast rounds a shard to as it reads it, None where an update cannot know it."""
     memory = parameter._local_tensor
     own = memory.dtype

@@ -23,7 +23,6 @@ from torch import Tensor
 from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
-from float8.torch.amaxes import WeightAmax
 from float8.torch.shard.copy_layout import Copy, Layout, copy_bytes, layout
 from float8.torch.shard.gather import COPIES, Gather, GatheredCopy
 from float8.torch.shard.shard_casts import cast_late, cast_shards
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from float8.torch.layer.linear import Float8Linear
-    from float8.torch.scales import ScaleState
 
 _STEP = 128  # elements that a GEMM sums in a step; copies have rows of whole ones
 
@@ -64,15 +62,8 @@ class WeightGather(ShardCopies, Gather):
         group, device = mesh.get_group(dims.fsdp), weight._local_tensor.device
         Gather.__init__(self, layer, dtype, torch.Size(size), group, device)
         ShardCopies.__init__(self, layer, self._own_shape[0])
-        self.amax = WeightAmax()
         # An optimizer made these copies of the shard in this state.
         self._made: tuple[Any, tuple[Tensor, ...]] | None = None
-
-    @property
-    def scales(self) -> ScaleState | None:
-        """Returns the scale state of delayed scaling."""
-        layer = self._layer()
-        return None if layer is None else layer._scales
 
     @property
     def first_step(self) -> bool:
@@ -88,13 +79,6 @@ class WeightGather(ShardCopies, Gather):
         view = layer.scales_on(layer.weight.device)
         assert view is not None
         return view
-
-    @property
-    def amax_word(self) -> Tensor:
-        """Returns the word of the scale state in which casts record the weight's amax."""
-        layer = self._layer()
-        assert layer is not None and layer._scales is not None
-        return layer._scales.amax_of_weight(layer._scale_index)
 
     def facts(self) -> str:
         """Returns what all ranks of the group have in common, and what is wrong on this one."""
@@ -152,8 +136,7 @@ class WeightGather(ShardCopies, Gather):
     def q(self, dtype: torch.dtype, records: bool) -> GatheredCopy:
         """Returns q for an x of that type. `records`: whether delayed scaling records this forward."""
         data = self._gathered("q", dtype)
-        if records and self.amax.unread is not None:
-            self.amax = WeightAmax(read=self.amax.unread)
+        self.note_read(records)
         if self.cols % _STEP == 0:
             whole = self.size.numel()
             return GatheredCopy(data if data.numel() == whole else data[:whole], self._scales["q"])

@@ -153,6 +153,11 @@ def convert(model: Any, recipe: Any, gather: bool, **options: Any) -> Any:
     return f8.convert_to_float8_training(model, config=config, experts=True)
 
 
+def own_layers(model: nn.Module) -> list[Any]:
+    """Returns the layers of a sequence, without the scale state that delayed scaling adds to it."""
+    return [each for name, each in model.named_children() if name != "float8_scales"]
+
+
 def shard(model: Any, mesh: Any, dim: int = 0, **options: Any) -> Any:
     """Shards the layers of a copy of a model, the experts over that dimension."""
 
@@ -160,7 +165,7 @@ def shard(model: Any, mesh: Any, dim: int = 0, **options: Any) -> Any:
         return Shard(dim) if weight.dim() == 3 else None
 
     sharded = copy.deepcopy(model)
-    for layer in sharded.model.layers if hasattr(sharded, "model") else sharded:
+    for layer in sharded.model.layers if hasattr(sharded, "model") else own_layers(sharded):
         fully_shard(layer, mesh=mesh, shard_placement_fn=placement, **options)
     return fully_shard(sharded, mesh=mesh, **options)
 
@@ -235,16 +240,16 @@ def equal_steps_of(
     plain: Any, mesh: Any, rank: int, world: int, recipe: str, dim: int, fused: bool
 ) -> None:
     """Trains with fp8 gathers, with gathers in high precision and on one rank."""
-    single = convert(plain, recipe, False)
     in_f32 = recipe != "rowwise_with_gw_hp"
     if not in_f32:
-        single.bfloat16()
+        plain.bfloat16()
+    fp8 = shard(convert(copy.deepcopy(plain), recipe, True), mesh, dim)
+    single = convert(plain, recipe, False)
     high = shard(single, mesh, dim)
-    fp8 = shard(convert(copy.deepcopy(single), recipe, True), mesh, dim)
     seen = watch(fp8)
     kind = {"fused": True} if fused else {"foreach": True}
-    # On two CPUs sums of gradients have one order, and one rounding.
-    with_single = world == 2 and in_f32 and ranks.device == "cpu"
+    # On two CPUs sums of gradients have one order, and one rounding. Delayed scales of x are those of all ranks.
+    with_single = world == 2 and in_f32 and recipe != "delayed" and ranks.device == "cpu"
     trained = [fp8, high, single] if with_single else [fp8, high]
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, **kind) for m in trained]
     before = copies_of(single)
@@ -260,6 +265,8 @@ def equal_steps_of(
                 (loss(single, part) / world).backward()
         for (name, a), b in zip(fp8.named_parameters(), high.parameters(), strict=True):
             assert torch.equal(a.grad.to_local(), b.grad.to_local()), (step, name)
+        if recipe == "delayed":
+            expect_equal_scales([fp8, high])
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -271,6 +278,14 @@ def equal_steps_of(
     cut = recipe == "blockwise" and dim == 1
     assert seen == 3 * 2 * [True, not cut]
     expect_changes(before, fp8)
+
+
+def expect_equal_scales(models: list[Any]) -> None:
+    """Ends a step of models with delayed scaling, whose scale states are one."""
+    for model in models:
+        f8.sync_float8_amax_and_scale_history(model)
+    one, *others = (model.float8_scales._live for model in models)
+    assert all(torch.equal(one, other) for other in others)
 
 
 def expect_equal_steps(
@@ -290,14 +305,16 @@ def expect_equal_steps(
     for _ in range(steps):
         for _ in range(micro_batches):
             ys = [of(model, x) for model in models]
-            assert torch.equal(*ys)
+            assert all(torch.equal(y, ys[0]) for y in ys)
             for y in ys:
                 y.square().mean().backward()
+        if hasattr(models[0], "float8_scales"):
+            expect_equal_scales(models)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        for own, other in zip(*(model.parameters() for model in models), strict=True):
-            assert torch.equal(own.to_local(), other.to_local())
+        for own, *others in zip(*(model.parameters() for model in models), strict=True):
+            assert all(torch.equal(own.to_local(), other.to_local()) for other in others)
     assert seen and all(seen) >= all_in_fp8
     expect_changes(before, models[0])
     return seen
@@ -316,7 +333,8 @@ def import_torchtitan(folder: str) -> Any:
 
 
 def _by_checkpoint(model: nn.Module, folder: str) -> None:
-    state = {name: 2 * p.detach() for name, p in get_model_state_dict(model).items()}
+    own = get_model_state_dict(model)  # a scale state stays as it is
+    state = {name: 2 * p.detach() if p.is_floating_point() else p for name, p in own.items()}
     dcp.save(state, checkpoint_id=folder)
     loaded = get_model_state_dict(model)
     dcp.load(loaded, checkpoint_id=folder)

@@ -24,7 +24,13 @@ from torch.utils.checkpoint import checkpoint
 import float8.torch as f8
 from float8.torch.shard.fsdp import ShardedWeight
 
-DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+IN_ANY_ROWS = (
+    "tensorwise",
+    "rowwise",
+    "rowwise_with_gw_hp",
+    "delayed",
+)  # blockwise wants whole blocks
+RECIPES = (*IN_ANY_ROWS, "blockwise")
 
 
 def _equal_steps(
@@ -42,22 +48,23 @@ _needs_transformers = pytest.mark.skipif(
 
 
 @_needs_transformers
-@pytest.mark.parametrize("recipe", DYNAMIC)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_whole_experts(recipe: str, tmp_path: Any) -> None:
     ranks.spawn(_equal_steps, 2, tmp_path, recipe, 4, 48, 0, False)
 
 
 @_needs_transformers
+@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
 @pytest.mark.parametrize(("world", "experts"), [(2, 3), (3, 4)])
-def test_uneven_numbers_of_experts(world: int, experts: int, tmp_path: Any) -> None:
+def test_uneven_numbers_of_experts(world: int, experts: int, recipe: str, tmp_path: Any) -> None:
     """Of three ranks with four experts, the last has none."""
-    ranks.spawn(_equal_steps, world, tmp_path, "rowwise", experts, 48, 0, True)
+    ranks.spawn(_equal_steps, world, tmp_path, recipe, experts, 48, 0, True)
 
 
 @_needs_transformers
 @ranks.needs_gpus(2)
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("recipe", DYNAMIC[:3])
+@pytest.mark.parametrize("recipe", IN_ANY_ROWS)
 def test_on_gpus(recipe: str, dim: int, tmp_path: Any) -> None:
     ranks.spawn(_equal_steps, 2, tmp_path, recipe, 3, 48, dim, True, device="cuda")
 
@@ -69,7 +76,7 @@ def test_one_of_two_weights(tmp_path: Any) -> None:
 
 
 @_needs_transformers
-@pytest.mark.parametrize("recipe", DYNAMIC[:3])
+@pytest.mark.parametrize("recipe", IN_ANY_ROWS)
 def test_parts_of_each_expert(recipe: str, tmp_path: Any) -> None:
     ranks.spawn(_equal_steps, 2, tmp_path, recipe, 3, 48, 1, True)
 
@@ -89,7 +96,8 @@ def _pair(mesh: Any, recipe: str, experts: int, dim: int = 0, **options: Any) ->
 def _classes(mesh: Any, rank: int, world: int) -> None:
     x = expert_shards.rows(world)[rank]
     for kind in (expert_shards.GroupedExperts, expert_shards.FirstGroupedExperts):
-        expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 3, kind=kind), x)
+        for recipe in ("rowwise", "delayed"):
+            expert_shards.expect_equal_steps(_pair(mesh, recipe, 3, kind=kind), x, 3)
     # Rows in whole 128s are read as they are gathered.
     expert_shards.expect_equal_steps(_pair(mesh, "blockwise", 2, n=256), x)
     # Blocks of w1 and w3 are whole on each rank, and those of w2 are not.
@@ -147,24 +155,25 @@ def _options(mesh: Any, rank: int, world: int) -> None:
             _pair(mesh, "rowwise", experts, dim, reshard_after_forward=False), x
         )
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    for recipe, experts in (("tensorwise", 3), ("rowwise", 4)):
+    for recipe, experts in (("tensorwise", 3), ("rowwise", 4), ("delayed", 3)):
         expert_shards.expect_equal_steps(_pair(mesh, recipe, experts, mp_policy=policy), x)
     plain = expert_shards.layers(4)
     for i, layer in enumerate(plain):
         plain[i] = _Checkpointed(layer)
-    for dim in (0, 1):
+    for recipe, dim in (("rowwise", 0), ("rowwise", 1), ("delayed", 1)):
         models = [
             expert_shards.shard(
-                expert_shards.convert(copy.deepcopy(plain), "rowwise", gather), mesh, dim
+                expert_shards.convert(copy.deepcopy(plain), recipe, gather), mesh, dim
             )
             for gather in (True, False)
         ]
-        expert_shards.expect_equal_steps(models, x)
-    with torch.autocast(ranks.device, torch.bfloat16):
-        expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 4), x, 1)
-    with torch.no_grad():  # no backward reads the copies
-        fp8, high = _pair(mesh, "rowwise", 4)
-        assert torch.equal(fp8(x), high(x))
+        expert_shards.expect_equal_steps(models, x, micro_batches=2)
+    for recipe in ("rowwise", "delayed"):
+        with torch.autocast(ranks.device, torch.bfloat16):
+            expert_shards.expect_equal_steps(_pair(mesh, recipe, 4), x)
+        with torch.no_grad():  # no backward reads the copies
+            fp8, high = _pair(mesh, recipe, 4)
+            assert torch.equal(fp8(x), high(x))
 
 
 def test_options_of_fully_shard(tmp_path: Any) -> None:
@@ -173,18 +182,19 @@ def test_options_of_fully_shard(tmp_path: Any) -> None:
 
 def _hybrid(_: Any, rank: int, world: int) -> None:
     mesh = init_device_mesh(ranks.device, (2, 2), mesh_dim_names=("replicate", "shard"))
-    expert_shards.expect_equal_steps(_pair(mesh, "rowwise", 4), expert_shards.rows(world)[rank])
+    for recipe in ("rowwise", "delayed"):
+        expert_shards.expect_equal_steps(_pair(mesh, recipe, 4), expert_shards.rows(world)[rank])
 
 
 def test_hybrid_sharding(tmp_path: Any) -> None:
     ranks.spawn(_hybrid, 4, tmp_path)
 
 
-def _compiled(mesh: Any, rank: int, world: int) -> None:
+def _compiled(mesh: Any, rank: int, world: int, recipe: str) -> None:
     x = expert_shards.rows(world)[rank]
     models = []
     for gather in (True, False):
-        model = expert_shards.convert(expert_shards.layers(4), "rowwise", gather)
+        model = expert_shards.convert(expert_shards.layers(4), recipe, gather)
         models.append(expert_shards.shard(model, mesh))  # copies have no compiled layers
         for layer in models[-1]:
             layer.compile(fullgraph=True, backend="aot_eager")
@@ -193,16 +203,19 @@ def _compiled(mesh: Any, rank: int, world: int) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
 
 
-def test_compiled_layers(tmp_path: Any) -> None:
-    ranks.spawn(_compiled, 2, tmp_path)
+@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
+def test_compiled_layers(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_compiled, 2, tmp_path, recipe)
 
 
-def _traffic(mesh: Any, rank: int, world: int, dim: int) -> None:
+def _traffic(mesh: Any, rank: int, world: int, recipe: str, dim: int) -> None:
     experts, n = 4, 128
-    model, _ = _pair(mesh, "rowwise", experts, dim, n=n)
+    model, _ = _pair(mesh, recipe, experts, dim, n=n)
     x = expert_shards.rows(world)[rank]
     traffic = ranks.Traffic()
     model(x).sum().backward()
+    if recipe == "delayed":
+        f8.sync_float8_amax_and_scale_history(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         f8.cache_weight_casts(model).update()  # there is no linear, but experts
@@ -211,8 +224,8 @@ def _traffic(mesh: Any, rank: int, world: int, dim: int) -> None:
     scales = 2 * (2 * n + expert_shards.HIDDEN) * experts // world  # of q, which ranks have rows of
     if dim == 0:
         scales += 2 * (expert_shards.HIDDEN + n) * experts // world  # of qt: w1 and w3 share theirs
-    assert gathered == {torch.float32: 4 * scales}
-    assert reduced == dim
+    of_casts = ({torch.float32: 4 * scales}, dim) if recipe == "rowwise" else ({}, 0)
+    assert (gathered, reduced) == of_casts
     with torch.no_grad():
         gathered, reduced = traffic.of(lambda: model(x))
     assert gathered == {torch.uint8: elements // world}, gathered
@@ -220,9 +233,10 @@ def _traffic(mesh: Any, rank: int, world: int, dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_bytes_of_gathers(dim: int, tmp_path: Any) -> None:
-    """A byte an element; whole experts reduce nothing."""
-    ranks.spawn(_traffic, 2, tmp_path, dim)
+@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
+def test_bytes_of_gathers(recipe: str, dim: int, tmp_path: Any) -> None:
+    """A byte an element; whole experts reduce nothing, and delayed scales are known."""
+    ranks.spawn(_traffic, 2, tmp_path, recipe, dim)
 
 
 def _left(mesh: Any, rank: int, world: int) -> None:
@@ -236,8 +250,7 @@ def _left(mesh: Any, rank: int, world: int) -> None:
             y = model(x)
         words = " ".join(str(each.message) for each in caught)
         assert expected in words and "in high precision" in words, words
-        if recipe != "delayed":
-            assert torch.equal(y, high(x))
+        assert torch.equal(y, high(x))
         y.sum().backward()
         assert not any(
             isinstance(weight, f8_weight) for weight in expert_shards.weights_in_forward(model, x)
@@ -245,7 +258,6 @@ def _left(mesh: Any, rank: int, world: int) -> None:
 
     f8_weight = expert_shards.GatheredWeight
     told("blockwise", 1, "1.experts.w3", n=128)
-    told("delayed", 0, "dynamic scaling", kind=expert_shards.FirstGroupedExperts)
 
 
 def test_what_gathers_in_high_precision(tmp_path: Any) -> None:
@@ -274,8 +286,8 @@ def _double(weight: Any) -> None:
 
 def _by_load(model: nn.Module, folder: str) -> None:
     state = {name: p.detach().clone() for name, p in model.state_dict().items()}
-    for each in state.values():
-        each.mul_(2)
+    for name, _ in model.named_parameters():
+        state[name].mul_(2)
     model.load_state_dict(state)
 
 
@@ -286,10 +298,10 @@ _WAYS: dict[str, Callable[[Any, str], object]] = {
 }
 
 
-def _changed(mesh: Any, rank: int, world: int, folder: str, dim: int) -> None:
+def _changed(mesh: Any, rank: int, world: int, folder: str, recipe: str, dim: int) -> None:
     """Each change of the weights is seen by the forward that follows, without a call."""
     x = expert_shards.rows(world)[rank]
-    models = _pair(mesh, "rowwise", 4, dim)
+    models = _pair(mesh, recipe, 4, dim)
     with torch.no_grad():
         before = models[0](x)
         for number, (way, change) in enumerate(_WAYS.items()):
@@ -304,22 +316,23 @@ def _changed(mesh: Any, rank: int, world: int, folder: str, dim: int) -> None:
                 assert torch.equal(model(x), before), way
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_changes_of_weights(dim: int, tmp_path: Any) -> None:
-    ranks.spawn(_changed, 2, tmp_path, str(tmp_path), dim)
+@pytest.mark.parametrize(("recipe", "dim"), [("rowwise", 0), ("rowwise", 1), ("delayed", 0)])
+def test_changes_of_weights(recipe: str, dim: int, tmp_path: Any) -> None:
+    ranks.spawn(_changed, 2, tmp_path, str(tmp_path), recipe, dim)
 
 
 def _unseen(mesh: Any, rank: int, world: int) -> None:
     """check_copies, which all ranks have on, finds copies that are not their weight's."""
-    model, _ = _pair(mesh, "rowwise", 4)
     x = expert_shards.rows(world)[rank]
-    with torch.no_grad():
-        model(x)
-        local: Any = model[1].experts.w2._local_tensor
-        address = local.plain().data_ptr()  # as a kernel might have it from elsewhere
-        ctypes.c_float.from_address(address).value += 1
-        with pytest.raises(RuntimeError, match=r"1\.experts\.w2.*please"):
+    for recipe in ("rowwise", "delayed"):
+        model, _ = _pair(mesh, recipe, 4)
+        with torch.no_grad():
             model(x)
+            local: Any = model[1].experts.w2._local_tensor
+            address = local.plain().data_ptr()  # as a kernel might have it from elsewhere
+            ctypes.c_float.from_address(address).value += 1
+            with pytest.raises(RuntimeError, match=r"1\.experts\.w2.*please"):
+                model(x)
 
 
 def test_a_change_that_nobody_saw(tmp_path: Any) -> None:
@@ -329,11 +342,17 @@ def test_a_change_that_nobody_saw(tmp_path: Any) -> None:
 def _verified(mesh: Any, rank: int, world: int) -> None:
     """verify_distributed compares each weight, also before a step, and finds what was changed unseen."""
     x = expert_shards.rows(world)[rank]
-    for recipe, dim in (("tensorwise", 0), ("rowwise", 1), ("rowwise", 0), ("blockwise", 0)):
+    delayed = (("delayed", 0), ("delayed", 1))
+    for recipe, dim in (
+        *(("tensorwise", 0), ("rowwise", 1)),
+        *delayed,
+        *(("rowwise", 0), ("blockwise", 0)),
+    ):
         model, _ = _pair(mesh, recipe, 4 if recipe == "blockwise" else 3, dim)
         for _ in range(2):
             report = f8.verify_distributed(model)
-            names = ["w1", "w2", "w3"] if recipe == "tensorwise" else ["w1 and w3", "w2"]
+            apart = recipe in ("tensorwise", "delayed")
+            names = ["w1", "w2", "w3"] if apart else ["w1 and w3", "w2"]
             expected = [f"{i}.experts.{name}" for i in range(2) for name in names]
             assert report.ok and [each.name for each in report.layers] == expected
             assert all(
@@ -341,6 +360,8 @@ def _verified(mesh: Any, rank: int, world: int) -> None:
                 for each in report.layers
             )
             model(x).sum().backward()
+            if recipe == "delayed":
+                f8.sync_float8_amax_and_scale_history(model)
     f8.check_copies(False)
     local: Any = model[1].experts.w2._local_tensor
     if rank == 1:
@@ -353,15 +374,16 @@ def test_verify_distributed(tmp_path: Any) -> None:
     ranks.spawn(_verified, 2, tmp_path)
 
 
-def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
+def _saved(mesh: Any, rank: int, world: int, folder: str, recipe: str) -> None:
     """A checkpoint has plain tensors, which a model without fp8 loads, and a new one has their steps."""
     x = expert_shards.rows(world)[rank]
-    model, high = _pair(mesh, "rowwise", 4)
+    model, high = _pair(mesh, recipe, 4)
     assert all(isinstance(p._local_tensor, ShardedWeight) for p in model.parameters())
-    expert_shards.expect_equal_steps([model, high], x, 1)
-    assert list(model.state_dict()) == list(expert_shards.layers(4).state_dict())
+    expert_shards.expect_equal_steps([model, high], x, 2)
+    scales = ["float8_scales.state"] if recipe == "delayed" else []
+    assert list(model.state_dict()) == [*expert_shards.layers(4).state_dict(), *scales]
     dcp.save(get_model_state_dict(model), checkpoint_id=folder)
-    others = _pair(mesh, "rowwise", 4)
+    others = _pair(mesh, recipe, 4)
     for other in others:
         state = get_model_state_dict(other)
         dcp.load(state, checkpoint_id=folder)
@@ -369,7 +391,7 @@ def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
     with torch.no_grad():
         ys = [each(x) for each in (model, high, *others)]
     assert all(torch.equal(y, ys[0]) for y in ys)
-    expert_shards.expect_equal_steps(others, x, 1)
+    expert_shards.expect_equal_steps([*others, model], x, 2)
     again = copy.deepcopy(others[0][0].experts.w1._local_tensor)
     assert torch.equal(again, others[1][0].experts.w1._local_tensor)
     bytes_of = io.BytesIO()
@@ -378,17 +400,19 @@ def _saved(mesh: Any, rank: int, world: int, folder: str) -> None:
     assert type(torch.load(bytes_of)) is torch.Tensor
 
 
-def test_saves_and_loads(tmp_path: Any) -> None:
-    ranks.spawn(_saved, 2, tmp_path, str(tmp_path / "checkpoint"))
+@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
+def test_saves_and_loads(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_saved, 2, tmp_path, str(tmp_path / "checkpoint"), recipe)
 
 
-def _own(mesh: Any, rank: int, world: int) -> None:
+def _own(mesh: Any, rank: int, world: int, recipe: str) -> None:
     """float8.torch.Experts are gathered in fp8 as converted ones are."""
-    single = f8.Experts(4, expert_shards.HIDDEN, 48, recipe="rowwise").to(ranks.device)
     emulate = ranks.device == "cpu"
+    sizes = (4, expert_shards.HIDDEN, 48)
+    single = f8.Experts(*sizes, recipe=recipe, emulate=emulate).to(ranks.device)
     models = []
     for gather in (True, False):
-        config = f8.LinearConfig("rowwise", emulate=emulate, enable_fsdp_float8_all_gather=gather)
+        config = f8.LinearConfig(recipe, emulate=emulate, enable_fsdp_float8_all_gather=gather)
         model = f8.convert_to_float8_training(copy.deepcopy(single), config=config, experts=True)
         models.append(fully_shard(model, mesh=mesh))
     assert models[0].expert_weights.keys() == {"w13", "w2"}
@@ -399,8 +423,11 @@ def _own(mesh: Any, rank: int, world: int) -> None:
     for _ in range(2):
         results = [each(x, ids, scores) for each in models]
         assert torch.equal(*results)
-        for y, optimizer in zip(results, optimizers, strict=True):
+        for y in results:
             y.square().sum().backward()
+        if recipe == "delayed":
+            expert_shards.expect_equal_scales(models)
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
     for one, other, old in zip(*(m.parameters() for m in (*models, single)), strict=True):
@@ -408,5 +435,6 @@ def _own(mesh: Any, rank: int, world: int) -> None:
         assert (one.full_tensor() != old).flatten(1).any(1).all()
 
 
-def test_own_experts(tmp_path: Any) -> None:
-    ranks.spawn(_own, 2, tmp_path)
+@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
+def test_own_experts(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_own, 2, tmp_path, recipe)

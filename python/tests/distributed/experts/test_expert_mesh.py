@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import float8.torch as f8
 
-DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise")
 
 
 class _Meshes:
@@ -45,8 +45,7 @@ def _give_experts(experts: Any, mesh: Any, *at: Any) -> None:
 
 def _share(model: nn.Sequential, meshes: _Meshes, dim: int, at: Shard, **options: Any) -> Any:
     """Gives ranks their experts, and lets FSDP share these by that dimension."""
-    for layer in model:
-        own: Any = layer
+    for own in expert_shards.own_layers(model):
         _give_experts(own.experts, meshes.ep, at)
         if at.dim == 0:
             own.count //= meshes.ep.size()
@@ -89,20 +88,21 @@ def _steps(_: Any, rank: int, world: int, fsdp: int, recipe: str) -> None:
         assert seen.count(True) == (4 if cut else 6) * 2
 
 
-@pytest.mark.parametrize("recipe", DYNAMIC)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_equal_steps(recipe: str, tmp_path: Any) -> None:
     """Weights and results are those of gathers in high precision, whole experts or parts of each."""
     ranks.spawn(_steps, 4, tmp_path, 2, recipe)
 
 
 @pytest.mark.parametrize("fsdp", [1, 2])
-def test_one_rank_of_either(fsdp: int, tmp_path: Any) -> None:
-    ranks.spawn(_steps, 2, tmp_path, fsdp, "rowwise")
+@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
+def test_one_rank_of_either(recipe: str, fsdp: int, tmp_path: Any) -> None:
+    ranks.spawn(_steps, 2, tmp_path, fsdp, recipe)
 
 
 @ranks.needs_gpus(2)
 @pytest.mark.parametrize("fsdp", [1, 2])
-@pytest.mark.parametrize("recipe", DYNAMIC[:3])
+@pytest.mark.parametrize("recipe", RECIPES[:4])
 def test_on_gpus(recipe: str, fsdp: int, tmp_path: Any) -> None:
     ranks.spawn(_steps, 2, tmp_path, fsdp, recipe, device="cuda")
 
@@ -114,9 +114,11 @@ def _options(_: Any, rank: int, world: int) -> None:
     for dim, options in ((0, {"reshard_after_forward": False}), (1, {"mp_policy": policy})):
         models = _pair(meshes, "rowwise", 4, dim, **options)
         expert_shards.expect_equal_steps(models, x, micro_batches=2)
-    models = _pair(_Meshes(2, 1, 2), "rowwise", 4)
-    expert_shards.expect_equal_steps(models, x)
-    assert f8.verify_distributed(models[0]).ok
+    with_replicas = _Meshes(2, 1, 2)
+    for recipe in ("rowwise", "delayed"):
+        models = _pair(with_replicas, recipe, 4)
+        expert_shards.expect_equal_steps(models, x)
+        assert f8.verify_distributed(models[0]).ok
 
 
 def test_options_of_fully_shard(tmp_path: Any) -> None:
@@ -226,7 +228,7 @@ def test_under_torchtitans_expert_parallel(tmp_path: Any) -> None:
     ranks.spawn(_torchtitan, 4, tmp_path, repository.torchtitan_folder("0.2.2"))
 
 
-def _transformers(_: Any, rank: int, world: int, kind: str) -> None:
+def _transformers(_: Any, rank: int, world: int, kind: str, recipe: str) -> None:
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
     meshes = _Meshes(2, 2)
@@ -234,7 +236,7 @@ def _transformers(_: Any, rank: int, world: int, kind: str) -> None:
     plain = getattr(expert_shards, kind)(4)
     models = []
     for gather in (True, False):
-        model = expert_shards.convert(copy.deepcopy(plain), "rowwise", gather)
+        model = expert_shards.convert(copy.deepcopy(plain), recipe, gather)
         names = {name for name, _ in (*model.named_parameters(), *model.named_modules())}
         plan = {
             f"model.{name.replace('*', str(i))}": style
@@ -253,11 +255,13 @@ def _transformers(_: Any, rank: int, world: int, kind: str) -> None:
     assert f8.verify_distributed(models[0]).ok
 
 
-@pytest.mark.parametrize("kind", ["qwen", "gpt_oss"])
-def test_under_transformers_expert_parallelism(kind: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "recipe"), [("qwen", "rowwise"), ("qwen", "delayed"), ("gpt_oss", "rowwise")]
+)
+def test_under_transformers_expert_parallelism(kind: str, recipe: str, tmp_path: Any) -> None:
     """The weights of gpt-oss are stored as [E, K, N]."""
     pytest.importorskip("transformers.distributed.expert_parallel")
-    ranks.spawn(_transformers, 4, tmp_path, kind)
+    ranks.spawn(_transformers, 4, tmp_path, kind, recipe)
 
 
 def _changed(_: Any, rank: int, world: int, folder: str) -> None:
@@ -356,6 +360,14 @@ def _own_experts(_: Any, rank: int, world: int) -> None:
     assert torch.equal(models[0](x[rank]), y.view(world, -1, y.shape[-1])[rank])
     models[0].experts.reshard()
     expert_shards.expect_equal_steps(models, x[rank])
+    delayed = []
+    for gather in (True, False):
+        model = expert_shards.convert(_Own(), "delayed", gather)
+        _give_experts(model.experts, meshes.ep, Shard(0))
+        model.group = meshes.ep.get_group()
+        fully_shard(model.experts, mesh=meshes.fsdp)
+        delayed.append(model)
+    expert_shards.expect_equal_steps(delayed, x[rank], 3)
 
 
 def test_own_experts(tmp_path: Any) -> None:

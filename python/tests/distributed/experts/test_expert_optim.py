@@ -13,20 +13,22 @@ import torch
 from torch import nn
 
 import float8.torch as f8
-from float8.torch.shard.expert_gather import ExpertGather
+from float8.torch.shard.gather import Gather
+from float8.torch.shard.weight_gather import WeightGather
 
 
 def _watch_casts() -> list[bool]:
     """Returns a list that casts of shards lengthen in this process: whether an optimizer found the maxima."""
     kept: list[bool] = []
-    take = ExpertGather.take_maxima
+    take = Gather.take_maxima
 
     def watched(gather: Any, weight: Any) -> Any:
         words = take(gather, weight)
-        kept.append(words is not None)
+        if not isinstance(gather, WeightGather):  # of a linear
+            kept.append(words is not None)
         return words
 
-    ExpertGather.take_maxima = watched  # type: ignore[method-assign]
+    Gather.take_maxima = watched  # type: ignore[method-assign]
     return kept
 
 
@@ -49,8 +51,11 @@ def _train(models: list[Any], kept: list[bool], of: Callable[[Any], torch.Tensor
             ys.append(of(model))
             counts += [kept.count(True), kept.count(False)] if model is models[0] else []
         assert torch.equal(*ys)
-        for y, optimizer in zip(ys, optimizers, strict=True):
+        for y in ys:
             y.square().mean().backward()
+        if hasattr(models[0], "float8_scales"):
+            expert_shards.expect_equal_scales(models)
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         _forget(models[1])
@@ -69,22 +74,22 @@ def _twins(plain: Any, mesh: Any, recipe: str, dim: int) -> list[Any]:
 
 
 def _steps(mesh: Any, rank: int, world: int, recipe: str) -> None:
-    """Both layers have w2, and w1 and w3, which one cast reads where ranks have as many whole experts."""
+    """Also of w1 and w3, which one cast reads where ranks have as many whole experts."""
     x = expert_shards.rows(world)[rank]
     kept = _watch_casts()
     for dim, experts in ((0, 4), (0, 3), (1, 3)):
         models = _twins(expert_shards.layers(experts), mesh, recipe, dim)
-        expected = [2, 2] if recipe == "rowwise" and experts == 4 else [6, 0]
-        assert _train(models, kept, lambda model: model(x)) == 2 * expected
-    optimizer = f8.AdamW(models[0].parameters(), lr=1e-2)
-    models[0](x).sum().backward()
-    optimizer.step()
-    with torch.no_grad():
-        models[0][1].experts.w2.mul_(2)  # which makes the maxima old
-    kept.clear()
-    models[0](x)
-    assert (kept.count(True), kept.count(False)) == (5, 1)
-    assert f8.verify_distributed(models[0]).ok
+        assert _train(models, kept, lambda model: model(x)) == 2 * [6, 0]
+        optimizer = f8.AdamW(models[0].parameters(), lr=1e-2)
+        for name in ("w2", "w3"):
+            models[0](x).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                getattr(models[0][1].experts, name).mul_(2)  # which makes the maxima old
+            kept.clear()
+            models[0](x)
+            assert (kept.count(True), kept.count(False)) == (5, 1)
+            assert f8.verify_distributed(models[0]).ok
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
@@ -111,13 +116,14 @@ def test_weights_that_are_stored_transposed(tmp_path: Any) -> None:
     ranks.spawn(_transposed, 2, tmp_path)
 
 
-def _blockwise(mesh: Any, rank: int, world: int) -> None:
-    """Scales of blocks need no maxima before a cast: the update is torch's."""
+def _without_maxima(mesh: Any, rank: int, world: int, recipe: str) -> None:
+    """Scales of blocks, and delayed ones, need no maxima before a cast: the update is torch's."""
     kept = _watch_casts()
-    models = _twins(expert_shards.layers(2), mesh, "blockwise", 0)
+    models = _twins(expert_shards.layers(2), mesh, recipe, 0)
     x = expert_shards.rows(world)[rank]
-    assert _train(models, kept, lambda model: model(x)) == [0, 4] * 2
+    assert _train(models, kept, lambda model: model(x)) == [0, 6] * 2
 
 
-def test_blocks(tmp_path: Any) -> None:
-    ranks.spawn(_blockwise, 2, tmp_path)
+@pytest.mark.parametrize("recipe", ["blockwise", "delayed"])
+def test_recipes_whose_casts_need_no_maxima(recipe: str, tmp_path: Any) -> None:
+    ranks.spawn(_without_maxima, 2, tmp_path, recipe)

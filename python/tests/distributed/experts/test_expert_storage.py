@@ -27,6 +27,8 @@ def _equal_steps(mesh: Any, rank: int, world: int, name: str, recipe: str, exper
     [
         ("gpt_oss", "tensorwise", 4),
         ("gpt_oss", "rowwise_with_gw_hp", 4),
+        ("gpt_oss", "delayed", 3),
+        ("llama4", "delayed", 4),
         ("llama4", "rowwise", 3),
         ("llama4", "blockwise", 4),
     ],

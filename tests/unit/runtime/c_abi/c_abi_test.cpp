@@ -415,7 +415,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_experts_forward_args, w_amax, 208U);
   F8_ENDS(float8_experts_backward_args, w_amax, 256U);
   F8_ENDS(float8_expert_quantizer_desc, reserved, 72U);
-  F8_ENDS(float8_expert_quantize_args, second_w, 128U);
+  F8_ENDS(float8_expert_quantize_args, scales, 168U);
   F8_ENDS(float8_moe_desc, reserved, 88U);
   F8_ENDS(float8_moe_forward_args, buffers, 376U);
   F8_ENDS(float8_moe_backward_args, reserved_2, 488U);

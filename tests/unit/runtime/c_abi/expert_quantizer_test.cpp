@@ -229,9 +229,9 @@ TEST_P(ExpertQuantizerAbi, RanksHavePartsOfEachExpert) {
   float8_expert_quantizer_destroy(quantizer);
 }
 
-// The first half of each expert's rows in one tensor and the others in a second one.
+// The first half of each expert's rows in one tensor and the others in a second one, also over ranks.
 TEST_P(ExpertQuantizerAbi, TwoTensorsHaveTheRowsOfEachExpert) {
-  constexpr int64_t kRows = 96, kHalf = kRows / 2 * kK * 2;  // bytes of an expert's part
+  constexpr int64_t kRows = 128, kHalf = kRows / 2 * kK * 2;  // bytes of an expert's part
   const Memory w = random_bf16(kExperts * kRows * kK, 2);
   const Memory parts[2] = {memory(kExperts * kHalf), memory(kExperts * kHalf)};
   for (int64_t i = 0; i < 2 * kExperts; ++i) {
@@ -239,22 +239,31 @@ TEST_P(ExpertQuantizerAbi, TwoTensorsHaveTheRowsOfEachExpert) {
                 static_cast<uint8_t*>(parts[i % 2].get()) + i / 2 * kHalf);
   }
   std::vector<std::string> made;
-  for (const bool two : {false, true}) {
+  for (const auto& [two, over_ranks] : {std::pair{false, false}, {true, false}, {true, true}}) {
     float8_expert_quantizer_desc of = desc(GetParam());
     of.n = kRows;
     of.two_tensors = two ? 1 : 0;
+    of.over_ranks = over_ranks ? 1 : 0;
     float8_expert_quantizer* const quantizer = plan(of);
     ASSERT_NE(quantizer, nullptr) << float8_last_error();
     const Copies copies(layout_of(of));
     const Memory scratch = memory(float8_expert_quantizer_workspace_bytes(quantizer));
+    const Memory amax = memory(4 * copies.at.amax_words),
+                 rows = memory(4 * copies.at.row_amax_words);
     float8_expert_quantize_args args{.w = {two ? parts[0].get() : w.get()},
                                      .tensor = {copies.tensor.get()},
                                      .transposed = {copies.transposed.get()},
-                                     .workspace = {scratch.get()}};
+                                     .workspace = {scratch.get()},
+                                     .amax = static_cast<uint32_t*>(amax.get()),
+                                     .row_amax = static_cast<uint32_t*>(rows.get())};
     if (two) {
       EXPECT_EQ(float8_expert_quantize(quantizer, &args, nullptr), FLOAT8_INVALID_ARGUMENT);
       EXPECT_TRUE(says("second_w.data is NULL")) << float8_last_error();
       args.second_w = {parts[1].get()};
+    }
+    if (over_ranks) {
+      ASSERT_EQ(float8_expert_quantize_amax(quantizer, &args, nullptr), FLOAT8_OK)
+          << float8_last_error();
     }
     ASSERT_EQ(float8_expert_quantize(quantizer, &args, nullptr), FLOAT8_OK) << float8_last_error();
     made.emplace_back(static_cast<const char*>(copies.tensor.get()),
@@ -264,6 +273,7 @@ TEST_P(ExpertQuantizerAbi, TwoTensorsHaveTheRowsOfEachExpert) {
     float8_expert_quantizer_destroy(quantizer);
   }
   EXPECT_EQ(made[0], made[1]);
+  EXPECT_EQ(made[0], made[2]);
 }
 
 // A cast under a flag writes the copies once, until the flag is cleared.
@@ -305,11 +315,9 @@ INSTANTIATE_TEST_SUITE_P(Recipes, ExpertQuantizerAbi,
 using ExpertQuantizerRefusals = ExpertQuantizerAbi;
 
 TEST_P(ExpertQuantizerRefusals, Descriptions) {
-  EXPECT_EQ(plan(desc("delayed")), nullptr);
-  EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
-  EXPECT_TRUE(says("recipe delayed: casts of experts' weights apart have dynamic scales"));
   EXPECT_EQ(plan(desc("bf16")), nullptr);
   EXPECT_EQ(status_, FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says("recipe bf16: casts of experts' weights apart have scales of a matrix"));
   float8_expert_quantizer_desc bad = desc("rowwise");
   bad.n = 24;
   EXPECT_EQ(plan(bad), nullptr);

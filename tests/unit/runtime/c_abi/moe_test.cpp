@@ -161,6 +161,77 @@ TEST_P(MoeRefusals, Calls) {
   EXPECT_TRUE(says("call float8_moe_forward")) << float8_last_error();
 }
 
+// Weights that are given in fp8, of w1 and w3 with the rows of both.
+class MoeGiven : public MoeAbi {
+ protected:
+  struct Copies {
+    Memory tensor, transposed;
+    float8::Tensor view;
+  };
+  // Casts a weight, as a linear with these slots of the scale state.
+  Copies cast(int64_t n, int64_t k, const float8_matrix& w, const float8_matrix& second,
+              const float8_scale_slots& slots) const {
+    float8::ExpertQuantizerDesc desc{.n = n, .k = k, .experts = kExperts};
+    desc.recipe = float8::Recipe::named(GetParam().recipe);
+    desc.two_tensors = second.data != nullptr;
+    const auto quantizer = float8::ExpertQuantizer::plan(context_, desc).value();
+    Copies out{memory(quantizer.tensor_bytes()), memory(quantizer.transposed_bytes()), {}};
+    const Memory scratch = memory(quantizer.workspace_bytes());
+    EXPECT_TRUE(quantizer.run({.w = w,
+                               .tensor = {out.tensor.get()},
+                               .transposed = {out.transposed.get()},
+                               .workspace = {scratch.get()},
+                               .second_w = second,
+                               .step = &step_,
+                               .scales = slots},
+                              nullptr))
+        << float8_last_error();
+    out.view = quantizer.view(out.tensor.get(), out.transposed.get());
+    return out;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Cases, MoeGiven,
+    ::testing::Values(MoeCase{"tensorwise", true, true}, MoeCase{"rowwise", true, false},
+                      MoeCase{"blockwise", true, false}, MoeCase{"delayed", true, true},
+                      MoeCase{"tensorwise", true, false, true},
+                      MoeCase{"rowwise", true, false, true}, MoeCase{"blockwise", true, true, true},
+                      MoeCase{"delayed", true, false, true}),
+    ::testing::PrintToStringParamName());
+
+TEST_P(MoeGiven, HaveTheBitsOfTheMlpsOwnCasts) {
+  ASSERT_NO_FATAL_FAILURE(plan());
+  for (const bool first_step : {true, false}) {
+    step_.first_step = first_step ? 1 : 0;
+    const Step expected = by_experts();
+    const Step got{memory(kRouted * kDim * 2), memory(kRouted * kDim * 2),
+                   memory(kRowsOfW13 * kDim * 2), memory(kRowsOfW2 * kHidden * 2)};
+    float8_moe_forward_args forward = forward_args(got.y);
+    float8_moe_backward_args backward = backward_args(got.dx, got.dw13, got.dw2);
+    const Copies w13 = cast(2 * kHidden, kDim, forward.w13, forward.w3, forward.w13_scales);
+    const Copies w2 = cast(kDim, kHidden, forward.w2, {}, forward.w2_scales);
+    forward.w13 = backward.w13 = {nullptr, 0, &w13.view};
+    forward.w2 = backward.w2 = {nullptr, 0, &w2.view};
+    forward.w3 = backward.w3 = {};
+    poison();
+    ASSERT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+    poison();
+    ASSERT_EQ(float8_moe_backward(moe_, &backward, nullptr), FLOAT8_OK) << float8_last_error();
+    expect_same(got.y, expected.y, kUsed * kDim, "y");
+    expect_same(got.dx, expected.dx, kUsed * kDim, "dx");
+    expect_same(joined(got.dw13), expected.dw13, kRowsOfW13 * kDim, "dw13");
+    expect_same(got.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2");
+    if (!is_delayed()) return;
+    for (const State* state : {&scales_of_moe_, &scales_of_linears_}) {
+      ASSERT_EQ(float8_scales_sync(state->scales, state->memory.get(), nullptr, nullptr),
+                FLOAT8_OK);
+    }
+    EXPECT_EQ(std::memcmp(scales_of_moe_.memory.get(), scales_of_linears_.memory.get(),
+                          scales_of_moe_.bytes),
+              0);
+  }
+}
+
 class MoePairRefusals : public MoeAbi {};
 INSTANTIATE_TEST_SUITE_P(Cases, MoePairRefusals,
                          ::testing::Values(MoeCase{"delayed", true, false, true}),
