@@ -409,7 +409,16 @@ Result<Explanation> of_whole(const Problem& asked, const Databases& databases,
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
   } else {
-    d.reason = "kept in bf16: it was not measured; " + how;
+    const auto& rows = is_mlp ? table.mlps() : table.experts();
+    const std::vector<std::string> devices =
+        devices_with(table, rows, [&](const LinearSpeedup& row) {
+          return row.recipe == recipe.name && row.groups == asked.groups() &&
+                 (!is_mlp || row.gate == mlp_shape(asked.dims).gate);
+        });
+    d.reason = f8::format(
+        "kept in bf16: it was not measured{}; {}",
+        devices.empty() ? "" : "; others like it were " + elsewhere_hint(devices, e.device.name),
+        how);
   }
   if (!is_mlp) F8_TRY(add_grouped_kernels(recipe, s, asked.groups(), table, "", e.kernels));
   e.trials = F8_TRY(evidence_of(databases, d, recipe));

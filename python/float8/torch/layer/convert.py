@@ -306,7 +306,7 @@ def measured_filter(
             counts = [f"{converted} of {len(decided)} linears"] if decided else []
             if found_of_experts:
                 counts.append(f"{len(experts)} of {len(found_of_experts)} layers of experts")
-            print(f"\n{' and '.join(counts)} to float8 (M {tokens})")
+            print(f"\n{' and '.join(counts)} to float8 (M {tokens}, {found[0].device})")
         return [name for name, verdict in decided.items() if verdict.convert] + left_out
 
     return choose
