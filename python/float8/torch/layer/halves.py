@@ -62,17 +62,12 @@ def _of_slice(module: nn.Module, both: Symbol, index: Any) -> Half | None:
 
 def _of_pieces(module: nn.Module, pieces: Symbol, index: Any) -> Half | None:
     """Returns the half that an item of a chunk, a split or an unbind is, or an item of both as two rows."""
-    if (
-        type(index) is tuple
-        and len(index) == 3
-        and matches((index[0], index[2]), (..., slice(None)))
-    ):
-        index, rows = index[1], _rows(module, pieces)
+    if type(index) is tuple:  # [..., i, :]
+        is_row = len(index) == 3 and matches((index[0], index[2]), (..., slice(None)))
+        found = _rows(module, pieces) if is_row else None
+        index = index[1] if is_row else None
     else:
-        unbind = called_by_name(pieces, "unbind")
-        is_last = unbind is not None and matches(unbind.given("dim"), {"dim": -2})
-        rows = _rows(module, unbind.x) if unbind is not None and is_last else None
-    found = rows or _chunked(pieces) or _split(module, pieces)
+        found = _chunked(pieces) or _split(module, pieces) or _unbound(module, pieces)
     if found is None or type(index) is not int or not -2 <= index < 2:
         return None
     return found._replace(at=index % 2)
@@ -104,6 +99,13 @@ def _split(module: nn.Module, pieces: Symbol) -> Half | None:
 
 
 _SPLIT_SIZES = ("split_size", "split_size_or_sections")
+
+
+def _unbound(module: nn.Module, pieces: Symbol) -> Half | None:
+    """Returns the half that is the first one of an unbind of two rows."""
+    call = called_by_name(pieces, "unbind")
+    is_of_rows = call is not None and matches(call.given("dim"), {"dim": -2})
+    return _rows(module, call.x) if call is not None and is_of_rows else None
 
 
 def _rows(module: nn.Module, y: Symbol) -> Half | None:
