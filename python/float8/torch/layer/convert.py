@@ -370,10 +370,7 @@ def convert_linears(
     choose: Choose,
     experts: list[Chosen] | None = None,
 ) -> nn.Module:
-    """Exchanges linears for those of `kind` that `make` makes; the rest is as above.
-
-    experts: None where the caller did not ask for experts.
-    """
+    """Exchanges linears for those of `kind` that `make` makes, and converts `experts`; None where nobody asked for any."""
     delayed = resolve_recipe(options.recipe).delayed
     _refuse_torchao(module)
 
