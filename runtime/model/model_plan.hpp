@@ -71,8 +71,7 @@ struct ConvertedLinear {
   std::string reason;  // one line
   Evidence evidence = Evidence::kRule;
   SpeedupInterval speedup = {};  // of forward and backward; 1 where nothing is known
-  std::string measured_on =
-      {};  // the device whose rows it is of; empty: a filter file's, or nothing is known
+  std::string measured_on = {};  // the device whose rows it is of; empty: unknown
   std::optional<tuning_db::WireShare> wire = {};  // where ranks share the model
   std::shared_ptr<const Linear> plan;  // null: kept, or experts. Layers that are alike share one
   size_t first_slot = 0;               // of its delayed scales among the model's

@@ -362,8 +362,8 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   GroupEstimates groups(estimator);
   const std::vector<ModelMlp> mlps = fused_mlps(layers, options, names, estimator.recipe());
   const auto fused = of_fused_mlps(layers, mlps, options, linears, groups);
-  result.mlps = mlps.size();
-  result.mlps_as_wholes = static_cast<size_t>(std::ranges::count_if(
+  result.mlps.all = mlps.size();
+  result.mlps.as_wholes = static_cast<size_t>(std::ranges::count_if(
       mlps, [&](const ModelMlp& mlp) { return fused[mlp.linears.front()].has_value(); }));
   const Question asked{options, names, estimator, result.wire};
   result.decisions.reserve(layers.size());

@@ -43,8 +43,8 @@ struct FilterOptions {
   bool automatic = false;  // the rule is on without kAutoFlag too
   Parallelism parallel{};  // of the ranks that share the model
   WireModel wire = WireModel::fitted();
-  bool fused_mlps =
-      false;  // MLPs of converted linears run as one (float8.torch.fuse), but for recipes that it leaves
+  // MLPs of converted linears run as one (float8.torch.fuse), but for recipes that it leaves.
+  bool fused_mlps = false;
 };
 
 // One of the two expert linears that a verdict on experts adds up.
@@ -74,12 +74,17 @@ struct FilterDecision {
   }
 };
 
+// The MLPs that will be fused, of which no linear is kept by its name or its sizes.
+struct MlpCounts {
+  size_t all = 0;
+  size_t as_wholes = 0;  // rows of MLPs decide about them
+};
+
 struct FilterResult {
   std::string device;
   std::vector<FilterDecision> decisions;
   double estimated_model_speedup = 1;  // all these linears together, weighted by their bf16 time
-  size_t mlps = 0;  // with `fused_mlps`: those of which no linear is kept by name or size,
-  size_t mlps_as_wholes = 0;       // and of these the ones that rows of MLPs decide about
+  MlpCounts mlps{};
   std::optional<WireCost> wire{};  // where ranks share the model
 };
 

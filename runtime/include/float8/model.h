@@ -124,10 +124,10 @@ typedef struct float8_model_verdict {
   double exposed_fp8_us;
   int32_t wire_is_prediction; /* 1: the model was not measured on so many ranks, hosts */
   int32_t reserved_2;         /* 0 */
-  const char* device;         /* the device that the verdict is for; "" without one */
-  const char*
-      measured_on; /* the device whose rows the speedup is of; "" where nothing is known, or a
-                                 filter file has it */
+  /* The device that the verdict is for, and the one whose rows the speedup is of: "" where nothing is known, or a
+   * filter file has it. */
+  const char* device;
+  const char* measured_on;
 } float8_model_verdict;
 
 /* Gives the verdict of layers[index]. The caller sets *verdict's struct_size before the call. */

@@ -120,8 +120,8 @@ class Model {
                          c.exposed_fp8_us,
                          c.wire_is_prediction != 0,
                          c.convert != 0,
-                         c.device,
-                         c.measured_on};
+                         c.device == nullptr ? "" : c.device,  // of an older library
+                         c.measured_on == nullptr ? "" : c.measured_on};
     // It is the model's, which it keeps alive.
     if (c.linear != nullptr) verdict.linear = Linear({handle_, c.linear}, tokens_);
     return verdict;

@@ -272,6 +272,14 @@ TEST(FilterMlps, ThatNoRowsDecideAboutAreCounted) {
   for (const Words& words : {Words{"--fuse", "--device", "H200"}, Words{"--device", "H100"}}) {
     EXPECT_FALSE(contains(said("rowwise", words), "--fuse"));
   }
+  const Words explained = {"explain",  "layers.0.feed_forward.w1",
+                           "--model",  "llama3-8b",
+                           "--tokens", "8192",
+                           "--recipe", "rowwise",
+                           "--device", "H100",
+                           "--fuse"};
+  EXPECT_TRUE(contains(tool(explained).err,
+                       note + "MLPs of recipe rowwise were measured on 'NVIDIA H200'"));
   EXPECT_TRUE(contains(said("rowwise_with_gw_hp", {"--fuse", "--device", "H200"}),
                        "--fuse: float8.torch.fuse leaves MLPs of recipe rowwise_with_gw_hp"));
   EXPECT_TRUE(

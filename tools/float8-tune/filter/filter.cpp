@@ -14,6 +14,7 @@
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/filter/decision_rows.hpp"
+#include "tools/float8-tune/filter/mlp_note.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/trial_json.hpp"
@@ -124,32 +125,6 @@ void note_other_devices(const RowsByDevice& rows, const tuning_db::FilterResult&
   if (elsewhere == 0) return;
   note(global, "{} of the {} shapes are {}", elsewhere, shapes.size(),
        elsewhere_hint(devices, rows.asked));
-}
-
-// The MLPs of --fuse that are judged by their linears, and why.
-void note_mlps(const TuningTable& table, const Recipe& recipe, const AskedDevice& device,
-               const tuning_db::FilterResult& result, const Global& global) {
-  if (!recipe.is_fp8_throughout()) {
-    note(global,
-         "--fuse: float8.torch.fuse leaves MLPs of recipe {}, whose GEMMs are not all in fp8, so "
-         "that each linear is judged by itself",
-         recipe.name);
-    return;
-  }
-  if (result.mlps == 0) {
-    note(global, "--fuse: the model has no MLP of linears that may be converted");
-    return;
-  }
-  if (result.mlps_as_wholes == result.mlps) return;
-  std::vector<std::string> devices = devices_with(
-      table, table.mlps(), [&](const LinearSpeedup& row) { return row.recipe == recipe.name; });
-  const bool own = std::erase(devices, device.name) > 0;
-  note(global, "--fuse: {} of {} MLPs are judged by their linears: {}",
-       result.mlps - result.mlps_as_wholes, result.mlps,
-       own               ? "rows of these are stronger evidence than those of MLPs"
-       : devices.empty() ? f8::format("there are no measurements of MLPs of recipe {}", recipe.name)
-                         : f8::format("MLPs of recipe {} were {}", recipe.name,
-                                      elsewhere_hint(devices, device.name)));
 }
 
 Json to_json(const tuning_db::FilterDecision& d, int64_t tokens, const RowsByDevice& rows) {
@@ -346,7 +321,7 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   F8_TRY(show(options, result, beside, global));
   if (device.is_assumed()) note(global, "the answers are for {}", device_text(device));
   note_other_devices(beside.rows, result, how.tokens, global);
-  if (options.fuse) note_mlps(table, recipe, device, result, global);
+  if (options.fuse) note_mlps(table, recipe, device, result.mlps, global);
   note_idle_names(how.filter_fqns, result, global);
   return kExitOk;
 }
