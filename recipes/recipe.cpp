@@ -186,6 +186,10 @@ bool Recipe::has_block_scales() const {
   });
 }
 
+bool Recipe::is_fp8_throughout() const {
+  return std::ranges::all_of(gemms, &GemmSetting::is_fp8);
+}
+
 Status Recipe::validate() const {
   if (!is_recipe_name(name)) {
     return fail(ErrorCode::kInvalidArgument,

@@ -74,6 +74,7 @@ struct Recipe {
 
   [[nodiscard]] bool has_delayed_scales() const;
   [[nodiscard]] bool has_block_scales() const;
+  [[nodiscard]] bool is_fp8_throughout() const;  // all GEMMs are: what float8.torch.fuse takes
 
   // In a legal recipe both operands of a GEMM are fp8, or both are disabled with one bf16, f16 or
   // f32 type; e5m2 with e5m2 is refused. In one GEMM tensor and axis mix freely (a tensor's scale

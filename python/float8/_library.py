@@ -100,6 +100,7 @@ class ModelDesc(ctypes.Structure):
         ("network_gbit", ctypes.c_double),
         ("fused_mlps", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        ("device", ctypes.c_char_p),
     ]
 
 
@@ -120,6 +121,8 @@ class ModelVerdict(ctypes.Structure):
         ("exposed_fp8_us", ctypes.c_double),
         ("wire_is_prediction", ctypes.c_int32),
         ("reserved_2", ctypes.c_int32),
+        ("device", ctypes.c_char_p),
+        ("measured_on", ctypes.c_char_p),
     ]
 
 

@@ -59,6 +59,10 @@ class Verdict:
     speedup_high: float
     wire: Wire | None = None  # where ranks share the model
     tokens: int | None = None  # the rows of x that it was judged by
+    device: str = ""  # the device that it is for, by its full name
+    measured_on: str = (
+        ""  # that whose rows the speedup is of; of a filter file, or where nothing is known, empty
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +149,7 @@ def filter_layers(
     margin: float = 0.02,
     table: str | os.PathLike[str] | None = None,
     verdicts: str | os.PathLike[str] | None = None,
-    device: int | None = None,
+    device: int | str | None = None,
     fsdp: int = 1,
     tp: int = 1,
     hosts: int | None = None,
@@ -162,14 +166,16 @@ def filter_layers(
         torchao's fixed limits.
     table: a table's file; None: the built-in one.
     verdicts: a filter file of `float8-tune filter --verdicts`.
-    device: the CUDA device whose table answers; None needs no GPU and takes the H100's.
+    device: the CUDA device that is asked about, by its number, or one with rows in the table by its name
+        or a part of it, in any case of letters: "H200" asks its rows alone. A name and None need no GPU;
+        None asks about the table's first device, the H100 in the built-in one.
     fsdp, tp: how many ranks share each weight by FSDP, and the layers by tensor parallelism, whose
         names (wq, o_proj, ...) say how; the layers are whole. Speedups then include the wire.
     hosts: of all fsdp * tp ranks; None: as few as have at most 8 each.
     network_gbit: Gbit/s of each GPU's network card; None: 400.
     fuse: float8.torch.fuse will run the MLPs, whose linears then have one verdict where the table has MLPs.
 
-    Raises ValueError that names the layer or the field.
+    Raises ValueError that names the layer or the field, and FileNotFoundError for a device without rows.
     """
     if policy not in _POLICIES:
         raise ValueError(f"float8: policy is {policy!r}; it is one of {', '.join(_POLICIES)}")
@@ -178,8 +184,12 @@ def filter_layers(
     fqns = list_of(names)
     if policy == "measured" and verdicts is None and AUTO_FILTER not in fqns:
         fqns.append(AUTO_FILTER)
-    if device is not None and not isinstance(device, int):
-        raise TypeError(f"float8: device is {device!r}; it is the number of a CUDA device, or None")
+    if device is not None and not isinstance(device, (int, str)):
+        raise TypeError(
+            f"float8: device is {device!r}; it is the number of a CUDA device, a part of the name of one that "
+            "was measured, such as 'H200', or None"
+        )
+    ordinal, part = (None, device) if isinstance(device, str) else (device, None)
     custom, recipe_name = _recipe_fields(recipe)
     descs = [
         _library.sized(
@@ -219,9 +229,10 @@ def filter_layers(
         hosts=0 if hosts is None else _ranks("hosts", hosts),
         network_gbit=0 if network_gbit is None else network_gbit,
         fused_mlps=bool(fuse),
+        device=part.encode() if part is not None else None,
     )
     loaded = _library.library()
-    with _library.Context(os.fspath(table) if table is not None else None, device) as context:
+    with _library.Context(os.fspath(table) if table is not None else None, ordinal) as context:
         model = ctypes.c_void_p()
         _library.check(
             loaded.float8_model_plan(context.handle, ctypes.byref(model_desc), ctypes.byref(model))
@@ -263,6 +274,8 @@ def _verdict(
         if is_shared and layer.experts is None
         else None,
         tokens=layer.tokens or tokens,
+        device=found.device.decode(),
+        measured_on=found.measured_on.decode(),
     )
 
 

@@ -150,6 +150,7 @@ float8_status float8_model_plan(float8_context* context, const float8_model_desc
     options.filter = F8_TRY(read_filter(known));
     options.parallel = parallelism_of(known);
     options.fused_mlps = known.fused_mlps != 0;
+    options.device = known.device == nullptr ? "" : known.device;
     const auto layers = F8_TRY(read_layers(known));
     auto model = std::make_unique<float8_model>();
     model->plan = F8_TRY(f8::runtime::plan_model(context->context, layers, options));
@@ -188,6 +189,8 @@ float8_status float8_model_layer_verdict(const float8_model* model, size_t index
     known.exposed_bf16_us = wire.bf16_exposed_us;
     known.exposed_fp8_us = wire.fp8_exposed_us;
     known.wire_is_prediction = wire.is_prediction ? 1 : 0;
+    known.device = model->plan.device.c_str();
+    known.measured_on = layer.measured_on.c_str();
     std::memcpy(verdict, &known, std::min(verdict->struct_size, sizeof known));
     return {};
   });

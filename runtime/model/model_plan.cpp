@@ -8,6 +8,7 @@
 #include "recipes/model/tensor_parallel.hpp"
 #include "runtime/linear/plan/kernels.hpp"
 #include "runtime/model/first_use.hpp"
+#include "tuning_db/estimate/device_name.hpp"
 #include "tuning_db/estimate/filter.hpp"
 
 namespace f8::runtime {
@@ -83,6 +84,7 @@ Status take_verdict(const FilterIndex& file, const ModelLinear& linear, Converte
   out.reason = f8::format("by the filter file: {}", found->reason);
   out.evidence = found->evidence;
   out.speedup = found->speedup;
+  out.measured_on.clear();
   return {};
 }
 
@@ -163,6 +165,16 @@ Result<std::vector<ModelLinear>> parts_of_rank(std::span<const ModelLinear> line
   return parts;
 }
 
+// The name of the device whose rows alone are asked; empty: those of all are.
+Result<std::string> wanted_device(const ModelOptions& options, const TuningTable* table) {
+  const TuningTable none;
+  auto name = device_named(table == nullptr ? none.devices : table->devices, options.device);
+  if (!name) {
+    return fail(name.error().code, "float8_model_desc.device: {}", name.error().message);
+  }
+  return name;
+}
+
 // The verdicts on a rank's linears.
 Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> linears,
                                                   const ModelOptions& options,
@@ -176,7 +188,9 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
     verdicts.emplace(*filter.verdicts);
   }
   const TuningTable none;
-  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe, {}, here);
+  const std::string device = F8_TRY(wanted_device(options, table));
+  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe, device,
+                                       device.empty() ? here : nullptr);
   auto decided = F8_TRY(tuning_db::filter(layers,
                                           {.policy = filter.policy,
                                            .tokens = options.tokens,
@@ -194,6 +208,7 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
                         .reason = std::move(d.reason),
                         .evidence = d.evidence,
                         .speedup = {d.speedup, d.lo, d.hi},
+                        .measured_on = std::move(d.device),
                         .wire = d.wire,
                         .plan = nullptr};
     if (kept_by_name_or_size(names, layers[i]).empty()) {
@@ -235,6 +250,10 @@ Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
   // An emulated device is asked for the device that was measured first.
   std::optional<tuning_db::Machine> here;
   if (!context->device().emulated) here = {context->device(), toolchain_versions()};
+  model.device = F8_TRY(wanted_device(options, table.get()));
+  if (model.device.empty() && (here || table != nullptr)) {
+    model.device = here ? here->device.name : table->device_name();
+  }
   model.linears = F8_TRY(filter_parts(linears, options, table.get(), here ? &*here : nullptr));
   std::vector<Distinct> plans = distinct_plans(linears, options, model.linears);
   const auto specs = F8_TRY(choose_kernels(linears, plans, *context));

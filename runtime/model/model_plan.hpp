@@ -62,6 +62,7 @@ struct ModelOptions {
   // and plans are of one rank's part.
   tuning_db::Parallelism parallel = {};
   bool fused_mlps = false;  // as in tuning_db::FilterOptions
+  std::string device = {};  // whose rows alone count, by a part of its name; empty: those of all
 };
 
 struct ConvertedLinear {
@@ -70,6 +71,7 @@ struct ConvertedLinear {
   std::string reason;  // one line
   Evidence evidence = Evidence::kRule;
   SpeedupInterval speedup = {};  // of forward and backward; 1 where nothing is known
+  std::string measured_on = {};  // the device whose rows it is of; empty: unknown
   std::optional<tuning_db::WireShare> wire = {};  // where ranks share the model
   std::shared_ptr<const Linear> plan;  // null: kept, or experts. Layers that are alike share one
   size_t first_slot = 0;               // of its delayed scales among the model's
@@ -77,6 +79,7 @@ struct ConvertedLinear {
 
 struct ModelPlan {
   std::vector<ConvertedLinear> linears;  // in the order they were given
+  std::string device;                    // the one that the verdicts are for
   size_t converted = 0;
   size_t distinct_plans = 0;
   size_t kernels = 0;              // different ones that were compiled or taken from the cache

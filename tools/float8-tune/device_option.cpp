@@ -1,25 +1,11 @@
 #include "tools/float8-tune/device_option.hpp"
 
 #include <algorithm>
-#include <cctype>
 
 #include "base/format.hpp"
 #include "base/text.hpp"
 
 namespace f8::cli {
-
-static std::string quoted(const std::vector<std::string>& names) {
-  std::vector<std::string> all;
-  for (const std::string& name : names) all.push_back(quote(name));
-  return f8::format("{}", fmt::join(all, ", "));
-}
-
-// The same letters, all small.
-static std::string folded(std::string_view name) {
-  std::string small(name);
-  std::ranges::transform(small, small.begin(), [](unsigned char c) { return std::tolower(c); });
-  return small;
-}
 
 CLI::Option* add_device(CLI::App& command, std::string& device) {
   return command
@@ -30,25 +16,6 @@ CLI::Option* add_device(CLI::App& command, std::string& device) {
       ->type_name("NAME");
 }
 
-Result<std::string> device_named(std::span<const DeviceClass> devices, std::string_view part) {
-  std::vector<std::string> known;
-  std::vector<std::string> matching;
-  for (const DeviceClass& device : devices) {
-    if (folded(device.name) == folded(part)) return device.name;
-    if (std::ranges::find(known, device.name) != known.end()) continue;
-    known.push_back(device.name);
-    if (folded(device.name).contains(folded(part))) matching.push_back(device.name);
-  }
-  if (part.empty()) return std::string();
-  if (matching.size() == 1) return matching.front();
-  if (matching.empty()) {
-    return fail(ErrorCode::kNotFound, "--device: no measurements on {}; there are some on {}",
-                quote(part), quoted(known));
-  }
-  return fail(ErrorCode::kInvalidArgument, "--device: {} may be {}; give more of the name",
-              quote(part), quoted(matching));
-}
-
 tuning_db::Estimator estimator_of(const TuningTable& table, const Recipe& recipe,
                                   const std::string& name) {
   if (!name.empty() || table.devices.empty()) return {table, recipe, name};
@@ -57,7 +24,9 @@ tuning_db::Estimator estimator_of(const TuningTable& table, const Recipe& recipe
 }
 
 Result<AskedDevice> asked_device(std::span<const DeviceClass> devices, std::string_view part) {
-  AskedDevice asked = {.named = F8_TRY(device_named(devices, part)), .name = {}, .others = {}};
+  AskedDevice asked = {.named = F8_TRY(of_option("--device", device_named(devices, part))),
+                       .name = {},
+                       .others = {}};
   if (!asked.named.empty()) {
     asked.name = asked.named;
   } else if (this_gpu() != nullptr) {
@@ -83,6 +52,17 @@ std::string device_text(const AskedDevice& asked) {
 void add_asked_device(Json& json, const AskedDevice& asked) {
   json["device"] = asked.name;
   json["other_devices"] = asked.others;
+}
+
+std::vector<std::string> devices_with(const TuningTable& table, std::span<const LinearSpeedup> rows,
+                                      const std::function<bool(const LinearSpeedup&)>& is_wanted) {
+  std::vector<std::string> devices;
+  for (const LinearSpeedup& row : rows) {
+    const std::string& name = table.devices[row.device].name;
+    const bool known = std::ranges::find(devices, name) != devices.end();
+    if (!known && is_wanted(row)) devices.push_back(name);
+  }
+  return devices;
 }
 
 std::string elsewhere_text(const std::vector<std::string>& others, std::string_view asked) {

@@ -1,6 +1,7 @@
 // --device NAME: whose measurements are asked, and which other devices have some.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,16 +10,12 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tuning_db/estimate/device_name.hpp"
 #include "tuning_db/estimate/estimator.hpp"
 
 namespace f8::cli {
 
 CLI::Option* add_device(CLI::App& command, std::string& device);
-// The name of the one device among these whose name holds `part`, as H200, or is it, in any case of letters; empty stays
-// empty.
-// A device that nobody measured is an error of --device, which names those that there are.
-[[nodiscard]] Result<std::string> device_named(std::span<const DeviceClass> devices,
-                                               std::string_view part);
 // Answers of the device of this name by its own toolchain; without one, of this machine, or of the
 // table's first device where there is no GPU. The table must outlive it.
 [[nodiscard]] tuning_db::Estimator estimator_of(const TuningTable& table, const Recipe& recipe,
@@ -35,6 +32,10 @@ struct AskedDevice {
 // Its name and, where it is assumed, why, and the others with the option that shows them.
 [[nodiscard]] std::string device_text(const AskedDevice& asked);
 void add_asked_device(Json& json, const AskedDevice& asked);  // "device" and "other_devices"
+// The devices of the rows that are wanted, each once.
+[[nodiscard]] std::vector<std::string> devices_with(
+    const TuningTable& table, std::span<const LinearSpeedup> rows,
+    const std::function<bool(const LinearSpeedup&)>& is_wanted);
 // "measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'".
 [[nodiscard]] std::string elsewhere_text(const std::vector<std::string>& others,
                                          std::string_view asked);

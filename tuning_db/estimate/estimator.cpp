@@ -71,10 +71,17 @@ Estimator::Estimator(const Estimator& linears, const Groups& groups, std::option
   }
   if (!linears.surfaces_.empty()) {
     linears_ = linears.first().model();
-    const DeviceClass& device = table_.devices[linears.first().points().front().device];
-    linears_are_elsewhere_ = !device.is_same_class(here_.device);
+    linears_device_ = table_.devices[linears.first().points().front().device];
   }
   add_surfaces(table_.experts());
+}
+
+void Estimator::widen_elsewhere(Estimate& e, const DeviceClass& device) const {
+  if (device.is_same_class(here_.device)) return;
+  // Two classes may differ in power alone.
+  widen(
+      e, &IntervalTerms::device, kBetweenDevices,
+      device.name == here_.device.name ? "on another device" : "on another device, " + device.name);
 }
 
 std::optional<Estimate> Estimator::by_linears(Shape shape) const {
@@ -92,9 +99,8 @@ std::optional<Estimate> Estimator::by_linears(Shape shape) const {
       "an estimate by the model of linears with {} weight{}{}, give or take {:.0f} %",
       groups_.experts, groups_.experts == 1 ? "" : "s",
       groups_.skew == 0 ? "" : " and even shares of the rows", 100 * std::expm1(kOfLinearsModel));
-  if (linears_are_elsewhere_) {
-    widen(e, &IntervalTerms::device, kBetweenDevices, "on another device");
-  }
+  e.device = linears_device_.name;
+  widen_elsewhere(e, linears_device_);
   return e;
 }
 
@@ -136,9 +142,9 @@ std::optional<Estimate> Estimator::estimate(const Slices& slices, Shape shape,
       widen(*e, &IntervalTerms::toolchain, kBetweenToolchains,
             "by another toolchain, " + to_string(*other));
     }
-    if (!table_.devices[surface->points().front().device].is_same_class(here_.device)) {
-      widen(*e, &IntervalTerms::device, kBetweenDevices, "on another device");
-    }
+    const DeviceClass& measured = table_.devices[surface->points().front().device];
+    e->device = measured.name;
+    widen_elsewhere(*e, measured);
     if (e->evidence == Evidence::kMeasured) return e;
     if (!narrowest || e->hi / e->lo < narrowest->hi / narrowest->lo) narrowest = std::move(e);
   }

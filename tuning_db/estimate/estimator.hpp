@@ -84,6 +84,8 @@ class Estimator {
  private:
   Estimator(const Estimator& linears, const Groups& groups, std::optional<bool> gate = {});
   void add_surfaces(const std::vector<LinearSpeedup>& rows);
+  // Adds the error of rows of another device than the one that is asked about.
+  void widen_elsewhere(Estimate& e, const DeviceClass& device) const;
   [[nodiscard]] std::optional<Estimate> estimate(const Slices& slices, Shape shape,
                                                  const ToolchainVersions& toolchain) const;
   // What the model of linears says of expert linears.
@@ -98,10 +100,10 @@ class Estimator {
   std::string device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
   Machine here_;
-  Groups groups_;                       // of expert linears and of MLPs
-  std::optional<bool> gate_;            // of MLPs
-  std::optional<SpeedModel> linears_;   // beside them: fitted to the recipe's linears,
-  bool linears_are_elsewhere_ = false;  // which were measured on another device
+  Groups groups_;                      // of expert linears and of MLPs
+  std::optional<bool> gate_;           // of MLPs
+  std::optional<SpeedModel> linears_;  // beside them: fitted to the recipe's linears,
+  DeviceClass linears_device_;         // which were measured on this one
 };
 
 // The estimates of a model's layers: many of them have one shape, whose estimate is made once, and

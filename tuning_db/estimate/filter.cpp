@@ -90,6 +90,7 @@ void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
   d.lo = e->lo;
   d.hi = e->hi;
   d.terms = e->terms;
+  d.device = e->device;
   for (const LinearSpeedup* row : e->rows) d.trial_uuids.push_back(row->trial);
   if (!wire || d.layer.is_experts()) return;
   const WiredSpeedup wired = wire->speedup(i, {d.speedup, d.lo, d.hi}, e->evidence, e->bf16_ns);
@@ -144,6 +145,9 @@ std::optional<Estimate> add_up(FilterDecision& d, int64_t rows, Estimates& estim
                                           : "; ",
                            linear.name, e->speedup, e->basis);
     all.rows.insert(all.rows.end(), e->rows.begin(), e->rows.end());
+    if (!all.device.contains(e->device)) {
+      all.device += (all.device.empty() ? "" : ", ") + e->device;
+    }
   }
   all.bf16_ns = times.bf16_ns();
   const SpeedupInterval together = times.speedup();
@@ -202,8 +206,8 @@ bool is_as_good(const Estimate& whole, const std::optional<Estimate>& parts) {
 
 // The MLPs that will be fused: those of which no linear is kept by its name or its sizes.
 std::vector<ModelMlp> fused_mlps(std::span<const NamedLinear> layers, const FilterOptions& options,
-                                 const NameFilter& names) {
-  if (!options.fused_mlps) return {};
+                                 const NameFilter& names, const Recipe& recipe) {
+  if (!options.fused_mlps || !recipe.is_fp8_throughout()) return {};
   std::vector<ModelMlp> mlps = mlps_of(layers);
   std::erase_if(mlps, [&](const ModelMlp& mlp) {
     return !std::ranges::all_of(
@@ -356,8 +360,11 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   if (options.parallel.ranks() == 1) result.wire.reset();
   Estimates linears(estimator);
   GroupEstimates groups(estimator);
-  const std::vector<ModelMlp> mlps = fused_mlps(layers, options, names);
+  const std::vector<ModelMlp> mlps = fused_mlps(layers, options, names, estimator.recipe());
   const auto fused = of_fused_mlps(layers, mlps, options, linears, groups);
+  result.mlps.all = mlps.size();
+  result.mlps.as_wholes = static_cast<size_t>(std::ranges::count_if(
+      mlps, [&](const ModelMlp& mlp) { return fused[mlp.linears.front()].has_value(); }));
   const Question asked{options, names, estimator, result.wire};
   result.decisions.reserve(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {

@@ -18,7 +18,7 @@
 // rows of their two expert linears are stronger evidence. Then the times of these are added, in bf16 and in fp8, and
 // the ends of their intervals likewise, and it rests on the weaker evidence of both.
 // With `fused_mlps` the linears of an MLP have one verdict too, by rows of MLPs on the same condition; else, where
-// their own verdicts are not the same, by their times together.
+// their own verdicts are not the same, by their times together. A recipe with a GEMM in high precision is not fused.
 // What ranks send for experts has as many bytes in fp8 as in bf16, and is left out.
 #pragma once
 
@@ -43,7 +43,8 @@ struct FilterOptions {
   bool automatic = false;  // the rule is on without kAutoFlag too
   Parallelism parallel{};  // of the ranks that share the model
   WireModel wire = WireModel::fitted();
-  bool fused_mlps = false;  // MLPs of converted linears run as one (float8.torch.fuse)
+  // MLPs of converted linears run as one (float8.torch.fuse), but for recipes that it leaves.
+  bool fused_mlps = false;
 };
 
 // One of the two expert linears that a verdict on experts adds up.
@@ -63,6 +64,7 @@ struct FilterDecision {
   double speedup = 1, lo = 1, hi = 1;
   IntervalTerms terms{};  // of the interval without the wire; zeros where nothing is known
   double bf16_ns = 0;     // with what is exposed of the wire; 0: unknown
+  std::string device{};   // whose rows the speedup is of
   std::vector<std::string> trial_uuids{};
   std::optional<WireShare> wire{};  // where ranks share the model and the speedup is known
   std::vector<ExpertPart> parts{};  // of experts whose speedup is that of their expert linears
@@ -72,11 +74,18 @@ struct FilterDecision {
   }
 };
 
+// The MLPs that will be fused, of which no linear is kept by its name or its sizes.
+struct MlpCounts {
+  size_t all = 0;
+  size_t as_wholes = 0;  // rows of MLPs decide about them
+};
+
 struct FilterResult {
   std::string device;
   std::vector<FilterDecision> decisions;
   double estimated_model_speedup = 1;  // all these linears together, weighted by their bf16 time
-  std::optional<WireCost> wire{};      // where ranks share the model
+  MlpCounts mlps{};
+  std::optional<WireCost> wire{};  // where ranks share the model
 };
 
 // layers: with the shapes of one tensor-parallel rank (recipes/model/tensor_parallel.hpp).

@@ -40,6 +40,7 @@ struct Estimate {
   double bf16_ns = 0;
   IntervalTerms terms;
   std::string basis;                       // what it rests on, as a part of a sentence
+  std::string device{};                    // whose rows, by an estimator
   std::vector<const LinearSpeedup*> rows;  // the surface's
 };
 

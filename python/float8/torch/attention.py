@@ -424,6 +424,7 @@ def refusal(
     dropout_p: float = 0.0,
     enable_gqa: bool = True,
     scale: float | None = None,
+    needs_keys: bool = True,
 ) -> str | None:
     """Returns why attention in fp8 cannot compute a call, or None where it can."""
     if attn_mask is not None:
@@ -445,7 +446,7 @@ def refusal(
     if key.shape != value.shape or (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
         return f"the shapes do not match: {shapes}"
-    if key.shape[2] < 1:
+    if needs_keys and key.shape[2] < 1:
         return "there is no key"
     if (reason := refusal_of_heads(query.shape[1], key.shape[1], enable_gqa)) is not None:
         return reason

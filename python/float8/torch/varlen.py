@@ -116,6 +116,22 @@ class VarlenAttentionFunction(torch.autograd.Function):
         return *grads, *nothing
 
 
+class _AttentionOfNothing(torch.autograd.Function):
+    """The result and the LSE where there is no query, or no key: nothing is launched. All gradients are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        ctx.save_for_backward(q, k, v)
+        lse = q.new_full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float32)
+        ctx.mark_non_differentiable(lse)
+        return q.new_zeros(q.shape), lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Any) -> Any:
+        return tuple(torch.zeros_like(x) for x in ctx.saved_tensors)
+
+
 def varlen_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -139,10 +155,11 @@ def varlen_attention(
     query: [T, H, D] in bfloat16, D is 64, 128 or 256; any strides, as in scaled_dot_product_attention.
     key, value: [T', G, D]. H is G, or with enable_gqa a multiple of it.
     cu_seqlens_q, cu_seqlens_k: int32 on the device of query, [sequences + 1]: where each sequence's queries and keys begin,
-        from 0 to T and to T'. A sequence may be empty, and one without keys has a result of 0. The host reads none of
+        from 0 to T and to T'. A sequence may be empty, and one without keys has a result of 0; all may be: then nothing
+        is launched and no offset is looked at. The host reads none of
         them, and a CUDA graph may be replayed with others; check_sequences tells of bad ones.
     max_seqlen_q, max_seqlen_k: at least the longest sequence's queries and keys, which backward takes on a GPU, and forward too
-        under "bf16".
+        under "bf16"; 0 where T, or T', is 0.
     is_causal: query i of a sequence has its keys up to the i-th one. Each sequence has as many keys as queries then:
         cu_seqlens_k is None, or cu_seqlens_q itself.
     window, scale, recipe, emulate: as in scaled_dot_product_attention.
@@ -190,13 +207,16 @@ def varlen_attention(
         window = attention.checked_window(
             window, is_causal, query.transpose(0, 1), key.transpose(0, 1)
         )
+    if recipe != "bf16" and reason is not None:
+        raise ValueError(f'float8: packed attention in fp8: {reason}, or use recipe="bf16"')
+    if query.shape[0] == 0 or key.shape[0] == 0:
+        of_nothing = _AttentionOfNothing.apply(query, key, value)  # type: ignore[no-untyped-call]
+        return of_nothing if return_lse else of_nothing[0]
     if recipe == "bf16":
         by_cudnn = query.is_cuda and attention.has_cudnn(packed_head=query.shape[-1])
         if reason is not None or not (emulate or by_cudnn):
             mode = (is_causal, window, scale, enable_gqa, return_lse)
             return _by_pytorch(query, key, value, offsets, longest, *mode)
-    elif reason is not None:
-        raise ValueError(f'float8: packed attention in fp8: {reason}, or use recipe="bf16"')
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
     of_keys = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
@@ -229,9 +249,11 @@ def refusal_of_pack(
             return f"{name} is not contiguous; call its contiguous()"
     if offsets[0].shape != offsets[1].shape:
         return f"cu_seqlens_q has {offsets[0].shape[0]} offsets, cu_seqlens_k {offsets[1].shape[0]}"
-    for name, most in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
-        if isinstance(most, torch.Tensor) or most < 1:
-            return f"{name} is {most!r}; it is an int of at least 1"
+    of_tokens = (query.shape[0], key.shape[0])
+    names = ("max_seqlen_q", "max_seqlen_k")
+    for name, most, tokens in zip(names, longest, of_tokens, strict=True):
+        if isinstance(most, torch.Tensor) or most < 0 or (most < 1 and tokens > 0):
+            return f"{name} is {most!r}; it is an int of at least 1, or 0 where all sequences are empty"
     if is_causal and offsets[1] is not offsets[0]:
         return (
             "is_causal with offsets of keys of their own; under a causal mask sequences have as many keys as queries: "
@@ -268,7 +290,7 @@ def refusal(
     if value.dim() != 3:
         return f"value has shape {tuple(value.shape)}; it is [tokens, heads, head_dim]"
     q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-    return attention.refusal(q, k, v, None, 0.0, enable_gqa, scale)
+    return attention.refusal(q, k, v, None, 0.0, enable_gqa, scale, needs_keys=False)
 
 
 def mask_of_pack(

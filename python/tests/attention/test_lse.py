@@ -69,6 +69,19 @@ def test_lse_is_that_of_whole_keys(
     assert (lse - exact).abs().max() < (2e-3 if device == "cpu" else 3e-3)
 
 
+@pytest.mark.parametrize(("causal", "most", "rms"), [(False, 0.05, 0.01), (True, 0.15, 0.015)])
+@pytest.mark.parametrize("bias", [0, 4])
+def test_lse_beside_the_caller_s_own_keys(
+    device: str, options: dict[str, Any], causal: bool, most: float, rms: float, bias: float
+) -> None:
+    """The numbers of docs/attention.md, whose q and k are not rounded."""
+    q, k, v = operands(device, 512, 512, bias)
+    mode = {"is_causal": causal, "enable_gqa": True, "return_lse": True, **options}
+    _, lse = f8.scaled_dot_product_attention(q, k, v, **mode)
+    off = lse - scores(q, k, causal, None, 1 / math.sqrt(D)).logsumexp(-1)
+    assert off.abs().max() < most and off.square().mean().sqrt() < rms
+
+
 def merged(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Returns the attention of all keys, of which each part has some."""
     whole = torch.stack([lse for _, lse in parts]).logsumexp(0)

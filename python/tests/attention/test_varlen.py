@@ -91,6 +91,43 @@ def test_keys_of_their_own(device: str, options: dict[str, Any]) -> None:
         assert sqnr(actual, each.double()) > 40
 
 
+@pytest.mark.parametrize("recipe", ["fp8_forward", "fp8", "bf16"])
+def test_only_empty_sequences(device: str, options: dict[str, Any], recipe: str) -> None:
+    """There is no query, or no key: results are empty or 0, and so are gradients."""
+    mode = {"recipe": recipe, "return_lse": True, **options}
+    for queries, keys in ((0, 0), (5, 0), (0, 7)):
+        tensors = operands(device, queries, keys)
+        of_q, of_k = (offsets_of((0, n), device) for n in (queries, keys))
+        for longest in ((queries, keys), (9, 9)):
+            *leaves, grad = [x.requires_grad_() for x in tensors]
+            o, lse = f8.varlen_attention(*leaves, of_q, of_k, *longest, enable_gqa=True, **mode)
+            assert o.shape == leaves[0].shape and o.dtype == torch.bfloat16 and not o.any()
+            assert lse.shape == (2, queries) and lse.dtype == torch.float32
+            assert lse.isneginf().all() and not lse.requires_grad
+            for x, dx in zip(leaves, torch.autograd.grad(o, leaves, grad), strict=True):
+                assert dx.shape == x.shape and dx.dtype == x.dtype and not dx.any()
+    tensors = operands(device, 0, 0)
+    cu = offsets_of((0, 0), device)
+    for causal in (True, False):
+        result, *grads = step(
+            f8.varlen_attention, tensors, cu, None, 0, 0, is_causal=causal, recipe=recipe, **options
+        )
+        assert result.shape == (0, 2, D) and [x.shape for x in grads] == [
+            x.shape for x in tensors[:3]
+        ]
+    f8.check_sequences()
+
+
+def test_a_compiled_call_of_empty_sequences(device: str, options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    call = lambda *x, **more: f8.varlen_attention(*x, **more)  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    cu = offsets_of((0, 0), device)
+    assert same(
+        *(step(each, operands(device, 0, 0), cu, cu, 0, 0, **options) for each in (compiled, call))
+    )
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients(device: str, options: dict[str, Any], causal: bool) -> None:
     tensors = operands(device, sum(LENGTHS), sum(LENGTHS))
@@ -345,6 +382,7 @@ def test_bad_offsets_are_told_of_later(
         ({"cu_seqlens_q": torch.tensor([0, 130], dtype=torch.int32)}, "2 offsets"),
         ({"is_causal": True}, "is_causal"),
         ({"max_seqlen_q": 0}, "max_seqlen_q is 0"),
+        ({"max_seqlen_k": -1}, "max_seqlen_k is -1"),
         ({"max_seqlen_k": torch.tensor(3)}, "max_seqlen_k is tensor"),
         ({"window": 4}, "is_causal"),
         ({"enable_gqa": False}, "enable_gqa"),

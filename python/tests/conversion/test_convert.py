@@ -229,7 +229,14 @@ def test_verdicts_of_mlps_that_will_be_fused() -> None:
     convert_to_float8_training(model, config="delayed", tokens=32768, fuse=True)
     assert set(names(model)) == {"mlp.fc1", "mlp.fc2", "head.out"}
     with pytest.raises(TypeError, match="number of a CUDA device"):
-        f8.verdicts(model, "rowwise", 64, device="H200")  # type: ignore[arg-type]
+        f8.verdicts(model, "rowwise", 64, device=0.5)  # type: ignore[arg-type]
+    # A device by a part of its name: the rows of MLPs are an H200's, and the H100 has none.
+    whose = {
+        name: f8.verdicts(model, "delayed", 32768, fuse=True, device=name)[0]
+        for name in ("h200", "H100")
+    }
+    assert [each.measured_on for each in whose.values()] == ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
+    assert ["its MLP" in each.reason for each in whose.values()] == [True, False]
 
 
 def llama(layers: int = 32) -> nn.Module:
@@ -267,7 +274,8 @@ def test_explain_prints_the_program_s_table(policy: str, capsys: Any) -> None:
     )
     table = [line.rstrip() for line in printed.split("\n\n")[0].splitlines()]
     found = names(model)
-    last = f"{len(found)} of 225 linears to float8 (M 4096)"
+    asked = printed.rpartition(", M 4096, ")[2].partition(")")[0]
+    last = f"{len(found)} of 225 linears to float8 (M 4096, {asked})"
     assert capsys.readouterr().out.splitlines() == [*table, "", last]
     rows = [line.split() for line in table if line.startswith("layers.*.")]
     for name, count in ((row[0], int(row[1])) for row in rows if row[4] == "float8"):

@@ -50,7 +50,7 @@ def test_experts_that_gain_are_converted_as_the_program_says(capsys: Any, tmp_pa
     name = "model.layers.0.mlp.experts"
     assert experts_in_fp8(convert(mixtral(), explain=True)) == [name]
     printed = capsys.readouterr().out
-    assert "1 of 1 layers of experts to float8 (M 16384)" in printed
+    assert "1 of 1 layers of experts to float8 (M 16384, NVIDIA H" in printed
     line = next(line for line in printed.splitlines() if "mlp.experts " in line).split()
     assert line[1:6] == ["1", "32768", "14336", "4096", "float8"]
     file = tmp_path / "experts.json"

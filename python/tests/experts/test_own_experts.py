@@ -204,3 +204,23 @@ def test_runs_in_compiled_graphs(recipe: str, device: str) -> None:
             f8.sync_float8_amax_and_scale_history(own) if recipe == "delayed" else None
     for p, own in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(p.grad, own.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", ["rowwise_with_gw_hp", "bf16"])
+def test_names_experts_whose_x_is_in_float32(device: str, recipe: str) -> None:
+    """GEMMs in high precision read x in 16 bits. Weights may be in float32, as autocast leaves them."""
+    layer = nn.Sequential(f8.Experts(E, D, F, emulate=device == "cpu", device=device))
+    f8.convert_to_float8_training(
+        layer, config=f8.LinearConfig(recipe, emulate=device == "cpu"), experts=True
+    )
+    x = torch.randn(16, D, device=device)
+    ids = torch.arange(16 * TOP, device=device).view(16, TOP) % E
+    scores = torch.rand(16, TOP, device=device)
+    with pytest.raises(ValueError, match=f"x of the experts '0', recipe {recipe}, is in torch.fl"):
+        layer[0](x, ids, scores)
+    with pytest.raises(ValueError, match=f"x of experts, recipe {recipe}, is in torch.float32"):
+        weights = (each.detach() for each in layer[0].parameters())
+        f8.functional.moe(x, ids, scores, *weights, recipe=recipe, emulate=device == "cpu")
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        layer[0](x, ids, scores).square().sum().backward()
+    assert all(weight.grad.abs().sum() > 0 for weight in layer.parameters())

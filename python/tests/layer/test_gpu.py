@@ -282,8 +282,9 @@ def test_conversion_asks_the_table_of_the_device(config: Any, capsys: Any) -> No
     assert [type(m).__name__ for m in model] == ["Float8Linear", "Linear"]
     table = f8.verdicts(torch.nn.Sequential(linear, model[1]), "rowwise", 8192, device=0)
     assert capsys.readouterr().out == (
-        f"{f8_explain(table)}\n\n1 of 2 linears to float8 (M 8192)\n"
+        f"{f8_explain(table)}\n\n1 of 2 linears to float8 (M 8192, {table[0].device})\n"
     )
+    assert table[0].device == torch.cuda.get_device_name()
 
 
 def test_two_devices(config: Any) -> None:

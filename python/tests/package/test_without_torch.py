@@ -53,6 +53,42 @@ def test_verdicts() -> None:
     assert not named.convert and "output" in named.reason
 
 
+def test_verdicts_name_the_device_and_whose_rows_they_are_of() -> None:
+    layers = [Layer("a", 4096, 14336), Layer("b", 4096, 14330)]
+    of = {
+        part: filter_layers(layers, "rowwise", 8192, device=part) for part in ("H100", "h200", None)
+    }
+    names = [(known.device, known.measured_on) for known, _ in of.values()]
+    h100, h200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+    assert names == [(h100, h100), (h200, h200), (h100, h100)]
+    assert of["H100"] == of[None] and of["h200"][0].speedup != of[None][0].speedup
+    for _, unknown in of.values():
+        assert unknown.measured_on == "" and unknown.device
+
+
+def test_a_verdict_by_another_device_s_rows_says_so() -> None:
+    """The built-in H100 has no rows of 1024 tokens."""
+    layers = [Layer("a", 4096, 4096)]
+    (verdict,) = filter_layers(layers, "rowwise", 1024)
+    assert verdict.device != verdict.measured_on == "NVIDIA H200"
+    assert verdict.evidence == "modelled" and "on another device, NVIDIA H200" in verdict.reason
+    (own,) = filter_layers(layers, "rowwise", 1024, device="H100")
+    assert own.device == own.measured_on
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "words"),
+    [
+        ("A100", FileNotFoundError, "no measurements on 'A100'; there are some on .*'NVIDIA H200'"),
+        ("NVIDIA", ValueError, "'NVIDIA' may be"),
+        (1.5, TypeError, "a part of the name"),
+    ],
+)
+def test_devices_that_cannot_be(device: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        filter_layers([Layer("a", 64, 64)], "rowwise", 8192, device=device)  # type: ignore[arg-type]
+
+
 def test_torchao_policy() -> None:
     layers = [Layer("a", 4096, 4096), Layer("b", 2048, 4096)]
     verdicts = filter_layers(

@@ -80,6 +80,10 @@ typedef struct float8_model_desc {
    * then have one verdict, where the table has MLPs. */
   int32_t fused_mlps;
   int32_t reserved; /* 0 */
+  /* The device that the verdicts are for, by its name in the tuning table or a part of it in any case of letters, as
+   * "H200": only its rows count. NULL: the context's device, whose rows go before those of others; an emulated one has
+   * the table's first device. FLOAT8_NOT_FOUND names those that there are. Plans are of the context's device. */
+  const char* device;
 } float8_model_desc;
 
 /* Decides, then compiles the kernels of all converted layers side by side, each once, and plans the
@@ -120,6 +124,10 @@ typedef struct float8_model_verdict {
   double exposed_fp8_us;
   int32_t wire_is_prediction; /* 1: the model was not measured on so many ranks, hosts */
   int32_t reserved_2;         /* 0 */
+  /* The device that the verdict is for, and the one whose rows the speedup is of: "" where nothing is known, or a
+   * filter file has it. */
+  const char* device;
+  const char* measured_on;
 } float8_model_verdict;
 
 /* Gives the verdict of layers[index]. The caller sets *verdict's struct_size before the call. */

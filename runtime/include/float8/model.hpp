@@ -38,6 +38,7 @@ struct ModelOptions {
   std::int64_t hosts = 0;   // 0: as few as have at most 8 each
   double network_gbit = 0;  // 0: 400
   bool fused_mlps = false;  // MLPs run as one function each
+  std::string device = {};  // as in float8_model_desc; empty: the context's
 };
 
 // The decision about a layer.
@@ -51,6 +52,7 @@ struct ModelVerdict {
   double wire_bf16_us = 0, wire_fp8_us = 0, exposed_bf16_us = 0, exposed_fp8_us = 0;
   bool wire_is_prediction = false;
   bool convert = false;
+  std::string device = {}, measured_on = {};  // whom it is for, and whose rows the speedup is of
 };
 
 class Model {
@@ -92,6 +94,7 @@ class Model {
     c.hosts = options.hosts;
     c.network_gbit = options.network_gbit;
     c.fused_mlps = options.fused_mlps ? 1 : 0;
+    c.device = options.device.empty() ? nullptr : options.device.c_str();
     float8_model* handle = nullptr;
     const float8_status status = float8_model_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -116,7 +119,9 @@ class Model {
                          c.exposed_bf16_us,
                          c.exposed_fp8_us,
                          c.wire_is_prediction != 0,
-                         c.convert != 0};
+                         c.convert != 0,
+                         c.device == nullptr ? "" : c.device,  // of an older library
+                         c.measured_on == nullptr ? "" : c.measured_on};
     // It is the model's, which it keeps alive.
     if (c.linear != nullptr) verdict.linear = Linear({handle_, c.linear}, tokens_);
     return verdict;

@@ -255,6 +255,37 @@ TEST(FilterMlps, HaveOneVerdictWhereTheyAreFused) {
   for (const Json& d : kept["decisions"]) EXPECT_EQ(d["convert"], false) << d;
 }
 
+// A line says where rows of MLPs decide about none.
+TEST(FilterMlps, ThatNoRowsDecideAboutAreCounted) {
+  const Tool tool;
+  const auto said = [&](const std::string& recipe, const Words& more) {
+    Words all = {"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", recipe};
+    all.insert(all.end(), more.begin(), more.end());
+    return tool(all).err;
+  };
+  const std::string note = "--fuse: 32 of 32 MLPs are judged by their linears: ";
+  const std::string none = said("rowwise", {"--fuse", "--device", "H100"});
+  EXPECT_TRUE(contains(none, note +
+                                 "MLPs of recipe rowwise were measured on 'NVIDIA H200' and not on "
+                                 "'NVIDIA H100 80GB HBM3'; --device 'NVIDIA H200' shows that"))
+      << none;
+  for (const Words& words : {Words{"--fuse", "--device", "H200"}, Words{"--device", "H100"}}) {
+    EXPECT_FALSE(contains(said("rowwise", words), "--fuse"));
+  }
+  const Words explained = {"explain",  "layers.0.feed_forward.w1",
+                           "--model",  "llama3-8b",
+                           "--tokens", "8192",
+                           "--recipe", "rowwise",
+                           "--device", "H100",
+                           "--fuse"};
+  EXPECT_TRUE(contains(tool(explained).err,
+                       note + "MLPs of recipe rowwise were measured on 'NVIDIA H200'"));
+  EXPECT_TRUE(contains(said("rowwise_with_gw_hp", {"--fuse", "--device", "H200"}),
+                       "--fuse: float8.torch.fuse leaves MLPs of recipe rowwise_with_gw_hp"));
+  EXPECT_TRUE(
+      contains(said("rowwise", {"--fuse", "--filter-fqns", "w1"}), "--fuse: the model has no MLP"));
+}
+
 TEST_F(FilterExperts, ASweepOfAModelMeasuresThem) {
   const auto problems = [&](const Words& more) {
     Words words = {"plan", "--model", "model.json", "--tokens", "4096", "--recipe", "rowwise"};

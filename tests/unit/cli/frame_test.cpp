@@ -71,6 +71,7 @@ TEST(Frame, EachBenchHasItsOwnOptionsInItsHelp) {
     EXPECT_TRUE(contains(tool({"bench", "--help"}).out, "  " + name + " ")) << name;
   }
   EXPECT_TRUE(contains(tool({"bench", "--help"}).out, "bench SUBCOMMAND --help has the options"));
+  EXPECT_TRUE(contains(tool({"bench", "attention", "--help"}).out, "0: none is (default: 1024)"));
 }
 
 // An option that is accepted and has no effect would let someone believe in the answer.

@@ -157,7 +157,10 @@ void add_bench_attention(CLI::App& group, Program& program) {
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
   add_integer(*command, "--length", options->length,
-              "tokens of the data that is compared with fp64, in 4 heads; 0: none is", 0, 1 << 14);
+              f8::format("tokens of the data that is compared with fp64, in 4 heads; 0: none is "
+                         "(default: {})",
+                         options->length),
+              0, 1 << 14);
 }
 
 }  // namespace f8::cli

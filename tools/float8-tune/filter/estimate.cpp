@@ -107,7 +107,7 @@ Result<int> score_estimates(const EstimateOptions& options, const Global& global
   }
   std::vector<DeviceClass> devices = table.devices;
   devices.insert(devices.end(), truth.devices.begin(), truth.devices.end());
-  const std::string device = F8_TRY(device_named(devices, options.device));
+  const std::string device = F8_TRY(of_option("--device", device_named(devices, options.device)));
   EstimateReport report;
   tuner::CsvText csv(kScoreColumns);
   std::vector<ScoredEstimate> all;

@@ -15,6 +15,7 @@
 #include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/filter/decision_rows.hpp"
 #include "tools/float8-tune/filter/kernels_of.hpp"
+#include "tools/float8-tune/filter/mlp_note.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -238,6 +239,7 @@ struct Explanation {
   double needed = 1;
   FilterDecision decision;
   std::optional<tuning_db::WireCost> wire;  // of ranks that share the model
+  tuning_db::MlpCounts mlps;                // of the model, with --fuse
   std::optional<bool> torchao_converts;     // empty: torchao has no rule for this recipe
   std::string torchao_reason;
   std::vector<Kernel> kernels;
@@ -359,6 +361,7 @@ Status decide_in_model(const Question& question, tuning_db::FilterOptions how,
   auto result = F8_TRY(tuning_db::filter(question.model, how, estimator));
   e.decision = std::move(result.decisions[question.place]);
   e.wire = std::move(result.wire);
+  e.mlps = result.mlps;
   return {};
 }
 
@@ -409,7 +412,16 @@ Result<Explanation> of_whole(const Problem& asked, const Databases& databases,
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
   } else {
-    d.reason = "kept in bf16: it was not measured; " + how;
+    const auto& rows = is_mlp ? table.mlps() : table.experts();
+    const std::vector<std::string> devices =
+        devices_with(table, rows, [&](const LinearSpeedup& row) {
+          return row.recipe == recipe.name && row.groups == asked.groups() &&
+                 (!is_mlp || row.gate == mlp_shape(asked.dims).gate);
+        });
+    d.reason = f8::format(
+        "kept in bf16: it was not measured{}; {}",
+        devices.empty() ? "" : "; others like it were " + elsewhere_hint(devices, e.device.name),
+        how);
   }
   if (!is_mlp) F8_TRY(add_grouped_kernels(recipe, s, asked.groups(), table, "", e.kernels));
   e.trials = F8_TRY(evidence_of(databases, d, recipe));
@@ -459,7 +471,9 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
   }
   e.kernels = F8_TRY(kernels_of(recipe, subject.layer, subject.tokens, table));
   e.trials = F8_TRY(evidence_of(databases, e.decision, recipe));
-  return show(e, global);
+  const int code = show(e, global);
+  if (options.fuse) note_mlps(table, recipe, e.device, e.mlps, global);
+  return code;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/filter/attention_rule.hpp"
 #include "tools/float8-tune/filter/decision_rows.hpp"
+#include "tools/float8-tune/filter/mlp_note.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/trial_json.hpp"
@@ -320,6 +321,7 @@ Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   F8_TRY(show(options, result, beside, global));
   if (device.is_assumed()) note(global, "the answers are for {}", device_text(device));
   note_other_devices(beside.rows, result, how.tokens, global);
+  if (options.fuse) note_mlps(table, recipe, device, result.mlps, global);
   note_idle_names(how.filter_fqns, result, global);
   return kExitOk;
 }

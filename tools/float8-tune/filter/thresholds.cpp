@@ -35,7 +35,8 @@ Result<int> thresholds(const ThresholdsOptions& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable measured =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  const std::string device = F8_TRY(device_named(measured.devices, options.device));
+  const std::string device =
+      F8_TRY(of_option("--device", device_named(measured.devices, options.device)));
   const tuning_db::Estimator estimator(measured, recipe, device);
   auto found = tuning_db::thresholds(estimator, options.margin);
   int64_t shapes = 0;

@@ -73,8 +73,10 @@ void declare_attention(CLI::App& command, SweepArgs& args) {
           ->needs(attention);
   CLI::Option* length =
       add_integer(command, "--length", args.length,
-                  "tokens of the data that is compared with fp64, in 4 heads; 0: none is", 0,
-                  1 << 14)
+                  f8::format("tokens of the data that is compared with fp64, in 4 heads; 0: none "
+                             "is (default: {})",
+                             args.length),
+                  0, 1 << 14)
           ->needs(attention);
   for (CLI::Option* flag : flags.all()) flag->needs(attention);
   for (CLI::Option* own : {sequence, length}) own->group("Attention");

@@ -8,7 +8,7 @@ import torch
 
 from float8.torch import _ops
 from float8.torch.experts import expert_parallel, ops, tensor_parallel
-from float8.torch.experts.moe import NOTHING, Own, Weights, check, parts_of, swiglu_experts
+from float8.torch.experts.moe import NOTHING, Own, Weights, check, parts_of, shaped, swiglu_experts
 
 
 class Ranks(NamedTuple):
@@ -45,6 +45,7 @@ def moe(
     else:
         w13 = tuple(w13)  # type: ignore[assignment] # check says where they are not two
     check(x, topk_ids, topk_scores, w13, w2)
+    ops.check_high_precision(x, config, f"experts, recipe {recipe},")
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
     for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
         ops.check_weight(tokens, each)
@@ -58,4 +59,4 @@ def moe(
     else:
         in_fp8 = dispatch_dtype is not None
         y = expert_parallel.moe_over_ranks(*operands, recipe, group, in_fp8, shared, own)
-    return (y if shared is None else tensor_parallel.leave(y, shared)).reshape(x.shape)
+    return shaped(y if shared is None else tensor_parallel.leave(y, shared), x.shape)

@@ -26,6 +26,7 @@ from float8.torch.experts.moe import (
     mlp,
     mlp_of_rows,
     parts_of,
+    shaped,
     silu_and_mul,
     swiglu_over_ranks,
 )
@@ -48,6 +49,7 @@ class Float8Experts(Made, nn.Module):
     kind: ClassVar[type[Float8Experts]]  # which of the classes below
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
+    experts_name: str = ""  # in the model that was converted
     in_fp8: bool = True  # forward reads the weights in fp8
     expert_linears: Sequence[ExpertLinear] = ()  # with delayed scaling, one for each weight
     weight_casts: Mapping[str, ExpertCast] = MappingProxyType({})  # of cache_weight_casts
@@ -74,6 +76,13 @@ class Float8Experts(Made, nn.Module):
         emulate = "emulate=True" if self.experts_config & recipes.EMULATE else ""
         words = (super().extra_repr(), f"recipe={self.experts_recipe}", emulate)
         return ", ".join(filter(None, words))
+
+
+def check_x(module: Any, x: torch.Tensor, config: int) -> None:
+    """Raises ValueError for an x that the recipe of a module does not have, with the module's name."""
+    name, recipe = getattr(module, "experts_name", ""), getattr(module, "experts_recipe", "")
+    words = f"the experts {name!r}" if name else type(module).__name__
+    ops.check_high_precision(x, config, f"{words}, recipe {recipe}," if recipe else words)
 
 
 class TransformersExperts(Float8Experts):
@@ -252,6 +261,7 @@ def of_transformers(
     Expert parallelism there marks pairs of other ranks by ids beyond the rank's experts, which are dropped.
     """
     x = _ops.of_autocast(x)
+    check_x(module, x, config)
     shape = x.shape
     x = x.reshape(-1, shape[-1])
     names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
@@ -271,10 +281,10 @@ def of_transformers(
         shares = (routing.offs, layout_of(routing), config, group)
         part = _part_of_sum(module, dispatch(x, routing), weights, *shares, activation)
         if part is not None:
-            return combine(part, routing).reshape(shape)
+            return shaped(combine(part, routing), shape)
     if is_swiglu and not config & recipes.READS_X:
         own = own_of(module, weights, x.dtype)
-        return mlp(x, first, last, routing, own.copies, own.scales).reshape(shape)
+        return shaped(mlp(x, first, last, routing, own.copies, own.scales), shape)
     layout = layout_of(routing)
     of_rows = experts_of_rows(routing) if module.has_bias else None
 
@@ -288,7 +298,7 @@ def of_transformers(
     y = linear(activation(h), last, names[1])
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
-    return combine(y, routing).reshape(shape)
+    return shaped(combine(y, routing), shape)
 
 
 # In graphs of torch.compile it is a constant.
@@ -348,6 +358,7 @@ _OF_LLAMA4 = ("gate_up_proj", "down_proj")
 def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
     """Computes the experts of Llama 4 in transformers, of which each has an equal part of the rows of x."""
     x = _ops.of_autocast(x)
+    check_x(module, x, config)
     first, last = (_weight(module, name) for name in _OF_LLAMA4)
     experts, dim = last.shape[:2]
     per_expert = x.view(experts, -1, dim).shape[1]

@@ -87,6 +87,14 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (functional.silu(gate.float()) * up.float()).to(gate.dtype)
 
 
+def shaped(y: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Returns y, which nobody else has, in another shape.
+
+    It is no view, whose change in place would drop the hook of a fully_shard that has the module; FSDP warns of views.
+    """
+    return torch.ops.aten._unsafe_view(y, shape)  # type: ignore[no-any-return]
+
+
 def parts_of(w13: Weights, w2: torch.Tensor) -> list[Part]:
     """Returns the weights of a rank that has a part of F."""
     firsts = (w13,) if isinstance(w13, torch.Tensor) else w13

@@ -376,6 +376,20 @@ def check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
         )
 
 
+def check_high_precision(x: torch.Tensor, config: int, words: str) -> None:
+    """Raises ValueError where GEMMs in high precision would read an x in float32, which experts do not have.
+
+    Weights may be in float32, as FSDP's mixed precision and autocast leave them.
+    words: whose x it is, and the recipe.
+    """
+    if config & recipes.READS_X and x.dtype == torch.float32:
+        raise ValueError(
+            f"float8: x of {words} is in torch.float32, and a GEMM in high precision reads it in bfloat16 or float16: "
+            "call the model under torch.autocast, give FSDP a MixedPrecisionPolicy with such a param_dtype, cast the "
+            'model, or use a recipe whose GEMMs are all in fp8, such as "rowwise"'
+        )
+
+
 def refuse_dtensors(**operands: Any) -> None:
     """Raises ValueError for operands, given by their names, that are DTensors."""
     for name, each in operands.items():

@@ -209,7 +209,7 @@ def convert_to_float8_training(
             chosen,
             fuse,
         ),
-        chosen,
+        chosen if experts else None,
     )
 
 
@@ -306,7 +306,7 @@ def measured_filter(
             counts = [f"{converted} of {len(decided)} linears"] if decided else []
             if found_of_experts:
                 counts.append(f"{len(experts)} of {len(found_of_experts)} layers of experts")
-            print(f"\n{' and '.join(counts)} to float8 (M {tokens})")
+            print(f"\n{' and '.join(counts)} to float8 (M {tokens}, {found[0].device})")
         return [name for name, verdict in decided.items() if verdict.convert] + left_out
 
     return choose
@@ -370,7 +370,7 @@ def convert_linears(
     choose: Choose,
     experts: list[Chosen] | None = None,
 ) -> nn.Module:
-    """Exchanges linears for those of `kind` that `make` makes; the rest is as above."""
+    """Exchanges linears for those of `kind` that `make` makes, and converts `experts`; None where nobody asked for any."""
     delayed = resolve_recipe(options.recipe).delayed
     _refuse_torchao(module)
 
@@ -405,8 +405,10 @@ def convert_linears(
         if linears and not any(map(is_convertible, linears)):
             why = "none of its linears can be in fp8"
         remedy = "with tokens, explain=True prints the verdicts"
-        if names_of_experts(converted):
-            remedy = "experts=True, where it is not given, converts its experts; " + remedy
+        if names_of_experts(converted) and experts is None:
+            remedy = "experts=True converts its experts; " + remedy
+        elif names_of_experts(converted):
+            why += ", and its experts stay as they are"
         notices.warn_once(
             "convert",
             f"convert_to_float8_training converted nothing in {type(module).__name__}: {why}; {remedy}",

@@ -149,7 +149,7 @@ def refuse_sharded(module: nn.Module, replaced: Collection[nn.Module]) -> None:
     """
     if not replaced:
         return
-    known = _modules_of_fsdp(module)
+    known = modules_of_fsdp(module)
     for name, each in module.named_modules():
         if each in replaced and each in known:
             raise ValueError(
@@ -159,7 +159,7 @@ def refuse_sharded(module: nn.Module, replaced: Collection[nn.Module]) -> None:
             )
 
 
-def _modules_of_fsdp(module: nn.Module) -> set[nn.Module]:
+def modules_of_fsdp(module: nn.Module) -> set[nn.Module]:
     """Returns the modules that FSDP, of either version, sets weights on, or calls with its hooks."""
     found: set[nn.Module] = set()
     for owner, _, param in fsdp_params():

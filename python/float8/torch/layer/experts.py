@@ -26,7 +26,7 @@ from float8.torch.experts.modules import (
     weights_of,
 )
 from float8.torch.experts.recipe import config_of
-from float8.torch.layer.convertible import kind_of_parameter, listed
+from float8.torch.layer.convertible import kind_of_parameter, listed, modules_of_fsdp
 from float8.torch.layer.linear import resolve_recipe
 
 _LINEARS = "expert_linears"  # of Float8Experts
@@ -83,6 +83,7 @@ def choose_experts(
         resolved, emulate=emulate, saturate=saturate, recompute=recompute is True
     )
     chosen = []
+    sharded = modules_of_fsdp(model)
     left_out: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         kind = _kind_of(module)
@@ -91,6 +92,8 @@ def choose_experts(
         if callable(experts) and not experts(module, name):
             continue
         why = _obstacle(module, kind)
+        if why is None and module in sharded:
+            why = _obstacle_of_shards(module, gather)
         if why is None and kind is TorchtitanGemms and resolved.delayed:
             why = "its forward does not say of which weight a GEMM is, which delayed scaling has to know"
         if why is None and kind is not None:
@@ -112,11 +115,19 @@ def choose_experts(
             weights = {each.name: each for each in linears} if gather else {}
             chosen.append(Chosen(name, module, kind, config, resolved, own, weights, kept))
         elif why is not None:
-            left_out.setdefault(why, []).append(name or "root")
-    for why, names in left_out.items():
-        text = f"{listed(names)} stays as it is, and its experts are not in fp8: {why}"
-        notices.warn_once(text, text)
+            stays = "stays as it is, and its experts are not in fp8"
+            if isinstance(module, Float8Experts):
+                stays = f"keeps its recipe, {module.experts_recipe}"
+            left_out.setdefault(f"{stays}: {why}", []).append(name or "root")
+    _warn_of_left(left_out)
     return chosen
+
+
+def _warn_of_left(left_out: dict[str, list[str]]) -> None:
+    """Warns of modules that a conversion leaves, by what becomes of them."""
+    for why, names in left_out.items():
+        text = f"{listed(names)} {why}"
+        notices.warn_once(text, text)
 
 
 def is_transposed(module: nn.Module, kind: type[Float8Experts]) -> bool:
@@ -172,6 +183,7 @@ def convert_experts(chosen: list[Chosen]) -> None:
             linear._layer_name = ".".join(filter(None, (each.name, linear.name)))
         own.weight_casts = {}
         own.experts_recipe = each.recipe.name or "custom"
+        own.experts_name = each.name
         own.in_fp8 = each.recipe.output.b.fp8
 
 
@@ -218,7 +230,8 @@ def _obstacle(module: nn.Module, kind: type[Float8Experts] | None) -> str | None
         )
     if of_instance := [name for name in ("forward", "_grouped_mm") if name in module.__dict__]:
         return f"its {of_instance[0]} was replaced: convert the model before"
-    if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+    is_sharded = any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
+    if is_sharded and not isinstance(module, Float8Experts):  # it would be another class
         return "fully_shard was called on it: convert the model before"
     if getattr(module, "_compiled_call_impl", None) is not None:
         return "it was compiled by nn.Module.compile: convert the model before"
@@ -233,3 +246,12 @@ def _obstacle(module: nn.Module, kind: type[Float8Experts] | None) -> str | None
             sizes = f"{weight.shape[1]} by {weight.shape[2]}"
             return f"its {name} is {sizes} for each expert, and fp8 needs multiples of 16"
     return None
+
+
+def _obstacle_of_shards(module: nn.Module, gather: bool) -> str | None:
+    """Returns why experts whose weights FSDP has cannot be gathered in fp8, or no longer be; None where they can."""
+    gathers = bool(getattr(module, "expert_weights", ()))
+    if gathers == gather:
+        return None
+    way = "fp8" if gathers else "their own type"
+    return f"FSDP gathers its weights in {way}, as fully_shard was told: convert the model before"

@@ -31,7 +31,7 @@ def verdicts(
     margin: float = 0.02,
     table: str | os.PathLike[str] | None = None,
     verdicts: str | os.PathLike[str] | None = None,
-    device: int | None = None,
+    device: int | str | None = None,
     fsdp: int = 1,
     tp: int = 1,
     hosts: int | None = None,
@@ -45,8 +45,9 @@ def verdicts(
     tokens_of, experts: as there; verdicts on experts come behind those on linears.
     names: each is part of a name of a linear, or of experts (ValueError).
     fuse: float8.torch.fuse will run the model's MLPs, as in float8.filter_layers.
-    device: the CUDA device whose table answers; None: that of the weights, PyTorch's current one where
-        they are on none, and the H100's without a Hopper GPU.
+    device: the CUDA device that is asked about, or one that was measured by a part of its name, as in
+        float8.filter_layers; None: that of the weights, PyTorch's current one where they are on none, and
+        the H100 without a Hopper GPU.
     """
     linears = {
         name or "root": module

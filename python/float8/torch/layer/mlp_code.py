@@ -10,14 +10,22 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from float8.torch.layer.halves import half_of
 from float8.torch.layer.mlp import Beside, Names, activation_of
+from float8.torch.layer.symbols import (
+    Called,
+    Symbol,
+    attribute_of_self,
+    called,
+    called_by_name,
+    object_of,
+)
 
 _ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "mish", "selu", "elu", "leaky_relu"))
 # A forward with one of these flags is called in another way than by x alone.
@@ -40,60 +48,6 @@ class Known(NamedTuple):
     beside: Beside = Beside()
 
 
-class _Symbol:
-    """A value of a forward that is not known: `how` it came to be, and of what.
-
-    It can be read, called, multiplied and raised to a power, and be taken apart where it is two halves; whatever
-    else is done with it is an error.
-    """
-
-    _calls: list[_Symbol]
-    _how: str
-    _of: tuple[Any, ...]
-    __slots__ = ("_calls", "_how", "_of")
-    __hash__ = object.__hash__
-
-    def __init__(self, calls: list[_Symbol], how: str, *of: Any) -> None:
-        for name, value in zip(_Symbol.__slots__, (calls, how, of), strict=True):
-            object.__setattr__(self, name, value)
-        if how == "call":
-            calls.append(self)  # all that the forward calls
-
-    def __getattr__(self, name: str) -> _Symbol:
-        return _Symbol(self._calls, "attribute", self, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> _Symbol:
-        return _Symbol(self._calls, "call", self, args, kwargs)
-
-    def __mul__(self, other: Any) -> _Symbol:
-        return _Symbol(self._calls, "product", self, other)
-
-    def __pow__(self, other: Any) -> _Symbol:
-        return self.pow(other)
-
-    def __iter__(self) -> Iterator[_Symbol]:
-        if _halved(self) is None:
-            raise TypeError
-        return (_Symbol(self._calls, "half", self, i) for i in range(2))
-
-    def __getitem__(self, index: Any) -> _Symbol:
-        return tuple(self)[index]  # type: ignore[no-any-return]
-
-    def __imul__(self, other: Any) -> _Symbol:  # it changes what other names stand for, too
-        raise TypeError
-
-    __ipow__ = __imul__
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise TypeError
-
-    def __bool__(self) -> bool:
-        raise TypeError
-
-    def __eq__(self, other: object) -> bool:
-        raise TypeError
-
-
 def known_of(module: nn.Module) -> Known | None:
     """Returns what the forward of a module computes, None for other than an MLP."""
     kind = type(module)
@@ -109,7 +63,7 @@ def known_of(module: nn.Module) -> Known | None:
             return None
         return known._replace(beside=known.beside._replace(of_sequential=tuple(module._modules)))
     y = _result_of(forward)
-    return _known_of(module, y) if isinstance(y, _Symbol) else None
+    return _known_of(module, y) if isinstance(y, Symbol) else None
 
 
 def why_unknown(cls: type[nn.Module]) -> str:
@@ -124,20 +78,20 @@ def calls_an_activation(cls: type[nn.Module]) -> bool:
     return code is not None and not _ACTIVATIONS.isdisjoint(code.co_names)
 
 
-def _of_children(module: nn.Module) -> _Symbol | None:
+def _of_children(module: nn.Module) -> Symbol | None:
     """Returns what a Sequential returns, None where a child is more than a linear and has some."""
     deeper = (each for each in module.children() if not isinstance(each, nn.Linear))
     if any(isinstance(each, nn.Linear) for child in deeper for each in child.modules()):
         return None
-    calls: list[_Symbol] = []
-    own, y = _Symbol(calls, "self"), _Symbol(calls, "x")
+    calls: list[Symbol] = []
+    own, y = Symbol(calls, "self"), Symbol(calls, "x")
     for name in module._modules:
         y = getattr(own, name)(y)
     return y
 
 
 @functools.lru_cache(maxsize=256)
-def _result_of(forward: Any) -> _Symbol | str:
+def _result_of(forward: Any) -> Symbol | str:
     """Returns what a forward of x alone returns, or what one does that does more than compute it."""
     if not isinstance(forward, types.FunctionType):
         return "is no function"
@@ -154,29 +108,29 @@ def _result_of(forward: Any) -> _Symbol | str:
         each.startswith("__") for each in code.co_names
     ):
         return "keeps something, imports, or makes a function"
-    calls: list[_Symbol] = []
+    calls: list[Symbol] = []
     names = {
-        each: _Symbol(calls, "global", forward.__globals__[each])
+        each: Symbol(calls, "global", forward.__globals__[each])
         for each in code.co_names
         if each in forward.__globals__
     }
     run = types.FunctionType(code, {**names, "__builtins__": {}})
     try:
-        y = run(_Symbol(calls, "self"), _Symbol(calls, "x"))
+        y = run(Symbol(calls, "self"), Symbol(calls, "x"))
     except Exception:
         return "does more than to call, multiply and square"
-    if not isinstance(y, _Symbol) or {id(each) for each in calls} != _calls_in(y):
+    if not isinstance(y, Symbol) or {id(each) for each in calls} != _calls_in(y):
         return "calls something that its result is not made of"
     return y
 
 
-def _calls_in(y: _Symbol) -> set[int]:
+def _calls_in(y: Symbol) -> set[int]:
     """Returns the ids of the calls that a value was made by."""
-    found: dict[int, _Symbol] = {}
+    found: dict[int, Symbol] = {}
     rest: list[Any] = [y]
     while rest:
         each = rest.pop()
-        if isinstance(each, _Symbol):
+        if isinstance(each, Symbol):
             if id(each) not in found and each._how != "global":
                 found[id(each)] = each
                 rest += each._of
@@ -184,13 +138,15 @@ def _calls_in(y: _Symbol) -> set[int]:
             rest += each
         elif isinstance(each, dict):
             rest += each.values()
+        elif isinstance(each, slice):
+            rest += (each.start, each.stop, each.step)
     return {key for key, each in found.items() if each._how == "call"}
 
 
-def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
+def _known_of(module: nn.Module, y: Symbol) -> Known | None:
     dropout = _dropout_of(y)
     behind, y = _through(module, y if dropout is None else dropout.x)
-    down = _called(y)
+    down = called(y)
     if down is None:
         return None
     between, h = _through(module, down.x)
@@ -208,28 +164,23 @@ def _known_of(module: nn.Module, y: _Symbol) -> Known | None:
     return Known(names, made.function, beside)
 
 
-class _Called(NamedTuple):
-    name: str  # an attribute of self, or a key of _ops.ACTIVATIONS
-    x: _Symbol
-
-
 class _Made(NamedTuple):
     """How h is made: by a function, a key of _ops.ACTIVATIONS, or by a child that is the activation."""
 
     function: str | None
     child: str | None
     gate: str | None
-    up: _Called
+    up: Called
     merged: bool = False  # up makes gate and up
     up_first: bool = False  # in that order
 
 
 class _Both(NamedTuple):
-    linear: _Called
+    linear: Called
     up_first: bool
 
 
-def _plain(module: nn.Module, h: _Symbol, between: list[str]) -> _Made | None:
+def _plain(module: nn.Module, h: Symbol, between: list[str]) -> _Made | None:
     """Returns how h is made without a gate; it moves the activation out of `between`, and adds what it reads through."""
     function, child = _activation(h), None
     if function is not None:
@@ -238,27 +189,27 @@ def _plain(module: nn.Module, h: _Symbol, between: list[str]) -> _Made | None:
     elif between:
         child = max(between, key=lambda name: _likeness(getattr(module, name, None)))
         between.remove(child)
-    up = _called(h)
+    up = called(h)
     if up is None or (function is None and child is None):
         return None
     return _Made(function.name if function else None, child, None, up)
 
 
-def _gated(module: nn.Module, h: _Symbol) -> _Made | None:
+def _gated(module: nn.Module, h: Symbol) -> _Made | None:
     """Returns how a product is made with a gate."""
     for activated, other in (h._of, h._of[::-1]):
-        if not (isinstance(activated, _Symbol) and isinstance(other, _Symbol)):
+        if not (isinstance(activated, Symbol) and isinstance(other, Symbol)):
             return None
-        function, child = _activation(activated), _called(activated)
+        function, child = _activation(activated), called(activated)
         made = function or child
         key, own = (
             function.name if function else None,
             None if function or not child else child.name,
         )
-        both = None if made is None else _merged(made.x, other)
+        both = None if made is None else _merged(module, made.x, other)
         if both is not None and _is_linear(module, both.linear.name):
             return _Made(key, own, None, both.linear, True, both.up_first)
-        gate, up = None if made is None else _called(made.x), _called(other)
+        gate, up = None if made is None else called(made.x), called(other)
         if gate is None or up is None or gate.x is not up.x:
             continue
         if not (_is_linear(module, gate.name) and _is_linear(module, up.name)):
@@ -267,47 +218,22 @@ def _gated(module: nn.Module, h: _Symbol) -> _Made | None:
     return None
 
 
-def _merged(gate: _Symbol, up: _Symbol) -> _Both | None:
+def _merged(module: nn.Module, gate: Symbol, up: Symbol) -> _Both | None:
     """Returns the attribute of self that returned both, each as a half, and which is the first one."""
-    if gate._how != "half" or up._how != "half" or gate._of[0] is not up._of[0]:
+    of_gate, of_up = half_of(module, gate), half_of(module, up)
+    if of_gate is None or of_up is None or of_gate.both is not of_up.both:
         return None
-    both = _halved(gate._of[0])
-    linear = None if both is None else _called(both)
-    if linear is None or gate._of[1] == up._of[1]:
+    linear = called(of_gate.both)
+    # With one size for both, a forward that runs has halves, whatever becomes of an attribute that has it.
+    if linear is None or of_gate.size != of_up.size or of_gate.at == of_up.at:
         return None
-    return _Both(linear, gate._of[1] == 1)
+    return _Both(linear, of_gate.at == 1)
 
 
-def _halved(y: _Symbol) -> _Symbol | None:
-    """Returns what y is two halves of, of its last dimension; None for another y."""
-    if y._how != "call":
-        return None
-    function, args, kwargs = y._of
-    if _object_of(function) is not torch.chunk:
-        if function._how != "attribute" or function._of[1] != "chunk" or _object_of(function):
-            return None
-        args = (function._of[0], *args)  # of a method
-    x, *rest = args or (None,)
-    given = dict(zip(("chunks", "dim"), rest, strict=False)) | kwargs
-    is_half = len(rest) <= 2 and given == {"chunks": 2, "dim": -1}
-    return x if is_half and isinstance(x, _Symbol) else None
-
-
-def _called(y: _Symbol) -> _Called | None:
-    """Returns the attribute of self that returned y, and what it was called with."""
-    if y._how != "call":
-        return None
-    function, args, kwargs = y._of
-    name = _attribute_of_self(function)
-    if name is None or len(args) != 1 or kwargs or not isinstance(args[0], _Symbol):
-        return None
-    return _Called(name, args[0])
-
-
-def _through(module: nn.Module, y: _Symbol) -> tuple[list[str], _Symbol]:
+def _through(module: nn.Module, y: Symbol) -> tuple[list[str], Symbol]:
     """Returns the attributes of self that y went through last, the last one first, and what they were given."""
     names = []
-    while (call := _called(y)) is not None and not _is_linear(module, call.name):
+    while (call := called(y)) is not None and not _is_linear(module, call.name):
         names.append(call.name)
         y = call.x
     return names, y
@@ -326,12 +252,12 @@ def _likeness(child: Any) -> int:
     return 1 if activation_of(child) is None else 2
 
 
-def _activation(y: _Symbol) -> _Called | None:
+def _activation(y: Symbol) -> Called | None:
     """Returns the key of the function of PyTorch that returned y, and what it was called with."""
     if y._how != "call":
         return None
     function, args, kwargs = y._of
-    found = _object_of(function)
+    found = object_of(function)
     x = args[0] if args else None
     if found is functional.silu and len(args) == 1 and not kwargs:
         key = "silu"
@@ -339,59 +265,37 @@ def _activation(y: _Symbol) -> _Called | None:
         key = {"none": "gelu", "tanh": "gelu_tanh"}.get(kwargs.get("approximate", "none"), "")
     else:
         key, x = "relu2", _relu_of(_squared(y))
-    return _Called(key, x) if key and isinstance(x, _Symbol) else None
+    return Called(key, x) if key and isinstance(x, Symbol) else None
 
 
-def _dropout_of(y: _Symbol) -> _Called | None:
+def _dropout_of(y: Symbol) -> Called | None:
     """Returns the attribute of self with the p of the functional.dropout that returned y, None for another y."""
-    if y._how != "call" or _object_of(y._of[0]) is not functional.dropout:
+    if y._how != "call" or object_of(y._of[0]) is not functional.dropout:
         return None
     _, args, kwargs = y._of
-    names = {name: _attribute_of_self(value) for name, value in kwargs.items()}
+    names = {name: attribute_of_self(value) for name, value in kwargs.items()}
     if len(args) != 1 or set(names) != {"p", "training"} or names["training"] != "training":
         return None
     p = names["p"]
-    return _Called(p, args[0]) if p and isinstance(args[0], _Symbol) else None
+    return Called(p, args[0]) if p and isinstance(args[0], Symbol) else None
 
 
-def _attribute_of_self(value: Any) -> str | None:
-    if isinstance(value, _Symbol) and value._how == "attribute" and value._of[0]._how == "self":
-        return str(value._of[1])
-    return None
-
-
-def _squared(y: _Symbol) -> Any:
+def _squared(y: Symbol) -> Any:
     """Returns what y is the square of, None for another y."""
-    function, args, kwargs = y._of
-    if kwargs:
+    call = called_by_name(y, "square", "pow")
+    if call is None or call.kwargs:
         return None
-    name, found = function._of[1] if function._how == "attribute" else "", _object_of(function)
-    if found is None:
-        args = (function._of[0], *args)  # of a method
-    elif found is not torch.square and found is not torch.pow:
-        return None
-    by = args[1] if len(args) == 2 else None
+    by = call.args[0] if len(call.args) == 1 else None
     is_two = isinstance(by, (int, float)) and by == 2
-    squares = (name == "square" and len(args) == 1) or (name == "pow" and is_two)
-    return args[0] if squares else None
+    squares = (call.name == "square" and not call.args) or (call.name == "pow" and is_two)
+    return call.x if squares else None
 
 
 def _relu_of(y: Any) -> Any:
     """Returns what y is the ReLU of, None for another y."""
-    if not isinstance(y, _Symbol) or y._how != "call":
+    if not isinstance(y, Symbol) or y._how != "call":
         return None
     function, args, kwargs = y._of
-    found = _object_of(function)
+    found = object_of(function)
     is_relu = found is functional.relu or found is torch.relu
     return args[0] if is_relu and len(args) == 1 and not kwargs else None
-
-
-def _object_of(function: _Symbol) -> Any:
-    """Returns the global, or what a Python module has, that a symbol stands for; None for others."""
-    if function._how == "global":
-        return function._of[0]
-    if function._how == "attribute":
-        home = _object_of(function._of[0])
-        if isinstance(home, types.ModuleType):
-            return getattr(home, function._of[1], None)
-    return None

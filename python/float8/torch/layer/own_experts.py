@@ -13,7 +13,7 @@ from float8.torch import _ops
 from float8.torch.experts import tensor_parallel
 from float8.torch.experts.call import Ranks, moe
 from float8.torch.experts.delayed import ExpertLinear
-from float8.torch.experts.modules import Float8Experts, own_of, weights_of
+from float8.torch.experts.modules import Float8Experts, check_x, own_of, weights_of
 from float8.torch.experts.ops import MOST_EXPERTS
 from float8.torch.experts.recipe import config_of
 from float8.torch.layer.linear import check_switches, resolve_recipe
@@ -104,6 +104,7 @@ class Experts(Float8Experts):
         Raises ValueError for weights that are DTensors, but with Shard(0) over `group`.
         """
         x = _ops.of_autocast(x)
+        check_x(self, x, self.experts_config)
         w13, w2 = (_of_rank(name, getattr(self, name), group) for name in ("w13", "w2"))
         own = own_of(self, {"w13": w13, "w2": w2}, x.dtype)
         if self.expert_linears and own.scales.w13 is None:

@@ -18,16 +18,16 @@ import float8.torch as f8
 pytest.importorskip("transformers")
 
 
-def _model(experts: int, recipe: str) -> Any:
+def _model(number: int, recipe: str, experts: bool = True) -> Any:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "intermediate_size": 96}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    moe = {"moe_intermediate_size": 48, "num_experts": experts, "num_experts_per_tok": 2}
+    moe = {"moe_intermediate_size": 48, "num_experts": number, "num_experts_per_tok": 2}
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **moe)).to(ranks.device)
     return f8.convert_to_float8_training(
-        model, config=f8.LinearConfig(recipe, emulate=ranks.device == "cpu"), experts=True
+        model, config=f8.LinearConfig(recipe, emulate=ranks.device == "cpu"), experts=experts
     )
 
 
@@ -79,20 +79,80 @@ def test_trains_with_mixed_precision(tmp_path: Any) -> None:
     ranks.spawn(_rank, 2, tmp_path, "layer", 4, "rowwise", True)
 
 
+def _convert_again(model: Any, recipe: str, gather: bool) -> str:
+    """Converts the experts alone, and returns what it warned of."""
+    config = f8.LinearConfig(
+        recipe, emulate=ranks.device == "cpu", enable_fsdp_float8_all_gather=gather
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        f8.convert_to_float8_training(
+            model, config=config, module_filter_fn=lambda *_: False, experts=True
+        )
+    return " ".join(str(each.message) for each in caught)
+
+
 def _late(mesh: Any, rank: int, world: int) -> None:
-    """Experts that are a unit already are left and named; those below a unit are converted."""
+    """Experts in fp8 get another recipe when FSDP has them, but no other gathers; a unit of other experts is left."""
     model = _model(4, "rowwise")
     first, second = (layer.mlp.experts for layer in model.model.layers)
     fully_shard(first, mesh=mesh)
     fully_shard(model.model.layers[1], mesh=mesh)
+    assert _convert_again(model, "blockwise", False) == ""
+    assert (first.experts_recipe, second.experts_recipe) == ("blockwise", "blockwise")
+    text = _convert_again(model, "rowwise", True)
+    assert "each of 2 layers ('model.layers.*.mlp.experts') keeps its recipe, blockwise" in text
+    assert "FSDP gathers its weights in their own type" in text and "not in fp8" not in text
+    assert (first.experts_recipe, second.experts_recipe) == ("blockwise", "blockwise")
+    batch = torch.arange(16, device=ranks.device).view(1, 16)
+    _loss(model, batch).backward()
+    for each in (first, second):
+        assert all(weight.grad is not None for weight in each.parameters())
+    plain = _model(4, "rowwise", experts=False)
+    first, second = (layer.mlp.experts for layer in plain.model.layers)
+    fully_shard(first, mesh=mesh)
+    fully_shard(plain.model.layers[1], mesh=mesh)
+    text = _convert_again(plain, "rowwise", False)
+    assert "stays as it is, and its experts are not in fp8: fully_shard was called on it" in text
+    assert not hasattr(first, "experts_recipe") and second.experts_recipe == "rowwise"
+
+
+class _Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = f8.Experts(4, 64, 48, emulate=ranks.device == "cpu", device=ranks.device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids = torch.arange(2 * x.shape[0] * x.shape[1], device=x.device).view(*x.shape[:2], 2) % 4
+        y: torch.Tensor = self.experts(x, ids, torch.ones_like(ids, dtype=torch.float32))
+        y += 1  # in place: it drops the hook of a view
+        return y
+
+
+def _own_experts(mesh: Any, rank: int, world: int, gather: bool) -> None:
+    """Experts of a layer of one's own are a unit of FSDP, which warns of no view; a later conversion says what is so."""
+    model: Any = _Mixture()
+    if gather:
+        _convert_again(model, "rowwise", True)
+    before = [weight.detach().clone() for weight in model.experts.parameters()]
+    x = torch.ones(2, 8, 64, device=ranks.device) + torch.arange(64, device=ranks.device) / 64
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        config = f8.LinearConfig("blockwise", emulate=ranks.device == "cpu")
-        f8.convert_to_float8_training(
-            model, config=config, module_filter_fn=lambda *_: False, experts=True
-        )
-    assert "fully_shard was called on it" in " ".join(str(each.message) for each in caught)
-    assert (first.experts_recipe, second.experts_recipe) == ("rowwise", "blockwise")
+        fully_shard(model.experts, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert not any("view" in str(each.message) for each in caught)
+    for old, weight in zip(before, model.experts.parameters(), strict=True):
+        assert not torch.equal(weight.full_tensor(), old)
+    text = _convert_again(model, "tensorwise", not gather)
+    assert "keeps its recipe" in text and "its experts stay as they are" in text
+    assert "experts=True" not in text and "not in fp8" not in text
+
+
+@pytest.mark.parametrize("gather", [False, True])
+def test_own_experts_are_a_unit(gather: bool, tmp_path: Any) -> None:
+    ranks.spawn(_own_experts, 2, tmp_path, gather)
 
 
 def test_leaves_units_of_fsdp(tmp_path: Any) -> None:

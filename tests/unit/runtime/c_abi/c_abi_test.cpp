@@ -420,8 +420,8 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_moe_forward_args, buffers, 376U);
   F8_ENDS(float8_moe_backward_args, reserved_2, 488U);
   F8_ENDS(float8_model_layer, skew, 40U);
-  F8_ENDS(float8_model_desc, reserved, 144U);
-  F8_ENDS(float8_model_verdict, reserved_2, 104U);
+  F8_ENDS(float8_model_desc, device, 152U);
+  F8_ENDS(float8_model_verdict, measured_on, 120U);
   F8_ENDS(float8_attention_verdict, reserved, 104U);
 #undef F8_ENDS
 }

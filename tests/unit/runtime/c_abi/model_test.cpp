@@ -144,6 +144,45 @@ TEST_F(CAbiModel, LinearsOfAFusedMlpHaveOneVerdict) {
   EXPECT_EQ(merged.verdict(0).value().speedup, 1.5);
 }
 
+TEST_F(CAbiModel, VerdictsNameTheDeviceAndWhoseRowsTheyAreOf) {
+  TuningTable table;
+  table.devices = {{.name = "first A100"}, {.name = "second B200"}};
+  table.sources = {{"made"}};
+  table.add(LinearSpeedup{"rowwise", {32, 64, 64}, 1.5, 1.4, 1.6, 1e6});
+  table.add(LinearSpeedup{"rowwise", {32, 64, 64}, 0.5, 0.4, 0.6, 1e6, 1});
+  table.add(LinearSpeedup{"rowwise", {32, 64, 128}, 1.5, 1.4, 1.6, 1e6, 1});
+  ASSERT_TRUE(context_.set_table(table.serialize()));
+  std::vector<float8::ModelLayer> layers(2);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].name = std::array{"a", "b"}[i];
+    layers[i].desc.n = 64;
+    layers[i].desc.k = i == 0 ? 64 : 128;
+  }
+  float8::ModelOptions o = options();
+  o.filter_fqns = {"auto_filter_small_kn"};
+  using Whose = std::array<std::string, 3>;  // speedup, device, measured_on
+  const auto asked = [&](size_t i) {
+    const auto verdict = float8::Model::plan(context_, layers, o).value().verdict(i).value();
+    return Whose{f8::format("{}", verdict.speedup), verdict.device, verdict.measured_on};
+  };
+  EXPECT_EQ(asked(0), (Whose{"1.5", "first A100", "first A100"}));
+  EXPECT_EQ(asked(1), (Whose{"1.5", "first A100", "second B200"}));
+  for (const char* name : {"second B200", "b200", "SECOND"}) {
+    o.device = name;
+    EXPECT_EQ(asked(0), (Whose{"0.5", "second B200", "second B200"}));
+  }
+  o.device = "a100";
+  EXPECT_EQ(asked(1), (Whose{"1", "first A100", ""}));
+  o.device = "00";
+  refused(o, "float8_model_desc.device: '00' may be 'first A100', 'second B200'");
+  o.device = "H100";
+  const auto unknown = float8::Model::plan(context_, layers, o);
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code, FLOAT8_NOT_FOUND);
+  EXPECT_NE(unknown.error().message.find("some on 'first A100', 'second B200'"), std::string::npos)
+      << unknown.error().message;
+}
+
 TEST_F(CAbiModel, VerdictsOnAttention) {
   FilterFile file{.recipe = "rowwise", .tokens = 32, .decisions = {}};
   file.decisions = {{"layers.*.wq", 64, 64, false, "too small"}, {"output", 64, 128, true, "fast"}};

@@ -82,7 +82,13 @@ TEST(EstimateScore, RowsOfAnotherDeviceHaveAWiderInterval) {
   const double half = std::hypot(std::log(1 / 0.99), kBetweenDevices);
   EXPECT_NEAR(widened.lo, 1.3 * std::exp(-half), 1e-3);
   EXPECT_GT(widened.hi, 1.3 * std::exp(kBetweenDevices));
-  EXPECT_TRUE(widened.basis.starts_with("on another device, give or take 9 %")) << widened.basis;
+  const std::string where = "on another device, " + table.devices.front().name;
+  EXPECT_TRUE(widened.basis.starts_with(where + ", give or take 9 %")) << widened.basis;
+  EXPECT_EQ(widened.device, table.devices.front().name);
+  // Two classes of one name differ in power.
+  const Machine weaker = {{.name = where.substr(19), .cc = 90, .power_limit_w = 1}};
+  const Estimator of_class(table, "rowwise", {}, &weaker);
+  EXPECT_TRUE(of_class.estimate(shape)->basis.starts_with("on another device, give or take 9 %"));
   // Its own rows are asked first, and alone have the narrow interval.
   table.devices.push_back(here.device);
   table.add({.recipe = "rowwise",
