@@ -130,7 +130,7 @@ def model_of(kind: type[Merged], options: f8.LinearConfig) -> Any:
 @pytest.mark.parametrize("halves", KNOWN.values(), ids=KNOWN.keys())
 def test_knows_halves_and_has_the_bits_of_linears_one_by_one(config: Config, halves: str) -> None:
     fused, plain = model_of(kind_of(halves), config("rowwise")), model_of(Merged, config("rowwise"))
-    assert f8.fuse(fused) == [("0", True, "")]
+    assert f8.fuse(fused) == [("0", True, "", "mlp")]
     x = inputs(fused, 8)
     assert same(step(fused, x), step(plain, x))
     as_written, chunked = (
