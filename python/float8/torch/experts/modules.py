@@ -191,8 +191,6 @@ def is_one_call(module: Float8Experts) -> bool:
     return not issubclass(module.kind, Llama4Experts) or _has_silu(module)
 
 
-# In graphs of torch.compile it is a constant.
-@traced.constant
 def _is_apart(module: Any, name: str) -> bool:
     """Tells whether FSDP gathers w1 of a module, which has this name, in fp8 or not, apart from w3."""
     gather = module.expert_weights[name]._weight_gather
@@ -277,7 +275,7 @@ def of_transformers(
             return silu_and_mul(*h.chunk(2, dim=-1))
         return module._apply_gate(h) if module.has_gate else module.act_fn(h)  # type: ignore[no-any-return]
 
-    if (group := _group_in_transformers(module)) is not None:
+    if (group := _group_in_transformers(module.__dict__.get("forward"))) is not None:
         shares = (routing.offs, layout_of(routing), config, group)
         part = _part_of_sum(module, dispatch(x, routing), weights, *shares, activation)
         if part is not None:
@@ -303,13 +301,13 @@ def of_transformers(
 
 # In graphs of torch.compile it is a constant.
 @traced.constant
-def _group_in_transformers(module: Any) -> Any:
+def _group_in_transformers(forward: Any) -> Any:
     """Returns the process group whose ranks share the hidden dimension of a module's experts by transformers' tensor
     parallelism, None without.
 
-    It gives a forward local parts of the weights and sums the results up: "moe_tp_experts" of a plan.
+    forward: the module's own. This parallelism gives it one that has local parts of the weights, and sums the results
+        up: "moe_tp_experts" of a plan. (PyTorch 2.10 and 2.11 take no module for a constant.)
     """
-    forward = module.__dict__.get("forward")
     names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
     cells = {
         name: cell.cell_contents
@@ -373,7 +371,7 @@ def of_llama4(module: Any, x: torch.Tensor, config: int) -> torch.Tensor:
             return silu_and_mul(gate, up)
         return up * module.act_fn(gate)  # type: ignore[no-any-return]
 
-    if (group := _group_in_transformers(module)) is not None:
+    if (group := _group_in_transformers(module.__dict__.get("forward"))) is not None:
         shares = (ends, layout, config, group)
         weights = dict(zip(_OF_LLAMA4, (first, last), strict=True))
         part = _part_of_sum(module, rows, weights, *shares, activation)
