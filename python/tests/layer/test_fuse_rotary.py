@@ -266,6 +266,29 @@ def test_what_changes_later_is_seen(
     assert all(map(torch.equal, own, step(plain))) and not launches
 
 
+def test_what_the_function_calls_is_seen(
+    config: Config, monkeypatch: pytest.MonkeyPatch, launches: list[int]
+) -> None:
+    fused, plain = pair(config, Promoting)
+    step(fused)
+    monkeypatch.setitem(globals(), "rotate_half", lambda x: x.flip(-1))
+    with pytest.warns(UserWarning, match="apply_promoting or what that calls was replaced"):
+        own = step(fused)
+    assert all(map(torch.equal, own, step(plain))) and len(launches) == 1
+
+
+def test_models_on_meta_are_fused(config: Config) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attention = Norm(), Promoting()
+
+    with torch.device("meta"):
+        model = f8.convert_to_float8_training(Block(), config=config("rowwise"))
+        done = f8.fuse(model, norms=True)
+    assert [(each.what, each.fused) for each in done] == [("rotary", True), ("norm", True)]
+
+
 def test_arguments_of_other_calls_go_to_the_function(config: Config, launches: list[int]) -> None:
     class Explicit(Attention):
         def forward(self, x: Tensor) -> Any:

@@ -18,6 +18,7 @@ from float8.torch.layer.linear import is_exporting
 
 _PROBES = ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
 _MIXED = (torch.bfloat16, torch.float32)
+_BY_VALUE = (types.FunctionType, int, float, str, type(None))
 
 
 class Form(NamedTuple):
@@ -65,12 +66,22 @@ def _arguments(function: types.FunctionType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount]
 
 
-@functools.lru_cache(maxsize=256)
 def form_of(function: types.FunctionType) -> Form | None:
     """Returns how a function is called that has the bits of rotary.by_operations, None for another function.
 
     What it does does not depend on values (known_code.py), and it has these bits for random heads.
     """
+    return _form_of(function, _called_by(function))
+
+
+def _called_by(function: types.FunctionType) -> tuple[Any, ...]:
+    """Returns the globals of a function, such as functions that it calls: others make it another function."""
+    found = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return tuple(x if isinstance(x, _BY_VALUE) else id(x) for x in found)
+
+
+@functools.lru_cache(maxsize=256)
+def _form_of(function: types.FunctionType, _called: tuple[Any, ...]) -> Form | None:
     if not is_plain(function):
         return None
     for dims in (3, 2):
@@ -89,8 +100,9 @@ def _is_equal(
     rounds: bool = False,
 ) -> bool:
     random = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(2, heads, 5, 32, generator=random).to(dtype) for heads in (3, 2))
-    cos, sin = (torch.randn(2, 5, 32, generator=random).to(of_cos) for _ in range(2))
+    made = functools.partial(torch.randn, generator=random, device="cpu")
+    q, k = (made(2, heads, 5, 32).to(dtype) for heads in (3, 2))
+    cos, sin = (made(2, 5, 32).to(of_cos) for _ in range(2))
     if dims == 2:
         cos, sin = cos[0], sin[0]
     try:
@@ -131,8 +143,8 @@ class FusedRotary(Made, nn.Module):
         if forward is None:
             notices.warn_once(
                 f"fuse {self.original.__name__} rotary",
-                f"{self.original.__name__} no longer has its rotary positions in one launch: its forward or "
-                f"{self.rotary_name} was replaced",
+                f"{self.original.__name__} no longer has its rotary positions in one launch: its forward, "
+                f"{self.rotary_name} or what that calls was replaced",
             )
             return super().forward(*args, **kwargs)
         return forward(self, *args, **kwargs)
@@ -143,7 +155,9 @@ def _forward_of(forward: Any, name: str, form: Form, emulate: bool) -> Any:
     if not isinstance(forward, types.FunctionType):
         return None
     function = forward.__globals__.get(name)
-    return _replaced(forward, function, name, form, emulate) if callable(function) else None
+    if not isinstance(function, types.FunctionType):
+        return None
+    return _replaced(forward, function, _called_by(function), name, form, emulate)
 
 
 class _Globals(dict[str, Any]):
@@ -168,9 +182,14 @@ def _positions(q: Any, cos: Any, sin: Any, form: Form) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _replaced(
-    forward: types.FunctionType, function: Any, name: str, form: Form, emulate: bool
+    forward: types.FunctionType,
+    function: types.FunctionType,
+    called: tuple[Any, ...],
+    name: str,
+    form: Form,
+    emulate: bool,
 ) -> Any:
-    if not isinstance(function, types.FunctionType) or form_of(function) != form:
+    if _form_of(function, called) != form:
         return None
 
     @functools.wraps(function)
