@@ -13,12 +13,11 @@ from torch import nn
 
 from float8.torch import notices, rotary
 from float8.torch.classes import Made
-from float8.torch.layer.known_code import is_plain
+from float8.torch.layer.known_code import globals_of, is_plain, reached
 from float8.torch.layer.linear import is_exporting
 
 _PROBES = ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
 _MIXED = (torch.bfloat16, torch.float32)
-_BY_VALUE = (types.FunctionType, int, float, str, type(None))
 
 
 class Form(NamedTuple):
@@ -44,7 +43,7 @@ def found_in(cls: type[nn.Module]) -> Found | None:
     forward: Any = cls.forward
     if not isinstance(forward, types.FunctionType):
         return None
-    for name in inspect.unwrap(forward).__code__.co_names:
+    for name in globals_of(inspect.unwrap(forward).__code__):
         function = inspect.unwrap(forward).__globals__.get(name)
         if not isinstance(function, types.FunctionType) or _arguments(function)[2:4] != (
             "cos",
@@ -71,17 +70,14 @@ def form_of(function: types.FunctionType) -> Form | None:
 
     What it does does not depend on values (known_code.py), and it has these bits for random heads.
     """
-    return _form_of(function, _called_by(function))
-
-
-def _called_by(function: types.FunctionType) -> tuple[Any, ...]:
-    """Returns the globals of a function, such as functions that it calls: others make it another function."""
-    found = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return tuple(x if isinstance(x, _BY_VALUE) else id(x) for x in found)
+    own = reached(function)
+    return None if own is None else _form_of(own)
 
 
 @functools.lru_cache(maxsize=256)
-def _form_of(function: types.FunctionType, _called: tuple[Any, ...]) -> Form | None:
+def _form_of(functions: tuple[types.FunctionType, ...]) -> Form | None:
+    """Returns the form of the first function, which calls the others."""
+    function = functions[0]
     if not is_plain(function):
         return None
     for dims in (3, 2):
@@ -101,8 +97,28 @@ def _is_equal(
 ) -> bool:
     random = torch.Generator().manual_seed(0)
     made = functools.partial(torch.randn, generator=random, device="cpu")
-    q, k = (made(2, heads, 5, 32).to(dtype) for heads in (3, 2))
-    cos, sin = (made(2, 5, 32).to(of_cos) for _ in range(2))
+    return all(
+        _is_equal_for(
+            function,
+            *(made(batch, each, tokens, dim).to(dtype) for each in heads),
+            *(made(batch, tokens, dim).to(of_cos) for _ in range(2)),
+            dims=dims,
+            rounds=rounds,
+        )
+        for batch, heads, tokens, dim in ((2, (3, 2), 5, 32), (3, (1, 4), 7, 48))
+    )
+
+
+def _is_equal_for(
+    function: Callable[..., Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    dims: int,
+    rounds: bool,
+) -> bool:
     if dims == 2:
         cos, sin = cos[0], sin[0]
     try:
@@ -112,7 +128,7 @@ def _is_equal(
     if dims == 2:
         cos, sin = cos[None], sin[None]
     if rounds:
-        cos, sin = cos.to(dtype), sin.to(dtype)
+        cos, sin = cos.to(q.dtype), sin.to(q.dtype)
     expected = rotary.by_operations(q, k, cos, sin)
     return (
         isinstance(y, tuple)
@@ -157,7 +173,8 @@ def _forward_of(forward: Any, name: str, form: Form, emulate: bool) -> Any:
     function = forward.__globals__.get(name)
     if not isinstance(function, types.FunctionType):
         return None
-    return _replaced(forward, function, _called_by(function), name, form, emulate)
+    functions = reached(function)
+    return None if functions is None else _replaced(forward, functions, name, form, emulate)
 
 
 class _Globals(dict[str, Any]):
@@ -183,14 +200,14 @@ def _positions(q: Any, cos: Any, sin: Any, form: Form) -> Any:
 @functools.lru_cache(maxsize=256)
 def _replaced(
     forward: types.FunctionType,
-    function: types.FunctionType,
-    called: tuple[Any, ...],
+    functions: tuple[types.FunctionType, ...],
     name: str,
     form: Form,
     emulate: bool,
 ) -> Any:
-    if _form_of(function, called) != form:
+    if _form_of(functions) != form:
         return None
+    function = functions[0]
 
     @functools.wraps(function)
     def turned(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
