@@ -11,10 +11,13 @@ void refuse_heads(const char* op, const std::string& what) {
   throw std::invalid_argument(std::string("float8: ") + op + ": " + what);
 }
 
-Heads as_heads(const Tensor& tensor, const Place& place, const char* op, const char* name) {
+Heads as_heads(const Tensor& tensor, const Place& place, const char* op, const char* name,
+               bool tokens_first) {
   constexpr int64_t kStep = 8;  // elements of 16 bytes, or more
   if (tensor.dim() != 4) {
-    refuse_heads(op, std::string(name) + " is not [batch, heads, tokens, head_dim]");
+    refuse_heads(op,
+                 std::string(name) + (tokens_first ? " is not [batch, tokens, heads, head_dim]"
+                                                   : " is not [batch, heads, tokens, head_dim]"));
   }
   if (device_of(tensor) != place.device) {
     refuse_heads(op, std::string(name) + " is on another device");
@@ -28,7 +31,9 @@ Heads as_heads(const Tensor& tensor, const Place& place, const char* op, const c
   Tensor keep = tensor;
   if (!is_fit(keep)) keep = torch::stable::contiguous(keep);
   if (!is_fit(keep)) keep = torch::stable::clone(keep);
-  return {keep, {keep.mutable_data_ptr(), keep.stride(0), keep.stride(1), keep.stride(2)}};
+  return {keep,
+          {keep.mutable_data_ptr(), keep.stride(0), keep.stride(tokens_first ? 2 : 1),
+           keep.stride(tokens_first ? 1 : 2)}};
 }
 
 }  // namespace float8_torch

@@ -5,7 +5,7 @@
 
 namespace float8_torch {
 
-// A tensor [batch, heads, tokens, head_dim]. `keep` owns the data.
+// A tensor [batch, heads, tokens, head_dim], or one whose tokens come before its heads. `keep` owns the data.
 struct Heads {
   Tensor keep;
   float8_heads heads;
@@ -17,6 +17,6 @@ struct Heads {
 // Copies only where the elements of a head do not lie side by side, or are not aligned to 16 bytes. Throws where
 // the tensor is none of heads, or on another device.
 [[nodiscard]] Heads as_heads(const Tensor& tensor, const Place& place, const char* op,
-                             const char* name);
+                             const char* name, bool tokens_first = false);
 
 }  // namespace float8_torch

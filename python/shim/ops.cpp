@@ -159,9 +159,10 @@
 //       v?, max_seqlen_q, max_seqlen_k) -> (dq, dk, dv)
 //     The gradients of a forward of this recipe, [B][S][H][D] and [B][T][G][D]; dout is [B, H, S, D]. q, k and v are the
 //     forward's, in bf16 alone.
-//   rotary(q, k, cos, sin, dtype, inverse, config) -> (q, k)
-//     x cos + rotate_half(x) sin of q [B, H, S, D] and k [B, G, S, D] in a float8_dtype, or with `inverse` the gradient
-//     of it; cos and sin are [B or 1, S, D]. Heads and tokens lie in memory as those that are given.
+//   rotary(q, k, cos, sin, dtype, inverse, tokens_first, q_in_memory, k_in_memory, config) -> (q, k)
+//     x cos + rotate_half(x) sin of q [B, H, S, D] and k [B, G, S, D], or with tokens_first of [B, S, H, D] and [B, S, G, D],
+//     in a float8_dtype, or with `inverse` the gradient of it; cos and sin are [B or 1, S, D]. The results are dense; the
+//     last two say whether tokens come first in their memory.
 //   cudnn_version() -> version
 //     That of the cuDNN which attention in bf16 runs by, as 91900; 0 where there is none.
 //   sequence_errors() -> [device, code, index, ...]
@@ -290,7 +291,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&attention_forward, Roles{.config = 6}>(library, "attention_forward");
   add<&attention_dequantize, Roles{.config = 7}>(library, "attention_dequantize");
   add<&attention_backward, Roles{.config = 9}>(library, "attention_backward");
-  add<&rotary, Roles{.config = 6}>(library, "rotary");
+  add<&rotary, Roles{.config = 9}>(library, "rotary");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");

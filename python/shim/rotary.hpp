@@ -8,6 +8,7 @@
 namespace float8_torch {
 
 std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor& cos,
-                                  const Tensor& sin, int64_t dtype, bool inverse, int64_t config);
+                                  const Tensor& sin, int64_t dtype, bool inverse, bool tokens_first,
+                                  bool q_in_memory, bool k_in_memory, int64_t config);
 
 }  // namespace float8_torch

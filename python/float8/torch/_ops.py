@@ -371,16 +371,25 @@ def _fake_quantize_list(
 
 @fake_kernel("rotary")
 def _fake_rotary(
-    q: torch.Tensor, k: torch.Tensor, *positions: Any, **_: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    dtype: int,
+    inverse: bool,
+    tokens_first: bool,
+    q_in_memory: bool,
+    k_in_memory: bool,
+    config: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dtype = next(each for each, number in ELEMENT_TYPES.items() if number == positions[2])
-    first, second = (
-        x.transpose(1, 2).new_empty(x.transpose(1, 2).shape, dtype=dtype).transpose(1, 2)
-        if x.stride(1) < x.stride(2)
-        else x.new_empty(x.shape, dtype=dtype)
-        for x in (q, k)
-    )
-    return first, second
+    own = next(each for each, number in ELEMENT_TYPES.items() if number == dtype)
+
+    def result(x: torch.Tensor, in_memory: bool) -> torch.Tensor:
+        if in_memory == tokens_first:
+            return x.new_empty(x.shape, dtype=own)
+        return x.new_empty(x.transpose(1, 2).shape, dtype=own).transpose(1, 2)
+
+    return result(q, q_in_memory), result(k, k_in_memory)
 
 
 @fake_kernel("adamw")

@@ -78,7 +78,10 @@ _FLEXIBLE = (
         "Tensor? q=None, Tensor? k=None, Tensor? v=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0) -> "
         "(Tensor, Tensor, Tensor)"
     ),
-    "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, int dtype, bool inverse, int config) -> (Tensor, Tensor)",
+    (
+        "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, int dtype, bool inverse, bool tokens_first, bool "
+        "q_in_memory, bool k_in_memory, int config) -> (Tensor, Tensor)"
+    ),
     (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "
         "-> Tensor"

@@ -18,7 +18,11 @@ MAX_HEAD_DIM = 1024
 
 
 class _Rotary(torch.autograd.Function):
-    """Turns queries and keys, or their gradients back: each is the gradient of the other."""
+    """Turns queries and keys, or their gradients back: each is the gradient of the other.
+
+    tokens_first: of the dimensions. in_memory: whether tokens come first in the memory of q and of k, whose gradients
+        lie as they do.
+    """
 
     @staticmethod
     def forward(
@@ -29,17 +33,29 @@ class _Rotary(torch.autograd.Function):
         sin: torch.Tensor,
         dtype: torch.dtype,
         inverse: bool,
+        tokens_first: bool,
+        in_memory: tuple[bool, bool],
         config: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.save_for_backward(cos, sin)
-        ctx.options = (q.dtype, not inverse, config)
+        given = _in_memory(q, tokens_first), _in_memory(k, tokens_first)
+        ctx.options = (q.dtype, not inverse, tokens_first, given, config)
         of_result = _ops.ELEMENT_TYPES[dtype]
-        return _ops.rotary(q, k, cos, sin, of_result, inverse, config)  # type: ignore[no-any-return]
+        turned = _ops.rotary(q, k, cos, sin, of_result, inverse, tokens_first, *in_memory, config)
+        fixed = [y for y, needs in zip(turned, ctx.needs_input_grad[:2], strict=True) if not needs]
+        ctx.mark_non_differentiable(*fixed)
+        return turned  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[Any, ...]:
         turned = _Rotary.apply(dq, dk, *ctx.saved_tensors, *ctx.options)  # type: ignore[no-untyped-call]
-        return (*turned, None, None, None, None, None)
+        return (*turned, *(None,) * 7)
+
+
+def _in_memory(x: torch.Tensor, tokens_first: bool) -> bool:
+    """Tells whether tokens come before heads in the memory of a tensor."""
+    heads, tokens = (2, 1) if tokens_first else (1, 2)
+    return x.stride(heads) < x.stride(tokens)
 
 
 def apply_rotary_pos_emb(
@@ -60,17 +76,14 @@ def apply_rotary_pos_emb(
     emulate: as for Float8Linear.
 
     The bits, forward and backward, are those of PyTorch's operations: both products and their sum are rounded, each for
-    itself, to q's type, or to float32 where that is cos's. On a Hopper GPU it is one launch each, in eager mode; what
-    that cannot compute, as with another D than a multiple of 16, positions that have a gradient, or elsewhere,
+    itself, to q's type, or to float32 where that is cos's. Gradients lie in memory as q and k do, where those of
+    PyTorch's operations are contiguous. On a Hopper GPU it is one launch each, in eager mode; what
+    that cannot compute, as with another D than a multiple of 16, one tensor as q and k, positions that have a gradient, or elsewhere,
     PyTorch's operations do, also under torch.compile, whose own kernels read and write as little.
     """
-    if unsqueeze_dim == 2:
-        heads_first = q.transpose(1, 2), k.transpose(1, 2)
-        if fits(heads_first[0], heads_first[1], cos, sin, emulate):
-            y = turn(heads_first[0], heads_first[1], cos, sin, emulate)
-            return y[0].transpose(1, 2), y[1].transpose(1, 2)
-    elif unsqueeze_dim == 1 and fits(q, k, cos, sin, emulate):
-        return turn(q, k, cos, sin, emulate)
+    tokens_first = unsqueeze_dim == 2
+    if unsqueeze_dim in (1, 2) and fits(q, k, cos, sin, emulate, tokens_first):
+        return turn(q, k, cos, sin, emulate, tokens_first)
     return by_operations(q, k, cos, sin, unsqueeze_dim)
 
 
@@ -87,16 +100,19 @@ def _rotate_half(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
-def fits(q: Any, k: Any, cos: Any, sin: Any, emulate: bool) -> bool:
-    """Tells whether the kernel can compute it here, of heads [B, H, S, D]."""
+def fits(q: Any, k: Any, cos: Any, sin: Any, emulate: bool, tokens_first: bool = False) -> bool:
+    """Tells whether the kernel can compute it here, of heads [B, H, S, D] or [B, S, H, D]."""
     if torch.compiler.is_compiling() or any(type(x) is not torch.Tensor for x in (q, k, cos, sin)):
         return False
+    tokens = 1 if tokens_first else 2
     return (
-        q.dim() == 4
+        q is not k  # whose gradients PyTorch adds up in another order
+        and q.dim() == 4
         and k.dim() == 4
         and cos.dim() == 3
         and q.shape[0] == k.shape[0]
-        and q.shape[2:] == k.shape[2:] == cos.shape[1:]
+        and q.shape[3] == k.shape[3] == cos.shape[2]
+        and q.shape[tokens] == k.shape[tokens] == cos.shape[1]
         and cos.shape == sin.shape
         and cos.shape[0] in (1, q.shape[0])
         and q.shape[3] % 16 == 0
@@ -111,6 +127,7 @@ def fits(q: Any, k: Any, cos: Any, sin: Any, emulate: bool) -> bool:
         and q.numel() > 0
         and k.numel() > 0
         and not (cos.requires_grad or sin.requires_grad)
+        and cos.data_ptr() % 16 == sin.data_ptr() % 16 == 0
         and q.device == k.device == cos.device == sin.device
         and (emulate or (q.is_cuda and _is_hopper(q.get_device())))
     )
@@ -122,8 +139,14 @@ def _is_hopper(device: int) -> bool:
 
 
 def turn(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, emulate: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    emulate: bool,
+    tokens_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes it by the kernel, of tensors that fit."""
     config = recipes.EMULATE if emulate else 0
-    return _Rotary.apply(q, k, cos, sin, cos.dtype, False, config)  # type: ignore[no-any-return, no-untyped-call]
+    in_memory = _in_memory(q, tokens_first), _in_memory(k, tokens_first)
+    return _Rotary.apply(q, k, cos, sin, cos.dtype, False, tokens_first, in_memory, config)  # type: ignore[no-any-return, no-untyped-call]

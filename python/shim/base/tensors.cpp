@@ -146,6 +146,11 @@ Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device) {
     strides[i] = stride;
     stride *= std::max<int64_t>(sizes[i], 1);
   }
+  return empty_strided(sizes, strides, dtype, device);
+}
+
+Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                     int32_t dtype, Device device) {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
                                                   strides.data(), dtype, device.type, device.index,

@@ -48,6 +48,8 @@ struct Matrix {
 
 // A dense tensor without values.
 [[nodiscard]] Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device);
+[[nodiscard]] Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                                   int32_t dtype, Device device);
 [[nodiscard]] Tensor empty_bytes(int64_t bytes, Device device);
 
 // The tensor itself where it has the type, else a copy.

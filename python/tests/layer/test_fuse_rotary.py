@@ -74,6 +74,45 @@ def apply_to_q_alone(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
     return apply_promoting(q, k, cos, sin)[0], k
 
 
+def apply_to_a_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    cos, sin = cos[..., :64], sin[..., :64]
+    y = apply_promoting(q[..., :64], k[..., :64], cos, sin)
+    return torch.cat((y[0], q[..., 64:]), -1), torch.cat((y[1], k[..., 64:]), -1)
+
+
+def apply_to_some_tokens(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    return apply_promoting(q[:, :, :200], k[:, :, :200], cos, sin)
+
+
+def apply_without_gradient(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    with torch.no_grad():
+        return apply_promoting(q, k, cos, sin)
+
+
+def apply_to_data(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    return apply_promoting(q, k.detach(), cos, sin)
+
+
+FLAG = False
+
+
+def apply_by_a_flag(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    y = apply_promoting(q, k, cos, sin)
+    return (y[0] * 2, y[1]) if FLAG else y
+
+
+def apply_by_autocast(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    y = apply_promoting(q, k, cos, sin)
+    return (y[0] * 2, y[1]) if torch.is_autocast_enabled() else y
+
+
+def apply_by_a_closure(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    def own(x: Tensor) -> Tensor:
+        return x * cos.unsqueeze(1) + rotate_half(x) * sin.unsqueeze(1)
+
+    return own(q), own(k)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -213,6 +252,13 @@ def forward_of(function: Any) -> Any:
         apply_by_size,
         apply_by_values,
         apply_in_place,
+        apply_to_a_part,
+        apply_to_some_tokens,
+        apply_without_gradient,
+        apply_to_data,
+        apply_by_a_flag,
+        apply_by_autocast,
+        apply_by_a_closure,
         apply_to_q_alone,
     ],
 )
@@ -380,6 +426,35 @@ class NormOfRoundedWeight(Norm):
         return (self.weight * wide).to(x.dtype)
 
 
+class NormOfAPart(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide[..., :64].pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class NormOfADimension(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(2, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class NormWithoutGradient(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        with torch.no_grad():
+            inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * (wide * inverse).to(x.dtype)
+
+
+class NormOfData(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight.data * wide.to(x.dtype)
+
+
 class NormByValues(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if bool(x.max() < 100) else x
@@ -429,7 +504,18 @@ def test_norms_of_operations(config: Config, dtype: torch.dtype, norm_calls: lis
     torch.testing.assert_close(fused[0](x), plain[0](x))
 
 
-@pytest.mark.parametrize("kind", [NormOfGemma, NormOfRoundedWeight, NormByValues])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        NormOfGemma,
+        NormOfRoundedWeight,
+        NormByValues,
+        NormOfAPart,
+        NormOfADimension,
+        NormWithoutGradient,
+        NormOfData,
+    ],
+)
 def test_other_norms_stay(config: Config, kind: type[nn.Module], norm_calls: list[int]) -> None:
     fused, _ = normed(config, kind)
     assert "0" not in [each.name for each in f8.fuse(fused, norms=True)] and type(fused[0]) is kind

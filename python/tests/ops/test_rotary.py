@@ -99,6 +99,38 @@ def test_tokens_before_heads(device: str, launches: list[int]) -> None:
     assert len(launches) == 1
 
 
+def test_gradients_lie_as_the_tensors_do(device: str) -> None:
+    """Linears behind the gradient of a transposed projection need no copy, nor do norms of contiguous heads."""
+    cos, sin = positions(device, torch.bfloat16)
+    for tokens_first in (True, False):
+        q, k = (heads(device, torch.bfloat16, n, tokens_first=tokens_first) for n in (4, 2))
+        own = [each.detach().requires_grad_() for each in (q, k)]
+        y = apply_rotary_pos_emb(*own, cos, sin, emulate=device == "cpu")
+        for like in (y[0], y[0].transpose(1, 2).contiguous().transpose(1, 2)):
+            (dq,) = torch.autograd.grad(y[0], own[0], torch.ones_like(like), retain_graph=True)
+            assert dq.stride() == q.stride()
+
+
+@pytest.mark.parametrize("unsqueeze_dim", [1, 2])
+def test_results_can_be_changed_in_place(device: str, unsqueeze_dim: int) -> None:
+    q, k = (heads(device, torch.bfloat16, n) for n in (4, 2))
+    if unsqueeze_dim == 2:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    cos, sin = positions(device, torch.bfloat16)
+    ends = []
+    for call, options in (
+        (apply_rotary_pos_emb, {"emulate": device == "cpu"}),
+        (rotary.by_operations, {}),
+    ):
+        x = q.detach().requires_grad_()
+        y, z = call(x, k, cos, sin, unsqueeze_dim, **options)
+        assert y.requires_grad and not z.requires_grad
+        y *= 0.5
+        y.sum().backward()
+        ends.append((y.detach(), x.grad))
+    assert all(map(torch.equal, *ends))
+
+
 def test_second_derivatives(device: str) -> None:
     q, k = (heads(device, torch.float32, n, 16, batch=1) for n in (2, 1))
     cos, sin = positions(device, torch.float32, 16)
@@ -130,6 +162,9 @@ def test_what_the_kernel_does_not_know_goes_to_operations(device: str, launches:
     expect(q, k, cos, sin.float())
     expect(q, k, cos.half(), sin.half())
     expect(q, k, cos.clone().requires_grad_(), sin)
+    expect(q, q, cos, sin)
+    shifted = torch.randn(7 * 32 + 1, device=device).bfloat16()[1:].view(1, 7, 32)
+    expect(q, k, shifted, shifted)
     expect(q[:, :, :0], k[:, :, :0], cos[:, :0], sin[:, :0])
     expect(q[0], k[0], cos, sin, 0)
     assert not launches
@@ -156,11 +191,15 @@ def test_the_op_refuses_what_it_cannot_read(device: str) -> None:
         "head_dim is 24": (q[..., :24], k[..., :24], cos[..., :24], sin[..., :24]),
     }.items():
         with pytest.raises((ValueError, RuntimeError), match=words):
-            op(*arguments, 0, False, config)
+            op(*arguments, 0, False, False, True, True, config)
 
 
 def test_opcheck(device: str) -> None:
     q, k = (heads(device, torch.bfloat16, n) for n in (4, 2))
     config = 16 if device == "cpu" else 0
-    arguments = (q, k, *positions(device, torch.float32), 1, False, config)
-    torch.library.opcheck(torch.ops.float8.rotary.default, arguments)
+    for tokens_first, q_in_memory, k_in_memory in ((False, True, False), (True, False, True)):
+        if tokens_first:
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        order = (tokens_first, q_in_memory, k_in_memory)
+        arguments = (q, k, *positions(device, torch.float32), 1, False, *order, config)
+        torch.library.opcheck(torch.ops.float8.rotary.default, arguments)
