@@ -184,11 +184,11 @@ def filter_layers(
     fqns = list_of(names)
     if policy == "measured" and verdicts is None and AUTO_FILTER not in fqns:
         fqns.append(AUTO_FILTER)
-    if device is not None and not isinstance(device, (int, str)):
-        raise TypeError(
-            f"float8: device is {device!r}; it is the number of a CUDA device, a part of the name of one that "
-            "was measured, such as 'H200', or None"
-        )
+    what = "it is the number of a CUDA device, a part of the name of one that was measured, such as 'H200', or None"
+    if isinstance(device, bool) or not isinstance(device, (int, str, type(None))):
+        raise TypeError(f"float8: device is {device!r}; {what}")
+    if device == "" or (isinstance(device, int) and device < 0):
+        raise ValueError(f"float8: device is {device!r}; {what}")
     ordinal, part = (None, device) if isinstance(device, str) else (device, None)
     custom, recipe_name = _recipe_fields(recipe)
     descs = [

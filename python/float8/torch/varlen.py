@@ -242,7 +242,7 @@ def refusal_of_pack(
         if not isinstance(cu, torch.Tensor):
             return f"{name} is a {type(cu).__name__}; it is a tensor"
         if cu.dtype != torch.int32 or cu.dim() != 1 or cu.shape[0] < 2:
-            return f"{name} is {cu.dtype} of shape {tuple(cu.shape)}; it is torch.int32 of [sequences + 1]"
+            return f"{name} is {cu.dtype} of shape {tuple(cu.shape)}; it is torch.int32 of [sequences + 1], of one sequence at least"
         if cu.device != query.device:
             return f"{name} is on {cu.device}, query on {query.device}; move it there"
         if not cu.is_contiguous():

@@ -237,6 +237,10 @@ std::tuple<Tensor, Tensor> linear_forward(
     check_memory(*bias, "the bias");
     typed_bias = to_dtype(*bias, call.dtype);
     if (!typed_bias.is_contiguous()) typed_bias = torch::stable::contiguous(typed_bias);
+    // Files that are mapped to memory, as those of safetensors, have tensors at any place.
+    if (reinterpret_cast<uintptr_t>(typed_bias.mutable_data_ptr()) % 16 != 0) {
+      typed_bias = torch::stable::clone(typed_bias);
+    }
     args.bias = typed_bias.mutable_data_ptr();
   }
   if (saved_bytes > 0) {

@@ -69,6 +69,18 @@ def test_non_contiguous(kind: str, device: str, options: Options) -> None:
     assert reference.same(grads(layer, x, dy), grads(layer, x.clone(), dy.contiguous()))
 
 
+def test_parameters_at_any_place_of_a_file(device: str, options: Options) -> None:
+    """safetensors maps a file to memory, in which a tensor begins at any multiple of 8 bytes."""
+    layer = make(device, options)
+    moved = copy.deepcopy(layer)
+    for name, parameter in layer.named_parameters():
+        memory = torch.zeros(parameter.numel() + 4, dtype=torch.bfloat16, device=device)
+        memory[4:] = parameter.detach().flatten()
+        setattr(moved, name, nn.Parameter(memory[4:].view(parameter.shape)))
+    x, dy = (torch.randn(8, n, dtype=torch.bfloat16, device=device) for n in (64, 32))
+    assert reference.same(grads(moved, x, dy), grads(layer, x, dy))
+
+
 def test_expanded_gradient(device: str, options: Options) -> None:
     layer = make(device, options)
     x = torch.randn(16, 64, dtype=torch.bfloat16, device=device, requires_grad=True)

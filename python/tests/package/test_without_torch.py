@@ -82,6 +82,9 @@ def test_a_verdict_by_another_device_s_rows_says_so() -> None:
         ("A100", FileNotFoundError, "no measurements on 'A100'; there are some on .*'NVIDIA H200'"),
         ("NVIDIA", ValueError, "'NVIDIA' may be"),
         (1.5, TypeError, "a part of the name"),
+        (True, TypeError, "device is True"),
+        ("", ValueError, "device is ''"),
+        (-1, ValueError, "device is -1"),
     ],
 )
 def test_devices_that_cannot_be(device: object, error: type[Exception], words: str) -> None:
