@@ -455,6 +455,17 @@ class NormOfData(Norm):
         return self.weight.data * wide.to(x.dtype)
 
 
+class NormOfAProperty(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return found * 2 if name == "weight" else found
+
+
 class NormByValues(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if bool(x.max() < 100) else x
@@ -514,11 +525,19 @@ def test_norms_of_operations(config: Config, dtype: torch.dtype, norm_calls: lis
         NormOfADimension,
         NormWithoutGradient,
         NormOfData,
+        NormOfAProperty,
     ],
 )
 def test_other_norms_stay(config: Config, kind: type[nn.Module], norm_calls: list[int]) -> None:
     fused, _ = normed(config, kind)
     assert "0" not in [each.name for each in f8.fuse(fused, norms=True)] and type(fused[0]) is kind
+
+
+def test_names_a_norm_that_stays(config: Config) -> None:
+    kind = type("GemmaRMSNorm", (NormOfGemma,), {})
+    fused, _ = normed(config, kind)
+    (left,) = (each for each in f8.fuse(fused, norms=True) if each.name == "0")
+    assert not left.fused and left.what == "norm" and "eager mode computes it" in left.why
 
 
 def test_norms_stay_without_the_option_and_in_compiled_graphs(

@@ -27,6 +27,10 @@ from float8.torch.layer.mlp_code import Known
 from float8.torch.shard.weight_mesh import mesh_dims
 
 _registered: dict[type[nn.Module], Known] = {}
+_OTHER_NORM = (
+    "its forward is not known as weight * (x / rms(x)).to(x.dtype) with one epsilon, so that eager mode computes it as it "
+    "is written"
+)
 
 
 class Fusion(NamedTuple):
@@ -184,6 +188,8 @@ def _fuse_norms(model: nn.Module) -> list[Fusion]:
             continue
         eps = norm_layers.eps_of(module)
         if eps is None:
+            if "RMSNorm" in type(module).__name__ and not isinstance(module, nn.RMSNorm):
+                done.append(Fusion(name, False, _OTHER_NORM, "norm"))
             continue
         why = _obstacle_of_forward(module)
         if why is None:

@@ -46,7 +46,7 @@ def reached(function: types.FunctionType) -> tuple[types.FunctionType, ...] | No
             if isinstance(value, types.FunctionType) and name not in _NAMES:
                 if value not in found:
                     found.append(value)
-            elif name not in _NAMES or value not in (None, torch):
+            elif name not in _NAMES or not (value is None or value is torch):
                 return None
     return tuple(found)
 
@@ -101,8 +101,7 @@ def _is_known_index(part: Any, of: Any) -> bool:
     if isinstance(part, slice):
         return all(x is None or isinstance(x, fx.Node) for x in (part.start, part.stop, part.step))
     if isinstance(part, int):
-        of_list = isinstance(of, fx.Node) and (
+        return isinstance(of, fx.Node) and (
             (of.target is getattr and of.args[1] == "shape") or of.target in ("chunk", "size")
         )
-        return of_list
     return part is Ellipsis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from typing import Any, ClassVar
 
@@ -46,39 +47,44 @@ def eps_of(module: nn.Module) -> str | None:
 def _computes_it(cls: type[nn.Module], eps: str) -> bool:
     """Tells whether the forward of a class has the bits of weight * (x / rms(x)), where sums are exact.
 
-    What it does does not depend on values (known_code.py).
+    What it does does not depend on values (known_code.py), and its weight and epsilon are no properties.
     """
     forward: Any = cls.__dict__["forward"]
-    if not isinstance(forward, types.FunctionType) or not names_alone(
-        forward.__code__, of_self=("weight", eps)
+    computed = any(inspect.getattr_static(cls, name, None) is not None for name in ("weight", eps))
+    if (
+        computed
+        or cls.__getattr__ is not nn.Module.__getattr__
+        or cls.__getattribute__ is not object.__getattribute__
+        or not isinstance(forward, types.FunctionType)
+        or not names_alone(forward.__code__, of_self=("weight", eps))
     ):
         return False
     random = torch.Generator().manual_seed(0)
-    for dtype, of_weight in _TYPES:
-        x = torch.randint(-3, 4, (2, 3, 64), generator=random, device="cpu").to(dtype)
-        weight = torch.randn(64, generator=random, device="cpu").to(of_weight)
-        for epsilon in (0.5, 1e-5):
-            module: Any = nn.Module.__new__(cls)
-            nn.Module.__init__(module)
-            module.weight = nn.Parameter(weight)
-            setattr(module, eps, epsilon)
-            if not is_plain(module):
-                return False
-            x32 = x.float()
-            inverse = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + epsilon)
-            expected = weight * (x32 * inverse).to(dtype)
-            try:
-                with torch.no_grad():
-                    y = forward(module, x)
-            except Exception:  # it has more than a weight and an epsilon, or takes more than x
-                return False
-            if (
-                not isinstance(y, torch.Tensor)
-                or y.dtype != expected.dtype
-                or not torch.equal(y, expected)
-            ):
-                return False
-    return True
+    made = functools.partial(torch.randint, -3, 4, generator=random, device="cpu")
+    return all(
+        _is_equal(cls, eps, made((2, 3, 64)).to(dtype), made((64,)).to(of_weight) / 8, epsilon)
+        for dtype, of_weight in _TYPES
+        for epsilon in (0.5, 1e-5)
+    )
+
+
+def _is_equal(cls: Any, eps: str, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> bool:
+    """Tells whether a norm of this class has the bits of weight * (x / rms(x)), where that is computed and rounded."""
+    module: Any = nn.Module.__new__(cls)
+    nn.Module.__init__(module)
+    module.weight = nn.Parameter(weight)
+    setattr(module, eps, epsilon)
+    if not is_plain(module):
+        return False
+    wide = x.float()
+    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    expected = weight * (wide * inverse).to(x.dtype)
+    try:
+        with torch.no_grad():
+            y = cls.forward(module, x)
+    except Exception:  # it has more than a weight and an epsilon, or takes more than x
+        return False
+    return isinstance(y, torch.Tensor) and y.dtype == expected.dtype and torch.equal(y, expected)
 
 
 class FusedRMSNorm(Made, nn.Module):
