@@ -62,7 +62,8 @@ def install(
     recipe: a name of float8.recipes.NAMES, which conversions have in the place of the program's own, as "delayed"
         or "blockwise", which trainers do not offer. Under "delayed" the scales are synchronised at the steps of the model's
         optimizer (float8.torch.sync_at_optimizer_steps), over all ranks: not with pipeline parallelism. None: the program's own.
-    fuse: conversions of the program end with float8.torch.fuse(model), so that MLPs cast what they compute.
+    fuse: conversions of the program end with float8.torch.fuse(model), so that MLPs cast what they compute, and in
+        eager mode rotary positions take one launch.
         Each conversion logs (INFO) how many were fused, and why others were left.
     enable_fsdp_float8_all_gather: FSDP2 gathers the weights of the linears that the program converts in fp8,
         under every recipe, also where its own option is for tensorwise alone, as torchtitan's.
