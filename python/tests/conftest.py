@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import float8.torch as f8
-from float8.torch import notices
+from float8.torch import notices, rotary
 
 # These are for the processes that tests start, and for Inductor, which would start two more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -104,3 +104,17 @@ def mlp(device: str) -> Callable[..., nn.Sequential]:
         ).to(device)
 
     return make
+
+
+@pytest.fixture
+def rotary_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each call of the kernel of rotary positions in forward."""
+    calls: list[int] = []
+    turn = rotary.turn
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return turn(*arguments)
+
+    monkeypatch.setattr(rotary, "turn", counted)
+    return calls

@@ -1,4 +1,4 @@
-"""float8.torch.fuse: rotary positions in one launch, and RMSNorms of several operations in eager mode."""
+"""float8.torch.fuse: rotary positions in one launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
-from float8.torch import rotary
 from float8.torch.layer import rotary_layers
 
 Config = Callable[..., f8.LinearConfig]
@@ -162,19 +161,6 @@ class InTheTypeOfQ(Attention):
         return self.attend(q, k, v)
 
 
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    calls: list[int] = []
-    turn = rotary.turn
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return turn(*arguments)
-
-    monkeypatch.setattr(rotary, "turn", counted)
-    return calls
-
-
 def pair(config: Config, kind: type[nn.Module], recipe: str = "rowwise") -> tuple[Any, Any]:
     """Returns a fused module and one with the same weights that is not."""
     torch.manual_seed(1)
@@ -203,35 +189,35 @@ def expect_equal(fused: Any, plain: Any, call: Any = None) -> None:
 @pytest.mark.parametrize(
     "recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"]
 )
-def test_has_the_bits_of_the_function(config: Config, recipe: str, launches: list[int]) -> None:
+def test_has_the_bits_of_the_function(config: Config, recipe: str, rotary_calls: list[int]) -> None:
     fused, plain = pair(config, Promoting, recipe)
     expect_equal(fused, plain)
-    assert len(launches) == 2 and isinstance(fused, Promoting)
+    assert len(rotary_calls) == 2 and isinstance(fused, Promoting)
     assert fused.state_dict().keys() == plain.state_dict().keys()
 
 
 @pytest.mark.parametrize("kind", [OfFloat32, InTheTypeOfQ])
-def test_positions_in_float32(config: Config, kind: Any, launches: list[int]) -> None:
+def test_positions_in_float32(config: Config, kind: Any, rotary_calls: list[int]) -> None:
     expect_equal(*pair(config, kind))
-    assert len(launches) == 2
+    assert len(rotary_calls) == 2
 
 
-def test_checkpoints_and_copies(config: Config, launches: list[int]) -> None:
+def test_checkpoints_and_copies(config: Config, rotary_calls: list[int]) -> None:
     fused, plain = pair(config, Promoting)
     expect_equal(fused, plain, functools.partial(checkpoint, fused, use_reentrant=False))
-    assert len(launches) == 4
+    assert len(rotary_calls) == 4
     expect_equal(copy.deepcopy(fused), plain)
     buffer = io.BytesIO()
     torch.save(fused, buffer)
     buffer.seek(0)
     expect_equal(torch.load(buffer, weights_only=False), plain)
-    assert len(launches) == 8
+    assert len(rotary_calls) == 8
 
 
-def test_compiled_graphs_have_the_operations(config: Config, launches: list[int]) -> None:
+def test_compiled_graphs_have_the_operations(config: Config, rotary_calls: list[int]) -> None:
     fused, plain = pair(config, Promoting)
     expect_equal(fused, plain, torch.compile(fused, backend="aot_eager", fullgraph=True))
-    assert not launches
+    assert not rotary_calls
 
 
 def forward_of(function: Any) -> Any:
@@ -262,7 +248,7 @@ def forward_of(function: Any) -> Any:
         apply_to_q_alone,
     ],
 )
-def test_other_functions_stay(config: Config, function: Any, launches: list[int]) -> None:
+def test_other_functions_stay(config: Config, function: Any, rotary_calls: list[int]) -> None:
     kind: Any = type("Other", (Attention,), {"forward": forward_of(function)})
     model = converted(kind(), config("rowwise"))
     (left,) = f8.fuse(model)
@@ -271,7 +257,7 @@ def test_other_functions_stay(config: Config, function: Any, launches: list[int]
     )
     with torch.no_grad():
         model(torch.randn(2, 24, 64).to(model.q.weight))
-    assert type(model) is kind and not launches
+    assert type(model) is kind and not rotary_calls
 
 
 def test_what_is_no_attention_in_fp8_stays(config: Config) -> None:
@@ -296,7 +282,7 @@ def test_what_is_no_attention_in_fp8_stays(config: Config) -> None:
 
 
 def test_what_changes_later_is_seen(
-    config: Config, monkeypatch: pytest.MonkeyPatch, launches: list[int]
+    config: Config, monkeypatch: pytest.MonkeyPatch, rotary_calls: list[int]
 ) -> None:
     fused, plain = pair(config, Promoting)
     assert f8.fuse(fused) == [("", True, "", "rotary")]  # once more
@@ -309,33 +295,29 @@ def test_what_changes_later_is_seen(
         UserWarning, match="Promoting no longer has its rotary positions in one launch"
     ):
         own = step(fused)
-    assert all(map(torch.equal, own, step(plain))) and not launches
+    assert all(map(torch.equal, own, step(plain))) and not rotary_calls
 
 
 def test_what_the_function_calls_is_seen(
-    config: Config, monkeypatch: pytest.MonkeyPatch, launches: list[int]
+    config: Config, monkeypatch: pytest.MonkeyPatch, rotary_calls: list[int]
 ) -> None:
     fused, plain = pair(config, Promoting)
     step(fused)
     monkeypatch.setitem(globals(), "rotate_half", lambda x: x.flip(-1))
     with pytest.warns(UserWarning, match="apply_promoting or what that calls was replaced"):
         own = step(fused)
-    assert all(map(torch.equal, own, step(plain))) and len(launches) == 1
+    assert all(map(torch.equal, own, step(plain))) and len(rotary_calls) == 1
 
 
 def test_models_on_meta_are_fused(config: Config) -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.attention = Norm(), Promoting()
-
     with torch.device("meta"):
-        model = f8.convert_to_float8_training(Block(), config=config("rowwise"))
-        done = f8.fuse(model, norms=True)
-    assert [(each.what, each.fused) for each in done] == [("rotary", True), ("norm", True)]
+        model = f8.convert_to_float8_training(Promoting(), config=config("rowwise"))
+        assert f8.fuse(model) == [("", True, "", "rotary")]
 
 
-def test_arguments_of_other_calls_go_to_the_function(config: Config, launches: list[int]) -> None:
+def test_arguments_of_other_calls_go_to_the_function(
+    config: Config, rotary_calls: list[int]
+) -> None:
     class Explicit(Attention):
         def forward(self, x: Tensor) -> Any:
             q, k, v = self.project(x)
@@ -345,7 +327,7 @@ def test_arguments_of_other_calls_go_to_the_function(config: Config, launches: l
             return self.attend(*(each.transpose(1, 2) for each in turned), v)
 
     expect_equal(*pair(config, Explicit))
-    assert not launches
+    assert not rotary_calls
 
 
 def expect_changed(model: nn.Module, before: dict[str, Tensor]) -> None:
@@ -355,7 +337,7 @@ def expect_changed(model: nn.Module, before: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "autocast"])
 def test_models_of_transformers(
-    config: Config, device: str, kind: str, dtype: torch.dtype, launches: list[int]
+    config: Config, device: str, kind: str, dtype: torch.dtype, rotary_calls: list[int]
 ) -> None:
     """In bf16, and in float32 under autocast, where positions are in float32 and queries are not."""
     import transformers
@@ -390,7 +372,7 @@ def test_models_of_transformers(
             optimizer.step()
             optimizer.zero_grad()
             own.append(loss.item())
-    assert losses[0] == losses[1] and len(launches) == 2 * 3
+    assert losses[0] == losses[1] and len(rotary_calls) == 2 * 3
     expect_changed(fused, before)
 
 
@@ -400,166 +382,3 @@ def test_a_model_that_rounds_once_stays(config: Config) -> None:
 
     form = rotary_layers.found_in(modeling_olmo2.Olmo2Attention)
     assert form is not None and form.form is None
-
-
-class Norm(nn.Module):
-    def __init__(self, features: int = 64) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(features))
-        self.eps = 1e-5
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
-
-
-class NormOfGemma(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * (1.0 + self.weight.float())).type_as(x)
-
-
-class NormOfRoundedWeight(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
-        return (self.weight * wide).to(x.dtype)
-
-
-class NormOfAPart(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float32)
-        wide = wide * torch.rsqrt(wide[..., :64].pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
-
-
-class NormOfADimension(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(2, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
-
-
-class NormWithoutGradient(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float32)
-        with torch.no_grad():
-            inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * (wide * inverse).to(x.dtype)
-
-
-class NormOfData(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight.data * wide.to(x.dtype)
-
-
-class NormOfAProperty(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        return found * 2 if name == "weight" else found
-
-
-class NormByValues(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if bool(x.max() < 100) else x
-
-
-@pytest.fixture
-def norm_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    calls: list[int] = []
-    rms_norm = functional.rms_norm
-
-    def counted(*arguments: Any, **options: Any) -> Tensor:
-        calls.append(1)
-        return rms_norm(*arguments, **options)
-
-    monkeypatch.setattr(functional, "rms_norm", counted)
-    return calls
-
-
-def normed(
-    config: Config, kind: type[nn.Module], dtype: torch.dtype = torch.bfloat16
-) -> tuple[Any, Any]:
-    torch.manual_seed(2)
-    plain = converted(nn.Sequential(kind(), nn.Linear(64, 64)), config("rowwise"), dtype)
-    return copy.deepcopy(plain), plain
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_norms_of_operations(config: Config, dtype: torch.dtype, norm_calls: list[int]) -> None:
-    """The sums over features may be in another order, and all that is rounded is rounded where it was."""
-    fused, plain = normed(config, Norm, dtype)
-    assert f8.fuse(fused, norms=True)[0] == ("0", True, "", "norm") and isinstance(fused[0], Norm)
-    assert f8.fuse(fused, norms=True)[0] == ("0", True, "", "norm")
-    ends = []
-    for model in (fused[0], plain[0]):
-        x = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(3))
-        x = x.to(model.weight.device, dtype).requires_grad_()
-        y = model(x)
-        (y.float().sin().sum() / 8).backward()
-        ends.append([y.detach(), x.grad, model.weight.grad])
-    for own, expected in zip(*ends, strict=True):
-        assert own.dtype == expected.dtype
-        torch.testing.assert_close(
-            own, expected, rtol=2**-7 if dtype != torch.float32 else 1e-5, atol=1e-3
-        )
-    assert len(norm_calls) == 1 and fused.state_dict().keys() == plain.state_dict().keys()
-    fused[0].eps = plain[0].eps = 4.0  # it is read in each call
-    torch.testing.assert_close(fused[0](x), plain[0](x))
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        NormOfGemma,
-        NormOfRoundedWeight,
-        NormByValues,
-        NormOfAPart,
-        NormOfADimension,
-        NormWithoutGradient,
-        NormOfData,
-        NormOfAProperty,
-    ],
-)
-def test_other_norms_stay(config: Config, kind: type[nn.Module], norm_calls: list[int]) -> None:
-    fused, _ = normed(config, kind)
-    assert "0" not in [each.name for each in f8.fuse(fused, norms=True)] and type(fused[0]) is kind
-
-
-def test_names_a_norm_that_stays(config: Config) -> None:
-    kind = type("GemmaRMSNorm", (NormOfGemma,), {})
-    fused, _ = normed(config, kind)
-    (left,) = (each for each in f8.fuse(fused, norms=True) if each.name == "0")
-    assert not left.fused and left.what == "norm" and "eager mode computes it" in left.why
-
-
-def test_norms_stay_without_the_option_and_in_compiled_graphs(
-    config: Config, norm_calls: list[int]
-) -> None:
-    fused, _ = normed(config, Norm)
-    f8.fuse(fused)
-    assert type(fused[0]) is Norm
-    f8.fuse(fused, norms=True)
-    x = torch.randn(2, 9, 64).to(fused[0].weight)
-    torch.compile(fused, backend="aot_eager", fullgraph=True)(x)
-    assert not norm_calls
-    fused(x)
-    assert len(norm_calls) == 1
-
-
-def test_a_norm_whose_forward_is_replaced_later(
-    config: Config, monkeypatch: pytest.MonkeyPatch, norm_calls: list[int]
-) -> None:
-    fused, _ = normed(config, Norm)
-    f8.fuse(fused, norms=True)
-    monkeypatch.setattr(Norm, "forward", lambda _, x: x * 2)
-    x = torch.randn(2, 9, 64).to(fused[0].weight)
-    with pytest.warns(UserWarning, match="Norm is no longer fused"):
-        assert torch.equal(fused[0](x), x * 2) and not norm_calls

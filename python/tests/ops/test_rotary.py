@@ -33,20 +33,6 @@ def positions(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each call of the kernel in forward."""
-    calls: list[int] = []
-    turn = rotary.turn
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return turn(*arguments)
-
-    monkeypatch.setattr(rotary, "turn", counted)
-    return calls
-
-
 def bits(x: Tensor) -> Tensor:
     return x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
 
@@ -71,7 +57,7 @@ def expect_equal(device: str, q: Tensor, k: Tensor, *rest: Any) -> None:
 @pytest.mark.parametrize("of_float32", [False, True], ids=["same", "float32"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_has_the_bits_of_operations(
-    device: str, dtype: torch.dtype, of_float32: bool, launches: list[int]
+    device: str, dtype: torch.dtype, of_float32: bool, rotary_calls: list[int]
 ) -> None:
     of_positions = torch.float32 if of_float32 else dtype
     for batch in (1, 2):
@@ -79,10 +65,10 @@ def test_has_the_bits_of_operations(
         for tokens_first in (True, False):
             q, k = (heads(device, dtype, n, tokens_first=tokens_first) for n in (5, 2))
             expect_equal(device, q, k, cos, sin)
-    assert len(launches) == 4
+    assert len(rotary_calls) == 4
 
 
-def test_heads_of_a_fused_projection(device: str, launches: list[int]) -> None:
+def test_heads_of_a_fused_projection(device: str, rotary_calls: list[int]) -> None:
     both = torch.randn(2, 7, 6 * 32 + 8, device=device).bfloat16()
     q, k = (x.unflatten(-1, (-1, 32)).transpose(1, 2) for x in both[..., :192].split((128, 64), -1))
     expect_equal(device, q, k, *positions(device, torch.bfloat16))
@@ -90,13 +76,13 @@ def test_heads_of_a_fused_projection(device: str, launches: list[int]) -> None:
     shifted = torch.randn(2, 7, 6 * 32 + 3, device=device).bfloat16()[..., 3:]
     q, k = (x.unflatten(-1, (-1, 32)).transpose(1, 2) for x in shifted.split((128, 64), -1))
     own = apply_rotary_pos_emb(q, k, *positions(device, torch.bfloat16), emulate=device == "cpu")
-    assert [y.shape for y in own] == [q.shape, k.shape] and len(launches) == 2
+    assert [y.shape for y in own] == [q.shape, k.shape] and len(rotary_calls) == 2
 
 
-def test_tokens_before_heads(device: str, launches: list[int]) -> None:
+def test_tokens_before_heads(device: str, rotary_calls: list[int]) -> None:
     q, k = (heads(device, torch.bfloat16, n).transpose(1, 2) for n in (4, 2))
     expect_equal(device, q, k, *positions(device, torch.bfloat16), 2)
-    assert len(launches) == 1
+    assert len(rotary_calls) == 1
 
 
 def test_gradients_lie_as_the_tensors_do(device: str) -> None:
@@ -146,7 +132,9 @@ def test_second_derivatives(device: str) -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_what_the_kernel_does_not_know_goes_to_operations(device: str, launches: list[int]) -> None:
+def test_what_the_kernel_does_not_know_goes_to_operations(
+    device: str, rotary_calls: list[int]
+) -> None:
     def expect(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: int) -> None:
         own = apply_rotary_pos_emb(q, k, cos, sin, *rest, emulate=device == "cpu")
         assert all(map(torch.equal, own, rotary.by_operations(q, k, cos, sin, *rest)))
@@ -167,15 +155,15 @@ def test_what_the_kernel_does_not_know_goes_to_operations(device: str, launches:
     expect(q, k, shifted, shifted)
     expect(q[:, :, :0], k[:, :, :0], cos[:, :0], sin[:, :0])
     expect(q[0], k[0], cos, sin, 0)
-    assert not launches
+    assert not rotary_calls
 
 
-def test_a_compiled_graph_has_operations(device: str, launches: list[int]) -> None:
+def test_a_compiled_graph_has_operations(device: str, rotary_calls: list[int]) -> None:
     q, k = (heads(device, torch.bfloat16, n) for n in (4, 2))
     cos, sin = positions(device, torch.bfloat16)
     call = torch.compile(apply_rotary_pos_emb, backend="aot_eager", fullgraph=True)
     own = call(q, k, cos, sin, emulate=device == "cpu")
-    assert all(map(torch.equal, own, rotary.by_operations(q, k, cos, sin))) and not launches
+    assert all(map(torch.equal, own, rotary.by_operations(q, k, cos, sin))) and not rotary_calls
 
 
 def test_the_op_refuses_what_it_cannot_read(device: str) -> None:
