@@ -75,7 +75,7 @@ class ExpertQuantizer {
   // Leaves in the workspace the scale of a first step.
   [[nodiscard]] Result<const float*> first_scale(const Cast& cast, const ExpertQuantizeCall& call,
                                                  Stream stream) const;
-  // What casts read of a call, whose weights are that many groups of rows.
+  // The part of a call that casts read, whose weights are that many groups of rows.
   [[nodiscard]] GroupCastCall rows_of(const ExpertQuantizeCall& call, int64_t groups) const;
   // Calls `work` with each cast and its part of a call.
   template <class Work>

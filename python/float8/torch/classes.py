@@ -9,6 +9,7 @@ from torch import nn
 
 Known = TypeVar("Known")
 _made: dict[tuple[Any, ...], type[nn.Module]] = {}
+_forwards: dict[type[nn.Module], Any] = {}
 
 
 class Made:
@@ -17,10 +18,20 @@ class Made:
     original: ClassVar[type[nn.Module]]
     made_of: ClassVar[tuple[Any, ...]] = ()  # of a class with a name of its own
 
+    def forward_was_replaced(self) -> bool:
+        """Tells whether the module's own class has another forward than note_forward saw."""
+        own = self.original.forward
+        return _forwards.setdefault(self.original, own) is not own
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.
         reduced: Any = super().__reduce_ex__(protocol)
         return (_empty, self.made_of, *reduced[2:]) if self.made_of else reduced
+
+
+def note_forward(original: type[nn.Module]) -> None:
+    """Remembers the forward of a class whose modules get another class, which stands for that forward."""
+    _forwards[original] = original.forward
 
 
 def subclass(

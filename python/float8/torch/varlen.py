@@ -77,9 +77,8 @@ class VarlenAttentionFunction(torch.autograd.Function):
         if not return_lse:
             return o[0]
         if recipe == attention.BF16:  # whose keys are whole
-            whole = lse[
-                0
-            ].clone()  # PyTorch 2.11 compiles no view of what is kept that has no gradient
+            # PyTorch 2.11 compiles no view of what is kept that has no gradient.
+            whole = lse[0].clone()
         else:
             of_q, of_k = offsets_of(saved, ctx.sequences)
             mean = mean_of_keys(k, of_k)[sequence_of_tokens(of_q, q.shape[0])]

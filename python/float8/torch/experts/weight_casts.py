@@ -129,8 +129,8 @@ class ExpertCast:
         how = (*words, self._config, _ops.ELEMENT_TYPES[self._latest])
         rest = [each.memory for each in second]
         torch.ops.float8.experts_cast(first.memory, *self._buffers, *how, *rest)
-        # Where the casts fail, the states are of the copies before, and forwards cast again. The fingerprints of
-        # experts add up to that of their weight.
+        # If the casts fail, the states stay those of the copies before, and forwards cast again. The fingerprints
+        # of experts add up to that of their weight.
         values = [each.state.view(torch.int64).view(experts, -1)[:, :2].sum(0) for each in updated]
         states = self._state.view(torch.int64).view(len(values), -1)
         states[:, :2].copy_(torch.stack(values))

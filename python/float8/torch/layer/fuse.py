@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
-from float8.torch.classes import check_class, known_of, subclass
+from float8.torch.classes import check_class, known_of, note_forward, subclass
 from float8.torch.layer import mlp_code, norm_layers, rotary_layers
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
@@ -19,7 +19,6 @@ from float8.torch.layer.mlp import (
     FusedMLP,
     Names,
     activation_of,
-    note_forward,
     obstacle_beside,
     obstacle_of_children,
 )
@@ -193,10 +192,10 @@ def _fuse_norms(model: nn.Module) -> list[Fusion]:
             continue
         why = _obstacle_of_forward(module)
         if why is None:
+            note_forward(type(module))
             module.__class__ = subclass(
-                norm_layers.FusedRMSNorm, type(module), "Fused", eps_name=eps,
-                norm_forward=type(module).forward,
-            )  # fmt: skip
+                norm_layers.FusedRMSNorm, type(module), "Fused", eps_name=eps
+            )
         done.append(Fusion(name, why is None, why or "", "norm"))
     return done
 

@@ -27,7 +27,7 @@ _FUNCTIONS = frozenset(
 _METHODS = frozenset(
     ("unsqueeze", "chunk", "size", "to", "float", "type_as", "pow", "square", "mean", "rsqrt")
 )
-# What the code may name beside functions of its own kind: it reads no state, and switches nothing.
+# The code may name these and functions of its own kind, so that it reads no state and switches nothing.
 _NAMES = frozenset(("torch", "cat", "float32", "dtype", "shape", *_METHODS))
 
 
@@ -38,10 +38,9 @@ def reached(function: types.FunctionType) -> tuple[types.FunctionType, ...] | No
     """
     found = [function]
     for each in found:
-        code = each.__code__
-        if code.co_freevars or any(isinstance(x, types.CodeType) for x in code.co_consts):
+        if not _stands_alone(each.__code__):
             return None
-        for name in code.co_names:
+        for name in each.__code__.co_names:
             value = each.__globals__.get(name)
             if isinstance(value, types.FunctionType) and name not in _NAMES:
                 if value not in found:
@@ -59,11 +58,12 @@ def globals_of(code: types.CodeType) -> list[str]:
 
 def names_alone(code: types.CodeType, *, of_self: Collection[str]) -> bool:
     """Tells whether a forward names nothing but such operations, and these attributes of its module."""
-    return (
-        not code.co_freevars
-        and not any(isinstance(x, types.CodeType) for x in code.co_consts)
-        and _NAMES.issuperset(set(code.co_names).difference(of_self))
-    )
+    return _stands_alone(code) and _NAMES.issuperset(set(code.co_names).difference(of_self))
+
+
+def _stands_alone(code: types.CodeType) -> bool:
+    """Tells whether code reads no variables of other code, and makes no functions."""
+    return not code.co_freevars and not any(isinstance(x, types.CodeType) for x in code.co_consts)
 
 
 def is_plain(function: Any) -> bool:

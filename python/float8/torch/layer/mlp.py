@@ -210,14 +210,6 @@ _apply: Any = MLPFunction.apply
 
 
 # Those that MLPs had when they were fused, or first called in a process that loaded them.
-_forwards: dict[type[nn.Module], Any] = {}
-
-
-def note_forward(original: type[nn.Module]) -> None:
-    """Remembers the forward of a class whose MLPs are fused."""
-    _forwards[original] = original.forward
-
-
 def _name_of(module: nn.Module) -> str:
     """Returns an MLP's name in its model as far as its linears know theirs, and its class."""
     kind: Any = type(module)
@@ -245,10 +237,8 @@ class FusedMLP(Made, nn.Module):
         dims = [_shared_dim(each) for each in children]
         why = why or obstacle_beside(self, self.beside, self.activation)
         why = why or obstacle_of_children(self.names, children, dims)
-        if not torch.compiler.is_compiling():
-            before = _forwards.setdefault(self.original, self.original.forward)
-            if before is not self.original.forward:
-                why = "the forward of its class was replaced"
+        if not torch.compiler.is_compiling() and self.forward_was_replaced():
+            why = "the forward of its class was replaced"
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
                 kind, name = self.original.__name__, _name_of(self)

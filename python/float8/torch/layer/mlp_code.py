@@ -224,7 +224,7 @@ def _merged(module: nn.Module, gate: Symbol, up: Symbol) -> _Both | None:
     if of_gate is None or of_up is None or of_gate.both is not of_up.both:
         return None
     linear = called(of_gate.both)
-    # With one size for both, a forward that runs has halves, whatever becomes of an attribute that has it.
+    # A forward that runs with one size for both has halves, whatever becomes of an attribute that has it.
     if linear is None or of_gate.size != of_up.size or of_gate.at == of_up.at:
         return None
     return _Both(linear, of_gate.at == 1)

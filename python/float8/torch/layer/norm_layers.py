@@ -91,7 +91,6 @@ class FusedRMSNorm(Made, nn.Module):
     """The forward of such a norm by torch.nn.functional.rms_norm, outside of graphs of torch.compile."""
 
     eps_name: ClassVar[str]
-    norm_forward: ClassVar[Any]  # that the class had
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or is_exporting():
@@ -106,7 +105,7 @@ class FusedRMSNorm(Made, nn.Module):
             or x.shape[-1:] != weight.shape
         ):
             return super().forward(*args, **kwargs)
-        if self.original.forward is not type(self).norm_forward:
+        if self.forward_was_replaced():
             kind = self.original.__name__
             notices.warn_once(
                 f"fuse {kind}", f"{kind} is no longer fused: the forward of its class was replaced"

@@ -43,8 +43,9 @@ def found_in(cls: type[nn.Module]) -> Found | None:
     forward: Any = cls.forward
     if not isinstance(forward, types.FunctionType):
         return None
-    for name in globals_of(inspect.unwrap(forward).__code__):
-        function = inspect.unwrap(forward).__globals__.get(name)
+    written = inspect.unwrap(forward)
+    for name in globals_of(written.__code__):
+        function = written.__globals__.get(name)
         if not isinstance(function, types.FunctionType) or _arguments(function)[2:4] != (
             "cos",
             "sin",

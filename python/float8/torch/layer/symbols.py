@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# What is called by these names makes pieces, of which a forward takes two.
+# Methods and functions of these names make pieces, of which a forward takes two.
 _PIECES = ("chunk", "split", "unbind")
 
 

@@ -60,7 +60,7 @@ class ComputedCastTest : public ::testing::TestWithParam<ComputedCase> {
     return reference::rounded_to(
         reference::random_matrix(rows, cols, seed, reference::Distribution::kOutliers), type);
   }
-  // What is cast of x, by a second operand: up, the norm's weight and bias [2][cols], or none.
+  // The matrix that is cast, of x and a second operand: up, the norm's weight and bias [2][cols], or none.
   static Matrix computed(const CastCaseSource& of, const Matrix& x, const Matrix& other,
                          Dtype type) {
     Matrix h = x;
