@@ -192,4 +192,10 @@ void store_element(void* base, int64_t i, float value, Dtype type) {
   }
 }
 
+float round_element(float value, Dtype type) {
+  uint32_t element = 0;
+  store_element(&element, 0, value, type);
+  return load_element(&element, 0, type);
+}
+
 }  // namespace f8

@@ -52,5 +52,7 @@ enum class Dtype : uint8_t { kE4m3, kE5m2, kBf16, kF16, kF32 };
 // Reads and writes element `i` of an array of this type, rounded to nearest even.
 [[nodiscard]] float load_element(const void* base, int64_t i, Dtype type);
 void store_element(void* base, int64_t i, float value, Dtype type);
+// The value that such an element has.
+[[nodiscard]] float round_element(float value, Dtype type);
 
 }  // namespace f8

@@ -35,12 +35,6 @@ Heads empty_heads_like(const Tensor& like, const Order& order, int32_t dtype,
   return {keep, {keep.mutable_data_ptr(), strides[0], of_head, of_token}};
 }
 
-int32_t torch_dtype(int64_t dtype) {
-  return dtype == FLOAT8_F32   ? aoti_torch_dtype_float32()
-         : dtype == FLOAT8_F16 ? aoti_torch_dtype_float16()
-                               : aoti_torch_dtype_bfloat16();
-}
-
 // Cosines or sines [batch or 1, tokens, head_dim] of these heads.
 void check_positions(const Tensor& positions, const Tensor& q, int64_t tokens, const Place& place,
                      const char* name) {
@@ -74,7 +68,7 @@ std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor
       sin.stride(0) != cos.stride(0) || sin.stride(1) != cos.stride(1)) {
     refuse_heads(kOp, "cos and sin are of unlike types or strides");
   }
-  const int32_t type = torch_dtype(dtype);
+  const int32_t type = code_of(static_cast<float8_dtype>(dtype));
   const Heads q_out = empty_heads_like(q, {tokens_first, q_in_memory}, type, place.device);
   const Heads k_out = empty_heads_like(k, {tokens_first, k_in_memory}, type, place.device);
   float8_rotary_args args;

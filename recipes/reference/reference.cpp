@@ -425,11 +425,7 @@ Matrix random_matrix(int64_t rows, int64_t cols, uint64_t seed, Distribution dis
 
 Matrix rounded_to(const Matrix& x, Dtype type) {
   Matrix rounded{x.rows, x.cols, x.values};
-  for (float& value : rounded.values) {
-    uint32_t element = 0;
-    store_element(&element, 0, value, type);
-    value = load_element(&element, 0, type);
-  }
+  for (float& value : rounded.values) value = round_element(value, type);
   return rounded;
 }
 

@@ -3,6 +3,7 @@
 #include "codegen/kernels/attention/rotary_args.cuh"
 #include "runtime/attention/operands.hpp"
 #include "runtime/device/context_state.hpp"
+#include "runtime/device/element_type.hpp"
 #include "runtime/device/launch.hpp"
 
 namespace f8::runtime {
@@ -13,10 +14,6 @@ constexpr const char* kRotaryArgs = "float8_rotary_args";
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 constexpr int64_t kStep = 8;  // elements, of a stride
-
-Dtype rotary_type(int32_t dtype) {
-  return dtype == FLOAT8_F32 ? Dtype::kF32 : dtype == FLOAT8_F16 ? Dtype::kF16 : Dtype::kBf16;
-}
 
 Status check_rotary_sizes(const float8_rotary_args& args) {
   if (args.head_dim < 16 || args.head_dim > kMaxHeadDim || args.head_dim % 16 != 0) {
@@ -54,7 +51,7 @@ Status check_rotary(Context& context, const float8_rotary_args& args, Stream str
                                .heads = count,
                                .tokens = args.tokens,
                                .head_dim = args.head_dim,
-                               .type = rotary_type(dtype)},
+                               .type = element_type(dtype)},
                      access, memory);
   };
   F8_TRY(add("q", args.q, args.heads_q, args.dtype, Access::kRead));
@@ -67,7 +64,7 @@ Status check_rotary(Context& context, const float8_rotary_args& args, Stream str
   F8_TRY(need(kRotaryArgs, "sin", args.sin));
   const int64_t last = (args.batch - 1) * args.cos_batch_stride +
                        (args.tokens - 1) * args.cos_token_stride + args.head_dim;
-  const size_t bytes = static_cast<size_t>(last) * size_bytes(rotary_type(args.cos_dtype));
+  const size_t bytes = static_cast<size_t>(last) * size_bytes(element_type(args.cos_dtype));
   memory.add("cos", args.cos, bytes, Access::kRead);
   memory.add("sin", args.sin, bytes, Access::kRead);
   return memory.check(kRotary, context, stream);
@@ -77,27 +74,18 @@ Result<const Kernel*> rotary_kernel(Context& context, const float8_rotary_args& 
   const bool inverse = args.inverse != 0;
   const int32_t index =
       ((args.dtype * 3 + args.cos_dtype) * 3 + args.out_dtype) * 2 + (inverse ? 1 : 0);
-  std::atomic<const Kernel*>& kept = context.state().rotary_kernels[static_cast<size_t>(index)];
-  const Kernel* kernel = kept.load(std::memory_order_acquire);
-  if (kernel == nullptr) [[unlikely]] {
-    kernel = F8_TRY(context.kernel(codegen::RotarySpec{.in = rotary_type(args.dtype),
-                                                       .cos = rotary_type(args.cos_dtype),
-                                                       .out = rotary_type(args.out_dtype),
-                                                       .inverse = inverse}));
-    kept.store(kernel, std::memory_order_release);
-  }
-  return kernel;
+  return kept_kernel(context, context.state().rotary_kernels[static_cast<size_t>(index)],
+                     codegen::RotarySpec{.in = element_type(args.dtype),
+                                         .cos = element_type(args.cos_dtype),
+                                         .out = element_type(args.out_dtype),
+                                         .inverse = inverse});
 }
 
 kernels::RotaryHeads heads_of(const float8_heads& in, const float8_heads& out) {
   return {.in = in.data,
           .out = out.data,
-          .in_batch = in.batch_stride,
-          .in_head = in.head_stride,
-          .in_token = in.token_stride,
-          .out_batch = out.batch_stride,
-          .out_head = out.head_stride,
-          .out_token = out.token_stride};
+          .in_strides = {in.batch_stride, in.head_stride, in.token_stride},
+          .out_strides = {out.batch_stride, out.head_stride, out.token_stride}};
 }
 
 }  // namespace

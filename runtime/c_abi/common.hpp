@@ -13,6 +13,7 @@
 #include "runtime/c_abi/fork_gate.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/device/context.hpp"
+#include "runtime/device/element_type.hpp"
 #include "runtime/experts/expert_quantizer.hpp"
 #include "runtime/experts/experts.hpp"
 #include "runtime/experts/group_layout.hpp"
@@ -278,14 +279,7 @@ inline Status check_enum(const char* field, int64_t value, int64_t last) {
 
 inline Result<Dtype> dtype_of(const char* field, int32_t value) {
   F8_TRY(check_enum(field, value, FLOAT8_F16));
-  switch (value) {
-    case FLOAT8_F32:
-      return Dtype::kF32;
-    case FLOAT8_F16:
-      return Dtype::kF16;
-    default:
-      return Dtype::kBf16;
-  }
+  return runtime::element_type(value);
 }
 
 inline Result<int> sm_limit_of(const char* field, int32_t value) {

@@ -68,4 +68,16 @@ struct Context::State {
   std::shared_ptr<CudnnHandle> cudnn;  // likewise
 };
 
+// A kernel that calls need no lock for. The first of them loads it.
+template <class Spec>
+[[nodiscard]] Result<const Kernel*> kept_kernel(Context& context, std::atomic<const Kernel*>& kept,
+                                                const Spec& spec) {
+  const Kernel* kernel = kept.load(std::memory_order_acquire);
+  if (kernel == nullptr) [[unlikely]] {
+    kernel = F8_TRY(context.kernel(spec));
+    kept.store(kernel, std::memory_order_release);
+  }
+  return kernel;
+}
+
 }  // namespace f8::runtime

@@ -89,11 +89,7 @@ void raise_adamw_maxima(const codegen::AmaxSpec& spec, const kernels::AdamwTenso
   for (int64_t r = 0; r < t.rows; ++r) {
     for (int64_t c = 0; c < t.cols; ++c) {
       float value = load_element(t.param, r * t.cols + c, type);
-      if (spec.from_f32) {
-        uint16_t half = 0;
-        store_element(&half, 0, value, spec.in);
-        value = load_element(&half, 0, spec.in);
-      }
+      if (spec.from_f32) value = round_element(value, spec.in);
       const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7fffffffU;
       if (spec.tensor && t.amax != nullptr) raise(*t.amax, bits);
       if (spec.row) raise(t.row_amax[r], bits);

@@ -6,13 +6,6 @@
 namespace f8::runtime::emulation {
 namespace {
 
-float rounded_to(Dtype type, float value) {
-  if (type == Dtype::kF32) return value;
-  uint16_t half = 0;
-  store_element(&half, 0, value, type);
-  return load_element(&half, 0, type);
-}
-
 // Turns a head of a token; `position` is the place of its cosines.
 void turn_head(const codegen::RotarySpec& spec, const kernels::RotaryArgs& args,
                const kernels::RotaryHeads& of, int64_t in, int64_t out, int64_t position) {
@@ -23,8 +16,8 @@ void turn_head(const codegen::RotarySpec& spec, const kernels::RotaryArgs& args,
     const float cos = load_element(args.cos, position + i, spec.cos);
     const float sin = load_element(args.sin, position + (spec.inverse ? other : i), spec.cos);
     const float across = load_element(of.in, in + other, spec.in);
-    const float a = rounded_to(spec.out, load_element(of.in, in + i, spec.in) * cos);
-    const float b = rounded_to(spec.out, (first == spec.inverse ? across : -across) * sin);
+    const float a = round_element(load_element(of.in, in + i, spec.in) * cos, spec.out);
+    const float b = round_element((first == spec.inverse ? across : -across) * sin, spec.out);
     store_element(of.out, out + i, spec.inverse ? a + b + 0.0F : a + b, spec.out);
   }
 }
@@ -34,8 +27,7 @@ void turn_heads(const codegen::RotarySpec& spec, const kernels::RotaryArgs& args
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t t = 0; t < args.tokens; ++t) {
       for (int64_t h = 0; h < heads; ++h) {
-        turn_head(spec, args, of, b * of.in_batch + h * of.in_head + t * of.in_token,
-                  b * of.out_batch + h * of.out_head + t * of.out_token,
+        turn_head(spec, args, of, of.in_strides.at(b, h, t), of.out_strides.at(b, h, t),
                   b * args.cos_batch + t * args.cos_token);
       }
     }

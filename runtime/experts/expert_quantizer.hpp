@@ -3,6 +3,7 @@
 // shared between threads.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -68,7 +69,9 @@ class ExpertQuantizer {
   [[nodiscard]] Status plan_casts();
   // A cast whose maximum is that of the weights of all experts; none without delayed scales.
   [[nodiscard]] std::optional<codegen::CastSpec> with_one_maximum() const;
-  [[nodiscard]] bool is_delayed() const { return with_one_maximum().has_value(); }
+  [[nodiscard]] bool is_delayed() const {
+    return std::ranges::any_of(descs_, [](const CastDesc& cast) { return cast.slot >= 0; });
+  }
   // Writes that maximum.
   [[nodiscard]] Status find_maximum(const ExpertQuantizeCall& call, uint32_t* amax,
                                     Stream stream) const;

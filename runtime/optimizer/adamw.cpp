@@ -9,6 +9,7 @@
 #include "recipes/problem.hpp"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
+#include "runtime/device/element_type.hpp"
 #include "runtime/device/launch.hpp"
 #include "runtime/device/memory.hpp"
 
@@ -21,10 +22,6 @@ constexpr int64_t kAdamwBlocksPerSm = 2;  // those that its registers let be res
 constexpr int64_t kElementsOfThread = 8;
 static_assert(sizeof(kernels::FingerprintState) == FLOAT8_FINGERPRINT_BYTES);
 
-Dtype adamw_type(int32_t dtype) {
-  return dtype == FLOAT8_F32 ? Dtype::kF32 : dtype == FLOAT8_F16 ? Dtype::kF16 : Dtype::kBf16;
-}
-
 // The weights of a launch are of one kind.
 struct AdamwKind {
   int32_t dtype = 0;
@@ -35,8 +32,11 @@ struct AdamwKind {
 
   [[nodiscard]] codegen::AdamwSpec spec() const {
     const bool rounds = dtype != cast_dtype;
-    return {
-        {.in = adamw_type(cast_dtype), .tensor = true, .row = row, .col = col, .from_f32 = rounds}};
+    return {{.in = element_type(cast_dtype),
+             .tensor = true,
+             .row = row,
+             .col = col,
+             .from_f32 = rounds}};
   }
   // Less than the number of the context's kernels.
   [[nodiscard]] size_t index() const {
@@ -75,7 +75,7 @@ Status check_adamw_weight(const AdamwWeight& w) {
 
 CallMemory adamw_memory(const float8_adamw_args& args, const AdamwWeight& w) {
   CallMemory memory(kAdamwTensor);
-  const Dtype type = adamw_type(w.dtype);
+  const Dtype type = element_type(w.dtype);
   const auto add = [&](const char* name, const void* at, Access access) {
     memory.add_rows(name, at, w.rows, w.cols, 0, type, access);
   };
@@ -129,8 +129,8 @@ Dtype memory_type_of(const QuantizerDesc& desc) {
 Status check_adamw_cast(const AdamwWeight& w, AdamwCast& cast) {
   if (cast.quantizer == nullptr) return {};
   const QuantizerDesc& desc = cast.quantizer->desc();
-  if (desc.cols != w.cols || memory_type_of(desc) != adamw_type(w.dtype) ||
-      desc.dtype != adamw_type(w.cast_dtype)) {
+  if (desc.cols != w.cols || memory_type_of(desc) != element_type(w.dtype) ||
+      desc.dtype != element_type(w.cast_dtype)) {
     return fail(
         ErrorCode::kInvalidArgument,
         "{}.quantizer is of {} columns and other types than the weight of {}; plan it for its "
@@ -263,13 +263,7 @@ class AdamwLaunch {
 };
 
 Result<const Kernel*> adamw_kernel(Context& context, const AdamwKind& kind) {
-  std::atomic<const Kernel*>& kept = context.state().adamw_kernels[kind.index()];
-  const Kernel* kernel = kept.load(std::memory_order_acquire);
-  if (kernel == nullptr) [[unlikely]] {
-    kernel = F8_TRY(context.kernel(kind.spec()));
-    kept.store(kernel, std::memory_order_release);
-  }
-  return kernel;
+  return kept_kernel(context, context.state().adamw_kernels[kind.index()], kind.spec());
 }
 
 // Updates the weights of which `is_cast` says no.

@@ -131,11 +131,8 @@ Status check_all(Context& context, const FingerprintCalls& calls, Stream stream)
 Status compare_weights(Context& context, const FingerprintCalls& calls, Stream stream) {
   F8_TRY(check_all(context, calls, stream));
   Context::State& state = context.state();
-  const Kernel* kernel = state.fingerprint_kernel.load(std::memory_order_acquire);
-  if (kernel == nullptr) [[unlikely]] {
-    kernel = F8_TRY(context.kernel(codegen::FingerprintSpec{}));
-    state.fingerprint_kernel.store(kernel, std::memory_order_release);
-  }
+  const Kernel* kernel =
+      F8_TRY(kept_kernel(context, state.fingerprint_kernel, codegen::FingerprintSpec{}));
   if (calls.count == 0) return {};
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());

@@ -77,8 +77,7 @@ F8_DEVICE void rotary(const RotaryArgs& args) {
       if (head >= heads) continue;
       const bool is_q = head < args.heads_q;
       const RotaryHeads& of = is_q ? args.q : args.k;
-      const i64 at = batch * of.in_batch + (is_q ? head : head - args.heads_q) * of.in_head +
-                     token * of.in_token + column;
+      const i64 at = of.in_strides.at(batch, is_q ? head : head - args.heads_q, token) + column;
       x[h][0].load(of.in, at);
       x[h][1].load(of.in, at + half);
     }
@@ -88,8 +87,7 @@ F8_DEVICE void rotary(const RotaryArgs& args) {
       if (head >= heads) continue;
       const bool is_q = head < args.heads_q;
       const RotaryHeads& of = is_q ? args.q : args.k;
-      const i64 at = batch * of.out_batch + (is_q ? head : head - args.heads_q) * of.out_head +
-                     token * of.out_token + column;
+      const i64 at = of.out_strides.at(batch, is_q ? head : head - args.heads_q, token) + column;
       const Vec8<kCos>& first_sin = sin[kInverse ? 1 : 0];
       const Vec8<kCos>& second_sin = sin[kInverse ? 0 : 1];
       turned<kOut, kInverse>(x[h][0], cos[0], x[h][1], first_sin, !kInverse).store(of.out, at);

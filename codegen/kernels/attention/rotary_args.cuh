@@ -8,16 +8,22 @@ namespace f8::kernels {
 
 inline constexpr i32 kRotaryThreads = 64;
 
-// Heads [batch][heads][tokens][head_dim] as they come and as they leave. Strides are in elements.
+// The strides of heads [batch][heads][tokens][head_dim], in elements.
+struct HeadStrides {
+  i64 of_batch;
+  i64 of_head;
+  i64 of_token;
+  F8_BOTH constexpr i64 at(i64 batch, i64 head, i64 token) const {
+    return batch * of_batch + head * of_head + token * of_token;
+  }
+};
+
+// Heads as they come and as they leave.
 struct RotaryHeads {
   const void* in;
   void* out;
-  i64 in_batch;
-  i64 in_head;
-  i64 in_token;
-  i64 out_batch;
-  i64 out_head;
-  i64 out_token;
+  HeadStrides in_strides;
+  HeadStrides out_strides;
 };
 
 struct RotaryArgs {

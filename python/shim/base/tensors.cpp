@@ -107,6 +107,17 @@ float8_dtype element_type(int32_t dtype, const char* name) {
                               " is neither bfloat16, float16 nor float32; cast it first");
 }
 
+int32_t code_of(float8_dtype dtype) {
+  switch (dtype) {
+    case FLOAT8_F32:
+      return aoti_torch_dtype_float32();
+    case FLOAT8_F16:
+      return aoti_torch_dtype_float16();
+    default:
+      return aoti_torch_dtype_bfloat16();
+  }
+}
+
 Matrix as_matrix(const Tensor& tensor) {
   const std::span<const int64_t> sizes = sizes_of(tensor);
   if (sizes.empty()) throw std::invalid_argument("float8: a linear's x has at least one dimension");

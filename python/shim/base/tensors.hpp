@@ -25,6 +25,7 @@ struct Device {
 
 // The float8_dtype of a code of PyTorch's. Throws where there is none; `name` is the tensor's.
 [[nodiscard]] float8_dtype element_type(int32_t dtype, const char* name);
+[[nodiscard]] int32_t code_of(float8_dtype dtype);  // and back
 
 // Throws where elements of the tensor lie outside of its storage, which somebody freed or resized.
 void check_memory(const Tensor& tensor, const char* name);

@@ -152,17 +152,6 @@ inline Tensor empty_matrix(int64_t rows, int64_t cols, int32_t dtype, const Devi
   return empty(sizes, dtype, device);
 }
 
-inline int32_t code_of(float8_dtype dtype) {
-  switch (dtype) {
-    case FLOAT8_F32:
-      return aoti_torch_dtype_float32();
-    case FLOAT8_F16:
-      return aoti_torch_dtype_float16();
-    default:
-      return aoti_torch_dtype_bfloat16();
-  }
-}
-
 inline float8_dtype checked_grad_dtype(int64_t dtype) {
   if (dtype >= FLOAT8_BF16 && dtype <= FLOAT8_F16) return static_cast<float8_dtype>(dtype);
   throw std::invalid_argument("float8: grad_dtype is " + std::to_string(dtype) +

@@ -6,6 +6,7 @@
 #include <random>
 #include <string>
 
+#include "runtime/device/element_type.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {
@@ -18,16 +19,6 @@ struct RotaryCase {
   bool own_positions = false;  // of each sequence
   int64_t gap = 0;             // elements between tokens
 };
-
-Dtype type_of(int32_t dtype) {
-  return dtype == FLOAT8_F32 ? Dtype::kF32 : dtype == FLOAT8_F16 ? Dtype::kF16 : Dtype::kBf16;
-}
-
-float rounded_as(float value, Dtype type) {
-  uint32_t bits = 0;
-  store_element(&bits, 0, value, type);
-  return load_element(&bits, 0, type);
-}
 
 // Elements in memory of a type.
 struct TypedElements {
@@ -48,10 +39,10 @@ struct TurnedHeads {
   TurnedHeads(const Context& context, const RotaryCase& of, int64_t count, uint64_t seed)
       : heads(count),
         token_stride(count * of.dim + of.gap),
-        in(type_of(of.types[0]), of.batch * of.tokens * token_stride, seed),
+        in(element_type(of.types[0]), of.batch * of.tokens * token_stride, seed),
         memory(context, in.bytes),
         result(context, static_cast<size_t>(of.batch * count * of.tokens * of.dim) *
-                            size_bytes(type_of(of.types[2]))) {}
+                            size_bytes(element_type(of.types[2]))) {}
   [[nodiscard]] float8_heads given(const RotaryCase& of) const {
     return {memory.as(), of.tokens * token_stride, of.dim, token_stride};
   }
@@ -70,8 +61,8 @@ class RotaryTensors {
       : of_(of),
         q_(context, of, of.heads_q, 1),
         k_(context, of, of.heads_k, 2),
-        cos_(type_of(of.types[1]), positions() * of.dim, 3),
-        sin_(type_of(of.types[1]), positions() * of.dim, 4),
+        cos_(element_type(of.types[1]), positions() * of.dim, 3),
+        sin_(element_type(of.types[1]), positions() * of.dim, 4),
         cos_memory_(context, cos_.bytes),
         sin_memory_(context, sin_.bytes) {}
 
@@ -108,7 +99,7 @@ class RotaryTensors {
     return of_.own_positions ? of_.batch * of_.tokens : of_.tokens;
   }
   void expect(const TurnedHeads& heads) const {
-    const Dtype type = type_of(of_.types[2]);
+    const Dtype type = element_type(of_.types[2]);
     const auto found = heads.result.download<uint8_t>();
     const int64_t half = of_.dim / 2;
     int64_t at = 0;
@@ -123,8 +114,9 @@ class RotaryTensors {
             const float along = heads.in.at(x + i) * cos_.at(position + i);
             const float across =
                 heads.in.at(x + other) * sin_.at(position + (of_.inverse ? other : i));
-            const float sum = rounded_as(along, type) + rounded_as(minus ? -across : across, type);
-            ASSERT_EQ(load_element(found.data(), at, type), rounded_as(sum, type))
+            const float sum =
+                round_element(along, type) + round_element(minus ? -across : across, type);
+            ASSERT_EQ(load_element(found.data(), at, type), round_element(sum, type))
                 << "batch " << b << " head " << h << " token " << t << " element " << i;
           }
         }

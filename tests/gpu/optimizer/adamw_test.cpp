@@ -12,6 +12,7 @@
 #include "recipes/recipe.hpp"
 #include "recipes/reference/adamw.hpp"
 #include "recipes/reference/fingerprint.hpp"
+#include "runtime/device/element_type.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {
@@ -27,10 +28,6 @@ struct AdamwShape {
   bool whole = true;
 };
 
-Dtype adamw_type(int32_t dtype) {
-  return dtype == FLOAT8_F32 ? Dtype::kF32 : dtype == FLOAT8_F16 ? Dtype::kF16 : Dtype::kBf16;
-}
-
 // The tensors of a weight, on the host.
 struct AdamwValues {
   std::vector<float> param, grad, exp_avg, exp_avg_sq, most;
@@ -43,7 +40,7 @@ struct AdamwValues {
       for (float& value : values) {
         value = normal(random) * scale;
         if (positive) value = std::abs(value);
-        value = rounded(value, type);
+        value = round_element(value, type);
       }
     };
     fill(param, 0.02F, false);
@@ -52,17 +49,12 @@ struct AdamwValues {
     fill(exp_avg_sq, 0.01F, true);
     fill(most, 0.01F, true);
   }
-  static float rounded(float value, Dtype type) {
-    uint32_t bits = 0;
-    store_element(&bits, 0, value, type);
-    return load_element(&bits, 0, type);
-  }
 };
 
 struct UpdatedWeight {
   UpdatedWeight(const Context& context, const AdamwShape& of, uint64_t seed)
       : shape(of),
-        type(adamw_type(of.dtype)),
+        type(element_type(of.dtype)),
         count(static_cast<size_t>(of.rows * of.cols)),
         host(count, type, seed),
         param(context, bytes_of(host.param)),
@@ -109,11 +101,11 @@ struct UpdatedWeight {
       reference::AdamwElement e{host.param[i], host.grad[i], host.exp_avg[i], host.exp_avg_sq[i],
                                 host.most[i]};
       adamw.update(e, shape.amsgrad);
-      host.param[i] = AdamwValues::rounded(e.param, type);
-      host.grad[i] = AdamwValues::rounded(e.grad, type);
-      host.exp_avg[i] = AdamwValues::rounded(e.exp_avg, type);
-      host.exp_avg_sq[i] = AdamwValues::rounded(e.exp_avg_sq, type);
-      host.most[i] = AdamwValues::rounded(e.max_exp_avg_sq, type);
+      host.param[i] = round_element(e.param, type);
+      host.grad[i] = round_element(e.grad, type);
+      host.exp_avg[i] = round_element(e.exp_avg, type);
+      host.exp_avg_sq[i] = round_element(e.exp_avg_sq, type);
+      host.most[i] = round_element(e.max_exp_avg_sq, type);
     }
   }
   void expect(bool maxima = true) const {
@@ -154,8 +146,8 @@ struct UpdatedWeight {
     std::vector<uint32_t> rows(static_cast<size_t>(shape.rows));
     std::vector<uint32_t> cols(static_cast<size_t>(shape.cols));
     for (size_t i = 0; i < count; ++i) {
-      const float value = AdamwValues::rounded(
-          load_element(found.data(), static_cast<int64_t>(i), type), adamw_type(shape.cast_dtype));
+      const float value = round_element(load_element(found.data(), static_cast<int64_t>(i), type),
+                                        element_type(shape.cast_dtype));
       const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7fffffffU;
       const auto raise = [&](uint32_t& word) { word = std::max(word, bits); };
       if (shape.whole) raise(tensor[0]);
@@ -286,7 +278,7 @@ QuantizerDesc quantizer_of(const AdamwShape& shape, const char* recipe) {
   desc.rows = shape.rows;
   desc.cols = shape.cols;
   desc.recipe = find_recipe(recipe).value();
-  desc.dtype = adamw_type(shape.cast_dtype);
+  desc.dtype = element_type(shape.cast_dtype);
   desc.f32_source = shape.dtype != shape.cast_dtype;
   return desc;
 }

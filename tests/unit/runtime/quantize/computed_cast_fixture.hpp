@@ -22,6 +22,17 @@ struct ComputedCase {
   int64_t rows, cols, gap;
 };
 
+inline constexpr ComputedCase kComputedCases[] = {
+    ComputedCase{"delayed", 1, 16, 0}, ComputedCase{"delayed", 130, 272, 8},
+    ComputedCase{"delayed", 256, 128, 0}, ComputedCase{"blockwise", 1, 16, 8},
+    ComputedCase{"blockwise", 127, 144, 0}, ComputedCase{"blockwise", 300, 400, 16},
+    ComputedCase{"tensorwise", 1, 16, 8}, ComputedCase{"tensorwise", 300, 400, 0},
+    ComputedCase{"rowwise", 1, 16, 0}, ComputedCase{"rowwise", 130, 272, 8},
+    // More tiles than leave their maxima for the cast, and as many where a call
+    // has all rows alone.
+    ComputedCase{"rowwise", 2, 10'384, 0}, ComputedCase{"rowwise", 2, 10'112, 0},
+    ComputedCase{"mixed", 130, 272, 8}, ComputedCase{"apart", 130, 272, 0}};
+
 struct CastCaseSource {
   CastSource source;
   Activation activation = Activation::kSilu;

@@ -14,18 +14,7 @@ constexpr CastCaseSource kOfInputs[] = {{CastSource::kGlu},
                                         {CastSource::kActivation, Activation::kGelu},
                                         {CastSource::kActivation, Activation::kGeluTanh},
                                         {CastSource::kActivation, Activation::kRelu2}};
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, ComputedCastTest,
-    ::testing::Values(ComputedCase{"delayed", 1, 16, 0}, ComputedCase{"delayed", 130, 272, 8},
-                      ComputedCase{"delayed", 256, 128, 0}, ComputedCase{"blockwise", 1, 16, 8},
-                      ComputedCase{"blockwise", 127, 144, 0},
-                      ComputedCase{"blockwise", 300, 400, 16}, ComputedCase{"tensorwise", 1, 16, 8},
-                      ComputedCase{"tensorwise", 300, 400, 0}, ComputedCase{"rowwise", 1, 16, 0},
-                      ComputedCase{"rowwise", 130, 272, 8},
-                      // More tiles than leave their maxima for the cast, and as many where a call
-                      // has all rows alone.
-                      ComputedCase{"rowwise", 2, 10'384, 0}, ComputedCase{"rowwise", 2, 10'112, 0},
-                      ComputedCase{"mixed", 130, 272, 8}, ComputedCase{"apart", 130, 272, 0}));
+INSTANTIATE_TEST_SUITE_P(Shapes, ComputedCastTest, ::testing::ValuesIn(kComputedCases));
 
 // For each type, with both copies and q alone, in a first step and later; what delayed scaling records is
 // the product's amax.

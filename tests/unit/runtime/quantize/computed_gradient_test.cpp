@@ -6,18 +6,7 @@ namespace f8::runtime {
 namespace {
 
 class ComputedGradientTest : public ComputedCastTest {};
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, ComputedGradientTest,
-    ::testing::Values(ComputedCase{"delayed", 1, 16, 0}, ComputedCase{"delayed", 130, 272, 8},
-                      ComputedCase{"delayed", 256, 128, 0}, ComputedCase{"blockwise", 1, 16, 8},
-                      ComputedCase{"blockwise", 127, 144, 0},
-                      ComputedCase{"blockwise", 300, 400, 16}, ComputedCase{"tensorwise", 1, 16, 8},
-                      ComputedCase{"tensorwise", 300, 400, 0}, ComputedCase{"rowwise", 1, 16, 0},
-                      ComputedCase{"rowwise", 130, 272, 8},
-                      // More tiles than leave their maxima for the cast, and as many where a call
-                      // has all rows alone.
-                      ComputedCase{"rowwise", 2, 10'384, 0}, ComputedCase{"rowwise", 2, 10'112, 0},
-                      ComputedCase{"mixed", 130, 272, 8}, ComputedCase{"apart", 130, 272, 0}));
+INSTANTIATE_TEST_SUITE_P(Shapes, ComputedGradientTest, ::testing::ValuesIn(kComputedCases));
 
 TEST_P(ComputedGradientTest, IsTheCastOfTheGradients) {
   const auto& [recipe, rows, cols, gap] = GetParam();
