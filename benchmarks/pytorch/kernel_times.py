@@ -16,8 +16,8 @@ STEPS = 3
 _KINDS = {
     "collectives": ("nccl",),
     "fp8 GEMMs, ours": ("float8_gemm",),
+    "attention": ("flash", "fmha", "sdpa", "float8_attention_forward", "float8_attention_backward_d"),
     "casts, amaxes": ("float8_",),
-    "attention": ("flash", "fmha", "sdpa"),
     "GEMMs": ("nvjet", "gemm", "cutlass"),
     "Inductor's": ("triton",),
     "optimizer": ("adam", "multi_tensor"),
