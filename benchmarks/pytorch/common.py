@@ -110,6 +110,7 @@ def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dic
         every += [
             Variant("float8", name, fuse=True, norms=True) for name in FUSED if name != "delayed"
         ]
+        every += [Variant("float8", name, recompute=False, fuse=True) for name in FUSED]
     return {variant.name: variant for variant in every}
 
 

@@ -16,7 +16,13 @@ STEPS = 3
 _KINDS = {
     "collectives": ("nccl",),
     "fp8 GEMMs, ours": ("float8_gemm",),
-    "attention": ("flash", "fmha", "sdpa", "float8_attention_forward", "float8_attention_backward_d"),
+    "attention": (
+        "flash",
+        "fmha",
+        "sdpa",
+        "float8_attention_forward",
+        "float8_attention_backward_d",
+    ),
     "casts, amaxes": ("float8_",),
     "GEMMs": ("nvjet", "gemm", "cutlass"),
     "Inductor's": ("triton",),

@@ -8,12 +8,15 @@
 //     follows. Of an input of a linear that recomputes, qt is what FLOAT8_Q_FOR_RECOMPUTE leaves there.
 //     An input has any rank; a weight is in x's type. Delayed scaling needs the linear's part of a
 //     scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
-//   quantize_again(x, x_qt, config) -> qt
+//   quantize_again(x, x_qt, config, scales?, layout, behind?) -> qt
 //     qt of an input for the backward of linears that recompute, by what quantize left in x_qt. They are
-//     given it as their x_qt, and no x.
+//     given it as their x_qt, and no x. No value of `behind` is read: a gradient there keeps graphs from
+//     casting x in forward.
 //   quantize_activation(x, up?, activation, config, backward, scales?, layout, evaluate) -> (q, qt)
 //     The copies of the input activation(x), or activation(x) up, which is never in memory, as quantize
 //     gives them. `activation` is a float8_activation.
+//   quantize_activation_again(x, up?, activation, x_qt, config, scales?, layout, behind) -> qt
+//     qt of that input for the backward of a linear that recomputes, as quantize_again gives it.
 //   quantize_rms_norm(x, weight, rstd, config, backward, scales?, layout, evaluate) -> (q, qt)
 //   quantize_rms_norm_again(x, weight, rstd, x_qt, config) -> qt
 //     What quantize and quantize_again give for the input (x rstd) weight, rounded to x's type, which is
@@ -250,8 +253,10 @@ void add(torch::stable::detail::StableLibrary& library, const char* name) {
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
-  add<&quantize_again, Roles{.config = 2}>(library, "quantize_again");
+  add<&quantize_again, Roles{.config = 2, .scales = 3}>(library, "quantize_again");
   add<&quantize_activation, Roles{.config = 3, .scales = 5}>(library, "quantize_activation");
+  add<&quantize_activation_again, Roles{.config = 4, .scales = 5}>(library,
+                                                                   "quantize_activation_again");
   add<&quantize_rms_norm, Roles{.config = 3, .scales = 5}>(library, "quantize_rms_norm");
   add<&quantize_rms_norm_again, Roles{.config = 4}>(library, "quantize_rms_norm_again");
   add<&quantize_layer_norm, Roles{.config = 5, .scales = 7}>(library, "quantize_layer_norm");

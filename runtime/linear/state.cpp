@@ -163,9 +163,9 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
   const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.w.fp8 == nullptr;
   const bool casts_input =
       dw && is_fp8(Gemm::kGradWeight) && (call.x.fp8 == nullptr || casts_x_tensor(call));
-  F8_TRY(refuse_if(call.dy.fp8 != nullptr && desc.recompute && (casts_weight || casts_input),
+  F8_TRY(refuse_if(call.dy.fp8 != nullptr && desc.recompute && casts_input,
                    "float8_backward_args.dy.fp8 is given, and float8_linear_desc.recompute casts "
-                   "again beside dy; give x and w in fp8 too, or dy.data alone"));
+                   "x again beside dy; give x in fp8 too, or dy.data alone"));
   const bool reads_saved = (casts_weight && layout.saved_bytes > layout.saved_input_bytes) ||
                            (dw && call.x.fp8 == nullptr && layout.saved_input_bytes > 0);
   if (reads_saved) F8_TRY(check_given("float8_backward_args.saved.data", call.saved.data));
@@ -377,15 +377,16 @@ CallLaunches Linear::State::bind(const BackwardCall& call, CallArguments& to) co
   if (call.dw.data != nullptr) results |= kDw | (call.dw.accumulate != 0 ? kAddDw : 0);
   if (call.db.data != nullptr) results |= kDb;
   CallKind kind = 0;
+  const CallKind step = step_kind(step_of(call).first_step != 0, to);
   if (call.dy.fp8 != nullptr) {
     bind_tensor(*call.dy.fp8, Slot::kGradOutputQ, to);
+    const bool again = desc.recompute && call.dx.data != nullptr && is_fp8(Gemm::kGradInput);
+    if (again && (given & kGivenW) == 0) kind = kWeightAlone | step;
   } else {
     if (call.dx.data != nullptr && is_fp8(Gemm::kGradInput)) kind |= kGradOutputQ;
     if (call.dw.data != nullptr && is_fp8(Gemm::kGradWeight)) kind |= kGradOutputQt;
     bind_refs(layout.backward_dy[(kind & kGradOutputQt) != 0], Slot::kGradOutputQ, to);
-    if (kind != 0) {
-      kind |= (desc.recompute ? given : 0) | step_kind(step_of(call).first_step != 0, to);
-    }
+    if (kind != 0) kind |= (desc.recompute ? given : 0) | step;
   }
   if (call.db.data != nullptr) kind |= kGradOutputSums;
   return {&launches.backward_casts[kind], &launches.gradients[results]};

@@ -164,10 +164,7 @@ class LinearFunction(torch.autograd.Function):
         saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         if torch.compiler.is_compiling() and x is not None and want_weight:
-            # AOTAutograd keeps an x between forward and backward that it could compute again if an op
-            # reads it there that it cannot fuse. Conversions it can; Inductor takes out these two,
-            # one before that choice is made and the other after it, and a clone too early.
-            x = x.float().to(x.dtype)
+            x = recomputable(x)
         wanted = want_x | want_weight << 1 | want_bias << 2
         dx, dw, db = call_backward(
             dy, saved, x, x_qt, weight, w_qt, scales, ctx.config, ctx.layout, wanted
@@ -200,6 +197,16 @@ def refuse(x: torch.Tensor, weight: torch.Tensor, words: str = "") -> None:
         raise ValueError(
             f"float8: {words}x has rows of {x.shape[-1]} elements, and the weight is {list(weight.shape)}"
         )
+
+
+def recomputable(x: torch.Tensor) -> torch.Tensor:
+    """Returns an x of forward for an op of backward, so that graphs of torch.compile may compute it again.
+
+    AOTAutograd keeps an x between forward and backward that it could compute again if an op reads it there
+    that it cannot fuse. Conversions it can; Inductor takes out these two, one before that choice is made and
+    the other after it, and a clone too early.
+    """
+    return x.float().to(x.dtype)
 
 
 _apply: Any = LinearFunction.apply

@@ -33,6 +33,7 @@ quantize_rms_norm_again = torch.ops.float8.quantize_rms_norm_again.default
 quantize_layer_norm = torch.ops.float8.quantize_layer_norm.default
 quantize_layer_norm_again = torch.ops.float8.quantize_layer_norm_again.default
 quantize_activation = torch.ops.float8.quantize_activation.default
+quantize_activation_again = torch.ops.float8.quantize_activation_again.default
 quantize_activation_backward = torch.ops.float8.quantize_activation_backward.default
 quantize_glu_backward = torch.ops.float8.quantize_glu_backward.default
 quantize_merged_glu_backward = torch.ops.float8.quantize_merged_glu_backward.default
@@ -132,7 +133,7 @@ def _fake_quantize(
 
 
 @fake_kernel("quantize_again")
-def _fake_quantize_again(x: torch.Tensor, x_qt: torch.Tensor, config: int) -> torch.Tensor:
+def _fake_quantize_again(x: torch.Tensor, x_qt: torch.Tensor, config: int, *_: Any) -> torch.Tensor:
     _, (base, step) = _quantized_bytes(
         int(x.shape[-1]), config & ~recipes.RECOMPUTE & ~recipes.READS_X, INPUT, True
     )
@@ -205,6 +206,19 @@ def _fake_quantize_activation(
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(x=x, up=up)
     return _fake_quantize(x, config, INPUT, backward)
+
+
+@fake_kernel("quantize_activation_again")
+def _fake_quantize_activation_again(
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    activation: int,
+    x_qt: torch.Tensor,
+    config: int,
+    *_: Any,
+) -> torch.Tensor:
+    _check_shapes(x=x, up=up)
+    return _fake_quantize_again(x, x_qt, config)
 
 
 @fake_kernel("quantize_activation_backward")

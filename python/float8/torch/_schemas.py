@@ -15,7 +15,10 @@ _FLEXIBLE = (
         "quantize(Tensor x, int config, int operand, bool backward, Tensor? scales=None, int "
         "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
     ),
-    "quantize_again(Tensor x, Tensor x_qt, int config) -> Tensor",
+    (
+        "quantize_again(Tensor x, Tensor x_qt, int config, Tensor? scales=None, int layout=0, Tensor? "
+        "behind=None) -> Tensor"
+    ),
     (
         "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
         "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save, Tensor? "
@@ -92,6 +95,10 @@ _OTHERS = (
     (
         "quantize_activation(Tensor x, Tensor? up, int activation, int config, bool backward, Tensor? "
         "scales=None, int layout=0, bool evaluate=False) -> (Tensor, Tensor)"
+    ),
+    (
+        "quantize_activation_again(Tensor x, Tensor? up, int activation, Tensor x_qt, int config, Tensor? "
+        "scales, int layout, Tensor behind) -> Tensor"
     ),
     (
         "quantize_rms_norm(Tensor x, Tensor weight, Tensor rstd, int config, bool backward, Tensor? "

@@ -25,6 +25,7 @@ _INPUT = 0  # FLOAT8_INPUT
 _QUANTIZE = torch.ops.float8.quantize.default
 # The casts of an input, and the place of their config among their arguments.
 _CASTS = {_QUANTIZE: 1, torch.ops.float8.quantize_again.default: 2}
+_ARGUMENTS_AGAIN = 3  # of quantize_again, before those of delayed scaling
 _TYPES = (torch.bfloat16, torch.float16)
 
 
@@ -62,8 +63,11 @@ def _is_cast(node: fx.Node) -> bool:
     if target not in _CASTS:
         return False
     config: Any = node.args[_CASTS[target]]
-    is_input = target is not _QUANTIZE or node.args[2] == _INPUT
-    return bool(is_input) and bool(config & recipes.FUSE_NORMS)
+    if target is _QUANTIZE:
+        is_dynamic = node.args[2] == _INPUT
+    else:
+        is_dynamic = len(node.args) == _ARGUMENTS_AGAIN or node.args[_ARGUMENTS_AGAIN] is None
+    return bool(is_dynamic) and bool(config & recipes.FUSE_NORMS)
 
 
 def _may_read_x(node: fx.Node) -> bool:
@@ -87,6 +91,7 @@ def _read_x(made: fx.Node, norm: _RmsNorm | _LayerNorm) -> None:
             rest.pop(1)  # the operand, which is an input
             cast = ops.quantize_rms_norm if is_rms else ops.quantize_layer_norm
         else:
+            rest = rest[: _ARGUMENTS_AGAIN - 1]
             cast = ops.quantize_rms_norm_again if is_rms else ops.quantize_layer_norm_again
         reader.target = cast.default
         reader.args = (*norm, *rest)

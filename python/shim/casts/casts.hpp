@@ -16,7 +16,9 @@ namespace float8_torch {
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand, bool backward,
                                     const std::optional<Tensor>& scales, int64_t layout,
                                     bool evaluate);
-Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config);
+Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config,
+                      const std::optional<Tensor>& scales, int64_t layout,
+                      const std::optional<Tensor>& behind);
 std::tuple<Tensor, Tensor> quantize_rms_norm(const Tensor& x, const Tensor& weight,
                                              const Tensor& rstd, int64_t config, bool backward,
                                              const std::optional<Tensor>& scales, int64_t layout,
@@ -37,6 +39,10 @@ std::tuple<Tensor, Tensor> quantize_activation(const Tensor& x, const std::optio
                                                int64_t activation, int64_t config, bool backward,
                                                const std::optional<Tensor>& scales, int64_t layout,
                                                bool evaluate);
+Tensor quantize_activation_again(const Tensor& x, const std::optional<Tensor>& up,
+                                 int64_t activation, const Tensor& x_qt, int64_t config,
+                                 const std::optional<Tensor>& scales, int64_t layout,
+                                 const Tensor& behind);
 std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& grad, const Tensor& x,
                                                                 int64_t activation, int64_t config,
                                                                 bool sums,

@@ -69,8 +69,8 @@ std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const ComputedOf& of, i
   return {q, qt};
 }
 
-Tensor quantize_one_again(const Tensor& x, const ComputedOf& of, const Tensor& x_qt,
-                          int64_t config) {
+Tensor quantize_one_again(const Tensor& x, const ComputedOf& of, const Tensor& x_qt, int64_t config,
+                          const std::optional<Tensor>& scales = {}, int64_t layout = 0) {
   if (!Config(config).recompute()) {
     throw std::invalid_argument(
         "float8: quantize_again is for linears that recompute, whose config says so");
@@ -90,6 +90,10 @@ Tensor quantize_one_again(const Tensor& x, const ComputedOf& of, const Tensor& x
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), cast.place.device);
   float8_quantize_args args = cast.args();
   of.set(args);
+  float8_step step;
+  args.step = &step;
+  // The amax was recorded by the cast in forward.
+  if (scales) cast.set_scales(args.scales, step, *scales, layout, true);
   float8_tensor view{};
   view.struct_size = sizeof view;
   if (before.qt_bytes > 0) {
@@ -152,6 +156,16 @@ int8_t activation_of(int64_t activation) {
                                 "; it is 0 (silu), 1 (gelu), 2 (gelu_tanh) or 3 (relu2)");
   }
   return static_cast<int8_t>(activation);
+}
+
+ComputedOf activated(const Tensor& x, const std::optional<Tensor>& up, int64_t activation) {
+  ComputedOf of{.source = FLOAT8_ACTIVATION, .activation = activation_of(activation)};
+  if (up) {
+    check_alike(x, *up, "x and up of quantize_activation");
+    of.source = FLOAT8_GLU;
+    of.up = as_matrix(*up);
+  }
+  return of;
 }
 
 // What the casts of gradients are given, the copies that they leave, and the quantizer.
@@ -260,8 +274,10 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
   return quantize_one(x, {}, config, operand, backward, scales, layout, evaluate);
 }
 
-Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config) {
-  return quantize_one_again(x, {}, x_qt, config);
+Tensor quantize_again(const Tensor& x, const Tensor& x_qt, int64_t config,
+                      const std::optional<Tensor>& scales, int64_t layout,
+                      const std::optional<Tensor>& /*behind*/) {
+  return quantize_one_again(x, {}, x_qt, config, scales, layout);
 }
 
 std::tuple<Tensor, Tensor> quantize_rms_norm(const Tensor& x, const Tensor& weight,
@@ -298,13 +314,15 @@ std::tuple<Tensor, Tensor> quantize_activation(const Tensor& x, const std::optio
                                                int64_t activation, int64_t config, bool backward,
                                                const std::optional<Tensor>& scales, int64_t layout,
                                                bool evaluate) {
-  ComputedOf of{.source = FLOAT8_ACTIVATION, .activation = activation_of(activation)};
-  if (up) {
-    check_alike(x, *up, "x and up of quantize_activation");
-    of.source = FLOAT8_GLU;
-    of.up = as_matrix(*up);
-  }
-  return quantize_one(x, of, config, FLOAT8_INPUT, backward, scales, layout, evaluate);
+  return quantize_one(x, activated(x, up, activation), config, FLOAT8_INPUT, backward, scales,
+                      layout, evaluate);
+}
+
+Tensor quantize_activation_again(const Tensor& x, const std::optional<Tensor>& up,
+                                 int64_t activation, const Tensor& x_qt, int64_t config,
+                                 const std::optional<Tensor>& scales, int64_t layout,
+                                 const Tensor& /*behind*/) {
+  return quantize_one_again(x, activated(x, up, activation), x_qt, config, scales, layout);
 }
 
 std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& grad, const Tensor& x,

@@ -132,8 +132,8 @@ typedef struct float8_backward_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_backward_args));
   int64_t m FLOAT8_DEFAULT(-1); /* the forward's */
   /* [m][n]. With dy.fp8, from a quantizer of FLOAT8_GRAD_OUTPUT, no cast is made: q is read for dx, qt
-   * for dw, and dy.data by db and by gradients in high precision alone. With recompute, x and w are then
-   * given in fp8 too. */
+   * for dw, and dy.data by db and by gradients in high precision alone. With recompute, an x that dw reads in
+   * fp8 is then given in fp8 too; w is cast again where it is not. */
   float8_matrix dy FLOAT8_DEFAULT({});
   /* The forward's. x.data is read if grad_weight is in high precision, or with recompute; w.data if
    * grad_input is, or with recompute and no w.fp8. An fp8 is given in both calls or in neither. With

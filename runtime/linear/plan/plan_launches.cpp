@@ -73,6 +73,11 @@ class LaunchPlanner {
   }
   // A gradient in high precision reads dy itself.
   [[nodiscard]] bool is_backward(CallKind kind) const {
+    if ((kind & kWeightAlone) != 0) {
+      return (kind & (kGradOutputQ | kGradOutputQt | kGiven)) == 0 && desc_.recompute &&
+             desc_.needs_grad_input && is_fp8(Gemm::kGradInput) &&
+             ((kind & kGradOutputSums) == 0 || desc_.bias_grad);
+    }
     return ((kind & kGradOutputQ) == 0 || (desc_.needs_grad_input && is_fp8(Gemm::kGradInput))) &&
            ((kind & kGradOutputQt) == 0 || is_fp8(Gemm::kGradWeight)) &&
            ((kind & kGradOutputSums) == 0 || desc_.bias_grad) &&
@@ -107,11 +112,13 @@ class LaunchPlanner {
     const bool sums = (kind & kGradOutputSums) != 0;
     const bool q = (kind & kGradOutputQ) != 0;
     const bool qt = (kind & kGradOutputQt) != 0;
+    const CopySet copies =
+        (kind & kWeightAlone) != 0 ? kWqt : kernels_.backward_copies(q, qt, kind & kGiven);
     LaunchList list =
         F8_TRY(casts_.plan({.tensors = layout_.backward,
                             .clear = clear_amax(layout_.amax, layout_.backward.dy.row_amax, 0),
                             .sums = sums},
-                           kernels_.backward_copies(q, qt, kind & kGiven), kind));
+                           copies, kind));
     for (LaunchRange& range : list) {
       if (sums && range.up_to_m > 0 && !range.has_sums) F8_TRY(add_column_sums(range));
     }

@@ -26,7 +26,9 @@ inline constexpr size_t kForwardKinds = 32;
 
 // The casts of dy: its copies, and the sums of its columns.
 inline constexpr CallKind kGradOutputQ = kDyq, kGradOutputQt = kDyqt, kGradOutputSums = 64;
-inline constexpr size_t kBackwardKinds = 128;
+// dy and x are given in fp8, and w is cast again. It is without the bits of their copies.
+inline constexpr CallKind kWeightAlone = 128;
+inline constexpr size_t kBackwardKinds = 256;
 
 // The results of a backward, as bits of an index into the lists of its GEMMs.
 using Results = unsigned;

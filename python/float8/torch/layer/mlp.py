@@ -11,14 +11,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _linear, _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import Made
+from float8.torch.layer import mlp_function
 from float8.torch.layer.linear import Float8Linear, is_exporting
+from float8.torch.layer.mlp_function import Layer
 from float8.torch.parallel import style_hooks
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -69,147 +70,6 @@ class Beside(NamedTuple):
     of_sequential: tuple[str, ...] = ()
 
 
-class _Layer(NamedTuple):
-    """What a linear's calls take of it."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    scales: torch.Tensor | None
-    q: torch.Tensor | None  # of the weight, as qt and state
-    qt: torch.Tensor | None
-    state: torch.Tensor | None
-
-    def config(self, of_casts: int) -> int:
-        return of_casts if self.bias is None else of_casts | recipes.BIAS
-
-
-def _layers(flat: tuple[torch.Tensor | None, ...]) -> list[_Layer]:
-    fields = len(_Layer._fields)
-    return [_Layer(*flat[i : i + fields]) for i in range(0, len(flat), fields)]  # type: ignore[arg-type]
-
-
-class MLPFunction(torch.autograd.Function):
-    """Between forward and backward it keeps x and h in fp8, and what the activation reads in x's type.
-
-    The layers are those of _Layer, one behind the other: gate and up, or up alone; then down.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        x_of_autocast: torch.Tensor | None,
-        x_q: torch.Tensor | None,
-        x_qt: torch.Tensor | None,
-        activation: int,
-        config: int,
-        layout: int,
-        merged: bool,
-        *flat: torch.Tensor | None,
-    ) -> torch.Tensor:
-        layers = _layers(flat)
-        ctx.dtype = x.dtype
-        ctx.of = (activation, config, layout, merged)
-        ctx.configs = [each.config(config) for each in layers]
-        x = x if x_of_autocast is None else x_of_autocast
-        y, h_qt, read, saved = _forward(x, x_q, x_qt, ctx.of, layers, True)
-        of_layers = [(each.weight, each.qt, each.scales) for each in layers]
-        ctx.save_for_backward(x_qt, h_qt, *read, *saved, *(each for of in of_layers for each in of))
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        if not torch.compiler.is_compiling():
-            _linear.SharedInput.latest = None
-        activation, config, layout, merged = ctx.of
-        count = len(ctx.configs)
-        kept = ctx.saved_tensors
-        x_qt, h_qt, read = kept[0], kept[1], kept[2 : count + 1]
-        saved, of_layers = kept[count + 1 : 2 * count + 1], kept[2 * count + 1 :]
-        fields = len(_Layer._fields)
-        want_x = ctx.needs_input_grad[0]
-        wanted = [ctx.needs_input_grad[8 + i * fields : 10 + i * fields] for i in range(count)]
-
-        def linear(index: int, dy: torch.Tensor, qt: Any, want: int, *dy_copies: Any) -> Any:
-            weight, w_qt, scales = of_layers[3 * index : 3 * index + 3]
-            return _linear.call_backward(
-                dy, saved[index], None, qt, weight, w_qt, scales, ctx.configs[index], layout, want,
-                *dy_copies,
-            )  # fmt: skip
-
-        grads: list[Any] = [None] * (fields * count)
-        want_h = want_x or any(any(each) for each in wanted[:-1])
-        of_down, of_bias = wanted[-1]
-        dh, dw, db = linear(count - 1, dy, h_qt, want_h | of_down << 1 | of_bias << 2)
-        grads[-fields] = dw if of_down else None
-        grads[1 - fields] = db if of_bias else None
-        dx: Any = None
-        if want_h:
-            scales = [each for each in of_layers[2:-1:3] if each is not None]
-            if merged:
-                copies = _ops.quantize_merged_glu_backward(
-                    dh, *read, activation, config, scales[0] if scales else None, layout
-                )
-            elif count == 2:
-                want_bias = wanted[0][1]
-                *copies, sums = _ops.quantize_activation_backward(
-                    dh, *read, activation, config, want_bias, scales[0] if scales else None, layout
-                )
-                grads[1] = sums.to(of_layers[0].dtype) if want_bias else None
-            else:
-                copies = _ops.quantize_glu_backward(dh, *read, activation, config, scales, layout)
-            for i in range(count - 1):
-                of_weight = wanted[i][0]
-                if not (want_x or of_weight):
-                    continue
-                # Of gradients that are given in fp8 the shape alone is read, which `read` has too.
-                of_copies = copies[2 * i : 2 * i + 2]
-                dx_of_one, dw, _ = linear(i, read[i], x_qt, want_x | of_weight << 1, *of_copies)
-                grads[i * fields] = dw if of_weight else None
-                if want_x:
-                    # The sum is autograd's: each linear casts x for autocast itself.
-                    dx_of_one = dx_of_one.to(ctx.dtype)
-                    dx = dx_of_one if dx is None else dx + dx_of_one
-        return (dx, *(None,) * 7, *grads)
-
-
-def _forward(
-    x: torch.Tensor,
-    x_q: torch.Tensor | None,
-    x_qt: torch.Tensor | None,
-    of: tuple[int, int, int, bool],
-    layers: list[_Layer],
-    save: bool,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """Returns y, qt of h, what the activation reads, and what each linear saves."""
-    activation, config, layout, merged = of
-
-    def linear(
-        layer: _Layer, x: torch.Tensor, q: torch.Tensor | None, qt: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        made: tuple[torch.Tensor, torch.Tensor] = _linear.call_forward(
-            x, q, qt, layer.weight, layer.q, layer.qt, layer.bias, layer.scales,
-            layer.config(config), layout, save, layer.state,
-        )  # fmt: skip
-        return made
-
-    *before, down = layers
-    made = [linear(each, x, x_q, x_qt) for each in before]
-    read = [each for each, _ in made]
-    first, *up = read[0].chunk(2, dim=-1) if merged else read
-    h_q, h_qt = _ops.quantize_activation(
-        first, up[0] if up else None, activation, config, save, down.scales, layout, not save
-    )
-    # Of an x that is given in fp8 the shape alone is read.
-    y, of_down = linear(down, first, h_q, h_qt if save else None)
-    return y, h_qt, read, [*(each for _, each in made), of_down]
-
-
-_apply: Any = MLPFunction.apply
-
-
-# Those that MLPs had when they were fused, or first called in a process that loaded them.
 def _name_of(module: nn.Module) -> str:
     """Returns an MLP's name in its model as far as its linears know theirs, and its class."""
     kind: Any = type(module)
@@ -286,31 +146,31 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, merged: bo
     first = layers[0]
     parameters = [p for each in layers for p in (each.weight, each.bias) if p is not None]
     save = torch.is_grad_enabled() and any(each.requires_grad for each in (source, *parameters))
-    config = first._config & ~recipes.BIAS
-    if torch.compiler.is_compiling():
-        config |= first._compiled_config & recipes.FUSE_NORMS
+    of_mode = first._compiled_config if torch.compiler.is_compiling() else first._config
+    config = of_mode & ~recipes.BIAS
     try:
         x_q = x_qt = None
-        # A linear that reads x alone casts it in its own call.
-        if first._may_share and (len(layers) == 3 or torch.compiler.is_compiling()):
+        # A linear that reads x alone casts it in its own call, where backward does not cast it again.
+        alone = len(layers) == 2 and not config & recipes.RECOMPUTE
+        if first._may_share and (not alone or torch.compiler.is_compiling()):
             x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, save)
             x_qt = x_qt if save else None
         all_of = [_of_layer(each, x.dtype) for each in layers]
         of = (_ops.ACTIVATIONS[activation], config, first._layout, merged)
         if not save:
-            return _forward(x, x_q, x_qt, of, all_of, False)[0]
+            return mlp_function.forward(x, x_q, x_qt, of, all_of, False)[0]
         flat = (each for of_one in all_of for each in of_one)
-        return _apply(source, of_autocast, x_q, x_qt, *of, *flat)  # type: ignore[no-any-return]
+        return mlp_function.apply(source, of_autocast, x_q, x_qt, *of, *flat)  # type: ignore[no-any-return]
     except (RuntimeError, ValueError):
         if not torch.compiler.is_compiling():
             _linear.refuse(x, first.weight, f"{first._words()}: ")
         raise
 
 
-def _of_layer(layer: Float8Linear, dtype: torch.dtype) -> _Layer:
+def _of_layer(layer: Float8Linear, dtype: torch.dtype) -> Layer:
     kept = None if layer._weight_cast is None else layer._weight_cast.of(layer, dtype)
     scales = None if layer._scale_view is None else layer.scales_on(layer.weight.device)
-    return _Layer(layer.weight, layer.bias, scales, *(kept or (None, None, None)))
+    return Layer(layer.weight, layer.bias, scales, *(kept or (None, None, None)))
 
 
 def _shared_dim(child: Any) -> int | None:
@@ -431,8 +291,8 @@ def _obstacle_of_child(name: str, child: nn.Module | None, is_shared: bool) -> s
             f"recipe {child.recipe} reads what its {name} casts in high precision too, for which it has to be "
             "in memory"
         )
-    if child.recompute:
-        return f"its {name} has recompute=True, and a fused MLP keeps x and h in fp8"
+    if child.recompute and is_shared:
+        return f"its {name} has recompute=True, and a fused MLP of ranks keeps x and h in fp8"
     return None
 
 
