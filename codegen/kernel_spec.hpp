@@ -18,6 +18,7 @@
 #include "codegen/specs/gemm.hpp"
 #include "codegen/specs/group_layout.hpp"
 #include "codegen/specs/moe.hpp"
+#include "codegen/specs/rms_norm.hpp"
 #include "codegen/specs/rotary.hpp"
 #include "codegen/specs/scale_update.hpp"
 
@@ -30,7 +31,7 @@ using KernelSpec =
     OneOf<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec, FingerprintSpec,
           ColumnSumsSpec, BiasGradSpec, ComputedAmaxSpec, ComputedCastSpec, GroupLayoutSpec,
           RouteSpec, CombineSpec, AttentionForwardSpec, AttentionBackwardSpec, AttentionCastSpec,
-          RotarySpec, AdamwSpec, AdamwCastSpec>;
+          RotarySpec, RmsNormSpec, AdamwSpec, AdamwCastSpec>;
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);

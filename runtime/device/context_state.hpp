@@ -48,7 +48,9 @@ struct Context::State {
       nullptr;  // one of them, which calls need no lock for
   std::array<std::atomic<const Kernel*>, 40> adamw_kernels = {};  // likewise; by adamw.cpp's index
   std::array<std::atomic<const Kernel*>, 54> rotary_kernels =
-      {};  // likewise; by rotary.cpp's index
+      {};                                                         // likewise; by rotary.cpp's index
+  std::array<std::atomic<const Kernel*>, 480> norm_kernels = {};  // by rms_norm.cpp's index
+  std::array<std::atomic<const Kernel*>, 3> bias_grad_kernels = {};  // by a float8_dtype
   // The remap of clusters of two in a grid that takes the whole device; probed when the first such
   // kernel is loaded.
   std::optional<ClusterRemap> cluster_remap;

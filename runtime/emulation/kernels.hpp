@@ -98,6 +98,7 @@ void emulate(const codegen::AttentionForwardSpec& spec, const Call& call);
 void emulate(const codegen::AttentionBackwardSpec& spec, const Call& call);
 void emulate(const codegen::AttentionCastSpec& spec, const Call& call);
 void emulate(const codegen::RotarySpec& spec, const Call& call);
+void emulate(const codegen::RmsNormSpec& spec, const Call& call);
 void emulate(const codegen::AdamwSpec& spec, const Call& call);
 void emulate(const codegen::AdamwCastSpec& spec, const Call& call);
 // Those of amax and cast kernels over groups of rows.

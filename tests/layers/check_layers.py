@@ -11,6 +11,7 @@
 Inside runtime/ the rooms have one direction too:
 
     device <- emulation      device <- gemm, quantize <- linear <- lists <- model
+    quantize <- norm
     linear <- experts <- moe
     linear <- optimizer
     all <- c_abi
@@ -65,6 +66,7 @@ ROOMS = {
     "runtime/linear/plan": {"plan"},
     "runtime/linear/tensors": {"plan", "tensors"},
     "runtime/attention": {"device", "emulation", "attention"},
+    "runtime/norm": {"device", "quantize", "norm"},
     "runtime/optimizer": {"device", "gemm", "quantize", "linear", "optimizer"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/experts": {"device", "gemm", "quantize", "linear", "experts"},
@@ -72,8 +74,8 @@ ROOMS = {
     "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
     "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {
-        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "attention", "optimizer", "model",
-        "distributed", "c_abi"
+        "device", "gemm", "quantize", "linear", "lists", "experts", "moe", "attention", "norm", "optimizer",
+        "model", "distributed", "c_abi"
     },
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},

@@ -7,23 +7,9 @@
 #pragma once
 
 #include "codegen/kernels/attention/rotary_args.cuh"
-#include "codegen/kernels/cast/matrix_tile.cuh"
+#include "codegen/kernels/cast/rounded.cuh"
 
 namespace f8::kernels {
-
-template <Input kOut>
-F8_DEVICE Vec8<kOut> rounded(const float (&value)[8]) {
-  Vec8<kOut> vector;
-#pragma unroll
-  for (int i = 0; i < vector.kWords; ++i) {
-    if constexpr (kOut == Input::kF32) {
-      vector.word[i] = __float_as_uint(value[i]);
-    } else {
-      vector.word[i] = pack_pair<kOut>(value[2 * i], value[2 * i + 1]);
-    }
-  }
-  return vector;
-}
 
 // Returns x c + y s, or x c - y s. An addition of 0 makes a sum of -0 the 0 that PyTorch's gradients have.
 template <Input kOut, bool kPlusZero, Input kX, Input kCos>

@@ -25,6 +25,7 @@
  *     moe_route.h       which rows experts have, and the sums over each token's
  *     attention.h       attention in fp8 or in bf16
  *     rotary.h          rotary positions of queries and keys
+ *     norm.h            RMSNorms
  *     optimizer.h       AdamW, with the maxima of the weights that it leaves
  *     distributed.h     several devices
  *
@@ -83,6 +84,7 @@
 #include "float8/model.h"
 #include "float8/moe.h"
 #include "float8/moe_route.h"
+#include "float8/norm.h"
 #include "float8/optimizer.h"
 #include "float8/quantizer.h"
 #include "float8/quantizer_list.h"

@@ -22,6 +22,7 @@
 #include "float8/model.hpp"
 #include "float8/moe.hpp"
 #include "float8/moe_route.hpp"
+#include "float8/norm.hpp"
 #include "float8/quantizer.hpp"
 #include "float8/recipe.hpp"
 #include "float8/scales.hpp"

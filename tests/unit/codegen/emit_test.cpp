@@ -80,6 +80,8 @@ TEST(Emit, GoldenStubs) {
            "attention_backward_dv/d256/full",
            "rotary/bf16/f32/f32",
            "rotary/bf16/bf16/bf16/inverse",
+           "rms_norm/bf16/bf16/bf16/4096/normalized",
+           "rms_norm_backward/f16/f32/f16/128",
            "adamw/bf16/tensor/from_f32",
            "adamw_cast/bf16.e4m3/block128x128/q+qt/from_f32/pow2",
            "cast/bf16.e4m3/axis/q+qt/pow2/group",

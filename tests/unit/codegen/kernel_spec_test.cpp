@@ -45,6 +45,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "fingerprint",
            "rotary/bf16/bf16/bf16",
            "rotary/f32/f32/f16/inverse",
+           "rms_norm/bf16/f32/f32/64/normalized",
+           "rms_norm_backward/f32/f32/f32/32768",
            "adamw/bf16/rowcol+tensor/from_f32",
            "adamw_cast/bf16.e4m3/block128x128/q+qt/from_f32/pow2",
            "column_sums/f16",

@@ -11,6 +11,7 @@
 
 #include "base/file.hpp"
 #include "codegen/cubin_cache.hpp"
+#include "codegen/kernels/norm/norm_args.cuh"
 #include "codegen/nvrtc.hpp"
 #include "recipes/recipe.hpp"
 #include "tests/unit/codegen/emit_key.hpp"
@@ -217,6 +218,16 @@ std::set<std::string> tunable_kernels() {
     for (const char* out : {"bf16", "f16", "f32"}) {
       keys.insert(f8::format("combine/{}/{}", y, out));
       keys.insert(f8::format("score_gradient/{}/{}", y, out));
+    }
+  }
+  for (int cols = kernels::kMinNormCols; cols <= kernels::kMaxNormCols; cols *= 2) {
+    for (const char* kind : {"rms_norm", "rms_norm_backward"}) {
+      for (const char* types :
+           {"bf16/bf16/bf16", "bf16/f32/f32", "bf16/f32/bf16", "f16/f16/f16", "f32/f32/f32"}) {
+        for (const char* rounding : {"", "/normalized"}) {
+          keys.insert(f8::format("{}/{}/{}{}", kind, types, cols, rounding));
+        }
+      }
     }
   }
   for (const int head_dim : kAttentionHeadDims) {

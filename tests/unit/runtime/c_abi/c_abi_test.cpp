@@ -397,6 +397,8 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_attention_dequantize_args, v, 160U);
   F8_ENDS(float8_attention_backward_args, v, 320U);
   F8_ENDS(float8_rotary_args, reserved, 216U);
+  F8_ENDS(float8_rms_norm_args, out_dtype, 112U);
+  F8_ENDS(float8_rms_norm_backward_args, reserved, 176U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace, 72U);
   F8_ENDS(float8_linear_desc, reserved, 104U);
