@@ -166,6 +166,11 @@
 //     x cos + rotate_half(x) sin of q [B, H, S, D] and k [B, G, S, D], or with tokens_first of [B, S, H, D] and [B, S, G, D],
 //     in a float8_dtype, or with `inverse` the gradient of it; cos and sin are [B or 1, S, D]. The results are dense; the
 //     last two say whether tokens come first in their memory.
+//   rms_norm(x, weight, eps, weight_offset, rounding, dtype, with_rstd, config) -> (y, rstd)
+//     The RMSNorm of a float8_norm_rounding over x's last dimension, in a float8_dtype; rstd is empty without with_rstd. Heads
+//     and tokens of y lie in memory as those of x.
+//   rms_norm_backward(dy, x, weight, rstd, weight_offset, rounding, with_dx, with_dweight, config) -> (dx, dweight)
+//     The gradients of it; one that is not wanted is empty.
 //   cudnn_version() -> version
 //     That of the cuDNN which attention in bf16 runs by, as 91900; 0 where there is none.
 //   sequence_errors() -> [device, code, index, ...]
@@ -214,6 +219,7 @@
 #include "python/shim/experts/weights.hpp"
 #include "python/shim/linear/gemm.hpp"
 #include "python/shim/linear/linear.hpp"
+#include "python/shim/norm.hpp"
 #include "python/shim/optimizer.hpp"
 #include "python/shim/plans/plans.hpp"
 #include "python/shim/rotary.hpp"
@@ -297,6 +303,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&attention_dequantize, Roles{.config = 7}>(library, "attention_dequantize");
   add<&attention_backward, Roles{.config = 9}>(library, "attention_backward");
   add<&rotary, Roles{.config = 9}>(library, "rotary");
+  add<&rms_norm, Roles{.config = 7}>(library, "rms_norm");
+  add<&rms_norm_backward, Roles{.config = 8}>(library, "rms_norm_backward");
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import float8.torch as f8
-from float8.torch import notices, rotary
+from float8.torch import notices, rms_norm, rotary
 
 # These are for the processes that tests start, and for Inductor, which would start two more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -117,4 +117,18 @@ def rotary_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return turn(*arguments)
 
     monkeypatch.setattr(rotary, "turn", counted)
+    return calls
+
+
+@pytest.fixture
+def rms_norm_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each call of the kernel of RMSNorms in forward."""
+    calls: list[int] = []
+    by_kernel = rms_norm.by_kernel
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return by_kernel(*arguments)
+
+    monkeypatch.setattr(rms_norm, "by_kernel", counted)
     return calls

@@ -47,6 +47,8 @@ quantize_amax_list = torch.ops.float8.quantize_amax_list.default
 quantize_shard_list = torch.ops.float8.quantize_shard_list.default
 adamw = torch.ops.float8.adamw.default
 rotary = torch.ops.float8.rotary.default
+rms_norm = torch.ops.float8.rms_norm.default
+rms_norm_backward = torch.ops.float8.rms_norm_backward.default
 gemm_into = torch.ops.float8.gemm_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
@@ -71,6 +73,12 @@ def of_autocast(x: torch.Tensor) -> torch.Tensor:
     if not x.is_meta and torch.is_autocast_enabled(device):
         return x.to(torch.get_autocast_dtype(device))
     return x
+
+
+@functools.cache
+def is_hopper(device: int) -> bool:
+    """Tells whether a CUDA device has these kernels."""
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def copies_of(transposed: bool) -> int:
@@ -383,6 +391,11 @@ def _fake_quantize_list(
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
 
 
+def _element_type(number: int) -> torch.dtype:
+    """Returns the type of a float8_dtype."""
+    return next(each for each, own in ELEMENT_TYPES.items() if own == number)
+
+
 @fake_kernel("rotary")
 def _fake_rotary(
     q: torch.Tensor,
@@ -396,7 +409,7 @@ def _fake_rotary(
     k_in_memory: bool,
     config: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    own = next(each for each, number in ELEMENT_TYPES.items() if number == dtype)
+    own = _element_type(dtype)
 
     def result(x: torch.Tensor, in_memory: bool) -> torch.Tensor:
         if in_memory == tokens_first:
@@ -404,6 +417,45 @@ def _fake_rotary(
         return x.new_empty(x.transpose(1, 2).shape, dtype=own).transpose(1, 2)
 
     return result(q, q_in_memory), result(k, k_in_memory)
+
+
+def _empty_rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor of x's shape whose heads and tokens lie in memory as those of x."""
+    if x.dim() == 4 and x.stride(1) < x.stride(2):
+        return x.new_empty(x.transpose(1, 2).shape, dtype=dtype).transpose(1, 2)
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+@fake_kernel("rms_norm")
+def _fake_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float,
+    rounding: int,
+    dtype: int,
+    with_rstd: bool,
+    config: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = x.numel() // x.shape[-1] if with_rstd else 0
+    rstd = x.new_empty((rows,), dtype=torch.float32)
+    return _empty_rows(x, _element_type(dtype)), rstd
+
+
+@fake_kernel("rms_norm_backward")
+def _fake_rms_norm_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    weight_offset: float,
+    rounding: int,
+    with_dx: bool,
+    with_dweight: bool,
+    config: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dx = _empty_rows(x, x.dtype) if with_dx else x.new_empty((0,))
+    return dx, weight.new_empty(weight.shape if with_dweight else (0,))
 
 
 @fake_kernel("adamw")

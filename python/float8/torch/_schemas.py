@@ -86,6 +86,14 @@ _FLEXIBLE = (
         "q_in_memory, bool k_in_memory, int config) -> (Tensor, Tensor)"
     ),
     (
+        "rms_norm(Tensor x, Tensor weight, float eps, float weight_offset, int rounding, int dtype, bool with_rstd, int "
+        "config) -> (Tensor, Tensor)"
+    ),
+    (
+        "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float weight_offset, int rounding, bool "
+        "with_dx, bool with_dweight, int config) -> (Tensor, Tensor)"
+    ),
+    (
         "moe_score_gradient(Tensor dout, Tensor y, Tensor position, Tensor offsets, int config) "
         "-> Tensor"
     ),

@@ -14,6 +14,7 @@ from float8.torch.experts import call as _call
 from float8.torch.experts import modules as _modules
 from float8.torch.experts.recipe import config_of
 from float8.torch.layer.linear import check_switches, resolve_recipe
+from float8.torch.rms_norm import rms_norm as rms_norm
 from float8.torch.rotary import apply_rotary_pos_emb as apply_rotary_pos_emb
 
 

@@ -6,7 +6,6 @@ whole tensors: a tenth of an eager Llama block in fp8 (docs/lab/rotary.md).
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -129,13 +128,8 @@ def fits(q: Any, k: Any, cos: Any, sin: Any, emulate: bool, tokens_first: bool =
         and not (cos.requires_grad or sin.requires_grad)
         and cos.data_ptr() % 16 == sin.data_ptr() % 16 == 0
         and q.device == k.device == cos.device == sin.device
-        and (emulate or (q.is_cuda and _is_hopper(q.get_device())))
+        and (emulate or (q.is_cuda and _ops.is_hopper(q.get_device())))
     )
-
-
-@functools.cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def turn(
