@@ -1,4 +1,4 @@
-"""fuse: the MLPs of a converted model, each as one function, its rotary positions, and its norms in compiled graphs."""
+"""fuse: the MLPs of a converted model, each as one function, its rotary positions, and its norms."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from float8.torch.shard.weight_mesh import mesh_dims
 
 _registered: dict[type[nn.Module], Known] = {}
 _OTHER_NORM = (
-    "its forward is not known as weight * (x / rms(x)).to(x.dtype) with one epsilon, so that eager mode computes it as it "
-    "is written"
+    "its forward is not known as an RMSNorm of one weight and one epsilon (docs/fusing.md has the forms), so that eager "
+    "mode computes it as it is written"
 )
 
 
@@ -83,9 +83,10 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
     norms: graphs that torch.compile makes of the model from now on cast what an RMSNorm or a LayerNorm makes
         of x as they compute it, for linears that read it: that is not in memory, and its bits are the same
         (docs/fusing.md says where). x, the norm's weight and its bias, if it has one, are of one type,
-        bfloat16 or float16; delayed scaling stays as it is. In eager mode RMSNorms that are written as several
-        operations, as in transformers, are computed by torch.nn.functional.rms_norm, whose sums over features may
-        be in another order; what they round is the same.
+        bfloat16 or float16; delayed scaling stays as it is. In eager mode torch.nn.RMSNorm with a weight of one
+        dimension, and RMSNorms that are written as several operations, as in transformers, have one launch on a Hopper
+        GPU, and two for their gradients (functional.rms_norm). The sums over features may be in another order; what
+        forward rounds is the same.
     rotary: modules with linears in fp8 whose forward calls a function of (q, k, cos, sin, ...), by its name, that
         computes x cos + rotate_half(x) sin, as most models of transformers do, have it in one launch on a Hopper GPU
         (functional.apply_rotary_pos_emb). The bits are the same; compiled graphs stay as they are.
@@ -105,8 +106,8 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
     Returns what was done with each MLP, then with the others (`what`), and why one was left: for children with hooks, LoRA, a bias beside a
     gate, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
     and row-wise, or recipes and options unlike each other's; for another activation; for a recipe that reads
-    high precision. With `norms` it also names the norms that no graph will cast so, and why: those without a
-    weight or of several dimensions, and all of them where no linear shares its casts. Raises TypeError where
+    high precision. With `norms` it also names the RMSNorms of eager mode, and the other norms that no graph will cast so,
+    and why: those without a weight or of several dimensions, and LayerNorms where no linear shares its casts. Raises TypeError where
     `model` is no module; it warns where nothing is fused and norms is False.
     """
     notices.warn_without_linears("fuse", model)
@@ -179,14 +180,15 @@ def _fuse_rotary(model: nn.Module) -> list[Fusion]:
 
 
 def _fuse_norms(model: nn.Module) -> list[Fusion]:
-    """Gives RMSNorms that are written as several operations one function, for eager mode."""
+    """Gives RMSNorms one function, for eager mode."""
+    emulate = any(is_float8(each) and each.emulate for each in model.modules())
     done = []
     for name, module in model.named_modules():
         if isinstance(module, norm_layers.FusedRMSNorm):
             done.append(Fusion(name, True, "", "norm"))
             continue
-        eps = norm_layers.eps_of(module)
-        if eps is None:
+        form = norm_layers.form_of(module)
+        if form is None:
             if "RMSNorm" in type(module).__name__ and not isinstance(module, nn.RMSNorm):
                 done.append(Fusion(name, False, _OTHER_NORM, "norm"))
             continue
@@ -194,18 +196,24 @@ def _fuse_norms(model: nn.Module) -> list[Fusion]:
         if why is None:
             note_forward(type(module))
             module.__class__ = subclass(
-                norm_layers.FusedRMSNorm, type(module), "Fused", eps_name=eps
+                norm_layers.FusedRMSNorm,
+                type(module),
+                "Fused",
+                norm_form=form,
+                norm_emulate=emulate,
             )
         done.append(Fusion(name, why is None, why or "", "norm"))
     return done
 
 
 def _norms_left(model: nn.Module) -> list[Fusion]:
-    """Returns the norms that are seen to stay as they are, whatever the graphs are."""
+    """Returns the norms that stay as they are in eager mode, and are seen to stay so whatever the graphs are."""
     shares = any(is_float8(each) and each._may_share for each in model.modules())
     left = []
     for name, module in model.named_modules():
-        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or (
+            isinstance(module, norm_layers.FusedRMSNorm) or norm_layers.form_of(module)
+        ):
             continue
         if module.weight is None:
             left.append(Fusion(name, False, "it has no weight (elementwise_affine=False)", "norm"))

@@ -1,17 +1,17 @@
-"""RMSNorms that are written as several operations, as in transformers, which `fuse` gives PyTorch's own one."""
+"""RMSNorms, which `fuse` gives a kernel in eager mode: those of several operations, as in transformers, and PyTorch's."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import types
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from float8.torch import notices
+from float8.torch import notices, rms_norm
 from float8.torch.classes import Made
 from float8.torch.layer.known_code import is_plain, names_alone
 from float8.torch.layer.linear import is_exporting
@@ -22,63 +22,99 @@ _TYPES = (
     (torch.float16, torch.float16),
     (torch.float32, torch.float32),
 )
+# The options of rms_norm that are known: Llama's, Gemma's, and those of OLMo 2 and of torch.nn.RMSNorm.
+_OPTIONS = ((0.0, "normalized"), (1.0, "once"), (0.0, "once"))
 
 
-def eps_of(module: nn.Module) -> str | None:
-    """Returns the name of a norm's epsilon where its forward computes weight * (x / rms(x)) and nothing else.
+class Form(NamedTuple):
+    """How a norm calls rms_norm."""
 
-    x / rms(x) is computed in float32, and rounded to x's type before it is multiplied. None for other modules.
-    """
+    eps: str  # the name of its epsilon
+    weight_offset: float
+    rounding: str
+
+
+def form_of(module: nn.Module) -> Form | None:
+    """Returns the form of a norm whose forward computes that of a weight and nothing else; None for other modules."""
+    weight = module._parameters.get("weight")
+    if (
+        list(module._parameters) != ["weight"]
+        or not isinstance(weight, torch.Tensor)
+        or weight.dim() != 1
+        or module._modules
+        or module._buffers
+    ):
+        return None
+    if isinstance(module, nn.RMSNorm):
+        is_own = type(module).forward is nn.RMSNorm.forward and _has_plain_attributes(
+            type(module), ("weight", "eps")
+        )
+        return Form("eps", 0.0, "once") if is_own else None
+    kind: Any = type(module)
     names = [name for name, value in module.__dict__.items() if type(value) is float]
-    is_alike = (
-        list(module._parameters) == ["weight"]
-        and isinstance(module.weight, torch.Tensor)
-        and module.weight.dim() == 1
-        and not module._modules
-        and not module._buffers
-        and len(names) == 1
-        and not isinstance(module, nn.RMSNorm)
+    return _known_form(kind, names[0]) if len(names) == 1 else None
+
+
+def _has_plain_attributes(cls: type[nn.Module], names: tuple[str, ...]) -> bool:
+    """Tells whether attributes of a module are what it keeps by these names, and no properties."""
+    return (
+        all(inspect.getattr_static(cls, name, None) is None for name in names)
+        and cls.__getattr__ is nn.Module.__getattr__
+        and cls.__getattribute__ is object.__getattribute__
     )
-    kind: Any = next(each for each in type(module).__mro__ if "forward" in each.__dict__)
-    return names[0] if is_alike and _computes_it(kind, names[0]) else None
 
 
 @functools.lru_cache(maxsize=256)
-def _computes_it(cls: type[nn.Module], eps: str) -> bool:
-    """Tells whether the forward of a class has the bits of weight * (x / rms(x)), where sums are exact.
+def _known_form(cls: type[nn.Module], eps: str) -> Form | None:
+    """Returns the form whose bits the forward of a class has, where sums are exact.
 
     What it does does not depend on values (known_code.py), and its weight and epsilon are no properties.
     """
-    forward: Any = cls.__dict__["forward"]
-    computed = any(inspect.getattr_static(cls, name, None) is not None for name in ("weight", eps))
-    if (
-        computed
-        or cls.__getattr__ is not nn.Module.__getattr__
-        or cls.__getattribute__ is not object.__getattribute__
-        or not isinstance(forward, types.FunctionType)
-        or not names_alone(forward.__code__, of_self=("weight", eps))
-    ):
-        return False
+    if not _has_plain_attributes(cls, ("weight", eps)) or not _names_alone(cls, eps):
+        return None
+    for options in _OPTIONS:
+        if _has_form(cls, Form(eps, *options)):
+            return Form(eps, *options)
+    return None
+
+
+def _names_alone(cls: type[nn.Module], eps: str) -> bool:
+    """Tells whether a forward, and the methods of its class that it calls, name nothing but operations."""
+    found: list[Any] = [cls.forward]
+    for each in found:
+        if not isinstance(each, types.FunctionType):
+            return False
+        methods = {
+            name: method
+            for name in each.__code__.co_names
+            if not hasattr(nn.Module, name)
+            and isinstance(method := inspect.getattr_static(cls, name, None), types.FunctionType)
+        }
+        if not names_alone(each.__code__, of_self=("weight", eps, *methods)):
+            return False
+        found += [method for method in methods.values() if method not in found]
+    return True
+
+
+def _has_form(cls: type[nn.Module], form: Form) -> bool:
     random = torch.Generator().manual_seed(0)
     made = functools.partial(torch.randint, -3, 4, generator=random, device="cpu")
     return all(
-        _is_equal(cls, eps, made((2, 3, 64)).to(dtype), made((64,)).to(of_weight) / 8, epsilon)
+        _is_equal(cls, form, made((2, 3, 64)).to(dtype), made((64,)).to(of_weight) / 8, epsilon)
         for dtype, of_weight in _TYPES
         for epsilon in (0.5, 1e-5)
     )
 
 
-def _is_equal(cls: Any, eps: str, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> bool:
-    """Tells whether a norm of this class has the bits of weight * (x / rms(x)), where that is computed and rounded."""
+def _is_equal(cls: Any, form: Form, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> bool:
+    """Tells whether a norm of this class has the bits of a form."""
     module: Any = nn.Module.__new__(cls)
     nn.Module.__init__(module)
     module.weight = nn.Parameter(weight)
-    setattr(module, eps, epsilon)
+    setattr(module, form.eps, epsilon)
     if not is_plain(module):
         return False
-    wide = x.float()
-    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    expected = weight * (wide * inverse).to(x.dtype)
+    expected = rms_norm.by_operations(x, weight, epsilon, form.weight_offset, form.rounding)
     try:
         with torch.no_grad():
             y = cls.forward(module, x)
@@ -88,9 +124,13 @@ def _is_equal(cls: Any, eps: str, x: torch.Tensor, weight: torch.Tensor, epsilon
 
 
 class FusedRMSNorm(Made, nn.Module):
-    """The forward of such a norm by torch.nn.functional.rms_norm, outside of graphs of torch.compile."""
+    """The forward of such a norm by the kernel, outside of graphs of torch.compile.
 
-    eps_name: ClassVar[str]
+    Where that cannot compute it, Llama's are PyTorch's rms_norm and a product, and others are computed as they are written.
+    """
+
+    norm_form: ClassVar[Form]
+    norm_emulate: ClassVar[bool]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or is_exporting():
@@ -111,5 +151,18 @@ class FusedRMSNorm(Made, nn.Module):
                 f"fuse {kind}", f"{kind} is no longer fused: the forward of its class was replaced"
             )
             return super().forward(*args, **kwargs)
-        eps: float = getattr(self, self.eps_name)
-        return weight * functional.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)
+        form = self.norm_form
+        eps: float | None = getattr(self, form.eps)
+        # torch.nn.RMSNorm computes in another type under autocast, and an epsilon of None is that of float32.
+        of_torch = isinstance(self, nn.RMSNorm)
+        if eps is None:
+            eps = torch.finfo(torch.float32).eps
+        if rms_norm.fits(x, weight, self.norm_emulate) and not (
+            of_torch and torch.is_autocast_enabled(x.device.type)
+        ):
+            return rms_norm.by_kernel(
+                x, weight, eps, form.weight_offset, form.rounding, self.norm_emulate
+            )
+        if form.rounding == "normalized":
+            return weight * functional.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)
+        return super().forward(*args, **kwargs)
