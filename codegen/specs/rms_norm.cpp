@@ -46,7 +46,7 @@ Stub RmsNormSpec::stub() const {
   const std::string_view args = backward ? "RmsNormBackwardArgs" : "RmsNormArgs";
   return {backward ? "rms_norm_backward.cuh" : "rms_norm.cuh", f8::format("float8_{}", name),
           check(f8::format("sizeof({})", args), parameters().first, "norm_args.cuh") +
-              check_threads(f8::format("norm_threads({}).of_block", cols), launch()) +
+              check_threads(f8::format("norm_threads({}, {}).of_block", cols, backward), launch()) +
               f8::format("extern \"C\" __global__ void __launch_bounds__({0}, {1})\n"
                          "float8_{2}(const __grid_constant__ {3} args) {{\n"
                          "  {2}<{4}, {5}, {6}, {7}, {8}>(args);\n"
@@ -56,7 +56,7 @@ Stub RmsNormSpec::stub() const {
 }
 
 LaunchTraits RmsNormSpec::launch() const {
-  return {.threads = kernels::norm_threads(cols).of_block};
+  return {.threads = kernels::norm_threads(cols, backward).of_block};
 }
 
 ParameterBytes RmsNormSpec::parameters() const {

@@ -72,7 +72,7 @@ void check_norm_matrix(const Call& call, const char* name, const void* at, int64
 
 void emulate_forward(const codegen::RmsNormSpec& spec, const Call& call) {
   const auto& args = call.args<kernels::RmsNormArgs>();
-  const kernels::NormThreads threads = kernels::norm_threads(spec.cols);
+  const kernels::NormThreads threads = kernels::norm_threads(spec.cols, spec.backward);
   if (!are_norm_cols(spec, args.rows, args.cols) ||
       call.launch.grid != ceil_div(int64_t{args.rows}, threads.rows_of_block())) {
     call.fault("rms norm: grid {} for {} rows of {}", call.launch.grid, args.rows, args.cols);
@@ -106,11 +106,11 @@ void add_row(const codegen::RmsNormSpec& spec, const kernels::RmsNormBackwardArg
   const std::vector<float> x = read_row(args.x, row * args.ld_x, args.cols, spec.in);
   const std::vector<float> dy = read_row(args.dy, row * args.ld_dy, args.cols, spec.out);
   const float rstd = args.rstd[row];
-  const float sum =
-      sum_of_row(kernels::norm_threads(spec.cols), args.cols, [&](int32_t column, float before) {
-        const auto c = static_cast<size_t>(column);
-        return std::fmaf(dy[c] * weights[c], x[c] * rstd, before);
-      });
+  const float sum = sum_of_row(kernels::norm_threads(spec.cols, spec.backward), args.cols,
+                               [&](int32_t column, float before) {
+                                 const auto c = static_cast<size_t>(column);
+                                 return std::fmaf(dy[c] * weights[c], x[c] * rstd, before);
+                               });
   const float mean = sum / static_cast<float>(args.cols);
   for (size_t c = 0; c < x.size(); ++c) {
     dweight[c] = std::fmaf(dy[c], normalized_element(x[c], rstd, spec), dweight[c]);
@@ -123,7 +123,7 @@ void add_row(const codegen::RmsNormSpec& spec, const kernels::RmsNormBackwardArg
 
 void emulate_backward(const codegen::RmsNormSpec& spec, const Call& call) {
   const auto& args = call.args<kernels::RmsNormBackwardArgs>();
-  const kernels::NormThreads threads = kernels::norm_threads(spec.cols);
+  const kernels::NormThreads threads = kernels::norm_threads(spec.cols, spec.backward);
   const int64_t blocks = call.launch.grid;
   if (!are_norm_cols(spec, args.rows, args.cols) ||
       blocks != kernels::norm_backward_blocks(args.rows, spec.cols, call.sm_count)) {

@@ -147,7 +147,8 @@ Status rms_norm(Context& context, const float8_rms_norm_args& args, Stream strea
                                     .cols = static_cast<int32_t>(args.cols),
                                     .eps = args.eps,
                                     .weight_offset = norm_offset(args)};
-  const kernels::NormThreads threads = kernels::norm_threads(kernels::norm_kernel_cols(args.cols));
+  const kernels::NormThreads threads =
+      kernels::norm_threads(kernels::norm_kernel_cols(args.cols), false);
   return launch_with(launch, state.driver, *kernel, ceil_div(args.rows, threads.rows_of_block()),
                      state.options.programmatic_launch, stream);
 }

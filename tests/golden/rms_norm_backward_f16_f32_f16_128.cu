@@ -4,7 +4,7 @@
 // ---- instantiation
 namespace f8::kernels {
 static_assert(sizeof(RmsNormBackwardArgs) == 88, "norm_args.cuh on the host");
-static_assert(norm_threads(128).of_block == 256, "threads_per_block() on the host");
+static_assert(norm_threads(128, true).of_block == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(256, 2)
 float8_rms_norm_backward(const __grid_constant__ RmsNormBackwardArgs args) {
   rms_norm_backward<Input::kF16, Input::kF32, Input::kF16, 128, false>(args);

@@ -4,7 +4,7 @@
 // ---- instantiation
 namespace f8::kernels {
 static_assert(sizeof(RmsNormArgs) == 64, "norm_args.cuh on the host");
-static_assert(norm_threads(4096).of_block == 256, "threads_per_block() on the host");
+static_assert(norm_threads(4096, false).of_block == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(256, 4)
 float8_rms_norm(const __grid_constant__ RmsNormArgs args) {
   rms_norm<Input::kBf16, Input::kBf16, Input::kBf16, 4096, true>(args);

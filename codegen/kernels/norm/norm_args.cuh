@@ -32,19 +32,21 @@ struct NormThreads {
   F8_BOTH constexpr i32 groups() const { return of_block / of_row; }
   F8_BOTH constexpr i32 rows_of_block() const { return groups() * rows; }
 };
-F8_BOTH constexpr NormThreads norm_threads(i32 kernel_cols) {
+F8_BOTH constexpr NormThreads norm_threads(i32 kernel_cols, bool backward) {
   const i32 all = kernel_cols / 8;
   if (all <= 256) return {all, 256, 1, all <= 32 ? 4 : 2};
-  const i32 of_row = all / 2 < 1024 ? all / 2 : 1024;
+  // Forward has more vectors in a thread, so that an SM has more of the long rows; backward keeps sums beside them.
+  const i32 wanted = all / (backward ? 2 : 4);
+  const i32 of_row = wanted < 256 ? 256 : wanted < 1024 ? wanted : 1024;
   return {of_row, of_row, all / of_row, 1};
 }
 // The blocks that an SM has at once: threads of the forward have up to 64 registers, those of backward 128.
 F8_BOTH constexpr i32 norm_blocks_of_sm(i32 kernel_cols, bool backward) {
-  const i32 blocks = (backward ? 512 : 1024) / norm_threads(kernel_cols).of_block;
+  const i32 blocks = (backward ? 512 : 1024) / norm_threads(kernel_cols, backward).of_block;
   return blocks < 1 ? 1 : blocks;
 }
 F8_BOTH constexpr i64 norm_backward_blocks(i64 rows, i32 kernel_cols, i32 sm_count) {
-  const i32 at_once = norm_threads(kernel_cols).rows_of_block();
+  const i32 at_once = norm_threads(kernel_cols, true).rows_of_block();
   const i64 all = (rows + at_once - 1) / at_once;
   const i64 resident = i64{norm_blocks_of_sm(kernel_cols, true)} * sm_count;
   return all < resident ? all : resident;

@@ -6,9 +6,9 @@
 
 namespace f8::kernels {
 
-template <i32 kKernelCols>
+template <i32 kKernelCols, bool kBackward>
 struct NormPlace {
-  static constexpr NormThreads kThreads = norm_threads(kKernelCols);
+  static constexpr NormThreads kThreads = norm_threads(kKernelCols, kBackward);
   static constexpr i32 kOfRow = kThreads.of_row;
   static constexpr i32 kVectors = kThreads.vectors;
   static constexpr i32 kRows = kThreads.rows;

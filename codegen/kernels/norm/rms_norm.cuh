@@ -8,7 +8,7 @@ namespace f8::kernels {
 
 template <Input kX, Input kWeight, Input kOut, i32 kKernelCols, bool kNormalized>
 F8_DEVICE void rms_norm(const RmsNormArgs& args) {
-  using Place = NormPlace<kKernelCols>;
+  using Place = NormPlace<kKernelCols, false>;
   // Weights are read beside x where registers hold both, else behind the sums.
   constexpr bool kEarly =
       (Vec8<kX>::kWords * Place::kRows + Vec8<kWeight>::kWords) * Place::kVectors <= 20;

@@ -116,7 +116,7 @@ F8_DEVICE Vec8<kX> gradients(const Vec8<kX>& x, const Vec8<kOut>& dy, const Weig
 
 template <Input kX, Input kWeight, Input kOut, i32 kKernelCols, bool kNormalized>
 F8_DEVICE void rms_norm_backward(const RmsNormBackwardArgs& args) {
-  using Place = NormPlace<kKernelCols>;
+  using Place = NormPlace<kKernelCols, true>;
   // Warps of a long row wait for each other, so that the next rows are read meanwhile. The longest rows and their sums
   // do not stay in registers: rows are read twice, and sums are in memory.
   constexpr bool kIsWide = Place::kOfRow == 1024;
