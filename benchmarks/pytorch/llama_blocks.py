@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Forward and backward of Llama-3-8B blocks: bf16, torchao and float8, interleaved in one run.
 
-    llama_blocks.py [--variants bf16,rowwise,torchao-rowwise-eager,...] [--blocks 2] [--tokens 8192]
+    llama_blocks.py [--variants bf16,rowwise,torchao-rowwise-eager,...] [--blocks 2] [--mlps] [--tokens 8192]
                     [--seconds 60] [--profile FOLDER] [--json FILE] [--emulate]
 
 Every variant is a model of its own with the same random parameters, and runs in every round: one
@@ -9,7 +9,7 @@ step fills the device's queue, and CUDA events time those behind it. x and dy ar
 from step to step; gradients are None before each step. The table has the median and the quartiles
 of a step, how many times faster than compiled bf16 it is (the median over the rounds), and the wall
 time of the first step, in which torch.compile and the kernels' compiler run. float8's eager variants
-find the kernels of the compiled ones. --profile writes a trace of some steps of each variant, and
+find the kernels of the compiled ones. With --mlps a block is x + mlp(norm(x)), without attention. --profile writes a trace of some steps of each variant, and
 prints where their time on the device goes.
 """
 
@@ -23,6 +23,23 @@ import kernel_times
 import torch
 
 POOL = 4  # pairs of x and dy
+
+
+class Mlp(torch.nn.Module):
+    """A block without its attention."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm, self.mlp = block.mlp_norm, block.mlp
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.mlp(self.norm(x))
+        return y
+
+
+def make_model(options: common.Options, tokens: int, device: str) -> torch.nn.Module:
+    model = common.blocks(options.blocks, tokens, device, options.emulate)
+    return torch.nn.Sequential(*map(Mlp, model.blocks)) if options.mlps else model
 
 
 def make_step(
@@ -51,6 +68,7 @@ def main() -> int:
     known = common.variants(keep=True, fused=True)
     parser = common.parser(__doc__, known)
     parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--mlps", action="store_true", help="the MLPs alone, with norm and sum")
     parser.add_argument("--tokens", type=int, default=0, help="default 8192")
     parser.add_argument("--seconds", type=float, default=60, help="of measuring, without compiling")
     parser.add_argument("--profile", metavar="FOLDER")
@@ -63,7 +81,8 @@ def main() -> int:
         (torch.randn(shape, device=device).bfloat16(), torch.randn(shape, device=device).bfloat16())
         for _ in range(POOL)
     ]
-    title = f"{options.blocks} Llama-3-8B blocks, 1 x {tokens} tokens, forward and backward"
+    parts = "MLPs of Llama-3-8B with norm and residual" if options.mlps else "Llama-3-8B blocks"
+    title = f"{options.blocks} {parts}, 1 x {tokens} tokens, forward and backward"
     print(common.headline(title, device), flush=True)
     steps: dict[str, Callable[[], None]] = {}
     first: dict[str, float] = {}
@@ -71,7 +90,7 @@ def main() -> int:
     with common.attention():
         for variant in variants:
             try:
-                model = common.blocks(options.blocks, tokens, device, options.emulate)
+                model = make_model(options, tokens, device)
                 step = make_step(variant, model, pool, options.emulate)
                 first[variant.name] = common.seconds(step)
                 common.seconds(step)

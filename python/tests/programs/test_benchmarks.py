@@ -56,6 +56,15 @@ def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
             assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
 
 
+def test_llama_mlps(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["rowwise-keep-fused", "tensorwise-fused-norms-eager"]
+    assert not run("llama_blocks", "--mlps", "--variants", ",".join(names))
+    out = capsys.readouterr().out
+    assert "MLPs of Llama-3-8B with norm and residual" in out
+    rows = table(out, "variant")
+    assert all(positive(rows[name][:4]) for name in names)
+
+
 def test_eager_llama(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["rowwise-eager", "delayed-fused-norms-eager"]
     assert not run("eager_llama", "--variants", ",".join(names))
