@@ -137,8 +137,8 @@ class LaunchPlanner {
   // In high precision a GEMM reads the tensors themselves, else these copies of them.
   [[nodiscard]] GemmOperands operands(Gemm gemm, const Fp8Refs& a, const Fp8Refs& b) const {
     constexpr GemmOperands kOperands[] = {{Slot::kX, Slot::kW, Slot::kY},
-                                         {Slot::kDy, Slot::kW, Slot::kDx},
-                                         {Slot::kDy, Slot::kX, Slot::kDw}};
+                                          {Slot::kDy, Slot::kW, Slot::kDx},
+                                          {Slot::kDy, Slot::kX, Slot::kDw}};
     GemmOperands out = kOperands[static_cast<size_t>(gemm)];
     if (!is_fp8(gemm)) return out;
     std::tie(out.a, out.inv_scale_a) =
