@@ -27,7 +27,7 @@ endif()
 set(FLOAT8_COLD_CODE $<$<CONFIG:Release>:-O1>)
 set(FLOAT8_TEST_CODE $<$<CONFIG:Release>:-Og>)
 
-# Most of a compilation is its headers, so several files are compiled as one: a clean build takes a fourth
+# Most of a compilation is its headers, so several files are compiled as one: a clean build takes a third
 # of the time. Names in unnamed namespaces are then unique in a target, which a clean build holds them to.
 # Where this is off, each file has to include what it uses.
 option(FLOAT8_UNITY "Compile several source files at once" ON)
