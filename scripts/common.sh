@@ -1,9 +1,10 @@
-# The scripts beside this file source it. It sets $root, $jobs, $float8_tune and the environment of
+# The scripts beside this file source it. It sets $root, $jobs, $python, $float8_tune and the environment of
 # cmake (compiler, ccache), and defines helpers; it runs nothing.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 jobs=$(nproc 2>/dev/null || echo 2)
+python=$root/.deps/python/bin/python
 float8_tune=$root/build/release/bin/float8-tune
 started=$SECONDS
 cd "$root"
@@ -49,6 +50,12 @@ build() {
   shift
   cmake --preset "$preset" -Wno-dev --log-level=WARNING
   cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"}
+}
+
+# Adds the shim to the release preset; scripts/python-test --setup has fetched the PyTorch that it is built against.
+configure_shim() {
+  cmake --preset release -Wno-dev --log-level=WARNING -DFLOAT8_PYTHON=ON \
+    -DFLOAT8_TORCH_DIR="$("$python" -c "import sysconfig; print(sysconfig.get_path('platlib'))")/torch"
 }
 
 # The C and C++ sources that clang-format owns; golden files and fixtures are data.

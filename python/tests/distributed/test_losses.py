@@ -114,38 +114,28 @@ sys.exit(losses.main())
 """
 
 
-def _program(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join((str(BENCHMARKS), *filter(None, sys.path)))
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-
-
 def test_bits_that_differ_are_the_exit_status() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    path = os.pathsep.join((str(BENCHMARKS), *filter(None, sys.path)))
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     options = ("--emulate", "--recipes=bf16", "--schemes=fsdp", "--steps=3")
-    ended = _program("-c", FAILING, *options, RANK="0", WORLD_SIZE="1", **address)
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING, *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **rank},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
     assert ended.returncode == 1 and "bits FAILS" in ended.stdout, ended.stderr
-
-
-def _torchrun(program: str, *options: str) -> str:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    ended = _program(*launcher, str(BENCHMARKS / program), "--emulate", *options)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def test_the_program_of_losses(tmp_path: Any) -> None:
     table = tmp_path / "losses.csv"
     sizes = [f"--{name}={size}" for name, size in dataclasses.asdict(TINIEST).items()]
-    text = _torchrun("losses.py", "--schemes=fsdp,tp", "--recipes=bf16", f"--csv={table}", *sizes)
+    options = ("--emulate", "--schemes=fsdp,tp", "--recipes=bf16", f"--csv={table}", *sizes)
+    text = ranks.run_program(BENCHMARKS / "losses.py", *options)
     rows = {line.rsplit(maxsplit=8)[0]: line.split() for line in text.splitlines()[2:]}
     assert rows["fsdp bf16"][2:4] == ["bits", "none"]
     assert rows["tp bf16"][2] == "noise"
@@ -161,7 +151,7 @@ def test_the_program_of_scales(tmp_path: Any) -> None:
     figures = tmp_path / "figures.json"
     names = [name for name in scales.VARIANTS if not name.startswith("torchao")]
     options = (f"--variants={','.join(names)}", f"--json={figures}", f"--profile={tmp_path}")
-    _torchrun("scales.py", "--rounds=1", *options)
+    ranks.run_program(BENCHMARKS / "scales.py", "--emulate", "--rounds=1", *options)
     for name in names:
         assert json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
     found = json.loads(figures.read_text())

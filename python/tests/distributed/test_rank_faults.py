@@ -471,6 +471,7 @@ def test_torchrun_restarts_and_the_run_goes_on(tmp_path: Any) -> None:
     command += ("--max-restarts=1", "--monitor-interval=0.1", str(program), str(tmp_path))
     # A store that outlives the processes keeps the addresses of those that died.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # for ranks.py
     ended = subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=1200
     )

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import pytest
+import ranks
 import repository
 
 HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
@@ -121,10 +122,14 @@ def test_gather(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> N
         assert json.loads((tmp_path / f"256x128-{name}.json").read_text())["traceEvents"]
 
 
+def _run_on_ranks(program: str, *options: object) -> None:
+    ranks.run_program(repository.ROOT / "benchmarks/distributed" / program, "--emulate", *options)
+
+
 def test_gather_bytes(tmp_path: pathlib.Path) -> None:
     """Ours gather a byte an element, as torchao does under one recipe; its others gather two."""
     file = tmp_path / "bytes.json"
-    _torchrun("gather_bytes.py", "--json", str(file))
+    _run_on_ranks("gather_bytes.py", "--json", file)
     found = json.loads(file.read_text())
     hp = {"forward": 2.0, "backward": 2.0, "scales": 0.0}
     q = {"forward": 1.0, "backward": 1.0, "scales": 0.0}
@@ -156,15 +161,10 @@ def test_ranks_leave_while_gloo_holds_tensors(tmp_path: pathlib.Path) -> None:
     """A rank that ended as Python ends would be aborted by a thread of gloo."""
     script = tmp_path / "leaving.py"
     script.write_text(LEAVING)
-    _torchrun(script)
-
-
-def _torchrun(program: str | pathlib.Path, *options: str) -> None:
-    script = repository.ROOT / "benchmarks/distributed" / program
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     path = os.pathsep.join((str(repository.ROOT / "benchmarks/pytorch"), *filter(None, sys.path)))
     done = subprocess.run(
-        [sys.executable, *launcher, str(script), "--emulate", *options],
+        [sys.executable, *launcher, str(script)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -175,7 +175,7 @@ def _torchrun(program: str | pathlib.Path, *options: str) -> None:
 
 def test_wire(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "wire.csv"
-    _torchrun("wire.py", "--rounds", "1", "--largest", "8192", "--csv", str(file))
+    _run_on_ranks("wire.py", "--rounds", "1", "--largest", "8192", "--csv", file)
     rows = list(csv.DictReader(file.open()))
     kinds = {(row["collective"], row["dtype"]) for row in rows}
     assert kinds == {

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+import ranks
 import repository
 import torch
 
@@ -187,26 +185,17 @@ def test_a_recipe_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) ->
     assert "'rowise'" in capsys.readouterr().err
 
 
-def _torchrun(*arguments: object) -> list[float]:
+def _losses_of_ranks(*arguments: object) -> list[float]:
     """Returns the losses that examples/pytorch/tensor_parallel.py prints on two ranks."""
-    script = repository.ROOT / "examples/pytorch/tensor_parallel.py"
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    ended = subprocess.run(
-        [*command, "--nproc-per-node=2", str(script), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return [float(line.split()[-1]) for line in ended.stdout.splitlines() if line[:4] == "step"]
+    text = ranks.run_program(repository.ROOT / "examples/pytorch/tensor_parallel.py", *arguments)
+    return [float(line.split()[-1]) for line in text.splitlines() if line[:4] == "step"]
 
 
 def test_tensor_parallel() -> None:
     """Two ranks learn, and learn the same without whole logits; their sums have another order."""
     sizes = {"dim": 64, "head": 16, "layers": 1, "seq": 32, "batch": 4, "steps": 6, "lr": 0.01}
     options = ("--emulate", "--backend=eager", *(f"--{n}={v}" for n, v in sizes.items()))
-    two = _torchrun(*options)
+    two = _losses_of_ranks(*options)
     assert len(two) == 6 and two[-1] < two[0] - 0.5
-    parts = _torchrun(*options, "--loss-parallel", "--steps=2")
+    parts = _losses_of_ranks(*options, "--loss-parallel", "--steps=2")
     assert parts == pytest.approx(two[:2], abs=0.01)

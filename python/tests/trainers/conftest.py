@@ -6,8 +6,6 @@ Nothing is downloaded. The process is as before after these tests: others look f
 from __future__ import annotations
 
 import os
-import pathlib
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +13,6 @@ import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "distributed"))  # ranks.py
 
 import real_training as training
 

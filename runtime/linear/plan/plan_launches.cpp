@@ -143,10 +143,10 @@ class LaunchPlanner {
 
   // In high precision a GEMM reads the tensors themselves, else these copies of them.
   [[nodiscard]] GemmOperands operands(Gemm gemm, const Fp8Refs& a, const Fp8Refs& b) const {
-    constexpr GemmOperands kTensors[] = {{Slot::kX, Slot::kW, Slot::kY},
-                                         {Slot::kDy, Slot::kW, Slot::kDx},
-                                         {Slot::kDy, Slot::kX, Slot::kDw}};
-    GemmOperands out = kTensors[static_cast<size_t>(gemm)];
+    constexpr GemmOperands kOperands[] = {{Slot::kX, Slot::kW, Slot::kY},
+                                          {Slot::kDy, Slot::kW, Slot::kDx},
+                                          {Slot::kDy, Slot::kX, Slot::kDw}};
+    GemmOperands out = kOperands[static_cast<size_t>(gemm)];
     if (!is_fp8(gemm)) return out;
     std::tie(out.a, out.inv_scale_a) =
         gemm == Gemm::kGradWeight ? std::pair(a.qt, a.qt_inverse) : std::pair(a.q, a.q_inverse);

@@ -111,9 +111,9 @@ TEST_P(ListTest, AFewSmallTensorsAreCastAsOneByOne) {
 // buffer, and the host takes their maxima over the ranks.
 void ListTest::expect_the_same_of_shards(int64_t most_rows) {
   constexpr size_t kRanks = 3;
-  constexpr int64_t kWeights = 6;
+  constexpr int64_t kLinears = 6;
   for (size_t rank = 0; rank < kRanks; ++rank) {
-    for (int64_t i = 0; i < kWeights; ++i) {
+    for (int64_t i = 0; i < kLinears; ++i) {
       const int64_t last = 16 * i;  // the last shards are shorter, one is empty
       QuantizerDesc of = desc(Tensor::kWeight, most_rows, 80 + 16 * i);
       of.over_ranks = true;
@@ -125,7 +125,7 @@ void ListTest::expect_the_same_of_shards(int64_t most_rows) {
   const QuantizerList casts = list();
   EXPECT_EQ(casts.workspace_bytes(), 0U);
   int64_t total = 0;
-  for (int64_t i = 0; i < kWeights; ++i) {
+  for (int64_t i = 0; i < kLinears; ++i) {
     total += all_[static_cast<size_t>(i)]->quantizer->amax_words();
   }
   DeviceBuffer together(context(), Listed::words(total * int64_t{kRanks}));

@@ -11,11 +11,6 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 class BadInput : public ::testing::Test {
  protected:
   void refuse(const Words& arguments, const Words& parts) const {

@@ -137,6 +137,11 @@ ToolWithTrials::ToolWithTrials() {
   EXPECT_EQ(made.code, 0) << made.err;
 }
 
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 std::vector<std::string> to(std::vector<std::string> words, const std::string& path) {
   std::ranges::replace(words, std::string("{}"), path);
   return words;

@@ -60,5 +60,7 @@ struct ToolWithTrials : Tool {
 [[nodiscard]] bool contains(std::string_view text, std::string_view part);
 // The arguments with the path for each "{}".
 [[nodiscard]] std::vector<std::string> to(std::vector<std::string> words, const std::string& path);
+[[nodiscard]] std::vector<std::string> operator+(std::vector<std::string> a,
+                                                 const std::vector<std::string>& b);
 
 }  // namespace f8::testing

@@ -13,11 +13,6 @@ namespace {
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 const Words kTwo = {"verify-dist", "--emulate", "--ranks", "2"};
 
 const std::set<std::string> kSharded = {"kernels", "scales",  "copies",   "y",       "dx",

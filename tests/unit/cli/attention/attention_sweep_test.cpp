@@ -9,7 +9,6 @@
 namespace f8::cli {
 namespace {
 
-using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 using f8::testing::contains;
 using tuner::Impl;

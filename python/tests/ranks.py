@@ -13,7 +13,11 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import runpy
 import signal
+import socket
+import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -32,9 +36,12 @@ _PRELOAD = [  # what ranks would each import
     "float8.torch",
     "functorch.compile",
     "pytest",
+    "float8.torch.parallel.tensor_parallel",
     "torch._dynamo.backends.common",
-    "torch.distributed.checkpoint",
+    "torch._inductor.lowering",  # which the partition of every compiled graph imports
+    "torch.distributed.checkpoint.state_dict_saver",
     "torch.distributed.fsdp",
+    "torch.distributed.tensor.experimental",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 ]
 
@@ -138,8 +145,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(world):
         (folder / f"ended{rank}").unlink(missing_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context = _context()
     where = f"file://{folder / f'store{time.monotonic_ns()}'}"
     if init == "tcp":
         where = f"tcp://127.0.0.1:{_free_port()}"
@@ -172,6 +178,55 @@ def run(
     return outcomes
 
 
+def _start_program(
+    rank: int, world: int, port: int, folder: str, script: str, arguments: tuple[str, ...]
+) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    gc.freeze()
+    gc.set_threshold(50_000)
+    for descriptor, name in ((1, "output"), (2, "errors")):
+        with open(pathlib.Path(folder, f"{name}{rank}"), "wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    torch.set_num_threads(1)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(pathlib.Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def run_program(script: Any, *arguments: object, world: int = 2) -> str:
+    """Runs a program for torchrun on ranks that fork from the server, and returns what rank 0 prints.
+
+    torchrun takes several times as long: it imports PyTorch once for itself and once for each rank.
+    """
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        given = (world, port, folder, str(script), tuple(map(str, arguments)))
+        processes = [
+            _context().Process(target=_start_program, args=(rank, *given)) for rank in range(world)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(1200)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+        outputs, errors = (
+            [pathlib.Path(folder, f"{name}{rank}").read_text() for rank in range(world)]
+            for name in ("output", "errors")
+        )
+        codes = [process.exitcode for process in processes]
+        assert codes == [0] * world, f"exit codes {codes}\n" + "\n".join(outputs + errors)
+        return outputs[0]
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
 def _stacks(process: int | None, file: pathlib.Path) -> str:
     """Returns where a process that does not end is."""
     assert process is not None
@@ -182,8 +237,6 @@ def _stacks(process: int | None, file: pathlib.Path) -> str:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
