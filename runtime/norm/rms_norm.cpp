@@ -122,7 +122,7 @@ Status check_backward(Context& context, const float8_rms_norm_backward_args& arg
 Status rms_norm(Context& context, const float8_rms_norm_args& args, Stream stream) {
   F8_TRY(check_norm_options(kRmsNormArgs, args));
   if (!std::isfinite(args.eps) || args.eps < 0) {
-    return fail(ErrorCode::kInvalidArgument, "{}.eps is {}; it is 0 or more", kRmsNormArgs,
+    return fail(ErrorCode::kInvalidArgument, "{}.eps is {}; it is finite, 0 or more", kRmsNormArgs,
                 args.eps);
   }
   if (args.rows == 0) return {};

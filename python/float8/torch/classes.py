@@ -9,7 +9,7 @@ from torch import nn
 
 Known = TypeVar("Known")
 _made: dict[tuple[Any, ...], type[nn.Module]] = {}
-_forwards: dict[type[nn.Module], Any] = {}
+_forwards: dict[type[nn.Module], tuple[Any, ...]] = {}
 
 
 class Made:
@@ -18,10 +18,14 @@ class Made:
     original: ClassVar[type[nn.Module]]
     made_of: ClassVar[tuple[Any, ...]] = ()  # of a class with a name of its own
 
-    def forward_was_replaced(self) -> bool:
-        """Tells whether the module's own class has another forward than note_forward saw."""
-        own = self.original.forward
-        return _forwards.setdefault(self.original, own) is not own
+    def forward_was_replaced(self, methods: tuple[str, ...] = ()) -> bool:
+        """Tells whether the module has another forward of its own class than note_forward saw.
+
+        methods: those that the forward calls, of which the module may also have one of its own.
+        """
+        own = _code_of(self.original, methods)
+        noted = _forwards.setdefault(self.original, own)
+        return noted != own or any(name in self.__dict__ for name in methods)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.
@@ -29,9 +33,16 @@ class Made:
         return (_empty, self.made_of, *reduced[2:]) if self.made_of else reduced
 
 
-def note_forward(original: type[nn.Module]) -> None:
-    """Remembers the forward of a class whose modules get another class, which stands for that forward."""
-    _forwards[original] = original.forward
+def note_forward(original: type[nn.Module], methods: tuple[str, ...] = ()) -> None:
+    """Remembers the forward of a class whose modules get another class, which stands for that forward.
+
+    methods: those that the forward calls.
+    """
+    _forwards[original] = _code_of(original, methods)
+
+
+def _code_of(original: Any, methods: tuple[str, ...]) -> tuple[Any, ...]:
+    return (original.forward, *(getattr(original, name, None) for name in methods))
 
 
 def subclass(

@@ -59,7 +59,7 @@ def rms_norm(
 
     x: [..., N] in bfloat16, float16 or float32; any strides, without a copy where rows of N elements lie a fixed
         stride apart, as in heads [B, S, H, N] and in their transpose [B, H, S, N].
-    weight: [N] in x's type or in float32.
+    weight: [N] in x's type or in float32; with others PyTorch's operations compute it.
     rounding: "once" computes in float32 and rounds once, to x's type: torch.nn.RMSNorm, and with weight_offset=1 the norm
         of Gemma. "normalized" rounds x / sqrt(...) to x's type before it is multiplied by the weight, and has the type of
         this product: Llama's; it has no weight_offset.
@@ -68,7 +68,7 @@ def rms_norm(
     On a Hopper GPU it is one launch, and two for both gradients, in eager mode, with N a multiple of 8, up to 32768. What
     that cannot compute, and all elsewhere, PyTorch's operations do, also under torch.compile. The sums over rows that the
     weight's gradient has are in float32, in the same order every time. There is no gradient of a gradient: the kernel's
-    raises RuntimeError.
+    raises RuntimeError. TypeError and ValueError name an argument that cannot be.
     """
     if rounding not in ROUNDINGS:
         raise ValueError(f"float8: rounding is {rounding!r}; it is one of {', '.join(ROUNDINGS)}")
@@ -76,9 +76,28 @@ def rms_norm(
         raise ValueError(
             f"float8: weight_offset is {weight_offset}; with rounding='normalized' there is none"
         )
+    _check(x, weight, eps)
     if fits(x, weight, emulate):
         return by_kernel(x, weight, eps, weight_offset, rounding, emulate)
     return by_operations(x, weight, eps, weight_offset, rounding)
+
+
+def _check(x: Any, weight: Any, eps: Any) -> None:
+    for name, each in (("x", x), ("the weight", weight)):
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(
+                f"float8: {name} of rms_norm is a {type(each).__name__}; it is a torch.Tensor"
+            )
+        if not each.is_floating_point():
+            raise TypeError(
+                f"float8: {name} of rms_norm is {each.dtype}; it is of a floating-point type"
+            )
+    if x.dim() == 0 or x.shape[-1:] != weight.shape:
+        raise ValueError(
+            f"float8: the weight of rms_norm is {list(weight.shape)} and x {list(x.shape)}; it has one dimension, x's last one"
+        )
+    if not isinstance(eps, (float, int)) or not 0 <= eps < float("inf"):
+        raise ValueError(f"float8: eps of rms_norm is {eps!r}; it is a number, 0 or more")
 
 
 def by_operations(
@@ -95,7 +114,7 @@ def by_operations(
 
 def fits(x: Any, weight: Any, emulate: bool) -> bool:
     """Tells whether the kernel can compute it here."""
-    if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or _ops.is_transformed():
         return False
     return (
         type(weight) in (torch.nn.Parameter, torch.Tensor)

@@ -101,7 +101,11 @@ def _rotate_half(x: torch.Tensor) -> torch.Tensor:
 
 def fits(q: Any, k: Any, cos: Any, sin: Any, emulate: bool, tokens_first: bool = False) -> bool:
     """Tells whether the kernel can compute it here, of heads [B, H, S, D] or [B, S, H, D]."""
-    if torch.compiler.is_compiling() or any(type(x) is not torch.Tensor for x in (q, k, cos, sin)):
+    if (
+        torch.compiler.is_compiling()
+        or any(type(x) is not torch.Tensor for x in (q, k, cos, sin))
+        or _ops.is_transformed()
+    ):
         return False
     tokens = 1 if tokens_first else 2
     return (

@@ -257,3 +257,21 @@ def test_opcheck(device: str) -> None:
         for wanted in ((True, True), (True, False), (False, True)):
             arguments = (y, x, weight, rstd, 0.0, 1, *wanted, config)
             torch.library.opcheck(torch.ops.float8.rms_norm_backward.default, arguments)
+
+
+@pytest.mark.parametrize("emulate", [True, False])
+def test_names_an_argument_that_cannot_be(emulate: bool) -> None:
+    x, weight = torch.randn(3, 64), torch.randn(64)
+    for error, name, args in (
+        (TypeError, "weight", (x, None, 1e-5)),
+        (TypeError, "x of rms_norm", ([1.0], weight, 1e-5)),
+        (TypeError, "x of rms_norm", (x.int(), weight, 1e-5)),
+        (ValueError, "weight", (x, weight[None], 1e-5)),
+        (ValueError, "weight", (x, weight[:1], 1e-5)),
+        (ValueError, "weight", (x[0, 0], weight, 1e-5)),
+        (ValueError, "eps", (x, weight, None)),
+        (ValueError, "eps", (x, weight, -1.0)),
+        (ValueError, "eps", (x, weight, float("inf"))),
+    ):
+        with pytest.raises(error, match=name):
+            rms_norm(*args, emulate=emulate)  # type: ignore[arg-type]

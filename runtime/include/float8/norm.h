@@ -24,7 +24,7 @@ typedef struct float8_rms_norm_args {
   float* rstd FLOAT8_DEFAULT(NULL);       /* [rows], which backward reads; NULL: it is not wanted */
   int64_t rows FLOAT8_DEFAULT(0);         /* 0 is legal: nothing is read */
   int64_t cols FLOAT8_DEFAULT(0);         /* a multiple of 8, up to 32768 */
-  float eps FLOAT8_DEFAULT(0);            /* 0 or more */
+  float eps FLOAT8_DEFAULT(0);            /* finite, 0 or more */
   float weight_offset FLOAT8_DEFAULT(0);  /* 0 where the rounding is FLOAT8_ROUND_NORMALIZED */
   int32_t rounding FLOAT8_DEFAULT(0);     /* a float8_norm_rounding */
   int32_t dtype FLOAT8_DEFAULT(0);        /* a float8_dtype, as the next two */
@@ -32,7 +32,8 @@ typedef struct float8_rms_norm_args {
   int32_t out_dtype FLOAT8_DEFAULT(0);    /* dtype, or FLOAT8_F32 */
 } float8_rms_norm_args;
 
-/* It is enqueued on the stream, allocates nothing, and may be called from any thread. The first call of a context
+/* Matrices and weights are aligned to 16 bytes, and rows are multiples of 16 bytes apart; what is written overlaps
+ * nothing. It is enqueued on the stream, allocates nothing, and may be called from any thread. The first call of a context
  * with these types and this many columns, up to the next power of two, loads the kernel; make one ahead of a
  * capture. FLOAT8_INVALID_ARGUMENT names the field that cannot be. */
 FLOAT8_API float8_status float8_rms_norm(float8_context* context, const float8_rms_norm_args* args,

@@ -127,7 +127,8 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
     if rotary:
         done += _fuse_rotary(model)
     if norms:
-        done += _fuse_norms(model) + _norms_left(model)
+        found = _fuse_norms(model)
+        done += found + _norms_left(model, {each.name for each in found})
     return done
 
 
@@ -189,12 +190,12 @@ def _fuse_norms(model: nn.Module) -> list[Fusion]:
             continue
         form = norm_layers.form_of(module)
         if form is None:
-            if "RMSNorm" in type(module).__name__ and not isinstance(module, nn.RMSNorm):
+            if norm_layers.is_like(module) and type(module).forward is not nn.RMSNorm.forward:
                 done.append(Fusion(name, False, _OTHER_NORM, "norm"))
             continue
         why = _obstacle_of_forward(module)
         if why is None:
-            note_forward(type(module))
+            note_forward(type(module), form.methods)
             module.__class__ = subclass(
                 norm_layers.FusedRMSNorm,
                 type(module),
@@ -206,14 +207,12 @@ def _fuse_norms(model: nn.Module) -> list[Fusion]:
     return done
 
 
-def _norms_left(model: nn.Module) -> list[Fusion]:
-    """Returns the norms that stay as they are in eager mode, and are seen to stay so whatever the graphs are."""
+def _norms_left(model: nn.Module, named: set[str]) -> list[Fusion]:
+    """Returns the other norms that stay as they are in eager mode, and are seen to stay so whatever the graphs are."""
     shares = any(is_float8(each) and each._may_share for each in model.modules())
     left = []
     for name, module in model.named_modules():
-        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or (
-            isinstance(module, norm_layers.FusedRMSNorm) or norm_layers.form_of(module)
-        ):
+        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or name in named:
             continue
         if module.weight is None:
             left.append(Fusion(name, False, "it has no weight (elementwise_affine=False)", "norm"))

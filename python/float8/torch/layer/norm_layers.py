@@ -22,6 +22,7 @@ _TYPES = (
     (torch.float16, torch.float16),
     (torch.float32, torch.float32),
 )
+_MOST_EPS = torch.finfo(torch.float32).max
 # The options of rms_norm that are known: Llama's, Gemma's, and those of OLMo 2 and of torch.nn.RMSNorm.
 _OPTIONS = ((0.0, "normalized"), (1.0, "once"), (0.0, "once"))
 
@@ -32,6 +33,7 @@ class Form(NamedTuple):
     eps: str  # the name of its epsilon
     weight_offset: float
     rounding: str
+    methods: tuple[str, ...] = ()  # that its forward calls
 
 
 def form_of(module: nn.Module) -> Form | None:
@@ -52,7 +54,22 @@ def form_of(module: nn.Module) -> Form | None:
         return Form("eps", 0.0, "once") if is_own else None
     kind: Any = type(module)
     names = [name for name, value in module.__dict__.items() if type(value) is float]
-    return _known_form(kind, names[0]) if len(names) == 1 else None
+    form = _known_form(kind, names[0]) if len(names) == 1 else None
+    return None if form is None or any(x in module.__dict__ for x in form.methods) else form
+
+
+def is_like(module: nn.Module) -> bool:
+    """Tells whether a module looks like an RMSNorm: by the name of its class, or since a weight is all that it has."""
+    name = type(module).__name__
+    return (
+        "RMSNorm" in name
+        or isinstance(module, nn.RMSNorm)
+        or (
+            "Norm" in name
+            and list(module._parameters) == ["weight"]
+            and not isinstance(module, nn.LayerNorm)
+        )
+    )
 
 
 def _has_plain_attributes(cls: type[nn.Module], names: tuple[str, ...]) -> bool:
@@ -70,20 +87,25 @@ def _known_form(cls: type[nn.Module], eps: str) -> Form | None:
 
     What it does does not depend on values (known_code.py), and its weight and epsilon are no properties.
     """
-    if not _has_plain_attributes(cls, ("weight", eps)) or not _names_alone(cls, eps):
+    if not _has_plain_attributes(cls, ("weight", eps)):
+        return None
+    methods = _methods_of_plain(cls, eps)
+    if methods is None:
         return None
     for options in _OPTIONS:
-        if _has_form(cls, Form(eps, *options)):
-            return Form(eps, *options)
+        form = Form(eps, *options, methods)
+        if _has_form(cls, form):
+            return form
     return None
 
 
-def _names_alone(cls: type[nn.Module], eps: str) -> bool:
-    """Tells whether a forward, and the methods of its class that it calls, name nothing but operations."""
+def _methods_of_plain(cls: type[nn.Module], eps: str) -> tuple[str, ...] | None:
+    """Returns the methods of its class that a forward calls, None where they or it name more than operations."""
+    called: dict[str, None] = {}
     found: list[Any] = [cls.forward]
     for each in found:
         if not isinstance(each, types.FunctionType):
-            return False
+            return None
         methods = {
             name: method
             for name in each.__code__.co_names
@@ -91,18 +113,25 @@ def _names_alone(cls: type[nn.Module], eps: str) -> bool:
             and isinstance(method := inspect.getattr_static(cls, name, None), types.FunctionType)
         }
         if not names_alone(each.__code__, of_self=("weight", eps, *methods)):
-            return False
+            return None
+        called.update(dict.fromkeys(methods))
         found += [method for method in methods.values() if method not in found]
-    return True
+    return tuple(called)
 
 
 def _has_form(cls: type[nn.Module], form: Form) -> bool:
+    """Tells whether a forward has the bits of a form for weights of any bits, also where squares overflow or are 0."""
     random = torch.Generator().manual_seed(0)
     made = functools.partial(torch.randint, -3, 4, generator=random, device="cpu")
+
+    def weight() -> torch.Tensor:
+        return torch.randn(64, generator=random, device="cpu")
+
     return all(
-        _is_equal(cls, form, made((2, 3, 64)).to(dtype), made((64,)).to(of_weight) / 8, epsilon)
+        _is_equal(cls, form, (made((2, 3, 64)) * scale).to(dtype), weight().to(of_weight), epsilon)
         for dtype, of_weight in _TYPES
-        for epsilon in (0.5, 1e-5)
+        for epsilon in (0.5, 1e-5, 0.0)
+        for scale in (1.0, 2.0**40, 2.0**70, 2.0**-40, 2.0**-70, 0.0)
     )
 
 
@@ -115,12 +144,17 @@ def _is_equal(cls: Any, form: Form, x: torch.Tensor, weight: torch.Tensor, epsil
     if not is_plain(module):
         return False
     expected = rms_norm.by_operations(x, weight, epsilon, form.weight_offset, form.rounding)
+    version = x._version
     try:
         with torch.no_grad():
             y = cls.forward(module, x)
     except Exception:  # it has more than a weight and an epsilon, or takes more than x
         return False
-    return isinstance(y, torch.Tensor) and y.dtype == expected.dtype and torch.equal(y, expected)
+    if not isinstance(y, torch.Tensor) or y.dtype != expected.dtype or x._version != version:
+        return False
+    return y.shape == expected.shape and bool(
+        ((y == expected) | (y.isnan() & expected.isnan())).all()
+    )
 
 
 class FusedRMSNorm(Made, nn.Module):
@@ -133,7 +167,7 @@ class FusedRMSNorm(Made, nn.Module):
     norm_emulate: ClassVar[bool]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or is_exporting():
+        if torch.compiler.is_compiling() or is_exporting() or torch._C._get_tracing_state():
             return super().forward(*args, **kwargs)
         weight = self._parameters.get("weight")
         x = args[0] if len(args) == 1 and not kwargs else None
@@ -145,18 +179,21 @@ class FusedRMSNorm(Made, nn.Module):
             or x.shape[-1:] != weight.shape
         ):
             return super().forward(*args, **kwargs)
-        if self.forward_was_replaced():
+        form = self.norm_form
+        if self.forward_was_replaced(form.methods):
             kind = self.original.__name__
             notices.warn_once(
-                f"fuse {kind}", f"{kind} is no longer fused: the forward of its class was replaced"
+                f"fuse {kind}",
+                f"{kind} is no longer fused: the forward of its class, or a method that it calls, was replaced",
             )
             return super().forward(*args, **kwargs)
-        form = self.norm_form
-        eps: float | None = getattr(self, form.eps)
         # torch.nn.RMSNorm computes in another type under autocast, and an epsilon of None is that of float32.
         of_torch = isinstance(self, nn.RMSNorm)
-        if eps is None:
+        eps: Any = getattr(self, form.eps)
+        if eps is None and of_torch:
             eps = torch.finfo(torch.float32).eps
+        if type(eps) is not float or not 0 <= eps < _MOST_EPS:
+            return super().forward(*args, **kwargs)
         if rms_norm.fits(x, weight, self.norm_emulate) and not (
             of_torch and torch.is_autocast_enabled(x.device.type)
         ):
