@@ -33,8 +33,8 @@ typedef struct float8_rms_norm_args {
 } float8_rms_norm_args;
 
 /* Matrices and weights are aligned to 16 bytes, and rows are multiples of 16 bytes apart; what is written overlaps
- * nothing. It is enqueued on the stream, allocates nothing, and may be called from any thread. The first call of a context
- * with these types and this many columns, up to the next power of two, loads the kernel; make one ahead of a
+ * nothing. It is enqueued on the stream, allocates nothing, and may be called from any thread. The first call of a
+ * context with these types and this many columns, up to the next power of two, loads the kernel; make one ahead of a
  * capture. FLOAT8_INVALID_ARGUMENT names the field that cannot be. */
 FLOAT8_API float8_status float8_rms_norm(float8_context* context, const float8_rms_norm_args* args,
                                          float8_stream stream);
