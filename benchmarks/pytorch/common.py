@@ -111,11 +111,11 @@ def variants(eager: bool = True, keep: bool = False, fused: bool = False) -> dic
             Variant("float8", name, fuse=True, norms=True) for name in FUSED if name != "delayed"
         ]
         every += [Variant("float8", name, recompute=False, fuse=True) for name in FUSED]
+    if fused and eager:
         every += [
             Variant("float8", name, compiled=False, fuse=True, norms=True, attention=recipe)
             for recipe in ("", "fp8")
             for name in FUSED
-            if not kinds[-1]
         ]
     return {variant.name: variant for variant in every}
 

@@ -110,29 +110,26 @@ def mlp(device: str) -> Callable[..., nn.Sequential]:
     return make
 
 
-@pytest.fixture
-def rotary_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each call of the kernel of rotary positions in forward."""
+def _counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
+    """Returns a list that gets a 1 with each call of a function of a module."""
     calls: list[int] = []
-    turn = rotary.turn
+    function = getattr(module, name)
 
     def counted(*arguments: Any) -> Any:
         calls.append(1)
-        return turn(*arguments)
+        return function(*arguments)
 
-    monkeypatch.setattr(rotary, "turn", counted)
+    monkeypatch.setattr(module, name, counted)
     return calls
+
+
+@pytest.fixture
+def rotary_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each call of the kernel of rotary positions in forward."""
+    return _counted(monkeypatch, rotary, "turn")
 
 
 @pytest.fixture
 def rms_norm_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each call of the kernel of RMSNorms in forward."""
-    calls: list[int] = []
-    by_kernel = rms_norm.by_kernel
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return by_kernel(*arguments)
-
-    monkeypatch.setattr(rms_norm, "by_kernel", counted)
-    return calls
+    return _counted(monkeypatch, rms_norm, "by_kernel")

@@ -37,6 +37,19 @@ def converted(
     )
 
 
+def tiny_model(kind: str) -> Any:
+    """Returns a causal model of transformers of this kind, with two layers of 64 features."""
+    import transformers
+
+    name = f"{kind}{'Text' if kind == 'Gemma3' else ''}Config"
+    config = getattr(transformers, name)(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
 def inputs(model: nn.Module, rows: int = 40, seed: int = 0) -> torch.Tensor:
     torch.manual_seed(seed)
     weight = next(model.parameters())

@@ -397,71 +397,16 @@ def _fake_quantize_list(
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
 
 
-def _element_type(number: int) -> torch.dtype:
+def element_type(number: int) -> torch.dtype:
     """Returns the type of a float8_dtype."""
     return next(each for each, own in ELEMENT_TYPES.items() if own == number)
 
 
-@fake_kernel("rotary")
-def _fake_rotary(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    dtype: int,
-    inverse: bool,
-    tokens_first: bool,
-    q_in_memory: bool,
-    k_in_memory: bool,
-    config: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    own = _element_type(dtype)
-
-    def result(x: torch.Tensor, in_memory: bool) -> torch.Tensor:
-        if in_memory == tokens_first:
-            return x.new_empty(x.shape, dtype=own)
-        return x.new_empty(x.transpose(1, 2).shape, dtype=own).transpose(1, 2)
-
-    return result(q, q_in_memory), result(k, k_in_memory)
-
-
-def _empty_rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor of x's shape whose heads and tokens lie in memory as those of x."""
-    if x.dim() == 4 and x.stride(1) < x.stride(2):
+def empty_heads(x: torch.Tensor, dtype: torch.dtype, transposed: bool) -> torch.Tensor:
+    """Returns a tensor of x's shape, whose middle dimensions of four may lie in memory in the other order."""
+    if transposed:
         return x.new_empty(x.transpose(1, 2).shape, dtype=dtype).transpose(1, 2)
     return x.new_empty(x.shape, dtype=dtype)
-
-
-@fake_kernel("rms_norm")
-def _fake_rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    weight_offset: float,
-    rounding: int,
-    dtype: int,
-    with_rstd: bool,
-    config: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = x.numel() // x.shape[-1] if with_rstd else 0
-    rstd = x.new_empty((rows,), dtype=torch.float32)
-    return _empty_rows(x, _element_type(dtype)), rstd
-
-
-@fake_kernel("rms_norm_backward")
-def _fake_rms_norm_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    rstd: torch.Tensor,
-    weight_offset: float,
-    rounding: int,
-    with_dx: bool,
-    with_dweight: bool,
-    config: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dx = _empty_rows(x, x.dtype) if with_dx else x.new_empty((0,))
-    return dx, weight.new_empty(weight.shape if with_dweight else (0,))
 
 
 @fake_kernel("adamw")

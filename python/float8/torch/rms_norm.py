@@ -14,6 +14,43 @@ MAX_COLS = 32768
 ROUNDINGS = {"once": 0, "normalized": 1}  # float8_norm_rounding
 
 
+def _empty_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor of x's shape whose heads and tokens lie in memory as those of x."""
+    return _ops.empty_heads(x, dtype, x.dim() == 4 and x.stride(1) < x.stride(2))
+
+
+@_ops.fake_kernel("rms_norm")
+def _fake_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float,
+    rounding: int,
+    dtype: int,
+    with_rstd: bool,
+    config: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = x.numel() // x.shape[-1] if with_rstd else 0
+    rstd = x.new_empty((rows,), dtype=torch.float32)
+    return _empty_like(x, _ops.element_type(dtype)), rstd
+
+
+@_ops.fake_kernel("rms_norm_backward")
+def _fake_rms_norm_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    weight_offset: float,
+    rounding: int,
+    with_dx: bool,
+    with_dweight: bool,
+    config: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dx = _empty_like(x, x.dtype) if with_dx else x.new_empty((0,))
+    return dx, weight.new_empty(weight.shape if with_dweight else (0,))
+
+
 class _RMSNorm(torch.autograd.Function):
     """The norm of the kernel: save is False where no gradient will be asked for."""
 

@@ -16,6 +16,27 @@ from float8.torch import _ops
 MAX_HEAD_DIM = 1024
 
 
+@_ops.fake_kernel("rotary")
+def _fake_rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    dtype: int,
+    inverse: bool,
+    tokens_first: bool,
+    q_in_memory: bool,
+    k_in_memory: bool,
+    config: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    own = _ops.element_type(dtype)
+
+    return (
+        _ops.empty_heads(q, own, q_in_memory != tokens_first),
+        _ops.empty_heads(k, own, k_in_memory != tokens_first),
+    )
+
+
 class _Rotary(torch.autograd.Function):
     """Turns queries and keys, or their gradients back: each is the gradient of the other.
 

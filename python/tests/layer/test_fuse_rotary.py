@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused import converted
+from fused import converted, tiny_model
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -340,19 +340,9 @@ def test_models_of_transformers(
     config: Config, device: str, kind: str, dtype: torch.dtype, rotary_calls: list[int]
 ) -> None:
     """In bf16, and in float32 under autocast, where positions are in float32 and queries are not."""
-    import transformers
-
-    options = {
-        "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
     torch.manual_seed(0)
-    made: Any = getattr(transformers, f"{kind}ForCausalLM")(
-        getattr(transformers, f"{kind}Config")(**options)
-    )
     plain: Any = f8.convert_to_float8_training(
-        made.to(device, dtype),
+        tiny_model(kind).to(device, dtype),
         config=config("rowwise"),
         module_filter_fn=lambda _, n: "head" not in n,
     )

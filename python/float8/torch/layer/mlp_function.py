@@ -119,7 +119,7 @@ class MLPFunction(torch.autograd.Function):
                 of_weight = want_weights[i]
                 if not (want_x or of_weight):
                     continue
-                # Of gradients that are given in fp8 the shape alone is read, which `read` has too.
+                # A linear reads the shape alone of gradients that it has in fp8, and `read` has it too.
                 of_copies = copies[2 * i : 2 * i + 2]
                 want = want_x | of_weight << 1
                 dx_of_one, dw, _ = linear(i, read[i], *inputs[i], want, *of_copies)
@@ -141,7 +141,7 @@ def _product_again(
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Returns h and h_qt for the backward of a down that recomputes, which reads h_qt for its weight's gradient."""
     if not of_weight:
-        return read[0], h_qt  # of an x that no gradient reads the shape alone matters
+        return read[0], h_qt  # no gradient reads more of it than its shape
     activation, config, layout, merged = of
     first, up = _operands(read, merged)
     return None, _ops.quantize_activation_again(
@@ -209,7 +209,7 @@ def forward(
     h_q, h_qt = _ops.quantize_activation(
         first, up, activation, config, save, down.scales, layout, not save
     )
-    # Of an x that is given in fp8 the shape alone is read.
+    # A linear reads the shape alone of an x that it has in fp8.
     y, of_down = linear(down, first, h_q, h_qt if save else None)
     return y, h_qt, read, [*(each for _, each in made), of_down]
 

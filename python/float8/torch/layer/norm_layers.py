@@ -92,9 +92,15 @@ def _known_form(cls: type[nn.Module], eps: str) -> Form | None:
     methods = _methods_of_plain(cls, eps)
     if methods is None:
         return None
+    module: Any = nn.Module.__new__(cls)
+    nn.Module.__init__(module)
+    module.weight = nn.Parameter(torch.ones(64, device="cpu"))
+    setattr(module, eps, 1.0)
+    if not is_plain(module):
+        return None
     for options in _OPTIONS:
         form = Form(eps, *options, methods)
-        if _has_form(cls, form):
+        if _has_form(module, form):
             return form
     return None
 
@@ -119,8 +125,8 @@ def _methods_of_plain(cls: type[nn.Module], eps: str) -> tuple[str, ...] | None:
     return tuple(called)
 
 
-def _has_form(cls: type[nn.Module], form: Form) -> bool:
-    """Tells whether a forward has the bits of a form for weights of any bits, also where squares overflow or are 0."""
+def _has_form(module: Any, form: Form) -> bool:
+    """Tells whether the forward of a module has the bits of a form for weights of any bits, also where squares overflow or are 0."""
     random = torch.Generator().manual_seed(0)
     made = functools.partial(torch.randint, -3, 4, generator=random, device="cpu")
 
@@ -128,26 +134,26 @@ def _has_form(cls: type[nn.Module], form: Form) -> bool:
         return torch.randn(64, generator=random, device="cpu")
 
     return all(
-        _is_equal(cls, form, (made((2, 3, 64)) * scale).to(dtype), weight().to(of_weight), epsilon)
+        _is_equal(
+            module, form, (made((2, 3, 64)) * scale).to(dtype), weight().to(of_weight), epsilon
+        )
         for dtype, of_weight in _TYPES
         for epsilon in (0.5, 1e-5, 0.0)
         for scale in (1.0, 2.0**40, 2.0**70, 2.0**-40, 2.0**-70, 0.0)
     )
 
 
-def _is_equal(cls: Any, form: Form, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> bool:
-    """Tells whether a norm of this class has the bits of a form."""
-    module: Any = nn.Module.__new__(cls)
-    nn.Module.__init__(module)
+def _is_equal(
+    module: Any, form: Form, x: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> bool:
+    """Tells whether a norm with this weight and epsilon has the bits of a form."""
     module.weight = nn.Parameter(weight)
     setattr(module, form.eps, epsilon)
-    if not is_plain(module):
-        return False
     expected = rms_norm.by_operations(x, weight, epsilon, form.weight_offset, form.rounding)
     version = x._version
     try:
         with torch.no_grad():
-            y = cls.forward(module, x)
+            y = type(module).forward(module, x)
     except Exception:  # it has more than a weight and an epsilon, or takes more than x
         return False
     if not isinstance(y, torch.Tensor) or y.dtype != expected.dtype or x._version != version:
