@@ -3,10 +3,11 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
+#include <span>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "python/shim/base/errors.hpp"
 #include "python/shim/plans/workspace.hpp"
@@ -18,7 +19,7 @@ namespace {
   throw std::invalid_argument(std::string("float8: ") + op + ": " + what);
 }
 
-// Whether the heads of a tensor [batch, heads, tokens, head_dim] lie one token after the other.
+// Tells whether the heads of a tensor [batch, heads, tokens, head_dim] lie one token after the other.
 bool tokens_come_first(const Tensor& x) {
   return x.dim() == 4 && x.stride(1) < x.stride(2);
 }
@@ -29,9 +30,8 @@ Matrix rows_of(const Tensor& tensor, bool tokens_first) {
 }
 
 // A tensor without values that lies in memory as x does.
-Tensor empty_rows(const Tensor& x, bool tokens_first, int32_t dtype, const Device& device) {
-  std::vector<int64_t> sizes;
-  for (int64_t i = 0; i < x.dim(); ++i) sizes.push_back(x.size(i));
+Tensor empty_like(const Tensor& x, bool tokens_first, int32_t dtype, const Device& device) {
+  const std::span<const int64_t> sizes = sizes_of(x);
   if (!tokens_first) return empty(sizes, dtype, device);
   const int64_t of_token = sizes[1] * sizes[3];
   const std::array<int64_t, 4> strides = {sizes[2] * of_token, sizes[3], of_token, 1};
@@ -42,7 +42,7 @@ Tensor empty_vector(int64_t count, int32_t dtype, const Device& device) {
   return empty(std::span(&count, 1), dtype, device);
 }
 
-// What both calls read.
+// Sets the operands that both calls read.
 template <class Args>
 void set_operands(const char* op, const Tensor& x, const Matrix& rows, const Tensor& weight,
                   double weight_offset, int64_t rounding, const Device& device, Args& args) {
@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, doubl
   float8_rms_norm_args args;
   set_operands("rms_norm", x, rows, weight, weight_offset, rounding, place.device, args);
   const Tensor y =
-      empty_rows(x, tokens_first, code_of(static_cast<float8_dtype>(dtype)), place.device);
+      empty_like(x, tokens_first, code_of(static_cast<float8_dtype>(dtype)), place.device);
   const Tensor rstd =
       empty_vector(with_rstd ? rows.rows : 0, aoti_torch_dtype_float32(), place.device);
   args.y.data = y.mutable_data_ptr();
@@ -90,9 +90,9 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x,
   const Place place = place_of(x, Config(config));
   const bool tokens_first = tokens_come_first(x);
   const Matrix rows = rows_of(x, tokens_first);
-  bool is_alike = dy.dim() == x.dim() && device_of(dy) == place.device;
-  for (int64_t i = 0; is_alike && i < x.dim(); ++i) is_alike = dy.size(i) == x.size(i);
-  if (!is_alike) refuse_norm(kOp, "the gradient is not of x's shape, or is on another device");
+  if (!std::ranges::equal(sizes_of(dy), sizes_of(x)) || device_of(dy) != place.device) {
+    refuse_norm(kOp, "the gradient is not of x's shape, or is on another device");
+  }
   const Matrix of_dy = rows_of(dy, tokens_first);
   check_dense(rstd, sizeof(float), place.device, "rstd");
   if (rstd.numel() != rows.rows) refuse_norm(kOp, "rstd is not what rms_norm gave");
@@ -102,7 +102,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x,
   args.rstd = static_cast<const float*>(rstd.mutable_data_ptr());
   args.out_dtype = element_type(dtype_of(dy), "the gradient");
   const int32_t type = dtype_of(x);
-  const Tensor dx = with_dx ? empty_rows(x, tokens_first, type, place.device)
+  const Tensor dx = with_dx ? empty_like(x, tokens_first, type, place.device)
                             : empty_vector(0, type, place.device);
   const Tensor dweight = empty_vector(with_dweight ? rows.cols : 0, dtype_of(weight), place.device);
   args.dx.data = with_dx ? dx.mutable_data_ptr() : nullptr;

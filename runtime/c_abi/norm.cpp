@@ -8,7 +8,7 @@ using namespace f8::c_abi;
 
 namespace {
 
-// What both calls have.
+// Checks what both calls have.
 template <class Args>
 f8::Status check_norm(const char* name, const Args& args) {
   for (const auto& [field, value, last] :

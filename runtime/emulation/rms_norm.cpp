@@ -58,7 +58,7 @@ std::vector<float> read_weights(const codegen::RmsNormSpec& spec, const void* we
   return weights;
 }
 
-// Whether the kernel is for these columns.
+// Tells whether the kernel is for these columns.
 bool are_norm_cols(const codegen::RmsNormSpec& spec, int32_t rows, int32_t cols) {
   return rows > 0 && cols >= 8 && cols % 8 == 0 && kernels::norm_kernel_cols(cols) == spec.cols;
 }

@@ -26,7 +26,7 @@ constexpr const char* kRmsNormBackwardArgs = "float8_rms_norm_backward_args";
          cols % 8 == 0;
 }
 
-// What both calls have.
+// Checks what both calls have.
 template <class Args>
 Status check_norm_options(const char* name, const Args& args) {
   if (!are_norm_sizes(args.rows, args.cols)) {

@@ -1,4 +1,4 @@
-// What the kernels of an RMSNorm share: the place of a thread, the sums of rows, and a normalised element.
+// The kernels of an RMSNorm share this: the place of a thread, the sums of rows, and a normalised element.
 #pragma once
 
 #include "codegen/kernels/cast/rounded.cuh"

@@ -9,7 +9,7 @@
 
 namespace f8::kernels {
 
-// What a thread reads of its rows, kVectors at once.
+// A thread reads these of its rows, kVectors at once.
 template <class Place, Input kX, Input kOut, i32 kVectors>
 struct NormRows {
   Vec8<kX> x[Place::kRows][kVectors];

@@ -8,13 +8,14 @@
 #include <string>
 
 namespace float8_torch {
-namespace {
 
 std::span<const int64_t> sizes_of(const Tensor& tensor) {
   int64_t* sizes = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor.get(), &sizes));
   return {sizes, static_cast<size_t>(tensor.dim())};
 }
+
+namespace {
 
 std::span<const int64_t> strides_of(const Tensor& tensor) {
   int64_t* strides = nullptr;

@@ -21,7 +21,8 @@ struct Device {
 };
 
 [[nodiscard]] Device device_of(const Tensor& tensor);
-[[nodiscard]] int32_t dtype_of(const Tensor& tensor);  // a code of PyTorch's
+[[nodiscard]] int32_t dtype_of(const Tensor& tensor);                   // a code of PyTorch's
+[[nodiscard]] std::span<const int64_t> sizes_of(const Tensor& tensor);  // while the tensor lives
 
 // The float8_dtype of a code of PyTorch's. Throws where there is none; `name` is the tensor's.
 [[nodiscard]] float8_dtype element_type(int32_t dtype, const char* name);

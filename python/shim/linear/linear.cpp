@@ -24,9 +24,8 @@ std::string shape_text(int64_t rows, int64_t cols) {
 
 // A tensor like `of` in all dimensions but the last.
 Tensor empty_rows(const Tensor& of, int64_t cols, int32_t dtype, Device device) {
-  int64_t* sizes = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(of.get(), &sizes));
-  std::vector<int64_t> wanted(sizes, sizes + of.dim());
+  const std::span<const int64_t> sizes = sizes_of(of);
+  std::vector<int64_t> wanted(sizes.begin(), sizes.end());
   wanted.back() = cols;
   return empty(wanted, dtype, device);
 }
