@@ -93,7 +93,7 @@ class _Fp8(Made):
         return functional.apply(input_, weight, bias, self._float8_config)
 
     def extra_repr(self) -> str:
-        text: str = self.original.extra_repr(self)  # type: ignore[arg-type]
+        text: str = self.float8_original.extra_repr(self)  # type: ignore[arg-type]
         return f"{text}, float8" if text else "float8"
 
 
@@ -102,4 +102,4 @@ def _is_transposed(module: nn.Module) -> bool:
 
 
 def _own_kind(module: nn.Module) -> type[nn.Module]:
-    return module.original if isinstance(module, _Fp8) else type(module)
+    return module.float8_original if isinstance(module, _Fp8) else type(module)

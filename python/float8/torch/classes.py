@@ -15,22 +15,22 @@ _forwards: dict[type[nn.Module], tuple[Any, ...]] = {}
 class Made:
     """What a class that `subclass` makes has before its own class."""
 
-    original: ClassVar[type[nn.Module]]
-    made_of: ClassVar[tuple[Any, ...]] = ()  # of a class with a name of its own
+    float8_original: ClassVar[type[nn.Module]]
+    float8_made_of: ClassVar[tuple[Any, ...]] = ()  # of a class with a name of its own
 
-    def forward_was_replaced(self, methods: tuple[str, ...] = ()) -> bool:
+    def float8_forward_was_replaced(self, methods: tuple[str, ...] = ()) -> bool:
         """Tells whether the module has another forward of its own class than note_forward saw.
 
         methods: those that the forward calls, of which the module may also have one of its own.
         """
-        own = _code_of(self.original, methods)
-        noted = _forwards.setdefault(self.original, own)
+        own = _code_of(self.float8_original, methods)
+        noted = _forwards.setdefault(self.float8_original, own)
         return noted != own or any(name in self.__dict__ for name in methods)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle looks for a class by its name, which one that is made here has not.
         reduced: Any = super().__reduce_ex__(protocol)
-        return (_empty, self.made_of, *reduced[2:]) if self.made_of else reduced
+        return (_empty, self.float8_made_of, *reduced[2:]) if self.float8_made_of else reduced
 
 
 def note_forward(original: type[nn.Module], methods: tuple[str, ...] = ()) -> None:
@@ -54,7 +54,11 @@ def subclass(
     """
     key = (first, original, prefix, tuple(attributes.items()))
     if key not in _made:
-        own = {"__module__": original.__module__, "original": original, "made_of": key}
+        own = {
+            "__module__": original.__module__,
+            "float8_original": original,
+            "float8_made_of": key,
+        }
         _made[key] = type(f"{prefix}{original.__name__}", (first, original), {**own, **attributes})
     return _made[key]
 

@@ -59,21 +59,27 @@ def transformer(name: str, options: dict[str, Any]) -> nn.Module:
     return getattr(transformers, f"{name}ForCausalLM")(made)  # type: ignore[no-any-return]
 
 
+def describe(plain: nn.Module, fused: nn.Module) -> None:
+    """Gives an MLP that is not fused what one_by_one reads of one that is."""
+    for name in ("float8_names", "float8_activation", "float8_beside"):
+        setattr(plain, name, getattr(fused, name))
+
+
 def one_by_one(mlp: Any, x: torch.Tensor) -> Any:
     """Computes a fused MLP by its linears, with the rounding of the kernels between them."""
-    for each in mlp.beside.before:
+    for each in mlp.float8_beside.before:
         x = mlp.get_submodule(each)(x)
-    *read, down = (mlp.get_submodule(each) for each in mlp.names.given())
+    *read, down = (mlp.get_submodule(each) for each in mlp.float8_names.given())
     made = [each(x) for each in read]
-    if mlp.names.merged:
+    if mlp.float8_names.merged:
         made = made[0].chunk(2, dim=-1)
-    y = down((glu if len(made) == 2 else activated)(*made, mlp.activation))
-    for each in mlp.beside.behind:
+    y = down((glu if len(made) == 2 else activated)(*made, mlp.float8_activation))
+    for each in mlp.float8_beside.behind:
         y = mlp.get_submodule(each)(y)
     return (
         y
-        if mlp.beside.dropout is None
-        else F.dropout(y, getattr(mlp, mlp.beside.dropout), mlp.training)
+        if mlp.float8_beside.dropout is None
+        else F.dropout(y, getattr(mlp, mlp.float8_beside.dropout), mlp.training)
     )
 
 
@@ -88,8 +94,8 @@ def test_knows_the_mlps_of_transformers(
     done = f8.fuse(model, rotary=False)
     assert all(each.fused for each in done)
     mlps = [model.get_submodule(each.name) for each in done]
-    assert {type(each).original.__name__ for each in mlps} == kinds
-    covered = sum(len(mlp.names.given()) for mlp in mlps)
+    assert {type(each).float8_original.__name__ for each in mlps} == kinds
+    covered = sum(len(mlp.float8_names.given()) for mlp in mlps)
     plain = copy.deepcopy(model)
     for each in done:
         mlp = plain.get_submodule(each.name)
@@ -136,14 +142,14 @@ def test_knows_children_by_their_parts(config: Config) -> None:
     model = converted(nn.Sequential(*made), config("blockwise"))
     plain = copy.deepcopy(model)
     assert all(each.fused for each in f8.fuse(model))
-    assert [(*each.names[:3], each.activation) for each in model] == [
+    assert [(*each.float8_names[:3], each.float8_activation) for each in model] == [
         ("w1", "w3", "w2", "silu"),
         ("w3", "w1", "w2", "gelu"),
         (None, "wide", "narrow", "gelu_tanh"),
     ]
     for own, fused in zip(plain, model, strict=True):
         own.forward = functools.partial(one_by_one, own)
-        own.names, own.activation, own.beside = fused.names, fused.activation, fused.beside
+        describe(own, fused)
     x = inputs(model)
     assert same(step(model, x), step(plain, x))
 
@@ -235,10 +241,10 @@ def test_knows_other_ways_to_write_it(config: Config, module: Any, expected: Any
     model = converted(nn.Sequential(copy.deepcopy(module)), config("rowwise"))
     plain = copy.deepcopy(model)
     assert [each.fused for each in f8.fuse(model)] == [True]
-    assert (*model[0].names[:3], model[0].activation) == expected
+    assert (*model[0].float8_names[:3], model[0].float8_activation) == expected
     plain[0].forward = functools.partial(one_by_one, plain[0])
     of = model[0]
-    plain[0].names, plain[0].activation, plain[0].beside = of.names, of.activation, of.beside
+    describe(plain[0], of)
     x = inputs(model)
     torch.manual_seed(1)
     own = step(model, x)
@@ -337,7 +343,7 @@ def test_sees_what_changes_later(config: Config, why: str, index: int, change: A
     with pytest.warns(UserWarning, match=why):
         own = changed(x)
     torch.manual_seed(1)
-    assert torch.equal(own, type(changed).original.forward(changed, x))
+    assert torch.equal(own, type(changed).float8_original.forward(changed, x))
     assert [why in each.why for each in f8.fuse(model)] == [index == 0, index == 1]
 
 

@@ -46,11 +46,11 @@ def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
 class Float8Experts(Made, nn.Module):
     """What a converted module has before its own class."""
 
-    kind: ClassVar[type[Float8Experts]]  # which of the classes below
+    experts_kind: ClassVar[type[Float8Experts]]  # which of the classes below
     experts_config: int  # of experts.recipe.config_of
     experts_recipe: str
     experts_name: str = ""  # in the model that was converted
-    in_fp8: bool = True  # forward reads the weights in fp8
+    experts_in_fp8: bool = True  # forward reads the weights in fp8
     expert_linears: Sequence[ExpertLinear] = ()  # with delayed scaling, one for each weight
     weight_casts: Mapping[str, ExpertCast] = MappingProxyType({})  # of cache_weight_casts
     expert_weights: Mapping[str, ExpertLinear] = MappingProxyType(
@@ -184,11 +184,13 @@ def joins_weights(module: Any, config: int) -> bool:
 
 def is_one_call(module: Float8Experts) -> bool:
     """Tells whether one call computes with all weights of a module, which then all are in a first step or none is."""
-    if module.experts_config & recipes.READS_X or issubclass(module.kind, TorchtitanExperts):
+    if module.experts_config & recipes.READS_X or issubclass(
+        module.experts_kind, TorchtitanExperts
+    ):
         return False
-    if issubclass(module.kind, TransformersExperts):
+    if issubclass(module.experts_kind, TransformersExperts):
         return _is_swiglu(module)
-    return not issubclass(module.kind, Llama4Experts) or _has_silu(module)
+    return not issubclass(module.experts_kind, Llama4Experts) or _has_silu(module)
 
 
 def _is_apart(module: Any, name: str) -> bool:
@@ -199,7 +201,9 @@ def _is_apart(module: Any, name: str) -> bool:
 
 def cast_together(module: Float8Experts) -> list[tuple[str, ...]]:
     """Returns the names of the weights whose copies are one, in the order of their rows."""
-    names = names_in_torchtitan(module) if issubclass(module.kind, TorchtitanExperts) else None
+    names = (
+        names_in_torchtitan(module) if issubclass(module.experts_kind, TorchtitanExperts) else None
+    )
     if names is None or not joins_weights(module, module.experts_config):
         return [(name,) for name in weights_of(module)]
     return [names[:2], names[2:]]

@@ -39,7 +39,7 @@ class Float8Attention(Made):
 
     float8_emulate: bool
     float8_recipe: str = "fp8_forward"
-    tokens_first: ClassVar[bool]
+    float8_tokens_first: ClassVar[bool]
 
     def forward(
         self,
@@ -54,7 +54,7 @@ class Float8Attention(Made):
     ) -> torch.Tensor:
         given = [name for name, value in more.items() if value is not None]
         query, key, value = (
-            of_autocast(x.transpose(1, 2) if self.tokens_first else x) for x in (q, k, v)
+            of_autocast(x.transpose(1, 2) if self.float8_tokens_first else x) for x in (q, k, v)
         )
         reason = refusal(query, key, value, None, 0.0, enable_gqa, scale)
         if given:
@@ -82,7 +82,7 @@ class Float8Attention(Made):
             scale=scale,
             emulate=self.float8_emulate,
         )
-        return y.transpose(1, 2) if self.tokens_first else y
+        return y.transpose(1, 2) if self.float8_tokens_first else y
 
 
 def register_attention(cls: type[nn.Module], *, tokens_first: bool = False) -> None:
@@ -152,7 +152,7 @@ def convert_attention_to_float8(
             cls = type(layer.module)
             if not isinstance(layer.module, Float8Attention):
                 layer.module.__class__ = subclass(
-                    Float8Attention, cls, tokens_first=layer.tokens_first
+                    Float8Attention, cls, float8_tokens_first=layer.tokens_first
                 )
             _set_options(layer.module, recipes[layer.name], emulate)
     if not recipes and (verdicts is None or not wanted):

@@ -170,7 +170,7 @@ def convert_experts(chosen: list[Chosen]) -> None:
     for each in chosen:
         own: Any = each.module
         if not isinstance(own, Float8Experts):
-            own.__class__ = subclass(each.kind, type(own), kind=each.kind)
+            own.__class__ = subclass(each.kind, type(own), experts_kind=each.kind)
         own.expert_weights = each.weights
         own.experts_config = each.config
         for names in cast_together(own) if each.weights else ():
@@ -184,7 +184,7 @@ def convert_experts(chosen: list[Chosen]) -> None:
         own.weight_casts = {}
         own.experts_recipe = each.recipe.name or "custom"
         own.experts_name = each.name
-        own.in_fp8 = each.recipe.output.b.fp8
+        own.experts_in_fp8 = each.recipe.output.b.fp8
 
 
 def _resembles(module: nn.Module) -> bool:
@@ -204,7 +204,7 @@ def _home(module: nn.Module) -> tuple[type, Any]:
 def _kind_of(module: nn.Module) -> type[Float8Experts] | None:
     """Returns the class of fp8 experts for a module; None where its forward is not known."""
     if isinstance(module, Float8Experts):
-        return module.kind
+        return module.experts_kind
     cls, forward = _home(module)
     # The decorator use_experts_implementation has the forward in its own module.
     if getattr(forward, "__globals__", {}).get("__name__") == "transformers.integrations.moe":

@@ -136,7 +136,9 @@ def _fuse_mlps(model: nn.Module) -> list[Fusion]:
     done: list[Fusion] = []
     for name, module in model.named_modules():
         if isinstance(module, FusedMLP):
-            why = _obstacle_of_children(module, module.names, module.beside, module.activation)
+            why = _obstacle_of_children(
+                module, module.float8_names, module.float8_beside, module.float8_activation
+            )
             done.append(Fusion(name, why is None, why or ""))
             continue
         known = _known_of(module)
@@ -150,8 +152,8 @@ def _fuse_mlps(model: nn.Module) -> list[Fusion]:
         if why is None:
             note_forward(type(module))
             module.__class__ = subclass(
-                FusedMLP, type(module), "Fused", names=known.names, activation=activation,
-                beside=known.beside,
+                FusedMLP, type(module), "Fused", float8_names=known.names, float8_activation=activation,
+                float8_beside=known.beside,
             )  # fmt: skip
         done.append(Fusion(name, why is None, why or ""))
     return done
@@ -173,8 +175,8 @@ def _fuse_rotary(model: nn.Module) -> list[Fusion]:
         why = _obstacle_of_forward(module) or found.why
         if not why:
             module.__class__ = subclass(
-                rotary_layers.FusedRotary, type(module), "Fused", rotary_name=found.name,
-                rotary_form=found.form, rotary_emulate=any(each.emulate for each in linears),
+                rotary_layers.FusedRotary, type(module), "Fused", float8_rotary_name=found.name,
+                float8_rotary_form=found.form, float8_rotary_emulate=any(each.emulate for each in linears),
             )  # fmt: skip
         done.append(Fusion(name, not why, why, "rotary"))
     return done
@@ -200,8 +202,8 @@ def _fuse_norms(model: nn.Module) -> list[Fusion]:
                 norm_layers.FusedRMSNorm,
                 type(module),
                 "Fused",
-                norm_form=form,
-                norm_emulate=emulate,
+                float8_norm_form=form,
+                float8_norm_emulate=emulate,
             )
         done.append(Fusion(name, why is None, why or "", "norm"))
     return done

@@ -75,7 +75,7 @@ def _name_of(module: nn.Module) -> str:
     kind: Any = type(module)
     names = [getattr(each, "_layer_name", "") for each in module.children()]
     name = next((each.rpartition(".")[0] for each in names if each), "")
-    return f"{name or 'an MLP'} ({kind.original.__name__})"
+    return f"{name or 'an MLP'} ({kind.float8_original.__name__})"
 
 
 class FusedMLP(Made, nn.Module):
@@ -85,23 +85,23 @@ class FusedMLP(Made, nn.Module):
     its own class does.
     """
 
-    names: ClassVar[Names]
-    activation: ClassVar[str]  # a key of _ops.ACTIVATIONS
-    beside: ClassVar[Beside] = Beside()
+    float8_names: ClassVar[Names]
+    float8_activation: ClassVar[str]  # a key of _ops.ACTIVATIONS
+    float8_beside: ClassVar[Beside] = Beside()
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        names = self.names.given()
+        names = self.float8_names.given()
         children = [self._modules.get(name) for name in names]
         alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
         why = None if alone else "it was called with other than an x"
         dims = [_shared_dim(each) for each in children]
-        why = why or obstacle_beside(self, self.beside, self.activation)
-        why = why or obstacle_of_children(self.names, children, dims)
-        if not torch.compiler.is_compiling() and self.forward_was_replaced():
+        why = why or obstacle_beside(self, self.float8_beside, self.float8_activation)
+        why = why or obstacle_of_children(self.float8_names, children, dims)
+        if not torch.compiler.is_compiling() and self.float8_forward_was_replaced():
             why = "the forward of its class was replaced"
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
-                kind, name = self.original.__name__, _name_of(self)
+                kind, name = self.float8_original.__name__, _name_of(self)
                 notices.warn_once(
                     f"fuse {kind} {why}",
                     f"{name} is no longer fused: {why}. Other {kind}s for which the same is true are not named",
@@ -112,16 +112,16 @@ class FusedMLP(Made, nn.Module):
         if of_ranks and (args[0].numel() == 0 or len({e._first_step for e in children}) > 1):  # type: ignore[union-attr]
             return super().forward(args[0])  # type: ignore[no-any-return]
         x = args[0]
-        for name in self.beside.before:
+        for name in self.float8_beside.before:
             x = self._modules[name](x)  # type: ignore[misc]
         if of_ranks:
-            y = _mlp_of_ranks(x, children, self.activation)
+            y = _mlp_of_ranks(x, children, self.float8_activation)
         else:
-            y = mlp(x, children, self.activation, self.names.merged)  # type: ignore[arg-type]
-        for name in self.beside.behind:
+            y = mlp(x, children, self.float8_activation, self.float8_names.merged)  # type: ignore[arg-type]
+        for name in self.float8_beside.behind:
             y = self._modules[name](y)  # type: ignore[misc]
-        if self.beside.dropout is not None:
-            y = functional.dropout(y, getattr(self, self.beside.dropout), self.training)
+        if self.float8_beside.dropout is not None:
+            y = functional.dropout(y, getattr(self, self.float8_beside.dropout), self.training)
         return y
 
 

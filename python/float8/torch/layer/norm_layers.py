@@ -169,8 +169,8 @@ class FusedRMSNorm(Made, nn.Module):
     Where that cannot compute it, Llama's are PyTorch's rms_norm and a product, and others are computed as they are written.
     """
 
-    norm_form: ClassVar[Form]
-    norm_emulate: ClassVar[bool]
+    float8_norm_form: ClassVar[Form]
+    float8_norm_emulate: ClassVar[bool]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or is_exporting() or torch._C._get_tracing_state():
@@ -185,9 +185,9 @@ class FusedRMSNorm(Made, nn.Module):
             or x.shape[-1:] != weight.shape
         ):
             return super().forward(*args, **kwargs)
-        form = self.norm_form
-        if self.forward_was_replaced(form.methods):
-            kind = self.original.__name__
+        form = self.float8_norm_form
+        if self.float8_forward_was_replaced(form.methods):
+            kind = self.float8_original.__name__
             notices.warn_once(
                 f"fuse {kind}",
                 f"{kind} is no longer fused: the forward of its class, or a method that it calls, was replaced",
@@ -200,11 +200,11 @@ class FusedRMSNorm(Made, nn.Module):
             eps = torch.finfo(torch.float32).eps
         if type(eps) is not float or not 0 <= eps < _MOST_EPS:
             return super().forward(*args, **kwargs)
-        if rms_norm.fits(x, weight, self.norm_emulate) and not (
+        if rms_norm.fits(x, weight, self.float8_norm_emulate) and not (
             of_torch and torch.is_autocast_enabled(x.device.type)
         ):
             return rms_norm.by_kernel(
-                x, weight, eps, form.weight_offset, form.rounding, self.norm_emulate
+                x, weight, eps, form.weight_offset, form.rounding, self.float8_norm_emulate
             )
         if form.rounding == "normalized":
             return weight * functional.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)

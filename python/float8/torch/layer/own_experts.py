@@ -69,7 +69,7 @@ class Experts(Float8Experts):
         resolved = resolve_recipe(recipe)
         self.experts_config = config_of(resolved, emulate, saturate, recompute, True)
         self.experts_recipe = resolved.name or "custom"
-        self.in_fp8 = resolved.output.b.fp8
+        self.experts_in_fp8 = resolved.output.b.fp8
         if resolved.delayed:
             config = recipes.pack(
                 resolved, emulate=emulate, saturate=saturate, recompute=recompute is True
@@ -119,7 +119,7 @@ class Experts(Float8Experts):
         return moe(*operands, self.experts_config, self.experts_recipe, ranks, own)
 
 
-Experts.kind = Experts
+Experts.experts_kind = Experts
 
 
 def _of_rank(name: str, weight: Any, group: Any) -> torch.Tensor:

@@ -147,21 +147,24 @@ class FusedRotary(Made, nn.Module):
     In graphs of torch.compile, whose kernels read and write as little, it is the class's own.
     """
 
-    rotary_name: ClassVar[str]
-    rotary_form: ClassVar[Form]
-    rotary_emulate: ClassVar[bool]
+    float8_rotary_name: ClassVar[str]
+    float8_rotary_form: ClassVar[Form]
+    float8_rotary_emulate: ClassVar[bool]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or is_exporting():
             return super().forward(*args, **kwargs)
         forward = _forward_of(
-            self.original.forward, self.rotary_name, self.rotary_form, self.rotary_emulate
+            self.float8_original.forward,
+            self.float8_rotary_name,
+            self.float8_rotary_form,
+            self.float8_rotary_emulate,
         )
         if forward is None:
             notices.warn_once(
-                f"fuse {self.original.__name__} rotary",
-                f"{self.original.__name__} no longer has its rotary positions in one launch: its forward, "
-                f"{self.rotary_name} or what that calls was replaced",
+                f"fuse {self.float8_original.__name__} rotary",
+                f"{self.float8_original.__name__} no longer has its rotary positions in one launch: its forward, "
+                f"{self.float8_rotary_name} or what that calls was replaced",
             )
             return super().forward(*args, **kwargs)
         return forward(self, *args, **kwargs)

@@ -326,12 +326,12 @@ def _of_experts(module: nn.Module) -> list[tuple[str, Float8Experts]]:
     found = []
     left: dict[str, list[str]] = {}
     for name, each in module.named_modules():
-        if not isinstance(each, Float8Experts) or each.expert_weights or not each.in_fp8:
+        if not isinstance(each, Float8Experts) or each.expert_weights or not each.experts_in_fp8:
             continue
         why = None
         if each.expert_linears:
             why = "delayed scaling records the amaxes of each cast"
-        elif issubclass(each.kind, TorchtitanGemms):
+        elif issubclass(each.experts_kind, TorchtitanGemms):
             why = "their forward does not say of which weight a GEMM is"
         elif getattr(each, "is_transposed", False):
             why = "they are stored as [experts, in_features, out_features]"
