@@ -49,7 +49,7 @@ f8::Status open_call(const char* type, const float8_linear* linear, const Args* 
   F8_TRY(check_results(known));
   const f8::runtime::Linear& plan = *linear->linear;
   F8_TRY(check_launch_counts(held.step, *plan.context()));
-  F8_TRY(check_bytes(type, "workspace", known.workspace, plan.workspace_bytes()));
+  F8_TRY(check_bytes(type, "workspace", known.workspace, plan.workspace_bytes(known)));
   return check_bytes(type, "saved", known.saved,
                      plan.saved_bytes(known.w.fp8 != nullptr, known.x.fp8 != nullptr));
 }
@@ -127,6 +127,18 @@ float8_status float8_linear_info(const float8_linear* linear, char* text, size_t
 
 size_t float8_linear_workspace_bytes(const float8_linear* linear) {
   return linear == nullptr ? 0 : linear->linear->workspace_bytes();
+}
+
+size_t float8_linear_forward_workspace_bytes(const float8_linear* linear, int32_t x_fp8,
+                                             int32_t w_fp8) {
+  return linear == nullptr ? 0 : linear->linear->forward_workspace_bytes(x_fp8 != 0, w_fp8 != 0);
+}
+
+size_t float8_linear_backward_workspace_bytes(const float8_linear* linear, int32_t x_fp8,
+                                              int32_t w_fp8, int32_t dy_fp8) {
+  return linear == nullptr
+             ? 0
+             : linear->linear->backward_workspace_bytes(x_fp8 != 0, w_fp8 != 0, dy_fp8 != 0);
 }
 
 size_t float8_linear_saved_bytes(const float8_linear* linear) {

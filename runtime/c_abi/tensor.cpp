@@ -47,7 +47,8 @@ f8::Status read_call(const float8_quantizer* quantizer, const float8_quantize_ar
   F8_TRY(read_tensor("float8_quantize_args.x.fp8", known.x.fp8, held.x));
   const f8::runtime::Quantizer& plan = *quantizer->quantizer;
   F8_TRY(check_launch_counts(step, plan.context()));
-  F8_TRY(check_bytes(kQuantizeArgs, "workspace", known.workspace, plan.workspace_bytes()));
+  F8_TRY(check_bytes(kQuantizeArgs, "workspace", known.workspace,
+                     plan.workspace_bytes(step.first_step != 0)));
   return check_args(plan, known);
 }
 
@@ -112,7 +113,7 @@ f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* de
   converted.source = static_cast<f8::runtime::CastSource>(known.source);
   converted.activation = static_cast<f8::codegen::Activation>(known.activation);
   converted.column_sums = known.column_sums != 0;
-  F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
+  converted.less_workspace = known.less_workspace != 0;
   return converted;
 }
 
@@ -154,6 +155,11 @@ size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer) {
 
 size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer) {
   return quantizer == nullptr ? 0 : quantizer->quantizer->workspace_bytes();
+}
+
+size_t float8_quantizer_step_workspace_bytes(const float8_quantizer* quantizer,
+                                             int32_t first_step) {
+  return quantizer == nullptr ? 0 : quantizer->quantizer->workspace_bytes(first_step != 0);
 }
 
 size_t float8_quantizer_amax_words(const float8_quantizer* quantizer) {

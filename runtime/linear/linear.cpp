@@ -80,7 +80,20 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
 }
 
 size_t Linear::workspace_bytes() const {
-  return state_->layout.workspace_bytes;
+  return std::max(forward_workspace_bytes(false, false),
+                  backward_workspace_bytes(false, false, false));
+}
+size_t Linear::forward_workspace_bytes(bool x_fp8, bool w_fp8) const {
+  return state_->layout.forward_bytes.of(x_fp8, w_fp8, true);
+}
+size_t Linear::backward_workspace_bytes(bool x_fp8, bool w_fp8, bool dy_fp8) const {
+  return state_->layout.backward_bytes.of(x_fp8, w_fp8, dy_fp8);
+}
+size_t Linear::workspace_bytes(const ForwardCall& call) const {
+  return state_->workspace_bytes(call);
+}
+size_t Linear::workspace_bytes(const BackwardCall& call) const {
+  return state_->workspace_bytes(call);
 }
 size_t Linear::saved_bytes(bool w_fp8, bool x_fp8) const {
   return state_->layout.saved_bytes_of(x_fp8, w_fp8);

@@ -40,7 +40,12 @@ class Linear {
       const std::shared_ptr<Context>& context, const LinearDesc& desc, ChosenKernels chosen);
   ~Linear();
 
+  // Of any call, and of one that is given these tensors in fp8, where x has the copy that backward reads.
   [[nodiscard]] size_t workspace_bytes() const;
+  [[nodiscard]] size_t forward_workspace_bytes(bool x_fp8, bool w_fp8) const;
+  [[nodiscard]] size_t backward_workspace_bytes(bool x_fp8, bool w_fp8, bool dy_fp8) const;
+  [[nodiscard]] size_t workspace_bytes(const ForwardCall& call) const;
+  [[nodiscard]] size_t workspace_bytes(const BackwardCall& call) const;
   // Without the parts of the weight (`w_fp8`) and of the input (`x_fp8`) that calls are given
   // in fp8. May be 0: then null serves, and a forward without `saved` is as good.
   [[nodiscard]] size_t saved_bytes(bool w_fp8 = false, bool x_fp8 = false) const;

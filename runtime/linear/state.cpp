@@ -248,7 +248,7 @@ CallMemory Linear::State::common_memory(const Call& call) const {
   CallMemory memory(args_name(call));
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
-  memory.add("workspace", call.workspace.data, layout.workspace_bytes, Access::kWrite);
+  memory.add("workspace", call.workspace.data, workspace_bytes(call), Access::kWrite);
   memory.add_beside("float8_step.launch_counts", step_of(call).launch_counts.data,
                     quantize_sync_bytes(context->device().sm_count), Access::kWrite);
   const size_t count = kernels.slots.size();

@@ -71,6 +71,15 @@ struct Linear::State {
   [[nodiscard]] float8_tensor saved_view(Tensor tensor, const Fp8Refs& refs, const void* saved,
                                          int64_t rows) const;
 
+  // The bytes of the workspace that a call writes at most.
+  [[nodiscard]] size_t workspace_bytes(const ForwardCall& call) const {
+    return layout.forward_bytes.of(call.x.fp8 != nullptr, call.w.fp8 != nullptr, true);
+  }
+  [[nodiscard]] size_t workspace_bytes(const BackwardCall& call) const {
+    const bool x = call.x.fp8 != nullptr && !casts_x_tensor(call);
+    return layout.backward_bytes.of(x, call.w.fp8 != nullptr, call.dy.fp8 != nullptr);
+  }
+
   // The launches of a call, and what it gives to them.
   CallLaunches bind(const ForwardCall& call, CallArguments& to) const;
   CallLaunches bind(const BackwardCall& call, CallArguments& to) const;

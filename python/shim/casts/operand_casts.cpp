@@ -179,6 +179,8 @@ struct GradientCast {
       : cast(x, config, FLOAT8_GRAD_OUTPUT, FLOAT8_BOTH_COPIES) {
     of.set(cast.key);
     cast.key.column_sums = sums;
+    // Who recomputes would rather have the memory.
+    cast.key.less_workspace = of.source == FLOAT8_GLU_BACKWARD && Config(config).recompute();
     if (cast.rows.rows == 0) {
       bytes = bytes_without_rows(cast.rows.cols, Config(config), FLOAT8_GRAD_OUTPUT, true);
       return;

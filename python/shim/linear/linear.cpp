@@ -252,7 +252,7 @@ std::tuple<Tensor, Tensor> linear_forward(
   float8_step step{.evaluate = !save};
   args.step = &step;
   if (scales) call.set_scales(args, step, *scales, layout, plan);
-  const Workspace workspace(call.place, plan.workspace_bytes);
+  const Workspace workspace(call.place, plan.workspace_bytes(args));
   step.launch_counts.data = workspace.launch_counts();
   args.workspace.data = workspace.data();
   check(float8_linear_forward(plan.linear, &args, call.place.stream));
@@ -331,7 +331,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   float8_step step;
   args.step = &step;
   if (scales) call.set_scales(args, step, *scales, layout, plan);
-  const Workspace workspace(call.place, plan.workspace_bytes);
+  const Workspace workspace(call.place, plan.workspace_bytes(args));
   step.launch_counts.data = workspace.launch_counts();
   args.workspace.data = workspace.data();
   check(float8_linear_backward(plan.linear, &args, call.place.stream));

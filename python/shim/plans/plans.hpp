@@ -34,13 +34,24 @@ struct PlanKey {
 
 struct Plan {
   float8_linear* linear = nullptr;  // null: weight_shards is asked for, and cannot be
-  size_t workspace_bytes = 0;
 
   // The bytes of `saved` of a call that is given x, or the weight, in fp8.
   [[nodiscard]] size_t saved_bytes(bool x_given, bool weight_given) const {
-    return saved[(x_given ? 1 : 0) + (weight_given ? 2 : 0)];
+    return saved[given(x_given, weight_given)];
   }
-  std::array<size_t, 4> saved = {};
+  // The bytes of the workspace of calls that are given what these are.
+  [[nodiscard]] size_t workspace_bytes(const float8_forward_args& args) const {
+    return forward_workspace[given(args.x.fp8 != nullptr, args.w.fp8 != nullptr)];
+  }
+  [[nodiscard]] size_t workspace_bytes(const float8_backward_args& args) const {
+    const bool x = args.x.fp8 != nullptr && args.x.fp8->qt != nullptr;
+    return backward_workspace[given(x, args.w.fp8 != nullptr, args.dy.fp8 != nullptr)];
+  }
+  [[nodiscard]] static size_t given(bool x, bool weight, bool dy = false) {
+    return (x ? 1 : 0) + (weight ? 2 : 0) + (dy ? 4 : 0);
+  }
+  std::array<size_t, 4> saved = {}, forward_workspace = {};  // by given()
+  std::array<size_t, 8> backward_workspace = {};
 };
 
 // The casts of an operand apart from a linear.
@@ -59,6 +70,7 @@ struct QuantizerKey {
   int8_t source = FLOAT8_PLAIN;    // a float8_source
   int8_t activation = FLOAT8_SILU;  // a float8_activation, of sources that have one
   bool column_sums = false;         // calls leave those of a gradient
+  bool less_workspace = false;      // calls compute the gradients of a GLU twice
   bool operator==(const QuantizerKey&) const = default;
 };
 
@@ -77,7 +89,8 @@ struct QuantizerKey {
 struct Quantizer {
   float8_quantizer* quantizer = nullptr;
   float8_context* context = nullptr;
-  size_t workspace_bytes = 0;
+  size_t workspace_bytes = 0;        // of a first step of delayed scaling, and
+  size_t later_workspace_bytes = 0;  // of others
   size_t q_bytes = 0;
   size_t qt_bytes = 0;
   int64_t amax_words = 0;

@@ -39,7 +39,7 @@ struct Hash {
     const int64_t flags = (key.noop_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
                           key.source << 17 | key.activation << 20 |
                           (key.column_sums ? 1 << 23 : 0) | (key.over_ranks ? 2 : 0) |
-                          key.copies << 13;
+                          (key.less_workspace ? 1 << 24 : 0) | key.copies << 13;
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
     return mix(shape, pair_of(key.device, key.operand << 10 | key.dtype << 3 | flags));

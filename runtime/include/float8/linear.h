@@ -76,6 +76,12 @@ FLOAT8_API void float8_linear_destroy(float8_linear* linear);
 /* Returns the bytes of scratch that a call needs at any M up to m_max, 0 for NULL. Between calls
  * they are free for other work on the stream, except for the reserved bytes (convention 6). */
 FLOAT8_API size_t float8_linear_workspace_bytes(const float8_linear* linear);
+/* Return the same for a forward or a backward alone that is given tensors in fp8 (nonzero), of which it makes no
+ * copies there. An x.fp8 of which backward takes the scale alone, to cast x again, does not count. */
+FLOAT8_API size_t float8_linear_forward_workspace_bytes(const float8_linear* linear, int32_t x_fp8,
+                                                        int32_t w_fp8);
+FLOAT8_API size_t float8_linear_backward_workspace_bytes(const float8_linear* linear, int32_t x_fp8,
+                                                         int32_t w_fp8, int32_t dy_fp8);
 /* Returns the bytes that forward fills for backward: the fp8 copies of x and w that the gradients
  * need. The result is 0 for NULL, and where backward needs none: then `saved` may be empty in both.
  */

@@ -87,6 +87,14 @@ class Linear {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_linear_workspace_bytes(handle_.get());
   }
+  // The same for one kind of call that is given these in fp8.
+  [[nodiscard]] std::size_t forward_workspace_bytes(bool x_fp8, bool w_fp8) const {
+    return float8_linear_forward_workspace_bytes(handle_.get(), x_fp8 ? 1 : 0, w_fp8 ? 1 : 0);
+  }
+  [[nodiscard]] std::size_t backward_workspace_bytes(bool x_fp8, bool w_fp8, bool dy_fp8) const {
+    return float8_linear_backward_workspace_bytes(handle_.get(), x_fp8 ? 1 : 0, w_fp8 ? 1 : 0,
+                                                  dy_fp8 ? 1 : 0);
+  }
   [[nodiscard]] std::size_t saved_bytes() const { return float8_linear_saved_bytes(handle_.get()); }
   // The same for calls that are given x, or w, in fp8.
   [[nodiscard]] std::size_t saved_bytes_with_tensors(bool x_fp8, bool w_fp8) const {

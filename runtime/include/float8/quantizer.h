@@ -10,27 +10,6 @@
 extern "C" {
 #endif
 
-/* An operand of a linear. With the recipe it decides which copies are made of a tensor. */
-typedef enum float8_operand {
-  FLOAT8_INPUT = 0,      /* x [m][k] */
-  FLOAT8_WEIGHT = 1,     /* w [n][k] */
-  FLOAT8_GRAD_OUTPUT = 2 /* dy [m][n] */
-} float8_operand;
-
-/* Which copies a quantizer makes, of those that the recipe has. */
-typedef enum float8_copies {
-  FLOAT8_BOTH_COPIES = 0,
-  FLOAT8_Q_ALONE = 1, /* there is no backward */
-  FLOAT8_QT_ALONE =
-      2, /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
-  /* q of an input, for linears with recompute. Their backward casts the input again, and needs the
-   * tensor's scale for that, if it has one: it lies apart, in the place of qt. */
-  FLOAT8_Q_FOR_RECOMPUTE = 3,
-  /* qt of such an input, made in backward for all linears that read it: they are given it by x.fp8, and
-   * cast nothing. Calls are given the view of q by x.fp8, whose scale is taken. Not in lists. */
-  FLOAT8_QT_FOR_RECOMPUTE = 4
-} float8_copies;
-
 typedef struct float8_quantizer_desc {
   size_t struct_size;
   int64_t rows_max;   /* the most rows that a call will have; at least 1 */
@@ -67,7 +46,9 @@ typedef struct float8_quantizer_desc {
   /* Nonzero: calls leave the sums of the gradient's columns in float8_quantize_args.column_sums. It is for
    * FLOAT8_ACTIVATION_BACKWARD. */
   int32_t column_sums;
-  int32_t reserved; /* 0 */
+  /* Nonzero: the gradients of a GLU are never in the workspace, where calls with a scale of the tensor else leave both, and are
+   * computed by both launches, which takes a tenth longer. It is for FLOAT8_GLU_BACKWARD. */
+  int32_t less_workspace;
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -84,6 +65,9 @@ FLOAT8_API size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantize
 FLOAT8_API size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer);
 /* Returns the bytes of scratch that a call needs, 0 for NULL (convention 6). */
 FLOAT8_API size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer);
+/* Returns the same for a first step of delayed scaling, or for later ones, which may need less. */
+FLOAT8_API size_t float8_quantizer_step_workspace_bytes(const float8_quantizer* quantizer,
+                                                        int32_t first_step);
 /* With over_ranks, return how many words a call takes in float8_quantize_args.amax, the maxima that
  * span ranks, and in row_amax, the maxima of the shard's own rows. Either may be 0, and without
  * over_ranks both are. */

@@ -35,6 +35,7 @@ struct QuantizerDesc {
   float8_source source = FLOAT8_PLAIN;         // or what is computed of x, or its gradient
   float8_activation activation = FLOAT8_SILU;  // of such a source
   bool column_sums = false;  // of FLOAT8_ACTIVATION_BACKWARD: QuantizeArgs::column_sums is written
+  bool less_workspace = false;  // of FLOAT8_GLU_BACKWARD: the gradients are never in the workspace
 };
 
 // The casts of an operand apart from a linear. Copies are the same quantizer.
@@ -61,6 +62,7 @@ class Quantizer {
     c.source = desc.source;
     c.activation = desc.activation;
     c.column_sums = desc.column_sums ? 1 : 0;
+    c.less_workspace = desc.less_workspace ? 1 : 0;
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -75,6 +77,9 @@ class Quantizer {
   }
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_quantizer_workspace_bytes(handle_.get());
+  }
+  [[nodiscard]] std::size_t workspace_bytes(bool first_step) const {
+    return float8_quantizer_step_workspace_bytes(handle_.get(), first_step ? 1 : 0);
   }
   Status run(QuantizeArgs args, float8_stream stream) const {
     if (args.rows == -1) args.rows = rows_max_;

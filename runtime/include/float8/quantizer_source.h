@@ -1,10 +1,31 @@
-/* What a quantizer casts: a tensor, or what an activation or a norm makes of it. */
+/* What a quantizer casts: an operand of a linear, or what an activation or a norm makes of it; and which copies it makes. */
 #ifndef FLOAT8_QUANTIZER_SOURCE_H_
 #define FLOAT8_QUANTIZER_SOURCE_H_
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* An operand of a linear. With the recipe it decides which copies are made of a tensor. */
+typedef enum float8_operand {
+  FLOAT8_INPUT = 0,      /* x [m][k] */
+  FLOAT8_WEIGHT = 1,     /* w [n][k] */
+  FLOAT8_GRAD_OUTPUT = 2 /* dy [m][n] */
+} float8_operand;
+
+/* Which copies a quantizer makes, of those that the recipe has. */
+typedef enum float8_copies {
+  FLOAT8_BOTH_COPIES = 0,
+  FLOAT8_Q_ALONE = 1, /* there is no backward */
+  FLOAT8_QT_ALONE =
+      2, /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
+  /* q of an input, for linears with recompute. Their backward casts the input again, and needs the
+   * tensor's scale for that, if it has one: it lies apart, in the place of qt. */
+  FLOAT8_Q_FOR_RECOMPUTE = 3,
+  /* qt of such an input, made in backward for all linears that read it: they are given it by x.fp8, and
+   * cast nothing. Calls are given the view of q by x.fp8, whose scale is taken. Not in lists. */
+  FLOAT8_QT_FOR_RECOMPUTE = 4
+} float8_copies;
 
 /* What a quantizer casts. Gradients are for FLOAT8_GRAD_OUTPUT, others that are computed for FLOAT8_INPUT.
  * What is computed is computed in fp32 and rounded once to dtype. Delayed scales and

@@ -2,6 +2,8 @@
 #include "runtime/linear/plan/layout.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "codegen/kernels/kernel_args.cuh"
 #include "runtime/device/memory.hpp"
@@ -78,6 +80,23 @@ class Buffer {
     const auto& copy = kernels_.of(tensor).qt;
     at.qt = take_elements(copy, at.cols, rows(at));
     at.qt_scale = take_scales(copy, at.cols, scale_rows(copy, at, whole_rows));
+  }
+
+  // The copies of a tensor that a call casts, about how many elements they have, and what takes them.
+  struct TensorCopies {
+    Tensor tensor;
+    int64_t elements;
+    std::function<void()> take;
+  };
+  // Takes them, the largest last.
+  WorkspaceBytes take_copies(std::vector<TensorCopies> copies) {
+    std::ranges::stable_sort(copies, {}, &TensorCopies::elements);
+    WorkspaceBytes bytes{.without_copies = size()};
+    for (const TensorCopies& each : copies) {
+      each.take();
+      bytes.end[static_cast<size_t>(each.tensor)] = size();
+    }
+    return bytes;
   }
 
  private:
@@ -174,9 +193,10 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   (void)forward.take(raises ? forward_words.bytes() : 0);
   forward.take_partial_maxima(Tensor::kInput, x, sm_count);
   forward.take_partial_maxima(Tensor::kWeight, w, sm_count);
-  forward.take_q(Tensor::kInput, x);
-  forward.take_q(Tensor::kWeight, w);
   layout.forward_gemm = forward.take(gemm_forward);
+  layout.forward_bytes =
+      forward.take_copies({{Tensor::kInput, m * k, [&] { forward.take_q(Tensor::kInput, x); }},
+                           {Tensor::kWeight, n * k, [&] { forward.take_q(Tensor::kWeight, w); }}});
 
   Buffer saved(Slot::kSaved, kernels, calls, shape);
   const auto save = [&](Tensor tensor, TensorBuffers& at) {
@@ -204,16 +224,23 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   dy.row_amax = backward_words.take(m);
   (void)backward.take(raises ? backward_words.bytes() : 0);
   backward.take_partial_maxima(Tensor::kGradOutput, dy, sm_count);
-  backward.take_q(Tensor::kGradOutput, dy);
-  backward.take_qt(Tensor::kGradOutput, dy);
   if (kernels.recompute) {
     backward.take_partial_maxima(Tensor::kInput, layout.backward.x, sm_count);
     backward.take_partial_maxima(Tensor::kWeight, layout.backward.w, sm_count);
-    backward.take_qt(Tensor::kInput, layout.backward.x);
-    backward.take_qt(Tensor::kWeight, layout.backward.w);
   }
   if (kernels.bias_grad) layout.sums = backward.take(column_sums_bytes(m, n));
   layout.backward_gemm = backward.take(gemm_backward);
+  std::vector<Buffer::TensorCopies> copies = {{Tensor::kGradOutput, 2 * m * n, [&] {
+                                                 backward.take_q(Tensor::kGradOutput, dy);
+                                                 backward.take_qt(Tensor::kGradOutput, dy);
+                                               }}};
+  if (kernels.recompute) {
+    copies.push_back(
+        {Tensor::kInput, m * k, [&] { backward.take_qt(Tensor::kInput, layout.backward.x); }});
+    copies.push_back(
+        {Tensor::kWeight, n * k, [&] { backward.take_qt(Tensor::kWeight, layout.backward.w); }});
+  }
+  layout.backward_bytes = backward.take_copies(std::move(copies));
 
   for (const bool yes : {false, true}) {
     const CallTensors tensors = layout.forward_tensors(yes);
@@ -224,9 +251,16 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   }
   layout.backward_x = fp8_refs(kernels.of(Tensor::kInput), layout.backward.x);
   layout.backward_w = fp8_refs(kernels.of(Tensor::kWeight), layout.backward.w);
-
-  layout.workspace_bytes = std::max(forward.size(), backward.size());
   return layout;
+}
+
+size_t WorkspaceBytes::of(bool x, bool w, bool dy) const {
+  size_t most = without_copies;
+  for (const auto& [tensor, given] :
+       {std::pair{Tensor::kInput, x}, {Tensor::kWeight, w}, {Tensor::kGradOutput, dy}}) {
+    if (!given) most = std::max(most, end[static_cast<size_t>(tensor)]);
+  }
+  return most;
 }
 
 CallTensors LinearLayout::forward_tensors(bool keeps) const {

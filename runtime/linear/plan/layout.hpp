@@ -3,12 +3,15 @@
 // the m of the call, so a smaller call uses the front of each part.
 //
 //   forward   := sync | first | amax buffer (w, x) | partial maxima of x | of w |
-//                q of x | of w | own workspace of the GEMM
+//                own workspace of the GEMM | q of x and of w
 //   saved     := qt of x | of w         without what a call is given as a tensor in fp8;
 //                scale of x | of w      where the linear recomputes
-//   backward  := sync | first | amax buffer (dy) | partial maxima of dy | q of dy | qt of dy |
-//                again | column sums of dy | own workspace of GEMMs
-//   again     := partial maxima of x | of w | qt of x | of w     only where the linear recomputes
+//   backward  := sync | first | amax buffer (dy) | partial maxima of dy | again |
+//                column sums of dy | own workspace of GEMMs | q and qt of dy
+//   again     := partial maxima of x | of w     only where the linear recomputes; and qt of x and of w beside dy's
+//
+// Copies come last, those of the largest tensor behind the others, so that a call that is given a tensor in
+// fp8 needs less.
 //
 // q and qt are a tensor's copies (kernels.hpp), each followed by its scales. Partial maxima are a
 // tensor's tile amax and its partials.
@@ -91,6 +94,15 @@ class AmaxWords {
   size_t bytes_ = 0;
 };
 
+// The bytes of a workspace whose last parts are copies of tensors.
+struct WorkspaceBytes {
+  size_t without_copies = 0;
+  std::array<size_t, 3> end = {};  // of each tensor's copies; indexed by Tensor
+
+  // Of a call that is given these in fp8. `x` has the copy that the call reads.
+  [[nodiscard]] size_t of(bool x, bool w, bool dy) const;
+};
+
 struct LinearLayout {
   Ref sync = Slot::kLaunchCounts;  // at the start of both workspaces, or apart
   Ref first;                       // after it in both
@@ -103,7 +115,7 @@ struct LinearLayout {
   Fp8Refs backward_x, backward_w;
   Ref sums;
   Ref forward_gemm, backward_gemm;
-  size_t workspace_bytes = 0;
+  WorkspaceBytes forward_bytes, backward_bytes;
   size_t saved_bytes = 0;
   size_t saved_input_bytes = 0;  // its part without the weight's
 

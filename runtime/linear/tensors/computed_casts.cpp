@@ -62,8 +62,8 @@ std::vector<ComputedPass> computed_passes(const LinearKernels& kernels, CopySet 
 
 // The words that are raised come first, so that one call clears them: those of rows, of which a call may
 // have less than the most, are the last.
-void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved,
-                            int sm_count, std::span<TensorBuffers> tensors) {
+void ComputedCasts::lay_out(std::span<const ComputedPass> passes, size_t of_step, int64_t rows,
+                            size_t reserved, int sm_count, std::span<TensorBuffers> tensors) {
   const int64_t cols = tensors.front().cols;
   size_t tile_bytes = 0;
   int64_t partials = 0;
@@ -94,6 +94,7 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
     }
   }
   if (source_.sums) tile_sums_ = take(column_sums_bytes(rows, cols));
+  const size_t without_results = arena.size();
   const bool leaves = std::ranges::any_of(
       passes, [&](const ComputedPass& pass) { return is_left(pass, source_.source); });
   if (leaves) {
@@ -103,6 +104,9 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, int64_t rows, 
     }
   }
   workspace_bytes_ = raises || partials > 0 || source_.sums || leaves ? arena.size() : 0;
+  const bool later_finds = std::ranges::any_of(
+      passes.first(of_step), [](const ComputedPass& pass) { return pass.amax.has_value(); });
+  later_bytes_ = later_finds ? workspace_bytes_ : source_.sums ? without_results : 0;
 }
 
 Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels& kernels,
@@ -117,7 +121,7 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
   }
   std::array tensors = {at, at};
   const std::span used = std::span(tensors).first(tensors_of(source.source));
-  all.lay_out(passes, rows, reserved, context.device().sm_count, used);
+  all.lay_out(passes, of_step, rows, reserved, context.device().sm_count, used);
   std::vector<codegen::KernelSpec> specs;
   for (const ComputedPass& pass : passes) {
     if (pass.amax) specs.emplace_back(*pass.amax);

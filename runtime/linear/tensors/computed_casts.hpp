@@ -26,11 +26,14 @@ struct ComputedPass {
 struct ComputedSource {
   codegen::Computed source = codegen::Computed::kGlu;
   codegen::Activation activation = codegen::Activation::kSilu;
-  bool sums = false;          // of the columns of kActivationBackward's gradient
-  bool given_maxima = false;  // casts are given the maxima that a call of their own found
+  bool sums = false;            // of the columns of kActivationBackward's gradient
+  bool given_maxima = false;    // casts are given the maxima that a call of their own found
+  bool less_workspace = false;  // of kGluBackward: both launches compute the gradients
 
   // A tensor's maximum is one word, which each tile raises.
-  [[nodiscard]] bool raises_tensors() const { return given_maxima || is_merged(source); }
+  [[nodiscard]] bool raises_tensors() const {
+    return given_maxima || is_merged(source) || less_workspace;
+  }
 };
 [[nodiscard]] std::vector<ComputedPass> computed_passes(const LinearKernels& kernels,
                                                         CopySet copies,
@@ -63,7 +66,10 @@ class ComputedCasts {
   // Finds the maxima that casts are given, in words that the caller cleared.
   [[nodiscard]] Status find(const Context::State& context, const ComputedCall& call,
                             Stream stream) const;
-  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+  // `first_step`: of delayed scaling.
+  [[nodiscard]] size_t workspace_bytes(bool first_step) const {
+    return first_step ? workspace_bytes_ : later_bytes_;
+  }
 
  private:
   struct Pass {
@@ -74,9 +80,10 @@ class ComputedCasts {
   // The operands of a call's one tensor, or of its two.
   [[nodiscard]] static std::array<QuantizeOperand, 2> operands_of(const Pass& pass,
                                                                   const ComputedCall& call);
-  // Finds where the maxima of one tensor, or of two, lie in the workspace.
-  void lay_out(std::span<const ComputedPass> passes, int64_t rows, size_t reserved, int sm_count,
-               std::span<TensorBuffers> tensors);
+  // Finds where the maxima of one tensor, or of two, lie in the workspace. The passes behind `of_step` are
+  // those of a first step.
+  void lay_out(std::span<const ComputedPass> passes, size_t of_step, int64_t rows, size_t reserved,
+               int sm_count, std::span<TensorBuffers> tensors);
   // The blocks of a launch of maxima of tensors, which are the maxima that it leaves.
   [[nodiscard]] int32_t partials_of(const Context::State& context, int32_t most) const;
   [[nodiscard]] Status find_maxima(const Context::State& context, const Pass& pass,
@@ -97,7 +104,7 @@ class ComputedCasts {
   std::array<Ref, 2> results_ = {};   // of the launches of maxima of activations
   const Kernel* add_sums_ = nullptr;  // of the rows of tiles; null: there are no sums
   Ref tile_sums_ = {};
-  size_t workspace_bytes_ = 0;
+  size_t workspace_bytes_ = 0, later_bytes_ = 0;
 };
 
 }  // namespace f8::runtime

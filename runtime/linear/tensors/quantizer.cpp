@@ -250,6 +250,12 @@ Status Quantizer::check_computed() const {
                 "FLOAT8_ACTIVATION_BACKWARD",
                 name_of(desc_.source));
   }
+  if (desc_.less_workspace && desc_.source != CastSource::kGluBackward) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_quantizer_desc.less_workspace is set and source is {}; it is for "
+                "FLOAT8_GLU_BACKWARD",
+                name_of(desc_.source));
+  }
   const bool activates =
       desc_.source != CastSource::kPlain && codegen::has_activation(computed_of(desc_.source));
   if (!activates && desc_.activation != codegen::Activation::kSilu) {
@@ -278,11 +284,12 @@ Status Quantizer::check_computed() const {
 
 Status Quantizer::plan_computed() {
   const bool over_ranks = desc_.over_ranks;
-  computed_ = F8_TRY(ComputedCasts::plan(
-      *context_, kernels_, copies_of(desc_), layout_.tensors.of(desc_.operand), desc_.rows,
-      over_ranks ? 0 : layout_.first.offset(),
-      {computed_of(desc_.source), desc_.activation, desc_.column_sums, over_ranks}));
-  layout_.workspace_bytes = computed_.workspace_bytes();
+  computed_ = F8_TRY(ComputedCasts::plan(*context_, kernels_, copies_of(desc_),
+                                         layout_.tensors.of(desc_.operand), desc_.rows,
+                                         over_ranks ? 0 : layout_.first.offset(),
+                                         {computed_of(desc_.source), desc_.activation,
+                                          desc_.column_sums, over_ranks, desc_.less_workspace}));
+  layout_.workspace_bytes = computed_.workspace_bytes(true);
   return {};
 }
 
@@ -380,7 +387,7 @@ Status Quantizer::run(const QuantizeCall& call, Stream stream, AmaxReducer reduc
   if (call.rows == 0) return {};
   F8_TRY(check_workspace(call));
   CallMemory memory = cast_memory(call);
-  memory.add("workspace", call.workspace.data, layout_.workspace_bytes, Access::kWrite);
+  memory.add("workspace", call.workspace.data, needed_workspace(call), Access::kWrite);
   add_launch_counts(memory, call);
   F8_TRY(memory.check(kCall, *context_, stream));
   const Context::State& state = context_->state();

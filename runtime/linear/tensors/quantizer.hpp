@@ -47,7 +47,8 @@ struct QuantizerDesc {
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   CastSource source = CastSource::kPlain;
   codegen::Activation activation = codegen::Activation::kSilu;  // of a source that has one
-  bool column_sums = false;  // of kActivationBackward: calls leave those of the gradient
+  bool column_sums = false;     // of kActivationBackward: calls leave those of the gradient
+  bool less_workspace = false;  // of kGluBackward: the gradients are never in it
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -71,6 +72,10 @@ class Quantizer {
   [[nodiscard]] size_t tensor_bytes() const { return layout_.q_bytes + layout_.qt_bytes; }
   [[nodiscard]] size_t transposed_bytes() const { return layout_.qt_bytes; }
   [[nodiscard]] size_t workspace_bytes() const { return layout_.workspace_bytes; }
+  [[nodiscard]] size_t workspace_bytes(bool first_step) const {
+    return desc_.source == CastSource::kPlain ? layout_.workspace_bytes
+                                              : computed_.workspace_bytes(first_step);
+  }
   [[nodiscard]] const QuantizerDesc& desc() const { return desc_; }
   [[nodiscard]] const Context& context() const { return *context_; }
   // True where the recipe has delayed scaling, so that calls need scale slots.
@@ -130,6 +135,9 @@ class Quantizer {
   [[nodiscard]] static bool over_ranks(const QuantizeCall& call);
   // Check what of a call is of a computed source alone: of one that casts, or that finds maxima.
   [[nodiscard]] Status check_factors(const QuantizeCall& call, bool cast) const;
+  [[nodiscard]] size_t needed_workspace(const QuantizeCall& call) const {
+    return workspace_bytes(step_of(call).first_step != 0);
+  }
   [[nodiscard]] Status check_workspace(const QuantizeCall& call) const;
   [[nodiscard]] Status check_slots(const QuantizeCall& call, const char* name,
                                    const float8_scale_slots& scales) const;

@@ -164,7 +164,7 @@ Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
 }
 
 Status Quantizer::check_workspace(const QuantizeCall& call) const {
-  if (call.workspace.data != nullptr || layout_.workspace_bytes == 0) [[likely]] {
+  if (call.workspace.data != nullptr || needed_workspace(call) == 0) [[likely]] {
     return {};
   }
   return fail(ErrorCode::kInvalidArgument, "{}.workspace.data is NULL", kArgs);

@@ -58,6 +58,10 @@ class TensorTest : public RecipeTest {
     forward.saved.data = saved.as();
     if (give_x) forward.x.fp8 = &x_tensor;
     if (give_w) forward.w.fp8 = &w_tensor;
+    // They need room for what they cast alone.
+    DeviceBuffer forward_workspace(context(), linear->workspace_bytes(forward));
+    forward_workspace.poison();
+    forward.workspace.data = forward_workspace.as();
     F8_ASSERT_OK(linear->forward(forward, nullptr));
     BackwardCall backward = t.backward();
     backward.saved.data = saved.as();
@@ -73,10 +77,14 @@ class TensorTest : public RecipeTest {
       backward.dy.fp8 = &dy_tensor;
       if (all_fp8 && !desc.bias_grad) backward.dy.data = nullptr;
     }
+    DeviceBuffer backward_workspace(context(), linear->workspace_bytes(backward));
+    backward_workspace.poison();
+    backward.workspace.data = backward_workspace.as();
     EXPECT_EQ(bias_gradient(backward), plain_db);
     EXPECT_EQ(results(t), plain);
     EXPECT_TRUE(dy->tensor.guards_are_whole());
     EXPECT_TRUE(saved.guards_are_whole());
+    EXPECT_TRUE(forward_workspace.guards_are_whole() && backward_workspace.guards_are_whole());
     EXPECT_TRUE(x->tensor.guards_are_whole());
     EXPECT_TRUE(x->workspace.guards_are_whole());
     t.expect_whole_guards();

@@ -126,6 +126,8 @@ TEST_F(CAbi, NullIsAnErrorOrNothing) {
   EXPECT_EQ(float8_linear_backward(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_amax_sync(nullptr, 1, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_linear_workspace_bytes(nullptr), 0U);
+  EXPECT_EQ(float8_linear_forward_workspace_bytes(nullptr, 0, 0), 0U);
+  EXPECT_EQ(float8_linear_backward_workspace_bytes(nullptr, 0, 0, 1), 0U);
   EXPECT_EQ(float8_linear_saved_bytes(nullptr), 0U);
   float8_context_destroy(nullptr);
   float8_linear_destroy(nullptr);
@@ -387,7 +389,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_gemm_setting, fast, 36U);
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_tensor, whole_rows, 120U);
-  F8_ENDS(float8_quantizer_desc, reserved, 96U);
+  F8_ENDS(float8_quantizer_desc, less_workspace, 96U);
   F8_ENDS(float8_quantize_args, up_row_amax, 344U);
   F8_ENDS(float8_fingerprint_args, noop_flag, 80U);
   F8_ENDS(float8_adamw_tensor, cast, 136U);

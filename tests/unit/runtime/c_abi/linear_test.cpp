@@ -209,6 +209,10 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
   Fixture s(cuda_, desc, 24, 1, 16);
   const float8_linear handle{s.linear};
   EXPECT_EQ(float8_linear_workspace_bytes(&handle), s.linear->workspace_bytes());
+  EXPECT_EQ(float8_linear_forward_workspace_bytes(&handle, 0, 1),
+            s.linear->forward_workspace_bytes(false, true));
+  EXPECT_EQ(float8_linear_backward_workspace_bytes(&handle, 1, 0, 0),
+            s.linear->backward_workspace_bytes(true, false, false));
   EXPECT_EQ(float8_linear_saved_bytes(&handle), s.linear->saved_bytes());
   EXPECT_EQ(float8_linear_saved_bytes_with_tensors(&handle, 0, 1), s.linear->saved_bytes(true));
   std::optional<testing::Fp8Weight> weight;
@@ -296,12 +300,18 @@ TEST_P(CAbiCalls, RefuseASizeThatIsOneByteShort) {
           refused(float8_linear_backward(&handle, given(backward, s.workspace.data()), nullptr),
                   "float8_backward_args." + field));
     };
-    const size_t workspace = s.linear->workspace_bytes();
-    if (workspace > 1) {
-      forward.workspace.bytes = backward.workspace.bytes = workspace - 1;
+    const size_t of_forward = s.linear->workspace_bytes(forward);
+    const size_t of_backward = s.linear->workspace_bytes(backward);
+    if (!in_fp8) {
+      EXPECT_EQ(s.linear->workspace_bytes(), std::max(of_forward, of_backward));
+    }
+    if (of_forward > 1 && of_backward > 1) {
+      forward.workspace.bytes = of_forward - 1;
+      backward.workspace.bytes = of_backward - 1;
       expect_refused("workspace.bytes is");
     }
-    forward.workspace.bytes = backward.workspace.bytes = workspace;
+    forward.workspace.bytes = of_forward;
+    backward.workspace.bytes = of_backward;
     if (const size_t saved = s.linear->saved_bytes(in_fp8 && weight); saved > 1) {
       forward.saved.bytes = backward.saved.bytes = saved - 1;
       expect_refused("saved.bytes is");

@@ -120,7 +120,8 @@ class ComputedCastTest : public ::testing::TestWithParam<ComputedCase> {
     return (known ? 1 : 2) << (twice ? 1 : 0);
   }
   void run(const Quantizer& quantizer, QuantizeCall call) {
-    Buffer workspace(std::max<size_t>(quantizer.workspace_bytes(), 16));
+    const bool first = call.step != nullptr && call.step->first_step != 0;
+    Buffer workspace(std::max<size_t>(quantizer.workspace_bytes(first), 16));
     const Status done = quantizer.run(with_workspace(call, workspace.data()), nullptr);
     ASSERT_TRUE(done) << done.error().message;
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();

@@ -14,14 +14,21 @@ TEST_P(ComputedGradientTest, IsTheCastOfTheGradients) {
                                          {Dtype::kF16, Activation::kSilu},
                                          {Dtype::kF32, Activation::kSilu},
                                          {Dtype::kBf16, Activation::kGeluTanh}}) {
-    for (const bool first : {false, true}) {
-      SCOPED_TRACE(f8::format("{} {}", to_string(type), first));
+    for (const auto& [first, less] : {std::pair{false, false}, {true, false}, {false, true}}) {
+      SCOPED_TRACE(f8::format("{} {} {}", to_string(type), first, less));
       QuantizerDesc desc = of_gradient(type, first);
       const float8_step& step = first ? kFirstOfSteps : kOrdinaryStep;
       const auto plain = Quantizer::plan(context_, desc).value();
       CastCaseSource{CastSource::kGluBackward, activation}.set(desc);
+      const size_t most = Quantizer::plan(context_, desc).value()->workspace_bytes();
+      desc.less_workspace = less;
       const auto fused = Quantizer::plan(context_, desc).value();
       EXPECT_EQ(fused->workspace_bytes() > 0, recipe != "blockwise");
+      EXPECT_EQ(fused->workspace_bytes(false) > 0, recipe != "blockwise" && recipe != "delayed");
+      const auto gradients = 2 * static_cast<size_t>(rows * cols) * size_bytes(type);
+      if (less && recipe == "tensorwise") {
+        EXPECT_LT(fused->workspace_bytes(), most - gradients + 4096);
+      }
 
       const Matrix gate = random(rows, cols, 5, type), up = random(rows, cols, 6, type);
       const Matrix grad = random(rows, cols, 7, type);

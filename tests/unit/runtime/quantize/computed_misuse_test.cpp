@@ -66,6 +66,9 @@ TEST_F(ComputedMisuse, PlansThatCannotBe) {
   QuantizerDesc sums = desc("blockwise");
   sums.column_sums = true;
   refused(sums, ErrorCode::kInvalidArgument, "it is for FLOAT8_ACTIVATION_BACKWARD");
+  QuantizerDesc less = desc("tensorwise");
+  less.less_workspace = true;
+  refused(less, ErrorCode::kInvalidArgument, "it is for FLOAT8_GLU_BACKWARD");
   for (const CastSource source :
        {CastSource::kPlain, CastSource::kRmsNorm, CastSource::kLayerNorm}) {
     QuantizerDesc activated = desc("blockwise");
