@@ -279,7 +279,8 @@ void drop_repeated(std::vector<Shape>& shapes) {
 std::string to_string(const Dims& dims, std::span<const DimSpec> specs) {
   std::string text;
   for (size_t i = 0; i < specs.size(); ++i) {
-    text += f8::format("{}{}", specs[i].name, dims.sizes[i]);
+    text += specs[i].name;
+    text += std::to_string(dims.sizes[i]);
   }
   return text;
 }

@@ -1,5 +1,6 @@
 // Reading: trials with their provenance, and which of them count now.
 #include <map>
+#include <utility>
 
 #include "tuning_db/state.hpp"
 #include "tuning_db/trial_rows.hpp"
@@ -20,8 +21,8 @@ std::vector<TrialRow> fastest_of_newest(std::vector<IdentifiedRow> rows) {
     if (f == nullptr || is_faster(r, *f)) f = &r;
   }
   std::vector<TrialRow> result;
-  for (const IdentifiedRow& r : rows) {
-    if (fastest.at(group_of(r)) == &r) result.push_back(r.row);
+  for (IdentifiedRow& r : rows) {
+    if (fastest.at(group_of(r)) == &r) result.push_back(std::move(r.row));
   }
   return result;
 }

@@ -86,12 +86,13 @@ void Estimator::widen_elsewhere(Estimate& e, const DeviceClass& device) const {
 
 std::optional<Estimate> Estimator::by_linears(Shape shape) const {
   if (!linears_) return std::nullopt;
+  const Terms terms = SpeedModel::terms_of(shape, groups_.experts);
   Estimate e{.evidence = Evidence::kModelled,
-             .bf16_ns = linears_->bf16_ns(shape, groups_.experts),
+             .bf16_ns = linears_->bf16_ns(terms),
              .terms = {.shape = kOfLinearsModel},
              .basis = {},
              .rows = {}};
-  const double speedup = e.bf16_ns / linears_->fp8_ns(shape, groups_.experts);
+  const double speedup = e.bf16_ns / linears_->fp8_ns(terms);
   e.speedup = rounded(speedup);
   e.lo = rounded(speedup * std::exp(-kOfLinearsModel));
   e.hi = rounded(speedup * std::exp(kOfLinearsModel));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 #include <utility>
 
 namespace f8::tuning_db {
@@ -48,41 +47,45 @@ std::optional<Terms> solve_chosen(Matrix a, Terms b, unsigned chosen) {
 
 }  // namespace
 
-double dot(const Terms& a, const Terms& b) {
-  double sum = 0;
-  for (size_t i = 0; i < kTerms; ++i) sum += a[i] * b[i];
-  return sum;
+void NormalEquations::add(const TimedTerms& row) {
+  Terms terms = row.terms;
+  for (double& t : terms) t /= row.time;
+  for (size_t i = 0; i < kTerms; ++i) {
+    for (size_t j = 0; j < kTerms; ++j) a_[i][j] += terms[i] * terms[j];
+    b_[i] += terms[i] * (1 - row.known / row.time);
+  }
 }
 
-std::optional<Terms> fit_non_negative(std::span<const TimedTerms> rows) {
-  Matrix a{};
-  Terms b{};
-  for (const TimedTerms& row : rows) {
-    Terms terms = row.terms;
-    for (double& t : terms) t /= row.time;
-    for (size_t i = 0; i < kTerms; ++i) {
-      for (size_t j = 0; j < kTerms; ++j) a[i][j] += terms[i] * terms[j];
-      b[i] += terms[i] * (1 - row.known / row.time);
-    }
+void NormalEquations::add(const NormalEquations& other) {
+  for (size_t i = 0; i < kTerms; ++i) {
+    for (size_t j = 0; j < kTerms; ++j) a_[i][j] += other.a_[i][j];
+    b_[i] += other.b_[i];
   }
+}
+
+std::optional<Terms> NormalEquations::fit_non_negative() const {
   // With three terms there are seven sets of them to try. A set whose solution has a negative
   // coefficient is out; the optimum is the best of the others.
   std::optional<Terms> best;
   double best_error = 0;
   for (unsigned chosen = 1; chosen < 1U << kTerms; ++chosen) {
-    const auto x = solve_chosen(a, b, chosen);
+    const auto x = solve_chosen(a_, b_, chosen);
     if (!x || std::ranges::any_of(*x, [](double c) { return !(c >= 0); })) continue;
-    double error = 0;
-    for (const TimedTerms& row : rows) {
-      const double relative = (dot(*x, row.terms) + row.known) / row.time - 1;
-      error += relative * relative;
-    }
+    // The sum of squared errors, x a x - 2 b x + c, without the c that all have.
+    double error = -2 * dot(b_, *x);
+    for (size_t i = 0; i < kTerms; ++i) error += (*x)[i] * dot(a_[i], *x);
     if (!best || error < best_error) {
       best = x;
       best_error = error;
     }
   }
   return best;
+}
+
+std::optional<Terms> fit_non_negative(std::span<const TimedTerms> rows) {
+  NormalEquations equations;
+  for (const TimedTerms& row : rows) equations.add(row);
+  return equations.fit_non_negative();
 }
 
 }  // namespace f8::tuning_db

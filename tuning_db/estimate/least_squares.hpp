@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 #include <span>
+#include <tuple>
 
 namespace f8::tuning_db {
 
@@ -16,10 +17,26 @@ struct TimedTerms {
   double known = 0;  // what of it has no coefficient
 };
 
-[[nodiscard]] double dot(const Terms& a, const Terms& b);
+[[nodiscard]] inline double dot(const Terms& a, const Terms& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
 
-// The coefficients with the least sum of squared relative errors. Nothing where no set of the terms
-// can be told apart by these rows. The terms should be of one order of magnitude.
+// All that a fit needs of its rows: those of several sets of rows add up.
+class NormalEquations {
+ public:
+  void add(const TimedTerms& row);
+  void add(const NormalEquations& other);
+  // The coefficients with the least sum of squared relative errors. Nothing where no set of the terms
+  // can be told apart by these rows. The terms should be of one order of magnitude.
+  [[nodiscard]] std::optional<Terms> fit_non_negative() const;
+
+ private:
+  std::array<Terms, std::tuple_size_v<Terms>> a_{};
+  Terms b_{};
+};
+
 [[nodiscard]] std::optional<Terms> fit_non_negative(std::span<const TimedTerms> rows);
 
 }  // namespace f8::tuning_db

@@ -1,15 +1,15 @@
 // Fitting the physical model: see speed_model.hpp.
 #include "tuning_db/estimate/speed_model.hpp"
 
-#include <vector>
-
 namespace f8::tuning_db {
 namespace {
 
 constexpr size_t kMinRows = 6;  // two for each coefficient
 
+}  // namespace
+
 // The units (GFLOP, million elements) keep the normal equations well scaled.
-Terms terms_of(Shape s, int64_t weights = 1) {
+Terms SpeedModel::terms_of(Shape s, int64_t weights) {
   const auto m = static_cast<double>(s.m);
   const auto n = static_cast<double>(s.n);
   const auto k = static_cast<double>(s.k);
@@ -17,33 +17,28 @@ Terms terms_of(Shape s, int64_t weights = 1) {
   return {1e3, 6e-9 * m * n * k, 1e-6 * (m * k + e * n * k + m * n)};
 }
 
-}  // namespace
-
-std::optional<Terms> SpeedModel::fit_one(std::span<const TimedShape> rows,
-                                         double TimedShape::*time) {
-  std::vector<TimedTerms> timed;
-  timed.reserve(rows.size());
-  for (const TimedShape& row : rows) timed.push_back({terms_of(row.shape), row.*time});
-  return fit_non_negative(timed);
+void SpeedModel::Sums::add(const TimedShape& row) {
+  const Terms terms = terms_of(row.shape);
+  ++rows_;
+  bf16_.add({terms, row.bf16_ns});
+  fp8_.add({terms, row.fp8_ns});
 }
 
-std::optional<SpeedModel> SpeedModel::fit(std::span<const TimedShape> rows) {
-  if (rows.size() < kMinRows) return std::nullopt;
-  const auto bf16 = fit_one(rows, &TimedShape::bf16_ns);
-  const auto fp8 = fit_one(rows, &TimedShape::fp8_ns);
+void SpeedModel::Sums::add(const Sums& other) {
+  rows_ += other.rows_;
+  bf16_.add(other.bf16_);
+  fp8_.add(other.fp8_);
+}
+
+std::optional<SpeedModel> SpeedModel::fit(const Sums& sums) {
+  if (sums.rows_ < kMinRows) return std::nullopt;
+  const auto bf16 = sums.bf16_.fit_non_negative();
+  const auto fp8 = sums.fp8_.fit_non_negative();
   if (!bf16 || !fp8) return std::nullopt;
   SpeedModel model;
   model.bf16_ = *bf16;
   model.fp8_ = *fp8;
   return model;
-}
-
-double SpeedModel::bf16_ns(Shape shape, int64_t weights) const {
-  return dot(bf16_, terms_of(shape, weights));
-}
-
-double SpeedModel::fp8_ns(Shape shape, int64_t weights) const {
-  return dot(fp8_, terms_of(shape, weights));
 }
 
 }  // namespace f8::tuning_db

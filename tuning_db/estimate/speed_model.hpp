@@ -8,7 +8,6 @@
 #pragma once
 
 #include <optional>
-#include <span>
 
 #include "recipes/problem.hpp"
 #include "tuning_db/estimate/least_squares.hpp"
@@ -23,13 +22,25 @@ struct TimedShape {
 
 class SpeedModel {
  public:
+  // All that a fit needs of its rows.
+  class Sums {
+   public:
+    void add(const TimedShape& row);
+    void add(const Sums& other);
+
+   private:
+    friend SpeedModel;
+    size_t rows_ = 0;
+    NormalEquations bf16_, fp8_;
+  };
   // Least squares of the relative error. Nothing where the rows are too few or too alike.
-  [[nodiscard]] static std::optional<SpeedModel> fit(std::span<const TimedShape> rows);
-  [[nodiscard]] double bf16_ns(Shape shape, int64_t weights = 1) const;
-  [[nodiscard]] double fp8_ns(Shape shape, int64_t weights = 1) const;
+  [[nodiscard]] static std::optional<SpeedModel> fit(const Sums& sums);
+  // What the coefficients multiply.
+  [[nodiscard]] static Terms terms_of(Shape shape, int64_t weights = 1);
+  [[nodiscard]] double bf16_ns(const Terms& terms) const { return dot(bf16_, terms); }
+  [[nodiscard]] double fp8_ns(const Terms& terms) const { return dot(fp8_, terms); }
 
  private:
-  static std::optional<Terms> fit_one(std::span<const TimedShape> rows, double TimedShape::*time);
   Terms bf16_{}, fp8_{};  // coefficients of 1, flops and elements
 };
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 namespace f8::tuning_db {
@@ -32,13 +33,12 @@ double log2_of(int64_t v) {
 
 // The logs of a model's speedup and of its time in bf16. Without one nothing is known of the speedup, and
 // the time grows as the work does.
-struct Trend {
-  double speedup = 0, bf16 = 0;
-};
-Trend trend(const SpeedModel* model, Shape s) {
-  if (model == nullptr) return {0, std::log(s.m) + std::log(s.n) + std::log(s.k)};
-  const double bf16 = model->bf16_ns(s);
-  return {std::log(bf16 / model->fp8_ns(s)), std::log(bf16)};
+double log_speedup(const SpeedModel* model, const Terms& terms) {
+  return model == nullptr ? 0 : std::log(model->bf16_ns(terms) / model->fp8_ns(terms));
+}
+double log_bf16(const SpeedModel* model, const Terms& terms, Shape s) {
+  return model == nullptr ? std::log(s.m) + std::log(s.n) + std::log(s.k)
+                          : std::log(model->bf16_ns(terms));
 }
 
 double size_of(Shape shape) {
@@ -75,8 +75,10 @@ Surface::Surface(std::vector<LinearSpeedup> points) : points_(std::move(points))
                           .k = p.shape.k,
                           .x = log2_of(p.shape.k),
                           .y = log2_of(p.shape.n),
+                          .sums = {},
                           .points = {}});
     }
+    columns_.back().sums.add({p.shape, p.bf16_ns, p.bf16_ns / p.speedup});
     columns_.back().points.push_back({.row = &p,
                                       .log2_m = log2_of(p.shape.m),
                                       .log_speedup = std::log(p.speedup),
@@ -144,6 +146,7 @@ Surface::Value Surface::at(const Column& column, int64_t m) const {
           .off = off,
           .m = m,
           .log2_m = log2_m,
+          .terms = SpeedModel::terms_of({m, column.n, column.k}),
           .below = below,
           .above = above};
 }
@@ -167,37 +170,43 @@ Estimate Surface::along_m(const Column& column, int64_t m) const {
 }
 
 std::optional<SpeedModel> Surface::fit_without(const Column* left_out) const {
-  std::vector<TimedShape> rows;
-  rows.reserve(points_.size());
+  SpeedModel::Sums sums;
   for (const Column& column : columns_) {
-    if (&column == left_out) continue;
-    for (const Point& p : column.points) {
-      rows.push_back({p.row->shape, p.row->bf16_ns, p.row->bf16_ns / p.row->speedup});
-    }
+    if (&column != left_out) sums.add(column.sums);
   }
-  return SpeedModel::fit(rows);
+  return SpeedModel::fit(sums);
+}
+
+std::vector<Surface::Value> Surface::values(int64_t m) const {
+  std::vector<Value> values;
+  values.reserve(columns_.size());
+  for (const Column& column : columns_) values.push_back(at(column, m));
+  return values;
 }
 
 Surface::Slice Surface::slice(int64_t m) const {
-  return slice(m, model_ ? &*model_ : nullptr, nullptr);
+  return slice(values(m), m, model_ ? &*model_ : nullptr, nullptr);
 }
 
-Surface::Slice Surface::slice(int64_t m, const SpeedModel* model, const Column* left_out) const {
+Surface::Slice Surface::slice(const std::vector<Value>& values, int64_t m, const SpeedModel* model,
+                              const Column* left_out) const {
   Slice slice;
   slice.parts_.reserve(columns_.size());
   const double log2_m = log2_of(m);
-  for (const Column& column : columns_) {
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    const Column& column = columns_[i];
     if (&column == left_out || (model == nullptr && !column.covers(m))) continue;
-    const Value v = at(column, m);
-    const Trend of_model = trend(model, {v.m, column.n, column.k});
-    slice.parts_.push_back({.x = column.x,
-                            .y = column.y,
-                            .m_squared = squared(log2_m - v.log2_m),
-                            .speedup = v.log_speedup - of_model.speedup,
-                            .bf16 = v.log_bf16 - of_model.bf16,
-                            .half_lo = v.log_speedup - v.log_lo - v.off,
-                            .half_hi = v.log_hi - v.log_speedup - v.off,
-                            .nearest = v.nearest()});
+    const Value& v = values[i];
+    const Shape shape = {v.m, column.n, column.k};
+    slice.parts_.push_back(
+        {.x = column.x,
+         .y = column.y,
+         .m_squared = squared(log2_m - v.log2_m),
+         .speedup = v.log_speedup - log_speedup(model, v.terms),
+         .bf16 = left_out == nullptr ? v.log_bf16 - log_bf16(model, v.terms, shape) : 0,
+         .half_lo = v.log_speedup - v.log_lo - v.off,
+         .half_hi = v.log_hi - v.log_speedup - v.off,
+         .nearest = v.nearest()});
   }
   return slice;
 }
@@ -236,11 +245,11 @@ std::optional<Surface::Prediction> Surface::predict(const Slice& slice, Shape sh
   for (const Near& near : nearest) {
     if (near.row != nullptr) sum.nearest.push_back(near.row);
   }
-  const Trend of_model = trend(model, shape);
-  sum.log_speedup = sum.log_speedup / (weights + prior) + of_model.speedup;
+  const Terms terms = SpeedModel::terms_of(shape);
+  sum.log_speedup = sum.log_speedup / (weights + prior) + log_speedup(model, terms);
   sum.half_lo /= weights;
   sum.half_hi /= weights;
-  sum.log_bf16 = sum.log_bf16 / weights + of_model.bf16;
+  sum.log_bf16 = sum.log_bf16 / weights + log_bf16(model, terms, shape);
   return sum;
 }
 
@@ -326,19 +335,28 @@ void Surface::leave_rows_out() {
 }
 
 void Surface::leave_columns_out() {
-  std::vector<double> distances;
+  struct LeftOut {
+    const Column* column;
+    std::optional<SpeedModel> model;
+    const Point* point;
+  };
+  std::map<int64_t, std::vector<LeftOut>> by_m;  // the columns' values at an m are found once
   const size_t step = 1 + columns_.size() * points_.size() / kMostWork;
   for (size_t i = 0; i < columns_.size(); i += step) {
-    const Column& column = columns_[i];
-    const auto model = fit_without(&column);
+    const auto model = fit_without(&columns_[i]);
     if (model_ && !model) continue;
-    const SpeedModel* without = model ? &*model : nullptr;
-    for (const Point& p : column.points) {
-      const auto predicted = predict(slice(p.m(), without, &column), p.row->shape, without);
+    for (const Point& p : columns_[i].points) by_m[p.m()].push_back({&columns_[i], model, &p});
+  }
+  std::vector<double> distances;
+  for (const auto& [m, all] : by_m) {
+    const std::vector<Value> known = values(m);
+    for (const auto& [column, model, p] : all) {
+      const SpeedModel* without = model ? &*model : nullptr;
+      const auto predicted = predict(slice(known, m, without, column), p->row->shape, without);
       if (!predicted) continue;
-      misses_.push_back({.m = p.log2_m,
-                         .size = size_of(p.row->shape),
-                         .error = predicted->log_speedup - p.log_speedup});
+      misses_.push_back({.m = p->log2_m,
+                         .size = size_of(p->row->shape),
+                         .error = predicted->log_speedup - p->log_speedup});
       distances.push_back(predicted->distance);
     }
   }

@@ -79,6 +79,7 @@ class Surface {
   struct Column {  // the rows of one (n, k)
     int64_t n = 0, k = 0;
     double x = 0, y = 0;        // log2 k, log2 n
+    SpeedModel::Sums sums;      // of the rows
     std::vector<Point> points;  // by m
     [[nodiscard]] bool covers(int64_t m) const;
     [[nodiscard]] bool is_of(Shape shape) const { return n == shape.n && k == shape.k; }
@@ -88,6 +89,7 @@ class Surface {
     double off = 0;  // of the interval: how far from the rows' line the speedup may be
     int64_t m = 0;   // where it was taken: m clamped into the column's range
     double log2_m = 0;
+    Terms terms{};  // of the model, there
     const Point* below = nullptr;
     const Point* above = nullptr;
     [[nodiscard]] const LinearSpeedup* nearest() const;  // of the two
@@ -104,8 +106,11 @@ class Surface {
   };
 
   [[nodiscard]] Value at(const Column& column, int64_t m) const;
+  [[nodiscard]] std::vector<Value> values(int64_t m) const;  // of each column
   [[nodiscard]] std::optional<SpeedModel> fit_without(const Column* left_out) const;
-  [[nodiscard]] Slice slice(int64_t m, const SpeedModel* model, const Column* left_out) const;
+  // Without a column it is one of the speedup alone.
+  [[nodiscard]] Slice slice(const std::vector<Value>& values, int64_t m, const SpeedModel* model,
+                            const Column* left_out) const;
   [[nodiscard]] static std::optional<Prediction> predict(const Slice& slice, Shape shape,
                                                          const SpeedModel* model);
   // How much the log speedup of a prediction may be off, beyond the rows' own intervals.

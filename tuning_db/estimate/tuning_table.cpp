@@ -294,6 +294,10 @@ std::string key_of(const KernelChoice& choice) {
 template <class T, class Key>
 void insert_sorted(std::vector<T>& items, T item, const Key& key_of) {
   const std::string key = key_of(item);
+  if (items.empty() || key_of(items.back()) < key) {  // as the rows of a text come
+    items.push_back(std::move(item));
+    return;
+  }
   const auto at = std::ranges::lower_bound(items, key, {}, key_of);
   if (at != items.end() && key_of(*at) == key) {
     *at = std::move(item);

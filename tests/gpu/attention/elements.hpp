@@ -36,6 +36,14 @@ struct Elements {
   [[nodiscard]] double value(int64_t row, int64_t token, int64_t column) const {
     return decode_bf16(bits[at(row, token, column)]);
   }
+  // All of them, [batch * heads][tokens][d].
+  [[nodiscard]] std::vector<double> values() const {
+    std::vector<double> all;
+    for (int64_t i = 0; i < batch * heads * tokens * d; ++i) {
+      all.push_back(value(i / d / tokens, i / d % tokens, i % d));
+    }
+    return all;
+  }
   [[nodiscard]] float8_heads on(const DeviceBuffer& buffer) const {
     return {.data = buffer.as(),
             .batch_stride = tokens * token_stride(),

@@ -136,6 +136,10 @@ class ExactGradients {
         of_(of),
         actual_(actual),
         d_(of.d()),
+        in_q_(actual.q.values()),
+        in_k_(actual.k.values()),
+        in_v_(actual.v.values()),
+        in_dout_(of.dout.values()),
         dk_(static_cast<size_t>(of.k.batch * of.k.heads * of.k.tokens * d_)),
         dv_(dk_.size()) {
     for (int64_t row = 0; row < of.q.batch * of.q.heads; ++row) {
@@ -162,19 +166,28 @@ class ExactGradients {
     to.signal += exact * exact;
     to.noise += (exact - value) * (exact - value);
   }
+  [[nodiscard]] size_t key_at(int64_t row, int64_t key) const {
+    return static_cast<size_t>((row * of_.k.tokens + key) * d_);
+  }
   void add(int64_t row, int64_t query) {
     const double scale =
         desc_.scale == 0 ? 1 / std::sqrt(static_cast<double>(d_)) : double{desc_.scale};
     const int64_t kv = row / (desc_.heads_q / desc_.heads_kv);
     const int64_t first = desc_.window > 0 ? std::max<int64_t>(query + 1 - desc_.window, 0) : 0;
     const int64_t end = desc_.causal ? std::min(query + 1, of_.k.tokens) : of_.k.tokens;
+    const size_t own = static_cast<size_t>((row * of_.q.tokens + query) * d_);
+    const double* q = in_q_.data() + own;
+    const double* dout = in_dout_.data() + own;
     std::vector<double> p(static_cast<size_t>(end)), dp(p.size());
     double sum = 0, delta = 0, most = -1e300;
     for (int64_t j = first; j < end; ++j) {
       double s = 0, x = 0;
+      const size_t at = key_at(kv, j);
+      const double* k = in_k_.data() + at;
+      const double* v = in_v_.data() + at;
       for (int64_t c = 0; c < d_; ++c) {
-        s += actual_.q.value(row, query, c) * actual_.k.value(kv, j, c);
-        x += of_.dout.value(row, query, c) * actual_.v.value(kv, j, c);
+        s += q[c] * k[c];
+        x += dout[c] * v[c];
       }
       p[static_cast<size_t>(j)] = s * scale;
       dp[static_cast<size_t>(j)] = x;
@@ -197,15 +210,21 @@ class ExactGradients {
       error_of_lse_ = std::max(error_of_lse_, std::abs(most + std::log(sum) - lse));
     }
     std::vector<double> dq(static_cast<size_t>(d_)), o(dq.size());
+    double* to_dq = dq.data();
+    double* to_o = o.data();
     for (int64_t j = first; j < end; ++j) {
       const double of_key = p[static_cast<size_t>(j)];
       const double ds = of_key * (dp[static_cast<size_t>(j)] - delta) * scale;
+      const size_t at = key_at(kv, j);
+      const double* k = in_k_.data() + at;
+      const double* v = in_v_.data() + at;
+      double* to_dk = dk_.data() + at;
+      double* to_dv = dv_.data() + at;
       for (int64_t c = 0; c < d_; ++c) {
-        const auto at = static_cast<size_t>((kv * of_.k.tokens + j) * d_ + c);
-        dq[static_cast<size_t>(c)] += ds * actual_.k.value(kv, j, c);
-        o[static_cast<size_t>(c)] += of_key * actual_.v.value(kv, j, c);
-        dk_[at] += ds * actual_.q.value(row, query, c);
-        dv_[at] += of_key * of_.dout.value(row, query, c);
+        to_dq[c] += ds * k[c];
+        to_o[c] += of_key * v[c];
+        to_dk[c] += ds * q[c];
+        to_dv[c] += of_key * dout[c];
       }
     }
     for (int64_t c = 0; c < d_; ++c) {
@@ -218,6 +237,7 @@ class ExactGradients {
   const Operands& of_;
   const Gradients& actual_;
   int64_t d_;
+  std::vector<double> in_q_, in_k_, in_v_, in_dout_;
   std::vector<double> dk_, dv_;
   Power o_, q_, k_, v_;
   double error_of_lse_ = 0;

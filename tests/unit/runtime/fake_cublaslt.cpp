@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "recipes/dtype.hpp"
 
@@ -205,11 +207,20 @@ Dtype dtype_of(cudaDataType type) {
   }
 }
 
-double element(const void* base, const Layout& layout, cublasOperation_t op, uint64_t row,
-               uint64_t col) {
-  if (op == CUBLAS_OP_T) std::swap(row, col);
-  const uint64_t i = row + col * static_cast<uint64_t>(layout.ld);
-  return static_cast<double>(load_element(base, static_cast<int64_t>(i), dtype_of(layout.type)));
+// The columns of a matrix, one behind the other; `rows` takes its rows. Tests count what float8 allocates by new,
+// and this is cuBLASLt's.
+using Values = std::unique_ptr<double[], decltype([](double* p) { std::free(p); })>;
+Values columns_of(const void* base, const Layout& layout, bool rows) {
+  const Dtype type = dtype_of(layout.type);
+  const uint64_t row_stride = rows ? layout.cols : 1, col_stride = rows ? 1 : layout.rows;
+  Values values(static_cast<double*>(std::malloc(layout.rows * layout.cols * sizeof(double))));
+  for (uint64_t col = 0; col < layout.cols; ++col) {
+    for (uint64_t row = 0; row < layout.rows; ++row) {
+      const auto at = static_cast<int64_t>(row + col * static_cast<uint64_t>(layout.ld));
+      values[row * row_stride + col * col_stride] = load_element(base, at, type);
+    }
+  }
+  return values;
 }
 
 cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void* alpha,
@@ -247,12 +258,13 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
     if (values == nullptr) return 1.0F;
     return values[mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F ? i : 0];
   };
+  const Values rows = columns_of(a, la, !ta), columns = columns_of(b, lb, tb);
   for (uint64_t j = 0; j < n; ++j) {
+    const double* column = columns.get() + j * k;
     for (uint64_t i = 0; i < m; ++i) {
+      const double* row = rows.get() + i * k;
       double sum = 0;
-      for (uint64_t l = 0; l < k; ++l) {
-        sum += element(a, la, desc.op_a, i, l) * element(b, lb, desc.op_b, l, j);
-      }
+      for (uint64_t l = 0; l < k; ++l) sum += row[l] * column[l];
       float result = static_cast<float>(sum) * scale(desc.scale_a, desc.mode_a, i) *
                      scale(desc.scale_b, desc.mode_b, j);
       const int64_t at = static_cast<int64_t>(i) + static_cast<int64_t>(j) * ld.ld;

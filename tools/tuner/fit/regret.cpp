@@ -1,6 +1,7 @@
 #include "tools/tuner/fit/regret.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
@@ -143,33 +144,37 @@ static void add(std::vector<TimedHeuristic>& all, const TimedHeuristic& timed) {
 }
 
 Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database) {
+  std::vector<tuning_db::TrialRow> rows = F8_TRY(database.gemms(tuning_db::Impl::kGenerated));
+  std::ranges::move(F8_TRY(database.gemms(tuning_db::Impl::kCublasLt)), std::back_inserter(rows));
+  return measured_gemms(rows);
+}
+
+std::vector<MeasuredGemm> measured_gemms(std::span<const tuning_db::TrialRow> rows) {
   std::map<std::string, MeasuredGemm> gemms;  // by device and identity
-  for (const auto impl : {tuning_db::Impl::kGenerated, tuning_db::Impl::kCublasLt}) {
-    for (const tuning_db::TrialRow& row : F8_TRY(database.gemms(impl))) {
-      const auto ns = time_of(row.result);
-      const auto candidate = from_row(row.candidate);
-      const auto family = gemm_spec(row.problem);
-      if (!ns || !candidate || !family) continue;
-      const std::string device = tuning_db::key(row.device);
-      MeasuredGemm& gemm = gemms[device + gemm_identity(row.problem, false)];
-      const double mad_ns = row.result.timing ? row.result.timing->mad_ns : 0;
-      if (candidate->impl == Impl::kCublasLt) {
-        add(gemm.library, {candidate->config, *ns, mad_ns});
-        continue;
-      }
-      const auto config = parse_gemm_config(candidate->config);
-      if (!config) continue;
-      if (gemm.problem.empty()) {
-        gemm.problem = row.problem.key();
-        gemm.device = device;
-        gemm.device_class = row.device;
-        gemm.family = *family;
-        gemm.shape = gemm_shape(row.problem.shape(), to_gemm(row.problem.op));
-        gemm.linear = row.problem.shape();
-        gemm.sm_count = row.device.sm_count;
-      }
-      add(gemm.timed, {*config, *ns, mad_ns, row.result.timing.has_value()});
+  for (const tuning_db::TrialRow& row : rows) {
+    const auto ns = time_of(row.result);
+    const auto candidate = from_row(row.candidate);
+    const auto family = gemm_spec(row.problem);
+    if (!ns || !candidate || !family) continue;
+    const std::string device = tuning_db::key(row.device);
+    MeasuredGemm& gemm = gemms[device + gemm_identity(row.problem, false)];
+    const double mad_ns = row.result.timing ? row.result.timing->mad_ns : 0;
+    if (candidate->impl == Impl::kCublasLt) {
+      add(gemm.library, {candidate->config, *ns, mad_ns});
+      continue;
     }
+    const auto config = parse_gemm_config(candidate->config);
+    if (!config) continue;
+    if (gemm.problem.empty()) {
+      gemm.problem = row.problem.key();
+      gemm.device = device;
+      gemm.device_class = row.device;
+      gemm.family = *family;
+      gemm.shape = gemm_shape(row.problem.shape(), to_gemm(row.problem.op));
+      gemm.linear = row.problem.shape();
+      gemm.sm_count = row.device.sm_count;
+    }
+    add(gemm.timed, {*config, *ns, mad_ns, row.result.timing.has_value()});
   }
   std::vector<MeasuredGemm> result;
   for (auto& [identity, gemm] : gemms) {

@@ -39,6 +39,8 @@ struct MeasuredGemm {
 // The GEMMs of a database in which generated configurations were timed, for each device; each once,
 // however many linears have it. A screening's time counts where a row has no other.
 [[nodiscard]] Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database);
+// The same of rows of Database::gemms in fp8, which their reader has.
+[[nodiscard]] std::vector<MeasuredGemm> measured_gemms(std::span<const tuning_db::TrialRow> rows);
 
 struct Regret {
   int gemms = 0;

@@ -1,6 +1,7 @@
 #include "tools/float8-tune/report/figures/measurements.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <tuple>
 
@@ -60,9 +61,11 @@ class Collector {
     const Database& database = *named.database;
     source_ = named.name;
     GemmIndex index;
-    for (const Impl impl : {Impl::kGenerated, Impl::kCublasLt, Impl::kBf16CublasLt}) {
-      for (const TrialRow& row : F8_TRY(database.gemms(impl))) add_row(row, index);
-    }
+    std::vector<TrialRow> gemms = F8_TRY(database.gemms(Impl::kGenerated));
+    std::ranges::move(F8_TRY(database.gemms(Impl::kCublasLt)), std::back_inserter(gemms));
+    std::ranges::move(tuner::measured_gemms(gemms), std::back_inserter(result_.choices));
+    std::ranges::move(F8_TRY(database.gemms(Impl::kBf16CublasLt)), std::back_inserter(gemms));
+    for (const TrialRow& row : gemms) add_row(row, index);
     for (const auto& [key, rows] : index) {
       if (const auto times = fastest(rows, key.second)) gemms_.try_emplace(key, *times);
     }
@@ -70,9 +73,6 @@ class Collector {
     F8_TRY(add_wholes(database, Op::kExperts, result_.experts));
     F8_TRY(add_wholes(database, Op::kMlp, result_.mlps));
     F8_TRY(add_attentions(database));
-    for (tuner::MeasuredGemm& gemm : F8_TRY(tuner::measured_gemms(database))) {
-      result_.choices.push_back(std::move(gemm));
-    }
     for (tuning_db::RunInfo& run : F8_TRY(database.runs())) {
       result_.runs.push_back({source_, std::move(run)});
     }
