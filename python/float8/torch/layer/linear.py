@@ -251,6 +251,13 @@ class Float8Linear(BaseLinear):
             view = self._scale_view
         return view
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Float8Linear:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # A state that is no submodule would move in the next forward, which may be compiled.
+        if self.weight is not None and not self.weight.is_meta:
+            self.scales_on(self.weight.device)
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own, and a mesh cannot be copied.
         of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_operations")
