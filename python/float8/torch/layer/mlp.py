@@ -14,12 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _linear, _ops, notices
+from float8.torch import _linear, _ops, notices, traced
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import Made
 from float8.torch.layer import mlp_function
 from float8.torch.layer.linear import Float8Linear, is_exporting
 from float8.torch.layer.mlp_function import Layer
+from float8.torch.layer.symbols import Symbol, activation_in, result_of
 from float8.torch.parallel import style_hooks
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -249,9 +250,17 @@ def activation_of(own: Any) -> str | None:
         return "gelu"
     if type(own) is nn.GELU:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(own.approximate)
-    if type(own).__module__ not in ACTIVATION_MODULES:
-        return None
-    return _OF_CLASS.get(type(own).__name__)
+    if type(own).__module__ in ACTIVATION_MODULES:
+        return _OF_CLASS.get(type(own).__name__)
+    return _activation_of_class(type(own)) if isinstance(own, nn.Module) else None
+
+
+@traced.constant
+def _activation_of_class(kind: type[nn.Module]) -> str | None:
+    """Returns the activation that the forward of a class computes and nothing else, as those of timm do."""
+    y = result_of(kind.forward)
+    function = activation_in(y) if isinstance(y, Symbol) else None
+    return function.name if function is not None and function.x._how == "x" else None
 
 
 def _obstacle_of_dims(
