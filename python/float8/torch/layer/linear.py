@@ -225,9 +225,14 @@ class Float8Linear(BaseLinear):
             _linear.refuse(input, weight, f"{self._words()}: ")
             raise
 
+    @property
+    def is_empty(self) -> bool:
+        """Tells whether the weight has no values now: DeepSpeed's ZeRO-3 has them in shards between calls."""
+        return self.weight.numel() == 0
+
     def describe(self) -> str:
         """Returns what a layer has in common on all ranks, in words."""
-        n, k = self.weight.shape
+        n, k = (self.out_features, self.in_features) if self.is_empty else self.weight.shape
         dtype = str(self.weight.dtype).removeprefix("torch.")
         words = [f"[{n}, {k}] {self.recipe} in {dtype}"]
         words += [name for name in ("emulate", "saturate") if getattr(self, name)]
