@@ -60,6 +60,7 @@ class Float8Linear(BaseLinear):
     _weight_gather: WeightGather | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
+    _is_called: bool  # in eager mode (stale_optimizers.py)
     _first_step: bool  # it scales dynamically, since an operand of it has no scale yet
     # With tensor parallelism (tensor_parallel.py):
     _sharing: tuple[Any, int, Sharing] | None
@@ -119,6 +120,7 @@ class Float8Linear(BaseLinear):
         # Another recipe leaves the place in a model, and in a parallelize plan, as it was.
         self._output_dim = self.__dict__.get("_output_dim")
         self._layer_name = self.__dict__.get("_layer_name", "")
+        self._is_called = self.__dict__.get("_is_called", False)
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
@@ -189,6 +191,7 @@ class Float8Linear(BaseLinear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not isinstance(input, torch.Tensor):
             raise TypeError(f"float8: x is a {type(input).__name__}; it is a torch.Tensor")
+        self.note_call()
         source = input
         device = "cuda" if input.is_cuda else input.device.type
         if not input.is_meta and torch.is_autocast_enabled(device):
@@ -224,6 +227,13 @@ class Float8Linear(BaseLinear):
         except (RuntimeError, ValueError):
             _linear.refuse(input, weight, f"{self._words()}: ")
             raise
+
+    def note_call(self) -> None:
+        """Remembers that the linear computes, and not another module that reads its weight."""
+        if torch.compiler.is_compiling():
+            _note_graph()
+        elif not self._is_called:
+            self._is_called = True
 
     @property
     def is_empty(self) -> bool:
@@ -290,6 +300,12 @@ class Float8Linear(BaseLinear):
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
         return text + (", emulate=True" if self.emulate else "")
+
+
+@traced.constant
+def _note_graph() -> bool:
+    notices.in_graphs = True
+    return True
 
 
 @traced.constant

@@ -113,6 +113,8 @@ class FusedMLP(Made, nn.Module):
         if of_ranks and (args[0].numel() == 0 or len({e._first_step for e in children}) > 1):  # type: ignore[union-attr]
             return super().forward(args[0])  # type: ignore[no-any-return]
         x = args[0]
+        for child in children:
+            child.note_call()  # type: ignore[union-attr, operator]
         for name in self.beside.before:
             x = self._modules[name](x)  # type: ignore[misc]
         if of_ranks:
