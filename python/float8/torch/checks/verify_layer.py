@@ -78,7 +78,9 @@ class LayerCheck:
         how, skipped = "replicated", ""
         with torch.enable_grad():
             if layer.is_empty:
-                skipped = "its weight is empty between calls, as DeepSpeed's ZeRO-3 leaves it"
+                skipped = (
+                    "its weight is empty between calls, as DeepSpeed's ZeRO-3 and FSDP1 leave it"
+                )
             elif placements is None:
                 self._plain(weight.detach(), weight.detach())
             elif isinstance(weight._local_tensor, fsdp.ShardedWeight):

@@ -237,7 +237,7 @@ class Float8Linear(BaseLinear):
 
     @property
     def is_empty(self) -> bool:
-        """Tells whether the weight has no values now: DeepSpeed's ZeRO-3 has them in shards between calls."""
+        """Tells whether the weight has no values now: between calls DeepSpeed's ZeRO-3 and FSDP1 have them in shards."""
         return self.weight.numel() == 0
 
     def describe(self) -> str:

@@ -366,8 +366,8 @@ def _kind(layer: Float8Linear) -> str:
         )
     if layer.is_empty:
         raise ValueError(
-            f"float8: the weight of layer {layer._layer_name!r} is empty between its calls, as DeepSpeed's ZeRO-3 "
-            "leaves it, so that no copy of it may stay: leave cache_weight_casts out, or train with ZeRO-2"
+            f"float8: the weight of layer {layer._layer_name!r} is empty between its calls, as DeepSpeed's ZeRO-3 and "
+            "FSDP1 leave it, so that no copy of it may stay: leave cache_weight_casts out"
         )
     if not weight.is_meta:
         if hasattr(weight, "placements") and mesh_dims(layer).tensor is not None:
