@@ -60,7 +60,9 @@ class Float8Linear(BaseLinear):
     _weight_gather: WeightGather | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
-    _is_called: bool  # in eager mode (stale_optimizers.py)
+    _is_called = (
+        False  # in eager mode, also before a conversion to another recipe (stale_optimizers.py)
+    )
     _first_step: bool  # it scales dynamically, since an operand of it has no scale yet
     # With tensor parallelism (tensor_parallel.py):
     _sharing: tuple[Any, int, Sharing] | None
@@ -120,7 +122,6 @@ class Float8Linear(BaseLinear):
         # Another recipe leaves the place in a model, and in a parallelize plan, as it was.
         self._output_dim = self.__dict__.get("_output_dim")
         self._layer_name = self.__dict__.get("_layer_name", "")
-        self._is_called = self.__dict__.get("_is_called", False)
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
