@@ -192,7 +192,6 @@ class Float8Linear(BaseLinear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not isinstance(input, torch.Tensor):
             raise TypeError(f"float8: x is a {type(input).__name__}; it is a torch.Tensor")
-        self.note_call()
         source = input
         device = "cuda" if input.is_cuda else input.device.type
         if not input.is_meta and torch.is_autocast_enabled(device):
@@ -204,6 +203,7 @@ class Float8Linear(BaseLinear):
         if type(weight) is not nn.Parameter and hasattr(weight, "_local_tensor"):
             from float8.torch.parallel import tensor_parallel  # it takes a while to load
 
+            self.note_call()
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
@@ -222,7 +222,10 @@ class Float8Linear(BaseLinear):
         owner = self if self._may_share else None
         rest = (scales, layout, owner, source, copies)
         if torch.compiler.is_compiling():
+            _note_graph()
             return _linear.linear(input, weight, bias, self._compiled_config, *rest)
+        if not self._is_called:
+            self._is_called = True
         try:
             return _linear.linear(input, weight, bias, self._config, *rest)
         except (RuntimeError, ValueError):
