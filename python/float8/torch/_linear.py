@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
+from float8.torch.amaxes import keep_parts, parts_kept
 
 
 class SharedInput:
@@ -152,6 +153,7 @@ class LinearFunction(torch.autograd.Function):
         )
         kept = x if config & recipes.READS_X else None
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
+        keep_parts(ctx, scales)
         ctx.config = config
         ctx.layout = layout
         return y  # type: ignore[no-any-return]
@@ -162,6 +164,7 @@ class LinearFunction(torch.autograd.Function):
         if not torch.compiler.is_compiling():
             SharedInput.latest = None
         saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
+        (scales,) = parts_kept(ctx, scales)
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         if torch.compiler.is_compiling() and x is not None and want_weight:
             x = recomputable(x)

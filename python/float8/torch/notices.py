@@ -16,6 +16,7 @@ from torch import nn
 from float8.torch.base_linear import is_float8
 
 conversions = 0  # calls that convert a model
+in_graphs = False  # a graph of torch.compile has linears in fp8, whose calls nobody sees
 _told: set[str] = set()
 _FOLDERS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep

@@ -23,6 +23,7 @@ from float8.torch.amaxes import PART_BYTES, take_back
 from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
+from float8.torch.scale_home import NAME, drop, keep, own_state, states_below
 
 if TYPE_CHECKING:
     from float8.torch.experts.delayed import ExpertLinear
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     Owner: TypeAlias = "Float8Linear | ExpertLinear"  # of a part of a state
 
-NAME = "float8_scales"
 EXPORTED_FIRST = 1 << 56  # of a layout: kExportedFirst of python/shim/scales/scales.cpp
 _LOOKS = 16  # syncs after which the host looks for linears without scales; then every 16th
 
@@ -39,7 +39,8 @@ _LOOKS = 16  # syncs after which the host looks for linears without scales; then
 def _initial(config: int, layout: int) -> torch.Tensor:
     """The contents of a state before its first step, on the CPU."""
     emulated = config | recipes.EMULATE
-    state = torch.empty(torch.ops.float8.scales_bytes(emulated, layout), dtype=torch.uint8)
+    size = torch.ops.float8.scales_bytes(emulated, layout)
+    state = torch.empty(size, dtype=torch.uint8, device="cpu")  # whatever the default device is
     torch.ops.float8.scales_init(state, emulated, layout)
     return state
 
@@ -84,6 +85,7 @@ class ScaleState(nn.Module):
         self.in_graph = False  # a captured CUDA graph synchronises it, unseen
         self._agreed = False  # the ranks have compared it
         self._is_synced = False
+        self.loading: Any = None  # arguments of _load_from_state_dict, until the weights are loaded
         self._told: set[int] = set()  # which warnings about it were given
         # This says of an optimizer whether it has weights of these linears, and how often it stepped in an epoch.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[bool, int, int]] = (
@@ -177,7 +179,7 @@ class ScaleState(nn.Module):
         self._refresh()
 
     def forward(self, input: Any) -> Any:
-        """Returns its input: an nn.Sequential runs all of its children."""
+        """Returns its input, for a model that runs all of its children."""
         return input
 
     def sync(self, group: Any = None, found_inf: torch.Tensor | None = None) -> None:
@@ -312,12 +314,17 @@ class ScaleState(nn.Module):
         self.follow(fn(self._live).device)
         return self
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def saved(self) -> torch.Tensor:
+        """Returns the buffer, filled."""
         saved = self._buffers["state"]
         if saved is None or saved.device != self._live.device:
-            self._buffers["state"] = self._live.clone()
+            saved = self._buffers["state"] = self._live.clone()
         else:
             saved.copy_(self._live)
+        return saved
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.saved()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
@@ -411,7 +418,7 @@ def owners(module: nn.Module) -> Iterator[Owner]:
 
 def refuse_second_state(module: nn.Module, replaced: Collection[Any] = ()) -> None:
     """Raises where the module has a scale state that a linear keeps which is not `replaced`."""
-    state = module._modules.get(NAME)
+    state = own_state(module)
     if state is not None and any(
         each._scales is state and each not in replaced for each in owners(module)
     ):
@@ -425,34 +432,17 @@ def drop_unused_states(module: nn.Module) -> None:
     """Removes the scale states below `module` that no linear has any more."""
     used = {id(each._scales) for each in owners(module)}
     for parent in list(module.modules()):
-        state = parent._modules.get(NAME)
+        state = own_state(parent)
         if isinstance(state, ScaleState) and id(state) not in used:
-            del parent._modules[NAME]
-
-
-def expect_other_checkpoints(module: nn.Module) -> None:
-    """Lets `module` load checkpoints with delayed scaling when it has none."""
-    hooks = module._load_state_dict_pre_hooks.values()
-    if all(getattr(each, "hook", each) is not _leave_out_scales for each in hooks):
-        module.register_load_state_dict_pre_hook(_leave_out_scales)  # type: ignore[no-untyped-call]
-
-
-def _leave_out_scales(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    key = f"{prefix}{NAME}.state"
-    if key in state_dict and NAME not in module._modules:
-        del state_dict[key]  # load_state_dict has a dictionary of its own
-        notices.warn_once(
-            key,
-            f"the checkpoint has {key!r}, the scales of delayed scaling, which the model's recipe "
-            'does not use: they are left out. Convert with the recipe "delayed" to go on with them',
-        )
+            drop(parent)
 
 
 def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> None:
     """Gives the Float8Linear layers, and the experts, with delayed scaling below `module` one scale state.
 
-    It becomes the submodule `float8_scales`, with one buffer. Layers that have a state keep it;
-    convert_to_float8_training has done this already.
+    It becomes the submodule `float8_scales`, with one buffer; of an nn.Sequential, an nn.ModuleList and an
+    nn.ModuleDict it is an attribute (scale_home.py). Layers that have a state keep it; convert_to_float8_training
+    has done this already.
 
     history: amaxes kept of each operand, 1 to 1024. margin: scales are divided by 2^margin.
     """
@@ -462,7 +452,7 @@ def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> N
     refuse_second_state(module)
     if len({(m.recipe, m._config & ~recipes.BIAS) for m in linears}) > 1:
         raise ValueError("float8: the layers with delayed scaling have different recipes")
-    module.add_module(NAME, ScaleState(linears, history, margin))
+    keep(module, ScaleState(linears, history, margin))
 
 
 def sync_float8_amax_and_scale_history(
@@ -480,11 +470,7 @@ def sync_float8_amax_and_scale_history(
     of the first step, and later only while some linear has no scales yet, as one whose weight is 0.
     Without delayed scaling it does nothing, and warns where no linear is in fp8.
     """
-    states = [
-        each
-        for each in (module.modules() if isinstance(module, nn.Module) else ())
-        if isinstance(each, ScaleState)
-    ]
+    states = list(states_below(module)) if isinstance(module, nn.Module) else []
     if not states:
         notices.warn_without_linears("sync_float8_amax_and_scale_history", module)
     for state in states:

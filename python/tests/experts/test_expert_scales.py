@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import float8
 import float8.torch as f8
+from float8.torch import scale_home
 from float8.torch.scales import ScaleState
 
 Config = Callable[..., f8.LinearConfig]
@@ -65,7 +66,7 @@ def step(model: Any, seed: int = 1) -> list[Tensor]:
 
 
 def state_of(model: nn.Module) -> ScaleState:
-    (state,) = (each for each in model.modules() if isinstance(each, ScaleState))
+    (state,) = scale_home.states_below(model)
     return state
 
 
@@ -261,7 +262,7 @@ def test_a_second_conversion_keeps_or_drops_the_state(device: str, config: Confi
         assert list(each.expert_weights.values()) == each.expert_linears
     step(model)
     converted(model, config("rowwise"))
-    assert not any(isinstance(each, ScaleState) for each in model.modules())
+    assert not list(scale_home.states_below(model))
     assert all(not getattr(each, "expert_linears", ()) for each in model.modules())
     step_of_rowwise = model(input_ids=tokens(model)).logits
     assert step_of_rowwise.isfinite().all()

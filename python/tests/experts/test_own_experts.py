@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import float8
 import float8.torch as f8
+from float8.torch import scale_home
 from float8.torch.experts.modules import of_transformers
 from float8.torch.scales import ScaleState
 
@@ -57,7 +58,7 @@ def step(model: nn.Module, device: str, seed: int) -> Tensor:
 
 
 def state_of(model: nn.Module) -> ScaleState:
-    (state,) = (each for each in model.modules() if isinstance(each, ScaleState))
+    (state,) = scale_home.states_below(model)
     return state
 
 

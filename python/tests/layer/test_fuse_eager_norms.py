@@ -211,6 +211,26 @@ def test_checkpoints_copies_and_frozen_weights(
     assert len(rms_norm_calls) == 3
 
 
+@pytest.mark.parametrize("kind", KNOWN)
+def test_a_weight_that_is_an_attribute_of_backward_alone(
+    config: Config, kind: type[nn.Module], rms_norm_calls: list[int]
+) -> None:
+    """FSDP1 leaves gathered weights so, and activation checkpointing has to compute there what forward did."""
+    fused, _ = normed(config, kind)
+    f8.fuse(fused, norms=True)
+    expected = step(fused[0], torch.bfloat16)
+    model, weight = fused[0], fused[0].weight
+    x = torch.randn(2, 9, 3, 64, generator=torch.Generator().manual_seed(3))
+    x = x.to(weight.device, torch.bfloat16).requires_grad_()
+    weight.grad = None
+    y = checkpoint(model, x, use_reentrant=False)
+    del model._parameters["weight"]
+    object.__setattr__(model, "weight", weight)
+    (y.float().sin().sum() / 8).backward()
+    assert all(map(torch.equal, (y, x.grad, weight.grad), expected))
+    assert len(rms_norm_calls) == 3
+
+
 def test_an_epsilon_of_none_is_that_of_torch(config: Config, rms_norm_calls: list[int]) -> None:
     model = nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 64))
     for dtype in BOUNDS:

@@ -290,9 +290,15 @@ def test_evaluation_keeps_no_transposed_copy(
         assert torch.equal(trained, model(x))
 
 
-def test_saved_tensors_may_move(model: nn.Module, x: torch.Tensor, config: Config) -> None:
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"))
+@pytest.mark.parametrize("recompute", (None, True))
+def test_saved_tensors_may_move(
+    recompute: bool | None, recipe: str, model: nn.Module, x: torch.Tensor, config: Config
+) -> None:
     """Activation offload copies what is saved; other calls' buffers may have had its place."""
-    f8.convert_to_float8_training(model, config=config("rowwise"))
+    f8.convert_to_float8_training(model, config=config(recipe, recompute=recompute))
+    step(model, x)
+    f8.sync_float8_amax_and_scale_history(model)
     plain = step(model, x)
     step(model, x[:1])
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):

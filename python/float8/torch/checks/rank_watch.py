@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import DistributedError, Operation, progress
-from float8.torch.scales import ScaleState
+from float8.torch.scale_home import states_below
 
 EXIT_STATUS = 75  # of a process that a watch ends
 _STDERR = 2  # the interpreter's own file may be a test's
@@ -119,12 +119,11 @@ class Watch:
             collectives.post_failure(error, "raised", self._store)
 
     def _discard_step(self) -> None:
-        for module in [] if self._model is None else self._model.modules():
-            if isinstance(module, ScaleState):
-                try:
-                    module.discard_step()
-                except RuntimeError:  # a device that is lost
-                    return
+        for state in [] if self._model is None else states_below(self._model):
+            try:
+                state.discard_step()
+            except RuntimeError:  # a device that is lost
+                return
 
     # The thread
 

@@ -77,7 +77,11 @@ class LayerCheck:
         placements = getattr(weight, "placements", None)
         how, skipped = "replicated", ""
         with torch.enable_grad():
-            if placements is None:
+            if layer.is_empty:
+                skipped = (
+                    "its weight is empty between calls, as DeepSpeed's ZeRO-3 and FSDP1 leave it"
+                )
+            elif placements is None:
                 self._plain(weight.detach(), weight.detach())
             elif isinstance(weight._local_tensor, fsdp.ShardedWeight):
                 how = "fp8 gathers"

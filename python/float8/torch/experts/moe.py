@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops
+from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import Routing, combine, dispatch, route
@@ -158,6 +159,7 @@ class Mlp(torch.autograd.Function):
         of_rows = (tokens, position, offs, row_scores, layout)
         kept = y if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(x, *again, *of_rows, kept, *saved, *of_backward, *scales[:2])
+        keep_parts(ctx, *scales[:2])
         ctx.scale_layout = scales.layout
         ctx.sizes = (w2.shape[0], w2.shape[2])
         ctx.grad_dtype = _ops.ELEMENT_TYPES[w13.dtype]
@@ -172,6 +174,7 @@ class Mlp(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, w13, w3, w2, tokens, position, offs, row_scores, layout, y, *rest = ctx.saved_tensors
         gate_up, of_w13, of_w2, *copies, w13_state, w2_state = rest
+        w13_state, w2_state = parts_kept(ctx, w13_state, w2_state)
         del rest
         _release(ctx)
         want_x, want_scores, want_w13, want_w3, want_w2 = ctx.needs_input_grad[:5]

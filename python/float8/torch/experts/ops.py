@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops, _schemas
+from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.experts.weight_casts import Kept, kept_in, refresh
 
 experts_layout = torch.ops.float8.experts_layout.default
@@ -280,6 +281,7 @@ class ExpertsFunction(torch.autograd.Function):
         again = config & recipes.READS_WEIGHT and ctx.needs_input_grad[0] and kept is None
         rows = x if config & recipes.READS_X and ctx.needs_input_grad[1] else None
         ctx.save_for_backward(saved, layout, weight if again else None, rows, scales, *qt)
+        keep_parts(ctx, scales)
         ctx.scale_layout = scale_layout
         ctx.sizes = tuple(weight.shape)
         ctx.grad_dtype = _ops.ELEMENT_TYPES[weight.dtype]
@@ -290,6 +292,7 @@ class ExpertsFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         saved, layout, weight, rows, scales, *qt = ctx.saved_tensors
+        (scales,) = parts_kept(ctx, scales)
         want_x, want_weight, *_ = ctx.needs_input_grad
         wanted = want_x | want_weight << 1
         rest = (ctx.grad_dtype, ctx.config, wanted, rows, scales, ctx.scale_layout)

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from float8 import recipes
 from float8.recipes import Granularity, Scaling
 from float8.torch import _ops, _schemas, traced
+from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.experts import ops
 from float8.torch.experts.weight_casts import kept_in
 from float8.torch.parallel.sharded_operands import max_over_ranks, wait
@@ -421,6 +422,7 @@ class _FirstLinear(torch.autograd.Function):
         )
         again = weight if config & recipes.READS_WEIGHT else None
         ctx.save_for_backward(saved, layout, offs, again, amax, state)
+        keep_parts(ctx, amax, state)
         ctx.place = (config, dim, group, state_layout)
         ctx.sizes = tuple(weight.shape)
         ctx.grad_dtype = _ops.ELEMENT_TYPES[weight.dtype]
@@ -432,6 +434,7 @@ class _FirstLinear(torch.autograd.Function):
         if not torch.compiler.is_compiling():
             collectives.progress.begin(_BACKWARD)
         saved, layout, offs, weight, amax, state = ctx.saved_tensors
+        amax, state = parts_kept(ctx, amax, state)
         config, dim, group, state_layout = ctx.place
         want_x, want_weight, *_ = ctx.needs_input_grad
         dy_amax = _amax(dy, offs, group) if dim == ROWS else None

@@ -39,10 +39,10 @@ from float8.torch.layer.experts import (
     names_of_experts,
 )
 from float8.torch.layer.linear import Float8Linear, check_switches, resolve_recipe
+from float8.torch.scale_home import expect_scales
 from float8.torch.scales import (
     attach_scales,
     drop_unused_states,
-    expect_other_checkpoints,
     refuse_second_state,
 )
 from float8.torch.shard import fsdp
@@ -384,7 +384,7 @@ def convert_linears(
         with expert_linears(experts or []):
             attach_scales(converted, history=options.history, margin=options.margin)
         drop_unused_states(converted)
-        expect_other_checkpoints(converted)
+        expect_scales(converted)
         convert_experts(experts or [])
 
     converted = swap_linears(

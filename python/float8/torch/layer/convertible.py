@@ -143,9 +143,10 @@ def refuse_lazy(linear: nn.Module, name: str) -> None:
 
 
 def refuse_sharded(module: nn.Module, replaced: Collection[nn.Module]) -> None:
-    """Raises where FSDP has a linear that is to be replaced, and would train the old one.
+    """Raises where FSDP or DeepSpeed has a linear that is to be replaced, and would train the old one.
 
-    FSDP sets the gathered weights and the shards on the modules that it was given.
+    FSDP sets the gathered weights and the shards on the modules that it was given. Hooks of ZeRO-3 do so, and
+    know these modules.
     """
     if not replaced:
         return
@@ -157,6 +158,17 @@ def refuse_sharded(module: nn.Module, replaced: Collection[nn.Module]) -> None:
                 "linear that a conversion replaces: convert the model, also to another recipe, "
                 "before fully_shard"
             )
+        if each in replaced and _has_hooks_of_deepspeed(each):
+            raise ValueError(
+                f"float8: layer {name or 'root'!r} has hooks of DeepSpeed's ZeRO-3, which would go on with the "
+                "linear that a conversion replaces: convert the model, also to another recipe, "
+                "before deepspeed.initialize"
+            )
+
+
+def _has_hooks_of_deepspeed(linear: nn.Module) -> bool:
+    hooks = linear._forward_pre_hooks.values()
+    return any((getattr(each, "__module__", None) or "").startswith("deepspeed.") for each in hooks)
 
 
 def modules_of_fsdp(module: nn.Module) -> set[nn.Module]:

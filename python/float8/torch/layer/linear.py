@@ -60,6 +60,7 @@ class Float8Linear(BaseLinear):
     _weight_gather: WeightGather | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
+    _is_called = False  # in eager mode, also by an earlier recipe (stale_optimizers.py)
     _first_step: bool  # it scales dynamically, since an operand of it has no scale yet
     # With tensor parallelism (tensor_parallel.py):
     _sharing: tuple[Any, int, Sharing] | None
@@ -200,6 +201,7 @@ class Float8Linear(BaseLinear):
         if type(weight) is not nn.Parameter and hasattr(weight, "_local_tensor"):
             from float8.torch.parallel import tensor_parallel  # it takes a while to load
 
+            self.note_call()
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
@@ -218,16 +220,31 @@ class Float8Linear(BaseLinear):
         owner = self if self._may_share else None
         rest = (scales, layout, owner, source, copies)
         if torch.compiler.is_compiling():
+            _note_graph()
             return _linear.linear(input, weight, bias, self._compiled_config, *rest)
+        if not self._is_called:
+            self._is_called = True
         try:
             return _linear.linear(input, weight, bias, self._config, *rest)
         except (RuntimeError, ValueError):
             _linear.refuse(input, weight, f"{self._words()}: ")
             raise
 
+    def note_call(self) -> None:
+        """Remembers that the linear computes, and not another module that reads its weight."""
+        if torch.compiler.is_compiling():
+            _note_graph()
+        elif not self._is_called:
+            self._is_called = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Tells whether the weight has no values now: between calls DeepSpeed's ZeRO-3 and FSDP1 have them in shards."""
+        return self.weight.numel() == 0
+
     def describe(self) -> str:
         """Returns what a layer has in common on all ranks, in words."""
-        n, k = self.weight.shape
+        n, k = (self.out_features, self.in_features) if self.is_empty else self.weight.shape
         dtype = str(self.weight.dtype).removeprefix("torch.")
         words = [f"[{n}, {k}] {self.recipe} in {dtype}"]
         words += [name for name in ("emulate", "saturate") if getattr(self, name)]
@@ -250,6 +267,13 @@ class Float8Linear(BaseLinear):
             self._scales.follow(device)
             view = self._scale_view
         return view
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Float8Linear:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # A state that is no submodule would move in the next forward, which may be compiled.
+        if self.weight is not None and not self.weight.is_meta:
+            self.scales_on(self.weight.device)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own, and a mesh cannot be copied.
@@ -278,6 +302,12 @@ class Float8Linear(BaseLinear):
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
         return text + (", emulate=True" if self.emulate else "")
+
+
+@traced.constant
+def _note_graph() -> bool:
+    notices.in_graphs = True
+    return True
 
 
 @traced.constant

@@ -14,12 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _linear, _ops, notices
+from float8.torch import _linear, _ops, notices, traced
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import Made
 from float8.torch.layer import mlp_function
 from float8.torch.layer.linear import Float8Linear, is_exporting
 from float8.torch.layer.mlp_function import Layer
+from float8.torch.layer.symbols import Symbol, activation_in, result_of
 from float8.torch.parallel import style_hooks
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -112,6 +113,8 @@ class FusedMLP(Made, nn.Module):
         if of_ranks and (args[0].numel() == 0 or len({e._first_step for e in children}) > 1):  # type: ignore[union-attr]
             return super().forward(args[0])  # type: ignore[no-any-return]
         x = args[0]
+        for child in children:
+            child.note_call()  # type: ignore[union-attr, operator]
         for name in self.float8_beside.before:
             x = self._modules[name](x)  # type: ignore[misc]
         if of_ranks:
@@ -249,9 +252,17 @@ def activation_of(own: Any) -> str | None:
         return "gelu"
     if type(own) is nn.GELU:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(own.approximate)
-    if type(own).__module__ not in ACTIVATION_MODULES:
-        return None
-    return _OF_CLASS.get(type(own).__name__)
+    if type(own).__module__ in ACTIVATION_MODULES:
+        return _OF_CLASS.get(type(own).__name__)
+    return _activation_of_class(type(own)) if isinstance(own, nn.Module) else None
+
+
+@traced.constant
+def _activation_of_class(kind: type[nn.Module]) -> str | None:
+    """Returns the activation that the forward of a class computes and nothing else, as those of timm do."""
+    y = result_of(kind.forward)
+    function = activation_in(y) if isinstance(y, Symbol) else None
+    return function.name if function is not None and function.x._how == "x" else None
 
 
 def _obstacle_of_dims(

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _linear, _ops
+from float8.torch.amaxes import keep_parts, parts_kept
 
 
 class Layer(NamedTuple):
@@ -61,6 +62,7 @@ class MLPFunction(torch.autograd.Function):
         ctx.save_for_backward(
             kept, x_qt, h_qt, *read, *saved, *(each for of in of_layers for each in of)
         )
+        keep_parts(ctx, *(each.scales for each in layers))
         return y
 
     @staticmethod
@@ -73,6 +75,7 @@ class MLPFunction(torch.autograd.Function):
         x, x_qt, h_qt, *kept = ctx.saved_tensors
         read, saved = kept[: count - 1], kept[count - 1 : 2 * count - 1]
         of_layers = kept[2 * count - 1 :]
+        of_layers[2::3] = parts_kept(ctx, *of_layers[2::3])
         fields = len(Layer._fields)
         want_x = ctx.needs_input_grad[0]
         wanted = [ctx.needs_input_grad[8 + i * fields : 10 + i * fields] for i in range(count)]

@@ -175,7 +175,9 @@ class FusedRMSNorm(Made, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or is_exporting() or torch._C._get_tracing_state():
             return super().forward(*args, **kwargs)
-        weight = self._parameters.get("weight")
+        weight: Any = self._parameters.get("weight")
+        if weight is None:  # FSDP1 has gathered weights as plain attributes
+            weight = self.weight
         x = args[0] if len(args) == 1 and not kwargs else None
         if (
             type(x) is not torch.Tensor

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 # Methods and functions of these names make pieces, of which a forward takes two.
 _PIECES = ("chunk", "split", "unbind")
+# A forward with one of these flags is called in another way than by x alone.
+_OTHER_CALLS = (
+    inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+)  # fmt: skip
+# A forward with an instruction that begins so changes what others see, or makes a function.
+_STATEMENTS = ("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "DELETE_", "IMPORT_", "MAKE_FUNCTION")
 
 
 class Symbol:
@@ -175,3 +186,93 @@ def object_of(function: Symbol) -> Any:
         if isinstance(home, types.ModuleType):
             return getattr(home, function._of[1], None)
     return None
+
+
+@functools.lru_cache(maxsize=256)
+def result_of(forward: Any) -> Symbol | str:
+    """Returns what a forward of x alone returns, or what one does that does more than compute it."""
+    if not isinstance(forward, types.FunctionType):
+        return "is no function"
+    code = forward.__code__
+    if code.co_argcount != 2 or code.co_kwonlyargcount or code.co_flags & _OTHER_CALLS:
+        return "takes other arguments than x, or is decorated"
+    if code.co_freevars:
+        return "calls super(), or reads variables of a function around it"
+    handlers: Any = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
+    steps = list(dis.get_instructions(code))
+    if handlers or any(each.opcode in (*dis.hasjrel, *dis.hasjabs) for each in steps):
+        return "has a branch, a loop, a with or a try"
+    if any(each.opname.startswith(_STATEMENTS) for each in steps) or any(
+        each.startswith("__") for each in code.co_names
+    ):
+        return "keeps something, imports, or makes a function"
+    calls: list[Symbol] = []
+    names = {
+        each: Symbol(calls, "global", forward.__globals__[each])
+        for each in code.co_names
+        if each in forward.__globals__
+    }
+    run = types.FunctionType(code, {**names, "__builtins__": {}})
+    try:
+        y = run(Symbol(calls, "self"), Symbol(calls, "x"))
+    except Exception:
+        return "does more than to call, multiply and square"
+    if not isinstance(y, Symbol) or {id(each) for each in calls} != _calls_in(y):
+        return "calls something that its result is not made of"
+    return y
+
+
+def _calls_in(y: Symbol) -> set[int]:
+    """Returns the ids of the calls that a value was made by."""
+    found: dict[int, Symbol] = {}
+    rest: list[Any] = [y]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, Symbol):
+            if id(each) not in found and each._how != "global":
+                found[id(each)] = each
+                rest += each._of
+        elif isinstance(each, (tuple, list)):
+            rest += each
+        elif isinstance(each, dict):
+            rest += each.values()
+        elif isinstance(each, slice):
+            rest += (each.start, each.stop, each.step)
+    return {key for key, each in found.items() if each._how == "call"}
+
+
+def activation_in(y: Symbol) -> Called | None:
+    """Returns the key of the function of PyTorch that returned y, and what it was called with."""
+    if y._how != "call":
+        return None
+    function, args, kwargs = y._of
+    found = object_of(function)
+    x = args[0] if args else None
+    if found is functional.silu and len(args) == 1 and not kwargs:
+        key = "silu"
+    elif found is functional.gelu and len(args) == 1 and set(kwargs) <= {"approximate"}:
+        key = {"none": "gelu", "tanh": "gelu_tanh"}.get(kwargs.get("approximate", "none"), "")
+    else:
+        key, x = "relu2", _relu_of(_squared(y))
+    return Called(key, x) if key and isinstance(x, Symbol) else None
+
+
+def _squared(y: Symbol) -> Any:
+    """Returns what y is the square of, None for another y."""
+    call = called_by_name(y, "square", "pow")
+    if call is None or call.kwargs:
+        return None
+    by = call.args[0] if len(call.args) == 1 else None
+    is_two = isinstance(by, (int, float)) and by == 2
+    squares = (call.name == "square" and not call.args) or (call.name == "pow" and is_two)
+    return call.x if squares else None
+
+
+def _relu_of(y: Any) -> Any:
+    """Returns what y is the ReLU of, None for another y."""
+    if not isinstance(y, Symbol) or y._how != "call":
+        return None
+    function, args, kwargs = y._of
+    found = object_of(function)
+    is_relu = found is functional.relu or found is torch.relu
+    return args[0] if is_relu and len(args) == 1 and not kwargs else None

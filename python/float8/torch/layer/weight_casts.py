@@ -364,6 +364,11 @@ def _kind(layer: Float8Linear) -> str:
             "precision in every forward, so that no copy stays; with "
             "enable_fsdp_float8_all_gather its shards are cast once a step"
         )
+    if layer.is_empty:
+        raise ValueError(
+            f"float8: the weight of layer {layer._layer_name!r} is empty between its calls, as DeepSpeed's ZeRO-3 and "
+            "FSDP1 leave it, so that no copy of it may stay: leave cache_weight_casts out"
+        )
     if not weight.is_meta:
         if hasattr(weight, "placements") and mesh_dims(layer).tensor is not None:
             return "shared"

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _linear, _ops
+from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_operands as operands
 from float8.torch.parallel.sharded_grads import Call
@@ -295,6 +296,7 @@ class _Linear(torch.autograd.Function):
         of_x = none if call.recompute else tensors[2:4]
         of_weight = none if call.recompute and not call.gathered else tensors[6:8]
         ctx.save_for_backward(weight, kept, scales, *of_x, *of_weight)
+        keep_parts(ctx, scales)
         outputs = forward(x, weight, bias, shard, scales, call, *tensors)
         if call.leaves:
             if not torch.compiler.is_compiling():
@@ -310,6 +312,7 @@ class _Linear(torch.autograd.Function):
             collectives.progress.begin(ctx.operation)
         call = ctx.call
         weight, x, scales, *copies = ctx.saved_tensors
+        (scales,) = parts_kept(ctx, scales)
         wanted = ctx.needs_input_grad[:3]
         if dy is None:  # only other linears of this x have a gradient
             others = dx_of_others

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from float8.torch import _ops
+from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_linear as linears
 from float8.torch.parallel import sharded_operands as operands
@@ -185,6 +186,7 @@ class _MLP(torch.autograd.Function):
             kept += [layer.part.weight, layer.part.scales]
             kept += linears.flat((x_qt, layer.w_copies[1]))
         ctx.save_for_backward(*read, *kept)
+        keep_parts(ctx, *(layer.part.scales for layer in layers))
         return y
 
     @staticmethod
@@ -197,6 +199,8 @@ class _MLP(torch.autograd.Function):
         x_shape, shared, apart, activation, calls, count = ctx.of
         given = [each for each in calls if each is not None]
         read, saved = _unpack(ctx.saved_tensors, len(given))
+        parts = parts_kept(ctx, *(each.scales for each in saved))
+        saved = [each._replace(scales=part) for each, part in zip(saved, parts, strict=True)]
         needs = ctx.needs_input_grad
         want_x = (needs[0], needs[1] if apart else needs[0])
         wanted = [needs[7 + 3 * i : 9 + 3 * i] for i in range(len(given))]
