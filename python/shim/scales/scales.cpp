@@ -119,7 +119,12 @@ float8_scales* Scales::plan_of_state(const AnyPlan& any) const {
       " bytes that are not the scale state of its " + std::to_string(linears_of(layout_)) +
       " linears" +
       (has_parts ? ", which has " + std::to_string(float8_scales_bytes(plan)) : std::string()) +
-      "; the state was replaced, resized or freed, or its layout changed: convert the model again");
+      (bytes_ == static_cast<int64_t>(kPartBytes)
+           ? "; they are a copy of a part of it, as hooks that copy what a compiled graph saves "
+             "for "
+             "backward make one (activation offload): leave the hooks out, or torch.compile"
+           : "; the state was replaced, resized or freed, or its layout changed: convert the model "
+             "again"));
 }
 
 void Scales::check_whole(const Tensor& tensor) const {

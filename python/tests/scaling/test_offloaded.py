@@ -70,3 +70,12 @@ def test_steps_have_the_same_bits(
     assert same(steps(other, device, True), steps(model, device, False))
     assert model.float8_scales.first == other.float8_scales.first == []
     assert torch.equal(model.float8_scales.state, other.float8_scales.state)
+
+
+def test_a_compiled_graph_says_what_copied_its_part(device: str, config: Config) -> None:
+    """What a graph saves is copied, since nothing keeps it besides."""
+    model: Any = FeedForward().to(device, torch.bfloat16)
+    f8.convert_to_float8_training(model, config=config("delayed"))
+    graph = torch.compile(model, backend="aot_eager")
+    with pytest.raises((ValueError, RuntimeError), match="hooks that copy what a compiled graph"):
+        steps(graph, device, True)
