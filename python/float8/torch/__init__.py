@@ -21,6 +21,7 @@ from float8.torch.layer.convert import LinearConfig, convert_to_float8_training
 from float8.torch.layer.filters import module_filter, verdicts
 from float8.torch.layer.fuse import Fusion, fuse, register_mlp
 from float8.torch.layer.linear import Float8Linear, prepare
+from float8.torch.layer.norm_layers import register_norm
 from float8.torch.layer.own_experts import Experts
 from float8.torch.layer.weight_casts import WeightCasts, cache_weight_casts
 from float8.torch.optim import AdamW
@@ -70,6 +71,7 @@ __all__ = [
     "prepare",
     "register_attention",
     "register_mlp",
+    "register_norm",
     "scaled_dot_product_attention",
     "sync_at_optimizer_steps",
     "sync_float8_amax_and_scale_history",

@@ -107,16 +107,21 @@ def rms_norm(
     weight's gradient has are in float32, in the same order every time. There is no gradient of a gradient: the kernel's
     raises RuntimeError. TypeError and ValueError name an argument that cannot be.
     """
+    check_form(weight_offset, rounding)
+    _check(x, weight, eps)
+    if fits(x, weight, emulate):
+        return by_kernel(x, weight, eps, weight_offset, rounding, emulate)
+    return by_operations(x, weight, eps, weight_offset, rounding)
+
+
+def check_form(weight_offset: float, rounding: str) -> None:
+    """Raises for what is no way to compute a norm."""
     if rounding not in ROUNDINGS:
         raise ValueError(f"float8: rounding is {rounding!r}; it is one of {', '.join(ROUNDINGS)}")
     if rounding == "normalized" and weight_offset != 0:
         raise ValueError(
             f"float8: weight_offset is {weight_offset}; with rounding='normalized' there is none"
         )
-    _check(x, weight, eps)
-    if fits(x, weight, emulate):
-        return by_kernel(x, weight, eps, weight_offset, rounding, emulate)
-    return by_operations(x, weight, eps, weight_offset, rounding)
 
 
 def _check(x: Any, weight: Any, eps: Any) -> None:

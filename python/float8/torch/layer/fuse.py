@@ -28,7 +28,7 @@ from float8.torch.shard.weight_mesh import mesh_dims
 _registered: dict[type[nn.Module], Known] = {}
 _OTHER_NORM = (
     "its forward is not known as an RMSNorm of one weight and one epsilon (docs/fusing.md has the forms), so that eager "
-    "mode computes it as it is written"
+    "mode computes it as it is written: name it by float8.torch.register_norm if functional.rms_norm computes it"
 )
 
 
@@ -190,12 +190,15 @@ def _fuse_norms(model: nn.Module) -> list[Fusion]:
         if isinstance(module, norm_layers.FusedRMSNorm):
             done.append(Fusion(name, True, "", "norm"))
             continue
-        form = norm_layers.form_of(module)
+        registered = norm_layers.registered_form(module)
+        form = registered or norm_layers.form_of(module)
         if form is None:
             if norm_layers.is_like(module) and type(module).forward is not nn.RMSNorm.forward:
                 done.append(Fusion(name, False, _OTHER_NORM, "norm"))
             continue
         why = _obstacle_of_forward(module)
+        if why is None and registered is not None:
+            why = norm_layers.obstacle_of_registered(module, registered)
         if why is None:
             note_forward(type(module), form.methods)
             module.__class__ = subclass(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from float8.torch import notices, rms_norm
-from float8.torch.classes import Made
+from float8.torch.classes import Made, check_class, known_of
 from float8.torch.layer.known_code import is_plain, names_alone
 from float8.torch.layer.linear import is_exporting
 
@@ -34,6 +34,75 @@ class Form(NamedTuple):
     weight_offset: float
     rounding: str
     methods: tuple[str, ...] = ()  # that its forward calls
+    weight: str = "weight"  # the name of its weight
+    one_type: bool = False  # of an x in the weight's type alone
+
+
+_registered: dict[type[nn.Module], Form] = {}
+
+
+def register_norm(
+    cls: type[nn.Module],
+    *,
+    weight: str = "weight",
+    eps: str = "eps",
+    weight_offset: float = 0.0,
+    rounding: str = "once",
+) -> None:
+    """Tells `fuse(norms=True)` of a class of RMSNorms whose forward takes x alone.
+
+    weight, eps: the names of its only parameter, of one dimension, and of its epsilon, a float.
+    weight_offset, rounding: how it computes, as functional.rms_norm has them. fuse compares each module with that for
+        a few tensors, and leaves one that computes something else; what is rounded in between is taken on trust.
+    Subclasses with a forward of their own are not meant. An x in another type than the weight's is computed by the
+    class's own forward.
+    """
+    check_class("register_norm", cls)
+    for name in (weight, eps):
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"float8: weight and eps are names of attributes, not {name!r}")
+    rms_norm.check_form(weight_offset, rounding)
+    _registered[cls] = Form(eps, float(weight_offset), rounding, weight=weight, one_type=True)
+
+
+def registered_form(module: nn.Module) -> Form | None:
+    """Returns what register_norm said of a module's class."""
+    return known_of(module, _registered, {})
+
+
+def obstacle_of_registered(module: nn.Module, form: Form) -> str | None:
+    """Returns why a norm is not what register_norm said of its class."""
+    given = {name: each for name, each in module._parameters.items() if each is not None}
+    weight = given.get(form.weight)
+    if weight is None or len(given) > 1 or weight.dim() != 1:
+        return f"its only parameter is not {form.weight!r}, of one dimension, which register_norm names"
+    if type(getattr(module, form.eps, None)) is not float:
+        return f"its {form.eps!r}, which register_norm names, is not a float"
+    is_here = type(weight.data) is torch.Tensor and not weight.is_meta and weight.numel() > 0
+    if is_here and not _is_close(module, form, weight.detach()):
+        return "its forward does not compute what register_norm said of its class"
+    return None
+
+
+def _is_close(module: nn.Module, form: Form, weight: torch.Tensor) -> bool:
+    """Tells whether a norm computes a form of an x in its weight's type, also where its epsilon counts."""
+    kind: Any = type(module)
+    eps = getattr(module, form.eps)
+    random = torch.Generator().manual_seed(0)
+    for scale in (1.0, eps**0.5):
+        x = torch.randn(2, 3, weight.numel(), generator=random, device="cpu") * scale
+        x = x.to(weight.device, weight.dtype)
+        expected = rms_norm.by_operations(x, weight, eps, form.weight_offset, form.rounding)
+        try:
+            with torch.no_grad():
+                y = kind.forward(module, x.clone())
+        except Exception:  # it takes more than an x
+            return False
+        if type(y) is not torch.Tensor or (y.dtype, y.shape) != (expected.dtype, expected.shape):
+            return False
+        if not torch.allclose(y.float(), expected.float(), rtol=0.02, atol=0.02):
+            return False
+    return True
 
 
 def form_of(module: nn.Module) -> Form | None:
@@ -175,9 +244,10 @@ class FusedRMSNorm(Made, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or is_exporting() or torch._C._get_tracing_state():
             return super().forward(*args, **kwargs)
-        weight: Any = self._parameters.get("weight")
+        form = self.float8_norm_form
+        weight: Any = self._parameters.get(form.weight)
         if weight is None:  # FSDP1 has gathered weights as plain attributes
-            weight = self.weight
+            weight = getattr(self, form.weight)
         x = args[0] if len(args) == 1 and not kwargs else None
         if (
             type(x) is not torch.Tensor
@@ -185,9 +255,9 @@ class FusedRMSNorm(Made, nn.Module):
             or weight is None
             or type(weight) not in (nn.Parameter, torch.Tensor)
             or x.shape[-1:] != weight.shape
+            or (form.one_type and x.dtype != weight.dtype)
         ):
             return super().forward(*args, **kwargs)
-        form = self.float8_norm_form
         if self.float8_forward_was_replaced(form.methods):
             kind = self.float8_original.__name__
             notices.warn_once(
