@@ -11,7 +11,7 @@ from torch.nn import functional
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import check_class, known_of, note_forward, subclass
-from float8.torch.layer import mlp_code, norm_layers, rotary_layers
+from float8.torch.layer import mlp_code, mlp_trial, norm_layers, rotary_layers
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
     ACTIVATION_MODULES,
@@ -19,8 +19,10 @@ from float8.torch.layer.mlp import (
     FusedMLP,
     Names,
     activation_of,
+    child_of,
     obstacle_beside,
     obstacle_of_children,
+    obstacle_of_parents,
 )
 from float8.torch.layer.mlp_code import Known
 from float8.torch.shard.weight_mesh import mesh_dims
@@ -55,9 +57,12 @@ def register_mlp(
     With `gate` it is down(activation(gate(x)) * up(x)), such as SwiGLU. With `gate_up` in the place of both it is
     that too, of one linear whose first half of features is gate and whose second half is up.
 
-    up, down, gate, gate_up: the names of its children. Its forward takes x alone. Subclasses with a forward of
-        their own are not meant.
+    up, down, gate, gate_up: the names of its children, or paths to modules below, as "net.0.proj". Its forward takes x
+        alone. Subclasses with a forward of their own are not meant.
     activation: "silu", "gelu", "gelu_tanh" (GELU's approximation) or "relu2" (ReLU squared).
+
+    fuse runs the forward of each such module with small linears in the places of its own ones, and leaves it where that
+    computes something else. What needs its own sizes, or a GPU, is taken on trust.
     """
     check_class("register_mlp", cls)
     if (up is None) == (gate_up is None) or (gate is not None and gate_up is not None):
@@ -149,6 +154,8 @@ def _fuse_mlps(model: nn.Module) -> list[Fusion]:
         of_child = known.beside.activation
         activation = known.activation or activation_of(getattr(module, of_child or "", None))
         why = _obstacle(module, known, activation)
+        if why is None and known_of(module, _registered, {}) is not None:
+            why = mlp_trial.obstacle_of_registered(module, known.names, activation or "")
         if why is None:
             note_forward(type(module))
             module.__class__ = subclass(
@@ -298,10 +305,12 @@ def _obstacle_of_forward(module: nn.Module) -> str | None:
 def _obstacle_of_children(
     module: nn.Module, names: Names, beside: Beside, activation: str | None
 ) -> str | None:
-    children = [module._modules.get(each) for each in names.given()]
+    children = [child_of(module, each) for each in names.given()]
     dims = [_tensor_dim(each) for each in children]
-    return obstacle_beside(module, beside, activation) or obstacle_of_children(
-        names, children, dims
+    return (
+        obstacle_beside(module, beside, activation)
+        or obstacle_of_parents(module, names.given())
+        or obstacle_of_children(names, children, dims)
     )
 
 

@@ -92,11 +92,12 @@ class FusedMLP(Made, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         names = self.float8_names.given()
-        children = [self._modules.get(name) for name in names]
+        children = [child_of(self, name) for name in names]
         alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
         why = None if alone else "it was called with other than an x"
         dims = [_shared_dim(each) for each in children]
         why = why or obstacle_beside(self, self.float8_beside, self.float8_activation)
+        why = why or obstacle_of_parents(self, names)
         why = why or obstacle_of_children(self.float8_names, children, dims)
         if not torch.compiler.is_compiling() and self.float8_forward_was_replaced():
             why = "the forward of its class was replaced"
@@ -241,6 +242,28 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
             return f"its {name} has hooks, which would not be called"
         if child is not None and "forward" in child.__dict__:
             return f"its {name} has a forward of its own"
+    return None
+
+
+def child_of(module: nn.Module, name: str) -> nn.Module | None:
+    """Returns a child by its name, or a module below by its path; None where there is none."""
+    child: Any = module._modules.get(name)
+    if child is None and "." in name:
+        child = module
+        for part in name.split("."):
+            child = None if child is None else child._modules.get(part)
+    return child  # type: ignore[no-any-return]
+
+
+def obstacle_of_parents(module: nn.Module, names: tuple[str, ...]) -> str | None:
+    """Returns why the modules that hold the linears of paths are not left out."""
+    for name in names:
+        parent, _, _ = name.rpartition(".")
+        while parent:
+            between = child_of(module, parent)
+            if between is not None and any(getattr(between, each) for each in _HOOKS):
+                return f"its {parent} has hooks, which would not be called"
+            parent, _, _ = parent.rpartition(".")
     return None
 
 
