@@ -368,7 +368,9 @@ CallLaunches Linear::State::bind(const BackwardCall& call, CallArguments& to) co
   if (casts_x_tensor(call)) {
     given &= ~kGivenX;
     // A tensor's inverse scale follows its scale.
-    to.set(Slot::kInputScale, call.x.fp8->q_inverse_scale - kernels::kInverse);
+    if (kernels.keeps_scale(Tensor::kInput)) {
+      to.set(Slot::kInputScale, call.x.fp8->q_inverse_scale - kernels::kInverse);
+    }
   }
   if ((given & kGivenX) == 0) bind_refs(layout.backward_x, Slot::kInputQ, to);
   if ((given & kGivenW) == 0) bind_refs(layout.backward_w, Slot::kWeightQ, to);
