@@ -40,7 +40,7 @@ class Linear {
       const std::shared_ptr<Context>& context, const LinearDesc& desc, ChosenKernels chosen);
   ~Linear();
 
-  // Of any call, and of one that is given these tensors in fp8, where x has the copy that backward reads.
+  // Any call needs so much, or one that is given these tensors in fp8. In backward x has the copy that is read.
   [[nodiscard]] size_t workspace_bytes() const;
   [[nodiscard]] size_t forward_workspace_bytes(bool x_fp8, bool w_fp8) const;
   [[nodiscard]] size_t backward_workspace_bytes(bool x_fp8, bool w_fp8, bool dy_fp8) const;

@@ -35,7 +35,7 @@ class SpeedModel {
   };
   // Least squares of the relative error. Nothing where the rows are too few or too alike.
   [[nodiscard]] static std::optional<SpeedModel> fit(const Sums& sums);
-  // What the coefficients multiply.
+  // Returns what the coefficients multiply.
   [[nodiscard]] static Terms terms_of(Shape shape, int64_t weights = 1);
   [[nodiscard]] double bf16_ns(const Terms& terms) const { return dot(bf16_, terms); }
   [[nodiscard]] double fp8_ns(const Terms& terms) const { return dot(fp8_, terms); }

@@ -30,7 +30,6 @@ def _fake_rotary(
     config: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     own = _ops.element_type(dtype)
-
     return (
         _ops.empty_heads(q, own, q_in_memory != tokens_first),
         _ops.empty_heads(k, own, k_in_memory != tokens_first),

@@ -31,9 +31,9 @@ Tensor empty_words(int64_t count, const Device& device) {
 
 void run_quantizer(const Quantizer& quantizer, const Place& place, const Tensor& q,
                    const Tensor& qt, float8_quantize_args args) {
-  const bool first = args.step != nullptr && args.step->first_step != 0;
+  const int32_t first = args.step == nullptr ? 0 : args.step->first_step;
   const Workspace workspace(place,
-                            first ? quantizer.workspace_bytes : quantizer.later_workspace_bytes);
+                            float8_quantizer_step_workspace_bytes(quantizer.quantizer, first));
   const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
   args.tensor.data = (has_q ? q : qt).mutable_data_ptr();
   args.transposed.data = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;

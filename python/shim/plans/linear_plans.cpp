@@ -56,16 +56,9 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   const float8_status status = float8_linear_plan(context_of(key.device), &desc, &plan->linear);
   if (key.weight_shards && status == FLOAT8_UNSUPPORTED) return plan;
   check(status);
-  for (const bool x : {false, true}) {
-    for (const bool w : {false, true}) {
-      const size_t at = Plan::given(x, w);
-      plan->saved[at] = float8_linear_saved_bytes_with_tensors(plan->linear, x, w);
-      plan->forward_workspace[at] = float8_linear_forward_workspace_bytes(plan->linear, x, w);
-      for (const bool dy : {false, true}) {
-        plan->backward_workspace[Plan::given(x, w, dy)] =
-            float8_linear_backward_workspace_bytes(plan->linear, x, w, dy);
-      }
-    }
+  for (int given = 0; given < 4; ++given) {
+    plan->saved[static_cast<size_t>(given)] =
+        float8_linear_saved_bytes_with_tensors(plan->linear, given & 1, given >> 1);
   }
   keep_any(key.config, key.device, {.linear = plan->linear});
   return plan;
@@ -102,7 +95,6 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   check(float8_quantizer_plan(made->context, &desc, &made->quantizer));
   if (key.noop_flag) check(float8_weights_compare(made->context, nullptr, 0, nullptr));
   made->workspace_bytes = float8_quantizer_workspace_bytes(made->quantizer);
-  made->later_workspace_bytes = float8_quantizer_step_workspace_bytes(made->quantizer, 0);
   made->qt_bytes = float8_quantizer_transposed_bytes(made->quantizer);
   made->q_bytes = float8_quantizer_tensor_bytes(made->quantizer) - made->qt_bytes;
   made->amax_words = static_cast<int64_t>(float8_quantizer_amax_words(made->quantizer));

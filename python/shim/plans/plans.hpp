@@ -37,21 +37,19 @@ struct Plan {
 
   // The bytes of `saved` of a call that is given x, or the weight, in fp8.
   [[nodiscard]] size_t saved_bytes(bool x_given, bool weight_given) const {
-    return saved[given(x_given, weight_given)];
+    return saved[(x_given ? 1 : 0) + (weight_given ? 2 : 0)];
   }
-  // The bytes of the workspace of calls that are given what these are.
+  // A call needs these bytes of workspace.
   [[nodiscard]] size_t workspace_bytes(const float8_forward_args& args) const {
-    return forward_workspace[given(args.x.fp8 != nullptr, args.w.fp8 != nullptr)];
+    return float8_linear_forward_workspace_bytes(linear, args.x.fp8 != nullptr,
+                                                 args.w.fp8 != nullptr);
   }
   [[nodiscard]] size_t workspace_bytes(const float8_backward_args& args) const {
     const bool x = args.x.fp8 != nullptr && args.x.fp8->qt != nullptr;
-    return backward_workspace[given(x, args.w.fp8 != nullptr, args.dy.fp8 != nullptr)];
+    return float8_linear_backward_workspace_bytes(linear, x, args.w.fp8 != nullptr,
+                                                  args.dy.fp8 != nullptr);
   }
-  [[nodiscard]] static size_t given(bool x, bool weight, bool dy = false) {
-    return (x ? 1 : 0) + (weight ? 2 : 0) + (dy ? 4 : 0);
-  }
-  std::array<size_t, 4> saved = {}, forward_workspace = {};  // by given()
-  std::array<size_t, 8> backward_workspace = {};
+  std::array<size_t, 4> saved = {};
 };
 
 // The casts of an operand apart from a linear.
@@ -89,8 +87,7 @@ struct QuantizerKey {
 struct Quantizer {
   float8_quantizer* quantizer = nullptr;
   float8_context* context = nullptr;
-  size_t workspace_bytes = 0;        // of a first step of delayed scaling, and
-  size_t later_workspace_bytes = 0;  // of others
+  size_t workspace_bytes = 0;  // of any call
   size_t q_bytes = 0;
   size_t qt_bytes = 0;
   int64_t amax_words = 0;

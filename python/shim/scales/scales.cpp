@@ -121,8 +121,7 @@ float8_scales* Scales::plan_of_state(const AnyPlan& any) const {
       (has_parts ? ", which has " + std::to_string(float8_scales_bytes(plan)) : std::string()) +
       (bytes_ == static_cast<int64_t>(kPartBytes)
            ? "; they are a copy of a part of it, as hooks that copy what a compiled graph saves "
-             "for "
-             "backward make one (activation offload): leave the hooks out, or torch.compile"
+             "for backward make one (activation offload): leave the hooks out, or torch.compile"
            : "; the state was replaced, resized or freed, or its layout changed: convert the model "
              "again"));
 }

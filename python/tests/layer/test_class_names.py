@@ -19,7 +19,7 @@ import float8.torch as f8
 from float8.torch import notices
 from float8.torch.classes import Made
 
-# What overrides a method of the module's own.
+# These override methods of the module's own.
 _OVERRIDES = {"forward", "extra_repr", "reset_parameters", "_grouped_mm"}
 # Experts of transformers have the second one themselves, of the same meaning.
 _OF_EXPERTS = {"weight_casts", "is_transposed"}

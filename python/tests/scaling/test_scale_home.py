@@ -104,14 +104,14 @@ def test_checkpoints_copies_and_pickles_go_on(
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    for twin in (loaded, copy.deepcopy(model), torch.load(file, weights_only=False)):
-        own, state = of(twin).float8_scales, of(model).float8_scales
+    for other in (loaded, copy.deepcopy(model), torch.load(file, weights_only=False)):
+        own, state = of(other).float8_scales, of(model).float8_scales
         assert own is not state and torch.equal(own.state, state.state) and own.first == []
-        assert all(part.linear._scales is own for part in of(twin).children())
+        assert all(part.linear._scales is own for part in of(other).children())
         with torch.no_grad():
             x = torch.randn(8, 32, device=device)
-            assert torch.equal(run(of(twin), x), run(of(model), x))
-        train(of(twin), device, steps=1)
+            assert torch.equal(run(of(other), x), run(of(model), x))
+        train(of(other), device, steps=1)
         assert not torch.equal(own.state, state.state)
 
 

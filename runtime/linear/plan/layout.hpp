@@ -8,7 +8,7 @@
 //                scale of x | of w      where the linear recomputes
 //   backward  := sync | first | amax buffer (dy) | partial maxima of dy | again |
 //                column sums of dy | own workspace of GEMMs | q and qt of dy
-//   again     := partial maxima of x | of w     only where the linear recomputes; and qt of x and of w beside dy's
+//   again     := partial maxima of x | of w     only where the linear recomputes, and qt of x and of w with dy's copies
 //
 // Copies come last, those of the largest tensor behind the others, so that a call that is given a tensor in
 // fp8 needs less.
@@ -99,7 +99,7 @@ struct WorkspaceBytes {
   size_t without_copies = 0;
   std::array<size_t, 3> end = {};  // of each tensor's copies; indexed by Tensor
 
-  // Of a call that is given these in fp8. `x` has the copy that the call reads.
+  // Returns those of a call that is given these tensors in fp8. `x` has the copy that the call reads.
   [[nodiscard]] size_t of(bool x, bool w, bool dy) const;
 };
 

@@ -289,7 +289,6 @@ Status Quantizer::plan_computed() {
                                          over_ranks ? 0 : layout_.first.offset(),
                                          {computed_of(desc_.source), desc_.activation,
                                           desc_.column_sums, over_ranks, desc_.less_workspace}));
-  layout_.workspace_bytes = computed_.workspace_bytes(true);
   return {};
 }
 

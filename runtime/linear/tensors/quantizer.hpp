@@ -71,8 +71,8 @@ class Quantizer {
   // The bytes of all copies, and of qt's part, which may lie apart.
   [[nodiscard]] size_t tensor_bytes() const { return layout_.q_bytes + layout_.qt_bytes; }
   [[nodiscard]] size_t transposed_bytes() const { return layout_.qt_bytes; }
-  [[nodiscard]] size_t workspace_bytes() const { return layout_.workspace_bytes; }
-  [[nodiscard]] size_t workspace_bytes(bool first_step) const {
+  // A first step of delayed scaling may need more than later ones.
+  [[nodiscard]] size_t workspace_bytes(bool first_step = true) const {
     return desc_.source == CastSource::kPlain ? layout_.workspace_bytes
                                               : computed_.workspace_bytes(first_step);
   }

@@ -237,7 +237,7 @@ CallMemory Quantizer::find_memory(const QuantizeCall& call) const {
   add_operands(memory, call);
   add_amax(memory, call, Access::kWrite);
   if (desc_.source != CastSource::kPlain) {
-    memory.add("workspace", call.workspace.data, layout_.workspace_bytes, Access::kWrite);
+    memory.add("workspace", call.workspace.data, needed_workspace(call), Access::kWrite);
   }
   return memory;
 }

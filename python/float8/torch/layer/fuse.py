@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -22,7 +23,6 @@ from float8.torch.layer.mlp import (
     child_of,
     obstacle_beside,
     obstacle_of_children,
-    obstacle_of_parents,
 )
 from float8.torch.layer.mlp_code import Known
 from float8.torch.shard.weight_mesh import mesh_dims
@@ -79,7 +79,13 @@ def register_mlp(
         raise ValueError(
             f"float8: activation is {activation!r}; it is one of {', '.join(_ops.ACTIVATIONS)}"
         )
-    _registered[cls] = Known(names, activation)
+    around = {parent: None for each in given for parent in _parents_of(each)}
+    _registered[cls] = Known(names, activation, Beside(around=tuple(around)))
+
+
+def _parents_of(path: str) -> Iterable[str]:
+    """Returns the paths of the modules above one: "net" and "net.0" of "net.0.proj"."""
+    return itertools.accumulate(path.split(".")[:-1], "{}.{}".format)
 
 
 def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[Fusion]:
@@ -146,7 +152,8 @@ def _fuse_mlps(model: nn.Module) -> list[Fusion]:
             )
             done.append(Fusion(name, why is None, why or ""))
             continue
-        known = _known_of(module)
+        registered = known_of(module, _registered, {})
+        known = registered or mlp_code.known_of(module)
         if known is None:
             if (why := _resembles(module)) is not None:
                 done.append(Fusion(name, False, why))
@@ -154,7 +161,7 @@ def _fuse_mlps(model: nn.Module) -> list[Fusion]:
         of_child = known.beside.activation
         activation = known.activation or activation_of(getattr(module, of_child or "", None))
         why = _obstacle(module, known, activation)
-        if why is None and known_of(module, _registered, {}) is not None:
+        if why is None and registered is not None:
             why = mlp_trial.obstacle_of_registered(module, known.names, activation or "")
         if why is None:
             note_forward(type(module))
@@ -241,11 +248,6 @@ def _norms_left(model: nn.Module, named: set[str]) -> list[Fusion]:
     return left
 
 
-def _known_of(module: nn.Module) -> Known | None:
-    """Returns what is known of a module's forward, None for other than an MLP."""
-    return known_of(module, _registered, {}) or mlp_code.known_of(module)
-
-
 def _resembles(module: nn.Module) -> str | None:
     """Returns why a module that looks like an MLP was left, None where it does not."""
     linears: dict[str, Any] = {name: e for name, e in module.named_children() if is_float8(e)}
@@ -307,10 +309,8 @@ def _obstacle_of_children(
 ) -> str | None:
     children = [child_of(module, each) for each in names.given()]
     dims = [_tensor_dim(each) for each in children]
-    return (
-        obstacle_beside(module, beside, activation)
-        or obstacle_of_parents(module, names.given())
-        or obstacle_of_children(names, children, dims)
+    return obstacle_beside(module, beside, activation) or obstacle_of_children(
+        names, children, dims
     )
 
 

@@ -61,6 +61,7 @@ class Beside(NamedTuple):
     activation: the one that is the activation, None where that is a function.
     dropout: the attribute with the p of a functional.dropout of y behind these, None where there is none.
     of_sequential: all children, where the forward is that of nn.Sequential.
+    around: the modules that hold linears below children. They are not called.
     """
 
     before: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ class Beside(NamedTuple):
     activation: str | None = None
     dropout: str | None = None
     of_sequential: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
 
 
 def _name_of(module: nn.Module) -> str:
@@ -97,7 +99,6 @@ class FusedMLP(Made, nn.Module):
         why = None if alone else "it was called with other than an x"
         dims = [_shared_dim(each) for each in children]
         why = why or obstacle_beside(self, self.float8_beside, self.float8_activation)
-        why = why or obstacle_of_parents(self, names)
         why = why or obstacle_of_children(self.float8_names, children, dims)
         if not torch.compiler.is_compiling() and self.float8_forward_was_replaced():
             why = "the forward of its class was replaced"
@@ -236,8 +237,8 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
             )
         if found != activation:
             return f"its {of.activation} is {found} now, and it was fused with {activation}"
-    for name in (*of.between, of.activation or ""):
-        child = module._modules.get(name)
+    for name in (*of.between, of.activation or "", *of.around):
+        child = child_of(module, name)
         if child is not None and any(getattr(child, each) for each in _HOOKS):
             return f"its {name} has hooks, which would not be called"
         if child is not None and "forward" in child.__dict__:
@@ -253,18 +254,6 @@ def child_of(module: nn.Module, name: str) -> nn.Module | None:
         for part in name.split("."):
             child = None if child is None else child._modules.get(part)
     return child  # type: ignore[no-any-return]
-
-
-def obstacle_of_parents(module: nn.Module, names: tuple[str, ...]) -> str | None:
-    """Returns why the modules that hold the linears of paths are not left out."""
-    for name in names:
-        parent, _, _ = name.rpartition(".")
-        while parent:
-            between = child_of(module, parent)
-            if between is not None and any(getattr(between, each) for each in _HOOKS):
-                return f"its {parent} has hooks, which would not be called"
-            parent, _, _ = parent.rpartition(".")
-    return None
 
 
 def activation_of(own: Any) -> str | None:

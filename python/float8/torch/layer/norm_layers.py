@@ -86,19 +86,14 @@ def obstacle_of_registered(module: nn.Module, form: Form) -> str | None:
 
 def _is_close(module: nn.Module, form: Form, weight: torch.Tensor) -> bool:
     """Tells whether a norm computes a form of an x in its weight's type, also where its epsilon counts."""
-    kind: Any = type(module)
     eps = getattr(module, form.eps)
     random = torch.Generator().manual_seed(0)
     for scale in (1.0, eps**0.5):
         x = torch.randn(2, 3, weight.numel(), generator=random, device="cpu") * scale
         x = x.to(weight.device, weight.dtype)
         expected = rms_norm.by_operations(x, weight, eps, form.weight_offset, form.rounding)
-        try:
-            with torch.no_grad():
-                y = kind.forward(module, x.clone())
-        except Exception:  # it takes more than an x
-            return False
-        if type(y) is not torch.Tensor or (y.dtype, y.shape) != (expected.dtype, expected.shape):
+        y = _result_of(module, x.clone(), expected)
+        if type(y) is not torch.Tensor:
             return False
         if not torch.allclose(y.float(), expected.float(), rtol=0.02, atol=0.02):
             return False
@@ -220,16 +215,21 @@ def _is_equal(
     setattr(module, form.eps, epsilon)
     expected = rms_norm.by_operations(x, weight, epsilon, form.weight_offset, form.rounding)
     version = x._version
+    y = _result_of(module, x, expected)
+    if y is None or x._version != version:
+        return False
+    return bool(((y == expected) | (y.isnan() & expected.isnan())).all())
+
+
+def _result_of(module: Any, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
+    """Returns what the forward of a module's class makes of x, None where it is no tensor of this type and shape."""
     try:
         with torch.no_grad():
             y = type(module).forward(module, x)
     except Exception:  # it has more than a weight and an epsilon, or takes more than x
-        return False
-    if not isinstance(y, torch.Tensor) or y.dtype != expected.dtype or x._version != version:
-        return False
-    return y.shape == expected.shape and bool(
-        ((y == expected) | (y.isnan() & expected.isnan())).all()
-    )
+        return None
+    is_like = isinstance(y, torch.Tensor) and (y.dtype, y.shape) == (like.dtype, like.shape)
+    return y if is_like else None
 
 
 class FusedRMSNorm(Made, nn.Module):
