@@ -58,7 +58,8 @@ def test_experts_that_gain_are_converted_as_the_program_says(capsys: Any, tmp_pa
     file.write_text(json.dumps([entry]))
     program = ("filter", "--model", str(file), "--tokens", "16384", "--recipe", "rowwise")
     own = json.loads(float8_tune(*program, "--json"))["decisions"][0]
-    assert own["convert"] and own["evidence"] == "modelled"
+    # An H200 has measured them.
+    assert own["convert"] and own["evidence"] in ("modelled", "measured")
     assert float(line[6]) == pytest.approx(own["speedup"], abs=1e-3)
     assert own["reason"] in printed
 

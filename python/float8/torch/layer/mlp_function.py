@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -10,6 +10,9 @@ from torch.autograd.function import once_differentiable
 from float8 import recipes
 from float8.torch import _linear, _ops
 from float8.torch.amaxes import keep_parts, parts_kept
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Layer(NamedTuple):
@@ -75,7 +78,7 @@ class MLPFunction(torch.autograd.Function):
         x, x_qt, h_qt, *kept = ctx.saved_tensors
         read, saved = kept[: count - 1], kept[count - 1 : 2 * count - 1]
         of_layers = kept[2 * count - 1 :]
-        of_layers[2::3] = parts_kept(ctx, *of_layers[2::3])
+        states = parts_kept(ctx, *of_layers[2::3])
         fields = len(Layer._fields)
         want_x = ctx.needs_input_grad[0]
         wanted = [ctx.needs_input_grad[8 + i * fields : 10 + i * fields] for i in range(count)]
@@ -83,10 +86,10 @@ class MLPFunction(torch.autograd.Function):
         def linear(
             index: int, dy: torch.Tensor, x: Any, qt: Any, want: int, *dy_copies: Any
         ) -> Any:
-            weight, w_qt, scales = of_layers[3 * index : 3 * index + 3]
+            weight, w_qt, _ = of_layers[3 * index : 3 * index + 3]
             return _linear.call_backward(
-                dy, saved[index], x, qt, weight, w_qt, scales, ctx.configs[index], layout, want,
-                *dy_copies,
+                dy, saved[index], x, qt, weight, w_qt, states[index], ctx.configs[index], layout,
+                want, *dy_copies,
             )  # fmt: skip
 
         grads: list[Any] = [None] * (fields * count)
@@ -94,14 +97,13 @@ class MLPFunction(torch.autograd.Function):
         of_down, of_bias = wanted[-1]
         h = None
         if x is not None:
-            h, h_qt = _product_again(read, h_qt, ctx.of, of_layers[-1], of_down, dy)
+            h, h_qt = _product_again(read, h_qt, ctx.of, states[-1], of_down, dy)
         dh, dw, db = linear(count - 1, dy, h, h_qt, want_h | of_down << 1 | of_bias << 2)
         grads[-fields] = dw if of_down else None
         grads[1 - fields] = db if of_bias else None
         dx: Any = None
         if want_h:
-            of_states = of_layers[2:-1:3]
-            scales = [each for each in of_states if each is not None]
+            scales = [each for each in states[:-1] if each is not None]
             if merged:
                 copies = _ops.quantize_merged_glu_backward(
                     dh, *read, activation, config, scales[0] if scales else None, layout
@@ -117,7 +119,7 @@ class MLPFunction(torch.autograd.Function):
             want_weights = [of_weight for of_weight, _ in wanted[:-1]]
             inputs = [(x, x_qt)] * (count - 1)
             if x is not None:
-                inputs = _inputs_again(x, x_qt, config, layout, of_states, want_weights, dh)
+                inputs = _inputs_again(x, x_qt, config, layout, states[:-1], want_weights, dh)
             for i in range(count - 1):
                 of_weight = want_weights[i]
                 if not (want_x or of_weight):
@@ -157,7 +159,7 @@ def _inputs_again(
     x_qt: torch.Tensor | None,
     config: int,
     layout: int,
-    scales: list[torch.Tensor | None],
+    scales: Sequence[torch.Tensor | None],
     want_weights: list[bool],
     dh: torch.Tensor,
 ) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
