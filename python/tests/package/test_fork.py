@@ -23,6 +23,7 @@ from torch import nn
 
 import float8.torch as f8
 from float8 import _library
+from float8.torch.shard import weight_changes
 
 SECONDS = 60  # after which a child that waits for ever is ended
 
@@ -138,3 +139,21 @@ def test_a_fork_while_threads_train(recipe: str) -> None:
 
 def test_a_fork_while_a_thread_stays_in_a_call() -> None:
     _run("_fork_while_a_thread_stays_in_a_call()")
+
+
+def test_optimizers_ask_nothing_of_a_gpu_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a child of a process with CUDA each such question is an error."""
+
+    def no_answer() -> bool:
+        raise RuntimeError("CUDA error: initialization error")
+
+    model = _model("rowwise")
+    weight_changes.watch_optimizers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(model, 16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", no_answer)
+    optimizer.step()

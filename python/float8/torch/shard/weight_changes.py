@@ -99,7 +99,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         return
     _steps.count += type(optimizer) not in _seen
     _steps.cast_within = False
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    # A process that forked from one with CUDA has none, and may not ask for a capture.
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         _steps.unknowable = True
 
 
