@@ -184,6 +184,9 @@ def _largest_head_of_cudnn() -> int:
     return 256 if backends.cudnn.version() >= 90501 else 128
 
 
+_GOOD_PACKS = 91900  # of cuDNN
+
+
 @traced.constant
 def _cudnn_version() -> int:
     """Returns the version of the cuDNN that float8 has by itself, which takes windows and packs, or 0. It may add with
@@ -194,8 +197,13 @@ def _cudnn_version() -> int:
 
 def has_cudnn(packed_head: int = 0) -> bool:
     """Tells whether it can compute windows, or packs of heads of this size."""
-    least = {0: 1, 256: 91900}.get(packed_head, 90600)
+    least = {0: 1, 256: _GOOD_PACKS}.get(packed_head, 90600)
     return _cudnn_version() >= least
+
+
+def gradients_of_keys_lie_anywhere() -> bool:
+    """Tells whether it has dk and dv of packs with strides of their own, as 9.14 has not."""
+    return _cudnn_version() >= _GOOD_PACKS
 
 
 def mean_of_keys(key: torch.Tensor) -> torch.Tensor:

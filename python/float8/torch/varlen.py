@@ -100,9 +100,10 @@ class VarlenAttentionFunction(torch.autograd.Function):
             dout = grad.transpose(0, 1)[None]
             own_qkv: Any = (None, None, None)
             if operands:
-                q, k, v = operands
-                # The library has dq where q would lie.
-                own_qkv = [x.transpose(0, 1)[None] for x in (q.contiguous(), k, v)]
+                # The library has dq where q would lie, and an old one dk and dv where k and v would.
+                count = 1 if attention.gradients_of_keys_lie_anywhere() else 3
+                dense = [x.contiguous() for x in operands[:count]]
+                own_qkv = [x.transpose(0, 1)[None] for x in (*dense, *operands[count:])]
             how = (ctx.recipe, *own_qkv, *ctx.longest)
             grads = attention.attention_backward(dout, o, lse, saved, *options, *how)
             return *(x[0] for x in grads), *nothing

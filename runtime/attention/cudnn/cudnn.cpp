@@ -36,8 +36,9 @@ namespace {
 constexpr int kLeastVersion = 90501;       // the first with a backward of heads of 256
 constexpr int kBadVersion = 91000;         // whose attention NVIDIA's own frontend refuses in part
 constexpr int kLeastOfPacks = 90600;       // has no packs of shared heads before
-constexpr int kLeastOfLargePacks = 91900;  // 9.14 has wrong gradients of packed heads of 256
-constexpr size_t kMostGraphs = 128;        // of a plan
+// 9.14 has wrong gradients of packed heads of 256, and dk and dv of packs lie as k and v do.
+constexpr int kLeastOfGoodPacks = 91900;
+constexpr size_t kMostGraphs = 128;  // of a plan
 
 std::string version_text(int version) {
   return f8::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
@@ -169,7 +170,7 @@ class CudnnAttention final : public AttentionProvider {
   }
 
   Status run(AttentionPass pass, const ProviderCall& call, Stream stream) const override {
-    if (pass == AttentionPass::kBackward) F8_TRY(check_dq(call));
+    if (pass == AttentionPass::kBackward) F8_TRY(check_gradients(call));
     return with_graph(pass, call, [&](cudnnHandle_t handle, const Graph& graph) -> Status {
       if (graph.workspace > call.workspace.bytes) {
         return fail(ErrorCode::kUnsupported,
@@ -205,17 +206,28 @@ class CudnnAttention final : public AttentionProvider {
   }
 
  private:
-  // cuDNN writes dq of a pack where q would lie, whatever the strides of dq are (9.19).
-  [[nodiscard]] Status check_dq(const ProviderCall& call) const {
-    const bool alike =
-        call.dq.token_stride == call.q.token_stride && call.dq.head_stride == call.q.head_stride;
-    if (!desc_.packed || alike) return {};
-    return fail(
-        ErrorCode::kUnsupported,
-        "cuDNN has dq of packed sequences with the strides of q, which are {} between tokens and "
-        "{} between heads, and dq's are {} and {}; give it {}",
-        call.q.token_stride, call.q.head_stride, call.dq.token_stride, call.dq.head_stride,
-        desc_.recipe == AttentionRecipe::kBf16 ? "q and dq with the same strides" : "a dense dq");
+  // cuDNN writes dq of a pack where q would lie, whatever the strides of dq are (9.19); older ones do so with dk and dv too.
+  [[nodiscard]] Status check_gradients(const ProviderCall& call) const {
+    if (!desc_.packed) return {};
+    F8_TRY(check_strides('q', call.q, call.dq));
+    if (F8_TRY(cudnn_version()) >= kLeastOfGoodPacks) return {};
+    F8_TRY(check_strides('k', call.k, call.dk));
+    return check_strides('v', call.v, call.dv);
+  }
+  [[nodiscard]] Status check_strides(char name, const float8_heads& operand,
+                                     const float8_heads& gradient) const {
+    if (gradient.token_stride == operand.token_stride &&
+        gradient.head_stride == operand.head_stride) {
+      return {};
+    }
+    return fail(ErrorCode::kUnsupported,
+                "cuDNN has d{} of packed sequences with the strides of {}, which are {} between "
+                "tokens and {} between heads, and d{}'s are {} and {}; give it {}",
+                name, name, operand.token_stride, operand.head_stride, name, gradient.token_stride,
+                gradient.head_stride,
+                desc_.recipe == AttentionRecipe::kBf16
+                    ? f8::format("{} and d{} with the same strides", name, name)
+                    : f8::format("a dense d{}", name));
   }
 
   // Enqueues what tells a pack's graph where its sequences lie, and adds it to the tensors.
@@ -464,10 +476,10 @@ Result<AttentionProviderPtr> create_cudnn_attention(const std::shared_ptr<Contex
     }
     const Kernel *spans = nullptr, *finish = nullptr;
     if (desc.packed) {
-      if (desc.head_dim == 256 && version < kLeastOfLargePacks) {
+      if (desc.head_dim == 256 && version < kLeastOfGoodPacks) {
         return fail(ErrorCode::kUnsupported,
                     "cuDNN {} has wrong gradients of packed heads of 256; {} and newer are right",
-                    version_text(version), version_text(kLeastOfLargePacks));
+                    version_text(version), version_text(kLeastOfGoodPacks));
       }
       const auto kernel = [&](codegen::AttentionStep step) {
         return context->kernel(codegen::AttentionCastSpec{

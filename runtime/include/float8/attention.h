@@ -182,8 +182,9 @@ typedef struct float8_attention_backward_args {
  * part, dq, and dk with dv. All products are fp8 MMAs with fp32 sums; dout has a scale for each 128 tokens of a head, P and
  * dS have scales that are found beside their products, and the gradients have the same bits from run to run. Under
  * FLOAT8_ATTENTION_FP8_FORWARD it enqueues float8_attention_dequantize into its workspace, and cuDNN's backward of these. In
- * bf16 dout, dq, dk and dv of packed sequences are dense [tokens][heads][head_dim], and so is q (FLOAT8_UNSUPPORTED where
- * cuDNN would need more scratch, or q's strides are not dq's), and a batch of one query has no backward on a GPU (FLOAT8_UNSUPPORTED).
+ * bf16 dout, dq, dk and dv of packed sequences are dense [tokens][heads][head_dim], and so is q, and before cuDNN 9.19 k and v
+ * (FLOAT8_UNSUPPORTED where cuDNN would need more scratch, or a gradient's strides are not these), and a batch of one query
+ * has no backward on a GPU (FLOAT8_UNSUPPORTED).
  * In fp8 the gradients are those of the values that the forward multiplied: the gradient of k's mean is 0. A dout that is
  * not finite shows in the gradients of its head. A call without queries writes nothing, where dk and dv would be 0. */
 FLOAT8_API float8_status float8_attention_backward(const float8_attention* attention,

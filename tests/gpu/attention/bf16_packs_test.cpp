@@ -22,17 +22,16 @@ class PackTestInBf16 : public AttentionGradients {
     if (IsSkipped() || kEmulated) return;
     if (const auto version = cudnn_version(); !version) GTEST_SKIP() << version.error().message;
   }
-  // A plan of heads of 256 is refused.
-  static bool is_too_old(int64_t head_dim) {
-    return !kEmulated && head_dim == 256 && cudnn_version().value_or(0) < 91900;
-  }
+  // A plan of heads of 256 is refused, and so are k and v whose gradients have other strides.
+  static bool is_old() { return !kEmulated && cudnn_version().value_or(0) < 91900; }
 };
 
 class PacksInBf16 : public PackTestInBf16, public testing::WithParamInterface<PackCase> {
  protected:
   void SetUp() override {
     PackTestInBf16::SetUp();
-    if (!IsSkipped() && is_too_old(GetParam().d)) GTEST_SKIP() << "refused with this cuDNN";
+    if (IsSkipped()) return;
+    if (GetParam().d == 256 && is_old()) GTEST_SKIP() << "refused with this cuDNN";
   }
   // The results of sequence i of a pack's.
   static Gradients results_of(const Gradients& all, const Operands& own,
@@ -92,12 +91,17 @@ INSTANTIATE_TEST_SUITE_P(
                     PackCase{"large_heads_window", 1, 1, {150, 3}, {150, 3}, true, 70, 256}),
     [](const auto& test) { return std::string(test.param.name); });
 
-// k, v and dout have gaps between their tokens, as those of a fused projection; q and the gradients are dense.
+// dout has gaps between its tokens, and k and v have, as those of a fused projection, where cuDNN takes them; q and the
+// gradients are dense.
 TEST_P(PacksInBf16, EachSequenceIsNearFp64) {
   const PackCase& of = GetParam();
   const std::vector<int32_t> cu_q = pack_offsets(of.queries), cu_k = pack_offsets(of.keys);
   Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d);
   all.q = Elements(1, of.heads_q, cu_q.back(), 0, 1, 0, of.d);
+  if (is_old()) {
+    all.k = Elements(1, of.heads_kv, cu_k.back(), 0, 2, 5, of.d);
+    all.v = Elements(1, of.heads_kv, cu_k.back(), 0, 3, 0, of.d);
+  }
   Gradients packed = Gradients::dense(all);
   run(of.desc(), all, cu_q, cu_k, packed);
   if (HasFatalFailure()) return;
@@ -338,6 +342,15 @@ TEST_F(PackCallsInBf16, AreRefused) {
         args.sizes.tokens_q = args.sizes.tokens_kv = 200, args.q.token_stride = 264;
       },
       "the strides of q");
+  if (!is_old()) return;
+  for (const auto of : {&float8_attention_backward_args::k, &float8_attention_backward_args::v}) {
+    refuses(
+        call.backward, backward,
+        [&](auto& args) {
+          args.sizes.tokens_q = args.sizes.tokens_kv = 200, (args.*of).token_stride = 136;
+        },
+        "the same strides");
+  }
 }
 
 }  // namespace
