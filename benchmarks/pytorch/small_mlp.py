@@ -5,7 +5,7 @@
         [--seconds 1] [--profile FOLDER] [--json FILE] [--emulate]
 
 A size is the model's width and the MLP's. Every variant is compiled, and runs in a CUDA graph, as small layers are bound by the host else.
--fused is with float8.torch.fuse, and -norms with the norm too.
+-fused is with float8.torch.fuse, -norms with the norm too, and -keep keeps the copies of forward for backward.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def main() -> int:
     known = {"bf16": common.Variant("bf16")}
     for recipe in ("tensorwise", "rowwise", "delayed", "blockwise"):
         plain = common.Variant("float8", recipe)
-        own = [plain, dataclasses.replace(plain, fuse=True)]
+        fused = dataclasses.replace(plain, fuse=True)
+        own = [plain, fused, dataclasses.replace(fused, recompute=False)]
         if recipe != "delayed":
             own.append(dataclasses.replace(plain, fuse=True, norms=True))
         known.update({variant.name: variant for variant in own})

@@ -7,6 +7,7 @@ these: they are never in memory. The results have the bits of the linears with t
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -321,7 +322,8 @@ def _obstacle_of_child(name: str, child: nn.Module | None, is_shared: bool) -> s
 
 def _obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None:
     """Returns why children that have no obstacle cannot be fused with each other."""
-    if len({id(each) for each in children}) < len(children):
+    # A graph has a guard for an id, and so would be of one MLP alone.
+    if any(one is other for one, other in itertools.combinations(children, 2)):
         return "one linear is two of its children"
     first, *others = children
     for name, child in zip(names[1:], others, strict=True):
