@@ -13,6 +13,7 @@ from torch import nn
 
 import float8.torch as f8
 from float8.torch import notices, rms_norm, rotary
+from float8.torch.layer import convert
 
 _LONG_ROOMS = {"distributed", "programs", "trainers"}
 
@@ -98,6 +99,12 @@ def config(device: str) -> Callable[..., f8.LinearConfig]:
         return f8.LinearConfig(recipe=recipe, emulate=device == "cpu", **fields)
 
     return make
+
+
+@pytest.fixture
+def large_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of converted models cast for backward again, as they do for models with larger weights than a test has."""
+    monkeypatch.setattr(convert, "SMALL_WEIGHT", -1)
 
 
 @pytest.fixture

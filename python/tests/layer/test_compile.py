@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import float8.torch as f8
@@ -156,3 +157,25 @@ def test_opcheck_of_linears(
             (dy, saved, x, x_qt, weight, w_qt, None, config, 0, wanted),
             test_utils=(*OPCHECKS, "test_aot_dispatch_dynamic"),
         )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "expected"),
+    (
+        ([(1024, 4096), (64, 64)], None, False),
+        ([(1024, 4112), (64, 64)], None, None),
+        ([(1024, 4096), (64, 64)], True, True),
+        ([(1024, 4112), (64, 64)], False, False),
+    ),
+)
+def test_graphs_of_models_without_large_weights_keep_copies(
+    sizes: list[tuple[int, int]], given: bool | None, expected: bool | None
+) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(*each) for each in sizes))
+    options = f8.LinearConfig("rowwise", emulate=True, recompute=given)
+    for _ in range(2):  # also where it is converted already
+        f8.convert_to_float8_training(model, config=options)
+        assert [each.recompute for each in model] == [expected] * 2
+    alone = f8.Float8Linear(64, 64, recipe="rowwise", emulate=True)
+    assert alone.recompute is None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import float8.torch as f8
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("untold", "graphs_anew")
+pytestmark = pytest.mark.usefixtures("untold", "graphs_anew", "large_weights")
 COMMON = {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 

@@ -18,7 +18,7 @@ from float8 import recipes
 from float8.torch import _ops
 from float8.torch.shard.copy_layout import layout
 
-pytestmark = pytest.mark.usefixtures("untold", "graphs_anew")
+pytestmark = pytest.mark.usefixtures("untold", "graphs_anew", "large_weights")
 K, N = 64, 96
 
 

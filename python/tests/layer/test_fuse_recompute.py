@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import float8.torch as f8
 
 Config = Callable[..., f8.LinearConfig]
+pytestmark = pytest.mark.usefixtures("large_weights")
 FUSED = ("tensorwise", "rowwise", "delayed", "blockwise")
 
 

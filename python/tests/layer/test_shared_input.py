@@ -22,6 +22,7 @@ import float8.torch as f8
 from float8.torch import _linear, _ops, shared_casts
 
 Config = Callable[..., f8.LinearConfig]
+pytestmark = pytest.mark.usefixtures("large_weights")
 DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
