@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import faulthandler
-import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pathlib
 import pickle
@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import costs
 import pytest
 import torch
 from torch import distributed
@@ -33,13 +34,13 @@ from float8.torch.ranks import collectives, gloo
 
 device = "cpu"  # of a rank
 _PRELOAD = [  # what ranks would each import
-    "float8.torch",
+    "ranks",
     "functorch.compile",
-    "pytest",
     "float8.torch.parallel.tensor_parallel",
     "torch._dynamo.backends.common",
     "torch._inductor.lowering",  # which the partition of every compiled graph imports
     "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed._ops.device_mesh",  # which DTensors in graphs import
     "torch.distributed.fsdp",
     "torch.distributed.tensor.experimental",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
@@ -79,8 +80,7 @@ def _start(
     device = on
     if on == "cpu":  # meshes that name no device are the GPUs' where there are some
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    gc.freeze()  # what the server has imported is not walked again
-    gc.set_threshold(50_000)
+    costs.begin()
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)
     faulthandler.enable(stacks)
@@ -183,8 +183,7 @@ def _start_program(
 ) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    gc.freeze()
-    gc.set_threshold(50_000)
+    costs.begin()
     for descriptor, name in ((1, "output"), (2, "errors")):
         with open(pathlib.Path(folder, f"{name}{rank}"), "wb") as file:
             os.dup2(file.fileno(), descriptor)
@@ -224,6 +223,9 @@ def run_program(script: Any, *arguments: object, world: int = 2) -> str:
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
+    with pytest.MonkeyPatch.context() as patch:  # the server finds this file
+        patch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parent), prepend=os.pathsep)
+        multiprocessing.forkserver.ensure_running()
     return context
 
 

@@ -29,9 +29,9 @@ from training import Masters, Sizes
 
 BENCHMARKS = pathlib.Path(losses.__file__).parent
 
-SMALL = Sizes(128, 128, 2, 2, 64, batch=4, tokens=32, steps=8)
+SMALL = Sizes(128, 128, 2, 2, 64, batch=4, tokens=32, steps=5)
 # Ranks have whole blocks of weights; whole blocks of tokens, for tp-sp, are left to GPUs.
-BLOCKS = Sizes(256, 256, 2, 1, 32, batch=2, tokens=64, steps=8)
+BLOCKS = Sizes(256, 256, 2, 1, 32, batch=2, tokens=64, steps=5)
 TINIEST = Sizes(64, 64, 2, 1, 32, batch=2, tokens=32, steps=2)
 ON_GPUS = Sizes(steps=20)
 MOST = 5.0  # times the noise; both are of one run, and a step may amplify either
