@@ -74,7 +74,7 @@ class MLPFunction(torch.autograd.Function):
         count = len(ctx.configs)
         x, x_qt, h_qt, *kept = ctx.saved_tensors
         read, saved = kept[: count - 1], kept[count - 1 : 2 * count - 1]
-        of_layers = kept[2 * count - 1 :]
+        of_layers = list(kept[2 * count - 1 :])  # a tuple to torch.compile of PyTorch 2.10
         of_layers[2::3] = parts_kept(ctx, *of_layers[2::3])
         fields = len(Layer._fields)
         want_x = ctx.needs_input_grad[0]
