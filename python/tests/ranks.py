@@ -33,6 +33,7 @@ import float8.torch
 from float8.torch.ranks import collectives, gloo
 
 device = "cpu"  # of a rank
+whole_graphs = torch.__version__ < "2.14.0a0"  # later ones refuse fullgraph=True over FSDP's hooks
 _PRELOAD = [  # what ranks would each import
     "ranks",
     "functorch.compile",

@@ -19,6 +19,8 @@ from torch.autograd import forward_ad
 from float8 import recipes
 from float8.torch import _schemas as _schemas
 
+if torch.__version__ < "2.10.0a0":
+    raise ImportError(f"float8.torch needs PyTorch 2.10 or newer, and this is {torch.__version__}")
 _SHIM = str(pathlib.Path(__file__).parent.parent / "_C.so")
 torch.ops.load_library(_SHIM)  # type: ignore[no-untyped-call]
 

@@ -80,6 +80,11 @@ def check_class(call: str, cls: Any) -> None:
         raise TypeError(f"float8: {call} takes a class of nn.Module, not {cls!r}")
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Tells whether a module has the class that fully_shard makes, of FSDPModule and the module's own."""
+    return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
+
+
 def known_of(
     module: nn.Module,
     registered: Mapping[type[nn.Module], Known],

@@ -104,7 +104,8 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters that have gradients; returns what `closure` does."""
-        self._accelerator_graph_capture_health_check()
+        check = "_accelerator_graph_capture_health_check"  # PyTorch 2.10 has the other name
+        getattr(self, check if hasattr(self, check) else "_cuda_graph_capture_health_check")()
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -329,6 +329,10 @@ def _without_groups(mesh: Any, rank: int, world: int, tensor: int, changed: bool
 def test_a_rank_that_loses_its_groups(
     tensor: int, changed: bool, words: str, tmp_path: Any
 ) -> None:
+    if tensor > 1 and torch.__version__ < "2.11.0a0":
+        pytest.skip(
+            "PyTorch 2.10 closes gloo's connections with the groups, so that both ranks fail at once"
+        )
     cause = "Could not resolve the process group" if tensor > 1 else "aborted on rank 1."
     outcomes = ranks.run(_without_groups, 2, tmp_path, tensor, changed, timeout=TIMEOUT)
     for rank, outcome in enumerate(outcomes):

@@ -24,6 +24,21 @@ def test_import_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1200)
 
 
+@pytest.mark.parametrize(
+    ("version", "old"), [("2.9.1", True), ("2.10.0a0", False), ("2.10.0", False)]
+)
+def test_an_older_torch_is_an_error(version: str, old: bool) -> None:
+    code = (
+        "import torch\n"
+        f"torch.__version__ = type(torch.__version__)('{version}+cu128')\n"
+        "import float8.torch\n"
+    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert bool(result.returncode) == old
+    assert not old or "ImportError: float8.torch needs PyTorch 2.10" in result.stderr
+
+
 def test_version_is_the_library_s() -> None:
     assert float8.__version__.count(".") == 2
 

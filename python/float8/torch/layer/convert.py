@@ -21,6 +21,7 @@ from float8.filter import (
 )
 from float8.recipes import Recipe
 from float8.torch import notices
+from float8.torch.classes import is_sharded
 from float8.torch.layer import stale_optimizers
 from float8.torch.layer.convertible import (
     device_of,
@@ -441,8 +442,7 @@ def _refuse_torchao(module: object) -> None:
 
 def _has(linear: nn.Linear, kind: type[Float8Linear], options: LinearConfig) -> bool:
     """Tells whether a linear is what a conversion would make of it."""
-    own = type(linear)
-    of_model = own.__mro__[getattr(own, "_orig_cls_mro_index", 0)]  # fully_shard makes a class
+    of_model = type(linear).__bases__[-1] if is_sharded(linear) else type(linear)
     if of_model is not kind or not isinstance(linear, kind):
         return False
     fields = {**options.linear_fields(), "recipe": resolve_recipe(options.recipe)}

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, notices
-from float8.torch.classes import subclass
+from float8.torch.classes import is_sharded, subclass
 from float8.torch.experts.delayed import ExpertLinear
 from float8.torch.experts.modules import (
     Float8Experts,
@@ -230,8 +230,7 @@ def _obstacle(module: nn.Module, kind: type[Float8Experts] | None) -> str | None
         )
     if of_instance := [name for name in ("forward", "_grouped_mm") if name in module.__dict__]:
         return f"its {of_instance[0]} was replaced: convert the model before"
-    is_sharded = any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
-    if is_sharded and not isinstance(module, Float8Experts):  # it would be another class
+    if is_sharded(module) and not isinstance(module, Float8Experts):  # it would be another class
         return "fully_shard was called on it: convert the model before"
     if getattr(module, "_compiled_call_impl", None) is not None:
         return "it was compiled by nn.Module.compile: convert the model before"

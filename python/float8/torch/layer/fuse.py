@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
-from float8.torch.classes import check_class, known_of, note_forward, subclass
+from float8.torch.classes import check_class, is_sharded, known_of, note_forward, subclass
 from float8.torch.layer import mlp_code, mlp_trial, norm_layers, rotary_layers
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
@@ -299,7 +299,7 @@ def _obstacle_of_forward(module: nn.Module) -> str | None:
     """Returns why a module is not given another forward."""
     if _is_replaced(module):
         return "its forward was replaced"
-    if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+    if is_sharded(module):
         return "fully_shard was called on it: call fuse before"
     return None
 

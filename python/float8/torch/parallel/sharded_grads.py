@@ -36,9 +36,8 @@ class Call(NamedTuple):
     leaves: bool = False  # it leaves what it gathered to other linears, which read `whole`
     gathered: bool = False  # FSDP gathers the weight's copies
 
-    @property
     def x_share_dim(self) -> int | None:
-        """The dimension of the matrix x that ranks share."""
+        """The dimension of the matrix x that ranks share; no property, as `Part.slots`."""
         return 1 if self.dim == 1 else None if self.x_dim is None else 0
 
 
@@ -121,7 +120,7 @@ def slot_of(scales: Tensor | None, call: Call) -> Slot | None:
 
 def cast_again(x: Tensor, weight: Tensor, scales: Tensor | None, call: Call) -> list[Any]:
     """Returns qt of x and, where forward cast the weight, of the weight."""
-    shares = [Share(rows_of(x.detach()), _ops.INPUT, call.x_share_dim)]
+    shares = [Share(rows_of(x.detach()), _ops.INPUT, call.x_share_dim())]
     if not call.gathered:
         shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
     return [qt for _, qt in operands.cast(shares, call.to, True, slot_of(scales, call))]

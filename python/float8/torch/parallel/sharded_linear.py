@@ -57,7 +57,7 @@ def linear(
     if (left := _find_left(source, key)) is not None:
         (whole, x_copies), of_weight = left, operands.cast(shares, call.to, save, slot)
     else:
-        x_share = Share(grads.rows_of(x.detach()), _ops.INPUT, call.x_share_dim)
+        x_share = Share(grads.rows_of(x.detach()), _ops.INPUT, call.x_share_dim())
         x_copies, *of_weight = operands.cast([x_share, *shares], call.to, save, slot)
         whole = x
         if call.x_dim is not None:

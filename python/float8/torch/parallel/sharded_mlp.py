@@ -33,8 +33,8 @@ class Part(NamedTuple):
     scales: Tensor | None  # of a scale state, for delayed scaling
     call: Call
 
-    @property
     def slots(self) -> list[Slot]:
+        """The scales that its casts have; torch.compile of PyTorch 2.10 takes no property of a tuple."""
         slot = grads.slot_of(self.scales, self.call)
         return [] if slot is None else [slot]
 
@@ -78,19 +78,20 @@ def _gathering(x: Tensor, parts: Sequence[Part], shared: bool) -> list[Part]:
 
 def _cast(x: Tensor, parts: Sequence[Part], save: bool) -> tuple[list[Copies], list[Copies]]:
     """Returns the copies of x, one for all that read it or with delayed scaling one for each, and of the weights."""
-    of_x = Share(grads.rows_of(x), _ops.INPUT, parts[0].call.x_share_dim)
+    of_x = Share(grads.rows_of(x), _ops.INPUT, parts[0].call.x_share_dim())
     to = parts[0].call.to
-    groups = [[part] for part in parts] if parts[0].slots else [parts]
+    groups = [[part] for part in parts] if parts[0].slots() else [parts]
     x_copies, w_copies = [], []
-    for group in groups:
-        shares = [] if group[0] is parts[-1] else [of_x]
+    for i, group in enumerate(groups):
+        reads_x = i < len(parts) - 1  # as all groups but that of down alone
+        shares = [of_x] if reads_x else []
         for part in group:
             if not part.call.gathered:
                 weight = part.weight.detach().to(x.dtype)
                 shares.append(Share(weight, _ops.WEIGHT, part.call.dim))
-        slots = group[0].slots
+        slots = group[0].slots()
         found = operands.cast(shares, to, save, slots[0] if slots else None)
-        if group[0] is not parts[-1]:
+        if reads_x:
             x_copies.append(found.pop(0))
         for part in group:
             w_copies.append((None, None) if part.call.gathered else found.pop(0))
@@ -142,7 +143,7 @@ def _forward(
     for layer in before:
         call, copies, own = layer.part.call, layer.x_copies, x
         if call.x_dim is not None and not call.gathers:
-            if left is None or layer.part.slots:
+            if left is None or layer.part.slots():
                 left = linears.gather_q(x, copies, call)
             copies = left
             own = x.new_empty((1,)).expand(grads.whole_shape(x.shape, call.x_dim, call.to.ranks))
@@ -153,7 +154,7 @@ def _forward(
             left = q, copies[1]
         read.append(y)
     of = _activation(activation, read)
-    (h_copies,), _ = cast_activation(of, down.part.call.to, save, down.part.slots)
+    (h_copies,), _ = cast_activation(of, down.part.call.to, save, down.part.slots())
     # A linear whose x has its copies reads the shape of x alone.
     return down.forward(read[0], h_copies), h_copies[1], read
 
@@ -181,7 +182,7 @@ class _MLP(torch.autograd.Function):
         kept: list[Tensor | None] = []
         for i, layer in enumerate(layers):
             x_qt = h_qt if layer.x_copies is None else layer.x_copies[1]
-            if 0 < i < len(layers) - 1 and not layer.part.slots:
+            if 0 < i < len(layers) - 1 and not layer.part.slots():
                 x_qt = None  # up's is gate's
             kept += [layer.part.weight, layer.part.scales]
             kept += linears.flat((x_qt, layer.w_copies[1]))

@@ -25,11 +25,15 @@ def use_one_thread() -> None:
     class ProcessGroupGloo(pytorch.ProcessGroupGloo):  # type: ignore[misc]
         has_one_thread = True
 
-        def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        def __init__(
+            self, store: Any, rank: int, size: int, timeout: datetime.timedelta, **fields: Any
+        ) -> None:
             options = self._Options()
             options._devices = [self.create_default_device()]
             options._threads = 1
             options._timeout = timeout
+            for name, value in fields.items():  # enable_reconfigure, from PyTorch 2.14 on
+                setattr(options, name, value)
             super().__init__(store, rank, size, options)
 
     pytorch.ProcessGroupGloo = ProcessGroupGloo

@@ -375,6 +375,8 @@ def test_under_plans_of_transformers(model: str, recipe: str, tmp_path: Any) -> 
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers.PreTrainedModel, "_expand_parallel_plan"):
         pytest.skip("plans of parts of a model need transformers 5.23")
+    if torch.__version__ < "2.11.0a0":
+        pytest.skip("PyTorch 2.10 redistributes no weights whose gate and up are sharded each")
     ranks.spawn(_under_transformers, 2, tmp_path, model, recipe, str(tmp_path))
 
 

@@ -103,7 +103,7 @@ def _compiled(mesh: Any, gather: bool, kind: type[nn.Sequential]) -> nn.Module:
         block = kind(nn.Linear(80, 80), nn.GELU(), nn.Linear(80, 80, bias=False))
         config = f8.LinearConfig("rowwise", emulate=True, enable_fsdp_float8_all_gather=gather)
         f8.convert_to_float8_training(block, config=config)
-        block.compile(fullgraph=True, backend=counter)
+        block.compile(fullgraph=ranks.whole_graphs, backend=counter)
         blocks.append(fully_shard(block, mesh=mesh))
     model = fully_shard(nn.Sequential(*blocks), mesh=mesh)
     model.counter = counter
