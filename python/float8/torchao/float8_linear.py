@@ -8,6 +8,7 @@ from torch import nn
 
 from float8.torch import notices
 from float8.torch.layer import linear as _linear
+from float8.torch.layer.convert import LinearConfig
 from float8.torchao import _options
 from float8.torchao.config import Float8LinearConfig
 
@@ -29,10 +30,17 @@ class Float8Linear(_linear.Float8Linear):
     def from_float(  # type: ignore[override]
         cls, mod: nn.Linear, config: Float8LinearConfig | None = None
     ) -> Float8Linear:
-        options = (config or Float8LinearConfig()).linear_config()
+        own_config = config or Float8LinearConfig()
+        return cls.of_model(mod, own_config, own_config.linear_config())
+
+    @classmethod
+    def of_model(
+        cls, mod: nn.Linear, config: Float8LinearConfig, options: LinearConfig
+    ) -> Float8Linear:
+        """Makes a linear of a model, whose conversion has made `options` of the config."""
         converted = super().from_float(mod, **options.linear_fields())
         assert isinstance(converted, Float8Linear)
-        converted.config = config or Float8LinearConfig()
+        converted.config = config
         return converted
 
     def extra_repr(self) -> str:

@@ -61,7 +61,7 @@ def convert_to_float8_training(
         module,
         Float8Linear,
         own_config.linear_config(),
-        lambda linear, _: Float8Linear.from_float(linear, config=own_config),
+        lambda linear, options: Float8Linear.of_model(linear, own_config, options),
         measured_filter(
             module,
             module_filter_fn,
