@@ -252,7 +252,10 @@ def _tensor_parallel(mesh: Any, rank: int, world: int) -> None:
     models: tuple[tuple[dict[str, Any], str], ...] = (
         ({"recipe": "tensorwise" if own else "rowwise"}, f"{start}[96, 64] tensorwise in float32"),
         ({"rows": 144 if own else 96}, f"{start}[144, 64] rowwise in float32"),
-        ({"async_tensor_parallel": own}, "emulate, recompute=False, bias, async tensor parallelism, "),
+        (
+            {"async_tensor_parallel": own},
+            "emulate, recompute=False, bias, async tensor parallelism, ",
+        ),
     )
     for options, words in models:
         model = _model(**options)

@@ -162,10 +162,10 @@ def test_opcheck_of_linears(
 @pytest.mark.parametrize(
     ("sizes", "given", "expected"),
     (
-        ([(1024, 4096), (64, 64)], None, False),
-        ([(1024, 4112), (64, 64)], None, None),
-        ([(1024, 4096), (64, 64)], True, True),
-        ([(1024, 4112), (64, 64)], False, False),
+        ([(2048, 4096), (64, 64)], None, False),
+        ([(2048, 4112), (64, 64)], None, None),
+        ([(2048, 4096), (64, 64)], True, True),
+        ([(2048, 4112), (64, 64)], False, False),
     ),
 )
 def test_graphs_of_models_without_large_weights_keep_copies(

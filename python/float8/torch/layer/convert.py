@@ -53,16 +53,18 @@ Path = str | os.PathLike[str]
 
 _OF_SCALES = {"history": (1, 1024), "margin": (0, 16)}
 
-# Elements, 1024 x 4096. Graphs of a model that has no larger one keep copies by default: to cast them again takes 7 to 14 % of
-# its steps, which may be all that fp8 gains, since launches take longer there than what they read.
-SMALL_WEIGHT = 1 << 22
+# Elements, 2048 x 4096. Graphs of a model that has no larger weight keep copies by default: to cast them again takes some 10 % of
+# its steps, which may be all that fp8 gains, as launches take longer there than what they read. With copies it needs no more memory
+# than in bf16.
+SMALL_WEIGHT = 1 << 23
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearConfig:
     """The options of Float8Linear, which describes them, and of attach_scales.
 
-    history and margin are of delayed scaling, and stay as they are with another recipe.
+    history and margin are of delayed scaling, and stay as they are with another recipe. With recompute=None a
+    conversion none of whose weights has more than SMALL_WEIGHT elements makes linears with recompute=False.
 
     Raises ValueError or TypeError for what no linear can have.
     """
