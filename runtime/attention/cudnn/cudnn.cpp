@@ -33,9 +33,9 @@ namespace fe = cudnn_frontend;
 
 namespace {
 
-constexpr int kLeastVersion = 90501;       // the first with a backward of heads of 256
-constexpr int kBadVersion = 91000;         // whose attention NVIDIA's own frontend refuses in part
-constexpr int kLeastOfPacks = 90600;       // has no packs of shared heads before
+constexpr int kLeastVersion = 90501;  // the first with a backward of heads of 256
+constexpr int kBadVersion = 91000;    // whose attention NVIDIA's own frontend refuses in part
+constexpr int kLeastOfPacks = 90600;  // has no packs of shared heads before
 // 9.14 has wrong gradients of packed heads of 256, and dk and dv of packs lie as k and v do.
 constexpr int kLeastOfGoodPacks = 91900;
 constexpr size_t kMostGraphs = 128;  // of a plan
