@@ -184,7 +184,8 @@ def _largest_head_of_cudnn() -> int:
     return 256 if backends.cudnn.version() >= 90501 else 128
 
 
-_GOOD_PACKS = 91900  # of cuDNN
+# The first cuDNN that is right about packed heads of 256, and has dk and dv of packs with strides of their own.
+_GOOD_PACKS = 91900
 
 
 @traced.constant

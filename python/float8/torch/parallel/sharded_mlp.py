@@ -83,7 +83,7 @@ def _cast(x: Tensor, parts: Sequence[Part], save: bool) -> tuple[list[Copies], l
     groups = [[part] for part in parts] if parts[0].slots() else [parts]
     x_copies, w_copies = [], []
     for i, group in enumerate(groups):
-        reads_x = i < len(parts) - 1  # as all groups but that of down alone
+        reads_x = i < len(parts) - 1  # The group of down alone does not.
         shares = [of_x] if reads_x else []
         for part in group:
             if not part.call.gathered:
