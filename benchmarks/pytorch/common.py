@@ -51,7 +51,7 @@ class Variant:
     @property
     def name(self) -> str:
         words = {"bf16": "bf16", "torchao": f"torchao-{self.recipe}", "float8": self.recipe}
-        name = words[self.library] + ("-keep" if self.recompute is False else "")
+        name = words[self.library] + {None: "", False: "-keep", True: "-again"}[self.recompute]
         fused = "-fused" * self.fuse + "-norms" * self.norms
         attention = {"": "", "fp8_forward": "-attention", "fp8": "-attention-fp8"}[self.attention]
         return name + fused + attention + "-eager" * (not self.compiled)

@@ -5,7 +5,8 @@
         [--seconds 1] [--profile FOLDER] [--json FILE] [--emulate]
 
 A size is the model's width and the MLP's. Every variant is compiled, and runs in a CUDA graph, as small layers are bound by the host else.
--fused is with float8.torch.fuse, -norms with the norm too, and -keep keeps the copies of forward for backward.
+-fused is with float8.torch.fuse, -norms with the norm too. -keep keeps the copies of forward for backward, as is the default of
+small weights, and -again casts again.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def main() -> int:
     for recipe in ("tensorwise", "rowwise", "delayed", "blockwise"):
         plain = common.Variant("float8", recipe)
         fused = dataclasses.replace(plain, fuse=True)
-        own = [plain, fused, dataclasses.replace(fused, recompute=False)]
+        own = [plain, *(dataclasses.replace(fused, recompute=each) for each in (None, True, False))]
         if recipe != "delayed":
             own.append(dataclasses.replace(plain, fuse=True, norms=True))
         known.update({variant.name: variant for variant in own})
