@@ -320,8 +320,6 @@ def test_tensor_parallel_mlps_are_fused_before_compiled_and_checkpointed(
     recipe: str, tmp_path: Any
 ) -> None:
     ways = ("float8 before tokens compile", "float8 tokens checkpoint")
-    if recipe == "tensorwise":  # whose graph differs from that of rowwise in scales alone
-        ways = ("float8 before tokens checkpoint",)
     ranks.spawn(_composed, 2, tmp_path, recipe, ways)
 
 
