@@ -11,12 +11,10 @@ from torch import nn
 
 from float8.filter import (
     AUTO_FILTER,
-    Layer,
     Verdict,
     check_tokens,
     explain,
     filter_layers,
-    layer_pattern,
     list_of,
 )
 from float8.recipes import Recipe
@@ -30,7 +28,6 @@ from float8.torch.layer.convertible import (
     refuse_sharded,
     without_unusual,
 )
-from float8.torch.layer.expert_layers import expert_layers
 from float8.torch.layer.experts import (
     Chosen,
     Experts,
@@ -39,6 +36,7 @@ from float8.torch.layer.experts import (
     expert_linears,
     names_of_experts,
 )
+from float8.torch.layer.layers import check_names, expert_layers, layers_of
 from float8.torch.layer.linear import Float8Linear, check_switches, resolve_recipe
 from float8.torch.scale_home import expect_scales
 from float8.torch.scales import (
@@ -317,48 +315,6 @@ def measured_filter(
         return [name for name, verdict in decided.items() if verdict.convert] + left_out
 
     return choose
-
-
-def layers_of(
-    module: nn.Module,
-    linears: dict[str, nn.Linear],
-    tokens_of: Mapping[str, int] | None,
-    experts: Sequence[str] = (),
-) -> list[Layer]:
-    """Returns the linears as layers, with the tokens of the first part that their names have.
-
-    experts: the names of modules that tokens_of may be about too.
-    """
-    own = dict(tokens_of or {})
-    check_names(module, list(own), "tokens_of: {!r} is part of no linear's name", experts)
-    return [
-        Layer(
-            name or "root",
-            linear.in_features,
-            linear.out_features,
-            next((rows for part, rows in own.items() if part in (name or "root")), None),
-        )
-        for name, linear in linears.items()
-    ]
-
-
-def check_names(
-    module: nn.Module,
-    names: Sequence[str],
-    wrong: str = "names: {!r} is part of no linear's name, so it keeps no layer in bf16",
-    more: Sequence[str] = (),
-) -> None:
-    """Raises ValueError, with names that there are, where one is part of no linear's name, nor of `more`."""
-    own = [name or "root" for name, m in module.named_modules() if isinstance(m, nn.Linear)]
-    own += more
-    for name in names:
-        if name != AUTO_FILTER and not any(name in each for each in own):
-            patterns = ((layer_pattern(each), each) for each in own)
-            kinds = list(dict.fromkeys(each if kind == "*" else kind for kind, each in patterns))
-            shown = ", ".join(repr(kind) for kind in kinds[:8]) + (", ..." if kinds[8:] else "")
-            raise ValueError(
-                f"float8: {wrong.format(name)}; the model has {shown}: mend the name, or leave it out"
-            )
 
 
 def _kept(verdict: Verdict) -> Verdict:

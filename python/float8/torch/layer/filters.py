@@ -8,16 +8,10 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from float8.filter import Verdict, check_tokens, filter_layers, list_of
-from float8.torch.layer.convert import (
-    Config,
-    ModuleFilter,
-    check_names,
-    layers_of,
-    resolve_config,
-)
+from float8.torch.layer.convert import Config, ModuleFilter, resolve_config
 from float8.torch.layer.convertible import device_of, is_convertible
-from float8.torch.layer.expert_layers import expert_layers
 from float8.torch.layer.experts import Experts, choose_experts
+from float8.torch.layer.layers import check_names, expert_layers, layers_of
 
 
 def verdicts(

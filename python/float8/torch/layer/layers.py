@@ -1,17 +1,59 @@
-"""Modules of experts as layers that a filter decides for."""
+"""Linears and modules of experts as the layers that a filter decides for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from float8.filter import Layer
+from float8.filter import AUTO_FILTER, Layer, layer_pattern
 from float8.torch.experts.modules import Llama4Experts
 from float8.torch.layer.experts import Chosen, is_transposed
 
 _TOP_K = ("top_k", "num_experts_per_tok")
+
+
+def layers_of(
+    module: nn.Module,
+    linears: dict[str, nn.Linear],
+    tokens_of: Mapping[str, int] | None,
+    experts: Sequence[str] = (),
+) -> list[Layer]:
+    """Returns the linears as layers, with the tokens of the first part that their names have.
+
+    experts: the names of modules that tokens_of may be about too.
+    """
+    own = dict(tokens_of or {})
+    check_names(module, list(own), "tokens_of: {!r} is part of no linear's name", experts)
+    return [
+        Layer(
+            name or "root",
+            linear.in_features,
+            linear.out_features,
+            next((rows for part, rows in own.items() if part in (name or "root")), None),
+        )
+        for name, linear in linears.items()
+    ]
+
+
+def check_names(
+    module: nn.Module,
+    names: Sequence[str],
+    wrong: str = "names: {!r} is part of no linear's name, so it keeps no layer in bf16",
+    more: Sequence[str] = (),
+) -> None:
+    """Raises ValueError, with names that there are, where one is part of no linear's name, nor of `more`."""
+    own = [name or "root" for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    own += more
+    for name in names:
+        if name != AUTO_FILTER and not any(name in each for each in own):
+            patterns = ((layer_pattern(each), each) for each in own)
+            kinds = list(dict.fromkeys(each if kind == "*" else kind for kind, each in patterns))
+            shown = ", ".join(repr(kind) for kind in kinds[:8]) + (", ..." if kinds[8:] else "")
+            raise ValueError(
+                f"float8: {wrong.format(name)}; the model has {shown}: mend the name, or leave it out"
+            )
 
 
 def expert_layers(
