@@ -99,8 +99,8 @@ TEST_P(PacksInBf16, EachSequenceIsNearFp64) {
   Operands all(1, of.heads_q, of.heads_kv, cu_q.back(), cu_k.back(), of.d);
   all.q = Elements(1, of.heads_q, cu_q.back(), 0, 1, 0, of.d);
   if (is_old()) {
-    all.k = Elements(1, of.heads_kv, cu_k.back(), 0, 2, 5, of.d);
-    all.v = Elements(1, of.heads_kv, cu_k.back(), 0, 3, 0, of.d);
+    all.k = all.k.dense();
+    all.v = all.v.dense();
   }
   Gradients packed = Gradients::dense(all);
   run(of.desc(), all, cu_q, cu_k, packed);
@@ -123,7 +123,7 @@ TEST_P(PacksInBf16, EachSequenceIsNearFp64) {
     if (of.window == 1 || (of.causal && own.q.tokens == 1)) continue;  // one key has a P of 1
     // dQ has k's mean times the rounding of dS, and a short sequence has little else.
     const bool is_short = own.q.tokens < 16;
-    EXPECT_GT(exact.of_q(), is_short ? 10 : 28) << "sequence " << i;
+    EXPECT_GT(exact.of_q(), is_short ? 15 : 28) << "sequence " << i;
     EXPECT_GT(exact.of_k(), is_short ? 25 : 45) << "sequence " << i;
   }
 }

@@ -44,6 +44,16 @@ struct Elements {
     }
     return all;
   }
+  // The same values, with nothing between tokens.
+  [[nodiscard]] Elements dense() const {
+    Elements r = *this;
+    r.gap = 0;
+    r.bits.clear();
+    for (auto at = bits.begin(); at != bits.end(); at += token_stride()) {
+      r.bits.insert(r.bits.end(), at, at + r.token_stride());
+    }
+    return r;
+  }
   [[nodiscard]] float8_heads on(const DeviceBuffer& buffer) const {
     return {.data = buffer.as(),
             .batch_stride = tokens * token_stride(),
