@@ -47,6 +47,11 @@ class _Update(NamedTuple):
     tensors: list[Tensor]  # the local ones of each list but the steps
 
 
+_CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
+if not hasattr(torch.optim.Optimizer, _CAPTURE_CHECK):  # PyTorch 2.10 has another name
+    _CAPTURE_CHECK = "_cuda_graph_capture_health_check"
+
+
 class AdamW(torch.optim.AdamW):
     """torch.optim.AdamW(fused=True), with the first half of the casts that follow a step.
 
@@ -104,8 +109,7 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters that have gradients; returns what `closure` does."""
-        check = "_accelerator_graph_capture_health_check"  # PyTorch 2.10 has the other name
-        getattr(self, check if hasattr(self, check) else "_cuda_graph_capture_health_check")()
+        getattr(self, _CAPTURE_CHECK)()
         loss = None
         if closure is not None:
             with torch.enable_grad():

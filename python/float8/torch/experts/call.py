@@ -45,7 +45,7 @@ def moe(
     else:
         w13 = tuple(w13)  # type: ignore[assignment] # check says where they are not two
     check(x, topk_ids, topk_scores, w13, w2)
-    ops.check_high_precision(x, config, f"experts, recipe {recipe},")
+    ops.check_high_precision(x, config, lambda: f"experts, recipe {recipe},")
     ids, scores = (each.reshape(-1, each.shape[-1]) for each in (topk_ids, topk_scores))
     for each in (w13,) if isinstance(w13, torch.Tensor) else w13:
         ops.check_weight(tokens, each)

@@ -80,11 +80,13 @@ class Float8Experts(Made, nn.Module):
 
 def check_x(module: Any, x: torch.Tensor, config: int) -> None:
     """Raises ValueError for an x that the recipe of a module does not have, with the module's name."""
-    if not ops.reads_float32(x, config):
-        return  # a graph that read the name would be of one module alone
+    ops.check_high_precision(x, config, lambda: _words_of(module))
+
+
+def _words_of(module: Any) -> str:
     name, recipe = getattr(module, "experts_name", ""), getattr(module, "experts_recipe", "")
     words = f"the experts {name!r}" if name else type(module).__name__
-    ops.check_high_precision(x, config, f"{words}, recipe {recipe}," if recipe else words)
+    return f"{words}, recipe {recipe}," if recipe else words
 
 
 class TransformersExperts(Float8Experts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -379,20 +380,15 @@ def check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
         )
 
 
-def reads_float32(x: torch.Tensor, config: int) -> bool:
-    """Tells whether GEMMs in high precision would read an x in float32, which experts do not have."""
-    return bool(config & recipes.READS_X) and x.dtype == torch.float32
-
-
-def check_high_precision(x: torch.Tensor, config: int, words: str) -> None:
+def check_high_precision(x: torch.Tensor, config: int, words: Callable[[], str]) -> None:
     """Raises ValueError where GEMMs in high precision would read an x in float32, which experts do not have.
 
     Weights may be in float32, as FSDP's mixed precision and autocast leave them.
-    words: whose x it is, and the recipe.
+    words: returns whose x it is, and the recipe. A graph that read a module's name each time would be of that module alone.
     """
-    if reads_float32(x, config):
+    if config & recipes.READS_X and x.dtype == torch.float32:
         raise ValueError(
-            f"float8: x of {words} is in torch.float32, and a GEMM in high precision reads it in bfloat16 or float16: "
+            f"float8: x of {words()} is in torch.float32, and a GEMM in high precision reads it in bfloat16 or float16: "
             "call the model under torch.autocast, give FSDP a MixedPrecisionPolicy with such a param_dtype, cast the "
             'model, or use a recipe whose GEMMs are all in fp8, such as "rowwise"'
         )
