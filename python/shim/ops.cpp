@@ -79,7 +79,7 @@
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
 //     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's, or
 //     x_qt is that of quantize_again, with no x. With dy_q and dy_qt, a cast of dy, only its shape is
-//     looked at.
+//     looked at, and it may have no columns, so that nothing holds a tensor for its shape.
 //   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate,
 //             sm_limit = 0)
 //     d = a b^T + bias, or d += where `accumulate` is set: one of a linear's GEMMs

@@ -11,7 +11,9 @@ import torch
 from fused import FeedForward, converted, expect_equal_steps, expect_trains, inputs, step
 from reference import same
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
@@ -135,6 +137,42 @@ def test_graphs_keep_nothing_in_fp8(config: Config, recipe: str, kind: type[nn.M
     rows = x.numel() // 64
     hidden = {FeedForward: 144, Merged: 128, Plain: 144}[kind]
     assert sizes[1] - sizes[0] > 0.9 * (weights + 2 * rows * hidden)
+
+
+class Alive(TorchDispatchMode):
+    """Counts which of these memories are still there at each op that computes gradients of a linear."""
+
+    def __init__(self, of: list[StorageWeakRef]) -> None:
+        super().__init__()
+        self.of = of
+        self.counts: list[int] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is torch.ops.float8.linear_backward.default:
+            self.counts.append(sum(not each.expired() for each in self.of))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_free_what_the_activation_reads(config: Config, kind: type[nn.Module]) -> None:
+    """The linears that made it have their gradients in fp8 by then."""
+    torch._dynamo.reset()
+    model = model_of(config, "tensorwise", kind, None)[1]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    read: list[StorageWeakRef] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 3 and tensor.shape[-1] > 64:
+            read.append(StorageWeakRef(tensor.untyped_storage()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = compiled(inputs(model).requires_grad_())
+    linears = 2 if kind is FeedForward else 1
+    assert len(read) == linears
+    with Alive(read) as alive:
+        y.float().sum().backward()
+    assert alive.counts == [linears, *(0,) * linears]
 
 
 def test_eager_mode_keeps_no_copies_where_it_is_asked(config: Config) -> None:

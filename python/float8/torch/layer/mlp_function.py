@@ -119,21 +119,29 @@ class MLPFunction(torch.autograd.Function):
             want_weights = [of_weight for of_weight, _ in wanted[:-1]]
             inputs = [(x, x_qt)] * (count - 1)
             if x is not None:
-                inputs = _inputs_again(x, x_qt, config, layout, states[:-1], want_weights, dh)
+                behind = copies[0]
+                inputs = _inputs_again(x, x_qt, config, layout, states[:-1], want_weights, behind)
             for i in range(count - 1):
                 of_weight = want_weights[i]
                 if not (want_x or of_weight):
                     continue
-                # A linear reads the shape alone of gradients that it has in fp8, and `read` has it too.
                 of_copies = copies[2 * i : 2 * i + 2]
                 want = want_x | of_weight << 1
-                dx_of_one, dw, _ = linear(i, read[i], *inputs[i], want, *of_copies)
+                dx_of_one, dw, _ = linear(i, _rows_of(read[i]), *inputs[i], want, *of_copies)
                 grads[i * fields] = dw if of_weight else None
                 if want_x:
                     # The sum is autograd's: each linear casts x for autocast itself.
                     dx_of_one = dx_of_one.to(ctx.dtype)
                     dx = dx_of_one if dx is None else dx + dx_of_one
         return (dx, *(None,) * 7, *grads)
+
+
+def _rows_of(read: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor with the rows of gradients that a linear has in fp8, of which it reads nothing else.
+
+    A graph of torch.compile frees `read` behind the last op that has it. Eager mode keeps it for autograd.
+    """
+    return read.new_empty((*read.shape[:-1], 0)) if torch.compiler.is_compiling() else read
 
 
 def _product_again(
@@ -161,18 +169,19 @@ def _inputs_again(
     layout: int,
     scales: Sequence[torch.Tensor | None],
     want_weights: list[bool],
-    dh: torch.Tensor,
+    behind: torch.Tensor,
 ) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
     """Returns x and x_qt for the backward of each linear that reads x and recomputes.
 
     x is cast once for all whose weight has a gradient; under delayed scaling, where x_qt is None, for each of them.
+    It is cast once `behind` is there.
     """
     if torch.compiler.is_compiling():
         x = _linear.recomputable(x)
 
     def cast(state: torch.Tensor | None) -> torch.Tensor:
         kept = x.new_empty((0,), dtype=torch.uint8) if x_qt is None else x_qt
-        return _ops.quantize_again(x, kept, config, state, layout, dh)  # type: ignore[no-any-return]
+        return _ops.quantize_again(x, kept, config, state, layout, behind)  # type: ignore[no-any-return]
 
     shared = cast(None) if x_qt is not None and any(want_weights) else None
     return [
