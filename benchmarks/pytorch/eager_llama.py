@@ -43,7 +43,7 @@ def make_model(options: common.Options, device: str) -> torch.nn.Module:
         intermediate_size=options.hidden,
         num_hidden_layers=options.layers,
         num_attention_heads=options.heads,
-        num_key_value_heads=options.heads,
+        num_key_value_heads=options.kv_heads,
         max_position_embeddings=options.tokens,
         attn_implementation="sdpa",
         use_cache=False,
@@ -103,9 +103,11 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--no-checkpointing", action="store_true")
     options = parser.parse_args()
+    options.kv_heads = options.heads
     device = common.device_of(options)
     if options.emulate:
-        options.layers, options.dim, options.hidden, options.heads = 1, 64, 128, 2
+        options.layers, options.dim, options.hidden = 1, 64, 128
+        options.heads = options.kv_heads = 2
         options.batch, options.tokens, options.accumulate, options.rounds = 1, 16, 1, 1
     shape = (options.accumulate, options.batch, options.tokens)
     ids = torch.randint(0, 64, shape, device=device)

@@ -64,7 +64,7 @@ class LinearDesc(ctypes.Structure):
         ("accumulate_grad_input", ctypes.c_int32),
         ("sm_limit", ctypes.c_int32),
         ("weight_shards", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("no_grad_weight", ctypes.c_int32),
     ]
 
 

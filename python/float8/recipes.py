@@ -180,6 +180,7 @@ def _names() -> dict[Recipe, str]:
 
 
 # The bits of a config; python/shim/base/config.hpp has the grammar.
+NAME = 15  # 0: custom settings
 EMULATE = 1 << 4
 RECOMPUTE = 1 << 5
 HOLD = 1 << 6
@@ -188,6 +189,7 @@ READS_WEIGHT = 1 << 8
 BIAS = 1 << 9
 FUSE_NORMS = 1 << 10
 STAGED = 1 << 11
+FROZEN = 1 << 12
 
 
 def pack(
@@ -210,6 +212,11 @@ def pack(
         BIAS: bias,
     }
     return bits | sum(bit for bit, is_set in flags.items() if is_set)
+
+
+def of_frozen_weight(config: int) -> int:
+    """Returns the config of a linear whose weight has no gradient, of what pack() has returned."""
+    return (config | FROZEN) & ~READS_X
 
 
 @functools.cache

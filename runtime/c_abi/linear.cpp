@@ -75,7 +75,7 @@ Result<runtime::LinearDesc> linear_options(const float8_linear_desc& known) {
   converted.recompute = known.recompute != 0;
   converted.accumulate_grad_input = known.accumulate_grad_input != 0;
   converted.weight_shards = known.weight_shards != 0;
-  F8_TRY(need_zero("float8_linear_desc.reserved", known.reserved));
+  converted.needs_grad_weight = known.no_grad_weight == 0;
   converted.sm_limit = F8_TRY(sm_limit_of("float8_linear_desc.sm_limit", known.sm_limit));
   return converted;
 }

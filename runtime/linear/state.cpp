@@ -138,9 +138,10 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
   F8_TRY(check_m("float8_backward_args.m", call.m, desc.shape.m));
   const bool dx = call.dx.data != nullptr;
   const bool dw = call.dw.data != nullptr;
-  F8_TRY(refuse_if(dw && call.dw.accumulate != 0 && !desc.accumulate_grad_weight,
-                   "float8_backward_args.dw.accumulate is set, the plan has no GEMM that adds; set "
-                   "float8_linear_desc.accumulate_grad_weight"));
+  F8_TRY(refuse_if(
+      dw && call.dw.accumulate != 0 && !(desc.accumulate_grad_weight && desc.needs_grad_weight),
+      "float8_backward_args.dw.accumulate is set, the plan has no GEMM that adds; set "
+      "float8_linear_desc.accumulate_grad_weight"));
   F8_TRY(refuse_if(
       dx && call.dx.accumulate != 0 && !(desc.accumulate_grad_input && desc.needs_grad_input),
       "float8_backward_args.dx.accumulate is set, the plan has no GEMM that adds; set "
@@ -148,6 +149,9 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
   F8_TRY(refuse_if(dx && !desc.needs_grad_input,
                    "float8_backward_args.dx is given, the plan was made with "
                    "float8_linear_desc.no_grad_input"));
+  F8_TRY(refuse_if(dw && !desc.needs_grad_weight,
+                   "float8_backward_args.dw is given, the plan was made with "
+                   "float8_linear_desc.no_grad_weight"));
   F8_TRY(refuse_if(call.db.data != nullptr && !desc.bias_grad,
                    "float8_backward_args.db is given, the plan has no gradient of a bias; set "
                    "float8_linear_desc.bias_grad"));

@@ -77,7 +77,7 @@ void add_launches(const Linear& linear, std::string& text) {
                         .x = forward.x,
                         .w = forward.w,
                         .dx = {desc.needs_grad_input ? addresses.next() : nullptr},
-                        .dw = {addresses.next()},
+                        .dw = {desc.needs_grad_weight ? addresses.next() : nullptr},
                         .db = {desc.bias_grad ? addresses.next() : nullptr},
                         .saved = forward.saved,
                         .workspace = forward.workspace,
@@ -128,17 +128,17 @@ std::string describe(const Context& context) {
 
 std::string describe(const Linear& linear) {
   const LinearDesc& desc = linear.desc();
-  std::string text =
-      f8::format("linear m up to {}, n {}, k {}: recipe {}, tensors {}, dw {}{}{}{}{}",
-                 desc.shape.m, desc.shape.n, desc.shape.k, desc.recipe.name,
-                 to_string(desc.tensor_dtype), to_string(desc.grad_weight_dtype),
-                 desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
-                 desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
+  std::string text = f8::format(
+      "linear m up to {}, n {}, k {}: recipe {}, tensors {}, dw {}{}{}{}{}", desc.shape.m,
+      desc.shape.n, desc.shape.k, desc.recipe.name, to_string(desc.tensor_dtype),
+      desc.needs_grad_weight ? to_string(desc.grad_weight_dtype) : "none",
+      desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
+      desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
   if (desc.bias_grad) text += f8::format(", db {}", to_string(desc.bias_grad_dtype));
   if (desc.non_finite == NonFinite::kSaturate) text += ", holds scales that are not finite";
   if (desc.count) text += ", counts";
   for (const Gemm gemm : kGemms) {
-    if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
+    if (!desc.needs(gemm)) continue;
     const GemmSetting& setting = desc.recipe.at(gemm);
     const GemmChoice& choice = linear.choice(gemm);
     text += f8::format("\n  {:<12} {} by {}{}\n               {} {}: {}", to_string(gemm),

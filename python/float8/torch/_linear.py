@@ -180,6 +180,15 @@ class LinearFunction(torch.autograd.Function):
         )
 
 
+def of_frozen_weight(config: int, scales: torch.Tensor | None) -> int:
+    """Returns the config of a linear whose weight has no gradient: nothing of x is kept, and dy has one copy.
+
+    A custom recipe with delayed scaling keeps its own, since its scales may be of other copies.
+    """
+    is_custom = not config & recipes.NAME
+    return config if is_custom and scales is not None else recipes.of_frozen_weight(config)
+
+
 def refuse(x: torch.Tensor, weight: torch.Tensor, words: str = "") -> None:
     """Raises ValueError where a linear failed for its operands; `words` begin with the layer's name.
 
@@ -233,16 +242,20 @@ def linear(
         it; `source` is then the tensor that the module was called with.
     weight_cast: the weight's kept copies in fp8 and their state (weight_casts.py).
     """
+    trains = weight.requires_grad
     save = torch.is_grad_enabled() and (
-        weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
+        trains or x.requires_grad or (bias is not None and bias.requires_grad)
     )
+    if save and not trains:
+        config = of_frozen_weight(config, scales)
+    trains = trains and save
     x_q = x_qt = None
     w_q, w_qt, w_state = weight_cast or (None, None, None)
     if owner is not None:
         if torch.compiler.is_compiling():
-            x_q, x_qt = _quantize_input(x, config & ~recipes.BIAS, save)
+            x_q, x_qt = _quantize_input(x, config & ~recipes.BIAS, trains)
         elif source is not None and not source.is_inference() and not _is_checkpointed():
-            x_q, x_qt = _share(owner, source, x, config, save)
+            x_q, x_qt = _share(owner, source, x, config, trains)
     if save:
         return _apply(  # type: ignore[no-any-return]
             x, weight, bias, scales, config, layout, x_q, x_qt, w_q, w_qt, w_state

@@ -44,6 +44,7 @@ float8_linear_desc layer_desc(const PlanKey& key) {
   desc.recompute = config.recompute();
   desc.non_finite = config.saturate() ? FLOAT8_SATURATE : FLOAT8_PROPAGATE;
   desc.weight_shards = key.weight_shards;
+  desc.no_grad_weight = config.frozen();
   return desc;
 }
 

@@ -74,6 +74,16 @@ def test_eager_llama(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(positive(row[:4]) for row in rows.values()) and float(rows["bf16-eager"][3]) == 1
 
 
+def test_lora(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["rowwise", "bf16-eager", "delayed-fused-norms-eager"]
+    with pytest.warns(UserWarning, match="is no longer fused"):  # adapters are made behind
+        assert not run("lora", "--variants", ",".join(["bf16", *names]))
+    rows = table(capsys.readouterr().out, "variant")
+    assert list(rows) == ["bf16", *names]
+    assert all(positive(row[:4]) for row in rows.values())
+    assert [float(rows[name][3]) for name in ("bf16", "bf16-eager")] == [1, 1]
+
+
 def test_activation_casts(capsys: pytest.CaptureFixture[str]) -> None:
     assert not run("activation_casts", "--variants", "gelu-rowwise,relu2-blockwise")
     rows = table(capsys.readouterr().out, "us")

@@ -31,6 +31,7 @@ struct LinearDesc {
   bool accumulate_grad_input = false;
   std::int32_t sm_limit = 0;
   bool weight_shards = false;
+  bool needs_grad_weight = true;
 
   // All but the recipe.
   [[nodiscard]] float8_linear_desc c() const {
@@ -52,6 +53,7 @@ struct LinearDesc {
     c.accumulate_grad_input = accumulate_grad_input ? 1 : 0;
     c.sm_limit = sm_limit;
     c.weight_shards = weight_shards ? 1 : 0;
+    c.no_grad_weight = needs_grad_weight ? 0 : 1;
     return c;
   }
 };

@@ -211,12 +211,15 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   const GemmSetting& output = recipe.at(Gemm::kOutput);
   const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
   const GemmSetting& grad_weight = recipe.at(Gemm::kGradWeight);
-  kernels.copies[0] = {copy_of(output, output.a), copy_of(grad_weight, grad_weight.b)};
-  kernels.copies[1] = {copy_of(output, output.b), std::nullopt};
-  kernels.copies[2] = {std::nullopt, copy_of(grad_weight, grad_weight.a)};
+  kernels.copies[0].q = copy_of(output, output.a);
+  kernels.copies[1].q = copy_of(output, output.b);
   if (desc.needs_grad_input) {
     kernels.copies[1].qt = copy_of(grad_input, grad_input.b);
     kernels.copies[2].q = copy_of(grad_input, grad_input.a);
+  }
+  if (desc.needs_grad_weight) {
+    kernels.copies[0].qt = copy_of(grad_weight, grad_weight.b);
+    kernels.copies[2].qt = copy_of(grad_weight, grad_weight.a);
   }
   add_slots(kernels);
   for (const size_t tensor : {0, 1}) {
@@ -224,7 +227,7 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   }
 
   for (const Gemm gemm : kGemms) {
-    if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
+    if (!desc.needs(gemm)) continue;
     GemmDesc out = F8_TRY(gemm_desc(desc, gemm));
     out.shards = gemm == Gemm::kGradInput && desc.weight_shards && is_fp8(out.b);
     kernels.gemms[static_cast<size_t>(gemm)] = out;

@@ -33,7 +33,13 @@ struct LinearDesc {
   // Casts add to the counters that a call brings (cast_counters.hpp). It takes some time, and small
   // tensors are cast in two launches.
   bool count = false;
-  bool weight_shards = false;  // qt of w.fp8 may lie in shards: float8_tensor::qt_shards
+  bool weight_shards = false;     // qt of w.fp8 may lie in shards: float8_tensor::qt_shards
+  bool needs_grad_weight = true;  // false: a frozen weight, dw is never wanted
+  // Tells whether a call may ask for a GEMM.
+  [[nodiscard]] bool needs(Gemm gemm) const {
+    return gemm == Gemm::kOutput ||
+           (gemm == Gemm::kGradInput ? needs_grad_input : needs_grad_weight);
+  }
   bool operator==(const LinearDesc&) const = default;
 };
 

@@ -79,14 +79,16 @@ class LaunchPlanner {
              ((kind & kGradOutputSums) == 0 || desc_.bias_grad);
     }
     return ((kind & kGradOutputQ) == 0 || (desc_.needs_grad_input && is_fp8(Gemm::kGradInput))) &&
-           ((kind & kGradOutputQt) == 0 || is_fp8(Gemm::kGradWeight)) &&
+           ((kind & kGradOutputQt) == 0 ||
+            (desc_.needs_grad_weight && is_fp8(Gemm::kGradWeight))) &&
            ((kind & kGradOutputSums) == 0 || desc_.bias_grad) &&
            ((kind & kGiven) == 0 || desc_.recompute);
   }
   [[nodiscard]] bool has(Results results) const {
     const bool dx = (results & kDx) != 0;
     const bool dw = (results & kDw) != 0;
-    return (!dx || desc_.needs_grad_input) && ((results & kDb) == 0 || desc_.bias_grad) &&
+    return (!dx || desc_.needs_grad_input) && (!dw || desc_.needs_grad_weight) &&
+           ((results & kDb) == 0 || desc_.bias_grad) &&
            ((results & kAddDx) == 0 || (dx && plan(Gemm::kGradInput, true) != nullptr)) &&
            ((results & kAddDw) == 0 || (dw && plan(Gemm::kGradWeight, true) != nullptr));
   }

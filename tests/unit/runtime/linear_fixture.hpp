@@ -112,7 +112,7 @@ struct Fixture {
         .x = {x.data(), ld(linear->desc().shape.k)},
         .w = {w.data(), ld(linear->desc().shape.k)},
         .dx = {linear->desc().needs_grad_input ? dx.data() : nullptr, ld(linear->desc().shape.k)},
-        .dw = {dw.data(), ld(linear->desc().shape.k)},
+        .dw = {linear->desc().needs_grad_weight ? dw.data() : nullptr, ld(linear->desc().shape.k)},
         .saved = {saved.data()},
         .workspace = {workspace.data()},
         .step = first_step_if(first_step),

@@ -155,13 +155,14 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, merged: bo
     of_mode = first._compiled_config if torch.compiler.is_compiling() else first._config
     config = of_mode & ~recipes.BIAS
     try:
+        all_of = [_of_layer(each, x.dtype) for each in layers]
         x_q = x_qt = None
         # A linear that reads x alone casts it in its own call, where backward does not cast it again.
         alone = len(layers) == 2 and not config & recipes.RECOMPUTE
         if first._may_share and (not alone or torch.compiler.is_compiling()):
-            x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, save)
-            x_qt = x_qt if save else None
-        all_of = [_of_layer(each, x.dtype) for each in layers]
+            keeps = save and mlp_function.keeps_input([e.config(config, True) for e in all_of[:-1]])
+            x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, keeps)
+            x_qt = x_qt if keeps else None
         of = (_ops.ACTIVATIONS[activation], config, first._layout, merged)
         if not save:
             return mlp_function.forward(x, x_q, x_qt, of, all_of, False)[0]

@@ -25,8 +25,15 @@ class Layer(NamedTuple):
     qt: torch.Tensor | None
     state: torch.Tensor | None
 
-    def config(self, of_casts: int) -> int:
-        return of_casts if self.bias is None else of_casts | recipes.BIAS
+    def config(self, of_casts: int, save: bool) -> int:
+        own = of_casts if self.bias is None else of_casts | recipes.BIAS
+        is_frozen = save and not self.weight.requires_grad
+        return _linear.of_frozen_weight(own, self.scales) if is_frozen else own
+
+
+def keeps_input(configs: Sequence[int]) -> bool:
+    """Tells whether the gradient of any of these linears' weights reads their x."""
+    return not all(each & recipes.FROZEN for each in configs)
 
 
 def _layers(flat: tuple[torch.Tensor | None, ...]) -> list[Layer]:
@@ -57,11 +64,12 @@ class MLPFunction(torch.autograd.Function):
         layers = _layers(flat)
         ctx.dtype = x.dtype
         ctx.of = (activation, config, layout, merged)
-        ctx.configs = [each.config(config) for each in layers]
+        ctx.configs = [each.config(config, True) for each in layers]
         x = x if x_of_autocast is None else x_of_autocast
         y, h_qt, read, saved = forward(x, x_q, x_qt, ctx.of, layers, True)
         of_layers = [(each.weight, each.qt, each.scales) for each in layers]
-        kept = x if config & recipes.RECOMPUTE else None
+        again = config & recipes.RECOMPUTE and keeps_input(ctx.configs[:-1])
+        kept = x if again else None
         ctx.save_for_backward(
             kept, x_qt, h_qt, *read, *saved, *(each for of in of_layers for each in of)
         )
@@ -96,7 +104,7 @@ class MLPFunction(torch.autograd.Function):
         want_h = want_x or any(any(each) for each in wanted[:-1])
         of_down, of_bias = wanted[-1]
         h = None
-        if x is not None:
+        if config & recipes.RECOMPUTE and keeps_input(ctx.configs[-1:]):
             h, h_qt = _product_again(read, h_qt, ctx.of, states[-1], of_down, dy)
         dh, dw, db = linear(count - 1, dy, h, h_qt, want_h | of_down << 1 | of_bias << 2)
         grads[-fields] = dw if of_down else None
@@ -127,7 +135,8 @@ class MLPFunction(torch.autograd.Function):
                     continue
                 of_copies = copies[2 * i : 2 * i + 2]
                 want = want_x | of_weight << 1
-                dx_of_one, dw, _ = linear(i, _rows_of(read[i]), *inputs[i], want, *of_copies)
+                given = (None, None) if ctx.configs[i] & recipes.FROZEN else inputs[i]
+                dx_of_one, dw, _ = linear(i, _rows_of(read[i]), *given, want, *of_copies)
                 grads[i * fields] = dw if of_weight else None
                 if want_x:
                     # The sum is autograd's: each linear casts x for autocast itself.
@@ -203,8 +212,8 @@ def forward(
     of: tuple[int, int, int, bool],
     layers: list[Layer],
     save: bool,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """Returns y, qt of h, what the activation reads, and what each linear saves."""
+) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor], list[torch.Tensor]]:
+    """Returns y, qt of h where a gradient reads it, what the activation reads, and what each linear saves."""
     activation, config, layout, merged = of
 
     def linear(
@@ -212,7 +221,7 @@ def forward(
     ) -> tuple[torch.Tensor, torch.Tensor]:
         made: tuple[torch.Tensor, torch.Tensor] = _linear.call_forward(
             x, q, qt, layer.weight, layer.q, layer.qt, layer.bias, layer.scales,
-            layer.config(config), layout, save, layer.state,
+            layer.config(config, save), layout, save, layer.state,
         )  # fmt: skip
         return made
 
@@ -220,12 +229,13 @@ def forward(
     made = [linear(each, x, x_q, x_qt) for each in before]
     read = [each for each, _ in made]
     first, up = _operands(read, merged)
+    keeps = save and keeps_input([down.config(config, save)])
     h_q, h_qt = _ops.quantize_activation(
-        first, up, activation, config, save, down.scales, layout, not save
+        first, up, activation, config, keeps, down.scales, layout, not save
     )
     # A linear reads the shape alone of an x that it has in fp8.
-    y, of_down = linear(down, first, h_q, h_qt if save else None)
-    return y, h_qt, read, [*(each for _, each in made), of_down]
+    y, of_down = linear(down, first, h_q, h_qt if keeps else None)
+    return y, h_qt if keeps else None, read, [*(each for _, each in made), of_down]
 
 
 apply: Any = MLPFunction.apply

@@ -403,7 +403,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_rms_norm_backward_args, reserved, 176U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace, 72U);
-  F8_ENDS(float8_linear_desc, reserved, 104U);
+  F8_ENDS(float8_linear_desc, no_grad_weight, 104U);
   F8_ENDS(float8_forward_args, counters, 176U);
   F8_ENDS(float8_backward_args, counters, 240U);
   F8_ENDS(float8_matrix, fp8, 24U);

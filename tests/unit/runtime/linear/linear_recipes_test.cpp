@@ -306,6 +306,28 @@ TEST_P(AnyRecipe, AFirstLayerNeedsNoGradientOfItsInput) {
   expect_no_faults();
 }
 
+TEST_P(AnyRecipe, AFrozenWeightHasNoGradient) {
+  LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  desc.bias_grad = true;
+  Fixture whole(cuda_, desc, 70);
+  run_step(whole);
+  desc.needs_grad_weight = false;
+  Fixture s(cuda_, desc, 70);
+  // What forward keeps of x is for the weight's gradient.
+  EXPECT_EQ(s.linear->saved_bytes(), s.linear->saved_bytes(false, true));
+  EXPECT_EQ(s.linear->saved_bytes(), whole.linear->saved_bytes(false, true));
+  EXPECT_EQ(s.linear->scale_slots().size(), whole.linear->scale_slots().size());
+  run_step(s);
+  EXPECT_EQ(s.y.bf16(), whole.y.bf16());
+  EXPECT_EQ(s.dx.bf16(), whole.dx.bf16());
+  BackwardCall call = s.backward();
+  call.dw.data = s.dw.data();
+  const Status refused = s.linear->backward(call, nullptr);
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(says(refused.error(), "no_grad_weight")) << refused.error().message;
+  expect_no_faults();
+}
+
 TEST_P(AnyRecipe, RunDoesNotCompileOrLoad) {
   const LinearDesc desc = describe(GetParam(), {70, 48, 144});
   const int before = cuda_.modules_loaded;

@@ -136,6 +136,7 @@ constexpr Use kUses[] = {
     {"a master weight", [](LinearDesc&) {}, true, false,
      [](QuantizerDesc& d) { d.f32_source = true; }},
     {"no gradient of the input", [](LinearDesc& d) { d.needs_grad_input = false; }},
+    {"no gradient of the weight", [](LinearDesc& d) { d.needs_grad_weight = false; }},
     {"everything",
      [](LinearDesc& d) {
        d.bias = d.bias_grad = d.accumulate_grad_weight = d.count = true;
