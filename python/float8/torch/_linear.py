@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.amaxes import keep_parts, parts_kept
+from float8.torch.saved_tensors import keep_parts, parts_kept
 
 
 class SharedInput:

@@ -17,20 +17,6 @@ from torch import Tensor
 PART_BYTES = 16  # of a linear's part of a scale state
 
 
-def keep_parts(ctx: Any, *parts: Tensor | None) -> None:
-    """Keeps parts of a scale state for the backward of an autograd.Function, besides its saved tensors.
-
-    Hooks of saved tensors, such as those of activation offload, copy these, and a copy is no part of a state.
-    Graphs of torch.compile have the saved ones.
-    """
-    ctx.parts = None if torch.compiler.is_compiling() else parts
-
-
-def parts_kept(ctx: Any, *saved: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Returns the parts that keep_parts was given, which were saved as `saved`."""
-    return saved if ctx.parts is None else ctx.parts
-
-
 # A tensor parallel first step finds the amaxes of whole tensors apart from the casts. As in
 # linear_forward, that the state changes is not declared.
 _library: Any = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -153,12 +153,15 @@ class Alive(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_graphs_free_what_the_activation_reads(config: Config, kind: type[nn.Module]) -> None:
+def test_what_the_activation_reads_is_freed(
+    config: Config, kind: type[nn.Module], compiled: bool
+) -> None:
     """The linears that made it have their gradients in fp8 by then."""
     torch._dynamo.reset()
     model = model_of(config, "tensorwise", kind, None)[1]
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     read: list[StorageWeakRef] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,7 +170,7 @@ def test_graphs_free_what_the_activation_reads(config: Config, kind: type[nn.Mod
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = compiled(inputs(model).requires_grad_())
+        y = call(inputs(model).requires_grad_())
     linears = 2 if kind is FeedForward else 1
     assert len(read) == linears
     with Alive(read) as alive:

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops, _schemas
-from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.experts.weight_casts import Kept, kept_in, refresh
+from float8.torch.saved_tensors import keep_parts, parts_kept
 
 experts_layout = torch.ops.float8.experts_layout.default
 experts_forward = torch.ops.float8.experts_forward.default

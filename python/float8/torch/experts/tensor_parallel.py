@@ -22,13 +22,13 @@ from torch.autograd.function import once_differentiable
 from float8 import recipes
 from float8.recipes import Granularity, Scaling
 from float8.torch import _ops, _schemas, traced
-from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.experts import ops
 from float8.torch.experts.weight_casts import kept_in
 from float8.torch.parallel.sharded_operands import max_over_ranks, wait
 from float8.torch.ranks import collectives
 from float8.torch.ranks.agreement import agree_once
 from float8.torch.ranks.collectives import Operation
+from float8.torch.saved_tensors import keep_parts, parts_kept
 from float8.torch.shard.copy_layout import BLOCK
 from float8.torch.shard.gathered_weight import GatheredWeight
 

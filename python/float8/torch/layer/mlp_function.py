@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _linear, _ops
-from float8.torch.amaxes import keep_parts, parts_kept
+from float8.torch.saved_tensors import keep_parts, parts_kept, release_saved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,9 @@ class MLPFunction(torch.autograd.Function):
         x, x_qt, h_qt, *kept = ctx.saved_tensors
         read, saved = kept[: count - 1], kept[count - 1 : 2 * count - 1]
         of_layers = kept[2 * count - 1 :]
+        del kept
         states = parts_kept(ctx, *of_layers[2::3])
+        release_saved(ctx)
         fields = len(Layer._fields)
         want_x = ctx.needs_input_grad[0]
         wanted = [ctx.needs_input_grad[8 + i * fields : 10 + i * fields] for i in range(count)]
@@ -109,6 +111,7 @@ class MLPFunction(torch.autograd.Function):
         dh, dw, db = linear(count - 1, dy, h, h_qt, want_h | of_down << 1 | of_bias << 2)
         grads[-fields] = dw if of_down else None
         grads[1 - fields] = db if of_bias else None
+        del h, h_qt
         dx: Any = None
         if want_h:
             scales = [each for each in states[:-1] if each is not None]
@@ -124,6 +127,8 @@ class MLPFunction(torch.autograd.Function):
                 grads[1] = sums.to(of_layers[0].dtype) if want_bias else None
             else:
                 copies = _ops.quantize_glu_backward(dh, *read, activation, config, scales, layout)
+            rows = [_rows_of(each) for each in read]
+            del read, dh  # before the next GEMMs take memory
             want_weights = [of_weight for of_weight, _ in wanted[:-1]]
             inputs = [(x, x_qt)] * (count - 1)
             if x is not None:
@@ -136,7 +141,7 @@ class MLPFunction(torch.autograd.Function):
                 of_copies = copies[2 * i : 2 * i + 2]
                 want = want_x | of_weight << 1
                 given = (None, None) if ctx.configs[i] & recipes.FROZEN else inputs[i]
-                dx_of_one, dw, _ = linear(i, _rows_of(read[i]), *given, want, *of_copies)
+                dx_of_one, dw, _ = linear(i, rows[i], *given, want, *of_copies)
                 grads[i * fields] = dw if of_weight else None
                 if want_x:
                     # The sum is autograd's: each linear casts x for autocast itself.
@@ -146,11 +151,8 @@ class MLPFunction(torch.autograd.Function):
 
 
 def _rows_of(read: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor with the rows of gradients that a linear has in fp8, of which it reads nothing else.
-
-    A graph of torch.compile frees `read` behind the last op that has it. Eager mode keeps it for autograd.
-    """
-    return read.new_empty((*read.shape[:-1], 0)) if torch.compiler.is_compiling() else read
+    """Returns a tensor with the rows of gradients that a linear has in fp8, of which it reads nothing else."""
+    return read.new_empty((*read.shape[:-1], 0))
 
 
 def _product_again(

@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _linear, _ops
-from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_operands as operands
 from float8.torch.parallel.sharded_grads import Call
 from float8.torch.parallel.sharded_operands import Copy, Gemm, Share, Sharing
 from float8.torch.ranks import collectives
+from float8.torch.saved_tensors import keep_parts, parts_kept
 from float8.torch.shard.gathered_ops import weight_gemm
 
 

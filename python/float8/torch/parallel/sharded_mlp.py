@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from float8.torch import _ops
-from float8.torch.amaxes import keep_parts, parts_kept
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_linear as linears
 from float8.torch.parallel import sharded_operands as operands
 from float8.torch.parallel.sharded_grads import Call
 from float8.torch.parallel.sharded_operands import Copies, Share, Sharing, Slot
 from float8.torch.ranks import collectives
+from float8.torch.saved_tensors import keep_parts, parts_kept
 
 
 class Part(NamedTuple):
