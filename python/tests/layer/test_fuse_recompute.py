@@ -178,6 +178,16 @@ def test_what_the_activation_reads_is_freed(
     assert alive.counts == [linears, *(0,) * linears]
 
 
+@pytest.mark.parametrize("recompute", [None, True])
+def test_a_graph_that_is_kept_has_a_second_backward(config: Config, recompute: bool | None) -> None:
+    model = model_of(config, "rowwise", FeedForward, recompute)
+    y = model(inputs(model)).float().sum()
+    y.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters()]
+    y.backward()
+    assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True))
+
+
 def test_eager_mode_keeps_no_copies_where_it_is_asked(config: Config) -> None:
     sizes = {}
     for recompute in (True, False):
