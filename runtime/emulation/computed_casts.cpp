@@ -117,14 +117,17 @@ void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const
                  [&](int64_t r, int64_t c) { return both(r, c).gate; });
       return run_one_of({}, 1, [&](int64_t r, int64_t c) { return both(r, c).up; });
     }
-    case codegen::Computed::kMergedGluBackward: {
+    case codegen::Computed::kMergedGluBackward:
+    case codegen::Computed::kMergedGluBackwardUpFirst: {
       const int64_t half = x.cols / 2;
+      const int64_t gate = spec.source == codegen::Computed::kMergedGluBackward ? 0 : half;
       return run_one_of(
           {of_x, {"grad", args.factor, args.ld_factor, half}}, 0, [&](int64_t r, int64_t c) {
-            const int64_t at_gate = c % half;
-            const auto both = glu_backward(activation, x_at(r, at_gate), x_at(r, half + at_gate),
-                                           factor_at(r, at_gate), of.in);
-            return c < half ? both.gate : both.up;
+            const int64_t at_grad = c % half;
+            const auto both =
+                glu_backward(activation, x_at(r, gate + at_grad), x_at(r, half - gate + at_grad),
+                             factor_at(r, at_grad), of.in);
+            return c - at_grad == gate ? both.gate : both.up;
           });
     }
     case codegen::Computed::kRmsNorm:

@@ -195,19 +195,32 @@ struct GradientCast {
   }
   [[nodiscard]] Tensor q() const { return empty_bytes(bytes.q, cast.place.device); }
   [[nodiscard]] Tensor qt() const { return empty_bytes(bytes.qt, cast.place.device); }
-  // Fills the copies of the one tensor of a call, and the sums of its columns where there are any.
-  void run(const Tensor& q, const Tensor& qt, const Matrix& grad,
-           const std::optional<Tensor>& scales, int64_t layout, float* sums) const {
-    if (quantizer == nullptr) return;
-    float8_quantize_args args = cast.args();
-    args.grad = {grad.data, grad.stride};
-    args.column_sums = sums;
-    float8_step step;
-    args.step = &step;
-    if (scales) cast.set_scales(args.scales, step, *scales, layout, false);
-    run_quantizer(*quantizer, cast.place, q, qt, args);
-  }
 };
+
+// The copies of a gradient that is one tensor like x, and the sums of its columns where they are asked for.
+std::tuple<Tensor, Tensor, Tensor> quantize_gradient(const Tensor& grad, const Tensor& x,
+                                                     int64_t config, const ComputedOf& source,
+                                                     bool sums, const std::optional<Tensor>& scales,
+                                                     int64_t layout) {
+  const GradientCast of(x, config, source, sums);
+  const Tensor q = of.q(), qt = of.qt();
+  const int64_t columns = sums ? of.cast.rows.cols : 0;
+  Tensor of_columns =
+      empty(std::span(&columns, 1), aoti_torch_dtype_float32(), of.cast.place.device);
+  if (of.quantizer == nullptr) {
+    torch::stable::zero_(of_columns);
+    return {q, qt, of_columns};
+  }
+  const Matrix of_grad = as_matrix(grad);
+  float8_quantize_args args = of.cast.args();
+  args.grad = {of_grad.data, of_grad.stride};
+  if (sums) args.column_sums = static_cast<float*>(of_columns.mutable_data_ptr());
+  float8_step step;
+  args.step = &step;
+  if (scales) of.cast.set_scales(args.scales, step, *scales, layout, false);
+  run_quantizer(*of.quantizer, of.cast.place, q, qt, args);
+  return {q, qt, of_columns};
+}
 
 // The cast of what an activation makes of x, or of its gradients, of which ranks have other columns.
 struct CastOverRanks {
@@ -333,23 +346,15 @@ std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& gr
                                                                 const std::optional<Tensor>& scales,
                                                                 int64_t layout) {
   check_alike(x, grad, "grad and x of quantize_activation_backward");
-  const GradientCast of(
-      x, config, {.source = FLOAT8_ACTIVATION_BACKWARD, .activation = activation_of(activation)},
-      sums);
-  const Tensor q = of.q(), qt = of.qt();
-  const int64_t columns = sums ? of.cast.rows.cols : 0;
-  Tensor of_columns =
-      empty(std::span(&columns, 1), aoti_torch_dtype_float32(), of.cast.place.device);
-  if (of.quantizer == nullptr) torch::stable::zero_(of_columns);
-  of.run(q, qt, as_matrix(grad), scales, layout,
-         sums ? static_cast<float*>(of_columns.mutable_data_ptr()) : nullptr);
-  return {q, qt, of_columns};
+  return quantize_gradient(
+      grad, x, config,
+      {.source = FLOAT8_ACTIVATION_BACKWARD, .activation = activation_of(activation)}, sums, scales,
+      layout);
 }
 
-std::tuple<Tensor, Tensor> quantize_merged_glu_backward(const Tensor& grad, const Tensor& gate_up,
-                                                        int64_t activation, int64_t config,
-                                                        const std::optional<Tensor>& scales,
-                                                        int64_t layout) {
+std::tuple<Tensor, Tensor, Tensor> quantize_merged_glu_backward(
+    const Tensor& grad, const Tensor& gate_up, bool up_first, int64_t activation, int64_t config,
+    bool sums, const std::optional<Tensor>& scales, int64_t layout) {
   const Matrix of_grad = as_matrix(grad);
   const Matrix both = as_matrix(gate_up);
   if (both.rows != of_grad.rows || both.cols != 2 * of_grad.cols ||
@@ -358,12 +363,11 @@ std::tuple<Tensor, Tensor> quantize_merged_glu_backward(const Tensor& grad, cons
         "float8: gate_up of quantize_merged_glu_backward has twice grad's columns, and its rows, "
         "type and device");
   }
-  const GradientCast of(
-      gate_up, config,
-      {.source = FLOAT8_MERGED_GLU_BACKWARD, .activation = activation_of(activation)}, false);
-  const Tensor q = of.q(), qt = of.qt();
-  of.run(q, qt, of_grad, scales, layout, nullptr);
-  return {q, qt};
+  const float8_source source =
+      up_first ? FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST : FLOAT8_MERGED_GLU_BACKWARD;
+  return quantize_gradient(grad, gate_up, config,
+                           {.source = source, .activation = activation_of(activation)}, sums,
+                           scales, layout);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(

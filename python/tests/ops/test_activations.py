@@ -217,11 +217,14 @@ def test_refuses_a_gate_and_up_unlike_the_gradient() -> None:
     both, grad = operands(32, 512, torch.bfloat16)
     for own in (grad, grad[:16, :256], grad[:, :256].half()):
         with pytest.raises(ValueError, match="twice grad's columns"):
-            _ops.quantize_merged_glu_backward(own, both, SILU, config)
+            _ops.quantize_merged_glu_backward(own, both, False, SILU, config, False)
     with pytest.raises(RuntimeError, match="cols 384; gate and up have whole 128 columns each"):
-        _ops.quantize_merged_glu_backward(grad[:, :192], both[:, :384], SILU, config)
-    q, qt = _ops.quantize_merged_glu_backward(grad[:0, :256], both[:0], SILU, config)
+        _ops.quantize_merged_glu_backward(grad[:, :192], both[:, :384], True, SILU, config, False)
+    q, qt, sums = _ops.quantize_merged_glu_backward(
+        grad[:0, :256], both[:0], True, SILU, config, True
+    )
     assert q.numel() == 0 and qt.dtype == torch.uint8
+    assert same([sums], [torch.zeros(512, device=DEVICE)])
 
 
 def test_refuses_gradients_in_high_precision() -> None:

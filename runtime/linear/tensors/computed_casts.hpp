@@ -26,7 +26,7 @@ struct ComputedPass {
 struct ComputedSource {
   codegen::Computed source = codegen::Computed::kGlu;
   codegen::Activation activation = codegen::Activation::kSilu;
-  bool sums = false;            // of the columns of kActivationBackward's gradient
+  bool sums = false;            // of the columns of the one tensor that is cast
   bool given_maxima = false;    // casts are given the maxima that a call of their own found
   bool less_workspace = false;  // of kGluBackward: both launches compute the gradients
 

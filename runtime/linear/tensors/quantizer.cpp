@@ -15,8 +15,8 @@ namespace {
 codegen::Computed computed_of(CastSource source) {
   return static_cast<codegen::Computed>(static_cast<int>(source) - 1);
 }
-static_assert(static_cast<int>(CastSource::kMergedGluBackward) - 1 ==
-              static_cast<int>(codegen::Computed::kMergedGluBackward));
+static_assert(static_cast<int>(CastSource::kMergedGluBackwardUpFirst) - 1 ==
+              static_cast<int>(codegen::Computed::kMergedGluBackwardUpFirst));
 
 // A linear that has the operand, with a second dimension of its weight that does not matter.
 LinearDesc linear_of(const QuantizerDesc& desc) {
@@ -68,6 +68,10 @@ CopySet copies_of(const QuantizerDesc& desc) {
 
 }  // namespace
 
+bool is_merged(CastSource source) {
+  return source != CastSource::kPlain && codegen::is_merged(computed_of(source));
+}
+
 const char* name_of(CastSource source) {
   switch (source) {
     case CastSource::kGlu:
@@ -84,6 +88,8 @@ const char* name_of(CastSource source) {
       return "FLOAT8_LAYER_NORM";
     case CastSource::kMergedGluBackward:
       return "FLOAT8_MERGED_GLU_BACKWARD";
+    case CastSource::kMergedGluBackwardUpFirst:
+      return "FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST";
     case CastSource::kPlain:
       break;
   }
@@ -238,16 +244,17 @@ Status Quantizer::plan_shards() {
 }
 
 bool Quantizer::casts_gradients() const {
-  return desc_.source == CastSource::kGluBackward ||
-         desc_.source == CastSource::kMergedGluBackward ||
+  return desc_.source == CastSource::kGluBackward || is_merged(desc_.source) ||
          desc_.source == CastSource::kActivationBackward;
 }
 
 Status Quantizer::check_computed() const {
-  if (desc_.column_sums && desc_.source != CastSource::kActivationBackward) {
+  const bool may_sum =
+      desc_.source != CastSource::kPlain && codegen::may_sum(computed_of(desc_.source));
+  if (desc_.column_sums && !may_sum) {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_quantizer_desc.column_sums is set and source is {}; it is for "
-                "FLOAT8_ACTIVATION_BACKWARD",
+                "FLOAT8_ACTIVATION_BACKWARD and the gradients of gate and up in one tensor",
                 name_of(desc_.source));
   }
   if (desc_.less_workspace && desc_.source != CastSource::kGluBackward) {
@@ -265,13 +272,12 @@ Status Quantizer::check_computed() const {
                 name_of(desc_.source));
   }
   if (desc_.source == CastSource::kPlain) return {};
-  const bool merged = desc_.source == CastSource::kMergedGluBackward;
-  if (merged && (desc_.cols % (2 * kernels::kCastTile) != 0 || desc_.over_ranks)) {
-    return fail(
-        ErrorCode::kUnsupported,
-        "float8_quantizer_desc.source is FLOAT8_MERGED_GLU_BACKWARD with cols {}{}; gate and "
-        "up have whole {} columns each, of one rank: cast others with FLOAT8_GLU_BACKWARD",
-        desc_.cols, desc_.over_ranks ? " and over_ranks" : "", kernels::kCastTile);
+  if (is_merged(desc_.source) && (desc_.cols % (2 * kernels::kCastTile) != 0 || desc_.over_ranks)) {
+    return fail(ErrorCode::kUnsupported,
+                "float8_quantizer_desc.source is {} with cols {}{}; gate and "
+                "up have whole {} columns each, of one rank: cast others with FLOAT8_GLU_BACKWARD",
+                name_of(desc_.source), desc_.cols, desc_.over_ranks ? " and over_ranks" : "",
+                kernels::kCastTile);
   }
   const Tensor operand = casts_gradients() ? Tensor::kGradOutput : Tensor::kInput;
   const bool cut = activates ? desc_.whole_rows != 0 : desc_.over_ranks;

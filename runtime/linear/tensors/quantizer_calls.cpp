@@ -171,7 +171,7 @@ Status Quantizer::check_workspace(const QuantizeCall& call) const {
 }
 
 void Quantizer::add_operands(CallMemory& memory, const QuantizeCall& call) const {
-  const bool merged = desc_.source == CastSource::kMergedGluBackward;
+  const bool merged = is_merged(desc_.source);
   memory.add_rows("x", call.x.data, call.rows, desc_.cols, call.x.ld,
                   desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
   memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,

@@ -166,6 +166,8 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
                                                {kGluBackward, kGeluTanh},
                                                {kMergedGluBackward, kSilu},
                                                {kMergedGluBackward, kGelu},
+                                               {kMergedGluBackwardUpFirst, kSilu},
+                                               {kMergedGluBackwardUpFirst, kGelu},
                                                {kRmsNorm, kSilu},
                                                {kLayerNorm, kSilu},
                                                {kActivation, kGelu},
@@ -174,12 +176,13 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
                                                {kActivationBackward, kGelu},
                                                {kActivationBackward, kGeluTanh},
                                                {kActivationBackward, kRelu2}}) {
-        const bool merged = source == kMergedGluBackward;
+        const bool merged = is_merged(source);
         const bool gradient = merged || source == kGluBackward || source == kActivationBackward;
         desc.cols = merged ? (cols + 127) / 128 * 256 : cols;  // two halves of whole tiles
         desc.source = source;
         desc.activation = activation;
-        desc.column_sums = source == kActivationBackward && activation != kGelu;
+        desc.column_sums = (source == kActivationBackward && activation != kGelu) ||
+                           (merged && activation == kGelu);
         desc.less_workspace = source == kGluBackward && activation == kGelu;
         desc.operand = gradient ? Tensor::kGradOutput : Tensor::kInput;
         for (const int first : {0, 1, 2}) {

@@ -69,6 +69,8 @@ TEST(KernelSpec, KeysRoundTrip) {
            "glu_backward_amax/silu/f16/rowcol+tensor",
            "merged_glu_backward_cast/gelu/bf16.e5m2/delayed/q+qt",
            "merged_glu_backward_amax/silu/bf16/row+tensor",
+           "merged_glu_backward_up_first_cast/silu/f16.e4m3/axis/q+qt/pow2/sums",
+           "merged_glu_backward_up_first_amax/relu2/f32/rowcol",
            "group_layout",
            "route/count/i64",
            "route/place/i32",

@@ -25,6 +25,7 @@ from float8.torch.layer.mlp import (
     obstacle_of_children,
 )
 from float8.torch.layer.mlp_code import Known
+from float8.torch.layer.mlp_function import APART, GATE_FIRST, UP_FIRST
 from float8.torch.shard.weight_mesh import mesh_dims
 
 _registered: dict[type[nn.Module], Known] = {}
@@ -50,14 +51,16 @@ def register_mlp(
     down: str,
     gate: str | None = None,
     gate_up: str | None = None,
+    up_gate: str | None = None,
     activation: str,
 ) -> None:
     """Tells `fuse` of a class of MLPs whose forward is down(activation(up(x))).
 
     With `gate` it is down(activation(gate(x)) * up(x)), such as SwiGLU. With `gate_up` in the place of both it is
-    that too, of one linear whose first half of features is gate and whose second half is up.
+    that too, of one linear whose first half of features is gate and whose second half is up, and with `up_gate` of
+    one whose first half is up.
 
-    up, down, gate, gate_up: the names of its children, or paths to modules below, as "net.0.proj". Its forward takes x
+    up, down, gate, gate_up, up_gate: the names of its children, or paths to modules below, as "net.0.proj". Its forward takes x
         alone. Subclasses with a forward of their own are not meant.
     activation: "silu", "gelu", "gelu_tanh" (GELU's approximation) or "relu2" (ReLU squared).
 
@@ -65,15 +68,18 @@ def register_mlp(
     computes something else. What needs its own sizes, or a GPU, is taken on trust.
     """
     check_class("register_mlp", cls)
-    if (up is None) == (gate_up is None) or (gate is not None and gate_up is not None):
+    ways = {APART: up, GATE_FIRST: gate_up, UP_FIRST: up_gate}
+    found = [(way, name) for way, name in ways.items() if name is not None]
+    if len(found) != 1 or (gate is not None and up is None):
         raise ValueError(
-            "float8: register_mlp takes up, maybe with gate, or gate_up, the linear that makes both"
+            "float8: register_mlp takes up, maybe with gate, or one linear that makes both: gate_up, whose first half "
+            "is gate, or up_gate, whose first half is up"
         )
-    names = Names(gate, up or gate_up or "", down, merged=gate_up is not None)
+    names = Names(gate, found[0][1], down, found[0][0])
     given = names.given()
     if len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
         raise ValueError(
-            f"float8: up, down, gate and gate_up are the names of different children, not {given}"
+            f"float8: up, down, gate, gate_up and up_gate are the names of different children, not {given}"
         )
     if activation not in _ops.ACTIVATIONS:
         raise ValueError(
@@ -114,8 +120,8 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
     (mlp_code.py), such as those of most models of transformers and the FeedForward of torchtitan, and what
     register_mlp names.
 
-    Returns what was done with each MLP, then with the others (`what`), and why one was left: for children with hooks, LoRA, a bias beside a
-    gate, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
+    Returns what was done with each MLP, then with the others (`what`), and why one was left: for children with hooks, LoRA, a bias of gate
+    or up where these are two linears, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
     and row-wise, or recipes and options unlike each other's; for another activation; for a recipe that reads
     high precision. With `norms` it also names the RMSNorms of eager mode, and the other norms that no graph will cast so,
     and why: those without a weight or of several dimensions, and LayerNorms where no linear shares its casts. Raises TypeError where
@@ -268,7 +274,7 @@ def _resembles(module: nn.Module) -> str | None:
         f"{mlp_code.why_unknown(type(module))}: name it by float8.torch.register_mlp if it is "
         "down(activation(gate(x)) * up(x)), or down(activation(up(x))), and nothing else, not even a dropout of h"
         + (
-            "; with gate_up= where one linear makes gate, in its first half, and up"
+            "; with gate_up= where one linear makes gate, in its first half, and up, or up_gate= where up comes first"
             if is_merged
             else ""
         )

@@ -39,15 +39,13 @@ ACTIVATION_MODULES = ("torch.nn.modules.activation", "transformers.activations")
 class Names(NamedTuple):
     """The children of an MLP; gate is None where there is none.
 
-    merged: up makes gate and up in one linear of twice as many features.
-    up_first: in the other order, which is not fused.
+    halves: whether up makes gate and up, in one linear of twice as many features, and which comes first.
     """
 
     gate: str | None
     up: str
     down: str
-    merged: bool = False
-    up_first: bool = False
+    halves: int = mlp_function.APART
 
     def given(self) -> tuple[str, ...]:
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
@@ -123,7 +121,7 @@ class FusedMLP(Made, nn.Module):
         if of_ranks:
             y = _mlp_of_ranks(x, children, self.float8_activation)
         else:
-            y = mlp(x, children, self.float8_activation, self.float8_names.merged)  # type: ignore[arg-type]
+            y = mlp(x, children, self.float8_activation, self.float8_names.halves)  # type: ignore[arg-type]
         for name in self.float8_beside.behind:
             y = self._modules[name](y)  # type: ignore[misc]
         if self.float8_beside.dropout is not None:
@@ -140,11 +138,8 @@ def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:
     return style_hooks.after(layers[-1], y)  # type: ignore[no-any-return]
 
 
-def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, merged: bool) -> torch.Tensor:
-    """Computes an MLP of linears that have no obstacle: gate, up and down, or up and down.
-
-    merged: up makes gate and up.
-    """
+def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: int) -> torch.Tensor:
+    """Computes an MLP of linears that have no obstacle: gate, up and down, or up, which may make both, and down."""
     source, of_autocast = x, None
     device = "cuda" if x.is_cuda else x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device):
@@ -162,7 +157,7 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, merged: bo
             x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, save)
             x_qt = x_qt if save else None
         all_of = [_of_layer(each, x.dtype) for each in layers]
-        of = (_ops.ACTIVATIONS[activation], config, first._layout, merged)
+        of = (_ops.ACTIVATIONS[activation], config, first._layout, halves)
         if not save:
             return mlp_function.forward(x, x_q, x_qt, of, all_of, False)[0]
         flat = (each for of_one in all_of for each in of_one)
@@ -336,19 +331,13 @@ def _obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None
 
 def _obstacle_of_gate(names: Names, children: list[Any], dims: list[int | None]) -> str | None:
     """Returns why an MLP cannot be fused for its gate."""
-    if names.gate is None and not names.merged:
+    if names.gate is not None:
+        # The gradients of biases would be sums of columns of two tensors, of which a launch leaves none.
+        for name, child in zip(names.given()[:-1], children[:-1], strict=True):
+            if child.bias is not None:
+                return f"its {name} has a bias, which a gated MLP is fused without"
+    if names.halves == mlp_function.APART:
         return None
-    # The gradients of biases would be sums of columns of all that one launch casts.
-    for name, child in zip(names.given()[:-1], children[:-1], strict=True):
-        if child.bias is not None:
-            return f"its {name} has a bias, which a gated MLP is fused without"
-    if not names.merged:
-        return None
-    if names.up_first:
-        return (
-            f"its {names.up} makes up in its first half and gate in its second one; a fused MLP has gate first, so "
-            "exchange the halves of the weight, and of the forward, to have it fused"
-        )
     both, down = children
     if any(dim is not None for dim in dims):
         return f"its {names.up} makes gate and up in one, and ranks of tensor parallelism share it"

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from float8.torch.layer.halves import half_of
 from float8.torch.layer.mlp import Beside, Names, activation_of
+from float8.torch.layer.mlp_function import APART, GATE_FIRST, UP_FIRST
 from float8.torch.layer.symbols import (
     Called,
     Symbol,
@@ -92,7 +93,7 @@ def _known_of(module: nn.Module, y: Symbol) -> Known | None:
     before, x = _through(module, made.up.x)
     if x._how != "x":
         return None
-    names = Names(made.gate, made.up.name, down.name, made.merged, made.up_first)
+    names = Names(made.gate, made.up.name, down.name, made.halves)
     beside = Beside(
         tuple(before[::-1]), tuple(between), tuple(behind[::-1]), made.child,
         dropout.name if dropout else None,
@@ -107,13 +108,12 @@ class _Made(NamedTuple):
     child: str | None
     gate: str | None
     up: Called
-    merged: bool = False  # up makes gate and up
-    up_first: bool = False  # in that order
+    halves: int = APART
 
 
 class _Both(NamedTuple):
     linear: Called
-    up_first: bool
+    halves: int
 
 
 def _plain(module: nn.Module, h: Symbol, between: list[str]) -> _Made | None:
@@ -144,7 +144,7 @@ def _gated(module: nn.Module, h: Symbol) -> _Made | None:
         )
         both = None if made is None else _merged(module, made.x, other)
         if both is not None and _is_linear(module, both.linear.name):
-            return _Made(key, own, None, both.linear, True, both.up_first)
+            return _Made(key, own, None, both.linear, both.halves)
         gate, up = None if made is None else called(made.x), called(other)
         if gate is None or up is None or gate.x is not up.x:
             continue
@@ -163,7 +163,7 @@ def _merged(module: nn.Module, gate: Symbol, up: Symbol) -> _Both | None:
     # A forward that runs with one size for both has halves, whatever becomes of an attribute that has it.
     if linear is None or of_gate.size != of_up.size or of_gate.at == of_up.at:
         return None
-    return _Both(linear, of_gate.at == 1)
+    return _Both(linear, UP_FIRST if of_gate.at == 1 else GATE_FIRST)
 
 
 def _through(module: nn.Module, y: Symbol) -> tuple[list[str], Symbol]:

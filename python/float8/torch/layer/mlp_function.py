@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# How the linears make gate and up: in two, or in one, of which one is the first half; or there is no gate.
+APART, GATE_FIRST, UP_FIRST = range(3)
+
+
 class Layer(NamedTuple):
     """What a linear's calls take of it."""
 
@@ -51,12 +55,12 @@ class MLPFunction(torch.autograd.Function):
         activation: int,
         config: int,
         layout: int,
-        merged: bool,
+        halves: int,
         *flat: torch.Tensor | None,
     ) -> torch.Tensor:
         layers = _layers(flat)
         ctx.dtype = x.dtype
-        ctx.of = (activation, config, layout, merged)
+        ctx.of = (activation, config, layout, halves)
         ctx.configs = [each.config(config) for each in layers]
         x = x if x_of_autocast is None else x_of_autocast
         y, h_qt, read, saved = forward(x, x_q, x_qt, ctx.of, layers, True)
@@ -73,7 +77,7 @@ class MLPFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
             _linear.SharedInput.latest = None
-        activation, config, layout, merged = ctx.of
+        activation, config, layout, halves = ctx.of
         count = len(ctx.configs)
         x, x_qt, h_qt, *kept = ctx.saved_tensors
         read, saved = kept[: count - 1], kept[count - 1 : 2 * count - 1]
@@ -104,15 +108,15 @@ class MLPFunction(torch.autograd.Function):
         dx: Any = None
         if want_h:
             scales = [each for each in states[:-1] if each is not None]
-            if merged:
-                copies = _ops.quantize_merged_glu_backward(
-                    dh, *read, activation, config, scales[0] if scales else None, layout
-                )
-            elif count == 2:
+            if count == 2:
                 want_bias = wanted[0][1]
-                *copies, sums = _ops.quantize_activation_backward(
-                    dh, *read, activation, config, want_bias, scales[0] if scales else None, layout
-                )
+                rest = (activation, config, want_bias, scales[0] if scales else None, layout)
+                if halves == APART:
+                    *copies, sums = _ops.quantize_activation_backward(dh, *read, *rest)
+                else:
+                    *copies, sums = _ops.quantize_merged_glu_backward(
+                        dh, *read, halves == UP_FIRST, *rest
+                    )
                 grads[1] = sums.to(of_layers[0].dtype) if want_bias else None
             else:
                 copies = _ops.quantize_glu_backward(dh, *read, activation, config, scales, layout)
@@ -139,7 +143,7 @@ class MLPFunction(torch.autograd.Function):
 def _product_again(
     read: list[torch.Tensor],
     h_qt: torch.Tensor,
-    of: tuple[int, int, int, bool],
+    of: tuple[int, int, int, int],
     scales: torch.Tensor | None,
     of_weight: bool,
     dy: torch.Tensor,
@@ -147,8 +151,8 @@ def _product_again(
     """Returns h and h_qt for the backward of a down that recomputes, which reads h_qt for its weight's gradient."""
     if not of_weight:
         return read[0], h_qt  # no gradient reads more of it than its shape
-    activation, config, layout, merged = of
-    first, up = _operands(read, merged)
+    activation, config, layout, halves = of
+    first, up = _operands(read, halves)
     return None, _ops.quantize_activation_again(
         first, up, activation, h_qt, config, scales, layout, dy
     )
@@ -181,9 +185,11 @@ def _inputs_again(
     ]
 
 
-def _operands(read: list[torch.Tensor], merged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _operands(read: list[torch.Tensor], halves: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns what the activation reads and what it is multiplied by, if anything."""
-    first, *up = read[0].chunk(2, dim=-1) if merged else read
+    first, *up = read if halves == APART else read[0].chunk(2, dim=-1)
+    if halves == UP_FIRST:
+        return up[0], first
     return first, up[0] if up else None
 
 
@@ -191,12 +197,12 @@ def forward(
     x: torch.Tensor,
     x_q: torch.Tensor | None,
     x_qt: torch.Tensor | None,
-    of: tuple[int, int, int, bool],
+    of: tuple[int, int, int, int],
     layers: list[Layer],
     save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """Returns y, qt of h, what the activation reads, and what each linear saves."""
-    activation, config, layout, merged = of
+    activation, config, layout, halves = of
 
     def linear(
         layer: Layer, x: torch.Tensor, q: torch.Tensor | None, qt: torch.Tensor | None
@@ -210,7 +216,7 @@ def forward(
     *before, down = layers
     made = [linear(each, x, x_q, x_qt) for each in before]
     read = [each for each, _ in made]
-    first, up = _operands(read, merged)
+    first, up = _operands(read, halves)
     h_q, h_qt = _ops.quantize_activation(
         first, up, activation, config, save, down.scales, layout, not save
     )
