@@ -11,7 +11,14 @@ from torch.nn import functional
 
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
-from float8.torch.classes import check_class, is_sharded, known_of, note_forward, subclass
+from float8.torch.classes import (
+    check_class,
+    is_sharded,
+    known_of,
+    note_code,
+    note_forward,
+    subclass,
+)
 from float8.torch.layer import mlp_code, mlp_trial, norm_layers, rotary_layers
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
@@ -20,6 +27,7 @@ from float8.torch.layer.mlp import (
     FusedMLP,
     Names,
     activation_of,
+    attribute_of,
     child_of,
     obstacle_beside,
     obstacle_of_children,
@@ -151,7 +159,8 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
 
 def _fuse_mlps(model: nn.Module) -> list[Fusion]:
     done: list[Fusion] = []
-    for name, module in model.named_modules():
+    # Modules come behind what they hold, which is an MLP rather than they.
+    for name, module in reversed(list(model.named_modules())):
         if isinstance(module, FusedMLP):
             why = _obstacle_of_children(
                 module, module.float8_names, module.float8_beside, module.float8_activation
@@ -160,23 +169,34 @@ def _fuse_mlps(model: nn.Module) -> list[Fusion]:
             continue
         registered = known_of(module, _registered, {})
         known = registered or mlp_code.known_of(module)
+        if known is not None and known.beside.entered and _holds(name, done):
+            continue
         if known is None:
             if (why := _resembles(module)) is not None:
                 done.append(Fusion(name, False, why))
             continue
         of_child = known.beside.activation
-        activation = known.activation or activation_of(getattr(module, of_child or "", None))
+        activation = known.activation
+        if activation is None:
+            activation = activation_of(attribute_of(module, of_child or ""))
         why = _obstacle(module, known, activation)
         if why is None and registered is not None:
             why = mlp_trial.obstacle_of_registered(module, known.names, activation or "")
         if why is None:
             note_forward(type(module))
+            for owner, of_code in known.beside.code:
+                note_code(owner, of_code)
             module.__class__ = subclass(
                 FusedMLP, type(module), "Fused", float8_names=known.names, float8_activation=activation,
                 float8_beside=known.beside,
             )  # fmt: skip
         done.append(Fusion(name, why is None, why or ""))
-    return done
+    return done[::-1]
+
+
+def _holds(name: str, done: list[Fusion]) -> bool:
+    """Tells whether a module holds one of these."""
+    return any(each.name.startswith(f"{name}." if name else "") for each in done)
 
 
 def _fuse_rotary(model: nn.Module) -> list[Fusion]:
@@ -295,8 +315,8 @@ def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | 
     """Returns why an MLP of a known class is not fused."""
     if (why := _obstacle_of_forward(module)) is not None:
         return why
-    name = known.beside.activation or ""
-    if isinstance(getattr(type(module), name, None), property):
+    above, _, name = (known.beside.activation or "").rpartition(".")
+    if isinstance(getattr(type(child_of(module, above)), name, None), property):
         return f"its {name} is a property, which may be another one in each call"
     return _obstacle_of_children(module, known.names, known.beside, activation)
 
