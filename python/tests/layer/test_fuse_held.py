@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -255,6 +256,15 @@ def test_follows_branches_that_are_known(config: Config, swap: bool) -> None:
     expected = ("parts.1", "parts.0") if swap else ("parts.0", "parts.1")
     assert [each.fused for each in f8.fuse(model)] == [True]
     assert model[0].float8_names[:2] == expected and sorted(expected) == names
+    x = inputs(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(model[0](x, None), model(x))
+        assert torch.equal(model[0](x, scale=None), model(x))
+    for more in ({"scale": 1.0}, {"times": 1}):
+        notices._told.clear()
+        with pytest.warns(UserWarning, match="called with other than an x"):
+            model[0](x, **more)
 
 
 @pytest.mark.parametrize("given", [False, True])

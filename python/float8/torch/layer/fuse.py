@@ -124,7 +124,7 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
     squared, rounded once.
 
     The class of what is fused becomes a subclass of its own one; children, parameters, their names, state dicts
-    and hooks stay. Known is each class whose forward computes that and nothing else, by its code
+    and hooks stay. Known is each module whose forward computes that and nothing else, by its code and that of modules in it which hold a linear
     (mlp_code.py), such as those of most models of transformers and the FeedForward of torchtitan, and what
     register_mlp names.
 

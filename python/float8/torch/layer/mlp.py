@@ -66,6 +66,7 @@ class Beside(NamedTuple):
     settings: what attributes are, by the path of their module and their name, that the forward's branches depend on;
         `...` is anything but None.
     code: the classes and Python modules, and the names that these have for what is called.
+    optional: the arguments behind x that are None by default.
     """
 
     before: tuple[str, ...] = ()
@@ -78,6 +79,7 @@ class Beside(NamedTuple):
     entered: tuple[tuple[str, type[nn.Module]], ...] = ()
     settings: tuple[tuple[str, str, Any], ...] = ()
     code: tuple[tuple[type[nn.Module] | str, str], ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def _name_of(module: nn.Module) -> str:
@@ -102,8 +104,7 @@ class FusedMLP(Made, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         names = self.float8_names.given()
         children = [child_of(self, name) for name in names]
-        alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
-        why = None if alone else "it was called with other than an x"
+        why = None if self._has_x_alone(args, kwargs) else "it was called with other than an x"
         dims = [_shared_dim(each) for each in children]
         why = why or obstacle_beside(self, self.float8_beside, self.float8_activation)
         why = why or obstacle_of_children(self.float8_names, children, dims)
@@ -139,6 +140,16 @@ class FusedMLP(Made, nn.Module):
         if self.float8_beside.dropout is not None:
             y = functional.dropout(y, attribute_of(self, self.float8_beside.dropout), self.training)
         return y
+
+    def _has_x_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tells whether a call has an x, and else no more than arguments that are None as by default."""
+        optional = self.float8_beside.optional
+        return (
+            0 < len(args) <= 1 + len(optional)
+            and isinstance(args[0], torch.Tensor)
+            and all(each is None for each in (*args[1:], *kwargs.values()))
+            and all(name in optional for name in kwargs)
+        )
 
 
 def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:

@@ -7,6 +7,8 @@ it has branches, loops or children that hold a linear, it runs for each module (
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -70,8 +72,17 @@ def _known_of_its_own(module: nn.Module) -> Known | None:
         entered=tuple(run.entered.items()),
         settings=tuple((*key, value) for key, value in run.settings.items()),
         code=tuple(run.code),
+        optional=_optional_of(type(module).forward),
     )
     return known._replace(beside=beside)
+
+
+def _optional_of(forward: Any) -> tuple[str, ...]:
+    """Returns the arguments of a forward behind x that are None by default, up to the first one that is not."""
+    behind_x = list(inspect.signature(forward).parameters.values())[2:]
+    return tuple(
+        each.name for each in itertools.takewhile(lambda each: each.default is None, behind_x)
+    )
 
 
 def _is_stepped_into(child: nn.Module) -> bool:
