@@ -104,7 +104,8 @@ class FusedMLP(Made, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         names = self.float8_names.given()
         children = [child_of(self, name) for name in names]
-        why = None if self._has_x_alone(args, kwargs) else "it was called with other than an x"
+        alone = _has_x_alone(self.float8_beside.optional, args, kwargs)
+        why = None if alone else "it was called with other than an x"
         dims = [_shared_dim(each) for each in children]
         why = why or obstacle_beside(self, self.float8_beside, self.float8_activation)
         why = why or obstacle_of_children(self.float8_names, children, dims)
@@ -141,15 +142,15 @@ class FusedMLP(Made, nn.Module):
             y = functional.dropout(y, attribute_of(self, self.float8_beside.dropout), self.training)
         return y
 
-    def _has_x_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tells whether a call has an x, and else no more than arguments that are None as by default."""
-        optional = self.float8_beside.optional
-        return (
-            0 < len(args) <= 1 + len(optional)
-            and isinstance(args[0], torch.Tensor)
-            and all(each is None for each in (*args[1:], *kwargs.values()))
-            and all(name in optional for name in kwargs)
-        )
+
+def _has_x_alone(optional: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tells whether a call has an x, and else no more than arguments that are None as by default."""
+    return (
+        0 < len(args) <= 1 + len(optional)
+        and isinstance(args[0], torch.Tensor)
+        and all(each is None for each in (*args[1:], *kwargs.values()))
+        and all(name in optional for name in kwargs)
+    )
 
 
 def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:
@@ -371,11 +372,10 @@ def _obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None
 
 def _obstacle_of_gate(names: Names, children: list[Any], dims: list[int | None]) -> str | None:
     """Returns why an MLP cannot be fused for its gate."""
-    if names.gate is not None:
-        # The gradients of biases would be sums of columns of two tensors, of which a launch leaves none.
+    if names.gate is not None and any(dim is not None for dim in dims):
         for name, child in zip(names.given()[:-1], children[:-1], strict=True):
             if child.bias is not None:
-                return f"its {name} has a bias, which a gated MLP is fused without"
+                return f"its {name} has a bias, and ranks of tensor parallelism share a gated MLP"
     if names.halves == mlp_function.APART:
         return None
     both, down = children

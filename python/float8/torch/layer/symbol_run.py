@@ -142,8 +142,9 @@ class Run:
         self, kind: type[nn.Module], path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         module: Any = self._at(path)
-        if kind.__getattribute__ is not object.__getattribute__ or "forward" in module.__dict__:
-            raise Unknown  # its children may be others than they seem
+        is_plain = kind.__getattribute__ is object.__getattribute__
+        if not is_plain or kind.__call__ is not nn.Module.__call__ or "forward" in module.__dict__:
+            raise Unknown  # its children, or its call, may be others than they seem
         if path:
             self.entered[path] = kind
             self.code[kind, "forward"] = None

@@ -206,13 +206,33 @@ def object_of(function: Symbol) -> Any:
 
 
 def activation_in(y: Symbol) -> Called | None:
-    """Returns the key of the function of PyTorch that returned y, and what it was called with."""
+    """Returns the key of the function of PyTorch that returned y, and what it was called with.
+
+    What one makes of x in float32 and is rounded to x's type is what it makes of x.
+    """
+    rounded = called_by_name(y, "to")
+    if rounded is None or len(rounded.args) != 1 or rounded.kwargs:
+        return _activated(y)
+    of, dtype = _activated(rounded.x), rounded.args[0]
+    wide = None if of is None else called_by_name(of.x, "float")
+    is_of_x = isinstance(dtype, Symbol) and dtype._how == "attribute" and dtype._of[1] == "dtype"
+    if of is None or wide is None or wide.args or wide.kwargs or not is_of_x:
+        return None
+    return Called(of.name, wide.x) if dtype._of[0] is wide.x else None
+
+
+def _activated(y: Symbol) -> Called | None:
+    """Returns the same of a function that was called with x itself."""
     if y._how != "call":
         return None
     function, args, kwargs = y._of
     found = object_of(function)
     x = args[0] if args else None
-    if found is functional.silu and len(args) == 1 and not kwargs:
+    if (
+        found is functional.silu
+        and len(args) == 1
+        and matches(kwargs or {"inplace": False}, {"inplace": False})
+    ):
         key = "silu"
     elif found is functional.gelu and len(args) == 1 and set(kwargs) <= {"approximate"}:
         key = {"none": "gelu", "tanh": "gelu_tanh"}.get(kwargs.get("approximate", "none"), "")
