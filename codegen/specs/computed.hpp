@@ -7,7 +7,7 @@
 //                 | "merged_glu_backward" | "merged_glu_backward_up_first"
 //   activation := "silu" | "gelu" | "gelu_tanh" | "relu2"       but for norms
 //   rest       := what follows "cast/" in a cast's key, with the options /pow2, /hold and /count, and /sums for
-//                 activation_backward and the merged ones; or "amax/" in an amax's, but for "block"
+//                 gradients; or "amax/" in an amax's, but for "block"
 #pragma once
 
 #include <array>
@@ -40,9 +40,10 @@ inline constexpr size_t kComputed = 8;
 [[nodiscard]] constexpr bool has_activation(Computed source) {
   return !is_norm(source);
 }
-// Tells whether a launch may leave the sums of columns too.
-[[nodiscard]] constexpr bool may_sum(Computed source) {
-  return source == Computed::kActivationBackward || is_merged(source);
+// Tells whether it is the gradient of an activation or of a gated one, of which a launch may leave the sums of columns too.
+[[nodiscard]] constexpr bool is_gradient(Computed source) {
+  return source == Computed::kGluBackward || source == Computed::kActivationBackward ||
+         is_merged(source);
 }
 // The tensors of a launch.
 [[nodiscard]] constexpr size_t tensors_of(Computed source) {

@@ -49,7 +49,11 @@ void run_one(const Spec& spec, const Call& call, const Args& args, size_t index,
   one.tensors[0].ld = t.cols;
   one.tensors[0].blocks *= tiles_of_block;
   if (result != nullptr) std::memcpy(result, x.data(), x.size());
-  if constexpr (requires { one.counters; }) one.counters[0] = args.counters[index];
+  if constexpr (requires { one.counters; }) {
+    one.counters[0] = args.counters[index];
+    const int64_t tile_rows = (t.rows + kernels::kCastTile - 1) / kernels::kCastTile;
+    if (one.sums != nullptr) one.sums += static_cast<int64_t>(index) * tile_rows * t.cols;
+  }
   void* const parameters[] = {&one};
   Launch launch = call.launch;
   launch.grid *= static_cast<unsigned>(tiles_of_block);

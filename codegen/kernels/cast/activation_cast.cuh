@@ -41,12 +41,15 @@ F8_DEVICE void glu_backward_cast(const ComputedCastArgs& args) {
   constexpr Input kInput = Config::kInput;
   const CastTensor* const tensors = args.of.tensors;
   CastCounters* const* const counters = args.of.counters;
+  float* const sums = Config::kSums ? args.of.sums : nullptr;  // [2][rows of tiles][cols]
+  const i64 count = i64{(tensors->rows + kCastTile - 1) / kCastTile} * tensors->cols;
   ThreadFragment<kInput> of_up;
-  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors, counters},
+  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors, counters, nullptr, sums},
                     LoadGluGradient<kInput, Config::kActivation, CastTensor>{
                         tensors[1], args.factor, args.ld_factor, of_up});
   __syncthreads();  // before the shared memory of the first cast is written again
-  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors + 1, counters + 1},
+  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors + 1, counters + 1, nullptr,
+                              Config::kSums ? sums + count : nullptr},
                     LoadNothing<kInput>{of_up});
 }
 

@@ -252,11 +252,17 @@ def _fake_quantize_gradient(x: torch.Tensor, config: int, sums: bool) -> tuple[t
 
 @fake_kernel("quantize_glu_backward")
 def _fake_quantize_glu_backward(
-    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: int, config: int, *_: Any
+    grad: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    activation: int,
+    config: int,
+    sums: bool,
+    *_: Any,
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(grad=grad, gate=gate, up=up)
-    copies = _fake_quantize(gate, config, GRAD_OUTPUT, True)
-    return (*copies, *(torch.empty_like(copy) for copy in copies))
+    *copies, of_one = _fake_quantize_gradient(gate, config, sums)
+    return (*copies, *map(torch.empty_like, copies), torch.cat((of_one, of_one)))
 
 
 @fake_kernel("quantize_merged_glu_backward")

@@ -190,11 +190,9 @@ class WithFunction(FeedForward):
 
 
 class WithBias(FeedForward):
-    """Of a gated MLP down alone may have one."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.w2 = nn.Linear(144, 64)
+        self.w2, self.w3 = nn.Linear(144, 64), nn.Linear(64, 144)
 
 
 class Squared(Renamed):

@@ -244,17 +244,14 @@ Status Quantizer::plan_shards() {
 }
 
 bool Quantizer::casts_gradients() const {
-  return desc_.source == CastSource::kGluBackward || is_merged(desc_.source) ||
-         desc_.source == CastSource::kActivationBackward;
+  return desc_.source != CastSource::kPlain && codegen::is_gradient(computed_of(desc_.source));
 }
 
 Status Quantizer::check_computed() const {
-  const bool may_sum =
-      desc_.source != CastSource::kPlain && codegen::may_sum(computed_of(desc_.source));
-  if (desc_.column_sums && !may_sum) {
+  if (desc_.column_sums && !casts_gradients()) {
     return fail(ErrorCode::kInvalidArgument,
-                "float8_quantizer_desc.column_sums is set and source is {}; it is for "
-                "FLOAT8_ACTIVATION_BACKWARD and the gradients of gate and up in one tensor",
+                "float8_quantizer_desc.column_sums is set and source is {}; it is for the "
+                "gradients of activations",
                 name_of(desc_.source));
   }
   if (desc_.less_workspace && desc_.source != CastSource::kGluBackward) {
@@ -290,11 +287,14 @@ Status Quantizer::check_computed() const {
 
 Status Quantizer::plan_computed() {
   const bool over_ranks = desc_.over_ranks;
+  // Gradients in the workspace would be cast by a kernel that leaves the sums of one tensor.
+  const bool less_workspace =
+      desc_.less_workspace || (desc_.column_sums && desc_.source == CastSource::kGluBackward);
   computed_ = F8_TRY(ComputedCasts::plan(*context_, kernels_, copies_of(desc_),
                                          layout_.tensors.of(desc_.operand), desc_.rows,
                                          over_ranks ? 0 : layout_.first.offset(),
                                          {computed_of(desc_.source), desc_.activation,
-                                          desc_.column_sums, over_ranks, desc_.less_workspace}));
+                                          desc_.column_sums, over_ranks, less_workspace}));
   return {};
 }
 

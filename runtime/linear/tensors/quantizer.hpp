@@ -49,7 +49,7 @@ struct QuantizerDesc {
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   CastSource source = CastSource::kPlain;
   codegen::Activation activation = codegen::Activation::kSilu;  // of a source that has one
-  bool column_sums = false;     // of gradients in one tensor: calls leave those of its columns
+  bool column_sums = false;     // of gradients: calls leave those of their columns
   bool less_workspace = false;  // of kGluBackward: the gradients are never in it
 };
 

@@ -105,7 +105,8 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
     call.up = {up.as(), ld};
   }
   // Sums of a NaN have bits that devices choose, and so have those of both infinities.
-  const DeviceBuffer sums(*context, static_cast<size_t>(desc.cols) * sizeof(float));
+  const DeviceBuffer sums(*context,
+                          (backward ? 2 : 1) * static_cast<size_t>(desc.cols) * sizeof(float));
   if (desc.column_sums) call.column_sums = sums.as<float>();
   call.scales = ScaleSlots{amax[0].as<uint32_t>(), scale.as<float>(), nullptr};
   if (workspace_bytes > 0) call.workspace.data = workspace.as();
@@ -182,7 +183,8 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
         desc.source = source;
         desc.activation = activation;
         desc.column_sums = (source == kActivationBackward && activation != kGelu) ||
-                           (merged && activation == kGelu);
+                           (merged && activation == kGelu) ||
+                           (source == kGluBackward && activation == kGeluTanh);
         desc.less_workspace = source == kGluBackward && activation == kGelu;
         desc.operand = gradient ? Tensor::kGradOutput : Tensor::kInput;
         for (const int first : {0, 1, 2}) {

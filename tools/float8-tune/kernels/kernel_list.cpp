@@ -115,10 +115,11 @@ void add_activations(const runtime::LinearKernels& kernels, Keys& keys) {
         add_computed(kernels, runtime::kDyq | runtime::kDyqt, {gradients, activation, sums}, keys);
       };
       const bool gated = source == kGlu;
-      if (gated) add_gradients(kGluBackward, false);
       for (const bool sums : kBools) {
-        add_gradients(gated ? kMergedGluBackward : kActivationBackward, sums);
-        if (gated) add_gradients(kMergedGluBackwardUpFirst, sums);
+        add_gradients(gated ? kGluBackward : kActivationBackward, sums);
+        if (!gated) continue;
+        add_gradients(kMergedGluBackward, sums);
+        add_gradients(kMergedGluBackwardUpFirst, sums);
       }
     }
   }

@@ -129,7 +129,7 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
     register_mlp names.
 
     Returns what was done with each MLP, then with the others (`what`), and why one was left: for children with hooks, LoRA, a bias of gate
-    or up where these are two linears, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
+    or up that ranks share, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
     and row-wise, or recipes and options unlike each other's; for another activation; for a recipe that reads
     high precision. With `norms` it also names the RMSNorms of eager mode, and the other norms that no graph will cast so,
     and why: those without a weight or of several dimensions, and LayerNorms where no linear shares its casts. Raises TypeError where

@@ -108,18 +108,20 @@ class MLPFunction(torch.autograd.Function):
         dx: Any = None
         if want_h:
             scales = [each for each in states[:-1] if each is not None]
-            if count == 2:
-                want_bias = wanted[0][1]
-                rest = (activation, config, want_bias, scales[0] if scales else None, layout)
-                if halves == APART:
-                    *copies, sums = _ops.quantize_activation_backward(dh, *read, *rest)
-                else:
-                    *copies, sums = _ops.quantize_merged_glu_backward(
-                        dh, *read, halves == UP_FIRST, *rest
-                    )
-                grads[1] = sums.to(of_layers[0].dtype) if want_bias else None
+            want_biases = [of_bias for _, of_bias in wanted[:-1]]
+            common = (activation, config, any(want_biases))
+            one = scales[0] if scales else None
+            if count == 3:
+                *copies, sums = _ops.quantize_glu_backward(dh, *read, *common, scales, layout)
+            elif halves == APART:
+                *copies, sums = _ops.quantize_activation_backward(dh, *read, *common, one, layout)
             else:
-                copies = _ops.quantize_glu_backward(dh, *read, activation, config, scales, layout)
+                *copies, sums = _ops.quantize_merged_glu_backward(
+                    dh, *read, halves == UP_FIRST, *common, one, layout
+                )
+            for i, of_one in enumerate(sums.chunk(count - 1)):
+                if want_biases[i]:
+                    grads[i * fields + 1] = of_one.to(of_layers[3 * i].dtype)
             want_weights = [of_weight for of_weight, _ in wanted[:-1]]
             inputs = [(x, x_qt)] * (count - 1)
             if x is not None:
