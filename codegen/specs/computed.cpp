@@ -50,10 +50,10 @@ using TraitsOf = std::conditional_t<std::is_same_v<Of, CastSpec>, OfCast, OfAmax
 
 Status check_options(const CastSpec& cast, Computed source) {
   if (cast.one_launch || cast.list || cast.noop_flag || cast.from_f32 || cast.shard || cast.group ||
-      (cast.sums && source != Computed::kActivationBackward)) {
+      (cast.sums && !is_gradient(source))) {
     return fail(ErrorCode::kInvalidArgument,
                 "a cast of what is computed has the options /pow2, /hold and /count alone, and "
-                "/sums of activation_backward");
+                "/sums of gradients");
   }
   return {};
 }

@@ -4,10 +4,10 @@
 // Scales that need maxima have them from a kernel of the same source.
 //   computed   := source ("_cast/" | "_amax/") [activation "/"] rest
 //   source     := "glu" | "glu_backward" | "rms_norm" | "activation" | "activation_backward" | "layer_norm"
-//                 | "merged_glu_backward"
+//                 | "merged_glu_backward" | "merged_glu_backward_up_first"
 //   activation := "silu" | "gelu" | "gelu_tanh" | "relu2"       but for norms
 //   rest       := what follows "cast/" in a cast's key, with the options /pow2, /hold and /count, and /sums for
-//                 activation_backward; or "amax/" in an amax's, but for "block"
+//                 gradients; or "amax/" in an amax's, but for "block"
 #pragma once
 
 #include <array>
@@ -26,18 +26,24 @@ enum class Computed : uint8_t {
   kActivation,
   kActivationBackward,
   kLayerNorm,
-  kMergedGluBackward
+  kMergedGluBackward,
+  kMergedGluBackwardUpFirst
 };
-inline constexpr size_t kComputed = 7;
+inline constexpr size_t kComputed = 8;
 [[nodiscard]] constexpr bool is_norm(Computed source) {
   return source == Computed::kRmsNorm || source == Computed::kLayerNorm;
 }
 // Tells whether each block of a launch has two tiles, of gate and of up, of a tensor that has both side by side.
 [[nodiscard]] constexpr bool is_merged(Computed source) {
-  return source == Computed::kMergedGluBackward;
+  return source == Computed::kMergedGluBackward || source == Computed::kMergedGluBackwardUpFirst;
 }
 [[nodiscard]] constexpr bool has_activation(Computed source) {
   return !is_norm(source);
+}
+// Tells whether it is the gradient of an activation or of a gated one, of which a launch may leave the sums of columns too.
+[[nodiscard]] constexpr bool is_gradient(Computed source) {
+  return source == Computed::kGluBackward || source == Computed::kActivationBackward ||
+         is_merged(source);
 }
 // The tensors of a launch.
 [[nodiscard]] constexpr size_t tensors_of(Computed source) {
@@ -80,7 +86,8 @@ inline constexpr std::array<std::string_view, kComputed> ComputedAmaxSpec::kKind
     "activation_amax",
     "activation_backward_amax",
     "layer_norm_amax",
-    "merged_glu_backward_amax"};
+    "merged_glu_backward_amax",
+    "merged_glu_backward_up_first_amax"};
 template <>
 inline constexpr std::array<std::string_view, kComputed> ComputedCastSpec::kKinds = {
     "glu_cast",
@@ -89,6 +96,7 @@ inline constexpr std::array<std::string_view, kComputed> ComputedCastSpec::kKind
     "activation_cast",
     "activation_backward_cast",
     "layer_norm_cast",
-    "merged_glu_backward_cast"};
+    "merged_glu_backward_cast",
+    "merged_glu_backward_up_first_cast"};
 
 }  // namespace f8::codegen

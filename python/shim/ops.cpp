@@ -28,13 +28,14 @@
 //     Likewise the copies of the gradient of x, where `grad` is the activation's. With `sums` those of its
 //     columns in float32, added up as a linear's db, else none. `scales` is the part of the linear that
 //     made x.
-//   quantize_glu_backward(grad, gate, up, activation, config, scales[], layout)
-//     -> (gate_q, gate_qt, up_q, up_qt)
-//     Likewise the copies of the gradients of gate and up, where `grad` is the product's. `scales` are
-//     the parts of the linears that made gate and up, or none.
-//   quantize_merged_glu_backward(grad, gate_up, activation, config, scales?, layout) -> (q, qt)
+//   quantize_glu_backward(grad, gate, up, activation, config, sums, scales[], layout)
+//     -> (gate_q, gate_qt, up_q, up_qt, sums)
+//     Likewise the copies of the gradients of gate and up, where `grad` is the product's, and the sums [2 H] of
+//     both. `scales` are the parts of the linears that made gate and up, or none.
+//   quantize_merged_glu_backward(grad, gate_up, up_first, activation, config, sums, scales?, layout) -> (q, qt, sums)
 //     Likewise the copies of the gradient of gate_up [..., 2 H], which has the H columns of gate and then those
-//     of up, each whole 128s. `scales` is the part of the linear that made it.
+//     of up, or with `up_first` the other way, each whole 128s, and sums as of quantize_activation_backward.
+//     `scales` is the part of the linear that made it.
 //   cast_weight(weight, q!, qt!, state!, like, config)
 //     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
 //     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
@@ -269,8 +270,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&quantize_layer_norm_again, Roles{.config = 6}>(library, "quantize_layer_norm_again");
   add<&quantize_activation_backward, Roles{.config = 3, .scales = 5}>(
       library, "quantize_activation_backward");
-  add<&quantize_glu_backward, Roles{.config = 4, .scales = 5}>(library, "quantize_glu_backward");
-  add<&quantize_merged_glu_backward, Roles{.config = 3, .scales = 4}>(
+  add<&quantize_glu_backward, Roles{.config = 4, .scales = 6}>(library, "quantize_glu_backward");
+  add<&quantize_merged_glu_backward, Roles{.config = 4, .scales = 6}>(
       library, "quantize_merged_glu_backward");
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");

@@ -108,7 +108,8 @@ f8::Result<f8::runtime::QuantizerDesc> described(const float8_quantizer_desc* de
   converted.over_ranks = known.over_ranks != 0;
   converted.whole_rows = known.whole_rows;
   converted.noop_flag = known.noop_flag != 0;
-  F8_TRY(check_enum("float8_quantizer_desc.source", known.source, FLOAT8_MERGED_GLU_BACKWARD));
+  F8_TRY(check_enum("float8_quantizer_desc.source", known.source,
+                    FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST));
   F8_TRY(check_enum("float8_quantizer_desc.activation", known.activation, FLOAT8_RELU2));
   converted.source = static_cast<f8::runtime::CastSource>(known.source);
   converted.activation = static_cast<f8::codegen::Activation>(known.activation);

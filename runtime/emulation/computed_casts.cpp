@@ -49,7 +49,11 @@ void run_one(const Spec& spec, const Call& call, const Args& args, size_t index,
   one.tensors[0].ld = t.cols;
   one.tensors[0].blocks *= tiles_of_block;
   if (result != nullptr) std::memcpy(result, x.data(), x.size());
-  if constexpr (requires { one.counters; }) one.counters[0] = args.counters[index];
+  if constexpr (requires { one.counters; }) {
+    one.counters[0] = args.counters[index];
+    const int64_t tile_rows = (t.rows + kernels::kCastTile - 1) / kernels::kCastTile;
+    if (one.sums != nullptr) one.sums += static_cast<int64_t>(index) * tile_rows * t.cols;
+  }
   void* const parameters[] = {&one};
   Launch launch = call.launch;
   launch.grid *= static_cast<unsigned>(tiles_of_block);
@@ -117,14 +121,17 @@ void run_computed(const codegen::ComputedSpec<Of>& spec, const Call& call, const
                  [&](int64_t r, int64_t c) { return both(r, c).gate; });
       return run_one_of({}, 1, [&](int64_t r, int64_t c) { return both(r, c).up; });
     }
-    case codegen::Computed::kMergedGluBackward: {
+    case codegen::Computed::kMergedGluBackward:
+    case codegen::Computed::kMergedGluBackwardUpFirst: {
       const int64_t half = x.cols / 2;
+      const int64_t gate = spec.source == codegen::Computed::kMergedGluBackward ? 0 : half;
       return run_one_of(
           {of_x, {"grad", args.factor, args.ld_factor, half}}, 0, [&](int64_t r, int64_t c) {
-            const int64_t at_gate = c % half;
-            const auto both = glu_backward(activation, x_at(r, at_gate), x_at(r, half + at_gate),
-                                           factor_at(r, at_gate), of.in);
-            return c < half ? both.gate : both.up;
+            const int64_t at_grad = c % half;
+            const auto both =
+                glu_backward(activation, x_at(r, gate + at_grad), x_at(r, half - gate + at_grad),
+                             factor_at(r, at_grad), of.in);
+            return c - at_grad == gate ? both.gate : both.up;
           });
     }
     case codegen::Computed::kRmsNorm:

@@ -111,7 +111,7 @@ F8_DEVICE void glu_backward_amax(const ComputedAmaxArgs& args) {
   if constexpr (Config::kRow || Config::kCol) {
     ThreadFragment<kInput> of_up;
     Amax<Config>::rows_and_columns(tensors[0], blockIdx.x,
-                                   LoadGateGradient<kInput, kActivation, AmaxTensor>{
+                                   LoadGluGradient<kInput, kActivation, AmaxTensor>{
                                        tensors[1], args.factor, args.ld_factor, of_up});
     __syncthreads();  // before the shared memory of the first maxima is written again
     Amax<Config>::rows_and_columns(tensors[1], blockIdx.x, LoadNothing<kInput>{of_up});
@@ -123,20 +123,28 @@ F8_DEVICE void glu_backward_amax(const ComputedAmaxArgs& args) {
 }
 
 // Both are side by side in one tensor, whose maxima are found by tiles even where it alone has one.
-template <class Config>
-F8_DEVICE void merged_glu_backward_amax(const ComputedAmaxArgs& args) {
+template <class Config, bool kUpFirst>
+F8_DEVICE void amax_of_merged(const ComputedAmaxArgs& args) {
   constexpr Input kInput = Config::kInput;
   const AmaxTensor& t = args.of.tensors[0];
   grid_dependency_wait();
   launch_dependents();
   const MergedTiles tiles(t.cols, static_cast<i32>(blockIdx.x));
-  const UpOfMerged up = up_of_merged<kInput>(t);
-  ThreadFragment<kInput> of_up;
-  Amax<Config>::rows_and_columns(t, tiles.of_gate,
-                                 LoadGateGradient<kInput, Config::kActivation, UpOfMerged>{
-                                     up, args.factor, args.ld_factor, of_up});
+  const SecondHalf second = second_half<kInput>(t);
+  ThreadFragment<kInput> of_second;
+  Amax<Config>::rows_and_columns(t, tiles.first,
+                                 LoadGluGradient<kInput, Config::kActivation, SecondHalf, kUpFirst>{
+                                     second, args.factor, args.ld_factor, of_second});
   __syncthreads();  // before the shared memory of the first maxima is written again
-  Amax<Config>::rows_and_columns(t, tiles.of_up, LoadNothing<kInput>{of_up});
+  Amax<Config>::rows_and_columns(t, tiles.second, LoadNothing<kInput>{of_second});
+}
+template <class Config>
+F8_DEVICE void merged_glu_backward_amax(const ComputedAmaxArgs& args) {
+  amax_of_merged<Config, false>(args);
+}
+template <class Config>
+F8_DEVICE void merged_glu_backward_up_first_amax(const ComputedAmaxArgs& args) {
+  amax_of_merged<Config, true>(args);
 }
 
 }  // namespace f8::kernels

@@ -41,31 +41,42 @@ F8_DEVICE void glu_backward_cast(const ComputedCastArgs& args) {
   constexpr Input kInput = Config::kInput;
   const CastTensor* const tensors = args.of.tensors;
   CastCounters* const* const counters = args.of.counters;
+  float* const sums = Config::kSums ? args.of.sums : nullptr;  // [2][rows of tiles][cols]
+  const i64 count = i64{(tensors->rows + kCastTile - 1) / kCastTile} * tensors->cols;
   ThreadFragment<kInput> of_up;
-  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors, counters},
-                    LoadGateGradient<kInput, Config::kActivation, CastTensor>{
+  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors, counters, nullptr, sums},
+                    LoadGluGradient<kInput, Config::kActivation, CastTensor>{
                         tensors[1], args.factor, args.ld_factor, of_up});
   __syncthreads();  // before the shared memory of the first cast is written again
-  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors + 1, counters + 1},
+  Cast<Config>::run(CastOfOne{1, args.of.overlap, tensors + 1, counters + 1, nullptr,
+                              Config::kSums ? sums + count : nullptr},
                     LoadNothing<kInput>{of_up});
 }
 
 // Both are side by side in one tensor, as gate and up are in x.
-template <class Config>
-F8_DEVICE void merged_glu_backward_cast(const ComputedCastArgs& args) {
+template <class Config, bool kUpFirst>
+F8_DEVICE void cast_of_merged(const ComputedCastArgs& args) {
   constexpr Input kInput = Config::kInput;
   const CastTensor& t = args.of.tensors[0];
   const i32 index = t.blocks - 1 - static_cast<i32>(blockIdx.x);
   const MergedTiles tiles(t.cols, index);
-  const UpOfMerged up = up_of_merged<kInput>(t);
-  ThreadFragment<kInput> of_up;
-  Cast<Config>::of_tile(args.of, 0, TileCoord(t.rows, t.cols, tiles.of_gate), index == 0,
-                        LoadGateGradient<kInput, Config::kActivation, UpOfMerged>{
-                            up, args.factor, args.ld_factor, of_up});
-  of_up.column += tiles.half;
+  const SecondHalf second = second_half<kInput>(t);
+  ThreadFragment<kInput> of_second;
+  Cast<Config>::of_tile(args.of, 0, TileCoord(t.rows, t.cols, tiles.first), index == 0,
+                        LoadGluGradient<kInput, Config::kActivation, SecondHalf, kUpFirst>{
+                            second, args.factor, args.ld_factor, of_second});
+  of_second.column += tiles.half;
   __syncthreads();  // before the shared memory of the first cast is written again
-  Cast<Config>::of_tile(args.of, 0, TileCoord(t.rows, t.cols, tiles.of_up), false,
-                        LoadNothing<kInput>{of_up});
+  Cast<Config>::of_tile(args.of, 0, TileCoord(t.rows, t.cols, tiles.second), false,
+                        LoadNothing<kInput>{of_second});
+}
+template <class Config>
+F8_DEVICE void merged_glu_backward_cast(const ComputedCastArgs& args) {
+  cast_of_merged<Config, false>(args);
+}
+template <class Config>
+F8_DEVICE void merged_glu_backward_up_first_cast(const ComputedCastArgs& args) {
+  cast_of_merged<Config, true>(args);
 }
 
 }  // namespace f8::kernels

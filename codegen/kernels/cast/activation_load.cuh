@@ -96,19 +96,19 @@ F8_DEVICE void to_gradients(Vec8<kInput>& gate, Vec8<kInput>& up, const Vec8<kIn
   }
 }
 
-// x of a tensor is gate. Its own fragment becomes dgate, and dup is left in `of_up`, both in the visit of
-// gate, up and grad.
-template <Input kInput, Activation kActivation, class Up>
-struct LoadGateGradient {
-  const Up& up;  // its x and ld
+// x of a tensor is gate, and `other` up, or with kUpFirst the other way. The tensor's own fragment becomes its
+// gradient, and the other one's is left in `of_other`, both in the visit of gate, up and grad.
+template <Input kInput, Activation kActivation, class Other, bool kUpFirst = false>
+struct LoadGluGradient {
+  const Other& other;  // its x and ld
   const void* grad;
   i64 ld_grad;
-  ThreadFragment<kInput>& of_up;
+  ThreadFragment<kInput>& of_other;
 
   template <class Tensor>
   F8_DEVICE void prefetch(const Tensor& t, i32 row0, i32 column0) const {
     prefetch_tile<kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
-    prefetch_tile<kInput>(up.x, up.ld, t.rows, t.cols, row0, column0);
+    prefetch_tile<kInput>(other.x, other.ld, t.rows, t.cols, row0, column0);
     prefetch_tile<kInput>(grad, ld_grad, t.rows, t.cols, row0, column0);
   }
   template <class Tensor>
@@ -116,11 +116,15 @@ struct LoadGateGradient {
                       ThreadFragment<kInput>& fragment) const {
     ThreadFragment<kInput> of_grad;
     fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-    of_up.load(up.x, up.ld, t.rows, t.cols, row0, column0);
+    of_other.load(other.x, other.ld, t.rows, t.cols, row0, column0);
     of_grad.load(grad, ld_grad, t.rows, t.cols, row0, column0);
 #pragma unroll
     for (int i = 0; i < kFragment; ++i) {
-      to_gradients<kActivation>(fragment.rows[i], of_up.rows[i], of_grad.rows[i]);
+      if constexpr (kUpFirst) {
+        to_gradients<kActivation>(of_other.rows[i], fragment.rows[i], of_grad.rows[i]);
+      } else {
+        to_gradients<kActivation>(fragment.rows[i], of_other.rows[i], of_grad.rows[i]);
+      }
     }
   }
 };
@@ -138,24 +142,24 @@ struct LoadNothing {
   }
 };
 
-// The tiles of a tensor whose columns are gate's and then as many of up's, both whole tiles: each block has two,
-// the one of `index` in gate and the one as far in up.
+// The tiles of a tensor whose columns are gate's and as many of up's, both whole tiles: each block has two, the one
+// of `index` in the first half and the one as far in the second.
 struct MergedTiles {
-  i32 of_gate, of_up;  // in the tensor
-  i32 half;            // gate's columns
+  i32 first, second;  // in the tensor
+  i32 half;           // of the columns
 
   F8_DEVICE MergedTiles(i32 cols, i32 index) : half(cols / 2) {
     const i32 across = half / kCastTile;
-    of_gate = index + index / across * across;
-    of_up = of_gate + across;
+    first = index + index / across * across;
+    second = first + across;
   }
 };
-struct UpOfMerged {
+struct SecondHalf {
   const void* x;
   i64 ld;
 };
 template <Input kInput, class Tensor>
-F8_DEVICE UpOfMerged up_of_merged(const Tensor& t) {
+F8_DEVICE SecondHalf second_half(const Tensor& t) {
   return {static_cast<const u8*>(t.x) + i64{t.cols / 2} * Vec8<kInput>::kElementBytes, t.ld};
 }
 

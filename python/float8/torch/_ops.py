@@ -242,25 +242,41 @@ def _fake_quantize_activation_backward(
     grad: torch.Tensor, x: torch.Tensor, activation: int, config: int, sums: bool, *_: Any
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(grad=grad, x=x)
+    return _fake_quantize_gradient(x, config, sums)
+
+
+def _fake_quantize_gradient(x: torch.Tensor, config: int, sums: bool) -> tuple[torch.Tensor, ...]:
     copies = _fake_quantize(x, config, GRAD_OUTPUT, True)
     return (*copies, x.new_empty((int(x.shape[-1]) if sums else 0,), dtype=torch.float32))
 
 
 @fake_kernel("quantize_glu_backward")
 def _fake_quantize_glu_backward(
-    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: int, config: int, *_: Any
+    grad: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    activation: int,
+    config: int,
+    sums: bool,
+    *_: Any,
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(grad=grad, gate=gate, up=up)
-    copies = _fake_quantize(gate, config, GRAD_OUTPUT, True)
-    return (*copies, *(torch.empty_like(copy) for copy in copies))
+    *copies, of_one = _fake_quantize_gradient(gate, config, sums)
+    return (*copies, *map(torch.empty_like, copies), torch.cat((of_one, of_one)))
 
 
 @fake_kernel("quantize_merged_glu_backward")
 def _fake_quantize_merged_glu_backward(
-    grad: torch.Tensor, gate_up: torch.Tensor, activation: int, config: int, *_: Any
+    grad: torch.Tensor,
+    gate_up: torch.Tensor,
+    up_first: bool,
+    activation: int,
+    config: int,
+    sums: bool,
+    *_: Any,
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(grad=grad, gate=gate_up.chunk(2, dim=-1)[0])
-    return _fake_quantize(gate_up, config, GRAD_OUTPUT, True)
+    return _fake_quantize_gradient(gate_up, config, sums)
 
 
 @fake_kernel("cast_weight")

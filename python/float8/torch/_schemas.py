@@ -130,12 +130,12 @@ _OTHERS = (
         "Tensor? scales=None, int layout=0) -> (Tensor, Tensor, Tensor)"
     ),
     (
-        "quantize_glu_backward(Tensor grad, Tensor gate, Tensor up, int activation, int config, "
-        "Tensor[] scales, int layout=0) -> (Tensor, Tensor, Tensor, Tensor)"
+        "quantize_glu_backward(Tensor grad, Tensor gate, Tensor up, int activation, int config, bool sums, "
+        "Tensor[] scales, int layout=0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
     (
-        "quantize_merged_glu_backward(Tensor grad, Tensor gate_up, int activation, int config, Tensor? "
-        "scales=None, int layout=0) -> (Tensor, Tensor)"
+        "quantize_merged_glu_backward(Tensor grad, Tensor gate_up, bool up_first, int activation, int config, "
+        "bool sums, Tensor? scales=None, int layout=0) -> (Tensor, Tensor, Tensor)"
     ),
     (
         "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -10,6 +11,7 @@ from torch import nn
 Known = TypeVar("Known")
 _made: dict[tuple[Any, ...], type[nn.Module]] = {}
 _forwards: dict[type[nn.Module], tuple[Any, ...]] = {}
+_code: dict[tuple[type[nn.Module] | str, str], Any] = {}
 
 
 class Made:
@@ -43,6 +45,21 @@ def note_forward(original: type[nn.Module], methods: tuple[str, ...] = ()) -> No
 
 def _code_of(original: Any, methods: tuple[str, ...]) -> tuple[Any, ...]:
     return (original.forward, *(getattr(original, name, None) for name in methods))
+
+
+def note_code(owner: type[nn.Module] | str, name: str) -> None:
+    """Remembers what a class, or a module of Python by its name, has by a name."""
+    _code[owner, name] = _named(owner, name)
+
+
+def code_was_replaced(owner: type[nn.Module] | str, name: str) -> bool:
+    """Tells whether a class or a module of Python has something else by a name than note_code saw."""
+    now = _named(owner, name)
+    return _code.setdefault((owner, name), now) is not now
+
+
+def _named(owner: type[nn.Module] | str, name: str) -> Any:
+    return getattr(sys.modules.get(owner) if isinstance(owner, str) else owner, name, None)
 
 
 def subclass(

@@ -48,13 +48,12 @@ std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& gr
                                                                 bool sums,
                                                                 const std::optional<Tensor>& scales,
                                                                 int64_t layout);
-std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
     const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t activation, int64_t config,
-    std::vector<Tensor> scales, int64_t layout);
-std::tuple<Tensor, Tensor> quantize_merged_glu_backward(const Tensor& grad, const Tensor& gate_up,
-                                                        int64_t activation, int64_t config,
-                                                        const std::optional<Tensor>& scales,
-                                                        int64_t layout);
+    bool sums, std::vector<Tensor> scales, int64_t layout);
+std::tuple<Tensor, Tensor, Tensor> quantize_merged_glu_backward(
+    const Tensor& grad, const Tensor& gate_up, bool up_first, int64_t activation, int64_t config,
+    bool sums, const std::optional<Tensor>& scales, int64_t layout);
 // The casts of the same where ranks have other columns, in two calls.
 std::tuple<Tensor, Tensor, Tensor> quantize_activation_amax(const Tensor& x,
                                                             const std::optional<Tensor>& up,

@@ -195,19 +195,34 @@ struct GradientCast {
   }
   [[nodiscard]] Tensor q() const { return empty_bytes(bytes.q, cast.place.device); }
   [[nodiscard]] Tensor qt() const { return empty_bytes(bytes.qt, cast.place.device); }
-  // Fills the copies of the one tensor of a call, and the sums of its columns where there are any.
-  void run(const Tensor& q, const Tensor& qt, const Matrix& grad,
-           const std::optional<Tensor>& scales, int64_t layout, float* sums) const {
-    if (quantizer == nullptr) return;
-    float8_quantize_args args = cast.args();
-    args.grad = {grad.data, grad.stride};
-    args.column_sums = sums;
-    float8_step step;
-    args.step = &step;
-    if (scales) cast.set_scales(args.scales, step, *scales, layout, false);
-    run_quantizer(*quantizer, cast.place, q, qt, args);
+  // The sums of columns of so many tensors, of none where they are not asked for. Without rows they are 0.
+  [[nodiscard]] Tensor sums(int64_t tensors) const {
+    const int64_t columns = cast.key.column_sums ? tensors * cast.rows.cols : 0;
+    Tensor made = empty(std::span(&columns, 1), aoti_torch_dtype_float32(), cast.place.device);
+    if (quantizer == nullptr) torch::stable::zero_(made);
+    return made;
   }
 };
+
+// The copies of a gradient that is one tensor like x, and the sums of its columns where they are asked for.
+std::tuple<Tensor, Tensor, Tensor> quantize_gradient(const Tensor& grad, const Tensor& x,
+                                                     int64_t config, const ComputedOf& source,
+                                                     bool sums, const std::optional<Tensor>& scales,
+                                                     int64_t layout) {
+  const GradientCast of(x, config, source, sums);
+  const Tensor q = of.q(), qt = of.qt();
+  Tensor of_columns = of.sums(1);
+  if (of.quantizer == nullptr) return {q, qt, of_columns};
+  const Matrix of_grad = as_matrix(grad);
+  float8_quantize_args args = of.cast.args();
+  args.grad = {of_grad.data, of_grad.stride};
+  if (sums) args.column_sums = static_cast<float*>(of_columns.mutable_data_ptr());
+  float8_step step;
+  args.step = &step;
+  if (scales) of.cast.set_scales(args.scales, step, *scales, layout, false);
+  run_quantizer(*of.quantizer, of.cast.place, q, qt, args);
+  return {q, qt, of_columns};
+}
 
 // The cast of what an activation makes of x, or of its gradients, of which ranks have other columns.
 struct CastOverRanks {
@@ -333,23 +348,15 @@ std::tuple<Tensor, Tensor, Tensor> quantize_activation_backward(const Tensor& gr
                                                                 const std::optional<Tensor>& scales,
                                                                 int64_t layout) {
   check_alike(x, grad, "grad and x of quantize_activation_backward");
-  const GradientCast of(
-      x, config, {.source = FLOAT8_ACTIVATION_BACKWARD, .activation = activation_of(activation)},
-      sums);
-  const Tensor q = of.q(), qt = of.qt();
-  const int64_t columns = sums ? of.cast.rows.cols : 0;
-  Tensor of_columns =
-      empty(std::span(&columns, 1), aoti_torch_dtype_float32(), of.cast.place.device);
-  if (of.quantizer == nullptr) torch::stable::zero_(of_columns);
-  of.run(q, qt, as_matrix(grad), scales, layout,
-         sums ? static_cast<float*>(of_columns.mutable_data_ptr()) : nullptr);
-  return {q, qt, of_columns};
+  return quantize_gradient(
+      grad, x, config,
+      {.source = FLOAT8_ACTIVATION_BACKWARD, .activation = activation_of(activation)}, sums, scales,
+      layout);
 }
 
-std::tuple<Tensor, Tensor> quantize_merged_glu_backward(const Tensor& grad, const Tensor& gate_up,
-                                                        int64_t activation, int64_t config,
-                                                        const std::optional<Tensor>& scales,
-                                                        int64_t layout) {
+std::tuple<Tensor, Tensor, Tensor> quantize_merged_glu_backward(
+    const Tensor& grad, const Tensor& gate_up, bool up_first, int64_t activation, int64_t config,
+    bool sums, const std::optional<Tensor>& scales, int64_t layout) {
   const Matrix of_grad = as_matrix(grad);
   const Matrix both = as_matrix(gate_up);
   if (both.rows != of_grad.rows || both.cols != 2 * of_grad.cols ||
@@ -358,17 +365,16 @@ std::tuple<Tensor, Tensor> quantize_merged_glu_backward(const Tensor& grad, cons
         "float8: gate_up of quantize_merged_glu_backward has twice grad's columns, and its rows, "
         "type and device");
   }
-  const GradientCast of(
-      gate_up, config,
-      {.source = FLOAT8_MERGED_GLU_BACKWARD, .activation = activation_of(activation)}, false);
-  const Tensor q = of.q(), qt = of.qt();
-  of.run(q, qt, of_grad, scales, layout, nullptr);
-  return {q, qt};
+  const float8_source source =
+      up_first ? FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST : FLOAT8_MERGED_GLU_BACKWARD;
+  return quantize_gradient(grad, gate_up, config,
+                           {.source = source, .activation = activation_of(activation)}, sums,
+                           scales, layout);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
     const Tensor& grad, const Tensor& gate, const Tensor& up, int64_t activation, int64_t config,
-    std::vector<Tensor> scales, int64_t layout) {
+    bool sums, std::vector<Tensor> scales, int64_t layout) {
   constexpr const char* kNames = "grad, gate and up of quantize_glu_backward";
   check_alike(gate, up, kNames);
   check_alike(gate, grad, kNames);
@@ -376,11 +382,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
     throw std::invalid_argument(
         "float8: quantize_glu_backward takes the parts of a scale state of two linears, or none");
   }
-  const GradientCast of(gate, config,
-                        {.source = FLOAT8_GLU_BACKWARD, .activation = activation_of(activation)},
-                        false);
+  const GradientCast of(
+      gate, config, {.source = FLOAT8_GLU_BACKWARD, .activation = activation_of(activation)}, sums);
   const Tensor gate_q = of.q(), gate_qt = of.qt(), up_q = of.q(), up_qt = of.qt();
-  if (of.quantizer == nullptr) return {gate_q, gate_qt, up_q, up_qt};
+  Tensor of_columns = of.sums(2);
+  if (of.quantizer == nullptr) return {gate_q, gate_qt, up_q, up_qt, of_columns};
   const Matrix of_up = as_matrix(up);
   const Matrix of_grad = as_matrix(grad);
   float8_quantize_args args = of.cast.args();
@@ -388,6 +394,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
   args.grad = {of_grad.data, of_grad.stride};
   args.up_tensor.data = up_q.mutable_data_ptr();
   args.up_transposed.data = up_qt.mutable_data_ptr();
+  if (sums) args.column_sums = static_cast<float*>(of_columns.mutable_data_ptr());
   float8_step step;
   args.step = &step;
   if (!scales.empty()) {
@@ -395,7 +402,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_glu_backward(
     of.cast.set_scales(args.up_scales, step, scales[1], layout, false);
   }
   run_quantizer(*of.quantizer, of.cast.place, gate_q, gate_qt, args);
-  return {gate_q, gate_qt, up_q, up_qt};
+  return {gate_q, gate_qt, up_q, up_qt, of_columns};
 }
 
 std::tuple<Tensor, Tensor, Tensor> quantize_activation_amax(const Tensor& x,

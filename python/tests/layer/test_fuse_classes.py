@@ -17,6 +17,7 @@ from torch import nn
 
 import float8.torch as f8
 from float8.torch import notices
+from float8.torch.layer import mlp_function
 
 Config = Callable[..., f8.LinearConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:float8. fuse left")
@@ -71,8 +72,10 @@ def one_by_one(mlp: Any, x: torch.Tensor) -> Any:
         x = mlp.get_submodule(each)(x)
     *read, down = (mlp.get_submodule(each) for each in mlp.float8_names.given())
     made = [each(x) for each in read]
-    if mlp.float8_names.merged:
-        made = made[0].chunk(2, dim=-1)
+    if mlp.float8_names.halves != mlp_function.APART:
+        made = list(made[0].chunk(2, dim=-1))
+    if mlp.float8_names.halves == mlp_function.UP_FIRST:
+        made.reverse()
     y = down((glu if len(made) == 2 else activated)(*made, mlp.float8_activation))
     for each in mlp.float8_beside.behind:
         y = mlp.get_submodule(each)(y)
@@ -187,11 +190,9 @@ class WithFunction(FeedForward):
 
 
 class WithBias(FeedForward):
-    """Of a gated MLP down alone may have one."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.w2 = nn.Linear(144, 64)
+        self.w2, self.w3 = nn.Linear(144, 64), nn.Linear(64, 144)
 
 
 class Squared(Renamed):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import float8.torch as f8
+from float8.torch.layer import mlp_function
 
 Config = Callable[..., f8.LinearConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:float8. fuse left")
@@ -149,9 +150,10 @@ def test_leaves_other_pieces(config: Config, halves: str) -> None:
     "halves",
     ["h.split(128, -1)", "(h[..., :128], h[..., 128:])", "h.unflatten(-1, (2, -1)).unbind(-2)"],
 )
-def test_names_an_up_that_comes_first(config: Config, halves: str) -> None:
-    (why,) = reasons(model_of(kind_of(halves, "up, gate"), config("rowwise")))
-    assert "its both makes up in its first half" in why
+def test_knows_an_up_that_comes_first(config: Config, halves: str) -> None:
+    model = model_of(kind_of(halves, "up, gate"), config("rowwise"))
+    assert reasons(model) == []
+    assert model[0].float8_names.halves == mlp_function.UP_FIRST
 
 
 def test_sizes_are_those_of_each_module(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ class Added(FeedForward):
 
 
 class More(FeedForward):
-    def forward(self, x: torch.Tensor, *args: Any) -> Any:
+    def forward(self, x: torch.Tensor, mask: Any) -> Any:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
@@ -94,14 +95,81 @@ class Powers(FeedForward):
 
 
 class Chosen(FeedForward):
-    """Which one it is depends on what is None."""
-
-    scale = None
+    """Which one it is depends on a mode."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        if self.scale is None:
+        if self.training:
             return self.w2(F.silu(self.w3(x)) * self.w1(x))
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ChosenByRows(Chosen):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) if len(x) > 7 else self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ChosenElsewhere(FeedForward):
+    """What an object says is not known to stay."""
+
+    config = types.SimpleNamespace(scale=None, swapped=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.config.scale is None:
+            return self.w2(F.silu(self.w3(x)) * self.w1(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ChosenByATruth(ChosenElsewhere):
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.config.swapped:
+            return self.w2(F.silu(self.w3(x)) * self.w1(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ChosenAmong(ChosenElsewhere):
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.config.swapped in (1, 2):
+            return self.w2(F.silu(self.w3(x)) * self.w1(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ChosenByDevice(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        if x.device.type == "cuda":
+            return self.w2(F.silu(self.w3(x)) * self.w1(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ChosenByGradient(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        if x.grad_fn is None:
+            return self.w2(F.silu(self.w3(x)) * self.w1(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ChosenBySameness(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.w1 is self.w1:
+            return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return self.w2(F.silu(self.w3(x)) * self.w1(x))
+
+
+class Repeated(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        h = F.silu(self.w1(x)) * self.w3(x)
+        while self.once:
+            h = self.w2(h)
+        return self.w2(h)
+
+    once = False
+
+
+class Guarded(FeedForward):
+    def forward(self, x: torch.Tensor) -> Any:
+        try:
+            return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        except RuntimeError:
+            return x
 
 
 class OfTwo(FeedForward):
@@ -151,6 +219,15 @@ OTHERS: dict[type[nn.Module], str] = {
     KeptInItsClass: "keeps something",
     KeptByAFunction: "keeps something",
     Chosen: "has a branch",
+    ChosenByRows: "calls super()",
+    ChosenElsewhere: "has a branch",
+    ChosenByATruth: "has a branch",
+    ChosenAmong: "has a branch",
+    ChosenByDevice: "has a branch",
+    ChosenByGradient: "has a branch",
+    ChosenBySameness: "has a branch",
+    Repeated: "has a branch, a loop",
+    Guarded: "has a branch, a loop, a with or a try",
     OfTwo: "computes something else",
     InPlace: "computes something else",
     AlwaysDropped: "computes something else",

@@ -44,6 +44,28 @@ class Squared(GELU):
         return F.relu(x).square()
 
 
+class InFloat32(GELU):
+    """As diffusers' FP32SiLU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(x.float(), inplace=False).to(x.dtype)
+
+
+class StaysInFloat32(GELU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(x.float())
+
+
+class RoundedTo16Bits(GELU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(x.float()).to(torch.bfloat16)
+
+
+class RoundedFirst(GELU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(x.half()).to(x.dtype)
+
+
 class Doubled(GELU):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * 2
@@ -87,6 +109,7 @@ KNOWN = {
     Tanh: lambda: nn.GELU("tanh"),
     Swish: nn.SiLU,
     Squared: None,
+    InFloat32: nn.SiLU,
 }
 
 
@@ -108,7 +131,9 @@ def test_fuses_what_computes_a_known_activation(
     expect_trains(model)
 
 
-@pytest.mark.parametrize("kind", (Doubled, Scaled, Twice, InPlace, Chosen))
+@pytest.mark.parametrize(
+    "kind", (Doubled, Scaled, Twice, InPlace, Chosen, StaysInFloat32, RoundedTo16Bits, RoundedFirst)
+)
 def test_leaves_what_computes_more(config: Config, kind: type[GELU]) -> None:
     model = converted(nn.Sequential(MLP(kind())), config("rowwise"))
     (why,) = reasons(model)

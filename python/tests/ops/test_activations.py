@@ -167,9 +167,10 @@ def test_has_the_bits_of_casts_of_a_gate_and_its_gradients(name: str, recipe: st
     made = _ops.quantize_activation(gate, up, _ops.ACTIVATIONS[name], config, True)
     expected = _ops.quantize(h.detach(), config, _ops.INPUT, True)
     assert same(elements(made, 130, 272), elements(expected, 130, 272))
-    got = _ops.quantize_glu_backward(grad, gate, up, _ops.ACTIVATIONS[name], config, [], 0)
-    for copies, leaf in zip((got[:2], got[2:]), wanted, strict=True):
+    got = _ops.quantize_glu_backward(grad, gate, up, _ops.ACTIVATIONS[name], config, True, [], 0)
+    for copies, of_columns, leaf in zip((got[:2], got[2:4]), got[4].chunk(2), wanted, strict=True):
         assert leaf.grad is not None
+        torch.testing.assert_close(of_columns, leaf.grad.float().sum(0), rtol=1e-4, atol=1e-3)
         expected = _ops.quantize(leaf.grad, config, _ops.GRAD_OUTPUT, True)
         assert same(elements(copies, 130, 272), elements(expected, 130, 272))
 
@@ -217,18 +218,21 @@ def test_refuses_a_gate_and_up_unlike_the_gradient() -> None:
     both, grad = operands(32, 512, torch.bfloat16)
     for own in (grad, grad[:16, :256], grad[:, :256].half()):
         with pytest.raises(ValueError, match="twice grad's columns"):
-            _ops.quantize_merged_glu_backward(own, both, SILU, config)
+            _ops.quantize_merged_glu_backward(own, both, False, SILU, config, False)
     with pytest.raises(RuntimeError, match="cols 384; gate and up have whole 128 columns each"):
-        _ops.quantize_merged_glu_backward(grad[:, :192], both[:, :384], SILU, config)
-    q, qt = _ops.quantize_merged_glu_backward(grad[:0, :256], both[:0], SILU, config)
+        _ops.quantize_merged_glu_backward(grad[:, :192], both[:, :384], True, SILU, config, False)
+    q, qt, sums = _ops.quantize_merged_glu_backward(
+        grad[:0, :256], both[:0], True, SILU, config, True
+    )
     assert q.numel() == 0 and qt.dtype == torch.uint8
+    assert same([sums], [torch.zeros(512, device=DEVICE)])
 
 
 def test_refuses_gradients_in_high_precision() -> None:
     gate, up = operands(32, 64, torch.bfloat16)
     config = config_of("rowwise_with_gw_hp")
     with pytest.raises(ValueError, match="grad_input and grad_weight read fp8"):
-        _ops.quantize_glu_backward(gate, gate, up, SILU, config, [], 0)
+        _ops.quantize_glu_backward(gate, gate, up, SILU, config, False, [], 0)
 
 
 @pytest.mark.parametrize(("rows", "dtype"), ((16, torch.bfloat16), (32, torch.float16)), ids=str)

@@ -44,7 +44,7 @@ typedef struct float8_quantizer_desc {
   int32_t source;
   int32_t activation; /* a float8_activation, of sources that have one; else 0 */
   /* Nonzero: calls leave the sums of the gradient's columns in float8_quantize_args.column_sums. It is for
-   * FLOAT8_ACTIVATION_BACKWARD. */
+   * gradients, of which those of a GLU are then computed by both launches, as with less_workspace. */
   int32_t column_sums;
   /* Nonzero: the gradients of a GLU are never in the workspace, where calls with a scale of the tensor else leave both, and are
    * computed by both launches, which takes a tenth longer. It is for FLOAT8_GLU_BACKWARD. */
@@ -133,8 +133,8 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_DEFAULT(0);
-  /* Sources of gradients: that of what forward made, [rows][cols] like x, or [rows][cols / 2] with
-   * FLOAT8_MERGED_GLU_BACKWARD. With FLOAT8_GLU_BACKWARD `tensor`, `transposed`, `scales` and `counters` are
+  /* Sources of gradients: that of what forward made, [rows][cols] like x, or [rows][cols / 2] where gate and up are
+   * one tensor. With FLOAT8_GLU_BACKWARD `tensor`, `transposed`, `scales` and `counters` are
    * those of x's gradient, and the following ones of up's, of the same sizes; qt of both lies apart, or of neither. */
   float8_matrix grad FLOAT8_DEFAULT({});
   float8_buffer up_tensor FLOAT8_DEFAULT({});
@@ -146,7 +146,7 @@ typedef struct float8_quantize_args {
   const void* norm_weight FLOAT8_DEFAULT(NULL);
   const float* rstd FLOAT8_DEFAULT(NULL);
   /* fp32 [cols], written where the quantizer has column_sums: the gradient of the bias of the linear that made
-   * x, added up in the order of a linear's db. */
+   * x, added up in the order of a linear's db. With FLOAT8_GLU_BACKWARD fp32 [2][cols]: that of x's, then up's. */
   float* column_sums FLOAT8_DEFAULT(NULL);
   /* FLOAT8_LAYER_NORM, read: fp32 [rows], the mean of each row of x, and [cols] in dtype, or NULL. */
   const float* mean FLOAT8_DEFAULT(NULL);

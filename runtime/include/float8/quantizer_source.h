@@ -57,7 +57,9 @@ typedef enum float8_source {
    * gate and whose second half up, each of whole 128s, and the one tensor that is filled has the gradients of both in
    * their places, with the scales of both. `grad` is [rows][cols / 2], and there is no `up`. Scales of a tensor or of rows
    * need two launches, which both compute the gradients. Not with over_ranks. */
-  FLOAT8_MERGED_GLU_BACKWARD = 7
+  FLOAT8_MERGED_GLU_BACKWARD = 7,
+  FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST =
+      8 /* the same where up is the first half, and gate the second */
 } float8_source;
 
 /* The activation of an MLP, of which the last step alone is rounded; the same bits on every device. */

@@ -93,7 +93,7 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, size_t of_step
                         : take(sizeof(uint32_t) * static_cast<size_t>(partials));
     }
   }
-  if (source_.sums) tile_sums_ = take(column_sums_bytes(rows, cols));
+  if (source_.sums) tile_sums_ = take(tensors.size() * column_sums_bytes(rows, cols));
   const size_t without_results = arena.size();
   const bool leaves = std::ranges::any_of(
       passes, [&](const ComputedPass& pass) { return is_left(pass, source_.source); });
@@ -246,11 +246,16 @@ Status ComputedCasts::run(const Context::State& context, const ComputedCall& cal
     F8_TRY(cast(context, pass, call, operands, stream));
   }
   if (add_sums_ == nullptr) return {};
-  const CastOperand& of = casts_.front().operands[0];
-  return launch_bias_grad(
-      context.driver, *add_sums_,
-      bias_grad_args(call.first.at<float>(tile_sums_), call.first.m, of.cols, call.sums, false),
-      context.options.programmatic_launch, stream);
+  const int64_t rows = call.first.m, cols = casts_.front().operands[0].cols;
+  const float* tile_sums = call.first.at<float>(tile_sums_);
+  for (size_t i = 0; i < tensors_of(source_.source); ++i) {
+    F8_TRY(launch_bias_grad(
+        context.driver, *add_sums_,
+        bias_grad_args(tile_sums, rows, cols, call.sums + static_cast<int64_t>(i) * cols, false),
+        context.options.programmatic_launch, stream));
+    tile_sums += column_sums_bytes(rows, cols) / sizeof(float);
+  }
+  return {};
 }
 
 }  // namespace f8::runtime

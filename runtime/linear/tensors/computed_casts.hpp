@@ -26,7 +26,7 @@ struct ComputedPass {
 struct ComputedSource {
   codegen::Computed source = codegen::Computed::kGlu;
   codegen::Activation activation = codegen::Activation::kSilu;
-  bool sums = false;            // of the columns of kActivationBackward's gradient
+  bool sums = false;            // of the columns of what is cast
   bool given_maxima = false;    // casts are given the maxima that a call of their own found
   bool less_workspace = false;  // of kGluBackward: both launches compute the gradients
 
@@ -99,10 +99,11 @@ class ComputedCasts {
 
   ComputedSource source_;
   std::vector<Pass> casts_;
-  std::vector<Pass> first_;           // of a first step
-  ClearWords clear_;                  // of maxima that are raised
-  std::array<Ref, 2> results_ = {};   // of the launches of maxima of activations
-  const Kernel* add_sums_ = nullptr;  // of the rows of tiles; null: there are no sums
+  std::vector<Pass> first_;          // of a first step
+  ClearWords clear_;                 // of maxima that are raised
+  std::array<Ref, 2> results_ = {};  // of the launches of maxima of activations
+  const Kernel* add_sums_ =
+      nullptr;  // of the rows of tiles of each tensor; null: there are no sums
   Ref tile_sums_ = {};
   size_t workspace_bytes_ = 0, later_bytes_ = 0;
 };

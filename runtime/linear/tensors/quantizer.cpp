@@ -15,8 +15,8 @@ namespace {
 codegen::Computed computed_of(CastSource source) {
   return static_cast<codegen::Computed>(static_cast<int>(source) - 1);
 }
-static_assert(static_cast<int>(CastSource::kMergedGluBackward) - 1 ==
-              static_cast<int>(codegen::Computed::kMergedGluBackward));
+static_assert(static_cast<int>(CastSource::kMergedGluBackwardUpFirst) - 1 ==
+              static_cast<int>(codegen::Computed::kMergedGluBackwardUpFirst));
 
 // A linear that has the operand, with a second dimension of its weight that does not matter.
 LinearDesc linear_of(const QuantizerDesc& desc) {
@@ -68,6 +68,10 @@ CopySet copies_of(const QuantizerDesc& desc) {
 
 }  // namespace
 
+bool is_merged(CastSource source) {
+  return source != CastSource::kPlain && codegen::is_merged(computed_of(source));
+}
+
 const char* name_of(CastSource source) {
   switch (source) {
     case CastSource::kGlu:
@@ -84,6 +88,8 @@ const char* name_of(CastSource source) {
       return "FLOAT8_LAYER_NORM";
     case CastSource::kMergedGluBackward:
       return "FLOAT8_MERGED_GLU_BACKWARD";
+    case CastSource::kMergedGluBackwardUpFirst:
+      return "FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST";
     case CastSource::kPlain:
       break;
   }
@@ -238,16 +244,14 @@ Status Quantizer::plan_shards() {
 }
 
 bool Quantizer::casts_gradients() const {
-  return desc_.source == CastSource::kGluBackward ||
-         desc_.source == CastSource::kMergedGluBackward ||
-         desc_.source == CastSource::kActivationBackward;
+  return desc_.source != CastSource::kPlain && codegen::is_gradient(computed_of(desc_.source));
 }
 
 Status Quantizer::check_computed() const {
-  if (desc_.column_sums && desc_.source != CastSource::kActivationBackward) {
+  if (desc_.column_sums && !casts_gradients()) {
     return fail(ErrorCode::kInvalidArgument,
-                "float8_quantizer_desc.column_sums is set and source is {}; it is for "
-                "FLOAT8_ACTIVATION_BACKWARD",
+                "float8_quantizer_desc.column_sums is set and source is {}; it is for the "
+                "gradients of activations",
                 name_of(desc_.source));
   }
   if (desc_.less_workspace && desc_.source != CastSource::kGluBackward) {
@@ -265,13 +269,12 @@ Status Quantizer::check_computed() const {
                 name_of(desc_.source));
   }
   if (desc_.source == CastSource::kPlain) return {};
-  const bool merged = desc_.source == CastSource::kMergedGluBackward;
-  if (merged && (desc_.cols % (2 * kernels::kCastTile) != 0 || desc_.over_ranks)) {
-    return fail(
-        ErrorCode::kUnsupported,
-        "float8_quantizer_desc.source is FLOAT8_MERGED_GLU_BACKWARD with cols {}{}; gate and "
-        "up have whole {} columns each, of one rank: cast others with FLOAT8_GLU_BACKWARD",
-        desc_.cols, desc_.over_ranks ? " and over_ranks" : "", kernels::kCastTile);
+  if (is_merged(desc_.source) && (desc_.cols % (2 * kernels::kCastTile) != 0 || desc_.over_ranks)) {
+    return fail(ErrorCode::kUnsupported,
+                "float8_quantizer_desc.source is {} with cols {}{}; gate and "
+                "up have whole {} columns each, of one rank: cast others with FLOAT8_GLU_BACKWARD",
+                name_of(desc_.source), desc_.cols, desc_.over_ranks ? " and over_ranks" : "",
+                kernels::kCastTile);
   }
   const Tensor operand = casts_gradients() ? Tensor::kGradOutput : Tensor::kInput;
   const bool cut = activates ? desc_.whole_rows != 0 : desc_.over_ranks;
@@ -284,11 +287,14 @@ Status Quantizer::check_computed() const {
 
 Status Quantizer::plan_computed() {
   const bool over_ranks = desc_.over_ranks;
+  // Gradients in the workspace would be cast by a kernel that leaves the sums of one tensor.
+  const bool less_workspace =
+      desc_.less_workspace || (desc_.column_sums && desc_.source == CastSource::kGluBackward);
   computed_ = F8_TRY(ComputedCasts::plan(*context_, kernels_, copies_of(desc_),
                                          layout_.tensors.of(desc_.operand), desc_.rows,
                                          over_ranks ? 0 : layout_.first.offset(),
                                          {computed_of(desc_.source), desc_.activation,
-                                          desc_.column_sums, over_ranks, desc_.less_workspace}));
+                                          desc_.column_sums, over_ranks, less_workspace}));
   return {};
 }
 

@@ -25,8 +25,10 @@ enum class CastSource : uint8_t {
   kActivation,
   kActivationBackward,
   kLayerNorm,
-  kMergedGluBackward
+  kMergedGluBackward,
+  kMergedGluBackwardUpFirst
 };
+[[nodiscard]] bool is_merged(CastSource source);       // gate and up in one tensor
 [[nodiscard]] const char* name_of(CastSource source);  // in the C interface
 
 struct QuantizerDesc {
@@ -47,7 +49,7 @@ struct QuantizerDesc {
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   CastSource source = CastSource::kPlain;
   codegen::Activation activation = codegen::Activation::kSilu;  // of a source that has one
-  bool column_sums = false;     // of kActivationBackward: calls leave those of the gradient
+  bool column_sums = false;     // of gradients: calls leave those of their columns
   bool less_workspace = false;  // of kGluBackward: the gradients are never in it
 };
 

@@ -171,7 +171,7 @@ Status Quantizer::check_workspace(const QuantizeCall& call) const {
 }
 
 void Quantizer::add_operands(CallMemory& memory, const QuantizeCall& call) const {
-  const bool merged = desc_.source == CastSource::kMergedGluBackward;
+  const bool merged = is_merged(desc_.source);
   memory.add_rows("x", call.x.data, call.rows, desc_.cols, call.x.ld,
                   desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
   memory.add_rows("up", call.up.data, call.rows, desc_.cols, call.up.ld, desc_.dtype,
@@ -221,8 +221,10 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
              alignof(float));
   memory.add("norm_bias", call.norm_bias, static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype),
              Access::kRead);
-  memory.add("column_sums", call.column_sums, static_cast<size_t>(desc_.cols) * sizeof(float),
-             Access::kWrite, alignof(float));
+  const size_t tensors = desc_.source == CastSource::kGluBackward ? 2 : 1;
+  memory.add("column_sums", call.column_sums,
+             tensors * static_cast<size_t>(desc_.cols) * sizeof(float), Access::kWrite,
+             alignof(float));
   add_copies(memory, {"tensor", "transposed", "counters"}, call);
   memory.add("noop_flag", call.noop_flag, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   add_amax(memory, call, Access::kRead);

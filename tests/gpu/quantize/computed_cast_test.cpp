@@ -105,7 +105,8 @@ Left cast(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, in
     call.up = {up.as(), ld};
   }
   // Sums of a NaN have bits that devices choose, and so have those of both infinities.
-  const DeviceBuffer sums(*context, static_cast<size_t>(desc.cols) * sizeof(float));
+  const DeviceBuffer sums(*context,
+                          (backward ? 2 : 1) * static_cast<size_t>(desc.cols) * sizeof(float));
   if (desc.column_sums) call.column_sums = sums.as<float>();
   call.scales = ScaleSlots{amax[0].as<uint32_t>(), scale.as<float>(), nullptr};
   if (workspace_bytes > 0) call.workspace.data = workspace.as();
@@ -166,6 +167,8 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
                                                {kGluBackward, kGeluTanh},
                                                {kMergedGluBackward, kSilu},
                                                {kMergedGluBackward, kGelu},
+                                               {kMergedGluBackwardUpFirst, kSilu},
+                                               {kMergedGluBackwardUpFirst, kGelu},
                                                {kRmsNorm, kSilu},
                                                {kLayerNorm, kSilu},
                                                {kActivation, kGelu},
@@ -174,12 +177,14 @@ TEST_P(ComputedCastTest, HasTheBitsOfTheEmulatedDevice) {
                                                {kActivationBackward, kGelu},
                                                {kActivationBackward, kGeluTanh},
                                                {kActivationBackward, kRelu2}}) {
-        const bool merged = source == kMergedGluBackward;
+        const bool merged = is_merged(source);
         const bool gradient = merged || source == kGluBackward || source == kActivationBackward;
         desc.cols = merged ? (cols + 127) / 128 * 256 : cols;  // two halves of whole tiles
         desc.source = source;
         desc.activation = activation;
-        desc.column_sums = source == kActivationBackward && activation != kGelu;
+        desc.column_sums = (source == kActivationBackward && activation != kGelu) ||
+                           (merged && activation == kGelu) ||
+                           (source == kGluBackward && activation == kGeluTanh);
         desc.less_workspace = source == kGluBackward && activation == kGelu;
         desc.operand = gradient ? Tensor::kGradOutput : Tensor::kInput;
         for (const int first : {0, 1, 2}) {

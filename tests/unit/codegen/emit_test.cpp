@@ -44,6 +44,7 @@ TEST(Emit, GoldenStubs) {
            "glu_cast/silu/bf16.e4m3/delayed/q+qt",
            "glu_backward_cast/silu/bf16.e5m2/delayed/q+qt",
            "merged_glu_backward_cast/silu/bf16.e4m3/axis/q+qt/pow2",
+           "merged_glu_backward_up_first_cast/gelu/bf16.e4m3/axis/q+qt/pow2/sums",
            "glu_amax/silu/bf16/rowcol",
            "glu_backward_amax/silu/bf16/tensor",
            "rms_norm_cast/bf16.e4m3/axis/q+qt/pow2",

@@ -111,14 +111,16 @@ void add_activations(const runtime::LinearKernels& kernels, Keys& keys) {
       if (source == kGlu ? activation == kRelu2 : activation == kSilu) continue;
       add_computed(kernels, runtime::kXq, {source, activation}, keys);
       add_computed(kernels, runtime::kXq | runtime::kXqt, {source, activation}, keys);
+      const auto add_gradients = [&](codegen::Computed gradients, bool sums) {
+        add_computed(kernels, runtime::kDyq | runtime::kDyqt, {gradients, activation, sums}, keys);
+      };
       const bool gated = source == kGlu;
       for (const bool sums : kBools) {
-        if (sums && gated) continue;
-        add_computed(kernels, runtime::kDyq | runtime::kDyqt,
-                     {gated ? kGluBackward : kActivationBackward, activation, sums}, keys);
+        add_gradients(gated ? kGluBackward : kActivationBackward, sums);
+        if (!gated) continue;
+        add_gradients(kMergedGluBackward, sums);
+        add_gradients(kMergedGluBackwardUpFirst, sums);
       }
-      if (!gated) continue;
-      add_computed(kernels, runtime::kDyq | runtime::kDyqt, {kMergedGluBackward, activation}, keys);
     }
   }
 }

@@ -11,7 +11,14 @@ from torch.nn import functional
 
 from float8.torch import _ops, notices
 from float8.torch.base_linear import is_float8
-from float8.torch.classes import check_class, is_sharded, known_of, note_forward, subclass
+from float8.torch.classes import (
+    check_class,
+    is_sharded,
+    known_of,
+    note_code,
+    note_forward,
+    subclass,
+)
 from float8.torch.layer import mlp_code, mlp_trial, norm_layers, rotary_layers
 from float8.torch.layer.linear import check_switches
 from float8.torch.layer.mlp import (
@@ -20,11 +27,13 @@ from float8.torch.layer.mlp import (
     FusedMLP,
     Names,
     activation_of,
+    attribute_of,
     child_of,
     obstacle_beside,
     obstacle_of_children,
 )
 from float8.torch.layer.mlp_code import Known
+from float8.torch.layer.mlp_function import APART, GATE_FIRST, UP_FIRST
 from float8.torch.shard.weight_mesh import mesh_dims
 
 _registered: dict[type[nn.Module], Known] = {}
@@ -50,14 +59,16 @@ def register_mlp(
     down: str,
     gate: str | None = None,
     gate_up: str | None = None,
+    up_gate: str | None = None,
     activation: str,
 ) -> None:
     """Tells `fuse` of a class of MLPs whose forward is down(activation(up(x))).
 
     With `gate` it is down(activation(gate(x)) * up(x)), such as SwiGLU. With `gate_up` in the place of both it is
-    that too, of one linear whose first half of features is gate and whose second half is up.
+    that too, of one linear whose first half of features is gate and whose second half is up, and with `up_gate` of
+    one whose first half is up.
 
-    up, down, gate, gate_up: the names of its children, or paths to modules below, as "net.0.proj". Its forward takes x
+    up, down, gate, gate_up, up_gate: the names of its children, or paths to modules below, as "net.0.proj". Its forward takes x
         alone. Subclasses with a forward of their own are not meant.
     activation: "silu", "gelu", "gelu_tanh" (GELU's approximation) or "relu2" (ReLU squared).
 
@@ -65,15 +76,18 @@ def register_mlp(
     computes something else. What needs its own sizes, or a GPU, is taken on trust.
     """
     check_class("register_mlp", cls)
-    if (up is None) == (gate_up is None) or (gate is not None and gate_up is not None):
+    ways = {APART: up, GATE_FIRST: gate_up, UP_FIRST: up_gate}
+    found = [(way, name) for way, name in ways.items() if name is not None]
+    if len(found) != 1 or (gate is not None and up is None):
         raise ValueError(
-            "float8: register_mlp takes up, maybe with gate, or gate_up, the linear that makes both"
+            "float8: register_mlp takes up, maybe with gate, or one linear that makes both: gate_up, whose first half "
+            "is gate, or up_gate, whose first half is up"
         )
-    names = Names(gate, up or gate_up or "", down, merged=gate_up is not None)
+    names = Names(gate, found[0][1], down, found[0][0])
     given = names.given()
     if len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
         raise ValueError(
-            f"float8: up, down, gate and gate_up are the names of different children, not {given}"
+            f"float8: up, down, gate, gate_up and up_gate are the names of different children, not {given}"
         )
     if activation not in _ops.ACTIVATIONS:
         raise ValueError(
@@ -110,12 +124,12 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
     squared, rounded once.
 
     The class of what is fused becomes a subclass of its own one; children, parameters, their names, state dicts
-    and hooks stay. Known is each class whose forward computes that and nothing else, by its code
+    and hooks stay. Known is each module whose forward computes that and nothing else, by its code and that of modules in it which hold a linear
     (mlp_code.py), such as those of most models of transformers and the FeedForward of torchtitan, and what
     register_mlp names.
 
-    Returns what was done with each MLP, then with the others (`what`), and why one was left: for children with hooks, LoRA, a bias beside a
-    gate, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
+    Returns what was done with each MLP, then with the others (`what`), and why one was left: for children with hooks, LoRA, a bias of gate
+    or up that ranks share, halves of gate and up that are no multiples of 128, weights that ranks share other than column-wise
     and row-wise, or recipes and options unlike each other's; for another activation; for a recipe that reads
     high precision. With `norms` it also names the RMSNorms of eager mode, and the other norms that no graph will cast so,
     and why: those without a weight or of several dimensions, and LayerNorms where no linear shares its casts. Raises TypeError where
@@ -145,7 +159,8 @@ def fuse(model: nn.Module, *, norms: bool = False, rotary: bool = True) -> list[
 
 def _fuse_mlps(model: nn.Module) -> list[Fusion]:
     done: list[Fusion] = []
-    for name, module in model.named_modules():
+    # Modules come behind what they hold, which is an MLP rather than they.
+    for name, module in reversed(list(model.named_modules())):
         if isinstance(module, FusedMLP):
             why = _obstacle_of_children(
                 module, module.float8_names, module.float8_beside, module.float8_activation
@@ -154,23 +169,34 @@ def _fuse_mlps(model: nn.Module) -> list[Fusion]:
             continue
         registered = known_of(module, _registered, {})
         known = registered or mlp_code.known_of(module)
+        if known is not None and known.beside.entered and _holds(name, done):
+            continue
         if known is None:
             if (why := _resembles(module)) is not None:
                 done.append(Fusion(name, False, why))
             continue
         of_child = known.beside.activation
-        activation = known.activation or activation_of(getattr(module, of_child or "", None))
+        activation = known.activation
+        if activation is None:
+            activation = activation_of(attribute_of(module, of_child or ""))
         why = _obstacle(module, known, activation)
         if why is None and registered is not None:
             why = mlp_trial.obstacle_of_registered(module, known.names, activation or "")
         if why is None:
             note_forward(type(module))
+            for owner, of_code in known.beside.code:
+                note_code(owner, of_code)
             module.__class__ = subclass(
                 FusedMLP, type(module), "Fused", float8_names=known.names, float8_activation=activation,
                 float8_beside=known.beside,
             )  # fmt: skip
         done.append(Fusion(name, why is None, why or ""))
-    return done
+    return done[::-1]
+
+
+def _holds(name: str, done: list[Fusion]) -> bool:
+    """Tells whether a module holds one of these."""
+    return any(each.name.startswith(f"{name}." if name else "") for each in done)
 
 
 def _fuse_rotary(model: nn.Module) -> list[Fusion]:
@@ -268,7 +294,7 @@ def _resembles(module: nn.Module) -> str | None:
         f"{mlp_code.why_unknown(type(module))}: name it by float8.torch.register_mlp if it is "
         "down(activation(gate(x)) * up(x)), or down(activation(up(x))), and nothing else, not even a dropout of h"
         + (
-            "; with gate_up= where one linear makes gate, in its first half, and up"
+            "; with gate_up= where one linear makes gate, in its first half, and up, or up_gate= where up comes first"
             if is_merged
             else ""
         )
@@ -289,8 +315,8 @@ def _obstacle(module: nn.Module, known: Known, activation: str | None) -> str | 
     """Returns why an MLP of a known class is not fused."""
     if (why := _obstacle_of_forward(module)) is not None:
         return why
-    name = known.beside.activation or ""
-    if isinstance(getattr(type(module), name, None), property):
+    above, _, name = (known.beside.activation or "").rpartition(".")
+    if isinstance(getattr(type(child_of(module, above)), name, None), property):
         return f"its {name} is a property, which may be another one in each call"
     return _obstacle_of_children(module, known.names, known.beside, activation)
 

@@ -144,7 +144,9 @@ def _sizes_of(call: Call) -> tuple[Any, ...]:
 def _half_size(module: nn.Module, both: Symbol, n: Any) -> Size | None:
     """Returns how code says n, None where it is not known to be half of the last size of both."""
     linear = called(both)
-    made = None if linear is None else _number(module, (linear.name, "out_features"))
+    made = None
+    if linear is not None:
+        made = _number(module, (*linear.name.split("."), "out_features"))
     size = _said(both, n)
     if made is None or size is None:
         return None
@@ -169,8 +171,10 @@ def _said(both: Symbol, n: Any) -> Size | None:
     while isinstance(n, Symbol) and n._how == "attribute":
         path.append(n._of[1])
         n = n._of[0]
-    is_of_self = isinstance(n, Symbol) and n._how == "self"
-    return Size(tuple(path[::-1])) if is_of_self and path else None
+    if not (isinstance(n, Symbol) and n._how == "self" and path):
+        return None
+    above = n._of[0].split(".") if n._of[0] else ()
+    return Size((*above, *path[::-1]))
 
 
 def _number(module: nn.Module, path: tuple[str, ...]) -> int | None:

@@ -17,11 +17,12 @@ from torch.nn import functional
 from float8 import recipes
 from float8.torch import _linear, _ops, notices, traced
 from float8.torch.base_linear import is_float8
-from float8.torch.classes import Made
+from float8.torch.classes import Made, code_was_replaced
 from float8.torch.layer import mlp_function
 from float8.torch.layer.linear import Float8Linear, is_exporting
 from float8.torch.layer.mlp_function import Layer
-from float8.torch.layer.symbols import Symbol, activation_in, result_of
+from float8.torch.layer.symbol_run import result_of
+from float8.torch.layer.symbols import Symbol, activation_in
 from float8.torch.parallel import style_hooks
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -39,30 +40,33 @@ ACTIVATION_MODULES = ("torch.nn.modules.activation", "transformers.activations")
 class Names(NamedTuple):
     """The children of an MLP; gate is None where there is none.
 
-    merged: up makes gate and up in one linear of twice as many features.
-    up_first: in the other order, which is not fused.
+    halves: whether up makes gate and up, in one linear of twice as many features, and which comes first.
     """
 
     gate: str | None
     up: str
     down: str
-    merged: bool = False
-    up_first: bool = False
+    halves: int = mlp_function.APART
 
     def given(self) -> tuple[str, ...]:
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
 
 class Beside(NamedTuple):
-    """The other children of an MLP, by their names.
+    """What an MLP has besides its linears, by names, which are paths where children hold others.
 
     before, behind: those that x and y go through, in their order; they are called.
     between: those that h goes through, or what the activation reads. They are not called: an MLP is fused
         where they leave what they get as it is.
     activation: the one that is the activation, None where that is a function.
     dropout: the attribute with the p of a functional.dropout of y behind these, None where there is none.
-    of_sequential: all children, where the forward is that of nn.Sequential.
     around: the modules that hold linears below children. They are not called.
+    lists: the names of the children of each list of modules that the forward goes through.
+    entered: the classes of the modules whose forward is part of what is known.
+    settings: what attributes are, by the path of their module and their name, that the forward's branches depend on;
+        `...` is anything but None.
+    code: the classes and Python modules, and the names that these have for what is called.
+    optional: the arguments behind x that are None by default.
     """
 
     before: tuple[str, ...] = ()
@@ -70,8 +74,12 @@ class Beside(NamedTuple):
     behind: tuple[str, ...] = ()
     activation: str | None = None
     dropout: str | None = None
-    of_sequential: tuple[str, ...] = ()
     around: tuple[str, ...] = ()
+    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    entered: tuple[tuple[str, type[nn.Module]], ...] = ()
+    settings: tuple[tuple[str, str, Any], ...] = ()
+    code: tuple[tuple[type[nn.Module] | str, str], ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def _name_of(module: nn.Module) -> str:
@@ -96,13 +104,17 @@ class FusedMLP(Made, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         names = self.float8_names.given()
         children = [child_of(self, name) for name in names]
-        alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
+        alone = _has_x_alone(self.float8_beside.optional, args, kwargs)
         why = None if alone else "it was called with other than an x"
         dims = [_shared_dim(each) for each in children]
         why = why or obstacle_beside(self, self.float8_beside, self.float8_activation)
         why = why or obstacle_of_children(self.float8_names, children, dims)
-        if not torch.compiler.is_compiling() and self.float8_forward_was_replaced():
-            why = "the forward of its class was replaced"
+        if not torch.compiler.is_compiling():
+            if self.float8_forward_was_replaced():
+                why = "the forward of its class was replaced"
+            for owner, name in self.float8_beside.code:
+                if why is None and code_was_replaced(owner, name):
+                    why = f"the {name} that its forward calls was replaced"
         if why is not None or is_exporting():
             if why is not None and not torch.compiler.is_compiling():
                 kind, name = self.float8_original.__name__, _name_of(self)
@@ -119,16 +131,26 @@ class FusedMLP(Made, nn.Module):
         for child in children:
             child.note_call()  # type: ignore[union-attr, operator]
         for name in self.float8_beside.before:
-            x = self._modules[name](x)  # type: ignore[misc]
+            x = child_of(self, name)(x)  # type: ignore[misc]
         if of_ranks:
             y = _mlp_of_ranks(x, children, self.float8_activation)
         else:
-            y = mlp(x, children, self.float8_activation, self.float8_names.merged)  # type: ignore[arg-type]
+            y = mlp(x, children, self.float8_activation, self.float8_names.halves)  # type: ignore[arg-type]
         for name in self.float8_beside.behind:
-            y = self._modules[name](y)  # type: ignore[misc]
+            y = child_of(self, name)(y)  # type: ignore[misc]
         if self.float8_beside.dropout is not None:
-            y = functional.dropout(y, getattr(self, self.float8_beside.dropout), self.training)
+            y = functional.dropout(y, attribute_of(self, self.float8_beside.dropout), self.training)
         return y
+
+
+def _has_x_alone(optional: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tells whether a call has an x, and else no more than arguments that are None as by default."""
+    return (
+        0 < len(args) <= 1 + len(optional)
+        and isinstance(args[0], torch.Tensor)
+        and all(each is None for each in (*args[1:], *kwargs.values()))
+        and all(name in optional for name in kwargs)
+    )
 
 
 def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:
@@ -140,11 +162,8 @@ def _mlp_of_ranks(x: Any, layers: list[Any], activation: str) -> torch.Tensor:
     return style_hooks.after(layers[-1], y)  # type: ignore[no-any-return]
 
 
-def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, merged: bool) -> torch.Tensor:
-    """Computes an MLP of linears that have no obstacle: gate, up and down, or up and down.
-
-    merged: up makes gate and up.
-    """
+def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: int) -> torch.Tensor:
+    """Computes an MLP of linears that have no obstacle: gate, up and down, or up, which may make both, and down."""
     source, of_autocast = x, None
     device = "cuda" if x.is_cuda else x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device):
@@ -163,7 +182,7 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, merged: bo
             keeps = save and mlp_function.keeps_input([e.config(config, True) for e in all_of[:-1]])
             x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, keeps)
             x_qt = x_qt if keeps else None
-        of = (_ops.ACTIVATIONS[activation], config, first._layout, merged)
+        of = (_ops.ACTIVATIONS[activation], config, first._layout, halves)
         if not save:
             return mlp_function.forward(x, x_q, x_qt, of, all_of, False)[0]
         flat = (each for of_one in all_of for each in of_one)
@@ -216,13 +235,22 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
 
     activation: that of the MLP, a key of _ops.ACTIVATIONS.
     """
-    if of.of_sequential not in ((), tuple(module._modules)):
-        return "it has other children than it had"
+    for path, names in of.lists:
+        if tuple(getattr(child_of(module, path), "_modules", ())) != names:
+            return f"{f'its {path}' if path else 'it'} has other children than it had"
+    for path, kind in of.entered:
+        if type(child_of(module, path)) is not kind:
+            return f"its {path} is no {kind.__name__} now"
+    for path, name, value in of.settings:
+        now = getattr(child_of(module, path), name, None)
+        is_same = now is not None if value is ... else type(now) is type(value) and now == value
+        if not is_same:
+            return f"its {f'{path}.' if path else ''}{name} is {now!r} now, and it was fused with {value!r}"
     for name in (*of.before, *of.behind):
-        if module._modules.get(name) is None:
+        if child_of(module, name) is None:
             return f"its {name} is no module"
     for name in of.between:
-        child = module._modules.get(name)
+        child = child_of(module, name)
         if type(child) is nn.Dropout and child.p > 0:
             return (
                 f"its {name} drops what is between its linears (p={child.p}); with p=0 it is fused"
@@ -230,7 +258,7 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
         if type(child) not in (nn.Dropout, nn.Identity):
             return f"its {name}, a {type(child).__name__}, is between its linears"
     if of.activation is not None:
-        own = getattr(module, of.activation, None)
+        own = attribute_of(module, of.activation)
         found = activation_of(own)
         if found is None:
             return (
@@ -239,7 +267,7 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
             )
         if found != activation:
             return f"its {of.activation} is {found} now, and it was fused with {activation}"
-    for name in (*of.between, of.activation or "", *of.around):
+    for name in filter(None, (*of.between, of.activation, *of.around)):
         child = child_of(module, name)
         if child is not None and any(getattr(child, each) for each in _HOOKS):
             return f"its {name} has hooks, which would not be called"
@@ -249,13 +277,21 @@ def obstacle_beside(module: nn.Module, of: Beside, activation: str | None) -> st
 
 
 def child_of(module: nn.Module, name: str) -> nn.Module | None:
-    """Returns a child by its name, or a module below by its path; None where there is none."""
+    """Returns a child by its name, or a module below by its path; the module for none, and None where there is none."""
+    if not name:
+        return module
     child: Any = module._modules.get(name)
     if child is None and "." in name:
         child = module
         for part in name.split("."):
             child = None if child is None else child._modules.get(part)
     return child  # type: ignore[no-any-return]
+
+
+def attribute_of(module: nn.Module, path: str) -> Any:
+    """Returns an attribute, or by a path that of a module below; None where there is none."""
+    above, _, name = path.rpartition(".")
+    return getattr(child_of(module, above), name, None)
 
 
 def activation_of(own: Any) -> str | None:
@@ -337,19 +373,12 @@ def _obstacle_between(names: tuple[str, ...], children: list[Any]) -> str | None
 
 def _obstacle_of_gate(names: Names, children: list[Any], dims: list[int | None]) -> str | None:
     """Returns why an MLP cannot be fused for its gate."""
-    if names.gate is None and not names.merged:
+    if names.gate is not None and any(dim is not None for dim in dims):
+        for name, child in zip(names.given()[:-1], children[:-1], strict=True):
+            if child.bias is not None:
+                return f"its {name} has a bias, and ranks of tensor parallelism share a gated MLP"
+    if names.halves == mlp_function.APART:
         return None
-    # The gradients of biases would be sums of columns of all that one launch casts.
-    for name, child in zip(names.given()[:-1], children[:-1], strict=True):
-        if child.bias is not None:
-            return f"its {name} has a bias, which a gated MLP is fused without"
-    if not names.merged:
-        return None
-    if names.up_first:
-        return (
-            f"its {names.up} makes up in its first half and gate in its second one; a fused MLP has gate first, so "
-            "exchange the halves of the weight, and of the forward, to have it fused"
-        )
     both, down = children
     if any(dim is not None for dim in dims):
         return f"its {names.up} makes gate and up in one, and ranks of tensor parallelism share it"

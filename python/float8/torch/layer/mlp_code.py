@@ -1,18 +1,23 @@
-"""What the forward of a module computes, as the code of its class says, whatever its children are called.
+"""What the forward of a module computes, as its code says, whatever its children are called.
 
-The code of a forward runs over symbols: of its own function alone, with symbols in the place of self, x and all
-globals, so that nothing of the module or of others is called. What it returns says which child reads what.
+The code of a forward runs over symbols, with symbols in the place of self, x and globals, so that nothing of the module
+or of others is called. What it returns says which child reads what. The code of its class alone tells it for all modules of a class; where
+it has branches, loops or children that hold a linear, it runs for each module (symbol_run.py).
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn import functional
 
 from float8.torch.layer.halves import half_of
-from float8.torch.layer.mlp import Beside, Names, activation_of
+from float8.torch.layer.mlp import Beside, Names, activation_of, attribute_of, child_of
+from float8.torch.layer.mlp_function import APART, GATE_FIRST, UP_FIRST
+from float8.torch.layer.symbol_run import Run, result_of
 from float8.torch.layer.symbols import (
     Called,
     Symbol,
@@ -20,7 +25,6 @@ from float8.torch.layer.symbols import (
     attribute_of_self,
     called,
     object_of,
-    result_of,
 )
 
 _ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "mish", "selu", "elu", "leaky_relu"))
@@ -39,20 +43,57 @@ class Known(NamedTuple):
 
 def known_of(module: nn.Module) -> Known | None:
     """Returns what the forward of a module computes, None for other than an MLP."""
-    kind = type(module)
-    forward = kind.forward
-    if kind.__getattribute__ is not object.__getattribute__:
+    if type(module).__getattribute__ is not object.__getattribute__:
         return None  # its children may be others than they seem
-    if forward is nn.Sequential.forward:
-        if kind.__iter__ is not nn.Sequential.__iter__:  # type: ignore[attr-defined]
-            return None
-        chain = _of_children(module)
-        known = None if chain is None else _known_of(module, chain)
-        if known is None:
-            return None
-        return known._replace(beside=known.beside._replace(of_sequential=tuple(module._modules)))
-    y = result_of(forward)
-    return _known_of(module, y) if isinstance(y, Symbol) else None
+    y = result_of(type(module).forward)
+    known = _known_of(module, y) if isinstance(y, Symbol) else None
+    child = known.beside.activation if known is not None else None
+    if known is None or (child is not None and activation_of(attribute_of(module, child)) is None):
+        return _known_of_its_own(module) or known
+    return known
+
+
+def _known_of_its_own(module: nn.Module) -> Known | None:
+    """Returns what the forward of this module computes, with the children that it has."""
+    linears = [each for each in module.modules() if isinstance(each, nn.Linear)]
+    if len(linears) not in (2, 3):
+        return None
+    run = Run(module, _is_stepped_into)
+    try:
+        y = run.forward()
+    except Exception:
+        return None
+    known = _known_of(module, y)
+    if known is None:
+        return None
+    beside = known.beside._replace(
+        around=tuple(run.entered),
+        lists=tuple(run.children.items()),
+        entered=tuple(run.entered.items()),
+        settings=tuple((*key, value) for key, value in run.settings.items()),
+        code=tuple(run.code),
+        optional=_optional_of(type(module).forward),
+    )
+    return known._replace(beside=beside)
+
+
+def _optional_of(forward: Any) -> tuple[str, ...]:
+    """Returns the arguments of a forward behind x that are None by default, up to the first one that is not."""
+    behind_x = list(inspect.signature(forward).parameters.values())[2:]
+    return tuple(
+        each.name for each in itertools.takewhile(lambda each: each.default is None, behind_x)
+    )
+
+
+def _is_stepped_into(child: nn.Module) -> bool:
+    """Tells whether a child's own forward tells of an MLP: it holds a linear, or joins a gate with up."""
+    if isinstance(child, nn.Linear):
+        return False
+    if any(isinstance(each, nn.Linear) for each in child.modules()):
+        return True
+    has_none = next(child.parameters(), None) is None
+    is_of_torch = type(child).__module__.startswith("torch.nn.")
+    return has_none and not is_of_torch and activation_of(child) is None
 
 
 def why_unknown(cls: type[nn.Module]) -> str:
@@ -65,18 +106,6 @@ def calls_an_activation(cls: type[nn.Module]) -> bool:
     """Tells whether the forward of a class reads a name that is an activation of PyTorch's."""
     code = getattr(cls.forward, "__code__", None)
     return code is not None and not _ACTIVATIONS.isdisjoint(code.co_names)
-
-
-def _of_children(module: nn.Module) -> Symbol | None:
-    """Returns what a Sequential returns, None where a child is more than a linear and has some."""
-    deeper = (each for each in module.children() if not isinstance(each, nn.Linear))
-    if any(isinstance(each, nn.Linear) for child in deeper for each in child.modules()):
-        return None
-    calls: list[Symbol] = []
-    own, y = Symbol(calls, "self"), Symbol(calls, "x")
-    for name in module._modules:
-        y = getattr(own, name)(y)
-    return y
 
 
 def _known_of(module: nn.Module, y: Symbol) -> Known | None:
@@ -92,7 +121,7 @@ def _known_of(module: nn.Module, y: Symbol) -> Known | None:
     before, x = _through(module, made.up.x)
     if x._how != "x":
         return None
-    names = Names(made.gate, made.up.name, down.name, made.merged, made.up_first)
+    names = Names(made.gate, made.up.name, down.name, made.halves)
     beside = Beside(
         tuple(before[::-1]), tuple(between), tuple(behind[::-1]), made.child,
         dropout.name if dropout else None,
@@ -107,13 +136,12 @@ class _Made(NamedTuple):
     child: str | None
     gate: str | None
     up: Called
-    merged: bool = False  # up makes gate and up
-    up_first: bool = False  # in that order
+    halves: int = APART
 
 
 class _Both(NamedTuple):
     linear: Called
-    up_first: bool
+    halves: int
 
 
 def _plain(module: nn.Module, h: Symbol, between: list[str]) -> _Made | None:
@@ -123,10 +151,14 @@ def _plain(module: nn.Module, h: Symbol, between: list[str]) -> _Made | None:
         more, h = _through(module, function.x)
         between += more
     elif between:
-        child = max(between, key=lambda name: _likeness(getattr(module, name, None)))
+        child = max(between, key=lambda name: _likeness(attribute_of(module, name)))
         between.remove(child)
     up = called(h)
     if up is None or (function is None and child is None):
+        return None
+    # A module around a linear may be more than that.
+    is_alone = isinstance(child_of(module, up.name), nn.Linear)
+    if function is None and not is_alone and _likeness(attribute_of(module, child or "")) == 0:
         return None
     return _Made(function.name if function else None, child, None, up)
 
@@ -144,7 +176,7 @@ def _gated(module: nn.Module, h: Symbol) -> _Made | None:
         )
         both = None if made is None else _merged(module, made.x, other)
         if both is not None and _is_linear(module, both.linear.name):
-            return _Made(key, own, None, both.linear, True, both.up_first)
+            return _Made(key, own, None, both.linear, both.halves)
         gate, up = None if made is None else called(made.x), called(other)
         if gate is None or up is None or gate.x is not up.x:
             continue
@@ -163,7 +195,7 @@ def _merged(module: nn.Module, gate: Symbol, up: Symbol) -> _Both | None:
     # A forward that runs with one size for both has halves, whatever becomes of an attribute that has it.
     if linear is None or of_gate.size != of_up.size or of_gate.at == of_up.at:
         return None
-    return _Both(linear, of_gate.at == 1)
+    return _Both(linear, UP_FIRST if of_gate.at == 1 else GATE_FIRST)
 
 
 def _through(module: nn.Module, y: Symbol) -> tuple[list[str], Symbol]:
@@ -177,7 +209,7 @@ def _through(module: nn.Module, y: Symbol) -> tuple[list[str], Symbol]:
 
 def _is_linear(module: nn.Module, name: str) -> bool:
     """Tells whether a child is a linear, or something around one, such as LoRA's."""
-    child = module._modules.get(name)
+    child = child_of(module, name)
     return child is not None and any(isinstance(each, nn.Linear) for each in child.modules())
 
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# How the linears make gate and up: in two, or in one, of which one is the first half; or there is no gate.
+APART, GATE_FIRST, UP_FIRST = range(3)
+
+
 class Layer(NamedTuple):
     """What a linear's calls take of it."""
 
@@ -58,12 +62,12 @@ class MLPFunction(torch.autograd.Function):
         activation: int,
         config: int,
         layout: int,
-        merged: bool,
+        halves: int,
         *flat: torch.Tensor | None,
     ) -> torch.Tensor:
         layers = _layers(flat)
         ctx.dtype = x.dtype
-        ctx.of = (activation, config, layout, merged)
+        ctx.of = (activation, config, layout, halves)
         ctx.configs = [each.config(config, True) for each in layers]
         x = x if x_of_autocast is None else x_of_autocast
         y, h_qt, read, saved = forward(x, x_q, x_qt, ctx.of, layers, True)
@@ -81,7 +85,7 @@ class MLPFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
             _linear.SharedInput.latest = None
-        activation, config, layout, merged = ctx.of
+        activation, config, layout, halves = ctx.of
         count = len(ctx.configs)
         x, x_qt, h_qt, *kept = ctx.saved_tensors
         read, saved = kept[: count - 1], kept[count - 1 : 2 * count - 1]
@@ -115,18 +119,20 @@ class MLPFunction(torch.autograd.Function):
         dx: Any = None
         if want_h:
             scales = [each for each in states[:-1] if each is not None]
-            if merged:
-                copies = _ops.quantize_merged_glu_backward(
-                    dh, *read, activation, config, scales[0] if scales else None, layout
-                )
-            elif count == 2:
-                want_bias = wanted[0][1]
-                *copies, sums = _ops.quantize_activation_backward(
-                    dh, *read, activation, config, want_bias, scales[0] if scales else None, layout
-                )
-                grads[1] = sums.to(of_layers[0].dtype) if want_bias else None
+            want_biases = [of_bias for _, of_bias in wanted[:-1]]
+            common = (activation, config, any(want_biases))
+            one = scales[0] if scales else None
+            if count == 3:
+                *copies, sums = _ops.quantize_glu_backward(dh, *read, *common, scales, layout)
+            elif halves == APART:
+                *copies, sums = _ops.quantize_activation_backward(dh, *read, *common, one, layout)
             else:
-                copies = _ops.quantize_glu_backward(dh, *read, activation, config, scales, layout)
+                *copies, sums = _ops.quantize_merged_glu_backward(
+                    dh, *read, halves == UP_FIRST, *common, one, layout
+                )
+            for i, of_one in enumerate(sums.chunk(count - 1)):
+                if want_biases[i]:
+                    grads[i * fields + 1] = of_one.to(of_layers[3 * i].dtype)
             rows = [_rows_of(each) for each in read]
             del read, dh  # before the next GEMMs take memory
             want_weights = [of_weight for of_weight, _ in wanted[:-1]]
@@ -158,7 +164,7 @@ def _rows_of(read: torch.Tensor) -> torch.Tensor:
 def _product_again(
     read: list[torch.Tensor],
     h_qt: torch.Tensor,
-    of: tuple[int, int, int, bool],
+    of: tuple[int, int, int, int],
     scales: torch.Tensor | None,
     of_weight: bool,
     dy: torch.Tensor,
@@ -166,8 +172,8 @@ def _product_again(
     """Returns h and h_qt for the backward of a down that recomputes, which reads h_qt for its weight's gradient."""
     if not of_weight:
         return read[0], h_qt  # no gradient reads more of it than its shape
-    activation, config, layout, merged = of
-    first, up = _operands(read, merged)
+    activation, config, layout, halves = of
+    first, up = _operands(read, halves)
     return None, _ops.quantize_activation_again(
         first, up, activation, h_qt, config, scales, layout, dy
     )
@@ -201,9 +207,11 @@ def _inputs_again(
     ]
 
 
-def _operands(read: list[torch.Tensor], merged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _operands(read: list[torch.Tensor], halves: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns what the activation reads and what it is multiplied by, if anything."""
-    first, *up = read[0].chunk(2, dim=-1) if merged else read
+    first, *up = read if halves == APART else read[0].chunk(2, dim=-1)
+    if halves == UP_FIRST:
+        return up[0], first
     return first, up[0] if up else None
 
 
@@ -211,12 +219,12 @@ def forward(
     x: torch.Tensor,
     x_q: torch.Tensor | None,
     x_qt: torch.Tensor | None,
-    of: tuple[int, int, int, bool],
+    of: tuple[int, int, int, int],
     layers: list[Layer],
     save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor], list[torch.Tensor]]:
     """Returns y, qt of h where a gradient reads it, what the activation reads, and what each linear saves."""
-    activation, config, layout, merged = of
+    activation, config, layout, halves = of
 
     def linear(
         layer: Layer, x: torch.Tensor, q: torch.Tensor | None, qt: torch.Tensor | None
@@ -230,7 +238,7 @@ def forward(
     *before, down = layers
     made = [linear(each, x, x_q, x_qt) for each in before]
     read = [each for each, _ in made]
-    first, up = _operands(read, merged)
+    first, up = _operands(read, halves)
     keeps = save and keeps_input([down.config(config, save)])
     h_q, h_qt = _ops.quantize_activation(
         first, up, activation, config, keeps, down.scales, layout, not save

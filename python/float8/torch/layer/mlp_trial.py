@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from float8.torch.base_linear import is_float8
 from float8.torch.layer.mlp import Names, child_of
+from float8.torch.layer.mlp_function import APART, UP_FIRST
 
 _ACTIVATIONS: dict[str, Any] = {
     "silu": functional.silu,
@@ -65,7 +66,7 @@ def _small(names: Names, linears: dict[str, Any]) -> dict[str, nn.Linear] | None
     """Returns linears of few features, of which as many are equal as are in the MLP; None where its do not fit each other."""
     down = linears[names.down]
     first = [linears[name] for name in names.given()[:-1]]
-    times = 2 if names.merged else 1
+    times = 1 if names.halves == APART else 2
     if any(
         each.in_features != first[0].in_features or each.out_features != times * down.in_features
         for each in first
@@ -89,8 +90,8 @@ def _computed(
     x: torch.Tensor, names: Names, linears: dict[str, nn.Linear], activate: Any
 ) -> torch.Tensor:
     first, *rest = (linears[name](x) for name in names.given()[:-1])
-    if names.merged:
-        first, *rest = first.chunk(2, dim=-1)
+    if names.halves != APART:
+        first, *rest = first.chunk(2, dim=-1)[:: -1 if names.halves == UP_FIRST else 1]
     h = activate(first) * rest[0] if rest else activate(first)
     return linears[names.down](h)  # type: ignore[no-any-return]
 

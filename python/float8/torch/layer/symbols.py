@@ -1,66 +1,68 @@
-"""The values of a forward whose code runs over symbols: each says how it came to be, and of what."""
+"""The values of a forward whose code runs over symbols: each says how it came to be, and of what.
+
+symbol_run.py runs it, for a class or for one module.
+"""
 
 from __future__ import annotations
 
-import dis
-import functools
-import inspect
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from float8.torch.layer.symbol_run import Run
+
 # Methods and functions of these names make pieces, of which a forward takes two.
 _PIECES = ("chunk", "split", "unbind")
-# A forward with one of these flags is called in another way than by x alone.
-_OTHER_CALLS = (
-    inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
-    | inspect.CO_ASYNC_GENERATOR
-)  # fmt: skip
-# A forward with an instruction that begins so changes what others see, or makes a function.
-_STATEMENTS = ("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "DELETE_", "IMPORT_", "MAKE_FUNCTION")
+# The devices of linears.
+_DEVICES = ("cuda", "cpu", "meta")
 
 
 class Symbol:
     """A value of a forward that is not known: `how` it came to be, and of what.
 
     It can be read, called, multiplied, raised to a power, divided and indexed, and be taken apart where it is
-    pieces; whatever else is done with it is an error.
+    pieces; whatever else is done with it is an error. "self" is of a path from the module whose forward runs.
     """
 
-    _calls: list[Symbol]
+    _run: Run
     _how: str
     _of: tuple[Any, ...]
-    __slots__ = ("_calls", "_how", "_of")
-    __hash__ = object.__hash__
+    __slots__ = ("_how", "_of", "_run")
+    __hash__: Any = None  # a set would tell two symbols of one value apart
 
-    def __init__(self, calls: list[Symbol], how: str, *of: Any) -> None:
-        for name, value in zip(Symbol.__slots__, (calls, how, of), strict=True):
+    def __init__(self, run: Run, how: str, *of: Any) -> None:
+        for name, value in (("_run", run), ("_how", how), ("_of", of)):
             object.__setattr__(self, name, value)
         if how == "call":
-            calls.append(self)  # all that the forward calls
+            run.calls.append(self)  # all that the forward calls
 
-    def __getattr__(self, name: str) -> Symbol:
-        return Symbol(self._calls, "attribute", self, name)
+    def __getattr__(self, name: str) -> Any:
+        return self._run.attribute(self, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Symbol:
-        return Symbol(self._calls, "call", self, args, kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run.call(self, args, kwargs)
 
     def __mul__(self, other: Any) -> Symbol:
-        return Symbol(self._calls, "product", self, other)
+        return self if self._run.is_one(other) else Symbol(self._run, "product", self, other)
 
     def __floordiv__(self, other: Any) -> Symbol:
-        return Symbol(self._calls, "quotient", self, other)
+        return Symbol(self._run, "quotient", self, other)
 
-    def __pow__(self, other: Any) -> Symbol:
+    def __pow__(self, other: Any) -> Any:
         return self.pow(other)
 
     def __getitem__(self, index: Any) -> Symbol:
-        return Symbol(self._calls, "item", self, index)
+        children = self._run.children_of(self) if type(index) is int else None
+        return Symbol(self._run, "item", self, index) if children is None else children[index]
 
     def __iter__(self) -> Iterator[Symbol]:
+        children = self._run.children_of(self)
+        if children is not None:
+            return iter(children)
         if called_by_name(self, *_PIECES) is not None:
             return iter((self[0], self[1]))
         if leading_of(self) is not None:  # as *x.shape[:-1] has it among others
@@ -78,7 +80,12 @@ class Symbol:
     def __bool__(self) -> bool:
         raise TypeError
 
+    def __contains__(self, other: object) -> bool:
+        raise TypeError
+
     def __eq__(self, other: object) -> bool:
+        if is_device_type(self) and isinstance(other, str) and other not in _DEVICES:
+            return False
         raise TypeError
 
 
@@ -172,9 +179,19 @@ def _shaped(shape: Symbol) -> Symbol | None:
 
 
 def attribute_of_self(value: Any) -> str | None:
-    if isinstance(value, Symbol) and value._how == "attribute" and value._of[0]._how == "self":
-        return str(value._of[1])
-    return None
+    """Returns the path of an attribute of self, or of a module below that the forward runs through."""
+    if not isinstance(value, Symbol) or value._how != "attribute":
+        return None
+    owner, name = value._of
+    path = owner._of[0] if owner._how == "self" else owner._run.path_of(owner)
+    return None if path is None else f"{path}.{name}" if path else str(name)
+
+
+def is_device_type(y: Symbol) -> bool:
+    """Tells whether y is x.device.type of some x."""
+    if y._how != "attribute" or y._of[1] != "type":
+        return False
+    return bool(y._of[0]._how == "attribute" and y._of[0]._of[1] == "device")
 
 
 def object_of(function: Symbol) -> Any:
@@ -188,67 +205,34 @@ def object_of(function: Symbol) -> Any:
     return None
 
 
-@functools.lru_cache(maxsize=256)
-def result_of(forward: Any) -> Symbol | str:
-    """Returns what a forward of x alone returns, or what one does that does more than compute it."""
-    if not isinstance(forward, types.FunctionType):
-        return "is no function"
-    code = forward.__code__
-    if code.co_argcount != 2 or code.co_kwonlyargcount or code.co_flags & _OTHER_CALLS:
-        return "takes other arguments than x, or is decorated"
-    if code.co_freevars:
-        return "calls super(), or reads variables of a function around it"
-    handlers: Any = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
-    steps = list(dis.get_instructions(code))
-    if handlers or any(each.opcode in (*dis.hasjrel, *dis.hasjabs) for each in steps):
-        return "has a branch, a loop, a with or a try"
-    if any(each.opname.startswith(_STATEMENTS) for each in steps) or any(
-        each.startswith("__") for each in code.co_names
-    ):
-        return "keeps something, imports, or makes a function"
-    calls: list[Symbol] = []
-    names = {
-        each: Symbol(calls, "global", forward.__globals__[each])
-        for each in code.co_names
-        if each in forward.__globals__
-    }
-    run = types.FunctionType(code, {**names, "__builtins__": {}})
-    try:
-        y = run(Symbol(calls, "self"), Symbol(calls, "x"))
-    except Exception:
-        return "does more than to call, multiply and square"
-    if not isinstance(y, Symbol) or {id(each) for each in calls} != _calls_in(y):
-        return "calls something that its result is not made of"
-    return y
-
-
-def _calls_in(y: Symbol) -> set[int]:
-    """Returns the ids of the calls that a value was made by."""
-    found: dict[int, Symbol] = {}
-    rest: list[Any] = [y]
-    while rest:
-        each = rest.pop()
-        if isinstance(each, Symbol):
-            if id(each) not in found and each._how != "global":
-                found[id(each)] = each
-                rest += each._of
-        elif isinstance(each, (tuple, list)):
-            rest += each
-        elif isinstance(each, dict):
-            rest += each.values()
-        elif isinstance(each, slice):
-            rest += (each.start, each.stop, each.step)
-    return {key for key, each in found.items() if each._how == "call"}
-
-
 def activation_in(y: Symbol) -> Called | None:
-    """Returns the key of the function of PyTorch that returned y, and what it was called with."""
+    """Returns the key of the function of PyTorch that returned y, and what it was called with.
+
+    What one makes of x in float32 and is rounded to x's type is what it makes of x.
+    """
+    rounded = called_by_name(y, "to")
+    if rounded is None or len(rounded.args) != 1 or rounded.kwargs:
+        return _activated(y)
+    of, dtype = _activated(rounded.x), rounded.args[0]
+    wide = None if of is None else called_by_name(of.x, "float")
+    is_of_x = isinstance(dtype, Symbol) and dtype._how == "attribute" and dtype._of[1] == "dtype"
+    if of is None or wide is None or wide.args or wide.kwargs or not is_of_x:
+        return None
+    return Called(of.name, wide.x) if dtype._of[0] is wide.x else None
+
+
+def _activated(y: Symbol) -> Called | None:
+    """Returns the same of a function that was called with x itself."""
     if y._how != "call":
         return None
     function, args, kwargs = y._of
     found = object_of(function)
     x = args[0] if args else None
-    if found is functional.silu and len(args) == 1 and not kwargs:
+    if (
+        found is functional.silu
+        and len(args) == 1
+        and matches(kwargs or {"inplace": False}, {"inplace": False})
+    ):
         key = "silu"
     elif found is functional.gelu and len(args) == 1 and set(kwargs) <= {"approximate"}:
         key = {"none": "gelu", "tanh": "gelu_tanh"}.get(kwargs.get("approximate", "none"), "")

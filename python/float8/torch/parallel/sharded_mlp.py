@@ -326,7 +326,9 @@ def cast_activation(
             of.grad, of.x, of.kind, config, of.sums, one, layout
         )
     else:
-        buffers = _ops.quantize_glu_backward(of.grad, of.x, of.up, of.kind, config, scales, layout)
+        *buffers, _ = _ops.quantize_glu_backward(
+            of.grad, of.x, of.up, of.kind, config, False, scales, layout
+        )
     return [
         operands.copies_in((buffers[i], buffers[i + 1]), share, config, save, False)
         for i in range(0, len(buffers), 2)

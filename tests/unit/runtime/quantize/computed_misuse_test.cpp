@@ -63,9 +63,11 @@ TEST_F(ComputedMisuse, PlansThatCannotBe) {
   merged.over_ranks = false;
   merged.cols = 128;
   refused(merged, ErrorCode::kUnsupported, "FLOAT8_MERGED_GLU_BACKWARD with cols 128");
+  merged.source = CastSource::kMergedGluBackwardUpFirst;
+  refused(merged, ErrorCode::kUnsupported, "FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST with cols 128");
   QuantizerDesc sums = desc("blockwise");
   sums.column_sums = true;
-  refused(sums, ErrorCode::kInvalidArgument, "it is for FLOAT8_ACTIVATION_BACKWARD");
+  refused(sums, ErrorCode::kInvalidArgument, "it is for the gradients of activations");
   QuantizerDesc less = desc("tensorwise");
   less.less_workspace = true;
   refused(less, ErrorCode::kInvalidArgument, "it is for FLOAT8_GLU_BACKWARD");
