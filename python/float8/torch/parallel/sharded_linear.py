@@ -29,6 +29,7 @@ from float8.torch.parallel.sharded_grads import Call
 from float8.torch.parallel.sharded_operands import Copy, Gemm, Share, Sharing
 from float8.torch.ranks import collectives
 from float8.torch.shard.gathered_ops import weight_gemm
+from float8.torch.wanted_grads import wanted_grads
 
 
 def linear(
@@ -313,7 +314,7 @@ class _Linear(torch.autograd.Function):
         call = ctx.call
         weight, x, scales, *copies = ctx.saved_tensors
         (scales,) = parts_kept(ctx, scales)
-        wanted = ctx.needs_input_grad[:3]
+        wanted = wanted_grads(ctx)[:3]
         if dy is None:  # only other linears of this x have a gradient
             others = dx_of_others
             scattered = None if others is None else grads.scatter_dx(others, ctx.x_shape, call)
