@@ -18,7 +18,7 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import _ops, notices, pipelines
+from float8.torch import _ops, notices, pipelines, traced
 from float8.torch.amaxes import PART_BYTES, take_back
 from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
@@ -465,6 +465,7 @@ def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> N
     keep(module, ScaleState(linears, history, margin))
 
 
+@traced.untraced  # a graph would leave out what the shim is told of linears that have scales now
 def sync_float8_amax_and_scale_history(
     module: nn.Module, *, group: Any = None, found_inf: torch.Tensor | None = None
 ) -> None:
