@@ -8,7 +8,7 @@ alone does not count. Imports stand at the top of a file, but those of LATE, whi
 """
 import ast
 
-GROUND = ("_schemas", "saved_tensors", "norm_casts", "shared_casts", "_ops", "_linear", "amaxes", "base_linear", "notices", "traced", "tuning", "attention_dtensors", "attention", "varlen", "rotary", "rms_norm", "classes")
+GROUND = ("_schemas", "contexts", "pipelines", "norm_casts", "shared_casts", "_ops", "_linear", "amaxes", "base_linear", "notices", "traced", "tuning", "attention_dtensors", "attention", "varlen", "rotary", "rms_norm", "classes")
 ROOMS = ("ranks", "scale_home", "scales", "step_sync", "shard", "parallel", "experts", "layer", "optim", "checks", "functional", "__init__")
 LATE = {
     ("layer.linear", "parallel.tensor_parallel"),

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.saved_tensors import keep_parts, parts_kept
+from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
 
 
 class SharedInput:
@@ -165,7 +165,7 @@ class LinearFunction(torch.autograd.Function):
             SharedInput.latest = None
         saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
         (scales,) = parts_kept(ctx, scales)
-        want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
+        want_x, want_weight, want_bias, *_ = wanted_grads(ctx)
         if torch.compiler.is_compiling() and x is not None and want_weight:
             x = recomputable(x)
         wanted = want_x | want_weight << 1 | want_bias << 2

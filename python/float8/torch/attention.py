@@ -442,6 +442,8 @@ def refusal(
         return f"dropout_p is {dropout_p}; set it to 0"
     if (reason := refusal_of_scale(scale)) is not None:
         return reason
+    if _is_context_parallel():
+        return "ranks share its tokens (context_parallel); leave it to PyTorch"
     tensors = {"query": query, "key": key, "value": value}
     for name, x in tensors.items():
         if x.dim() != 4:
@@ -464,6 +466,13 @@ def refusal(
 
         return attention_dtensors.refusal(**tensors)
     return None
+
+
+@traced.constant
+def _is_context_parallel() -> bool:
+    """Tells whether PyTorch's context_parallel has replaced its attention: tensors are a rank's part of the tokens."""
+    of_function = getattr(functional.scaled_dot_product_attention, "__globals__", {})
+    return str(of_function.get("__name__")).startswith("torch.distributed.tensor.experimental")
 
 
 def refusal_of_scale(scale: Any) -> str | None:

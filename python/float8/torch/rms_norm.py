@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
+from float8.torch.contexts import wanted_grads
 
 MAX_COLS = 32768
 ROUNDINGS = {"once": 0, "normalized": 1}  # float8_norm_rounding
@@ -77,7 +78,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[:2]
+        needs = wanted_grads(ctx)[:2]
         found = _ops.rms_norm_backward(dy, *ctx.saved_tensors, *ctx.options, *needs, ctx.config)
         gradients = (each if need else None for each, need in zip(found, needs, strict=True))
         return (*gradients, *(None,) * 6)

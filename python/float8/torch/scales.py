@@ -18,7 +18,7 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import _ops, notices
+from float8.torch import _ops, notices, pipelines, traced
 from float8.torch.amaxes import PART_BYTES, take_back
 from float8.torch.base_linear import is_float8
 from float8.torch.ranks import agreement, collectives
@@ -83,6 +83,7 @@ class ScaleState(nn.Module):
         self.epoch = 0  # grows where the amaxes begin anew
         self._forget: weakref.finalize[..., ScaleState] | None = None  # what the shim knows
         self.in_graph = False  # a captured CUDA graph synchronises it, unseen
+        self._pipelines_forget = False  # what they compute ahead (pipelines.py)
         self._agreed = False  # the ranks have compared it
         self._is_synced = False
         self.loading: Any = None  # arguments of _load_from_state_dict, until the weights are loaded
@@ -185,6 +186,9 @@ class ScaleState(nn.Module):
     def sync(self, group: Any = None, found_inf: torch.Tensor | None = None) -> None:
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
         self.in_graph |= self._live.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not (self._pipelines_forget or self.in_graph) and pipelines.watch(_states_of_layers):
+            self._pipelines_forget = True
+            self.discard_step()  # nobody knows what pipelines that were loaded since computed ahead
         own = [linear for linear in self._attached if linear._scales is self]
         take_back([each._weight_gather for each in own if each._weight_gather is not None])
         # Process groups that are gone after a step with them would give each rank scales of its own.
@@ -397,8 +401,9 @@ def _hook() -> None:
 
 
 def _watch(state: ScaleState) -> None:
-    """Looks at the optimizers' steps."""
+    """Looks at the optimizers' steps, and at what pipelines compute ahead."""
     _hook()
+    state._pipelines_forget = pipelines.watch(_states_of_layers)
     _watched.add(state)
 
 
@@ -414,6 +419,11 @@ def owners(module: nn.Module) -> Iterator[Owner]:
         if is_float8(each):
             yield each
         yield from getattr(each, "expert_linears", ())
+
+
+def _states_of_layers(module: nn.Module) -> set[ScaleState]:
+    """Returns the scale states of the layers below a module, which may be a part of the one that keeps them."""
+    return {each._scales for each in owners(module) if each._scales is not None}
 
 
 def refuse_second_state(module: nn.Module, replaced: Collection[Any] = ()) -> None:
@@ -455,6 +465,7 @@ def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> N
     keep(module, ScaleState(linears, history, margin))
 
 
+@traced.untraced  # a graph would leave out what the shim is told of linears that have scales now
 def sync_float8_amax_and_scale_history(
     module: nn.Module, *, group: Any = None, found_inf: torch.Tensor | None = None
 ) -> None:

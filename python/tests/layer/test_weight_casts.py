@@ -461,3 +461,34 @@ def test_copies_of_another_shape_are_refused(layer: f8.Float8Linear, device: str
     x = torch.randn(8, 64, device=device, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="shape or recipe"):
         _ops.linear_forward(x, None, None, weight, q[:16], qt, bias, None, layer._config, 0, True)
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+@pytest.mark.parametrize("fuse", (False, True))
+def test_functional_call_leaves_the_copies_alone(
+    fuse: bool,
+    compiled: bool,
+    mlp: Callable[..., nn.Module],
+    xs: list[torch.Tensor],
+    config: Config,
+) -> None:
+    """A forward with other weights has its own results, and changes no gradient of a forward before it."""
+    cached, *plain = (f8.convert_to_float8_training(mlp(), config=config()) for _ in range(3))
+    plain[0].load_state_dict(cached.state_dict())
+    for each in (cached, *plain):
+        assert not fuse or f8.fuse(each)[0].fused
+    f8.cache_weight_casts(cached)
+    others = {name: p.detach().clone().requires_grad_() for name, p in plain[1].named_parameters()}
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(cached, others, (x,))
+
+    own, other = (
+        torch.compile(each, backend="aot_eager", disable=not compiled) for each in (cached, call)
+    )
+    (own(xs[0]).square().sum() + other(xs[0]).square().sum()).backward()
+    actual = [*_gradients(cached), *(p.grad for p in others.values())]
+    assert same(actual, [*micro_batches(plain[0], xs[:1]), *micro_batches(plain[1], xs[:1])])
+    with Calls() as calls:
+        cached(xs[1])
+    assert given(calls) == 2

@@ -174,6 +174,26 @@ def test_a_compiled_step_is_warned_of(config: Config) -> None:
         torch.compile(optimizer.step, backend="eager")()
 
 
+def test_a_sync_in_a_compiled_step_counts(config: Config) -> None:
+    """The linears scale as in an eager loop, and not dynamically as in a first step."""
+    models: list[Any] = [model_of(config) for _ in range(2)]
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).float().square().sum()
+        loss.backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss  # type: ignore[no-any-return]
+
+    compiled = torch.compile(step, backend="aot_eager")
+    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in models]
+    for x in batches(models[0]):
+        eager, other = step(models[0], optimizers[0], x), compiled(models[1], optimizers[1], x)
+        assert torch.equal(eager, other)
+    assert torch.equal(*(each.float8_scales.state for each in models))
+
+
 def test_what_has_nothing_to_do(config: Config) -> None:
     notices._told.clear()
     with pytest.warns(UserWarning, match="sync_at_optimizer_steps did nothing"):

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops
+from float8.torch.contexts import keep_parts, parts_kept, release_saved, wanted_grads
 from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import Routing, combine, dispatch, route
 from float8.torch.experts.tensor_parallel import COLUMNS, ROWS, Group, Part, State
 from float8.torch.experts.weight_casts import Kept
-from float8.torch.saved_tensors import keep_parts, parts_kept, release_saved
 
 Weights = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of gate and up: w13, or w1 and w3
 
@@ -177,7 +177,7 @@ class Mlp(torch.autograd.Function):
         w13_state, w2_state = parts_kept(ctx, w13_state, w2_state)
         del rest
         release_saved(ctx)
-        want_x, want_scores, want_w13, want_w3, want_w2 = ctx.needs_input_grad[:5]
+        want_x, want_scores, want_w13, want_w3, want_w2 = wanted_grads(ctx)[:5]
         want_first = want_w13 or want_w3
         dx = dw13 = dw3 = dw2 = dscores = None
 

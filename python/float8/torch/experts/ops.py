@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops, _schemas
+from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
 from float8.torch.experts.weight_casts import Kept, kept_in, refresh
-from float8.torch.saved_tensors import keep_parts, parts_kept
 
 experts_layout = torch.ops.float8.experts_layout.default
 experts_forward = torch.ops.float8.experts_forward.default
@@ -294,7 +294,7 @@ class ExpertsFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         saved, layout, weight, rows, scales, *qt = ctx.saved_tensors
         (scales,) = parts_kept(ctx, scales)
-        want_x, want_weight, *_ = ctx.needs_input_grad
+        want_x, want_weight, *_ = wanted_grads(ctx)
         wanted = want_x | want_weight << 1
         rest = (ctx.grad_dtype, ctx.config, wanted, rows, scales, ctx.scale_layout)
         dx, dw = experts_backward(dy, saved, layout, weight, *ctx.sizes, *rest, *qt)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from float8.torch.contexts import wanted_grads
 from float8.torch.experts import ops
 
 
@@ -84,7 +85,7 @@ class Combine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         y, tokens, position, offs, row_scores = ctx.saved_tensors
-        want_y, want_scores, *_ = ctx.needs_input_grad
+        want_y, want_scores, *_ = wanted_grads(ctx)
         dy = dscores = None
         if want_y:
             dy = (grad.index_select(0, tokens) * row_scores[:, None]).to(grad.dtype)

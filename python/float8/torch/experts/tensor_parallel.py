@@ -22,13 +22,13 @@ from torch.autograd.function import once_differentiable
 from float8 import recipes
 from float8.recipes import Granularity, Scaling
 from float8.torch import _ops, _schemas, traced
+from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
 from float8.torch.experts import ops
 from float8.torch.experts.weight_casts import kept_in
 from float8.torch.parallel.sharded_operands import max_over_ranks, wait
 from float8.torch.ranks import collectives
 from float8.torch.ranks.agreement import agree_once
 from float8.torch.ranks.collectives import Operation
-from float8.torch.saved_tensors import keep_parts, parts_kept
 from float8.torch.shard.copy_layout import BLOCK
 from float8.torch.shard.gathered_weight import GatheredWeight
 
@@ -371,7 +371,7 @@ class _Linear(torch.autograd.Function):
             collectives.progress.begin(_BACKWARD)
         saved, layout, offs, inputs, weight, amax, row_amax, qt = ctx.saved_tensors
         config, dim, group = ctx.place
-        want_x, want_weight, *_ = ctx.needs_input_grad
+        want_x, want_weight, *_ = wanted_grads(ctx)
         if weight is not None and want_x:
             operand = _operand(weight, dy)
             _, qt = ops.experts_cast_over_ranks(operand, amax, row_amax, config, ctx.code)
@@ -436,7 +436,7 @@ class _FirstLinear(torch.autograd.Function):
         saved, layout, offs, weight, amax, state = ctx.saved_tensors
         amax, state = parts_kept(ctx, amax, state)
         config, dim, group, state_layout = ctx.place
-        want_x, want_weight, *_ = ctx.needs_input_grad
+        want_x, want_weight, *_ = wanted_grads(ctx)
         dy_amax = _amax(dy, offs, group) if dim == ROWS else None
         rest = (ctx.grad_dtype, config, want_x | want_weight << 1, None)
         of_state = (state, state_layout, None, None)

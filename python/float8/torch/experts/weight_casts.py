@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,33 @@ def refresh(weights: Sequence[Tensor], memory: Sequence[Tensor], like: Tensor, c
     torch.ops.float8.experts_refresh(first, *memory, like, config, *second)
 
 
+class OwnWeights:
+    """The weights that copies are kept of.
+
+    A forward with others, as `torch.func.functional_call` has them, does without the copies: casting those into the
+    same memory would change what a backward of an earlier forward reads. What takes a weight's place for good, as
+    load_state_dict(assign=True) does, is a weight of the copies once the former one is gone.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._references = [weakref.ref(each) for each in weights]
+
+    def are(self, weights: Sequence[Tensor]) -> bool:
+        """Tells whether these are the weights."""
+        for index, weight in enumerate(weights):
+            own = self._references[index]()
+            if own is not weight:
+                if own is not None:
+                    return False
+                self._references[index] = weakref.ref(weight)
+        return True
+
+    def may_be(self, weights: Sequence[Tensor]) -> bool:
+        """Tells the same to a graph of torch.compile, which remembers no weights."""
+        own = [each() for each in self._references]
+        return all(a is None or a is b for a, b in zip(own, weights, strict=True))
+
+
 class ExpertCast:
     """The copies of one weight of all experts, or of two that are computed as one (w1 and w3), which stay
     where they are.
@@ -69,6 +97,7 @@ class ExpertCast:
         self.dtype = dtype
         self._latest = dtype or weights[0].dtype  # x's type in the latest forward
         self._config = config
+        self.own = OwnWeights(weights)
         self._make(weights)
 
     def of(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Kept | None:
@@ -224,5 +253,9 @@ def kept_copies(module: Any, name: str, dtype: torch.dtype, *weights: Tensor) ->
 
     name: of the first weight.
     """
-    cast = getattr(module, "weight_casts", {}).get(name)
-    return None if cast is None else cast.of(weights, dtype)
+    cast: ExpertCast | None = getattr(module, "weight_casts", {}).get(name)
+    if cast is None:
+        return None
+    own = [getattr(module, each) for each in cast.names]
+    fits = cast.own.may_be(own) if torch.compiler.is_compiling() else cast.own.are(own)
+    return cast.of(weights, dtype) if fits else None

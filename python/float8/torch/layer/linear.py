@@ -204,12 +204,12 @@ class Float8Linear(BaseLinear):
             self.note_call()
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         bias = self.bias if self._config & recipes.BIAS else None
+        cast = self._weight_cast
+        copies = None if cast is None else cast.of(self, weight, input.dtype)
         if self._padding:
             self._check_sizes()
             pad = (0, self._padding)
             input, weight = functional.pad(input, pad), functional.pad(weight, pad)
-        cast = self._weight_cast
-        copies = None if cast is None else cast.of(self, input.dtype)
         scales, layout = self._scale_view, self._layout
         if scales is not None:
             scales = self.scales_on(weight.device)

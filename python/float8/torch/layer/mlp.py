@@ -194,9 +194,10 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: in
 
 
 def _of_layer(layer: Float8Linear, dtype: torch.dtype) -> Layer:
-    kept = None if layer._weight_cast is None else layer._weight_cast.of(layer, dtype)
-    scales = None if layer._scale_view is None else layer.scales_on(layer.weight.device)
-    return Layer(layer.weight, layer.bias, scales, *(kept or (None, None, None)))
+    weight, cast = layer.weight, layer._weight_cast
+    kept = None if cast is None else cast.of(layer, weight, dtype)
+    scales = None if layer._scale_view is None else layer.scales_on(weight.device)
+    return Layer(weight, layer.bias, scales, *(kept or (None, None, None)))
 
 
 def _shared_dim(child: Any) -> int | None:

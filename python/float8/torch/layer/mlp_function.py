@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _linear, _ops
-from float8.torch.saved_tensors import keep_parts, parts_kept, release_saved
+from float8.torch.contexts import keep_parts, parts_kept, release_saved, wanted_grads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,8 +94,9 @@ class MLPFunction(torch.autograd.Function):
         states = parts_kept(ctx, *of_layers[2::3])
         release_saved(ctx)
         fields = len(Layer._fields)
-        want_x = ctx.needs_input_grad[0]
-        wanted = [ctx.needs_input_grad[8 + i * fields : 10 + i * fields] for i in range(count)]
+        needs = wanted_grads(ctx)
+        want_x = needs[0]
+        wanted = [needs[8 + i * fields : 10 + i * fields] for i in range(count)]
 
         def linear(
             index: int, dy: torch.Tensor, x: Any, qt: Any, want: int, *dy_copies: Any

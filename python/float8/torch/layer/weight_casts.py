@@ -26,7 +26,12 @@ from float8.torch.experts.modules import (
     cast_together,
     weights_of,
 )
-from float8.torch.experts.weight_casts import CachedExperts, ExpertCast, cached_experts
+from float8.torch.experts.weight_casts import (
+    CachedExperts,
+    ExpertCast,
+    OwnWeights,
+    cached_experts,
+)
 from float8.torch.shard import weight_changes
 from float8.torch.shard.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.shard.weight_mesh import is_sharded_by_fsdp, layers_of, mesh_dims
@@ -51,17 +56,24 @@ class WeightCast:
         self.dtype = dtype
         self._latest = dtype  # x's type in the latest forward in eager mode
         self._config = layer._config & ~recipes.BIAS
+        self._own = OwnWeights([layer.weight])
         self._make(layer)
 
     def of(
-        self, layer: Float8Linear, dtype: torch.dtype
+        self, layer: Float8Linear, weight: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Returns the copies and their state for an x of that type, None where it does without."""
+        """Returns the copies and their state for an x of that type, None where it does without.
+
+        weight: that of the forward.
+        """
         if self.dtype is not None and dtype != self.dtype:
             return None
         if torch.compiler.is_compiling():
-            return (*self.copies, self.state) if layer.weight.device == self._device else None
-        if layer.weight.device != self._device:  # the model was moved
+            fits = weight.device == self._device and self._own.may_be([weight])
+            return (*self.copies, self.state) if fits else None
+        if not self._own.are([weight]):
+            return None
+        if weight.device != self._device:  # the model was moved
             self._make(layer)
         self._latest = dtype
         if weight_changes.checks_copies and not weight_changes.is_capturing(self.state):

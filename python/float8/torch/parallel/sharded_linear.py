@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _linear, _ops
+from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_operands as operands
 from float8.torch.parallel.sharded_grads import Call
 from float8.torch.parallel.sharded_operands import Copy, Gemm, Share, Sharing
 from float8.torch.ranks import collectives
-from float8.torch.saved_tensors import keep_parts, parts_kept
 from float8.torch.shard.gathered_ops import weight_gemm
 
 
@@ -313,7 +313,7 @@ class _Linear(torch.autograd.Function):
         call = ctx.call
         weight, x, scales, *copies = ctx.saved_tensors
         (scales,) = parts_kept(ctx, scales)
-        wanted = ctx.needs_input_grad[:3]
+        wanted = wanted_grads(ctx)[:3]
         if dy is None:  # only other linears of this x have a gradient
             others = dx_of_others
             scattered = None if others is None else grads.scatter_dx(others, ctx.x_shape, call)

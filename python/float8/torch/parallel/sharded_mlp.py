@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from float8.torch import _ops
+from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_linear as linears
 from float8.torch.parallel import sharded_operands as operands
 from float8.torch.parallel.sharded_grads import Call
 from float8.torch.parallel.sharded_operands import Copies, Share, Sharing, Slot
 from float8.torch.ranks import collectives
-from float8.torch.saved_tensors import keep_parts, parts_kept
 
 
 class Part(NamedTuple):
@@ -202,7 +202,7 @@ class _MLP(torch.autograd.Function):
         read, saved = _unpack(ctx.saved_tensors, len(given))
         parts = parts_kept(ctx, *(each.scales for each in saved))
         saved = [each._replace(scales=part) for each, part in zip(saved, parts, strict=True)]
-        needs = ctx.needs_input_grad
+        needs = wanted_grads(ctx)
         want_x = (needs[0], needs[1] if apart else needs[0])
         wanted = [needs[7 + 3 * i : 9 + 3 * i] for i in range(len(given))]
         want_h = any(want_x) or any(any(each) for each in wanted[:-1])
