@@ -218,7 +218,10 @@ class ScaleState(nn.Module):
         """Reduces the amaxes over the ranks of the group, and over those that share weights."""
         groups = [group or distributed.group.WORLD]
         if not self._agreed:
-            agreement.agree_once(groups[0], {"scales": self.words()}, self._live.device)
+            # Stages of a pipeline may have as many linears each, and no amaxes in common.
+            first = min(self._attached, key=lambda linear: linear._scale_index, default=None)
+            words = f"{self.words()}, the first of them {getattr(first, '_layer_name', '')!r}"
+            agreement.agree_once(groups[0], {"scales": words}, self._live.device)
             self._agreed = True
             # A rank may have loaded a checkpoint for the others.
             operation = Operation("the first comparison of the histories of delayed scaling")

@@ -210,6 +210,11 @@ def _first_gather(mesh: Any, rank: int, world: int, what: str) -> None:
         model(x).sum().backward()
         words = "rank 1 differs in scales: it has 2 linears of recipe delayed, history 4, margin 0"
         _expect(words, 1, lambda: f8.sync_float8_amax_and_scale_history(model))
+        stage: Any = nn.Sequential(nn.Identity(), *_model()[:1]) if own else _model()[:1]
+        f8.convert_to_float8_training(stage, config=f8.LinearConfig("delayed", emulate=True))
+        stage(x).sum().backward()
+        words = "the first of them '1', and rank 0 has 1 linears"
+        _expect(words, 1, lambda: f8.sync_float8_amax_and_scale_history(stage))
 
 
 @pytest.mark.parametrize("what", ("recipe", "shape", "shard", "scales"))

@@ -42,6 +42,8 @@ _REMEDY = {
     "table": "give all ranks one tuning table with float8.torch.agree(table=...)",
     "plans": "call float8.torch.agree before the first step and before float8.torch.prepare",
     "layers": "build and convert the model in the same way on all ranks",
+    "scales": "build and convert the model in the same way on all ranks, and where ranks are stages of a pipeline, "
+    "give the sync the group of those with the same stage",
     "experts": "give all ranks of the group as many experts of one size, one recipe, the same options and a like x",
     "shards": "shard the weights with fully_shard alone",
     "inputs": "give all ranks that share a weight the same batch",
