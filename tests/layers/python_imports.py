@@ -12,7 +12,7 @@ GROUND = ("_schemas", "contexts", "pipelines", "norm_casts", "shared_casts", "_o
 ROOMS = ("ranks", "scale_home", "scales", "step_sync", "shard", "parallel", "experts", "layer", "optim", "checks", "functional", "__init__")
 LATE = {
     ("layer.linear", "parallel.tensor_parallel"),
-    ("layer.mlp", "parallel.tensor_parallel"),
+    ("layer.mlps.mlp", "parallel.tensor_parallel"),
     ("_ops", "shared_casts"),
     ("attention", "attention_dtensors"),
     ("varlen", "attention_dtensors"),

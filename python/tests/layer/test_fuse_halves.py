@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import float8.torch as f8
-from float8.torch.layer import mlp_function
+from float8.torch.layer.mlps import mlp_function
 
 Config = Callable[..., f8.LinearConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:float8. fuse left")

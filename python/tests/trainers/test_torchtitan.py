@@ -24,7 +24,7 @@ from torch import nn
 
 import float8.torchao
 from float8.torch import Float8Linear
-from float8.torch.layer.mlp import FusedMLP
+from float8.torch.layer.mlps.mlp import FusedMLP
 
 STEPS = 6
 

@@ -19,9 +19,10 @@ from float8.torch.classes import (
     note_forward,
     subclass,
 )
-from float8.torch.layer import mlp_code, mlp_trial, norm_layers, rotary_layers
+from float8.torch.layer import norm_layers, rotary_layers
 from float8.torch.layer.linear import check_switches
-from float8.torch.layer.mlp import (
+from float8.torch.layer.mlps import mlp_code, mlp_trial
+from float8.torch.layer.mlps.mlp import (
     ACTIVATION_MODULES,
     Beside,
     FusedMLP,
@@ -32,8 +33,8 @@ from float8.torch.layer.mlp import (
     obstacle_beside,
     obstacle_of_children,
 )
-from float8.torch.layer.mlp_code import Known
-from float8.torch.layer.mlp_function import APART, GATE_FIRST, UP_FIRST
+from float8.torch.layer.mlps.mlp_code import Known
+from float8.torch.layer.mlps.mlp_function import APART, GATE_FIRST, UP_FIRST
 from float8.torch.shard.weight_mesh import mesh_dims
 
 _registered: dict[type[nn.Module], Known] = {}

@@ -18,11 +18,11 @@ from float8 import recipes
 from float8.torch import _linear, _ops, notices, traced
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import Made, code_was_replaced
-from float8.torch.layer import mlp_function
 from float8.torch.layer.linear import Float8Linear, is_exporting
-from float8.torch.layer.mlp_function import Layer
-from float8.torch.layer.symbol_run import result_of
-from float8.torch.layer.symbols import Symbol, activation_in
+from float8.torch.layer.mlps import mlp_function
+from float8.torch.layer.mlps.mlp_function import Layer
+from float8.torch.layer.mlps.symbol_run import result_of
+from float8.torch.layer.mlps.symbols import Symbol, activation_in
 from float8.torch.parallel import style_hooks
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from float8.torch.layer.symbols import (
+from float8.torch.layer.mlps.symbols import (
     Call,
     Symbol,
     called,

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from float8.torch.base_linear import is_float8
-from float8.torch.layer.mlp import Names, child_of
-from float8.torch.layer.mlp_function import APART, UP_FIRST
+from float8.torch.layer.mlps.mlp import Names, child_of
+from float8.torch.layer.mlps.mlp_function import APART, UP_FIRST
 
 _ACTIVATIONS: dict[str, Any] = {
     "silu": functional.silu,

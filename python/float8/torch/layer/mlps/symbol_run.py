@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from float8.torch.layer.symbols import Symbol, attribute_of_self, is_device_type, object_of
+from float8.torch.layer.mlps.symbols import Symbol, attribute_of_self, is_device_type, object_of
 
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # A forward with one of these flags is called in another way than by x alone.

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from float8.torch.layer.symbol_run import Run
+    from float8.torch.layer.mlps.symbol_run import Run
 
 # Methods and functions of these names make pieces, of which a forward takes two.
 _PIECES = ("chunk", "split", "unbind")

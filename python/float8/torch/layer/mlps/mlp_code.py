@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn import functional
 
-from float8.torch.layer.halves import half_of
-from float8.torch.layer.mlp import Beside, Names, activation_of, attribute_of, child_of
-from float8.torch.layer.mlp_function import APART, GATE_FIRST, UP_FIRST
-from float8.torch.layer.symbol_run import Run, result_of
-from float8.torch.layer.symbols import (
+from float8.torch.layer.mlps.halves import half_of
+from float8.torch.layer.mlps.mlp import Beside, Names, activation_of, attribute_of, child_of
+from float8.torch.layer.mlps.mlp_function import APART, GATE_FIRST, UP_FIRST
+from float8.torch.layer.mlps.symbol_run import Run, result_of
+from float8.torch.layer.mlps.symbols import (
     Called,
     Symbol,
     activation_in,
