@@ -214,11 +214,6 @@ def pack(
     return bits | sum(bit for bit, is_set in flags.items() if is_set)
 
 
-def of_frozen_weight(config: int) -> int:
-    """Returns the config of a linear whose weight has no gradient, of what pack() has returned."""
-    return (config | FROZEN) & ~READS_X
-
-
 @functools.cache
 def granularities_of_weights(config: int) -> tuple[Granularity, Granularity]:
     """Returns the granularities of the weight's casts for output and grad_input, of what pack() has returned."""

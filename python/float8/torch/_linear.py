@@ -186,7 +186,9 @@ def of_frozen_weight(config: int, scales: torch.Tensor | None) -> int:
     A custom recipe with delayed scaling keeps its own, since its scales may be of other copies.
     """
     is_custom = not config & recipes.NAME
-    return config if is_custom and scales is not None else recipes.of_frozen_weight(config)
+    if is_custom and scales is not None:
+        return config
+    return (config | recipes.FROZEN) & ~recipes.READS_X
 
 
 def refuse(x: torch.Tensor, weight: torch.Tensor, words: str = "") -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from float8.recipes import Granularity, Recipe, Scaling
-from float8.torch import notices
+from float8.torch import notices, traced
 from float8.torch.ranks import collectives
 from float8.torch.shard import weight_changes
 from float8.torch.shard.expert_casts import cast_experts
@@ -408,6 +408,7 @@ def unsharded(layer: Any) -> Iterator[Tensor | None]:
         group.reshard()
 
 
+@traced.untraced  # what gathers remember of the casts is no part of a graph
 @torch.no_grad()
 def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     """Casts the sharded weights of the linears and experts in fp8 below `module`, for the next step.

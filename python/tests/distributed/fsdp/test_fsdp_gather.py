@@ -114,6 +114,32 @@ def test_activation_checkpointing_and_compile(tmp_path: Any) -> None:
     ranks.spawn(_composed, 2, tmp_path)
 
 
+def _whole_step(mesh: Any, rank: int, world: int) -> None:
+    """A compiled step has the precompute in it, which is no part of its graphs."""
+    torch.manual_seed(rank)
+    x = torch.randn(16, 64, device=ranks.device)
+    losses = []
+    for compiled in (False, True):
+        model = shard(mlp("tensorwise", 80, True), mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+        def step(model: Any = model, optimizer: Any = optimizer) -> Any:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            f8.precompute_float8_dynamic_scale_for_fsdp(model)
+            return loss.detach()
+
+        call = torch.compile(step, backend="aot_eager") if compiled else step
+        losses.append(torch.stack([call() for _ in range(4)]))
+    assert torch.equal(*losses) and losses[0].unique().numel() == 4
+
+
+def test_a_compiled_step_with_its_precompute(tmp_path: Any) -> None:
+    ranks.spawn(_whole_step, 2, tmp_path)
+
+
 def _replicated(_: Any, rank: int, world: int) -> None:
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
     torch.manual_seed(1)

@@ -15,7 +15,14 @@ from torch import nn
 from torch.nn import functional
 
 from float8.torch.layer.mlps.halves import half_of
-from float8.torch.layer.mlps.mlp import Beside, Names, activation_of, attribute_of, child_of
+from float8.torch.layer.mlps.mlp import (
+    ACTIVATION_MODULES,
+    Beside,
+    Names,
+    activation_of,
+    attribute_of,
+    child_of,
+)
 from float8.torch.layer.mlps.mlp_function import APART, GATE_FIRST, UP_FIRST
 from float8.torch.layer.mlps.symbol_run import Run, result_of
 from float8.torch.layer.mlps.symbols import (
@@ -64,7 +71,7 @@ def _known_of_its_own(module: nn.Module) -> Known | None:
     except Exception:
         return None
     known = _known_of(module, y)
-    if known is None:
+    if known is None or (run.entered and not _has_activation(module, known)):
         return None
     beside = known.beside._replace(
         around=tuple(run.entered),
@@ -94,6 +101,13 @@ def _is_stepped_into(child: nn.Module) -> bool:
     has_none = next(child.parameters(), None) is None
     is_of_torch = type(child).__module__.startswith("torch.nn.")
     return has_none and not is_of_torch and activation_of(child) is None
+
+
+def _has_activation(module: nn.Module, known: Known) -> bool:
+    """Tells whether an activation is between the linears, fused or not: two blocks with a norm between them are no MLP."""
+    child = attribute_of(module, known.beside.activation or "")
+    is_one = activation_of(child) is not None or type(child).__module__ in ACTIVATION_MODULES
+    return known.activation is not None or is_one
 
 
 def why_unknown(cls: type[nn.Module]) -> str:
