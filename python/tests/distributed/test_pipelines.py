@@ -81,6 +81,9 @@ def _schedules(mesh: Any, rank: int, world: int) -> None:
     _train("delayed", False, "ScheduleInterleaved1F1B")
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="this PyTorch sends what a rank's own stages exchange"
+)
 def test_schedules_have_the_gradients_of_plain_steps(tmp_path: Any) -> None:
     ranks.spawn(_schedules, 1, tmp_path)
 

@@ -178,19 +178,19 @@ def test_a_sync_in_a_compiled_step_counts(config: Config) -> None:
     """The linears scale as in an eager loop, and not dynamically as in a first step."""
     models: list[Any] = [model_of(config) for _ in range(2)]
 
-    def step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
         loss = model(x).float().square().sum()
         loss.backward()
         f8.sync_float8_amax_and_scale_history(model)
-        optimizer.step()
-        optimizer.zero_grad()
         return loss  # type: ignore[no-any-return]
 
     compiled = torch.compile(step, backend="aot_eager")
     optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in models]
     for x in batches(models[0]):
-        eager, other = step(models[0], optimizers[0], x), compiled(models[1], optimizers[1], x)
-        assert torch.equal(eager, other)
+        assert torch.equal(step(models[0], x), compiled(models[1], x))
+        for each in optimizers:  # in a graph of some releases of PyTorch it rounds otherwise
+            each.step()
+            each.zero_grad()
     assert torch.equal(*(each.float8_scales.state for each in models))
 
 
