@@ -64,8 +64,8 @@ typedef struct float8_linear_desc {
   /* Nonzero: qt of a w.fp8 may lie in shards, which grad_input reads in place. FLOAT8_UNSUPPORTED
    * where cuBLASLt is the choice for grad_input, since it reads one piece. */
   int32_t weight_shards;
-  /* Nonzero: a frozen weight; no backward will ask for dw, so that x and dy have no copy for it and forward
-   * saves none of x. */
+  /* Nonzero: a frozen weight; no backward will ask for dw, so that x and dy have no copy for it, and no
+   * delayed scale of one, and forward saves none of x. */
   int32_t no_grad_weight;
 } float8_linear_desc;
 

@@ -119,11 +119,13 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   EXPECT_FALSE(got.bias);
   EXPECT_FALSE(got.accumulate_grad_weight);
   EXPECT_TRUE(got.needs_grad_input);
+  EXPECT_TRUE(got.needs_grad_weight);
   EXPECT_EQ(got.grad_weight_dtype, Dtype::kBf16);
   EXPECT_EQ(got.tensor_dtype, Dtype::kBf16);
   desc.bias = 1;
   desc.accumulate_grad_weight = 1;
   desc.no_grad_input = 1;
+  desc.no_grad_weight = 1;
   desc.grad_weight_dtype = FLOAT8_F32;
   desc.tensor_dtype = FLOAT8_F16;
   EXPECT_FALSE(got.recompute);
@@ -141,6 +143,7 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   EXPECT_TRUE(got.bias);
   EXPECT_TRUE(got.accumulate_grad_weight);
   EXPECT_FALSE(got.needs_grad_input);
+  EXPECT_FALSE(got.needs_grad_weight);
   EXPECT_EQ(got.grad_weight_dtype, Dtype::kF32);
   EXPECT_EQ(got.tensor_dtype, Dtype::kF16);
   EXPECT_TRUE(got.recompute);

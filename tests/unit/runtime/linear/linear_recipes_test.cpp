@@ -316,7 +316,7 @@ TEST_P(AnyRecipe, AFrozenWeightHasNoGradient) {
   // What forward keeps of x is for the weight's gradient.
   EXPECT_EQ(s.linear->saved_bytes(), s.linear->saved_bytes(false, true));
   EXPECT_EQ(s.linear->saved_bytes(), whole.linear->saved_bytes(false, true));
-  EXPECT_EQ(s.linear->scale_slots().size(), whole.linear->scale_slots().size());
+  EXPECT_LE(s.linear->scale_slots().size(), whole.linear->scale_slots().size());
   run_step(s);
   EXPECT_EQ(s.y.bf16(), whole.y.bf16());
   EXPECT_EQ(s.dx.bf16(), whole.dx.bf16());
