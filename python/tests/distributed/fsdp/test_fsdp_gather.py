@@ -91,6 +91,7 @@ def _composed(mesh: Any, rank: int, world: int) -> None:
         expect_equal_steps(models, torch.randn(world, 16, 80)[rank])
         own, other = (model.counter.frame_count for model in models)
         assert own == other, (own, other)
+    _expect_whole_step(mesh, rank)
 
 
 def _compiled(mesh: Any, gather: bool, kind: type[nn.Sequential]) -> nn.Module:
@@ -114,7 +115,7 @@ def test_activation_checkpointing_and_compile(tmp_path: Any) -> None:
     ranks.spawn(_composed, 2, tmp_path)
 
 
-def _whole_step(mesh: Any, rank: int, world: int) -> None:
+def _expect_whole_step(mesh: Any, rank: int) -> None:
     """A compiled step has the precompute in it, which is no part of its graphs."""
     torch.manual_seed(rank)
     x = torch.randn(16, 64, device=ranks.device)
@@ -134,10 +135,6 @@ def _whole_step(mesh: Any, rank: int, world: int) -> None:
         call = torch.compile(step, backend="aot_eager") if compiled else step
         losses.append(torch.stack([call() for _ in range(4)]))
     assert torch.equal(*losses) and losses[0].unique().numel() == 4
-
-
-def test_a_compiled_step_with_its_precompute(tmp_path: Any) -> None:
-    ranks.spawn(_whole_step, 2, tmp_path)
 
 
 def _replicated(_: Any, rank: int, world: int) -> None:
