@@ -53,15 +53,18 @@ def _share(
 
     owner: the linear's module. source: the x that it was called with, before any change of type.
     """
-    config &= ~recipes.BIAS
-    key = (source._version, x.dtype, config, save, _place(x))
+    config &= ~(recipes.BIAS | recipes.FROZEN | recipes.READS_X)
+    key = (source._version, x.dtype, config, _place(x))
     latest = SharedInput.latest
     if latest is not None and latest.x() is source and latest.key == key:
         if latest.q is None and (first := latest.owner()) is not None:
             first.shares_input = True
-        return latest.q, latest.qt
-    latest = SharedInput.latest = SharedInput(owner, source, key)
-    if owner.shares_input:
+        # A linear with a frozen weight, which needs q alone, may have been the first.
+        casts = save and latest.q is not None and latest.qt is None
+    else:
+        latest = SharedInput.latest = SharedInput(owner, source, key)
+        casts = owner.shares_input
+    if casts:
         latest.q, latest.qt = _quantize_input(x, config, save)
     return latest.q, latest.qt
 
@@ -152,6 +155,7 @@ class LinearFunction(torch.autograd.Function):
             x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, w_state
         )
         kept = x if config & recipes.READS_X else None
+        x_qt = None if config & recipes.FROZEN else x_qt
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         keep_parts(ctx, scales)
         ctx.config = config

@@ -85,6 +85,42 @@ def test_x_is_cast_once(recipe: str, model: nn.Module, x: torch.Tensor, config: 
     assert same(first, second)
 
 
+class Adapted(nn.Module):
+    """Frozen linears with adapters, one behind the other, as LoRA's over query and key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bases = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.adapters = nn.ModuleList(nn.Linear(64, 16, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = [
+            base(x).unflatten(-1, (4, 16)) * adapter(x).unsqueeze(-2)
+            for base, adapter in zip(self.bases, self.adapters, strict=True)
+        ]
+        y: torch.Tensor = made[0] + made[1]
+        return y
+
+
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_frozen_linears_and_adapters_share_x(
+    recipe: str, device: str, x: torch.Tensor, config: Config
+) -> None:
+    model = Adapted().to(device, torch.bfloat16)
+    f8.convert_to_float8_training(model, config=config(recipe))
+    model.bases.requires_grad_(False)
+
+    def trained() -> list[torch.Tensor]:
+        y, dx, *grads = step(model, x)
+        return [y, dx, *(each for each in grads if each is not None)]
+
+    first = trained()  # every linear casts x itself
+    with Calls() as calls:
+        second = trained()
+    assert casts(calls) == (2, 4)  # q for the first one, and both copies for the others
+    assert same(first, second)
+
+
 @pytest.mark.parametrize("recompute", (False, True))
 @pytest.mark.parametrize("recipe", DYNAMIC)
 def test_compiled_casts_are_merged(
