@@ -20,10 +20,12 @@ typedef enum float8_copies {
   FLOAT8_QT_ALONE =
       2, /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
   /* q of an input, for linears with recompute. Their backward casts the input again, and needs the
-   * tensor's scale for that, if it has one: it lies apart, in the place of qt. */
+   * tensor's scale for that, if it has one: it lies apart, in the place of qt. There lie also the maxima of the
+   * columns of what is computed from x (float8_source), fp32 [cols], where q has a scale of each row and qt of each
+   * column: the launch that finds those of rows finds them too. The view has them as qt_inverse_scale. */
   FLOAT8_Q_FOR_RECOMPUTE = 3,
   /* qt of such an input, made in backward for all linears that read it: they are given it by x.fp8, and
-   * cast nothing. Calls are given the view of q by x.fp8, whose scale is taken. Not in lists. */
+   * cast nothing. Calls are given the view of q by x.fp8, whose scale or maxima are taken. Not in lists. */
   FLOAT8_QT_FOR_RECOMPUTE = 4
 } float8_copies;
 
@@ -58,8 +60,8 @@ typedef enum float8_source {
    * their places, with the scales of both. `grad` is [rows][cols / 2], and there is no `up`. Scales of a tensor or of rows
    * need two launches, which both compute the gradients. Not with over_ranks. */
   FLOAT8_MERGED_GLU_BACKWARD = 7,
-  FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST =
-      8 /* the same where up is the first half, and gate the second */
+  /* The same where up is the first half, and gate the second. */
+  FLOAT8_MERGED_GLU_BACKWARD_UP_FIRST = 8
 } float8_source;
 
 /* The activation of an MLP, of which the last step alone is rounded; the same bits on every device. */

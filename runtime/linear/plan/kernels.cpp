@@ -79,7 +79,7 @@ class Planner {
   }
 
   // Names the operands: "x", or "x.q" where the tensor's copies are cast apart.
-  static void complete(KernelPass& pass, const std::vector<FusedCast>& all) {
+  void complete(KernelPass& pass, const std::vector<FusedCast>& all) const {
     for (FusedCast& cast : pass.casts) {
       cast.operand = kTensorNames[static_cast<size_t>(cast.tensor)];
       if (std::ranges::count(all, cast.tensor, &FusedCast::tensor) > 1) {
@@ -88,6 +88,14 @@ class Planner {
       pass.operands += (pass.operands.empty() ? "" : ",") + cast.operand;
     }
     pass.amax = amax_before(pass.cast);
+    if (kernels_.keeps_column_amax && pass.casts.front().tensor == Tensor::kInput) {
+      if (!pass.cast.q) {
+        pass.amax.reset();
+      } else {
+        pass.amax->col = true;
+      }
+      return;
+    }
     if (pass.amax && can_be_one_launch(pass.cast)) {
       pass.one_launch = pass.cast;
       pass.one_launch->one_launch = true;
@@ -188,6 +196,13 @@ bool Copies::share_scale() const {
 
 bool Copies::share_dynamic_scale() const {
   return share_scale() && q->scaling == Scaling::kDynamic;
+}
+
+bool Copies::have_dynamic_axes() const {
+  const auto is_one = [](const std::optional<CastSetting>& copy) {
+    return copy && copy->granularity == Granularity::kAxis && copy->scaling == Scaling::kDynamic;
+  };
+  return is_one(q) && is_one(qt);
 }
 
 Result<LinearKernels> linear_kernels(const LinearDesc& desc) {

@@ -30,6 +30,8 @@ struct Copies {
   [[nodiscard]] bool share_scale() const;
   // That scale is found in each cast.
   [[nodiscard]] bool share_dynamic_scale() const;
+  // q has a scale of each row and qt of each column, which are found in each cast.
+  [[nodiscard]] bool have_dynamic_axes() const;
 };
 
 // The copies that a call makes, as a set of bits: q and qt of x, of w and of dy.
@@ -60,6 +62,8 @@ struct LinearKernels {
   Dtype tensor_dtype = Dtype::kBf16;
   bool recompute = false;
   std::array<bool, 3> keeps = {};  // see keeps_scale; indexed by Tensor
+  // The launch before a cast of q finds the maxima of columns too, and a cast of qt takes them from there.
+  bool keeps_column_amax = false;
   bool hold = false;
   bool count = false;
   bool noop_flag = false;  // casts do nothing where a flag of the call holds 1

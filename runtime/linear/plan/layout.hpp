@@ -55,7 +55,7 @@ struct TensorBuffers {
   Ref x = {};
   int64_t rows = 0;  // 0: the call's m
   int64_t cols = 0;
-  Ref row_amax = {}, col_amax = {}, amax = {};  // in the amax buffer
+  Ref row_amax = {}, col_amax = {}, amax = {};  // in the amax buffer; columns' may be kept elsewhere
   Ref tile_amax = {}, partials = {};
   Ref block_amax = {};  // of a shard that cuts blocks
   Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};
@@ -129,7 +129,7 @@ struct LinearLayout {
 
 // A tensor that is cast alone: its buffers, and the bytes of the workspace and of its copies, which
 // may lie apart. `whole_rows` is not 0 for a shard of so many rows, which cuts blocks: scales of
-// 128x128 blocks are those of the whole then. `scale_apart`: q's scale lies in qt's place.
+// 128x128 blocks are those of the whole then. `scale_apart`: q's scale lies in qt's place, as do kept maxima of columns.
 struct QuantizerLayout {
   Ref sync = Slot::kLaunchCounts;
   Ref first, amax;

@@ -70,7 +70,9 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, size_t of_step
   bool raises = false;
   for (const auto& [amax, cast, fused] : passes) {
     if (!amax || source_.given_maxima) continue;
-    tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->of, rows, cols));
+    if (!source_.keeps_columns) {
+      tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->of, rows, cols));
+    }
     raises = raises || raises_words(amax->of);
     if (amax->of.tensor) partials = amax_partials(rows, cols, sm_count);
   }
@@ -79,12 +81,17 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, size_t of_step
   (void)take(reserved);
   AmaxWords words({Slot::kWorkspace, arena.size()});
   if (!source_.given_maxima) {
+    const Ref first = words.take(0);
     for (TensorBuffers& at : tensors) {
-      at.col_amax = words.take(cols);
+      if (!source_.keeps_columns) at.col_amax = words.take(cols);
       at.amax = words.take(AmaxWords::kTensor);
     }
     for (TensorBuffers& at : tensors) at.row_amax = words.take(rows);
-    clear_ = clear_amax(tensors.front().col_amax, tensors.back().row_amax, 0);
+    clear_ = clear_amax(first, tensors.back().row_amax, 0);
+    if (source_.keeps_columns) {
+      const Ref kept = tensors.front().col_amax;
+      clear_columns_ = clear_amax(kept, kept, cols);
+    }
     (void)take(raises ? words.bytes() : 0);
     for (TensorBuffers& at : tensors) {
       at.tile_amax = take(tile_bytes);
@@ -138,7 +145,8 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
               .operands = {}};
     for (size_t t = 0; t < used.size(); ++t) {
       made.operands[t] = cast_operand(fused, used[t], Slot::kAmax);
-      made.operands[t].tile_amax = source.given_maxima ? Ref{} : used[t].tile_amax;
+      const bool by_tiles = !source.given_maxima && !source.keeps_columns;
+      made.operands[t].tile_amax = by_tiles ? used[t].tile_amax : Ref{};
     }
     (i < of_step ? all.casts_ : all.first_).push_back(made);
   }
@@ -235,10 +243,12 @@ Status ComputedCasts::run(const Context::State& context, const ComputedCall& cal
     const std::span operands = std::span(all).first(tensors_of(source_.source));
     if (pass.amax != nullptr && !source_.given_maxima) {
       const auto& spec = std::get<codegen::ComputedAmaxSpec>(pass.amax->spec).of;
-      if (!fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
+      if (source_.keeps_columns || !fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
         for (QuantizeOperand& operand : operands) operand.tile_amax = nullptr;
         if (raises_words(spec) && !std::exchange(cleared, true)) {
-          F8_TRY(clear_({.context = context, .call = call.first, .stream = stream}));
+          const LaunchTarget to{.context = context, .call = call.first, .stream = stream};
+          F8_TRY(clear_(to));
+          if (source_.keeps_columns) F8_TRY(clear_columns_(to));
         }
       }
       F8_TRY(find_maxima(context, pass, call, operands, stream));

@@ -79,6 +79,8 @@ float8_tensor tensor_view(const Fp8Refs& refs, const CallArguments& call, int64_
     view.qt_inverse_scale = call.at<float>(refs.qt_inverse);
     view.ld_qt = row_pitch(rows);
     view.qt_setting = cast_setting(*copies.qt);
+  } else if (refs.qt_inverse.slot() != 0) {
+    view.qt_inverse_scale = call.at<float>(refs.qt_inverse);
   }
   return view;
 }

@@ -104,6 +104,8 @@ Status Quantizer::lay_out(int sm_count) {
   kernels_.from_f32 = desc_.f32_source;
   Copies& copies = kernels_.copies[static_cast<size_t>(desc_.operand)];
   const bool scale_apart = desc_.scale_apart && copies.share_dynamic_scale();
+  kernels_.keeps_column_amax = desc_.source != CastSource::kPlain &&
+                               (desc_.scale_apart || desc_.recast) && copies.have_dynamic_axes();
   if (!desc_.q) copies.q.reset();
   if (!desc_.qt) copies.qt.reset();
   if (!copies.q && !copies.qt) {
@@ -290,11 +292,16 @@ Status Quantizer::plan_computed() {
   // Gradients in the workspace would be cast by a kernel that leaves the sums of one tensor.
   const bool less_workspace =
       desc_.less_workspace || (desc_.column_sums && desc_.source == CastSource::kGluBackward);
+  const bool kept = kernels_.keeps_column_amax;
   computed_ = F8_TRY(ComputedCasts::plan(*context_, kernels_, copies_of(desc_),
                                          layout_.tensors.of(desc_.operand), desc_.rows,
                                          over_ranks ? 0 : layout_.first.offset(),
-                                         {computed_of(desc_.source), desc_.activation,
-                                          desc_.column_sums, over_ranks, less_workspace}));
+                                         {.source = computed_of(desc_.source),
+                                          .activation = desc_.activation,
+                                          .sums = desc_.column_sums,
+                                          .given_maxima = over_ranks || (kept && desc_.recast),
+                                          .keeps_columns = kept && desc_.scale_apart,
+                                          .less_workspace = less_workspace}));
   return {};
 }
 
@@ -376,6 +383,8 @@ void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
   if (kernels_.keeps_scale(desc_.operand)) {
     // A tensor's inverse scale follows its scale.
     to.set(Slot::kInputScale, call.x.fp8->q_inverse_scale - kernels::kInverse);
+  } else if (reads_kept()) {
+    to.set(Slot::kInputScale, call.x.fp8->qt_inverse_scale);
   }
   set_copies(call.tensor.data, call.transposed.data, to);
   to.set(Slot::kCounters, call.counters);

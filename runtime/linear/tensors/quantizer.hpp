@@ -42,8 +42,9 @@ struct QuantizerDesc {
   bool count = false;
   bool q = true;  // the copies that are made, of those that the recipe has
   bool qt = true;
-  bool scale_apart = false;  // of q alone: the tensor's scale lies in qt's place
-  bool recast = false;       // of qt alone: by the tensor's scale, which such a q left
+  // Of q alone: in qt's place lie the tensor's scale or, where the source is computed, the maxima of its columns.
+  bool scale_apart = false;
+  bool recast = false;  // of qt alone: by what such a q left
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows, or of some columns
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
@@ -130,6 +131,10 @@ class Quantizer {
   [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_scale_apart() const;
+  // Tells whether a call takes what forward's cast left for it: the tensor's scale, or the maxima of columns.
+  [[nodiscard]] bool reads_kept() const {
+    return kernels_.keeps_scale(desc_.operand) || (kernels_.keeps_column_amax && desc_.recast);
+  }
   [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
   [[nodiscard]] Status check_computed() const;
   [[nodiscard]] bool casts_gradients() const;  // that are computed

@@ -15,14 +15,16 @@ bool Quantizer::over_ranks(const QuantizeCall& call) {
 }
 
 Status Quantizer::check_kept_scale(const QuantizeCall& call) const {
-  if (!kernels_.keeps_scale(desc_.operand) ||
-      (call.x.fp8 != nullptr && call.x.fp8->q_inverse_scale != nullptr)) {
+  const float8_tensor* const q = call.x.fp8;
+  const bool columns = kernels_.keeps_column_amax;
+  if (!reads_kept() ||
+      (q != nullptr && (columns ? q->qt_inverse_scale : q->q_inverse_scale) != nullptr)) {
     return {};
   }
   return fail(ErrorCode::kInvalidArgument,
-              "{}.x.fp8 has no q_inverse_scale; qt takes the scale of the q that "
-              "FLOAT8_Q_FOR_RECOMPUTE made: give its float8_quantizer_view",
-              kArgs);
+              "{}.x.fp8 has no {}; qt takes what FLOAT8_Q_FOR_RECOMPUTE left with q: give its "
+              "float8_quantizer_view",
+              kArgs, columns ? "qt_inverse_scale" : "q_inverse_scale");
 }
 
 Status Quantizer::check_factors(const QuantizeCall& call, bool cast) const {
@@ -212,6 +214,9 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   add_operands(memory, call);
   if (kernels_.keeps_scale(desc_.operand)) {
     memory.add("x.fp8", call.x.fp8->q_inverse_scale, sizeof(float), Access::kRead, sizeof(float));
+  } else if (reads_kept()) {
+    memory.add("x.fp8", call.x.fp8->qt_inverse_scale,
+               static_cast<size_t>(desc_.cols) * sizeof(float), Access::kRead, sizeof(float));
   }
   memory.add("norm_weight", call.norm_weight,
              static_cast<size_t>(desc_.cols) * size_bytes(desc_.dtype), Access::kRead);

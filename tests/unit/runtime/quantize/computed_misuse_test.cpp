@@ -133,6 +133,25 @@ TEST_F(ComputedMisuse, CallsThatCannotBe) {
   EXPECT_TRUE(cuda_.launches.empty());
 }
 
+// A cast of qt reads what the cast of q left for it.
+TEST_F(ComputedMisuse, ACastAgainNeedsTheMaximaOfColumns) {
+  QuantizerDesc of_qt = desc("rowwise");
+  of_qt.q = false;
+  of_qt.recast = true;
+  const auto quantizer = Quantizer::plan(context_, of_qt).value();
+  Buffer gate(32 * 64 * 2), up(32 * 64 * 2), tensor(quantizer->tensor_bytes()), scratch(1024);
+  const QuantizeCall good{.rows = 32,
+                          .x = {gate.data()},
+                          .up = {up.data()},
+                          .tensor = {tensor.data()},
+                          .workspace = {scratch.data()}};
+  const float8_tensor without{.rows = 32, .cols = 64};
+  const std::tuple<std::function<void(QuantizeCall&)>, std::string_view> cases[] = {
+      {[](QuantizeCall&) {}, "x.fp8 has no qt_inverse_scale"},
+      {[&](QuantizeCall& call) { call.x.fp8 = &without; }, "x.fp8 has no qt_inverse_scale"}};
+  refused_calls(*quantizer, good, cases, tensor);
+}
+
 TEST_F(ComputedMisuse, CallsOfANormThatCannotBe) {
   QuantizerDesc of_norm = desc("blockwise");
   of_norm.source = CastSource::kRmsNorm;
