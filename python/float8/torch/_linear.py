@@ -7,11 +7,16 @@ import weakref
 from typing import Any, ClassVar
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    wanted_grads,
+    wants_gradient,
+)
 
 
 class SharedInput:
@@ -249,9 +254,7 @@ def linear(
     weight_cast: the weight's kept copies in fp8 and their state (weight_casts.py).
     """
     trains = weight.requires_grad
-    save = torch.is_grad_enabled() and (
-        trains or x.requires_grad or (bias is not None and bias.requires_grad)
-    )
+    save = wants_gradient(x, weight, bias)
     if save and not trains:
         config = of_frozen_weight(config, scales)
     trains = trains and save

@@ -18,6 +18,7 @@ from float8 import recipes
 from float8.torch import _linear, _ops, notices, traced
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import Made, code_was_replaced
+from float8.torch.contexts import wants_gradient
 from float8.torch.layer.linear import Float8Linear, is_exporting
 from float8.torch.layer.mlps import mlp_function
 from float8.torch.layer.mlps.mlp_function import Layer
@@ -170,7 +171,7 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: in
         x = of_autocast = x.detach().to(torch.get_autocast_dtype(device))
     first = layers[0]
     parameters = [p for each in layers for p in (each.weight, each.bias) if p is not None]
-    save = torch.is_grad_enabled() and any(each.requires_grad for each in (source, *parameters))
+    save = wants_gradient(source, *parameters)
     of_mode = first._compiled_config if torch.compiler.is_compiling() else first._config
     config = of_mode & ~recipes.BIAS
     try:
