@@ -185,7 +185,8 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: in
             x_qt = x_qt if keeps else None
         of = (_ops.ACTIVATIONS[activation], config, first._layout, halves)
         if not save:
-            return mlp_function.forward(x, x_q, x_qt, of, all_of, False)[0]
+            records = _linear.records_amaxes(all_of[0].scales)
+            return mlp_function.forward(x, x_q, x_qt, of, all_of, records)[0]
         flat = (each for of_one in all_of for each in of_one)
         return mlp_function.apply(source, of_autocast, x_q, x_qt, *of, *flat)  # type: ignore[no-any-return]
     except (RuntimeError, ValueError):
