@@ -183,7 +183,7 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: in
             keeps = save and mlp_function.keeps_input([e.config(config, True) for e in all_of[:-1]])
             x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, keeps)
             x_qt = x_qt if keeps else None
-        of = (_ops.ACTIVATIONS[activation], config, first._layout, halves)
+        of = (_ops.ACTIVATIONS[activation], config, first.layout_of_call(), halves)
         if not save:
             records = _linear.records_amaxes(all_of[0].scales)
             return mlp_function.forward(x, x_q, x_qt, of, all_of, records)[0]
