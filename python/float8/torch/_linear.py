@@ -7,11 +7,16 @@ import weakref
 from typing import Any, ClassVar
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    wanted_grads,
+    wants_gradient,
+)
 
 
 class SharedInput:
@@ -195,6 +200,15 @@ def of_frozen_weight(config: int, scales: torch.Tensor | None) -> int:
     return (config | recipes.FROZEN) & ~recipes.READS_X
 
 
+def records_amaxes(scales: torch.Tensor | None) -> bool:
+    """Tells whether a forward that needs no gradient records amaxes, as a frozen tower's below what trains.
+
+    Its scales would stay those of the step before it was frozen, and clip what grows. Evaluation, which changes
+    nothing, is under torch.no_grad.
+    """
+    return scales is not None and torch.is_grad_enabled()
+
+
 def refuse(x: torch.Tensor, weight: torch.Tensor, words: str = "") -> None:
     """Raises ValueError where a linear failed for its operands; `words` begin with the layer's name.
 
@@ -249,10 +263,9 @@ def linear(
     weight_cast: the weight's kept copies in fp8 and their state (weight_casts.py).
     """
     trains = weight.requires_grad
-    save = torch.is_grad_enabled() and (
-        trains or x.requires_grad or (bias is not None and bias.requires_grad)
-    )
-    if save and not trains:
+    save = wants_gradient(x, weight, bias)
+    records = save or records_amaxes(scales)
+    if records and not trains:
         config = of_frozen_weight(config, scales)
     trains = trains and save
     x_q = x_qt = None
@@ -267,6 +280,6 @@ def linear(
             x, weight, bias, scales, config, layout, x_q, x_qt, w_q, w_qt, w_state
         )
     y: torch.Tensor = call_forward(
-        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, False, w_state
+        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, records, w_state
     )[0]
     return y

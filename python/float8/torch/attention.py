@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops, notices, traced
+from float8.torch.contexts import once_differentiable, wants_gradient
 
 attention_forward = torch.ops.float8.attention_forward.default
 attention_dequantize = torch.ops.float8.attention_dequantize.default
@@ -369,6 +369,7 @@ def _apply(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     config = recipes.EMULATE if emulate else 0
     options = (factor, is_causal, window or 0, config, RECIPES.index(recipe))
+    wants_gradient(query, key, value)  # refuses what nobody computes
     return AttentionFunction.apply(query, key, value, *options, return_lse)  # type: ignore[no-untyped-call]
 
 

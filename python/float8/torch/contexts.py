@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable as _of_graph
+
+from float8.torch import traced
 
 _is_executed = torch._C._will_engine_execute_node
 
@@ -47,6 +53,83 @@ def wanted_grads(ctx: Any) -> tuple[bool, ...]:
     # The inputs that required a gradient have an edge each, in their order.
     edges = iter(wanted)
     return tuple(need and next(edges) for need in needs)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a backward whose gradients have none themselves: to ask for one is an error.
+
+    PyTorch's own decorator takes the gradients for constants where dy has no gradient, as in the backward of a sum, and
+    its error has no place in the graph of `torch.autograd.grad`: a gradient penalty would train nothing, without a word.
+    """
+    of_graph = _of_graph(backward)
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *grads: Any) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return of_graph(ctx, *grads)
+        with torch.no_grad():
+            made = backward(ctx, *grads)
+        made = made if isinstance(made, tuple) else (made,)
+        return _Refused.apply(made, *_leaves(ctx), *grads, *made)  # type: ignore[no-untyped-call]
+
+    return checked
+
+
+class _Refused(torch.autograd.Function):
+    """Gradients as they are, which depend on all other tensors that it is given in a way that nobody computes."""
+
+    @staticmethod
+    def forward(ctx: Any, made: tuple[Tensor | None, ...], *_: Tensor | None) -> Any:
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Any:
+        raise RuntimeError(
+            "float8: what computes in fp8 has no second derivatives: leave the layers that a gradient penalty goes "
+            "through in high precision, with module_filter_fn"
+        )
+
+
+def _leaves(node: Any) -> list[Tensor]:
+    """Returns the leaves of the graph below a node, of which its gradients may depend."""
+    found, seen, nodes = [], {node}, [node]
+    while nodes:
+        each = nodes.pop()
+        if isinstance(variable := getattr(each, "variable", None), Tensor):
+            found.append(variable)
+        new = {below for below, _ in each.next_functions if below is not None} - seen
+        seen |= new
+        nodes += new
+    return found
+
+
+def wants_gradient(*operands: Tensor | None) -> bool:
+    """Tells whether a call keeps what its backward reads.
+
+    Raises RuntimeError for gradients of forward mode and of torch.func, which ops, or graphs of torch.compile, would
+    leave out without a word.
+    """
+    if forward_ad._current_level >= 0:
+        for each in operands:
+            if each is not None and forward_ad.unpack_dual(each).tangent is not None:  # type: ignore[no-untyped-call]
+                _refuse("gradients of forward mode (torch.func.jvp, torch.autograd.forward_ad)")
+    enabled = torch.is_grad_enabled()
+    wanted = enabled and any(each is not None and each.requires_grad for each in operands)
+    # torch.compile does not say of a tensor of torch.func that it requires a gradient.
+    if enabled and (wanted or torch.compiler.is_compiling()) and _is_transformed():
+        _refuse("gradients of torch.func (grad, vjp, jacrev; vmap computes under torch.no_grad)")
+    return wanted
+
+
+@traced.constant
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+def _refuse(gradients: str) -> NoReturn:
+    raise RuntimeError(
+        f"float8: what computes in fp8 has no {gradients}: use backward, or leave such layers out with module_filter_fn"
+    )
 
 
 def _is_wanted(node: Any) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.contexts import wanted_grads
+from float8.torch.contexts import once_differentiable, wanted_grads
 
 MAX_COLS = 32768
 ROUNDINGS = {"once": 0, "normalized": 1}  # float8_norm_rounding

@@ -424,9 +424,9 @@ def owners(module: nn.Module) -> Iterator[Owner]:
         yield from getattr(each, "expert_linears", ())
 
 
-def _states_of_layers(module: nn.Module) -> set[ScaleState]:
-    """Returns the scale states of the layers below a module, which may be a part of the one that keeps them."""
-    return {each._scales for each in owners(module) if each._scales is not None}
+def _states_of_layers(module: nn.Module) -> dict[ScaleState, None]:
+    """Returns the scale states of the layers below a module, in their order, which may be a part of the one that keeps them."""
+    return dict.fromkeys(each._scales for each in owners(module) if each._scales is not None)
 
 
 def refuse_second_state(module: nn.Module, replaced: Collection[Any] = ()) -> None:
@@ -484,7 +484,12 @@ def sync_float8_amax_and_scale_history(
     of the first step, and later only while some linear has no scales yet, as one whose weight is 0.
     Without delayed scaling it does nothing, and warns where no linear is in fp8.
     """
-    states = list(states_below(module)) if isinstance(module, nn.Module) else []
+    # A part of a converted model, as a model that peft takes out of its wrapper, has layers with a state and keeps none.
+    states = (
+        dict.fromkeys((*states_below(module), *_states_of_layers(module)))
+        if isinstance(module, nn.Module)
+        else {}
+    )
     if not states:
         notices.warn_without_linears("sync_float8_amax_and_scale_history", module)
     for state in states:

@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops, attention
+from float8.torch.contexts import once_differentiable, wants_gradient
 
 # By float8_sequence_error_code.
 _ERRORS = {
@@ -222,6 +222,7 @@ def varlen_attention(
     of_keys = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
     number = attention.RECIPES.index(recipe)
     options = (factor, is_causal, window or 0, config, number, return_lse)
+    wants_gradient(query, key, value)  # refuses what nobody computes
     return VarlenAttentionFunction.apply(  # type: ignore[no-untyped-call]
         query, key, value, cu_seqlens_q, of_keys, longest, *options
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fused import FeedForward, converted, inputs, step
-from reference import same
+from reference import same, sqnr
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -127,3 +127,29 @@ def test_a_weight_that_is_frozen_between_two_steps(config: Config) -> None:
     model.one.weight.requires_grad_()
     y.sum().backward()  # the weight had no gradient when y was made
     assert torch.equal(model.one.weight.grad, before)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_scales_of_a_frozen_tower_follow_its_data(
+    config: Config, fused: bool, compiled: bool
+) -> None:
+    """Linears below all that trains need no gradient, and have the scales of their own x all the same."""
+    torch._dynamo.reset()
+    model = model_of(config, "delayed", FeedForward)
+    if fused:
+        assert all(each.fused for each in f8.fuse(model))
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    x = inputs(model)
+    for frozen, factor in ((False, 1), (True, 1), *[(True, 64)] * 4):
+        model.requires_grad_(not frozen)
+        y = call(factor * x)
+        if not frozen:
+            y.sum().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+    scales = model.float8_scales.state.clone()
+    with torch.no_grad():
+        y = call(64 * x)
+    assert torch.equal(scales, model.float8_scales.state)
+    dynamic = model_of(config, "tensorwise", FeedForward)
+    assert sqnr(y, dynamic(64 * x)) > 20

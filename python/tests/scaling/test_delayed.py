@@ -436,3 +436,34 @@ def test_second_conversion_is_refused(device: str, config: Any) -> None:
 def test_history_length() -> None:
     with pytest.raises(ValueError, match="history is 0"):
         f8.LinearConfig("delayed", history=0)
+
+
+@pytest.mark.parametrize("fused", (False, True))
+def test_evaluation_scales_weights_and_data_as_they_are(
+    fused: bool, device: str, mlp: Any, config: Any
+) -> None:
+    """As those of an average or of a merged adapter, which no step has recorded."""
+    model, x = mlp(), inputs(device)
+    dynamic = f8.convert_to_float8_training(copy.deepcopy(model), config=config("tensorwise"))
+    delayed = convert(model, config)
+    if fused:
+        assert all(each.fused for each in f8.fuse(delayed))
+    step(delayed, x)
+    with torch.no_grad():
+        scaled_in_training = delayed(16 * x)
+        for each in (delayed, dynamic):
+            each.eval()[0].weight.data *= 4
+        before = delayed.float8_scales.state.clone()
+        y, expected = delayed(16 * x), dynamic(16 * x)
+    assert reference.agree(y, expected)
+    assert torch.equal(before, delayed.float8_scales.state)
+    assert not reference.agree(scaled_in_training, dynamic(16 * x))
+
+
+def test_sync_of_a_part(device: str, mlp: Any, config: Any) -> None:
+    """A part of the converted model, as peft takes it out of its wrapper, has the state that the whole model keeps."""
+    inner, x = mlp(), inputs(device)
+    wrapper = convert(nn.ModuleDict({"inner": inner}), config)
+    before = wrapper.float8_scales.state.clone()
+    step(inner, x)
+    assert not torch.equal(before, wrapper.float8_scales.state)

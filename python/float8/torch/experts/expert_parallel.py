@@ -14,11 +14,11 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, traced
+from float8.torch.contexts import once_differentiable
 from float8.torch.experts import ops
 from float8.torch.experts.moe import Own, Weights, swiglu_experts
 from float8.torch.experts.routing import Routing, combine, route

@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.contexts import keep_parts, parts_kept, release_saved, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    release_saved,
+    wanted_grads,
+    wants_gradient,
+)
 from float8.torch.experts import ops, tensor_parallel
 from float8.torch.experts.recipe import joins_pairs
 from float8.torch.experts.routing import Routing, combine, dispatch, route
@@ -295,7 +301,7 @@ def _mlp(
     if routing is not None:
         tokens, position, offs, row_scores, scores, _ = routing
     given = (x, scores, first, w3, w2)
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given):
+    if wants_gradient(*given):
         places = (tokens, position, offs, row_scores, layout)
         return _apply(*given, *places, config, copies, scales)  # type: ignore[no-any-return]
     y: torch.Tensor = _forward(x, tokens, first, w2, layout, config, False, copies, w3, scales)[0]

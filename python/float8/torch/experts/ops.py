@@ -7,11 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _ops, _schemas
-from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    wanted_grads,
+    wants_gradient,
+)
 from float8.torch.experts.weight_casts import Kept, kept_in, refresh
 
 experts_layout = torch.ops.float8.experts_layout.default
@@ -323,7 +328,7 @@ def linear(
     """
     if kept is not None:
         config |= recipes.RECOMPUTE
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    if wants_gradient(x, weight):
         return _apply(x, weight, layout, config, scales, scale_layout, kept)  # type: ignore[no-any-return]
     y: torch.Tensor = forward_of(x, weight, layout, config, False, scales, scale_layout, kept)[0]
     return y

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from float8.torch.contexts import wanted_grads
+from float8.torch.contexts import once_differentiable, wanted_grads
 from float8.torch.experts import ops
 
 

@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
-from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.recipes import Granularity, Scaling
 from float8.torch import _ops, _schemas, traced
-from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    wanted_grads,
+    wants_gradient,
+)
 from float8.torch.experts import ops
 from float8.torch.experts.weight_casts import kept_in
 from float8.torch.parallel.sharded_operands import max_over_ranks, wait
@@ -200,7 +205,7 @@ def linears(
     rows = (layout, offs, config)
 
     def linear(part: Part, own: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
-        save = _wants_gradient(x, part.weight)
+        save = wants_gradient(x, part.weight)
         return _apply(x, part.weight, *own, *rows, part.dim, group, save)  # type: ignore[no-any-return]
 
     return [functools.partial(linear, part, own) for part, own in zip(parts, words, strict=True)]
@@ -221,15 +226,11 @@ def _first_linears(
     rows = (layout, offs, config)
 
     def linear(part: Part, amax: Tensor, state: State, x: Tensor) -> Tensor:
-        save = _wants_gradient(x, part.weight)
+        save = wants_gradient(x, part.weight)
         return _apply_first(x, part.weight, amax, *state, *rows, part.dim, group, save)  # type: ignore[no-any-return]
 
     each = zip(parts, words, states, strict=True)
     return [functools.partial(linear, *own) for own in each]
-
-
-def _wants_gradient(*operands: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(each.requires_grad for each in operands)
 
 
 def _operand(weight: Tensor, like: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ class Float8Linear(BaseLinear):
             self._check_sizes()
             pad = (0, self._padding)
             input, weight = functional.pad(input, pad), functional.pad(weight, pad)
-        scales, layout = self._scale_view, self._layout
+        scales, layout = self._scale_view, self.layout_of_call()
         if scales is not None:
             scales = self.scales_on(weight.device)
             if is_exporting() and self._scales is not None:
@@ -236,6 +236,17 @@ class Float8Linear(BaseLinear):
             _note_graph()
         elif not self._is_called:
             self._is_called = True
+
+    def layout_of_call(self) -> int:
+        """Returns the layout of the scale state, for a call that scales by it, or dynamically.
+
+        Nobody keeps the scales of a model that is evaluated: its weights may be averages or have an adapter merged, and
+        its data may be others. Activation checkpointing runs forward without gradients too, of a module that trains.
+        """
+        evaluates = not (self.training or torch.is_grad_enabled())
+        if evaluates and self._scale_view is not None and self._weight_gather is None:
+            return self._layout | EXPORTED_FIRST
+        return self._layout
 
     @property
     def is_empty(self) -> bool:

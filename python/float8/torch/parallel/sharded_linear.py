@@ -22,7 +22,13 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _linear, _ops
-from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    wanted_grads,
+    wants_gradient,
+)
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_operands as operands
 from float8.torch.parallel.sharded_grads import Call
@@ -46,9 +52,7 @@ def linear(
     """
     if x.numel() == 0:
         return _empty(x, weight, bias, call)
-    save = torch.is_grad_enabled() and (
-        weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
-    )
+    save = wants_gradient(x, weight, bias)
     slot = grads.slot_of(scales, call)
     shares = []
     if not call.gathered:
@@ -305,6 +309,7 @@ class _Linear(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dx_of_others: Tensor | None = None, *_: Any) -> Any:
         if not torch.compiler.is_compiling():
             grads.Latest.x = None

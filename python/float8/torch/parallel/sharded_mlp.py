@@ -13,10 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from float8.torch import _ops
-from float8.torch.contexts import keep_parts, parts_kept, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    wanted_grads,
+    wants_gradient,
+)
 from float8.torch.parallel import sharded_grads as grads
 from float8.torch.parallel import sharded_linear as linears
 from float8.torch.parallel import sharded_operands as operands
@@ -51,9 +56,7 @@ def mlp(
     activation: one of _ops.ACTIVATIONS.
     """
     tensors = (x, x_of_up, *(each for part in parts for each in part[:2]))
-    save = torch.is_grad_enabled() and any(
-        each is not None and each.requires_grad for each in tensors
-    )
+    save = wants_gradient(*tensors)
     if parts[0].call.x_dim is not None:
         parts = _gathering(x, parts, shared)
     x_copies, w_copies = _cast(x.detach(), parts, save)

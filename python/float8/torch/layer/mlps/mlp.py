@@ -18,6 +18,7 @@ from float8 import recipes
 from float8.torch import _linear, _ops, notices, traced
 from float8.torch.base_linear import is_float8
 from float8.torch.classes import Made, code_was_replaced
+from float8.torch.contexts import wants_gradient
 from float8.torch.layer.linear import Float8Linear, is_exporting
 from float8.torch.layer.mlps import mlp_function
 from float8.torch.layer.mlps.mlp_function import Layer
@@ -170,7 +171,7 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: in
         x = of_autocast = x.detach().to(torch.get_autocast_dtype(device))
     first = layers[0]
     parameters = [p for each in layers for p in (each.weight, each.bias) if p is not None]
-    save = torch.is_grad_enabled() and any(each.requires_grad for each in (source, *parameters))
+    save = wants_gradient(source, *parameters)
     of_mode = first._compiled_config if torch.compiler.is_compiling() else first._config
     config = of_mode & ~recipes.BIAS
     try:
@@ -182,9 +183,10 @@ def mlp(x: torch.Tensor, layers: list[Float8Linear], activation: str, halves: in
             keeps = save and mlp_function.keeps_input([e.config(config, True) for e in all_of[:-1]])
             x_q, x_qt = _ops.quantize(x.detach(), config, _ops.INPUT, keeps)
             x_qt = x_qt if keeps else None
-        of = (_ops.ACTIVATIONS[activation], config, first._layout, halves)
+        of = (_ops.ACTIVATIONS[activation], config, first.layout_of_call(), halves)
         if not save:
-            return mlp_function.forward(x, x_q, x_qt, of, all_of, False)[0]
+            records = _linear.records_amaxes(all_of[0].scales)
+            return mlp_function.forward(x, x_q, x_qt, of, all_of, records)[0]
         flat = (each for of_one in all_of for each in of_one)
         return mlp_function.apply(source, of_autocast, x_q, x_qt, *of, *flat)  # type: ignore[no-any-return]
     except (RuntimeError, ValueError):

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 from float8.torch import _linear, _ops
-from float8.torch.contexts import keep_parts, parts_kept, release_saved, wanted_grads
+from float8.torch.contexts import (
+    keep_parts,
+    once_differentiable,
+    parts_kept,
+    release_saved,
+    wanted_grads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
