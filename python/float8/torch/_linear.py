@@ -184,17 +184,6 @@ class LinearFunction(torch.autograd.Function):
         )
 
 
-def of_frozen_weight(config: int, scales: torch.Tensor | None) -> int:
-    """Returns the config of a linear whose weight has no gradient: nothing of x is kept, and dy has one copy.
-
-    A custom recipe with delayed scaling keeps its own, since its scales may be of other copies.
-    """
-    is_custom = not config & recipes.NAME
-    if is_custom and scales is not None:
-        return config
-    return (config | recipes.FROZEN) & ~recipes.READS_X
-
-
 def refuse(x: torch.Tensor, weight: torch.Tensor, words: str = "") -> None:
     """Raises ValueError where a linear failed for its operands; `words` begin with the layer's name.
 
@@ -253,7 +242,7 @@ def linear(
         trains or x.requires_grad or (bias is not None and bias.requires_grad)
     )
     if save and not trains:
-        config = of_frozen_weight(config, scales)
+        config = recipes.of_frozen_weight(config, scales is not None)
     trains = trains and save
     x_q = x_qt = None
     w_q, w_qt, w_state = weight_cast or (None, None, None)

@@ -355,7 +355,10 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
             )
             configs = {layer._config, layer._compiled_config}
             if not layer.weight.requires_grad:
-                configs = {_linear.of_frozen_weight(each, layer._scale_view) for each in configs}
+                configs = {
+                    recipes.of_frozen_weight(each, layer._scale_view is not None)
+                    for each in configs
+                }
             for config in configs:
                 key = (config, type_of_x, type_of_weight, layer.weight.device, layer._may_share)
                 groups.setdefault(key, {})[size_of_rank(layer)] = layer
