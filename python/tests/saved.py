@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def kept(model: nn.Module, x: torch.Tensor, call: Any = None) -> list[tuple[int, int]]:
@@ -14,6 +15,8 @@ def kept(model: nn.Module, x: torch.Tensor, call: Any = None) -> list[tuple[int,
     own = {each.data_ptr() for each in model.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if is_traceable_wrapper_subclass(tensor):  # it has no bytes of its own
+            return tensor
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             found[storage.data_ptr()] = storage.nbytes()
