@@ -91,7 +91,8 @@ def test_keeps_neither_x_nor_h(device: str, recipe: str, compiled: bool) -> None
     torch._dynamo.reset()
     x = tokens(device)
     ids, scores = torch.randint(E, (T, TOP), device=device), torch.rand(T, TOP, device=device)
-    sizes, grads = [], []
+    sizes: list[int] = []
+    grads: list[Any] = []
     for frozen in ((), *FROZEN):
         model = Layer(device, recipe).freeze(*frozen)
         call: Any = torch.compile(model.experts, backend="aot_eager") if compiled else model.experts

@@ -63,7 +63,7 @@ class Float8Linear(BaseLinear):
     _is_called = False  # in eager mode, also by an earlier recipe (stale_optimizers.py)
     _first_step: bool  # it scales dynamically, since an operand of it has no scale yet
     # With tensor parallelism (tensor_parallel.py):
-    _sharing: tuple[Any, int, Sharing] | None
+    _sharing: tuple[Any, int, Sharing, Sharing] | None  # while the weight trains, and frozen
     _output_dim: int | None  # of y, which ranks share by tokens
     _agreed: bool  # the ranks have compared the layer and its x
     _operations: tuple[Any, Any] | None  # forward and backward, in words
