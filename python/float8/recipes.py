@@ -189,7 +189,8 @@ READS_WEIGHT = 1 << 8
 BIAS = 1 << 9
 FUSE_NORMS = 1 << 10
 STAGED = 1 << 11
-FROZEN = 1 << 12
+FROZEN = 1 << 12  # of an MLP of experts: w13
+FROZEN_W2 = 1 << 13
 
 
 def pack(
@@ -214,6 +215,17 @@ def pack(
     return bits | sum(bit for bit, is_set in flags.items() if is_set)
 
 
+def of_frozen_weight(config: int, keeps_state: bool, which: int = FROZEN) -> int:
+    """Returns the config of a linear whose weight has no gradient: nothing of x is kept, and dy has one copy.
+
+    keeps_state: whether the recipe has delayed scaling. A custom one keeps its own config, since its scales may be of
+        other copies, whose amaxes the weight needs once it trains again.
+    which: the bit of the weight.
+    """
+    is_custom = not config & NAME
+    return config if is_custom and keeps_state else (config | which) & ~READS_X
+
+
 @functools.cache
 def granularities_of_weights(config: int) -> tuple[Granularity, Granularity]:
     """Returns the granularities of the weight's casts for output and grad_input, of what pack() has returned."""
@@ -226,7 +238,8 @@ def dynamic_granularities(
     config: int,
 ) -> tuple[tuple[Granularity | None, Granularity | None], ...]:
     """Returns the granularities of the rowwise and the columnwise cast of x, w and dy, of what pack() has
-    returned; None for a cast whose scale is delayed, and where there is no cast."""
+    returned; None for a cast whose scale is delayed, and where there is no cast, as for the gradient of a weight
+    that is frozen."""
     q, qt = (
         tuple(
             Granularity(pair[i] >> 2 & 3) if pair[i] & 3 == Scaling.DYNAMIC else None
@@ -244,6 +257,8 @@ def _casts_of(config: int) -> tuple[tuple[int, int], ...]:
     output, grad_input, grad_weight = (
         (bits >> 16 + 12 * i & 0x3F, bits >> 22 + 12 * i & 0x3F) for i in range(3)
     )
+    if config & FROZEN:
+        grad_weight = (Scaling.HIGH_PRECISION, Scaling.HIGH_PRECISION)
     return (
         (output[0], grad_weight[1]),
         (output[1], grad_input[1]),

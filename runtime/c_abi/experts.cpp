@@ -24,6 +24,8 @@ f8::Result<f8::runtime::ExpertsDesc> experts_desc(const float8_experts_desc* des
   out.recompute_weight = known.recompute_weight != 0;
   out.input_over_ranks = known.x_over_ranks != 0;
   out.grad_output_over_ranks = known.dy_over_ranks != 0;
+  out.needs_grad_weight = known.no_grad_weight == 0;
+  F8_TRY(need_zero("float8_experts_desc.reserved", known.reserved));
   out.sm_limit = F8_TRY(sm_limit_of("float8_experts_desc.sm_limit", known.sm_limit));
   return out;
 }

@@ -24,6 +24,8 @@ f8::Result<f8::runtime::MoeDesc> moe_desc(const float8_moe_desc* desc) {
   out.recompute_weight = known.recompute_weight != 0;
   out.rows_in_place = known.rows_in_place != 0;
   out.w3_apart = known.w3_apart != 0;
+  out.needs_grad_w13 = known.no_grad_w13 == 0;
+  out.needs_grad_w2 = known.no_grad_w2 == 0;
   out.non_finite = non_finite_of(known.non_finite);
   out.sm_limit = F8_TRY(sm_limit_of("float8_moe_desc.sm_limit", known.sm_limit));
   return out;

@@ -27,9 +27,10 @@ struct ExpertsDesc {
   Dtype grad_weight_dtype = Dtype::kBf16;
   bool accumulate_grad_weight = false;  // a call may add to the gradient that is there
   bool needs_grad_input = true;
-  bool recompute_weight = false;                           // backward is given w and casts it again
-  bool recompute_input = false;                            // and x
-  kernels::RowSource input = kernels::RowSource::kMatrix;  // of x's rows
+  bool needs_grad_weight = true;  // false: frozen weights, dw is never wanted
+  bool recompute_weight = false;  // backward is given w and casts it again
+  bool recompute_input = false;   // and x
+  kernels::RowSource input = kernels::RowSource::kMatrix;        // of x's rows
   kernels::RowSource grad_output = kernels::RowSource::kMatrix;  // of dy's
   // Ranks have other columns of x, or of dy, and calls are given the maxima of the whole.
   bool input_over_ranks = false;

@@ -112,6 +112,11 @@ Status Experts::check(const ExpertsBackwardCall& call, Stream stream) const {
                 "{}.dx is given, the plan was made with float8_experts_desc.no_grad_input",
                 kBackwardArgs);
   }
+  if (call.dw.data != nullptr && !desc_.needs_grad_weight) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.dw is given, the plan was made with float8_experts_desc.no_grad_weight",
+                kBackwardArgs);
+  }
   if (call.dw.data != nullptr && call.dw.accumulate != 0 && !desc_.accumulate_grad_weight) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}.dw.accumulate is set, the plan has no GEMM that adds; set "

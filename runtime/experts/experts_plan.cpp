@@ -77,6 +77,7 @@ Result<std::shared_ptr<const Experts>> Experts::plan(const std::shared_ptr<Conte
   of_expert.grad_weight_dtype = desc.grad_weight_dtype;
   of_expert.accumulate_grad_weight = desc.accumulate_grad_weight;
   of_expert.needs_grad_input = desc.needs_grad_input;
+  of_expert.needs_grad_weight = desc.needs_grad_weight;
   of_expert.non_finite = desc.non_finite;
   of_expert.sm_limit = desc.sm_limit;
   const LinearKernels linear = F8_TRY(linear_kernels(of_expert));

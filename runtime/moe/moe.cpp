@@ -171,9 +171,11 @@ Result<std::shared_ptr<const Moe>> Moe::plan(const std::shared_ptr<Context>& con
   first.input = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGather;
   first.grad_output = RowSource::kSwigluBackward;
   first.weight_pair = desc.w3_apart;
+  first.needs_grad_weight = desc.needs_grad_w13;
   first.configs = desc.configs[0];
   ExpertsDesc second = of_linear(desc, desc.dim, desc.hidden);
   second.input = RowSource::kSwiglu;
+  second.needs_grad_weight = desc.needs_grad_w2;
   second.configs = desc.configs[1];
   second.grad_output = desc.rows_in_place ? RowSource::kMatrix : RowSource::kGatherScore;
   auto w13 = F8_TRY(Experts::plan(context, first));

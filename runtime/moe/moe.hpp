@@ -26,6 +26,8 @@ struct MoeDesc {
   bool recompute_weight = false;  // as in ExpertsDesc
   bool rows_in_place = false;     // x and dy have the experts' rows themselves
   bool w3_apart = false;          // w13 and dw13 are two tensors each
+  bool needs_grad_w13 = true;     // false: frozen weights, neither dw13 nor dw3 is ever wanted
+  bool needs_grad_w2 = true;
   NonFinite non_finite = NonFinite::kPropagate;
   int sm_limit = 0;
   std::array<decltype(ExpertsDesc::configs), 2> configs = {};  // of w13 and of w2

@@ -144,6 +144,12 @@ Status Moe::add_buffers(CallMemory& memory, const char* args, const Call& call, 
     const void* const given = (call.buffers.*at).data;
     const size_t bytes = buffer_bytes(i, call.m);
     const bool of_saved = has_saved && (kSaved & bit(i)) != 0;
+    if (given != nullptr && i == FLOAT8_MOE_GATE_UP_GRAD_QT && !desc_.needs_grad_w13) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{} is given, the plan was made with float8_moe_desc.no_grad_w13; leave it "
+                  "empty",
+                  args, name);
+    }
     if (given != nullptr && (of_saved || ((needed | read | written) & bit(i)) == 0)) {
       return fail(ErrorCode::kInvalidArgument, "{}.{} is given, {}; leave it empty", args, name,
                   of_saved ? "and so is saved, which has it" : "which the call does not use");
@@ -181,10 +187,17 @@ Status Moe::check_results(const MoeBackwardCall& call) const {
                 kBackwardArgs);
   }
   const PartMemory& part = memory_of(call);
-  for (const auto& [name, result, computed] : {std::tuple("dx", call.dx, part.dx),
-                                               {"dw13", call.dw13, part.dw13},
-                                               {"dw3", call.dw3, part.dw13},
-                                               {"dw2", call.dw2, part.dw2}}) {
+  const bool w13 = desc_.needs_grad_w13, w2 = desc_.needs_grad_w2;
+  for (const auto& [name, result, computed, needed, frozen] :
+       {std::tuple("dx", call.dx, part.dx, true, ""),
+        {"dw13", call.dw13, part.dw13, w13, "no_grad_w13"},
+        {"dw3", call.dw3, part.dw13, w13, "no_grad_w13"},
+        {"dw2", call.dw2, part.dw2, w2, "no_grad_w2"}}) {
+    if (result.data != nullptr && !needed) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{} is given, the plan was made with float8_moe_desc.{}", kBackwardArgs, name,
+                  frozen);
+    }
     if (result.data != nullptr && !computed) {
       return fail(ErrorCode::kInvalidArgument,
                   "{}.{} is given, and part {} does not compute it; leave it empty", kBackwardArgs,
@@ -203,7 +216,8 @@ Status Moe::check_results(const MoeBackwardCall& call) const {
 Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
   const PartMemory& part = memory_of(call);
   const bool w13 = reads_w13(call), w2 = reads_w2(call);
-  F8_TRY(check_common(kBackwardArgs, call, part.tokens, w13, w2));
+  const bool reads_x = part.tokens && desc_.needs_grad_w13;
+  F8_TRY(check_common(kBackwardArgs, call, reads_x, w13, w2));
   F8_TRY(check_results(call));
   CallMemory memory(kBackwardArgs);
   const auto [dim, hidden, experts] = std::tuple(desc_.dim, desc_.hidden, desc_.experts);
@@ -221,7 +235,7 @@ Status Moe::check(const MoeBackwardCall& call, Stream stream) const {
     F8_TRY(need(kBackwardArgs, "score", call.score));
   }
   F8_TRY(add_buffers(memory, kBackwardArgs, call, part.needed, part.read, part.written));
-  add_common(memory, call, part.tokens, w13, w2);
+  add_common(memory, call, reads_x, w13, w2);
   memory.add_rows("dy", call.dy.data, call.tokens, dim, call.dy.ld, desc_.tensor_dtype,
                   Access::kRead);
   memory.add("score", call.score, static_cast<size_t>(call.m) * sizeof(float), Access::kRead,

@@ -189,17 +189,6 @@ class LinearFunction(torch.autograd.Function):
         )
 
 
-def of_frozen_weight(config: int, scales: torch.Tensor | None) -> int:
-    """Returns the config of a linear whose weight has no gradient: nothing of x is kept, and dy has one copy.
-
-    A custom recipe with delayed scaling keeps its own, since its scales may be of other copies.
-    """
-    is_custom = not config & recipes.NAME
-    if is_custom and scales is not None:
-        return config
-    return (config | recipes.FROZEN) & ~recipes.READS_X
-
-
 def records_amaxes(scales: torch.Tensor | None) -> bool:
     """Tells whether a forward that needs no gradient records amaxes, as a frozen tower's below what trains.
 
@@ -266,7 +255,7 @@ def linear(
     save = wants_gradient(x, weight, bias)
     records = save or records_amaxes(scales)
     if records and not trains:
-        config = of_frozen_weight(config, scales)
+        config = recipes.of_frozen_weight(config, scales is not None)
     trains = trains and save
     x_q = x_qt = None
     w_q, w_qt, w_state = weight_cast or (None, None, None)

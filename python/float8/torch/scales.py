@@ -283,7 +283,7 @@ class ScaleState(nn.Module):
         """
         for linear in self._attached:
             if linear._sharing is not None:
-                _, dim, to = linear._sharing
+                _, dim, to, _ = linear._sharing
                 size = [linear.out_features, linear.in_features]
                 size[dim] //= to.ranks
                 weight: Any = linear.weight

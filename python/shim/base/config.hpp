@@ -11,7 +11,9 @@
 //   bit 10      graphs of torch.compile cast what a norm makes of x as it is computed (norm_casts.py); no
 //               kernel looks at it
 //   bit 11      an emulated device's tensors are staged also where they are on the CPU, for tests
-//   bit 12      the weight is frozen: backward gives no dw, and x and dy have no copy for it
+//   bit 12      the weight is frozen: backward gives no dw, and x and dy have no copy for it; of an MLP of
+//               experts, w13
+//   bit 13      of an MLP of experts, w2 is frozen
 //   bits 16-51  six cast settings of six bits, in the order of float8_recipe:
 //               scaling (2), granularity (2), format (1), pow2 (1)
 //   bits 52-54  fast accumulation of output, grad_input, grad_weight
@@ -39,14 +41,17 @@ class Config {
   [[nodiscard]] bool reads_weight() const { return bit(8); }
   [[nodiscard]] bool bias() const { return bit(9); }
   [[nodiscard]] bool frozen() const { return bit(12); }
+  [[nodiscard]] bool frozen_w2() const { return bit(13); }
   [[nodiscard]] bool staged() const { return bit(11); }
   [[nodiscard]] int64_t without_staging() const {
     return static_cast<int64_t>(bits_ & ~(uint64_t{1} << 11));
   }
   // The bits that casts and scales depend on.
-  [[nodiscard]] uint64_t of_casts() const { return bits_ & ~uint64_t{0b1'1111'1010'0000}; }
+  [[nodiscard]] uint64_t of_casts() const { return bits_ & ~uint64_t{0b11'1111'1010'0000}; }
   // Those that the plan of expert linears depends on.
-  [[nodiscard]] uint64_t of_experts() const { return of_casts() | (bits_ & uint64_t{1} << 5); }
+  [[nodiscard]] uint64_t of_experts() const {
+    return of_casts() | (bits_ & uint64_t{0b11'0000'0010'0000});
+  }
   [[nodiscard]] uint64_t bits() const { return bits_; }
 
   // Fills the recipe's fields of a desc of any type; `custom` outlives the use of the desc. Throws where

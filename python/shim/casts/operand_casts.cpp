@@ -55,9 +55,8 @@ std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const ComputedOf& of, i
   Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
-    const QuantizedBytes none =
-        bytes_without_rows(cast.rows.cols, Config(config), operand, backward,
-                           of.source != FLOAT8_PLAIN);
+    const QuantizedBytes none = bytes_without_rows(cast.rows.cols, Config(config), operand,
+                                                   backward, of.source != FLOAT8_PLAIN);
     return {empty_bytes(none.q, device), empty_bytes(none.qt, device)};
   }
   of.set(cast.key);

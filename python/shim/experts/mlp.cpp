@@ -250,7 +250,6 @@ std::tuple<Tensor, Tensor> moe_backward(
   const Device device = device_of(x);
   const ExpertsCall call(x, config, experts, hidden, ExpertsCall::cols_of(x, "x"));
   const float8_dtype grad_type = checked_grad_dtype(grad_dtype);
-  const Matrix tokens = call.rows_of(x, call.k, "x");
   const MoeOperands operands(x, index, device);
   const bool w3_apart = (wanted & PartOfBackward::kW3Apart) != 0;
   float8_moe_backward_args args;
@@ -265,9 +264,12 @@ std::tuple<Tensor, Tensor> moe_backward(
   }
   results.set(args, read);
   args.m = operands.m;
-  args.tokens = tokens.rows;
-  set(args.x, tokens);
-  std::optional<Matrix> grads;  // until the call has read them
+  args.tokens = x.size(0);
+  std::optional<Matrix> inputs, grads;        // until the call has read them
+  if (args.part == FLOAT8_MOE_GRAD_WEIGHT) {  // others have the sizes of x alone
+    inputs = call.rows_of(x, call.k, "x");
+    set(args.x, *inputs);
+  }
   if (dy) {
     grads = call.rows_of(to_dtype(*dy, call.dtype), call.k, "dy");
     set(args.dy, *grads);

@@ -30,6 +30,7 @@ std::unique_ptr<ExpertsPlan> make_experts(const ExpertsKey& key) {
   auto desc = experts_desc<float8_experts_desc>(key, custom);
   desc.n = key.n;
   desc.k = key.k;
+  desc.no_grad_weight = Config(key.config).frozen() ? 1 : 0;
   desc.x_over_ranks = key.x_over_ranks ? 1 : 0;
   desc.dy_over_ranks = key.dy_over_ranks ? 1 : 0;
   auto made = std::make_unique<ExpertsPlan>();
@@ -78,6 +79,8 @@ std::unique_ptr<MoePlan> make_moe(const MoeKey& key) {
   desc.hidden = key.linear.n;
   desc.rows_in_place = key.rows_in_place ? 1 : 0;
   desc.w3_apart = key.w3_apart ? 1 : 0;
+  desc.no_grad_w13 = Config(key.linear.config).frozen() ? 1 : 0;
+  desc.no_grad_w2 = Config(key.linear.config).frozen_w2() ? 1 : 0;
   auto made = std::make_unique<MoePlan>();
   check(float8_moe_plan(context_of(key.linear.device), &desc, &made->moe));
   keep_any(key.linear.config, key.linear.device, {.experts = float8_moe_linear(made->moe, 0)});

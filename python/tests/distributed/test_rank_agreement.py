@@ -278,6 +278,9 @@ def _tensor_parallel(mesh: Any, rank: int, world: int) -> None:
     words = f"rank {last} differs in layers: '2': it has [64, 96] rowwise in float32"
     _expect(words, last, lambda: model(x))
     model = parallelize_module(_model(), mesh, ours)
+    model[2].weight.requires_grad_(not own)
+    _expect("y by dimension None, frozen", last, lambda: model(x))
+    model = parallelize_module(_model(), mesh, ours)
     words = f"rank {last} differs in inputs: '0': it has [3, 64] in torch.float32, (Replicate(),)"
     _expect(words, last, lambda: model(x[:3] if own else x))
     model(x).sum().backward()

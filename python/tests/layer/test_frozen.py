@@ -9,6 +9,7 @@ import pytest
 import torch
 from fused import FeedForward, converted, inputs, step
 from reference import same, sqnr
+from saved import kept
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -34,23 +35,6 @@ class Pair(nn.Module):
 def model_of(config: Config, recipe: str, kind: type[nn.Module] = Pair, **options: Any) -> Any:
     torch.manual_seed(1)
     return converted(kind(), config(recipe, **options))
-
-
-def kept(model: nn.Module, x: torch.Tensor, call: Any = None) -> list[tuple[int, int]]:
-    """Returns the address and the bytes of what is kept between forward and backward, of what is no parameter."""
-    found: dict[int, int] = {}
-    own = {each.data_ptr() for each in model.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = model(x) if call is None else call(x)
-    y.float().square().sum().backward()
-    return list(found.items())
 
 
 @pytest.mark.parametrize("recompute", [None, True])

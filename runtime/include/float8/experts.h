@@ -94,6 +94,10 @@ typedef struct float8_experts_desc {
    * of 128. */
   int32_t x_over_ranks;
   int32_t dy_over_ranks;
+  /* Nonzero: the weights are frozen; no backward will ask for dw, so that x and dy have no copy for it, and no
+   * delayed scale of one, and forward saves none of x. */
+  int32_t no_grad_weight;
+  int32_t reserved; /* 0 */
 } float8_experts_desc;
 
 /* Chooses, compiles and loads the kernels, as float8_linear_plan does. On failure *out is NULL. */

@@ -71,6 +71,7 @@ struct ExpertsDesc {
   bool recompute_weight = false;
   bool x_over_ranks = false;
   bool dy_over_ranks = false;
+  bool needs_grad_weight = true;
 };
 
 // A linear of each expert. Copies are the same expert linear.
@@ -96,6 +97,7 @@ class Experts {
     c.recompute_weight = desc.recompute_weight ? 1 : 0;
     c.x_over_ranks = desc.x_over_ranks ? 1 : 0;
     c.dy_over_ranks = desc.dy_over_ranks ? 1 : 0;
+    c.no_grad_weight = desc.needs_grad_weight ? 0 : 1;
     float8_experts* handle = nullptr;
     const float8_status status = float8_experts_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

@@ -46,6 +46,10 @@ typedef struct float8_moe_desc {
   /* Nonzero: w13 and dw13 are two tensors [experts][hidden][dim] each: w13 and dw13 of a call are the gates',
    * w3 and dw3 those of up. The results are those of one tensor with the rows of both, also their scales. */
   int32_t w3_apart;
+  /* Nonzero: w13 (with w3), or w2, is frozen, as float8_experts_desc.no_grad_weight has it of one linear. A
+   * backward of a frozen w13 reads no x, and `saved` has nothing of silu(gate) * up with a frozen w2. */
+  int32_t no_grad_w13;
+  int32_t no_grad_w2;
   int32_t reserved; /* 0 */
 } float8_moe_desc;
 
@@ -88,7 +92,7 @@ typedef enum float8_moe_buffer {
   FLOAT8_MOE_HIDDEN_GRAD =
       3, /* [m][F] of tensor_dtype; it and those below between parts of a backward */
   FLOAT8_MOE_GATE_UP_GRAD_Q = 4,
-  FLOAT8_MOE_GATE_UP_GRAD_QT = 5
+  FLOAT8_MOE_GATE_UP_GRAD_QT = 5 /* nothing with no_grad_w13 */
 } float8_moe_buffer;
 typedef struct float8_moe_buffers {
   float8_buffer gate_up FLOAT8_DEFAULT({});

@@ -29,6 +29,8 @@ struct MoeDesc {
   bool recompute_weight = false;
   bool rows_in_place = false;  // x and dy are the rows of experts themselves
   bool w3_apart = false;       // w13 is w1 alone, and w3 another tensor
+  bool needs_grad_w13 = true;  // of both w1 and w3
+  bool needs_grad_w2 = true;
 };
 
 // The MLP of all experts. Copies are the same MLP.
@@ -53,6 +55,8 @@ class Moe {
     c.recompute_weight = desc.recompute_weight ? 1 : 0;
     c.rows_in_place = desc.rows_in_place ? 1 : 0;
     c.w3_apart = desc.w3_apart ? 1 : 0;
+    c.no_grad_w13 = desc.needs_grad_w13 ? 0 : 1;
+    c.no_grad_w2 = desc.needs_grad_w2 ? 0 : 1;
     float8_moe* handle = nullptr;
     const float8_status status = float8_moe_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

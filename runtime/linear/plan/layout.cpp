@@ -166,7 +166,8 @@ QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int 
   if (with_qt) qt.take_qt(tensor, at, whole_rows);
   if (kernels.keeps_scale(tensor)) at.kept_scale = Slot::kInputScale;
   if (scale_apart) qt.take_q_scale(tensor, at);
-  if (kernels.keeps_column_amax) at.col_amax = with_qt ? Ref(Slot::kInputScale) : qt.take_columns(at);
+  if (kernels.keeps_column_amax)
+    at.col_amax = with_qt ? Ref(Slot::kInputScale) : qt.take_columns(at);
   layout.qt_bytes = qt.size();
   layout.refs = fp8_refs(kernels.of(tensor), at, with_qt);
   if (kernels.keeps_column_amax && !with_qt) layout.refs.qt_inverse = at.col_amax;

@@ -136,8 +136,9 @@ def swiglu_over_ranks(
 class Mlp(torch.autograd.Function):
     """The SwiGLU experts of tokens, whose casts gather the tokens and compute what SwiGLU has.
 
-    Between forward and backward it keeps x, gate and up of each row, y of each where scores have a gradient,
-    and the fp8 copies of the weights where the config does not recompute them. Without scores x has the rows
+    Between forward and backward it keeps x where w13 trains, gate and up of each row, the fp8 copy of h where w2
+    trains, y of each row where scores have a gradient, and the fp8 copies of the weights where the config does not
+    recompute them. Without scores x has the rows
     of experts already, and so has the result; then there is no routing but the layout.
     """
 
@@ -164,7 +165,8 @@ class Mlp(torch.autograd.Function):
         again = (w13, w3, w2) if cast_again else (None, None, None)
         of_rows = (tokens, position, offs, row_scores, layout)
         kept = y if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(x, *again, *of_rows, kept, *saved, *of_backward, *scales[:2])
+        inputs = None if config & recipes.FROZEN else x
+        ctx.save_for_backward(inputs, *again, *of_rows, kept, *saved, *of_backward, *scales[:2])
         keep_parts(ctx, *scales[:2])
         ctx.scale_layout = scales.layout
         ctx.sizes = (w2.shape[0], w2.shape[2])
@@ -183,6 +185,7 @@ class Mlp(torch.autograd.Function):
         w13_state, w2_state = parts_kept(ctx, w13_state, w2_state)
         del rest
         release_saved(ctx)
+        x = grad if x is None else x  # which has its sizes and its type
         want_x, want_scores, want_w13, want_w3, want_w2 = wanted_grads(ctx)[:5]
         want_first = want_w13 or want_w3
         dx = dw13 = dw3 = dw2 = dscores = None
@@ -303,6 +306,11 @@ def _mlp(
     given = (x, scores, first, w3, w2)
     if wants_gradient(*given):
         places = (tokens, position, offs, row_scores, layout)
+        keeps_state = scales.w13 is not None
+        if not (first.requires_grad or (w3 is not None and w3.requires_grad)):
+            config = recipes.of_frozen_weight(config, keeps_state)
+        if not w2.requires_grad:
+            config = recipes.of_frozen_weight(config, keeps_state, recipes.FROZEN_W2)
         return _apply(*given, *places, config, copies, scales)  # type: ignore[no-any-return]
     y: torch.Tensor = _forward(x, tokens, first, w2, layout, config, False, copies, w3, scales)[0]
     return y if routing is None else combine(y, routing)

@@ -268,8 +268,8 @@ def forward_of(
 
 class ExpertsFunction(torch.autograd.Function):
     """y_e = x_e weight_e^T. Between forward and backward it keeps the fp8 copies of x (or x, where grad_weight
-    is in high precision), and of the weights where the config does not recompute these (or the weights, where
-    grad_input is)."""
+    is in high precision; nothing of x of frozen weights), and of the weights where the config does not recompute these
+    (or the weights, where grad_input is)."""
 
     @staticmethod
     def forward(
@@ -329,6 +329,8 @@ def linear(
     if kept is not None:
         config |= recipes.RECOMPUTE
     if wants_gradient(x, weight):
+        if not weight.requires_grad:
+            config = recipes.of_frozen_weight(config, scales is not None)
         return _apply(x, weight, layout, config, scales, scale_layout, kept)  # type: ignore[no-any-return]
     y: torch.Tensor = forward_of(x, weight, layout, config, False, scales, scale_layout, kept)[0]
     return y

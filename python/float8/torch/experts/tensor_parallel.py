@@ -202,11 +202,10 @@ def linears(
     if states:
         return _first_linears(parts, like, offs, layout, config, group, states)
     words = _words([(_operand(part.weight, like), part.dim) for part in parts], like, config, group)
-    rows = (layout, offs, config)
 
     def linear(part: Part, own: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
-        save = wants_gradient(x, part.weight)
-        return _apply(x, part.weight, *own, *rows, part.dim, group, save)  # type: ignore[no-any-return]
+        of_part, save = _how(config, x, part, False)
+        return _apply(x, part.weight, *own, layout, offs, of_part, part.dim, group, save)  # type: ignore[no-any-return]
 
     return [functools.partial(linear, part, own) for part, own in zip(parts, words, strict=True)]
 
@@ -223,14 +222,22 @@ def _first_linears(
     own = [part.weight.detach().to(like.dtype) for part in parts]
     amaxes = [torch.linalg.vector_norm(each, torch.inf, dtype=torch.float32) for each in own]
     words = max_over_ranks([each.view(1).view(torch.int32) for each in amaxes], group)
-    rows = (layout, offs, config)
 
     def linear(part: Part, amax: Tensor, state: State, x: Tensor) -> Tensor:
-        save = wants_gradient(x, part.weight)
-        return _apply_first(x, part.weight, amax, *state, *rows, part.dim, group, save)  # type: ignore[no-any-return]
+        of_part, save = _how(config, x, part, True)
+        operands = (part.weight, amax, *state, layout, offs)
+        return _apply_first(x, *operands, of_part, part.dim, group, save)  # type: ignore[no-any-return]
 
     each = zip(parts, words, states, strict=True)
     return [functools.partial(linear, *own) for own in each]
+
+
+def _how(config: int, x: Tensor, part: Part, keeps_state: bool) -> tuple[int, bool]:
+    """Returns the config of the linears with a weight, which may be frozen, and whether there is a backward."""
+    save = wants_gradient(x, part.weight)
+    if save and not part.weight.requires_grad:
+        config = recipes.of_frozen_weight(config, keeps_state)
+    return config, save
 
 
 def _operand(weight: Tensor, like: Tensor) -> Tensor:

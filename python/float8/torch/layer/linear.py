@@ -63,7 +63,7 @@ class Float8Linear(BaseLinear):
     _is_called = False  # in eager mode, also by an earlier recipe (stale_optimizers.py)
     _first_step: bool  # it scales dynamically, since an operand of it has no scale yet
     # With tensor parallelism (tensor_parallel.py):
-    _sharing: tuple[Any, int, Sharing] | None
+    _sharing: tuple[Any, int, Sharing, Sharing] | None  # while the weight trains, and frozen
     _output_dim: int | None  # of y, which ranks share by tokens
     _agreed: bool  # the ranks have compared the layer and its x
     _operations: tuple[Any, Any] | None  # forward and backward, in words
@@ -366,7 +366,10 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
             )
             configs = {layer._config, layer._compiled_config}
             if not layer.weight.requires_grad:
-                configs = {_linear.of_frozen_weight(each, layer._scale_view) for each in configs}
+                configs = {
+                    recipes.of_frozen_weight(each, layer._scale_view is not None)
+                    for each in configs
+                }
             for config in configs:
                 key = (config, type_of_x, type_of_weight, layer.weight.device, layer._may_share)
                 groups.setdefault(key, {})[size_of_rank(layer)] = layer

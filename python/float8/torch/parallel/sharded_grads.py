@@ -118,11 +118,15 @@ def slot_of(scales: Tensor | None, call: Call) -> Slot | None:
     return None if scales is None else Slot(scales, call.layout, call.first)
 
 
-def cast_again(x: Tensor, weight: Tensor, scales: Tensor | None, call: Call) -> list[Any]:
-    """Returns qt of x and, where forward cast the weight, of the weight."""
-    shares = [Share(rows_of(x.detach()), _ops.INPUT, call.x_share_dim())]
+def cast_again(
+    x: Tensor | None, weight: Tensor, dtype: torch.dtype, scales: Tensor | None, call: Call
+) -> list[Any]:
+    """Returns qt of x, where the weight trains, and, where forward cast the weight, of the weight."""
+    shares = []
+    if x is not None:
+        shares.append(Share(rows_of(x.detach()), _ops.INPUT, call.x_share_dim()))
     if not call.gathered:
-        shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
+        shares.append(Share(weight.detach().to(dtype), _ops.WEIGHT, call.dim))
     return [qt for _, qt in operands.cast(shares, call.to, True, slot_of(scales, call))]
 
 
@@ -152,11 +156,15 @@ def cast_grad(dy: Tensor, scales: Tensor | None, by_tokens: bool, call: Call) ->
     return operands.gather_both(q, qt, _shard_of_dy(dy, call), call.to)
 
 
-def dx_of_gathered(gemm: Gemm, dy: Tensor, scales: Tensor | None, call: Call) -> Any:
-    """Returns dx, and for grad_weight qt of the whole dy, or the whole dy in high precision."""
+def dx_of_gathered(
+    gemm: Gemm, dy: Tensor, scales: Tensor | None, by_tokens: bool, call: Call
+) -> Any:
+    """Returns dx, and for grad_weight qt of the whole dy, or without `by_tokens` the whole dy in high precision."""
     to = call.to
     q, qt = _cast_own_grad(dy, scales, 0, call)
     shard = _shard_of_dy(dy, call)
+    if by_tokens and qt is None:
+        return gemm.of_gathered(q, shard)[0], None, dy
     if to.rules.one_copy[_ops.GRAD_OUTPUT]:
         dx, gathered = gemm.of_gathered(q, shard, keep=True)
         return dx, operands.transposed(operands.whole_q(gathered, q, shard, to), shard), dy

@@ -58,7 +58,10 @@ def linear(
     if not call.gathered:
         shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
     key = _sharing_key(source, x, save, call) if slot is None else None
-    if (left := _find_left(source, key)) is not None:
+    left = _find_left(source, key)
+    # A linear with a frozen weight, which needs q alone, may have been the first.
+    lacks = left is not None and _needs_qt(call, save) and left[1][1] is None
+    if left is not None and not lacks:
         (whole, x_copies), of_weight = left, operands.cast(shares, call.to, save, slot)
     else:
         x_share = Share(grads.rows_of(x.detach()), _ops.INPUT, call.x_share_dim())
@@ -66,11 +69,16 @@ def linear(
         whole = x
         if call.x_dim is not None:
             x_copies = trimmed(x_copies, x_share.tensor.shape[0])
-            call = _gathering(source, key, x, call)
-            if not call.gathers:
-                whole, x_copies = _gather(x, x_copies, call)
+            if left is not None:
+                check_runs(x, call)
+                whole, x_copies = left[0], (left[1][0], x_copies[1])
+            else:
+                call = _gathering(source, key, x, call)
+                if not call.gathers:
+                    whole, x_copies = _gather(x, x_copies, call)
         if not call.gathers:
             _leave(source, key, whole, x_copies)
+    x_copies = x_copies if _needs_qt(call, save) else (x_copies[0], None)
     shard = x.detach() if call.x_dim is not None and _keeps_x(call) else None
     w_copies = of_weight[0] if of_weight else (None, None)
     tensors = (*flat(x_copies), *flat(w_copies))
@@ -113,7 +121,12 @@ _zeros: Any = _Zeros.apply
 
 
 def _keeps_x(call: Call) -> bool:
-    return call.recompute or not call.to.rules.is_fp8(operands.GRAD_WEIGHT)
+    in_fp8 = call.to.rules.is_fp8(operands.GRAD_WEIGHT)
+    return (call.recompute or not in_fp8) and not call.to.is_frozen
+
+
+def _needs_qt(call: Call, save: bool) -> bool:
+    return save and call.to.rules.is_fp8(operands.GRAD_WEIGHT)
 
 
 def flat(copies: operands.Copies) -> tuple[Tensor | None, ...]:
@@ -144,7 +157,7 @@ def _leave(source: Any, key: Any, *copies: Any) -> None:
     if not torch.compiler.is_compiling():
         grads.Latest.x = (weakref.ref(source), key, *copies)
     elif (left := getattr(source, LEFT, None)) is not None:
-        left.append((key, *copies))
+        left.insert(0, (key, *copies))
 
 
 def _gathering(source: Any, key: Any, x: Tensor, call: Call) -> Call:
@@ -158,10 +171,16 @@ def _gathering(source: Any, key: Any, x: Tensor, call: Call) -> Call:
 def gathering(x: Tensor, call: Call, leaves: bool) -> Call:
     """Says how a linear gathers its x, and whether it leaves it to others."""
     assert call.x_dim is not None
-    shard = grads.shard_of_x(x, call)
-    operands.check_runs(shard.rows // shard.outer, _ops.INPUT, call.to)
-    gathers = grads.overlaps(shard.rows // shard.outer, x, call)
+    gathers = grads.overlaps(check_runs(x, call), x, call)
     return call._replace(gathers=gathers, leaves=gathers and leaves)
+
+
+def check_runs(x: Tensor, call: Call) -> int:
+    """Returns the rows of a run of x that this rank has; raises where these cut blocks."""
+    shard = grads.shard_of_x(x, call)
+    run = shard.rows // shard.outer
+    operands.check_runs(run, _ops.INPUT, call.to)
+    return run
 
 
 def trimmed(copies: operands.Copies, rows: int) -> operands.Copies:
@@ -191,7 +210,7 @@ def gather_q(x: Tensor, copies: operands.Copies, call: Call) -> operands.Copies:
 
 def _sharing_key(source: Any, x: Tensor, save: bool, call: Call) -> tuple[Any, ...] | None:
     """Returns what must be equal for linears that share the copies of x, None where none does."""
-    own = (x.dtype, save, call)
+    own = (x.dtype, save, call.to.trained or call.to, *call[1:])  # q of x is not the weight's
     if torch.compiler.is_compiling():
         return own
     return None if source.is_inference() else (*own, source._version, _linear._place(x))
@@ -358,7 +377,8 @@ def backward(
     weight, x, scales, xqt, wqt = saved
     want_x, want_weight, want_bias = wanted
     if call.recompute:
-        xqt, *cast = grads.cast_again(x, weight, scales, call)
+        cast = grads.cast_again(x, weight, dy.dtype, scales, call)
+        xqt = None if x is None else cast.pop(0)
         wqt = cast[0] if cast else wqt
     given = weight
     if call.gathered:
@@ -367,6 +387,8 @@ def backward(
         # It has no values; what follows reads a shape and a type alone.
         weight = dy.new_empty((1,), dtype=weight.dtype).expand(weight.shape)
     fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
+    if to.trained is not None:  # the bias alone may read dy in high precision
+        fp8 = fp8[0], not want_bias or to.trained.rules.is_fp8(operands.GRAD_WEIGHT)
     of_x = grads.GatheredX(x, xqt, x_shape, call) if want_weight else None
     scatters = call.gathers and want_x and fp8[0]
     beside = of_x is not None and of_x.beside and want_x and fp8[0]
@@ -384,7 +406,7 @@ def backward(
         and call.y_dim is not None
         and grads.overlaps(grads.run_of_dy(dy, call), dy, call)
     ):
-        dx, dyqt, dy = grads.dx_of_gathered(gemm, dy, scales, call)
+        dx, dyqt, dy = grads.dx_of_gathered(gemm, dy, scales, by_tokens, call)
     else:
         if call.y_dim is not None and not by_tokens:
             dy = grads.whole_hp(dy, call.y_dim, to)

@@ -82,12 +82,14 @@ def _gathering(x: Tensor, parts: Sequence[Part], shared: bool) -> list[Part]:
 def _cast(x: Tensor, parts: Sequence[Part], save: bool) -> tuple[list[Copies], list[Copies]]:
     """Returns the copies of x, one for all that read it or with delayed scaling one for each, and of the weights."""
     of_x = Share(grads.rows_of(x), _ops.INPUT, parts[0].call.x_share_dim())
-    to = parts[0].call.to
     groups = [[part] for part in parts] if parts[0].slots() else [parts]
     x_copies, w_copies = [], []
     for i, group in enumerate(groups):
         reads_x = i < len(parts) - 1  # The group of down alone does not.
         shares = [of_x] if reads_x else []
+        # One copy of x is enough where all that read it are frozen.
+        readers = [part.call.to for part in group[: len(parts) - 1]]
+        to = next((each for each in readers if not each.is_frozen), readers[0])
         for part in group:
             if not part.call.gathered:
                 weight = part.weight.detach().to(x.dtype)
@@ -163,7 +165,8 @@ def _forward(
 
 
 class _MLP(torch.autograd.Function):
-    """y of this rank. Between forward and backward it keeps x and h in fp8, and what the activation reads."""
+    """y of this rank. Between forward and backward it keeps what the activation reads, and x and h in fp8 where the
+    weights that read them train."""
 
     @staticmethod
     def forward(
@@ -233,7 +236,9 @@ def _unpack(tensors: Sequence[Any], count: int) -> tuple[Sequence[Tensor], list[
     for i in range(count):
         weight, scales, *copies = kept[6 * i : 6 * i + 6]
         x_qt, w_qt = linears.pair(*copies[:2]), linears.pair(*copies[2:])
-        saved.append(linears.Saved(weight, None, scales, x_qt or saved[0].x_copy, w_qt))
+        if 0 < i < count - 1:
+            x_qt = x_qt or saved[0].x_copy
+        saved.append(linears.Saved(weight, None, scales, x_qt, w_qt))
     return read, saved
 
 
@@ -246,7 +251,7 @@ def _first_gradients(
     wanted: Sequence[Sequence[bool]],
 ) -> tuple[list[Any], list[Any]]:
     """Returns the gradients of x, and those of the weights, biases and scales, of gate and up, or of up alone."""
-    to = first[0][0].to
+    to = first[0][0].to.trained or first[0][0].to  # casts of both gradients make both copies
     slots = [grads.slot_of(saved.scales, call) for call, _, saved in first]
     want_bias = len(first) == 1 and wanted[0][1]
     copies, made = cast_activation(
@@ -316,13 +321,14 @@ def cast_activation(
     if first or (not slots and operands.spans_ranks(share, to)):
         return _cast_over_ranks(of, share, to, slots if save else ())
     config, layout, scales = to.rules.config, 0, [slot.scales for slot in slots]
+    both = save and to.rules.is_fp8(operands.GRAD_WEIGHT)
     if slots:
         config, layout = to.rules.delayed, slots[0].layout
     one = scales[0] if scales else None
     sums = None
     if of.grad is None:
         buffers = _ops.quantize_activation(
-            of.x, of.up, of.kind, config, save, one, layout, not save
+            of.x, of.up, of.kind, config, both, one, layout, not save
         )
     elif of.up is None:
         *buffers, sums = _ops.quantize_activation_backward(
@@ -333,7 +339,7 @@ def cast_activation(
             of.grad, of.x, of.up, of.kind, config, False, scales, layout
         )
     return [
-        operands.copies_in((buffers[i], buffers[i + 1]), share, config, save, False)
+        operands.copies_in((buffers[i], buffers[i + 1]), share, config, both, False)
         for i in range(0, len(buffers), 2)
     ], sums
 

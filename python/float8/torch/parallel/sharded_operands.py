@@ -45,6 +45,9 @@ class Rules:
     granularities: tuple[tuple[int, int], ...]  # of q and qt, for each operand
     one_copy: tuple[bool, ...]  # of each operand: qt is q transposed
     mixed: bool  # some casts are delayed and others are not
+    # Those of a linear with a frozen weight, which has no operands of grad_weight in fp8; none of a custom recipe with
+    # delayed scaling, as recipes.of_frozen_weight says.
+    of_frozen: Rules | None = None
 
     def is_fp8(self, gemm: int) -> bool:
         """Tells whether a GEMM is in fp8."""
@@ -58,6 +61,18 @@ class Rules:
 
 @functools.cache
 def rules_of(recipe: Recipe, emulate: bool, saturate: bool) -> Rules:
+    rules = _rules(recipe, emulate, saturate)
+    if recipe.delayed and recipe.name is None:
+        return rules
+    frozen = dataclasses.replace(recipe, grad_weight=Recipe.named("bf16").grad_weight)
+    # Delayed scales are those of the recipe, whose casts leave qt out.
+    of_frozen = dataclasses.replace(
+        _rules(frozen, emulate, saturate), delayed=rules.delayed, mixed=rules.mixed
+    )
+    return dataclasses.replace(rules, of_frozen=of_frozen)
+
+
+def _rules(recipe: Recipe, emulate: bool, saturate: bool) -> Rules:
     operands = (
         (recipe.output.a, recipe.grad_weight.b),
         (recipe.output.b, recipe.grad_input.b),
@@ -88,6 +103,11 @@ class Sharing:
     group: str
     ranks: int
     rank: int
+    trained: Sharing | None = None  # where the weight is frozen: what it is while it trains
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.trained is not None
 
 
 def _granularity(cast: Cast) -> int:
@@ -138,11 +158,11 @@ def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) ->
         if all(granularity == HIGH_PRECISION for granularity in needed):
             copies.append((None, None))
         elif slot is not None and not first:
-            config = to.rules.delayed
+            config, both = to.rules.delayed, save and needed[1] != HIGH_PRECISION
             buffers = _ops.quantize(
-                share.tensor, config, share.operand, save, slot.scales, slot.layout, not save
+                share.tensor, config, share.operand, both, slot.scales, slot.layout, not save
             )
-            copies.append(copies_in(buffers, share, config, save, False))
+            copies.append(copies_in(buffers, share, config, both, False))
         elif not first and not spans_ranks(share, to):
             buffers = _ops.quantize(share.tensor, to.rules.config, share.operand, save)
             copies.append(copies_in(buffers, share, to.rules.config, save, False))
@@ -322,9 +342,11 @@ def transposed(q: Copy, shard: Shard) -> Copy:
     return Copy(_padded(q.data[:, : shard.cols].t().contiguous(), BLOCK), q.scales)
 
 
-def gather_both(q: Copy, qt: Copy, shard: Shard, to: Sharing) -> tuple[Copy, Copy]:
-    """Returns q and qt of the whole operand; qt is made of q where it has the same bytes."""
+def gather_both(q: Copy, qt: Copy | None, shard: Shard, to: Sharing) -> tuple[Copy, Copy | None]:
+    """Returns q and qt of the whole operand; qt is made of q where it has the same bytes, and None where there is none."""
     started = start_gathers(parts_of_q(q, shard, to), to)
+    if qt is None:
+        return whole_q(wait_all(started), q, shard, to), None
     if to.rules.one_copy[shard.operand]:
         whole = whole_q(wait_all(started), q, shard, to)
         return whole, transposed(whole, shard)

@@ -61,12 +61,17 @@ def mlp(layers: Sequence[Float8Linear], inputs: Sequence[Any], activation: int) 
     x, x_dim = _input(before[0], given[0])
     parts = [_part(layer, given[0], x_dim) for layer in layers]
     shared = parts[0].scales is None and all(
-        each is inputs[0] and part.call == parts[0].call
+        each is inputs[0] and _trained(part.call) == _trained(parts[0].call)
         for each, part in zip(inputs, parts[:-1], strict=True)
     )
     x_of_up = None if shared else _input(before[-1], given[-1])[0]
     y = sharded_mlp.mlp(x, x_of_up, shared, parts, activation)
     return _output(down, given[0], y, parts[-1].call)
+
+
+def _trained(call: Call) -> Call:
+    """Returns what a call is where the weight trains."""
+    return call if call.to.trained is None else call._replace(to=call.to.trained)
 
 
 def _of_autocast(input: Any) -> Any:
@@ -174,6 +179,7 @@ def compare_call(layer: Float8Linear, x: Any, way: str = "") -> None:
         name = layer._layer_name
         layouts = f"{placements[0]}, y by dimension {layer._output_dim}"
         layouts += f", {way}" if way else ""
+        layouts += "" if layer.weight.requires_grad else ", frozen"
         at = f", {x.placements}" if isinstance(x, DTensor) else ""
         facts: dict[str, Any] = {"layers": {name: f"{layer.describe()}, {layouts}"}}
         if x is not None:
@@ -196,7 +202,7 @@ def sharing_of(layer: Float8Linear, weight: Any) -> tuple[int, Sharing]:
     mesh, placements = weight.device_mesh, weight.placements
     known = layer._sharing
     if known is not None and known[0] == (mesh, placements, layer._config):
-        return known[1], known[2]
+        return known[1], known[2] if weight.requires_grad else known[3]
     if len(placements) != 1 or not (placements[0].is_shard(0) or placements[0].is_shard(1)):
         raise ValueError(
             f"float8: a weight is a DTensor with placements {placements}; a linear in fp8 has "
@@ -204,9 +210,12 @@ def sharing_of(layer: Float8Linear, weight: Any) -> tuple[int, Sharing]:
         )
     dim = placements[0].dim
     check_split(layer, dim, mesh.size())
-    to = Sharing(layer._rules, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
-    layer._sharing = ((mesh, placements, layer._config), dim, to)
-    return dim, to
+    ranks = (mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
+    to = of_frozen = Sharing(layer._rules, *ranks)
+    if layer._rules.of_frozen is not None:
+        of_frozen = Sharing(layer._rules.of_frozen, *ranks, trained=to)
+    layer._sharing = ((mesh, placements, layer._config), dim, to, of_frozen)
+    return dim, to if weight.requires_grad else of_frozen
 
 
 def _check_tokens(tokens: int, to: Sharing) -> None:

@@ -380,7 +380,7 @@ def test_under_plans_of_transformers(model: str, recipe: str, tmp_path: Any) -> 
     ranks.spawn(_under_transformers, 2, tmp_path, model, recipe, str(tmp_path))
 
 
-def _delayed(_: Any, rank: int, world: int) -> None:
+def _delayed(_: Any, rank: int, world: int, frozen: bool) -> None:
     """A first step has the scales of the whole tensors, and steps end over the ranks that share them."""
     mesh = init_device_mesh(ranks.device, (1, world), mesh_dim_names=("replica", "tensor"))
     tensor = mesh["tensor"].get_group()
@@ -397,6 +397,7 @@ def _delayed(_: Any, rank: int, world: int) -> None:
             p.data.copy_(each)
     for model in models:
         f8.attach_scales(model)
+        model[0].w2.requires_grad_(not frozen)  # type: ignore[union-attr]
     states = [model.float8_scales for model in models]
     one, several = (model[0] for model in models)
 
@@ -429,8 +430,9 @@ def _delayed(_: Any, rank: int, world: int) -> None:
         assert torch.equal(states[0].state, states[1].state)
 
 
-def test_delayed_scaling(tmp_path: Any) -> None:
-    ranks.spawn(_delayed, 2, tmp_path)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_delayed_scaling(frozen: bool, tmp_path: Any) -> None:
+    ranks.spawn(_delayed, 2, tmp_path, frozen)
 
 
 def _under_fsdp(_: Any, rank: int, world: int, gathers: bool) -> None:

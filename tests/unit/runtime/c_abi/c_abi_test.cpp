@@ -415,12 +415,12 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, experts_count, 56U);
   F8_ENDS(float8_scale_slots, opaque, 32U);
-  F8_ENDS(float8_experts_desc, dy_over_ranks, 88U);
+  F8_ENDS(float8_experts_desc, reserved, 96U);
   F8_ENDS(float8_experts_forward_args, w_amax, 208U);
   F8_ENDS(float8_experts_backward_args, w_amax, 256U);
   F8_ENDS(float8_expert_quantizer_desc, reserved, 72U);
   F8_ENDS(float8_expert_quantize_args, scales, 168U);
-  F8_ENDS(float8_moe_desc, reserved, 88U);
+  F8_ENDS(float8_moe_desc, reserved, 96U);
   F8_ENDS(float8_moe_forward_args, buffers, 376U);
   F8_ENDS(float8_moe_backward_args, reserved_2, 488U);
   F8_ENDS(float8_model_layer, skew, 40U);

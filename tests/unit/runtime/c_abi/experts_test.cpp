@@ -216,6 +216,41 @@ TEST_F(ExpertsAbi, ARecomputedWeightIsNotSaved) {
   float8_experts_destroy(keeps);
 }
 
+// Frozen weights leave y and dx as they are. What forward saves is for the gradient of the weights alone, but for
+// their own copy.
+TEST_F(ExpertsAbi, FrozenWeightsHaveNoGradient) {
+  for (const char* recipe : {"tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"}) {
+    float8_experts_desc of = desc(recipe);
+    float8_experts* const trained = plan_experts(of);
+    of.no_grad_weight = 1;
+    float8_experts* const frozen = plan_experts(of);
+    ASSERT_NE(frozen, nullptr) << float8_last_error();
+    of.recompute_weight = 1;
+    float8_experts* const keeps_nothing = plan_experts(of);
+    EXPECT_EQ(float8_experts_saved_bytes(keeps_nothing), 0U) << recipe;
+    const bool reads_x = std::string_view(recipe) == "rowwise_with_gw_hp";
+    EXPECT_LE(float8_experts_saved_bytes(frozen) + (reads_x ? 0 : kM * kK),
+              float8_experts_saved_bytes(trained));
+    EXPECT_LE(float8_experts_workspace_bytes(frozen), float8_experts_workspace_bytes(trained));
+    Operands expected = operands_of(trained), got = operands_of(frozen);
+    const Memory dw = memory(2 * kN * kK * 2);
+    got.backward.dw = {dw.get()};
+    EXPECT_EQ(float8_experts_backward(frozen, &got.backward, nullptr), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("dw is given, the plan was made with float8_experts_desc.no_grad_weight"));
+    expected.backward.dw = {dw.get()};
+    got.backward.dw = {};
+    for (const auto& [plan, step] : {std::pair(trained, &expected), {frozen, &got}}) {
+      if (reads_x && plan == trained) step->backward.x = step->forward.x;
+      ASSERT_EQ(float8_experts_forward(plan, &step->forward, nullptr), FLOAT8_OK);
+      ASSERT_EQ(float8_experts_backward(plan, &step->backward, nullptr), FLOAT8_OK)
+          << float8_last_error();
+    }
+    EXPECT_EQ(std::memcmp(got.y.get(), expected.y.get(), 65 * kN * 2), 0) << recipe;
+    EXPECT_EQ(std::memcmp(got.dx.get(), expected.dx.get(), 65 * kK * 2), 0) << recipe;
+    for (float8_experts* each : {trained, frozen, keeps_nothing}) float8_experts_destroy(each);
+  }
+}
+
 // A scale state has the slots of linears and behind them those of expert linears, and ends their steps.
 TEST_F(ExpertsAbi, DelayedScalesAreThoseOfALinear) {
   float8_experts* const experts = plan_experts(desc("delayed"));

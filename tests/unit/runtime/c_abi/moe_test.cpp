@@ -64,6 +64,53 @@ void MoeStep::expect_a_step_of_two_linears() {
   expect_same(alone.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2 alone");
 }
 
+// A frozen w13, w2 or both leave the other results as they are; backward then reads no x, and there is nothing of
+// silu(gate) up between the calls.
+TEST_P(MoeStep, LeavesOutTheGradientsOfFrozenWeights) {
+  ASSERT_NO_FATAL_FAILURE(plan());
+  step_.first_step = 1;
+  const Step expected = by_experts();
+  const size_t of_w2 = float8_moe_buffer_bytes(moe_, FLOAT8_MOE_SAVED_OF_W2);
+  const size_t scratch = float8_moe_workspace_bytes(moe_);
+  for (const auto& [w13, w2] : {std::pair(true, false), {false, true}, {true, true}}) {
+    float8_moe_destroy(moe_);
+    float8_moe_desc of = desc();
+    of.no_grad_w13 = w13 ? 1 : 0;
+    of.no_grad_w2 = w2 ? 1 : 0;
+    ASSERT_EQ(float8_moe_plan(context_.get(), &of, &moe_), FLOAT8_OK) << float8_last_error();
+    EXPECT_EQ(float8_moe_buffer_bytes(moe_, FLOAT8_MOE_GATE_UP_GRAD_QT) == 0, w13);
+    const size_t copy = w2 ? kRouted * kHidden : 0;
+    EXPECT_LE(float8_moe_buffer_bytes(moe_, FLOAT8_MOE_SAVED_OF_W2) + copy, of_w2);
+    EXPECT_LE(float8_moe_workspace_bytes(moe_), scratch);
+    const Step got{memory(kRouted * kDim * 2), memory(kRouted * kDim * 2),
+                   memory(kRowsOfW13 * kDim * 2), memory(kRowsOfW2 * kHidden * 2)};
+    const float8_moe_forward_args forward = forward_args(got.y);
+    poison();
+    ASSERT_EQ(float8_moe_forward(moe_, &forward, nullptr), FLOAT8_OK) << float8_last_error();
+    float8_moe_backward_args backward = backward_args(got.dx, got.dw13, got.dw2);
+    EXPECT_EQ(float8_moe_backward(moe_, &backward, nullptr), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_TRUE(says(w13 ? "float8_moe_desc.no_grad_w13" : "float8_moe_desc.no_grad_w2"));
+    float8_moe_backward_args part = backward;
+    part.part = FLOAT8_MOE_GRAD_GATE_UP;
+    part.dx = part.dw13 = part.dw3 = part.dw2 = {};
+    part.buffers.hidden_grad = {got.dw2.get()};
+    part.buffers.gate_up_grad_qt = {got.dw13.get()};
+    if (w13) {
+      EXPECT_EQ(float8_moe_backward(moe_, &part, nullptr), FLOAT8_INVALID_ARGUMENT);
+      EXPECT_TRUE(says("gate_up_grad_qt is given, the plan was made with float8_moe_desc.no_grad"));
+    }
+    if (w13) backward.x = {};
+    if (w13) backward.dw13 = backward.dw3 = {};
+    if (w2) backward.dw2 = {};
+    poison();
+    ASSERT_EQ(float8_moe_backward(moe_, &backward, nullptr), FLOAT8_OK) << float8_last_error();
+    expect_same(got.y, expected.y, kUsed * kDim, "y");
+    expect_same(got.dx, expected.dx, kUsed * kDim, "dx");
+    if (!w13) expect_same(joined(got.dw13), expected.dw13, kRowsOfW13 * kDim, "dw13");
+    if (!w2) expect_same(got.dw2, expected.dw2, kRowsOfW2 * kHidden, "dw2");
+  }
+}
+
 class MoeRefusals : public MoeAbi {
  protected:
 };

@@ -100,6 +100,12 @@ TEST_P(MoeWrapper, RefusesInTheWordsOfC) {
   refuses([](auto& d) { d.sm_limit = -1; });
   const auto moe = Moe::plan(context_, in_cpp()).value();
   EXPECT_EQ(moe.linear(2), nullptr);
+  MoeDesc frozen = in_cpp();
+  frozen.needs_grad_w13 = frozen.needs_grad_w2 = false;
+  const auto of_frozen = Moe::plan(context_, frozen).value();
+  EXPECT_EQ(of_frozen.buffer_bytes(FLOAT8_MOE_GATE_UP_GRAD_QT), 0U);
+  EXPECT_LT(of_frozen.buffer_bytes(FLOAT8_MOE_SAVED_OF_W2),
+            moe.buffer_bytes(FLOAT8_MOE_SAVED_OF_W2));
   MoeForwardArgs forward;
   const Status status = moe.forward(forward, nullptr);
   forward.m = kRouted;

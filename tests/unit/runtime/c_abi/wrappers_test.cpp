@@ -193,6 +193,10 @@ TEST_F(ExpertsWrapper, RefusesInTheWordsOfC) {
   const Status status = experts.backward(backward, nullptr);
   backward.m = kM;
   expect_refused_as_in_c(status, float8_experts_backward, experts.get(), backward);
+  ExpertsDesc frozen = of_experts();
+  frozen.needs_grad_weight = false;
+  EXPECT_FALSE(Experts::plan(context_, frozen).value().backward(backward, nullptr));
+  EXPECT_TRUE(says("float8_experts_desc.no_grad_weight"));
   ExpertsDesc unknown = of_experts();
   unknown.recipe = Recipe::named("no_such_recipe");
   EXPECT_EQ(Experts::plan(context_, unknown).error().code, FLOAT8_INVALID_ARGUMENT);

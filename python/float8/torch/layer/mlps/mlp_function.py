@@ -37,7 +37,7 @@ class Layer(NamedTuple):
     def config(self, of_casts: int, save: bool) -> int:
         own = of_casts if self.bias is None else of_casts | recipes.BIAS
         is_frozen = save and not self.weight.requires_grad
-        return _linear.of_frozen_weight(own, self.scales) if is_frozen else own
+        return recipes.of_frozen_weight(own, self.scales is not None) if is_frozen else own
 
 
 def keeps_input(configs: Sequence[int]) -> bool:
