@@ -105,11 +105,13 @@ def _saved_bytes(n: int, k: int, config: int, x_given: bool, w_given: bool) -> t
 
 @functools.cache
 def _quantized_bytes(
-    cols: int, config: int, operand: int, backward: bool, computed: bool = False
+    cols: int, config: int, operand: int, backward: bool, of_activation: bool = False
 ) -> tuple[tuple[int, int], ...]:
-    """Returns the same for q and for qt of an input or a gradient; `computed`: of an input that is computed as it is cast."""
+    """Returns the same for q and for qt of an input or a gradient; `of_activation`: of an input that is one."""
     one, two = (
-        torch.ops.float8.quantized_bytes(m, cols, config, operand, backward, computed=computed)
+        torch.ops.float8.quantized_bytes(
+            m, cols, config, operand, backward, of_activation=of_activation
+        )
         for m in (ROWS, 2 * ROWS)
     )
     return tuple((2 * a - b, b - a) for a, b in zip(one, two, strict=True))
@@ -137,14 +139,14 @@ def _fake_quantize(
     scales: torch.Tensor | None = None,
     layout: int = 0,
     evaluate: bool = False,
-    computed: bool = False,
+    of_activation: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     if operand == WEIGHT:
         rows, cols = map(int, x.shape)
         sizes = torch.ops.float8.quantized_bytes(rows, cols, config, operand, backward)
     else:
         blocks = _blocks(x)
-        parts = _quantized_bytes(int(x.shape[-1]), config, operand, backward, computed)
+        parts = _quantized_bytes(int(x.shape[-1]), config, operand, backward, of_activation)
         sizes = tuple(base + step * blocks for base, step in parts)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
 
@@ -166,7 +168,7 @@ def _fake_quantize_rms_norm(
     backward: bool,
     *_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    return _fake_quantize(x, config, INPUT, backward, computed=True)
+    return _fake_quantize(x, config, INPUT, backward)
 
 
 @fake_kernel("quantize_rms_norm_again")
@@ -187,7 +189,7 @@ def _fake_quantize_layer_norm(
     backward: bool,
     *_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    return _fake_quantize(x, config, INPUT, backward, computed=True)
+    return _fake_quantize(x, config, INPUT, backward)
 
 
 @fake_kernel("quantize_layer_norm_again")
@@ -222,7 +224,7 @@ def _fake_quantize_activation(
     **__: Any,
 ) -> tuple[torch.Tensor, ...]:
     _check_shapes(x=x, up=up)
-    return _fake_quantize(x, config, INPUT, backward, computed=True)
+    return _fake_quantize(x, config, INPUT, backward, of_activation=True)
 
 
 @fake_kernel("quantize_activation_again")

@@ -216,7 +216,7 @@ _OTHERS = (
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     (
         "quantized_bytes(int rows, int cols, int config, int operand, bool backward, int "
-        "whole_rows=0, bool computed=False) -> (int, int)"
+        "whole_rows=0, bool of_activation=False) -> (int, int)"
     ),
     "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool apart) -> ()",
     "capture_id(Tensor x) -> int",

@@ -16,9 +16,9 @@ namespace {
 // The bytes of copies of 0 rows. Each block of rows adds as many bytes as the one before, so a tensor
 // without rows has as much less than one block as one block has less than two.
 QuantizedBytes bytes_without_rows(int64_t cols, Config config, int64_t operand, bool backward,
-                                  bool computed = false) {
+                                  bool of_activation = false) {
   const auto bytes = [&](int64_t rows) {
-    return quantized_bytes(rows, cols, config, operand, backward, 0, computed);
+    return quantized_bytes(rows, cols, config, operand, backward, 0, of_activation);
   };
   const QuantizedBytes one = bytes(kRows), two = bytes(2 * kRows);
   return {2 * one.q - two.q, 2 * one.qt - two.qt};
@@ -55,8 +55,9 @@ std::tuple<Tensor, Tensor> quantize_one(const Tensor& x, const ComputedOf& of, i
   Cast cast(x, config, operand, copies_of(Config(config), operand_of(operand), backward));
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
-    const QuantizedBytes none = bytes_without_rows(cast.rows.cols, Config(config), operand,
-                                                   backward, of.source != FLOAT8_PLAIN);
+    const QuantizedBytes none =
+        bytes_without_rows(cast.rows.cols, Config(config), operand, backward,
+                           of.source == FLOAT8_GLU || of.source == FLOAT8_ACTIVATION);
     return {empty_bytes(none.q, device), empty_bytes(none.qt, device)};
   }
   of.set(cast.key);

@@ -352,9 +352,9 @@ int64_t saved_bytes_op(int64_t m, int64_t n, int64_t k, int64_t config, bool x_g
 
 std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int64_t config,
                                                 int64_t operand, bool backward, int64_t whole_rows,
-                                                bool computed) {
+                                                bool of_activation) {
   const QuantizedBytes bytes =
-      quantized_bytes(rows, cols, Config(config), operand, backward, whole_rows, computed);
+      quantized_bytes(rows, cols, Config(config), operand, backward, whole_rows, of_activation);
   return {bytes.q, bytes.qt};
 }
 

@@ -27,7 +27,7 @@ bool reads_shards(const Tensor& dy, const Tensor& weight, int64_t config);
 int64_t saved_bytes_op(int64_t m, int64_t n, int64_t k, int64_t config, bool x_given, bool w_given);
 std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int64_t config,
                                                 int64_t operand, bool backward, int64_t whole_rows,
-                                                bool computed);
+                                                bool of_activation);
 void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
              int64_t m, int64_t config, bool apart);
 

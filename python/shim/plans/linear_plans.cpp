@@ -259,7 +259,7 @@ int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given
 }
 
 QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_t operand,
-                               bool backward, int64_t whole_rows, bool computed) {
+                               bool backward, int64_t whole_rows, bool of_activation) {
   const float8_layout layout =
       layout_of({.config = config.of_casts(),
                  .rows_max = rows,
@@ -268,7 +268,7 @@ QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_
                  .copies = copies_of(config, operand_of(operand), backward),
                  .over_ranks = whole_rows > 0,
                  .whole_rows = whole_rows,
-                 .source = static_cast<int8_t>(computed ? FLOAT8_ACTIVATION : FLOAT8_PLAIN)},
+                 .source = static_cast<int8_t>(of_activation ? FLOAT8_ACTIVATION : FLOAT8_PLAIN)},
                 0);
   return {static_cast<int64_t>(layout.tensor_bytes - layout.transposed_bytes),
           static_cast<int64_t>(layout.transposed_bytes)};

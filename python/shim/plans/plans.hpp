@@ -307,10 +307,10 @@ struct QuantizedBytes {
   int64_t qt = 0;
 };
 // `whole_rows`: those of a shard of up to `rows` rows, which may cut blocks of the whole; else 0.
-// `computed`: of an input that is computed as it is cast.
+// `of_activation`: of an input that is an activation, computed as it is cast.
 [[nodiscard]] QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config,
                                              int64_t operand, bool backward, int64_t whole_rows = 0,
-                                             bool computed = false);
+                                             bool of_activation = false);
 
 // The places of a quantizer's copies in their buffers, in bytes. `scales_in_qt`: q's inverse scale
 // is in qt's buffer. A copy that is not made has a pitch of 0.

@@ -21,7 +21,7 @@ typedef enum float8_copies {
       2, /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
   /* q of an input, for linears with recompute. Their backward casts the input again, and needs the
    * tensor's scale for that, if it has one: it lies apart, in the place of qt. There lie also the maxima of the
-   * columns of what is computed from x (float8_source), fp32 [cols], where q has a scale of each row and qt of each
+   * columns of an activation (FLOAT8_ACTIVATION, FLOAT8_GLU), fp32 [cols], where q has a scale of each row and qt of each
    * column: the launch that finds those of rows finds them too. The view has them as qt_inverse_scale. */
   FLOAT8_Q_FOR_RECOMPUTE = 3,
   /* qt of such an input, made in backward for all linears that read it: they are given it by x.fp8, and

@@ -104,8 +104,8 @@ Status Quantizer::lay_out(int sm_count) {
   kernels_.from_f32 = desc_.f32_source;
   Copies& copies = kernels_.copies[static_cast<size_t>(desc_.operand)];
   const bool scale_apart = desc_.scale_apart && copies.share_dynamic_scale();
-  kernels_.keeps_column_amax = desc_.source != CastSource::kPlain &&
-                               (desc_.scale_apart || desc_.recast) && copies.have_dynamic_axes();
+  kernels_.keeps_column_amax =
+      activates() && (desc_.scale_apart || desc_.recast) && copies.have_dynamic_axes();
   if (!desc_.q) copies.q.reset();
   if (!desc_.qt) copies.qt.reset();
   if (!copies.q && !copies.qt) {
@@ -245,6 +245,10 @@ Status Quantizer::plan_shards() {
   return {};
 }
 
+bool Quantizer::activates() const {
+  return desc_.source != CastSource::kPlain && codegen::has_activation(computed_of(desc_.source));
+}
+
 bool Quantizer::casts_gradients() const {
   return desc_.source != CastSource::kPlain && codegen::is_gradient(computed_of(desc_.source));
 }
@@ -262,9 +266,7 @@ Status Quantizer::check_computed() const {
                 "FLOAT8_GLU_BACKWARD",
                 name_of(desc_.source));
   }
-  const bool activates =
-      desc_.source != CastSource::kPlain && codegen::has_activation(computed_of(desc_.source));
-  if (!activates && desc_.activation != codegen::Activation::kSilu) {
+  if (!activates() && desc_.activation != codegen::Activation::kSilu) {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_quantizer_desc.activation is given and source is {}, which has none; set "
                 "it to 0",
@@ -279,12 +281,12 @@ Status Quantizer::check_computed() const {
                 kernels::kCastTile);
   }
   const Tensor operand = casts_gradients() ? Tensor::kGradOutput : Tensor::kInput;
-  const bool cut = activates ? desc_.whole_rows != 0 : desc_.over_ranks;
+  const bool cut = activates() ? desc_.whole_rows != 0 : desc_.over_ranks;
   if (desc_.operand == operand && !cut && !desc_.f32_source) return {};
   return fail(ErrorCode::kInvalidArgument,
               "float8_quantizer_desc.source is {}; it is for {} without {} and f32_source",
               name_of(desc_.source), casts_gradients() ? "FLOAT8_GRAD_OUTPUT" : "FLOAT8_INPUT",
-              activates ? "whole_rows" : "over_ranks");
+              activates() ? "whole_rows" : "over_ranks");
 }
 
 Status Quantizer::plan_computed() {

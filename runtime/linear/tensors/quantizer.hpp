@@ -42,7 +42,8 @@ struct QuantizerDesc {
   bool count = false;
   bool q = true;  // the copies that are made, of those that the recipe has
   bool qt = true;
-  // Of q alone: in qt's place lie the tensor's scale or, where the source is computed, the maxima of its columns.
+  // Of q alone: in qt's place lie the tensor's scale or, of an activation, the maxima of its columns. What norms make has
+  // none, since a graph may compute it in one of both casts alone.
   bool scale_apart = false;
   bool recast = false;      // of qt alone: by what such a q left
   bool over_ranks = false;  // calls cast shards, of up to `rows` rows, or of some columns
@@ -137,6 +138,7 @@ class Quantizer {
   }
   [[nodiscard]] Status check_kept_scale(const QuantizeCall& call) const;
   [[nodiscard]] Status check_computed() const;
+  [[nodiscard]] bool activates() const;  // what is cast is an activation, or a gradient of one
   [[nodiscard]] bool casts_gradients() const;  // that are computed
   // Tells whether a call takes its first scales from all ranks' tensors, and so writes them.
   [[nodiscard]] static bool over_ranks(const QuantizeCall& call);
