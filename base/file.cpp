@@ -36,8 +36,11 @@ struct Target {
 };
 
 // The number of this process's descriptor that `link` stands for, as /proc/self/fd/1 does: such a
-// link's text is no path to open.
+// link's text is no path to open. The standard streams are known by name, since a container's /dev may
+// lack them: a new file there is nothing that anybody asks for.
 std::optional<int> own_descriptor(const fs::path& link) {
+  if (link == "/dev/stdout") return STDOUT_FILENO;
+  if (link == "/dev/stderr") return STDERR_FILENO;
   std::error_code error;
   const fs::path folder = fs::canonical(folder_of(link), error);
   if (error || folder != fs::canonical("/proc/self/fd", error)) return std::nullopt;
@@ -51,6 +54,11 @@ Result<Target> find_target(const fs::path& path) {
   Target target{.path = path};
   for (int links = 0; links < kMaxLinks; ++links) {
     if (!target.path.has_filename()) return cannot("it is no name of a file");
+    if (const auto number = own_descriptor(target.path)) {
+      target.own = Descriptor(::fcntl(*number, F_DUPFD_CLOEXEC, 0));
+      if (!target.own.is_open()) return cannot(errno_text());
+      return target;
+    }
     struct stat info {};
     if (::lstat(target.path.c_str(), &info) != 0) {
       if (errno != ENOENT) return cannot(errno_text());
@@ -62,11 +70,6 @@ Result<Target> find_target(const fs::path& path) {
       target.group = info.st_gid;
       if (S_ISREG(info.st_mode) || S_ISCHR(info.st_mode) || S_ISFIFO(info.st_mode)) return target;
       return cannot(f8::format("it is {}; name a file", kind_of(info.st_mode)));
-    }
-    if (const auto number = own_descriptor(target.path)) {
-      target.own = Descriptor(::fcntl(*number, F_DUPFD_CLOEXEC, 0));
-      if (!target.own.is_open()) return cannot(errno_text());
-      return target;
     }
     std::error_code error;
     const fs::path link = fs::read_symlink(target.path, error);
