@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd import forward_ad
 
 from float8 import recipes
 from float8.torch import _schemas as _schemas
@@ -76,11 +75,6 @@ def of_autocast(x: torch.Tensor) -> torch.Tensor:
     if not x.is_meta and torch.is_autocast_enabled(device):
         return x.to(torch.get_autocast_dtype(device))
     return x
-
-
-def is_transformed() -> bool:
-    """Tells whether torch.func or a forward-mode gradient transforms what is called."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 @functools.cache

@@ -109,21 +109,30 @@ def wants_gradient(*operands: Tensor | None) -> bool:
     Raises RuntimeError for gradients of forward mode and of torch.func, which ops, or graphs of torch.compile, would
     leave out without a word.
     """
-    if forward_ad._current_level >= 0:
+    if _has_forward_gradients():
         for each in operands:
             if each is not None and forward_ad.unpack_dual(each).tangent is not None:  # type: ignore[no-untyped-call]
                 _refuse("gradients of forward mode (torch.func.jvp, torch.autograd.forward_ad)")
     enabled = torch.is_grad_enabled()
     wanted = enabled and any(each is not None and each.requires_grad for each in operands)
     # torch.compile does not say of a tensor of torch.func that it requires a gradient.
-    if enabled and (wanted or torch.compiler.is_compiling()) and _is_transformed():
+    if enabled and (wanted or torch.compiler.is_compiling()) and _is_of_functions():
         _refuse("gradients of torch.func (grad, vjp, jacrev; vmap computes under torch.no_grad)")
     return wanted
 
 
+def is_transformed() -> bool:
+    """Tells whether torch.func or a forward-mode gradient transforms what is called."""
+    return _is_of_functions() or _has_forward_gradients()
+
+
 @traced.constant
-def _is_transformed() -> bool:
+def _is_of_functions() -> bool:
     return torch._C._are_functorch_transforms_active()
+
+
+def _has_forward_gradients() -> bool:
+    return forward_ad._current_level >= 0
 
 
 def _refuse(gradients: str) -> NoReturn:

@@ -8,7 +8,7 @@ import torch
 
 from float8 import recipes
 from float8.torch import _ops
-from float8.torch.contexts import once_differentiable, wanted_grads
+from float8.torch.contexts import is_transformed, once_differentiable, wanted_grads
 
 MAX_COLS = 32768
 ROUNDINGS = {"once": 0, "normalized": 1}  # float8_norm_rounding
@@ -156,7 +156,7 @@ def by_operations(
 
 def fits(x: Any, weight: Any, emulate: bool) -> bool:
     """Tells whether the kernel can compute it here."""
-    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or _ops.is_transformed():
+    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or is_transformed():
         return False
     return (
         type(weight) in (torch.nn.Parameter, torch.Tensor)

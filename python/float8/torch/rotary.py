@@ -12,6 +12,7 @@ import torch
 
 from float8 import recipes
 from float8.torch import _ops
+from float8.torch.contexts import is_transformed
 
 MAX_HEAD_DIM = 1024
 
@@ -124,7 +125,7 @@ def fits(q: Any, k: Any, cos: Any, sin: Any, emulate: bool, tokens_first: bool =
     if (
         torch.compiler.is_compiling()
         or any(type(x) is not torch.Tensor for x in (q, k, cos, sin))
-        or _ops.is_transformed()
+        or is_transformed()
     ):
         return False
     tokens = 1 if tokens_first else 2

@@ -72,7 +72,6 @@ class Buffer {
   void take_q_scale(Tensor tensor, TensorBuffers& at) {
     at.q_scale = take_scales(kernels_.of(tensor).q, rows(at), at.cols);
   }
-  Ref take_columns(const TensorBuffers& at) { return take(kWord * static_cast<size_t>(at.cols)); }
   void take_kept_scale(Tensor tensor, TensorBuffers& at) {
     if (!kernels_.keeps_scale(tensor)) return;
     at.kept_scale = take_scales(kernels_.of(tensor).q, rows(at), at.cols);
@@ -166,8 +165,10 @@ QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int 
   if (with_qt) qt.take_qt(tensor, at, whole_rows);
   if (kernels.keeps_scale(tensor)) at.kept_scale = Slot::kInputScale;
   if (scale_apart) qt.take_q_scale(tensor, at);
-  if (kernels.keeps_column_amax)
-    at.col_amax = with_qt ? Ref(Slot::kInputScale) : qt.take_columns(at);
+  if (kernels.keeps_column_amax) {
+    const size_t columns = kWord * static_cast<size_t>(at.cols);
+    at.col_amax = with_qt ? Ref(Slot::kInputScale) : qt.take(columns);
+  }
   layout.qt_bytes = qt.size();
   layout.refs = fp8_refs(kernels.of(tensor), at, with_qt);
   if (kernels.keeps_column_amax && !with_qt) layout.refs.qt_inverse = at.col_amax;

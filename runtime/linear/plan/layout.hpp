@@ -56,7 +56,7 @@ struct TensorBuffers {
   int64_t rows = 0;  // 0: the call's m
   int64_t cols = 0;
   Ref row_amax = {}, col_amax = {},
-      amax = {};  // in the amax buffer; columns' may be kept elsewhere
+      amax = {};  // in the amax buffer, but for kept maxima of columns
   Ref tile_amax = {}, partials = {};
   Ref block_amax = {};  // of a shard that cuts blocks
   Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};

@@ -70,9 +70,7 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, size_t of_step
   bool raises = false;
   for (const auto& [amax, cast, fused] : passes) {
     if (!amax || source_.given_maxima) continue;
-    if (!source_.keeps_columns) {
-      tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->of, rows, cols));
-    }
+    tile_bytes = std::max(tile_bytes, tile_amax_bytes(amax->of, rows, cols));
     raises = raises || raises_words(amax->of);
     if (amax->of.tensor) partials = amax_partials(rows, cols, sm_count);
   }
@@ -88,10 +86,6 @@ void ComputedCasts::lay_out(std::span<const ComputedPass> passes, size_t of_step
     }
     for (TensorBuffers& at : tensors) at.row_amax = words.take(rows);
     clear_ = clear_amax(first, tensors.back().row_amax, 0);
-    if (source_.keeps_columns) {
-      const Ref kept = tensors.front().col_amax;
-      clear_columns_ = clear_amax(kept, kept, cols);
-    }
     (void)take(raises ? words.bytes() : 0);
     for (TensorBuffers& at : tensors) {
       at.tile_amax = take(tile_bytes);
@@ -145,8 +139,7 @@ Result<ComputedCasts> ComputedCasts::plan(Context& context, const LinearKernels&
               .operands = {}};
     for (size_t t = 0; t < used.size(); ++t) {
       made.operands[t] = cast_operand(fused, used[t], Slot::kAmax);
-      const bool by_tiles = !source.given_maxima && !source.keeps_columns;
-      made.operands[t].tile_amax = by_tiles ? used[t].tile_amax : Ref{};
+      made.operands[t].tile_amax = source.given_maxima ? Ref{} : used[t].tile_amax;
     }
     (i < of_step ? all.casts_ : all.first_).push_back(made);
   }
@@ -246,9 +239,11 @@ Status ComputedCasts::run(const Context::State& context, const ComputedCall& cal
       if (source_.keeps_columns || !fits_tile_amax(spec, operands[0].rows, operands[0].cols)) {
         for (QuantizeOperand& operand : operands) operand.tile_amax = nullptr;
         if (raises_words(spec) && !std::exchange(cleared, true)) {
-          const LaunchTarget to{.context = context, .call = call.first, .stream = stream};
-          F8_TRY(clear_(to));
-          if (source_.keeps_columns) F8_TRY(clear_columns_(to));
+          F8_TRY(clear_({.context = context, .call = call.first, .stream = stream}));
+          if (source_.keeps_columns) {
+            F8_TRY(set_words(context.driver, operands[0].col_amax, 0,
+                             static_cast<size_t>(operands[0].cols), stream));
+          }
         }
       }
       F8_TRY(find_maxima(context, pass, call, operands, stream));

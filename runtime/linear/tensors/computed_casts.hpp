@@ -26,10 +26,9 @@ struct ComputedPass {
 struct ComputedSource {
   codegen::Computed source = codegen::Computed::kGlu;
   codegen::Activation activation = codegen::Activation::kSilu;
-  bool sums = false;          // of the columns of what is cast
-  bool given_maxima = false;  // casts are given the maxima that a call of their own found
-  bool keeps_columns =
-      false;  // the launch of maxima leaves those of columns where the tensors have them
+  bool sums = false;            // of the columns of what is cast
+  bool given_maxima = false;    // casts are given the maxima that a call of their own found
+  bool keeps_columns = false;   // those of columns are kept, where the tensor has them
   bool less_workspace = false;  // of kGluBackward: both launches compute the gradients
 
   // A tensor's maximum is one word, which each tile raises.
@@ -103,7 +102,6 @@ class ComputedCasts {
   std::vector<Pass> casts_;
   std::vector<Pass> first_;           // of a first step
   ClearWords clear_;                  // of maxima that are raised
-  ClearWords clear_columns_;          // of those of columns that are kept
   std::array<Ref, 2> results_ = {};   // of the launches of maxima of activations
   const Kernel* add_sums_ = nullptr;  // of the tiles' sums of each tensor; null: there are none
   Ref tile_sums_ = {};

@@ -104,6 +104,7 @@ Status Quantizer::lay_out(int sm_count) {
   kernels_.from_f32 = desc_.f32_source;
   Copies& copies = kernels_.copies[static_cast<size_t>(desc_.operand)];
   const bool scale_apart = desc_.scale_apart && copies.share_dynamic_scale();
+  // What a norm makes keeps no maxima, since a graph may compute it in one of both casts alone.
   kernels_.keeps_column_amax =
       activates() && (desc_.scale_apart || desc_.recast) && copies.have_dynamic_axes();
   if (!desc_.q) copies.q.reset();

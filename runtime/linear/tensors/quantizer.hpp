@@ -42,13 +42,11 @@ struct QuantizerDesc {
   bool count = false;
   bool q = true;  // the copies that are made, of those that the recipe has
   bool qt = true;
-  // Of q alone: in qt's place lie the tensor's scale or, of an activation, the maxima of its columns. What norms make has
-  // none, since a graph may compute it in one of both casts alone.
-  bool scale_apart = false;
-  bool recast = false;      // of qt alone: by what such a q left
-  bool over_ranks = false;  // calls cast shards, of up to `rows` rows, or of some columns
-  int64_t whole_rows = 0;   // with over_ranks: of the whole tensor; 0: shards have whole blocks
-  bool noop_flag = false;   // casts of a weight heed QuantizeCall::noop_flag
+  bool scale_apart = false;  // of q alone: what a cast of qt takes of it lies in qt's place
+  bool recast = false;       // of qt alone: by what such a q left
+  bool over_ranks = false;   // calls cast shards, of up to `rows` rows, or of some columns
+  int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
+  bool noop_flag = false;    // casts of a weight heed QuantizeCall::noop_flag
   CastSource source = CastSource::kPlain;
   codegen::Activation activation = codegen::Activation::kSilu;  // of a source that has one
   bool column_sums = false;     // of gradients: calls leave those of their columns

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from float8.torch import _ops
-from float8.torch.experts import expert_parallel, ops, tensor_parallel
+from float8.torch.experts import expert_parallel, ops, rank_sums, tensor_parallel
 from float8.torch.experts.moe import NOTHING, Own, Weights, check, parts_of, shaped, swiglu_experts
 
 
@@ -52,11 +52,11 @@ def moe(
     shared = tensor_parallel.name_of(tp_group)
     if shared is not None:
         tensor_parallel.check(tokens, parts_of(w13, w2), config, tp_group, tp_group)
-        tokens, scores = (tensor_parallel.enter(each, shared) for each in (tokens, scores))
+        tokens, scores = (rank_sums.enter(each, shared) for each in (tokens, scores))
     operands = (tokens, ids, scores, w13, w2, config)
     if group is None:
         y = swiglu_experts(*operands, shared, own)
     else:
         in_fp8 = dispatch_dtype is not None
         y = expert_parallel.moe_over_ranks(*operands, recipe, group, in_fp8, shared, own)
-    return shaped(y if shared is None else tensor_parallel.leave(y, shared), x.shape)
+    return shaped(y if shared is None else rank_sums.leave(y, shared), x.shape)

@@ -30,7 +30,7 @@ from float8.torch.contexts import (
 )
 from float8.torch.experts import ops
 from float8.torch.experts.weight_casts import kept_in
-from float8.torch.parallel.sharded_operands import max_over_ranks, wait
+from float8.torch.parallel.sharded_operands import max_over_ranks
 from float8.torch.ranks import collectives
 from float8.torch.ranks.agreement import agree_once
 from float8.torch.ranks.collectives import Operation
@@ -455,39 +455,6 @@ class _FirstLinear(torch.autograd.Function):
 
 
 _apply_first: Any = _FirstLinear.apply
-
-
-class _Enter(torch.autograd.Function):
-    """What every rank has whole, of whose gradient each has a part of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _sum(grad, ctx.group), None
-
-
-class _Leave(torch.autograd.Function):
-    """The sum over ranks, whose gradient every rank has whole."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, group: str) -> Tensor:
-        return _sum(y, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
-
-
-def _sum(x: Tensor, group: str) -> Tensor:
-    return wait(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", group))
-
-
-enter: Any = _Enter.apply
-leave: Any = _Leave.apply
 
 
 def check_group(name: str, group: Any, ranks: str) -> None:

@@ -40,6 +40,10 @@ class Call(NamedTuple):
         """The dimension of the matrix x that ranks share; no property, as `Part.slots`."""
         return 1 if self.dim == 1 else None if self.x_dim is None else 0
 
+    def while_trained(self) -> Call:
+        """What it is while the weight trains, which may be frozen now."""
+        return self if self.to.trained is None else self._replace(to=self.to.trained)
+
 
 class Latest:
     """What a linear left for the next one, outside of compiled graphs."""

@@ -210,7 +210,7 @@ def gather_q(x: Tensor, copies: operands.Copies, call: Call) -> operands.Copies:
 
 def _sharing_key(source: Any, x: Tensor, save: bool, call: Call) -> tuple[Any, ...] | None:
     """Returns what must be equal for linears that share the copies of x, None where none does."""
-    own = (x.dtype, save, call.to.trained or call.to, *call[1:])  # q of x is not the weight's
+    own = (x.dtype, save, call.while_trained())  # q of x is not the weight's
     if torch.compiler.is_compiling():
         return own
     return None if source.is_inference() else (*own, source._version, _linear._place(x))

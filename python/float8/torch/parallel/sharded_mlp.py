@@ -251,7 +251,7 @@ def _first_gradients(
     wanted: Sequence[Sequence[bool]],
 ) -> tuple[list[Any], list[Any]]:
     """Returns the gradients of x, and those of the weights, biases and scales, of gate and up, or of up alone."""
-    to = first[0][0].to.trained or first[0][0].to  # casts of both gradients make both copies
+    to = first[0][0].while_trained().to  # casts of both gradients make both copies
     slots = [grads.slot_of(saved.scales, call) for call, _, saved in first]
     want_bias = len(first) == 1 and wanted[0][1]
     copies, made = cast_activation(

@@ -61,17 +61,12 @@ def mlp(layers: Sequence[Float8Linear], inputs: Sequence[Any], activation: int) 
     x, x_dim = _input(before[0], given[0])
     parts = [_part(layer, given[0], x_dim) for layer in layers]
     shared = parts[0].scales is None and all(
-        each is inputs[0] and _trained(part.call) == _trained(parts[0].call)
+        each is inputs[0] and part.call.while_trained() == parts[0].call.while_trained()
         for each, part in zip(inputs, parts[:-1], strict=True)
     )
     x_of_up = None if shared else _input(before[-1], given[-1])[0]
     y = sharded_mlp.mlp(x, x_of_up, shared, parts, activation)
     return _output(down, given[0], y, parts[-1].call)
-
-
-def _trained(call: Call) -> Call:
-    """Returns what a call is where the weight trains."""
-    return call if call.to.trained is None else call._replace(to=call.to.trained)
 
 
 def _of_autocast(input: Any) -> Any:
