@@ -20,13 +20,6 @@ const ActivationName& name_of(Activation activation) {
   return kActivations[static_cast<size_t>(activation)];
 }
 
-Result<Activation> parse_activation(std::string_view text) {
-  const auto* found = std::ranges::find(kActivations, text, &ActivationName::key);
-  if (found != std::end(kActivations)) return static_cast<Activation>(found - kActivations);
-  return fail(ErrorCode::kInvalidArgument,
-              "unknown activation {}: expected silu, gelu, gelu_tanh or relu2", quote(text));
-}
-
 // What the two kinds differ in.
 struct OfCast {
   static constexpr std::string_view kKind = "cast", kArgs = "ComputedCastArgs";
@@ -67,6 +60,22 @@ Status check_options(const AmaxSpec& amax, Computed) {
 }
 
 }  // namespace
+
+std::string_view to_string(Computed source) {
+  const std::string_view kind = ComputedCastSpec::kKinds[static_cast<size_t>(source)];
+  return kind.substr(0, kind.size() - std::string_view("_cast").size());
+}
+
+std::string_view to_string(Activation activation) {
+  return name_of(activation).key;
+}
+
+Result<Activation> parse_activation(std::string_view text) {
+  const auto* found = std::ranges::find(kActivations, text, &ActivationName::key);
+  if (found != std::end(kActivations)) return static_cast<Activation>(found - kActivations);
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown activation {}: expected silu, gelu, gelu_tanh or relu2", quote(text));
+}
 
 template <class Of>
 Result<ComputedSpec<Of>> ComputedSpec<Of>::parse(std::string_view kind, std::string_view rest) {

@@ -60,6 +60,10 @@ inline constexpr size_t kComputed = 8;
   return is_norm(source) ? 6 : 3;
 }
 
+[[nodiscard]] std::string_view to_string(Computed source);  // as in keys
+[[nodiscard]] std::string_view to_string(Activation activation);
+[[nodiscard]] Result<Activation> parse_activation(std::string_view text);
+
 template <class Of>
 struct ComputedSpec {
   Of of;

@@ -68,6 +68,10 @@ CopySet copies_of(const QuantizerDesc& desc) {
 
 }  // namespace
 
+CastSource source_of(codegen::Computed computed) {
+  return static_cast<CastSource>(static_cast<int>(computed) + 1);
+}
+
 bool is_merged(CastSource source) {
   return source != CastSource::kPlain && codegen::is_merged(computed_of(source));
 }

@@ -28,6 +28,7 @@ enum class CastSource : uint8_t {
   kMergedGluBackward,
   kMergedGluBackwardUpFirst
 };
+[[nodiscard]] CastSource source_of(codegen::Computed computed);
 [[nodiscard]] bool is_merged(CastSource source);       // gate and up in one tensor
 [[nodiscard]] const char* name_of(CastSource source);  // in the C interface
 

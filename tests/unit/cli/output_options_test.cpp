@@ -31,6 +31,7 @@ const std::map<std::string, Writing> kWriting = {
     {"bench experts --csv",
      {{"bench", "experts", "--mnk", kShape, "--experts", "4", "--csv", "{}"}, false}},
     {"bench cast --csv", {{"bench", "cast", "--mnk", kShape, "--csv", "{}"}, false}},
+    {"bench produce --csv", {{"bench", "produce", "--size", "8192,4096", "--csv", "{}"}, false}},
     {"filter --verdicts",
      {{"filter", "--model", "llama3-8b", "--recipe", "rowwise", "--tokens", "8192", "--verdicts",
        "{}"}}},

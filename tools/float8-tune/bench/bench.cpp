@@ -14,11 +14,26 @@ void declare_machine(CLI::App& command, BenchOptions& options) {
   add_conditions(command, options.measuring.conditions);
 }
 
+void add_csv_option(CLI::App& command, BenchOptions& options) {
+  add_output(command, "--csv", options.csv, "also write a table to this file");
+}
+
+void add_recipes(CLI::App& command, BenchOptions& options) {
+  command.add_option("--recipe", options.recipes, "recipes, separated by commas")
+      ->type_name("LIST");
+}
+
+void add_seconds(CLI::App& command, BenchOptions& options) {
+  command.add_option("--seconds", options.measuring.final_s, "longest time of a comparison")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS");
+}
+
 void declare_shapes(CLI::App& command, BenchOptions& options, const char* screen_ms) {
   add_mnk(command, options.mnk);
   add_input(command, "--shapes", options.shapes,
             "shapes from a CSV file with columns m, n and k, besides those of --mnk");
-  add_output(command, "--csv", options.csv, "also write a table to this file");
+  add_csv_option(command, options);
   declare_machine(command, options);
   command.add_option("--screen-ms", options.measuring.screen_ms, screen_ms)
       ->check(CLI::PositiveNumber)
@@ -27,11 +42,8 @@ void declare_shapes(CLI::App& command, BenchOptions& options, const char* screen
 
 void declare(CLI::App& command, BenchOptions& options) {
   declare_shapes(command, options, "a candidate's share of the screening");
-  command.add_option("--recipe", options.recipes, "recipes, separated by commas")
-      ->type_name("LIST");
-  command.add_option("--seconds", options.measuring.final_s, "longest time of a comparison")
-      ->check(CLI::PositiveNumber)
-      ->type_name("SECONDS");
+  add_recipes(command, options);
+  add_seconds(command, options);
   command
       .add_option("--keep", options.measuring.keep, "generated configurations that are screened")
       ->check(CLI::Range(1, 1000))
@@ -199,11 +211,13 @@ Json slowdown_json(std::span<const tuner::ShapeRatio> ratios) {
 
 void add_bench(CLI::App& app, Program& program) {
   CLI::App* group = add_group(
-      app, "bench", "measure kernels and linears against cuBLASLt and bf16, and attention");
+      app, "bench",
+      "measure kernels and linears against cuBLASLt and bf16, casts against a copy, and attention");
   add_bench_matmul(*group, program);
   add_bench_epilogue(*group, program);
   add_bench_suggestions(*group, program);
   add_bench_linear(*group, program);
+  add_bench_produce(*group, program);
   add_bench_attention(*group, program);
 }
 

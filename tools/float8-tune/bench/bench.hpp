@@ -27,6 +27,9 @@ struct BenchOptions {
 };
 // --device, --hot and --clock.
 void declare_machine(CLI::App& command, BenchOptions& options);
+void add_csv_option(CLI::App& command, BenchOptions& options);
+void add_recipes(CLI::App& command, BenchOptions& options);
+void add_seconds(CLI::App& command, BenchOptions& options);
 // `screen_ms` is what --screen-ms says.
 void declare_shapes(CLI::App& command, BenchOptions& options, const char* screen_ms);
 void declare(CLI::App& command, BenchOptions& options);  // with recipes and a search
@@ -95,5 +98,6 @@ void add_bench_matmul(CLI::App& group, Program& program);
 void add_bench_epilogue(CLI::App& group, Program& program);
 void add_bench_suggestions(CLI::App& group, Program& program);
 void add_bench_linear(CLI::App& group, Program& program);  // and bench cast
+void add_bench_produce(CLI::App& group, Program& program);
 
 }  // namespace f8::cli

@@ -153,9 +153,7 @@ void add_bench_attention(CLI::App& group, Program& program) {
           ->excludes(recipe);
   for (CLI::Option* flag : flags.all()) problem->excludes(flag);
   declare_machine(*command, *options);
-  command->add_option("--seconds", options->measuring.final_s, "longest time of a comparison")
-      ->check(CLI::PositiveNumber)
-      ->type_name("SECONDS");
+  add_seconds(*command, *options);
   add_integer(*command, "--length", options->length,
               f8::format("tokens of the data that is compared with fp64, in 4 heads; 0: none is "
                          "(default: {})",

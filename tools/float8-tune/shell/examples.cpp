@@ -23,6 +23,8 @@ constexpr Example kExamples[] = {
     {"bench epilogue", "float8-tune bench epilogue --mnk 8192,4096,4096 --epilogue bias,amax"},
     {"bench suggestions", "float8-tune bench suggestions --mnk 16,4096,4096 --csv suggestions.csv"},
     {"bench cast", "float8-tune bench cast --mnk 8192,4096,4096 --recipe rowwise"},
+    {"bench produce",
+     "float8-tune bench produce --source glu,glu_backward --size 8192,14336 --recipe rowwise"},
     {"plan",
      "float8-tune plan --model llama3-8b --tokens 8192 --recipe rowwise\n"
      "float8-tune plan --model llama3-8b --attention --sequence 8192,32768 --masks causal,full"},

@@ -20,9 +20,10 @@ struct Part {
 constexpr std::array kParts = {Part{"bias", &Epilogue::bias}, Part{"amax", &Epilogue::amax},
                                Part{"add", &Epilogue::add}};
 
-constexpr std::array<std::string_view, 10> kImpls = {
+constexpr std::array<std::string_view, 12> kImpls = {
     "generated",     "cublaslt", "cublaslt_tensorwise", "bf16_cublaslt", "float8",
-    "float8_reused", "bf16",     "cast_list",           "cast_each",     "copy"};
+    "float8_reused", "bf16",     "cast_list",           "cast_each",     "produce",
+    "produce_apart", "copy"};
 static_assert(kImpls[static_cast<size_t>(Impl::kCopy)] == "copy");
 
 }  // namespace

@@ -1,6 +1,6 @@
 // A candidate is what a trial times: a kernel of a GEMM, a whole linear under a choice of kernels,
-// or a way to cast a list of weights. Its text goes to the worker process, and that of GEMMs and
-// linears into the database.
+// a way to cast a list of weights, or a way to compute and cast a tensor. Its text goes to the worker
+// process, and that of GEMMs and linears into the database.
 //
 // impl   := "generated"             a generated kernel of a GEMM
 //         | "generated+" epilogue   the same with an epilogue that does more than scale and write
@@ -15,6 +15,8 @@
 //                                   cuDNN's
 //         | "cast_list"             all weights of a list cast in few launches
 //         | "cast_each"             the same weights cast one after the other
+//         | "produce"               a tensor that a cast computes as it reads its operands
+//         | "produce_apart"         the cast of such a tensor behind a copy that moves what computing it in bf16 moves
 //         | "copy"                  a copy on the device
 // config := GEMM config             a generated kernel's
 //         | "h" INT                 cuBLASLt's: the index of its suggestion
@@ -51,6 +53,8 @@ enum class Impl : uint8_t {
   kBf16,
   kCastList,
   kCastEach,
+  kProduce,
+  kProduceApart,
   kCopy
 };
 [[nodiscard]] std::string_view to_string(Impl impl);

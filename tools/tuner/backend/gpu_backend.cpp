@@ -78,13 +78,18 @@ Result<int> GpuBackend::fit_sets(double footprint, double set_bytes) {
   const double l2 = static_cast<double>(device().l2_bytes);
   const double cold = std::clamp(std::ceil(2 * l2 / footprint), 2.0, 1.0 * options_.max_sets);
   const double wanted = l2_ == L2State::kHot ? 1 : cold;
+  F8_TRY(check_room(static_cast<size_t>(set_bytes), problem_.key(), "use a smaller M"));
   const double fitting = std::floor(static_cast<double>(budget_) / set_bytes);
-  if (fitting < 1) {
-    return fail(ErrorCode::kOutOfMemory,
-                "{} takes {:.1f} GiB on the device and {:.1f} GiB are free for it; use a smaller M",
-                problem_.key(), set_bytes / 0x1p30, static_cast<double>(budget_) / 0x1p30);
-  }
   return static_cast<int>(std::min(wanted, fitting));
+}
+
+Status GpuBackend::check_room(size_t set_bytes, const std::string& what,
+                              std::string_view remedy) const {
+  if (set_bytes <= budget_) return {};
+  return fail(ErrorCode::kOutOfMemory,
+              "{} takes {:.1f} GiB on the device and {:.1f} GiB are free for it; {}", what,
+              static_cast<double>(set_bytes) / 0x1p30, static_cast<double>(budget_) / 0x1p30,
+              remedy);
 }
 
 // Gives back what the pools of other problems hold where it is in the way.
@@ -111,6 +116,7 @@ void GpuBackend::forget() {
   weights_.reset();
   attention_.reset();
   mlp_.reset();
+  producer_.reset();
   outputs_.clear();
   references_.clear();
   for (auto& [key, pool] : pools_) pool.rewind();

@@ -21,6 +21,7 @@
 #include "tools/tuner/backend/backend.hpp"
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/operands.hpp"
+#include "tools/tuner/backend/producer.hpp"
 
 namespace f8::tuner {
 
@@ -59,6 +60,9 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status open_weights(const Recipe& recipe,
                                     std::span<const runtime::MatrixSize> weights,
                                     L2State l2 = L2State::kCold);
+  // Opens a tensor that casts compute, likewise.
+  [[nodiscard]] Status open_producer(const Recipe& recipe, const Producer& producer,
+                                     runtime::MatrixSize size, L2State l2 = L2State::kCold);
   // Adds each launch of a float8 linear, or of attention, as a candidate of its own, in order of launching.
   struct Part {
     std::string name;
@@ -141,6 +145,24 @@ class GpuBackend final : public Backend {
     };
     std::vector<Set> sets;
   };
+  // An open producer: the operands that follow each other, what a copy of them writes, and the results in fp8.
+  struct OpenProducer {
+    Producer what;
+    runtime::MatrixSize size;
+    std::shared_ptr<const runtime::Quantizer> fused, plain;
+    PoolTensor norm_weight, norm_bias;
+    DeviceBuffer statistics;  // of a norm: rstd and mean of each row
+    struct Set {
+      std::vector<PoolTensor> operands;
+      CUdeviceptr copied = 0;
+      std::vector<void*> results;
+    };
+    std::vector<Set> sets;
+    // The elements that computing the results in bf16 moves, of which a copy reads half.
+    [[nodiscard]] int64_t copied_elements() const {
+      return static_cast<int64_t>(what.operands() + what.results()) * size.rows * size.cols / 2;
+    }
+  };
   // A state of delayed scaling of the candidate's own.
   struct DelayedState {
     std::shared_ptr<const runtime::DelayedScales> scales;
@@ -191,6 +213,9 @@ class GpuBackend final : public Backend {
   }
   [[nodiscard]] Pool& pool(const CastSetting* cast);
   [[nodiscard]] Result<int> fit_sets(double footprint, double set_bytes);
+  // Fails where one operand set of `what` does not fit; the error ends with the remedy.
+  [[nodiscard]] Status check_room(size_t set_bytes, const std::string& what,
+                                  std::string_view remedy) const;
   [[nodiscard]] Status make_room(size_t bytes);
   void forget();
 
@@ -244,6 +269,14 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Result<std::vector<Launch>> mlp_in_fp8(const MlpChoices& choices, Timed& timed);
   [[nodiscard]] Result<std::vector<Launch>> experts_mlp_in_fp8(const MlpChoices& choices,
                                                                Timed& timed);
+  // A producer: gpu_producer.cpp.
+  [[nodiscard]] Status lay_out_producer(const Producer& producer, runtime::MatrixSize size);
+  [[nodiscard]] Status give_statistics(runtime::MatrixSize size);
+  [[nodiscard]] runtime::QuantizeCall fused_call(const OpenProducer::Set& set) const;
+  [[nodiscard]] Result<Built> add_producer(const Candidate& candidate);
+  [[nodiscard]] Result<Check> verify_producer(Timed& timed);
+  [[nodiscard]] Result<Scales> read_scales(const float* from, const float8_cast_setting& setting,
+                                           int64_t rows, int64_t cols);
   [[nodiscard]] Launch copy_of(CUdeviceptr from, CUdeviceptr to, int64_t elements) const;
   [[nodiscard]] Reference mlp_reference() const;
   [[nodiscard]] Result<Check> verify_mlp(Timed& timed);
@@ -266,6 +299,10 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status check_output(CUdeviceptr d, Dtype type, int64_t row_length,
                                     const Reference& reference, double tolerance, const char* name,
                                     Check& check);
+  // row_of() reads a row of the result, whose name is for people.
+  [[nodiscard]] Status check_rows(const std::function<Result<std::vector<float>>(int64_t)>& row_of,
+                                  const Reference& reference, double tolerance, const char* name,
+                                  Check& check);
   [[nodiscard]] Result<std::vector<float>> read(CUdeviceptr from, Dtype type, int64_t count);
   [[nodiscard]] Status run_once(Timed& timed);
   [[nodiscard]] Result<Check> verify_gemm(Timed& timed);
@@ -300,9 +337,10 @@ class GpuBackend final : public Backend {
   std::vector<int64_t> group_rows_;   // of each expert; where there are none, all rows
   std::optional<Routing> routing_;    // none: there are no experts
   size_t saved_bytes_ = 0;            // the size of a linear set's saved buffer
-  std::unique_ptr<Weights> weights_;  // null: a problem is open
+  std::unique_ptr<Weights> weights_;  // null: a problem or a producer is open
   std::optional<OpenAttention> attention_;
   std::optional<OpenMlp> mlp_;
+  std::optional<OpenProducer> producer_;
   std::map<std::pair<Operands, int64_t>, Reference> references_;
   std::vector<Timed> timed_;
 };

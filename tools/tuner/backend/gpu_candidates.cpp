@@ -31,6 +31,8 @@ Result<Built> GpuBackend::add(const Candidate& candidate) {
   const bool experts = is_grouped(problem_.op);
   if (weights_ != nullptr) {
     built = add_casts(candidate);
+  } else if (producer_) {
+    built = add_producer(candidate);
   } else if (attention_ || mlp_) {
     if (candidate.impl == Impl::kFloat8 || candidate.impl == Impl::kBf16) {
       built = attention_ ? add_attention(candidate) : add_mlp(candidate);

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "recipes/dtype.hpp"
+#include "recipes/fp8_layout.hpp"
 #include "tools/tuner/backend/gpu_backend.hpp"
 #include "tools/tuner/statistics.hpp"
 
@@ -19,6 +20,7 @@ constexpr uint8_t kPoison = 0xff;  // a NaN in bf16 and in f32
 // tighter.
 constexpr double kPreciseTolerance = 5e-3;
 constexpr double kFastTolerance = 2e-2;
+constexpr double kCastTolerance = 0.1;    // a cast's own error, in e5m2 at most
 constexpr double kLinearTolerance = 0.2;  // fp8 against exact arithmetic: the format's own error
 
 // The first index, the last, and some between.
@@ -106,15 +108,22 @@ Result<std::vector<float>> GpuBackend::read(CUdeviceptr from, Dtype type, int64_
 Status GpuBackend::check_output(CUdeviceptr d, Dtype type, int64_t row_length,
                                 const Reference& reference, double tolerance, const char* name,
                                 Check& check) {
+  const size_t bytes = static_cast<size_t>(row_length) * size_bytes(type);
+  return check_rows(
+      [&](int64_t i) { return read(d + static_cast<size_t>(i) * bytes, type, row_length); },
+      reference, tolerance, name, check);
+}
+
+Status GpuBackend::check_rows(const std::function<Result<std::vector<float>>(int64_t)>& row_of,
+                              const Reference& reference, double tolerance, const char* name,
+                              Check& check) {
   double error = 0;
   double norm = 0;
   double worst = -1;
   std::string worst_text;
   size_t at = 0;
-  const size_t bytes = static_cast<size_t>(row_length) * size_bytes(type);
   for (const int64_t i : reference.rows) {
-    const std::vector<float> row =
-        F8_TRY(read(d + static_cast<size_t>(i) * bytes, type, row_length));
+    const std::vector<float> row = F8_TRY(row_of(i));
     for (size_t j = 0; j < row.size() && check.right; ++j) {
       if (std::isfinite(row[j])) continue;
       check.right = false;
@@ -212,6 +221,7 @@ Result<Check> GpuBackend::verify(int candidate) {
   if (timed.prime) {
     if (const Status primed = timed.prime(); !primed) return triage(primed.error());
   }
+  if (producer_) return verify_producer(timed);
   if (mlp_) return verify_mlp(timed);
   const bool dense_gemm = is_gemm(problem_.op) && !is_grouped(problem_.op);
   return dense_gemm ? verify_gemm(timed) : verify_linear(timed);
@@ -360,6 +370,93 @@ Result<Check> GpuBackend::verify_mlp(Timed& timed) {
   F8_TRY(look(set.dx, of_x, "dx"));
   for (size_t i = 0; i < set.dw.size(); ++i) F8_TRY(look(set.dw[i], elements(i), "dw"));
   return check;
+}
+
+// Sampled elements of a copy in fp8, of the copies of all results, are compared with what the operands make.
+Result<Check> GpuBackend::verify_producer(Timed& timed) {
+  if (timed.candidate.impl == Impl::kCopy) return Check{};
+  const OpenProducer& open = *producer_;
+  const auto [rows, cols] = open.size;
+  const OpenProducer::Set& set = open.sets.front();
+  const bool fused = timed.candidate.impl == Impl::kProduce;
+  const size_t results = open.what.results();
+  for (void* result : set.results) {
+    F8_TRY(driver_.check(driver_.memset_d8_async(reinterpret_cast<CUdeviceptr>(result), kPoison,
+                                                 open.fused->tensor_bytes(), stream_),
+                         "cuMemsetD8Async"));
+  }
+  if (const Status ran = run_once(timed); !ran) return triage(ran.error());
+  const auto want = [&](size_t result, int64_t row, int64_t col) -> double {
+    const int64_t at = row * cols + col;
+    if (!fused) {  // what the copy has moved there
+      return set.operands.front().value(static_cast<int64_t>(result) * rows * cols + at);
+    }
+    const bool norm = is_norm(open.what.source);
+    std::array<double, 3> of{set.operands.front().value(at)};
+    for (size_t i = 1; i < set.operands.size(); ++i) of[i] = set.operands[i].value(at);
+    if (norm) of = {of[0], open.norm_weight.value(col), open.norm_bias.value(col)};
+    const Produced both = produced(open.what, of);
+    return result == 0 ? both.first : both.second;
+  };
+  Check check;
+  for (size_t result = 0; result < results; ++result) {
+    const float8_tensor view =
+        F8_TRY((fused ? open.fused : open.plain)->view(set.results[result], nullptr, rows));
+    for (const bool transposed : {false, true}) {
+      const void* copy = transposed ? view.qt : view.q;
+      if (copy == nullptr) continue;
+      const int64_t height = transposed ? cols : rows, width = transposed ? rows : cols;
+      const int64_t pitch = transposed ? view.ld_qt : view.ld_q;
+      const float8_cast_setting& setting = transposed ? view.qt_setting : view.q_setting;
+      const Scales scales = F8_TRY(read_scales(
+          transposed ? view.qt_inverse_scale : view.q_inverse_scale, setting, height, width));
+      Reference reference;
+      reference.rows = sample_indices(height, kRows, options_.seed + 1);
+      reference.cols = sample_indices(width, kCols, options_.seed + 2);
+      for (const int64_t i : reference.rows) {
+        for (const int64_t j : reference.cols) {
+          reference.values.push_back(transposed ? want(result, j, i) : want(result, i, j));
+        }
+      }
+      const Dtype type = setting.format == FLOAT8_E5M2 ? Dtype::kE5m2 : Dtype::kE4m3;
+      const auto row_of = [&](int64_t i) -> Result<std::vector<float>> {
+        std::vector<float> row = F8_TRY(read(
+            reinterpret_cast<CUdeviceptr>(copy) + static_cast<size_t>(i * pitch), type, width));
+        for (int64_t j = 0; j < width; ++j) row[static_cast<size_t>(j)] *= scales.at(i, j);
+        return row;
+      };
+      const std::string name = f8::format("{} of result {}", transposed ? "qt" : "q", result);
+      F8_TRY(check_rows(row_of, reference, kCastTolerance, name.c_str(), check));
+    }
+  }
+  return check;
+}
+
+// The inverse scales of a copy with so many rows, as a view says where they lie.
+Result<GpuBackend::Scales> GpuBackend::read_scales(const float* from,
+                                                   const float8_cast_setting& setting, int64_t rows,
+                                                   int64_t cols) {
+  const int64_t blocks = ceil_div(cols, 128);
+  Scales scales;
+  scales.mode = static_cast<codegen::ScaleMode>(setting.granularity);
+  int64_t count = 1;
+  switch (scales.mode) {
+    case codegen::ScaleMode::kTensor:
+      break;
+    case codegen::ScaleMode::kAxis:
+      count = rows;
+      break;
+    case codegen::ScaleMode::kBlock1x128:
+      scales.stride = ceil_div(rows, 4) * 4;
+      count = blocks * scales.stride;
+      break;
+    case codegen::ScaleMode::kBlock128x128:
+      scales.stride = ceil_div(blocks, 4) * 4;
+      count = ceil_div(rows, 128) * scales.stride;
+      break;
+  }
+  scales.values = F8_TRY(read(reinterpret_cast<CUdeviceptr>(from), Dtype::kF32, count));
+  return scales;
 }
 
 }  // namespace f8::tuner

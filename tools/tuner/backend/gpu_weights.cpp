@@ -49,13 +49,9 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
     copies += suballocation_bytes(weights_->quantizers.back()->tensor_bytes());
     workspace_bytes = std::max(workspace_bytes, weights_->quantizers.back()->workspace_bytes());
   }
-  if (inputs + copies > budget_) {
-    return fail(ErrorCode::kOutOfMemory,
-                "{} weights and their copies take {:.1f} GiB on the device and {:.1f} GiB are free "
-                "for them; make the list shorter",
-                weights.size(), static_cast<double>(inputs + copies) / 0x1p30,
-                static_cast<double>(budget_) / 0x1p30);
-  }
+  F8_TRY(check_room(inputs + copies,
+                    f8::format("a list of {} weights and their copies", weights.size()),
+                    "make the list shorter"));
   const auto set_bytes = static_cast<double>(inputs + copies);
   sets_ = F8_TRY(fit_sets(set_bytes, set_bytes));
   const auto sets = static_cast<size_t>(sets_);

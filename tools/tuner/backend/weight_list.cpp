@@ -4,7 +4,6 @@
 
 #include "base/number.hpp"
 #include "base/text.hpp"
-#include "runtime/linear/plan/kernels.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -50,6 +49,16 @@ Result<std::vector<runtime::MatrixSize>> parse_weight_list(std::string_view text
   }
 }
 
+double cast_bytes(const runtime::LinearKernels& kernels, runtime::CopySet copies) {
+  double bytes = 0;
+  for (const auto& pass : kernels.passes(copies, false)) {
+    const auto read = static_cast<double>(size_bytes(codegen::memory_type(pass.cast)));
+    const double once = (pass.amax ? 2 : 1) * read + (pass.cast.q ? 1 : 0) + (pass.cast.qt ? 1 : 0);
+    bytes += once * static_cast<double>(pass.casts.size());
+  }
+  return bytes;
+}
+
 Result<double> cast_bytes(const Recipe& recipe, const std::vector<runtime::MatrixSize>& weights) {
   double elements = 0;
   for (const runtime::MatrixSize& weight : weights) {
@@ -58,13 +67,7 @@ Result<double> cast_bytes(const Recipe& recipe, const std::vector<runtime::Matri
   // The kernel passes are the same for every size.
   const auto kernels =
       F8_TRY(runtime::linear_kernels({.shape = {16, 16, 16}, .recipe = recipe, .choices = {}}));
-  double per_element = 0;
-  for (const auto& pass : kernels.passes(runtime::kWq | runtime::kWqt, false)) {
-    const auto read = static_cast<double>(size_bytes(codegen::memory_type(pass.cast)));
-    const double once = (pass.amax ? 2 : 1) * read + (pass.cast.q ? 1 : 0) + (pass.cast.qt ? 1 : 0);
-    per_element += once * static_cast<double>(pass.casts.size());
-  }
-  return elements * per_element;
+  return elements * cast_bytes(kernels, runtime::kWq | runtime::kWqt);
 }
 
 }  // namespace f8::tuner

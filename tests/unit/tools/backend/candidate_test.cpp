@@ -6,9 +6,9 @@ namespace f8::tuner {
 namespace {
 
 TEST(Candidate, ReadsWhatItWrites) {
-  for (const char* impl :
-       {"generated", "generated+bias", "generated+bias+amax+add", "cublaslt", "cublaslt_tensorwise",
-        "bf16_cublaslt", "float8", "float8_reused", "bf16", "cast_list", "cast_each", "copy"}) {
+  for (const char* impl : {"generated", "generated+bias", "generated+bias+amax+add", "cublaslt",
+                           "cublaslt_tensorwise", "bf16_cublaslt", "float8", "float8_reused",
+                           "bf16", "cast_list", "cast_each", "produce", "produce_apart", "copy"}) {
     const auto candidate = parse_candidate(impl, "h1");
     ASSERT_TRUE(candidate) << impl;
     EXPECT_EQ(impl_text(*candidate), impl);

@@ -381,31 +381,87 @@ TEST_F(GpuBackendTest, AttentionThatWritesNothingOrDoesNotFitSaysWhy) {
   EXPECT_EQ(opened.error().code, ErrorCode::kOutOfMemory);
 }
 
+// All three are timed, and the figures of the two casts fit together and to the copy's.
+void expect_casts(const Bench::CastRows& rows, std::array<Impl, 2> casts, const std::string& what) {
+  const CastRow& copy = rows[2];
+  EXPECT_EQ(copy.impl, Impl::kCopy);
+  for (const CastRow& row : rows) {
+    ASSERT_TRUE(row.result.timing) << what << " " << to_string(row.impl) << row.result.reason;
+  }
+  const auto ns = [](const CastRow& row) { return row.result.timing->median_ns; };
+  EXPECT_FALSE(copy.of_copy);
+  for (size_t i = 0; i < casts.size(); ++i) {
+    EXPECT_EQ(rows[i].impl, casts[i]) << what;
+    ASSERT_TRUE(rows[i].of_copy) << what;
+    EXPECT_NEAR(rows[i].of_copy->ratio, rows[i].bytes / ns(rows[i]) / (copy.bytes / ns(copy)),
+                1e-9);
+  }
+  ASSERT_TRUE(rows[1].result.ratio);
+  EXPECT_NEAR(rows[1].result.ratio->ratio, ns(rows[0]) / ns(rows[1]), 1e-6);
+}
+
 // Under every recipe both ways to cast leave the same bytes, and their figures fit together.
 TEST_F(BenchTest, AListOfWeightsIsCastTogetherAndOneByOne) {
   const auto weights = parse_weight_list("64,48*30;32,80;272,144").value();
   for (const Recipe& recipe : builtin_recipes()) {
-    const auto bench = bench_->casts(recipe, weights);
-    ASSERT_TRUE(bench) << recipe.name << ": " << bench.error().message;
-    EXPECT_EQ(bench->bytes, cast_bytes(recipe, weights).value());
-    ASSERT_EQ(bench->rows.size(), 3u);
-    EXPECT_EQ(bench->rows[0].impl, Impl::kCastEach);
-    EXPECT_EQ(bench->rows[1].impl, Impl::kCastList);
-    EXPECT_EQ(bench->rows[2].impl, Impl::kCopy);
-    for (const CastRow& row : bench->rows) {
-      ASSERT_TRUE(row.result.timing)
-          << recipe.name << " " << to_string(row.impl) << row.result.reason;
-      EXPECT_EQ(row.of_copy.has_value(), row.impl != Impl::kCopy) << to_string(row.impl);
+    const auto rows = bench_->casts(recipe, weights);
+    ASSERT_TRUE(rows) << recipe.name << ": " << rows.error().message;
+    expect_casts(*rows, {Impl::kCastEach, Impl::kCastList}, recipe.name);
+    const auto& [each, list, copy] = *rows;
+    for (const CastRow* row : {&each, &list}) {
+      EXPECT_EQ(row->bytes, cast_bytes(recipe, weights).value());
     }
     // All launches take the same time, so the few of a list are faster.
-    const auto ns = [&](size_t row) { return bench->rows[row].result.timing->median_ns; };
-    ASSERT_TRUE(bench->rows[1].result.ratio);
-    EXPECT_NEAR(bench->rows[1].result.ratio->ratio, ns(0) / ns(1), 1e-6);
-    EXPECT_GT(bench->rows[1].result.ratio->ratio, 5) << recipe.name;
-    const double copy_rate = bench->copy_bytes / ns(2);
-    EXPECT_NEAR(bench->rows[1].of_copy->ratio, bench->bytes / ns(1) / copy_rate, 1e-9);
+    EXPECT_GT(list.result.ratio->ratio, 5) << recipe.name;
   }
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(BenchTest, AProducerIsCastAsItIsComputedAndApart) {
+  const auto producers = parse_producers(
+      "glu,glu_backward/gelu_tanh,activation/gelu,activation_backward/relu2,rms_norm,layer_norm");
+  ASSERT_TRUE(producers);
+  for (const Recipe& recipe : builtin_recipes()) {
+    for (const Producer& producer : *producers) {
+      const runtime::MatrixSize size{136, 144};
+      const std::string what = recipe.name + " " + to_string(producer);
+      const auto rows = bench_->producer(recipe, producer, size);
+      ASSERT_TRUE(rows) << what << ": " << rows.error().message;
+      expect_casts(*rows, {Impl::kProduceApart, Impl::kProduce}, what);
+      const ProducerBytes bytes = bytes_of(producer, recipe, size).value();
+      EXPECT_EQ((*rows)[0].bytes, bytes.apart) << what;
+      EXPECT_EQ((*rows)[1].bytes, bytes.fused) << what;
+    }
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GpuBackendTest, ProducersThatAreNotWrittenOrOfOtherOperandsAreWrong) {
+  const Producer glu{.source = codegen::Computed::kGluBackward};
+  const Recipe recipe = find_recipe("rowwise").value();
+  ASSERT_TRUE(backend_->open_producer(recipe, glu, {96, 80}));
+  for (const Impl impl : {Impl::kProduce, Impl::kProduceApart}) {
+    ASSERT_TRUE(backend_->add({.impl = impl}));
+  }
+  EXPECT_FALSE(backend_->add({.impl = Impl::kCastList})) << "no weights are open";
+  for (const int candidate : {0, 1}) {
+    const auto right = backend_->verify(candidate);
+    ASSERT_TRUE(right);
+    EXPECT_TRUE(right->right) << right->what;
+    EXPECT_GT(right->rel_err, 0);
+  }
+  cuda_.emulate = false;
+  const auto nothing = backend_->verify(0);
+  ASSERT_TRUE(nothing);
+  EXPECT_FALSE(nothing->right);
+  EXPECT_NE(nothing->what.find("q of result 0[0][0] is not finite"), std::string::npos)
+      << nothing->what;
+  const auto large = backend_->open_producer(recipe, glu, {1 << 20, 1 << 14});
+  ASSERT_FALSE(large);
+  EXPECT_EQ(large.error().code, ErrorCode::kOutOfMemory);
+  EXPECT_NE(large.error().message.find("glu_backward/silu of 1048576 x 16384 takes"),
+            std::string::npos)
+      << large.error().message;
 }
 
 TEST_F(GpuBackendTest, CopiesThatDifferOrAreNotWrittenAreWrong) {
@@ -439,7 +495,7 @@ TEST_F(GpuBackendTest, WeightsThatCannotBeOpenedSayWhy) {
   const auto too_many = backend_->open_weights(recipe, parse_weight_list("8192,8192*100").value());
   ASSERT_FALSE(too_many);
   EXPECT_EQ(too_many.error().code, ErrorCode::kOutOfMemory);
-  EXPECT_NE(too_many.error().message.find("100 weights and their copies take 25.0 GiB"),
+  EXPECT_NE(too_many.error().message.find("a list of 100 weights and their copies takes 25.0 GiB"),
             std::string::npos)
       << too_many.error().message;
   ASSERT_TRUE(backend_->open_weights(recipe, parse_weight_list("64,48").value()));

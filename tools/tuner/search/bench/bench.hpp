@@ -130,16 +130,13 @@ struct MeasuredTrial {
 [[nodiscard]] Status keep(tuning_db::Database& db, std::string_view run_uuid,
                           std::span<const MeasuredTrial> trials);
 
-// Weights cast one by one and in few launches, and a copy, in this order.
+// Casts in two ways and a copy, in this order: weights one by one and in few launches, or a tensor behind a copy that
+// stands for what computes it and as the cast computes it.
 struct CastRow {
   Impl impl = Impl::kCopy;
-  tuning_db::TrialResult result;       // the list's ratio: how many times faster than one by one
-  std::optional<PairedRatio> of_copy;  // the rate of moving bytes over the copy's
-};
-struct CastBench {
-  double bytes = 0;       // cast_bytes()
-  double copy_bytes = 0;  // what the copy reads and writes
-  std::vector<CastRow> rows;
+  double bytes = 0;  // cast_bytes(), those of a producer, or what the copy reads and writes
+  tuning_db::TrialResult result{};  // the second one's ratio: how many times faster than the first
+  std::optional<PairedRatio> of_copy{};  // the rate of moving bytes over the copy's
 };
 
 class Bench {
@@ -171,8 +168,11 @@ class Bench {
   // kAttentionData.
   [[nodiscard]] Result<std::vector<tuning_db::Accuracy>> attention_accuracy(
       AttentionRecipe recipe, const AttentionShape& shape);
-  [[nodiscard]] Result<CastBench> casts(const Recipe& recipe,
-                                        const std::vector<runtime::MatrixSize>& weights);
+  using CastRows = std::array<CastRow, 3>;
+  [[nodiscard]] Result<CastRows> casts(const Recipe& recipe,
+                                       const std::vector<runtime::MatrixSize>& weights);
+  [[nodiscard]] Result<CastRows> producer(const Recipe& recipe, const Producer& producer,
+                                          runtime::MatrixSize size);
 
  private:
   struct Screened {
@@ -182,6 +182,8 @@ class Bench {
     [[nodiscard]] std::vector<size_t> ranked(Impl impl) const;
     void add_failed(std::vector<BenchRow>& rows) const;  // those that were not timed
   };
+  // Measures the rows, whose bytes and candidates are given, on what is open.
+  [[nodiscard]] Status measure(CastRows& rows);
   enum class Library { kItsScales, kOneScale, kBf16 };
   [[nodiscard]] Result<std::vector<Candidate>> generated(const Problem& gemm,
                                                          const std::optional<GemmConfig>& config,
