@@ -50,8 +50,10 @@ std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
   // CLI11 says that a command is missing, and not that the word in its place is none.
   const bool unknown = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
                        command.get_require_subcommand_min() > 0 && !rest.empty();
+  std::string_view what = error.what();
+  (void)take(what, ": ");  // it begins with the name of a hidden option, which is empty
   return f8::format("{}; see {} --help",
-                    unknown ? f8::format("unknown command {}", quote(rest.front())) : error.what(),
+                    unknown ? f8::format("unknown command {}", quote(rest.front())) : what,
                     path_of(command));
 }
 

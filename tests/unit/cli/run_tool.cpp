@@ -126,6 +126,7 @@ void Tool::expect_refused(int code, const std::vector<std::string>& arguments,
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1) << outcome.err;
   EXPECT_TRUE(outcome.err.starts_with("float8-tune: ")) << outcome.err;
+  EXPECT_FALSE(outcome.err.starts_with("float8-tune: :")) << outcome.err;
   for (const std::string& part : parts) {
     EXPECT_TRUE(contains(outcome.err, part)) << "no \"" << part << "\" in: " << outcome.err;
   }
