@@ -139,6 +139,40 @@ def attention_verdicts(file: str | os.PathLike[str]) -> list[AttentionVerdict]:
         return opened.all()
 
 
+def _device_asked(device: int | str | None) -> tuple[int | None, str | None]:
+    """Returns the number of the device, or the part of a name, that filter_layers' device is."""
+    what = "it is the number of a CUDA device, a part of the name of one that was measured, such as 'H200', or None"
+    if isinstance(device, bool) or not isinstance(device, (int, str, type(None))):
+        raise TypeError(f"float8: device is {device!r}; {what}")
+    if device == "" or (isinstance(device, int) and device < 0):
+        raise ValueError(f"float8: device is {device!r}; {what}")
+    return (None, device) if isinstance(device, str) else (device, None)
+
+
+def _model_layers(layers: Sequence[Layer]) -> ctypes.Array[_library.ModelLayer]:
+    descs = [
+        _library.sized(
+            _library.LinearDesc,
+            n=layer.n,
+            k=layer.k,
+            m_max=0 if layer.tokens is None else layer.tokens,
+        )
+        for layer in layers
+    ]
+    return (_library.ModelLayer * len(layers))(
+        *(
+            _library.sized(
+                _library.ModelLayer,
+                name=layer.name.encode(),
+                desc=ctypes.pointer(desc),
+                experts=layer.experts or 0,
+                skew=layer.skew,
+            )
+            for layer, desc in zip(layers, descs, strict=True)
+        )
+    )
+
+
 def filter_layers(
     layers: Iterable[Layer],
     recipe: str | Recipe,
@@ -184,37 +218,11 @@ def filter_layers(
     fqns = list_of(names)
     if policy == "measured" and verdicts is None and AUTO_FILTER not in fqns:
         fqns.append(AUTO_FILTER)
-    what = "it is the number of a CUDA device, a part of the name of one that was measured, such as 'H200', or None"
-    if isinstance(device, bool) or not isinstance(device, (int, str, type(None))):
-        raise TypeError(f"float8: device is {device!r}; {what}")
-    if device == "" or (isinstance(device, int) and device < 0):
-        raise ValueError(f"float8: device is {device!r}; {what}")
-    ordinal, part = (None, device) if isinstance(device, str) else (device, None)
+    ordinal, part = _device_asked(device)
     custom, recipe_name = _recipe_fields(recipe)
-    descs = [
-        _library.sized(
-            _library.LinearDesc,
-            n=layer.n,
-            k=layer.k,
-            m_max=0 if layer.tokens is None else layer.tokens,
-        )
-        for layer in wanted
-    ]
-    items = (_library.ModelLayer * len(wanted))(
-        *(
-            _library.sized(
-                _library.ModelLayer,
-                name=layer.name.encode(),
-                desc=ctypes.pointer(desc),
-                experts=layer.experts or 0,
-                skew=layer.skew,
-            )
-            for layer, desc in zip(wanted, descs, strict=True)
-        )
-    )
     model_desc = _library.sized(
         _library.ModelDesc,
-        layers=items,
+        layers=_model_layers(wanted),
         count=len(wanted),
         tokens=tokens,
         recipe=recipe_name,

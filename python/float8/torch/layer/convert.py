@@ -223,6 +223,46 @@ Make = Callable[[nn.Linear], nn.Linear]
 Choose = Callable[[dict[str, nn.Linear], str | Recipe], Collection[str]]
 
 
+def _check_question(
+    tokens: int | None,
+    names: Sequence[str],
+    policy: str | None,
+    verdicts: Path | None,
+    asks: bool,
+) -> None:
+    """Raises where arguments ask the measurements without tokens, or say different things.
+
+    asks: others than these ask them.
+    """
+    if tokens is not None:
+        check_tokens("tokens", tokens)
+    elif asks or names or verdicts is not None or policy is not None:
+        raise ValueError(
+            "float8: names, policy, verdicts, explain, tokens_of, fsdp, tp, hosts and fuse ask what the "
+            "measurements say, which depends on the rows of x in a call: give tokens too"
+        )
+    if policy is not None and verdicts is not None:
+        raise ValueError(
+            "float8: the filter file of `verdicts` decides already; give it or a policy, not both"
+        )
+    if policy == "torchao" and AUTO_FILTER not in names:
+        raise ValueError(
+            f'float8: policy "torchao" has its limits where "{AUTO_FILTER}" is among the names, and '
+            "without it decides nothing; add it to names, or leave tokens and policy out"
+        )
+
+
+def _print_decisions(linears: Sequence[Verdict], experts: Sequence[Verdict], tokens: int) -> None:
+    decided = [*linears, *experts]
+    print(explain(decided))
+    counts = [
+        f"{sum(verdict.convert for verdict in verdicts)} of {len(verdicts)} {what}"
+        for verdicts, what in ((linears, "linears"), (experts, "layers of experts"))
+        if verdicts
+    ]
+    print(f"\n{' and '.join(counts)} to float8 (M {tokens}, {decided[0].device})")
+
+
 def measured_filter(
     module: nn.Module,
     module_filter_fn: ModuleFilter | None,
@@ -248,23 +288,8 @@ def measured_filter(
     experts = [] if experts is None else experts
     names = list_of(names)
     fsdp, tp, hosts = ranks
-    if tokens is not None:
-        check_tokens("tokens", tokens)
-    asks = names or verdicts is not None or show or policy is not None or tokens_of or fuse
-    if tokens is None and (asks or ranks != (1, 1, None)):
-        raise ValueError(
-            "float8: names, policy, verdicts, explain, tokens_of, fsdp, tp, hosts and fuse ask what the "
-            "measurements say, which depends on the rows of x in a call: give tokens too"
-        )
-    if policy is not None and verdicts is not None:
-        raise ValueError(
-            "float8: the filter file of `verdicts` decides already; give it or a policy, not both"
-        )
-    if policy == "torchao" and AUTO_FILTER not in names:
-        raise ValueError(
-            f'float8: policy "torchao" has its limits where "{AUTO_FILTER}" is among the names, and '
-            "without it decides nothing; add it to names, or leave tokens and policy out"
-        )
+    asks = show or bool(tokens_of) or fuse or ranks != (1, 1, None)
+    _check_question(tokens, names, policy, verdicts, asks)
 
     def choose(linears: dict[str, nn.Linear], recipe: str | Recipe) -> Collection[str]:
         wanted = [
@@ -306,12 +331,7 @@ def measured_filter(
             for name, verdict in zip(linears, found, strict=False)
         }
         if show:
-            print(explain([*decided.values(), *found_of_experts]))
-            converted = sum(verdict.convert for verdict in decided.values())
-            counts = [f"{converted} of {len(decided)} linears"] if decided else []
-            if found_of_experts:
-                counts.append(f"{len(experts)} of {len(found_of_experts)} layers of experts")
-            print(f"\n{' and '.join(counts)} to float8 (M {tokens}, {found[0].device})")
+            _print_decisions(list(decided.values()), found_of_experts, tokens)
         return [name for name, verdict in decided.items() if verdict.convert] + left_out
 
     return choose

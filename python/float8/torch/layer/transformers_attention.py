@@ -43,12 +43,7 @@ def register(name: str, recipe: str, emulate: bool) -> None:
         is_causal: bool | None = None,
         **more: Any,
     ) -> tuple[torch.Tensor, None]:
-        for kind in ("softcap", "s_aux"):
-            if more.get(kind) is not None:
-                raise ValueError(
-                    f"float8: {type(module).__name__} uses {kind}, which neither attention in fp8 nor PyTorch's has; "
-                    "load the model with attn_implementation='eager'"
-                )
+        _check_scores(module, more)
         query, key, value = (of_autocast(x) for x in (query, key, value))
         window = _window_of(attention_mask)
         if window is not None:
@@ -77,11 +72,7 @@ def register(name: str, recipe: str, emulate: bool) -> None:
         if reason is not None:
             if reason:
                 warn_of(reason)
-            if pack is not None and attention_mask is None:  # "sdpa" reads no offsets
-                offsets, tokens = (pack.offsets, pack.offsets), (query.shape[2], key.shape[2])
-                attention_mask = varlen.mask_of_pack(offsets, tokens, causal, window)
-            elif window is not None:
-                attention_mask = window_mask(window, query, key)
+            attention_mask = _whole_mask(attention_mask, query, key, causal, window, pack)
             out: tuple[torch.Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
             )
@@ -116,6 +107,30 @@ def register(name: str, recipe: str, emulate: bool) -> None:
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     registered.add(name)
+
+
+def _check_scores(module: Any, more: dict[str, Any]) -> None:
+    for kind in ("softcap", "s_aux"):
+        if more.get(kind) is not None:
+            raise ValueError(
+                f"float8: {type(module).__name__} uses {kind}, which neither attention in fp8 nor PyTorch's has; "
+                "load the model with attn_implementation='eager'"
+            )
+
+
+def _whole_mask(
+    mask: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    causal: bool,
+    window: int | None,
+    pack: _Pack | None,
+) -> torch.Tensor | None:
+    """Returns the mask that "sdpa" needs, which reads neither offsets nor windows."""
+    if pack is not None and mask is None:
+        offsets, tokens = (pack.offsets, pack.offsets), (query.shape[2], key.shape[2])
+        return varlen.mask_of_pack(offsets, tokens, causal, window)
+    return mask if window is None else window_mask(window, query, key)
 
 
 def _is_causal(module: Any, is_causal: bool | None) -> bool:
