@@ -21,6 +21,7 @@ and so have the rooms of these folders, where `.` stands for the files that lie 
     recipes             . <- scales <- reference      . <- model
     runtime/linear      plan <- tensors <- .
     tools/tuner         . <- model_files      . <- backend <- measure <- worker <- search <- fit, gpus
+    tools/tuner/backend . <- gpu
     tools/tuner/search  . <- plan <- sweep, bench
     python/shim         base <- plans <- scales <- casts <- linear <- experts <- .
 
@@ -80,6 +81,7 @@ ROOMS = {
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},
     "tools/tuner/backend": {"tuner", "backend"},
+    "tools/tuner/backend/gpu": {"backend", "gpu"},
     "tools/tuner/measure": {"tuner", "backend", "measure"},
     "tools/tuner/worker": {"tuner", "backend", "measure", "worker"},
     "tools/tuner/search": {"tuner", "backend", "measure", "worker", "search"},
@@ -96,7 +98,8 @@ ROOMS = {
     "python/shim/experts": {"base", "plans", "scales", "casts", "linear", "experts"},
     "python/shim": {"base", "plans", "scales", "casts", "linear", "experts", "shim"},
 }
-HAS_ROOMS = {"recipes", "runtime", "runtime/linear", "tools/tuner", "tools/tuner/search", "python/shim"}
+HAS_ROOMS = {"recipes", "runtime", "runtime/linear", "tools/tuner", "tools/tuner/backend", "tools/tuner/search",
+             "python/shim"}
 CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|crt/)")
 SYSTEM_WALLS = [
     # folders, the headers they may not include, why

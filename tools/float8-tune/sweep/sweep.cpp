@@ -9,7 +9,7 @@
 #include "tools/float8-tune/sweep/gpus.hpp"
 #include "tools/float8-tune/sweep/sweep_job.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 
 namespace f8::cli {
 namespace {

@@ -15,7 +15,7 @@
 #include "runtime/emulation/stream.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 #include "tools/tuner/search/gemm_candidates.hpp"
 
 namespace f8::tuner::testing {

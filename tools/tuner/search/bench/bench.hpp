@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 #include "tools/tuner/backend/weight_list.hpp"
 #include "tools/tuner/measure/measurer.hpp"
 #include "tools/tuner/search/plan/sweep_plan.hpp"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 
 namespace f8::tuner {
 

@@ -7,7 +7,7 @@
 
 #include "recipes/dtype.hpp"
 #include "recipes/fp8_layout.hpp"
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 #include "tools/tuner/statistics.hpp"
 
 namespace f8::tuner {

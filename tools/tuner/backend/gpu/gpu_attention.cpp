@@ -2,7 +2,7 @@
 // in bf16; and float8's by themselves, for their accuracy.
 #include <algorithm>
 
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 #include "tools/tuner/statistics.hpp"
 
 namespace f8::tuner {

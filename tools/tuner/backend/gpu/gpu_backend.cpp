@@ -1,5 +1,5 @@
 // Opening problems and timing. gpu_candidates.cpp makes candidates and gpu_verify.cpp checks them.
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -3,7 +3,7 @@
 // apart is the best that it can be, whatever a compiler makes of it.
 #include <algorithm>
 
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 
 namespace f8::tuner {
 

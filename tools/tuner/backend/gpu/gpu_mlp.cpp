@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "runtime/moe/moe.hpp"
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 
 namespace f8::tuner {
 namespace {

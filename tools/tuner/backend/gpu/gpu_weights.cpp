@@ -1,7 +1,7 @@
 // Lays out weights as operand sets, and adds and checks the candidates that cast them.
 #include <algorithm>
 
-#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/gpu/gpu_backend.hpp"
 
 namespace f8::tuner {
 namespace {
