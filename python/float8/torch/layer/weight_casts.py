@@ -318,8 +318,12 @@ class WeightCasts:
             precompute_float8_dynamic_scale_for_fsdp(self._module)
 
     def update_after(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes every step of the optimizer end with a cast of the shards that FSDP gathers in fp8."""
-        self._hooks.append(optimizer.register_step_post_hook(self._update_gathers))
+        """Makes every step of the optimizer end with a cast of the shards that FSDP gathers in fp8.
+
+        optimizer: one, or what wraps one, as accelerate does. Call it for each where there are several.
+        """
+        hooked = _with_hooks(optimizer)
+        self._hooks.append(hooked.register_step_post_hook(self._update_gathers))
 
     def remove(self) -> None:
         """Frees the copies; the layers cast their weights in every forward again."""
@@ -393,6 +397,19 @@ def _kind(layer: Float8Linear) -> str:
     )
 
 
+def _with_hooks(optimizer: Any) -> torch.optim.Optimizer:
+    """Returns the optimizer, or the one in it whose steps run hooks: accelerate's wrapper has the class but no hooks."""
+    inner = optimizer
+    while inner is not None and not hasattr(inner, "_optimizer_step_post_hooks"):
+        inner = getattr(inner, "optimizer", None)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise TypeError(
+            f"float8: optimizer is a {type(optimizer).__name__}; give cache_weight_casts one optimizer of PyTorch's, "
+            "and each further one to update_after() of what it returns"
+        )
+    return inner
+
+
 def cache_weight_casts(
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
@@ -409,8 +426,8 @@ def cache_weight_casts(
     they changed, whoever changed them: any optimizer, `.data`, load_state_dict, a kernel. The copies
     change in place then, so a backward whose forward came before a change reads the new weight's.
 
-    optimizer: for weights that FSDP gathers in fp8, its steps end with casting the shards. Plain
-        weights need none.
+    optimizer: for weights that FSDP gathers in fp8, its steps end with casting the shards; `update_after`
+        takes further ones. Plain weights need none.
     dtype: x's; other x do without the copies. None: the copies serve x of any type, and are cast
         again where the type is another one than in the forward before.
 
@@ -421,11 +438,12 @@ def cache_weight_casts(
     The weights of converted experts keep copies too. A warning names experts that keep none, with the reason.
 
     Raises ValueError for delayed scaling, for weights that FSDP gathers in high precision, and for
-    other weights that are no plain tensors; no layer is changed then. Layers that have copies already
+    other weights that are no plain tensors, and TypeError for what is no optimizer; no layer is changed then. Layers that have copies already
     get new ones. It warns where no linear is in fp8.
     """
     notices.warn_without_linears("cache_weight_casts", module, experts=True)
+    hooked = None if optimizer is None else _with_hooks(optimizer)
     casts = WeightCasts(module, dtype)
-    if optimizer is not None:
-        casts.update_after(optimizer)
+    if hooked is not None:
+        casts.update_after(hooked)
     return casts
