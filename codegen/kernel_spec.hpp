@@ -8,18 +8,18 @@
 
 #include <variant>
 
-#include "codegen/specs/adamw.hpp"
 #include "codegen/specs/amax.hpp"
-#include "codegen/specs/attention.hpp"
+#include "codegen/specs/blocks/adamw.hpp"
+#include "codegen/specs/blocks/attention.hpp"
+#include "codegen/specs/blocks/moe.hpp"
+#include "codegen/specs/blocks/rms_norm.hpp"
+#include "codegen/specs/blocks/rotary.hpp"
 #include "codegen/specs/cast.hpp"
 #include "codegen/specs/column_sums.hpp"
 #include "codegen/specs/computed.hpp"
 #include "codegen/specs/fingerprint.hpp"
 #include "codegen/specs/gemm.hpp"
 #include "codegen/specs/group_layout.hpp"
-#include "codegen/specs/moe.hpp"
-#include "codegen/specs/rms_norm.hpp"
-#include "codegen/specs/rotary.hpp"
 #include "codegen/specs/scale_update.hpp"
 
 namespace f8::codegen {

@@ -8,7 +8,7 @@
 
 #include "recipes/dtype.hpp"
 #include "runtime/device/context_state.hpp"
-#include "runtime/emulation/attention_heads.hpp"
+#include "runtime/emulation/attention/attention_heads.hpp"
 #include "runtime/emulation/stream.hpp"
 
 namespace f8::runtime {

@@ -3,7 +3,7 @@
 
 #include "codegen/kernels/attention/attention_args.cuh"
 #include "runtime/attention/attention.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 
 namespace f8::runtime {
 

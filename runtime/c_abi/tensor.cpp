@@ -2,7 +2,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/ranks.hpp"
 #include "runtime/c_abi/recipe.hpp"
-#include "runtime/device/call_array.hpp"
+#include "runtime/device/calls/call_array.hpp"
 
 using namespace f8::c_abi;
 

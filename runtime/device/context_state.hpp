@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "codegen/cubin_cache.hpp"
-#include "runtime/device/call_records.hpp"
+#include "runtime/device/calls/call_records.hpp"
 #include "runtime/device/context.hpp"
 #include "runtime/device/cta_scheduling.hpp"
 #include "runtime/device/cublaslt_api.hpp"

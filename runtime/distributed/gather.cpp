@@ -7,7 +7,7 @@
 
 #include "recipes/fp8_layout.hpp"
 #include "recipes/problem.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/distributed/flight_recorder.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "float8/expert_quantizer.h"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/experts/group_cast.hpp"
 #include "runtime/linear/plan/kernels.hpp"
 

@@ -1,5 +1,5 @@
 // A call of an expert linear is checked here, before anything is launched.
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/experts/experts.hpp"
 #include "runtime/experts/first_scale.hpp"

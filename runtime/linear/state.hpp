@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/plan/plan_launches.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/device/call_array.hpp"
+#include "runtime/device/calls/call_array.hpp"
 #include "runtime/device/memory.hpp"
 
 namespace f8::runtime {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/error.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 
 namespace f8::runtime {
 

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "float8/moe.h"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/experts/experts.hpp"
 
 namespace f8::runtime {

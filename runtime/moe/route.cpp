@@ -1,7 +1,7 @@
 #include "runtime/moe/route.hpp"
 
 #include "recipes/problem.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
 #include "runtime/experts/group_layout.hpp"

@@ -7,7 +7,7 @@
 
 #include "codegen/kernels/optimizer/adamw_args.cuh"
 #include "recipes/problem.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/element_type.hpp"
 #include "runtime/device/launch.hpp"

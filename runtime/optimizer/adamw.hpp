@@ -5,7 +5,7 @@
 #include <span>
 
 #include "float8/float8.h"
-#include "runtime/device/call_array.hpp"
+#include "runtime/device/calls/call_array.hpp"
 #include "runtime/device/context.hpp"
 #include "runtime/linear/tensors/quantizer.hpp"
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/format.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
 

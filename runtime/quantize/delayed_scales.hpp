@@ -20,7 +20,7 @@
 #include "codegen/kernels/kernel_args.cuh"
 #include "float8/float8.h"
 #include "recipes/scales/delayed.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {

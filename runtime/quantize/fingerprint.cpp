@@ -6,7 +6,7 @@
 #include "codegen/kernels/cast/fingerprint_args.cuh"
 #include "recipes/fp8_layout.hpp"
 #include "recipes/problem.hpp"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
 #include "runtime/device/memory.hpp"

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "float8/float8.h"
-#include "runtime/device/call_array.hpp"
+#include "runtime/device/calls/call_array.hpp"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "float8/float8.h"
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 #include "runtime/linear/plan/layout.hpp"
 
 namespace f8::runtime {

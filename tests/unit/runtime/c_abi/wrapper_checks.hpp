@@ -6,7 +6,7 @@
 #include <string>
 
 #include "runtime/c_abi/common.hpp"
-#include "tests/unit/runtime/c_abi/moe_fixture.hpp"
+#include "tests/unit/runtime/c_abi/experts/moe_fixture.hpp"
 
 namespace float8::testing {
 

@@ -1,5 +1,5 @@
 // Overlaps of a call's memory, and the questions to the driver about it.
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 
 #include "runtime/c_abi/common.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"

@@ -1,4 +1,4 @@
-#include "codegen/specs/adamw.hpp"
+#include "codegen/specs/blocks/adamw.hpp"
 
 #include "codegen/kernels/optimizer/adamw_args.cuh"
 #include "codegen/specs/text.hpp"

@@ -1,4 +1,4 @@
-#include "codegen/specs/rotary.hpp"
+#include "codegen/specs/blocks/rotary.hpp"
 
 #include "codegen/kernels/attention/rotary_args.cuh"
 #include "codegen/specs/text.hpp"

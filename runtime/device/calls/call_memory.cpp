@@ -1,4 +1,4 @@
-#include "runtime/device/call_memory.hpp"
+#include "runtime/device/calls/call_memory.hpp"
 
 #include <iterator>
 

@@ -9,7 +9,7 @@
 
 #include "recipes/dtype.hpp"
 #include "runtime/device/memory.hpp"
-#include "runtime/emulation/attention_heads.hpp"
+#include "runtime/emulation/attention/attention_heads.hpp"
 
 namespace f8::runtime::emulation {
 namespace {

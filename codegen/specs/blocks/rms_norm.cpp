@@ -1,4 +1,4 @@
-#include "codegen/specs/rms_norm.hpp"
+#include "codegen/specs/blocks/rms_norm.hpp"
 
 #include "codegen/kernels/norm/norm_args.cuh"
 #include "codegen/specs/text.hpp"

@@ -1,4 +1,4 @@
-#include "codegen/specs/moe.hpp"
+#include "codegen/specs/blocks/moe.hpp"
 
 #include "codegen/kernels/experts/moe_args.cuh"
 #include "codegen/specs/text.hpp"

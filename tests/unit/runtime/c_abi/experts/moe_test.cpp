@@ -1,6 +1,6 @@
 // The MLP of experts through the public header: its results are those of two expert linears, bit for bit, and
 // what it refuses.
-#include "tests/unit/runtime/c_abi/moe_fixture.hpp"
+#include "tests/unit/runtime/c_abi/experts/moe_fixture.hpp"
 
 namespace {
 

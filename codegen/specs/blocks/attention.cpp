@@ -1,4 +1,4 @@
-#include "codegen/specs/attention.hpp"
+#include "codegen/specs/blocks/attention.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "runtime/device/call_records.hpp"
+#include "runtime/device/calls/call_records.hpp"
 
 #include <iterator>
 

@@ -1,7 +1,7 @@
 // The memory of the MLP of experts: a step whose backward is several calls, and the bytes of large layers.
 #include <algorithm>
 
-#include "tests/unit/runtime/c_abi/moe_fixture.hpp"
+#include "tests/unit/runtime/c_abi/experts/moe_fixture.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include "recipes/dtype.hpp"
 #include "recipes/scales/scale.hpp"
-#include "runtime/emulation/attention_heads.hpp"
+#include "runtime/emulation/attention/attention_heads.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
