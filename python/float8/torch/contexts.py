@@ -115,8 +115,12 @@ def wants_gradient(*operands: Tensor | None) -> bool:
                 _refuse("gradients of forward mode (torch.func.jvp, torch.autograd.forward_ad)")
     enabled = torch.is_grad_enabled()
     wanted = enabled and any(each is not None and each.requires_grad for each in operands)
-    # torch.compile does not say of a tensor of torch.func that it requires a gradient.
-    if enabled and (wanted or torch.compiler.is_compiling()) and _is_of_functions():
+    # torch.compile does not say of a tensor of torch.func that it requires a gradient, and neither does vmap.
+    if (
+        enabled
+        and _is_of_functions()
+        and (wanted or torch.compiler.is_compiling() or any(map(_trains_below, operands)))
+    ):
         _refuse("gradients of torch.func (grad, vjp, jacrev; vmap computes under torch.no_grad)")
     return wanted
 
@@ -129,6 +133,14 @@ def is_transformed() -> bool:
 @traced.constant
 def _is_of_functions() -> bool:
     return torch._C._are_functorch_transforms_active()
+
+
+def _trains_below(operand: Tensor | None) -> bool:
+    """Tells whether what torch.func wraps requires a gradient, as the parameters of an ensemble do."""
+    functions = torch._C._functorch
+    while operand is not None and functions.is_functorch_wrapped_tensor(operand):
+        operand = functions.get_unwrapped(operand)
+    return operand is not None and operand.requires_grad
 
 
 def _has_forward_gradients() -> bool:

@@ -88,6 +88,7 @@ class ScaleState(nn.Module):
         self._is_synced = False
         self.loading: Any = None  # arguments of _load_from_state_dict, until the weights are loaded
         self._told: set[int] = set()  # which warnings about it were given
+        self._backward = -1  # at the latest step of an optimizer
         # This says of an optimizer whether it has weights of these linears, and how often it stepped in an epoch.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[bool, int, int]] = (
             weakref.WeakKeyDictionary()
@@ -295,6 +296,9 @@ class ScaleState(nn.Module):
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Warns where an optimizer updates the weights again and again, and no sync comes between."""
+        before, self._backward = self._backward, torch._C._current_graph_task_id()
+        if before == self._backward != -1:
+            return  # gradient release steps once for each parameter
         has_weights, epoch, steps = self._steps.get(optimizer) or (self._is_for(optimizer), 0, 0)
         steps = steps + 1 if epoch == self.epoch else 1
         self._steps[optimizer] = has_weights, self.epoch, steps
@@ -429,6 +433,11 @@ def _states_of_layers(module: nn.Module) -> dict[ScaleState, None]:
     return dict.fromkeys(each._scales for each in owners(module) if each._scales is not None)
 
 
+def states_of(module: nn.Module) -> dict[ScaleState, None]:
+    """Returns what a sync of the module is of: a part of a converted model, as peft takes out of its wrapper, keeps no state."""
+    return dict.fromkeys((*states_below(module), *_states_of_layers(module)))
+
+
 def refuse_second_state(module: nn.Module, replaced: Collection[Any] = ()) -> None:
     """Raises where the module has a scale state that a linear keeps which is not `replaced`."""
     state = own_state(module)
@@ -484,12 +493,7 @@ def sync_float8_amax_and_scale_history(
     of the first step, and later only while some linear has no scales yet, as one whose weight is 0.
     Without delayed scaling it does nothing, and warns where no linear is in fp8.
     """
-    # A part of a converted model, as a model that peft takes out of its wrapper, has layers with a state and keeps none.
-    states = (
-        dict.fromkeys((*states_below(module), *_states_of_layers(module)))
-        if isinstance(module, nn.Module)
-        else {}
-    )
+    states = states_of(module) if isinstance(module, nn.Module) else {}
     if not states:
         notices.warn_without_linears("sync_float8_amax_and_scale_history", module)
     for state in states:

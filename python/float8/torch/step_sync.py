@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from float8.torch import notices, traced
-from float8.torch.scales import sync_float8_amax_and_scale_history
+from float8.torch.scales import states_of, sync_float8_amax_and_scale_history
 
 _active: set[StepSync] = set()
 
@@ -27,6 +27,9 @@ class StepSync:
         self._module = weakref.ref(module)
         self._group = group
         self._within: weakref.ref[Optimizer] | None = None  # an optimizer in whose step others step
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._steps_of_others = 0
+        self._backward = -1  # the latest one in which an optimizer stepped
 
     def remove(self) -> None:
         """Ends it."""
@@ -40,11 +43,49 @@ class StepSync:
         outer = None if self._within is None else self._within()
         if outer is not None and outer is not optimizer:
             return
-        first = next((each for each in module.parameters() if each.requires_grad), None)
-        if any(each is first for group in optimizer.param_groups for each in group["params"]):
-            self._within = weakref.ref(optimizer)
+        if not self._leads(module, optimizer):
+            return
+        self._within = weakref.ref(optimizer)
+        backward = torch._C._current_graph_task_id()
+        if backward == -1:
             found_inf = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
             sync_float8_amax_and_scale_history(module, group=self._group, found_inf=found_inf)
+        elif backward != self._backward:
+            # Hooks of gradients release them by a step for each parameter.
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _leads(self, module: nn.Module, optimizer: Optimizer) -> bool:
+        """Tells whether the optimizer has the module's first trained parameter, or the first one that any has.
+
+        Programs leave parameters out that are not frozen. Who has the others is known when all have stepped.
+        """
+        trained = [id(each) for each in module.parameters() if each.requires_grad]
+        own, is_new = _parameters(optimizer), optimizer not in self._seen
+        self._seen.add(optimizer)
+        if not trained or trained[0] in own:
+            return bool(trained)
+        held = set().union(*map(_parameters, self._seen))
+        first = next((each for each in trained if each in held), None)
+        if first is None:
+            self._warn_of_copies(module)
+        return not is_new and first != trained[0] and first in own
+
+    def _warn_of_copies(self, module: nn.Module) -> None:
+        """Warns, once, where optimizers step and have no parameter of a module whose forwards record amaxes."""
+        self._steps_of_others += 1
+        if self._steps_of_others == 4 and any(bool(s.amaxes().any()) for s in states_of(module)):
+            notices.warn_once(
+                "optimizers of copies",
+                "optimizers have stepped 4 times, and none has a parameter of the module that sync_at_optimizer_steps was "
+                "given, but copies perhaps: delayed scaling has no sync. Call "
+                "sync_float8_amax_and_scale_history(model) in the loop, before the step",
+            )
+
+    def _after_backward(self) -> None:
+        module = self._module()
+        if module is not None:
+            sync_float8_amax_and_scale_history(module, group=self._group)
 
     def after_step(self, optimizer: Optimizer) -> None:
         if self._within is not None and self._within() is optimizer:
@@ -57,7 +98,8 @@ def sync_at_optimizer_steps(module: nn.Module, *, group: Any = None) -> StepSync
     group: as there.
 
     It is for loops that belong to others, under delayed scaling; under other recipes it does nothing. The optimizer is the one that has the
-    module's first trained parameter, whatever others there are. A step that GradScaler leaves out has no sync, and one that a
+    module's first trained parameter, whatever others there are; where none has it, from the second step on the one that has the first
+    of those that optimizers have. Where hooks of gradients step (gradient release), the sync is at the end of backward. A step that GradScaler leaves out has no sync, and one that a
     fused optimizer leaves out for it changes no scales. A step with a closure, whose forward runs in it, begins with the sync of the step
     before. A compiled step calls nothing, which is warned of: synchronise in the loop then.
 
@@ -68,6 +110,10 @@ def sync_at_optimizer_steps(module: nn.Module, *, group: Any = None) -> StepSync
     _active.add(made)
     _hook()
     return made
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(each) for group in optimizer.param_groups for each in group["params"]}
 
 
 @functools.cache

@@ -82,6 +82,20 @@ def test_gradients_of_torch_func(device: str, config: Config, compiled: bool) ->
         call(x)
 
 
+@pytest.mark.parametrize("trains", ["weights", "x"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_ensemble_that_trains(device: str, config: Config, recipe: str, trains: str) -> None:
+    """vmap does not say of a tensor that it maps that it requires a gradient."""
+    models, (x, *_) = zip(*(made(device, config, recipe) for _ in range(3)), strict=True)
+    parameters, _ = torch.func.stack_module_state(list(models))
+    xs = torch.stack([x, x, x])
+    if trains == "x":
+        parameters = {name: each.detach() for name, each in parameters.items()}
+        xs.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"gradients of torch.func.*use backward"):
+        torch.func.vmap(lambda own, x: functional_call(models[0], own, (x,)))(parameters, xs)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_ensemble(device: str, config: Config, recipe: str) -> None:
     """What computes without gradients may be mapped."""

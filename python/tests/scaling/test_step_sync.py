@@ -132,6 +132,94 @@ def test_a_frozen_base(config: Config) -> None:
     assert not any(each._first_step for each in (model[0], model[2]))  # type: ignore[index]
 
 
+class Named(nn.Module):
+    """Its first parameter is a norm's."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.layers = model_of(config)
+        weight = self.layers[0].weight  # type: ignore[index]
+        self._modules["norm"], self._modules["layers"] = (
+            nn.LayerNorm(32).to(weight),
+            self._modules.pop("layers"),
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layers(self.norm(x))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_first_parameter_that_no_optimizer_has(config: Config, parts: int) -> None:
+    """Muon has the matrices; who has the first of them is known in the second step, whose sync has the amaxes of both."""
+    own, plain = Named(config), Named(config)
+    f8.sync_at_optimizer_steps(own)
+    before = [each.detach().clone() for each in own.parameters()]
+
+    def optimizers(model: Any) -> list[Any]:
+        matrices = [each for each in model.parameters() if each.ndim == 2]
+        groups = [matrices] if parts == 1 else [[each] for each in reversed(matrices)]
+        return [torch.optim.Muon(each, lr=0.1) for each in groups]
+
+    made, expected = optimizers(own), optimizers(plain)
+    for step, x in enumerate(batches(own)):
+        losses = [model(x).float().square().mean() for model in (own, plain)]
+        assert torch.equal(*losses)
+        for loss in losses:
+            loss.backward()
+        if step > 0:
+            f8.sync_float8_amax_and_scale_history(plain)
+        for each in made + expected:
+            each.step()
+            each.zero_grad()
+    assert torch.equal(*(each.layers.float8_scales.state for each in (own, plain)))
+    assert not own.layers.float8_scales.first  # type: ignore[union-attr]
+    for old, new in zip(before, own.parameters(), strict=True):
+        assert torch.equal(old, new) == (old.ndim == 1)
+
+
+def test_gradient_release_has_one_sync_a_backward(
+    config: Config, monkeypatch: Any, recwarn: Any
+) -> None:
+    """Its hooks step once for each parameter, in the middle of backward."""
+    own, plain = model_of(config), model_of(config)
+    calls = []
+    real = step_sync.sync_float8_amax_and_scale_history
+    monkeypatch.setattr(
+        step_sync,
+        "sync_float8_amax_and_scale_history",
+        lambda *a, **k: (calls.append(1), real(*a, **k)),
+    )
+    f8.sync_at_optimizer_steps(own)
+    before = [each.detach().clone() for each in own.parameters()]
+    optimizer, expected = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (own, plain))
+
+    def release(parameter: torch.Tensor) -> None:
+        optimizer.step()
+        parameter.grad = None
+
+    for parameter in own.parameters():
+        parameter.register_post_accumulate_grad_hook(release)
+    for x in batches(own):
+        own(x).float().square().mean().backward()
+    losses(plain, [expected], True)
+    assert len(calls) == STEPS
+    assert torch.equal(own.float8_scales.state, plain.float8_scales.state)  # type: ignore[union-attr, arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), plain.parameters(), strict=True))
+    assert not any(map(torch.equal, before, own.parameters()))
+    assert not [each for each in recwarn if "of delayed scaling were updated" in str(each.message)]
+
+
+def test_an_optimizer_of_copies_is_warned_of(config: Config) -> None:
+    """As of masters in float32, of which the optimizer alone knows."""
+    notices._told.discard("optimizers of copies")
+    model = model_of(config)
+    f8.sync_at_optimizer_steps(model)
+    copies = [each.detach().float() for each in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    with pytest.warns(UserWarning, match="none has a parameter of the module"):
+        losses(model, [optimizer], False)
+
+
 def test_found_inf_of_a_fused_optimizer_drops_the_step(config: Config) -> None:
     """As GradScaler gives it to optimizers that leave out a step by themselves."""
     model = model_of(config)
