@@ -80,18 +80,18 @@ runtime::QuantizeCall GpuBackend::fused_call(const OpenProducer::Set& set) const
   const OpenProducer& open = *producer_;
   runtime::QuantizeCall call{
       .rows = open.size.rows, .x = {set.operands.front().data}, .tensor = {set.results.front()}};
-  const auto second = [&](size_t i) { return float8_matrix{set.operands[i].data}; };
+  const auto operand = [&](size_t i) { return float8_matrix{set.operands[i].data}; };
   switch (open.what.source) {
     case codegen::Computed::kGlu:
-      call.up = second(1);
+      call.up = operand(1);
       break;
     case codegen::Computed::kGluBackward:
-      call.up = second(1);
-      call.grad = second(2);
+      call.up = operand(1);
+      call.grad = operand(2);
       call.up_tensor = {set.results[1]};
       break;
     case codegen::Computed::kActivationBackward:
-      call.grad = second(1);
+      call.grad = operand(1);
       break;
     case codegen::Computed::kLayerNorm:
       call.norm_bias = open.norm_bias.data;
