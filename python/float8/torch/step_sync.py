@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -43,7 +44,7 @@ class StepSync:
             self.remove()
             return
         outer = None if self._within is None else self._within()
-        if outer is not None and outer is not optimizer:
+        if outer is not None and outer is not optimizer and _is_stepping(outer):
             return
         if not self._leads(module, optimizer):
             return
@@ -128,6 +129,16 @@ def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 def _has(optimizer: Optimizer, parameter: torch.Tensor) -> bool:
     return any(each is parameter for each in _parameters(optimizer))
+
+
+def _is_stepping(optimizer: Optimizer) -> bool:
+    """Tells whether a method of the optimizer runs. No hook tells of the end of a step that raised, as in its closure."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @functools.cache
