@@ -61,8 +61,11 @@ def _share(
     config &= ~(recipes.BIAS | recipes.FROZEN | recipes.READS_X)
     key = (source._version, x.dtype, config, _place(x))
     latest = SharedInput.latest
-    if latest is not None and latest.x() is source and latest.key == key:
-        if latest.q is None and (first := latest.owner()) is not None:
+    first = None if latest is None else latest.owner()
+    # The first linear reads x again in another forward, in which x may have other values that no version tells of,
+    # as those of a buffer that a collective fills, or `.data`. Training has a backward between them.
+    if latest is not None and first is not owner and latest.x() is source and latest.key == key:
+        if latest.q is None and first is not None:
             first.shares_input = True
         # A linear with a frozen weight, which needs q alone, may have been the first.
         casts = save and latest.q is not None and latest.qt is None

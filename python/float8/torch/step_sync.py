@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ class StepSync:
         self._group = group
         self._within: weakref.ref[Optimizer] | None = None  # an optimizer in whose step others step
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._leader: weakref.ref[Optimizer] | None = None  # it had the first trained parameter
         self._steps_of_others = 0
         self._backward = -1  # the latest one in which an optimizer stepped
 
@@ -41,7 +44,7 @@ class StepSync:
             self.remove()
             return
         outer = None if self._within is None else self._within()
-        if outer is not None and outer is not optimizer:
+        if outer is not None and outer is not optimizer and _is_stepping(outer):
             return
         if not self._leads(module, optimizer):
             return
@@ -60,24 +63,30 @@ class StepSync:
 
         Programs leave parameters out that are not frozen. Who has the others is known when all have stepped.
         """
-        trained = [id(each) for each in module.parameters() if each.requires_grad]
-        own, is_new = _parameters(optimizer), optimizer not in self._seen
+        first = next((each for each in module.parameters() if each.requires_grad), None)
+        if first is None:
+            return False
+        if _has(optimizer, first):
+            self._leader = weakref.ref(optimizer)
+            return True
+        leader = None if self._leader is None else self._leader()
+        is_new = optimizer not in self._seen
         self._seen.add(optimizer)
-        if not trained or trained[0] in own:
-            return bool(trained)
-        held = set().union(*map(_parameters, self._seen))
-        first = next((each for each in trained if each in held), None)
+        if is_new or (leader is not None and _has(leader, first)):
+            return False
+        held = {id(each) for known in self._seen for each in _parameters(known)}
+        first = next((p for p in module.parameters() if p.requires_grad and id(p) in held), None)
         if first is None:
             self._warn_of_copies(module)
-        return not is_new and first != trained[0] and first in own
+        return first is not None and _has(optimizer, first)
 
     def _warn_of_copies(self, module: nn.Module) -> None:
         """Warns, once, where optimizers step and have no parameter of a module whose forwards record amaxes."""
         self._steps_of_others += 1
-        if self._steps_of_others == 4 and any(bool(s.amaxes().any()) for s in states_of(module)):
+        if self._steps_of_others == 3 and any(bool(s.amaxes().any()) for s in states_of(module)):
             notices.warn_once(
                 "optimizers of copies",
-                "optimizers have stepped 4 times, and none has a parameter of the module that sync_at_optimizer_steps was "
+                "optimizers step again and again, and none has a parameter of the module that sync_at_optimizer_steps was "
                 "given, but copies perhaps: delayed scaling has no sync. Call "
                 "sync_float8_amax_and_scale_history(model) in the loop, before the step",
             )
@@ -97,11 +106,12 @@ def sync_at_optimizer_steps(module: nn.Module, *, group: Any = None) -> StepSync
 
     group: as there.
 
-    It is for loops that belong to others, under delayed scaling; under other recipes it does nothing. The optimizer is the one that has the
-    module's first trained parameter, whatever others there are; where none has it, from the second step on the one that has the first
-    of those that optimizers have. Where hooks of gradients step (gradient release), the sync is at the end of backward. A step that GradScaler leaves out has no sync, and one that a
-    fused optimizer leaves out for it changes no scales. A step with a closure, whose forward runs in it, begins with the sync of the step
-    before. A compiled step calls nothing, which is warned of: synchronise in the loop then.
+    It is for loops that belong to others, under delayed scaling; under other recipes it does nothing. The optimizer is the one
+    that has the module's first trained parameter, whatever others there are; where none has it, from the second step on the one
+    that has the first of those that optimizers have. A step that GradScaler leaves out has no sync, and one that a fused
+    optimizer leaves out for it changes no scales. A step with a closure, whose forward runs in it, begins with the sync of the
+    step before. Where hooks of gradients step (gradient release), the sync is at the end of backward. A compiled step calls
+    nothing, which is warned of, as is an optimizer of copies of the parameters: synchronise in the loop then.
 
     `remove()` of what it returns ends it. Raises TypeError where `module` is no module; it warns where no linear or experts are in fp8.
     """
@@ -112,8 +122,23 @@ def sync_at_optimizer_steps(module: nn.Module, *, group: Any = None) -> StepSync
     return made
 
 
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _has(optimizer: Optimizer, parameter: torch.Tensor) -> bool:
+    return any(each is parameter for each in _parameters(optimizer))
+
+
+def _is_stepping(optimizer: Optimizer) -> bool:
+    """Tells whether a method of the optimizer runs. No hook tells of the end of a step that raised, as in its closure."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @functools.cache

@@ -269,6 +269,26 @@ def test_what_changed_is_cast_again(model: nn.Module, x: torch.Tensor, config: C
     assert not torch.equal(before[..., :32], after)
 
 
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_a_buffer_that_is_filled_between_forwards(
+    model: nn.Module, x: torch.Tensor, recipe: str, config: Config
+) -> None:
+    """No version tells of what a collective, or numpy, writes into it, and in evaluation no backward comes between."""
+    f8.convert_to_float8_training(model, config=config(recipe))
+    step(model, x)
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = model.q(x)[..., :32] + model.k(x)
+        return y
+
+    with torch.no_grad():
+        before = heads(x)
+        x.data.copy_(torch.randn_like(x))
+        after = heads(x)
+        assert torch.equal(after, heads(x.clone()))
+        assert not torch.equal(before, after)
+
+
 def test_other_settings_are_cast_apart(x: torch.Tensor, options: dict[str, Any]) -> None:
     layers = [
         f8.Float8Linear(64, 32, device=x.device, dtype=x.dtype, recipe=recipe, **options)

@@ -209,6 +209,25 @@ def test_gradient_release_has_one_sync_a_backward(
     assert not [each for each in recwarn if "of delayed scaling were updated" in str(each.message)]
 
 
+def test_a_step_that_failed_ends(config: Config) -> None:
+    """A closure runs out of memory, or is interrupted, and training goes on with another optimizer."""
+    own, plain = model_of(config), model_of(config)
+    f8.sync_at_optimizer_steps(own)
+    failed = torch.optim.SGD(own.parameters(), lr=0.1)
+
+    def closure() -> float:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        failed.step(closure)
+    found, expected = (
+        losses(each, [torch.optim.SGD(each.parameters(), lr=0.1)], each is plain)
+        for each in (own, plain)
+    )
+    assert found == expected
+    assert torch.equal(own.float8_scales.state, plain.float8_scales.state)  # type: ignore[union-attr, arg-type]
+
+
 def test_an_optimizer_of_copies_is_warned_of(config: Config) -> None:
     """As of masters in float32, of which the optimizer alone knows."""
     notices._told.discard("optimizers of copies")

@@ -94,7 +94,8 @@ class GatheredWeight(torch.Tensor):
             return handler(weight, *args, **(kwargs or {}))
         raise NotImplementedError(
             f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
-            "values in high precision; only the linear, or the experts, it belongs to can use it"
+            "values in high precision; only the linear, or the experts, it belongs to can use it. Call reshard() of its "
+            "fully_shard module before, as where a forward without a backward has left the root's weights gathered"
         )
 
     def _like(self, dtype: torch.dtype | None = None, turn: bool = False) -> GatheredWeight:

@@ -379,6 +379,15 @@ def _misuse(mesh: Any, rank: int, world: int) -> None:
     model[0].register_forward_pre_hook(lambda layer, *_: layer.weight + 1)
     with pytest.raises(NotImplementedError, match="no values in high precision"):
         model(torch.randn(16, 64))
+    evaluated = shard(mlp("rowwise", 80, True), mesh, reshard_after_forward=False)
+    with torch.no_grad():
+        evaluated(torch.randn(16, 64))
+    with pytest.raises(NotImplementedError, match=r"Call reshard\(\)"):
+        [each.detach().clone() for each in evaluated.parameters()]
+    for layer in (evaluated[0], evaluated[2]):
+        layer.reshard()
+    averages = [each.detach().clone() for each in evaluated.parameters()]
+    assert all(map(torch.equal, averages, evaluated.parameters()))
     blockwise, rowwise = (recipes.Recipe.named(name) for name in ("blockwise", "rowwise"))
     mixed = dataclasses.replace(blockwise, grad_input=rowwise.grad_input)
     blocks = shard(mlp(mixed, 80, True), mesh)
