@@ -8,7 +8,8 @@ namespace {
 constexpr int kShareRounds = 15;
 constexpr size_t kFinalists = 3;  // of each kind
 
-// The reference's time over the candidate's, where both were timed.
+}  // namespace
+
 std::optional<PairedRatio> ratio_in_blocks(const CandidateOutcome& candidate,
                                            const CandidateOutcome& reference, uint64_t seed) {
   if (reference.blocks.empty() || candidate.blocks.size() != reference.blocks.size()) {
@@ -16,8 +17,6 @@ std::optional<PairedRatio> ratio_in_blocks(const CandidateOutcome& candidate,
   }
   return paired_ratio(candidate.blocks, reference.blocks, seed);
 }
-
-}  // namespace
 
 bool BenchRow::is(std::string_view role) const {
   return std::ranges::find(roles, role) != roles.end();

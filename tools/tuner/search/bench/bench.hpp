@@ -130,6 +130,11 @@ struct MeasuredTrial {
 [[nodiscard]] Status keep(tuning_db::Database& db, std::string_view run_uuid,
                           std::span<const MeasuredTrial> trials);
 
+// The reference's time over the candidate's, where both were timed.
+[[nodiscard]] std::optional<PairedRatio> ratio_in_blocks(const CandidateOutcome& candidate,
+                                                         const CandidateOutcome& reference,
+                                                         uint64_t seed);
+
 // Casts in two ways and a copy, in this order: weights one by one and in few launches, or a tensor behind a copy that
 // stands for what computes it and as the cast computes it.
 struct CastRow {
