@@ -90,27 +90,34 @@ KINDS: dict[str, Callable[[nn.Module], list[Any]]] = {
 }
 
 
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has an item for each sync at an optimizer's step."""
+    calls: list[int] = []
+    real = step_sync.sync_float8_amax_and_scale_history
+
+    def counted(*args: Any, **options: Any) -> None:
+        calls.append(1)
+        real(*args, **options)
+
+    monkeypatch.setattr(step_sync, "sync_float8_amax_and_scale_history", counted)
+    return calls
+
+
 @pytest.mark.parametrize("micro", (1, 2))
 @pytest.mark.parametrize("kind", KINDS)
-def test_is_a_sync_in_the_loop(config: Config, kind: str, micro: int, monkeypatch: Any) -> None:
+def test_is_a_sync_in_the_loop(config: Config, kind: str, micro: int, syncs: list[int]) -> None:
     own, plain = model_of(config), model_of(config)
-    calls = []
-    real = step_sync.sync_float8_amax_and_scale_history
-    monkeypatch.setattr(
-        step_sync,
-        "sync_float8_amax_and_scale_history",
-        lambda *a, **k: (calls.append(1), real(*a, **k)),
-    )
     handle = f8.sync_at_optimizer_steps(own)
     found = losses(own, KINDS[kind](own), False, micro=micro)
     assert found == losses(plain, KINDS[kind](plain), True, micro=micro)
     assert torch.equal(own.float8_scales.state, plain.float8_scales.state)  # type: ignore[union-attr, arg-type]
-    assert len(calls) == STEPS
+    assert len(syncs) == STEPS
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), plain.parameters(), strict=True))
     assert not any(each._first_step for each in own.modules() if isinstance(each, f8.Float8Linear))
     handle.remove()
     losses(own, KINDS[kind](own), False)
-    assert len(calls) == STEPS
+    assert len(syncs) == STEPS
 
 
 def test_a_closure_has_the_sync_of_the_step_before(config: Config) -> None:
@@ -178,17 +185,10 @@ def test_a_first_parameter_that_no_optimizer_has(config: Config, parts: int) -> 
 
 
 def test_gradient_release_has_one_sync_a_backward(
-    config: Config, monkeypatch: Any, recwarn: Any
+    config: Config, syncs: list[int], recwarn: Any
 ) -> None:
     """Its hooks step once for each parameter, in the middle of backward."""
     own, plain = model_of(config), model_of(config)
-    calls = []
-    real = step_sync.sync_float8_amax_and_scale_history
-    monkeypatch.setattr(
-        step_sync,
-        "sync_float8_amax_and_scale_history",
-        lambda *a, **k: (calls.append(1), real(*a, **k)),
-    )
     f8.sync_at_optimizer_steps(own)
     before = [each.detach().clone() for each in own.parameters()]
     optimizer, expected = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (own, plain))
@@ -202,7 +202,7 @@ def test_gradient_release_has_one_sync_a_backward(
     for x in batches(own):
         own(x).float().square().mean().backward()
     losses(plain, [expected], True)
-    assert len(calls) == STEPS
+    assert len(syncs) == STEPS
     assert torch.equal(own.float8_scales.state, plain.float8_scales.state)  # type: ignore[union-attr, arg-type]
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), plain.parameters(), strict=True))
     assert not any(map(torch.equal, before, own.parameters()))
