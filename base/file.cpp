@@ -41,10 +41,12 @@ struct Target {
 std::optional<int> own_descriptor(const fs::path& link) {
   if (link == "/dev/stdout") return STDOUT_FILENO;
   if (link == "/dev/stderr") return STDERR_FILENO;
+  const auto number = number_of<int>(link.filename().string());
+  if (!number) return std::nullopt;
   std::error_code error;
   const fs::path folder = fs::canonical(folder_of(link), error);
   if (error || folder != fs::canonical("/proc/self/fd", error)) return std::nullopt;
-  return number_of<int>(link.filename().string());
+  return number;
 }
 
 Result<Target> find_target(const fs::path& path) {

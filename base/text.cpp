@@ -105,6 +105,15 @@ std::string_view take_until(std::string_view& rest, char separator) {
   return part;
 }
 
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> items;
+  for (bool last = false; !last;) {
+    last = !text.contains(separator);
+    items.emplace_back(take_until(text, separator));
+  }
+  return items;
+}
+
 bool take(std::string_view& text, std::string_view word) {
   if (!text.starts_with(word)) return false;
   text.remove_prefix(word.size());

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace f8 {
 
@@ -28,6 +29,8 @@ inline constexpr size_t kLongestName = 4096;
 // Removes the text up to and including `separator` (all of it where there is none) from the front of
 // `rest` and returns it without the separator.
 std::string_view take_until(std::string_view& rest, char separator);
+// Returns what lies between the separators: one item more than there are of these, and any may be empty.
+[[nodiscard]] std::vector<std::string> split(std::string_view text, char separator);
 // Removes a word from the front, or from the end; false, and nothing is removed, where it is not there.
 [[nodiscard]] bool take(std::string_view& text, std::string_view word);
 [[nodiscard]] bool take_off_end(std::string_view& text, std::string_view word);

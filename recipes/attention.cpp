@@ -96,10 +96,9 @@ double attention_bytes(const Problem& problem) {
 Result<std::vector<AttentionShape>> parse_attention_shapes(std::string_view text) {
   constexpr std::span kSizes = std::span(kAttentionDims).first<5>();
   std::vector<AttentionShape> shapes;
-  for (bool last = false; !last;) {
-    last = !text.contains(';');
+  for (const std::string& item : split(text, ';')) {
     Problem problem;
-    problem.dims = F8_TRY(parse_dims(take_until(text, ';'), kSizes));
+    problem.dims = F8_TRY(parse_dims(item, kSizes));
     AttentionShape shape = attention_shape(problem);
     shape.causal = true;
     F8_TRY(attention_problem(Op::kAttention, AttentionRecipe::kFp8Forward, shape));
@@ -110,9 +109,7 @@ Result<std::vector<AttentionShape>> parse_attention_shapes(std::string_view text
 
 Result<std::vector<bool>> parse_attention_masks(std::string_view text) {
   std::vector<bool> masks;
-  for (bool last = false; !last;) {
-    last = !text.contains(',');
-    const std::string_view name = take_until(text, ',');
+  for (const std::string& name : split(text, ',')) {
     const auto* found = std::ranges::find(kMasks, name);
     if (found == std::end(kMasks)) {
       return fail(ErrorCode::kInvalidArgument, "mask {} is not known; there are causal and full",

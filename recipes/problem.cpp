@@ -469,12 +469,7 @@ Status validate_shape(Shape shape) {
 
 Result<std::vector<Shape>> parse_shapes(std::string_view text) {
   std::vector<Shape> shapes;
-  std::string_view rest = text;
-  while (true) {
-    const bool last = rest.find(';') == std::string_view::npos;
-    F8_TRY(append_shapes(take_until(rest, ';'), shapes));
-    if (last) break;
-  }
+  for (const std::string& item : split(text, ';')) F8_TRY(append_shapes(item, shapes));
   drop_repeated(shapes);
   return shapes;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/text.hpp"
+
 namespace f8::cli {
 
 AttentionFlags add_attention(CLI::App& command, AttentionOptions& options) {
@@ -43,7 +45,7 @@ Result<std::vector<AttentionShape>> shapes_of(const AttentionOptions& options) {
 
 Result<std::vector<AttentionRecipe>> attention_recipes_of(const std::string& list) {
   std::vector<AttentionRecipe> recipes;
-  for (const std::string& name : items_of(list)) {
+  for (const std::string& name : split(list, ',')) {
     const AttentionRecipe recipe = F8_TRY(of_option("--recipe", parse_attention_recipe(name)));
     if (std::ranges::find(recipes, recipe) == recipes.end()) recipes.push_back(recipe);
   }

@@ -137,19 +137,9 @@ Result<Recipe> recipe_of(const std::string& recipe) {
   return of_option("--recipe", find_recipe(recipe));
 }
 
-std::vector<std::string> items_of(const std::string& list, char separator) {
-  std::vector<std::string> items;
-  for (size_t at = 0; at <= list.size();) {
-    const size_t comma = std::min(list.find(separator, at), list.size());
-    items.push_back(list.substr(at, comma - at));
-    at = comma + 1;
-  }
-  return items;
-}
-
 Result<std::vector<std::string>> recipes_of(const std::string& list) {
   std::vector<std::string> names;
-  for (const std::string& item : items_of(list)) {
+  for (const std::string& item : split(list, ',')) {
     const Recipe recipe = F8_TRY(recipe_of(item));
     if (std::ranges::find(names, recipe.name) == names.end()) names.push_back(recipe.name);
   }

@@ -51,8 +51,6 @@ void add_groups(CLI::App& command, GroupOptions& options);
 
 // These parse an option's text, with the option's name before any error.
 [[nodiscard]] Result<Recipe> recipe_of(const std::string& recipe);
-// The items that commas separate; one more than there are commas.
-[[nodiscard]] std::vector<std::string> items_of(const std::string& list, char separator = ',');
 // Names separated by commas, each once.
 [[nodiscard]] Result<std::vector<std::string>> recipes_of(const std::string& list);
 [[nodiscard]] Result<std::vector<Shape>> shapes_of(const std::string& mnk);

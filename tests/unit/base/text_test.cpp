@@ -66,6 +66,14 @@ TEST(MessageText, KeepsPathsAndClipsWhatIsLonger) {
             std::string(80, 'x') + "...");
 }
 
+TEST(Split, HasAnItemMoreThanSeparators) {
+  using Items = std::vector<std::string>;
+  EXPECT_EQ(split("a,,b", ','), (Items{"a", "", "b"}));
+  EXPECT_EQ(split("a,b,", ';'), Items{"a,b,"});
+  EXPECT_EQ(split("a,", ','), (Items{"a", ""}));
+  EXPECT_EQ(split("", ','), Items{""});
+}
+
 TEST(TakeUntil, SplitsOffTheFront) {
   std::string_view rest = "a,,b";
   EXPECT_EQ(take_until(rest, ','), "a");

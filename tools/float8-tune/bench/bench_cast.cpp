@@ -9,7 +9,7 @@ namespace {
 
 using CastRows = tuner::Bench::CastRows;
 
-// What the rows are of: a recipe's casts of weights, or of a producer's results.
+// The rows are a recipe's casts of weights, or of a producer's results.
 struct CastSubject {
   Json json;                         // its fields
   std::vector<std::string> csv;      // before the columns of each row

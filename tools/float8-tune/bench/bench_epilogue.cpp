@@ -1,5 +1,6 @@
 // bench epilogue says what a bias, an amax of the result and the addition to what the result held
 // cost a generated GEMM, against the fastest plain one of the same group.
+#include "base/text.hpp"
 #include "tools/float8-tune/bench/bench.hpp"
 #include "tools/float8-tune/refuse_db.hpp"
 
@@ -18,7 +19,7 @@ constexpr std::array<std::string_view, 12> kEpilogueColumns = {
 
 Result<std::vector<tuner::Epilogue>> epilogues_of(const EpilogueOptions& options) {
   std::vector<tuner::Epilogue> epilogues;
-  for (const std::string& item : items_of(options.epilogues)) {
+  for (const std::string& item : split(options.epilogues, ',')) {
     epilogues.push_back(F8_TRY(of_option("--epilogue", tuner::parse_epilogue(item))));
   }
   return epilogues;

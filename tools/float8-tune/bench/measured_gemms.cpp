@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/text.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/source.hpp"
 
@@ -12,7 +13,7 @@ using tuner::MeasuredGemm;
 
 Result<std::vector<MeasuredGemm>> gemms_of(const char* option, const std::string& list) {
   std::vector<MeasuredGemm> all;
-  for (const std::string& source : items_of(list)) {
+  for (const std::string& source : split(list, ',')) {
     const auto add = [&all](const tuning_db::Database& database) -> Status {
       std::ranges::move(F8_TRY(tuner::measured_gemms(database)), std::back_inserter(all));
       return {};

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "base/text.hpp"
 #include "tools/float8-tune/bench/measured_gemms.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -55,7 +56,7 @@ constexpr const char* kAllRecipes = "all";
 
 Result<std::vector<Strategy>> strategies_of(const ReplayOptions& options) {
   std::vector<Strategy> strategies;
-  for (const std::string& name : items_of(options.strategies)) {
+  for (const std::string& name : split(options.strategies, ',')) {
     strategies.push_back(
         F8_TRY(of_option("--strategy", tuner::find_strategy(name, options.measuring))));
   }

@@ -64,7 +64,7 @@ Result<std::vector<int>> devices_of(const VerifyDistOptions& options) {
   if (options.gpus.empty()) {
     return fail(ErrorCode::kInvalidArgument, "which ranks? give --gpus 0,1 or --emulate --ranks 2");
   }
-  for (const std::string& item : items_of(options.gpus)) {
+  for (const std::string& item : split(options.gpus, ',')) {
     const int64_t device = F8_TRY(of_option("--gpus", parse_integer(item, 1023)));
     if (std::ranges::find(devices, device) != devices.end()) {
       return fail(ErrorCode::kInvalidArgument, "--gpus: {} is there twice; name each once", device);

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -111,7 +112,7 @@ Result<int> score_estimates(const EstimateOptions& options, const Global& global
   EstimateReport report;
   tuner::CsvText csv(kScoreColumns);
   std::vector<ScoredEstimate> all;
-  for (const std::string& name : items_of(options.recipes)) {
+  for (const std::string& name : split(options.recipes, ',')) {
     const Recipe recipe = F8_TRY(recipe_of(name));
     auto found = options.elsewhere ? tuning_db::leave_device_out(table, recipe.name, device)
                  : options.truth.empty()

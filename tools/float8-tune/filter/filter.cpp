@@ -40,7 +40,7 @@ struct FilterCommandOptions {
 // "a,b,auto_filter_small_kn"; an empty name would be part of every layer's name.
 Result<std::vector<std::string>> split_names(const std::string& text) {
   if (text.empty()) return std::vector<std::string>{};
-  std::vector<std::string> names = items_of(text);
+  std::vector<std::string> names = split(text, ',');
   if (std::ranges::find(names, "") != names.end()) {
     return fail(ErrorCode::kInvalidArgument,
                 "--filter-fqns has an empty name, which would match every layer; remove the comma");

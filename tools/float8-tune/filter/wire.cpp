@@ -130,7 +130,7 @@ Result<int64_t> integer_of(std::string_view option, const std::string& text, int
 
 Result<std::vector<RankGroup>> groups_of(const PredictCommand& options) {
   std::vector<RankGroup> groups;
-  for (const std::string& item : items_of(options.ranks)) {
+  for (const std::string& item : split(options.ranks, ',')) {
     const int64_t ranks = F8_TRY(integer_of("--ranks", item, tuning_db::kMaxRanks));
     const int64_t hosts = (ranks + options.of_host - 1) / options.of_host;
     if (ranks % hosts != 0) {
@@ -201,7 +201,7 @@ void print_predictions(const PredictCommand& options, const std::vector<Predicti
 
 Result<int> predict(const PredictCommand& options, const Global& global) {
   F8_TRY(check_output(global, "--csv", options.csv));
-  const std::vector<std::string> sizes = items_of(options.weight);
+  const std::vector<std::string> sizes = split(options.weight, ',');
   if (sizes.size() != 2) {
     return fail(ErrorCode::kInvalidArgument, "--weight: {} is not N,K, such as 4096,4096",
                 quote(options.weight));

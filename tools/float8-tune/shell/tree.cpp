@@ -1,6 +1,7 @@
 #include "tools/float8-tune/shell/tree.hpp"
 
 #include "base/format.hpp"
+#include "base/text.hpp"
 #include "recipes/recipe.hpp"
 #include "tools/float8-tune/options.hpp"
 
@@ -12,7 +13,7 @@ std::vector<std::string> values_of(const CLI::Option& option, const std::string&
   const size_t begin = type.find(":{");
   const size_t end = type.rfind('}');
   if (begin != std::string::npos && end != std::string::npos && begin < end) {
-    return items_of(type.substr(begin + 2, end - begin - 2));
+    return split(type.substr(begin + 2, end - begin - 2), ',');
   }
   std::vector<std::string> values;
   if (option.check_lname("recipe") || option.check_lname("recipes")) {

@@ -10,7 +10,7 @@ namespace {
 
 Result<std::vector<int64_t>> sequences_of(const std::string& list) {
   std::vector<int64_t> sequences;
-  for (const std::string& item : items_of(list)) {
+  for (const std::string& item : split(list, ',')) {
     const auto tokens = number_of<int64_t>(item);
     if (!tokens || *tokens < 1 || *tokens > kMaxDim) {
       return fail(ErrorCode::kInvalidArgument,

@@ -6,6 +6,7 @@
 
 #include "base/environment.hpp"
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "recipes/mlp.hpp"
 #include "tools/float8-tune/sweep/sweep_report.hpp"
 #include "tools/tuner/gpus/campaign.hpp"
@@ -124,7 +125,7 @@ Result<tuner::Campaign> open_campaign(const Global& global, Request request, con
 Result<std::vector<int>> parse_gpus(const std::string& list) {
   std::vector<int> gpus;
   if (list.empty() || list == "all") return gpus;
-  for (const std::string& item : items_of(list)) {
+  for (const std::string& item : split(list, ',')) {
     const int gpu = number_of<int>(item).value_or(-1);
     if (gpu < 0) {
       return fail(ErrorCode::kInvalidArgument, "{} is no GPU; write all, or 0,1 and so on",

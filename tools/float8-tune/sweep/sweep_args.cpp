@@ -150,7 +150,7 @@ Status add_listed(const std::string& mnk, const Groups& groups, tuner::SweepRequ
   std::vector<tuner::SweptShape>& all = request.shapes;
   if (mnk.empty()) return {};
   std::vector<std::string> others;
-  for (const std::string& item : items_of(mnk, ';')) {
+  for (const std::string& item : split(mnk, ';')) {
     if (item.starts_with('m')) {
       request.mlps.push_back(
           mlp_shape(F8_TRY(of_option("--mnk", parse_dims(item, spec_of(Op::kMlp).dims)))));

@@ -94,18 +94,15 @@ std::string to_string(const Producer& producer) {
 
 Result<std::vector<Producer>> parse_producers(std::string_view text) {
   std::vector<Producer> producers;
-  while (true) {
-    const bool last = text.find(',') == std::string_view::npos;
-    producers.push_back(F8_TRY(parse_producer(take_until(text, ','))));
-    if (last) return producers;
+  for (const std::string& item : split(text, ',')) {
+    producers.push_back(F8_TRY(parse_producer(item)));
   }
+  return producers;
 }
 
 Result<std::vector<runtime::MatrixSize>> parse_sizes(std::string_view text) {
   std::vector<runtime::MatrixSize> sizes;
-  while (true) {
-    const bool last = text.find(';') == std::string_view::npos;
-    const std::string_view size = take_until(text, ';');
+  for (const std::string& size : split(text, ';')) {
     std::string_view cols = size;
     const auto rows = number_of<int64_t>(take_until(cols, ','));
     const auto width = number_of<int64_t>(cols);
@@ -119,8 +116,8 @@ Result<std::vector<runtime::MatrixSize>> parse_sizes(std::string_view text) {
                   quote(size), kMaxDim);
     }
     sizes.push_back({*rows, *width});
-    if (last) return sizes;
   }
+  return sizes;
 }
 
 Produced produced(const Producer& producer, std::array<double, 3> operands) {

@@ -42,11 +42,8 @@ Status append(std::string_view text, std::vector<runtime::MatrixSize>& weights) 
 
 Result<std::vector<runtime::MatrixSize>> parse_weight_list(std::string_view text) {
   std::vector<runtime::MatrixSize> weights;
-  while (true) {
-    const bool last = text.find(';') == std::string_view::npos;
-    F8_TRY(append(take_until(text, ';'), weights));
-    if (last) return weights;
-  }
+  for (const std::string& item : split(text, ';')) F8_TRY(append(item, weights));
+  return weights;
 }
 
 double cast_bytes(const runtime::LinearKernels& kernels, runtime::CopySet copies) {
