@@ -1,5 +1,5 @@
-// What `bench produce` measures: tensors that a cast computes as it reads their operands, as the C interface's
-// float8_source has them.
+// A producer is a tensor that a cast computes as it reads its operands, as the C interface's float8_source has it.
+// `bench produce` measures such casts.
 //
 //   producers  := producer ("," producer)*
 //   producer   := gated ["/" activation] | norm

@@ -75,21 +75,20 @@ Pool& GpuBackend::pool(const CastSetting* cast) {
 // How many operand sets there are: `footprint` is what one launch touches, `set_bytes` what a set
 // takes.
 Result<int> GpuBackend::fit_sets(double footprint, double set_bytes) {
+  return fit_sets(footprint, set_bytes, {problem_.key(), "use a smaller M"});
+}
+
+Result<int> GpuBackend::fit_sets(double footprint, double set_bytes, const Opened& opened) {
   const double l2 = static_cast<double>(device().l2_bytes);
   const double cold = std::clamp(std::ceil(2 * l2 / footprint), 2.0, 1.0 * options_.max_sets);
   const double wanted = l2_ == L2State::kHot ? 1 : cold;
-  F8_TRY(check_room(static_cast<size_t>(set_bytes), problem_.key(), "use a smaller M"));
   const double fitting = std::floor(static_cast<double>(budget_) / set_bytes);
+  if (fitting < 1) {
+    return fail(ErrorCode::kOutOfMemory,
+                "{} takes {:.1f} GiB on the device and {:.1f} GiB are free for it; {}", opened.what,
+                set_bytes / 0x1p30, static_cast<double>(budget_) / 0x1p30, opened.remedy);
+  }
   return static_cast<int>(std::min(wanted, fitting));
-}
-
-Status GpuBackend::check_room(size_t set_bytes, const std::string& what,
-                              std::string_view remedy) const {
-  if (set_bytes <= budget_) return {};
-  return fail(ErrorCode::kOutOfMemory,
-              "{} takes {:.1f} GiB on the device and {:.1f} GiB are free for it; {}", what,
-              static_cast<double>(set_bytes) / 0x1p30, static_cast<double>(budget_) / 0x1p30,
-              remedy);
 }
 
 // Gives back what the pools of other problems hold where it is in the way.
@@ -471,7 +470,7 @@ void GpuBackend::sleep_s(double seconds) {
 }
 
 // Every set has a pair of buffers, so that neither side of the copy stays in L2.
-Result<int> GpuBackend::add_copy() {
+Result<Built> GpuBackend::add_copy() {
   const size_t bytes = options_.copy_bytes;
   const auto sets = static_cast<size_t>(F8_TRY(fit_sets(copy_traffic(), copy_traffic())));
   Timed timed;
@@ -492,7 +491,7 @@ Result<int> GpuBackend::add_copy() {
     });
   }
   timed_.push_back(std::move(timed));
-  return static_cast<int>(timed_.size()) - 1;
+  return Built{.id = static_cast<int>(timed_.size()) - 1};
 }
 
 }  // namespace f8::tuner

@@ -72,7 +72,7 @@ class GpuBackend final : public Backend {
   };
   [[nodiscard]] Result<std::vector<Part>> add_steps(int linear);
   // Adds a copy on the device, the ceiling of what casts can reach.
-  [[nodiscard]] Result<int> add_copy();
+  [[nodiscard]] Result<Built> add_copy();
   [[nodiscard]] double copy_traffic() const {  // bytes that it reads and writes together
     return 2.0 * static_cast<double>(options_.copy_bytes);
   }
@@ -212,10 +212,13 @@ class GpuBackend final : public Backend {
     return steps;
   }
   [[nodiscard]] Pool& pool(const CastSetting* cast);
-  [[nodiscard]] Result<int> fit_sets(double footprint, double set_bytes);
-  // Fails where one operand set of `what` does not fit; the error ends with the remedy.
-  [[nodiscard]] Status check_room(size_t set_bytes, const std::string& what,
-                                  std::string_view remedy) const;
+  // What is open, as an error names it where one operand set does not fit, and what to do then.
+  struct Opened {
+    std::string what;
+    std::string_view remedy;
+  };
+  [[nodiscard]] Result<int> fit_sets(double footprint, double set_bytes, const Opened& opened);
+  [[nodiscard]] Result<int> fit_sets(double footprint, double set_bytes);  // of the open problem
   [[nodiscard]] Status make_room(size_t bytes);
   void forget();
 
@@ -275,6 +278,10 @@ class GpuBackend final : public Backend {
   [[nodiscard]] runtime::QuantizeCall fused_call(const OpenProducer::Set& set) const;
   [[nodiscard]] Result<Built> add_producer(const Candidate& candidate);
   [[nodiscard]] Result<Check> verify_producer(Timed& timed);
+  [[nodiscard]] double produced_element(bool fused, size_t result, int64_t row, int64_t col) const;
+  [[nodiscard]] Status check_copy(const float8_tensor& view, bool transposed,
+                                  const std::function<double(int64_t, int64_t)>& want,
+                                  const std::string& name, Check& check);
   [[nodiscard]] Result<Scales> read_scales(const float* from, const float8_cast_setting& setting,
                                            int64_t rows, int64_t cols);
   [[nodiscard]] Launch copy_of(CUdeviceptr from, CUdeviceptr to, int64_t elements) const;
@@ -286,6 +293,8 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Reference attention_reference(bool of_dq) const;
   [[nodiscard]] Result<Check> verify_attention(const Timed& timed);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
+  [[nodiscard]] Status open_casts(const Recipe& recipe, L2State l2,
+                                  const std::function<Status()>& lay_out);
   [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
                                        std::span<const runtime::MatrixSize> weights);
   [[nodiscard]] Status settle_weight_scales();

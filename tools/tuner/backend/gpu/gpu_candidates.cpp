@@ -29,7 +29,9 @@ Result<Built> GpuBackend::add(const Candidate& candidate) {
                              impl_text(candidate), problem_.key());
   const bool whole = !is_gemm(problem_.op);
   const bool experts = is_grouped(problem_.op);
-  if (weights_ != nullptr) {
+  if (candidate.impl == Impl::kCopy && (weights_ != nullptr || producer_)) {
+    built = add_copy();
+  } else if (weights_ != nullptr) {
     built = add_casts(candidate);
   } else if (producer_) {
     built = add_producer(candidate);

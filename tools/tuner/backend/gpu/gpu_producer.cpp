@@ -9,16 +9,7 @@ namespace f8::tuner {
 
 Status GpuBackend::open_producer(const Recipe& recipe, const Producer& producer,
                                  runtime::MatrixSize size, L2State l2) {
-  F8_TRY(driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
-  forget();
-  problem_ = {};
-  recipe_ = recipe;
-  l2_ = l2;
-  if (const Status laid_out = lay_out_producer(producer, size); !laid_out) {
-    producer_.reset();
-    return triage(laid_out.error());
-  }
-  return {};
+  return open_casts(recipe, l2, [&] { return lay_out_producer(producer, size); });
 }
 
 Status GpuBackend::lay_out_producer(const Producer& producer, runtime::MatrixSize size) {
@@ -38,11 +29,10 @@ Status GpuBackend::lay_out_producer(const Producer& producer, runtime::MatrixSiz
   const size_t copied = suballocation_bytes(bytes_of(open.copied_elements(), Dtype::kBf16));
   const size_t tensor = suballocation_bytes(open.fused->tensor_bytes());
   const size_t outputs = copied + producer.results() * tensor;
-  F8_TRY(check_room(inputs + outputs,
-                    f8::format("{} of {} x {}", to_string(producer), size.rows, size.cols),
-                    "give a smaller --size"));
   sets_ = F8_TRY(fit_sets(static_cast<double>(inputs + producer.results() * tensor),
-                          static_cast<double>(inputs + outputs)));
+                          static_cast<double>(inputs + outputs),
+                          {f8::format("{} of {} x {}", to_string(producer), size.rows, size.cols),
+                           "give a smaller --size"}));
   const auto sets = static_cast<size_t>(sets_);
   F8_TRY(make_room((inputs + outputs) * sets));
   Pool& operands = pool(nullptr);
@@ -108,7 +98,6 @@ runtime::QuantizeCall GpuBackend::fused_call(const OpenProducer::Set& set) const
 }
 
 Result<Built> GpuBackend::add_producer(const Candidate& candidate) {
-  if (candidate.impl == Impl::kCopy) return Built{.id = F8_TRY(add_copy())};
   const bool fused = candidate.impl == Impl::kProduce;
   if (!fused && candidate.impl != Impl::kProduceApart) {
     return fail(ErrorCode::kInvalidArgument, "unknown candidate {} of a producer",

@@ -216,6 +216,7 @@ Status GpuBackend::run_once(Timed& timed) {
 
 Result<Check> GpuBackend::verify(int candidate) {
   Timed& timed = timed_[static_cast<size_t>(candidate)];
+  if (timed.candidate.impl == Impl::kCopy) return Check{};
   if (weights_ != nullptr) return verify_casts(timed);
   if (attention_) return verify_attention(timed);
   if (timed.prime) {
@@ -372,64 +373,75 @@ Result<Check> GpuBackend::verify_mlp(Timed& timed) {
   return check;
 }
 
-// Sampled elements of a copy in fp8, of the copies of all results, are compared with what the operands make.
-Result<Check> GpuBackend::verify_producer(Timed& timed) {
-  if (timed.candidate.impl == Impl::kCopy) return Check{};
+// What an element of a result is: as the operands make it, or, apart, as the copy of them has left it there.
+double GpuBackend::produced_element(bool fused, size_t result, int64_t row, int64_t col) const {
   const OpenProducer& open = *producer_;
-  const auto [rows, cols] = open.size;
-  const OpenProducer::Set& set = open.sets.front();
+  const std::vector<PoolTensor>& operands = open.sets.front().operands;
+  const int64_t at = row * open.size.cols + col;
+  if (!fused) {
+    return operands.front().value(static_cast<int64_t>(result) * open.size.rows * open.size.cols +
+                                  at);
+  }
+  std::array<double, 3> of{operands.front().value(at)};
+  for (size_t i = 1; i < operands.size(); ++i) of[i] = operands[i].value(at);
+  if (is_norm(open.what.source)) {
+    of = {of[0], open.norm_weight.value(col), open.norm_bias.value(col)};
+  }
+  const Produced both = produced(open.what, of);
+  return result == 0 ? both.first : both.second;
+}
+
+// Compares sampled elements of all copies in fp8 with what the results are.
+Result<Check> GpuBackend::verify_producer(Timed& timed) {
+  const OpenProducer& open = *producer_;
   const bool fused = timed.candidate.impl == Impl::kProduce;
-  const size_t results = open.what.results();
-  for (void* result : set.results) {
+  const std::vector<void*>& results = open.sets.front().results;
+  for (void* result : results) {
     F8_TRY(driver_.check(driver_.memset_d8_async(reinterpret_cast<CUdeviceptr>(result), kPoison,
                                                  open.fused->tensor_bytes(), stream_),
                          "cuMemsetD8Async"));
   }
   if (const Status ran = run_once(timed); !ran) return triage(ran.error());
-  const auto want = [&](size_t result, int64_t row, int64_t col) -> double {
-    const int64_t at = row * cols + col;
-    if (!fused) {  // what the copy has moved there
-      return set.operands.front().value(static_cast<int64_t>(result) * rows * cols + at);
-    }
-    const bool norm = is_norm(open.what.source);
-    std::array<double, 3> of{set.operands.front().value(at)};
-    for (size_t i = 1; i < set.operands.size(); ++i) of[i] = set.operands[i].value(at);
-    if (norm) of = {of[0], open.norm_weight.value(col), open.norm_bias.value(col)};
-    const Produced both = produced(open.what, of);
-    return result == 0 ? both.first : both.second;
-  };
   Check check;
-  for (size_t result = 0; result < results; ++result) {
-    const float8_tensor view =
-        F8_TRY((fused ? open.fused : open.plain)->view(set.results[result], nullptr, rows));
-    for (const bool transposed : {false, true}) {
-      const void* copy = transposed ? view.qt : view.q;
-      if (copy == nullptr) continue;
-      const int64_t height = transposed ? cols : rows, width = transposed ? rows : cols;
-      const int64_t pitch = transposed ? view.ld_qt : view.ld_q;
-      const float8_cast_setting& setting = transposed ? view.qt_setting : view.q_setting;
-      const Scales scales = F8_TRY(read_scales(
-          transposed ? view.qt_inverse_scale : view.q_inverse_scale, setting, height, width));
-      Reference reference;
-      reference.rows = sample_indices(height, kRows, options_.seed + 1);
-      reference.cols = sample_indices(width, kCols, options_.seed + 2);
-      for (const int64_t i : reference.rows) {
-        for (const int64_t j : reference.cols) {
-          reference.values.push_back(transposed ? want(result, j, i) : want(result, i, j));
-        }
-      }
-      const Dtype type = setting.format == FLOAT8_E5M2 ? Dtype::kE5m2 : Dtype::kE4m3;
-      const auto row_of = [&](int64_t i) -> Result<std::vector<float>> {
-        std::vector<float> row = F8_TRY(read(
-            reinterpret_cast<CUdeviceptr>(copy) + static_cast<size_t>(i * pitch), type, width));
-        for (int64_t j = 0; j < width; ++j) row[static_cast<size_t>(j)] *= scales.at(i, j);
-        return row;
-      };
-      const std::string name = f8::format("{} of result {}", transposed ? "qt" : "q", result);
-      F8_TRY(check_rows(row_of, reference, kCastTolerance, name.c_str(), check));
-    }
+  for (size_t i = 0; i < results.size(); ++i) {
+    const float8_tensor view = F8_TRY(open.fused->view(results[i], nullptr, open.size.rows));
+    const auto want = [&](int64_t row, int64_t col) {
+      return produced_element(fused, i, row, col);
+    };
+    F8_TRY(check_copy(view, false, want, f8::format("q of result {}", i), check));
+    F8_TRY(check_copy(view, true, want, f8::format("qt of result {}", i), check));
   }
   return check;
+}
+
+// Compares q, or qt, where the tensor has it.
+Status GpuBackend::check_copy(const float8_tensor& view, bool transposed,
+                              const std::function<double(int64_t, int64_t)>& want,
+                              const std::string& name, Check& check) {
+  const void* copy = transposed ? view.qt : view.q;
+  if (copy == nullptr) return {};
+  const int64_t rows = transposed ? view.cols : view.rows;
+  const int64_t cols = transposed ? view.rows : view.cols;
+  const int64_t pitch = transposed ? view.ld_qt : view.ld_q;
+  const float8_cast_setting& setting = transposed ? view.qt_setting : view.q_setting;
+  const Scales scales = F8_TRY(
+      read_scales(transposed ? view.qt_inverse_scale : view.q_inverse_scale, setting, rows, cols));
+  Reference reference;
+  reference.rows = sample_indices(rows, kRows, options_.seed + 1);
+  reference.cols = sample_indices(cols, kCols, options_.seed + 2);
+  for (const int64_t i : reference.rows) {
+    for (const int64_t j : reference.cols) {
+      reference.values.push_back(transposed ? want(j, i) : want(i, j));
+    }
+  }
+  const Dtype type = setting.format == FLOAT8_E5M2 ? Dtype::kE5m2 : Dtype::kE4m3;
+  const auto row_of = [&](int64_t i) -> Result<std::vector<float>> {
+    std::vector<float> row = F8_TRY(
+        read(reinterpret_cast<CUdeviceptr>(copy) + static_cast<size_t>(i * pitch), type, cols));
+    for (int64_t j = 0; j < cols; ++j) row[static_cast<size_t>(j)] *= scales.at(i, j);
+    return row;
+  };
+  return check_rows(row_of, reference, kCastTolerance, name.c_str(), check);
 }
 
 // The inverse scales of a copy with so many rows, as a view says where they lie.

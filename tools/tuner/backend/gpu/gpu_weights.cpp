@@ -18,13 +18,19 @@ std::string name_of(size_t weight, const runtime::Quantizer& quantizer) {
 
 Status GpuBackend::open_weights(const Recipe& recipe, std::span<const runtime::MatrixSize> weights,
                                 L2State l2) {
+  return open_casts(recipe, l2, [&] { return lay_out_weights(recipe, weights); });
+}
+
+Status GpuBackend::open_casts(const Recipe& recipe, L2State l2,
+                              const std::function<Status()>& lay_out) {
   F8_TRY(driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
   forget();
   problem_ = {};
   recipe_ = recipe;
   l2_ = l2;
-  if (const Status laid_out = lay_out_weights(recipe, weights); !laid_out) {
+  if (const Status laid_out = lay_out(); !laid_out) {
     weights_.reset();
+    producer_.reset();
     return triage(laid_out.error());
   }
   return {};
@@ -49,11 +55,10 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
     copies += suballocation_bytes(weights_->quantizers.back()->tensor_bytes());
     workspace_bytes = std::max(workspace_bytes, weights_->quantizers.back()->workspace_bytes());
   }
-  F8_TRY(check_room(inputs + copies,
-                    f8::format("a list of {} weights and their copies", weights.size()),
-                    "make the list shorter"));
   const auto set_bytes = static_cast<double>(inputs + copies);
-  sets_ = F8_TRY(fit_sets(set_bytes, set_bytes));
+  sets_ = F8_TRY(fit_sets(set_bytes, set_bytes,
+                          {f8::format("a list of {} weights and their copies", weights.size()),
+                           "make the list shorter"}));
   const auto sets = static_cast<size_t>(sets_);
   F8_TRY(make_room((inputs + copies) * sets));
   Pool& operands = pool(nullptr);
@@ -105,11 +110,7 @@ Status GpuBackend::settle_weight_scales() {
 }
 
 Result<Built> GpuBackend::add_casts(const Candidate& candidate) {
-  Built built{.id = static_cast<int>(timed_.size())};
-  if (candidate.impl == Impl::kCopy) {
-    built.id = F8_TRY(add_copy());
-    return built;
-  }
+  const Built built{.id = static_cast<int>(timed_.size())};
   Timed timed;
   timed.candidate = candidate;
   if (candidate.impl == Impl::kCastEach) {
@@ -147,7 +148,6 @@ Result<Built> GpuBackend::add_casts(const Candidate& candidate) {
 // Checks that the copies are the same bytes whichever candidate has made them.
 Result<Check> GpuBackend::verify_casts(Timed& timed) {
   Check check;
-  if (timed.candidate.impl == Impl::kCopy) return check;
   const std::vector<runtime::QuantizeCall>& calls = weights_->calls.front();
   const auto& quantizers = weights_->quantizers;
   const auto copies_of = [&](size_t i) {

@@ -324,7 +324,7 @@ Result<std::vector<KernelShare>> Bench::shares(int candidate) {
 }
 
 Result<double> Bench::copy_gb_per_s() {
-  const int copy = F8_TRY(backend_.add_copy());
+  const int copy = F8_TRY(backend_.add_copy()).id;
   F8_TRY(backend_.estimate_ns(copy));
   F8_TRY(backend_.set_batch(copy, 2));
   std::vector<double> times;

@@ -1,5 +1,4 @@
-// Casts of weights, and casts that compute what they cast, each in two ways beside a copy.
-#include "tools/tuner/backend/weight_list.hpp"
+// Casts of weights, and casts that compute what they cast, each in two ways and against a copy.
 #include "tools/tuner/search/bench/bench.hpp"
 
 namespace f8::tuner {
